@@ -1,0 +1,316 @@
+"""A model as it runs: operations on values, repeated parts stored once.
+
+A `Graph` is one top `Block` whose items are `Op`s and `Call`s of other blocks. A block that repeats
+(a decoder layer) is stored once and called with the prefix of each copy's parameter names, so size
+and cost do not grow with depth. Values are integers local to their block and describe *global*
+(unsharded) tensors.
+
+Shapes that depend on the workload are stored in JSON as text in b (batch, samples) and s (sequence
+length), e.g. "b", "b*s", "4*s+1", so that one snapshot serves every workload; a `Graph` in memory has
+plain integers.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+from planner_core.errors import InputError
+
+Attr: TypeAlias = int | float | str | bool | None | tuple["Attr", ...]
+
+ITEM_BYTES = {
+    "float64": 8, "int64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2, "int16": 2,
+    "int8": 1, "uint8": 1, "bool": 1, "complex64": 8, "complex128": 16, "float8_e4m3fn": 1, "float8_e5m2": 1,
+}  # fmt: skip
+SCHEMA = "shardscope.graph/1"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMeta:
+    """Global shape and dtype of a tensor."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the whole tensor."""
+        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A tensor in a block.
+
+    `kind` is "activation" (depends on a parameter), "parameter" or "constant" (everything else: token
+    ids, masks, rotary tables, buffers). Constants are whole on every device and carry no gradient.
+    `name` is set for parameters: the name in `model.named_parameters()`, relative to the call's prefix.
+    `storage` is the id of the value whose memory this one shares (a view), or its own id.
+    `grad` says that a gradient flows to it.
+    """
+
+    meta: TensorMeta
+    kind: str
+    name: str = ""
+    storage: int = -1
+    grad: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One torch function call.
+
+    `name` is the *site*, at which a running model finds it again: `module.path/function.n`, n-th call of
+    this function in this module call (n is left out for the first). `inputs` are the tensor operands in
+    call order, `attrs` the other arguments that matter to sharding. `saved` are values whose storage
+    autograd keeps for the backward pass, `saved_extra` tensors kept that are no value (e.g. log-sum-exp).
+    """
+
+    name: str
+    fn: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    attrs: Mapping[str, Attr]
+    module: str = ""
+    saved: tuple[int, ...] = ()
+    saved_extra: tuple[TensorMeta, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One copy of a repeated block; its parameters are named `prefix` + "." + their name in the block."""
+
+    block: str
+    prefix: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A piece of the model: `inputs` are the values given by the caller, `outputs` those handed back."""
+
+    name: str
+    values: tuple[Value, ...]
+    items: tuple[Op | Call, ...]
+    inputs: tuple[int, ...] = ()
+    outputs: tuple[int, ...] = ()
+
+    @property
+    def ops(self) -> tuple[Op, ...]:
+        """The block's own operations, calls left out."""
+        return tuple(i for i in self.items if isinstance(i, Op))
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """A model at one workload. `blocks` holds the repeated blocks by name, `top` the rest.
+
+    `loss` names the loss (the model's own, or the stand-in that was added); `workload` is
+    {"batch": samples, "seq": tokens}; `config` is what rebuilds the model (a Hugging Face config, or the
+    path of the user's file), kept for export.
+    """
+
+    name: str
+    source: str
+    top: Block
+    blocks: Mapping[str, Block]
+    workload: Mapping[str, int]
+    loss: str
+    config: Mapping[str, Any]
+    assumptions: tuple[str, ...] = ()
+
+    def calls(self) -> Iterator[Call]:
+        """Every copy of every repeated block, in order."""
+        return (item for item in self.top.items if isinstance(item, Call))
+
+    @property
+    def num_repeats(self) -> dict[str, int]:
+        """How often each block is called."""
+        counts = dict.fromkeys(self.blocks, 0)
+        for call in self.calls():
+            counts[call.block] += 1
+        return counts
+
+    @property
+    def num_ops(self) -> int:
+        """Operations of the unfolded model."""
+        repeats = self.num_repeats
+        return len(self.top.ops) + sum(len(b.ops) * repeats[n] for n, b in self.blocks.items())
+
+    def parameters(self) -> dict[str, TensorMeta]:
+        """Every parameter by its full name, shared ones once."""
+        found = {v.name: v.meta for v in self.top.values if v.kind == "parameter"}
+        for call in self.calls():
+            block = self.blocks[call.block]
+            passed = set(block.inputs)
+            for i, v in enumerate(block.values):
+                if v.kind == "parameter" and i not in passed:
+                    found[join_name(call.prefix, v.name)] = v.meta
+        return found
+
+    @property
+    def num_params(self) -> int:
+        """Elements of all parameters, shared ones once."""
+        return sum(math.prod(m.shape) for m in self.parameters().values())
+
+
+def join_name(prefix: str, name: str) -> str:
+    """Full name of something in a called block: `layers.0` + `attn.q/linear`, `layers.0` + `/add`."""
+    if not prefix or not name:
+        return prefix or name
+    return prefix + name if name.startswith("/") else f"{prefix}.{name}"
+
+
+def unfold(graph: Graph) -> Graph:
+    """The same model with every call written out: one flat top block."""
+    values = list(graph.top.values)
+    items: list[Op | Call] = []
+    names = {v.name: i for i, v in enumerate(values) if v.kind == "parameter"}
+    for item in graph.top.items:
+        if isinstance(item, Op):
+            items.append(item)
+        else:
+            items.extend(_inline(graph.blocks[item.block], item, values, names))
+    top = replace(graph.top, values=tuple(values), items=tuple(items))
+    return replace(graph, top=top, blocks={})
+
+
+def _inline(block: Block, call: Call, values: list[Value], names: dict[str, int]) -> list[Op]:
+    ids = dict(zip(block.inputs, call.inputs, strict=True))
+    for inner, outer in zip(block.outputs, call.outputs, strict=True):
+        ids.setdefault(inner, outer)
+    for i, value in enumerate(block.values):
+        if i in ids:
+            continue
+        name = join_name(call.prefix, value.name) if value.kind == "parameter" else value.name
+        if value.kind == "parameter" and name in names:
+            ids[i] = names[name]
+            continue
+        ids[i] = len(values)
+        values.append(replace(value, name=name))
+        if value.kind == "parameter":
+            names[name] = ids[i]
+    for i, value in enumerate(block.values):
+        if value.storage not in (-1, i) and i not in block.inputs:
+            values[ids[i]] = replace(values[ids[i]], storage=ids[value.storage])
+        elif value.storage == i:
+            values[ids[i]] = replace(values[ids[i]], storage=ids[i]) if i not in block.inputs else values[ids[i]]
+    rename = lambda items: tuple(ids[i] for i in items)  # noqa: E731
+    return [
+        replace(
+            op, name=join_name(call.prefix, op.name), inputs=rename(op.inputs), outputs=rename(op.outputs),
+            saved=rename(op.saved),
+        )
+        for op in block.ops
+    ]  # fmt: skip
+
+
+def check(graph: Graph) -> None:
+    """Invariants between passes: every value is made before it is used, and made once. Asserts."""
+    for block in (graph.top, *graph.blocks.values()):
+        made = set(block.inputs) | {i for i, v in enumerate(block.values) if v.kind != "activation"}
+        for item in block.items:
+            assert set(item.inputs) <= made, f"{block.name}: {item} uses a value before it is made"
+            fresh = set(item.outputs)
+            assert not fresh & made or isinstance(item, Op), f"{block.name}: {item} makes a value twice"
+            made |= fresh
+            if isinstance(item, Call):
+                callee = graph.blocks[item.block]
+                assert len(callee.inputs) == len(item.inputs) and len(callee.outputs) == len(item.outputs)
+        assert set(block.outputs) <= made
+
+
+# --- JSON -----------------------------------------------------------------------------------------
+
+
+def eval_dim(text: int | str, batch: int, seq: int) -> int:
+    """A stored dimension as a number: an int, or `[coef*][b*][s][+const]`."""
+    if isinstance(text, int):
+        return text
+    match = re.fullmatch(r"(?:(\d+)\*)?(b\*s|b|s)([+-]\d+)?", text)
+    if not match:
+        raise InputError(f"snapshot dimension {text!r} is not of the form '4*b*s+1'")
+    factor = {"b": batch, "s": seq, "b*s": batch * seq}[match.group(2)]
+    return int(match.group(1) or 1) * factor + int(match.group(3) or 0)
+
+
+def to_json(graph: Graph) -> dict[str, Any]:
+    """Plain data with integer dims (see `capture.symbolic` for the form that serves every workload)."""
+    return {
+        "schema": SCHEMA, "name": graph.name, "source": graph.source, "loss": graph.loss,
+        "workload": dict(graph.workload), "config": dict(graph.config), "assumptions": list(graph.assumptions),
+        "top": _block_json(graph.top), "blocks": [_block_json(b) for b in graph.blocks.values()],
+    }  # fmt: skip
+
+
+def from_json(data: Mapping[str, Any], *, batch: int | None = None, seq: int | None = None) -> Graph:
+    """A graph at the given workload (default: the snapshot's own); raises InputError on a bad file."""
+    if data.get("schema") != SCHEMA:
+        raise InputError(f"graph schema {data.get('schema')!r} is not {SCHEMA!r}; capture the model again")
+    workload = {"batch": batch or data["workload"]["batch"], "seq": seq or data["workload"]["seq"]}
+    read = _Reader(workload["batch"], workload["seq"])
+    blocks = [read.block(b) for b in data["blocks"]]
+    return Graph(
+        name=data["name"], source=data["source"], top=read.block(data["top"]),
+        blocks={b.name: b for b in blocks}, workload=workload, loss=data["loss"], config=data["config"],
+        assumptions=tuple(data.get("assumptions", ())),
+    )  # fmt: skip
+
+
+def _block_json(block: Block) -> dict[str, Any]:
+    return {
+        "name": block.name, "inputs": list(block.inputs), "outputs": list(block.outputs),
+        "values": [
+            [list(v.meta.shape), v.meta.dtype, v.kind, v.name, v.storage, v.grad] for v in block.values
+        ],
+        "items": [_item_json(i) for i in block.items],
+    }  # fmt: skip
+
+
+def _item_json(item: Op | Call) -> dict[str, Any]:
+    if isinstance(item, Call):
+        return {"call": item.block, "prefix": item.prefix, "in": list(item.inputs), "out": list(item.outputs)}
+    return {
+        "op": item.name, "fn": item.fn, "in": list(item.inputs), "out": list(item.outputs),
+        "attrs": dict(item.attrs), "module": item.module, "saved": list(item.saved),
+        "extra": [[list(m.shape), m.dtype] for m in item.saved_extra],
+    }  # fmt: skip
+
+
+class _Reader:
+    """Turns stored blocks into values at one workload."""
+
+    def __init__(self, batch: int, seq: int) -> None:
+        self.batch, self.seq = batch, seq
+
+    def dims(self, shape: list[int | str]) -> tuple[int, ...]:
+        return tuple(eval_dim(d, self.batch, self.seq) for d in shape)
+
+    def attr(self, value: Any) -> Attr:
+        if isinstance(value, list):
+            return tuple(self.attr(v) for v in value)
+        if isinstance(value, dict):  # {"dim": "b*s"}: an integer that depends on the workload
+            return eval_dim(value["dim"], self.batch, self.seq)
+        return value  # type: ignore[no-any-return]
+
+    def block(self, data: Mapping[str, Any]) -> Block:
+        values = tuple(
+            Value(TensorMeta(self.dims(shape), dtype), kind, name, storage, grad)
+            for shape, dtype, kind, name, storage, grad in data["values"]
+        )
+        items = tuple(self.item(i) for i in data["items"])
+        return Block(data["name"], values, items, tuple(data["inputs"]), tuple(data["outputs"]))
+
+    def item(self, data: Mapping[str, Any]) -> Op | Call:
+        if "call" in data:
+            return Call(data["call"], data["prefix"], tuple(data["in"]), tuple(data["out"]))
+        return Op(
+            name=data["op"], fn=data["fn"], inputs=tuple(data["in"]), outputs=tuple(data["out"]),
+            attrs={k: self.attr(v) for k, v in data["attrs"].items()}, module=data["module"],
+            saved=tuple(data["saved"]), saved_extra=tuple(TensorMeta(self.dims(s), d) for s, d in data["extra"]),
+        )  # fmt: skip

@@ -1,0 +1,49 @@
+"""Devices in a grid, and the cluster they stand in. A plain value: planning needs no process group."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from planner_core.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMesh:
+    """`axis_sizes[i]` devices along axis `axis_names[i]`; ranks are row-major, so the last axis is adjacent ranks."""
+
+    axis_names: tuple[str, ...]
+    axis_sizes: tuple[int, ...]
+
+    @property
+    def num_devices(self) -> int:
+        """Product of the axis sizes."""
+        return math.prod(self.axis_sizes)
+
+    def stride(self, axis: int) -> int:
+        """Distance in ranks between neighbours along `axis`."""
+        return math.prod(self.axis_sizes[axis + 1 :])
+
+    def __str__(self) -> str:
+        return "×".join(f"{s} {n}" for n, s in zip(self.axis_names, self.axis_sizes, strict=True))
+
+
+def parse_mesh(text: str, num_devices: int) -> DeviceMesh:
+    """`8` or `2x8` -> a mesh with axes (tensor,) or (data, tensor); raises InputError unless it fills the cluster."""
+    try:
+        sizes = tuple(int(part) for part in text.lower().replace("×", "x").split("x"))
+    except ValueError:
+        raise InputError(f"mesh {text!r} is not of the form 8 or 2x8") from None
+    if len(sizes) > 3 or any(s < 1 for s in sizes):
+        raise InputError(f"mesh {text!r} needs one to three positive sizes, e.g. 2x8")
+    if math.prod(sizes) != num_devices:
+        raise InputError(
+            f"mesh {text!r} has {math.prod(sizes)} devices but the cluster has {num_devices} GPUs; "
+            f"sizes must multiply to {num_devices}"
+        )
+    return DeviceMesh(axis_names(len(sizes)), sizes)
+
+
+def axis_names(num_axes: int) -> tuple[str, ...]:
+    """Names by position: the outermost axis of two or more is `data`."""
+    return {1: ("tensor",), 2: ("data", "tensor"), 3: ("data", "tensor2", "tensor")}[num_axes]

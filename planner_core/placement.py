@@ -1,0 +1,103 @@
+"""How a tensor lies on a mesh: Replicate, Shard or Partial on every mesh axis.
+
+The three names are those of torch.distributed.tensor; they print as `R`, `S(0)` and `P`, which is
+also how they stand in JSON. A `State` pairs the forward placements of a tensor with those of its
+gradient, because a plan moves both: a weight that is replicated while the batch is split has the
+state (R, P), and the sum of P is what data parallelism calls gradient synchronisation.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from planner_core.errors import ShardingError
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Each device along the axis holds one slice of tensor dim `dim`."""
+
+    dim: int
+
+    def __str__(self) -> str:
+        return f"S({self.dim})"
+
+
+@dataclass(frozen=True, slots=True)
+class Replicate:
+    """Each device along the axis holds the whole tensor."""
+
+    def __str__(self) -> str:
+        return "R"
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """Each device along the axis holds one term; the tensor is their sum."""
+
+    def __str__(self) -> str:
+        return "P"
+
+
+Placement: TypeAlias = Shard | Replicate | Partial
+Placements: TypeAlias = tuple[Placement, ...]
+"""One placement per mesh axis, outermost axis first."""
+
+R = Replicate()
+P = Partial()
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Forward placements of a tensor and placements of its gradient, one of each per mesh axis."""
+
+    forward: Placements
+    gradient: Placements
+
+    def __str__(self) -> str:
+        return f"{format_placements(self.forward)}|{format_placements(self.gradient)}"
+
+
+def parse_placement(text: str) -> Placement:
+    """`R`, `P` or `S(dim)`; raises ShardingError for anything else."""
+    if text == "R":
+        return R
+    if text == "P":
+        return P
+    match = re.fullmatch(r"S\((\d{1,2})\)", text)
+    if not match:
+        raise ShardingError(f"placement {text!r} is not one of R, P, S(0), S(1), ...")
+    return Shard(int(match.group(1)))
+
+
+def format_placements(placements: Iterable[Placement]) -> str:
+    """`S(0),R`: one placement per mesh axis."""
+    return ",".join(str(p) for p in placements)
+
+
+def parse_placements(text: str) -> Placements:
+    """The inverse of `format_placements`."""
+    return tuple(parse_placement(part) for part in text.split(","))
+
+
+def parse_state(text: str) -> State:
+    """The inverse of `str(state)`."""
+    forward, _, gradient = text.partition("|")
+    return State(parse_placements(forward), parse_placements(gradient))
+
+
+def local_shape(shape: tuple[int, ...], placements: Placements, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape one device holds; raises ShardingError where a split is not even."""
+    local = list(shape)
+    for placement, size in zip(placements, sizes, strict=True):
+        if isinstance(placement, Shard):
+            if placement.dim >= len(local) or local[placement.dim] % size:
+                raise ShardingError(
+                    f"{format_placements(placements)} cannot split shape {shape} evenly over a mesh of sizes {sizes}; "
+                    f"choose sizes that divide dim {placement.dim}"
+                )
+            local[placement.dim] //= size
+    return tuple(local)

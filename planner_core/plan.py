@@ -1,0 +1,295 @@
+"""The plan: plain data that search, baselines and hand edits write, and explorer, export and verify read.
+
+For every op of the model (its *site*) a plan pins how each operand arrives and how each result is
+delivered, and for every parameter how it is stored. Applying a plan decides nothing.
+
+    operand:  delivered state --edge--> state the op runs with      (slice, pad, divide; rarely a gather)
+    result:   state the op makes --edge--> delivered state          (all_reduce, all_gather, ...)
+    weight:   stored state --edge--> state the op runs with         (ZeRO-3 gathers and scatters here)
+
+An edge lists its steps in both directions, one mesh axis at a time; forward steps act on the tensor,
+backward steps on its gradient, in the order written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from planner_core.errors import InputError
+from planner_core.mesh import DeviceMesh
+from planner_core.placement import (
+    Partial,
+    Placement,
+    Placements,
+    Replicate,
+    Shard,
+    State,
+    format_placements,
+    parse_placement,
+    parse_placements,
+    parse_state,
+)
+
+SCHEMA = "shardscope.plan/1"
+PHASES = ("forward", "backward", "optimizer")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One move of one tensor on one mesh axis."""
+
+    axis: int
+    src: Placement
+    dst: Placement
+
+    @property
+    def collective(self) -> str | None:
+        """Which collective runs, or None for a local move (slice, pad with zeros, divide)."""
+        if isinstance(self.src, Partial):
+            return "all_reduce" if isinstance(self.dst, Replicate) else "reduce_scatter"
+        if isinstance(self.src, Shard) and not isinstance(self.dst, Partial):
+            return "all_gather" if isinstance(self.dst, Replicate) else "all_to_all"
+        return None
+
+    def __str__(self) -> str:
+        return f"{self.axis}:{self.src}>{self.dst}"
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """How one tensor goes from state `src` to state `dst`; `forward` and `backward` are its steps in order.
+
+    `segments` maps a tensor dim to the sizes of its fused parts (q, k, v in one projection): a shard of
+    that dim holds an equal share of every part.
+    """
+
+    src: State
+    dst: State
+    forward: tuple[Step, ...] = ()
+    backward: tuple[Step, ...] = ()
+    segments: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SitePlan:
+    """How one op runs: an edge for each tensor operand and each result, in call order."""
+
+    inputs: tuple[Edge, ...]
+    outputs: tuple[Edge, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ParamPlan:
+    """How one parameter is stored, and over which mesh axes its gradient is summed after backward.
+
+    `gathered` marks axes on which the parameter is stored sharded but used whole (ZeRO-3): gathered at
+    use, freed, and gathered again for backward.
+    """
+
+    stored: Placements
+    sync: tuple[int, ...] = ()
+    gathered: tuple[int, ...] = ()
+    segments: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockPlan:
+    """One way to run a block, and the copies (parameter name prefixes) that run so; the top block has prefix ""."""
+
+    prefixes: tuple[str, ...]
+    params: Mapping[str, ParamPlan]
+    sites: Mapping[str, SitePlan]
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What one rank does in one phase, kind and mesh axis: `bytes` of the full tensors along the axis, `wire_bytes` sent."""
+
+    phase: str
+    kind: str
+    axis: int
+    count: int
+    num_bytes: int
+    wire_bytes: int
+    time_s: float
+    algorithm: str = "ring"
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a plan is predicted to take, per step and GPU. `memory_bytes` has params, grads, optimizer,
+    activations, buffers and peak."""
+
+    step_time_s: float
+    compute_time_s: float
+    comm_time_s: float
+    exposed_comm_time_s: float
+    traffic: tuple[Traffic, ...]
+    memory_bytes: Mapping[str, int]
+
+    def collectives(self) -> dict[str, dict[str, dict[str, int]]]:
+        """phase -> kind -> count, bytes, wire_bytes (the form of CONTRACT.md)."""
+        table: dict[str, dict[str, dict[str, int]]] = {phase: {} for phase in PHASES}
+        for t in self.traffic:
+            row = table[t.phase].setdefault(t.kind, {"count": 0, "bytes": 0, "wire_bytes": 0})
+            row["count"] += t.count
+            row["bytes"] += t.num_bytes
+            row["wire_bytes"] += t.wire_bytes
+        return table
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A complete layout of one model on one mesh at one workload.
+
+    `model` holds name, source, params, loss and config; `workload` batch, seq, dtype, optimizer, zero
+    and recompute; `cluster` is the whole cluster description.
+    """
+
+    name: str
+    method: str
+    objective: str
+    optimal: bool
+    model: Mapping[str, Any]
+    workload: Mapping[str, Any]
+    cluster: Mapping[str, Any]
+    mesh: DeviceMesh
+    blocks: Mapping[str, BlockPlan]
+    cost: Cost
+    fits: bool = True
+    notes: tuple[str, ...] = ()
+
+
+def glob_name(prefixes: tuple[str, ...]) -> str:
+    """One pattern for several prefixes: components that differ become `*` (`layers.*`)."""
+    rows = [p.split(".") for p in prefixes]
+    if len({len(r) for r in rows}) != 1:
+        return "{" + ",".join(prefixes) + "}"
+    columns = zip(*rows, strict=True)
+    return ".".join(c[0] if len(set(c)) == 1 else "*" for c in columns)
+
+
+def placements_by_pattern(plan: Plan) -> dict[str, list[str]]:
+    """Stored placement of every parameter, by name pattern: one entry per mesh axis."""
+    patterns = [glob_name(b.prefixes) for b in plan.blocks.values()]
+    table: dict[str, list[str]] = {}
+    for (label, block), pattern in zip(plan.blocks.items(), patterns, strict=True):
+        # two variants of one block share a pattern: say which copies each is for
+        shown = pattern if patterns.count(pattern) == 1 else f"{pattern}[{label.partition('#')[2] or '0'}]"
+        for name, param in block.params.items():
+            table[f"{shown}.{name}" if shown else name] = [str(p) for p in param.stored]
+    return table
+
+
+# --- JSON -----------------------------------------------------------------------------------------
+
+
+def to_json(plan: Plan) -> dict[str, Any]:
+    """Plain data; `from_json(to_json(plan)) == plan`."""
+    return {
+        "schema": SCHEMA, "name": plan.name, "method": plan.method, "objective": plan.objective,
+        "optimal": plan.optimal, "fits": plan.fits, "notes": list(plan.notes), "model": dict(plan.model),
+        "workload": dict(plan.workload), "cluster": dict(plan.cluster),
+        "mesh": {"axes": list(plan.mesh.axis_names), "sizes": list(plan.mesh.axis_sizes)},
+        "blocks": {
+            label: {
+                "prefixes": list(b.prefixes),
+                "params": {n: _param_json(p) for n, p in b.params.items()},
+                "sites": {n: [[_edge_json(e) for e in s.inputs], [_edge_json(e) for e in s.outputs]]
+                          for n, s in b.sites.items()},
+            }
+            for label, b in plan.blocks.items()
+        },
+        "cost": {
+            "step_time_s": plan.cost.step_time_s, "compute_time_s": plan.cost.compute_time_s,
+            "comm_time_s": plan.cost.comm_time_s, "exposed_comm_time_s": plan.cost.exposed_comm_time_s,
+            "memory_bytes": dict(plan.cost.memory_bytes),
+            "traffic": [[t.phase, t.kind, t.axis, t.count, t.num_bytes, t.wire_bytes, t.time_s, t.algorithm]
+                        for t in plan.cost.traffic],
+        },
+    }  # fmt: skip
+
+
+def from_json(data: Any) -> Plan:
+    """Read and validate a plan; raises InputError with the first thing that is wrong."""
+    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+        found = data.get("schema") if isinstance(data, dict) else type(data).__name__
+        raise InputError(f"not a plan: schema is {found!r}, wanted {SCHEMA!r}; make one with `plan MODEL -o FILE`")
+    try:
+        mesh = DeviceMesh(tuple(map(str, data["mesh"]["axes"])), tuple(map(int, data["mesh"]["sizes"])))
+        cost = data["cost"]
+        plan = Plan(
+            name=str(data["name"]), method=str(data["method"]), objective=str(data["objective"]),
+            optimal=bool(data["optimal"]), fits=bool(data["fits"]), notes=tuple(data["notes"]),
+            model=dict(data["model"]), workload=dict(data["workload"]), cluster=dict(data["cluster"]), mesh=mesh,
+            blocks={str(k): _block_from_json(b) for k, b in data["blocks"].items()},
+            cost=Cost(
+                float(cost["step_time_s"]), float(cost["compute_time_s"]), float(cost["comm_time_s"]),
+                float(cost["exposed_comm_time_s"]), tuple(Traffic(*row) for row in cost["traffic"]),
+                {str(k): int(v) for k, v in cost["memory_bytes"].items()},
+            ),
+        )  # fmt: skip
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(f"broken plan file: {type(error).__name__} at {error}; make it again with `plan MODEL -o FILE`") from None
+    _validate(plan)
+    return plan
+
+
+def _validate(plan: Plan) -> None:
+    axes = len(plan.mesh.axis_sizes)
+    if not 1 <= axes <= 3 or len(plan.mesh.axis_names) != axes or min(plan.mesh.axis_sizes) < 1:
+        raise InputError(f"broken plan file: mesh {plan.mesh.axis_names} {plan.mesh.axis_sizes} is not one to three positive axes")
+    for label, block in plan.blocks.items():
+        for name, param in block.params.items():
+            if len(param.stored) != axes:
+                raise InputError(f"broken plan file: {label}.{name} has {len(param.stored)} placements for {axes} mesh axes")
+        for name, site in block.sites.items():
+            for edge in (*site.inputs, *site.outputs):
+                if any(not 0 <= s.axis < axes for s in (*edge.forward, *edge.backward)):
+                    raise InputError(f"broken plan file: {label}.{name} moves a tensor along a mesh axis that does not exist")
+
+
+def _param_json(p: ParamPlan) -> list[Any]:
+    return [format_placements(p.stored), list(p.sync), list(p.gathered), _segments_json(p.segments)]
+
+
+def _segments_json(segments: Mapping[int, tuple[int, ...]]) -> dict[str, list[int]]:
+    return {str(d): list(sizes) for d, sizes in segments.items()}
+
+
+def _segments_from_json(data: Mapping[str, list[int]]) -> dict[int, tuple[int, ...]]:
+    return {int(d): tuple(map(int, sizes)) for d, sizes in data.items()}
+
+
+def _edge_json(e: Edge) -> list[Any]:
+    return [
+        str(e.src), str(e.dst), " ".join(map(str, e.forward)), " ".join(map(str, e.backward)), _segments_json(e.segments)
+    ]  # fmt: skip
+
+
+def _edge_from_json(row: list[Any]) -> Edge:
+    src, dst, forward, backward, segments = row
+    return Edge(parse_state(src), parse_state(dst), _steps(forward), _steps(backward), _segments_from_json(segments))
+
+
+def _steps(text: str) -> tuple[Step, ...]:
+    steps = []
+    for part in text.split():
+        axis, _, move = part.partition(":")
+        src, _, dst = move.partition(">")
+        steps.append(Step(int(axis), parse_placement(src), parse_placement(dst)))
+    return tuple(steps)
+
+
+def _block_from_json(data: Mapping[str, Any]) -> BlockPlan:
+    params = {
+        n: ParamPlan(parse_placements(p), tuple(sync), tuple(gathered), _segments_from_json(segments))
+        for n, (p, sync, gathered, segments) in data["params"].items()
+    }
+    sites = {
+        n: SitePlan(tuple(map(_edge_from_json, ins)), tuple(map(_edge_from_json, outs)))
+        for n, (ins, outs) in data["sites"].items()
+    }
+    return BlockPlan(tuple(data["prefixes"]), params, sites)
