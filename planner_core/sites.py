@@ -1,0 +1,242 @@
+"""Names of ops, by which a capture and a running model mean the same call. Imports torch and nothing of ours.
+
+Used alike by `capture` and by the runtime (and copied into exported scripts). In a `TorchFunctionMode`:
+
+    with Scopes(model) as scopes, mode:          # tracks module calls, routes autograd.Function.apply to the mode
+        loss = model(**inputs)
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func is torch.Tensor.__iter__:        # hands out tensors from an iterator: seen as unbind
+            return iter(self.__torch_function__(torch.Tensor.unbind, types, args, kwargs))
+        fn = canonical(func, kwargs)
+        operands = tensors((args, kwargs))       # in call order, constants included, duplicates kept
+        if fn is None or not any(tracked(t) for t in operands):
+            return func(*args, **kwargs)         # a constant, or not a tensor function
+        out = func(*args, **kwargs)              # (the runtime runs it on local tensors here)
+        results = outputs(fn, args, out)         # [] : not recorded
+        if results:
+            site = scopes.site(fn)               # exactly once for each recorded call, after the call
+
+`site()` counts, so call it once per recorded call. What is recorded: a call with a tracked operand that returns a
+tensor (or writes one in place), unless the result *is* one of its operands. See docs/INTERFACES.md, section 1.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+_GETTERS = frozenset({"T", "mT", "H", "mH", "real", "imag", "data"})
+_DUNDERS = {"truediv": "div", "itruediv": "div_", "rtruediv": "rdiv", "idiv": "div_", "isub": "sub_", "iadd": "add_",
+            "imul": "mul_", "ipow": "pow_", "iand": "and_", "ior": "or_", "ixor": "xor_", "imod": "remainder_",
+            "ifloordiv": "floordiv_", "imatmul": "matmul_", "radd": "add", "rmul": "mul", "mod": "remainder",
+            "floordiv": "floor_divide", "invert": "bitwise_not", "and": "bitwise_and", "or": "bitwise_or",
+            "xor": "bitwise_xor"}  # fmt: skip
+_SYNONYMS = {"float": "to", "half": "to", "bfloat16": "to", "double": "to", "type": "to", "type_as": "to", "cpu": "to",
+             "cuda": "to", "int": "to", "long": "to", "bool": "to", "short": "to",
+             "divide": "div", "true_divide": "div", "divide_": "div_", "true_divide_": "div_",
+             "multiply": "mul", "multiply_": "mul_", "subtract": "sub", "subtract_": "sub_", "concat": "cat",
+             "concatenate": "cat", "swapaxes": "transpose", "swapdims": "transpose", "moveaxis": "movedim",
+             "negative": "neg"}  # fmt: skip
+# Calls that return a tensor, or look in-place, and are no operation on data.
+_NEVER = frozenset({"requires_grad_", "retain_grad", "register_hook", "backward", "set", "deepcopy", "iter", "reversed",
+                    "share_memory_", "pin_memory", "is_shared", "rename_", "names", "contains", "len", "hash", "repr",
+                    "format", "reduce_ex", "dlpack", "array", "numpy", "untyped_storage", "storage", "set_"})  # fmt: skip
+
+
+def canonical(func: Callable[..., Any], kwargs: dict[str, Any] | None = None) -> str | None:
+    """The name of an op, the same whether called as method, operator or function; None: never recorded."""
+    name = getattr(func, "__name__", "")
+    if name == "__get__":
+        name = getattr(getattr(func, "__self__", None), "__name__", "")
+        return name if name in _GETTERS else None
+    if name.startswith("__") and name.endswith("__"):
+        name = name[2:-2]
+        name = _DUNDERS.get(name, name)
+    name = _SYNONYMS.get(name, name)
+    if not name or name in _NEVER:
+        return None
+    if kwargs and kwargs.get("inplace") is True and "dropout" not in name:
+        return name.rstrip("_") + "_"
+    return name
+
+
+def is_inplace(fn: str) -> bool:
+    """Whether an op (by canonical name) writes its first operand: `add_`, `setitem`."""
+    return fn == "setitem" or (fn.endswith("_") and not fn.endswith("__"))
+
+
+def tensors(tree: Any) -> list[torch.Tensor]:
+    """All tensors in nested tuples, lists, dicts and slices, in order, duplicates kept."""
+    found: list[torch.Tensor] = []
+    _collect(tree, found)
+    return found
+
+
+def _collect(tree: Any, found: list[torch.Tensor]) -> None:
+    if isinstance(tree, torch.Tensor):
+        found.append(tree)
+    elif isinstance(tree, (tuple, list)):
+        for item in tree:
+            _collect(item, found)
+    elif isinstance(tree, dict):
+        for item in tree.values():
+            _collect(item, found)
+    elif isinstance(tree, slice):
+        _collect((tree.start, tree.stop, tree.step), found)
+
+
+def outputs(fn: str, args: tuple[Any, ...], out: Any) -> list[torch.Tensor]:
+    """The tensors that a call made, in order; empty if the call is not recorded.
+
+    An in-place call (also `x[i] = y`, which returns nothing) makes a new version of its first operand.
+    A call that hands back one of its operands unchanged (`contiguous()`, `to()` without effect) made nothing.
+    """
+    if is_inplace(fn):
+        return [args[0]] if args and isinstance(args[0], torch.Tensor) else []
+    if isinstance(out, torch.Tensor):
+        return [] if any(out is a for a in tensors(args)) else [out]
+    return tensors(out) if isinstance(out, (tuple, list, dict)) else []
+
+
+class Frame:
+    """One module call in progress: its scope path, and what it has counted so far."""
+
+    __slots__ = ("calls", "counts", "module", "path", "scope")
+
+    def __init__(self, module: nn.Module | None, path: str, scope: str) -> None:
+        self.module, self.path, self.scope = module, path, scope
+        self.counts: dict[str, int] = {}  # fn -> recorded calls in this module call
+        self.calls: dict[str, int] = {}  # child path -> calls of it from this module call
+
+
+Intercept = Callable[[Frame, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+
+
+class Scopes:
+    """Tracks which module of `root` is being called, while entered.
+
+    `site(fn)` names the next recorded call. A call of `root` itself starts the counting anew, so every training step
+    has the same names. A module called while no call of `root` is in progress (recomputation in backward) counts as a
+    first call. `intercept(frame, call, args, kwargs)`, if given, runs every module call in place of
+    `call(*args, **kwargs)`, within its frame.
+    """
+
+    def __init__(self, root: nn.Module, intercept: Intercept | None = None) -> None:
+        self.root, self.intercept = root, intercept
+        self.names: dict[int, list[str]] = {}
+        for name, module in root.named_modules(remove_duplicate=False):
+            self.names.setdefault(id(module), []).append(name)
+        self._outside = Frame(None, "", "~")
+        self._stack: list[Frame] = []
+        self._strays: dict[str, int] = {}
+        self._restore: list[tuple[Any, str, Any]] = []
+
+    def __enter__(self) -> Scopes:
+        plain = nn.Module.__dict__["__call__"]
+        scopes = self
+
+        def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            return scopes._call(plain, module, args, kwargs)
+
+        self._patch(nn.Module, "__call__", call)
+        self._patch(torch.autograd.Function, "apply", classmethod(_routed(torch.autograd.Function.__dict__["apply"])))
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        while self._restore:
+            owner, name, value = self._restore.pop()
+            setattr(owner, name, value)
+        self._stack.clear()
+
+    def _patch(self, owner: Any, name: str, value: Any) -> None:
+        self._restore.append((owner, name, owner.__dict__[name]))
+        setattr(owner, name, value)
+
+    @property
+    def frame(self) -> Frame:
+        """The innermost module call."""
+        return self._stack[-1] if self._stack else self._outside
+
+    @property
+    def frames(self) -> list[Frame]:
+        """All module calls in progress, outermost first."""
+        return self._stack
+
+    def site(self, fn: str) -> str:
+        """The name of this call of `fn`: `scope/fn`, later ones in the same module call `scope/fn.1`, `scope/fn.2`."""
+        frame = self.frame
+        count = frame.counts.get(fn, 0)
+        frame.counts[fn] = count + 1
+        return f"{frame.scope}/{fn}.{count}" if count else f"{frame.scope}/{fn}"
+
+    @contextmanager
+    def named(self, scope: str) -> Iterator[None]:
+        """A scope for calls outside any module, e.g. `with scopes.named("loss")` for a stand-in loss."""
+        self._stack.append(Frame(None, scope, scope))
+        try:
+            yield
+        finally:
+            self._stack.pop()
+
+    def _call(self, plain: Callable[..., Any], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        aliases = self.names.get(id(module))
+        if aliases is None:  # not a part of the model: its ops belong to the caller
+            return plain(module, *args, **kwargs)
+        frame = self._enter(module, aliases)
+        self._stack.append(frame)
+        try:
+            if self.intercept is None:
+                return plain(module, *args, **kwargs)
+            return self.intercept(frame, functools.partial(plain, module), args, kwargs)
+        finally:
+            if self._stack:
+                self._stack.pop()
+
+    def _enter(self, module: nn.Module, aliases: list[str]) -> Frame:
+        if module is self.root and not self._stack:
+            self._strays.clear()
+            self._outside = Frame(None, "", "~")
+            return Frame(module, "", "")
+        if not self._stack:
+            return Frame(module, aliases[0], aliases[0])
+        caller = self._stack[-1]
+        under = caller.path + "." if caller.path else ""
+        path = next((a for a in aliases if a.startswith(under) and a != caller.path), None)
+        if path is None:  # called from elsewhere than its parent
+            path = aliases[0]
+            count = self._strays.get(path, 0)
+            self._strays[path] = count + 1
+            return Frame(module, path, f"{path}@{count}" if count else path)
+        count = caller.calls.get(path, 0)
+        caller.calls[path] = count + 1
+        local = path[len(under) :]
+        scope = f"{caller.scope}.{local}" if caller.scope else local
+        return Frame(module, path, f"{scope}@{count}" if count else scope)
+
+
+def _routed(plain: Any) -> Callable[..., Any]:
+    """`autograd.Function.apply` that a TorchFunctionMode sees as one call, named after the class."""
+
+    def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
+        outside = cls.__module__.startswith("torch.") or getattr(cls, "_shardscope", False)
+        if outside or not torch.overrides.has_torch_function(tuple(tensors((args, kwargs)))):
+            return plain.__get__(None, cls)(*args, **kwargs)
+        return torch.overrides.handle_torch_function(_entry(cls, plain), tensors((args, kwargs)), *args, **kwargs)
+
+    return apply
+
+
+@functools.lru_cache(maxsize=None)
+def _entry(cls: type, plain: Any) -> Callable[..., Any]:
+    def entry(*args: Any, **kwargs: Any) -> Any:
+        return plain.__get__(None, cls)(*args, **kwargs)
+
+    entry.__name__ = cls.__name__
+    return entry
