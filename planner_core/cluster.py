@@ -1,0 +1,297 @@
+"""The machines: a GPU's roofline, and the levels of links (GPU, node, group of nodes) that join many of them.
+
+A cluster is a tree of equal units. Level 0 joins GPUs into nodes, level 1 nodes into the next unit, and
+so on; rank r stands in unit r // (GPUs per unit) of every level. What a file says is checked field by
+field, since users bring their own. Bandwidths are one way, in bytes per second; GB is 10^9 bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from planner_core.errors import InputError
+
+SCHEMA = "shardscope.cluster/1"
+GPU_SCHEMA = "shardscope.gpu/1"
+MAX_GPUS = 100_000
+MAX_FILE_BYTES = 1_000_000
+ASSETS = Path(__file__).resolve().parent.parent / "assets"
+UNNAMED = "my-cluster"
+
+_REMARKS = {"schema", "description", "sources", "source", "notes"}
+_BANDWIDTHS = {"unit_bytes_per_s": 1.0, "unit_gb_per_s": 1e9, "unit_gbit_per_s": 1e9 / 8}
+_LATENCIES = {"latency_s": 1.0, "latency_us": 1e-6}
+_LEVEL_EXAMPLE = '{"name": "NVLink", "size": 8, "unit_gb_per_s": 450, "latency_us": 3}'
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One device: vendor peaks, and the fraction of each that real kernels reach.
+
+    `peak_flops` holds (dtype, FLOP/s of a dense matmul) pairs; `launch_s` is the least time between two
+    dependent kernels, below which no kernel or collective gets.
+    """
+
+    name: str
+    peak_flops: tuple[tuple[str, float], ...]
+    flops_efficiency: float
+    memory_bytes: int
+    memory_bytes_per_s: float
+    memory_efficiency: float
+    launch_s: float
+
+    def flops_per_s(self, dtype: str) -> float:
+        """Reachable FLOP/s in `dtype`; a dtype that the file does not list runs at the slowest listed rate."""
+        peaks = dict(self.peak_flops)
+        return self.flops_efficiency * peaks.get(dtype, min(peaks.values()))
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Reachable bytes per second of device memory."""
+        return self.memory_efficiency * self.memory_bytes_per_s
+
+    @property
+    def training_dtype(self) -> str:
+        """The 16-bit type this GPU is fast in: bfloat16, or float16 where only that has tensor cores."""
+        return "bfloat16" if self.flops_per_s("bfloat16") >= self.flops_per_s("float16") else "float16"
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """Links of one kind: `size` child units, each able to send `unit_bytes_per_s` times `efficiency`.
+
+    `latency_s` is what one ring step over this level takes before the first byte is there.
+    """
+
+    name: str
+    size: int
+    unit_bytes_per_s: float
+    latency_s: float
+    efficiency: float = 1.0
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Reachable bytes per second that one child unit sends."""
+        return self.efficiency * self.unit_bytes_per_s
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Equal GPUs in a tree of `levels`, innermost first; the product of the level sizes is the number of GPUs."""
+
+    name: str
+    gpu: Gpu
+    levels: tuple[Level, ...]
+    description: str = ""
+
+    @property
+    def num_gpus(self) -> int:
+        """Product of the level sizes."""
+        return math.prod(level.size for level in self.levels)
+
+    def unit_gpus(self, level: int) -> int:
+        """GPUs in one child unit of `level`: 1 for level 0, GPUs per node for level 1, ..."""
+        return math.prod(inner.size for inner in self.levels[:level])
+
+    def with_memory(self, memory_bytes: int) -> Cluster:
+        """The same cluster of GPUs with another memory size."""
+        if memory_bytes <= 0:
+            raise InputError(f"memory per GPU is {memory_bytes} bytes, but must be positive; give for example 80e9")
+        return replace(self, gpu=replace(self.gpu, memory_bytes=memory_bytes))
+
+    def with_bandwidth(self, factor: float, level: int | None = None) -> Cluster:
+        """The same cluster with `factor` times the bandwidth on one level, or on all."""
+        return self._scaled("unit_bytes_per_s", factor, level)
+
+    def with_latency(self, factor: float, level: int | None = None) -> Cluster:
+        """The same cluster with `factor` times the latency on one level, or on all."""
+        return self._scaled("latency_s", factor, level)
+
+    def _scaled(self, field: str, factor: float, level: int | None) -> Cluster:
+        if not (math.isfinite(factor) and factor > 0):
+            raise InputError(f"a link cannot be scaled by {factor}; give a positive factor such as 2")
+        levels = tuple(
+            replace(one, **{field: getattr(one, field) * factor}) if level in (None, i) else one
+            for i, one in enumerate(self.levels)
+        )
+        return replace(self, levels=levels)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data that needs no other file; `Cluster.from_json(c.to_json()) == c`."""
+        gpu = self.gpu
+        return {
+            "schema": SCHEMA, "name": self.name, "description": self.description, "num_gpus": self.num_gpus,
+            "gpu": {
+                "name": gpu.name, "peak_flops": dict(gpu.peak_flops), "flops_efficiency": gpu.flops_efficiency,
+                "memory_bytes": gpu.memory_bytes, "memory_bytes_per_s": gpu.memory_bytes_per_s,
+                "memory_efficiency": gpu.memory_efficiency, "launch_s": gpu.launch_s,
+            },
+            "levels": [
+                {"name": level.name, "size": level.size, "unit_bytes_per_s": level.unit_bytes_per_s,
+                 "efficiency": level.efficiency, "latency_s": level.latency_s}
+                for level in self.levels
+            ],
+        }  # fmt: skip
+
+    @staticmethod
+    def from_json(data: Any, where: str = "cluster", name: str = UNNAMED) -> Cluster:
+        """Read and check; `where` opens every message, `name` stands in for a missing name. Raises InputError."""
+        fields = _Fields(data, where, f'{{"gpu": "h100-sxm", "levels": [{_LEVEL_EXAMPLE}]}}')
+        fields.known({"name", "gpu", "num_gpus", "levels"})
+        gpus = fields.integer("num_gpus", most=MAX_GPUS) if "num_gpus" in fields.data else None
+        gpu = _gpu(fields.need("gpu", f"one of {', '.join(gpu_names())}"), where)
+        rows = fields.need("levels", f"a list of links, innermost first, e.g. [{_LEVEL_EXAMPLE}]")
+        if not isinstance(rows, list) or not 1 <= len(rows) <= 8:
+            raise InputError(f"{where}: levels is {_short(rows)}, but must be a list of 1 to 8 links, e.g. [{_LEVEL_EXAMPLE}]")
+        levels = tuple(_level(row, f"{where}: level {i}") for i, row in enumerate(rows))
+        cluster = Cluster(fields.text("name", name), gpu, levels, fields.text("description", ""))
+        sizes = "×".join(str(level.size) for level in levels)
+        if cluster.num_gpus > MAX_GPUS:
+            raise InputError(f"{where}: level sizes {sizes} make {cluster.num_gpus} GPUs; at most {MAX_GPUS} can be planned")
+        if gpus not in (None, cluster.num_gpus):
+            raise InputError(
+                f"{where}: num_gpus is {gpus}, but level sizes {sizes} make {cluster.num_gpus}; change one or leave num_gpus out"
+            )
+        return cluster
+
+
+def cluster_names() -> tuple[str, ...]:
+    """The clusters that come with the project."""
+    return tuple(sorted(path.stem for path in (ASSETS / "clusters").glob("*.json")))
+
+
+def gpu_names() -> tuple[str, ...]:
+    """The GPUs that come with the project."""
+    return tuple(sorted(path.stem for path in (ASSETS / "hardware").glob("*.json")))
+
+
+def load_cluster(name_or_path: str | Path) -> Cluster:
+    """A cluster that comes with the project, by name, or a user's JSON file; raises InputError."""
+    text = str(name_or_path)
+    if text in cluster_names():
+        path = ASSETS / "clusters" / f"{text}.json"
+        return Cluster.from_json(_read(path), where=f"cluster {text}", name=text)
+    path = Path(text)
+    if path.suffix == ".json" or "/" in text or path.is_file():
+        return Cluster.from_json(_read(path), where=f"cluster file {path.name}", name=path.stem)
+    raise InputError(f"no cluster is called {_short(text)}; {_nearest(text, cluster_names())}, or give a JSON file")
+
+
+def load_gpu(name: str) -> Gpu:
+    """A GPU that comes with the project; raises InputError."""
+    if name not in gpu_names():
+        raise InputError(f"no GPU is called {_short(name)}; {_nearest(name, gpu_names())}")
+    return _gpu(_read(ASSETS / "hardware" / f"{name}.json"), f"GPU {name}")
+
+
+def _read(path: Path) -> Any:
+    try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise InputError(f"{path.name} has {path.stat().st_size} bytes; a cluster file has at most {MAX_FILE_BYTES}")
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error.strerror}); {_nearest(path.stem, cluster_names())}") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path.name} is not JSON ({str(error)[:100]}); mend it, or start from {ASSETS / 'clusters'}") from None
+
+
+def _gpu(data: Any, where: str) -> Gpu:
+    if isinstance(data, str):
+        try:
+            return load_gpu(data)
+        except InputError as error:
+            raise InputError(f"{where}: {error}, or write the GPU's figures there") from None
+    fields = _Fields(data, f"{where}: gpu", "like the files of assets/hardware")
+    fields.known(set(Gpu.__dataclass_fields__))
+    peaks = _Fields(fields.need("peak_flops", 'FLOP/s by dtype, e.g. {"bfloat16": 989e12}'), f"{where}: peak_flops", "by dtype")
+    if not peaks.data:
+        raise InputError(f'{where}: peak_flops is empty; give FLOP/s by dtype, e.g. {{"bfloat16": 989e12}}')
+    return Gpu(
+        name=fields.text("name", "my-gpu"),
+        peak_flops=tuple((str(dtype), peaks.number(dtype)) for dtype in peaks.data),
+        flops_efficiency=fields.fraction("flops_efficiency"),
+        memory_bytes=fields.integer("memory_bytes", most=10**15),
+        memory_bytes_per_s=fields.number("memory_bytes_per_s"),
+        memory_efficiency=fields.fraction("memory_efficiency"),
+        launch_s=fields.number("launch_s", default=4e-6),
+    )
+
+
+def _level(data: Any, where: str) -> Level:
+    fields = _Fields(data, where, _LEVEL_EXAMPLE)
+    fields.known({"name", "size", "efficiency", *_BANDWIDTHS, *_LATENCIES})
+    return Level(
+        name=fields.text("name", where.rpartition(": ")[2]),
+        size=fields.integer("size", most=MAX_GPUS),
+        unit_bytes_per_s=fields.one_unit_of(_BANDWIDTHS, "how much one child unit sends"),
+        latency_s=fields.one_unit_of(_LATENCIES, "the time of one step over this link"),
+        efficiency=fields.fraction("efficiency"),
+    )
+
+
+class _Fields:
+    """One JSON object, read field by field; every message holds the place, the value, why, and what would do."""
+
+    def __init__(self, data: Any, where: str, example: str) -> None:
+        if not isinstance(data, Mapping):
+            raise InputError(f"{where} is {_short(data)}, but must be an object, {example}")
+        self.data, self.where = data, where
+
+    def known(self, keys: set[str]) -> None:
+        for key in self.data:
+            if key not in keys | _REMARKS:
+                raise InputError(f"{self.where}: {_short(key)} is not a field; {_nearest(str(key), tuple(sorted(keys)))}")
+
+    def need(self, key: str, what: str) -> Any:
+        if self.data.get(key) is None:
+            raise InputError(f"{self.where}: {key} is missing; give {what}")
+        return self.data[key]
+
+    def text(self, key: str, default: str) -> str:
+        value = self.data.get(key, default)
+        if not isinstance(value, str) or len(value) > 200 or not value.isprintable() or (key == "name" and not value):
+            raise InputError(f"{self.where}: {key} is {_short(value)}, but must be a text of at most 200 characters")
+        return value
+
+    def integer(self, key: str, most: int) -> int:
+        value = self.need(key, f"a whole number from 1 to {most}")
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+            raise InputError(f"{self.where}: {key} is {_short(value)}, but must be a whole number from 1 to {most}")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        value = self.data.get(key, default) if default is not None else self.need(key, "a positive number")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
+            raise InputError(f"{self.where}: {key} is {_short(value)}, but must be a positive number")
+        return float(value)
+
+    def fraction(self, key: str) -> float:
+        value = self.number(key, default=1.0)
+        if value > 1:
+            raise InputError(f"{self.where}: {key} is {value}, but must be a fraction of the peak, at most 1, e.g. 0.8")
+        return value
+
+    def one_unit_of(self, units: Mapping[str, float], what: str) -> float:
+        given = [key for key in units if key in self.data]
+        if len(given) != 1:
+            problem = "missing" if not given else "given twice"
+            raise InputError(f"{self.where}: {next(iter(units))} is {problem}; give {what} as one of {', '.join(units)}")
+        return self.number(given[0]) * units[given[0]]
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value) if isinstance(value, str | list | dict) else str(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _nearest(text: str, names: tuple[str, ...]) -> str:
+    close = get_close_matches(text.lower(), names, n=1, cutoff=0.4)
+    return f"did you mean {close[0]}?" if close else f"there are {', '.join(names)}"
