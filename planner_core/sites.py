@@ -19,7 +19,7 @@ Used alike by `capture` and by the runtime (and copied into exported scripts). I
             site = scopes.site(fn)               # exactly once for each recorded call, after the call
 
 `site()` counts, so call it once per recorded call. What is recorded: a call with a tracked operand that returns a
-tensor (or writes one in place), unless the result *is* one of its operands. See docs/INTERFACES.md, section 1.
+tensor (or writes one in place), unless the result *is* one of its operands (`contiguous` always counts). See docs/INTERFACES.md, section 1.
 """
 
 from __future__ import annotations
@@ -44,10 +44,16 @@ _SYNONYMS = {"float": "to", "half": "to", "bfloat16": "to", "double": "to", "typ
              "multiply": "mul", "multiply_": "mul_", "subtract": "sub", "subtract_": "sub_", "concat": "cat",
              "concatenate": "cat", "swapaxes": "transpose", "swapdims": "transpose", "moveaxis": "movedim",
              "negative": "neg"}  # fmt: skip
+DROPOUTS = frozenset({"dropout", "dropout_", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"})
+"""Names of dropout, which runs as the identity everywhere (p = 0)."""
 # Calls that return a tensor, or look in-place, and are no operation on data.
 _NEVER = frozenset({"requires_grad_", "retain_grad", "register_hook", "backward", "set", "deepcopy", "iter", "reversed",
                     "share_memory_", "pin_memory", "is_shared", "rename_", "names", "contains", "len", "hash", "repr",
-                    "format", "reduce_ex", "dlpack", "array", "numpy", "untyped_storage", "storage", "set_"})  # fmt: skip
+                    "format", "reduce_ex", "dlpack", "array", "numpy", "untyped_storage", "storage", "set_",
+                    "size", "stride", "dim", "ndimension", "numel", "nelement", "is_contiguous", "is_floating_point",
+                    "is_complex", "is_signed", "data_ptr", "storage_offset", "element_size", "get_device", "item", "tolist",
+                    "equal", "allclose", "is_nonzero", "is_same_size", "can_cast", "result_type"})  # fmt: skip
+_NUMBERS = frozenset({"bool", "float", "int", "index", "complex", "len", "format", "repr", "hash", "contains"})
 
 
 def canonical(func: Callable[..., Any], kwargs: dict[str, Any] | None = None) -> str | None:
@@ -58,6 +64,8 @@ def canonical(func: Callable[..., Any], kwargs: dict[str, Any] | None = None) ->
         return name if name in _GETTERS else None
     if name.startswith("__") and name.endswith("__"):
         name = name[2:-2]
+        if name in _NUMBERS:  # bool(x), float(x), ...: not the method that converts the dtype
+            return None
         name = _DUNDERS.get(name, name)
     name = _SYNONYMS.get(name, name)
     if not name or name in _NEVER:
@@ -96,12 +104,13 @@ def outputs(fn: str, args: tuple[Any, ...], out: Any) -> list[torch.Tensor]:
     """The tensors that a call made, in order; empty if the call is not recorded.
 
     An in-place call (also `x[i] = y`, which returns nothing) makes a new version of its first operand.
-    A call that hands back one of its operands unchanged (`contiguous()`, `to()` without effect) made nothing.
+    A call that hands back one of its operands unchanged (`to()` without effect, dropout with p = 0) made nothing.
+    `contiguous` is always recorded, whether it copies or not: that depends on which kernel laid out its operand.
     """
     if is_inplace(fn):
         return [args[0]] if args and isinstance(args[0], torch.Tensor) else []
     if isinstance(out, torch.Tensor):
-        return [] if any(out is a for a in tensors(args)) else [out]
+        return [] if fn != "contiguous" and any(out is a for a in tensors(args)) else [out]
     return tensors(out) if isinstance(out, (tuple, list, dict)) else []
 
 

@@ -1,0 +1,370 @@
+"""From a recording to a Graph: choose the repeated module calls, and write each kind of them once.
+
+Blocks are the topmost module calls of which there are equal copies. Equal means one canonical body: same functions,
+attributes, shapes, dtypes and saved tensors on the same ports in the same order, parameters of the same relative
+names. What one copy does beyond the others with nothing but parameters and constants (T5's relative position bias,
+made in layer 0 for all) is hoisted out of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from planner_core.capture.tree import BUFFER, Record, Recording, Replay, Scope, walk
+from planner_core.graph import Block, Call, Op, Value
+
+Node = Scope | Replay
+
+
+@dataclass(slots=True)
+class Body:
+    """One module call written out: its records, and the values it takes from outside, in order of first use."""
+
+    node: Node
+    records: list[Record]
+    key: Any = None
+    order: dict[int, int] = field(default_factory=dict)  # value -> number in the canonical body
+    hoisted: list[Record] = field(default_factory=list)
+
+
+class Builder:
+    """Turns one recording into blocks."""
+
+    def __init__(self, recording: Recording, *, fold: bool = True) -> None:
+        self.rec = recording
+        self.bodies: dict[int, Body] = {}  # id(node) -> body, for nodes that may become calls
+        self.chosen: dict[int, Body] = {}
+        self.shared: set[int] = set()
+        if fold:
+            self._choose()
+
+    # --- which module calls repeat --------------------------------------------------------------------
+
+    def _choose(self) -> None:
+        self._candidates()
+        self._hoist()
+        wanted = self._tally(self._visible(set(b.key for b in self.bodies.values())))
+        while True:
+            tally = self._tally(self._visible(wanted))
+            keep = {key for key in tally if key in wanted and self._worth(key, tally[key])}
+            if keep == set(tally):
+                break
+            wanted = {k: v for k, v in wanted.items() if k in keep}
+        for node in self._visible(wanted):
+            self.chosen[id(node)] = self.bodies[id(node)]
+
+    def _candidates(self) -> None:
+        """Bodies of all calls that could have an equal: alike in class and number of matrices."""
+        nodes = [n for n in walk(self.rec.root) if n.path]
+        alike: dict[tuple[str, int], list[Node]] = {}
+        matrices = self._matrices()
+        for node in nodes:
+            if matrices.get(node.path, 0):
+                alike.setdefault((node.kind, matrices[node.path]), []).append(node)
+        templates: dict[int, Body] = {}
+        for group in alike.values():
+            for node in group if len(group) > 1 else ():
+                scope = node.template if isinstance(node, Replay) else node
+                if id(scope) not in templates:
+                    templates[id(scope)] = self._body(scope)
+                body = templates[id(scope)]
+                self.bodies[id(node)] = body if node is scope else Body(node, body.records, body.key, body.order)
+
+    def _matrices(self) -> dict[str, int]:
+        """Module path -> number of its parameters with at least two dims."""
+        found: dict[str, int] = {}
+        for name, vid in self.rec.params.items():
+            if len(self.rec.values[vid].meta.shape) > 1:
+                parts = name.split(".")[:-1]
+                for depth in range(1, len(parts) + 1):
+                    path = ".".join(parts[:depth])
+                    found[path] = found.get(path, 0) + 1
+        return found
+
+    def _worth(self, key: Any, count: int) -> bool:
+        matrices = len({ref[1] for row in key for ref in row[4] if ref[0] == "p" and len(ref[2].shape) > 1})
+        return (matrices > 1 and count > 1) or (matrices == 1 and count > 7)
+
+    def _visible(self, keys: Iterable[Any]) -> list[Node]:
+        """Topmost nodes whose body is one of `keys`."""
+        wanted, found, queue = set(keys), [], [self.rec.root]
+        while queue:
+            for item in queue.pop().items:
+                if isinstance(item, Record):
+                    continue
+                body = self.bodies.get(id(item))
+                if body is not None and body.key in wanted:
+                    found.append(item)
+                elif isinstance(item, Scope):
+                    queue.append(item)
+                else:
+                    raise AssertionError(f"{item.scope} was replayed but repeats nothing") if self._single(item) else None
+        return found
+
+    def _single(self, item: Replay) -> bool:
+        return False
+
+    def _tally(self, nodes: list[Node]) -> dict[Any, int]:
+        tally: dict[Any, int] = {}
+        for node in nodes:
+            key = self.bodies[id(node)].key
+            tally[key] = tally.get(key, 0) + 1
+        return tally
+
+    # --- canonical bodies -----------------------------------------------------------------------------
+
+    def _body(self, scope: Scope, skip: frozenset[str] = frozenset()) -> Body:
+        records = [r for r in self.rec.flatten(scope) if r.site[len(scope.scope) :] not in skip]
+        body = Body(scope, records)
+        made = {v for r in records for v in r.outputs}
+        rows = []
+
+        def ref(vid: int) -> Any:
+            value = self.rec.values[vid]
+            if value.kind == "parameter":
+                name = self._local(vid, scope.path)
+                if name is not None:
+                    body.order.setdefault(vid, len(body.order))
+                    return ("p", name, value.meta, value.grad)
+            if vid in body.order:
+                return ("v", body.order[vid])
+            body.order[vid] = len(body.order)
+            inside = vid in made or self._is_local(vid, scope, made)
+            storage = body.order.get(value.storage) if value.storage != vid and inside else None
+            name = value.name[len(BUFFER) + len(scope.path) :] if value.name.startswith(BUFFER) and inside else ""
+            return ("n", value.kind, value.meta, value.grad, inside, storage, name)
+
+        for r in records:
+            rows.append((
+                r.site[len(scope.scope) :], r.fn, tuple(sorted(r.attrs.items(), key=lambda kv: kv[0])), r.module,
+                tuple(ref(v) for v in r.inputs), tuple(ref(v) for v in r.outputs), tuple(ref(v) for v in r.saved), r.extra,
+            ))  # fmt: skip
+        body.key = _Key(tuple(rows))
+        return body
+
+    def _local(self, vid: int, path: str) -> str | None:
+        """Name of a parameter relative to `path`, if it is one of that module's."""
+        name = self.rec.values[vid].name
+        return name[len(path) + 1 :] if name.startswith(path + ".") else None
+
+    def _is_local(self, vid: int, scope: Scope, made: set[int]) -> bool:
+        value = self.rec.values[vid]
+        if value.kind != "constant":
+            return vid in made
+        return value.name.startswith(BUFFER + scope.path + ".") or self.rec.births[vid] > scope.start
+
+    # --- hoisting -------------------------------------------------------------------------------------
+
+    def _hoist(self) -> None:
+        """Let calls that do a little more than their siblings join them."""
+        tally = self._tally([b.node for b in self.bodies.values()])
+        leaders: dict[tuple[str, str], list[Body]] = {}
+        for body in self.bodies.values():
+            if tally[body.key] > 1:
+                group = leaders.setdefault((body.node.kind, body.node.path.rpartition(".")[0]), [])
+                if all(b.key != body.key for b in group):
+                    group.append(body)
+        for node_id, body in list(self.bodies.items()):
+            if tally[body.key] > 1 or not isinstance(body.node, Scope):
+                continue
+            for leader in leaders.get((body.node.kind, body.node.path.rpartition(".")[0]), []):
+                slim = self._slimmed(body, leader)
+                if slim is not None:
+                    self.bodies[node_id] = slim
+                    break
+
+    def _slimmed(self, body: Body, leader: Body) -> Body | None:
+        assert isinstance(body.node, Scope)
+        source = leader.node.template.scope if isinstance(leader.node, Replay) else leader.node.scope
+        names = {r.site[len(source) :] for r in leader.records}
+        cut = len(body.node.scope)
+        free: set[int] = set()
+        hoisted = []
+        for record in body.records:
+            if all(self.rec.values[v].kind != "activation" or v in free for v in record.inputs):
+                if record.site[cut:] not in names:
+                    hoisted.append(record)
+                    free.update(record.outputs)
+        if not hoisted:
+            return None
+        slim = self._body(body.node, frozenset(r.site[cut:] for r in hoisted))
+        slim.hoisted = hoisted
+        return slim if slim.key == leader.key else None
+
+    # --- writing it down ------------------------------------------------------------------------------
+
+    def build(self) -> tuple[Block, dict[str, Block]]:
+        """The top block and the repeated ones."""
+        items = self._top_items()
+        calls = [i for i in items if isinstance(i, Body)]
+        users = self._users(items)
+        kinds: dict[Any, list[Body]] = {}
+        for body in calls:
+            kinds.setdefault(body.key, []).append(body)
+        blocks: dict[str, Block] = {}
+        written: dict[Any, tuple[str, list[int], list[int]]] = {}
+        for key, copies in kinds.items():
+            name = _unique(_block_name(copies), blocks)
+            blocks[name], ports, results = self._block(name, copies, users)
+            written[key] = (name, ports, results)
+        return self._top(items, written), blocks
+
+    def _top_items(self) -> list[Record | Body]:
+        items: list[Record | Body] = []
+
+        def visit(scope: Scope) -> None:
+            for item in scope.items:
+                if isinstance(item, Record):
+                    items.append(item)
+                elif id(item) in self.chosen:
+                    body = self.chosen[id(item)]
+                    items.extend(body.hoisted)
+                    items.append(body)
+                else:
+                    visit(item if isinstance(item, Scope) else self.rec.instantiate(item))
+
+        visit(self.rec.root)
+        return items
+
+    def here(self, body: Body, vid: int) -> int | None:
+        """The value in this copy that corresponds to `vid` of its template; None if it was never needed."""
+        node = body.node
+        if isinstance(node, Scope):
+            return vid
+        if vid in node.ids:
+            return node.ids[vid]
+        value, under = self.rec.values[vid], node.template.path + "."
+        if value.kind == "parameter":
+            return self.rec.params[node.path + value.name[len(under) - 1 :]] if value.name.startswith(under) else vid
+        if value.kind == "constant" and not self._is_local(vid, node.template, set()):
+            return vid
+        return None
+
+    def _users(self, items: list[Record | Body]) -> dict[int, int]:
+        """How many top items use each value."""
+        users: dict[int, int] = {}
+        for item in items:
+            if isinstance(item, Record):
+                used = {*item.inputs, *item.saved}
+            else:
+                used = {v for vid in item.order if (v := self.here(item, vid)) is not None}
+            for vid in used:
+                users[vid] = users.get(vid, 0) + 1
+        return users
+
+    def _block(self, name: str, copies: list[Body], users: dict[int, int]) -> tuple[Block, list[int], list[int]]:
+        """A block; with the positions (in `order`) of its inputs and outputs."""
+        lead = copies[0]
+        scope = lead.node.template if isinstance(lead.node, Replay) else lead.node
+        made = {v for r in lead.records for v in r.outputs}
+        orders = [list(c.order) for c in copies]
+        ports, results = [], []
+        for i, vid in enumerate(lead.order):
+            value = self.rec.values[vid]
+            mine = [self.here(c, order[i]) for c, order in zip(copies, orders, strict=True)]
+            if value.kind == "parameter":
+                if self._local(vid, scope.path) is None or any(users.get(m, 0) > 1 for m in mine if m is not None):
+                    ports.append(i)
+            elif vid in made:
+                if any(users.get(m, 0) > 1 for m in mine if m is not None):
+                    results.append(i)
+            elif not self._is_local(vid, scope, made):
+                ports.append(i)
+        unused = self._unused(scope.path, users, copies)
+        values = [self._value(vid, i, lead.order, scope, made) for i, vid in enumerate(lead.order)]
+        items = tuple(self._op(r, lead.order, scope.scope) for r in lead.records)
+        return Block(name, (*values, *unused), items, tuple(ports), tuple(results)), ports, results
+
+    def _unused(self, path: str, users: dict[int, int], copies: list[Body]) -> list[Value]:
+        """Parameters that belong to the block and that no call ever uses."""
+        if any("@" in c.node.scope for c in copies):
+            return []
+        found = []
+        for name, vid in self.rec.params.items():
+            value = self.rec.values[vid]
+            if name.startswith(path + ".") and value.name == name and not users.get(vid):
+                found.append(replace(value, name=name[len(path) + 1 :], storage=-1))
+        return found
+
+    def _value(self, vid: int, at: int, order: dict[int, int], scope: Scope, made: set[int]) -> Value:
+        value = self.rec.values[vid]
+        storage = order.get(value.storage, at) if vid in made or value.kind == "constant" else at
+        name = value.name
+        if value.kind == "parameter":
+            name = self._local(vid, scope.path) or name
+        elif name.startswith(BUFFER) and scope.path:
+            name = ""
+        return replace(value, name="" if name.startswith(BUFFER) else name, storage=storage)
+
+    def _op(self, r: Record, order: dict[int, int], scope: str) -> Op:
+        name = r.site[len(scope) :]
+        return Op(
+            name.removeprefix("."), r.fn, tuple(order[v] for v in r.inputs), tuple(order[v] for v in r.outputs), r.attrs,
+            r.module, tuple(order[v] for v in r.saved), r.extra,
+        )  # fmt: skip
+
+    def _top(self, items: list[Record | Body], written: dict[Any, tuple[str, list[int], list[int]]]) -> Block:
+        order: dict[int, int] = {}
+        owned: set[int] = set()
+
+        def number(vid: int) -> int:
+            return order.setdefault(vid, len(order))
+
+        rows: list[Op | Call] = []
+        for item in items:
+            if isinstance(item, Record):
+                for vid in (*item.inputs, *item.outputs, *item.saved):
+                    number(vid)
+                rows.append(self._op(item, order, ""))
+                continue
+            name, ports, results = written[item.key]
+            mine = list(item.order)
+            taken = [self.here(item, mine[i]) for i in ports]
+            given = [self.here(item, mine[i]) for i in results]
+            given = [self.rec.add(self.rec.values[mine[i]]) if g is None else g for g, i in zip(given, results, strict=True)]
+            owned.update(v for i, vid in enumerate(mine) if i not in ports and (v := self.here(item, vid)) is not None)
+            rows.append(Call(name, item.node.scope, tuple(number(v) for v in taken if v is not None), tuple(map(number, given))))
+        prefixes = tuple(i.node.path + "." for i in items if isinstance(i, Body) and "@" not in i.node.scope)
+        covered = {v for v in owned if self.rec.values[v].kind == "parameter"}
+        used = self._users(items)
+        for vid in dict.fromkeys(self.rec.params.values()):
+            name = self.rec.values[vid].name
+            if vid not in covered and vid not in order and (used.get(vid) or not name.startswith(prefixes)):
+                number(vid)
+        made = {v for r in rows for v in r.outputs}
+        root = Scope("", "", "")
+        values = tuple(self._value(vid, i, order, root, {v for v in order if order[v] in made}) for vid, i in order.items())
+        return Block("top", values, tuple(rows))
+
+
+class _Key:
+    """A canonical body, hashed once."""
+
+    __slots__ = ("hash", "rows")
+
+    def __init__(self, rows: tuple[Any, ...]) -> None:
+        self.rows, self.hash = rows, hash(rows)
+
+    def __hash__(self) -> int:
+        return self.hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, _Key) and self.hash == other.hash and self.rows == other.rows)
+
+    def __iter__(self) -> Any:
+        return iter(self.rows)
+
+
+def _block_name(copies: list[Body]) -> str:
+    return copies[0].node.kind
+
+
+def _unique(name: str, taken: Iterable[str]) -> str:
+    known, count = set(taken), 2
+    if name not in known:
+        return name
+    while f"{name}{count}" in known:
+        count += 1
+    return f"{name}{count}"

@@ -1,0 +1,68 @@
+"""Values that depend on no parameter: kept real where small, so that control flow on them runs as it would in training.
+
+The model lives on `meta`; its mask code asks masks and positions for their values. So a tensor made from nothing
+but constants is made on the CPU, and goes to `meta` only where it meets the model's own tensors, or where it is too
+large to be worth computing (its values are then unknown, and asking for them is an error, never a guess).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+LIMIT = 1 << 23  # elements of the largest constant that is computed
+META = torch.device("meta")
+CPU = torch.device("cpu")
+_RANDOM = ("dropout", "normal", "uniform", "bernoulli", "exponential", "rand", "multinomial")
+
+
+def run_constant(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], operands: list[torch.Tensor]) -> Any:
+    """Call a function none of whose operands is tracked."""
+    if any(t.is_meta for t in operands):
+        return func(*to_meta(args), **to_meta(kwargs))
+    if _size_hint(operands) > LIMIT or (not operands and _on_meta(args, kwargs)):
+        sized = func(*to_meta(args), **to_meta(kwargs))
+        leaves = [sized] if isinstance(sized, torch.Tensor) else []
+        if any(t.numel() > LIMIT for t in leaves):
+            return sized
+    return func(*_swap(args), **_swap(kwargs))
+
+
+def to_meta(tree: Any) -> Any:
+    """The same nested arguments with every CPU tensor moved to meta."""
+    if isinstance(tree, torch.Tensor):
+        if tree.is_meta or torch._C._functorch.is_functorch_wrapped_tensor(tree):
+            return tree
+        return torch.empty_strided(tree.shape, tree.stride(), dtype=tree.dtype, device=META)
+    if isinstance(tree, dict):
+        return {k: to_meta(v) for k, v in tree.items()}
+    if isinstance(tree, slice):
+        return tree
+    if type(tree) in (tuple, list):
+        return type(tree)(to_meta(v) for v in tree)
+    return tree
+
+
+def _size_hint(operands: list[torch.Tensor]) -> int:
+    sizes = sorted((t.numel() for t in operands), reverse=True)
+    return (sizes[0] * sizes[1] if len(sizes) > 1 else sizes[0]) if sizes else 0
+
+
+def _on_meta(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return any(_is_meta(a) for a in (*args, *kwargs.values()))
+
+
+def _is_meta(item: Any) -> bool:
+    return (isinstance(item, torch.device) and item.type == "meta") or (isinstance(item, str) and item == "meta")
+
+
+def _swap(tree: Any) -> Any:
+    if _is_meta(tree):
+        return CPU
+    if isinstance(tree, dict):
+        return {k: _swap(v) for k, v in tree.items()}
+    if type(tree) in (tuple, list):
+        return type(tree)(_swap(v) for v in tree)
+    return tree

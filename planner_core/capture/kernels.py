@@ -1,0 +1,45 @@
+"""Functions that on meta must behave like the GPU's fused kernels, not like their CPU decomposition."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+class FlashAttention(torch.autograd.Function):
+    """Shapes and saved tensors of a flash attention kernel: q, k, v, result, log-sum-exp (and the mask, if any)."""
+
+    _shardscope = True
+
+    @staticmethod
+    def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        """Result [..., heads, query length, value width]; keys and values keep their own number of heads."""
+        batch = torch.broadcast_shapes(query.shape[:-3], key.shape[:-3], value.shape[:-3])
+        rows = (*batch, *query.shape[-3:-1])
+        # the flash kernels write [b, s, h, d] and hand out its transpose, so model code need not copy
+        out = query.new_empty((*batch, query.shape[-2], query.shape[-3], value.shape[-1])).transpose(-2, -3)
+        ctx.save_for_backward(query, key, value, out, query.new_empty(rows, dtype=torch.float32), *([] if mask is None else [mask]))
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        """Gradients have the shapes of what they belong to."""
+        saved = ctx.saved_tensors
+        return (*(torch.empty_like(t) for t in saved[:3]), torch.empty_like(saved[5]) if len(saved) > 5 else None)
+
+
+def attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None = None, dropout_p: float = 0.0,
+    is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
+) -> torch.Tensor:  # fmt: skip
+    """`scaled_dot_product_attention` on meta tensors, as the flash kernel would do it."""
+    if query.dim() < 3:
+        return torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal)
+    heads, groups = query.shape[-3], key.shape[-3]
+    if query.shape[-1] != key.shape[-1] or key.shape[-2] != value.shape[-2]:
+        raise RuntimeError(f"attention of query {tuple(query.shape)}, key {tuple(key.shape)} and value {tuple(value.shape)}")
+    if heads != groups and not (enable_gqa and heads % groups == 0) and 1 not in (heads, groups):
+        raise RuntimeError(f"attention of {heads} query heads and {groups} key heads")
+    out: torch.Tensor = FlashAttention.apply(query, key, value, attn_mask)
+    return out

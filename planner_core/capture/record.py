@@ -1,0 +1,231 @@
+"""Record a forward pass: a TorchFunctionMode that numbers values and writes down every call on tracked tensors.
+
+Autograd is on, so `saved_tensors_hooks` tells exactly which tensors each call keeps for its backward pass.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from planner_core import sites
+from planner_core.capture.attrs import describe
+from planner_core.capture.constants import run_constant, to_meta
+from planner_core.capture.kernels import attention
+from planner_core.capture.replay import Replayer
+from planner_core.capture.tree import BUFFER, Record, Recording, Scope
+from planner_core.errors import CaptureError
+from planner_core.graph import TensorMeta, Value
+
+
+class Recorder(TorchFunctionMode):
+    """Records the calls of one forward pass of `model`; `replay=False` traces every module call."""
+
+    def __init__(self, model: nn.Module, *, replay: bool = True) -> None:
+        super().__init__()
+        self.recording = Recording([], {}, Scope("", "", type(model).__name__), {}, {})
+        self.ids: dict[int, int] = {}  # id(tensor) -> value, for tensors that are kept alive
+        self.keep: list[torch.Tensor] = []
+        self.tracked: set[int] = set()  # id(tensor) of parameters and what was computed from them
+        self.roots: dict[int, int] = {}  # storage -> first value in it
+        self.born: dict[int, int] = {}  # id(tensor) of a constant -> when it was made
+        self.clock = 0
+        self.scope_stack: list[Scope] = []
+        self.packed: list[torch.Tensor] = []
+        self.model = model
+        self.replayer = Replayer(self, model) if replay else None
+        self.scopes = sites.Scopes(model, self._call)
+        self._number(model)
+
+    def _number(self, model: nn.Module) -> None:
+        for name, param in model.named_parameters():
+            self.recording.params[name] = self._new(param, "parameter", name)
+            self.tracked.add(id(param))
+        for name, buffer in model.named_buffers():
+            if id(buffer) not in self.ids:
+                self.recording.buffers[BUFFER + name] = self._new(buffer, "constant", BUFFER + name)
+        aliases = model.named_parameters(remove_duplicate=False)
+        self.recording.params.update({n: self.ids[id(p)] for n, p in aliases if n not in self.recording.params})
+
+    # --- values -------------------------------------------------------------------------------------
+
+    def _new(self, tensor: torch.Tensor, kind: str, name: str = "", birth: int = -1) -> int:
+        key = tensor.untyped_storage()._cdata if tensor.layout == torch.strided else id(tensor)
+        meta = TensorMeta(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+        root = self.roots.get(key, -1)
+        vid = self.recording.add(Value(meta, kind, name, root, tensor.requires_grad and kind != "constant"), birth)
+        self.roots.setdefault(key, vid)
+        self.ids[id(tensor)] = vid
+        self.keep.append(tensor)
+        return vid
+
+    def use(self, tensor: torch.Tensor) -> int:
+        """The value of an operand; a constant gets its number when it is first used."""
+        vid = self.ids.get(id(tensor))
+        return vid if vid is not None else self._new(tensor, "constant", birth=self.born.get(id(tensor), -1))
+
+    def produce(self, tensor: torch.Tensor) -> int:
+        """A new value made from tracked tensors."""
+        self.tracked.add(id(tensor))
+        return self._new(tensor, "activation")
+
+    # --- calls --------------------------------------------------------------------------------------
+
+    def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.Tensor.__iter__:
+            return iter(self.__torch_function__(torch.Tensor.unbind, types, args, kwargs))
+        operands = sites.tensors((args, kwargs))
+        fn = sites.canonical(func, kwargs)
+        if not any(id(t) in self.tracked for t in operands):
+            return func(*args, **kwargs) if fn is None else self._constant(fn, func, args, kwargs, operands)
+        if fn is None:
+            return func(*args, **kwargs)
+        return self._record(fn, func, args, kwargs, operands)
+
+    def _constant(self, fn: str, func: Callable[..., Any], args: Any, kwargs: dict[str, Any], operands: list[torch.Tensor]) -> Any:
+        if self.replayer and sites.is_inplace(fn) and operands:
+            self.replayer.wrote(operands[0], self.born.get(id(operands[0]), -1))
+        out = run_constant(func, args, kwargs, operands)
+        for made in sites.tensors(out):
+            if not any(made is t for t in operands):
+                self.clock += 1
+                self.born[id(made)] = self.clock
+        return out
+
+    def _record(self, fn: str, func: Callable[..., Any], args: Any, kwargs: dict[str, Any], operands: list[torch.Tensor]) -> Any:
+        inputs = tuple(self.use(t) for t in operands)
+        self.packed = []
+        run = attention if fn == "scaled_dot_product_attention" else func
+        if fn in sites.DROPOUTS:
+            kwargs = {**kwargs, "p": 0.0} if "p" in kwargs else kwargs
+        moved, moved_kw = (args, kwargs) if all(t.is_meta for t in operands) else (to_meta(args), to_meta(kwargs))
+        if moved is not args:
+            self._alias(operands, sites.tensors((moved, moved_kw)))
+        out = run(*moved, **moved_kw)
+        packed, self.packed = self.packed, []
+        if fn == "contiguous" and out is moved[0]:
+            out = out.view_as(out)  # a value of its own
+        results = sites.outputs(fn, moved, out)
+        if not results:
+            return out
+        if sites.is_inplace(fn):
+            results = self._version(args[0], results[0], inputs)
+        attrs = describe(fn, func, moved, moved_kw, results)
+        outputs = tuple(self.produce(t) for t in results)
+        saved, extra = self._saved(packed, (*inputs, *outputs))
+        frame = self.scopes.frame
+        record = Record(self.scopes.site(fn), fn, inputs, outputs, attrs, type(frame.module).__name__, saved, extra)
+        self.scope_stack[-1].items.append(record)
+        return out
+
+    def _alias(self, operands: list[torch.Tensor], moved: list[torch.Tensor]) -> None:
+        for old, new in zip(operands, moved, strict=True):
+            if new is not old:
+                self.roots[new.untyped_storage()._cdata] = self.recording.values[self.ids[id(old)]].storage
+                self.keep.append(new)
+
+    def _version(self, target: torch.Tensor, written: torch.Tensor, inputs: tuple[int, ...]) -> list[torch.Tensor]:
+        if not target.is_meta:
+            raise CaptureError(
+                f"{self.scopes.frame.scope or 'the model'} writes a computed tensor into a constant in place; "
+                "make that tensor from the model's own (for example with new_zeros)"
+            )
+        if self.replayer:
+            self.replayer.wrote(target, -1 if self.recording.values[inputs[0]].kind != "activation" else inputs[0])
+        return [written]
+
+    def _saved(self, packed: list[torch.Tensor], near: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[TensorMeta, ...]]:
+        saved: list[int] = []
+        extra: list[TensorMeta] = []
+        seen: set[tuple[int, tuple[int, ...], int]] = set()
+        for tensor in packed:
+            key = tensor.untyped_storage()._cdata
+            if (key, tuple(tensor.shape), tensor.storage_offset()) in seen:
+                continue
+            seen.add((key, tuple(tensor.shape), tensor.storage_offset()))
+            root = self.roots.get(key)
+            if root is None:
+                extra.append(TensorMeta(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")))
+                continue
+            values = self.recording.values
+            same = [v for v in near if values[v].storage == values[root].storage]
+            exact = [v for v in same if values[v].meta.shape == tuple(tensor.shape)]
+            vid = (exact or same or [root])[0]
+            if vid not in saved:
+                saved.append(vid)
+        return tuple(sorted(saved)), tuple(extra)
+
+    def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
+        self.packed.append(tensor)
+        return tensor
+
+    # --- modules ------------------------------------------------------------------------------------
+
+    def _call(self, frame: sites.Frame, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.replayer is None:
+            return self.trace(frame, call, args, kwargs)
+        return self.replayer.call(frame, call, args, kwargs)
+
+    def trace(self, frame: sites.Frame, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run one module call, recording it as a scope of its own."""
+        if not self.scope_stack or frame.module is None:
+            scope = self.recording.root
+        else:
+            scope = Scope(frame.scope, frame.path, type(frame.module).__name__, start=self.clock)
+            self.scope_stack[-1].items.append(scope)
+        self.scope_stack.append(scope)
+        try:
+            return call(*args, **kwargs)
+        finally:
+            self.scope_stack.pop()
+
+    def run(self, inputs: dict[str, Any], after: Callable[[Any], Any] | None = None, args: tuple[Any, ...] = ()) -> Any:
+        """One forward pass; `after(result)` (a stand-in loss) is recorded in scope "loss"."""
+        hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda t: t)
+        guards = self.replayer.watching() if self.replayer else None
+        try:
+            with self.scopes, hooks, torch.enable_grad(), self:
+                if guards is None:
+                    out = self.model(*args, **inputs)
+                else:
+                    with guards:
+                        out = self.model(*args, **inputs)
+                if after is not None:
+                    out = self._after(after, out)
+                return out
+        except CaptureError:
+            raise
+        except Exception as error:
+            raise CaptureError(explain(error, type(self.model).__name__)) from error
+
+    def _after(self, after: Callable[[Any], Any], out: Any) -> Any:
+        self.scope_stack.append(self.recording.root)
+        with self.scopes.named("loss"):
+            result = after(out)
+        self.scope_stack.pop()
+        return result
+
+
+def explain(error: BaseException, model: str) -> str:
+    """One sentence: what went wrong, and at which line of the model's code."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not _ours(f.filename)]
+    where = f" at {frames[-1].filename.rpartition('site-packages/')[2]}:{frames[-1].lineno} ({frames[-1].line})" if frames else ""
+    text = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, (NotImplementedError, RuntimeError)) and ("meta" in text or "data-dependent" in text):
+        return (
+            f"{model} decides by the values of computed tensors{where}, which no graph can hold; "
+            "use a form of the model without data-dependent control flow"
+        )
+    if len(text) > 200:
+        text = text[:200] + "..."
+    return f"{model} could not be run on example inputs{where}: {type(error).__name__}: {text}"
+
+
+def _ours(filename: str) -> bool:
+    return "/torch/" in filename or "/planner_core/" in filename or filename.startswith("<")

@@ -1,0 +1,322 @@
+"""Fold before tracing: a module call that must do the same as one already recorded is not run.
+
+Same means: equal structure (class, code, parameters, buffers, children, hooks, recursively), equal arguments
+(metadata, which of them are one tensor, literals, values of constants), and equal *reads*: every attribute that the
+recorded call read from any module has the same value now. Calls that write module attributes or tensors they were
+given, return something opaque, or use computed tensors that were not passed to them, are always traced.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from planner_core import sites
+from planner_core.capture.tree import BUFFER, Replay, Scope
+
+if TYPE_CHECKING:
+    from planner_core.capture.record import Recorder
+
+_OWN = frozenset(nn.Module().__dict__) | {"__class__", "__dict__", "forward", "_call_impl", "_wrapped_call_impl", "_slow_forward",
+                                          "_compiled_call_impl", "_get_name", "__call__"}  # fmt: skip
+
+
+@dataclass(slots=True)
+class Watch:
+    """What one traced call was seen to do."""
+
+    scope: Scope
+    module: nn.Module
+    vids: int
+    reads: dict[tuple[str | nn.Module, str], Any] = field(default_factory=dict)
+    opaque: bool = False
+
+
+@dataclass(slots=True)
+class Template:
+    """A traced call that others may be replayed from."""
+
+    scope: Scope
+    reads: dict[tuple[str | nn.Module, str], Any]
+    ports: list[int]  # for each argument tensor, its value
+    constants: list[tuple[int, torch.Tensor]]  # argument position, real values
+    results: list[tuple[str, Any]]
+    spec: Any
+
+
+class Replayer:
+    """Decides for each module call whether to trace it or to replay an earlier one."""
+
+    def __init__(self, recorder: Recorder, model: nn.Module) -> None:
+        self.recorder = recorder
+        self.path_of = {id(m): n for n, m in model.named_modules()}
+        self.shapes: dict[int, int] = {}
+        self.numbers: dict[Any, int] = {}
+        self.heavy: dict[int, bool] = {}
+        self.counts: dict[int, int] = {}
+        self._structure(model)
+        self.templates: dict[Any, list[Template]] = {}
+        self.watches: list[Watch] = []
+        self.tokens: dict[int, Any] = {}
+        self.kept: list[Any] = []
+
+    # --- structure ----------------------------------------------------------------------------------
+
+    def _structure(self, module: nn.Module) -> int:
+        """A number for the structure of a module: equal numbers, equal structure."""
+        known = self.shapes.get(id(module))
+        if known is not None:
+            return known
+        children = [(n, self._structure(c)) for n, c in module._modules.items() if c is not None]
+        key = (
+            type(module), module.__dict__.get("forward"), module.training, tuple(children),
+            tuple((n, _signature(p)) for n, p in module._parameters.items() if p is not None),
+            tuple((n, _signature(b)) for n, b in module._buffers.items() if b is not None),
+            id(module) if any(getattr(module, h) for h in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")) else 0,
+        )  # fmt: skip
+        number = self.numbers.setdefault(key, len(self.numbers))
+        self.shapes[id(module)] = number
+        self.counts[number] = self.counts.get(number, 0) + 1
+        self.heavy[number] = len(children) > 0 and next(module.parameters(), None) is not None
+        return number
+
+    # --- reads and writes ---------------------------------------------------------------------------
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """While open, reads and writes of module attributes are noted."""
+        plain_get, replayer = object.__getattribute__, self
+        plain_set = nn.Module.__setattr__
+
+        def get(module: nn.Module, name: str) -> Any:
+            value = plain_get(module, name)
+            if replayer.watches and name not in _OWN and not name.startswith("__") and not isinstance(value, types.MethodType):
+                replayer._read(module, name, value)
+            return value
+
+        def put(module: nn.Module, name: str, value: Any) -> None:
+            for watch in replayer.watches:
+                watch.opaque = True
+            plain_set(module, name, value)
+
+        nn.Module.__getattribute__ = get  # type: ignore[method-assign, assignment]
+        nn.Module.__setattr__ = put  # type: ignore[method-assign, assignment]
+        try:
+            yield
+        finally:
+            del nn.Module.__getattribute__
+            nn.Module.__setattr__ = plain_set  # type: ignore[method-assign]
+
+    def _read(self, module: nn.Module, name: str, value: Any) -> None:
+        watch = self.watches[-1]
+        path, base = self.path_of.get(id(module)), watch.scope.path
+        if path is None:
+            return
+        where: str | nn.Module = module
+        if path == base:
+            where = ""
+        elif not base or path.startswith(base + "."):
+            where = path[len(base) + 1 :] if base else path
+        if (where, name) not in watch.reads:
+            watch.reads[where, name] = self.token(value)
+
+    def wrote(self, tensor: torch.Tensor, when: int) -> None:
+        """A tensor was written in place; `when` is its value or the time it was made (-1: before the run)."""
+        tracked = id(tensor) in self.recorder.tracked
+        if not tracked and self.recorder.ids.get(id(tensor), -1) >= 0 and self._is_buffer(tensor):
+            return
+        for watch in self.watches:
+            if when < (watch.vids if tracked else watch.scope.start + 1):
+                watch.opaque = True
+
+    def _is_buffer(self, tensor: torch.Tensor) -> bool:
+        return self.recorder.recording.values[self.recorder.ids[id(tensor)]].name.startswith(BUFFER)
+
+    def token(self, value: Any, depth: int = 0) -> Any:
+        """Something hashable or comparable that is equal for equal values."""
+        if value is None or isinstance(value, (int, float, str, bool, bytes, torch.dtype, torch.device)):
+            return (type(value).__name__, value)
+        if isinstance(value, nn.Module):
+            return ("module", type(value))
+        if isinstance(value, (nn.Parameter,)):
+            return ("parameter", _signature(value))
+        if isinstance(value, torch.Tensor):
+            return ("tensor", _signature(value), self._id(value))
+        if isinstance(value, (list, tuple)) and depth < 4:
+            return (type(value).__name__, *(self.token(v, depth + 1) for v in value))
+        if isinstance(value, dict) and depth < 4:
+            return ("dict", *((k if isinstance(k, str) else repr(k), self.token(v, depth + 1)) for k, v in value.items()))
+        if isinstance(value, functools.partial):
+            return ("partial", *(self.token(v, depth + 1) for v in (value.func, value.args, value.keywords)))
+        if isinstance(value, types.FunctionType):
+            cells = tuple(self.token(c.cell_contents, depth + 1) for c in (value.__closure__ or ()) if depth < 3)
+            return ("function", self._id(value.__code__), cells)
+        return self._object(value, depth)
+
+    def _object(self, value: Any, depth: int) -> Any:
+        if id(value) not in self.tokens:
+            self._id(value)
+            self.tokens[id(value)] = ("object", id(value))
+            if hasattr(value, "__dict__") and depth < 3 and not callable(value) and len(value.__dict__) < 300:
+                content = tuple(sorted((k, repr(self.token(v, depth + 1))) for k, v in value.__dict__.items()))
+                self.tokens[id(value)] = ("like", type(value), self.numbers.setdefault(content, len(self.numbers)))
+        return self.tokens[id(value)]
+
+    def _id(self, value: Any) -> int:
+        self.kept.append(value)  # so that the id stays its own
+        return id(value)
+
+    # --- calls --------------------------------------------------------------------------------------
+
+    def call(self, frame: sites.Frame, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Replay the call if an equal one is known, else trace it."""
+        module = frame.module
+        assert module is not None
+        number = self.shapes.get(id(module), -1)
+        key, leaves = None, []
+        if self.heavy.get(number) and self.watches and (self.counts[number] > 1 or "@" in frame.scope):
+            with torch._C.DisableTorchFunction():
+                leaves, spec = pytree.tree_flatten((args, kwargs))
+                key = (number, str(spec), self._arguments(leaves))
+                for template in self.templates.get(key, ()):
+                    if self._matches(template, module, leaves):
+                        return self._replay(template, frame, leaves)
+        watch = Watch(Scope("", frame.path, ""), module, len(self.recorder.recording.values))
+        self.watches.append(watch)
+        watch.scope.start = self.recorder.clock
+        try:
+            out = self.recorder.trace(frame, call, args, kwargs)
+        finally:
+            self.watches.pop()
+            self._inherit(watch)
+        if key is not None and not watch.opaque:
+            with torch._C.DisableTorchFunction():
+                self._learn(key, watch, frame, leaves, out)
+        return out
+
+    def _inherit(self, watch: Watch) -> None:
+        if not self.watches:
+            return
+        outer = self.watches[-1]
+        base, path = outer.scope.path, watch.scope.path
+        inside = not base or path.startswith(base + ".")
+        local = path[len(base) + 1 :] if base else path
+        for (where, name), token in watch.reads.items():
+            if isinstance(where, str):
+                if not inside:
+                    where = watch.module.get_submodule(where) if where else watch.module
+                else:
+                    where = f"{local}.{where}" if where else local
+            outer.reads.setdefault((where, name), token)
+
+    def _arguments(self, leaves: list[Any]) -> Any:
+        seen: dict[int, int] = {}
+        stores: dict[int, int] = {}
+        found = []
+        for leaf in leaves:
+            if isinstance(leaf, torch.Tensor):
+                store = leaf.untyped_storage()._cdata
+                found.append((
+                    "t", seen.setdefault(id(leaf), len(seen)), stores.setdefault(store, len(stores)), leaf.is_meta,
+                    id(leaf) in self.recorder.tracked, _signature(leaf),
+                ))  # fmt: skip
+            else:
+                found.append(self.token(leaf))
+        return tuple(found)
+
+    def _matches(self, template: Template, module: nn.Module, leaves: list[Any]) -> bool:
+        for position, values in template.constants:
+            if leaves[position] is not values and not torch.equal(leaves[position], values):
+                return False
+        for (where, name), token in template.reads.items():
+            try:
+                owner = where if isinstance(where, nn.Module) else module.get_submodule(where) if where else module
+                if self.token(getattr(owner, name)) != token:
+                    return False
+            except AttributeError:
+                return False
+        return True
+
+    def _learn(self, key: Any, watch: Watch, frame: sites.Frame, leaves: list[Any], out: Any) -> None:
+        recorder = self.recorder
+        scope = next(i for i in reversed(recorder.scope_stack[-1].items) if isinstance(i, Scope))
+        ports = [recorder.ids[id(t)] if id(t) in recorder.ids else -1 for t in leaves if isinstance(t, torch.Tensor)]
+        made, spec = pytree.tree_flatten(out)
+        results: list[tuple[str, Any]] = []
+        for leaf in made:
+            same = next((i for i, x in enumerate(leaves) if x is leaf), None) if isinstance(leaf, torch.Tensor) else None
+            if same is not None:
+                results.append(("in", same))
+            elif isinstance(leaf, torch.Tensor):
+                if id(leaf) not in recorder.tracked or not self._fresh(leaf, watch, made):
+                    return
+                results.append(("out", leaf))
+            elif leaf is None or isinstance(leaf, (int, float, str, bool)):
+                results.append(("literal", leaf))
+            else:
+                return
+        if not self._closed(scope, watch, set(ports)):
+            return
+        constants = [(i, x) for i, x in enumerate(leaves) if isinstance(x, torch.Tensor) and not x.is_meta]
+        self.templates.setdefault(key, []).append(Template(scope, watch.reads, ports, constants, results, spec))
+
+    def _fresh(self, leaf: torch.Tensor, watch: Watch, made: list[Any]) -> bool:
+        """Whether a result is memory of its own, made in this call."""
+        root = self.recorder.recording.values[self.recorder.ids[id(leaf)]].storage
+        store = leaf.untyped_storage()._cdata
+        alone = sum(isinstance(m, torch.Tensor) and m.untyped_storage()._cdata == store for m in made) == 1
+        return root >= watch.vids and alone
+
+    def _closed(self, scope: Scope, watch: Watch, ports: set[int]) -> bool:
+        """Whether the call computes with nothing but its arguments, its own parameters and constants."""
+        values = self.recorder.recording.values
+        under = scope.path + "."
+        for record in self.recorder.recording.flatten(scope):
+            for vid in (*record.inputs, *record.saved):
+                value = values[vid]
+                if vid >= watch.vids or vid in ports:
+                    continue
+                if value.kind == "activation" or (value.kind == "parameter" and not value.name.startswith(under)):
+                    return value.kind == "parameter" and not self._aliased(value.name, under)
+        return True
+
+    def _aliased(self, name: str, under: str) -> bool:
+        vid = self.recorder.recording.params[name]
+        return any(n.startswith(under) for n, v in self.recorder.recording.params.items() if v == vid)
+
+    def _replay(self, template: Template, frame: sites.Frame, leaves: list[Any]) -> Any:
+        recorder = self.recorder
+        tensors = [t for t in leaves if isinstance(t, torch.Tensor)]
+        ids = {port: recorder.use(t) for port, t in zip(template.ports, tensors, strict=True) if port >= 0}
+        made = []
+        for how, what in template.results:
+            if how == "in":
+                made.append(leaves[what])
+            elif how == "literal":
+                made.append(what)
+            else:
+                fresh = _like(what)
+                ids[recorder.ids[id(what)]] = recorder.produce(fresh)
+                made.append(fresh)
+        recorder.scope_stack[-1].items.append(Replay(frame.scope, frame.path, template.scope, ids))
+        self._inherit(Watch(Scope("", frame.path, ""), frame.module, 0, template.reads))  # type: ignore[arg-type]
+        return pytree.tree_unflatten(made, template.spec)
+
+
+def _like(tensor: torch.Tensor) -> torch.Tensor:
+    """A stranger of the same form, that autograd takes for a computed tensor."""
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t), torch._C.DisableTorchFunction():
+        fresh = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+        return fresh.requires_grad_().clone() if tensor.requires_grad else fresh
+
+
+def _signature(tensor: torch.Tensor) -> Any:
+    return (tuple(tensor.shape), tensor.dtype, tensor.stride() if tensor.layout == torch.strided else None, tensor.requires_grad)

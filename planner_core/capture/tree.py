@@ -1,0 +1,142 @@
+"""What a recording holds: a tree of module calls over numbered values, before it is folded into a Graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from planner_core.graph import Attr, TensorMeta, Value
+
+BUFFER = "buffer:"  # name prefix of a constant that is a buffer of the model
+
+
+@dataclass(slots=True)
+class Record:
+    """One recorded call; `site` is its full name, values are numbers of the recording."""
+
+    site: str
+    fn: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    attrs: dict[str, Attr]
+    module: str
+    saved: tuple[int, ...]
+    extra: tuple[TensorMeta, ...]
+
+
+@dataclass(slots=True)
+class Scope:
+    """One module call: what it did, in order. `start` is the number of constants made before it began."""
+
+    scope: str
+    path: str
+    kind: str
+    items: list[Record | Scope | Replay] = field(default_factory=list)
+    start: int = 0
+
+
+@dataclass(slots=True)
+class Replay:
+    """A module call that was not traced, since it equals `template`; `ids` maps the template's ports to values here."""
+
+    scope: str
+    path: str
+    template: Scope
+    ids: dict[int, int]
+
+    @property
+    def kind(self) -> str:
+        """Class of the module."""
+        return self.template.kind
+
+
+@dataclass(slots=True)
+class Recording:
+    """All values and calls of one forward pass. `births` says when a constant was made (-1: before the run)."""
+
+    values: list[Value]
+    births: dict[int, int]
+    root: Scope
+    params: dict[str, int]
+    buffers: dict[str, int]
+
+    def add(self, value: Value, birth: int = -1) -> int:
+        """Number a new value; `storage` -1 becomes its own number."""
+        vid = len(self.values)
+        self.values.append(replace(value, storage=vid) if value.storage < 0 else value)
+        self.births[vid] = birth
+        return vid
+
+    def flatten(self, node: Scope | Replay) -> list[Record]:
+        """All records under a node in order; replays are written out."""
+        if isinstance(node, Replay):
+            node = self.instantiate(node)
+        found: list[Record] = []
+        for item in node.items:
+            if isinstance(item, Record):
+                found.append(item)
+            else:
+                found.extend(self.flatten(item))
+        return found
+
+    def instantiate(self, call: Replay) -> Scope:
+        """The scope that tracing this call would have recorded."""
+        template, ids = call.template, dict(call.ids)
+
+        def value(vid: int) -> int:
+            if vid not in ids:
+                ids[vid] = self._counterpart(vid, call, value)
+            return ids[vid]
+
+        return self._copy(template, call, value)
+
+    def _counterpart(self, vid: int, call: Replay, value: object) -> int:
+        known, under = self.values[vid], call.template.path + "."
+        if known.kind == "parameter":
+            return self.params[_moved(known.name, call.template.path, call.path)] if known.name.startswith(under) else vid
+        if known.name.startswith(BUFFER + under):
+            return self.buffer(BUFFER + _moved(known.name[len(BUFFER) :], call.template.path, call.path), known)
+        if known.kind == "constant" and self.births[vid] < call.template.start:
+            return vid
+        storage = -1 if known.storage == vid else value(known.storage)  # type: ignore[operator]
+        return self.add(replace(known, storage=storage), self.births[vid])
+
+    def buffer(self, name: str, like: Value) -> int:
+        """The value of the buffer `name`, added when seen first."""
+        if name not in self.buffers:
+            self.buffers[name] = self.add(replace(like, name=name, storage=-1))
+        return self.buffers[name]
+
+    def _copy(self, scope: Scope, call: Replay, value: object) -> Scope:
+        def ids(vids: tuple[int, ...]) -> tuple[int, ...]:
+            return tuple(value(v) for v in vids)  # type: ignore[operator]
+
+        copy = Scope(
+            _moved(scope.scope, call.template.scope, call.scope), _moved(scope.path, call.template.path, call.path),
+            scope.kind, start=scope.start,
+        )  # fmt: skip
+        for item in scope.items:
+            if isinstance(item, Record):
+                copy.items.append(replace(
+                    item, site=_moved(item.site, call.template.scope, call.scope), inputs=ids(item.inputs),
+                    outputs=ids(item.outputs), saved=ids(item.saved),
+                ))  # fmt: skip
+            elif isinstance(item, Scope):
+                copy.items.append(self._copy(item, call, value))
+            else:
+                inner = self.instantiate(item)
+                copy.items.append(self._copy(inner, call, value))
+        return copy
+
+
+def _moved(name: str, old: str, new: str) -> str:
+    return new + name[len(old) :]
+
+
+def walk(node: Scope | Replay) -> Iterator[Scope | Replay]:
+    """Every traced module call and every replay, outermost first."""
+    yield node
+    if isinstance(node, Scope):
+        for item in node.items:
+            if not isinstance(item, Record):
+                yield from walk(item)
