@@ -118,7 +118,7 @@ def best_mesh(num_gpus: int, b1: float = 1.0, b2: float = 1.0, *, replicated_nor
     The bandwidths are those of the axes whatever the mesh; where they follow from a cluster, compare `layer_cost`.
     """
     meshes = [(d1, num_gpus // d1) for d1 in range(num_gpus, 0, -1) if num_gpus % d1 == 0]
-    return min(meshes, key=lambda mesh: layer_cost(*mesh, b1, b2, replicated_norm=replicated_norm))
+    return min(meshes, key=lambda mesh: layer_cost(mesh[0], mesh[1], b1, b2, replicated_norm=replicated_norm))
 
 
 def chunk_timeline(compute_s: Sequence[float], communication_s: Sequence[float]) -> tuple[Span, ...]:

@@ -218,7 +218,8 @@ def _stages(cluster: Cluster, units: list[_Ranks], crossed: list[int]) -> tuple[
 
 def _spread(unit: _Ranks) -> _Ranks:
     """How many units each group touches; `unit` [groups, size] ascends along each row."""
-    return 1 + np.count_nonzero(np.diff(unit, axis=1), axis=1)
+    changes: _Ranks = (np.diff(unit, axis=1) != 0).sum(axis=1, dtype=np.int64)
+    return changes + 1
 
 
 def _even(unit: _Ranks) -> bool:

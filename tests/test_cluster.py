@@ -1,0 +1,220 @@
+"""Bundled clusters hold the published figures; a user's file is read kindly and refused clearly."""
+
+import copy
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from planner_core.cluster import ASSETS, MAX_GPUS, Cluster, Level, cluster_names, gpu_names, load_cluster, load_gpu
+from planner_core.errors import InputError
+
+GOOD = {
+    "name": "mine",
+    "gpu": "h100-sxm",
+    "num_gpus": 16,
+    "levels": [
+        {"name": "NVLink", "size": 8, "unit_gb_per_s": 450, "latency_us": 3},
+        {"name": "InfiniBand", "size": 2, "unit_gbit_per_s": 3200, "latency_s": 7e-6, "efficiency": 0.9},
+    ],
+}
+NUMBERS = {
+    "h100-sxm": (989e12, 3.35e12, 80e9),
+    "h200-sxm": (989e12, 4.8e12, 141e9),
+    "a100-80gb-sxm": (312e12, 2.0e12, 80e9),
+    "v100-32gb-sxm": (125e12, 0.9e12, 32e9),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_hardware_holds_the_vendors_figures(name: str) -> None:
+    gpu = load_gpu(name)
+    flops, memory_bytes_per_s, memory_bytes = NUMBERS[name]
+    assert dict(gpu.peak_flops)["float16"] == flops
+    assert gpu.memory_bytes_per_s == memory_bytes_per_s
+    assert gpu.memory_bytes == memory_bytes
+
+
+def test_efficiencies_are_those_measured_on_an_h200() -> None:
+    gpu = load_gpu("h200-sxm")
+    assert gpu.flops_per_s("bfloat16") == pytest.approx(790e12, rel=0.01)
+    assert gpu.bytes_per_s == pytest.approx(4.3e12, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "gb_per_s"),
+    [
+        ("1x8-h100", (8,), (450,)),
+        ("2x8-h100", (8, 2), (450, 8 * 50)),
+        ("8x8-h100", (8, 8), (450, 8 * 50)),
+        ("1x8-h200", (8,), (450,)),
+        ("4x8-a100", (8, 4), (300, 8 * 25)),
+        ("2x8-v100-eth", (8, 2), (150, 4)),
+        ("1x4-a100-pcie", (4,), (32,)),
+    ],
+)
+def test_links_hold_the_vendors_figures(name: str, sizes: tuple[int, ...], gb_per_s: tuple[float, ...]) -> None:
+    levels = load_cluster(name).levels
+    assert tuple(level.size for level in levels) == sizes
+    assert tuple(level.unit_bytes_per_s / 1e9 for level in levels) == gb_per_s
+
+
+@pytest.mark.parametrize("name", cluster_names())
+def test_bundled_cluster_states_its_sources_and_round_trips(name: str) -> None:
+    cluster = load_cluster(name)
+    data = json.loads((ASSETS / "clusters" / f"{name}.json").read_text())
+    assert cluster.name == name
+    assert cluster.num_gpus == data["num_gpus"]
+    assert all({"unit_bytes_per_s", "efficiency", "latency_s"} <= set(level["sources"]) for level in data["levels"])
+    assert Cluster.from_json(json.loads(json.dumps(cluster.to_json()))) == cluster
+    assert isinstance(hash(cluster), int)
+
+
+@pytest.mark.parametrize("name", gpu_names())
+def test_bundled_gpu_states_its_sources(name: str) -> None:
+    data = json.loads((ASSETS / "hardware" / f"{name}.json").read_text())
+    assert {"peak_flops", "memory", "efficiency", "launch_s"} <= set(data["sources"])
+
+
+def test_training_dtype_follows_the_tensor_cores() -> None:
+    assert load_gpu("v100-32gb-sxm").training_dtype == "float16"
+    assert load_gpu("h100-sxm").training_dtype == "bfloat16"
+
+
+def test_a_dtype_that_is_not_listed_runs_at_the_slowest_rate() -> None:
+    gpu = load_gpu("a100-80gb-sxm")
+    assert gpu.flops_per_s("int64") == gpu.flops_per_s("float32") > 0
+
+
+def test_units_and_defaults_of_a_users_file(tmp_path: Path) -> None:
+    minimal = {key: value for key, value in GOOD.items() if key in ("gpu", "levels")}
+    path = tmp_path / "our-rack.json"
+    path.write_text(json.dumps(minimal))
+    cluster = load_cluster(path)
+    assert (cluster.name, cluster.num_gpus, cluster.gpu) == ("our-rack", 16, load_gpu("h100-sxm"))
+    assert cluster.levels == (
+        Level("NVLink", 8, 450e9, 3 * 1e-6),
+        Level("InfiniBand", 2, 400e9, 7e-6, 0.9),
+    )
+    assert cluster.levels[1].bytes_per_s == 0.9 * 400e9
+    assert [cluster.unit_gpus(i) for i in range(3)] == [1, 8, 16]
+
+
+def test_a_users_gpu_can_stand_in_the_file() -> None:
+    gpu = {"name": "fast", "peak_flops": {"bfloat16": 1e15}, "memory_bytes": 10**11, "memory_bytes_per_s": 5e12}
+    cluster = Cluster.from_json({**GOOD, "gpu": gpu})
+    assert cluster.gpu.flops_per_s("bfloat16") == 1e15
+    assert cluster.gpu.bytes_per_s == 5e12
+
+
+def test_scaled_clusters_change_one_thing() -> None:
+    cluster = load_cluster("2x8-h100")
+    assert cluster.with_memory(10**9).gpu == replace(cluster.gpu, memory_bytes=10**9)
+    assert [a.bytes_per_s / b.bytes_per_s for a, b in zip(cluster.with_bandwidth(2, 1).levels, cluster.levels, strict=True)] == [1, 2]
+    assert [a.latency_s / b.latency_s for a, b in zip(cluster.with_latency(3).levels, cluster.levels, strict=True)] == [3, 3]
+    for wrong in (0, -1, float("nan"), float("inf")):
+        with pytest.raises(InputError, match="cannot be scaled"):
+            cluster.with_bandwidth(wrong)
+    with pytest.raises(InputError, match="-5 bytes"):
+        cluster.with_memory(-5)
+
+
+MISSING = object()
+WRONG = [
+    (("num_gpus",), -1, "num_gpus is -1"),
+    (("num_gpus",), 0, "num_gpus is 0"),
+    (("num_gpus",), 17, "num_gpus is 17, but level sizes 8×2 make 16"),
+    (("num_gpus",), True, "num_gpus is True"),
+    (("num_gpus",), "16", 'num_gpus is "16"'),
+    (("num_gpus",), 10**6, "num_gpus is 1000000"),
+    (("name",), "", 'name is ""'),
+    (("name",), 5, "name is 5"),
+    (("name",), "a\nb", "name is"),
+    (("gpu",), MISSING, "gpu is missing; give one of a100"),
+    (("gpu",), "h100-smx", "did you mean h100-sxm"),
+    (("gpu",), "../clusters/1x8-h100", "no GPU is called"),
+    (("gpu",), 7, "gpu is 7"),
+    (("gpu",), {"peak_flops": {"bfloat16": -1}, "memory_bytes": 1, "memory_bytes_per_s": 1}, "bfloat16 is -1"),
+    (("gpu",), {"peak_flops": {}, "memory_bytes": 1, "memory_bytes_per_s": 1}, "peak_flops is empty"),
+    (("gpu",), {"peak_flops": {"bfloat16": 1}, "memory_bytes_per_s": 1}, "memory_bytes is missing"),
+    (("gpu",), {"peak_flops": {"bfloat16": 1}, "memory_bytes": 1, "memory_bytes_per_s": 0}, "memory_bytes_per_s is 0"),
+    (("levels",), MISSING, "levels is missing"),
+    (("levels",), [], "levels is []"),
+    (("levels",), {}, "levels is {}"),
+    (("levels", 0), "NVLink", 'level 0 is "NVLink"'),
+    (("levels", 0, "size"), MISSING, "level 0: size is missing"),
+    (("levels", 0, "size"), 0, "level 0: size is 0"),
+    (("levels", 0, "size"), 2.5, "level 0: size is 2.5"),
+    (("levels", 0, "size"), None, "level 0: size is missing"),
+    (("levels", 0, "unit_gb_per_s"), MISSING, "level 0: unit_bytes_per_s is missing"),
+    (("levels", 0, "unit_gb_per_s"), -450, "level 0: unit_gb_per_s is -450"),
+    (("levels", 0, "unit_gb_per_s"), 0, "level 0: unit_gb_per_s is 0"),
+    (("levels", 0, "unit_gb_per_s"), "fast", 'level 0: unit_gb_per_s is "fast"'),
+    (("levels", 0, "unit_gb_per_s"), float("nan"), "unit_gb_per_s is nan"),
+    (("levels", 0, "unit_gb_per_s"), float("inf"), "unit_gb_per_s is inf"),
+    (("levels", 0, "unit_gb_per_s"), [450], "unit_gb_per_s is [450]"),
+    (("levels", 0, "unit_gbit_per_s"), 3600, "unit_bytes_per_s is given twice"),
+    (("levels", 0, "latency_us"), -3, "level 0: latency_us is -3"),
+    (("levels", 0, "latency_us"), MISSING, "level 0: latency_s is missing"),
+    (("levels", 1, "efficiency"), 1.5, "efficiency is 1.5"),
+    (("levels", 1, "efficiency"), 0, "efficiency is 0"),
+    (("levels", 1, "eficiency"), 0.5, "did you mean efficiency"),
+    (("colour",), "red", '"colour" is not a field'),
+]
+
+
+@pytest.mark.parametrize(("where", "value", "message"), WRONG, ids=[f"{w[-1]}-{i}" for i, (w, _, _) in enumerate(WRONG)])
+def test_each_wrong_field_is_told_in_one_sentence(where: tuple[str | int, ...], value: object, message: str) -> None:
+    data = copy.deepcopy(GOOD)
+    parent: object = data
+    for key in where[:-1]:
+        parent = parent[key]  # type: ignore[index]
+    if value is MISSING:
+        del parent[where[-1]]  # type: ignore[attr-defined]
+    else:
+        parent[where[-1]] = value  # type: ignore[index]
+    with pytest.raises(InputError) as caught:
+        Cluster.from_json(data)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 300
+
+
+def test_too_many_gpus_are_refused() -> None:
+    levels = [{"size": 1000, "unit_gb_per_s": 1, "latency_us": 1}] * 2
+    with pytest.raises(InputError, match=f"make 1000000 GPUs; at most {MAX_GPUS}"):
+        Cluster.from_json({"gpu": "h100-sxm", "levels": levels})
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"{", "c.json is not JSON"),
+        (b"\xff\xfe\x00", "c.json is not JSON"),
+        (b"[" * 100_000, "c.json is not JSON"),
+        (b"", "c.json is not JSON"),
+        (b"[1]", "is [1], but must be an object"),
+        (b'{"name": "x", "num_gpus": -1}', "num_gpus is -1"),
+        (b" " * 2_000_000, "c.json has 2000000 bytes"),
+    ],
+    ids=range(7),
+)
+def test_a_broken_file_is_told_in_one_sentence(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "c.json"
+    path.write_bytes(content)
+    with pytest.raises(InputError) as caught:
+        load_cluster(path)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_unknown_names_suggest_the_nearest(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r'no cluster is called "2x8-h10"; did you mean (2x8-h100|1x8-h100)'):
+        load_cluster("2x8-h10")
+    with pytest.raises(InputError, match="there are 1x4-a100-pcie, 1x8-h100"):
+        load_cluster("???")
+    with pytest.raises(InputError, match=r"none.json cannot be read \(No such file"):
+        load_cluster(tmp_path / "none.json")
+    with pytest.raises(InputError, match=r"cannot be read \(Is a directory"):
+        load_cluster(str(tmp_path) + "/")
