@@ -1,0 +1,51 @@
+"""From a plan to a running model, in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.utils import _pytree as pytree
+
+from planner_core.runtime.params import Init, Parameters
+from planner_core.runtime.reading import PlanMismatch, read_params
+from planner_core.runtime.steering import Steered, Steering
+
+
+def apply(model: nn.Module, plan: Mapping[str, Any], mesh: DeviceMesh, *, init: Init | None = None) -> Steering:
+    """Shard `model` in place and let its calls run under `plan` (the JSON form) on `mesh`.
+
+    The model may hold whole weights (equal on every rank), or lie on meta with `init(name, parameter)` giving whole
+    values one at a time; on meta without `init` it runs without values. Afterwards the model is called as before, with
+    the whole batch on every rank; its loss is the global one, and `backward`, optimizers and
+    `torch.distributed.checkpoint` work on its parameters. Raises PlanMismatch where plan, mesh and model disagree.
+    """
+    sizes = tuple(plan["mesh"]["sizes"])
+    if tuple(mesh.shape) != sizes:
+        raise PlanMismatch(f"the plan is for a mesh of sizes {sizes}, the mesh here has {tuple(mesh.shape)}")
+    params = Parameters(mesh)
+    params.shard(model, read_params(plan), init)
+    steering = Steering(model, plan, mesh, params)
+    plain, inside = model.forward, False
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        nonlocal inside
+        if inside:
+            return plain(*args, **kwargs)
+        inside, outer = True, steering.active
+        try:
+            with steering.running():
+                out = model(*args, **kwargs)
+            return out if outer else hand_out(out)
+        finally:
+            inside = False
+
+    model.forward = forward  # type: ignore[method-assign]
+    return steering
+
+
+def hand_out(tree: Any) -> Any:
+    """Results for the caller: scalars as plain tensors with their gradient, larger ones as they are (`full_tensor()`)."""
+    return pytree.tree_map(lambda t: t.local if isinstance(t, Steered) and t.dim() == 0 else t, tree)

@@ -1,0 +1,138 @@
+"""One rank's tensor from one placement to another: each step is one collective, or local, along one mesh axis.
+
+    P>R all_reduce    P>S reduce_scatter    S>R all_gather    S>S all_to_all    R>S slice    S>P pad with zeros    R>P divide
+
+A dim with segments (q, k, v in one projection) is dealt segment by segment: every rank holds a share of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.distributed._functional_collectives as collectives
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Replicate, Shard
+
+from planner_core.runtime.reading import Edge, Placements, Segments, Step
+
+
+def deliver(x: torch.Tensor, edge: Edge, mesh: DeviceMesh) -> torch.Tensor:
+    """The tensor after the edge's forward steps; its gradient will take the backward steps."""
+    if not edge.forward and not (edge.backward and x.requires_grad):
+        return x
+    moved: torch.Tensor = _Moved.apply(x, edge, mesh)
+    return moved
+
+
+class _Moved(torch.autograd.Function):
+    _shardscope = True  # not an op of the model
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, edge: Edge, mesh: DeviceMesh) -> torch.Tensor:
+        ctx.edge, ctx.mesh = edge, mesh
+        moved = move(x, edge.forward, mesh, edge.segments)
+        return x.view_as(x) if moved is x else moved
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return move(gradient, ctx.edge.backward, ctx.mesh, ctx.edge.segments), None, None
+
+
+def move(x: torch.Tensor, steps: Iterable[Step], mesh: DeviceMesh, segments: Segments) -> torch.Tensor:
+    """Takes the steps in order, without autograd."""
+    for step in steps:
+        if mesh.size(step.axis) > 1:
+            x = _move(x, step, mesh, segments)
+    return x
+
+
+def _move(x: torch.Tensor, step: Step, mesh: DeviceMesh, segments: Segments) -> torch.Tensor:
+    src, dst, group, n = step.src, step.dst, (mesh, step.axis), mesh.size(step.axis)
+    if isinstance(dst, Replicate):
+        if not isinstance(src, Shard):
+            return all_reduce(x, mesh, step.axis)
+        gathered = _done(collectives.all_gather_single(x.contiguous(), src.dim, group))
+        return _by_segment(gathered, src.dim, n, segments)
+    if isinstance(dst, Shard):
+        if isinstance(src, Replicate):
+            return own_slice(x, dst.dim, mesh, step.axis, segments).contiguous()
+        if isinstance(src, Shard):
+            return _exchange(x, src.dim, dst.dim, mesh, step.axis, segments)
+        ranked = _by_rank(x, dst.dim, n, segments).contiguous()
+        return _done(collectives.reduce_scatter_single(ranked, "sum", dst.dim, group))
+    return x / n if isinstance(src, Replicate) else _pad(x, src.dim, mesh, step.axis, segments)
+
+
+def all_reduce(x: torch.Tensor, mesh: DeviceMesh, axis: int, reduction: str = "sum") -> torch.Tensor:
+    """The sum (or max) of every rank's tensor along a mesh axis."""
+    return _done(collectives.all_reduce(x.contiguous(), reduction, (mesh, axis)))
+
+
+def place(x: torch.Tensor, placements: Placements, mesh: DeviceMesh, segments: Segments) -> torch.Tensor:
+    """This rank's view of a tensor that every rank holds whole; its share of the sum where Partial."""
+    for axis, placement in enumerate(placements):
+        if isinstance(placement, Shard):
+            x = own_slice(x, placement.dim, mesh, axis, segments)
+        elif not isinstance(placement, Replicate):
+            x = x / mesh.size(axis)
+    return x
+
+
+def own_slice(x: torch.Tensor, dim: int, mesh: DeviceMesh, axis: int, segments: Segments) -> torch.Tensor:
+    """This rank's share of `dim`: a view unless the dim has segments."""
+    n, rank = mesh.size(axis), mesh.get_local_rank(axis)
+    if x.size(dim) % n:
+        raise ValueError(f"dim {dim} of a tensor of shape {tuple(x.shape)} cannot be split evenly over {n} ranks")
+    shares = [part.chunk(n, dim)[rank] for part in _parts(x, dim, segments)]
+    return shares[0] if len(shares) == 1 else torch.cat(shares, dim)
+
+
+def position(dims: Placements, dim: int, mesh: DeviceMesh) -> int:
+    """Which slice of `dim` this rank holds where several axes may split it, the outer one in larger pieces."""
+    index = 0
+    for axis, placement in enumerate(dims):
+        if placement == Shard(dim):
+            index = index * mesh.size(axis) + mesh.get_local_rank(axis)
+    return index
+
+
+def _done(x: torch.Tensor) -> torch.Tensor:
+    return x.wait() if isinstance(x, collectives.AsyncCollectiveTensor) else x
+
+
+def _parts(x: torch.Tensor, dim: int, segments: Segments) -> tuple[torch.Tensor, ...]:
+    sizes = segments.get(dim, (1,))
+    return x.split([size * x.size(dim) // sum(sizes) for size in sizes], dim)
+
+
+def _by_rank(x: torch.Tensor, dim: int, n: int, segments: Segments) -> torch.Tensor:
+    if len(segments.get(dim, ())) < 2:
+        return x
+    shares = [part.chunk(n, dim) for part in _parts(x, dim, segments)]
+    return torch.cat([share[rank] for rank in range(n) for share in shares], dim)
+
+
+def _by_segment(x: torch.Tensor, dim: int, n: int, segments: Segments) -> torch.Tensor:
+    if len(segments.get(dim, ())) < 2:
+        return x
+    shares = [_parts(chunk, dim, segments) for chunk in x.chunk(n, dim)]
+    return torch.cat([share[part] for part in range(len(shares[0])) for share in shares], dim)
+
+
+def _exchange(x: torch.Tensor, src: int, dst: int, mesh: DeviceMesh, axis: int, segments: Segments) -> torch.Tensor:
+    n = mesh.size(axis)
+    pieces = torch.cat([piece.unsqueeze(0) for piece in _by_rank(x, dst, n, segments).chunk(n, dst)])
+    received = _done(collectives.all_to_all_single(pieces, None, None, (mesh, axis)))
+    return _by_segment(torch.cat(received.unbind(0), src), src, n, segments)
+
+
+def _pad(x: torch.Tensor, dim: int, mesh: DeviceMesh, axis: int, segments: Segments) -> torch.Tensor:
+    shape = list(x.shape)
+    shape[dim] *= mesh.size(axis)
+    whole = x.new_zeros(shape)
+    shares = (part.chunk(mesh.size(axis), dim)[mesh.get_local_rank(axis)] for part in _parts(whole, dim, segments))
+    for own, piece in zip(shares, _parts(x, dim, segments), strict=True):
+        own.copy_(piece)
+    return whole

@@ -1,0 +1,120 @@
+"""Parameters as a plan stores them: sharded DTensors, gathered where used whole, gradients summed where Partial."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from planner_core.runtime.moves import move, place
+from planner_core.runtime.reading import Edge, Placements, Row, Stored
+
+Init = Callable[[str, torch.Tensor], torch.Tensor]
+"""The whole value of a parameter, given its name and the parameter (which may be on meta)."""
+
+
+class Parameters:
+    """The sharded parameters of one model."""
+
+    def __init__(self, mesh: DeviceMesh) -> None:
+        self.mesh = mesh
+        self.sync_gradients = True
+        self._stored: dict[int, tuple[nn.Parameter, Stored]] = {}
+
+    def __contains__(self, tensor: torch.Tensor) -> bool:
+        return id(tensor) in self._stored
+
+    def stored(self, param: torch.Tensor) -> Stored:
+        """How a parameter is stored."""
+        return self._stored[id(param)][1]
+
+    def local(self, param: torch.Tensor) -> torch.Tensor:
+        """This rank's part; a gradient that arrives is taken as it is."""
+        assert isinstance(param, DTensor)
+        return param.to_local(grad_placements=param.placements)
+
+    def shard(self, model: nn.Module, stored: Mapping[str, Stored], init: Init | None) -> None:
+        """Replace every parameter by its part. Tied ones stay tied; without `init` a model on meta stays there.
+
+        A parameter that the plan does not name (no op uses it) is kept whole.
+        """
+        names: dict[int, list[str]] = {}
+        for name, param in model.named_parameters(remove_duplicate=False):
+            names.setdefault(id(param), []).append(name)
+        whole = Stored((Replicate(),) * self.mesh.ndim, (), (), {})
+        made: dict[int, nn.Parameter] = {}
+        for module in model.modules():
+            for short, old in module._parameters.items():
+                if old is None or id(old) in self._stored:
+                    continue
+                if id(old) not in made:
+                    aliases = names[id(old)]
+                    entry = next((stored[n] for n in aliases if n in stored), whole)
+                    made[id(old)] = self._shard(aliases[0], old, entry, init)
+                module._parameters[short] = made[id(old)]
+
+    def _shard(self, name: str, old: nn.Parameter, stored: Stored, init: Init | None) -> nn.Parameter:
+        with torch.no_grad():
+            full = old.detach() if init is None else init(name, old).to(self.mesh.device_type)
+            local = place(full, stored.placements, self.mesh, stored.segments).contiguous()
+            if local.untyped_storage().nbytes() != local.nbytes:  # a slice would keep the whole alive
+                local = local.clone()
+        whole = DTensor.from_local(
+            local, self.mesh, stored.placements, run_check=False, shape=full.shape, stride=full.contiguous().stride()
+        )
+        param = nn.Parameter(whole, requires_grad=old.requires_grad)
+        self._stored[id(param)] = (param, stored)
+        if stored.sync and param.requires_grad:
+            param.register_post_accumulate_grad_hook(self._sum_gradient)
+        return param
+
+    def _sum_gradient(self, param: torch.Tensor) -> None:
+        if self.sync_gradients and isinstance(param.grad, DTensor):
+            gradient = param.grad.to_local()
+            for axis in self.stored(param).sync:
+                if self.mesh.size(axis) > 1:
+                    dist.all_reduce(gradient, group=self.mesh.get_group(axis))
+
+    @contextlib.contextmanager
+    def regathered(self, operands: Sequence[torch.Tensor], local: Sequence[torch.Tensor], row: Row) -> Iterator[None]:
+        """Of weights gathered for this op autograd keeps only the way to gather them again."""
+        gathered = {
+            whole.untyped_storage()._cdata: (param, edge)
+            for param, whole, edge in zip(operands, local, row.inputs, strict=True)
+            if param in self and _gathers(edge) and whole.requires_grad
+        }
+        if not gathered:
+            yield
+            return
+
+        def pack(tensor: torch.Tensor) -> object:
+            found = gathered.get(tensor.untyped_storage()._cdata)
+            if found is None:
+                return tensor
+            return (*found, tensor.shape, tensor.stride(), tensor.storage_offset())
+
+        def unpack(kept: object) -> torch.Tensor:
+            if isinstance(kept, torch.Tensor):
+                return kept
+            assert isinstance(kept, tuple)
+            param, edge, shape, stride, offset = kept
+            with torch.no_grad():
+                return move(param.to_local(), edge.forward, self.mesh, edge.segments).as_strided(shape, stride, offset)
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+            yield
+
+
+def _gathers(edge: Edge) -> bool:
+    return any(isinstance(s.src, Shard) and isinstance(s.dst, Replicate) for s in edge.forward)
+
+
+def placements_of(param: torch.Tensor) -> Placements:
+    """Placements of a sharded parameter."""
+    assert isinstance(param, DTensor)
+    return tuple(param.placements)

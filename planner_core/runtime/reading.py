@@ -1,0 +1,123 @@
+"""The plan file as the runtime needs it: placements, steps, edges and rows of torch's own placement types."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement
+
+Placements = tuple[Placement, ...]
+Segments = Mapping[int, tuple[int, ...]]
+
+
+class PlanMismatch(RuntimeError):
+    """The running model is not the one that the plan was made for; the message names the op."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One move of a tensor along one mesh axis."""
+
+    axis: int
+    src: Placement
+    dst: Placement
+
+
+@dataclass(frozen=True)
+class Edge:
+    """Forward placements before and after, and the steps that the tensor and its gradient take."""
+
+    src: Placements
+    dst: Placements
+    forward: tuple[Step, ...] = ()
+    backward: tuple[Step, ...] = ()
+    segments: Segments = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Row:
+    """How one op runs: an edge for every tensor operand and every result."""
+
+    inputs: tuple[Edge, ...]
+    outputs: tuple[Edge, ...]
+
+
+@dataclass(frozen=True)
+class Stored:
+    """How one parameter is stored, and over which axes its gradient is summed."""
+
+    placements: Placements
+    sync: tuple[int, ...]
+    gathered: tuple[int, ...]
+    segments: Segments
+
+
+def read_rows(plan: Mapping[str, Any]) -> dict[str, Row]:
+    """Every op of the unfolded model by its site."""
+    rows: dict[str, Row] = {}
+    for block in plan["blocks"].values():
+        sites = {name: _row(ins, outs) for name, (ins, outs) in block["sites"].items()}
+        for prefix in block["prefixes"]:
+            rows.update({_join(prefix, name): row for name, row in sites.items()})
+    return rows
+
+
+def read_params(plan: Mapping[str, Any]) -> dict[str, Stored]:
+    """Every parameter of the unfolded model by its name."""
+    stored: dict[str, Stored] = {}
+    for block in plan["blocks"].values():
+        for name, (placements, sync, gathered, segments) in block["params"].items():
+            entry = Stored(_placements(placements), tuple(sync), tuple(gathered), _segments(segments))
+            stored.update({_join(prefix, name): entry for prefix in block["prefixes"]})
+    return stored
+
+
+def block_prefixes(plan: Mapping[str, Any]) -> Iterator[str]:
+    """Scopes of the repeated blocks."""
+    for block in plan["blocks"].values():
+        yield from (prefix for prefix in block["prefixes"] if prefix)
+
+
+def _join(prefix: str, name: str) -> str:
+    return prefix + name if not prefix or name.startswith("/") else f"{prefix}.{name}"
+
+
+def _row(inputs: list[Any], outputs: list[Any]) -> Row:
+    return Row(tuple(map(_edge, inputs)), tuple(map(_edge, outputs)))
+
+
+def _edge(row: list[Any]) -> Edge:
+    src, dst, forward, backward, segments = row
+    return Edge(
+        _placements(src.partition("|")[0]), _placements(dst.partition("|")[0]), _steps(forward), _steps(backward),
+        _segments(segments),
+    )  # fmt: skip
+
+
+def _segments(data: Mapping[str, list[int]]) -> dict[int, tuple[int, ...]]:
+    return {int(dim): tuple(sizes) for dim, sizes in data.items()}
+
+
+@functools.cache
+def _placements(text: str) -> Placements:
+    return tuple(map(_placement, text.split(",")))
+
+
+def _placement(text: str) -> Placement:
+    if text in ("R", "P"):
+        return Replicate() if text == "R" else Partial()
+    return Shard(int(text[2:-1]))
+
+
+@functools.cache
+def _steps(text: str) -> tuple[Step, ...]:
+    steps = []
+    for part in text.split():
+        axis, _, change = part.partition(":")
+        src, _, dst = change.partition(">")
+        steps.append(Step(int(axis), _placement(src), _placement(dst)))
+    return tuple(steps)

@@ -1,0 +1,255 @@
+"""A model runs under a plan: its own code, on tensors that look whole and hold one rank's part.
+
+`apply` shards the parameters (as DTensors, so that checkpoints know their layout) and lets every forward pass run in a
+`TorchFunctionMode`. For each op the mode looks up the op's row by its site, brings the operands where the row wants
+them, runs the op on local tensors, and delivers the results. A plan that does not fit the model is an error that names
+the op; nothing is decided here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Self
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.overrides import TorchFunctionMode
+
+from planner_core import sites
+from planner_core.runtime.local_ops import Call, attention, run_local
+from planner_core.runtime.moves import deliver, place
+from planner_core.runtime.params import Parameters
+from planner_core.runtime.reading import Edge, Placements, PlanMismatch, Row, block_prefixes, read_rows
+
+
+class Steered(torch.Tensor):
+    """A tensor of the running model: shaped like the whole, holding one rank's part in `local`, placed as `placements` say."""
+
+    local: torch.Tensor
+    placements: Placements
+    mesh: DeviceMesh
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, local: torch.Tensor, like: torch.Tensor, placements: Placements, mesh: DeviceMesh) -> Self:
+        device = mesh.device_type if local.is_meta else local.device
+        whole: Self = torch.Tensor._make_wrapper_subclass(
+            cls, like.shape, strides=like.stride(), dtype=local.dtype, device=device
+        )
+        whole.local, whole.placements, whole.mesh = local, placements, mesh
+        return whole
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise PlanMismatch(f"{func} was called on a tensor of a running plan outside the model; use .full_tensor() first")
+
+    def full_tensor(self) -> torch.Tensor:
+        """The whole tensor on every rank, without gradient."""
+        x = DTensor.from_local(self.local.detach(), self.mesh, self.placements, run_check=False)
+        return x.full_tensor()
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"Steered(shape={tuple(self.shape)}, local={tuple(self.local.shape)}, placements={self.placements})"
+
+
+class Steering(TorchFunctionMode):
+    """Runs `model` under a plan. Made by `apply`; `sync_gradients` may be switched off while micro-batches accumulate."""
+
+    def __init__(self, model: nn.Module, plan: Mapping[str, Any], mesh: DeviceMesh, params: Parameters) -> None:
+        super().__init__()
+        self.model, self.mesh, self.params = model, mesh, params
+        self.rows = read_rows(plan)
+        self.seen: dict[Any, tuple[list[torch.Tensor], int | None]] = {}
+        self.recompute = set(block_prefixes(plan)) if plan["workload"].get("recompute") == "full" else set()
+        self.scopes = sites.Scopes(model, self._module_call)
+        self.active = False
+        self._recomputed = False
+
+    # --- running --------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[sites.Scopes]:
+        """Model calls in here run under the plan; also what follows them, in `scopes.named("loss")`."""
+        if self.active:
+            yield self.scopes
+            return
+        self.active = True
+        try:
+            with self.scopes, self:
+                yield self.scopes
+        finally:
+            self.active = False
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes in here leave gradients unsummed (micro-batches before the last)."""
+        self.params.sync_gradients = False
+        try:
+            yield
+        finally:
+            self.params.sync_gradients = True
+
+    def _module_call(self, frame: sites.Frame, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if frame.scope not in self.recompute or not torch.is_grad_enabled():
+            return call(*args, **kwargs)
+        from torch.utils.checkpoint import checkpoint
+
+        def again(*inputs: Any, **named: Any) -> Any:
+            with self.running():
+                self.scopes.frames.append(sites.Frame(frame.module, frame.path, frame.scope))
+                self._recomputed = True
+                try:
+                    return call(*inputs, **named)
+                finally:
+                    self._recomputed = False
+                    self.scopes.frames.pop()
+
+        return checkpoint(again, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+
+    # --- one call -------------------------------------------------------------------------------------
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.Tensor.__iter__:
+            return iter(self.__torch_function__(torch.Tensor.unbind, types, args, kwargs))
+        fn = sites.canonical(func, kwargs)
+        operands = sites.tensors((args, kwargs))
+        if fn is None or not any(isinstance(t, Steered) or t in self.params for t in operands):
+            return func(*args, **kwargs)
+        if fn in sites.DROPOUTS:
+            kwargs = {**kwargs, "p": 0.0} if "p" in kwargs else kwargs
+        whole, unchanged = self._whole_results(fn, func, args, kwargs)
+        if unchanged is not None:
+            return operands[unchanged]
+        if not whole:
+            return func(*args, **kwargs)
+        return self._run(self.scopes.site(fn), fn, func, args, kwargs, operands, whole)
+
+    def _run(
+        self, site: str, fn: str, func: Any, args: Any, kwargs: dict[str, Any], operands: list[torch.Tensor],
+        whole: list[torch.Tensor],
+    ) -> Any:  # fmt: skip
+        row = self.rows.get(site)
+        if row is None:
+            raise PlanMismatch(f"{site} is not in the plan: the running model is not the one that was planned")
+        if len(row.inputs) != len(operands) or len(row.outputs) != len(whole):
+            raise PlanMismatch(
+                f"{site} has {len(operands)} operands and {len(whole)} results, the plan {len(row.inputs)} and {len(row.outputs)}"
+            )
+        meta = any(t.local.is_meta if isinstance(t, Steered) else t.is_meta for t in operands)
+        local = [self._take(site, t, e, meta) for t, e in zip(operands, row.inputs, strict=True)]
+        # a recomputed block keeps nothing, so there it is the recomputation that gathers again
+        kept = contextlib.nullcontext() if self._recomputed else self.params.regathered(operands, local, row)
+        with kept:
+            out = self._call(site, fn, func, args, kwargs, row, local, whole)
+        if sites.is_inplace(fn):
+            return self._rewrite(site, args[0], out, row.outputs[0])
+        made = iter(zip(row.outputs, whole, strict=True))
+        return _replaced(out, lambda t: self._hand_out(t, *next(made)))
+
+    def _call(
+        self, site: str, fn: str, func: Any, args: Any, kwargs: dict[str, Any], row: Row, local: list[torch.Tensor],
+        whole: list[torch.Tensor],
+    ) -> Any:  # fmt: skip
+        taken = iter(local)
+        args, kwargs = _replaced((args, kwargs), lambda _: next(taken))
+        if sites.is_inplace(fn):
+            fn, func, args, kwargs = _out_of_place(fn, func, args, kwargs)
+        try:
+            return run_local(Call(fn, func, args, kwargs, row, [tuple(t.shape) for t in whole], self.mesh))
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, ValueError, NotImplementedError, TypeError) as error:
+            shapes = ", ".join(str(tuple(t.shape)) for t in local)
+            raise PlanMismatch(f"{site} cannot run on local tensors of shapes {shapes}: {error}") from error
+
+    def _take(self, site: str, tensor: torch.Tensor, edge: Edge, meta: bool) -> torch.Tensor:
+        """The operand as the op wants it, on this rank."""
+        if isinstance(tensor, Steered) or tensor in self.params:
+            held = tensor.placements if isinstance(tensor, Steered) else self.params.stored(tensor).placements
+            if held != edge.src:
+                raise PlanMismatch(f"{site} expects an operand placed {edge.src}, but it is placed {held}")
+            local = tensor.local if isinstance(tensor, Steered) else self.params.local(tensor)
+            return deliver(local, edge, self.mesh)
+        local = place(tensor, edge.dst, self.mesh, edge.segments)
+        return torch.empty_like(local, device="meta") if meta else local
+
+    def _hand_out(self, local: torch.Tensor, edge: Edge, whole: torch.Tensor) -> Steered:
+        return Steered(deliver(local, edge, self.mesh), whole, edge.dst, self.mesh)
+
+    def _rewrite(self, site: str, target: torch.Tensor, local: torch.Tensor, edge: Edge) -> Steered:
+        """An in-place call made a new version: whoever holds the tensor sees it."""
+        if not isinstance(target, Steered):
+            raise PlanMismatch(f"{site} writes a computed tensor into a constant in place")
+        target.local, target.placements = deliver(local, edge, self.mesh), edge.dst
+        return target
+
+    def _whole_results(self, fn: str, func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[list[torch.Tensor], int | None]:
+        """Metadata of the whole results, or the number of the operand that the call hands back unchanged."""
+        key = (func, _signature(args), _signature(kwargs))
+        if key not in self.seen:
+            self.seen[key] = _infer(fn, func, args, kwargs)
+        return self.seen[key]
+
+
+def _infer(fn: str, func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[list[torch.Tensor], int | None]:
+    meta_args, meta_kwargs = _replaced((args, kwargs), _meta)
+    operands = sites.tensors((meta_args, meta_kwargs))
+    with torch.no_grad():
+        out = (attention if fn == "scaled_dot_product_attention" else func)(*meta_args, **meta_kwargs)
+    if sites.is_inplace(fn):
+        return [operands[0]], None
+    if fn != "contiguous":
+        unchanged = [i for i, t in enumerate(operands) if out is t]
+        if unchanged:
+            return [], unchanged[0]
+    return sites.outputs(fn, () if fn == "contiguous" else meta_args, out), None
+
+
+def _meta(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
+def _signature(tree: Any) -> Any:
+    if isinstance(tree, torch.Tensor):
+        return tuple(tree.shape), tree.stride(), tree.dtype
+    if isinstance(tree, (tuple, list)):
+        return tuple(map(_signature, tree))
+    if isinstance(tree, dict):
+        return tuple((name, _signature(item)) for name, item in tree.items())
+    if isinstance(tree, slice):
+        return "slice", _signature((tree.start, tree.stop, tree.step))
+    return type(tree), tree if isinstance(tree, (int, float, str, torch.dtype)) else repr(tree)
+
+
+def _replaced(tree: Any, change: Callable[[torch.Tensor], Any]) -> Any:
+    """The same nested arguments with every tensor replaced, in the order of `sites.tensors`."""
+    if isinstance(tree, torch.Tensor):
+        return change(tree)
+    if isinstance(tree, (tuple, list)):
+        items = [_replaced(item, change) for item in tree]
+        return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items) if type(tree) in (tuple, list) else tuple(items)
+    if isinstance(tree, dict):
+        return {name: _replaced(item, change) for name, item in tree.items()}
+    if isinstance(tree, slice):
+        return slice(*(_replaced(item, change) for item in (tree.start, tree.stop, tree.step)))
+    return tree
+
+
+def _out_of_place(fn: str, func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[str, Any, Any, dict[str, Any]]:
+    """The same call on a new tensor: the old version may be needed for backward, or be shared with a collective."""
+    kwargs = {name: value for name, value in kwargs.items() if name != "inplace"}
+    name = fn.rstrip("_")
+    for owner in (torch.Tensor, torch, nn.functional):
+        if hasattr(owner, name) and fn != "setitem":
+            return name, getattr(owner, name), args, kwargs
+
+    def on_copy(target: torch.Tensor, *rest: Any, **named: Any) -> torch.Tensor:
+        copy = target.clone()
+        func(copy, *rest, **named)
+        return copy
+
+    return name, on_copy, args, kwargs

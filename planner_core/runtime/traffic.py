@@ -1,0 +1,79 @@
+"""Collectives as they are issued: counted by phase, kind and mesh axis, below autograd and DTensor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+KINDS = {"all_reduce": "all_reduce", "allreduce_": "all_reduce", "all_gather_into_tensor": "all_gather",
+         "_allgather_base_": "all_gather", "reduce_scatter_tensor": "reduce_scatter",
+         "_reduce_scatter_base_": "reduce_scatter", "all_to_all_single": "all_to_all", "alltoall_base_": "all_to_all",
+         "broadcast": "broadcast", "broadcast_": "broadcast"}  # fmt: skip
+
+
+class CountCollectives(TorchDispatchMode):
+    """`rows[phase, kind, axis] = [count, bytes, wire_bytes]` of one rank; set `phase` as the step goes on.
+
+    Bytes are those of the full tensor along the axis, wire bytes what one rank sends by the ring formula. Axis -1 is a
+    group that is no mesh axis.
+    """
+
+    def __init__(self, mesh: DeviceMesh) -> None:
+        super().__init__()
+        self.phase = "forward"
+        self.rows: dict[tuple[str, str, int], list[int]] = {}
+        self._axes = {mesh.get_group(axis).group_name: axis for axis in range(mesh.ndim)}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(t, DTensor) for t in types):
+            return NotImplemented  # comes back as ops on local tensors
+        out = func(*args, **(kwargs or {}))
+        namespace, _, name = func._schema.name.partition("::")
+        if namespace in ("_c10d_functional", "c10d") and not name.startswith(("wait", "_wrap", "barrier", "monitored")):
+            self._count(KINDS.get(name, name), func, args, out)
+        return out
+
+    def _count(self, kind: str, func: Any, args: Any, out: Any) -> None:
+        group = _group(args)
+        n = group.size()
+        num_bytes = _bytes(args[1] if func._schema.name.endswith(("_base_",)) else args[0])
+        if kind == "all_gather":
+            num_bytes *= n
+        if kind == "all_to_all":
+            num_bytes *= n
+        wire = {"all_reduce": 2 * (n - 1) * num_bytes // n, "all_to_all": (n - 1) * num_bytes // (n * n)}
+        row = self.rows.setdefault((self.phase, kind, self._axes.get(group.group_name, -1)), [0, 0, 0])
+        for i, amount in enumerate((1, num_bytes, wire.get(kind, (n - 1) * num_bytes // n))):
+            row[i] += amount
+
+    def table(self) -> dict[str, dict[str, dict[str, int]]]:
+        """phase -> kind -> count, bytes, wire_bytes, over all axes."""
+        table: dict[str, dict[str, dict[str, int]]] = {"forward": {}, "backward": {}, "optimizer": {}}
+        for (phase, kind, _), amounts in sorted(self.rows.items()):
+            row = table[phase].setdefault(kind, {"count": 0, "bytes": 0, "wire_bytes": 0})
+            for name, amount in zip(row, amounts, strict=True):
+                row[name] += amount
+        return table
+
+
+def _group(args: Any) -> dist.ProcessGroup:
+    for arg in args:
+        if isinstance(arg, dist.ProcessGroup):
+            return arg
+        if isinstance(arg, torch.ScriptObject):
+            try:
+                return dist.ProcessGroup.unbox(arg)
+            except RuntimeError:
+                continue
+    return dist.distributed_c10d._resolve_process_group([a for a in args if isinstance(a, str)][-1])
+
+
+def _bytes(item: Any) -> int:
+    if isinstance(item, (list, tuple)):
+        return sum(map(_bytes, item))
+    return int(item.nbytes)
