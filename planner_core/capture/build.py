@@ -8,6 +8,7 @@ made in layer 0 for all) is hoisted out of it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -36,8 +37,9 @@ class Builder:
         self.rec = recording
         self.bodies: dict[int, Body] = {}  # id(node) -> body, for nodes that may become calls
         self.chosen: dict[int, Body] = {}
-        self.shared: set[int] = set()
+        self.homes: dict[int, str] = {}  # constant -> innermost module call that holds all its uses
         if fold:
+            self._find_homes(recording.root)
             self._choose()
 
     # --- which module calls repeat --------------------------------------------------------------------
@@ -45,32 +47,33 @@ class Builder:
     def _choose(self) -> None:
         self._candidates()
         self._hoist()
-        wanted = self._tally(self._visible(set(b.key for b in self.bodies.values())))
+        everywhere = self._tally([b.node for b in self.bodies.values()])
+        wanted = {key for key, count in everywhere.items() if self._worth(key, count)}
         while True:
             tally = self._tally(self._visible(wanted))
-            keep = {key for key in tally if key in wanted and self._worth(key, tally[key])}
-            if keep == set(tally):
+            alone = {key for key, count in tally.items() if not self._worth(key, count)}
+            if not alone:
                 break
-            wanted = {k: v for k, v in wanted.items() if k in keep}
+            wanted -= alone
         for node in self._visible(wanted):
             self.chosen[id(node)] = self.bodies[id(node)]
 
     def _candidates(self) -> None:
         """Bodies of all calls that could have an equal: alike in class and number of matrices."""
         nodes = [n for n in walk(self.rec.root) if n.path]
-        alike: dict[tuple[str, int], list[Node]] = {}
         matrices = self._matrices()
-        for node in nodes:
-            if matrices.get(node.path, 0):
-                alike.setdefault((node.kind, matrices[node.path]), []).append(node)
+        nodes = [n for n in nodes if matrices.get(n.path, 0)]
+        alike = Counter((n.kind, matrices[n.path]) for n in nodes)
+        siblings = Counter((n.kind, n.path.rpartition(".")[0]) for n in nodes)
         templates: dict[int, Body] = {}
-        for group in alike.values():
-            for node in group if len(group) > 1 else ():
-                scope = node.template if isinstance(node, Replay) else node
-                if id(scope) not in templates:
-                    templates[id(scope)] = self._body(scope)
-                body = templates[id(scope)]
-                self.bodies[id(node)] = body if node is scope else Body(node, body.records, body.key, body.order)
+        for node in nodes:
+            if alike[node.kind, matrices[node.path]] < 2 and siblings[node.kind, node.path.rpartition(".")[0]] < 2:
+                continue
+            scope = node.template if isinstance(node, Replay) else node
+            if id(scope) not in templates:
+                templates[id(scope)] = self._body(scope)
+            body = templates[id(scope)]
+            self.bodies[id(node)] = body if node is scope else Body(node, body.records, body.key, body.order)
 
     def _matrices(self) -> dict[str, int]:
         """Module path -> number of its parameters with at least two dims."""
@@ -85,7 +88,7 @@ class Builder:
 
     def _worth(self, key: Any, count: int) -> bool:
         matrices = len({ref[1] for row in key for ref in row[4] if ref[0] == "p" and len(ref[2].shape) > 1})
-        return (matrices > 1 and count > 1) or (matrices == 1 and count > 7)
+        return (matrices > 1 and count > 1) or (matrices == 1 and len(key.rows) > 1 and count > 7)
 
     def _visible(self, keys: Iterable[Any]) -> list[Node]:
         """Topmost nodes whose body is one of `keys`."""
@@ -99,12 +102,7 @@ class Builder:
                     found.append(item)
                 elif isinstance(item, Scope):
                     queue.append(item)
-                else:
-                    raise AssertionError(f"{item.scope} was replayed but repeats nothing") if self._single(item) else None
         return found
-
-    def _single(self, item: Replay) -> bool:
-        return False
 
     def _tally(self, nodes: list[Node]) -> dict[Any, int]:
         tally: dict[Any, int] = {}
@@ -153,7 +151,19 @@ class Builder:
         value = self.rec.values[vid]
         if value.kind != "constant":
             return vid in made
-        return value.name.startswith(BUFFER + scope.path + ".") or self.rec.births[vid] > scope.start
+        return value.name.startswith(BUFFER + scope.path + ".") or self.rec.births[vid] > scope.start and (
+            not scope.scope or (self.homes.get(vid, scope.scope) + ".").startswith(scope.scope + ".")
+        )
+
+    def _find_homes(self, scope: Scope) -> None:
+        for item in scope.items:
+            if isinstance(item, Scope):
+                self._find_homes(item)
+                continue
+            place = item.scope if isinstance(item, Replay) else scope.scope
+            for vid in item.ids.values() if isinstance(item, Replay) else (*item.inputs, *item.saved):
+                if self.rec.values[vid].kind == "constant":
+                    self.homes[vid] = _common(self.homes.get(vid, place), place)
 
     # --- hoisting -------------------------------------------------------------------------------------
 
@@ -242,6 +252,10 @@ class Builder:
             return vid
         return None
 
+    def _here(self, body: Body, vid: int) -> int:
+        found = self.here(body, vid)
+        return self.rec.add(self.rec.values[vid]) if found is None else found
+
     def _users(self, items: list[Record | Body]) -> dict[int, int]:
         """How many top items use each value."""
         users: dict[int, int] = {}
@@ -270,7 +284,7 @@ class Builder:
             elif vid in made:
                 if any(users.get(m, 0) > 1 for m in mine if m is not None):
                     results.append(i)
-            elif not self._is_local(vid, scope, made):
+            elif not self._is_local(vid, scope, made) or any(users.get(m, 0) > 1 for m in mine if m is not None):
                 ports.append(i)
         unused = self._unused(scope.path, users, copies)
         values = [self._value(vid, i, lead.order, scope, made) for i, vid in enumerate(lead.order)]
@@ -294,7 +308,7 @@ class Builder:
         name = value.name
         if value.kind == "parameter":
             name = self._local(vid, scope.path) or name
-        elif name.startswith(BUFFER) and scope.path:
+        elif scope.path:
             name = ""
         return replace(value, name="" if name.startswith(BUFFER) else name, storage=storage)
 
@@ -321,11 +335,10 @@ class Builder:
                 continue
             name, ports, results = written[item.key]
             mine = list(item.order)
-            taken = [self.here(item, mine[i]) for i in ports]
-            given = [self.here(item, mine[i]) for i in results]
-            given = [self.rec.add(self.rec.values[mine[i]]) if g is None else g for g, i in zip(given, results, strict=True)]
+            taken = [self._here(item, mine[i]) for i in ports]
+            given = [self._here(item, mine[i]) for i in results]
             owned.update(v for i, vid in enumerate(mine) if i not in ports and (v := self.here(item, vid)) is not None)
-            rows.append(Call(name, item.node.scope, tuple(number(v) for v in taken if v is not None), tuple(map(number, given))))
+            rows.append(Call(name, item.node.scope, tuple(map(number, taken)), tuple(map(number, given))))
         prefixes = tuple(i.node.path + "." for i in items if isinstance(i, Body) and "@" not in i.node.scope)
         covered = {v for v in owned if self.rec.values[v].kind == "parameter"}
         used = self._users(items)
@@ -355,6 +368,15 @@ class _Key:
 
     def __iter__(self) -> Any:
         return iter(self.rows)
+
+
+def _common(a: str, b: str) -> str:
+    parts = []
+    for x, y in zip(a.split("."), b.split("."), strict=False):
+        if x != y:
+            break
+        parts.append(x)
+    return ".".join(parts)
 
 
 def _block_name(copies: list[Body]) -> str:

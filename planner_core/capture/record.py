@@ -159,7 +159,7 @@ class Recorder(TorchFunctionMode):
             vid = (exact or same or [root])[0]
             if vid not in saved:
                 saved.append(vid)
-        return tuple(sorted(saved)), tuple(extra)
+        return tuple(sorted(saved, key=lambda v: near.index(v) if v in near else len(near))), tuple(extra)
 
     def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
         self.packed.append(tensor)
@@ -188,6 +188,9 @@ class Recorder(TorchFunctionMode):
     def run(self, inputs: dict[str, Any], after: Callable[[Any], Any] | None = None, args: tuple[Any, ...] = ()) -> Any:
         """One forward pass; `after(result)` (a stand-in loss) is recorded in scope "loss"."""
         hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda t: t)
+        for name, tensor in inputs.items():
+            if isinstance(tensor, torch.Tensor) and id(tensor) not in self.ids:
+                self._new(tensor, "constant", name)
         guards = self.replayer.watching() if self.replayer else None
         try:
             with self.scopes, hooks, torch.enable_grad(), self:

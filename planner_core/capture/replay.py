@@ -258,7 +258,7 @@ class Replayer:
             elif isinstance(leaf, torch.Tensor):
                 if id(leaf) not in recorder.tracked or not self._fresh(leaf, watch, made):
                     return
-                results.append(("out", leaf))
+                results.append(("out", (leaf, recorder.ids[id(leaf)])))
             elif leaf is None or isinstance(leaf, (int, float, str, bool)):
                 results.append(("literal", leaf))
             else:
@@ -303,8 +303,8 @@ class Replayer:
             elif how == "literal":
                 made.append(what)
             else:
-                fresh = _like(what)
-                ids[recorder.ids[id(what)]] = recorder.produce(fresh)
+                fresh = _like(what[0])
+                ids[what[1]] = recorder.produce(fresh)
                 made.append(fresh)
         recorder.scope_stack[-1].items.append(Replay(frame.scope, frame.path, template.scope, ids))
         self._inherit(Watch(Scope("", frame.path, ""), frame.module, 0, template.reads))  # type: ignore[arg-type]

@@ -1,0 +1,216 @@
+"""Build a Hugging Face model on `meta` from a config dict, and inputs that train it. No network, no weights."""
+
+from __future__ import annotations
+
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import difflib
+import inspect
+import logging
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from planner_core import moe
+from planner_core.errors import CaptureError, InputError
+
+DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers", "encoder_layers", "decoder_layers",
+          "num_encoder_layers", "layers")  # fmt: skip
+
+
+def build(config: Mapping[str, Any], dtype: str = "bfloat16", layers: int | None = None) -> tuple[nn.Module, Any, dict[str, Any]]:
+    """The model in training mode without dropout, its config object, and the config dict with `layers` applied."""
+    with _quiet():
+        import transformers
+
+        moe.register()
+        data = {**config, **({k: layers for k in DEPTHS if k in config} if layers else {})}
+        parsed = read_config(data)
+        cls = model_class(parsed, data)
+        without_dropout(parsed)
+        try:
+            with torch.device("meta"):
+                model = _construct(cls, parsed, getattr(torch, dtype))
+        except ImportError as error:
+            raise CaptureError(f"{cls.__name__} needs a package that is not installed: {_line(error)}") from None
+        except Exception as error:
+            raise CaptureError(f"{cls.__name__} cannot be built from this config: {type(error).__name__}: {_line(error)}") from error
+        del transformers
+    return model.train(), parsed, data
+
+
+def _construct(cls: Any, config: Any, dtype: torch.dtype) -> nn.Module:
+    try:
+        model: nn.Module = cls._from_config(config, dtype=dtype, attn_implementation="sdpa", experts_implementation=moe.NAME)
+    except (ValueError, TypeError) as error:
+        if "sdpa" not in str(error) and "attention" not in str(error) and "experts" not in str(error):
+            raise
+        model = cls._from_config(config, dtype=dtype, attn_implementation="eager", experts_implementation=moe.NAME)
+    for part in model.modules():
+        plain = part.__dict__
+        for name in [n for n, v in plain.items() if "drop" in n and isinstance(v, float)]:
+            plain[name] = 0.0
+        if isinstance(part, (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)):
+            part.p = 0.0
+    return model
+
+
+def read_config(data: Mapping[str, Any]) -> Any:
+    """A config object from plain data; raises InputError in one sentence."""
+    from transformers import CONFIG_MAPPING, AutoConfig
+
+    kind = data.get("model_type")
+    if not kind:
+        raise InputError('the config has no "model_type"; a Hugging Face config.json names one, for example "llama"')
+    if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
+        near = difflib.get_close_matches(str(kind), list(CONFIG_MAPPING.keys()), 1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise InputError(f"model_type {kind!r} is not known to transformers {_version()}{hint}")
+    check_numbers(data)
+    fields = {k: v for k, v in data.items() if k not in ("model_type", "auto_map", "_name_or_path", "dtype", "torch_dtype", "transformers_version")}
+    try:
+        config = AutoConfig.for_model(kind, **fields)
+    except Exception as error:
+        raise InputError(f"the {kind} config is not valid: {_line(error)}") from None
+    config.use_cache = False
+    return config
+
+
+def check_numbers(data: Mapping[str, Any]) -> None:
+    """Sizes that cannot be: raises InputError naming the field."""
+    for name, value in data.items():
+        sized = name.startswith(("num_", "n_", "d_", "hidden_size", "intermediate_size", "vocab_size", "max_position")) or name.endswith("_size")
+        if not sized or name.endswith(("_ids", "_id")) or value is None or isinstance(value, (list, dict, bool)):
+            continue
+        if not isinstance(value, (int, float)):
+            raise InputError(f"{name} is {value!r}; a number is needed")
+        if value < 0 or value > 10**8:
+            raise InputError(f"{name} is {value!r}, which no model has; it must lie between 0 and 100000000")
+        if "layers" in name and value > 2000:
+            raise InputError(f"{name} is {value!r}; at most 2000 layers are planned")
+    experts = data.get("num_local_experts") or data.get("num_experts") or data.get("n_routed_experts")
+    chosen = data.get("num_experts_per_tok")
+    if isinstance(experts, int) and isinstance(chosen, int) and chosen > experts:
+        raise InputError(f"num_experts_per_tok is {chosen}, more than the {experts} experts there are")
+    width, heads = data.get("hidden_size"), data.get("num_attention_heads")
+    if isinstance(width, int) and isinstance(heads, int) and not data.get("head_dim"):
+        if heads == 0 or width % heads:
+            raise InputError(f"hidden_size {width} is not divisible by num_attention_heads {heads}; give head_dim or change one of them")
+
+
+def model_class(config: Any, data: Mapping[str, Any]) -> Any:
+    """The class that `architectures` names, else the training class for the model type."""
+    import transformers
+    from transformers.models.auto import modeling_auto as auto
+
+    named = data.get("architectures")
+    if named:
+        name = named[0] if isinstance(named, list) else named
+        cls = getattr(transformers, str(name), None)
+        if cls is None or not inspect.isclass(cls) or not hasattr(cls, "_from_config"):
+            raise InputError(f"architectures names {name!r}, which transformers {_version()} does not have; leave it out or name another class")
+        return cls
+    for mapping in ("CAUSAL_LM", "SEQ_TO_SEQ_CAUSAL_LM", "MASKED_LM", "IMAGE_CLASSIFICATION", "SPEECH_SEQ_2_SEQ", "CTC", "IMAGE_TEXT_TO_TEXT",
+                    "AUDIO_CLASSIFICATION", "PRETRAINING"):  # fmt: skip
+        found = getattr(auto, f"MODEL_FOR_{mapping}_MAPPING_NAMES", {}).get(config.model_type)
+        if found:
+            return getattr(transformers, found if isinstance(found, str) else found[0])
+    found = auto.MODEL_MAPPING_NAMES.get(config.model_type)
+    if not found:
+        raise InputError(f"transformers has no model class for model_type {config.model_type!r}; name one in architectures")
+    return getattr(transformers, found if isinstance(found, str) else found[0])
+
+
+def without_dropout(config: Any) -> None:
+    """Set every dropout probability of a config to 0, nested ones too."""
+    for name, value in list(vars(config).items()):
+        if "drop" in name and isinstance(value, float):
+            setattr(config, name, 0.0)
+        elif hasattr(value, "to_dict") and hasattr(value, "model_type"):
+            without_dropout(value)
+    if getattr(config, "apply_spec_augment", False):
+        config.apply_spec_augment = False
+    if hasattr(config, "use_cache"):
+        config.use_cache = False
+
+
+def training_inputs(model: nn.Module, config: Any, batch: int, seq: int, dtype: str) -> dict[str, torch.Tensor]:
+    """Inputs for one training step, labels included where the model takes them."""
+    names = set(inspect.signature(model.forward).parameters)
+    main = getattr(model, "main_input_name", "input_ids")
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    kind = type(model).__name__
+    found: dict[str, torch.Tensor] = {}
+    if "input_ids" in names and main not in ("pixel_values", "input_values", "input_features"):
+        found["input_ids"] = _ids(text, batch, seq)
+    if main in ("pixel_values", "input_values", "input_features"):
+        found[main] = _signal(main, config, batch, seq, getattr(torch, dtype))
+    if "decoder_input_ids" in names and not _has_lm_loss(kind):
+        found["decoder_input_ids"] = _ids(text, batch, seq)
+    if "labels" in names:
+        if _has_lm_loss(kind):
+            found["labels"] = _ids(text, batch, seq)
+        elif "Classification" in kind and "Token" not in kind:
+            found["labels"] = torch.zeros(batch, dtype=torch.long)
+        elif "TokenClassification" in kind:
+            found["labels"] = torch.zeros(batch, seq, dtype=torch.long)
+        elif "CTC" in kind:
+            found["labels"] = _ids(text, batch, max(seq // 8, 1))
+    if not found:
+        raise CaptureError(f"{kind} takes {', '.join(sorted(names))[:120]}: no training input for it is known; give the model as path.py:callable")
+    return found
+
+
+def _has_lm_loss(kind: str) -> bool:
+    return any(word in kind for word in ("LMHead", "CausalLM", "MaskedLM", "ConditionalGeneration"))
+
+
+def _ids(config: Any, batch: int, seq: int) -> torch.Tensor:
+    special = {getattr(config, n, None) for n in ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")}
+    size = getattr(config, "vocab_size", None) or 2
+    token = next((i for i in range(min(size, 16)) if i not in special), 0)
+    return torch.full((batch, seq), token, dtype=torch.long)
+
+
+def _signal(name: str, config: Any, batch: int, seq: int, dtype: torch.dtype) -> torch.Tensor:
+    vision = getattr(config, "vision_config", None) or config
+    if name == "pixel_values":
+        size = getattr(vision, "image_size", 224)
+        height, width = size if isinstance(size, (tuple, list)) else (size, size)
+        shape: tuple[int, ...] = (batch, getattr(vision, "num_channels", 3), height, width)
+    elif name == "input_features":
+        shape = (batch, getattr(config, "num_mel_bins", 80), 2 * getattr(config, "max_source_positions", 1500))
+    else:
+        shape = (batch, max(seq, 1) * 320)
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Advice meant for people who train is not for people who plan."""
+    root = logging.getLogger("transformers")
+    level = root.level
+    root.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        root.setLevel(level)
+
+
+def _version() -> str:
+    import transformers
+
+    return str(transformers.__version__)
+
+
+def _line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return text[:240] + ("..." if len(text) > 240 else "") if text else type(error).__name__

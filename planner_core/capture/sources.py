@@ -1,0 +1,109 @@
+"""What a MODEL argument can be: a zoo name, a config.json, a Python callable, or an exported program."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import importlib.util
+import io
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from planner_core import models
+from planner_core.errors import CaptureError, InputError
+
+LARGEST_CONFIG_BYTES = 4 << 20
+
+
+@dataclass(slots=True)
+class Source:
+    """A module on meta, with inputs to run it on; `config` is what rebuilds it."""
+
+    name: str
+    source: str
+    module: nn.Module
+    inputs: dict[str, Any]
+    args: tuple[Any, ...] = ()
+    config: dict[str, Any] = field(default_factory=dict)
+
+
+def resolve(source: str | Mapping[str, Any], *, batch: int, seq: int, dtype: str, layers: int | None) -> Source:
+    """Build the model that `source` names; raises InputError or CaptureError with one sentence."""
+    if not isinstance(source, str):
+        return _config(str(source.get("model_type", "model")), "config", source, batch, seq, dtype, layers)
+    if source in models.ZOO:
+        data = models.with_depth(models.ZOO[source], layers)
+        return _config(source, f"zoo:{source}", data, batch, seq, dtype, None)
+    if ".py:" in source:
+        if layers is not None:
+            raise InputError(f"--layers {layers} cannot be applied to {source}; let your callable build the depth you want")
+        return python_source(source)
+    if source.endswith(".pt2"):
+        raise InputError(f"{source} is an exported program, which this version does not read; give the model as path.py:callable or config.json")
+    path = Path(source)
+    file = path / "config.json" if path.is_dir() else path
+    if not file.exists():
+        near = difflib.get_close_matches(source, list(models.ZOO), 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"the zoo has {', '.join(models.ZOO)}"
+        raise InputError(f"{source!r} is neither a model of the zoo nor a file; {hint}")
+    data = read_json(file)
+    name = path.name if path.is_dir() else (file.parent.name or file.stem) if file.name == "config.json" else file.stem
+    return _config(name, str(source), data, batch, seq, dtype, layers)
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """A config file as plain data; raises InputError."""
+    try:
+        if file.stat().st_size > LARGEST_CONFIG_BYTES:
+            raise InputError(f"{file} has {file.stat().st_size} bytes; a config.json has at most {LARGEST_CONFIG_BYTES}")
+        data = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, RecursionError) as error:
+        raise InputError(f"{file} cannot be read: {error.__class__.__name__}; give a Hugging Face config.json") from None
+    except ValueError as error:
+        raise InputError(f"{file} is not JSON ({error}); give a Hugging Face config.json") from None
+    if not isinstance(data, dict):
+        raise InputError(f"{file} holds a {type(data).__name__}, not an object with a model_type")
+    return data
+
+
+def _config(
+    name: str, source: str, data: Mapping[str, Any], batch: int, seq: int, dtype: str, layers: int | None
+) -> Source:
+    from planner_core.capture import hf
+
+    module, parsed, used = hf.build(data, dtype, layers)
+    return Source(name, source, module, hf.training_inputs(module, parsed, batch, seq, dtype), config=used)
+
+
+def python_source(source: str) -> Source:
+    """`path.py:callable`, run here: command line only. Returns a module, or a (module, example inputs) pair."""
+    text, _, attribute = source.rpartition(":")
+    path = Path(text)
+    if not path.is_file():
+        raise InputError(f"{text} is not a file; give path/to/file.py:callable")
+    spec = importlib.util.spec_from_file_location(f"shardscope_user_{path.stem}", path)
+    assert spec is not None and spec.loader is not None
+    user = importlib.util.module_from_spec(spec)
+    said = io.StringIO()  # what the user's code prints is no part of our report
+    try:
+        with contextlib.redirect_stdout(said), torch.device("meta"):
+            spec.loader.exec_module(user)
+            made = getattr(user, attribute)()
+    except AttributeError as error:
+        raise CaptureError(f"{source}: {error}") from None
+    except (Exception, SystemExit) as error:
+        raise CaptureError(f"{source} did not return a model: {type(error).__name__}: {' '.join(str(error).split())[:200]}") from None
+    module, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, ())
+    if not isinstance(module, nn.Module):
+        raise CaptureError(f"{source} returned a {type(module).__name__}; an nn.Module or a (module, example inputs) pair is needed")
+    kwargs = dict(inputs) if isinstance(inputs, Mapping) else {}
+    args = () if isinstance(inputs, Mapping) else tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
+    if not args and not kwargs:
+        raise CaptureError(f"{source} returned a module without example inputs; return (module, example inputs)")
+    return Source(path.stem, source, module.train(), kwargs, args, {"callable": source})

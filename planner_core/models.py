@@ -1,0 +1,193 @@
+"""The zoo: well-known models by name, with their published configs and a snapshot of each one's graph.
+
+Opens without torch. `load_snapshot` reads `assets/models/NAME.json` at any batch, sequence length and depth.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from planner_core.errors import InputError
+from planner_core.graph import Block, Call, Graph, Op, Value, from_json
+
+ASSETS = Path(__file__).resolve().parent.parent / "assets" / "models"
+
+
+@dataclass(frozen=True, slots=True)
+class ZooModel:
+    """One model of the zoo; `depth` names the config fields that hold its number of layers."""
+
+    name: str
+    description: str
+    config: Mapping[str, Any]
+    batch: int
+    seq: int
+    depth: tuple[str, ...] = ("num_hidden_layers",)
+
+
+_LLAMA = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 128256, "rope_theta": 500000.0,
+    "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "hidden_act": "silu", "tie_word_embeddings": False,
+    "bos_token_id": 128000, "eos_token_id": 128001,
+}  # fmt: skip
+
+ZOO: dict[str, ZooModel] = {
+    m.name: m
+    for m in (
+        ZooModel(
+            "llama-3-8b", "decoder, 32 layers, grouped-query attention, gated feed-forward",
+            {**_LLAMA, "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
+             "num_key_value_heads": 8, "intermediate_size": 14336}, 16, 4096,
+        ),
+        ZooModel(
+            "llama-3-70b", "decoder, 80 layers, grouped-query attention, gated feed-forward",
+            {**_LLAMA, "hidden_size": 8192, "num_hidden_layers": 80, "num_attention_heads": 64,
+             "num_key_value_heads": 8, "intermediate_size": 28672}, 16, 4096,
+        ),
+        ZooModel(
+            "gpt2-xl", "decoder, 48 layers, fused q, k, v, tied embeddings",
+            {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_embd": 1600, "n_layer": 48, "n_head": 25,
+             "n_positions": 1024, "vocab_size": 50257}, 32, 1024, ("n_layer",),
+        ),
+        ZooModel(
+            "bert-large", "encoder, 24 layers, masked-language loss",
+            {"model_type": "bert", "architectures": ["BertForMaskedLM"], "hidden_size": 1024, "num_hidden_layers": 24,
+             "num_attention_heads": 16, "intermediate_size": 4096, "vocab_size": 30522, "max_position_embeddings": 512}, 64, 512,
+        ),
+        ZooModel(
+            "t5-large", "encoder and decoder, 24 layers each, tied embeddings, relative positions",
+            {"model_type": "t5", "architectures": ["T5ForConditionalGeneration"], "d_model": 1024, "d_kv": 64, "d_ff": 4096,
+             "num_layers": 24, "num_decoder_layers": 24, "num_heads": 16, "vocab_size": 32128, "decoder_start_token_id": 0,
+             "pad_token_id": 0, "eos_token_id": 1, "relative_attention_num_buckets": 32}, 32, 512,
+            ("num_layers", "num_decoder_layers"),
+        ),
+        ZooModel(
+            "vit-large", "vision transformer, 24 layers, 1000 classes, 224x224 images",
+            {"model_type": "vit", "architectures": ["ViTForImageClassification"], "hidden_size": 1024,
+             "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096, "image_size": 224,
+             "patch_size": 16, "num_labels": 1000}, 256, 1,
+        ),
+        ZooModel(
+            "mixtral-8x7b", "decoder, 32 layers, 8 experts of which each token uses 2",
+            {"model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "hidden_size": 4096, "num_hidden_layers": 32,
+             "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 14336, "num_local_experts": 8,
+             "num_experts_per_tok": 2, "vocab_size": 32000, "rope_theta": 1000000.0, "max_position_embeddings": 32768,
+             "rms_norm_eps": 1e-5, "sliding_window": None, "tie_word_embeddings": False}, 16, 4096,
+        ),
+        ZooModel(
+            "resnet50-100k", "convolutions, 16 bottlenecks, 100 000 classes, 224x224 images",
+            {"model_type": "resnet", "architectures": ["ResNetForImageClassification"], "num_labels": 100000,
+             "embedding_size": 64, "hidden_sizes": [256, 512, 1024, 2048], "depths": [3, 4, 6, 3], "layer_type": "bottleneck",
+             "hidden_act": "relu", "num_channels": 3}, 256, 1, (),
+        ),
+    )
+}  # fmt: skip
+
+
+def with_depth(model: ZooModel, layers: int | None) -> dict[str, Any]:
+    """The config at another number of layers; raises InputError where the model has no such thing."""
+    if layers is None:
+        return dict(model.config)
+    if not model.depth:
+        raise InputError(f"{model.name} has stages of different widths, not {layers} equal layers; leave --layers out")
+    if not 1 <= layers <= 1000:
+        raise InputError(f"{layers} layers is not between 1 and 1000")
+    return {**model.config, **dict.fromkeys(model.depth, layers)}
+
+
+@lru_cache(maxsize=None)
+def _read(name: str) -> dict[str, Any]:
+    path = ASSETS / f"{name}.json"
+    try:
+        data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"no snapshot of {name}: {error.strerror} ({path}); make it with python -m planner_core.capture.snapshots") from None
+    return data
+
+
+def load_snapshot(name: str, *, batch: int | None = None, seq: int | None = None, layers: int | None = None) -> Graph:
+    """The graph of a zoo model at a workload (default: the zoo's own) and depth; raises InputError."""
+    if name not in ZOO:
+        raise InputError(f"{name!r} is no model of the zoo ({', '.join(ZOO)})")
+    model = ZOO[name]
+    graph = from_json(_read(name), batch=batch or model.batch, seq=seq or model.seq)
+    return graph if layers is None else set_depth(graph, layers, with_depth(model, layers))
+
+
+def set_depth(graph: Graph, layers: int, config: Mapping[str, Any]) -> Graph:
+    """The same model with every chain of repeated calls made `layers` long.
+
+    A chain is a run of calls of one block, each taking what the last one gave. Values that all calls share (masks,
+    positions, an encoder's result) are passed to the new ones as well.
+    """
+    calls = [i for i in graph.top.items if isinstance(i, Call)]
+    values, items, swap = list(graph.top.values), [], {}
+    for item in graph.top.items:
+        if isinstance(item, Op):
+            items.append(_renamed(item, swap))
+            continue
+        run = [c for c in calls if c.block == item.block]
+        if item is not run[0]:
+            continue
+        made, outs = _chain(item, run, layers, values)
+        items += [_renamed(c, swap) for c in made]
+        swap.update(zip(run[-1].outputs, outs, strict=True))
+    top = _compact(replace(graph.top, values=tuple(values), items=tuple(items)))
+    return replace(graph, top=top, config={**config}, blocks=graph.blocks)
+
+
+def _renamed(item: Any, swap: dict[int, int]) -> Any:
+    found = {"inputs": tuple(swap.get(v, v) for v in item.inputs)}
+    if isinstance(item, Op):
+        found["saved"] = tuple(swap.get(v, v) for v in item.saved)
+    return replace(item, **found)
+
+
+def _chain(first: Call, run: list[Call], layers: int, values: list[Value]) -> tuple[list[Call], tuple[int, ...]]:
+    """`layers` calls in place of `run`: inputs of call k+1 are outputs of call k where they were so in the snapshot."""
+    links = {i: run[0].outputs.index(v) for i, v in enumerate(run[1].inputs) if v in run[0].outputs} if len(run) > 1 else {}
+    head, _, _ = first.prefix.rpartition(".")
+    made: list[Call] = []
+    for k in range(layers):
+        inputs = list(first.inputs)
+        for i, out in links.items():
+            if k:
+                inputs[i] = made[-1].outputs[out]
+        outputs = first.outputs if k == 0 else _fresh(first.outputs, values)
+        made.append(Call(first.block, f"{head}.{k}" if head else str(k), tuple(inputs), outputs))
+    return made, made[-1].outputs
+
+
+def _fresh(outputs: tuple[int, ...], values: list[Value]) -> tuple[int, ...]:
+    found = []
+    for v in outputs:
+        found.append(len(values))
+        values.append(replace(values[v], storage=len(values)))
+    return tuple(found)
+
+
+def _compact(top: Block) -> Block:
+    """Drop values that nothing uses any more, and number the rest in order of use."""
+    order: dict[int, int] = {}
+    for item in top.items:
+        for v in (*item.inputs, *item.outputs, *(item.saved if isinstance(item, Op) else ())):
+            order.setdefault(v, len(order))
+    for v, value in enumerate(top.values):
+        if value.kind == "parameter":
+            order.setdefault(v, len(order))
+    values = tuple(
+        replace(top.values[v], storage=order.get(top.values[v].storage, i)) for v, i in order.items()
+    )  # fmt: skip
+    items: list[Op | Call] = []
+    for item in top.items:
+        moved = {"inputs": tuple(order[v] for v in item.inputs), "outputs": tuple(order[v] for v in item.outputs)}
+        if isinstance(item, Op):
+            items.append(replace(item, **moved, saved=tuple(order[v] for v in item.saved)))  # type: ignore[arg-type]
+        else:
+            items.append(replace(item, **moved))  # type: ignore[arg-type]
+    return replace(top, values=values, items=tuple(items))

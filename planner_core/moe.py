@@ -1,0 +1,108 @@
+"""A layer of experts as one torch function. Imports torch and nothing of ours (copied into exported scripts).
+
+`moe_experts` stands in for the experts implementation of transformers (registered there as `shardscope`), so that
+capture and a running model see one call, with every expert's weights in one operand with an expert dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.overrides import handle_torch_function, has_torch_function
+
+NAME = "shardscope"
+
+
+def moe_experts(
+    hidden: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor, gate_up_proj: torch.Tensor,
+    down_proj: torch.Tensor, gate_up_bias: torch.Tensor | None = None, down_bias: torch.Tensor | None = None, *,
+    apply_gate: Callable[[torch.Tensor], torch.Tensor], act: str = "", gated: bool = True, transposed: bool = False,
+    first_expert: int = 0,
+) -> torch.Tensor:  # fmt: skip
+    """Each token through its k experts, weighted and summed: [t, h] -> [t, h].
+
+    `hidden` [t, h], `top_k_index` and `top_k_weights` [t, k], `gate_up_proj` [E, 2i, h] and `down_proj` [E, h, i] (last
+    two dims swapped if `transposed`). With a part of the experts (`E` of them, from number `first_expert` on) the
+    result is that part's term of the sum.
+    """
+    operands = [t for t in (hidden, top_k_index, top_k_weights, gate_up_proj, down_proj, gate_up_bias, down_bias) if t is not None]
+    if has_torch_function(tuple(operands)):
+        out: torch.Tensor = handle_torch_function(
+            moe_experts, operands, hidden, top_k_index, top_k_weights, gate_up_proj, down_proj, gate_up_bias, down_bias,
+            apply_gate=apply_gate, act=act, gated=gated, transposed=transposed, first_expert=first_expert,
+        )  # fmt: skip
+        return out
+    if hidden.is_meta or type(hidden).__name__ == "FakeTensor":
+        out = _Grouped.apply(hidden, top_k_index, top_k_weights, gate_up_proj, down_proj, gate_up_bias, down_bias, gated, transposed)
+        return out
+    total = torch.zeros_like(hidden)
+    chosen = top_k_index - first_expert
+    for expert in range(gate_up_proj.shape[0]):
+        token, slot = torch.where(chosen == expert)
+        if token.numel() == 0:
+            continue
+        inner = _project(hidden[token], gate_up_proj[expert], None if gate_up_bias is None else gate_up_bias[expert], transposed)
+        outer = _project(apply_gate(inner), down_proj[expert], None if down_bias is None else down_bias[expert], transposed)
+        outer = outer * top_k_weights[token, slot, None]
+        total = total.index_add(0, token, outer.to(total.dtype))
+    if all(t.grad_fn is None and not t.requires_grad for t in operands) or total.requires_grad:
+        return total
+    # no token came here: keep the operands in the graph, with gradients of zero
+    return total + 0.0 * sum(t.sum() for t in (hidden, top_k_weights, gate_up_proj, down_proj)).to(total.dtype)  # type: ignore[union-attr]
+
+
+def _project(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, transposed: bool) -> torch.Tensor:
+    return torch.nn.functional.linear(x, weight.T if transposed else weight, bias)
+
+
+class _Grouped(torch.autograd.Function):
+    """Shape of the result, and what a grouped-matmul implementation keeps for its backward pass."""
+
+    _shardscope = True
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, up: torch.Tensor, down: torch.Tensor,
+        up_bias: torch.Tensor | None, down_bias: torch.Tensor | None, gated: bool, transposed: bool,
+    ) -> torch.Tensor:  # fmt: skip
+        """Kept: permuted hidden [t*k, h], gate and up [t*k, 2i], act(gate) if gated and the product [t*k, i], the experts'
+        results [t*k, h], routing weights and permutations [t*k], offsets [E]."""
+        rows = index.numel()
+        wide, width = up.shape[-1 if transposed else -2], down.shape[-2 if transposed else -1]
+        kept = [(rows, hidden.shape[-1]), (rows, wide), (rows, width), *([(rows, width)] if gated else []), (rows, hidden.shape[-1])]
+        ctx.save_for_backward(
+            up, down, *(hidden.new_empty(shape) for shape in kept), weights.new_empty(rows),
+            *(index.new_empty(rows) for _ in range(2)), index.new_empty(up.shape[0], dtype=torch.int32),
+        )  # fmt: skip
+        ctx.like = [(t.shape, t.dtype) if t is not None and t.is_floating_point() else None
+                    for t in (hidden, index, weights, up, down, up_bias, down_bias)]  # fmt: skip
+        ctx.device = hidden.device
+        return torch.empty_like(hidden)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        """Gradients have the shapes of what they belong to."""
+        found = [None if s is None else torch.empty(s[0], dtype=s[1], device=ctx.device) for s in ctx.like]
+        return (*found, None, None)
+
+
+def experts_forward(module: Any, hidden: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> torch.Tensor:
+    """The experts implementation `shardscope` of transformers: an experts module's forward as one call."""
+    gated = bool(getattr(module, "has_gate", True))
+    bias = bool(getattr(module, "has_bias", False))
+    up = "gate_up_proj" if gated else "up_proj"
+    return moe_experts(
+        hidden, top_k_index, top_k_weights, getattr(module, up), module.down_proj,
+        getattr(module, up + "_bias") if bias else None, module.down_proj_bias if bias else None,
+        apply_gate=module._apply_gate if gated else module.act_fn, act=type(getattr(module, "act_fn", None)).__name__,
+        gated=gated, transposed=bool(getattr(module, "is_transposed", False)),
+    )  # fmt: skip
+
+
+def register() -> None:
+    """Make the implementation known to transformers."""
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+    ALL_EXPERTS_FUNCTIONS.register(NAME, experts_forward)
