@@ -1,0 +1,61 @@
+# make app: set up and run the explorer. make test: set up and run every quick test. Both need Python 3.11 or newer only.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+PORT ?= 8501
+VENV := .venv
+BIN := $(VENV)/bin
+SOURCES := $(wildcard planner_core explorer streamlit_app.py)
+MODULES := $(shell find $(SOURCES) -name '*.py' 2>/dev/null)
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
+
+export HF_HUB_OFFLINE := 1
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: app test test-all check bench accept clean setup browser
+
+setup: $(VENV)/.dev-installed
+
+app: $(VENV)/.app-installed
+	$(BIN)/python -m streamlit run streamlit_app.py --server.port $(PORT)
+
+test: check browser
+	$(PYTEST) -m "not slow" $(ARGS)
+
+test-all: check browser
+	$(PYTEST) $(ARGS)
+
+check: $(VENV)/.dev-installed
+	$(BIN)/ruff check .
+	$(BIN)/mypy $(MODULES)
+
+bench: $(VENV)/.dev-installed
+	@set -e; for script in $(sort $(wildcard bench/*.py)); do echo "== $$script"; $(BIN)/python $$script; done
+
+accept: $(VENV)/.dev-installed
+	@if [ -x ../shared/accept/run ]; then ../shared/accept/run $(ARGS); else echo "no ../shared/accept/run here"; fi
+
+# A file in .venv remembers each step, so that a second run starts at once.
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed, and no python3 is on the PATH" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "$(PYTHON) is older than 3.11; run make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.app-installed: requirements.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet -r requirements.txt
+	@touch $@
+
+$(VENV)/.dev-installed: requirements-dev.txt $(VENV)/.app-installed
+	$(BIN)/python -m pip install --quiet -r requirements-dev.txt
+	@touch $@
+
+# The page tests drive the system's Chromium if there is one, else a distribution's, else playwright's own.
+browser: $(VENV)/.dev-installed
+	@if command -v chromium chromium-browser google-chrome >/dev/null || [ -f $(VENV)/.browser-installed ]; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null; \
+	else $(BIN)/python -m playwright install chromium && touch $(VENV)/.browser-installed; fi
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,86 @@
+"""What the tests share: a hypothesis profile, a browser, and a running explorer."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import settings
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+ROOT = Path(__file__).resolve().parent.parent
+FLAGS = [
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+START_S = 60
+
+# shared machines stall now and then, and a red run must be repeatable
+settings.register_profile("shared", deadline=None, derandomize=bool(os.environ.get("CI")))
+settings.load_profile("shared")
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator["Browser"]:
+    """A headless browser. Per module, since playwright keeps an event loop running in this thread meanwhile."""
+    from playwright.sync_api import sync_playwright
+
+    found = (shutil.which(name) for name in ("chromium", "chromium-browser", "google-chrome"))
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=next(filter(None, found), None), args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="session")
+def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The base URL of an explorer that runs for the whole session."""
+    log = tmp_path_factory.mktemp("app") / "log"
+    port = free_port()
+    command = [sys.executable, "-m", "streamlit", "run", "streamlit_app.py", "--server.port", str(port)]
+    command += ["--server.address", "127.0.0.1", "--server.fileWatcherType", "none"]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+            env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        )  # fmt: skip
+    try:
+        url = f"http://127.0.0.1:{port}"
+        wait_for_health(url, process, log)
+        yield url
+    finally:
+        process.terminate()
+        try:
+            process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def free_port() -> int:
+    """A port of this machine that nothing listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_for_health(url: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
+    """Return once the explorer answers; fail with its log if it ends or takes too long."""
+    end = time.monotonic() + START_S
+    while process.poll() is None and time.monotonic() < end:
+        try:
+            with urllib.request.urlopen(f"{url}/_stcore/health", timeout=5):
+                return
+        except (urllib.error.URLError, ConnectionError, TimeoutError):
+            time.sleep(0.1)
+    pytest.fail(f"the explorer did not start (exit status {process.poll()}):\n{log.read_text()[-3000:]}")
