@@ -148,12 +148,16 @@ class Cluster:
         gpu = _gpu(fields.need("gpu", f"one of {', '.join(gpu_names())}"), where)
         rows = fields.need("levels", f"a list of links, innermost first, e.g. [{_LEVEL_EXAMPLE}]")
         if not isinstance(rows, list) or not 1 <= len(rows) <= 8:
-            raise InputError(f"{where}: levels is {_short(rows)}, but must be a list of 1 to 8 links, e.g. [{_LEVEL_EXAMPLE}]")
+            raise InputError(
+                f"{where}: levels is {_short(rows)}, but must be a list of 1 to 8 links, e.g. [{_LEVEL_EXAMPLE}]"
+            )
         levels = tuple(_level(row, f"{where}: level {i}") for i, row in enumerate(rows))
         cluster = Cluster(fields.text("name", name), gpu, levels, fields.text("description", ""))
         sizes = "×".join(str(level.size) for level in levels)
         if cluster.num_gpus > MAX_GPUS:
-            raise InputError(f"{where}: level sizes {sizes} make {cluster.num_gpus} GPUs; at most {MAX_GPUS} can be planned")
+            raise InputError(
+                f"{where}: level sizes {sizes} make {cluster.num_gpus} GPUs; at most {MAX_GPUS} can be planned"
+            )
         if gpus not in (None, cluster.num_gpus):
             raise InputError(
                 f"{where}: num_gpus is {gpus}, but level sizes {sizes} make {cluster.num_gpus}; change one or leave num_gpus out"
@@ -193,12 +197,16 @@ def load_gpu(name: str) -> Gpu:
 def _read(path: Path) -> Any:
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
-            raise InputError(f"{path.name} has {path.stat().st_size} bytes; a cluster file has at most {MAX_FILE_BYTES}")
+            raise InputError(
+                f"{path.name} has {path.stat().st_size} bytes; a cluster file has at most {MAX_FILE_BYTES}"
+            )
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"{path} cannot be read ({error.strerror}); {_nearest(path.stem, cluster_names())}") from None
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{path.name} is not JSON ({str(error)[:100]}); mend it, or start from {ASSETS / 'clusters'}") from None
+        raise InputError(
+            f"{path.name} is not JSON ({str(error)[:100]}); mend it, or start from {ASSETS / 'clusters'}"
+        ) from None
 
 
 def _gpu(data: Any, where: str) -> Gpu:
@@ -209,7 +217,9 @@ def _gpu(data: Any, where: str) -> Gpu:
             raise InputError(f"{where}: {error}, or write the GPU's figures there") from None
     fields = _Fields(data, f"{where}: gpu", "like the files of assets/hardware")
     fields.known(set(Gpu.__dataclass_fields__))
-    peaks = _Fields(fields.need("peak_flops", 'FLOP/s by dtype, e.g. {"bfloat16": 989e12}'), f"{where}: peak_flops", "by dtype")
+    peaks = _Fields(
+        fields.need("peak_flops", 'FLOP/s by dtype, e.g. {"bfloat16": 989e12}'), f"{where}: peak_flops", "by dtype"
+    )
     if not peaks.data:
         raise InputError(f'{where}: peak_flops is empty; give FLOP/s by dtype, e.g. {{"bfloat16": 989e12}}')
     return Gpu(
@@ -246,7 +256,9 @@ class _Fields:
     def known(self, keys: set[str]) -> None:
         for key in self.data:
             if key not in keys | _REMARKS:
-                raise InputError(f"{self.where}: {_short(key)} is not a field; {_nearest(str(key), tuple(sorted(keys)))}")
+                raise InputError(
+                    f"{self.where}: {_short(key)} is not a field; {_nearest(str(key), tuple(sorted(keys)))}"
+                )
 
     def need(self, key: str, what: str) -> Any:
         if self.data.get(key) is None:
@@ -283,7 +295,9 @@ class _Fields:
         given = [key for key in units if key in self.data]
         if len(given) != 1:
             problem = "missing" if not given else "given twice"
-            raise InputError(f"{self.where}: {next(iter(units))} is {problem}; give {what} as one of {', '.join(units)}")
+            raise InputError(
+                f"{self.where}: {next(iter(units))} is {problem}; give {what} as one of {', '.join(units)}"
+            )
         return self.number(given[0]) * units[given[0]]
 
 

@@ -255,4 +255,6 @@ def _depth(members: int) -> int:
 
 def _check(kind: str, n: int) -> None:
     if kind not in KINDS or n < 1:
-        raise ValueError(f"{kind!r} over {n} ranks is not a collective; kinds are {', '.join(KINDS)}, over 1 or more ranks")
+        raise ValueError(
+            f"{kind!r} over {n} ranks is not a collective; kinds are {', '.join(KINDS)}, over 1 or more ranks"
+        )

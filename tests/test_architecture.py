@@ -15,9 +15,9 @@ EXPLORER = ROOT / "explorer"
 # A module may import only what stands before it; a star marks those that may import torch and transformers.
 # A sub-package counts as one.
 ORDER = (
-    "errors", "mesh", "placement", "graph", "plan", "cluster", "collectives", "atp", "sites*", "moe*", "capture*",
-    "models", "rules", "rules_math", "coarsen", "fold", "strategy", "hardware", "redistribute", "cost", "memory", "price",
-    "states", "network", "eliminate", "problem", "assemble", "search", "methods", "baselines", "runtime*", "retarget",
+    "errors", "mesh", "placement", "graph", "plan", "cluster", "collectives", "atp", "models", "sites*", "moe*",
+    "capture*", "rules", "rules_math", "coarsen", "fold", "strategy", "hardware", "redistribute", "cost", "memory", "price",
+    "states", "network", "eliminate", "problem", "candidates", "assemble", "search", "methods", "baselines", "runtime*", "retarget",
     "apply*", "verify*", "export*", "pipeline", "__main__",
 )  # fmt: skip
 NAMES = tuple(name.rstrip("*") for name in ORDER)
@@ -26,7 +26,9 @@ HEAVY_LIBRARIES = {"torch", "transformers"}
 # These may import a starred module inside a function, where the user asked for what needs it.
 MAY_CALL_HEAVY = {"models", "pipeline", "__main__"}
 STREAMLIT = ("pages", "state", "components")
-HOST = re.compile(r"(?:https?:)?//(?!localhost\b|127\.0\.0\.1\b|www\.w3\.org/)[a-z0-9-]+(?:\.[a-z0-9-]+)+", re.IGNORECASE)
+HOST = re.compile(
+    r"(?:https?:)?//(?!localhost\b|127\.0\.0\.1\b|www\.w3\.org/)[a-z0-9-]+(?:\.[a-z0-9-]+)+", re.IGNORECASE
+)
 
 
 def part(path: Path, root: Path) -> str:
@@ -61,7 +63,9 @@ def core_imports(path: Path) -> list[tuple[str, bool]]:
     """Modules of planner_core that a file imports, its own package left out."""
     own = part(path, CORE)
     split = [(name.split("."), inside) for name, inside in imports(path)]
-    return [(name[1], inside) for name, inside in split if name[0] == "planner_core" and len(name) > 1 and name[1] != own]
+    return [
+        (name[1], inside) for name, inside in split if name[0] == "planner_core" and len(name) > 1 and name[1] != own
+    ]
 
 
 def test_every_module_has_its_place() -> None:
@@ -88,7 +92,9 @@ def test_heavy_libraries_stay_at_the_rim(path: Path) -> None:
     direct = {name for name, _ in imports(path) if name.split(".")[0] in HEAVY_LIBRARIES}
     assert not direct, f"{own} imports {sorted(direct)}; only {sorted(HEAVY)} may"
     early = {name for name, inside in core_imports(path) if name in HEAVY and not (inside and own in MAY_CALL_HEAVY)}
-    assert not early, f"{own} imports {sorted(early)}, which import torch; only {sorted(MAY_CALL_HEAVY)} may, in a function"
+    assert not early, (
+        f"{own} imports {sorted(early)}, which import torch; only {sorted(MAY_CALL_HEAVY)} may, in a function"
+    )
 
 
 def test_planning_needs_neither_torch_nor_transformers_nor_streamlit() -> None:

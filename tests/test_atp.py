@@ -1,6 +1,7 @@
 """ATP's closed forms against its published figures (FACTS.md), and each form against a count from first principles."""
 
 from fractions import Fraction
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -50,7 +51,16 @@ def test_bracket(mesh: tuple[int, int], value: float) -> None:
 
 @pytest.mark.parametrize(
     ("num_gpus", "mesh"),
-    [(4, (4, 1)), (8, (4, 2)), (16, (8, 2)), (32, (8, 4)), (64, (16, 4)), (128, (16, 8)), (256, (32, 8)), (512, (32, 16))],
+    [
+        (4, (4, 1)),
+        (8, (4, 2)),
+        (16, (8, 2)),
+        (32, (8, 4)),
+        (64, (16, 4)),
+        (128, (16, 8)),
+        (256, (32, 8)),
+        (512, (32, 16)),
+    ],
 )
 def test_best_mesh_at_equal_bandwidth(num_gpus: int, mesh: tuple[int, int]) -> None:
     assert best_mesh(num_gpus) == mesh
@@ -83,7 +93,9 @@ def test_ring_time_is_the_wire_bytes_over_bandwidth(e1: int, e2: int, bandwidth:
 def test_ring_time_is_the_published_formula() -> None:
     layers, tokens, hidden, b1, b2, d1, d2 = 24, 8192, 4096, 50e9, 450e9, 4, 8
     expected = 8 * layers * tokens * hidden * 2 / 32 * ((d1 - 1) / b1 + 3 * (d2 - 1) / b2)
-    assert ring_time_s(d1, d2, b1, b2, layers=layers, tokens=tokens, hidden=hidden) == pytest.approx(expected, rel=1e-12)
+    assert ring_time_s(d1, d2, b1, b2, layers=layers, tokens=tokens, hidden=hidden) == pytest.approx(
+        expected, rel=1e-12
+    )
 
 
 def test_replicated_norms_bring_megatron_lm_back() -> None:
@@ -113,7 +125,7 @@ def test_timeline_keeps_the_order_of_each_stream_and_of_each_chunk(chunks: list[
     for stream in ("compute", "communication"):
         mine = [s for s in spans if s.stream == stream]
         assert [s.chunk for s in mine] == list(range(len(chunks)))
-        assert all(a.end_s <= b.start_s for a, b in zip(mine, mine[1:], strict=False))
+        assert all(a.end_s <= b.start_s for a, b in pairwise(mine))
     ends = {s.chunk: s.end_s for s in spans if s.stream == "compute"}
     assert all(s.start_s >= ends[s.chunk] for s in spans if s.stream == "communication")
 

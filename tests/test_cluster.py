@@ -111,8 +111,9 @@ def test_a_users_gpu_can_stand_in_the_file() -> None:
 def test_scaled_clusters_change_one_thing() -> None:
     cluster = load_cluster("2x8-h100")
     assert cluster.with_memory(10**9).gpu == replace(cluster.gpu, memory_bytes=10**9)
-    assert [a.bytes_per_s / b.bytes_per_s for a, b in zip(cluster.with_bandwidth(2, 1).levels, cluster.levels, strict=True)] == [1, 2]
-    assert [a.latency_s / b.latency_s for a, b in zip(cluster.with_latency(3).levels, cluster.levels, strict=True)] == [3, 3]
+    node, across = cluster.levels
+    assert cluster.with_bandwidth(2, 1).levels == (node, replace(across, unit_bytes_per_s=2 * across.unit_bytes_per_s))
+    assert [level.latency_s for level in cluster.with_latency(3).levels] == [3 * node.latency_s, 3 * across.latency_s]
     for wrong in (0, -1, float("nan"), float("inf")):
         with pytest.raises(InputError, match="cannot be scaled"):
             cluster.with_bandwidth(wrong)
@@ -164,7 +165,9 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("where", "value", "message"), WRONG, ids=[f"{w[-1]}-{i}" for i, (w, _, _) in enumerate(WRONG)])
+@pytest.mark.parametrize(
+    ("where", "value", "message"), WRONG, ids=[f"{w[-1]}-{i}" for i, (w, _, _) in enumerate(WRONG)]
+)
 def test_each_wrong_field_is_told_in_one_sentence(where: tuple[str | int, ...], value: object, message: str) -> None:
     data = copy.deepcopy(GOOD)
     parent: object = data

@@ -251,7 +251,9 @@ def test_more_bandwidth_is_never_slower(
     case: tuple[Cluster, DeviceMesh], kind: str, size: int, factor: float, level: int | None
 ) -> None:
     cluster, mesh = case
-    for before, after in zip(axis_links(cluster, mesh), axis_links(cluster.with_bandwidth(factor, level), mesh), strict=True):
+    for before, after in zip(
+        axis_links(cluster, mesh), axis_links(cluster.with_bandwidth(factor, level), mesh), strict=True
+    ):
         assert collective_time(kind, size, after)[0] <= collective_time(kind, size, before)[0] * (1 + 1e-12)
 
 
@@ -260,7 +262,9 @@ def test_less_latency_is_never_slower(
     case: tuple[Cluster, DeviceMesh], kind: str, size: int, factor: float, level: int | None
 ) -> None:
     cluster, mesh = case
-    for before, after in zip(axis_links(cluster, mesh), axis_links(cluster.with_latency(factor, level), mesh), strict=True):
+    for before, after in zip(
+        axis_links(cluster, mesh), axis_links(cluster.with_latency(factor, level), mesh), strict=True
+    ):
         assert collective_time(kind, size, after)[0] <= collective_time(kind, size, before)[0] * (1 + 1e-12)
 
 
