@@ -17,8 +17,8 @@ EXPLORER = ROOT / "explorer"
 ORDER = (
     "errors", "mesh", "placement", "graph", "plan", "cluster", "collectives", "atp", "models", "sites*", "moe*",
     "capture*", "rules", "rules_math", "coarsen", "fold", "strategy", "hardware", "redistribute", "cost", "memory", "price",
-    "states", "network", "eliminate", "problem", "candidates", "assemble", "search", "methods", "baselines", "runtime*", "retarget",
-    "apply*", "verify*", "export*", "pipeline", "__main__",
+    "states", "network", "eliminate", "problem", "candidates", "assemble", "search", "methods", "baselines",
+    "runtime*", "retarget", "apply*", "verify*", "export*", "pipeline", "__main__",
 )  # fmt: skip
 NAMES = tuple(name.rstrip("*") for name in ORDER)
 HEAVY = {name.rstrip("*") for name in ORDER if name.endswith("*")}
