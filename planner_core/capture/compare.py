@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from planner_core.graph import Graph, Op, unfold
@@ -11,44 +10,49 @@ from planner_core.graph import Graph, Op, unfold
 def difference(a: Graph, b: Graph) -> str | None:
     """The first difference between two graphs written out in full, in words; None if they are equal.
 
-    Compared: ops in order by name, function, attributes, source module, operands, results, saved tensors; of every
-    value its shape, dtype, kind, gradient, name and what it shares memory with; and all parameters.
+    Compared: every op by its name (a folded graph may do a layer's constant part earlier): function, attributes, source
+    module, operands, results, saved tensors; of every value its shape, dtype, kind, gradient, name, producer and what it
+    shares memory with; and all parameters. Operands are told apart by who made them, constants by order of use.
     """
-    rows_a, rows_b = list(_rows(a)), list(_rows(b))
-    for x, y in zip(rows_a, rows_b, strict=False):
-        if x != y:
-            field = next(k for k in x if x[k] != y[k])
-            return f"{x['name']}: {field} is {x[field]!r} in one and {y[field]!r} in the other ({y['name']})"
-    if len(rows_a) != len(rows_b):
-        return f"{len(rows_a)} ops in one and {len(rows_b)} in the other"
+    rows_a, rows_b = _rows(a), _rows(b)
+    for name in dict.fromkeys((*rows_a, *rows_b)):
+        if name not in rows_a or name not in rows_b:
+            return f"{name} is in one and not in the other"
+        for field, x in rows_a[name].items():
+            if x != rows_b[name][field]:
+                return f"{name}: {field} is {x!r} in one and {rows_b[name][field]!r} in the other"
     if a.parameters() != b.parameters():
         names = sorted(set(a.parameters()) ^ set(b.parameters()))
         return f"parameters differ: {names[:3]}"
     return None
 
 
-def _rows(graph: Graph) -> Iterator[dict[str, Any]]:
+def _rows(graph: Graph) -> dict[str, dict[str, Any]]:
     top = unfold(graph).top
-    names: dict[int, int] = {}
+    ops = [op for op in top.items if isinstance(op, Op)]
+    makers = {v: (op.name, i) for op in ops for i, v in enumerate(op.outputs)}
+    constants: dict[int, int] = {}
 
     def root(vid: int) -> int:
         while top.values[vid].storage not in (-1, vid):
             vid = top.values[vid].storage
         return vid
 
+    def who(vid: int) -> Any:
+        if vid in makers:
+            return makers[vid]
+        value = top.values[vid]
+        return value.name if value.kind == "parameter" else constants.setdefault(vid, len(constants))
+
     def ref(vid: int) -> Any:
         value = top.values[vid]
-        known = vid in names
-        number = names.setdefault(vid, len(names))
-        if known:
-            return number
-        shared = names.get(root(vid)) if value.kind != "constant" else None
-        return (number, value.meta, value.kind, value.name if value.kind == "parameter" else "", value.grad, shared)
+        return (who(vid), value.meta, value.kind, value.grad, who(root(vid)) if value.kind == "activation" else None)
 
-    for op in top.items:
-        assert isinstance(op, Op)
-        yield {
-            "name": op.name, "fn": op.fn, "attrs": dict(op.attrs), "module": op.module,
-            "inputs": [ref(v) for v in op.inputs], "outputs": [ref(v) for v in op.outputs],
-            "saved": [ref(v) for v in op.saved], "saved_extra": op.saved_extra,
+    rows = {}
+    for op in sorted(ops, key=lambda op: op.name):
+        assert op.name not in rows, f"two ops are named {op.name}"
+        rows[op.name] = {
+            "fn": op.fn, "attrs": dict(op.attrs), "module": op.module, "saved_extra": op.saved_extra,
+            "inputs": [ref(v) for v in op.inputs], "outputs": [ref(v) for v in op.outputs], "saved": [ref(v) for v in op.saved],
         }  # fmt: skip
+    return rows

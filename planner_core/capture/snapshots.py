@@ -1,0 +1,35 @@
+"""Write the zoo's snapshots: `python -m planner_core.capture.snapshots [NAME...]`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from planner_core import models
+from planner_core.capture import capture_graph
+from planner_core.capture.symbolic import symbolic
+
+BATCH, SEQ = 3, 40  # where the captures are made; unlike any size of a model
+
+
+def snapshot(name: str) -> dict[str, Any]:
+    """A fresh symbolic graph of one zoo model, at the zoo's own workload."""
+    model = models.ZOO[name]
+    points = [(BATCH, SEQ), (2 * BATCH, SEQ), (BATCH, 2 * SEQ)]
+    data = symbolic([capture_graph(name, batch=b, seq=s) for b, s in points])
+    data["workload"] = {"batch": model.batch, "seq": model.seq}
+    return data
+
+
+def main(names: list[str]) -> None:
+    """Write the named snapshots (default: all)."""
+    models.ASSETS.mkdir(parents=True, exist_ok=True)
+    for name in names or list(models.ZOO):
+        text = json.dumps(snapshot(name), separators=(",", ":"))
+        (models.ASSETS / f"{name}.json").write_text(text + "\n", encoding="utf-8")
+        print(f"{name}: {len(text) / 1e3:.0f} kB", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,62 @@
+"""One snapshot for every workload: dims as text in b (batch) and s (sequence length).
+
+Three captures, at (b, s), (2b, s) and (b, 2s), tell for every integer how it depends on the workload. What fits no form
+`[coef*][b*][s][+const]` is refused, so a snapshot never extrapolates by guess.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from planner_core.errors import CaptureError
+from planner_core.graph import Graph, to_json
+
+
+def symbolic(graphs: Sequence[Graph]) -> dict[str, Any]:
+    """Merge captures at (b, s), (2b, s) and (b, 2s) into the JSON that `graph.from_json` reads; raises CaptureError."""
+    first, wide, long = graphs
+    b, s = first.workload["batch"], first.workload["seq"]
+    if (wide.workload["batch"], wide.workload["seq"], long.workload["batch"], long.workload["seq"]) != (2 * b, s, b, 2 * s):
+        raise CaptureError("a symbolic graph is made from captures at (b, s), (2b, s) and (b, 2s)")
+    plain = [to_json(g) for g in graphs]
+    merge = _Merge(b, s)
+    merged: dict[str, Any] = {k: v if k in ("workload", "config") else merge.walk(k, *(p[k] for p in plain)) for k, v in plain[0].items()}
+    return merged
+
+
+class _Merge:
+    def __init__(self, b: int, s: int) -> None:
+        self.b, self.s = b, s
+
+    def walk(self, where: str, x: Any, wide: Any, long: Any, attrs: bool = False) -> Any:
+        """The merged form of three parallel pieces of JSON."""
+        kinds = {type(v) if not isinstance(v, tuple) else list for v in (x, wide, long)}
+        if len(kinds) > 1 or (isinstance(x, (list, tuple, dict)) and not len(x) == len(wide) == len(long)):
+            raise CaptureError(f"the graph changes its form with the workload at {where}, so no snapshot can hold it")
+        if isinstance(x, dict):
+            if not set(x) == set(wide) == set(long):
+                raise CaptureError(f"the graph changes its form with the workload at {where}, so no snapshot can hold it")
+            return {k: self.walk(f"{where}.{x.get('op', k)}", x[k], wide[k], long[k], attrs or k == "attrs") for k in x}
+        if isinstance(x, (list, tuple)):
+            return [self.walk(where, *row, attrs=attrs) for row in zip(x, wide, long, strict=True)]
+        if x == wide == long:
+            return x
+        if not isinstance(x, int) or isinstance(x, bool):
+            raise CaptureError(f"{where} is {x!r}, {wide!r} and {long!r} as the workload grows, so no snapshot can hold it")
+        text = self.dim(where, x, wide, long)
+        return {"dim": text} if attrs else text
+
+    def dim(self, where: str, x: int, wide: int, long: int) -> str:
+        """An integer as text in b and s, from its values at the three workloads."""
+        by_b, by_s = wide - x, long - x
+        if by_b and by_s:
+            symbol, unit, step = "b*s", self.b * self.s, by_b if by_b == by_s else 0
+        elif by_b:
+            symbol, unit, step = "b", self.b, by_b
+        else:
+            symbol, unit, step = "s", self.s, by_s
+        if step <= 0 or step % unit:
+            raise CaptureError(f"{where} is {x}, {wide} and {long} at batch and length x1, batch x2, length x2: not of the form 4*b*s+1")
+        coef, rest = step // unit, x - step
+        return (f"{coef}*" if coef > 1 else "") + symbol + (f"{rest:+d}" if rest else "")
