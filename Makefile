@@ -51,7 +51,7 @@ $(VENV)/.dev-installed: requirements-dev.txt $(VENV)/.app-installed
 
 # The page tests drive the system's Chromium if there is one, else a distribution's, else playwright's own.
 browser: $(VENV)/.dev-installed
-	@if command -v chromium chromium-browser google-chrome >/dev/null || [ -f $(VENV)/.browser-installed ]; then :; \
+	@if command -v chromium || command -v chromium-browser || command -v google-chrome || [ -f $(VENV)/.browser-installed ]; then :; \
 	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null; \
 	else $(BIN)/python -m playwright install chromium && touch $(VENV)/.browser-installed; fi
