@@ -1,0 +1,30 @@
+"""The one component of our own: the model graph, drawn as SVG in the browser."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import streamlit as st
+
+HERE = Path(__file__).resolve().parent
+HEIGHT = 760
+
+
+def _register() -> Any:
+    read = lambda name: (HERE / name).read_text(encoding="utf-8")  # noqa: E731
+    return st.components.v2.component(
+        "shardscope_graph", html=read("graph.html"), css=read("graph.css"), js=read("graph.js")
+    )
+
+
+_GRAPH = _register()
+
+
+def graph(
+    data: dict[str, Any], *, key: str, on_selected: Callable[[], None], on_view: Callable[[], None], height: int = HEIGHT
+) -> None:
+    """Draw `data` (see graph.js). A click puts the node's id at `st.session_state[key]["selected"]`, an opened block
+    or another overlay puts `{"open": [...], "show": ...}` at `["view"]`."""
+    _GRAPH(key=key, data=data, height=height, on_selected_change=on_selected, on_view_change=on_view)

@@ -1,0 +1,245 @@
+"""A layered drawing of a directed acyclic graph, top to bottom: ranks, order, positions, routes.
+
+Longest-path ranks, barycentre sweeps for the order, then positions that pull a node to the middle of its
+neighbours. An edge over a few ranks bends through gaps; a longer one (a residual) runs in a lane beside the
+drawing. Pure and deterministic: equal input gives an equal drawing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+RANK_GAP = 18.0
+NODE_GAP = 22.0
+LANE_GAP = 16.0
+DUMMY_WIDTH = 10.0
+LONG_SPAN = 4
+"""Edges over at least this many ranks run in a side lane."""
+SWEEPS = 4
+
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A node to place: its size in pixels."""
+
+    id: str
+    width: float
+    height: float
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Centre of every box, a polyline for every edge (in the order given), and the size of the whole; left top is (0, 0)."""
+
+    centres: Mapping[str, Point]
+    routes: tuple[tuple[Point, ...], ...]
+    width: float
+    height: float
+
+
+def text_width(text: str, size: float = 12.5, bold: bool = False) -> float:
+    """An estimate of the width of `text` in a sans-serif face, in pixels."""
+    narrow = sum(c in "iljtf.,:;|![]()' " for c in text)
+    wide = sum(c in "mwMW@×" for c in text)
+    return (0.56 * (len(text) - narrow - wide) + 0.32 * narrow + 0.86 * wide) * size * (1.06 if bold else 1.0)
+
+
+def layout(boxes: Sequence[Box], edges: Sequence[tuple[str, str]]) -> Layout:
+    """Place `boxes` so that every edge points down."""
+    if not boxes:
+        return Layout({}, (), 0.0, 0.0)
+    rank = ranks([b.id for b in boxes], edges)
+    chains, rows, links = _with_dummies(boxes, edges, rank)
+    order = _ordered(rows, links)
+    widths = {b.id: b.width for b in boxes}
+    x = _columns(order, links, widths)
+    heights = [max((b.height for b in boxes if rank[b.id] == r), default=0.0) for r in range(len(order))]
+    tops = [0.0]
+    for h in heights:
+        tops.append(tops[-1] + h + RANK_GAP)
+    size = {b.id: (b.width, b.height) for b in boxes}
+    centres = {b.id: (x[b.id], tops[rank[b.id]] + heights[rank[b.id]] / 2) for b in boxes}
+    middles = [tops[r] + heights[r] / 2 for r in range(len(heights))]
+    routes = _routes(edges, chains, centres, size, x, middles, rank)
+    return _shifted(centres, size, routes)
+
+
+def ranks(ids: Sequence[str], edges: Sequence[tuple[str, str]]) -> dict[str, int]:
+    """Longest path from a source; a source is pulled down to just above its first reader. `ids` are in execution order."""
+    place = {name: i for i, name in enumerate(ids)}
+    readers: dict[str, list[str]] = {name: [] for name in ids}
+    makers: dict[str, list[str]] = {name: [] for name in ids}
+    for src, dst in edges:
+        if place[src] >= place[dst]:
+            raise ValueError(f"edge {src} -> {dst} points up: boxes must come in execution order")
+        readers[src].append(dst)
+        makers[dst].append(src)
+    rank: dict[str, int] = {}
+    for name in ids:
+        rank[name] = max((rank[m] + 1 for m in makers[name]), default=0)
+    for name in reversed(ids):
+        if not makers[name] and readers[name]:
+            rank[name] = min(rank[r] for r in readers[name]) - 1
+    return rank
+
+
+def _with_dummies(
+    boxes: Sequence[Box], edges: Sequence[tuple[str, str]], rank: Mapping[str, int]
+) -> tuple[dict[int, list[str]], list[list[str]], list[tuple[str, str]]]:
+    """Rows of ids by rank, with a dummy where a short edge passes; dummies of each edge; links between neighbouring rows."""
+    rows: list[list[str]] = [[] for _ in range(max(rank.values()) + 1)]
+    for box in boxes:
+        rows[rank[box.id]].append(box.id)
+    chains: dict[int, list[str]] = {}
+    links = []
+    for i, (src, dst) in enumerate(edges):
+        span = rank[dst] - rank[src]
+        if span >= LONG_SPAN:
+            continue
+        chain = [f"\0{i}.{r}" for r in range(rank[src] + 1, rank[dst])]
+        for r, name in enumerate(chain, rank[src] + 1):
+            rows[r].append(name)
+        chains[i] = chain
+        path = [src, *chain, dst]
+        links += list(zip(path, path[1:], strict=False))
+    return chains, rows, links
+
+
+def _neighbours(links: Sequence[tuple[str, str]]) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
+    up: dict[str, list[str]] = {}
+    down: dict[str, list[str]] = {}
+    for a, b in links:
+        down.setdefault(a, []).append(b)
+        up.setdefault(b, []).append(a)
+    return up, down
+
+
+def _ordered(rows: list[list[str]], links: Sequence[tuple[str, str]]) -> list[list[str]]:
+    """Barycentre sweeps, down and up."""
+    up, down = _neighbours(links)
+    rows = [list(r) for r in rows]
+    for sweep in range(SWEEPS):
+        near, sequence = (up, rows[1:]) if sweep % 2 == 0 else (down, rows[-2::-1])
+        place = {n: i / max(1, len(r) - 1) if len(r) > 1 else 0.5 for r in rows for i, n in enumerate(r)}
+        for row in sequence:
+            if len(row) > 1:
+                row.sort(key=lambda n: _mean([place[m] for m in near.get(n, ())], place[n]))
+            place.update({n: i / (len(row) - 1) if len(row) > 1 else 0.5 for i, n in enumerate(row)})
+    return rows
+
+
+def _mean(values: Sequence[float], default: float) -> float:
+    return sum(values) / len(values) if values else default
+
+
+def _columns(rows: list[list[str]], links: Sequence[tuple[str, str]], widths: Mapping[str, float]) -> dict[str, float]:
+    """x of every id: rows packed around 0, then pulled to the mean of their neighbours."""
+    up, down = _neighbours(links)
+    x: dict[str, float] = {}
+    for row in rows:
+        total = sum(widths.get(n, DUMMY_WIDTH) for n in row) + NODE_GAP * (len(row) - 1)
+        at = -total / 2
+        for n in row:
+            w = widths.get(n, DUMMY_WIDTH)
+            x[n] = at + w / 2
+            at += w + NODE_GAP
+    for sweep in range(6):
+        near = up if sweep % 2 == 0 else down
+        for row in rows if sweep % 2 == 0 else rows[::-1]:
+            wish = [_mean([x[m] for m in near.get(n, ())], x[n]) for n in row]
+            for n, at in zip(row, _spread(wish, [widths.get(n, DUMMY_WIDTH) for n in row]), strict=True):
+                x[n] = at
+    return x
+
+
+def _spread(wish: list[float], widths: list[float]) -> list[float]:
+    """Nearest positions to `wish`, in order and without overlap: the mean of a push right and a push left."""
+    right, left = wish[:], wish[:]
+    for i in range(1, len(wish)):
+        right[i] = max(right[i], right[i - 1] + (widths[i - 1] + widths[i]) / 2 + NODE_GAP)
+    for i in range(len(wish) - 2, -1, -1):
+        left[i] = min(left[i], left[i + 1] - (widths[i] + widths[i + 1]) / 2 - NODE_GAP)
+    return [(a + b) / 2 for a, b in zip(right, left, strict=True)]
+
+
+def _routes(
+    edges: Sequence[tuple[str, str]], chains: Mapping[int, list[str]], centres: Mapping[str, Point],
+    size: Mapping[str, tuple[float, float]], x: Mapping[str, float], middles: Sequence[float], rank: Mapping[str, int],
+) -> list[tuple[Point, ...]]:  # fmt: skip
+    routes: list[tuple[Point, ...]] = [()] * len(edges)
+    for i, (src, dst) in enumerate(edges):
+        if i in chains:
+            (sx, sy), (dx, dy) = centres[src], centres[dst]
+            between = [(x[n], middles[r]) for r, n in enumerate(chains[i], rank[src] + 1)]
+            routes[i] = ((sx, sy + size[src][1] / 2), *between, (dx, dy - size[dst][1] / 2))
+    lanes = _Lanes(centres, size, rank)
+    for i in sorted(set(range(len(edges))) - set(chains), key=lambda i: rank[edges[i][1]] - rank[edges[i][0]]):
+        routes[i] = lanes.route(*edges[i])
+    return routes
+
+
+class _Lanes:
+    """Hands out side lanes: shorter edges first, so that longer ones run outside them."""
+
+    def __init__(
+        self, centres: Mapping[str, Point], size: Mapping[str, tuple[float, float]], rank: Mapping[str, int]
+    ) -> None:
+        self.centres, self.size, self.rank = centres, size, rank
+        top = max(rank.values()) + 1
+        self.extent = {-1: [0.0] * top, 1: [0.0] * top}
+        for name, (cx, _) in centres.items():
+            half = size[name][0] / 2
+            for side, reach in self.extent.items():
+                edge = cx + side * half
+                r = rank[name]
+                reach[r] = max(reach[r], edge) if side == 1 else min(reach[r], edge)
+        self.turn = -1
+
+    def route(self, src: str, dst: str) -> tuple[Point, ...]:
+        """Out of the side of `src`, down the lane, into the side of `dst`; through the gaps where others are in the way."""
+        first, last = self.rank[src], self.rank[dst]
+        side = self._side(src, dst)
+        reach = self.extent[side]
+        inner = reach[first : last + 1]
+        lane = (max(inner) if side == 1 else min(inner)) + side * LANE_GAP
+        for r in range(first, last + 1):
+            reach[r] = lane if r not in (first, last) else reach[r]
+        return (*self._leave(src, side, lane), *reversed(self._leave(dst, side, lane, above=True)))
+
+    def _side(self, src: str, dst: str) -> int:
+        free = {s: self._outermost(src, s) + self._outermost(dst, s) for s in (-1, 1)}
+        if free[-1] != free[1]:
+            return max(free, key=lambda s: free[s])
+        self.turn = -self.turn
+        return self.turn
+
+    def _outermost(self, name: str, side: int) -> bool:
+        mine = self.centres[name][0] * side
+        return all(
+            c[0] * side <= mine for other, c in self.centres.items() if self.rank[other] == self.rank[name]
+        )
+
+    def _leave(self, name: str, side: int, lane: float, above: bool = False) -> list[Point]:
+        (cx, cy), (w, h) = self.centres[name], self.size[name]
+        if self._outermost(name, side):
+            return [(cx + side * w / 2, cy), (lane, cy)]
+        gap = -1 if above else 1
+        y = cy + gap * (h / 2 + RANK_GAP / 2)
+        return [(cx, cy + gap * h / 2), (cx, y), (lane, y)]
+
+
+def _shifted(
+    centres: Mapping[str, Point], size: Mapping[str, tuple[float, float]], routes: Sequence[tuple[Point, ...]]
+) -> Layout:
+    """The same drawing with its left top at (0, 0)."""
+    xs = [c[0] - size[n][0] / 2 for n, c in centres.items()] + [p[0] for route in routes for p in route]
+    ends = [c[0] + size[n][0] / 2 for n, c in centres.items()] + [p[0] for route in routes for p in route]
+    left, right = min(xs), max(ends)
+    bottom = max(c[1] + size[n][1] / 2 for n, c in centres.items())
+    round_ = lambda p: (round(p[0] - left, 1), round(p[1], 1))  # noqa: E731
+    return Layout(
+        {n: round_(c) for n, c in centres.items()}, tuple(tuple(map(round_, r)) for r in routes), right - left, bottom
+    )

@@ -1,0 +1,88 @@
+"""What a plan does to each node of a drawing: how its tensors lie, and the collectives it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from explorer import units
+from explorer.graph_view import Node, Scene
+from planner_core.cluster import Cluster
+from planner_core.graph import Graph
+from planner_core.hardware import Workload, cost_model
+from planner_core.plan import BlockPlan, Plan
+from planner_core.price import Message, messages
+
+
+def variant(plan: Plan, drawing: Scene, scope: str) -> tuple[str, BlockPlan] | None:
+    """(label, plan) of the way in which most copies of a block run; the top block for scope ""."""
+    if not scope:
+        return ("", plan.blocks[""]) if "" in plan.blocks else None
+    ways = [(label, bp) for label, bp in plan.blocks.items() if label.partition("#")[0] == scope]
+    return max(ways, key=lambda pair: len(pair[1].prefixes), default=None)
+
+
+def placements(plan: Plan, drawing: Scene) -> dict[str, list[dict[str, Any]]]:
+    """Per node: one entry per mesh axis with its size and the placement; of the weight where there is one, else the result."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for scope, content in drawing.scopes.items():
+        way = variant(plan, drawing, scope)
+        if way is None:
+            continue
+        for placed in content.nodes:
+            where = node_placement(placed.node, way[1])
+            if where:
+                what, letters = where
+                found[placed.node.id] = [
+                    {"axis": name, "n": size, "p": p, "of": what}
+                    for name, size, p in zip(plan.mesh.axis_names, plan.mesh.axis_sizes, letters, strict=True)
+                ]
+    return found
+
+
+def node_placement(node: Node, block: BlockPlan) -> tuple[str, list[str]] | None:
+    """("weight" or "result", placement letters per axis) of one node."""
+    matrix = max(node.weights, key=lambda w: (len(w[1].shape), w[1].num_bytes), default=None)
+    if matrix and matrix[0] in block.params:
+        return "weight", [str(p) for p in block.params[matrix[0]].stored]
+    sites = [block.sites[op.name] for op in node.ops if op.name in block.sites]
+    if not sites or not sites[-1].outputs:
+        return None
+    return "result", [str(p) for p in sites[-1].outputs[0].dst.forward]
+
+
+def itemised(plan: Plan, graph: Graph, cluster: Cluster, workload: Workload) -> tuple[Message, ...]:
+    """Every collective of the plan: the parts of its totals."""
+    return tuple(messages(plan.blocks, graph, cost_model(cluster, plan.mesh, workload)))
+
+
+def communication(
+    plan: Plan, drawing: Scene, graph: Graph, cluster: Cluster, workload: Workload
+) -> dict[str, list[dict[str, Any]]]:
+    """Per node: what it sends, one copy: phase, kind, axis, bytes, times, and whether before it, after it or for its weight."""
+    model = cost_model(cluster, plan.mesh, workload)
+    found: dict[str, list[dict[str, Any]]] = {}
+    for scope, content in drawing.scopes.items():
+        way = variant(plan, drawing, scope)
+        if way is None:
+            continue
+        label, block = way
+        one = BlockPlan(block.prefixes[:1], block.params, block.sites)
+        home = _homes(tuple(p.node for p in content.nodes))
+        for m in messages({label: one}, graph, model):
+            node = home.get(m.site)
+            if node:
+                found.setdefault(node, []).append(_message_json(m, plan))
+    return found
+
+
+def _homes(nodes: tuple[Node, ...]) -> Mapping[str, str]:
+    by_site = {op.name: n.id for n in nodes for op in n.ops}
+    return by_site | {name: n.id for n in nodes for name, _ in n.weights}
+
+
+def _message_json(m: Message, plan: Plan) -> dict[str, Any]:
+    where = "after" if "result" in m.what else "before" if "operand" in m.what else "weight"
+    return {
+        "phase": m.phase, "kind": m.kind, "axis": plan.mesh.axis_names[m.axis], "bytes": m.num_bytes, "text": units.traffic(m.num_bytes), "count": m.count, "where": where, "what": m.what,
+    }  # fmt: skip

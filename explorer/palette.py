@@ -1,0 +1,45 @@
+"""Colours, one meaning each, for both themes.
+
+Devices wear the Okabe–Ito colours in rank order (safe for colour blindness). Communication is orange,
+compute blue; the five kinds of memory have a fixed order. Nothing is told by colour alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+DEVICES = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#8C8C8C")
+"""Okabe–Ito, black replaced by a grey that shows on both themes."""
+COMPUTE, COMMUNICATION = "#0072B2", "#D55E00"
+MEMORY_KINDS = ("params", "grads", "optimizer", "activations", "buffers")
+MEMORY_NAMES = {
+    "params": "weights", "grads": "gradients", "optimizer": "optimizer states", "activations": "saved activations",
+    "buffers": "buffers",
+}  # fmt: skip
+MEMORY_COLOURS = dict(zip(MEMORY_KINDS, ("#0072B2", "#56B4E9", "#009E73", "#E69F00", "#CC79A7"), strict=True))
+KIND_COLOURS = {"all_reduce": "#D55E00", "all_gather": "#0072B2", "reduce_scatter": "#009E73", "all_to_all": "#CC79A7"}
+
+
+@dataclass(frozen=True, slots=True)
+class Theme:
+    """What a figure takes from the page: text, muted text, grid and surface colours."""
+
+    text: str
+    muted: str
+    grid: str
+    surface: str
+    faint: str
+
+
+LIGHT = Theme(text="#1c2024", muted="#5b636b", grid="#e4e7ea", surface="#ffffff", faint="#8a97a3")
+DARK = Theme(text="#eceff2", muted="#a5aeb8", grid="#333a42", surface="#14181d", faint="#7d8a97")
+
+
+def theme_of(name: str | None) -> Theme:
+    """The theme by Streamlit's name for it."""
+    return DARK if name == "dark" else LIGHT
+
+
+def device_colour(rank: int, per_node: int = 8) -> str:
+    """The colour of a device: its place in the node, so that it keeps it on every page."""
+    return DEVICES[rank % per_node % len(DEVICES)]

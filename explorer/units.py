@@ -1,0 +1,77 @@
+"""Numbers as people read them: three significant figures, always with a unit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+GIB = 2**30
+
+
+def significant(value: float, figures: int = 3) -> str:
+    """`value` at three significant figures, thousands set apart by thin spaces: 1234567 -> `1 230 000`, 0.01234 -> `0.0123`."""
+    if value == 0 or not math.isfinite(value):
+        return "0" if value == 0 else ("∞" if value > 0 else "–∞" if value < 0 else "–")
+    places = figures - 1 - math.floor(math.log10(abs(value)))
+    rounded = round(value, places)
+    # rounding may have carried into a new digit: 9.999 -> 10.0
+    places = figures - 1 - math.floor(math.log10(abs(rounded)))
+    return f"{rounded:,.{max(0, places)}f}".replace(",", "\u202f")
+
+
+def seconds(value: float) -> str:
+    """Milliseconds below one second, microseconds below a tenth of a millisecond."""
+    if value == 0:
+        return "0 ms"
+    if abs(value) >= 1:
+        return f"{significant(value)} s"
+    if abs(value) >= 1e-4:
+        return f"{significant(value * 1e3)} ms"
+    return f"{significant(value * 1e6)} µs"
+
+
+def memory(num_bytes: float) -> str:
+    """Memory is told in GiB (2^30), in MiB below a hundredth of it."""
+    if num_bytes and abs(num_bytes) < GIB / 100:
+        return f"{significant(num_bytes / 2**20)} MiB"
+    return f"{significant(num_bytes / GIB)} GiB"
+
+
+def traffic(num_bytes: float) -> str:
+    """Traffic is told in GB (10^9), in MB or kB where it is small."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if abs(num_bytes) >= size * 0.1:
+            return f"{significant(num_bytes / size)} {unit}"
+    return f"{int(num_bytes)} B"
+
+
+def count(value: float) -> str:
+    """A large count in words of a thousand: 8.03 B, 525 M, 12.3 k."""
+    for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e4)):
+        if abs(value) >= size:
+            return f"{significant(value / (1e3 if unit == 'k' else size))} {unit}"
+    return whole(value)
+
+
+def flops(value: float) -> str:
+    """Floating-point operations: 34.4 GFLOP."""
+    for unit, size in (("PFLOP", 1e15), ("TFLOP", 1e12), ("GFLOP", 1e9), ("MFLOP", 1e6), ("kFLOP", 1e3)):
+        if abs(value) >= size:
+            return f"{significant(value / size)} {unit}"
+    return f"{int(value)} FLOP"
+
+
+def whole(value: float) -> str:
+    """An exact integer, thousands set apart by thin spaces."""
+    return f"{int(value):,}".replace(",", "\u202f")
+
+
+def shape(dims: Sequence[int]) -> str:
+    """`[64, 8192, 4096]`."""
+    return "[" + ", ".join(map(str, dims)) + "]"
+
+
+def percent(ratio: float) -> str:
+    """A ratio as a percentage: 0.1234 -> `12 %`; one decimal below ten."""
+    value = ratio * 100
+    return f"{value:.0f} %" if abs(value) >= 10 else f"{value:.1f} %"
