@@ -1,0 +1,223 @@
+"""Fold by names: TAP's Algorithm 1 on module-path components, step by step, so that it can be replayed.
+
+    for depth = max ... 1:
+        nodeTree[depth] = longest common prefixes of the node names        -> _prefixes
+        opCount         = how many blocks are similar                      -> _groups
+        if opCount >= minDuplicate: keep them as one shared subgraph, else stop
+
+Nodes are the weight-bearing operations. Prefixes are compared component by component (`layer_1` does not hold
+`layer_10`), and blocks are similar only if their nodes have equal relative names, functions and weight shapes.
+A depth at which nothing repeats stops the algorithm only after something has been kept. What capture then
+verifies op by op is in `Graph.blocks`; `why_not_folded` says why two look-alikes differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from planner_core.graph import Block, Call, Graph, Op, TensorMeta, join_name, unfold
+
+Content = tuple[tuple[str, str, tuple[tuple[int, ...], ...]], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FoldGroup:
+    """Blocks of one depth with the same content: `count` copies of `similar` nodes each, under `pattern`."""
+
+    pattern: str
+    count: int
+    similar: int
+    kept: bool
+    reason: str
+    prefixes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FoldStep:
+    """What the algorithm saw and did at one depth; `stopped` marks the last one."""
+
+    depth: int
+    groups: tuple[FoldGroup, ...]
+    stopped: bool = False
+
+    @property
+    def kept(self) -> tuple[FoldGroup, ...]:
+        """The groups kept as shared subgraphs."""
+        return tuple(g for g in self.groups if g.kept)
+
+
+@dataclass(frozen=True, slots=True)
+class WeightNode:
+    """A weight-bearing operation: module path, function, and the shapes of its weights.
+
+    `hoisted` operations lie in a repeated block by name, but depend on no input of it (T5 computes the relative position
+    bias of all layers in layer 0); they count as nodes of their own, not as content of the block.
+    """
+
+    path: str
+    fn: str
+    shapes: tuple[tuple[int, ...], ...]
+    hoisted: bool = False
+
+
+def weight_nodes(graph: Graph) -> list[WeightNode]:
+    """Every operation that takes a parameter, in order, repeats written out."""
+    found: list[WeightNode] = []
+    inside = tuple(call.prefix + "." for call in graph.calls())
+    for item in graph.top.items:
+        if isinstance(item, Call):
+            inner = list(_weight_ops(graph.blocks[item.block]))
+            found += [WeightNode(_path(join_name(item.prefix, op.name)), op.fn, shapes) for op, shapes in inner]
+        else:
+            found += [
+                WeightNode(_path(op.name), op.fn, shapes, op.name.startswith(inside))
+                for op, shapes in _weight_ops(graph.top, item)
+            ]
+    return found
+
+
+def _weight_ops(block: Block, only: Op | None = None) -> Iterator[tuple[Op, tuple[tuple[int, ...], ...]]]:
+    for op in block.ops if only is None else (only,):
+        values = [block.values[v] for v in op.inputs]
+        shapes = tuple(v.meta.shape for v in values if v.kind == "parameter")
+        if shapes:
+            yield op, shapes
+
+
+def _path(site: str) -> str:
+    return site.rpartition("/")[0]
+
+
+def fold_steps(nodes: list[WeightNode], min_duplicate: int = 2) -> tuple[FoldStep, ...]:
+    """Algorithm 1, deepest level first; ends with the step that stopped it, or at depth 1."""
+    parts = [(tuple(n.path.split(".")) if n.path else (), n) for n in nodes]
+    steps: list[FoldStep] = []
+    found = False
+    for depth in range(max((len(p) for p, _ in parts), default=0), 0, -1):
+        groups = _groups(_prefixes(parts, depth), min_duplicate)
+        kept = any(g.kept for g in groups)
+        stopped = found and not kept
+        steps.append(FoldStep(depth, groups, stopped))
+        if stopped:
+            break
+        found = found or kept
+    return tuple(steps)
+
+
+def shared_subgraphs(steps: tuple[FoldStep, ...]) -> tuple[FoldGroup, ...]:
+    """The result: kept groups that lie in no larger kept one, shallowest first."""
+    found: list[FoldGroup] = []
+    covered: set[tuple[str, ...]] = set()
+    for step in reversed(steps):
+        for group in step.kept:
+            paths = [tuple(p.split(".")) for p in group.prefixes]
+            if not any(p[:i] in covered for p in paths for i in range(1, len(p) + 1)):
+                found.append(group)
+        covered.update(tuple(p.split(".")) for g in step.kept for p in g.prefixes)
+    return tuple(found)
+
+
+def _prefixes(parts: list[tuple[tuple[str, ...], WeightNode]], depth: int) -> dict[tuple[str, ...], Content]:
+    """Content of every block at `depth`: its nodes by relative name, in order."""
+    found: dict[tuple[str, ...], list[tuple[str, str, tuple[tuple[int, ...], ...]]]] = {}
+    for path, node in parts:
+        if len(path) == depth or (len(path) > depth and not node.hoisted):
+            found.setdefault(path[:depth], []).append((".".join(path[depth:]), node.fn, node.shapes))
+    return {prefix: tuple(content) for prefix, content in found.items()}
+
+
+def _groups(prefixes: dict[tuple[str, ...], Content], min_duplicate: int) -> tuple[FoldGroup, ...]:
+    alike: dict[tuple[int, tuple[str, ...], Content], list[tuple[str, ...]]] = {}
+    for prefix, content in prefixes.items():
+        alike.setdefault((len(prefix), _family(prefix), content), []).append(prefix)
+    rows = []
+    for (_, family, content), members in alike.items():
+        kept = len(members) >= min_duplicate
+        names = tuple(".".join(m) for m in members)
+        pattern = ".".join(c[0] if len(set(c)) == 1 else "*" for c in zip(*members, strict=True))
+        others = [(".".join(p), c) for (_, f, c), ps in alike.items() if f == family and c != content for p in ps[:1]]
+        reason = _reason(len(members), content, others, kept, min_duplicate)
+        rows.append(FoldGroup(pattern, len(members), len(content), kept, reason, names))
+    return tuple(rows)
+
+
+def _family(prefix: tuple[str, ...]) -> tuple[str, ...]:
+    """Numbered siblings belong together: a component that ends in digits counts as one family."""
+    return tuple("#" + c.rstrip("0123456789") if c[-1:].isdigit() else c for c in prefix)
+
+
+def _reason(count: int, content: Content, others: list[tuple[str, Content]], kept: bool, least: int) -> str:
+    if kept:
+        return f"{count} blocks with the same {len(content)} weight operation{'s' * (len(content) > 1)}"
+    if not others:
+        return f"only {count} such block, {least} needed"
+    name, other = others[0]
+    mine, theirs = {c[0]: c for c in content}, {c[0]: c for c in other}
+    for key in mine:
+        if key not in theirs:
+            return f"has {key or 'a weight'}, which {name} has not"
+        if mine[key] != theirs[key]:
+            return f"{key or 'its weight'} is {_shapes(mine[key])}, in {name} {_shapes(theirs[key])}"
+    extra = next((key for key in theirs if key not in mine), None)
+    return f"lacks {extra}, which {name} has" if extra else f"calls its weights in another order than {name}"
+
+
+def _shapes(row: tuple[str, str, tuple[tuple[int, ...], ...]]) -> str:
+    return f"{row[1]} {' '.join('x'.join(map(str, s)) for s in row[2])}"
+
+
+def num_matrices(block: Block) -> int:
+    """Own weights of a block with at least two dims."""
+    passed = set(block.inputs)
+    return sum(v.kind == "parameter" and len(v.meta.shape) > 1 and i not in passed for i, v in enumerate(block.values))
+
+
+def candidates(block: Block) -> int:
+    """Plans of a block on one mesh axis: each matrix replicated, split along dim 0 or dim 1 (TAP), so 3^matrices."""
+    return int(3 ** num_matrices(block))
+
+
+def why_not_folded(graph: Graph, prefix_a: str, prefix_b: str, limit: int = 8) -> list[str]:
+    """Why two module calls are not one block, in words; empty if they do the same."""
+    flat = unfold(graph).top
+    a, b = (_under(flat, p) for p in (prefix_a, prefix_b))
+    for prefix, rows in ((prefix_a, a), (prefix_b, b)):
+        if not rows:
+            return [f"{prefix} does nothing in this graph"]
+    found = [f"only {prefix_a} does {name} ({a[name][0]})" for name in a if name not in b]
+    found += [f"only {prefix_b} does {name} ({b[name][0]})" for name in b if name not in a]
+    for name in a:
+        if name in b and a[name] != b[name]:
+            found.append(f"{name} differs: {_differs(a[name], b[name])}")
+    if not found and list(a) != list(b):
+        found.append("they do the same operations in another order")
+    return found[:limit] + ([f"and {len(found) - limit} more differences"] if len(found) > limit else [])
+
+
+Row = tuple[str, dict[str, object], tuple[TensorMeta, ...], tuple[TensorMeta, ...]]
+
+
+def _under(block: Block, prefix: str) -> dict[str, Row]:
+    rows: dict[str, Row] = {}
+    for op in block.ops:
+        if op.name.startswith((prefix + ".", prefix + "/")):
+            ins, outs = (tuple(block.values[v].meta for v in side) for side in (op.inputs, op.outputs))
+            rows[op.name[len(prefix) :].removeprefix(".")] = (op.fn, dict(op.attrs), ins, outs)
+    return rows
+
+
+def _differs(a: Row, b: Row) -> str:
+    if a[0] != b[0]:
+        return f"{a[0]} against {b[0]}"
+    if a[1] != b[1]:
+        keys = [k for k in sorted({*a[1], *b[1]}) if a[1].get(k) != b[1].get(k)]
+        return ", ".join(f"{k} {a[1].get(k)} against {b[1].get(k)}" for k in keys)
+    for side, x, y in (("operands", a[2], b[2]), ("results", a[3], b[3])):
+        if x != y:
+            return f"{side} {_metas(x)} against {_metas(y)}"
+    return "nothing"
+
+
+def _metas(metas: tuple[TensorMeta, ...]) -> str:
+    return ", ".join(f"{m.dtype} {'x'.join(map(str, m.shape))}" for m in metas)
