@@ -156,6 +156,12 @@ def test_hierarchical_all_reduce_is_the_formula_of_taps(m: int, k: int) -> None:
     assert collective_time("all_reduce", n, link) == (pytest.approx(expected, rel=1e-9), "hierarchical")
 
 
+def test_a_fast_uplink_gives_a_gpu_no_more_than_its_own_link() -> None:
+    (link,) = links(plain(8, 2, rates=(10e9, 1e12)), 16)
+    expected = 2 * 7 / 8 * 1e9 / 10e9 + 2 * 1 / 2 * 1e9 / 8 / 10e9
+    assert named("all_reduce", link, "hierarchical", 1e9) == pytest.approx(expected, rel=1e-9)
+
+
 @pytest.mark.parametrize(("m", "k"), [(8, 2), (8, 4), (4, 16)])
 def test_flat_ring_is_the_formula_of_taps(m: int, k: int) -> None:
     n = 1e9
