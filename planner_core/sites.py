@@ -19,7 +19,9 @@ Used alike by `capture` and by the runtime (and copied into exported scripts). I
             site = scopes.site(fn)               # exactly once for each recorded call, after the call
 
 `site()` counts, so call it once per recorded call. What is recorded: a call with a tracked operand that returns a
-tensor (or writes one in place), unless the result *is* one of its operands (`contiguous` always counts). See docs/INTERFACES.md, section 1.
+tensor (or writes one in place), unless the result *is* one of its operands (`contiguous` always counts). `loss.backward()`
+under the mode runs with the mode off; `torch.autograd.backward(loss)` keeps it on, for recomputation. See
+docs/INTERFACES.md, section 1.
 """
 
 from __future__ import annotations
@@ -242,7 +244,7 @@ def _routed(plain: Any) -> Callable[..., Any]:
     return apply
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _entry(cls: type, plain: Any) -> Callable[..., Any]:
     def entry(*args: Any, **kwargs: Any) -> Any:
         return plain.__get__(None, cls)(*args, **kwargs)

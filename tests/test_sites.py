@@ -1,0 +1,137 @@
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from planner_core.sites import Scopes, canonical, is_inplace, outputs, tensors
+
+
+class Recorder(TorchFunctionMode):
+    def __init__(self, scopes):
+        super().__init__()
+        self.scopes, self.sites = scopes, []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func is torch.Tensor.__iter__:
+            return iter(self.__torch_function__(torch.Tensor.unbind, types, args, kwargs))
+        fn = canonical(func, kwargs)
+        out = func(*args, **kwargs)
+        if fn is not None and tensors((args, kwargs)) and outputs(fn, args, out):
+            self.sites.append(self.scopes.site(fn))
+        return out
+
+
+def sites(model, *args):
+    with Scopes(model) as scopes, Recorder(scopes) as mode:
+        model(*args)
+    return mode.sites
+
+
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * x
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
+
+class Net(nn.Module):
+    def __init__(self, body):
+        super().__init__()
+        self.inner, self.body = nn.Linear(4, 4), body
+
+    def forward(self, x):
+        return self.body(self, x)
+
+
+def run(body):
+    return sites(Net(body), torch.zeros(4, 4))
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (lambda m, x: x + 1, ["/add"]),
+        (lambda m, x: 1 + x, ["/add"]),
+        (lambda m, x: 1 - x, ["/rsub"]),
+        (lambda m, x: x / 2, ["/div"]),
+        (lambda m, x: x @ x.T, ["/T", "/matmul"]),
+        (lambda m, x: x[0], ["/getitem"]),
+        (lambda m, x: -x, ["/neg"]),
+        (lambda m, x: x.double(), ["/to"]),
+        (lambda m, x: x.float(), []),  # already float32: handed back as it is
+        (lambda m, x: x.to(torch.bfloat16).type_as(x), ["/to", "/to.1"]),
+        (lambda m, x: x.contiguous(), ["/contiguous"]),
+        (lambda m, x: F.dropout(x, 0.0, True), []),
+        (lambda m, x: (x.shape, x.dim(), x.is_floating_point(), float(x.sum())), ["/sum"]),
+        (lambda m, x: x.add_(1), ["/add_"]),
+        (lambda m, x: F.relu(x, inplace=True), ["/relu_"]),
+        (lambda m, x: x.__setitem__(0, 1.0), ["/setitem"]),
+        (lambda m, x: [y * 2 for y in x], ["/unbind", "/mul", "/mul.1", "/mul.2", "/mul.3"]),
+        (lambda m, x: Square.apply(x), ["/Square"]),
+        (lambda m, x: m.inner(m.inner(x)), ["inner/linear", "inner@1/linear"]),
+        (lambda m, x: x.split(2, -1), ["/split"]),
+    ],
+)
+def test_names(body, expected):
+    assert run(body) == expected
+
+
+def test_inplace_is_told_from_dunder():
+    assert is_inplace("add_") and is_inplace("setitem") and not is_inplace("add")
+
+
+class Shared(nn.Module):
+    """One module under two parents, one in a ModuleDict, and calls of calls."""
+
+    def __init__(self):
+        super().__init__()
+        shared = nn.Linear(4, 4)
+        self.a, self.b = nn.Sequential(shared), nn.Sequential(shared)
+        self.named = nn.ModuleDict({"x": nn.Sequential(nn.Linear(4, 4))})
+
+    def forward(self, x):
+        x = self.b(self.a(x))
+        x = self.named["x"](self.named["x"](x))
+        return self.a[0](x)
+
+
+def test_scopes_follow_the_caller():
+    expected = ["a.0/linear", "b.0/linear", "named.x.0/linear", "named.x@1.0/linear", "a.0/linear"]
+    found = sites(Shared(), torch.zeros(2, 4))
+    # the last call comes from the root, which has the module as its a.0 too: first call of it from there
+    assert found == expected
+
+
+def test_every_step_has_the_same_names_and_errors_leave_no_trace():
+    model = Net(lambda m, x: m.inner(x).sum())
+    plain = nn.Module.__dict__["__call__"]
+    with Scopes(model) as scopes, Recorder(scopes) as mode:
+        for _ in range(2):
+            model(torch.zeros(4, 4)).backward()
+        with pytest.raises(RuntimeError):
+            model(torch.zeros(3, 3))
+        model(torch.zeros(4, 4))
+        with scopes.named("loss"):
+            torch.zeros(4).sum()
+    assert mode.sites == ["inner/linear", "/sum"] * 3 + ["loss/sum"]
+    assert nn.Module.__dict__["__call__"] is plain
+
+
+def test_recomputation_in_backward_has_the_names_of_the_first_call():
+    from torch.utils.checkpoint import checkpoint
+
+    model = Net(lambda m, x: checkpoint(m.inner, x, use_reentrant=False).sum())
+    with Scopes(model) as scopes, Recorder(scopes) as mode:
+        # not loss.backward(): that is itself a call through the mode, within which the mode is off
+        torch.autograd.backward(model(torch.zeros(4, 4, requires_grad=True)))
+    assert [s for s in mode.sites if "linear" in s] == ["inner/linear", "inner/linear"]
+
+
+def test_modules_outside_the_model_belong_to_their_caller():
+    stranger = nn.Linear(4, 4)
+    assert run(lambda m, x: stranger(x)) == ["/linear"]
