@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from planner_core.runtime.moves import move, place
-from planner_core.runtime.reading import Edge, Placements, Row, Stored
+from planner_core.runtime.reading import Edge, Row, Step, Stored
 
 Init = Callable[[str, torch.Tensor], torch.Tensor]
 """The whole value of a parameter, given its name and the parameter (which may be on meta)."""
@@ -73,6 +73,14 @@ class Parameters:
             param.register_post_accumulate_grad_hook(self._sum_gradient)
         return param
 
+    def full(self, param: torch.Tensor, tensor: torch.Tensor | None = None) -> torch.Tensor:
+        """The whole value of a parameter, or of a gradient or optimizer state laid out like it. All ranks must ask."""
+        held = self.stored(param)
+        whole = (param if tensor is None else tensor).detach()
+        assert isinstance(whole, DTensor)
+        gathers = [Step(a, p, Replicate()) for a, p in enumerate(held.placements) if isinstance(p, Shard)]
+        return move(whole.to_local(), reversed(gathers), self.mesh, held.segments)
+
     def _sum_gradient(self, param: torch.Tensor) -> None:
         if self.sync_gradients and isinstance(param.grad, DTensor):
             gradient = param.grad.to_local()
@@ -113,8 +121,3 @@ class Parameters:
 def _gathers(edge: Edge) -> bool:
     return any(isinstance(s.src, Shard) and isinstance(s.dst, Replicate) for s in edge.forward)
 
-
-def placements_of(param: torch.Tensor) -> Placements:
-    """Placements of a sharded parameter."""
-    assert isinstance(param, DTensor)
-    return tuple(param.placements)

@@ -1,0 +1,58 @@
+"""First values of a model on meta, parameter by parameter, so that no rank ever holds the whole model.
+
+A Hugging Face model's own `_init_weights` decides the values. The random numbers depend on the seed and the parameter's
+name only: every rank, every mesh and a single process start from the same model.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+import torch
+from torch import nn
+
+from planner_core.runtime.params import Init
+
+
+def initializer(model: nn.Module, seed: int = 0, device: str = "cpu") -> Init:
+    """Gives buffers on meta their values now, and parameters theirs when asked: `init(name, parameter)`."""
+    for name, module in model.named_modules():
+        meta = {n: b for n, b in module._buffers.items() if b is not None and b.is_meta}
+        for short, buffer in meta.items():
+            module._buffers[short] = torch.zeros_like(buffer, device="cpu")
+        if meta:
+            params = dict(module._parameters)
+            _values(model, module, name, seed, "cpu")
+            module._parameters.update(params)
+
+    def init(name: str, param: torch.Tensor) -> torch.Tensor:
+        if not param.is_meta:
+            return param.detach()
+        path, _, short = name.rpartition(".")
+        module = model.get_submodule(path)
+        params = dict(module._parameters)
+        _values(model, module, name, seed, device)
+        made = module._parameters[short]
+        module._parameters.update(params)
+        assert made is not None
+        return made.detach()
+
+    return init
+
+
+def _values(model: nn.Module, module: nn.Module, name: str, seed: int, device: str) -> None:
+    """Give the module's own parameters fresh values."""
+    for short, param in module._parameters.items():
+        if param is not None:
+            module._parameters[short] = nn.Parameter(torch.zeros(param.shape, dtype=param.dtype, device=device))
+    with torch.random.fork_rng(devices=[device] if device == "cuda" else []), torch.no_grad():
+        torch.manual_seed(seed + zlib.crc32(name.encode()))
+        if hasattr(model, "_init_weights"):
+            module.__dict__.pop("_is_hf_initialized", None)
+            model._init_weights(module)
+        elif hasattr(module, "reset_parameters"):
+            module.reset_parameters()
+        else:
+            for param in module._parameters.values():
+                if param is not None:
+                    param.normal_(std=0.02)

@@ -1,0 +1,119 @@
+"""The same numbers as one process: loss, every gradient, and every parameter after a step of AdamW."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+
+from planner_core.plan import Plan, to_json
+from planner_core.runtime.apply import apply
+from planner_core.runtime.initial import initializer
+from planner_core.runtime.traffic import CountCollectives
+from planner_core.verify.models import build_model, example_inputs, materialise, planned_loss, single_loss
+from planner_core.verify.ranks import run_ranks
+
+TOLERANCE = 1e-5
+FLOOR = 1e-3
+"""Gradients far below the largest one (key biases, which softmax ignores) are judged against this part of it."""
+LEARNING_RATE = 1e-3
+ADAM_EPS = 1e-4  # large, so that the sign of a gradient that is zero but for rounding does not matter
+
+
+def verify_numbers(plan: Plan, *, timeout_s: float = 300.0, seed: int = 0) -> dict[str, Any]:
+    """Run a plan (of few ranks and a small model) on gloo; the report of CONTRACT.md, all but memory.
+
+    Raises VerificationFailed if a rank fails or hangs.
+    """
+    return verify_all([plan], timeout_s=timeout_s, seed=seed)[0]
+
+
+def verify_all(plans: list[Plan], *, timeout_s: float = 300.0, seed: int = 0) -> list[dict[str, Any]]:
+    """Reports of several plans for the same number of ranks, run by the same processes."""
+    ranks = plans[0].mesh.num_devices
+    found = run_ranks(_run_all, ranks, ([to_json(p) for p in plans], seed), timeout_s=timeout_s)
+    return [report(plan, rows) for plan, rows in zip(plans, found[0], strict=True)]
+
+
+def report(plan: Plan, found: Mapping[str, Any]) -> dict[str, Any]:
+    """Hold what was measured against the plan and against one process."""
+    predicted, measured = plan.cost.collectives(), found["collectives"]
+    single, parallel = found["loss"]
+    loss_error = abs(single - parallel)
+    good = loss_error <= TOLERANCE * max(1.0, abs(single)) and found["grad"][0] <= TOLERANCE and found["param"][0] <= TOLERANCE
+    return {
+        "ok": bool(good and same_traffic(predicted, measured)), "ranks": plan.mesh.num_devices, "backend": "gloo",
+        "loss": {"single": single, "parallel": parallel, "abs_error": loss_error},
+        "grad": {"max_rel_error": found["grad"][0], "worst": found["grad"][1]},
+        "param": {"max_rel_error": found["param"][0], "worst": found["param"][1]},
+        "numbers_ok": bool(good), "collectives_ok": same_traffic(predicted, measured),
+        "collectives": {"predicted": predicted, "measured": measured}, "by_axis": found["by_axis"], "memory_bytes": None,
+    }  # fmt: skip
+
+
+def same_traffic(predicted: Mapping[str, Any], measured: Mapping[str, Any]) -> bool:
+    """Kinds, counts and bytes are equal in every phase."""
+    phases = {*predicted, *measured}
+    return all(_used(predicted.get(p, {})) == _used(measured.get(p, {})) for p in phases)
+
+
+def _used(kinds: Mapping[str, Any]) -> dict[str, Any]:
+    return {kind: dict(row) for kind, row in kinds.items() if row["count"]}
+
+
+def _run_all(plans: list[dict[str, Any]], seed: int) -> list[dict[str, Any]]:
+    return [compare(plan, seed) for plan in plans]
+
+
+def compare(plan: Mapping[str, Any], seed: int = 0) -> dict[str, Any]:
+    """On this rank: one step under the plan and one in a single process, and how far they are apart."""
+    mesh = init_device_mesh("cpu", tuple(plan["mesh"]["sizes"]), mesh_dim_names=tuple(plan["mesh"]["axes"]))
+    workload, config = plan["workload"], plan["model"]["config"]
+    whole, parsed = build_model(config, "float32")
+    inputs = example_inputs(whole, parsed, {**workload, "dtype": "float32"}, seed)
+    materialise(whole, seed)
+    buffers = {name: b.clone() for name, b in whole.named_buffers()}
+    single = single_loss(whole, inputs)
+    single.backward()
+
+    model, _ = build_model(config, "float32")
+    steering = apply(model, plan, mesh, init=initializer(model, seed))
+    for name, buffer in model.named_buffers():
+        buffer.copy_(buffers[name])
+    with CountCollectives(mesh) as counted:
+        loss = planned_loss(steering, inputs)
+        counted.phase = "backward"
+        loss.backward()
+        measured = {n: p.grad for n, p in model.named_parameters()}
+        counted.phase = "optimizer"
+        _step(model)
+    grads = {n: steering.params.full(p, measured[n]) for n, p in model.named_parameters() if measured[n] is not None}
+    wanted = {n: p.grad for n, p in whole.named_parameters() if p.grad is not None}
+    top = max(float(g.abs().max()) for g in wanted.values())
+    gradient = _worst(grads, wanted, FLOOR * top)
+    _step(whole)
+    after = {n: steering.params.full(p) for n, p in model.named_parameters()}
+    param = _worst(after, {n: p.detach() for n, p in whole.named_parameters()}, LEARNING_RATE)
+    return {
+        "loss": (float(single), float(loss)), "grad": gradient, "param": param, "collectives": counted.table(),
+        "by_axis": [[*key, *row] for key, row in sorted(counted.rows.items())],
+    }  # fmt: skip
+
+
+def _step(model: nn.Module) -> None:
+    torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, eps=ADAM_EPS).step()
+
+
+def _worst(found: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor], floor: float) -> tuple[float, str]:
+    """Largest error relative to each tensor's largest entry (or `floor`), and whose it is; a missing one is infinite."""
+    worst = (0.0, "")
+    for name in {*found, *wanted}:
+        if name not in found or name not in wanted:
+            return float("inf"), name
+        error = float((found[name] - wanted[name]).abs().max()) / max(float(wanted[name].abs().max()), floor)
+        if not error <= worst[0]:  # NaN too
+            worst = (error, name)
+    return worst

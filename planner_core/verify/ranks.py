@@ -1,0 +1,70 @@
+"""Real ranks: processes that talk gloo over a file, with a time limit, and none left behind."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from planner_core.errors import VerificationFailed
+
+Work = Callable[..., Any]
+"""`work(*args)` on every rank; importable by name, returns plain data."""
+
+
+def run_ranks(work: Work, num_ranks: int, args: tuple[Any, ...] = (), *, timeout_s: float = 300.0) -> list[Any]:
+    """Results of `work(*args)` from every rank of a gloo group; raises VerificationFailed if one fails or hangs."""
+    with tempfile.TemporaryDirectory(prefix="shardscope-") as folder:
+        context = mp.get_context("spawn")
+        ranks = [context.Process(target=_rank, args=(folder, r, num_ranks, work, args), daemon=True) for r in range(num_ranks)]
+        try:
+            for process in ranks:
+                process.start()
+            _wait(ranks, folder, time.monotonic() + timeout_s, timeout_s)
+            return [json.loads((Path(folder) / f"{r}.json").read_text()) for r in range(num_ranks)]
+        finally:
+            for process in ranks:
+                if process.is_alive():
+                    process.kill()
+                if process.pid is not None:
+                    process.join()
+
+
+def _wait(ranks: list[Any], folder: str, deadline: float, timeout_s: float) -> None:
+    while any(p.is_alive() for p in ranks) or any(p.exitcode for p in ranks):
+        for r, process in enumerate(ranks):
+            if process.exitcode:
+                report = Path(folder) / f"{r}.error"
+                said = report.read_text() if report.exists() else f"it exited with status {process.exitcode}"
+                raise VerificationFailed(f"rank {r} of {len(ranks)} failed: {said}")
+        if time.monotonic() > deadline:
+            raise VerificationFailed(f"{len(ranks)} ranks did not finish in {timeout_s:g} s; all of them were stopped")
+        time.sleep(0.02)
+
+
+def _rank(folder: str, rank: int, num_ranks: int, work: Work, args: tuple[Any, ...]) -> None:
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # Linux: die with the parent, whatever kills it
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // num_ranks))
+    try:
+        store = dist.FileStore(f"{folder}/store", num_ranks)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks)
+        result = work(*args)
+        (Path(folder) / f"{rank}.json").write_text(json.dumps(result))
+        dist.barrier()
+        dist.destroy_process_group()
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}"
+        detail = traceback.format_exc() if os.environ.get("SHARDSCOPE_TRACEBACK") else ""
+        (Path(folder) / f"{rank}.error").write_text(text + ("\n" + detail if detail else ""))
+        os._exit(1)

@@ -1,0 +1,153 @@
+"""Random plans: every op of a graph runs by a random row, every tensor is delivered whole with a partial gradient.
+
+That state can be read by every row, so any combination of rows is a plan, and all of them must compute the same.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from planner_core.collectives import AxisLink
+from planner_core.errors import ShardingError
+from planner_core.graph import ITEM_BYTES, Graph, Op, Value, unfold
+from planner_core.mesh import DeviceMesh, axis_names
+from planner_core.placement import P, Placements, R, Shard, State, local_shape
+from planner_core.plan import BlockPlan, Cost, Edge, ParamPlan, Plan, SitePlan, Step
+from planner_core.redistribute import moves
+from planner_core import rules_math  # noqa: F401  (registers its rules)
+from planner_core.rules import Row, rows
+
+Choose = Callable[[Op, tuple[Row, ...], int], Row]
+"""Which row an op runs by on a mesh axis."""
+
+
+def random_choice(seed: int) -> Choose:
+    """Any row, each with the same chance."""
+    dice = random.Random(seed)
+    return lambda op, found, axis: dice.choice(found)
+
+
+def fits(op: Op, values: tuple[Value, ...], picked: list[Row], sizes: tuple[int, ...]) -> bool:
+    """Whether the rows split everything evenly, fused parts too, alone and together."""
+    for ids, which in ((op.inputs, "inputs"), (op.outputs, "outputs")):
+        for i, v in enumerate(ids):
+            placements = tuple(getattr(r, which)[i][0] for r in picked)
+            try:
+                local_shape(values[v].meta.shape, placements, sizes)
+            except ShardingError:
+                return False
+    return all(e % n == 0 for r, n in zip(picked, sizes, strict=True) for e in r.divides) and _joint(picked, sizes)
+
+
+def _joint(picked: list[Row], sizes: tuple[int, ...]) -> bool:
+    same: dict[str, int] = {}
+    for r, n in zip(picked, sizes, strict=True):
+        same[r.label] = same.get(r.label, 1) * n
+    return all(e % same[r.label] == 0 for r in picked if r.splits_work for e in r.divides)
+
+
+def make_plan(graph: Graph, sizes: tuple[int, ...], choose: Choose, *, shard_storage: bool = False, seed: int = 0) -> Plan:
+    """A plan of the unfolded graph in which `choose` picks the rows; storage is whole, or sharded at random (gathered at use)."""
+    top = unfold(graph).top
+    dice = random.Random(seed)
+    stored = {v: _stored(top.values[v], sizes, dice if shard_storage else None) for v in range(len(top.values))}
+    links = tuple(AxisLink(n) for n in sizes)
+    sites = {}
+    for op in top.ops:
+        found = rows(op, top.values)
+        picked = _pick(op, top.values, found, sizes, choose)
+        sites[op.name] = _site(op, top.values, picked, sizes, links, stored)
+    params = {}
+    for v, value in enumerate(top.values):
+        if value.kind == "parameter":
+            state = stored[v]
+            sync = tuple(a for a, g in enumerate(state.gradient) if g == P)
+            params[value.name] = ParamPlan(state.forward, sync, tuple(a for a, p in enumerate(state.forward) if p != R))
+    mesh = DeviceMesh(axis_names(len(sizes)), sizes)
+    cost = Cost(0.0, 0.0, 0.0, 0.0, (), {})
+    model = {"name": graph.name, "loss": graph.loss, "config": graph.config}
+    workload = {**graph.workload, "dtype": "float32", "optimizer": "adamw", "zero": 0, "recompute": "none"}
+    return Plan("random", "random", "none", False, model, workload, {}, mesh, {"": BlockPlan(("",), params, sites)}, cost)
+
+
+def _stored(value: Value, sizes: tuple[int, ...], dice: random.Random | None) -> State:
+    forward: list[object] = []
+    for n in sizes:
+        options = [Shard(d) for d in range(len(value.meta.shape))] if dice and value.kind == "parameter" else []
+        options = [s for s in options if _even(value, (*forward, s), sizes)]
+        forward.append(dice.choice([R, *options]) if dice else R)
+    placements: Placements = tuple(forward)  # type: ignore[arg-type]
+    return State(placements, tuple(p if p != R else (P if value.grad else R) for p in placements))
+
+
+def _even(value: Value, placements: tuple[object, ...], sizes: tuple[int, ...]) -> bool:
+    try:
+        local_shape(value.meta.shape, placements, sizes[: len(placements)])  # type: ignore[arg-type]
+    except ShardingError:
+        return False
+    return True
+
+
+def _pick(op: Op, values: tuple[Value, ...], found: tuple[Row, ...], sizes: tuple[int, ...], choose: Choose) -> list[Row]:
+    for _ in range(20):
+        picked = [choose(op, found, axis) for axis in range(len(sizes))]
+        if fits(op, values, picked, sizes):
+            return picked
+    return [found[0]] * len(sizes)
+
+
+def _site(
+    op: Op, values: tuple[Value, ...], picked: list[Row], sizes: tuple[int, ...], links: tuple[AxisLink, ...], stored: dict[int, State]
+) -> SitePlan:
+    whole = State((R,) * len(sizes), (R,) * len(sizes))
+    inputs, outputs = [], []
+    for i, v in enumerate(op.inputs):
+        value = values[v]
+        taken = State(tuple(r.inputs[i][0] for r in picked), tuple(r.inputs[i][1] for r in picked))
+        src = whole if value.kind == "constant" else stored[v]
+        segments = {r.inputs[i][0].dim: r.segments[i] for r in picked if i in r.segments}  # type: ignore[union-attr]
+        table = moves(value.meta.shape, ITEM_BYTES[value.meta.dtype], sizes, links, tuple(segments.items()))
+        held = tuple(R if t == P else t for t in taken.forward)
+        divide = tuple(Step(a, R, P) for a, t in enumerate(taken.forward) if t == P)
+        forward = () if value.kind == "constant" else (*table.steps(src.forward, held), *divide)
+        back = table.steps(taken.gradient, src.gradient) if value.grad else ()
+        inputs.append(Edge(src, taken, forward, back, segments))
+    for i, v in enumerate(op.outputs):
+        made = State(tuple(r.outputs[i][0] for r in picked), tuple(r.outputs[i][1] for r in picked))
+        value = values[v]
+        last = not value.meta.shape and op.name.endswith(("cross_entropy", "loss/mean"))
+        to = State(whole.forward, whole.gradient) if last else stored[v]
+        table = moves(value.meta.shape, ITEM_BYTES[value.meta.dtype], sizes, links)
+        back = table.steps(to.gradient, made.gradient) if value.grad else ()
+        outputs.append(Edge(made, to, table.steps(made.forward, to.forward), back))
+    return SitePlan(tuple(inputs), tuple(outputs))
+
+
+def all_labels(graph: Graph) -> list[tuple[str, str]]:
+    """Every (function, row label) that occurs in a graph."""
+    top = unfold(graph).top
+    return sorted({(op.fn, r.label) for op in top.ops for r in rows(op, top.values)})
+
+
+def forced(fn: str, label: str, sizes: tuple[int, ...]) -> list[Choose]:
+    """Choices that run every `fn` by the row `label` on one axis of the mesh, all else whole."""
+    def on(axis: int) -> Choose:
+        def choose(op: Op, found: tuple[Row, ...], at: int) -> Row:
+            return next((r for r in found if at == axis and op.fn == fn and r.label == label), found[0])
+
+        return choose
+
+    return [on(axis) for axis in range(len(sizes))]
+
+
+def full_gradients(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Whole gradients of a model on a mesh, by parameter name."""
+    return {n: p.grad.full_tensor() for n, p in model.named_parameters() if p.grad is not None}  # type: ignore[attr-defined]
+
+
+__all__ = ["all_labels", "forced", "full_gradients", "itertools", "make_plan", "random_choice"]
