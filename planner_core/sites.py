@@ -19,8 +19,7 @@ Used alike by `capture` and by the runtime (and copied into exported scripts). I
             site = scopes.site(fn)               # exactly once for each recorded call, after the call
 
 `site()` counts, so call it once per recorded call. What is recorded: a call with a tracked operand that returns a
-tensor (or writes one in place), unless the result *is* one of its operands (`contiguous` always counts). `loss.backward()`
-under the mode runs with the mode off; `torch.autograd.backward(loss)` keeps it on, for recomputation. See
+tensor (or writes one in place), unless the result *is* one of its operands (`contiguous` always counts). See
 docs/INTERFACES.md, section 1.
 """
 
@@ -142,6 +141,7 @@ class Scopes:
     def __init__(self, root: nn.Module, intercept: Intercept | None = None) -> None:
         self.root, self.intercept = root, intercept
         self.names: dict[int, list[str]] = {}
+        self._alive = list(root.modules())  # a model may drop modules and make new ones, which must not get their ids
         for name, module in root.named_modules(remove_duplicate=False):
             self.names.setdefault(id(module), []).append(name)
         self._outside = Frame(None, "", "~")

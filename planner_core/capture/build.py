@@ -118,6 +118,7 @@ class Builder:
         body = Body(scope, records)
         made = {v for r in records for v in r.outputs}
         rows = []
+        stores: dict[int, int] = {}
 
         def ref(vid: int) -> Any:
             value = self.rec.values[vid]
@@ -130,7 +131,8 @@ class Builder:
                 return ("v", body.order[vid])
             body.order[vid] = len(body.order)
             inside = vid in made or self._is_local(vid, scope, made)
-            storage = body.order.get(value.storage) if value.storage != vid and inside else None
+            first = stores.setdefault(value.storage, body.order[vid])
+            storage = first if inside and first != body.order[vid] else None
             name = value.name[len(BUFFER) + len(scope.path) :] if value.name.startswith(BUFFER) and inside else ""
             return ("n", value.kind, value.meta, value.grad, inside, storage, name)
 
@@ -287,7 +289,7 @@ class Builder:
             elif not self._is_local(vid, scope, made) or any(users.get(m, 0) > 1 for m in mine if m is not None):
                 ports.append(i)
         unused = self._unused(scope.path, users, copies)
-        values = [self._value(vid, i, lead.order, scope, made) for i, vid in enumerate(lead.order)]
+        values = self._values(lead.order, scope)
         items = tuple(self._op(r, lead.order, scope.scope) for r in lead.records)
         return Block(name, (*values, *unused), items, tuple(ports), tuple(results)), ports, results
 
@@ -302,15 +304,19 @@ class Builder:
                 found.append(replace(value, name=name[len(path) + 1 :], storage=-1))
         return found
 
-    def _value(self, vid: int, at: int, order: dict[int, int], scope: Scope, made: set[int]) -> Value:
-        value = self.rec.values[vid]
-        storage = order.get(value.storage, at) if vid in made or value.kind == "constant" else at
-        name = value.name
-        if value.kind == "parameter":
-            name = self._local(vid, scope.path) or name
-        elif scope.path:
-            name = ""
-        return replace(value, name="" if name.startswith(BUFFER) else name, storage=storage)
+    def _values(self, order: dict[int, int], scope: Scope) -> list[Value]:
+        """The values of a block; memory is named by the first value of the block that lies in it."""
+        stores: dict[int, int] = {}
+        found = []
+        for vid, at in order.items():
+            value = self.rec.values[vid]
+            name = value.name
+            if value.kind == "parameter":
+                name = self._local(vid, scope.path) or name if scope.path else name
+            elif scope.path or name.startswith(BUFFER):
+                name = ""
+            found.append(replace(value, name=name, storage=stores.setdefault(value.storage, at)))
+        return found
 
     def _op(self, r: Record, order: dict[int, int], scope: str) -> Op:
         name = r.site[len(scope) :]
@@ -346,10 +352,7 @@ class Builder:
             name = self.rec.values[vid].name
             if vid not in covered and vid not in order and (used.get(vid) or not name.startswith(prefixes)):
                 number(vid)
-        made = {v for r in rows for v in r.outputs}
-        root = Scope("", "", "")
-        values = tuple(self._value(vid, i, order, root, {v for v in order if order[v] in made}) for vid, i in order.items())
-        return Block("top", values, tuple(rows))
+        return Block("top", tuple(self._values(order, Scope("", "", ""))), tuple(rows))
 
 
 class _Key:

@@ -21,13 +21,13 @@ _RANDOM = ("dropout", "normal", "uniform", "bernoulli", "exponential", "rand", "
 def run_constant(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], operands: list[torch.Tensor]) -> Any:
     """Call a function none of whose operands is tracked."""
     if any(t.is_meta for t in operands):
-        return func(*to_meta(args), **to_meta(kwargs))
+        return func(*_swap(to_meta(args), _is_cpu, META), **_swap(to_meta(kwargs), _is_cpu, META))
     if _size_hint(operands) > LIMIT or (not operands and _on_meta(args, kwargs)):
         sized = func(*to_meta(args), **to_meta(kwargs))
         leaves = [sized] if isinstance(sized, torch.Tensor) else []
         if any(t.numel() > LIMIT for t in leaves):
             return sized
-    return func(*_swap(args), **_swap(kwargs))
+    return func(*_swap(args, _is_meta, CPU), **_swap(kwargs, _is_meta, CPU))
 
 
 def to_meta(tree: Any) -> Any:
@@ -58,11 +58,15 @@ def _is_meta(item: Any) -> bool:
     return (isinstance(item, torch.device) and item.type == "meta") or (isinstance(item, str) and item == "meta")
 
 
-def _swap(tree: Any) -> Any:
-    if _is_meta(tree):
-        return CPU
+def _is_cpu(item: Any) -> bool:
+    return (isinstance(item, torch.device) and item.type == "cpu") or (isinstance(item, str) and item == "cpu")
+
+
+def _swap(tree: Any, found: Callable[[Any], bool], device: torch.device) -> Any:
+    if found(tree):
+        return device
     if isinstance(tree, dict):
-        return {k: _swap(v) for k, v in tree.items()}
+        return {k: _swap(v, found, device) for k, v in tree.items()}
     if type(tree) in (tuple, list):
-        return type(tree)(_swap(v) for v in tree)
+        return type(tree)(_swap(v, found, device) for v in tree)
     return tree

@@ -306,7 +306,8 @@ class Replayer:
                 fresh = _like(what[0])
                 ids[what[1]] = recorder.produce(fresh)
                 made.append(fresh)
-        recorder.scope_stack[-1].items.append(Replay(frame.scope, frame.path, template.scope, ids))
+        recorder.clock += 1
+        recorder.scope_stack[-1].items.append(Replay(frame.scope, frame.path, template.scope, ids, recorder.clock))
         self._inherit(Watch(Scope("", frame.path, ""), frame.module, 0, template.reads))  # type: ignore[arg-type]
         return pytree.tree_unflatten(made, template.spec)
 

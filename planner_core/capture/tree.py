@@ -37,12 +37,16 @@ class Scope:
 
 @dataclass(slots=True)
 class Replay:
-    """A module call that was not traced, since it equals `template`; `ids` maps the template's ports to values here."""
+    """A module call that was not traced, since it equals `template`.
+
+    `ids` maps what the template was given and gave back to values here; `born` is when.
+    """
 
     scope: str
     path: str
     template: Scope
     ids: dict[int, int]
+    born: int
 
     @property
     def kind(self) -> str:
@@ -88,7 +92,13 @@ class Recording:
                 ids[vid] = self._counterpart(vid, call, value)
             return ids[vid]
 
-        return self._copy(template, call, value)
+        copy = self._copy(template, call, value)
+        for record in self.flatten(template):
+            for vid in record.outputs:
+                storage = self.values[vid].storage
+                if vid in call.ids and storage != vid:
+                    self.values[ids[vid]] = replace(self.values[ids[vid]], storage=value(storage))
+        return copy
 
     def _counterpart(self, vid: int, call: Replay, value: object) -> int:
         known, under = self.values[vid], call.template.path + "."
@@ -99,7 +109,7 @@ class Recording:
         if known.kind == "constant" and self.births[vid] < call.template.start:
             return vid
         storage = -1 if known.storage == vid else value(known.storage)  # type: ignore[operator]
-        return self.add(replace(known, storage=storage), self.births[vid])
+        return self.add(replace(known, storage=storage), call.born)
 
     def buffer(self, name: str, like: Value) -> int:
         """The value of the buffer `name`, added when seen first."""
