@@ -29,7 +29,7 @@ class DeviceMesh:
 
 
 def parse_mesh(text: str, num_devices: int) -> DeviceMesh:
-    """`8` or `2x8` -> a mesh with axes (tensor,) or (data, tensor); raises InputError unless it fills the cluster."""
+    """`8` or `2x8` -> a mesh with axes (world,) or (data, tensor); raises InputError unless it fills the cluster."""
     try:
         sizes = tuple(int(part) for part in text.lower().replace("×", "x").split("x"))
     except ValueError:
@@ -45,5 +45,5 @@ def parse_mesh(text: str, num_devices: int) -> DeviceMesh:
 
 
 def axis_names(num_axes: int) -> tuple[str, ...]:
-    """Names by position: the outermost axis of two or more is `data`."""
-    return {1: ("tensor",), 2: ("data", "tensor"), 3: ("data", "tensor2", "tensor")}[num_axes]
+    """Names by position. A name is no rule: any axis may split the batch, weights or tokens."""
+    return {1: ("world",), 2: ("data", "tensor"), 3: ("data", "tensor2", "tensor")}[num_axes]

@@ -1,0 +1,225 @@
+"""The command line: `python -m planner_core COMMAND` (see CONTRACT.md)."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from planner_core.errors import InputError, PlannerError
+from planner_core.pipeline import METHODS, Request
+
+USAGE_ERROR = 2
+
+
+class _Parser(argparse.ArgumentParser):
+    """Wrong options in one or two lines, as every other wrong input."""
+
+    def error(self, message: str) -> Any:
+        self.exit(USAGE_ERROR, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; returns the exit status."""
+    args = _parser().parse_args(argv)
+    try:
+        return int(args.run(args))
+    except PlannerError as error:
+        print(str(error), file=sys.stderr)
+        return error.exit_status
+    except BrokenPipeError:
+        return 0
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return 130
+
+
+def _parser() -> _Parser:
+    parser = _Parser(prog="python -m planner_core", description="Plan tensor parallelism for a real model on a real cluster.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_Parser)
+    for name, run, text in (("models", _models, "the zoo"), ("clusters", _clusters, "the clusters")):
+        p = commands.add_parser(name, help=text)
+        p.add_argument("--json", action="store_true")
+        p.set_defaults(run=run)
+    fold = _with_model(commands.add_parser("fold", help="unique blocks, repeats and Algorithm 1's steps"))
+    fold.add_argument("--html", metavar="FILE", help="write the folded graph as one stand-alone page")
+    fold.set_defaults(run=_fold)
+    plan = _with_options(_with_model(commands.add_parser("plan", help="derive, score and rank plans")))
+    plan.add_argument("-o", "--output", metavar="FILE", help="write the chosen plan")
+    plan.set_defaults(run=_plan)
+    compare = _with_options(_with_model(commands.add_parser("compare", help="every method and baseline side by side")))
+    compare.set_defaults(run=_compare)
+    network = _with_options(_with_model(commands.add_parser("network", help="the unfolded cost network as JSON")))
+    network.set_defaults(run=_network)
+    export = commands.add_parser("export", help="write a plan in the form of another program")
+    export.add_argument("plan")
+    export.add_argument("--to", required=True)
+    export.add_argument("-o", "--output", required=True, metavar="PATH")
+    export.set_defaults(run=_export)
+    verify = commands.add_parser("verify", help="run a plan and compare with the prediction")
+    verify.add_argument("plan")
+    verify.add_argument("--ranks", type=int, help="real gloo processes, on a scaled-down model")
+    verify.add_argument("--fake", action="store_true", help="the plan's own world size and model, without data")
+    verify.add_argument("--json", action="store_true")
+    verify.set_defaults(run=_verify)
+    return parser
+
+
+def _with_model(p: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    p.add_argument("model", help="zoo name, config.json (or its folder), path.py:callable, or .pt2 file")
+    p.add_argument("--batch", type=int, help="samples per step, over all GPUs")
+    p.add_argument("--seq", type=int, help="tokens per sample")
+    p.add_argument("--dtype", default="bfloat16")
+    p.add_argument("--layers", type=int, help="override the depth")
+    p.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    return p
+
+
+def _with_options(p: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    p.add_argument("--cluster", default="2x8-h100", help="name, or a JSON file")
+    p.add_argument("--mesh", help="e.g. 8 or 2x8; default: every factorisation of the cluster")
+    p.add_argument("--optimizer", default="adamw")
+    p.add_argument("--zero", type=int, default=3)
+    p.add_argument("--recompute", default="none")
+    p.add_argument("--memory-gb", type=float, help="memory per GPU that a plan may take (10^9 bytes)")
+    p.add_argument("--method", default="exact", help=" | ".join(METHODS))
+    p.add_argument("--objective", default="time", help="time | communication")
+    return p
+
+
+def _request(args: argparse.Namespace) -> Request:
+    names = ("model", "cluster", "mesh", "batch", "seq", "dtype", "optimizer", "zero", "recompute", "memory_gb", "layers", "method", "objective")
+    return Request(**{n: getattr(args, n) for n in names if hasattr(args, n)})
+
+
+def _say(text: str) -> None:
+    if sys.stderr.isatty():
+        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+
+
+def _done() -> None:
+    if sys.stderr.isatty():
+        print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+def _print(args: argparse.Namespace, data: dict[str, Any], shown: str) -> int:
+    _done()
+    print(json.dumps(data) if args.json else shown)
+    return 0
+
+
+def _models(args: argparse.Namespace) -> int:
+    from planner_core.models import ZOO, load_snapshot
+    from planner_core.report import table
+
+    rows = [
+        {"name": m.name, "description": m.description, "params": load_snapshot(m.name).num_params, "batch": m.batch, "seq": m.seq}
+        for m in ZOO.values()
+    ]
+    shown = table([["name", "parameters", "what"]] + [[r["name"], f"{r['params'] / 1e9:.3g} B", r["description"]] for r in rows])
+    return _print(args, {"models": rows}, shown)
+
+
+def _clusters(args: argparse.Namespace) -> int:
+    from planner_core.cluster import cluster_names, load_cluster
+    from planner_core.report import table
+
+    found = [load_cluster(n) for n in cluster_names()]
+    shown = table([["name", "GPUs", "what"]] + [[c.name, str(c.num_gpus), c.description] for c in found])
+    return _print(args, {"clusters": [c.to_json() for c in found]}, shown)
+
+
+def _fold(args: argparse.Namespace) -> int:
+    from planner_core.folding import fold_report, fold_text
+    from planner_core.pipeline import prepare
+
+    planner = prepare(_request(args), say=_say)
+    if args.html:
+        from explorer.standalone import folded_html
+
+        write(Path(args.html), folded_html(planner.coarse, planner.graph.name))
+    data = fold_report(planner.coarse)
+    return _print(args, data, fold_text(data))
+
+
+def _plan(args: argparse.Namespace) -> int:
+    from planner_core.pipeline import plan_model
+    from planner_core.plan import to_json
+    from planner_core.report import report, text
+
+    result = plan_model(_request(args), progress=_say)
+    _done()
+    if args.output:
+        write(Path(args.output), json.dumps(to_json(result.best)))
+    for note in result.notes:
+        print(note, file=sys.stderr)
+    return _print(args, report(result), text(result))
+
+
+def _compare(args: argparse.Namespace) -> int:
+    from planner_core.pipeline import compare_methods
+    from planner_core.report import report, text
+
+    result = compare_methods(_request(args), progress=_say)
+    return _print(args, report(result), text(result))
+
+
+def _network(args: argparse.Namespace) -> int:
+    from planner_core.pipeline import prepare
+    from planner_core.unfolded import network_json
+
+    planner = prepare(_request(args), say=_say)
+    _done()
+    print(json.dumps(network_json(planner)))
+    return 0
+
+
+def _export(args: argparse.Namespace) -> int:
+    from planner_core.export import export_plan
+
+    for line in export_plan(read_plan(args.plan), args.to, Path(args.output)):
+        print(line)
+    return 0
+
+
+def _verify(args: argparse.Namespace) -> int:
+    from planner_core.errors import VerificationFailed
+    from planner_core.verify import verify, verify_text
+
+    if not args.fake and args.ranks is None:
+        raise InputError("verify needs --ranks N (real processes) or --fake (the plan's own world size)")
+    data = verify(read_plan(args.plan), ranks=None if args.fake else args.ranks, progress=_say)
+    _print(args, data, verify_text(data))
+    return 0 if data["ok"] else VerificationFailed.exit_status
+
+
+def read_plan(name: str) -> Any:
+    """A plan file; raises InputError."""
+    from planner_core.plan import from_json
+
+    path = Path(name)
+    try:
+        if path.stat().st_size > 50_000_000:
+            raise InputError(f"{name} is larger than 50 MB, which no plan is")
+        return from_json(json.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise InputError(f"cannot read {name}: {error.strerror}") from None
+    except (ValueError, RecursionError):
+        raise InputError(f"{name} is not JSON; make a plan with `plan MODEL -o FILE`") from None
+
+
+def write(path: Path, text: str) -> None:
+    """Write a whole file or none; raises InputError."""
+    part = path.with_name(path.name + ".part")
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        part.unlink(missing_ok=True) if part.exists() else None
+        raise InputError(f"cannot write {path}: {error.strerror}") from None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,124 @@
+"""From the states that search chose to a `Plan`: every operand, result and weight of every op, pinned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from planner_core.graph import ITEM_BYTES, Block, Op
+from planner_core.hardware import CostModel
+from planner_core.network import NodeRows, tensor_name
+from planner_core.placement import P, Placements, R, Shard, State
+from planner_core.plan import BlockPlan, Edge, ParamPlan, SitePlan, Step
+from planner_core.problem import Assignment, Problem
+from planner_core.redistribute import Moves, Segments, moves
+from planner_core.states import TensorStates
+
+
+def assemble(problem: Problem, assignment: Assignment) -> dict[str, BlockPlan]:
+    """Block plans by label: "" for the top block, then one per way in which each repeated block runs."""
+    graph = problem.coarse.graph
+    plans = {"": _block_plan(problem, "", assignment.top, ("",))}
+    ways: dict[str, list[tuple[dict[str, int], list[str]]]] = {}
+    for call, at in zip(graph.calls(), assignment.calls, strict=True):
+        known = ways.setdefault(call.block, [])
+        match = next((prefixes for other, prefixes in known if other == at), None)
+        if match is None:
+            known.append((at, [call.prefix]))
+        else:
+            match.append(call.prefix)
+    for name, variants in ways.items():
+        for k, (at, prefixes) in enumerate(variants):
+            plans[f"{name}#{k}" if k else name] = _block_plan(problem, name, at, tuple(prefixes))
+    return plans
+
+
+@dataclass(frozen=True, slots=True)
+class _Site:
+    """What the edges of one block's ops are made from."""
+
+    block: Block
+    model: CostModel
+    tensors: Mapping[str, TensorStates]
+    at: Mapping[str, int]
+    segments: Mapping[tuple[int, int], tuple[int, ...]]
+
+    def moves(self, value: int) -> Moves:
+        meta = self.block.values[value].meta
+        return moves(meta.shape, ITEM_BYTES[meta.dtype], self.model.sizes, self.model.links, self.parts(value))
+
+    def parts(self, value: int) -> Segments:
+        rank = len(self.block.values[value].meta.shape)
+        return tuple((d, s) for d in range(rank) if (s := self.segments.get((value, d))))
+
+    def delivered(self, value: int) -> State | None:
+        """The state in which a value crosses between groups, or None where it stays inside one."""
+        name = tensor_name(value)
+        if name not in self.tensors:
+            return None
+        return self.tensors[name].state(self.at[name], len(self.model.sizes))
+
+
+def _block_plan(problem: Problem, name: str, at: Mapping[str, int], prefixes: tuple[str, ...]) -> BlockPlan:
+    block = problem.coarse.graph.blocks[name] if name else problem.coarse.graph.top
+    net = problem.blocks[name].net if name else problem.top.net
+    strategies = problem.strategies[name]
+    site = _Site(block, problem.model, net.tensors, at, strategies.segments)
+    sites: dict[str, SitePlan] = {}
+    gathered: dict[int, set[int]] = {}
+    for group, node in net.nodes.items():
+        for k, op in enumerate(node.strategy.ops):
+            sites[op.name] = _site_plan(site, node, at[group], k, op, gathered)
+    order = {op.name: i for i, op in enumerate(block.ops)}
+    params = {
+        v.name: _param_plan(site, i, gathered.get(i, set()))
+        for i, v in enumerate(block.values)
+        if v.kind == "parameter" and i not in block.inputs and tensor_name(i) in net.tensors
+    }
+    return BlockPlan(prefixes, params, dict(sorted(sites.items(), key=lambda item: order[item[0]])))
+
+
+def _site_plan(site: _Site, node: NodeRows, r: int, k: int, op: Op, gathered: dict[int, set[int]]) -> SitePlan:
+    rows = [node.strategy.rows[int(i)][k] for i in node.index[r]]
+    inputs = []
+    for position, value in enumerate(op.inputs):
+        taken = State(tuple(x.inputs[position][0] for x in rows), tuple(x.inputs[position][1] for x in rows))
+        edge = _operand(site, value, taken)
+        if site.block.values[value].kind == "parameter":
+            gathered.setdefault(value, set()).update(s.axis for s in edge.forward if s.collective)
+        inputs.append(edge)
+    outputs = []
+    for position, value in enumerate(op.outputs):
+        made = State(tuple(x.outputs[position][0] for x in rows), tuple(x.outputs[position][1] for x in rows))
+        to = site.delivered(value) or made
+        table = site.moves(value)
+        back = table.steps(to.gradient, made.gradient) if site.block.values[value].grad else ()
+        outputs.append(Edge(made, to, table.steps(made.forward, to.forward), back, dict(site.parts(value))))
+    return SitePlan(tuple(inputs), tuple(outputs))
+
+
+def _operand(site: _Site, value: int, taken: State) -> Edge:
+    v, table = site.block.values[value], site.moves(value)
+    whole = tuple(R if p == P else p for p in taken.forward)
+    if v.kind == "constant":
+        src = State((R,) * len(whole), (R,) * len(whole))
+        back: tuple[Step, ...] = ()
+    else:
+        src = site.delivered(value) or taken
+        back = table.steps(taken.gradient, src.gradient) if v.grad else ()
+    return Edge(src, taken, _forward(table, src.forward, taken.forward), back, dict(site.parts(value)))
+
+
+def _forward(table: Moves, src: Placements, dst: Placements) -> tuple[Step, ...]:
+    """Gathers and slices first; a whole tensor becomes one term of a sum (divide) last."""
+    held = tuple(R if p == P and s != P else p for p, s in zip(dst, src, strict=True))
+    divide = tuple(Step(a, R, P) for a, (p, h) in enumerate(zip(dst, held, strict=True)) if p != h)
+    return (*table.steps(src, held), *divide)
+
+
+def _param_plan(site: _Site, value: int, gathered: set[int]) -> ParamPlan:
+    state = site.delivered(value)
+    assert state is not None
+    sync = tuple(a for a, (f, g) in enumerate(zip(state.forward, state.gradient, strict=True)) if f == R and g == P)
+    whole_at_use = tuple(sorted(a for a in gathered if isinstance(state.forward[a], Shard)))
+    return ParamPlan(state.forward, sync, whole_at_use, dict(site.parts(value)))

@@ -1,0 +1,216 @@
+"""Score every candidate of a block: each assignment of {R, S(0), S(1)} to its weight matrices on the tensor axis.
+
+TAP counts 3^N plans for N matrices. All are scored at once: the block's network is eliminated with the choices
+of the matrices kept, which leaves one table with an entry per candidate, everything else chosen best. The
+memory of that best is carried along. The tensors that enter and leave the block are held in the same state, so
+that copies can be stacked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner_core.coarsen import CoarseBlock
+from planner_core.eliminate import order
+from planner_core.graph import Block
+from planner_core.hardware import CostModel
+from planner_core.network import COMM, MEMORY, build_block, tensor_name
+from planner_core.placement import R, Shard
+from planner_core.problem import Compiled, compile_network, ports
+from planner_core.strategy import BlockStrategies
+
+Floats = NDArray[np.float64]
+MAX_CANDIDATES = 3**11
+"""More candidates than this are not scored one by one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """All candidates of one unique block on the tensor axis.
+
+    `choice[i, w]` is 0, 1 or 2 for R, S(0), S(1) of `weights[w]`. Costs are those of one copy of the block:
+    `comm_s` seconds of communication and `memory_bytes` per GPU; inf where the candidate cannot run.
+    """
+
+    block: str
+    weights: tuple[str, ...]
+    choice: NDArray[np.int8]
+    comm_s: Floats
+    memory_bytes: Floats
+    on_front: NDArray[np.bool_]
+    axis_size: int
+    repeats: int
+
+    @property
+    def space(self) -> int:
+        """Number of assignments."""
+        return 3 ** len(self.weights)
+
+    @property
+    def scored(self) -> int:
+        """Candidates that can run."""
+        return int(np.isfinite(self.comm_s).sum())
+
+
+def matrices(block: Block) -> list[int]:
+    """The block's own weight matrices, in order."""
+    return [
+        i for i, v in enumerate(block.values) if v.kind == "parameter" and len(v.meta.shape) >= 2 and i not in block.inputs
+    ]
+
+
+def score(coarse: CoarseBlock, strategies: BlockStrategies, model: CostModel, repeats: int) -> Candidates | None:
+    """Score a block's candidates on a mesh of one axis; None where there are too many or none."""
+    block = coarse.block
+    weights = matrices(block)
+    if not weights or 3 ** len(weights) > MAX_CANDIDATES:
+        return None
+    net = build_block(coarse, strategies, model)
+    compiled = compile_network(net, ports(block))
+    if any(not len(a) for a in compiled.alive.values()):
+        return None
+    comm, memory = _tables(compiled, block, weights)
+    grid = np.indices((3,) * len(weights), dtype=np.int8).reshape(len(weights), -1).T
+    comm, memory = comm.ravel(), memory.ravel()
+    names = tuple(block.values[w].name for w in weights)
+    return Candidates(block.name, names, grid, comm, memory, pareto(comm, memory), model.sizes[0], repeats)
+
+
+def pareto(a: Floats, b: Floats) -> NDArray[np.bool_]:
+    """Which points no other beats in both (of equal points, one)."""
+    finite = np.isfinite(a) & np.isfinite(b)
+    sequence = np.lexsort((b, a))
+    sequence = sequence[finite[sequence]]
+    best = np.minimum.accumulate(b[sequence]) if len(sequence) else b[:0]
+    keep = np.ones(len(sequence), dtype=bool)
+    keep[1:] = b[sequence][1:] < best[:-1]
+    front = np.zeros(len(a), dtype=bool)
+    front[sequence[keep]] = True
+    return front
+
+
+def _tables(compiled: Compiled, block: Block, weights: list[int]) -> tuple[Floats, Floats]:
+    """Least communication per candidate, and the memory of that choice; the best over the state of the stream."""
+    names = [tensor_name(w) for w in weights]
+    factors = _with_choices(compiled, names)
+    ends = _stream(block)
+    best_c = np.full((3,) * len(names), np.inf)
+    best_m = np.full_like(best_c, np.inf)
+    states = range(compiled.net.sizes[ends[0]]) if ends else range(1)
+    for s in states:
+        fixed = _fix(compiled, factors, ends, s)
+        if fixed is None:
+            continue
+        c, m = _eliminate_carrying(fixed, names)
+        better = (c < best_c) | ((c == best_c) & (m < best_m))
+        best_c, best_m = np.where(better, c, best_c), np.where(better, m, best_m)
+    return best_c, best_m
+
+
+def _stream(block: Block) -> tuple[str, str] | None:
+    """Entry and exit of the residual stream: the first activation input and the output of its shape."""
+    for i in block.inputs:
+        if block.values[i].kind != "activation":
+            continue
+        for o in block.outputs:
+            if block.values[o].meta == block.values[i].meta and o != i:
+                return tensor_name(i), tensor_name(o)
+    return None
+
+
+def _with_choices(compiled: Compiled, names: list[str]) -> list[tuple[tuple[str, ...], Floats, Floats]]:
+    """(variables, communication, memory) tables in which a matrix has three states, its other freedom minimised."""
+    owned = {n: [f for f in compiled.factors if n in f.vars] for n in names}
+    out = [
+        (f.vars, np.where(f.allowed, f.cost[COMM], np.inf), f.cost[MEMORY]) for f in compiled.factors if not set(f.vars) & set(names)
+    ]
+    for name, factors in owned.items():
+        states = compiled.net.tensors[name]
+        kind = [_kind(states.pairs[int(i)][0]) for i in states.index[compiled.alive[name], 0]]
+        total: dict[str, tuple[Floats, Floats]] = {}
+        unary = [f for f in factors if len(f.vars) == 1]
+        for f in factors:
+            if len(f.vars) == 1:
+                continue
+            axis = f.vars.index(name)
+            other = f.vars[1 - axis]
+            cost = np.where(f.allowed, f.cost[COMM], np.inf)
+            memory = f.cost[MEMORY]
+            cost, memory = (cost, memory) if axis else (cost.T, memory.T)
+            for u in unary:
+                cost = cost + np.where(u.allowed, u.cost[COMM], np.inf)
+                memory = memory + u.cost[MEMORY]
+            total[other] = _by_kind(cost, memory, kind)
+            out.append(((other, name), *total[other]))
+    return out
+
+
+def _kind(placement: object) -> int:
+    if placement == R:
+        return 0
+    assert isinstance(placement, Shard)
+    return 1 + min(placement.dim, 1)
+
+
+def _by_kind(cost: Floats, memory: Floats, kind: list[int]) -> tuple[Floats, Floats]:
+    c = np.full((cost.shape[0], 3), np.inf)
+    m = np.zeros_like(c)
+    for state, k in enumerate(kind):
+        better = cost[:, state] < c[:, k]
+        c[:, k] = np.where(better, cost[:, state], c[:, k])
+        m[:, k] = np.where(better, memory[:, state], m[:, k])
+    return c, m
+
+
+Tables = list[tuple[tuple[str, ...], Floats, Floats]]
+
+
+def _fix(compiled: Compiled, tables: Tables, ends: tuple[str, str] | None, state: int) -> Tables | None:
+    """The tables with entry and exit of the stream held in one state; None where that state is impossible."""
+    if ends is None:
+        return tables
+    at = {}
+    for end in ends:
+        where = np.flatnonzero(compiled.alive[end] == state)
+        if not len(where):
+            return None
+        at[end] = int(where[0])
+    out = []
+    for names, c, m in tables:
+        pick = tuple(at.get(n, slice(None)) for n in names)
+        out.append((tuple(n for n in names if n not in at), np.asarray(c[pick]), np.asarray(m[pick])))
+    return out
+
+
+def _eliminate_carrying(tables: Tables, keep: list[str]) -> tuple[Floats, Floats]:
+    sizes: dict[str, int] = {}
+    for names, c, _ in tables:
+        sizes.update(zip(names, c.shape, strict=True))
+    pool = list(tables)
+    for v in order(sizes, [t[0] for t in tables], keep):
+        mine = [t for t in pool if v in t[0]]
+        pool = [t for t in pool if v not in t[0]]
+        others = tuple(dict.fromkeys(n for t in mine for n in t[0] if n != v))
+        c, m = _sum(mine, (*others, v), sizes)
+        best = c.argmin(axis=-1)[..., None]
+        pool.append((others, np.take_along_axis(c, best, -1)[..., 0], np.take_along_axis(m, best, -1)[..., 0]))
+    return _sum(pool, tuple(keep), sizes)
+
+
+def _sum(tables: Tables, scope: tuple[str, ...], sizes: dict[str, int]) -> tuple[Floats, Floats]:
+    shape = [sizes[n] for n in scope]
+    assert prod(shape) < 10**8
+    c, m = np.zeros(shape), np.zeros(shape)
+    for names, cost, memory in tables:
+        places = [scope.index(n) for n in names]
+        view = [1] * len(scope)
+        for p in places:
+            view[p] = shape[p]
+        turn = np.argsort(places)
+        c += cost.transpose(turn).reshape(view)
+        m += memory.transpose(turn).reshape(view)
+    return c, m

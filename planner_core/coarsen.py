@@ -1,0 +1,156 @@
+"""Merge ops that must share a placement (TAP's GraphNode): a weight-bearing op with the ops that follow it.
+
+An op joins the group that makes its only tracked input when nothing could be gained by moving the tensor
+between them: it is linear in that input (views, casts, rotary embedding: a Partial passes through), or the
+input can never be Partial. Products with weights, attention, lookups and losses always start a group, and so
+does a cast that widens (it belongs to what follows). Inside a group no tensor is redistributed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import planner_core.rules_math  # noqa: F401  (registers its rules)
+from planner_core.graph import ITEM_BYTES, Block, Call, Graph, Op
+from planner_core.rules import is_heavy, rows
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Ops of one block that share a placement, by their position in `block.items`; named after the op that leads."""
+
+    name: str
+    items: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CoarseBlock:
+    """A block's items in order: groups of ops, and calls by their position in `block.items`."""
+
+    block: Block
+    nodes: tuple[Group | int, ...]
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """The groups, calls left out."""
+        return tuple(n for n in self.nodes if isinstance(n, Group))
+
+
+@dataclass(frozen=True, slots=True)
+class CoarseGraph:
+    """A graph whose blocks are coarsened."""
+
+    graph: Graph
+    top: CoarseBlock
+    blocks: Mapping[str, CoarseBlock]
+
+    @property
+    def num_nodes(self) -> int:
+        """Groups of the unfolded model."""
+        repeats = self.graph.num_repeats
+        return len(self.top.groups) + sum(len(b.groups) * repeats[n] for n, b in self.blocks.items())
+
+
+def coarsen(graph: Graph) -> CoarseGraph:
+    """Group the ops of every block; calls stay as they are."""
+    return CoarseGraph(graph, coarsen_block(graph.top), {n: coarsen_block(b) for n, b in graph.blocks.items()})
+
+
+def coarsen_block(block: Block) -> CoarseBlock:
+    """Group the ops of one block (see the head of the file)."""
+    home: dict[int, int] = {}  # value -> group that makes it; absent: from outside or a call
+    members: list[list[int]] = []
+    may_be_partial = _partial_values(block)
+    for position, item in enumerate(block.items):
+        if isinstance(item, Call):
+            continue
+        group = _joins(block, item, home, may_be_partial)
+        if group is None:
+            group = len(members)
+            members.append([])
+        members[group].append(position)
+        home.update(dict.fromkeys(item.outputs, group))
+    _absorb_elementwise(block, members, home, may_be_partial)
+    return CoarseBlock(block, _in_order(block, [m for m in members if m]))
+
+
+def _partial_values(block: Block) -> set[int]:
+    """Values that some row makes Partial, or passes on from a value that may be."""
+    inside = {o for i in block.items if isinstance(i, Op) for o in i.outputs}
+    found = {i for i, v in enumerate(block.values) if v.kind == "activation" and i not in inside}
+    for op in block.ops:
+        if _widens(block, op):
+            continue  # a Partial is summed before it is widened, never after
+        for row in rows(op, block.values):
+            partial_in = [i for i, (p, _) in zip(op.inputs, row.inputs, strict=True) if str(p) == "P" and block.values[i].kind == "activation"]
+            partial_out = any(str(p) == "P" for p, _ in row.outputs)
+            if partial_out and (row.label != "P" or any(i in found for i in partial_in)):
+                found.update(op.outputs)
+    return found
+
+
+def _joins(block: Block, op: Op, home: Mapping[int, int], may_be_partial: set[int]) -> int | None:
+    tracked = [i for i in op.inputs if block.values[i].kind == "activation"]
+    groups = {home.get(i) for i in tracked}
+    if is_heavy(op) or len(groups) != 1 or None in groups:
+        return None
+    (group,) = groups
+    if _widens(block, op):
+        return None
+    passes = any(r.label == "P" for r in rows(op, block.values))
+    if passes or not any(i in may_be_partial for i in tracked):
+        return group
+    return None
+
+
+def _widens(block: Block, op: Op) -> bool:
+    if op.fn != "to":
+        return False
+    size = ITEM_BYTES
+    return size[block.values[op.outputs[0]].meta.dtype] > size[block.values[op.inputs[0]].meta.dtype]
+
+
+def _absorb_elementwise(block: Block, members: list[list[int]], home: dict[int, int], may_be_partial: set[int]) -> None:
+    """A light group with a single light successor moves into it (silu into the product that gates)."""
+    users: dict[int, set[int | None]] = {}
+    where = {p: g for g, ps in enumerate(members) for p in ps}
+    for position, item in enumerate(block.items):
+        for i in item.inputs:
+            if i in home:
+                users.setdefault(home[i], set()).add(where.get(position))
+    for g in range(len(members)):
+        targets = users.get(g, set()) - {g}
+        outs = {o for p in members[g] for o in _op(block, p).outputs}
+        if len(targets) != 1 or None in targets or outs & (set(block.outputs) | may_be_partial):
+            continue
+        (h,) = targets
+        mine, theirs = [_op(block, p) for p in members[g]], [_op(block, p) for p in members[h or 0]]
+        if h is None or any(is_heavy(o) for o in (*mine, *theirs)) or any(_has_weight(block, o) for o in mine):
+            continue
+        members[h] = sorted(members[g] + members[h])
+        members[g] = []
+        home.update({o: h for o in outs})
+        for u in users.values():
+            if g in u:
+                u.discard(g)
+                u.add(h)
+
+
+def _op(block: Block, position: int) -> Op:
+    item = block.items[position]
+    assert isinstance(item, Op)
+    return item
+
+
+def _has_weight(block: Block, op: Op) -> bool:
+    return any(block.values[i].kind == "parameter" for i in op.inputs)
+
+
+def _in_order(block: Block, members: list[list[int]]) -> tuple[Group | int, ...]:
+    """Groups at the place of their last op, so that all they need stands before them."""
+    nodes: list[tuple[int, Group | int]] = [(p, p) for p, i in enumerate(block.items) if isinstance(i, Call)]
+    for ps in members:
+        ops = [_op(block, p) for p in ps]
+        lead = next((o for o in ops if is_heavy(o)), None) or next((o for o in ops if _has_weight(block, o)), ops[-1])
+        nodes.append((ps[-1], Group(lead.name, tuple(ps))))
+    return tuple(n for _, n in sorted(nodes, key=lambda pair: pair[0]))

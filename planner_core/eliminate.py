@@ -1,0 +1,158 @@
+"""Exact minimisation over a cost network by eliminating one variable after the other (Bertele & Brioschi, 1972).
+
+Eliminating a variable adds up the tables it stands in and keeps the minimum over it, with the argument at
+which it is reached. What remains is one table over the variables that were kept, and the way back. The cost
+is exponential only in the number of variables that meet in one table (the treewidth), which is small for
+models: a block of a transformer never holds more than four.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Table = tuple[tuple[str, ...], Floats]
+MAX_TABLE = 60_000_000
+"""Entries of the largest table that is built (half a gigabyte); beyond it elimination is refused."""
+
+
+class TooWide(Exception):
+    """The network's treewidth makes elimination too large; `entries` is the table that would be needed."""
+
+    def __init__(self, entries: float) -> None:
+        super().__init__(f"a table of {entries:.3g} entries would be needed")
+        self.entries = entries
+
+
+@dataclass
+class Elimination:
+    """A solved network: `table` over `kept` variables, and for each eliminated variable its best state given later ones."""
+
+    kept: tuple[str, ...]
+    table: Floats
+    steps: list[tuple[str, tuple[str, ...], NDArray[np.int64]]] = field(default_factory=list)
+
+    def assignment(self, kept: Mapping[str, int]) -> dict[str, int]:
+        """The best state of every variable, given those that were kept."""
+        found = dict(kept)
+        for name, others, best in reversed(self.steps):
+            found[name] = int(best[tuple(found[o] for o in others)])
+        return found
+
+
+def order(sizes: Mapping[str, int], scopes: Iterable[Sequence[str]], keep: Sequence[str]) -> list[str]:
+    """A greedy elimination order: next the variable whose table is smallest. Raises TooWide."""
+    near: dict[str, set[str]] = {v: set() for v in sizes}
+    for scope in scopes:
+        for v in scope:
+            near[v].update(scope)
+    for v, others in near.items():
+        others.discard(v)
+    kept, found = set(keep), []
+    weight = {v: _entries(v, near[v], sizes) for v in sizes if v not in kept}
+    while weight:
+        v = min(weight, key=lambda name: (weight[name], name))
+        if weight.pop(v) > MAX_TABLE:
+            raise TooWide(_entries(v, near[v], sizes))
+        found.append(v)
+        others = near.pop(v)
+        for o in others:
+            near[o] = (near[o] | others) - {o, v}
+        for o in others:
+            if o in weight:
+                weight[o] = _entries(o, near[o], sizes)
+    return found
+
+
+def _entries(v: str, others: set[str], sizes: Mapping[str, int]) -> float:
+    total = float(sizes[v])
+    for o in others:
+        total *= sizes[o]
+    return total
+
+
+def eliminate(sizes: Mapping[str, int], tables: Iterable[Table], sequence: Sequence[str], keep: Sequence[str]) -> Elimination:
+    """Minimise over the variables in `sequence`; the result's table has one dim per name in `keep`, in that order."""
+    pool: dict[str, list[Table]] = {}
+    rank = {v: i for i, v in enumerate(sequence)}
+    last: list[Table] = []
+
+    def put(table: Table) -> None:
+        first = min((v for v in table[0] if v in rank), key=lambda v: rank[v], default=None)
+        (last if first is None else pool.setdefault(first, [])).append(table)
+
+    for table in tables:
+        put(table)
+    steps = []
+    for v in sequence:
+        mine = pool.pop(v, [])
+        others = tuple(dict.fromkeys(o for scope, _ in mine for o in scope if o != v))
+        total = _add(mine, (*others, v), sizes)
+        best = total.argmin(axis=-1)
+        steps.append((v, others, best))
+        put((others, np.take_along_axis(total, best[..., None], axis=-1)[..., 0]))
+    return Elimination(tuple(keep), _add(last, tuple(keep), sizes), steps)
+
+
+def _add(tables: Sequence[Table], scope: tuple[str, ...], sizes: Mapping[str, int]) -> Floats:
+    """Sum of tables, broadcast to `scope`."""
+    total = np.zeros([sizes[v] for v in scope])
+    for names, array in tables:
+        places = [scope.index(v) for v in names]
+        turned = array.transpose(np.argsort(places)) if len(names) > 1 else array
+        shape = [1] * len(scope)
+        for p in places:
+            shape[p] = sizes[scope[p]]
+        total += turned.reshape(shape)
+    return total
+
+
+# --- chains ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Power:
+    """A (min, +) product: `cost[s, i, j]`, and the state between its two halves; a leaf has no halves."""
+
+    cost: Floats
+    left: Power | None = None
+    right: Power | None = None
+    middle: NDArray[np.int64] | None = None
+
+    def path(self, s: int, i: int, j: int) -> list[int]:
+        """The states between the links, from after the first to before the last."""
+        if self.left is None or self.right is None or self.middle is None:
+            return []
+        k = int(self.middle[s, i, j])
+        return [*self.left.path(s, i, k), k, *self.right.path(s, k, j)]
+
+
+def times(a: Power, b: Power) -> Power:
+    """First `a`, then `b`: cost[s, i, j] = min over k of a[s, i, k] + b[s, k, j]."""
+    shared, n, _ = a.cost.shape
+    best = np.full((shared, n, b.cost.shape[2]), np.inf)
+    middle = np.zeros(best.shape, dtype=np.int64)
+    for k in range(a.cost.shape[2]):
+        through = a.cost[:, :, k, None] + b.cost[:, None, k, :]
+        better = through < best
+        np.copyto(best, through, where=better)
+        np.copyto(middle, k, where=better)
+    return Power(best, a, b, middle)
+
+
+def power(link: Power, count: int) -> Power:
+    """`count` equal links in a row, by repeated squaring."""
+    result: Power | None = None
+    square = link
+    while True:
+        if count & 1:
+            result = square if result is None else times(result, square)
+        count >>= 1
+        if not count:
+            assert result is not None
+            return result
+        square = times(square, square)

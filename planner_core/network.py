@@ -1,0 +1,397 @@
+"""The cost network of a block on a mesh: variables, what each choice costs, and what goes with what.
+
+Variables: one per group of ops (its row on every axis), one per tensor between groups (its delivered state), one
+per parameter (how it is stored). Every cost is unary or pairwise, and has three components, all per GPU and step:
+
+    time_s     compute, the communication that must be waited for, and the weight traffic that shows
+    memory     bytes that stay: weights, gradients, optimizer states, saved activations
+    comm_s     all communication
+
+Weight traffic (gradient sums, ZeRO-3 gathers and scatters) hides behind `overlap` of the compute of the ops that use
+the weight; what exceeds it shows. So the step time is a sum over the network, which is what makes the search exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from planner_core.coarsen import CoarseBlock
+from planner_core.collectives import collective_times
+from planner_core.graph import ITEM_BYTES, Call, Op
+from planner_core.hardware import CostModel, op_time, op_work
+from planner_core.placement import P, R, Shard
+from planner_core.redistribute import Moves, Segments, digit, moves
+from planner_core.rules import Pair, Row
+from planner_core.states import (
+    Bools,
+    Floats,
+    Ints,
+    TensorStates,
+    compatible,
+    joint_all,
+    joint_any,
+    joint_codes,
+    joint_index,
+    joint_parts,
+    stored_for,
+    tensor_states,
+)
+from planner_core.strategy import BlockStrategies, GroupStrategy
+
+TIME, MEMORY, COMM = range(3)
+NUM_COMPONENTS = 3
+SMALL_WEIGHT_DIMS = 1
+"""Parameters of at most this many dims (biases, norms) are always kept: gathering them saves nothing worth a message."""
+
+
+@dataclass
+class Factor:
+    """A table over one or two variables: `cost[component, a(, b)]`, and which entries are possible."""
+
+    vars: tuple[str, ...]
+    cost: Floats
+    allowed: Bools
+
+
+@dataclass
+class Network:
+    """Variables (name -> number of states) and factors of one block; `ports` are the block's inputs and outputs.
+
+    `tensors` and `nodes` tell what the states mean: a tensor's or parameter's joint states, a group's joint rows.
+    `saved_ports` are ports whose delivered tensor is kept for backward by an op of this block.
+    """
+
+    sizes: dict[str, int] = field(default_factory=dict)
+    factors: list[Factor] = field(default_factory=list)
+    tensors: dict[str, TensorStates] = field(default_factory=dict)
+    nodes: dict[str, NodeRows] = field(default_factory=dict)
+    saved_ports: set[int] = field(default_factory=set)
+
+
+@dataclass
+class NodeRows:
+    """Joint rows of a group: `index[r, a]` is the group row on axis a."""
+
+    strategy: GroupStrategy
+    index: Ints
+
+
+def tensor_name(value: int) -> str:
+    """Variable of a tensor or parameter."""
+    return f"t{value}"
+
+
+def build_block(
+    coarse: CoarseBlock, strategies: BlockStrategies, model: CostModel, *,
+    saved_by_calls: Collection[int] = (), skip: Collection[int] = (), saved_scale: float = 1.0,
+) -> Network:  # fmt: skip
+    """The network of one block, its calls left out (`chain` adds those as tables).
+
+    `saved_by_calls` are values that a called block keeps for backward; `skip` values inside a run of equal
+    calls, which are no variables here. `saved_scale` is the share of the block's kept activations that
+    is there at the peak: 1, or one copy in all of a block that is recomputed in backward.
+    """
+    builder = _Builder(coarse, strategies, model, set(saved_by_calls), set(skip), saved_scale)
+    return builder.build()
+
+
+class _Builder:
+    """Collects the variables and factors of one block."""
+
+    def __init__(
+        self, coarse: CoarseBlock, strategies: BlockStrategies, model: CostModel, saved: set[int], skip: set[int], scale: float
+    ) -> None:
+        self.block, self.coarse, self.strategies, self.model = coarse.block, coarse, strategies, model
+        self.values = coarse.block.values
+        self.ports = {*coarse.block.inputs, *coarse.block.outputs}
+        self.home = {v: i for i, s in enumerate(strategies.groups) for op in s.ops for v in op.outputs}
+        self.net = Network()
+        self.saved_inputs = saved  # values whose delivered tensor a consumer keeps
+        self.scale = scale
+        self.crossing = self._crossing() - skip
+        self.compute: dict[str, Floats] = {}  # seconds of a group's work, per joint row
+        self.users = self._users()
+
+    def build(self) -> Network:
+        for i, strategy in enumerate(self.strategies.groups):
+            self._mark_saved(i, strategy)
+        for value in sorted(self.crossing):
+            self._add_tensor(value)
+        for i, strategy in enumerate(self.strategies.groups):
+            self._add_group(i, strategy)
+        return self.net
+
+    def _crossing(self) -> set[int]:
+        """Values that pass between groups, calls or the block's boundary, and every parameter."""
+        found = {v for v in self.ports if self.values[v].kind != "constant"}
+        for item in self.block.items:
+            if isinstance(item, Call):
+                found.update(v for v in (*item.inputs, *item.outputs) if self.values[v].kind != "constant")
+        for i, s in enumerate(self.strategies.groups):
+            for op in s.ops:
+                for v in op.inputs:
+                    kind = self.values[v].kind
+                    if kind == "parameter" or (kind == "activation" and self.home.get(v) != i):
+                        found.add(v)
+        return found
+
+    def _users(self) -> dict[int, int]:
+        """How many groups and calls use each parameter."""
+        found: dict[int, int] = {}
+        for uses in [{v for op in s.ops for v in op.inputs} for s in self.strategies.groups] + [
+            set(i.inputs) for i in self.block.items if isinstance(i, Call)
+        ]:
+            for v in uses:
+                found[v] = found.get(v, 0) + 1
+        return found
+
+    def segments(self, value: int) -> Segments:
+        """Fused dims of a value."""
+        rank = len(self.values[value].meta.shape)
+        return tuple((d, s) for d in range(rank) if (s := self.strategies.segments.get((value, d))))
+
+    def _moves(self, value: int) -> Moves:
+        """Redistributions of a value on this mesh."""
+        meta = self.values[value].meta
+        return moves(meta.shape, ITEM_BYTES[meta.dtype], self.model.sizes, self.model.links, self.segments(value))
+
+    def root(self, value: int) -> int:
+        """The value whose memory `value` shares."""
+        storage = self.values[value].storage
+        return value if storage < 0 else storage
+
+    def _mark_saved(self, group: int, s: GroupStrategy) -> None:
+        for op in s.ops:
+            for v in op.saved:
+                root = self.root(v)
+                for candidate in (v, root):
+                    if candidate in self.crossing and self.home.get(candidate) != group and self.values[candidate].kind == "activation":
+                        self.saved_inputs.add(candidate)
+                        break
+
+    # --- tensors and parameters ----------------------------------------------------------------------
+
+    def _add_tensor(self, value: int) -> None:
+        v = self.values[value]
+        states = tensor_states(v.meta, v.grad, v.kind == "parameter", self.model.sizes, self.segments(value))
+        name = tensor_name(value)
+        self.net.sizes[name], self.net.tensors[name] = len(states), states
+        if value in self.ports:
+            if value in self.saved_inputs:
+                self.net.saved_ports.add(value)
+            return
+        cost = np.zeros((NUM_COMPONENTS, len(states)))
+        if v.kind == "parameter":
+            cost[MEMORY] = parameter_memory(states, v.grad, self.model)
+            if self.users.get(value, 0) != 1:  # used in several places: its sum has no one op to hide behind
+                cost[TIME] = cost[COMM] = gradient_sum(states, v.grad, self.model)
+        elif value in self.saved_inputs:
+            cost[MEMORY] = states.local_bytes * self.scale
+        self.net.factors.append(Factor((name,), cost, np.ones(len(states), dtype=bool)))
+
+    # --- groups ---------------------------------------------------------------------------------------
+
+    def _add_group(self, number: int, s: GroupStrategy) -> None:
+        index = joint_index(len(s.rows), len(self.model.sizes))
+        index = index[self._even(s, index)]
+        name = s.group.name
+        self.net.sizes[name], self.net.nodes[name] = len(index), NodeRows(s, index)
+        self.net.factors.append(Factor((name,), self._work(number, s, index), np.ones(len(index), dtype=bool)))
+        for value, uses in self._operands(number, s).items():
+            if self.values[value].kind == "parameter":
+                self._weight_edge(name, s, index, value, uses)
+            else:
+                self._operand_edge(name, s, index, value, uses)
+        for k, op in enumerate(s.ops):
+            for j, value in enumerate(op.outputs):
+                if value in self.crossing:
+                    self._result_edge(name, s, index, value, (k, j))
+
+    def _operands(self, number: int, s: GroupStrategy) -> dict[int, list[tuple[int, int]]]:
+        """Tensors that come from outside the group, and where they are used: (op, operand) positions."""
+        found: dict[int, list[tuple[int, int]]] = {}
+        for k, op in enumerate(s.ops):
+            for i, v in enumerate(op.inputs):
+                if v in self.crossing and self.home.get(v) != number:
+                    found.setdefault(v, []).append((k, i))
+        return found
+
+    def _even(self, s: GroupStrategy, index: Ints) -> Bools:
+        """Joint rows in which every split is even, of every tensor and of every fused part."""
+        flags: dict[tuple[int, ...] | tuple[int, str], tuple[list[bool], tuple[int, ...]]] = {}
+        for r, rows in enumerate(s.rows):
+            for k, (op, row) in enumerate(zip(s.ops, rows, strict=True)):
+                ends = (*zip(op.inputs, row.inputs, strict=True), *zip(op.outputs, row.outputs, strict=True))
+                for v, (p, _) in ends:
+                    if isinstance(p, Shard):
+                        extents = self.strategies.segments.get((v, p.dim), (self.values[v].meta.shape[p.dim],))
+                        flags.setdefault((v, p.dim), ([False] * len(s.rows), extents))[0][r] = True
+                if row.divides:
+                    flags.setdefault((k, row.label), ([False] * len(s.rows), row.divides))[0][r] = True
+        even = np.ones(len(index), dtype=bool)
+        for flag, extents in flags.values():
+            n = joint_parts(np.array(flag), index, self.model.sizes)
+            for extent in set(extents):
+                even &= extent % n == 0
+        return even
+
+    def _work(self, number: int, s: GroupStrategy, index: Ints) -> Floats:
+        cost = np.zeros((NUM_COMPONENTS, len(index)))
+        compute = np.zeros(len(index))
+        inner = {v: k for k, op in enumerate(s.ops) for v in op.outputs}
+        kept: set[int] = set()
+        for k, op in enumerate(s.ops):
+            parts = joint_parts(np.array([r[k].splits_work for r in s.rows]), index, self.model.sizes)
+            forward, backward = op_time(op_work(op, self.values), parts, self._touched(s, k, index), self.model)
+            recompute = forward if self.model.workload.recompute == "full" else 0.0
+            compute += forward + backward + recompute
+            wait = self._internal(s, k, index)
+            cost[TIME] += wait
+            cost[COMM] += wait
+            kept.update(self.root(v) for v in op.saved if self.root(v) in inner and not self._kept_by_consumer(self.root(v)))
+            cost[MEMORY] += sum(m.num_bytes for m in op.saved_extra) / parts
+        for v in kept:
+            cost[MEMORY] += self.values[v].meta.num_bytes / self._parts_of(s, inner[v], v, index)
+        cost[MEMORY] *= self.scale
+        cost[TIME] += compute
+        self.compute[s.group.name] = compute
+        return cost
+
+    def _kept_by_consumer(self, value: int) -> bool:
+        return value in self.crossing and value in self.saved_inputs
+
+    def _touched(self, s: GroupStrategy, k: int, index: Ints) -> Floats:
+        """Bytes that op k reads and writes locally."""
+        op, total = s.ops[k], np.zeros(len(index))
+        for position, v in enumerate((*op.inputs, *op.outputs)):
+            ends = [(*r[k].inputs, *r[k].outputs)[position][0] for r in s.rows]
+            sharded = np.array([isinstance(p, Shard) for p in ends])
+            if op.fn == "embedding" and self.values[v].kind == "parameter":
+                continue  # reads the rows it looks up, counted with the result
+            total += self.values[v].meta.num_bytes / joint_parts(sharded, index, self.model.sizes)
+        return total
+
+    def _parts_of(self, s: GroupStrategy, k: int, value: int, index: Ints) -> Floats:
+        j = s.ops[k].outputs.index(value)
+        return joint_parts(np.array([isinstance(r[k].outputs[j][0], Shard) for r in s.rows]), index, self.model.sizes)
+
+    def _internal(self, s: GroupStrategy, k: int, index: Ints) -> Floats:
+        """Seconds of the collectives that rows of op k run themselves."""
+        total = np.zeros(len(index))
+        for axis, link in enumerate(self.model.links):
+            for r, rows in enumerate(s.rows):
+                for c in rows[k].internal:
+                    here = index[:, axis] == r
+                    shrunk = np.array([x[k].label in c.shrinks for x in s.rows])
+                    others = joint_parts(shrunk, index, self.model.sizes) / np.where(shrunk[index[:, axis]], self.model.sizes[axis], 1)
+                    total += np.where(here, c.count * collective_times(c.kind, c.num_bytes / others, link), 0.0)
+        return total
+
+    # --- edges ----------------------------------------------------------------------------------------
+
+    def _operand_edge(self, name: str, s: GroupStrategy, index: Ints, value: int, uses: list[tuple[int, int]]) -> None:
+        states = self.net.tensors[tensor_name(value)]
+        allowed = np.ones((len(index), len(states)), dtype=bool)
+        cost = np.zeros((NUM_COMPONENTS, len(index), len(states)))
+        local = self._moves(value).local
+        base = 2 + len(states.meta.shape)
+        for k, i in uses:
+            taken = [r[k].inputs[i] for r in s.rows]
+            ok, touch = compatible(taken, states.pairs)
+            forward = joint_codes([digit(p) for p, _ in taken], index, base)
+            gradient = joint_codes([digit(g) for _, g in taken], index, base)
+            allowed &= joint_all(ok, index, states.index)
+            # on several axes a slice or a pad must also nest: only the innermost shard of a dim can be cut or undone
+            allowed &= local[states.forward[None, :], forward[:, None]] & local[gradient[:, None], states.gradient[None, :]]
+            moved = np.where(joint_any(touch, index, states.index), states.local_bytes / self.model.cluster.gpu.bytes_per_s, 0.0)
+            cost[TIME] += moved
+        self.net.factors.append(Factor((name, tensor_name(value)), cost, allowed))
+
+    def _result_edge(self, name: str, s: GroupStrategy, index: Ints, value: int, where: tuple[int, int]) -> None:
+        states, v = self.net.tensors[tensor_name(value)], self.values[value]
+        made = [r[where[0]].outputs[where[1]] for r in s.rows]
+        base = 2 + len(v.meta.shape)
+        forward = joint_codes([digit(p) for p, _ in made], index, base)
+        gradient = joint_codes([digit(g) for _, g in made], index, base)
+        table = self._moves(value)
+        there = table.cost[forward[:, None], states.forward[None, :]]
+        back = table.cost[states.gradient[None, :], gradient[:, None]] if v.grad else np.zeros_like(there)
+        allowed = np.isfinite(there) & np.isfinite(back) & joint_all(_may_deliver(made, states.pairs), index, states.index)
+        seconds = np.where(allowed, there + back, 0.0)
+        if self.model.workload.recompute == "full":
+            seconds = np.where(allowed, seconds + there, 0.0)
+        cost = np.zeros((NUM_COMPONENTS, *allowed.shape))
+        cost[TIME] = cost[COMM] = seconds
+        if self._keeps_own(s, value) and self._kept_by_consumer(value):
+            # the op keeps what it made, the consumer what was delivered: two tensors where they differ
+            rows_bytes = v.meta.num_bytes / self._parts_of(s, where[0], value, index)
+            cost[MEMORY] = np.where(forward[:, None] != states.forward[None, :], rows_bytes[:, None] * self.scale, 0.0)
+        self.net.factors.append(Factor((name, tensor_name(value)), cost, allowed))
+
+    def _keeps_own(self, s: GroupStrategy, value: int) -> bool:
+        return any(self.root(v) == value for op in s.ops for v in op.saved)
+
+    def _weight_edge(self, name: str, s: GroupStrategy, index: Ints, value: int, uses: list[tuple[int, int]]) -> None:
+        states, v = self.net.tensors[tensor_name(value)], self.values[value]
+        may_gather = self.model.workload.zero == 3 and len(v.meta.shape) > SMALL_WEIGHT_DIMS
+        table = self._moves(value)
+        allowed = np.ones((len(index), len(states)), dtype=bool)
+        seconds = np.zeros((len(index), len(states)))
+        for k, i in uses:
+            taken = [r[k].inputs[i] for r in s.rows]
+            ok, _ = stored_for(taken, states.pairs, may_gather)
+            allowed &= joint_all(ok, index, states.index)
+            seconds += _weight_traffic(s.ops[k], taken, states, table.cost, index, v.grad, value in s.ops[k].saved)
+        allowed &= np.isfinite(seconds)
+        if self.users[value] == 1 and value not in self.ports:
+            seconds = seconds + gradient_sum(states, v.grad, self.model)
+        cost = np.zeros((NUM_COMPONENTS, *allowed.shape))
+        hidden = self.model.overlap * self.compute[name][:, None]
+        cost[COMM] = np.where(allowed, seconds, 0.0)
+        cost[TIME] = np.maximum(0.0, cost[COMM] - hidden)
+        self.net.factors.append(Factor((name, tensor_name(value)), cost, allowed))
+
+
+def _weight_traffic(
+    op: Op, taken: list[Pair], states: TensorStates, table: Floats, index: Ints, grad: bool, saved: bool
+) -> Floats:
+    """Seconds to gather a stored weight for use (again for backward where the op keeps it) and to scatter its gradient."""
+    base = 2 + len(states.meta.shape)
+    whole = joint_codes([digit(R if c == P else c) for c, _ in taken], index, base)
+    gather = table[states.forward[None, :], whole[:, None]]
+    seconds = gather * (2 if saved and grad else 1)
+    if grad:
+        gradient = joint_codes([digit(g) for _, g in taken], index, base)
+        seconds = seconds + table[gradient[:, None], states.gradient[None, :]]
+    return seconds
+
+
+def _may_deliver(made: list[Pair], states: tuple[Pair, ...]) -> Bools:
+    """Partial is delivered only where it was made: making a whole tensor Partial to deliver it gains nothing."""
+    return np.array([[f != P or m == P for f, _ in states] for m, _ in made])
+
+
+def parameter_memory(states: TensorStates, grad: bool, model: CostModel) -> Floats:
+    """Bytes of a parameter with its gradient and optimizer states, per storage state."""
+    item = ITEM_BYTES[states.meta.dtype]
+    per_element = item + (item + model.workload.state_bytes(item) if grad else 0)
+    return states.local_bytes / item * per_element
+
+
+def gradient_sum(states: TensorStates, grad: bool, model: CostModel) -> Floats:
+    """Seconds of summing a kept parameter's gradient over the axes on which it is Partial."""
+    seconds = np.zeros(len(states))
+    if not grad:
+        return seconds
+    partial = np.array([p == (R, P) for p in states.pairs])
+    for axis, link in enumerate(model.links):
+        seconds += np.where(partial[states.index[:, axis]], collective_times("all_reduce", states.local_bytes, link), 0.0)
+    return seconds
+
+
+def rows_of(node: NodeRows, r: int) -> list[tuple[Row, ...]]:
+    """The group row on every axis of joint row `r`."""
+    return [node.strategy.rows[int(i)] for i in node.index[r]]

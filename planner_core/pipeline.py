@@ -1,0 +1,350 @@
+"""From a model and a cluster to plans: the passes in order, every value between them kept.
+
+    graph -> coarsen -> strategies -> for each mesh: network -> search -> plan
+                                   -> candidates of each block, baselines, other methods
+
+This is the one place that knows the order.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from planner_core import methods
+from planner_core.assemble import assemble
+from planner_core.candidates import Candidates, matrices, score
+from planner_core.cluster import Cluster, load_cluster
+from planner_core.coarsen import CoarseGraph, coarsen
+from planner_core.errors import InputError, NoPlanFits
+from planner_core.graph import Block, Graph, Op, TensorMeta
+from planner_core.hardware import CostModel, Workload, cost_model
+from planner_core.mesh import DeviceMesh, axis_names, parse_mesh
+from planner_core.network import MEMORY
+from planner_core.plan import Plan
+from planner_core.price import price
+from planner_core.problem import Problem, Restriction, build_problem
+from planner_core.search import OBJECTIVES, Answer, least_memory, search
+from planner_core.strategy import BlockStrategies, block_strategies
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+Progress = Callable[[str], None]
+"""Called with what is being done; may raise to stop."""
+DEFAULT_BATCH, DEFAULT_SEQ = 16, 2048
+"""Workload of a model that is not in the zoo."""
+SNAPSHOT_DTYPES = ("bfloat16", "float16")
+"""Types that the zoo's snapshots serve; the first is the one they were captured in."""
+METHODS = ("exact", "tap", "taps", "atp")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a user asks for; None means the model's or the cluster's own default."""
+
+    model: str
+    cluster: str | Mapping[str, Any] = "2x8-h100"
+    mesh: str | None = None
+    batch: int | None = None
+    seq: int | None = None
+    dtype: str = "bfloat16"
+    optimizer: str = "adamw"
+    zero: int = 3
+    recompute: str = "none"
+    memory_gb: float | None = None
+    layers: int | None = None
+    method: str = "exact"
+    objective: str = "time"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Everything a report or a page shows. `plans`: the chosen plan, then the front, then the baselines."""
+
+    request: Request
+    graph: Graph
+    coarse: CoarseGraph
+    cluster: Cluster
+    workload: Workload
+    candidates: tuple[Candidates, ...]
+    dropped: Mapping[str, int]
+    unknown_ops: tuple[str, ...]
+    plans: tuple[Plan, ...]
+    timings_s: Mapping[str, float]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def best(self) -> Plan:
+        """The chosen plan."""
+        return self.plans[0]
+
+
+class _Clock:
+    """Seconds by pass."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = dict.fromkeys(("capture", "coarsen", "fold", "network", "search"), 0.0)
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.seconds[name] += time.perf_counter() - start
+
+
+@dataclass
+class Planner:
+    """A model on a cluster, ready to be planned on any mesh: what all meshes and methods share."""
+
+    request: Request
+    graph: Graph
+    cluster: Cluster
+    workload: Workload
+    coarse: CoarseGraph
+    strategies: Mapping[str, BlockStrategies]
+    clock: _Clock
+
+    @property
+    def budget(self) -> float:
+        """Bytes per GPU that a plan may take."""
+        return float(self.cluster.gpu.memory_bytes)
+
+    def problem(self, mesh: DeviceMesh, restrict: Restriction | None = None, zero: int | None = None, cluster: Cluster | None = None) -> Problem:
+        """The folded cost network on one mesh."""
+        workload = self.workload if zero is None else replace(self.workload, zero=zero)
+        with self.clock("network"):
+            return build_problem(self.coarse, self.strategies, cost_model(cluster or self.cluster, mesh, workload), restrict)
+
+    def solve(self, problem: Problem, objective: str, abandon_above: float = float("inf")) -> Answer:
+        """The best assignment within the memory, judged by the walked peak."""
+        budget = self.budget
+        with self.clock("search"):
+            answer = search(problem, objective=objective, budget=budget, abandon_above=abandon_above)
+        return answer
+
+    def plan(self, problem: Problem, answer: Answer, name: str, method: str, objective: str) -> Plan:
+        """The answer as a plan."""
+        assert answer.assignment is not None
+        blocks = assemble(problem, answer.assignment)
+        cost = price(blocks, self.graph, problem.model)
+        w = problem.model.workload
+        return Plan(
+            name=name, method=method, objective=objective, optimal=answer.optimal, model=model_identity(self.graph),
+            workload={"batch": w.batch, "seq": w.seq, "dtype": w.dtype, "optimizer": w.optimizer, "zero": w.zero, "recompute": w.recompute},
+            cluster=problem.model.cluster.to_json(), mesh=problem.model.mesh, blocks=blocks, cost=cost,
+            fits=cost.memory_bytes["peak"] <= self.budget,
+            notes=() if answer.optimal else (f"best found; the bound is {100 * answer.gap:.2g} % lower",),
+        )  # fmt: skip
+
+
+def model_identity(graph: Graph) -> dict[str, Any]:
+    """What a plan keeps of its model."""
+    return {
+        "name": graph.name, "source": graph.source, "params": graph.num_params, "loss": graph.loss, "config": dict(graph.config),
+        "layers": graph.num_repeats,
+    }  # fmt: skip
+
+
+def plan_model(request: Request, graph: Graph | None = None, progress: Progress | None = None) -> Result:
+    """All passes: load or capture, coarsen, strategies, network and search per mesh, candidates, baselines.
+
+    Raises PlannerError (see `errors`) with one sentence for anything a user can get wrong, NoPlanFits where nothing
+    fits an explicit memory budget.
+    """
+    say = progress or (lambda text: None)
+    start = time.perf_counter()
+    planner = prepare(request, graph, say)
+    chosen = choose(planner, meshes(request, planner.cluster), say)
+    say("baselines")
+    others = baselines(planner, meshes(request, planner.cluster))
+    say("candidates")
+    scored = block_candidates(planner, chosen)
+    notes = _memory_notes(planner, chosen)
+    timings = {**planner.clock.seconds, "total": time.perf_counter() - start}
+    front = [c for c in scored if c is not None]
+    return Result(
+        request=request, graph=planner.graph, coarse=planner.coarse, cluster=planner.cluster, workload=planner.workload,
+        candidates=tuple(front), dropped=_dropped(front), unknown_ops=_unknown(planner), plans=(chosen, *others),
+        timings_s=timings, notes=notes,
+    )  # fmt: skip
+
+
+def prepare(request: Request, graph: Graph | None = None, say: Progress = lambda text: None) -> Planner:
+    """Everything that does not depend on the mesh. Raises InputError."""
+    if request.method not in METHODS:
+        raise InputError(f"--method {request.method!r} is not one of {', '.join(METHODS)}")
+    if request.objective not in OBJECTIVES:
+        raise InputError(f"--objective {request.objective!r} is not one of {', '.join(OBJECTIVES)}")
+    clock = _Clock()
+    cluster = Cluster.from_json(request.cluster) if isinstance(request.cluster, Mapping) else load_cluster(request.cluster)
+    if request.memory_gb is not None:
+        if not 0 < request.memory_gb < 1e6:
+            raise InputError(f"--memory-gb {request.memory_gb} is not between 0 and 10^6; give e.g. --memory-gb 40")
+        cluster = cluster.with_memory(int(request.memory_gb * 1e9))
+    Workload(request.batch or 1 if request.batch is None else request.batch, request.seq or 1 if request.seq is None else request.seq,
+             request.dtype, request.optimizer, request.zero, request.recompute).check()  # fmt: skip
+    if graph is None:
+        say(f"graph of {request.model}")
+        graph = open_model(request, clock)
+    workload = Workload(graph.workload["batch"], graph.workload["seq"], request.dtype, request.optimizer, request.zero, request.recompute)
+    say("coarsen")
+    with clock("coarsen"):
+        coarse = coarsen(graph)
+        strategies = {"": block_strategies(coarse.top), **{n: block_strategies(b) for n, b in coarse.blocks.items()}}
+    return Planner(request, graph, cluster, workload, coarse, strategies, clock)
+
+
+def open_model(request: Request, clock: _Clock | None = None) -> Graph:
+    """The graph of a MODEL argument: a snapshot of the zoo where there is one, else a capture (which imports torch)."""
+    from planner_core.models import ZOO, load_snapshot
+
+    clock = clock or _Clock()
+    if request.model in ZOO and request.dtype in SNAPSHOT_DTYPES:
+        with clock("capture"):
+            graph = load_snapshot(request.model, batch=request.batch, seq=request.seq, layers=request.layers)
+            return graph if request.dtype == SNAPSHOT_DTYPES[0] else with_dtype(graph, request.dtype)
+    from planner_core.capture import capture_graph
+
+    default = ZOO.get(request.model)
+    batch = request.batch or (default.batch if default else DEFAULT_BATCH)
+    seq = request.seq or (default.seq if default else DEFAULT_SEQ)
+    with clock("capture"):
+        return capture_graph(request.model, batch=batch, seq=seq, dtype=request.dtype, layers=request.layers)
+
+
+def with_dtype(graph: Graph, dtype: str) -> Graph:
+    """The same graph with the other 16-bit type."""
+
+    def meta(m: TensorMeta) -> TensorMeta:
+        return replace(m, dtype=dtype) if m.dtype == SNAPSHOT_DTYPES[0] else m
+
+    def block(b: Block) -> Block:
+        values = tuple(replace(v, meta=meta(v.meta)) for v in b.values)
+        items = tuple(replace(i, saved_extra=tuple(map(meta, i.saved_extra))) if isinstance(i, Op) else i for i in b.items)
+        return replace(b, values=values, items=items)
+
+    return replace(graph, top=block(graph.top), blocks={n: block(b) for n, b in graph.blocks.items()})
+
+
+def meshes(request: Request, cluster: Cluster) -> list[DeviceMesh]:
+    """The mesh asked for, or every factorisation of the cluster into at most two axes."""
+    n = cluster.num_gpus
+    if request.mesh:
+        return [parse_mesh(request.mesh, n)]
+    found = [DeviceMesh(axis_names(1), (n,))]
+    found += [DeviceMesh(axis_names(2), (a, n // a)) for a in range(2, n) if n % a == 0]
+    return found
+
+
+def choose(planner: Planner, options: Iterable[DeviceMesh], say: Progress = lambda text: None) -> Plan:
+    """The best plan over the meshes; raises NoPlanFits where an explicit budget is below every plan's need."""
+    objective = "communication" if planner.request.method == "tap" else planner.request.objective
+    best: tuple[float, Problem, Answer] | None = None
+    least: tuple[float, Problem] | None = None
+    for mesh in options:
+        say(f"search on {mesh}")
+        problem = planner.problem(mesh)
+        answer = planner.solve(problem, objective, best[0] if best else float("inf"))
+        if answer.least_memory < (least[0] if least else float("inf")):
+            least = (answer.least_memory, problem)
+        if answer.assignment is not None and (best is None or answer.value < best[0]):
+            best = (answer.value, problem, answer)
+    if best:
+        return planner.plan(best[1], best[2], "best", planner.request.method, objective)
+    if least is None:
+        raise NoPlanFits("no plan of this model can run on these meshes; try another --mesh or --batch")
+    needs = f"the least memory that any plan needs is {least[0] / 1e9:.1f} GB per GPU, but there are {planner.budget / 1e9:.1f} GB"
+    if planner.request.memory_gb is not None:
+        raise NoPlanFits(f"no plan fits: {needs}; use more GPUs, a smaller --batch, --recompute full or --memory-gb {least[0] / 1e9:.0f}")
+    smallest = least_memory(least[1])
+    assert smallest is not None
+    answer = Answer(smallest, 0.0, 0.0, least[0])
+    return replace(planner.plan(least[1], answer, "least memory", planner.request.method, objective), fits=False, notes=(f"does not fit: {needs}",))
+
+
+def baselines(planner: Planner, options: Iterable[DeviceMesh]) -> list[Plan]:
+    """The best plan of each baseline over the meshes; one that suits no mesh is left out."""
+    found = []
+    options = list(options)
+    for b in methods.BASELINES:
+        best: tuple[float, Problem, Answer] | None = None
+        for mesh in options:
+            restrict = b.restrict(planner.graph, mesh)
+            if restrict is None:
+                continue
+            problem = planner.problem(mesh, restrict, zero=min(b.zero, 3))
+            with planner.clock("search"):
+                answer = search(problem, objective="time")
+            if answer.assignment is None:
+                continue
+            over = answer.assignment.totals[MEMORY] > planner.budget
+            rank = answer.value + (1e6 if over else 0.0)
+            if best is None or rank < best[0]:
+                best = (rank, problem, answer)
+        if best:
+            found.append(planner.plan(best[1], best[2], b.name, b.method, "time"))
+    return found
+
+
+def block_candidates(planner: Planner, chosen: Plan) -> list[Candidates | None]:
+    """Candidates of every repeated block on the tensor axis: the chosen mesh's last, or all GPUs of a node."""
+    size = chosen.mesh.axis_sizes[-1] if len(chosen.mesh.axis_sizes) > 1 else planner.cluster.levels[0].size
+    mesh = DeviceMesh(("tensor",), (size,))
+    sub = _one_axis(planner, mesh)
+    repeats = planner.graph.num_repeats
+    return [score(planner.coarse.blocks[n], planner.strategies[n], sub, repeats[n]) for n in planner.coarse.blocks]
+
+
+def _one_axis(planner: Planner, mesh: DeviceMesh) -> CostModel:
+    """Costs on the tensor axis alone, weights kept, the links of adjacent GPUs."""
+    n = mesh.axis_sizes[0]
+    whole = DeviceMesh(("data", "tensor"), (planner.cluster.num_gpus // n, n))
+    model = cost_model(planner.cluster, whole, replace(planner.workload, zero=0))
+    return replace(model, mesh=mesh, links=model.links[-1:])
+
+
+def _dropped(candidates: Iterable[Candidates]) -> dict[str, int]:
+    found = list(candidates)
+    return {
+        "uneven": sum(c.space - c.scored for c in found),
+        "memory": 0,
+        "dominated": sum(c.scored - int(c.on_front.sum()) for c in found),
+    }
+
+
+def _unknown(planner: Planner) -> tuple[str, ...]:
+    names = [u for s in planner.strategies.values() for u in s.unknown]
+    return tuple(dict.fromkeys(names))
+
+
+def _memory_notes(planner: Planner, chosen: Plan) -> tuple[str, ...]:
+    return chosen.notes if not chosen.fits else ()
+
+
+def space(planner: Planner) -> int:
+    """How many candidates the unique blocks have together."""
+    return sum(3 ** len(matrices(b.block)) for b in planner.coarse.blocks.values())
+
+
+def compare_methods(request: Request, progress: Progress | None = None) -> Result:
+    """Every method and baseline side by side: the `compare --json` object has the form of `plan --json`."""
+    result = plan_model(request, progress=progress)
+    say = progress or (lambda text: None)
+    extra = []
+    planner = prepare(replace(request, method="exact"), result.graph)
+    for objective in OBJECTIVES:
+        if objective == result.best.objective:
+            continue
+        say(f"least {objective}")
+        plan = choose(replace_request(planner, objective=objective), meshes(request, planner.cluster))
+        extra.append(replace(plan, name=f"least {objective}"))
+    return replace(result, plans=(*result.plans, *extra))
+
+
+def replace_request(planner: Planner, **changes: Any) -> Planner:
+    """The same planner for another request of the same model, cluster and workload."""
+    return replace(planner, request=replace(planner.request, **changes))

@@ -1,0 +1,266 @@
+"""What a plan takes: every collective counted, times added up, memory walked. Reads the plan alone, not the search.
+
+Search and price share the formulas of single moves and ops, but this file goes through the finished plan op by
+op, so that a test can hold the optimum of the network against the price of the plan.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from planner_core.coarsen import coarsen_block
+from planner_core.collectives import collective_time, wire_bytes
+from planner_core.errors import InputError
+from planner_core.graph import ITEM_BYTES, Block, Call, Graph, Op
+from planner_core.hardware import CostModel, op_time, op_work
+from planner_core.memory import walk
+from planner_core.placement import Placements, R, Shard, local_shape
+from planner_core.plan import BlockPlan, Cost, Edge, SitePlan, Step, Traffic
+from planner_core.redistribute import step_bytes
+from planner_core.rules import Row, rows
+
+WAIT, HIDE = "wait", "hide"
+"""Traffic that the next op waits for, and weight traffic that can hide behind compute."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One collective of one op: where it comes from, so that a total can be opened to its parts."""
+
+    site: str
+    what: str
+    phase: str
+    kind: str
+    axis: int
+    num_bytes: int
+    count: int
+    category: str
+    label: str = ""
+    weight: str = ""
+
+
+def block_of(graph: Graph, label: str) -> Block:
+    """The block that a plan's label means; raises InputError for a label the model does not have."""
+    name = label.partition("#")[0]
+    if not name:
+        return graph.top
+    if name not in graph.blocks:
+        raise InputError(f"the plan has a block {name!r} that the model {graph.name} does not; plan this model again")
+    return graph.blocks[name]
+
+
+def price(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) -> Cost:
+    """Cost of one training step on the fullest GPU (all GPUs are alike here)."""
+    compute = sum(compute_time(graph, label, bp, model) * len(bp.prefixes) for label, bp in blocks.items())
+    found = list(messages(blocks, graph, model))
+    traffic: dict[tuple[str, str, int], Traffic] = {}
+    counts: Counter[tuple[str, str, int, int]] = Counter()
+    for m in found:
+        counts[m.phase, m.kind, m.axis, m.num_bytes] += m.count
+    for (phase, kind, axis, num_bytes), count in counts.items():
+        seconds, algorithm = collective_time(kind, num_bytes, model.links[axis])
+        wire = wire_bytes(kind, num_bytes, model.sizes[axis])
+        old = traffic.get((phase, kind, axis), Traffic(phase, kind, axis, 0, 0, 0, 0.0, algorithm))
+        traffic[phase, kind, axis] = Traffic(
+            phase, kind, axis, old.count + count, old.num_bytes + count * num_bytes, old.wire_bytes + count * wire,
+            old.time_s + count * seconds, algorithm if count * num_bytes > old.num_bytes else old.algorithm,
+        )  # fmt: skip
+    comm = sum(t.time_s for t in traffic.values())
+    shown = exposed(found, blocks, graph, model)
+    return Cost(compute + shown, compute, comm, shown, tuple(sorted(traffic.values(), key=_order)), walk(blocks, graph, model))
+
+
+def exposed(found: Iterable[Message], blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) -> float:
+    """Seconds of communication that show: all that an op waits for, and what of a weight's traffic exceeds `overlap`
+    of the compute of the ops that use it."""
+    total = 0.0
+    weights: dict[tuple[str, str, str], float] = {}
+    lead = {label: _leaders(block_of(graph, label)) for label in blocks}
+    for m in found:
+        seconds = m.count * collective_time(m.kind, m.num_bytes, model.links[m.axis])[0]
+        if m.category == WAIT:
+            total += seconds
+        else:
+            users = lead[m.label].users(m.weight)
+            group = lead[m.label].group.get(m.site) or (users[0] if len(users) == 1 else "")
+            weights[m.label, group, m.weight] = weights.get((m.label, group, m.weight), 0.0) + seconds
+    for (label, group, _), seconds in weights.items():
+        window = 0.0
+        if group:
+            block = block_of(graph, label)
+            window = model.overlap * len(blocks[label].prefixes) * sum(
+                _op_seconds(block, op, blocks[label], label, model) for op in lead[label].members[group]
+            )  # fmt: skip
+        total += max(0.0, seconds - window)
+    return total
+
+
+@dataclass(frozen=True, slots=True)
+class _Leaders:
+    """Groups of a block: op name -> group, group -> ops, and parameter -> groups that use it."""
+
+    group: Mapping[str, str]
+    members: Mapping[str, tuple[Op, ...]]
+    used_by: Mapping[str, tuple[str, ...]]
+
+    def users(self, weight: str) -> tuple[str, ...]:
+        return self.used_by.get(weight, ())
+
+
+def _leaders(block: Block) -> _Leaders:
+    members = {g.name: tuple(op for i in g.items if isinstance(op := block.items[i], Op)) for g in coarsen_block(block).groups}
+    group = {op.name: name for name, ops in members.items() for op in ops}
+    used: dict[str, list[str]] = {}
+    for name, ops in members.items():
+        for weight in {block.values[v].name for op in ops for v in op.inputs if block.values[v].kind == "parameter"}:
+            used.setdefault(weight, []).append(name)
+    for item in block.items:
+        for v in item.inputs if isinstance(item, Call) else ():
+            if block.values[v].kind == "parameter":
+                used.setdefault(block.values[v].name, []).extend(("", ""))  # called blocks use it too
+    return _Leaders(group, members, {w: tuple(g) for w, g in used.items()})
+
+
+def _op_seconds(block: Block, op: Op, bp: BlockPlan, label: str, model: CostModel) -> float:
+    forward, backward = site_time(block, op, bp.sites[op.name], model)
+    return forward + backward + (forward if label and model.workload.recompute == "full" else 0.0)
+
+
+def _order(t: Traffic) -> tuple[str, int, str]:
+    return {"forward": "0", "backward": "1", "optimizer": "2"}[t.phase], t.axis, t.kind
+
+
+# --- compute -----------------------------------------------------------------------------------------
+
+
+def compute_time(graph: Graph, label: str, bp: BlockPlan, model: CostModel) -> float:
+    """Seconds of compute of one copy of a block, forward and backward (and recomputation)."""
+    block = block_of(graph, label)
+    total = 0.0
+    for op in block.ops:
+        total += _op_seconds(block, op, bp, label, model) + _touch_time(block, op, bp.sites[op.name], model)
+    return total
+
+
+def site_time(block: Block, op: Op, site: SitePlan, model: CostModel) -> tuple[float, float]:
+    """Seconds forward and backward of one op on one GPU."""
+    parts = split_parts(block, op, site, model)
+    ends = [*zip(op.inputs, (e.dst for e in site.inputs), strict=True), *zip(op.outputs, (e.src for e in site.outputs), strict=True)]
+    num_bytes = sum(
+        local_bytes(block, v, state.forward, model)
+        for v, state in ends
+        if not (op.fn == "embedding" and block.values[v].kind == "parameter")
+    )
+    forward, backward = op_time(op_work(op, block.values), np.array([parts]), np.array([float(num_bytes)]), model)
+    return float(forward[0]), float(backward[0])
+
+
+def split_parts(block: Block, op: Op, site: SitePlan, model: CostModel) -> int:
+    """Into how many parts the work of an op is split."""
+    chosen = rows_at(block, op, site)
+    return int(np.prod([n for row, n in zip(chosen, model.sizes, strict=True) if row.splits_work], dtype=int))
+
+
+def rows_at(block: Block, op: Op, site: SitePlan) -> list[Row]:
+    """The row that `site` runs on each mesh axis; raises InputError where no row of the op is meant."""
+    found = []
+    options = rows(op, block.values)
+    for axis in range(len(site.outputs[0].src.forward)):
+        ins = tuple((e.dst.forward[axis], e.dst.gradient[axis]) for e in site.inputs)
+        outs = tuple((e.src.forward[axis], e.src.gradient[axis]) for e in site.outputs)
+        row = next((r for r in options if r.inputs == ins and r.outputs == outs), None)
+        if row is None:
+            shown = ", ".join(f"{c}|{g}" for c, g in ins)
+            raise InputError(f"{op.name} cannot run with operands ({shown}) on mesh axis {axis}: no rule of {op.fn} gives that")
+        found.append(row)
+    return found
+
+
+def local_bytes(block: Block, value: int, placements: Placements, model: CostModel) -> int:
+    """Bytes one GPU holds of a value."""
+    meta = block.values[value].meta
+    return int(np.prod(local_shape(meta.shape, placements, model.sizes), dtype=np.int64)) * ITEM_BYTES[meta.dtype]
+
+
+def _touch_time(block: Block, op: Op, site: SitePlan, model: CostModel) -> float:
+    """Padding or dividing an operand that arrives in another state than the op runs with."""
+    total = 0.0
+    for value, edge in zip(op.inputs, site.inputs, strict=True):
+        if block.values[value].kind == "activation" and edge.src != edge.dst:
+            total += local_bytes(block, value, edge.src.forward, model) / model.cluster.gpu.bytes_per_s
+    return total
+
+
+# --- messages ----------------------------------------------------------------------------------------
+
+
+def messages(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) -> Iterator[Message]:
+    """Every collective of one step; those of a repeated block once, with the number of its copies as count."""
+    for label, bp in blocks.items():
+        block = block_of(graph, label)
+        for op in block.ops:
+            for m in _site_messages(block, op, bp.sites[op.name], label, model):
+                yield replace(m, count=m.count * len(bp.prefixes), label=label)
+        for m in _sync_messages(block, bp, model):
+            yield replace(m, label=label)
+
+
+def _site_messages(block: Block, op: Op, site: SitePlan, label: str, model: CostModel) -> Iterator[Message]:
+    again = bool(label) and model.workload.recompute == "full"
+    for position, (value, edge) in enumerate(zip(op.inputs, site.inputs, strict=True)):
+        v = block.values[value]
+        weight = v.kind == "parameter"
+        category = HIDE if weight else WAIT
+        what = v.name if weight else f"operand {position}"
+        there = list(_steps(block, value, edge, edge.forward, edge.src.forward, model))
+        regather = weight and v.grad and value in op.saved and model.workload.recompute == "none" or (weight and again)
+        for phase, moves in (("forward", there), ("backward", there if regather or again else [])):
+            yield from (Message(op.name, what, phase, kind, axis, n, 1, category, "", v.name) for kind, axis, n in moves)
+        for kind, axis, n in _steps(block, value, edge, edge.backward, edge.dst.gradient, model):
+            yield Message(op.name, f"gradient of {what}", "backward", kind, axis, n, 1, category, "", v.name)
+    for position, (value, edge) in enumerate(zip(op.outputs, site.outputs, strict=True)):
+        there = list(_steps(block, value, edge, edge.forward, edge.src.forward, model))
+        for phase, moves in (("forward", there), ("backward", there if again else [])):
+            yield from (Message(op.name, f"result {position}", phase, kind, axis, n, 1, WAIT) for kind, axis, n in moves)
+        for kind, axis, n in _steps(block, value, edge, edge.backward, edge.dst.gradient, model):
+            yield Message(op.name, f"gradient of result {position}", "backward", kind, axis, n, 1, WAIT)
+    yield from _internal_messages(block, op, site, model, again)
+
+
+def _internal_messages(block: Block, op: Op, site: SitePlan, model: CostModel, again: bool) -> Iterator[Message]:
+    chosen = rows_at(block, op, site)
+    for axis, row in enumerate(chosen):
+        for c in row.internal:
+            others = int(np.prod([n for a, (r, n) in enumerate(zip(chosen, model.sizes, strict=True)) if a != axis and r.label in c.shrinks], dtype=int))
+            phases = (c.phase, "backward") if again and c.phase == "forward" else (c.phase,)
+            for phase in phases:
+                yield Message(op.name, f"inside {op.fn}", phase, c.kind, axis, c.num_bytes // others, c.count, WAIT)
+
+
+def _steps(
+    block: Block, value: int, edge: Edge, steps: tuple[Step, ...], start: Placements, model: CostModel
+) -> Iterator[tuple[str, int, int]]:
+    """(kind, axis, bytes) of the steps that send messages."""
+    meta = block.values[value].meta
+    here = list(start)
+    for step in steps:
+        if step.collective and model.sizes[step.axis] > 1:
+            yield step.collective, step.axis, step_bytes(meta.shape, ITEM_BYTES[meta.dtype], tuple(here), step.axis, model.sizes)
+        here[step.axis] = step.dst
+
+
+def _sync_messages(block: Block, bp: BlockPlan, model: CostModel) -> Iterator[Message]:
+    by_name = {v.name: i for i, v in enumerate(block.values) if v.kind == "parameter" and i not in block.inputs}
+    for name, param in bp.params.items():
+        if name not in by_name:
+            raise InputError(f"the plan places a parameter {name!r} that the model does not have; plan this model again")
+        value = by_name[name]
+        stored = tuple(p if isinstance(p, Shard) else R for p in param.stored)
+        for axis in param.sync:
+            if model.sizes[axis] > 1:
+                n = local_bytes(block, value, stored, model)
+                yield Message(name, "gradient sum", "backward", "all_reduce", axis, n, len(bp.prefixes), HIDE, "", name)

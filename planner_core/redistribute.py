@@ -1,0 +1,155 @@
+"""The cheapest way from one placement to another: which collective on which mesh axis, in which order.
+
+A move changes the placement on one axis. Its collective carries the tensor as it lies on the other axes,
+so order matters: reduce-scatter first and the later gather is smaller. All pairs are solved at once
+(Floyd-Warshall over the (2 + rank)^axes placements of a tensor), and the steps are read off the result.
+
+Where two axes shard the same tensor dim the outer axis holds the larger pieces, so only the innermost of
+them may move.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner_core.collectives import AxisLink, collective_time
+from planner_core.placement import P, Placement, Placements, R, Shard
+from planner_core.plan import Step
+
+STEP_S = 1e-9
+"""Price of a local move, so that of two free ways the shorter wins."""
+
+Segments = tuple[tuple[int, tuple[int, ...]], ...]
+"""(dim, sizes of its fused parts) pairs, hashable."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """All redistributions of one kind of tensor on one mesh.
+
+    `cost[i, j]` seconds from placement code i to j (inf: impossible), `first[i, j]` the code after the
+    first step, `local[i, j]` whether no message is needed. A code is a number in base 2 + rank, outermost axis first: R = 0, P = 1, Shard(d) = 2 + d.
+    """
+
+    rank: int
+    num_axes: int
+    cost: NDArray[np.float64]
+    first: NDArray[np.int32]
+    local: NDArray[np.bool_]
+
+    def code(self, placements: Placements) -> int:
+        """The number of a placement."""
+        return encode(placements, self.rank)
+
+    def steps(self, src: Placements, dst: Placements) -> tuple[Step, ...]:
+        """The moves from `src` to `dst`, in order."""
+        at, end = self.code(src), self.code(dst)
+        found = []
+        while at != end:
+            after = int(self.first[at, end])
+            if after < 0:
+                raise ValueError(f"no way from {src} to {dst}")
+            a, b = decode(at, self.rank, self.num_axes), decode(after, self.rank, self.num_axes)
+            axis = next(i for i in range(self.num_axes) if a[i] != b[i])
+            found.append(Step(axis, a[axis], b[axis]))
+            at = after
+        return tuple(found)
+
+
+def digit(placement: Placement) -> int:
+    """Code of one placement."""
+    if isinstance(placement, Shard):
+        return 2 + placement.dim
+    return 0 if placement == R else 1
+
+
+def encode(placements: Placements, rank: int) -> int:
+    """Code of placements on all axes, base 2 + rank."""
+    return functools.reduce(lambda code, p: code * (2 + rank) + digit(p), placements, 0)
+
+
+def decode(code: int, rank: int, num_axes: int) -> Placements:
+    """The inverse of `encode`."""
+    digits = []
+    for _ in range(num_axes):
+        code, d = divmod(code, 2 + rank)
+        digits.append(d)
+    return tuple(R if d == 0 else P if d == 1 else Shard(d - 2) for d in reversed(digits))
+
+
+def step_bytes(shape: tuple[int, ...], item_bytes: int, placements: Placements, axis: int, sizes: tuple[int, ...]) -> int:
+    """Bytes of the full tensor along `axis` on one rank: whole on that axis, local on the others."""
+    parts = math.prod(n for i, (p, n) in enumerate(zip(placements, sizes, strict=True)) if i != axis and isinstance(p, Shard))
+    return math.prod(shape) * item_bytes // parts
+
+
+def splits_evenly(shape: tuple[int, ...], placements: Placements, sizes: tuple[int, ...], segments: Segments = ()) -> bool:
+    """Whether every device gets an equal share of every sharded dim, and of each of its fused parts."""
+    parts = dict(segments)
+    for d, extent in enumerate(shape):
+        n = math.prod(s for p, s in zip(placements, sizes, strict=True) if p == Shard(d))
+        if n > 1 and any(e % n for e in parts.get(d, (extent,))):
+            return False
+    return True
+
+
+@functools.lru_cache(maxsize=4096)
+def moves(
+    shape: tuple[int, ...], item_bytes: int, sizes: tuple[int, ...], links: tuple[AxisLink, ...], segments: Segments = ()
+) -> Moves:
+    """Every redistribution of a tensor of global `shape` on a mesh of `sizes`."""
+    rank, axes = len(shape), len(sizes)
+    all_placements = [decode(c, rank, axes) for c in range((2 + rank) ** axes)]
+    even = np.array([splits_evenly(shape, p, sizes, segments) for p in all_placements])
+    n = len(all_placements)
+    cost = np.full((n, n), np.inf)
+    first = np.full((n, n), -1, dtype=np.int32)
+    local = np.diag(even)
+    np.fill_diagonal(cost, 0.0)
+    options: list[Placement] = [R, P, *(Shard(d) for d in range(rank) if shape[d] > 1)]
+    for i, here in enumerate(all_placements):
+        if not even[i]:
+            cost[i, i] = np.inf
+            continue
+        for axis, to in itertools.product(range(axes), options):
+            there = (*here[:axis], to, *here[axis + 1 :])
+            j = encode(there, rank)
+            if to == here[axis] or not even[j] or not _innermost(here, to, axis):
+                continue
+            cost[i, j] = _move_time(shape, item_bytes, here, Step(axis, here[axis], to), sizes, links)
+            first[i, j] = j
+            local[i, j] = Step(axis, here[axis], to).collective is None
+    _all_pairs(cost, first)
+    for _ in range(axes):
+        local = (local.astype(np.uint8) @ local.astype(np.uint8)) > 0
+    return Moves(rank, axes, cost, first, local)
+
+
+def _innermost(here: Placements, to: Placement, axis: int) -> bool:
+    inner = here[axis + 1 :]
+    return not any(isinstance(p, Shard) and p in inner for p in (here[axis], to))
+
+
+def _move_time(
+    shape: tuple[int, ...], item_bytes: int, here: Placements, step: Step, sizes: tuple[int, ...], links: tuple[AxisLink, ...]
+) -> float:
+    kind = step.collective
+    if kind is None:
+        return STEP_S
+    num_bytes = step_bytes(shape, item_bytes, here, step.axis, sizes)
+    return STEP_S + collective_time(kind, num_bytes, links[step.axis])[0]
+
+
+def _all_pairs(cost: NDArray[np.float64], first: NDArray[np.int32]) -> None:
+    for k in range(len(cost)):
+        through = cost[:, k, None] + cost[None, k, :]
+        better = through < cost
+        if better.any():
+            np.copyto(cost, through, where=better)
+            np.copyto(first, np.broadcast_to(first[:, k, None], first.shape), where=better)

@@ -1,0 +1,161 @@
+"""The best plan of one mesh: least step time, or least communication, within a memory budget.
+
+Both, and the memory, are sums over the network. Without a budget one elimination finds the optimum. Within one, an
+elimination at price m per byte finds the least time + m * memory, and that less m * budget is a lower bound on
+the answer (Lagrange): the search moves the price until the bound meets the best assignment seen. Some copies of a
+block may run one way and the rest another. `optimal` is said only where the bound proves it; else `gap` is what
+is left between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from planner_core.network import COMM, MEMORY, TIME
+from planner_core.problem import Assignment, Problem, Weights, solve
+
+OBJECTIVES = ("time", "communication")
+TIE = 1e-6
+"""Relative difference below which two costs are one."""
+COMM_PRICE = 1e-7
+"""Weight of communication beside the step time: of plans that take equally long the one that sends less is chosen."""
+MEMORY_PRICE = 1e-22
+"""Seconds per byte: of plans that take equally long the smaller is chosen; far below any real price."""
+
+
+def weights(objective: str, price: float = 0.0) -> Weights:
+    """The weighted sum to minimise, with memory at `price` seconds per byte."""
+    if objective == "communication":
+        return (COMM_PRICE, price + MEMORY_PRICE, 1.0)
+    return (1.0, price + MEMORY_PRICE, COMM_PRICE)
+
+
+def value_of(a: Assignment, objective: str) -> float:
+    """Seconds: the step time, or the communication alone."""
+    return float(a.totals[COMM if objective == "communication" else TIME])
+
+
+@dataclass
+class Answer:
+    """The best assignment found, its value, and a bound that no assignment beats. None: nothing fits."""
+
+    assignment: Assignment | None
+    value: float
+    bound: float
+    least_memory: float
+    solves: int = 0
+
+    @property
+    def optimal(self) -> bool:
+        """Whether the bound proves the assignment."""
+        return self.assignment is not None and self.value <= self.bound * (1 + TIE)
+
+    @property
+    def gap(self) -> float:
+        """Relative distance between the value and the bound."""
+        return 0.0 if self.optimal else (self.value - self.bound) / max(self.bound, 1e-30)
+
+
+@dataclass
+class _Search:
+    """One search: the best that fits so far, and the best bound."""
+
+    problem: Problem
+    objective: str
+    budget: float
+    best: Assignment | None = None
+    bound: float = 0.0
+    solves: int = 0
+
+    def at(self, price: float) -> Assignment | None:
+        """Solve with memory at `price`; keeps what fits and raises the bound."""
+        self.solves += 1
+        a = solve(self.problem, [weights(self.objective, price)])
+        if a is not None:
+            self.consider(a)
+            lagrangian = value_of(a, self.objective) + (price * (float(a.totals[MEMORY]) - self.budget) if price else 0.0)
+            self.bound = max(self.bound, lagrangian * (1 - COMM_PRICE))
+        return a
+
+    def consider(self, a: Assignment) -> None:
+        """Remember `a` if it fits and is the best."""
+        if a.totals[MEMORY] <= self.budget and (
+            self.best is None or value_of(a, self.objective) < value_of(self.best, self.objective)
+        ):
+            self.best = a
+
+    def answer(self, least_memory: float) -> Answer:
+        """What was found."""
+        value = value_of(self.best, self.objective) if self.best else float("inf")
+        return Answer(self.best, value, min(self.bound, value), least_memory, self.solves)
+
+
+def search(
+    problem: Problem, *, objective: str = "time", budget: float = float("inf"), abandon_above: float = float("inf"),
+    stop: Callable[[], bool] = lambda: False,
+) -> Answer:  # fmt: skip
+    """The best assignment of `problem` within `budget` bytes per GPU (see the head of the file).
+
+    `abandon_above`: give up once the bound shows that nothing below this value exists. `stop` is asked between
+    eliminations.
+    """
+    run = _Search(problem, objective, budget)
+    free = run.at(0.0)
+    if free is None:
+        return Answer(None, float("inf"), float("inf"), float("inf"), run.solves)
+    if run.best is not None or run.bound > abandon_above:
+        return run.answer(float(free.totals[MEMORY]))
+    small = least_memory(problem)
+    run.solves += 1
+    assert small is not None
+    least = float(small.totals[MEMORY])
+    if least > budget:
+        return Answer(None, float("inf"), run.bound, least, run.solves)
+    run.consider(small)
+    _price_memory(run, free, small, lambda: stop() or run.bound > abandon_above)
+    return run.answer(least)
+
+
+def least_memory(problem: Problem) -> Assignment | None:
+    """The assignment of least memory (of these the fastest, nearly)."""
+    return solve(problem, [(1e-9, 1.0, 1e-12)])
+
+
+def _price_memory(run: _Search, fast: Assignment, small: Assignment, stop: Callable[[], bool]) -> None:
+    """Find the price at which a plan that fits and one that does not weigh the same, then mix them copy by copy."""
+    prices = [0.0, 0.0]
+    for _ in range(16):
+        saved = float(fast.totals[MEMORY] - small.totals[MEMORY])
+        slower = value_of(small, run.objective) - value_of(fast, run.objective)
+        if stop() or saved <= 0 or slower <= 0:
+            break
+        price = slower / saved
+        found = run.at(price)
+        if found is None or _weigh(found, run.objective, price) >= _weigh(fast, run.objective, price) * (1 - 1e-12):
+            prices = [price * (1 - 1e-6), price * (1 + 1e-6)]
+            break
+        if found.totals[MEMORY] <= run.budget:
+            small = found
+        else:
+            fast = found
+    if prices[1] > 0:
+        _mix(run, *prices)
+
+
+def _weigh(a: Assignment, objective: str, price: float) -> float:
+    return value_of(a, objective) + price * float(a.totals[MEMORY])
+
+
+def _mix(run: _Search, loose: float, tight: float) -> None:
+    """The most copies of each run that may run at the loose price of memory, the rest at the tight one."""
+    for k in sorted(range(len(run.problem.runs)), key=lambda i: -len(run.problem.runs[i].calls)):
+        low, high = 0, len(run.problem.runs[k].calls)
+        while high - low > 1:
+            half = (low + high) // 2
+            run.solves += 1
+            a = solve(run.problem, [weights(run.objective, loose), weights(run.objective, tight)], {k: half})
+            if a is None:
+                return
+            run.consider(a)
+            low, high = (half, high) if a.totals[MEMORY] <= run.budget else (low, half)

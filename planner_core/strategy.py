@@ -1,0 +1,123 @@
+"""All ways to run a group of ops along one mesh axis: rows of its ops that agree inside the group.
+
+Inside a group nothing is redistributed, so the placement in which one op leaves a tensor is the one in
+which the next op takes it, forward and for the gradient. What is left is a short list of group rows; a mesh
+of several axes takes their product (`network`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from planner_core.coarsen import CoarseBlock, Group
+from planner_core.graph import Block, Op
+from planner_core.placement import Shard
+from planner_core.rules import Pair, Row, rows, rule_of
+
+ValueDim = tuple[int, int]
+SegmentMap = Mapping[ValueDim, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupStrategy:
+    """The rows of one group; `rows[r][k]` is the row of its k-th op in group row r, and `ops` are those ops."""
+
+    group: Group
+    ops: tuple[Op, ...]
+    rows: tuple[tuple[Row, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockStrategies:
+    """Strategies of every group of a block, and the sizes of the fused parts of its tensors' dims."""
+
+    groups: tuple[GroupStrategy, ...]
+    segments: SegmentMap
+    unknown: tuple[str, ...]
+
+
+def block_strategies(coarse: CoarseBlock) -> BlockStrategies:
+    """Rows of every group of `coarse`; ops without a rule are listed in `unknown` and run replicated."""
+    block = coarse.block
+    table = {op.name: rows(op, block.values) for op in block.ops}
+    segments = _segments(block, table)
+    unknown = tuple(op.name for op in block.ops if not rule_of(op, block.values).known)
+    groups = []
+    for group in coarse.groups:
+        ops = tuple(op for i in group.items if isinstance(op := block.items[i], Op))
+        groups.append(GroupStrategy(group, ops, _agreeing(block, ops, table)))
+    return BlockStrategies(tuple(groups), segments, unknown)
+
+
+def _agreeing(block: Block, ops: tuple[Op, ...], table: Mapping[str, tuple[Row, ...]]) -> tuple[tuple[Row, ...], ...]:
+    """Depth-first over the ops in order, keeping what agrees on every tensor made inside."""
+    found: list[tuple[Row, ...]] = []
+
+    def extend(chosen: tuple[Row, ...], made: dict[int, Pair]) -> None:
+        if len(chosen) == len(ops):
+            found.append(chosen)
+            return
+        op = ops[len(chosen)]
+        for row in table[op.name]:
+            pairs = zip(op.inputs, row.inputs, strict=True)
+            if all(i not in made or _agree(made[i], pair, block.values[i].grad) for i, pair in pairs):
+                extend((*chosen, row), {**made, **dict(zip(op.outputs, row.outputs, strict=True))})
+
+    extend((), {})
+    return tuple(found)
+
+
+def _agree(made: Pair, taken: Pair, grad: bool) -> bool:
+    return made == taken if grad else made[0] == taken[0]
+
+
+def _segments(block: Block, table: dict[str, tuple[Row, ...]]) -> SegmentMap:
+    """Fused parts (q, k, v in one projection) from the ops that cut them, back to the weights.
+
+    A row that would mix a fused dim with a dim of another size, or that shards a fused dim across the block's
+    boundary, is taken out of `table`.
+    """
+    segments: dict[ValueDim, tuple[int, ...]] = {}
+    for op in block.ops:
+        for row in table[op.name]:
+            for i, sizes in row.segments.items():
+                placement = row.inputs[i][0]
+                assert isinstance(placement, Shard)
+                if len(sizes) > 1:
+                    segments[op.inputs[i], placement.dim] = sizes
+    grown = bool(segments)
+    while grown:
+        grown = False
+        for op in block.ops:
+            kept = []
+            for row in table[op.name]:
+                fresh = _spread(block, op, row, segments)
+                if fresh is None:
+                    continue
+                kept.append(row)
+                grown = grown or bool(fresh)
+                segments.update(fresh)
+            grown = grown or len(kept) != len(table[op.name])
+            table[op.name] = tuple(kept)
+    return segments
+
+
+def _spread(block: Block, op: Op, row: Row, segments: SegmentMap) -> dict[ValueDim, tuple[int, ...]] | None:
+    """Fused dims that `row` adds, or None where it cannot keep the parts apart."""
+    ends = [(v, p.dim) for v, (p, _) in (*zip(op.inputs, row.inputs, strict=True), *zip(op.outputs, row.outputs, strict=True)) if isinstance(p, Shard)]
+    sizes = {segments[end] for end in ends if end in segments}
+    if not sizes:
+        return {}
+    if len(sizes) > 1 or any(v in block.inputs or v in block.outputs for v, _ in ends if block.values[v].kind == "activation"):
+        return None
+    if row.segments:  # this op cuts the parts apart, or knows them
+        return {}
+    (parts,) = sizes
+    fresh = {}
+    for value, dim in ends:
+        if block.values[value].meta.shape[dim] != sum(parts):
+            return None
+        if (value, dim) not in segments:
+            fresh[value, dim] = parts
+    return fresh
