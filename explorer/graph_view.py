@@ -9,8 +9,9 @@ top and `block:group` inside a block, so an address names a node for as long as 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from explorer import units
@@ -175,7 +176,18 @@ def _nodes(
             nodes.append(_run_node(k, run, block, titles))
     if scope:
         nodes.append(Node(f"{scope}:{OUT}", OUT, "", "port"))
-    return nodes, made
+    return _distinct(nodes), made
+
+
+def _distinct(nodes: list[Node]) -> list[Node]:
+    """Weights that share a name take that of their parent module as well: `mlp.c_proj`."""
+    counts = Counter(n.label for n in nodes if n.weights)
+    return [replace(n, label=_longer(n)) if n.weights and counts[n.label] > 1 else n for n in nodes]
+
+
+def _longer(node: Node) -> str:
+    path = node.ops[0].name.rpartition("/")[0].split(".")
+    return ".".join(path[-2:]) if path[-1] == node.label else node.label
 
 
 def _run_node(k: int, run: Run, block: Block, titles: Mapping[str, str]) -> Node:
@@ -204,9 +216,10 @@ def _group_node(scope: str, block: Block, group: Group) -> Node:
     inputs = dict.fromkeys(
         i for op in ops for i in op.inputs if i not in inside and block.values[i].kind == "activation"
     )
+    matrices = sum(len(meta.shape) > 1 for _, meta in weights.values())
     label, sub = _names(lead, bool(weights), block.values[lead.outputs[0]].meta)
     return Node(
-        f"{scope}:{group.name}" if scope else group.name, label, sub, _kind(lead, bool(weights), len(inputs)),
+        f"{scope}:{group.name}" if scope else group.name, label, sub, _kind(lead, bool(weights), matrices, len(inputs)),
         module=lead.module or lead.name.rpartition("/")[0], ops=ops, weights=tuple(weights.values()),
         inputs=tuple(block.values[i].meta for i in inputs),
         outputs=tuple(block.values[i].meta for i in ops[-1].outputs),
@@ -225,13 +238,15 @@ def _names(lead: Op, has_weight: bool, out: TensorMeta) -> tuple[str, str]:
     return (module, f"{verb} · {size}") if has_weight and module else (verb, size)
 
 
-def _kind(lead: Op, has_weight: bool, num_inputs: int) -> str:
+def _kind(lead: Op, has_weight: bool, num_matrices: int, num_inputs: int) -> str:
     if lead.fn == "scaled_dot_product_attention":
         return "attention"
     if "loss" in lead.fn or lead.fn == "cross_entropy":
         return "loss"
+    if num_matrices:
+        return "weight"
     if has_weight:
-        return "weight" if is_heavy(lead) else "norm"
+        return "norm"
     return "join" if num_inputs > 1 else "op"
 
 

@@ -1,0 +1,220 @@
+"""Figures: the scatters of choices, memory, collectives and the step's timeline. Pure: values in, plotly out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from explorer import units
+from explorer.palette import COMMUNICATION, COMPUTE, KIND_COLOURS, MEMORY_COLOURS, MEMORY_KINDS, MEMORY_NAMES, Theme
+from planner_core.pipeline import Candidates
+from planner_core.plan import PHASES, Plan
+
+GIB = units.GIB
+FONT = '"Source Sans", "Source Sans 3", sans-serif'
+PATTERNS = ("", "/", ".")
+"""One per mesh axis, so that axes differ without colour; the innermost is plain."""
+
+
+def _style(figure: go.Figure, theme: Theme, height: int) -> go.Figure:
+    figure.update_layout(
+        height=height, margin={"l": 8, "r": 16, "t": 28, "b": 8}, paper_bgcolor="rgba(0,0,0,0)", plot_bgcolor="rgba(0,0,0,0)",
+        font={"family": FONT, "size": 14, "color": theme.text}, hoverlabel={"font": {"family": FONT, "size": 13}},
+        legend={"orientation": "h", "y": -0.22, "x": 0, "yanchor": "top", "font": {"size": 13}}, dragmode="pan",
+    )  # fmt: skip
+    axes = {"gridcolor": theme.grid, "zerolinecolor": theme.grid, "linecolor": theme.grid, "automargin": True, "title_standoff": 10}
+    figure.update_xaxes(**axes)
+    figure.update_yaxes(**axes)
+    return figure
+
+
+# --- choices ------------------------------------------------------------------------------------------
+
+
+def plans_scatter(
+    plans: Mapping[str, Plan], chosen: str, baselines: Sequence[str], capacity_bytes: int, theme: Theme
+) -> go.Figure:
+    """Whole-model plans: communication per step against memory per GPU, the GPU's memory as a line."""
+    figure = go.Figure()
+    front = sorted((n for n in plans if n not in baselines), key=lambda n: plans[n].cost.comm_time_s)
+    _plan_points(figure, {n: plans[n] for n in front}, "best and trade-offs", "circle", COMPUTE, theme, line=len(front) > 1)
+    _plan_points(figure, {n: plans[n] for n in baselines if n in plans}, "baselines", "diamond", COMMUNICATION, theme)
+    mark = plans[chosen].cost
+    figure.add_scatter(
+        x=[mark.comm_time_s * 1e3], y=[mark.memory_bytes["peak"] / GIB], mode="markers", name="chosen", hoverinfo="skip",
+        marker={"symbol": "circle-open", "size": 24, "color": theme.text, "line": {"width": 2}}, showlegend=False,
+    )  # fmt: skip
+    xs = [p.cost.comm_time_s * 1e3 for p in plans.values()]
+    ys = [p.cost.memory_bytes["peak"] / GIB for p in plans.values()]
+    _capacity(figure, capacity_bytes, theme)
+    figure.update_xaxes(title="communication per step, ms", range=[min(0.0, min(xs)), max(xs) * 1.28 or 1])
+    figure.update_yaxes(title="memory per GPU, GiB", range=[0, max(capacity_bytes / GIB, *ys) * 1.12])
+    return _style(figure, theme, 430)
+
+
+def _plan_points(
+    figure: go.Figure, plans: Mapping[str, Plan], name: str, symbol: str, colour: str, theme: Theme, line: bool = False
+) -> None:
+    if not plans:
+        return
+    xs = [p.cost.comm_time_s * 1e3 for p in plans.values()]
+    ys = [p.cost.memory_bytes["peak"] / GIB for p in plans.values()]
+    figure.add_scatter(
+        x=xs, y=ys, mode="lines+markers+text" if line else "markers+text", name=name, customdata=list(plans),
+        text=[p.name for p in plans.values()], textposition=_positions(xs, ys), textfont={"size": 12.5, "color": theme.text},
+        marker={"symbol": symbol, "size": 12, "color": colour, "line": {"width": 1.5, "color": theme.surface}},
+        line={"width": 1, "color": colour}, cliponaxis=False,
+        hovertext=[plan_hover(p) for p in plans.values()], hovertemplate="%{hovertext}<extra></extra>",
+    )  # fmt: skip
+
+
+def _positions(xs: Sequence[float], ys: Sequence[float]) -> list[str]:
+    """Labels right of their marks; above, below where another mark is near."""
+    found = []
+    width, height = (max(xs) - min(xs)) or 1, (max(ys) - min(ys)) or 1
+    for i, (x, y) in enumerate(zip(xs, ys, strict=True)):
+        near = [j for j in range(i) if abs(xs[j] - x) < 0.25 * width and abs(ys[j] - y) < 0.1 * height]
+        found.append(("middle right", "top center", "bottom center", "middle left")[len(near) % 4])
+    return found
+
+
+def plan_hover(plan: Plan) -> str:
+    """What a point says."""
+    c = plan.cost
+    lines = [
+        f"<b>{_escape(plan.name)}</b>", f"mesh {_escape(str(plan.mesh))}", f"step {units.seconds(c.step_time_s)}",
+        f"communication {units.seconds(c.comm_time_s)}, of which {units.seconds(c.exposed_comm_time_s)} exposed",
+        f"memory {units.memory(c.memory_bytes['peak'])}" + ("" if plan.fits else ", does not fit"),
+    ]  # fmt: skip
+    return "<br>".join(lines)
+
+
+def _escape(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def _capacity(figure: go.Figure, capacity_bytes: int, theme: Theme) -> None:
+    figure.add_hline(
+        y=capacity_bytes / GIB, line={"color": theme.text, "width": 1.5, "dash": "dash"},
+        annotation={"text": f"GPU memory {units.memory(capacity_bytes)}", "font": {"color": theme.text, "size": 13}},
+        annotation_position="top left",
+    )  # fmt: skip
+
+
+def candidates_scatter(found: Candidates, picked: int | None, theme: Theme) -> go.Figure:
+    """Every assignment of one block, all its copies together, with the front of those that no other beats in both."""
+    x, y = found.comm_s * found.repeats * 1e3, found.memory_bytes * found.repeats / GIB
+    shown = np.flatnonzero(np.isfinite(x) & np.isfinite(y))
+    front = shown[found.on_front[shown]]
+    front = front[np.argsort(x[front])]
+    figure = go.Figure()
+    figure.add_scattergl(
+        x=x[shown].astype(np.float32), y=y[shown].astype(np.float32), mode="markers", name=f"{units.whole(len(shown))} candidates",
+        customdata=shown.astype(np.int32), marker={"size": 5, "color": theme.faint, "opacity": 0.35},
+        hovertemplate="communication %{x:.3g} ms<br>memory %{y:.3g} GiB<extra>candidate</extra>",
+    )  # fmt: skip
+    figure.add_scattergl(
+        x=x[front].astype(np.float32), y=y[front].astype(np.float32), mode="lines+markers", name="front: none is better in both",
+        customdata=front.astype(np.int32), marker={"size": 9, "color": COMPUTE}, line={"width": 1.2, "color": COMPUTE},
+        hovertemplate="communication %{x:.3g} ms<br>memory %{y:.3g} GiB<extra>on the front</extra>",
+    )  # fmt: skip
+    if picked is not None and 0 <= picked < len(x) and np.isfinite(x[picked]):
+        figure.add_scatter(
+            x=[x[picked]], y=[y[picked]], mode="markers", showlegend=False, hoverinfo="skip",
+            marker={"symbol": "circle-open", "size": 20, "color": theme.text, "line": {"width": 2}},
+        )  # fmt: skip
+    figure.update_xaxes(title="communication per step, ms", rangemode="tozero")
+    figure.update_yaxes(title="memory per GPU, GiB", rangemode="tozero")
+    return _style(figure, theme, 430)
+
+
+# --- comparison ---------------------------------------------------------------------------------------
+
+
+def memory_bars(plans: Mapping[str, Plan], capacity_bytes: int, theme: Theme) -> go.Figure:
+    """Memory per GPU stacked by kind, with the capacity as a line."""
+    figure = go.Figure()
+    names = [p.name for p in plans.values()]
+    for kind in MEMORY_KINDS:
+        sizes = [p.cost.memory_bytes.get(kind, 0) for p in plans.values()]
+        figure.add_bar(
+            y=names, x=[s / GIB for s in sizes], name=MEMORY_NAMES[kind], orientation="h", marker_color=MEMORY_COLOURS[kind],
+            marker_line={"width": 1, "color": theme.surface}, hovertext=[units.memory(s) for s in sizes],
+            hovertemplate="%{y}: " + MEMORY_NAMES[kind] + " %{hovertext}<extra></extra>",
+        )  # fmt: skip
+    totals = [p.cost.memory_bytes["peak"] for p in plans.values()]
+    parts = [sum(p.cost.memory_bytes.get(k, 0) for k in MEMORY_KINDS) for p in plans.values()]
+    ends = [max(t, s) / GIB for t, s in zip(totals, parts, strict=True)]
+    figure.add_scatter(
+        x=[t / GIB for t in totals], y=names, mode="markers", name="peak", hoverinfo="skip",
+        marker={"symbol": "line-ns", "size": 20, "line": {"width": 2.5, "color": theme.text}},
+    )  # fmt: skip
+    for name, total, end in zip(names, totals, ends, strict=True):
+        figure.add_annotation(x=end, y=name, text=units.memory(total), xanchor="left", xshift=8, showarrow=False)
+    figure.add_vline(
+        x=capacity_bytes / GIB, line={"color": theme.text, "width": 1.5, "dash": "dash"},
+        annotation={"text": f"GPU memory {units.memory(capacity_bytes)}"}, annotation_position="top left",
+    )  # fmt: skip
+    figure.update_layout(barmode="stack")
+    figure.update_xaxes(title="memory per GPU, GiB", range=[0, max(capacity_bytes / GIB, *ends) * 1.16])
+    figure.update_yaxes(autorange="reversed")
+    return _style(figure, theme, 190 + 46 * len(names))
+
+
+def timeline(plans: Mapping[str, Plan], theme: Theme) -> go.Figure:
+    """One step per plan: compute, then the communication it waits for; below, what hides behind compute."""
+    figure = go.Figure()
+    names = [p.name for p in plans.values()]
+    costs = [p.cost for p in plans.values()]
+    hidden = [max(0.0, c.comm_time_s - c.exposed_comm_time_s) for c in costs]
+    rows = (
+        ("compute", [c.compute_time_s for c in costs], [0.0] * len(costs), COMPUTE, "", 0.42, -0.36),
+        ("exposed communication", [c.exposed_comm_time_s for c in costs], [c.compute_time_s for c in costs], COMMUNICATION, "", 0.42, -0.36),
+        ("hidden communication", hidden, [max(0.0, c.compute_time_s - h) for c, h in zip(costs, hidden, strict=True)], COMMUNICATION, "/", 0.16, 0.12),
+    )  # fmt: skip
+    for name, lengths, bases, colour, pattern, width, offset in rows:
+        figure.add_bar(
+            y=list(range(len(names))), x=[v * 1e3 for v in lengths], base=[b * 1e3 for b in bases], orientation="h", name=name,
+            width=width, offset=offset, hovertext=[f"{n}: {name} {units.seconds(v)}" for n, v in zip(names, lengths, strict=True)],
+            hovertemplate="%{hovertext}<extra></extra>",
+            marker={"color": colour, "pattern": {"shape": pattern, "fgcolor": colour, "bgcolor": theme.surface, "size": 6}, "line": {"width": 0}},
+        )  # fmt: skip
+    for i, c in enumerate(costs):
+        figure.add_annotation(
+            x=c.step_time_s * 1e3, y=i - 0.15, text=units.seconds(c.step_time_s), xanchor="left", xshift=8, showarrow=False
+        )
+    figure.update_layout(barmode="overlay")
+    figure.update_xaxes(title="one step, ms", range=[0, max(c.step_time_s for c in costs) * 1.14e3])
+    figure.update_yaxes(tickvals=list(range(len(names))), ticktext=names, range=[len(names) - 0.4, -0.6])
+    return _style(figure, theme, 190 + 54 * len(names))
+
+
+def collectives_bars(plans: Mapping[str, Plan], theme: Theme) -> go.Figure:
+    """Bytes that one GPU sends per step: a panel a phase, colours by collective, patterns by mesh axis."""
+    phases = [ph for ph in PHASES if any(t.phase == ph and t.wire_bytes for p in plans.values() for t in p.cost.traffic)] or ["forward"]
+    figure = make_subplots(cols=len(phases), shared_yaxes=True, subplot_titles=phases, horizontal_spacing=0.04)
+    names = [p.name for p in plans.values()]
+    keys = dict.fromkeys((t.kind, p.mesh.axis_names[t.axis]) for p in plans.values() for t in p.cost.traffic)
+    axes = list(dict.fromkeys(axis for _, axis in sorted(keys, key=lambda k: (k[1] != "tensor", k[1]))))
+    for kind, axis in keys:
+        for col, phase in enumerate(phases, 1):
+            rows = [_row(p, phase, kind, axis) for p in plans.values()]
+            figure.add_bar(
+                y=names, x=[r[0] / 1e9 for r in rows], orientation="h", name=f"{kind} on {axis}", legendgroup=f"{kind}{axis}",
+                showlegend=col == 1, row=1, col=col, hovertemplate="%{hovertext}<extra></extra>",
+                hovertext=[f"{n}: {k} {kind} on {axis}, {units.traffic(b)} sent" for n, (b, k) in zip(names, rows, strict=True)],
+                marker={"color": KIND_COLOURS.get(kind, theme.faint), "line": {"width": 1, "color": theme.surface},
+                        "pattern": {"shape": PATTERNS[axes.index(axis) % 3], "fgcolor": theme.surface, "size": 6}},
+            )  # fmt: skip
+    figure.update_layout(barmode="stack")
+    figure.update_xaxes(title="sent per GPU, GB", rangemode="tozero")
+    figure.update_yaxes(autorange="reversed", col=1)
+    return _style(figure, theme, 200 + 46 * len(names))
+
+
+def _row(plan: Plan, phase: str, kind: str, axis: str) -> tuple[int, int]:
+    found = [t for t in plan.cost.traffic if (t.phase, t.kind, plan.mesh.axis_names[t.axis]) == (phase, kind, axis)]
+    return sum(t.wire_bytes for t in found), sum(t.count for t in found)

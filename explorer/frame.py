@@ -1,0 +1,71 @@
+"""What every page shares: the sentence, its figures, and small pieces of markup. All model-supplied text is escaped here."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import streamlit as st
+
+from explorer import sentence, state
+from explorer.palette import Theme, theme_of
+from explorer.words import GLOSSARY
+from planner_core.pipeline import Result
+from planner_core.plan import Plan
+
+CSS = Path(__file__).resolve().parent / "components" / "app.css"
+CHART = {"displaylogo": False, "modeBarButtonsToRemove": ["select2d", "autoScale2d"], "scrollZoom": False}
+
+
+def open_page(name: str) -> Result:
+    """Head of a page: settings from the address, the sentence, the plans. Stops the page where there is no plan."""
+    state.begin(name)
+    st.html(CSS)
+    sentence.sentence()
+    result = state.result()
+    sentence.figures(result)
+    return result
+
+
+def theme() -> Theme:
+    """Colours for figures in the visitor's theme."""
+    return theme_of(getattr(st.context.theme, "type", None))
+
+
+def text(value: str) -> str:
+    """Text for markdown: nothing in it is read as markup."""
+    for sign in "\\`*_{}[]()#+-!|<>$~:":
+        value = value.replace(sign, "\\" + sign)
+    return value
+
+
+def chip(letter: str, axis: str = "") -> str:
+    """One placement as a small mark: letter, look and a definition on hover."""
+    kind = letter[:1]
+    label = f"{axis} {letter}".strip()
+    return f'<span class="chip {html.escape(kind)}" title="{html.escape(GLOSSARY.get(kind, ""))}">{html.escape(label)}</span>'
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "") -> None:
+    """A plain table; cells are HTML, so escape what comes from outside."""
+    top = "".join(f"<th scope='col'>{html.escape(h)}</th>" for h in head)
+    body = "".join("<tr>" + "".join(f"<td>{c}</td>" for c in row) + "</tr>" for row in rows)
+    label = f' aria-label="{html.escape(caption)}"' if caption else ""
+    st.html(f"<table class='weights'{label}><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>")
+
+
+def plan_choice(plans: Mapping[str, Plan], label: str = "Plan") -> tuple[str, Plan]:
+    """A selectbox over all plans, bound to the address; returns the chosen one."""
+    name, _ = state.chosen(plans)
+    widget = state.seed("w_plan", name)
+    st.selectbox(
+        label, list(plans), format_func=lambda n: option(plans[n]), key=widget,
+        on_change=state.from_widget, args=("plan", widget),
+    )  # fmt: skip
+    return name, plans[name]
+
+
+def option(plan: Plan) -> str:
+    """A plan in a list: name, mesh, and whether it fits."""
+    return f"{plan.name}, {sentence.mesh_words(plan.mesh)}" + ("" if plan.fits else " (does not fit)")

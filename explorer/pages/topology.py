@@ -1,0 +1,2 @@
+from explorer import frame
+frame.open_page("topology")

@@ -1,0 +1,175 @@
+"""The sentence at the top of every page: the settings, whose parts are the controls, and a line of figures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import streamlit as st
+
+from explorer import settings, state, units
+from planner_core.cluster import Cluster, cluster_names, load_cluster
+from planner_core.hardware import OPTIMIZERS, RECOMPUTE
+from planner_core.mesh import DeviceMesh
+from planner_core.models import ZOO
+from planner_core.pipeline import Result
+
+LAYERS_HELP = "How many copies of the repeated block; empty: as published"
+ZERO_NAMES = {0: "weights kept whole or split by the plan", 3: "weights may also be sharded and gathered at use"}
+
+
+def sentence() -> None:
+    """Draw the controls. Problems with the address stand above them."""
+    for problem in state.problems():
+        st.warning(problem)
+    v = state.values()
+    with st.container(horizontal=True, vertical_alignment="center", gap="xsmall", key="sentence"):
+        with st.popover(model_name(v["model"]), type="tertiary", help="Choose the model"):
+            _model(v)
+        st.markdown("on", width="content")
+        with st.popover(cluster_name(v["cluster"]), type="tertiary", help="Choose the cluster and the mesh"):
+            _cluster(v)
+        st.markdown("with", width="content")
+        with st.popover(_load_words(v), type="tertiary", help="Choose the work of one step"):
+            _load(v)
+        with st.popover(_training_words(v), type="tertiary", help="Choose how it trains"):
+            _training(v)
+        st.markdown("by", width="content")
+        with st.popover(_search_words(v), type="tertiary", help="Choose how plans are searched"):
+            _search(v)
+
+
+def model_name(name: str) -> str:
+    """The model as people call it."""
+    return settings.MODELS.get(name, "your own model" if name.startswith("own-") else name)
+
+
+def cluster_name(name: str) -> str:
+    """`2 × 8 H100`: the cluster as people call it."""
+    return cluster_words(load_cluster(name))
+
+
+def cluster_words(cluster: Cluster) -> str:
+    """Nodes, GPUs per node and the GPU's name."""
+    per_node = cluster.levels[0].size
+    gpu = cluster.gpu.name.split("-")[0].upper()
+    nodes = cluster.num_gpus // per_node
+    return f"{nodes} node{'s' * (nodes > 1)} × {per_node} {gpu}"
+
+
+def _load_words(v: dict[str, Any]) -> str:
+    model = ZOO.get(v["model"])
+    batch = v["batch"] or (model.batch if model else "its own")
+    seq = v["seq"] or (model.seq if model else "")
+    shown = f"batch {units.whole(batch) if isinstance(batch, int) else batch}"
+    return f"{shown} × {units.whole(seq)} tokens," if seq and seq != 1 else f"{shown},"
+
+
+def _training_words(v: dict[str, Any]) -> str:
+    words = f"{settings.DTYPES[v['dtype']]} with {settings.OPTIMIZER_NAMES[v['optimizer']]}"
+    return f"{words}, {settings.RECOMPUTE_NAMES[v['recompute']]}"
+
+
+def _search_words(v: dict[str, Any]) -> str:
+    mesh = f" on mesh {v['mesh'].replace('x', '×')}" if v["mesh"] else ""
+    budget = f" within {units.significant(v['memory'])} GB" if v["memory"] else ""
+    return f"{settings.METHODS[v['method']]} for {settings.OBJECTIVES[v['objective']]}{mesh}{budget}"
+
+
+def _pick(label: str, key: str, options: list[Any], names: Any, help: str | None = None) -> None:
+    widget = state.seed(f"w_{key}", state.value(key))
+    st.selectbox(
+        label, options, format_func=names, key=widget, on_change=state.from_widget, args=(key, widget), help=help
+    )
+
+
+def _number(label: str, key: str, most: int, placeholder: str, help: str | None = None) -> None:
+    widget = state.seed(f"w_{key}", state.value(key))
+    st.number_input(
+        label, min_value=1, max_value=most, value=None, step=1, key=widget, placeholder=placeholder,
+        on_change=state.from_widget, args=(key, widget), help=help,
+    )  # fmt: skip
+
+
+def _model(v: dict[str, Any]) -> None:
+    options = [*ZOO] + ([v["model"]] if v["model"] not in ZOO else [])
+    _pick("Model", "model", options, model_name)
+    if v["model"] in ZOO:
+        st.caption(ZOO[v["model"]].description)
+    if v["model"] in ZOO and ZOO[v["model"]].depth:
+        _number("Layers", "layers", 1000, "as published", LAYERS_HELP)
+    from explorer.own import upload
+
+    upload()
+
+
+def _cluster(v: dict[str, Any]) -> None:
+    _pick("Cluster", "cluster", list(cluster_names()), lambda n: f"{cluster_name(n)} ({n})")
+    cluster = load_cluster(v["cluster"])
+    st.caption(cluster.description)
+    for level in cluster.levels:
+        st.caption(f"{level.name}: {units.significant(level.bytes_per_s / 1e9)} GB/s per unit, {units.seconds(level.latency_s)} a step")
+    n = cluster.num_gpus
+    meshes = [None, str(n), *(f"{a}x{n // a}" for a in range(2, n) if n % a == 0)]
+    if v["mesh"] not in meshes:
+        meshes.append(v["mesh"])
+    _pick(
+        "Mesh", "mesh", meshes, lambda m: "every way, the best shown" if m is None else m.replace("x", " × "),
+        "GPUs as a grid: data axis × tensor axis. Neighbours on the last axis are neighbours in a node.",
+    )  # fmt: skip
+    widget = state.seed("w_memory", v["memory"])
+    st.number_input(
+        "Memory per GPU that a plan may take, GB", min_value=0.1, value=None, key=widget, on_change=state.from_widget,
+        placeholder=f"{units.significant(cluster.gpu.memory_bytes / 1e9)}", args=("memory", widget),
+    )  # fmt: skip
+
+
+def _load(v: dict[str, Any]) -> None:
+    model = ZOO.get(v["model"])
+    _number("Batch, samples per step over all GPUs", "batch", 10**6, units.whole(model.batch) if model else "its own")
+    if model is None or model.seq != 1:
+        _number("Tokens per sample", "seq", 10**6, units.whole(model.seq) if model else "its own")
+
+
+def _training(v: dict[str, Any]) -> None:
+    _pick("Numbers", "dtype", list(settings.DTYPES), lambda d: settings.DTYPES[d])
+    _pick("Optimizer", "optimizer", list(OPTIMIZERS), lambda o: settings.OPTIMIZER_NAMES.get(o, o))
+    _pick(
+        "Recomputation", "recompute", list(RECOMPUTE), lambda r: settings.RECOMPUTE_NAMES.get(r, r),
+        "Full: a block keeps only its inputs and runs forward again in the backward pass",
+    )  # fmt: skip
+    _pick("Weights", "zero", [3, 0], lambda z: ZERO_NAMES[z], "The second is what ZeRO-3 and FSDP do")
+
+
+def _search(v: dict[str, Any]) -> None:
+    _pick(
+        "Method", "method", list(settings.METHODS), lambda m: settings.METHODS[m],
+        "Exact: the optimum of the stated cost model. TAP, TAPS and ATP: as their papers search.",
+    )  # fmt: skip
+    _pick("Least", "objective", list(settings.OBJECTIVES), lambda o: settings.OBJECTIVES[o])
+
+
+def figures(result: Result) -> None:
+    """The line below the sentence: what was understood, and what planning took."""
+    graph = result.graph
+    blocks = len(graph.blocks)
+    parts = [
+        f"{units.count(graph.num_params)} parameters",
+        f"{units.whole(stored_ops(result))} ops kept of {units.whole(graph.num_ops)}: {blocks} repeated block{'s' * (blocks != 1)}",
+        f"{units.whole(sum(c.space for c in result.candidates))} candidates scored",
+        f"planned in {units.seconds(result.timings_s['total'])}",
+    ]
+    st.caption(" · ".join(parts))
+    if result.unknown_ops:
+        st.warning(f"No rule for {', '.join(result.unknown_ops[:6])}: run whole on every device, which may cost more than needed.")
+    for note in dict.fromkeys((*result.notes, *graph.assumptions)):
+        st.caption(f"Note: {note}")
+
+
+def stored_ops(result: Result) -> int:
+    """Operations of the folded graph, each block once."""
+    return len(result.graph.top.ops) + sum(len(b.ops) for b in result.graph.blocks.values())
+
+
+def mesh_words(mesh: DeviceMesh) -> str:
+    """`2 data × 8 tensor`."""
+    return " × ".join(f"{s} {n}" for n, s in zip(mesh.axis_names, mesh.axis_sizes, strict=True))

@@ -1,0 +1,62 @@
+"""The folded graph as one HTML page that asks nothing of any other host (pyvis, positions fixed, no physics)."""
+
+from __future__ import annotations
+
+import html
+import re
+
+from pyvis.network import Network
+
+from explorer.graph_view import Placed, Scene, facts, scene
+from planner_core.coarsen import CoarseGraph
+
+COLOURS = {
+    "weight": "#cfe3f1", "attention": "#cdeae0", "loss": "#f6dccb", "block": "#efd9e6", "norm": "#eceff2", "join": "#eceff2",
+    "op": "#eceff2", "port": "#ffffff",
+}  # fmt: skip
+GAP = 160.0
+EXTERNAL = re.compile(r"<(?:link|script)\b[^>]*\b(?:href|src)=[\"']https?://[^>]*>(?:\s*</script>)?", re.IGNORECASE | re.DOTALL)
+
+
+def folded_html(coarse: CoarseGraph, title: str) -> str:
+    """A page with the top graph and, right of it, each unique block once with its ×N."""
+    drawing = scene(coarse)
+    net = Network(height="100vh", width="100%", directed=True, cdn_resources="in_line", heading="")
+    left = 0.0
+    for name, scope in drawing.scopes.items() if not drawing.scopes else _top_first(drawing):
+        _caption(net, drawing, name, left + scope.width / 2)
+        for placed in scope.nodes:
+            _node(net, name, placed, left)
+        for wire in scope.wires:
+            net.add_edge(_id(name, wire.src), _id(name, wire.dst), arrows="to", color="#7a8590")
+        left += scope.width + GAP
+    net.set_options('{"physics": {"enabled": false}, "edges": {"smooth": false}, "interaction": {"hover": true, "keyboard": true}}')
+    page: str = net.generate_html(notebook=False)
+    page = EXTERNAL.sub("", page)
+    return page.replace("<head>", f"<head><title>{html.escape(title)}</title>", 1)
+
+
+def _top_first(drawing: Scene) -> list[tuple[str, object]]:
+    return [("", drawing.scopes[""])] + [(n, s) for n, s in drawing.scopes.items() if n]  # type: ignore[return-value]
+
+
+def _id(scope: str, node: str) -> str:
+    return f"{scope}\n{node}"
+
+
+def _caption(net: Network, drawing: Scene, scope: str, x: float) -> None:
+    copies = sum(len(r.calls) for r in drawing.runs if r.block == scope)
+    words = f"{drawing.titles.get(scope, scope)}  ×{copies}" if scope else drawing.title
+    net.add_node(
+        f"caption\n{scope}", label=words, x=x, y=-70, shape="text", physics=False, font={"size": 22, "color": "#1c2024"}
+    )
+
+
+def _node(net: Network, scope: str, placed: Placed, left: float) -> None:
+    n = placed.node
+    lines = [f"{k}: {v}" for k, v in facts(n)] if n.kind != "port" else []
+    net.add_node(
+        _id(scope, n.id), label=f"{n.label}\n{n.sub}" if n.sub else n.label, title="\n".join([n.label, *lines]),
+        x=left + placed.x, y=placed.y * 1.35, shape="box", color={"background": COLOURS[n.kind], "border": "#7a8590"},
+        physics=False, font={"size": 13, "color": "#1c2024"},
+    )  # fmt: skip

@@ -1,0 +1,155 @@
+"""Plans in words, made from their numbers and placements."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from explorer import units
+from planner_core.placement import Shard
+from planner_core.plan import Plan, placements_by_pattern
+
+FAMILIES = (
+    ("experts", ("expert", "moe")),
+    ("attention", ("attn", "attention", "selfattention", "encdecattention", "q_proj", "k_proj", "v_proj", "o_proj")),
+    ("feed-forward", ("mlp", "ffn", "feed_forward", "dense", "fc", "intermediate", "output", "densereludense", "layer.1", "layer.2")),
+    ("embedding", ("embed", "wte", "wpe", "shared")),
+    ("head", ("lm_head", "classifier", "score", "decoder.weight", "cls")),
+    ("convolutions", ("conv", "projection", "shortcut")),
+)  # fmt: skip
+GLOSSARY = {
+    "R": "Replicate: every device along this axis holds the whole tensor",
+    "S": "Shard: each device along this axis holds one slice",
+    "P": "Partial: each device holds one term of a sum that has not been taken yet",
+    "all_reduce": "every device ends with the sum of what all of them had",
+    "all_gather": "every device ends with the slices of all of them",
+    "reduce_scatter": "the sum is taken, and each device ends with one slice of it",
+    "all_to_all": "each device sends a different slice to each other one",
+    "exposed": "communication that the step has to wait for; the rest hides behind compute",
+}
+MODEL_ERROR = 0.05
+"""Times closer than this are told as a tie: the cost model is no better."""
+
+
+def family(name: str) -> str:
+    """Which part of a model a parameter belongs to, by its name; the name's own module where nothing is known."""
+    low = name.lower()
+    for word, keys in FAMILIES:
+        if any(k in low for k in keys):
+            return word
+    return name.rpartition(".")[0].rpartition(".")[2] or name
+
+
+def describe(plan: Plan) -> str:
+    """One line: what each mesh axis does, outermost first."""
+    parts = []
+    for axis, size in enumerate(plan.mesh.axis_sizes):
+        if size > 1:
+            parts.append(_axis_words(plan, axis, size))
+    text = "; ".join(parts) or "everything on one GPU"
+    return text[:1].upper() + text[1:]
+
+
+def _axis_words(plan: Plan, axis: int, size: int) -> str:
+    split, gathered, whole = _matrices(plan, axis)
+    batch = _batch_share(plan, axis) > 0.5
+    words = [f"batch split {size} ways"] if batch else []
+    if split:
+        named = "all weights" if not whole and not gathered else _join(split)
+        words.append(f"{named} split {size} ways")
+    if gathered:
+        words.append(f"{'weights' if not split else _join(gathered)} sharded {size} ways and gathered at use")
+    if split and whole:
+        words.append(f"{_join(whole)} whole")
+    if not words:
+        words.append(f"everything repeated {size} times")
+    return ", ".join(words)
+
+
+def _matrices(plan: Plan, axis: int) -> tuple[list[str], list[str], list[str]]:
+    """Families of weights that are split, gathered at use, and whole on one axis, by the way of most of their weights."""
+    ways: dict[str, Counter[str]] = {}
+    for block in plan.blocks.values():
+        for name, p in block.params.items():
+            sharded = isinstance(p.stored[axis], Shard)
+            way = "gathered" if axis in p.gathered else "split" if sharded else "whole"
+            if not _is_vector(name) or sharded:
+                ways.setdefault(family(name), Counter())[way] += 1 + 10 * (not _is_vector(name))
+    most = {f: c.most_common(1)[0][0] for f, c in ways.items()}
+    pick = lambda w: sorted(f for f, way in most.items() if way == w)  # noqa: E731
+    return pick("split"), pick("gathered"), pick("whole")
+
+
+def _is_vector(name: str) -> bool:
+    low = name.lower()
+    return low.endswith("bias") or "norm" in low or ".ln_" in low or low.startswith("ln_")
+
+
+def _batch_share(plan: Plan, axis: int) -> float:
+    """Share of ops whose first result is split along dim 0 on this axis."""
+    sites = [s for b in plan.blocks.values() for s in b.sites.values() if s.outputs]
+    split = sum(s.outputs[0].src.forward[axis] == Shard(0) for s in sites)
+    return split / max(1, len(sites))
+
+
+def _join(words: Sequence[str]) -> str:
+    words = list(words)[:4]
+    return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " and " + words[-1]
+
+
+def headline(a: Plan, b: Plan) -> str:
+    """Why `a` is better than `b`, or not: time, then traffic, then memory."""
+    ta, tb = a.cost.step_time_s, b.cost.step_time_s
+    times = f"{units.seconds(ta)} against {units.seconds(tb)} a step"
+    if abs(ta - tb) <= MODEL_ERROR * max(ta, tb):
+        head = f"{a.name} and {b.name} tie in time ({times}, within the estimate's error)"
+    else:
+        fast, slow = (a, b) if ta < tb else (b, a)
+        gain = 1 - fast.cost.step_time_s / slow.cost.step_time_s
+        head = f"{fast.name} takes {units.percent(gain)} less time than {slow.name} ({times})"
+        a, b = fast, slow
+    sent = _difference(a, b, [sum(t.wire_bytes for t in p.cost.traffic) for p in (a, b)], "sends", units.traffic)
+    held = _difference(a, b, [p.cost.memory_bytes["peak"] for p in (a, b)], "needs", units.memory)
+    fits = [p.name for p in (a, b) if not p.fits]
+    tail = f"; {' and '.join(fits)} {'does' if len(fits) == 1 else 'do'} not fit the memory" if fits else ""
+    return f"{head}: {a.name} {sent} per GPU and {held} of memory{tail}."
+
+
+def _difference(a: Plan, b: Plan, sizes: list[int], verb: str, unit: object) -> str:
+    mine, other = sizes
+    if abs(mine - other) <= 0.005 * max(mine, other, 1):
+        return f"{verb} as much"
+    assert callable(unit)
+    return f"{verb} {unit(abs(mine - other))} {'less' if mine < other else 'more'}"
+
+
+def differing(plans: Iterable[tuple[str, Plan]]) -> list[dict[str, str]]:
+    """Weights whose placement is not the same in all plans: one row each, a column per plan."""
+    tables = {name: _by_weight(plan) for name, plan in plans}
+    patterns = dict.fromkeys(p for t in tables.values() for p in t)
+    rows = []
+    for pattern in patterns:
+        cells = {name: t.get(pattern, "–") for name, t in tables.items()}
+        if len(set(cells.values())) > 1:
+            rows.append({"weight": pattern, **cells})
+    return rows
+
+
+def _by_weight(plan: Plan) -> dict[str, str]:
+    return {
+        pattern: " · ".join(
+            f"{axis} {p}" for axis, p, n in zip(plan.mesh.axis_names, letters, plan.mesh.axis_sizes, strict=True) if n > 1
+        )
+        for pattern, letters in placements_by_pattern(plan).items()
+    }
+
+
+def fold_sentence(groups: Sequence[object], depth: int, stopped: bool) -> str:
+    """One step of Algorithm 1 in a sentence."""
+    kept = [g for g in groups if getattr(g, "kept", False)]
+    if kept:
+        shown = "; ".join(f"{getattr(g, 'count')} × “{getattr(g, 'pattern')}”" for g in kept[:3])  # noqa: B009
+        more = f" and {len(kept) - 3} more kinds" if len(kept) > 3 else ""
+        return f"Depth {depth}: {shown}{more} are similar, so each kind is kept once."
+    end = " The algorithm stops here: what was kept one level deeper is the result." if stopped else ""
+    return f"Depth {depth}: {len(groups)} different block{'s' * (len(groups) != 1)}, none repeats.{end}"
