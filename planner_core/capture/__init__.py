@@ -48,8 +48,8 @@ def capture_module(
     module: nn.Module, inputs: Mapping[str, Any], *, args: tuple[Any, ...] = (), name: str = "model", source: str = "module",
     config: Mapping[str, Any] | None = None, batch: int = 1, seq: int = 1, flat: bool = False,
 ) -> Graph:  # fmt: skip
-    """The graph of one forward pass of `module`, moved to meta, with its loss (or a stand-in, named in the graph)."""
-    module = module if all(p.is_meta for p in module.parameters()) else module.to("meta")
+    """The graph of one forward pass of `module`, which is moved to meta, with its loss (or a stand-in, named in the graph)."""
+    to_meta(module)
     recorder = Recorder(module, replay=not flat)
     loss = OWN_LOSS
 
@@ -68,6 +68,20 @@ def capture_module(
     graph = Graph(name, source, top, blocks, {"batch": batch, "seq": seq}, loss, dict(config or {}))
     check(graph)
     return graph
+
+
+def to_meta(module: nn.Module) -> None:
+    """Move parameters and buffers to meta in place; what was one tensor stays one (`module.to` would part tied weights)."""
+    moved: dict[int, torch.Tensor] = {}
+    for part in module.modules():
+        for table in (part._parameters, part._buffers):
+            for name, tensor in table.items():
+                if tensor is None or tensor.is_meta:
+                    continue
+                if id(tensor) not in moved:
+                    fake = tensor.detach().to("meta")
+                    moved[id(tensor)] = nn.Parameter(fake, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else fake
+                table[name] = moved[id(tensor)]  # type: ignore[index]
 
 
 def own_loss(out: Any) -> torch.Tensor | None:

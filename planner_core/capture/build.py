@@ -131,7 +131,7 @@ class Builder:
                 return ("v", body.order[vid])
             body.order[vid] = len(body.order)
             inside = vid in made or self._is_local(vid, scope, made)
-            first = stores.setdefault(value.storage, body.order[vid])
+            first = stores.setdefault(self.rec.memory(vid), body.order[vid])
             storage = first if inside and first != body.order[vid] else None
             name = value.name[len(BUFFER) + len(scope.path) :] if value.name.startswith(BUFFER) and inside else ""
             return ("n", value.kind, value.meta, value.grad, inside, storage, name)
@@ -315,7 +315,7 @@ class Builder:
                 name = self._local(vid, scope.path) or name if scope.path else name
             elif scope.path or name.startswith(BUFFER):
                 name = ""
-            found.append(replace(value, name=name, storage=stores.setdefault(value.storage, at)))
+            found.append(replace(value, name=name, storage=stores.setdefault(self.rec.memory(vid), at)))
         return found
 
     def _op(self, r: Record, order: dict[int, int], scope: str) -> Op:

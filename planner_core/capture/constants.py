@@ -21,7 +21,7 @@ _RANDOM = ("dropout", "normal", "uniform", "bernoulli", "exponential", "rand", "
 def run_constant(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], operands: list[torch.Tensor]) -> Any:
     """Call a function none of whose operands is tracked."""
     if any(t.is_meta for t in operands):
-        return func(*_swap(to_meta(args), _is_cpu, META), **_swap(to_meta(kwargs), _is_cpu, META))
+        return func(*stay_on_meta(to_meta(args)), **stay_on_meta(to_meta(kwargs)))
     if _size_hint(operands) > LIMIT or (not operands and _on_meta(args, kwargs)):
         sized = func(*to_meta(args), **to_meta(kwargs))
         leaves = [sized] if isinstance(sized, torch.Tensor) else []
@@ -43,6 +43,11 @@ def to_meta(tree: Any) -> Any:
     if type(tree) in (tuple, list):
         return type(tree)(to_meta(v) for v in tree)
     return tree
+
+
+def stay_on_meta(tree: Any) -> Any:
+    """The same arguments with the CPU as a target device replaced by meta: an unknown value cannot be fetched."""
+    return _swap(tree, _is_cpu, META)
 
 
 def _size_hint(operands: list[torch.Tensor]) -> int:

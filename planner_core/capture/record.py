@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from planner_core import sites
 from planner_core.capture.attrs import describe
-from planner_core.capture.constants import run_constant, to_meta
+from planner_core.capture.constants import run_constant, stay_on_meta, to_meta
 from planner_core.capture.kernels import attention
 from planner_core.capture.replay import Replayer
 from planner_core.capture.tree import BUFFER, Record, Recording, Scope
@@ -107,6 +107,8 @@ class Recorder(TorchFunctionMode):
         moved, moved_kw = (args, kwargs) if all(t.is_meta for t in operands) else (to_meta(args), to_meta(kwargs))
         if moved is not args:
             self._alias(operands, sites.tensors((moved, moved_kw)))
+        if fn == "to" or "device" in moved_kw:
+            moved, moved_kw = stay_on_meta(moved), stay_on_meta(moved_kw)
         out = run(*moved, **moved_kw)
         packed, self.packed = self.packed, []
         if fn == "contiguous" and out is moved[0]:

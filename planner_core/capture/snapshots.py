@@ -16,7 +16,7 @@ BATCH, SEQ = 3, 40  # where the captures are made; unlike any size of a model
 def snapshot(name: str) -> dict[str, Any]:
     """A fresh symbolic graph of one zoo model, at the zoo's own workload."""
     model = models.ZOO[name]
-    points = [(BATCH, SEQ), (2 * BATCH, SEQ), (BATCH, 2 * SEQ)]
+    points = [(BATCH, SEQ), (2 * BATCH, SEQ), (BATCH, 2 * SEQ), (2 * BATCH - 1, 3 * SEQ - 1)]
     data = symbolic([capture_graph(name, batch=b, seq=s) for b, s in points])
     data["workload"] = {"batch": model.batch, "seq": model.seq}
     return data

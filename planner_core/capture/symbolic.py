@@ -1,7 +1,7 @@
 """One snapshot for every workload: dims as text in b (batch) and s (sequence length).
 
 Three captures, at (b, s), (2b, s) and (b, 2s), tell for every integer how it depends on the workload. What fits no form
-`[coef*][b*][s][+const]` is refused, so a snapshot never extrapolates by guess.
+`[coef*][b*][s][+const]` is refused, and further captures are compared with what the merged graph says there.
 """
 
 from __future__ import annotations
@@ -9,19 +9,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from planner_core.capture.compare import difference
 from planner_core.errors import CaptureError
-from planner_core.graph import Graph, to_json
+from planner_core.graph import Graph, from_json, to_json
 
 
 def symbolic(graphs: Sequence[Graph]) -> dict[str, Any]:
-    """Merge captures at (b, s), (2b, s) and (b, 2s) into the JSON that `graph.from_json` reads; raises CaptureError."""
-    first, wide, long = graphs
+    """Merge captures at (b, s), (2b, s) and (b, 2s) into the JSON that `graph.from_json` reads; raises CaptureError.
+
+    Any further captures are not merged but compared with the result at their workload.
+    """
+    first, wide, long = graphs[:3]
     b, s = first.workload["batch"], first.workload["seq"]
     if (wide.workload["batch"], wide.workload["seq"], long.workload["batch"], long.workload["seq"]) != (2 * b, s, b, 2 * s):
         raise CaptureError("a symbolic graph is made from captures at (b, s), (2b, s) and (b, 2s)")
-    plain = [to_json(g) for g in graphs]
+    plain = [to_json(g) for g in graphs[:3]]
     merge = _Merge(b, s)
     merged: dict[str, Any] = {k: v if k in ("workload", "config") else merge.walk(k, *(p[k] for p in plain)) for k, v in plain[0].items()}
+    for proof in graphs[3:]:
+        found = difference(from_json(merged, batch=proof.workload["batch"], seq=proof.workload["seq"]), proof)
+        if found:
+            raise CaptureError(f"the graph depends on the workload in no simple way ({found}), so no snapshot can hold it")
     return merged
 
 
@@ -56,7 +64,8 @@ class _Merge:
             symbol, unit, step = "b", self.b, by_b
         else:
             symbol, unit, step = "s", self.s, by_s
-        if step <= 0 or step % unit:
+        # a negative constant that large is a product of lengths in disguise (s*s passes for 3*s*s - 2*s*s)
+        if step <= 0 or step % unit or 2 * (step - x) >= step:
             raise CaptureError(f"{where} is {x}, {wide} and {long} at batch and length x1, batch x2, length x2: not of the form 4*b*s+1")
         coef, rest = step // unit, x - step
         return (f"{coef}*" if coef > 1 else "") + symbol + (f"{rest:+d}" if rest else "")

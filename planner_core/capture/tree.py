@@ -63,6 +63,13 @@ class Recording:
     root: Scope
     params: dict[str, int]
     buffers: dict[str, int]
+    written: dict[int, Scope] = field(default_factory=dict)  # id(replay) -> what it stands for
+
+    def memory(self, vid: int) -> int:
+        """The value in whose memory this one lies."""
+        while self.values[vid].storage != vid:
+            vid = self.values[vid].storage
+        return vid
 
     def add(self, value: Value, birth: int = -1) -> int:
         """Number a new value; `storage` -1 becomes its own number."""
@@ -85,6 +92,11 @@ class Recording:
 
     def instantiate(self, call: Replay) -> Scope:
         """The scope that tracing this call would have recorded."""
+        if id(call) not in self.written:
+            self.written[id(call)] = self._instantiate(call)
+        return self.written[id(call)]
+
+    def _instantiate(self, call: Replay) -> Scope:
         template, ids = call.template, dict(call.ids)
 
         def value(vid: int) -> int:

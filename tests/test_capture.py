@@ -1,0 +1,497 @@
+"""The flat capture judges the folded one, on the zoo and on models made to trap it."""
+
+import dataclasses
+import time
+from functools import cache
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from planner_core import moe
+from planner_core.capture import OWN_LOSS, STANDIN_LOSS, capture_graph, capture_module
+from planner_core.capture.compare import difference
+from planner_core.capture.symbolic import symbolic
+from planner_core.errors import CaptureError, InputError
+from planner_core.graph import Call, from_json, to_json, unfold
+from planner_core.models import ZOO
+
+LAYERS = {name: 3 if model.depth else None for name, model in ZOO.items()}
+
+
+@cache
+def graph(name, batch=2, seq=24, flat=False):
+    return capture_graph(name, batch=batch, seq=seq, layers=LAYERS[name], flat=flat)
+
+
+# --- the zoo ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_unfolded_is_flat(name):
+    folded, flat = graph(name), graph(name, flat=True)
+    assert difference(folded, flat) is None
+    assert len(folded.top.items) < len(flat.top.items)
+    assert not flat.blocks and folded.num_ops == len(flat.top.items)
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_loss_of_the_model_is_in_the_graph(name):
+    assert graph(name).loss == OWN_LOSS
+    assert any(op.fn == "cross_entropy" for op in graph(name).top.ops)
+
+
+def test_t5_folds_to_24_and_24():
+    t5 = capture_graph("t5-large", batch=2, seq=16)
+    assert list(t5.num_repeats.values()) == [24, 24]
+    hoisted = [op.name for op in t5.top.ops if "relative_attention_bias" in op.name]
+    assert hoisted == [f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias/embedding" for side in ("encoder", "decoder")]
+
+
+def test_tied_embedding_is_one_parameter():
+    gpt2 = graph("gpt2-xl")
+    assert "lm_head.weight" not in gpt2.parameters() and "transformer.wte.weight" in gpt2.parameters()
+    used = [op.fn for op in gpt2.top.ops for v in op.inputs if gpt2.top.values[v].name == "transformer.wte.weight"]
+    assert used == ["embedding", "linear"]
+
+
+def test_attention_is_one_op_that_keeps_its_key_heads():
+    block = graph("llama-3-8b").blocks["LlamaDecoderLayer"]
+    (op,) = [op for op in block.ops if op.fn == "scaled_dot_product_attention"]
+    shapes = [block.values[v].meta.shape for v in op.inputs]
+    assert shapes == [(2, 32, 24, 128), (2, 8, 24, 128), (2, 8, 24, 128)]
+    assert op.attrs["enable_gqa"] and op.attrs["is_causal"] and op.attrs["scale"] == 128**-0.5
+    assert set(op.saved) == {*op.inputs, *op.outputs}
+    assert [(m.shape, m.dtype) for m in op.saved_extra] == [((2, 32, 24), "float32")]
+
+
+def test_experts_are_one_op_with_all_their_weights():
+    block = graph("mixtral-8x7b").blocks["MixtralDecoderLayer"]
+    (op,) = [op for op in block.ops if op.fn == "moe_experts"]
+    shapes = [block.values[v].meta.shape for v in op.inputs]
+    assert shapes == [(48, 4096), (48, 2), (48, 2), (8, 28672, 4096), (8, 4096, 14336)]
+    assert op.attrs["arg_names"] == ("hidden", "top_k_index", "top_k_weights", "gate_up_proj", "down_proj")
+    kept = [m.shape for m in op.saved_extra]
+    assert (96, 4096) in kept and (96, 28672) in kept and (96, 14336) in kept
+
+
+def test_batch_norm_and_pooling_are_single_ops():
+    ops = [op.fn for op in unfold(graph("resnet50-100k")).top.ops]
+    assert ops.count("batch_norm") == 53 and ops.count("conv2d") == 53 and "max_pool2d" in ops
+
+
+@pytest.mark.parametrize(
+    ("name", "fn", "attrs"),
+    [
+        ("llama-3-8b", "transpose", {"dims": (0, 2, 1, 3)}),
+        ("llama-3-8b", "to", {"dtype": "float32"}),
+        ("gpt2-xl", "split", {"dim": 2, "sizes": (1600, 1600, 1600)}),
+        ("gpt2-xl", "addmm", {"arg_names": ("input", "mat1", "mat2")}),
+        ("bert-large", "layer_norm", {"normalized_shape": (1024,), "arg_names": ("input", "weight", "bias"), "eps": 1e-12}),
+        ("llama-3-8b", "embedding", {"arg_names": ("input", "weight")}),
+        ("mixtral-8x7b", "topk", {"dim": 1, "k": 2}),
+    ],
+)
+def test_attributes(name, fn, attrs):
+    op = next(op for op in unfold(graph(name)).top.ops if op.fn == fn)
+    assert {k: op.attrs.get(k) for k in attrs} == attrs
+
+
+@pytest.mark.parametrize("name", ["llama-3-8b", "t5-large", "mixtral-8x7b", "resnet50-100k"])
+def test_json_round_trip(name):
+    assert difference(from_json(to_json(graph(name))), graph(name)) is None
+
+
+def test_saved_tensors_of_a_linear_layer():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 8), nn.Linear(8, 2)
+            self.a.weight.requires_grad_(False)
+
+        def forward(self, x):
+            return self.b(torch.relu(self.a(x))).sum()
+
+    net = capture_module(Net(), {"x": torch.zeros(3, 4)}).top
+    by_name = {op.name: op for op in net.ops}
+    assert by_name["a/linear"].saved == ()  # neither its input nor its frozen weight has a gradient
+    assert by_name["/relu"].saved == by_name["/relu"].outputs
+    assert set(by_name["b/linear"].saved) == {by_name["b/linear"].inputs[0], by_name["b/linear"].inputs[1]}
+
+
+# --- depth is free ---------------------------------------------------------------------------------------
+
+
+def llama(layers, **more):
+    return {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 16384, "num_hidden_layers": layers,
+            "num_attention_heads": 128, "num_key_value_heads": 8, "intermediate_size": 53248, "vocab_size": 128256, **more}  # fmt: skip
+
+
+def test_405b_takes_no_longer_than_its_meta_model():
+    graph("llama-3-8b")  # imports
+    began = time.process_time()
+    big = capture_graph(llama(126), batch=2, seq=4096)
+    assert time.process_time() - began < 1.5
+    assert big.num_repeats == {"LlamaDecoderLayer": 126} and 405e9 < big.num_params < 406e9
+
+
+# --- traps -----------------------------------------------------------------------------------------------
+
+
+class Part(nn.Module):
+    def __init__(self, width=8, **flags):
+        super().__init__()
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+        self.__dict__.update(flags)
+
+    def forward(self, x):
+        return x + self.down(F.relu(self.up(x)))
+
+
+class Flagged(Part):
+    def forward(self, x):
+        return super().forward(x) if self.flag else x - self.down(F.relu(self.up(x)))
+
+
+class Indexed(Part):
+    def forward(self, x):
+        h = F.relu(self.up(x)) if self.index % 2 else F.gelu(self.up(x))
+        return x + self.down(h)
+
+
+class Acting(Part):
+    def forward(self, x):
+        return x + self.down(self.act(self.up(x)))
+
+
+class Training(Part):
+    def forward(self, x):
+        return x + self.down(torch.tanh(self.up(x)) if self.training else self.up(x))
+
+
+class Returning(Part):
+    def forward(self, x):
+        y = super().forward(x)
+        return {"tuple": (y, x), "dict": {"y": y}, "dataclass": Pair(y, 1)}[self.kind]
+
+
+@dataclasses.dataclass
+class Pair:
+    y: torch.Tensor
+    n: int
+
+
+class Writing(Part):
+    def forward(self, x):
+        y = super().forward(x)
+        self.seen = y
+        return y
+
+
+class InPlace(Part):
+    def forward(self, x):
+        x += self.down(F.relu(self.up(x)))
+        return x
+
+
+class Viewing(Part):
+    def forward(self, x):
+        return super().forward(x).transpose(0, 1)
+
+
+class Convolving(nn.Module):
+    def __init__(self, dilation):
+        super().__init__()
+        self.a, self.b, self.dilation = nn.Conv1d(8, 8, 3), nn.Linear(8, 8), dilation
+
+    def forward(self, x):
+        return x + F.conv1d(self.b(x).T[None], self.a.weight, padding=self.dilation, dilation=self.dilation)[0].T
+
+
+class Chain(nn.Module):
+    """Layers one after another, and a scalar at the end."""
+
+    def __init__(self, layers, pick=lambda y: y):
+        super().__init__()
+        self.first, self.layers, self.pick = nn.Linear(8, 8), layers, pick
+
+    def forward(self, x):
+        x = self.first(x)  # a layer that is given a constant saves less than one that is given an activation
+        for layer in self.layers.values() if isinstance(self.layers, nn.ModuleDict) else self.layers:
+            x = self.pick(layer(x))
+        return x.pow(2).mean()
+
+
+class Twice(nn.Module):
+    """One module called with different shapes, and a module with two parents."""
+
+    def __init__(self):
+        super().__init__()
+        self.part = Part()
+        self.left, self.right = nn.Sequential(Part(), self.part), nn.Sequential(Part(), self.part)
+
+    def forward(self, x):
+        return (self.part(x).sum() + self.part(x[:2]).sum() + self.right(self.left(x)).sum()).float()
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(Part() for _ in range(4))
+        self.layers[2].up.weight = self.layers[1].up.weight
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x.sum() + (x @ self.layers[3].up.weight.T).sum()
+
+
+class Loop(nn.Module):
+    """One layer called many times, as ALBERT does."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.layer = nn.Linear(8, 8), Part()
+
+    def forward(self, x):
+        x = self.first(x)
+        for _ in range(4):
+            x = self.layer(x)
+        return x.sum()
+
+
+class Functional(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weights = nn.ParameterList(nn.Parameter(torch.zeros(8, 8)) for _ in range(4))
+
+    def forward(self, x):
+        for weight in self.weights:
+            x = torch.tanh(x @ weight)
+        return x.sum()
+
+
+class Remembering(nn.Module):
+    """A later layer reads what an earlier one left on itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.layers = nn.Linear(8, 8), nn.ModuleList(Writing() for _ in range(3))
+
+    def forward(self, x):
+        x = self.first(x)
+        for i, layer in enumerate(self.layers):
+            x = layer(x) + (self.layers[i - 1].seen if i else 0)
+        return x.sum()
+
+
+def parts(cls, count=4, **flags):
+    return nn.ModuleList(cls(**{k: v(i) for k, v in flags.items()}) for i in range(count))
+
+
+TRAPS = {
+    "plain": (lambda: Chain(parts(Part)), [4]),
+    "flag": (lambda: Chain(parts(Flagged, flag=lambda i: i > 1)), [2, 2]),
+    "layer index": (lambda: Chain(parts(Indexed, index=lambda i: i)), [2, 2]),
+    "activation": (lambda: Chain(parts(Acting, act=lambda i: F.relu if i else torch.tanh)), [3]),
+    "same activation": (lambda: Chain(parts(Acting, act=lambda i: F.relu)), [4]),
+    "training": (lambda: Chain(parts(Training)), [4]),
+    "tuple": (lambda: Chain(parts(Returning, kind=lambda i: "tuple"), lambda y: y[0] + y[1]), [4]),
+    "dict": (lambda: Chain(parts(Returning, kind=lambda i: "dict"), lambda y: y["y"]), [4]),
+    "dataclass": (lambda: Chain(parts(Returning, kind=lambda i: "dataclass"), lambda y: y.y), [4]),
+    "module dict": (lambda: Chain(nn.ModuleDict({f"p{i}": Part() for i in range(4)})), [4]),
+    "sequential": (lambda: Chain(nn.ModuleList([nn.Sequential(Part(), Part()) for _ in range(3)])), [3]),
+    "write": (lambda: Chain(parts(Writing)), [4]),
+    "memory": (Remembering, [3]),
+    "in place": (lambda: Chain(parts(InPlace), lambda y: y), [4]),
+    "view": (lambda: Chain(parts(Viewing, width=lambda i: 8), lambda y: y.transpose(0, 1)), [4]),
+    "dilation": (lambda: Chain(parts(Convolving, dilation=lambda i: 1 + i % 2)), [2, 2]),
+    "twice": (Twice, None),
+    "tied": (Tied, None),
+    "loop": (Loop, [4]),
+    "functional": (Functional, []),
+}
+
+
+@pytest.mark.parametrize("name", TRAPS)
+def test_traps(name):
+    make, repeats = TRAPS[name]
+    x = torch.zeros(6, 8)
+    folded = capture_module(make().train(), {"x": x})
+    flat = capture_module(make().train(), {"x": x}, flat=True)
+    assert difference(folded, flat) is None
+    assert folded.num_params == sum(p.numel() for p in make().parameters())
+    if repeats is not None:
+        assert sorted(folded.num_repeats.values()) == sorted(repeats)
+
+
+def test_training_flag_is_read():
+    model = Chain(parts(Training)).train()
+    model.layers[2].training = False
+    folded = capture_module(model, {"x": torch.zeros(6, 8)})
+    assert sum(op.fn == "tanh" for op in unfold(folded).top.ops) == 3
+
+
+def test_calls_in_a_loop_pass_the_shared_weights():
+    loop = capture_module(Loop(), {"x": torch.zeros(6, 8)})
+    calls = [i for i in loop.top.items if isinstance(i, Call)]
+    assert [c.prefix for c in calls] == ["layer", "layer@1", "layer@2", "layer@3"]
+    assert set(loop.parameters()) == {f"layer.{n}.{w}" for n in ("up", "down") for w in ("weight", "bias")} | {"first.weight", "first.bias"}
+
+
+# --- loss, bad models ------------------------------------------------------------------------------------
+
+
+def test_standin_loss_is_named_and_recorded():
+    net = capture_module(nn.Sequential(nn.Linear(4, 4)), {}, args=(torch.zeros(2, 4),))
+    assert net.loss == STANDIN_LOSS
+    assert [op.name for op in net.top.ops] == ["0/linear", "loss/pow", "loss/mean"]
+
+
+class Deciding(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(4, 4)
+
+    def forward(self, x):
+        y = self.a(x)
+        if y.sum() > 0:  # the line to be named
+            y = y * 2
+        return y
+
+
+def test_data_dependent_control_flow_names_the_line():
+    with pytest.raises(CaptureError, match=r"test_capture.py:\d+ \(if y.sum\(\) > 0"):
+        capture_module(Deciding(), {"x": torch.zeros(2, 4)})
+
+
+def test_constant_control_flow_runs():
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = nn.Linear(4, 4)
+
+        def forward(self, x, mask):
+            y = self.a(x)
+            return y if mask.to(y.device).all() else y * 2
+
+    ones = torch.ones(2, dtype=torch.bool)
+    assert len(capture_module(Masked(), {"x": torch.zeros(2, 4), "mask": ones}).top.ops) == 3
+    assert len(capture_module(Masked(), {"x": torch.zeros(2, 4), "mask": ~ones}).top.ops) == 4
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({}, 'no "model_type"'),
+        ({"model_type": "lama"}, "did you mean 'llama'"),
+        ({"model_type": "llama", "hidden_size": -4}, "hidden_size is -4"),
+        ({"model_type": "llama", "hidden_size": "big"}, "hidden_size is 'big'"),
+        ({"model_type": "llama", "num_hidden_layers": 10**12}, "num_hidden_layers is 1000000000000"),
+        ({"model_type": "llama", "hidden_size": 100, "num_attention_heads": 3}, "100 is not divisible by num_attention_heads 3"),
+        ({"model_type": "mixtral", "num_local_experts": 2, "num_experts_per_tok": 4}, "more than the 2 experts"),
+        ({"model_type": "llama", "architectures": ["NoSuchModel"]}, "NoSuchModel"),
+    ],
+)
+def test_bad_configs_in_one_sentence(config, words):
+    with pytest.raises((InputError, CaptureError), match=words) as caught:
+        capture_graph(config, batch=1, seq=8)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("config.json", "{", "is not JSON"),
+        ("config.json", "[1]", "holds a list"),
+        ("m.py", "raise SystemExit(3)", "SystemExit"),
+        ("m.py", "def make(): return 3", "returned a int"),
+        ("m.py", "import torch\ndef make(): return torch.nn.Linear(2, 2)", "without example inputs"),
+        ("m.py", "x = 1", "has no attribute 'make'"),
+        ("m.pt2", "not a program", "exported program"),
+    ],
+)
+def test_bad_files_in_one_sentence(tmp_path, name, content, words):
+    path = tmp_path / name
+    path.write_text(content)
+    with pytest.raises((InputError, CaptureError), match=words):
+        capture_graph(f"{path}:make" if name.endswith(".py") else str(path), batch=1, seq=8)
+
+
+def test_unknown_name_suggests_the_nearest():
+    with pytest.raises(InputError, match="did you mean 'llama-3-8b'"):
+        capture_graph("llama3-8b", batch=1, seq=8)
+
+
+def test_python_source(tmp_path, capsys):
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "import torch\nfrom torch import nn\nprint('hello')\n"
+        "def make():\n    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), (torch.zeros(3, 4),)\n"
+    )
+    mine = capture_graph(f"{path}:make", batch=3, seq=1)
+    assert [op.fn for op in mine.top.ops] == ["linear", "relu", "linear", "pow", "mean"]
+    assert capsys.readouterr().out == ""
+
+
+# --- every workload --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["llama-3-8b", "gpt2-xl", "t5-large", "mixtral-8x7b"])
+def test_symbolic_at_a_fourth_point(name):
+    data = symbolic([graph(name, 2, 24), graph(name, 4, 24), graph(name, 2, 48)])
+    assert difference(from_json(data, batch=5, seq=17), graph(name, 5, 17)) is None
+
+
+def test_symbolic_refuses_what_fits_no_form():
+    class Squared(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = nn.Linear(4, 4)
+
+        def forward(self, x):
+            y = self.a(x)
+            return (y[:, :, None] + y[:, None]).flatten(1, 2).sum()
+
+    graphs = [capture_module(Squared(), {"x": torch.zeros(b, s, 4)}, batch=b, seq=s) for b, s in ((2, 3), (4, 3), (2, 6))]
+    with pytest.raises(CaptureError, match="not of the form"):
+        symbolic(graphs)
+
+
+# --- experts ---------------------------------------------------------------------------------------------
+
+
+def tiny_mixtral(implementation):
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    moe.register()
+    torch.manual_seed(0)
+    config = MixtralConfig(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+                           num_key_value_heads=2, num_local_experts=5, num_experts_per_tok=2, use_cache=False)  # fmt: skip
+    return MixtralForCausalLM._from_config(config, experts_implementation=implementation, dtype=torch.float32).train()
+
+
+def test_experts_equal_transformers_eager():
+    ours, eager = tiny_mixtral(moe.NAME), tiny_mixtral("eager")
+    ours.load_state_dict(eager.state_dict())
+    ids = torch.randint(64, (3, 7))
+    for model in (ours, eager):
+        model(input_ids=ids, labels=ids).loss.backward()
+    assert torch.allclose(ours(input_ids=ids).logits, eager(input_ids=ids).logits, atol=1e-6)
+    for (name, p), (_, q) in zip(ours.named_parameters(), eager.named_parameters(), strict=True):
+        assert torch.allclose(p.grad, q.grad, atol=1e-6), name
+
+
+def test_experts_in_parts_sum_to_the_whole():
+    torch.manual_seed(1)
+    hidden, up, down = torch.randn(9, 8), torch.randn(4, 12, 8), torch.randn(4, 8, 6)
+    index, weights = torch.randint(4, (9, 2)), torch.rand(9, 2)
+
+    def gate(x):
+        a, b = x.chunk(2, -1)
+        return F.silu(a) * b
+
+    whole = moe.moe_experts(hidden, index, weights, up, down, apply_gate=gate)
+    terms = [moe.moe_experts(hidden, index, weights, up[i : i + 2], down[i : i + 2], apply_gate=gate, first_expert=i) for i in (0, 2)]
+    assert torch.allclose(whole, sum(terms), atol=1e-5)

@@ -1,0 +1,73 @@
+import json
+import subprocess
+import sys
+
+import pytest
+
+from planner_core.capture import capture_graph
+from planner_core.capture.compare import difference
+from planner_core.capture.snapshots import snapshot
+from planner_core.errors import InputError
+from planner_core.graph import check
+from planner_core.models import ASSETS, ZOO, load_snapshot
+
+PARAMS = {
+    "gpt2-xl": 1_557_611_200, "llama-3-8b": 8_030_261_248, "llama-3-70b": 70_553_706_496, "t5-large": 737_668_096,
+    "vit-large": 304_326_632, "mixtral-8x7b": 46_702_792_704, "resnet50-100k": 228_408_032, "bert-large": 335_174_458,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_snapshot_is_fresh(name):
+    stored = json.loads((ASSETS / f"{name}.json").read_text())
+    assert stored == json.loads(json.dumps(snapshot(name)))
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_parameters(name):
+    assert load_snapshot(name).num_params == PARAMS[name]
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_snapshot_at_another_workload(name):
+    assert difference(load_snapshot(name, batch=5, seq=33), capture_graph(name, batch=5, seq=33)) is None
+
+
+@pytest.mark.parametrize("layers", [1, 2, 5])
+@pytest.mark.parametrize("name", [n for n in ZOO if ZOO[n].depth])
+def test_snapshot_at_another_depth(name, layers):
+    ours, fresh = load_snapshot(name, batch=2, seq=16, layers=layers), capture_graph(name, batch=2, seq=16, layers=layers)
+    check(ours)
+    assert difference(ours, fresh) is None
+    assert ours.num_params == fresh.num_params and ours.config == fresh.config
+
+
+def test_a_thousand_layers():
+    deep = load_snapshot("llama-3-8b", layers=1000)
+    check(deep)
+    per_layer = (load_snapshot("llama-3-8b", layers=2).num_params - load_snapshot("llama-3-8b", layers=1).num_params)
+    assert deep.num_params == load_snapshot("llama-3-8b", layers=1).num_params + 999 * per_layer
+
+
+def test_resnet_names():
+    names = list(load_snapshot("resnet50-100k").parameters())
+    assert any("classifier" in n for n in names) and any("convolution" in n for n in names)
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "words"),
+    [("llama-4", None, "no model of the zoo"), ("llama-3-8b", 0, "between 1 and 1000"), ("resnet50-100k", 4, "stages of different")],
+)
+def test_what_cannot_be(name, layers, words):
+    with pytest.raises(InputError, match=words):
+        load_snapshot(name, layers=layers)
+
+
+def test_snapshots_open_without_torch():
+    code = (
+        "import sys; from planner_core.models import load_snapshot; from planner_core import fold\n"
+        "g = load_snapshot('t5-large'); fold.fold_steps(fold.weight_nodes(g)); print(g.num_ops)\n"
+        "assert not {'torch', 'transformers', 'numpy'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
