@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -100,13 +100,15 @@ def with_depth(model: ZooModel, layers: int | None) -> dict[str, Any]:
     return {**model.config, **dict.fromkeys(model.depth, layers)}
 
 
-@lru_cache(maxsize=None)
+@cache
 def _read(name: str) -> dict[str, Any]:
     path = ASSETS / f"{name}.json"
     try:
         data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise InputError(f"no snapshot of {name}: {error.strerror} ({path}); make it with python -m planner_core.capture.snapshots") from None
+        raise InputError(
+            f"no snapshot of {name}: {error.strerror} ({path}); make it with python -m planner_core.capture.snapshots"
+        ) from None
     return data
 
 
@@ -126,7 +128,8 @@ def set_depth(graph: Graph, layers: int, config: Mapping[str, Any]) -> Graph:
     positions, an encoder's result) are passed to the new ones as well.
     """
     calls = [i for i in graph.top.items if isinstance(i, Call)]
-    values, items, swap = list(graph.top.values), [], {}
+    values, items = list(graph.top.values), []
+    swap: dict[int, int] = {}
     for item in graph.top.items:
         if isinstance(item, Op):
             items.append(_renamed(item, swap))
@@ -150,7 +153,9 @@ def _renamed(item: Any, swap: dict[int, int]) -> Any:
 
 def _chain(first: Call, run: list[Call], layers: int, values: list[Value]) -> tuple[list[Call], tuple[int, ...]]:
     """`layers` calls in place of `run`: inputs of call k+1 are outputs of call k where they were so in the snapshot."""
-    links = {i: run[0].outputs.index(v) for i, v in enumerate(run[1].inputs) if v in run[0].outputs} if len(run) > 1 else {}
+    links = (
+        {i: run[0].outputs.index(v) for i, v in enumerate(run[1].inputs) if v in run[0].outputs} if len(run) > 1 else {}
+    )
     head, _, _ = first.prefix.rpartition(".")
     made: list[Call] = []
     for k in range(layers):

@@ -27,24 +27,28 @@ def moe_experts(
     two dims swapped if `transposed`). With a part of the experts (`E` of them, from number `first_expert` on) the
     result is that part's term of the sum.
     """
-    operands = [t for t in (hidden, top_k_index, top_k_weights, gate_up_proj, down_proj, gate_up_bias, down_bias) if t is not None]
+    given = (hidden, top_k_index, top_k_weights, gate_up_proj, down_proj, gate_up_bias, down_bias)
+    operands = [t for t in given if t is not None]
     if has_torch_function(tuple(operands)):
         out: torch.Tensor = handle_torch_function(
-            moe_experts, operands, hidden, top_k_index, top_k_weights, gate_up_proj, down_proj, gate_up_bias, down_bias,
-            apply_gate=apply_gate, act=act, gated=gated, transposed=transposed, first_expert=first_expert,
+            moe_experts, operands, *given, apply_gate=apply_gate, act=act, gated=gated, transposed=transposed,
+            first_expert=first_expert,
         )  # fmt: skip
         return out
     if hidden.is_meta or type(hidden).__name__ == "FakeTensor":
-        out = _Grouped.apply(hidden, top_k_index, top_k_weights, gate_up_proj, down_proj, gate_up_bias, down_bias, gated, transposed)
-        return out
+        return _Grouped.apply(*given, gated, transposed)  # type: ignore[no-any-return, no-untyped-call]
     total = torch.zeros_like(hidden)
     chosen = top_k_index - first_expert
     for expert in range(gate_up_proj.shape[0]):
         token, slot = torch.where(chosen == expert)
         if token.numel() == 0:
             continue
-        inner = _project(hidden[token], gate_up_proj[expert], None if gate_up_bias is None else gate_up_bias[expert], transposed)
-        outer = _project(apply_gate(inner), down_proj[expert], None if down_bias is None else down_bias[expert], transposed)
+        inner = _project(
+            hidden[token], gate_up_proj[expert], None if gate_up_bias is None else gate_up_bias[expert], transposed
+        )
+        outer = _project(
+            apply_gate(inner), down_proj[expert], None if down_bias is None else down_bias[expert], transposed
+        )
         outer = outer * top_k_weights[token, slot, None]
         total = total.index_add(0, token, outer.to(total.dtype))
     if all(t.grad_fn is None and not t.requires_grad for t in operands) or total.requires_grad:
@@ -71,7 +75,7 @@ class _Grouped(torch.autograd.Function):
         results [t*k, h], routing weights and permutations [t*k], offsets [E]."""
         rows = index.numel()
         wide, width = up.shape[-1 if transposed else -2], down.shape[-2 if transposed else -1]
-        kept = [(rows, hidden.shape[-1]), (rows, wide), (rows, width), *([(rows, width)] if gated else []), (rows, hidden.shape[-1])]
+        kept = [(rows, n) for n in (hidden.shape[-1], wide, width, *([width] if gated else []), hidden.shape[-1])]
         ctx.save_for_backward(
             up, down, *(hidden.new_empty(shape) for shape in kept), weights.new_empty(rows),
             *(index.new_empty(rows) for _ in range(2)), index.new_empty(up.shape[0], dtype=torch.int32),
@@ -88,7 +92,9 @@ class _Grouped(torch.autograd.Function):
         return (*found, None, None)
 
 
-def experts_forward(module: Any, hidden: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> torch.Tensor:
+def experts_forward(
+    module: Any, hidden: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+) -> torch.Tensor:
     """The experts implementation `shardscope` of transformers: an experts module's forward as one call."""
     gated = bool(getattr(module, "has_gate", True))
     bias = bool(getattr(module, "has_bias", False))

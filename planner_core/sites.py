@@ -45,7 +45,9 @@ _SYNONYMS = {"float": "to", "half": "to", "bfloat16": "to", "double": "to", "typ
              "multiply": "mul", "multiply_": "mul_", "subtract": "sub", "subtract_": "sub_", "concat": "cat",
              "concatenate": "cat", "swapaxes": "transpose", "swapdims": "transpose", "moveaxis": "movedim",
              "negative": "neg"}  # fmt: skip
-DROPOUTS = frozenset({"dropout", "dropout_", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"})
+DROPOUTS = frozenset(
+    {"dropout", "dropout_", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"}
+)
 """Names of dropout, which runs as the identity everywhere (p = 0)."""
 # Calls that return a tensor, or look in-place, and are no operation on data.
 _NEVER = frozenset({"requires_grad_", "retain_grad", "register_hook", "backward", "set", "deepcopy", "iter", "reversed",

@@ -46,7 +46,9 @@ def test_t5_folds_to_24_and_24():
     t5 = capture_graph("t5-large", batch=2, seq=16)
     assert list(t5.num_repeats.values()) == [24, 24]
     hoisted = [op.name for op in t5.top.ops if "relative_attention_bias" in op.name]
-    assert hoisted == [f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias/embedding" for side in ("encoder", "decoder")]
+    assert hoisted == [
+        f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias/embedding" for side in ("encoder", "decoder")
+    ]
 
 
 def test_tied_embedding_is_one_parameter():
@@ -88,7 +90,11 @@ def test_batch_norm_and_pooling_are_single_ops():
         ("llama-3-8b", "to", {"dtype": "float32"}),
         ("gpt2-xl", "split", {"dim": 2, "sizes": (1600, 1600, 1600)}),
         ("gpt2-xl", "addmm", {"arg_names": ("input", "mat1", "mat2")}),
-        ("bert-large", "layer_norm", {"normalized_shape": (1024,), "arg_names": ("input", "weight", "bias"), "eps": 1e-12}),
+        (
+            "bert-large",
+            "layer_norm",
+            {"normalized_shape": (1024,), "arg_names": ("input", "weight", "bias"), "eps": 1e-12},
+        ),
         ("llama-3-8b", "embedding", {"arg_names": ("input", "weight")}),
         ("mixtral-8x7b", "topk", {"dim": 1, "k": 2}),
     ],
@@ -337,7 +343,10 @@ def test_calls_in_a_loop_pass_the_shared_weights():
     loop = capture_module(Loop(), {"x": torch.zeros(6, 8)})
     calls = [i for i in loop.top.items if isinstance(i, Call)]
     assert [c.prefix for c in calls] == ["layer", "layer@1", "layer@2", "layer@3"]
-    assert set(loop.parameters()) == {f"layer.{n}.{w}" for n in ("up", "down") for w in ("weight", "bias")} | {"first.weight", "first.bias"}
+    assert set(loop.parameters()) == {f"layer.{n}.{w}" for n in ("up", "down") for w in ("weight", "bias")} | {
+        "first.weight",
+        "first.bias",
+    }
 
 
 # --- loss, bad models ------------------------------------------------------------------------------------
@@ -389,7 +398,10 @@ def test_constant_control_flow_runs():
         ({"model_type": "llama", "hidden_size": -4}, "hidden_size is -4"),
         ({"model_type": "llama", "hidden_size": "big"}, "hidden_size is 'big'"),
         ({"model_type": "llama", "num_hidden_layers": 10**12}, "num_hidden_layers is 1000000000000"),
-        ({"model_type": "llama", "hidden_size": 100, "num_attention_heads": 3}, "100 is not divisible by num_attention_heads 3"),
+        (
+            {"model_type": "llama", "hidden_size": 100, "num_attention_heads": 3},
+            "100 is not divisible by num_attention_heads 3",
+        ),
         ({"model_type": "mixtral", "num_local_experts": 2, "num_experts_per_tok": 4}, "more than the 2 experts"),
         ({"model_type": "llama", "architectures": ["NoSuchModel"]}, "NoSuchModel"),
     ],
@@ -454,7 +466,9 @@ def test_symbolic_refuses_what_fits_no_form():
             y = self.a(x)
             return (y[:, :, None] + y[:, None]).flatten(1, 2).sum()
 
-    graphs = [capture_module(Squared(), {"x": torch.zeros(b, s, 4)}, batch=b, seq=s) for b, s in ((2, 3), (4, 3), (2, 6))]
+    graphs = [
+        capture_module(Squared(), {"x": torch.zeros(b, s, 4)}, batch=b, seq=s) for b, s in ((2, 3), (4, 3), (2, 6))
+    ]
     with pytest.raises(CaptureError, match="not of the form"):
         symbolic(graphs)
 
@@ -493,5 +507,8 @@ def test_experts_in_parts_sum_to_the_whole():
         return F.silu(a) * b
 
     whole = moe.moe_experts(hidden, index, weights, up, down, apply_gate=gate)
-    terms = [moe.moe_experts(hidden, index, weights, up[i : i + 2], down[i : i + 2], apply_gate=gate, first_expert=i) for i in (0, 2)]
+    terms = [
+        moe.moe_experts(hidden, index, weights, up[i : i + 2], down[i : i + 2], apply_gate=gate, first_expert=i)
+        for i in (0, 2)
+    ]
     assert torch.allclose(whole, sum(terms), atol=1e-5)

@@ -36,7 +36,10 @@ def test_snapshot_at_another_workload(name):
 @pytest.mark.parametrize("layers", [1, 2, 5])
 @pytest.mark.parametrize("name", [n for n in ZOO if ZOO[n].depth])
 def test_snapshot_at_another_depth(name, layers):
-    ours, fresh = load_snapshot(name, batch=2, seq=16, layers=layers), capture_graph(name, batch=2, seq=16, layers=layers)
+    ours, fresh = (
+        load_snapshot(name, batch=2, seq=16, layers=layers),
+        capture_graph(name, batch=2, seq=16, layers=layers),
+    )
     check(ours)
     assert difference(ours, fresh) is None
     assert ours.num_params == fresh.num_params and ours.config == fresh.config
@@ -45,7 +48,7 @@ def test_snapshot_at_another_depth(name, layers):
 def test_a_thousand_layers():
     deep = load_snapshot("llama-3-8b", layers=1000)
     check(deep)
-    per_layer = (load_snapshot("llama-3-8b", layers=2).num_params - load_snapshot("llama-3-8b", layers=1).num_params)
+    per_layer = load_snapshot("llama-3-8b", layers=2).num_params - load_snapshot("llama-3-8b", layers=1).num_params
     assert deep.num_params == load_snapshot("llama-3-8b", layers=1).num_params + 999 * per_layer
 
 
@@ -56,7 +59,11 @@ def test_resnet_names():
 
 @pytest.mark.parametrize(
     ("name", "layers", "words"),
-    [("llama-4", None, "no model of the zoo"), ("llama-3-8b", 0, "between 1 and 1000"), ("resnet50-100k", 4, "stages of different")],
+    [
+        ("llama-4", None, "no model of the zoo"),
+        ("llama-3-8b", 0, "between 1 and 1000"),
+        ("resnet50-100k", 4, "stages of different"),
+    ],
 )
 def test_what_cannot_be(name, layers, words):
     with pytest.raises(InputError, match=words):

@@ -1,7 +1,7 @@
 """Capture: run a model's own forward on fake tensors and write down what it does, repeated parts once.
 
-    capture_graph("llama-3-8b", batch=16, seq=4096)            # zoo name, config dict, or path of a config.json
-    capture_module(module, {"x": tensor}, name="mine")         # any nn.Module whose parameters are on meta
+capture_graph("llama-3-8b", batch=16, seq=4096)            # zoo name, config dict, or path of a config.json
+capture_module(module, {"x": tensor}, name="mine")         # any nn.Module whose parameters are on meta
 """
 
 from __future__ import annotations
@@ -24,7 +24,13 @@ DTYPES = ("bfloat16", "float16", "float32")
 
 
 def capture_graph(
-    source: str | Mapping[str, Any], *, batch: int, seq: int, dtype: str = "bfloat16", layers: int | None = None, flat: bool = False
+    source: str | Mapping[str, Any],
+    *,
+    batch: int,
+    seq: int,
+    dtype: str = "bfloat16",
+    layers: int | None = None,
+    flat: bool = False,
 ) -> Graph:
     """The graph of a MODEL argument (CONTRACT.md) or of a config dict, at one workload.
 
@@ -63,7 +69,9 @@ def capture_module(
 
     final = recorder.run(dict(inputs), finish, args)
     if id(final) not in recorder.tracked:
-        raise CaptureError(f"{type(module).__name__} returns nothing that depends on its parameters; there is nothing to train")
+        raise CaptureError(
+            f"{type(module).__name__} returns nothing that depends on its parameters; there is nothing to train"
+        )
     top, blocks = Builder(recorder.recording, fold=not flat).build()
     graph = Graph(name, source, top, blocks, {"batch": batch, "seq": seq}, loss, dict(config or {}))
     check(graph)
@@ -74,14 +82,17 @@ def to_meta(module: nn.Module) -> None:
     """Move parameters and buffers to meta in place; what was one tensor stays one (`module.to` would part tied weights)."""
     moved: dict[int, torch.Tensor] = {}
     for part in module.modules():
-        for table in (part._parameters, part._buffers):
+        tables: tuple[Any, ...] = (part._parameters, part._buffers)
+        for table in tables:
             for name, tensor in table.items():
                 if tensor is None or tensor.is_meta:
                     continue
                 if id(tensor) not in moved:
                     fake = tensor.detach().to("meta")
-                    moved[id(tensor)] = nn.Parameter(fake, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else fake
-                table[name] = moved[id(tensor)]  # type: ignore[index]
+                    moved[id(tensor)] = (
+                        nn.Parameter(fake, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else fake
+                    )
+                table[name] = moved[id(tensor)]
 
 
 def own_loss(out: Any) -> torch.Tensor | None:

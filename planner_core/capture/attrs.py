@@ -53,13 +53,16 @@ _SHAPES = frozenset({"view", "reshape", "expand", "view_as", "reshape_as", "expa
                      "ravel", "broadcast_to", "new_zeros", "new_ones", "new_empty"})  # fmt: skip
 _PERMUTES = frozenset({"transpose", "transpose_", "permute", "t", "T", "mT", "H", "mH", "movedim", "adjoint"})
 _SPLITS = frozenset({"split", "chunk", "tensor_split", "split_with_sizes", "unbind", "unsafe_chunk", "unsafe_split"})
+_ARITHMETIC = frozenset({"add", "sub", "mul", "div", "pow", "rsub", "rdiv", "rpow"})
 _JUNK = frozenset({"_stacklevel", "size_average", "reduce", "memory_format", "copy", "non_blocking", "out", "device",
                    "max_norm", "scale_grad_by_freq", "sparse", "norm_type", "layout", "pin_memory"})  # fmt: skip
 _LAST = {"topk": -1, "sort": -1, "chunk": 0, "split": 0, "cat": 0, "stack": 0, "glu": -1, "softmax": -1, "log_softmax": -1,
          "argsort": -1, "unbind": 0, "diff": -1}  # fmt: skip
 
 
-def describe(fn: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], outs: list[torch.Tensor]) -> dict[str, Attr]:
+def describe(
+    fn: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], outs: list[torch.Tensor]
+) -> dict[str, Attr]:
     """Attributes of one call whose results are `outs`, by the canonical name `fn`."""
     first = next((a for a in args if isinstance(a, torch.Tensor)), None)
     if fn in _SHAPES:
@@ -73,7 +76,7 @@ def describe(fn: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: d
     attrs = {n: _literal(v) for n, v in bound.items() if not _tensor_leaves(v) and n not in _JUNK and v is not None}
     if len(names) > 1 and fn not in ("cat", "stack", "einsum"):
         attrs["arg_names"] = tuple(names)
-    return _normal(fn, attrs, bound, first, outs, kwargs)
+    return _normal(fn, attrs, bound, first, outs)
 
 
 def _bind(fn: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -81,7 +84,7 @@ def _bind(fn: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
         return _target(func, args, kwargs)
     if fn == "einsum":
         return {"equation": args[0], "operands": args[1:]}
-    table = _NAMES.get(fn, "").split()
+    table = _NAMES.get(fn, _NAMES.get(fn.rstrip("_"), "")).split()
     if not table and inspect.isfunction(func):
         try:
             return dict(inspect.signature(func).bind(*args, **kwargs).arguments)
@@ -123,38 +126,37 @@ def _literal(value: Any) -> Attr:
 
 
 def _normal(
-    fn: str, attrs: dict[str, Attr], bound: dict[str, Any], first: torch.Tensor | None, outs: list[torch.Tensor], kwargs: dict[str, Any]
+    fn: str, attrs: dict[str, Attr], bound: dict[str, Any], first: torch.Tensor | None, outs: list[torch.Tensor]
 ) -> dict[str, Attr]:
     ndim = first.dim() if first is not None else (_tensor_leaves(bound.get("tensors")) or outs)[0].dim()
     if fn in _SPLITS:
-        dim = _dim(bound.get("dim", 0), ndim)
-        if fn == "unbind":
-            return {"dim": dim}
-        return {"dim": dim, "sizes": tuple(o.shape[dim] for o in outs)}
-    if fn == "stack":
+        at = _dim(bound.get("dim", 0), ndim)
+        return {"dim": at} if fn == "unbind" else {"dim": at, "sizes": tuple(o.shape[at] for o in outs)}
+    if fn in ("stack", "unsqueeze"):
         return {"dim": _dim(bound.get("dim", 0), ndim + 1)}
-    if fn == "unsqueeze":
-        return {"dim": _dim(bound["dim"], ndim + 1)}
-    if "dim" not in attrs and fn in _LAST:
-        attrs["dim"] = _LAST[fn]
-    if "axis" in attrs:
-        attrs["dim"] = attrs.pop("axis")
-    if "keepdim" in _NAMES.get(fn, ""):
-        dims = attrs.pop("dim", None)
-        attrs["dims"] = _dims(dims, ndim)
-        attrs["keepdim"] = bool(attrs.get("keepdim", False))
-    elif isinstance(attrs.get("dim"), (int, tuple)):
-        dim = attrs["dim"]
-        attrs["dim"] = _dims(dim, ndim) if isinstance(dim, tuple) else _dim(dim, ndim)
-    if fn in ("add", "sub", "mul", "div", "pow", "rsub", "rdiv", "rpow") or fn.rstrip("_") in ("add", "sub", "mul", "div", "pow"):
+    _normal_dims(fn, attrs, ndim)
+    if fn.rstrip("_") in _ARITHMETIC:
         for name in ("other", "exponent", "arg1"):
             if name in attrs:
                 attrs["scalar"] = attrs.pop(name)
-    _defaults(fn, attrs, bound)
+    _defaults(fn, attrs)
     return attrs
 
 
-def _defaults(fn: str, attrs: dict[str, Attr], bound: dict[str, Any]) -> None:
+def _normal_dims(fn: str, attrs: dict[str, Attr], ndim: int) -> None:
+    """Non-negative `dims` for reductions, `dim` for the rest."""
+    if "axis" in attrs:
+        attrs["dim"] = attrs.pop("axis")
+    if "keepdim" in _NAMES.get(fn, ""):
+        attrs["dims"] = _dims(attrs.pop("dim", None), ndim)
+        attrs["keepdim"] = bool(attrs.get("keepdim", False))
+        return
+    dim = attrs.get("dim", _LAST.get(fn))
+    if isinstance(dim, (int, tuple)):
+        attrs["dim"] = _dims(dim, ndim) if isinstance(dim, tuple) else _dim(dim, ndim)
+
+
+def _defaults(fn: str, attrs: dict[str, Attr]) -> None:
     if fn.startswith("conv"):
         n = int(fn[-2])
         for name, default in (("stride", 1), ("padding", 0), ("dilation", 1)):

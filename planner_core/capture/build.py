@@ -153,8 +153,9 @@ class Builder:
         value = self.rec.values[vid]
         if value.kind != "constant":
             return vid in made
-        return value.name.startswith(BUFFER + scope.path + ".") or self.rec.births[vid] > scope.start and (
-            not scope.scope or (self.homes.get(vid, scope.scope) + ".").startswith(scope.scope + ".")
+        return value.name.startswith(BUFFER + scope.path + ".") or (
+            self.rec.births[vid] > scope.start
+            and (not scope.scope or (self.homes.get(vid, scope.scope) + ".").startswith(scope.scope + "."))
         )
 
     def _find_homes(self, scope: Scope) -> None:
@@ -195,10 +196,10 @@ class Builder:
         free: set[int] = set()
         hoisted = []
         for record in body.records:
-            if all(self.rec.values[v].kind != "activation" or v in free for v in record.inputs):
-                if record.site[cut:] not in names:
-                    hoisted.append(record)
-                    free.update(record.outputs)
+            fixed = all(self.rec.values[v].kind != "activation" or v in free for v in record.inputs)
+            if fixed and record.site[cut:] not in names:
+                hoisted.append(record)
+                free.update(record.outputs)
         if not hoisted:
             return None
         slim = self._body(body.node, frozenset(r.site[cut:] for r in hoisted))

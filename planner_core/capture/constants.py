@@ -18,7 +18,9 @@ CPU = torch.device("cpu")
 _RANDOM = ("dropout", "normal", "uniform", "bernoulli", "exponential", "rand", "multinomial")
 
 
-def run_constant(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], operands: list[torch.Tensor]) -> Any:
+def run_constant(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], operands: list[torch.Tensor]
+) -> Any:
     """Call a function none of whose operands is tracked."""
     if any(t.is_meta for t in operands):
         return func(*stay_on_meta(to_meta(args)), **stay_on_meta(to_meta(kwargs)))

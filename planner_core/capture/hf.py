@@ -22,9 +22,15 @@ from planner_core.errors import CaptureError, InputError
 
 DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers", "encoder_layers", "decoder_layers",
           "num_encoder_layers", "layers")  # fmt: skip
+_NOT_FIELDS = ("model_type", "auto_map", "_name_or_path", "dtype", "torch_dtype", "transformers_version")
+_MAPPINGS = ("CAUSAL_LM", "SEQ_TO_SEQ_CAUSAL_LM", "MASKED_LM", "IMAGE_CLASSIFICATION", "SPEECH_SEQ_2_SEQ", "CTC",
+             "IMAGE_TEXT_TO_TEXT", "AUDIO_CLASSIFICATION", "PRETRAINING")  # fmt: skip
+_SIZED = ("num_", "n_", "d_", "hidden_size", "intermediate_size", "vocab_size", "max_position")
 
 
-def build(config: Mapping[str, Any], dtype: str = "bfloat16", layers: int | None = None) -> tuple[nn.Module, Any, dict[str, Any]]:
+def build(
+    config: Mapping[str, Any], dtype: str = "bfloat16", layers: int | None = None
+) -> tuple[nn.Module, Any, dict[str, Any]]:
     """The model in training mode without dropout, its config object, and the config dict with `layers` applied."""
     with _quiet():
         import transformers
@@ -40,14 +46,17 @@ def build(config: Mapping[str, Any], dtype: str = "bfloat16", layers: int | None
         except ImportError as error:
             raise CaptureError(f"{cls.__name__} needs a package that is not installed: {_line(error)}") from None
         except Exception as error:
-            raise CaptureError(f"{cls.__name__} cannot be built from this config: {type(error).__name__}: {_line(error)}") from error
+            reason = f"{type(error).__name__}: {_line(error)}"
+            raise CaptureError(f"{cls.__name__} cannot be built from this config: {reason}") from error
         del transformers
     return model.train(), parsed, data
 
 
 def _construct(cls: Any, config: Any, dtype: torch.dtype) -> nn.Module:
     try:
-        model: nn.Module = cls._from_config(config, dtype=dtype, attn_implementation="sdpa", experts_implementation=moe.NAME)
+        model: nn.Module = cls._from_config(
+            config, dtype=dtype, attn_implementation="sdpa", experts_implementation=moe.NAME
+        )
     except (ValueError, TypeError) as error:
         if "sdpa" not in str(error) and "attention" not in str(error) and "experts" not in str(error):
             raise
@@ -73,7 +82,7 @@ def read_config(data: Mapping[str, Any]) -> Any:
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise InputError(f"model_type {kind!r} is not known to transformers {_version()}{hint}")
     check_numbers(data)
-    fields = {k: v for k, v in data.items() if k not in ("model_type", "auto_map", "_name_or_path", "dtype", "torch_dtype", "transformers_version")}
+    fields = {k: v for k, v in data.items() if k not in _NOT_FIELDS}
     try:
         config = AutoConfig.for_model(kind, **fields)
     except Exception as error:
@@ -85,7 +94,7 @@ def read_config(data: Mapping[str, Any]) -> Any:
 def check_numbers(data: Mapping[str, Any]) -> None:
     """Sizes that cannot be: raises InputError naming the field."""
     for name, value in data.items():
-        sized = name.startswith(("num_", "n_", "d_", "hidden_size", "intermediate_size", "vocab_size", "max_position")) or name.endswith("_size")
+        sized = name.startswith(_SIZED) or name.endswith("_size")
         if not sized or name.endswith(("_ids", "_id")) or value is None or isinstance(value, (list, dict, bool)):
             continue
         if not isinstance(value, (int, float)):
@@ -94,14 +103,21 @@ def check_numbers(data: Mapping[str, Any]) -> None:
             raise InputError(f"{name} is {value!r}, which no model has; it must lie between 0 and 100000000")
         if "layers" in name and value > 2000:
             raise InputError(f"{name} is {value!r}; at most 2000 layers are planned")
+    _check_ratios(data)
+
+
+def _check_ratios(data: Mapping[str, Any]) -> None:
     experts = data.get("num_local_experts") or data.get("num_experts") or data.get("n_routed_experts")
     chosen = data.get("num_experts_per_tok")
     if isinstance(experts, int) and isinstance(chosen, int) and chosen > experts:
         raise InputError(f"num_experts_per_tok is {chosen}, more than the {experts} experts there are")
     width, heads = data.get("hidden_size"), data.get("num_attention_heads")
-    if isinstance(width, int) and isinstance(heads, int) and not data.get("head_dim"):
-        if heads == 0 or width % heads:
-            raise InputError(f"hidden_size {width} is not divisible by num_attention_heads {heads}; give head_dim or change one of them")
+    if not isinstance(width, int) or not isinstance(heads, int) or data.get("head_dim"):
+        return
+    if heads == 0 or width % heads:
+        raise InputError(
+            f"hidden_size {width} is not divisible by num_attention_heads {heads}; give head_dim or change one of them"
+        )
 
 
 def model_class(config: Any, data: Mapping[str, Any]) -> Any:
@@ -114,16 +130,19 @@ def model_class(config: Any, data: Mapping[str, Any]) -> Any:
         name = named[0] if isinstance(named, list) else named
         cls = getattr(transformers, str(name), None)
         if cls is None or not inspect.isclass(cls) or not hasattr(cls, "_from_config"):
-            raise InputError(f"architectures names {name!r}, which transformers {_version()} does not have; leave it out or name another class")
+            raise InputError(
+                f"architectures names {name!r}, which transformers {_version()} does not have; leave it out or correct it"
+            )
         return cls
-    for mapping in ("CAUSAL_LM", "SEQ_TO_SEQ_CAUSAL_LM", "MASKED_LM", "IMAGE_CLASSIFICATION", "SPEECH_SEQ_2_SEQ", "CTC", "IMAGE_TEXT_TO_TEXT",
-                    "AUDIO_CLASSIFICATION", "PRETRAINING"):  # fmt: skip
+    for mapping in _MAPPINGS:
         found = getattr(auto, f"MODEL_FOR_{mapping}_MAPPING_NAMES", {}).get(config.model_type)
         if found:
             return getattr(transformers, found if isinstance(found, str) else found[0])
     found = auto.MODEL_MAPPING_NAMES.get(config.model_type)
     if not found:
-        raise InputError(f"transformers has no model class for model_type {config.model_type!r}; name one in architectures")
+        raise InputError(
+            f"transformers has no model class for model_type {config.model_type!r}; name one in architectures"
+        )
     return getattr(transformers, found if isinstance(found, str) else found[0])
 
 
@@ -163,7 +182,9 @@ def training_inputs(model: nn.Module, config: Any, batch: int, seq: int, dtype: 
         elif "CTC" in kind:
             found["labels"] = _ids(text, batch, max(seq // 8, 1))
     if not found:
-        raise CaptureError(f"{kind} takes {', '.join(sorted(names))[:120]}: no training input for it is known; give the model as path.py:callable")
+        raise CaptureError(
+            f"{kind} takes {', '.join(sorted(names))[:120]}: no training input for it is known; give path.py:callable"
+        )
     return found
 
 

@@ -13,13 +13,17 @@ class FlashAttention(torch.autograd.Function):
     _shardscope = True
 
     @staticmethod
-    def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    def forward(
+        ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
+    ) -> torch.Tensor:
         """Result [..., heads, query length, value width]; keys and values keep their own number of heads."""
-        batch = torch.broadcast_shapes(query.shape[:-3], key.shape[:-3], value.shape[:-3])
+        batch = torch.broadcast_shapes(query.shape[:-3], key.shape[:-3], value.shape[:-3])  # type: ignore[no-untyped-call]
         rows = (*batch, *query.shape[-3:-1])
         # the flash kernels write [b, s, h, d] and hand out its transpose, so model code need not copy
         out = query.new_empty((*batch, query.shape[-2], query.shape[-3], value.shape[-1])).transpose(-2, -3)
-        ctx.save_for_backward(query, key, value, out, query.new_empty(rows, dtype=torch.float32), *([] if mask is None else [mask]))
+        ctx.save_for_backward(
+            query, key, value, out, query.new_empty(rows, dtype=torch.float32), *([] if mask is None else [mask])
+        )
         return out
 
     @staticmethod
@@ -38,8 +42,10 @@ def attention(
         return torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal)
     heads, groups = query.shape[-3], key.shape[-3]
     if query.shape[-1] != key.shape[-1] or key.shape[-2] != value.shape[-2]:
-        raise RuntimeError(f"attention of query {tuple(query.shape)}, key {tuple(key.shape)} and value {tuple(value.shape)}")
+        raise RuntimeError(
+            f"attention of query {tuple(query.shape)}, key {tuple(key.shape)} and value {tuple(value.shape)}"
+        )
     if heads != groups and not (enable_gqa and heads % groups == 0) and 1 not in (heads, groups):
         raise RuntimeError(f"attention of {heads} query heads and {groups} key heads")
-    out: torch.Tensor = FlashAttention.apply(query, key, value, attn_mask)
+    out: torch.Tensor = FlashAttention.apply(query, key, value, attn_mask)  # type: ignore[no-untyped-call]
     return out

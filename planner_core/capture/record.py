@@ -76,7 +76,9 @@ class Recorder(TorchFunctionMode):
 
     # --- calls --------------------------------------------------------------------------------------
 
-    def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         kwargs = kwargs or {}
         if func is torch.Tensor.__iter__:
             return iter(self.__torch_function__(torch.Tensor.unbind, types, args, kwargs))
@@ -88,7 +90,9 @@ class Recorder(TorchFunctionMode):
             return func(*args, **kwargs)
         return self._record(fn, func, args, kwargs, operands)
 
-    def _constant(self, fn: str, func: Callable[..., Any], args: Any, kwargs: dict[str, Any], operands: list[torch.Tensor]) -> Any:
+    def _constant(
+        self, fn: str, func: Callable[..., Any], args: Any, kwargs: dict[str, Any], operands: list[torch.Tensor]
+    ) -> Any:
         if self.replayer and sites.is_inplace(fn) and operands:
             self.replayer.wrote(operands[0], self.born.get(id(operands[0]), -1))
         out = run_constant(func, args, kwargs, operands)
@@ -98,7 +102,9 @@ class Recorder(TorchFunctionMode):
                 self.born[id(made)] = self.clock
         return out
 
-    def _record(self, fn: str, func: Callable[..., Any], args: Any, kwargs: dict[str, Any], operands: list[torch.Tensor]) -> Any:
+    def _record(
+        self, fn: str, func: Callable[..., Any], args: Any, kwargs: dict[str, Any], operands: list[torch.Tensor]
+    ) -> Any:
         inputs = tuple(self.use(t) for t in operands)
         self.packed = []
         run = attention if fn == "scaled_dot_product_attention" else func
@@ -142,10 +148,12 @@ class Recorder(TorchFunctionMode):
             self.replayer.wrote(target, -1 if self.recording.values[inputs[0]].kind != "activation" else inputs[0])
         return [written]
 
-    def _saved(self, packed: list[torch.Tensor], near: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[TensorMeta, ...]]:
+    def _saved(
+        self, packed: list[torch.Tensor], near: tuple[int, ...]
+    ) -> tuple[tuple[int, ...], tuple[TensorMeta, ...]]:
         saved: list[int] = []
         extra: list[TensorMeta] = []
-        seen: set[tuple[int, tuple[int, ...], int]] = set()
+        seen: set[Any] = set()
         for tensor in packed:
             key = tensor.untyped_storage()._cdata
             if (key, tuple(tensor.shape), tensor.storage_offset()) in seen:
@@ -220,7 +228,11 @@ class Recorder(TorchFunctionMode):
 def explain(error: BaseException, model: str) -> str:
     """One sentence: what went wrong, and at which line of the model's code."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not _ours(f.filename)]
-    where = f" at {frames[-1].filename.rpartition('site-packages/')[2]}:{frames[-1].lineno} ({frames[-1].line})" if frames else ""
+    where = (
+        f" at {frames[-1].filename.rpartition('site-packages/')[2]}:{frames[-1].lineno} ({frames[-1].line})"
+        if frames
+        else ""
+    )
     text = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, (NotImplementedError, RuntimeError)) and ("meta" in text or "data-dependent" in text):
         return (

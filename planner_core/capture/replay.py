@@ -98,7 +98,12 @@ class Replayer:
 
         def get(module: nn.Module, name: str) -> Any:
             value = plain_get(module, name)
-            if replayer.watches and name not in _OWN and not name.startswith("__") and not isinstance(value, types.MethodType):
+            if (
+                replayer.watches
+                and name not in _OWN
+                and not name.startswith("__")
+                and not isinstance(value, types.MethodType)
+            ):
                 replayer._read(module, name, value)
             return value
 
@@ -153,7 +158,10 @@ class Replayer:
         if isinstance(value, (list, tuple)) and depth < 4:
             return (type(value).__name__, *(self.token(v, depth + 1) for v in value))
         if isinstance(value, dict) and depth < 4:
-            return ("dict", *((k if isinstance(k, str) else repr(k), self.token(v, depth + 1)) for k, v in value.items()))
+            return (
+                "dict",
+                *((k if isinstance(k, str) else repr(k), self.token(v, depth + 1)) for k, v in value.items()),
+            )
         if isinstance(value, functools.partial):
             return ("partial", *(self.token(v, depth + 1) for v in (value.func, value.args, value.keywords)))
         if isinstance(value, types.FunctionType):
@@ -181,7 +189,8 @@ class Replayer:
         module = frame.module
         assert module is not None
         number = self.shapes.get(id(module), -1)
-        key, leaves = None, []
+        key: Any = None
+        leaves: list[Any] = []
         if self.heavy.get(number) and self.watches and (self.counts[number] > 1 or "@" in frame.scope):
             with torch._C.DisableTorchFunction():
                 leaves, spec = pytree.tree_flatten((args, kwargs))
@@ -248,11 +257,13 @@ class Replayer:
     def _learn(self, key: Any, watch: Watch, frame: sites.Frame, leaves: list[Any], out: Any) -> None:
         recorder = self.recorder
         scope = next(i for i in reversed(recorder.scope_stack[-1].items) if isinstance(i, Scope))
-        ports = [recorder.ids[id(t)] if id(t) in recorder.ids else -1 for t in leaves if isinstance(t, torch.Tensor)]
+        ports = [recorder.ids.get(id(t), -1) for t in leaves if isinstance(t, torch.Tensor)]
         made, spec = pytree.tree_flatten(out)
         results: list[tuple[str, Any]] = []
         for leaf in made:
-            same = next((i for i, x in enumerate(leaves) if x is leaf), None) if isinstance(leaf, torch.Tensor) else None
+            same = (
+                next((i for i, x in enumerate(leaves) if x is leaf), None) if isinstance(leaf, torch.Tensor) else None
+            )
             if same is not None:
                 results.append(("in", same))
             elif isinstance(leaf, torch.Tensor):
@@ -320,4 +331,9 @@ def _like(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _signature(tensor: torch.Tensor) -> Any:
-    return (tuple(tensor.shape), tensor.dtype, tensor.stride() if tensor.layout == torch.strided else None, tensor.requires_grad)
+    return (
+        tuple(tensor.shape),
+        tensor.dtype,
+        tensor.stride() if tensor.layout == torch.strided else None,
+        tensor.requires_grad,
+    )

@@ -42,10 +42,14 @@ def resolve(source: str | Mapping[str, Any], *, batch: int, seq: int, dtype: str
         return _config(source, f"zoo:{source}", data, batch, seq, dtype, None)
     if ".py:" in source:
         if layers is not None:
-            raise InputError(f"--layers {layers} cannot be applied to {source}; let your callable build the depth you want")
+            raise InputError(
+                f"--layers {layers} cannot be applied to {source}; let your callable build the depth you want"
+            )
         return python_source(source)
     if source.endswith(".pt2"):
-        raise InputError(f"{source} is an exported program, which this version does not read; give the model as path.py:callable or config.json")
+        raise InputError(
+            f"{source} is an exported program, which this version does not read; give path.py:callable or config.json"
+        )
     path = Path(source)
     file = path / "config.json" if path.is_dir() else path
     if not file.exists():
@@ -61,10 +65,14 @@ def read_json(file: Path) -> dict[str, Any]:
     """A config file as plain data; raises InputError."""
     try:
         if file.stat().st_size > LARGEST_CONFIG_BYTES:
-            raise InputError(f"{file} has {file.stat().st_size} bytes; a config.json has at most {LARGEST_CONFIG_BYTES}")
+            raise InputError(
+                f"{file} has {file.stat().st_size} bytes; a config.json has at most {LARGEST_CONFIG_BYTES}"
+            )
         data = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, RecursionError) as error:
-        raise InputError(f"{file} cannot be read: {error.__class__.__name__}; give a Hugging Face config.json") from None
+        raise InputError(
+            f"{file} cannot be read: {error.__class__.__name__}; give a Hugging Face config.json"
+        ) from None
     except ValueError as error:
         raise InputError(f"{file} is not JSON ({error}); give a Hugging Face config.json") from None
     if not isinstance(data, dict):
@@ -98,10 +106,13 @@ def python_source(source: str) -> Source:
     except AttributeError as error:
         raise CaptureError(f"{source}: {error}") from None
     except (Exception, SystemExit) as error:
-        raise CaptureError(f"{source} did not return a model: {type(error).__name__}: {' '.join(str(error).split())[:200]}") from None
+        words = " ".join(str(error).split())[:200]
+        raise CaptureError(f"{source} did not return a model: {type(error).__name__}: {words}") from None
     module, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, ())
     if not isinstance(module, nn.Module):
-        raise CaptureError(f"{source} returned a {type(module).__name__}; an nn.Module or a (module, example inputs) pair is needed")
+        raise CaptureError(
+            f"{source} returned a {type(module).__name__}; an nn.Module or a (module, example inputs) pair is needed"
+        )
     kwargs = dict(inputs) if isinstance(inputs, Mapping) else {}
     args = () if isinstance(inputs, Mapping) else tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
     if not args and not kwargs:

@@ -21,15 +21,22 @@ def symbolic(graphs: Sequence[Graph]) -> dict[str, Any]:
     """
     first, wide, long = graphs[:3]
     b, s = first.workload["batch"], first.workload["seq"]
-    if (wide.workload["batch"], wide.workload["seq"], long.workload["batch"], long.workload["seq"]) != (2 * b, s, b, 2 * s):
+    if (wide.workload["batch"], wide.workload["seq"], long.workload["batch"], long.workload["seq"]) != (
+        2 * b,
+        s,
+        b,
+        2 * s,
+    ):
         raise CaptureError("a symbolic graph is made from captures at (b, s), (2b, s) and (b, 2s)")
     plain = [to_json(g) for g in graphs[:3]]
     merge = _Merge(b, s)
-    merged: dict[str, Any] = {k: v if k in ("workload", "config") else merge.walk(k, *(p[k] for p in plain)) for k, v in plain[0].items()}
+    merged: dict[str, Any] = {
+        k: v if k in ("workload", "config") else merge.walk(k, *(p[k] for p in plain)) for k, v in plain[0].items()
+    }
     for proof in graphs[3:]:
         found = difference(from_json(merged, batch=proof.workload["batch"], seq=proof.workload["seq"]), proof)
         if found:
-            raise CaptureError(f"the graph depends on the workload in no simple way ({found}), so no snapshot can hold it")
+            raise CaptureError(f"the graph depends on the workload in no simple way ({found}): no snapshot can hold it")
     return merged
 
 
@@ -44,14 +51,18 @@ class _Merge:
             raise CaptureError(f"the graph changes its form with the workload at {where}, so no snapshot can hold it")
         if isinstance(x, dict):
             if not set(x) == set(wide) == set(long):
-                raise CaptureError(f"the graph changes its form with the workload at {where}, so no snapshot can hold it")
+                raise CaptureError(
+                    f"the graph changes its form with the workload at {where}, so no snapshot can hold it"
+                )
             return {k: self.walk(f"{where}.{x.get('op', k)}", x[k], wide[k], long[k], attrs or k == "attrs") for k in x}
         if isinstance(x, (list, tuple)):
             return [self.walk(where, *row, attrs=attrs) for row in zip(x, wide, long, strict=True)]
         if x == wide == long:
             return x
         if not isinstance(x, int) or isinstance(x, bool):
-            raise CaptureError(f"{where} is {x!r}, {wide!r} and {long!r} as the workload grows, so no snapshot can hold it")
+            raise CaptureError(
+                f"{where} is {x!r}, {wide!r} and {long!r} as the workload grows, so no snapshot can hold it"
+            )
         text = self.dim(where, x, wide, long)
         return {"dim": text} if attrs else text
 
@@ -66,6 +77,8 @@ class _Merge:
             symbol, unit, step = "s", self.s, by_s
         # a negative constant that large is a product of lengths in disguise (s*s passes for 3*s*s - 2*s*s)
         if step <= 0 or step % unit or 2 * (step - x) >= step:
-            raise CaptureError(f"{where} is {x}, {wide} and {long} at batch and length x1, batch x2, length x2: not of the form 4*b*s+1")
+            raise CaptureError(
+                f"{where} is {x}, {wide} with twice the batch, {long} with twice the length: not of the form 4*b*s+1"
+            )
         coef, rest = step // unit, x - step
         return (f"{coef}*" if coef > 1 else "") + symbol + (f"{rest:+d}" if rest else "")

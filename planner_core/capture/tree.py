@@ -115,7 +115,9 @@ class Recording:
     def _counterpart(self, vid: int, call: Replay, value: object) -> int:
         known, under = self.values[vid], call.template.path + "."
         if known.kind == "parameter":
-            return self.params[_moved(known.name, call.template.path, call.path)] if known.name.startswith(under) else vid
+            return (
+                self.params[_moved(known.name, call.template.path, call.path)] if known.name.startswith(under) else vid
+            )
         if known.name.startswith(BUFFER + under):
             return self.buffer(BUFFER + _moved(known.name[len(BUFFER) :], call.template.path, call.path), known)
         if known.kind == "constant" and self.births[vid] < call.template.start:
