@@ -10,6 +10,7 @@ from plotly.subplots import make_subplots
 
 from explorer import units
 from explorer.palette import COMMUNICATION, COMPUTE, KIND_COLOURS, MEMORY_COLOURS, MEMORY_KINDS, MEMORY_NAMES, Theme
+from explorer.words import title
 from planner_core.pipeline import Candidates
 from planner_core.plan import PHASES, Plan
 
@@ -21,11 +22,12 @@ PATTERNS = ("", "/", ".")
 
 def _style(figure: go.Figure, theme: Theme, height: int) -> go.Figure:
     figure.update_layout(
-        height=height, margin={"l": 8, "r": 16, "t": 28, "b": 8}, paper_bgcolor="rgba(0,0,0,0)", plot_bgcolor="rgba(0,0,0,0)",
+        height=height, margin={"l": 8, "r": 16, "t": 30, "b": 92}, paper_bgcolor="rgba(0,0,0,0)", plot_bgcolor="rgba(0,0,0,0)",
         font={"family": FONT, "size": 14, "color": theme.text}, hoverlabel={"font": {"family": FONT, "size": 13}},
-        legend={"orientation": "h", "y": -0.22, "x": 0, "yanchor": "top", "font": {"size": 13}}, dragmode="pan",
+        legend={"orientation": "h", "x": 0, "y": 0, "yref": "container", "yanchor": "bottom", "font": {"size": 13}, "traceorder": "normal"},
+        dragmode="pan",
     )  # fmt: skip
-    axes = {"gridcolor": theme.grid, "zerolinecolor": theme.grid, "linecolor": theme.grid, "automargin": True, "title_standoff": 10}
+    axes = {"gridcolor": theme.grid, "zerolinecolor": theme.grid, "linecolor": theme.grid, "automargin": True, "title_standoff": 8, "title_font_size": 13.5}
     figure.update_xaxes(**axes)
     figure.update_yaxes(**axes)
     return figure
@@ -40,8 +42,8 @@ def plans_scatter(
     """Whole-model plans: communication per step against memory per GPU, the GPU's memory as a line."""
     figure = go.Figure()
     front = sorted((n for n in plans if n not in baselines), key=lambda n: plans[n].cost.comm_time_s)
-    _plan_points(figure, {n: plans[n] for n in front}, "best and trade-offs", "circle", COMPUTE, theme, line=len(front) > 1)
-    _plan_points(figure, {n: plans[n] for n in baselines if n in plans}, "baselines", "diamond", COMMUNICATION, theme)
+    _plan_points(figure, {n: plans[n] for n in front}, "best and trade-offs", "circle", COMPUTE, theme, capacity_bytes / GIB, line=len(front) > 1)
+    _plan_points(figure, {n: plans[n] for n in baselines if n in plans}, "baselines", "diamond", COMMUNICATION, theme, capacity_bytes / GIB)
     mark = plans[chosen].cost
     figure.add_scatter(
         x=[mark.comm_time_s * 1e3], y=[mark.memory_bytes["peak"] / GIB], mode="markers", name="chosen", hoverinfo="skip",
@@ -56,27 +58,31 @@ def plans_scatter(
 
 
 def _plan_points(
-    figure: go.Figure, plans: Mapping[str, Plan], name: str, symbol: str, colour: str, theme: Theme, line: bool = False
-) -> None:
+    figure: go.Figure, plans: Mapping[str, Plan], name: str, symbol: str, colour: str, theme: Theme, capacity: float,
+    line: bool = False,
+) -> None:  # fmt: skip
     if not plans:
         return
     xs = [p.cost.comm_time_s * 1e3 for p in plans.values()]
     ys = [p.cost.memory_bytes["peak"] / GIB for p in plans.values()]
     figure.add_scatter(
         x=xs, y=ys, mode="lines+markers+text" if line else "markers+text", name=name, customdata=list(plans),
-        text=[p.name for p in plans.values()], textposition=_positions(xs, ys), textfont={"size": 12.5, "color": theme.text},
+        text=[f"\u2002{title(p)}\u2002" for p in plans.values()], textposition=_positions(xs, ys, capacity), textfont={"size": 12.5, "color": theme.text},
         marker={"symbol": symbol, "size": 12, "color": colour, "line": {"width": 1.5, "color": theme.surface}},
         line={"width": 1, "color": colour}, cliponaxis=False,
         hovertext=[plan_hover(p) for p in plans.values()], hovertemplate="%{hovertext}<extra></extra>",
     )  # fmt: skip
 
 
-def _positions(xs: Sequence[float], ys: Sequence[float]) -> list[str]:
-    """Labels right of their marks; above, below where another mark is near."""
+def _positions(xs: Sequence[float], ys: Sequence[float], line: float) -> list[str]:
+    """Labels right of their marks; above or below where another mark or the line is near."""
     found = []
     width, height = (max(xs) - min(xs)) or 1, (max(ys) - min(ys)) or 1
     for i, (x, y) in enumerate(zip(xs, ys, strict=True)):
         near = [j for j in range(i) if abs(xs[j] - x) < 0.25 * width and abs(ys[j] - y) < 0.1 * height]
+        if not near and abs(y - line) < 0.05 * line:
+            found.append("bottom right")
+            continue
         found.append(("middle right", "top center", "bottom center", "middle left")[len(near) % 4])
     return found
 
@@ -85,7 +91,7 @@ def plan_hover(plan: Plan) -> str:
     """What a point says."""
     c = plan.cost
     lines = [
-        f"<b>{_escape(plan.name)}</b>", f"mesh {_escape(str(plan.mesh))}", f"step {units.seconds(c.step_time_s)}",
+        f"<b>{_escape(title(plan))}</b>", f"mesh {_escape(str(plan.mesh))}", f"step {units.seconds(c.step_time_s)}",
         f"communication {units.seconds(c.comm_time_s)}, of which {units.seconds(c.exposed_comm_time_s)} exposed",
         f"memory {units.memory(c.memory_bytes['peak'])}" + ("" if plan.fits else ", does not fit"),
     ]  # fmt: skip
@@ -105,8 +111,8 @@ def _capacity(figure: go.Figure, capacity_bytes: int, theme: Theme) -> None:
 
 
 def candidates_scatter(found: Candidates, picked: int | None, theme: Theme) -> go.Figure:
-    """Every assignment of one block, all its copies together, with the front of those that no other beats in both."""
-    x, y = found.comm_s * found.repeats * 1e3, found.memory_bytes * found.repeats / GIB
+    """Every assignment of one copy of a block, with the front of those that no other beats in both."""
+    x, y = found.comm_s * 1e3, found.memory_bytes / GIB
     shown = np.flatnonzero(np.isfinite(x) & np.isfinite(y))
     front = shown[found.on_front[shown]]
     front = front[np.argsort(x[front])]
@@ -137,7 +143,7 @@ def candidates_scatter(found: Candidates, picked: int | None, theme: Theme) -> g
 def memory_bars(plans: Mapping[str, Plan], capacity_bytes: int, theme: Theme) -> go.Figure:
     """Memory per GPU stacked by kind, with the capacity as a line."""
     figure = go.Figure()
-    names = [p.name for p in plans.values()]
+    names = [title(p) for p in plans.values()]
     for kind in MEMORY_KINDS:
         sizes = [p.cost.memory_bytes.get(kind, 0) for p in plans.values()]
         figure.add_bar(
@@ -153,7 +159,7 @@ def memory_bars(plans: Mapping[str, Plan], capacity_bytes: int, theme: Theme) ->
         marker={"symbol": "line-ns", "size": 20, "line": {"width": 2.5, "color": theme.text}},
     )  # fmt: skip
     for name, total, end in zip(names, totals, ends, strict=True):
-        figure.add_annotation(x=end, y=name, text=units.memory(total), xanchor="left", xshift=8, showarrow=False)
+        figure.add_annotation(x=end, y=name, text=units.memory(total), xanchor="left", xshift=8, showarrow=False, bgcolor=theme.surface)
     figure.add_vline(
         x=capacity_bytes / GIB, line={"color": theme.text, "width": 1.5, "dash": "dash"},
         annotation={"text": f"GPU memory {units.memory(capacity_bytes)}"}, annotation_position="top left",
@@ -167,7 +173,7 @@ def memory_bars(plans: Mapping[str, Plan], capacity_bytes: int, theme: Theme) ->
 def timeline(plans: Mapping[str, Plan], theme: Theme) -> go.Figure:
     """One step per plan: compute, then the communication it waits for; below, what hides behind compute."""
     figure = go.Figure()
-    names = [p.name for p in plans.values()]
+    names = [title(p) for p in plans.values()]
     costs = [p.cost for p in plans.values()]
     hidden = [max(0.0, c.comm_time_s - c.exposed_comm_time_s) for c in costs]
     rows = (
@@ -196,9 +202,9 @@ def collectives_bars(plans: Mapping[str, Plan], theme: Theme) -> go.Figure:
     """Bytes that one GPU sends per step: a panel a phase, colours by collective, patterns by mesh axis."""
     phases = [ph for ph in PHASES if any(t.phase == ph and t.wire_bytes for p in plans.values() for t in p.cost.traffic)] or ["forward"]
     figure = make_subplots(cols=len(phases), shared_yaxes=True, subplot_titles=phases, horizontal_spacing=0.04)
-    names = [p.name for p in plans.values()]
+    names = [title(p) for p in plans.values()]
     keys = dict.fromkeys((t.kind, p.mesh.axis_names[t.axis]) for p in plans.values() for t in p.cost.traffic)
-    axes = list(dict.fromkeys(axis for _, axis in sorted(keys, key=lambda k: (k[1] != "tensor", k[1]))))
+    axes = sorted({axis for _, axis in keys}, key=lambda axis: (axis == "data", axis))
     for kind, axis in keys:
         for col, phase in enumerate(phases, 1):
             rows = [_row(p, phase, kind, axis) for p in plans.values()]
@@ -207,7 +213,7 @@ def collectives_bars(plans: Mapping[str, Plan], theme: Theme) -> go.Figure:
                 showlegend=col == 1, row=1, col=col, hovertemplate="%{hovertext}<extra></extra>",
                 hovertext=[f"{n}: {k} {kind} on {axis}, {units.traffic(b)} sent" for n, (b, k) in zip(names, rows, strict=True)],
                 marker={"color": KIND_COLOURS.get(kind, theme.faint), "line": {"width": 1, "color": theme.surface},
-                        "pattern": {"shape": PATTERNS[axes.index(axis) % 3], "fgcolor": theme.surface, "size": 6}},
+                        "pattern": {"shape": PATTERNS[axes.index(axis) % 3], "fillmode": "overlay", "fgcolor": theme.surface, "size": 7, "solidity": 0.35}},
             )  # fmt: skip
     figure.update_layout(barmode="stack")
     figure.update_xaxes(title="sent per GPU, GB", rangemode="tozero")

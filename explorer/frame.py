@@ -8,7 +8,7 @@ from pathlib import Path
 
 import streamlit as st
 
-from explorer import sentence, state
+from explorer import sentence, state, words
 from explorer.palette import Theme, theme_of
 from explorer.words import GLOSSARY
 from planner_core.pipeline import Result
@@ -68,4 +68,4 @@ def plan_choice(plans: Mapping[str, Plan], label: str = "Plan") -> tuple[str, Pl
 
 def option(plan: Plan) -> str:
     """A plan in a list: name, mesh, and whether it fits."""
-    return f"{plan.name}, {sentence.mesh_words(plan.mesh)}" + ("" if plan.fits else " (does not fit)")
+    return f"{words.title(plan)}, {sentence.mesh_words(plan.mesh)}" + ("" if plan.fits else " (does not fit)")

@@ -31,8 +31,8 @@ def seconds(value: float) -> str:
 
 
 def memory(num_bytes: float) -> str:
-    """Memory is told in GiB (2^30), in MiB below a hundredth of it."""
-    if num_bytes and abs(num_bytes) < GIB / 100:
+    """Memory is told in GiB (2^30), in MiB below a tenth of it."""
+    if num_bytes and abs(num_bytes) < GIB / 10:
         return f"{significant(num_bytes / 2**20)} MiB"
     return f"{significant(num_bytes / GIB)} GiB"
 
@@ -74,4 +74,4 @@ def shape(dims: Sequence[int]) -> str:
 def percent(ratio: float) -> str:
     """A ratio as a percentage: 0.1234 -> `12 %`; one decimal below ten."""
     value = ratio * 100
-    return f"{value:.0f} %" if abs(value) >= 10 else f"{value:.1f} %"
+    return f"{value:.0f} %" if abs(value) >= 10 else f"{value:.1f}".removesuffix(".0") + " %"

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 
 from explorer import units
 from planner_core.placement import Shard
-from planner_core.plan import Plan, placements_by_pattern
+from planner_core.graph import join_name
+from planner_core.plan import Plan, glob_name
 
 FAMILIES = (
     ("experts", ("expert", "moe")),
@@ -27,6 +28,7 @@ GLOSSARY = {
     "all_to_all": "each device sends a different slice to each other one",
     "exposed": "communication that the step has to wait for; the rest hides behind compute",
 }
+WHOLE, GATHERED = "whole", ", gathered"
 MODEL_ERROR = 0.05
 """Times closer than this are told as a tie: the cost model is no better."""
 
@@ -38,6 +40,16 @@ def family(name: str) -> str:
         if any(k in low for k in keys):
             return word
     return name.rpartition(".")[0].rpartition(".")[2] or name
+
+
+METHOD_TITLES = {"exact": "Exact plan", "tap": "TAP’s plan", "taps": "TAPS’s plan", "atp": "ATP’s plan"}
+
+
+def title(plan: Plan) -> str:
+    """What a plan is called on the page."""
+    if plan.name == "best":
+        return METHOD_TITLES.get(plan.method, "Best plan")
+    return plan.name[:1].upper() + plan.name[1:]
 
 
 def describe(plan: Plan) -> str:
@@ -102,17 +114,17 @@ def headline(a: Plan, b: Plan) -> str:
     ta, tb = a.cost.step_time_s, b.cost.step_time_s
     times = f"{units.seconds(ta)} against {units.seconds(tb)} a step"
     if abs(ta - tb) <= MODEL_ERROR * max(ta, tb):
-        head = f"{a.name} and {b.name} tie in time ({times}, within the estimate's error)"
+        head = f"{title(a)} and {title(b)} tie in time ({times}, within the estimate's error)"
     else:
         fast, slow = (a, b) if ta < tb else (b, a)
         gain = 1 - fast.cost.step_time_s / slow.cost.step_time_s
-        head = f"{fast.name} takes {units.percent(gain)} less time than {slow.name} ({times})"
+        head = f"{title(fast)} takes {units.percent(gain)} less time than {title(slow)} ({times})"
         a, b = fast, slow
     sent = _difference(a, b, [sum(t.wire_bytes for t in p.cost.traffic) for p in (a, b)], "sends", units.traffic)
     held = _difference(a, b, [p.cost.memory_bytes["peak"] for p in (a, b)], "needs", units.memory)
-    fits = [p.name for p in (a, b) if not p.fits]
+    fits = [title(p) for p in (a, b) if not p.fits]
     tail = f"; {' and '.join(fits)} {'does' if len(fits) == 1 else 'do'} not fit the memory" if fits else ""
-    return f"{head}: {a.name} {sent} per GPU and {held} of memory{tail}."
+    return f"{head}: {title(a)} {sent} per GPU and {held} of memory{tail}."
 
 
 def _difference(a: Plan, b: Plan, sizes: list[int], verb: str, unit: object) -> str:
@@ -126,22 +138,31 @@ def _difference(a: Plan, b: Plan, sizes: list[int], verb: str, unit: object) -> 
 def differing(plans: Iterable[tuple[str, Plan]]) -> list[dict[str, str]]:
     """Weights whose placement is not the same in all plans: one row each, a column per plan."""
     tables = {name: _by_weight(plan) for name, plan in plans}
-    patterns = dict.fromkeys(p for t in tables.values() for p in t)
+    ways: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
+    for block, weight, prefix in dict.fromkeys(key for t in tables.values() for key in t):
+        cells = tuple(t.get((block, weight, prefix), WHOLE) for t in tables.values())
+        if len(set(cells)) > 1:
+            ways.setdefault((block, weight, cells), []).append(prefix)
     rows = []
-    for pattern in patterns:
-        cells = {name: t.get(pattern, "–") for name, t in tables.items()}
-        if len(set(cells.values())) > 1:
-            rows.append({"weight": pattern, **cells})
+    for (_, weight, cells), prefixes in ways.items():
+        times = f" ×{len(prefixes)}" if len(prefixes) > 1 else ""
+        rows.append({"weight": join_name(glob_name(tuple(prefixes)), weight) + times, **dict(zip(tables, cells, strict=True))})
     return rows
 
 
-def _by_weight(plan: Plan) -> dict[str, str]:
-    return {
-        pattern: " · ".join(
-            f"{axis} {p}" for axis, p, n in zip(plan.mesh.axis_names, letters, plan.mesh.axis_sizes, strict=True) if n > 1
-        )
-        for pattern, letters in placements_by_pattern(plan).items()
-    }
+def _by_weight(plan: Plan) -> dict[tuple[str, str, str], str]:
+    """(block, weight, prefix of the copy) -> its placements on the axes that split or gather it."""
+    found = {}
+    for label, block in plan.blocks.items():
+        for weight, p in block.params.items():
+            marks = [
+                f"{axis} {letter}{GATHERED * (i in p.gathered)}"
+                for i, (axis, letter, n) in enumerate(zip(plan.mesh.axis_names, p.stored, plan.mesh.axis_sizes, strict=True))
+                if n > 1 and str(letter) != "R"
+            ]
+            for prefix in block.prefixes:
+                found[label.partition("#")[0], weight, prefix] = " · ".join(marks) or WHOLE
+    return found
 
 
 def fold_sentence(groups: Sequence[object], depth: int, stopped: bool) -> str:

@@ -42,15 +42,20 @@ def differences(shown: dict[str, Plan]) -> None:
         st.caption("All weights lie the same way; these plans differ in their mesh or in how activations move.")
         return
     body = [[html.escape(r["weight"]), *(_chips(r[n]) for n in shown)] for r in rows[:WEIGHTS_SHOWN]]
-    frame.table(["weight", *(p.name for p in shown.values())], body, "weights that differ")
+    frame.table(["weight", *(words.title(p) for p in shown.values())], body, "weights that differ")
     if len(rows) > WEIGHTS_SHOWN:
         st.caption(f"and {len(rows) - WEIGHTS_SHOWN} more")
 
 
 def _chips(cell: str) -> str:
-    if cell in ("", "–"):
-        return cell or frame.chip("R")
-    return "".join(frame.chip(part.rpartition(" ")[2], part.rpartition(" ")[0]) for part in cell.split(" · "))
+    if cell == words.WHOLE:
+        return frame.chip("R")
+    marks = []
+    for part in cell.split(" · "):
+        axis, _, rest = part.partition(" ")
+        letter, _, gathered = rest.partition(",")
+        marks.append(frame.chip(letter, axis) + (" gathered at use " if gathered else ""))
+    return "".join(marks)
 
 
 def page() -> None:
@@ -64,8 +69,7 @@ def page() -> None:
     names = list(current)
     st.markdown(f"### {frame.text(words.headline(current[names[0]], current[names[1]]))}")
     choose(plans, current)
-    for p in current.values():
-        st.markdown(f"**{frame.text(p.name)}**: {frame.text(words.describe(p))}.")
+    st.markdown("  \n".join(f"**{frame.text(words.title(p))}**: {frame.text(words.describe(p))}." for p in current.values()))
     shown = {n: p for n, p in current.items()}
     look, capacity = frame.theme(), result.cluster.gpu.memory_bytes
     with st.container(key="wide"):

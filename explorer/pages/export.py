@@ -1,2 +1,149 @@
-from explorer import frame
-frame.open_page("export")
+"""Export: how do I train with it? The plan as data and in the forms of other programs, and its verification."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+import streamlit as st
+
+from explorer import exporting, frame, sentence, state, units, words
+from explorer.settings import SETTINGS
+from planner_core.cluster import Cluster
+from planner_core.errors import PlannerError
+from planner_core.pipeline import Request, Result
+from planner_core.plan import Plan
+
+PREVIEW_LINES = 60
+
+
+@st.cache_data(max_entries=64, show_spinner=False)
+def exported(request: Request, plan_id: str, target: str, suffix: str) -> exporting.Exported:
+    """One export, kept so that switching tabs is free."""
+    return exporting.export(state.plan_ids(state.plan(request).plans)[plan_id], target, suffix)
+
+
+def summary(plan: Plan) -> None:
+    """Three lines."""
+    c = plan.cost
+    st.markdown(f"{frame.text(words.describe(plan))}.")
+    st.markdown(
+        f"Predicted: {units.seconds(c.step_time_s)} a step, {units.traffic(sum(t.wire_bytes for t in c.traffic))} sent per GPU, "
+        f"{units.memory(c.memory_bytes['peak'])} of memory per GPU"
+        + ("." if plan.fits else ", which does not fit: this plan would run out of memory.")
+    )
+
+
+def command(cluster: Cluster, script: str) -> str:
+    """How to start the script on every node."""
+    per_node = cluster.levels[0].size
+    nodes = cluster.num_gpus // per_node
+    if nodes == 1:
+        return f"torchrun --standalone --nproc-per-node {per_node} {script}"
+    return (
+        f"# on each of the {nodes} nodes, HEAD being the name of the first\n"
+        f"torchrun --nnodes {nodes} --nproc-per-node {per_node} --rdzv-backend c10d --rdzv-endpoint $HEAD:29500 {script}"
+    )
+
+
+def plan_file(result: Result, name: str, plan: Plan) -> None:
+    """The plan as data."""
+    text = exporting.plan_text(plan)
+    file = f"{result.graph.name}-{name}.json".replace("/", "-")
+    st.download_button("Download plan JSON", text, file_name=file, mime="application/json", on_click="ignore", key="download_plan", icon=":material/download:")
+    st.caption(f"{units.whole(len(text.encode()) / 1000)} kB, versioned and checked when it is read. Make the same file on the command line:")
+    st.code(plan_command(file), language="bash", wrap_lines=True)
+
+
+def plan_command(file: str) -> str:
+    """The command line that makes this plan again."""
+    v, parts = state.values(), ["python -m planner_core plan", shlex.quote(str(state.value("model")))]
+    for key in ("cluster", "mesh", "batch", "seq", "layers", "dtype", "optimizer", "zero", "recompute", "method", "objective"):
+        if v[key] is not None and (v[key] != SETTINGS[key].default or key == "cluster"):
+            parts.append(f"--{key} {shlex.quote(str(v[key]))}")
+    if v["memory"]:
+        parts.append(f"--memory-gb {v['memory']}")
+    return " ".join([*parts, "-o", shlex.quote(file)])
+
+
+def target_tab(result: Result, name: str, target: exporting.Target) -> None:
+    """One form: preview, remarks, command, download."""
+    st.markdown(target.words)
+    with st.spinner(f"Writing the {target.title}"):
+        made = exported(result.request, name, target.name, target.suffix)
+    if made.problem:
+        st.info(f"This plan cannot leave in this form: {frame.text(made.problem)}")
+        return
+    for remark in made.remarks:
+        st.caption(frame.text(remark))
+    file = f"{'train' if target.suffix == '.py' else target.name}{target.suffix}"
+    st.download_button(f"Download {file}", made.content, file_name=file, on_click="ignore", key=f"download_{target.name}", icon=":material/download:", type="primary" if target.name == "torchrun" else "secondary")
+    if target.name == "torchrun":
+        st.code(command(result.cluster, file), language="bash", wrap_lines=True)
+    lines = made.content.splitlines()
+    language = {".py": "python", ".json": "json", ".toml": "toml"}.get(target.suffix, "text")
+    st.code("\n".join(lines[:PREVIEW_LINES]), language=language, height=320)
+    if len(lines) > PREVIEW_LINES:
+        st.caption(f"the first {PREVIEW_LINES} of {units.whole(len(lines))} lines")
+
+
+def verify(plan: Plan, name: str) -> None:
+    """The verification state of this plan, with the buttons that run it."""
+    st.markdown("**Verification**", help="Nothing is taken on trust: run the plan and compare it with its prediction.")
+    found: dict[str, Any] = st.session_state.setdefault("verified", {})
+    rows = (
+        ("numbers", "Same numbers as one GPU", "--ranks", "4", "loss and every gradient, a small model of the same architecture on 4 real processes"),
+        ("traffic", "Same traffic and memory as predicted", "--fake", "", "the whole model on a fake process group of the plan’s own size"),
+    )  # fmt: skip
+    for key, title, option, number, how in rows:
+        outcome = found.get((state.request(), name, key))
+        left, right = st.columns([5, 1], vertical_alignment="center")
+        left.markdown(f"{title}: {_verdict(outcome)}  \n:gray[{how}]")
+        if right.button("Run", key=f"verify_{key}", help="Runs in a process of its own; Stop at the top right ends it"):
+            found[state.request(), name, key] = _run(plan, [o for o in (option, number) if o])
+            st.rerun()
+
+
+def _run(plan: Plan, options: list[str]) -> dict[str, Any]:
+    place = st.empty()
+    try:
+        return exporting.outcome(plan, *options, tick=lambda s: place.caption(f"running, {s:.0f} s"))
+    except PlannerError as error:
+        return {"ok": False, "problem": str(error)}
+
+
+def _verdict(outcome: dict[str, Any] | None) -> str:
+    if outcome is None:
+        return "not run yet"
+    if "problem" in outcome:
+        return f"could not run: {frame.text(str(outcome['problem']))}"
+    parts = ["**confirmed**" if outcome.get("ok") else "**differs**"]
+    if outcome.get("loss"):
+        parts.append(f"loss differs by {outcome['loss']['abs_error']:.2g}")
+    if outcome.get("grad"):
+        parts.append(f"largest relative gradient error {outcome['grad']['max_rel_error']:.2g}")
+    if outcome.get("memory_bytes"):
+        parts.append(f"memory off by {units.percent(outcome['memory_bytes']['rel_error'])}")
+    return ", ".join(parts)
+
+
+def page() -> None:
+    """The page."""
+    result = frame.open_page("export")
+    plans = state.plan_ids(result.plans)
+    name, plan = frame.plan_choice(plans, "Plan to export")
+    summary(plan)
+    left, right = st.columns([3, 2], gap="large")
+    with left:
+        titles = {t.name: t for t in exporting.TARGETS}
+        current = state.value("target") if state.value("target") in titles else exporting.TARGETS[0].name
+        widget = state.seed("w_target", current)
+        st.segmented_control("Form", list(titles), format_func=lambda n: titles[n].title, key=widget, required=True, on_change=state.from_widget, args=("target", widget))
+        target_tab(result, name, titles[current])
+    with right:
+        st.markdown(f"**Plan file** for {sentence.mesh_words(plan.mesh)}")
+        plan_file(result, name, plan)
+        verify(plan, name)
+
+
+page()

@@ -24,7 +24,7 @@ def canvas(request: Request, plan_id: str) -> dict[str, Any]:
         "overlay": {
             "placement": overlay.placements(plan, drawing), "axes": f"bars: {sentence.mesh_words(plan.mesh)}",
             "messages": overlay.communication(plan, drawing, result.graph, result.cluster, result.workload),
-            "plan": f"communication of the plan “{plan.name}” on {sentence.mesh_words(plan.mesh)}, one copy of each block",
+            "plan": f"communication of {words.title(plan)} on {sentence.mesh_words(plan.mesh)}, one copy of each block",
         },
     }  # fmt: skip
 
@@ -141,7 +141,7 @@ def node_panel(result: Result, drawing: graph_view.Scene, node: graph_view.Node,
     here = overlay.node_placement(node, way[1]) if way else None
     if here:
         chips = "".join(frame.chip(p, axis) for axis, p in zip(plan.mesh.axis_names, here[1], strict=True))
-        st.html(f"The plan “{frame.html.escape(plan.name)}” keeps its {here[0]} as {chips}")
+        st.html(f"{frame.html.escape(words.title(plan))} keeps its {here[0]} as {chips}")
     with st.expander(f"{len(node.ops)} operations in this node"):
         for op in node.ops:
             st.caption(f"`{op.name}`")

@@ -45,7 +45,7 @@ def table(plans: dict[str, Plan], chosen: str) -> None:
     """Every plan a row, words first; a click chooses."""
     rows = [
         {
-            "plan": p.name, "what it does": words.describe(p), "mesh": sentence.mesh_words(p.mesh),
+            "plan": words.title(p), "what it does": words.describe(p), "mesh": sentence.mesh_words(p.mesh),
             "step, ms": _figure(p.cost.step_time_s * 1e3), "communication, ms": _figure(p.cost.comm_time_s * 1e3),
             "of it exposed, ms": _figure(p.cost.exposed_comm_time_s * 1e3),
             "memory, GiB": _figure(p.cost.memory_bytes["peak"] / units.GIB), "fits": "yes" if p.fits else "no",
@@ -55,12 +55,13 @@ def table(plans: dict[str, Plan], chosen: str) -> None:
     ]  # fmt: skip
 
     def pick() -> None:
-        selected = st.session_state["plans_table"]["selection"]["rows"]
+        selected = st.session_state[f"plans_table_{chosen}"]["selection"]["rows"]
         if selected:
             state.change(plan=list(plans)[selected[0]])
 
     st.dataframe(
-        rows, hide_index=True, on_select=pick, selection_mode="single-row", key="plans_table", row_height=34,
+        rows, hide_index=True, on_select=pick, selection_mode="single-row", key=f"plans_table_{chosen}", row_height=34,
+        selection_default={"selection": {"rows": [list(plans).index(chosen)]}},
         column_config={
             "what it does": st.column_config.TextColumn(width="large"),
             "of it exposed, ms": st.column_config.NumberColumn(help=words.GLOSSARY["exposed"]),
@@ -81,10 +82,10 @@ def ties(plans: dict[str, Plan]) -> None:
     """Plans within the model's error of the fastest that fits are told as ties."""
     fitting = {n: p for n, p in plans.items() if p.fits} or plans
     best = min(fitting.values(), key=lambda p: p.cost.step_time_s)
-    near = [p.name for p in fitting.values() if p is not best and p.cost.step_time_s <= best.cost.step_time_s * (1 + words.MODEL_ERROR)]
+    near = [words.title(p) for p in fitting.values() if p is not best and p.cost.step_time_s <= best.cost.step_time_s * (1 + words.MODEL_ERROR)]
     if near:
         st.caption(frame.text(
-            f"Within {units.percent(words.MODEL_ERROR)} of {best.name} in step time, which is the error of such estimates: {', '.join(near)}. Choose among these by memory."
+            f"Within {units.percent(words.MODEL_ERROR)} of {words.title(best)} in step time, which is the error of such estimates: {', '.join(near)}. Choose among these by memory."
         ))  # fmt: skip
 
 
@@ -120,7 +121,7 @@ def candidate_words(found: Candidates, index: int | None) -> None:
     if index is None or not 0 <= index < found.space:
         st.caption(
             f"Each point puts every one of {len(found.weights)} weight matrices whole (R), split by rows S(0) or by columns S(1) over "
-            f"{found.axis_size} GPUs of the tensor axis, the rest chosen best; all {found.repeats} copies, the data axis left out. Click one."
+            f"{found.axis_size} GPUs of the tensor axis, the rest chosen best: one of {found.repeats} equal copies, on the tensor axis alone. Click a point for its placements."
         )
         return
     parts = " ".join(
@@ -214,7 +215,7 @@ def page() -> None:
     table(plans, chosen)
     ties(plans)
     dropped(result)
-    st.markdown(f"### {frame.text(plan.name)}")
+    st.markdown(f"### {frame.text(words.title(plan))}")
     frame.plan_choice(plans, "Chosen plan")
     st.markdown(f"{frame.text(words.describe(plan))}.")
     for note in plan.notes:

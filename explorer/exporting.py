@@ -1,0 +1,108 @@
+"""Exports and verification by the command line, in a process of their own: the server never imports torch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from planner_core.errors import PlannerError
+from planner_core.plan import Plan, to_json
+
+ROOT = Path(__file__).resolve().parent.parent
+TIME_LIMIT_S = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One form in which a plan can leave: the name for `--to`, and what it is."""
+
+    name: str
+    title: str
+    suffix: str
+    words: str
+
+
+TARGETS = (
+    Target("torchrun", "torchrun script", ".py", "One self-contained training script; every weight and every activation placed as the plan says."),
+    Target("parallelize_module", "parallelize_module", ".py", "PyTorch’s own tensor-parallel styles, for a loop you already have."),
+    Target("hf", "Hugging Face", ".json", "A DistributedConfig for from_pretrained."),
+    Target("deepspeed", "DeepSpeed AutoTP", ".json", "The tensor_parallel part of a DeepSpeed config."),
+    Target("megatron", "Megatron-LM", ".txt", "Degrees of parallelism as arguments."),
+    Target("torchtitan", "torchtitan", ".toml", "Degrees of parallelism as a job config."),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """The file, or why there is none; `remarks` is what the exporter said (what the target cannot express)."""
+
+    content: str
+    remarks: tuple[str, ...]
+    problem: str = ""
+
+
+def plan_text(plan: Plan) -> str:
+    """The plan file."""
+    return json.dumps(to_json(plan), indent=1)
+
+
+def export(plan: Plan, target: str, suffix: str) -> Exported:
+    """The plan in another form, by `python -m planner_core export`."""
+    with tempfile.TemporaryDirectory() as folder:
+        source, result = Path(folder) / "plan.json", Path(folder) / f"train{suffix}"
+        source.write_text(plan_text(plan), encoding="utf-8")
+        command = [*_python(), "export", str(source), "--to", target, "-o", str(result)]
+        try:
+            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIME_LIMIT_S, check=False)
+        except subprocess.TimeoutExpired:
+            return Exported("", (), f"the export took longer than {TIME_LIMIT_S} s")
+        if done.returncode or not result.is_file():
+            return Exported("", (), _last(done.stderr))
+        said = tuple(line for line in done.stdout.splitlines() if line.strip() and folder not in line)
+        return Exported(result.read_text(encoding="utf-8"), said)
+
+
+def _python() -> list[str]:
+    return [sys.executable, "-m", "planner_core"]
+
+
+def _last(stderr: str) -> str:
+    lines = [line for line in stderr.strip().splitlines() if line.strip()]
+    return lines[-1][:400] if lines else "no reason given"
+
+
+def outcome(plan: Plan, *options: str, tick: Callable[[float], None] | None = None) -> dict[str, Any]:
+    """What verification found; `tick(seconds)` is called while it runs and may raise to stop it."""
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "plan.json"
+        source.write_text(plan_text(plan), encoding="utf-8")
+        return _watched([*_python(), "verify", str(source), *options, "--json"], tick)
+
+
+def _watched(command: list[str], tick: Callable[[float], None] | None) -> dict[str, Any]:
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    waited = 0.0
+    try:
+        while True:
+            try:
+                out, err = process.communicate(timeout=0.5)
+                break
+            except subprocess.TimeoutExpired:
+                waited += 0.5
+                if tick:
+                    tick(waited)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait(10)
+    try:
+        found: dict[str, Any] = json.loads(out)
+    except ValueError:
+        raise PlannerError(_last(err)) from None
+    return found
