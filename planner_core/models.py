@@ -140,7 +140,8 @@ def set_depth(graph: Graph, layers: int, config: Mapping[str, Any]) -> Graph:
         made, outs = _chain(item, run, layers, values)
         items += [_renamed(c, swap) for c in made]
         swap.update(zip(run[-1].outputs, outs, strict=True))
-    top = _compact(replace(graph.top, values=tuple(values), items=tuple(items)))
+    outputs = tuple(swap.get(v, v) for v in graph.top.outputs)
+    top = _compact(replace(graph.top, values=tuple(values), items=tuple(items), outputs=outputs))
     return replace(graph, top=top, config={**config}, blocks=graph.blocks)
 
 
@@ -195,4 +196,4 @@ def _compact(top: Block) -> Block:
             items.append(replace(item, **moved, saved=tuple(order[v] for v in item.saved)))  # type: ignore[arg-type]
         else:
             items.append(replace(item, **moved))  # type: ignore[arg-type]
-    return replace(top, values=values, items=tuple(items))
+    return replace(top, values=values, items=tuple(items), outputs=tuple(order[v] for v in top.outputs))

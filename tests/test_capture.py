@@ -436,6 +436,31 @@ def test_unknown_name_suggests_the_nearest():
         capture_graph("llama3-8b", batch=1, seq=8)
 
 
+def test_python_source_that_hangs_is_stopped(tmp_path, monkeypatch):
+    from planner_core.capture import sources
+
+    monkeypatch.setattr(sources, "USER_CODE_S", 1)
+    path = tmp_path / "slow.py"
+    path.write_text("def make():\n    while True: pass\n")
+    with pytest.raises(CaptureError, match="longer than 1 s"):
+        capture_graph(f"{path}:make", batch=1, seq=1)
+
+
+def test_unused_weights_are_said():
+    model = Chain(parts(Part))
+    model.spare = nn.Linear(8, 8)
+    graph = capture_module(model, {"x": torch.zeros(6, 8)})
+    assert graph.assumptions == ("2 parameters (72 elements, first spare.weight) are not used by this training step",)
+    assert graph.num_params == sum(p.numel() for p in model.parameters())
+
+
+def test_the_top_block_gives_the_loss():
+    for name in ("llama-3-8b", "t5-large"):
+        top = graph(name).top
+        (loss,) = top.outputs
+        assert top.values[loss].meta.shape == () and top.items[-1].outputs == (loss,)
+
+
 def test_python_source(tmp_path, capsys):
     path = tmp_path / "mine.py"
     path.write_text(

@@ -6,6 +6,7 @@ capture_module(module, {"x": tensor}, name="mine")         # any nn.Module whose
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import nn
 from planner_core.capture.build import Builder
 from planner_core.capture.record import Recorder
 from planner_core.errors import CaptureError, InputError
-from planner_core.graph import Graph, check
+from planner_core.graph import Block, Graph, check, with_result
 
 __all__ = ["capture_graph", "capture_module", "standin_loss"]
 OWN_LOSS = "the model's own loss"
@@ -72,10 +73,11 @@ def capture_module(
         raise CaptureError(
             f"{type(module).__name__} returns nothing that depends on its parameters; there is nothing to train"
         )
-    top, blocks = Builder(recorder.recording, fold=not flat).build()
-    graph = Graph(name, source, top, blocks, {"batch": batch, "seq": seq}, loss, dict(config or {}))
+    top, blocks = Builder(recorder.recording, fold=not flat).build(recorder.ids[id(final)])
+    workload = {"batch": batch, "seq": seq}
+    graph = Graph(name, source, top, blocks, workload, loss, dict(config or {}), unused_parameters(top))
     check(graph)
-    return graph
+    return with_result(graph)
 
 
 def to_meta(module: nn.Module) -> None:
@@ -93,6 +95,16 @@ def to_meta(module: nn.Module) -> None:
                         nn.Parameter(fake, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else fake
                     )
                 table[name] = moved[id(tensor)]
+
+
+def unused_parameters(top: Block) -> tuple[str, ...]:
+    """What to say about weights that this training step does not touch (the vision half of a model fed with text)."""
+    used = {v for item in top.items for v in item.inputs}
+    idle = [v for i, v in enumerate(top.values) if v.kind == "parameter" and i not in used]
+    if not idle:
+        return ()
+    size = sum(math.prod(v.meta.shape) for v in idle)
+    return (f"{len(idle)} parameters ({size:,} elements, first {idle[0].name}) are not used by this training step",)
 
 
 def own_loss(out: Any) -> torch.Tensor | None:

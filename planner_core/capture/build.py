@@ -208,11 +208,12 @@ class Builder:
 
     # --- writing it down ------------------------------------------------------------------------------
 
-    def build(self) -> tuple[Block, dict[str, Block]]:
-        """The top block and the repeated ones."""
+    def build(self, loss: int) -> tuple[Block, dict[str, Block]]:
+        """The top block, whose one output is the value `loss`, and the repeated ones."""
         items = self._top_items()
         calls = [i for i in items if isinstance(i, Body)]
         users = self._users(items)
+        users[loss] = users.get(loss, 0) + 1
         kinds: dict[Any, list[Body]] = {}
         for body in calls:
             kinds.setdefault(body.key, []).append(body)
@@ -222,7 +223,7 @@ class Builder:
             name = _unique(_block_name(copies), blocks)
             blocks[name], ports, results = self._block(name, copies, users)
             written[key] = (name, ports, results)
-        return self._top(items, written), blocks
+        return self._top(items, written, loss), blocks
 
     def _top_items(self) -> list[Record | Body]:
         items: list[Record | Body] = []
@@ -326,7 +327,9 @@ class Builder:
             r.module, tuple(order[v] for v in r.saved), r.extra,
         )  # fmt: skip
 
-    def _top(self, items: list[Record | Body], written: dict[Any, tuple[str, list[int], list[int]]]) -> Block:
+    def _top(
+        self, items: list[Record | Body], written: dict[Any, tuple[str, list[int], list[int]]], loss: int
+    ) -> Block:
         order: dict[int, int] = {}
         owned: set[int] = set()
 
@@ -353,7 +356,7 @@ class Builder:
             name = self.rec.values[vid].name
             if vid not in covered and vid not in order and (used.get(vid) or not name.startswith(prefixes)):
                 number(vid)
-        return Block("top", tuple(self._values(order, Scope("", "", ""))), tuple(rows))
+        return Block("top", tuple(self._values(order, Scope("", "", ""))), tuple(rows), outputs=(order[loss],))
 
 
 class _Key:

@@ -157,6 +157,8 @@ def without_dropout(config: Any) -> None:
         config.apply_spec_augment = False
     if hasattr(config, "use_cache"):
         config.use_cache = False
+    if getattr(config, "is_encoder_decoder", False) and getattr(config, "decoder_start_token_id", None) is None:
+        config.decoder_start_token_id = getattr(config, "pad_token_id", None) or 0
 
 
 def training_inputs(model: nn.Module, config: Any, batch: int, seq: int, dtype: str) -> dict[str, torch.Tensor]:
@@ -172,6 +174,9 @@ def training_inputs(model: nn.Module, config: Any, batch: int, seq: int, dtype: 
         found[main] = _signal(main, config, batch, seq, getattr(torch, dtype))
     if "decoder_input_ids" in names and not _has_lm_loss(kind):
         found["decoder_input_ids"] = _ids(text, batch, seq)
+    if {"input_ids", "pixel_values"} <= names and "labels" not in names:  # contrastive models read a text and an image
+        found.setdefault("input_ids", _ids(text, batch, seq))
+        found.setdefault("pixel_values", _signal("pixel_values", config, batch, seq, getattr(torch, dtype)))
     if "labels" in names:
         if _has_lm_loss(kind):
             found["labels"] = _ids(text, batch, seq)
@@ -179,8 +184,6 @@ def training_inputs(model: nn.Module, config: Any, batch: int, seq: int, dtype: 
             found["labels"] = torch.zeros(batch, dtype=torch.long)
         elif "TokenClassification" in kind:
             found["labels"] = torch.zeros(batch, seq, dtype=torch.long)
-        elif "CTC" in kind:
-            found["labels"] = _ids(text, batch, max(seq // 8, 1))
     if not found:
         raise CaptureError(
             f"{kind} takes {', '.join(sorted(names))[:120]}: no training input for it is known; give path.py:callable"
@@ -208,6 +211,8 @@ def _signal(name: str, config: Any, batch: int, seq: int, dtype: torch.dtype) ->
         size = getattr(vision, "image_size", 224)
         height, width = size if isinstance(size, (tuple, list)) else (size, size)
         shape: tuple[int, ...] = (batch, getattr(vision, "num_channels", 3), height, width)
+    elif name == "input_features" and hasattr(config, "input_feat_per_channel"):
+        shape = (batch, max(seq, 1) * 4, config.input_feat_per_channel)
     elif name == "input_features":
         shape = (batch, getattr(config, "num_mel_bins", 80), 2 * getattr(config, "max_source_positions", 1500))
     else:

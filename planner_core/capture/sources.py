@@ -7,7 +7,9 @@ import difflib
 import importlib.util
 import io
 import json
-from collections.abc import Mapping
+import signal
+import threading
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from planner_core import models
 from planner_core.errors import CaptureError, InputError
 
 LARGEST_CONFIG_BYTES = 4 << 20
+USER_CODE_S = 60
 
 
 @dataclass(slots=True)
@@ -89,6 +92,25 @@ def _config(
     return Source(name, source, module, hf.training_inputs(module, parsed, batch, seq, dtype), config=used)
 
 
+@contextlib.contextmanager
+def _time_limit(seconds: int) -> Iterator[None]:
+    """Stop the user's code when it hangs; only the main thread of a process can be stopped so."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(signum: int, frame: object) -> None:
+        raise TimeoutError(f"it took longer than {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
 def python_source(source: str) -> Source:
     """`path.py:callable`, run here: command line only. Returns a module, or a (module, example inputs) pair."""
     text, _, attribute = source.rpartition(":")
@@ -100,7 +122,7 @@ def python_source(source: str) -> Source:
     user = importlib.util.module_from_spec(spec)
     said = io.StringIO()  # what the user's code prints is no part of our report
     try:
-        with contextlib.redirect_stdout(said), torch.device("meta"):
+        with contextlib.redirect_stdout(said), torch.device("meta"), _time_limit(USER_CODE_S):
             spec.loader.exec_module(user)
             made = getattr(user, attribute)()
     except AttributeError as error:

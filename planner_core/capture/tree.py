@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from planner_core.graph import Attr, TensorMeta, Value
 
+Renumber = Callable[[int], int]
 BUFFER = "buffer:"  # name prefix of a constant that is a buffer of the model
 
 
@@ -98,10 +99,12 @@ class Recording:
 
     def _instantiate(self, call: Replay) -> Scope:
         template, ids = call.template, dict(call.ids)
+        # memory of what was given: a view of it in the template is a view of its counterpart here
+        given = {self.memory(v): here for v, here in reversed(call.ids.items()) if self.values[v].kind != "parameter"}
 
         def value(vid: int) -> int:
             if vid not in ids:
-                ids[vid] = self._counterpart(vid, call, value)
+                ids[vid] = self._counterpart(vid, call, lambda root: given[root] if root in given else value(root))
             return ids[vid]
 
         copy = self._copy(template, call, value)
@@ -112,7 +115,7 @@ class Recording:
                     self.values[ids[vid]] = replace(self.values[ids[vid]], storage=value(storage))
         return copy
 
-    def _counterpart(self, vid: int, call: Replay, value: object) -> int:
+    def _counterpart(self, vid: int, call: Replay, value: Renumber) -> int:
         known, under = self.values[vid], call.template.path + "."
         if known.kind == "parameter":
             return (
@@ -120,9 +123,9 @@ class Recording:
             )
         if known.name.startswith(BUFFER + under):
             return self.buffer(BUFFER + _moved(known.name[len(BUFFER) :], call.template.path, call.path), known)
-        if known.kind == "constant" and self.births[vid] < call.template.start:
+        if known.kind == "constant" and self.births[vid] <= call.template.start:
             return vid
-        storage = -1 if known.storage == vid else value(known.storage)  # type: ignore[operator]
+        storage = -1 if known.storage == vid else value(known.storage)
         return self.add(replace(known, storage=storage), call.born)
 
     def buffer(self, name: str, like: Value) -> int:
@@ -131,9 +134,9 @@ class Recording:
             self.buffers[name] = self.add(replace(like, name=name, storage=-1))
         return self.buffers[name]
 
-    def _copy(self, scope: Scope, call: Replay, value: object) -> Scope:
+    def _copy(self, scope: Scope, call: Replay, value: Renumber) -> Scope:
         def ids(vids: tuple[int, ...]) -> tuple[int, ...]:
-            return tuple(value(v) for v in vids)  # type: ignore[operator]
+            return tuple(value(v) for v in vids)
 
         copy = Scope(
             _moved(scope.scope, call.template.scope, call.scope), _moved(scope.path, call.template.path, call.path),
