@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
-from planner_core import moe
-from planner_core.capture import OWN_LOSS, STANDIN_LOSS, capture_graph, capture_module
+from planner_core import moe, sites
+from planner_core.capture import OWN_LOSS, STANDIN_LOSS, capture_graph, capture_module, hf
 from planner_core.capture.compare import difference
 from planner_core.capture.symbolic import symbolic
 from planner_core.errors import CaptureError, InputError
@@ -131,7 +132,8 @@ def test_saved_tensors_of_a_linear_layer():
 
 def llama(layers, **more):
     return {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 16384, "num_hidden_layers": layers,
-            "num_attention_heads": 128, "num_key_value_heads": 8, "intermediate_size": 53248, "vocab_size": 128256, **more}  # fmt: skip
+            "num_attention_heads": 128, "num_key_value_heads": 8, "intermediate_size": 53248, "vocab_size": 128256,
+            **more}  # fmt: skip
 
 
 def test_405b_takes_no_longer_than_its_meta_model():
@@ -537,3 +539,60 @@ def test_experts_in_parts_sum_to_the_whole():
         for i in (0, 2)
     ]
     assert torch.allclose(whole, sum(terms), atol=1e-5)
+
+
+# --- a running model has the captured names ---------------------------------------------------------------
+
+SMALL = {
+    "llama": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+              "intermediate_size": 48, "vocab_size": 64},
+    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 64, "n_positions": 64},
+    "bert": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48, "vocab_size": 64,
+             "architectures": ["BertForMaskedLM"]},
+    "t5": {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "vocab_size": 64},
+    "vit": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48, "image_size": 32},
+    "mixtral": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+                "intermediate_size": 48, "vocab_size": 64, "num_local_experts": 4},
+    "resnet": {"embedding_size": 8, "hidden_sizes": [16, 32], "depths": [2, 2], "num_labels": 10},
+    "gemma2": {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
+               "intermediate_size": 48, "vocab_size": 64, "sliding_window": 8},
+}  # fmt: skip
+
+
+class Tracker(TorchFunctionMode):
+    """What a runtime sees: sites of the calls on parameters and what was computed from them."""
+
+    def __init__(self, model, scopes):
+        super().__init__()
+        self.scopes, self.sites, self.keep = scopes, [], list(model.parameters())
+        self.tracked = {id(p) for p in self.keep}
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func is torch.Tensor.__iter__:
+            return iter(self.__torch_function__(torch.Tensor.unbind, types, args, kwargs))
+        fn = sites.canonical(func, kwargs)
+        out = func(*args, **kwargs)
+        if fn is None or not any(id(t) in self.tracked for t in sites.tensors((args, kwargs))):
+            return out
+        results = sites.outputs(fn, args, out)
+        if results:
+            self.sites.append(self.scopes.site(fn))
+            self.keep += results
+            self.tracked.update(map(id, results))
+        return out
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_a_real_run_has_the_captured_sites(kind):
+    data = {"model_type": kind, **SMALL[kind]}
+    captured = capture_graph(data, batch=2, seq=16, dtype="float32", flat=True)
+    moe.register()
+    config = hf.read_config(data)
+    hf.without_dropout(config)
+    model = hf._construct(hf.model_class(config, data), config, torch.float32).train()
+    inputs = hf.training_inputs(model, config, 2, 16, "float32")
+    inputs = {k: torch.randn(v.shape) if v.is_meta else v for k, v in inputs.items()}
+    with sites.Scopes(model) as scopes, Tracker(model, scopes) as mode:
+        model(**inputs)
+    assert mode.sites == [op.name for op in captured.top.ops]
