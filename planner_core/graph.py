@@ -159,6 +159,14 @@ class Graph:
         return sum(math.prod(m.shape) for m in self.parameters().values())
 
 
+def with_result(graph: Graph) -> Graph:
+    """The graph with what the model returns (its loss) named as the output of the top block."""
+    last = graph.top.items[-1] if graph.top.items else None
+    if graph.top.outputs or last is None:
+        return graph
+    return replace(graph, top=replace(graph.top, outputs=last.outputs[:1]))
+
+
 def join_name(prefix: str, name: str) -> str:
     """Full name of something in a called block: `layers.0` + `attn.q/linear`, `layers.0` + `/add`."""
     if not prefix or not name:
@@ -255,11 +263,12 @@ def from_json(data: Mapping[str, Any], *, batch: int | None = None, seq: int | N
     workload = {"batch": batch or data["workload"]["batch"], "seq": seq or data["workload"]["seq"]}
     read = _Reader(workload["batch"], workload["seq"])
     blocks = [read.block(b) for b in data["blocks"]]
-    return Graph(
+    graph = Graph(
         name=data["name"], source=data["source"], top=read.block(data["top"]),
         blocks={b.name: b for b in blocks}, workload=workload, loss=data["loss"], config=data["config"],
         assumptions=tuple(data.get("assumptions", ())),
     )  # fmt: skip
+    return with_result(graph)
 
 
 def _block_json(block: Block) -> dict[str, Any]:

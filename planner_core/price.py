@@ -234,7 +234,7 @@ def _site_messages(block: Block, op: Op, site: SitePlan, label: str, model: Cost
 def _internal_messages(block: Block, op: Op, site: SitePlan, model: CostModel, again: bool) -> Iterator[Message]:
     chosen = rows_at(block, op, site)
     for axis, row in enumerate(chosen):
-        for c in row.internal:
+        for c in row.internal if model.sizes[axis] > 1 else ():
             others = int(np.prod([n for a, (r, n) in enumerate(zip(chosen, model.sizes, strict=True)) if a != axis and r.label in c.shrinks], dtype=int))
             phases = (c.phase, "backward") if again and c.phase == "forward" else (c.phase,)
             for phase in phases:

@@ -108,6 +108,7 @@ def build_problem(
                 outer = dict(zip((*block.block.inputs, *block.block.outputs), (*call.inputs, *call.outputs), strict=True))
                 saved_top.update(outer[v] for v in net.saved_ports)
     top = build_block(coarse.top, strategies[""], model, saved_by_calls=saved_top, skip=inside)
+    _whole_results(coarse.top.block, top)
     if restrict:
         restrict.apply("", top)
     problem = Problem(coarse, model, runs, Compiled(top, (), {}, [], []), blocks, strategies)
@@ -115,6 +116,16 @@ def build_problem(
         problem.scopes[k] = _run_scope(graph.blocks[run.block], run)
     problem.top = _compile_top(problem, top)
     return problem
+
+
+def _whole_results(block: Block, net: Network) -> None:
+    """What the model returns (the loss) must be whole on every device."""
+    for value in block.outputs:
+        name = tensor_name(value)
+        if name in net.tensors:
+            states = net.tensors[name]
+            whole = (states.forward == 0) & (states.gradient == 0)
+            net.factors.append(Factor((name,), np.zeros((NUM_COMPONENTS, len(states))), whole))
 
 
 class Restriction:

@@ -13,10 +13,10 @@ from typing import Any
 
 from planner_core.coarsen import coarsen_block
 from planner_core.errors import InputError
-from planner_core.graph import ITEM_BYTES, Block, Call, Graph, Op
+from planner_core.graph import ITEM_BYTES, Block, Call, Graph, Op, join_name
 from planner_core.hardware import CostModel
 from planner_core.mesh import DeviceMesh
-from planner_core.placement import P, R, State
+from planner_core.placement import P, Placements, R, State
 from planner_core.plan import BlockPlan, Edge, ParamPlan, Plan, SitePlan, Step
 from planner_core.price import price
 from planner_core.redistribute import Moves, Segments, moves
@@ -81,132 +81,117 @@ def small_mesh(mesh: DeviceMesh, ranks: int) -> DeviceMesh:
 def retarget(plan: Plan, graph: Graph, model: CostModel) -> Plan:
     """`plan` on another graph of the same architecture and another mesh with the same axes; raises InputError where an op
     of the graph has no counterpart or a split is not even."""
-    work = _Retarget(plan, graph, model)
-    blocks = work.blocks()
-    cost = price(blocks, graph, model)
+    blocks = _Retarget(plan, graph, model).blocks()
     w = model.workload
     return replace(
-        plan, mesh=model.mesh, blocks=blocks, cost=cost, fits=True,
+        plan, mesh=model.mesh, blocks=blocks, cost=price(blocks, graph, model), fits=True,
         model={**plan.model, "params": graph.num_params, "config": dict(graph.config), "layers": graph.num_repeats},
         workload={"batch": w.batch, "seq": w.seq, "dtype": w.dtype, "optimizer": w.optimizer, "zero": w.zero, "recompute": w.recompute},
     )  # fmt: skip
 
 
 class _Retarget:
-    """Walks a graph in order, carrying the state in which every tensor is delivered."""
+    """Walks a graph in order, carrying the state in which every tensor is delivered.
+
+    Ops and parameters are matched by their full names, so the two graphs may be folded differently.
+    """
 
     def __init__(self, plan: Plan, graph: Graph, model: CostModel) -> None:
-        self.plan, self.graph, self.model = plan, graph, model
-        self.axes = len(model.sizes)
+        self.graph, self.model = graph, model
+        self.whole = State((R,) * len(model.sizes), (R,) * len(model.sizes))
+        self.sites = {join_name(p, n): s for b in plan.blocks.values() for p in b.prefixes for n, s in b.sites.items()}
+        self.params = {join_name(p, n): s for b in plan.blocks.values() for p in b.prefixes for n, s in b.params.items()}
         self.segments: dict[str, SegmentMap] = {
-            name: block_strategies(coarsen_block(b)).segments for name, b in (("", graph.top), *graph.blocks.items())
+            b.name: block_strategies(coarsen_block(b)).segments for b in (graph.top, *graph.blocks.values())
         }
 
     def blocks(self) -> dict[str, BlockPlan]:
-        """Block plans of the new graph."""
-        labels = _labels(self.plan, self.graph)
-        made: dict[str, BlockPlan] = {}
-        prefixes: dict[str, list[str]] = {}
-        delivered = self._param_states("", self.graph.top)
+        """Block plans of the new graph: copies of a block that run alike share one."""
+        top = self.graph.top
+        delivered = self._param_states("", top)
         sites: dict[str, SitePlan] = {}
-        for item in self.graph.top.items:
+        ways: dict[str, list[BlockPlan]] = {}
+        for item in top.items:
             if isinstance(item, Op):
-                sites[item.name] = self._site("", self.graph.top, item, delivered)
+                sites[item.name] = self._site("", top, item, delivered)
                 continue
-            label = labels[item.prefix]
-            outs = self._call(label, item, delivered, made)
-            prefixes.setdefault(label, []).append(item.prefix)
+            bp, outs = self._call(item, delivered)
             delivered.update(zip(item.outputs, outs, strict=True))
-        made[""] = BlockPlan(("",), self._params("", self.graph.top), sites)
-        return {label: replace(bp, prefixes=tuple(prefixes[label]) if label else ("",)) for label, bp in made.items()}
+            _add_way(ways.setdefault(item.block, []), bp)
+        found = {"": BlockPlan(("",), self._params("", top), sites)}
+        for name, plans in ways.items():
+            found.update({f"{name}#{k}" if k else name: bp for k, bp in enumerate(plans)})
+        return found
 
-    def _call(self, label: str, call: Call, outer: Mapping[int, State], made: dict[str, BlockPlan]) -> list[State]:
+    def _call(self, call: Call, outer: Mapping[int, State]) -> tuple[BlockPlan, list[State]]:
         block = self.graph.blocks[call.block]
-        delivered = self._param_states(label, block)
-        for i, o in zip(block.inputs, call.inputs, strict=True):
-            if o in outer:
-                delivered[i] = outer[o]
-        sites = {op.name: self._site(label, block, op, delivered) for op in block.ops}
-        made.setdefault(label, BlockPlan((), self._params(label, block), sites))
-        whole = State((R,) * self.axes, (R,) * self.axes)
-        return [delivered.get(o, whole) for o in block.outputs]
+        delivered = self._param_states(call.prefix, block)
+        delivered.update({i: outer[o] for i, o in zip(block.inputs, call.inputs, strict=True) if o in outer})
+        sites = {op.name: self._site(call.prefix, block, op, delivered) for op in block.ops}
+        plan = BlockPlan((call.prefix,), self._params(call.prefix, block), sites)
+        return plan, [delivered.get(o, self.whole) for o in block.outputs]
 
-    def _old(self, label: str) -> BlockPlan:
-        return self.plan.blocks[label]
+    def _own(self, prefix: str, block: Block) -> dict[int, ParamPlan]:
+        """The plan's storage of the parameters that this copy of a block owns, by value."""
+        return {
+            i: self.params[name]
+            for i, v in enumerate(block.values)
+            if v.kind == "parameter" and i not in block.inputs and (name := join_name(prefix, v.name)) in self.params
+        }
 
-    def _param_states(self, label: str, block: Block) -> dict[int, State]:
-        found = {}
-        for i, v in enumerate(block.values):
-            if v.kind == "parameter" and i not in block.inputs:
-                old = self._old(label).params.get(v.name)
-                if old is not None:
-                    gradient = tuple(P if a in old.sync else p for a, p in enumerate(old.stored))
-                    found[i] = State(old.stored, gradient)
-        return found
+    def _param_states(self, prefix: str, block: Block) -> dict[int, State]:
+        return {
+            i: State(old.stored, tuple(P if a in old.sync else p for a, p in enumerate(old.stored)))
+            for i, old in self._own(prefix, block).items()
+        }
 
-    def _params(self, label: str, block: Block) -> dict[str, ParamPlan]:
-        found = {}
-        for i, v in enumerate(block.values):
-            if v.kind == "parameter" and i not in block.inputs and v.name in self._old(label).params:
-                found[v.name] = replace(self._old(label).params[v.name], segments=dict(self._parts(label, block, i)))
-        return found
+    def _params(self, prefix: str, block: Block) -> dict[str, ParamPlan]:
+        return {
+            block.values[i].name: replace(old, segments=dict(self._parts(block, i))) for i, old in self._own(prefix, block).items()
+        }
 
-    def _parts(self, label: str, block: Block, value: int) -> Segments:
-        table = self.segments[label.partition("#")[0]]
+    def _parts(self, block: Block, value: int) -> Segments:
         rank = len(block.values[value].meta.shape)
-        return tuple((d, s) for d in range(rank) if (s := table.get((value, d))))
+        return tuple((d, s) for d in range(rank) if (s := self.segments[block.name].get((value, d))))
 
-    def _moves(self, label: str, block: Block, value: int) -> Moves:
+    def _moves(self, block: Block, value: int) -> Moves:
         meta = block.values[value].meta
-        return moves(meta.shape, ITEM_BYTES[meta.dtype], self.model.sizes, self.model.links, self._parts(label, block, value))
+        return moves(meta.shape, ITEM_BYTES[meta.dtype], self.model.sizes, self.model.links, self._parts(block, value))
 
-    def _site(self, label: str, block: Block, op: Op, delivered: dict[int, State]) -> SitePlan:
-        old = self._old(label).sites.get(op.name)
+    def _site(self, prefix: str, block: Block, op: Op, delivered: dict[int, State]) -> SitePlan:
+        name = join_name(prefix, op.name)
+        old = self.sites.get(name)
         if old is None or len(old.inputs) != len(op.inputs) or len(old.outputs) != len(op.outputs):
-            raise InputError(f"the plan does not say how to run {label.partition('#')[0]} {op.name}; plan this model again")
-        inputs = tuple(self._operand(label, block, v, e, delivered) for v, e in zip(op.inputs, old.inputs, strict=True))
+            raise InputError(f"the plan does not say how to run {name}; plan this model again")
+        inputs = tuple(self._operand(name, block, v, e, delivered) for v, e in zip(op.inputs, old.inputs, strict=True))
         outputs = []
         for v, e in zip(op.outputs, old.outputs, strict=True):
-            table = self._moves(label, block, v)
-            back = self._steps(table, e.dst.gradient, e.src.gradient, op) if block.values[v].grad else ()
-            outputs.append(Edge(e.src, e.dst, self._steps(table, e.src.forward, e.dst.forward, op), back, dict(self._parts(label, block, v))))
+            table = self._moves(block, v)
+            back = self._steps(table, e.dst.gradient, e.src.gradient, name) if block.values[v].grad else ()
+            forward = self._steps(table, e.src.forward, e.dst.forward, name)
+            outputs.append(Edge(e.src, e.dst, forward, back, dict(self._parts(block, v))))
             delivered[v] = e.dst
         return SitePlan(inputs, tuple(outputs))
 
-    def _operand(self, label: str, block: Block, value: int, old: Edge, delivered: Mapping[int, State]) -> Edge:
-        v, table = block.values[value], self._moves(label, block, value)
-        src = delivered.get(value) or State((R,) * self.axes, (R,) * self.axes)
+    def _operand(self, name: str, block: Block, value: int, old: Edge, delivered: Mapping[int, State]) -> Edge:
+        v, table = block.values[value], self._moves(block, value)
+        src = delivered.get(value) or self.whole
         held = tuple(R if p == P and s != P else p for p, s in zip(old.dst.forward, src.forward, strict=True))
         divide = tuple(Step(a, R, P) for a, (p, h) in enumerate(zip(old.dst.forward, held, strict=True)) if p != h)
-        forward = (*self._steps(table, src.forward, held, v.name or value), *divide)
-        back = self._steps(table, old.dst.gradient, src.gradient, v.name or value) if v.grad else ()
-        return Edge(src, old.dst, forward, back, dict(self._parts(label, block, value)))
+        forward = (*self._steps(table, src.forward, held, name), *divide)
+        back = self._steps(table, old.dst.gradient, src.gradient, name) if v.grad else ()
+        return Edge(src, old.dst, forward, back, dict(self._parts(block, value)))
 
-    def _steps(self, table: Moves, src: tuple[Any, ...], dst: tuple[Any, ...], where: object) -> tuple[Step, ...]:
+    def _steps(self, table: Moves, src: Placements, dst: Placements, name: str) -> tuple[Step, ...]:
         try:
             return table.steps(src, dst)
         except ValueError:
-            name = where.name if isinstance(where, Op) else where
             raise InputError(f"{name} cannot be split evenly on a mesh of {self.model.mesh}; use other --ranks") from None
 
 
-def _labels(plan: Plan, graph: Graph) -> dict[str, str]:
-    """Which of the plan's ways each call of `graph` runs: as far along its block's copies as in the plan."""
-    ways: dict[str, list[tuple[tuple[int, ...], str]]] = {}
-    for label, bp in plan.blocks.items():
-        for prefix in bp.prefixes:
-            if label:
-                ways.setdefault(label.partition("#")[0], []).append((tuple(map(int, re.findall(r"\d+", prefix))), label))
-    found = {}
-    repeats = graph.num_repeats
-    seen: dict[str, int] = {}
-    for call in graph.calls():
-        if call.block not in ways:
-            raise InputError(f"the plan has no block {call.block}; plan this model again")
-        order = sorted(ways[call.block])
-        k = seen.get(call.block, 0)
-        seen[call.block] = k + 1
-        found[call.prefix] = order[k * len(order) // repeats[call.block]][1]
-    return found
-
-
+def _add_way(plans: list[BlockPlan], bp: BlockPlan) -> None:
+    for k, known in enumerate(plans):
+        if known.sites == bp.sites and known.params == bp.params:
+            plans[k] = replace(known, prefixes=(*known.prefixes, *bp.prefixes))
+            return
+    plans.append(bp)
