@@ -5,13 +5,10 @@ That state can be read by every row, so any combination of rows is a plan, and a
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections.abc import Callable
 
-import torch
-from torch import nn
-
+from planner_core import rules_math  # noqa: F401  (registers its rules)
 from planner_core.collectives import AxisLink
 from planner_core.errors import ShardingError
 from planner_core.graph import ITEM_BYTES, Graph, Op, Value, unfold
@@ -19,7 +16,6 @@ from planner_core.mesh import DeviceMesh, axis_names
 from planner_core.placement import P, Placements, R, Shard, State, local_shape
 from planner_core.plan import BlockPlan, Cost, Edge, ParamPlan, Plan, SitePlan, Step
 from planner_core.redistribute import moves
-from planner_core import rules_math  # noqa: F401  (registers its rules)
 from planner_core.rules import Row, rows
 
 Choose = Callable[[Op, tuple[Row, ...], int], Row]
@@ -77,7 +73,7 @@ def make_plan(graph: Graph, sizes: tuple[int, ...], choose: Choose, *, shard_sto
 
 def _stored(value: Value, sizes: tuple[int, ...], dice: random.Random | None) -> State:
     forward: list[object] = []
-    for n in sizes:
+    for _ in sizes:
         options = [Shard(d) for d in range(len(value.meta.shape))] if dice and value.kind == "parameter" else []
         options = [s for s in options if _even(value, (*forward, s), sizes)]
         forward.append(dice.choice([R, *options]) if dice else R)
@@ -102,8 +98,9 @@ def _pick(op: Op, values: tuple[Value, ...], found: tuple[Row, ...], sizes: tupl
 
 
 def _site(
-    op: Op, values: tuple[Value, ...], picked: list[Row], sizes: tuple[int, ...], links: tuple[AxisLink, ...], stored: dict[int, State]
-) -> SitePlan:
+    op: Op, values: tuple[Value, ...], picked: list[Row], sizes: tuple[int, ...], links: tuple[AxisLink, ...],
+    stored: dict[int, State],
+) -> SitePlan:  # fmt: skip
     whole = State((R,) * len(sizes), (R,) * len(sizes))
     inputs, outputs = [], []
     for i, v in enumerate(op.inputs):
@@ -143,11 +140,3 @@ def forced(fn: str, label: str, sizes: tuple[int, ...]) -> list[Choose]:
         return choose
 
     return [on(axis) for axis in range(len(sizes))]
-
-
-def full_gradients(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Whole gradients of a model on a mesh, by parameter name."""
-    return {n: p.grad.full_tensor() for n, p in model.named_parameters() if p.grad is not None}  # type: ignore[attr-defined]
-
-
-__all__ = ["all_labels", "forced", "full_gradients", "itertools", "make_plan", "random_choice"]

@@ -112,6 +112,21 @@ def _conv(call: Call) -> torch.Tensor:
     return out
 
 
+@_rule("to")
+def _to(call: Call) -> Any:
+    """Tensors without values stay so, whatever device the model's code asks for."""
+    return call.func(*on_meta(call.args), **on_meta(call.kwargs)) if call.args[0].is_meta else call.plain()
+
+
+def on_meta(tree: Any) -> Any:
+    """The same arguments with every device replaced by meta."""
+    if isinstance(tree, torch.device) or (isinstance(tree, str) and tree.partition(":")[0] in ("cpu", "cuda")):
+        return torch.device("meta")
+    if isinstance(tree, dict):
+        return {name: on_meta(item) for name, item in tree.items()}
+    return type(tree)(map(on_meta, tree)) if type(tree) in (tuple, list) else tree
+
+
 # --- sums and means ----------------------------------------------------------------------------------
 
 
@@ -145,7 +160,7 @@ def _split_cross_entropy(
         total = F.cross_entropy(input, target, ignore_index=ignore_index, reduction="sum")
     if reduction == "sum":
         return total
-    count = (target != ignore_index).sum().float()
+    count = (target != ignore_index).sum().float()  # 4 bytes
     for axis in tokens:
         count = all_reduce(count, call.mesh, axis)
     return total / count
@@ -164,10 +179,11 @@ class _ParallelCrossEntropy(torch.autograd.Function):
         index = target - start
         own = (index >= 0) & (index < logits.shape[1]) & valid
         index = torch.where(own, index, 0).unsqueeze(1)
-        top = logits.amax(1).float()
+        wide = _wide(logits)
+        top = logits.amax(1).to(wide)
         for axis in axes:
             top = all_reduce(top, mesh, axis, "max")
-        shifted = logits.float() - top.unsqueeze(1)
+        shifted = logits.to(wide) - top.unsqueeze(1)
         picked = shifted.gather(1, index).squeeze(1) * own
         weights = shifted.exp_()
         norm = weights.sum(1)
@@ -259,7 +275,7 @@ class _SyncBatchNorm(torch.autograd.Function):
         dims = [d for d in range(x.dim()) if d != 1]
         wide = [1, -1] + [1] * (x.dim() - 2)
         count = math.prod(mesh.size(a) for a in axes) * x.numel() // x.shape[1]
-        sums = _over(torch.cat([x.sum(dims, dtype=torch.float32), (x.float() ** 2).sum(dims)]), mesh, axes)
+        sums = _over(torch.cat([x.sum(dims, dtype=_wide(x)), (x.to(_wide(x)) ** 2).sum(dims)]), mesh, axes)
         mean, square = (sums / count).chunk(2)
         var = square - mean**2
         scale = (var + eps).rsqrt()
@@ -275,12 +291,16 @@ class _SyncBatchNorm(torch.autograd.Function):
         x, weight, mean, scale = ctx.saved_tensors
         dims, wide = ctx.shape
         normed = (x - mean.view(wide)) * scale.view(wide)
-        by_bias, by_weight = gradient.float().sum(dims), (gradient * normed).float().sum(dims)
+        by_bias, by_weight = gradient.to(mean.dtype).sum(dims), (gradient * normed).to(mean.dtype).sum(dims)
         shift, slope = (_over(torch.cat([by_bias, by_weight]), ctx.mesh, ctx.axes) / ctx.count).chunk(2)
         factor = scale if weight is None else scale * weight
         dx = factor.view(wide) * (gradient - shift.view(wide) - normed * slope.view(wide))
         grads = (None, None) if weight is None else (by_weight.to(weight.dtype), by_bias.to(weight.dtype))
         return dx.to(x.dtype), *grads, None, None, None
+
+
+def _wide(x: torch.Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)
 
 
 def _over(x: torch.Tensor, mesh: DeviceMesh, axes: Iterable[int]) -> torch.Tensor:

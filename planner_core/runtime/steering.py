@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
 
 from planner_core import sites
-from planner_core.runtime.local_ops import Call, attention, run_local
+from planner_core.runtime.local_ops import Call, attention, on_meta, run_local
 from planner_core.runtime.moves import deliver, place
 from planner_core.runtime.params import Parameters
 from planner_core.runtime.reading import Edge, Placements, PlanMismatch, Row, block_prefixes, read_rows
@@ -66,6 +66,7 @@ class Steering(TorchFunctionMode):
         self.recompute = set(block_prefixes(plan)) if plan["workload"].get("recompute") == "full" else set()
         self.scopes = sites.Scopes(model, self._module_call)
         self.active = False
+        self.inferring = False  # whole tensors on meta are in use, which are no memory of this rank
         self._recomputed = False
 
     # --- running --------------------------------------------------------------------------------------
@@ -191,12 +192,16 @@ class Steering(TorchFunctionMode):
         """Metadata of the whole results, or the number of the operand that the call hands back unchanged."""
         key = (func, _signature(args), _signature(kwargs))
         if key not in self.seen:
-            self.seen[key] = _infer(fn, func, args, kwargs)
+            self.inferring = True
+            try:
+                self.seen[key] = _infer(fn, func, args, kwargs)
+            finally:
+                self.inferring = False
         return self.seen[key]
 
 
 def _infer(fn: str, func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[list[torch.Tensor], int | None]:
-    meta_args, meta_kwargs = _replaced((args, kwargs), _meta)
+    meta_args, meta_kwargs = on_meta(_replaced((args, kwargs), _meta))
     operands = sites.tensors((meta_args, meta_kwargs))
     with torch.no_grad():
         out = (attention if fn == "scaled_dot_product_attention" else func)(*meta_args, **meta_kwargs)

@@ -12,7 +12,10 @@ from planner_core.capture import own_loss, standin_loss
 from planner_core.capture.hf import build, training_inputs
 from planner_core.capture.sources import python_source
 from planner_core.runtime.initial import initializer
+from planner_core.runtime.params import Init
 from planner_core.runtime.steering import Steered, Steering
+
+SPREAD = 0.05
 
 
 def build_model(config: Mapping[str, Any], dtype: str) -> tuple[nn.Module, Any]:
@@ -23,9 +26,22 @@ def build_model(config: Mapping[str, Any], dtype: str) -> tuple[nn.Module, Any]:
     return module, parsed
 
 
-def materialise(model: nn.Module, seed: int) -> nn.Module:
-    """The same module with whole weights on the CPU, tied ones tied."""
+def gentle_initializer(model: nn.Module, seed: int) -> Init:
+    """The model's own initial values, matrices scaled down to a spread of `SPREAD` at most.
+
+    T5 starts so wild that a rounding error in one weight moves gradients by a percent, which would hide real faults.
+    """
     init = initializer(model, seed)
+
+    def gentle(name: str, param: torch.Tensor) -> torch.Tensor:
+        value = init(name, param)
+        return value * min(1.0, SPREAD / float(value.std())) if value.dim() > 1 and float(value.std()) > 0 else value
+
+    return gentle
+
+
+def materialise(model: nn.Module, init: Init) -> nn.Module:
+    """The same module with whole weights on the CPU, tied ones tied."""
     made: dict[int, nn.Parameter] = {}
     values = {id(p): (p, init(name, p).clone()) for name, p in model.named_parameters()}
     for module in model.modules():
@@ -36,14 +52,17 @@ def materialise(model: nn.Module, seed: int) -> nn.Module:
     return model
 
 
-def example_inputs(model: nn.Module, config: Any, workload: Mapping[str, Any], seed: int) -> dict[str, torch.Tensor]:
-    """One global batch: random tokens, labels (some of them ignored), images."""
+def example_inputs(
+    model: nn.Module, config: Any, workload: Mapping[str, Any], seed: int, *, meta_signals: bool = False
+) -> dict[str, torch.Tensor]:
+    """One global batch: random tokens, labels (some of them ignored), images (left on meta with `meta_signals`)."""
     inputs = training_inputs(model, config, int(workload["batch"]), int(workload["seq"]), str(workload["dtype"]))
     random = torch.Generator().manual_seed(seed)
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     for name, value in inputs.items():
         if value.is_floating_point():
-            inputs[name] = torch.randn(value.shape, generator=random).to(value.dtype)
+            if not meta_signals:
+                inputs[name] = torch.randn(value.shape, generator=random).to(value.dtype)
             continue
         classes = getattr(text, "vocab_size", None) if value.dim() > 1 else getattr(config, "num_labels", None)
         inputs[name] = torch.randint(0, int(classes or 2), value.shape, generator=random)

@@ -11,16 +11,23 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from planner_core.plan import Plan, to_json
 from planner_core.runtime.apply import apply
-from planner_core.runtime.initial import initializer
+from planner_core.runtime.reading import PlanMismatch
 from planner_core.runtime.traffic import CountCollectives
-from planner_core.verify.models import build_model, example_inputs, materialise, planned_loss, single_loss
+from planner_core.verify.models import (
+    build_model,
+    example_inputs,
+    gentle_initializer,
+    materialise,
+    planned_loss,
+    single_loss,
+)
 from planner_core.verify.ranks import run_ranks
 
 TOLERANCE = 1e-5
 FLOOR = 1e-3
 """Gradients far below the largest one (key biases, which softmax ignores) are judged against this part of it."""
 LEARNING_RATE = 1e-3
-ADAM_EPS = 1e-4  # large, so that the sign of a gradient that is zero but for rounding does not matter
+ADAM_EPS = 1e-2  # large, so that the rounding of a gradient that is nearly zero does not decide its step
 
 
 def verify_numbers(plan: Plan, *, timeout_s: float = 300.0, seed: int = 0) -> dict[str, Any]:
@@ -42,14 +49,13 @@ def report(plan: Plan, found: Mapping[str, Any]) -> dict[str, Any]:
     """Hold what was measured against the plan and against one process."""
     predicted, measured = plan.cost.collectives(), found["collectives"]
     single, parallel = found["loss"]
-    loss_error = abs(single - parallel)
-    good = loss_error <= TOLERANCE * max(1.0, abs(single)) and found["grad"][0] <= TOLERANCE and found["param"][0] <= TOLERANCE
+    good = within(found)
     return {
         "ok": bool(good and same_traffic(predicted, measured)), "ranks": plan.mesh.num_devices, "backend": "gloo",
-        "loss": {"single": single, "parallel": parallel, "abs_error": loss_error},
+        "loss": {"single": single, "parallel": parallel, "abs_error": abs(single - parallel)},
         "grad": {"max_rel_error": found["grad"][0], "worst": found["grad"][1]},
         "param": {"max_rel_error": found["param"][0], "worst": found["param"][1]},
-        "numbers_ok": bool(good), "collectives_ok": same_traffic(predicted, measured),
+        "dtype": found["dtype"], "numbers_ok": good, "collectives_ok": same_traffic(predicted, measured),
         "collectives": {"predicted": predicted, "measured": measured}, "by_axis": found["by_axis"], "memory_bytes": None,
     }  # fmt: skip
 
@@ -65,22 +71,41 @@ def _used(kinds: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _run_all(plans: list[dict[str, Any]], seed: int) -> list[dict[str, Any]]:
-    return [compare(plan, seed) for plan in plans]
+    return [judge(plan, seed) for plan in plans]
 
 
-def compare(plan: Mapping[str, Any], seed: int = 0) -> dict[str, Any]:
+def judge(plan: Mapping[str, Any], seed: int = 0) -> dict[str, Any]:
+    """`compare` in float32; where rounding alone could be the difference (batch norms amplify it), float64 decides."""
+    found = compare(plan, seed, "float32")
+    if within(found):
+        return found
+    try:
+        exact = compare(plan, seed, "float64")
+    except PlanMismatch:  # the model casts to float32 only where it is not in it already
+        return found
+    return {**exact, "collectives": found["collectives"], "by_axis": found["by_axis"], "float32": found}
+
+
+def within(found: Mapping[str, Any]) -> bool:
+    """Whether loss, gradients and parameters are equal up to `TOLERANCE`."""
+    single, parallel = found["loss"]
+    close = abs(single - parallel) <= TOLERANCE * max(1.0, abs(single))
+    return bool(close and found["grad"][0] <= TOLERANCE and found["param"][0] <= TOLERANCE)
+
+
+def compare(plan: Mapping[str, Any], seed: int, dtype: str) -> dict[str, Any]:
     """On this rank: one step under the plan and one in a single process, and how far they are apart."""
     mesh = init_device_mesh("cpu", tuple(plan["mesh"]["sizes"]), mesh_dim_names=tuple(plan["mesh"]["axes"]))
     workload, config = plan["workload"], plan["model"]["config"]
-    whole, parsed = build_model(config, "float32")
-    inputs = example_inputs(whole, parsed, {**workload, "dtype": "float32"}, seed)
-    materialise(whole, seed)
+    whole, parsed = build_model(config, dtype)
+    inputs = example_inputs(whole, parsed, {**workload, "dtype": dtype}, seed)
+    materialise(whole, gentle_initializer(whole, seed))
     buffers = {name: b.clone() for name, b in whole.named_buffers()}
     single = single_loss(whole, inputs)
     single.backward()
 
-    model, _ = build_model(config, "float32")
-    steering = apply(model, plan, mesh, init=initializer(model, seed))
+    model, _ = build_model(config, dtype)
+    steering = apply(model, plan, mesh, init=gentle_initializer(model, seed))
     for name, buffer in model.named_buffers():
         buffer.copy_(buffers[name])
     with CountCollectives(mesh) as counted:
@@ -98,7 +123,7 @@ def compare(plan: Mapping[str, Any], seed: int = 0) -> dict[str, Any]:
     after = {n: steering.params.full(p) for n, p in model.named_parameters()}
     param = _worst(after, {n: p.detach() for n, p in whole.named_parameters()}, LEARNING_RATE)
     return {
-        "loss": (float(single), float(loss)), "grad": gradient, "param": param, "collectives": counted.table(),
+        "dtype": dtype, "loss": (float(single.detach()), float(loss.detach())), "grad": gradient, "param": param, "collectives": counted.table(),
         "by_axis": [[*key, *row] for key, row in sorted(counted.rows.items())],
     }  # fmt: skip
 

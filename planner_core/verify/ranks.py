@@ -23,11 +23,16 @@ Work = Callable[..., Any]
 """`work(*args)` on every rank; importable by name, returns plain data."""
 
 
-def run_ranks(work: Work, num_ranks: int, args: tuple[Any, ...] = (), *, timeout_s: float = 300.0) -> list[Any]:
-    """Results of `work(*args)` from every rank of a gloo group; raises VerificationFailed if one fails or hangs."""
+def run_ranks(
+    work: Work, num_ranks: int, args: tuple[Any, ...] = (), *, timeout_s: float = 300.0, backend: str | None = "gloo"
+) -> list[Any]:
+    """Results of `work(*args)` from every rank of a process group; raises VerificationFailed if one fails or hangs.
+
+    `backend` None leaves it to `work` to make a group.
+    """
     with tempfile.TemporaryDirectory(prefix="shardscope-") as folder:
         context = mp.get_context("spawn")
-        ranks = [context.Process(target=_rank, args=(folder, r, num_ranks, work, args), daemon=True) for r in range(num_ranks)]
+        ranks = [context.Process(target=_rank, args=(folder, r, num_ranks, backend, work, args), daemon=True) for r in range(num_ranks)]
         try:
             for process in ranks:
                 process.start()
@@ -53,16 +58,18 @@ def _wait(ranks: list[Any], folder: str, deadline: float, timeout_s: float) -> N
         time.sleep(0.02)
 
 
-def _rank(folder: str, rank: int, num_ranks: int, work: Work, args: tuple[Any, ...]) -> None:
+def _rank(folder: str, rank: int, num_ranks: int, backend: str | None, work: Work, args: tuple[Any, ...]) -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # Linux: die with the parent, whatever kills it
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // num_ranks))
     try:
-        store = dist.FileStore(f"{folder}/store", num_ranks)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks)
+        if backend:
+            store = dist.FileStore(f"{folder}/store", num_ranks)
+            dist.init_process_group(backend, store=store, rank=rank, world_size=num_ranks)
         result = work(*args)
         (Path(folder) / f"{rank}.json").write_text(json.dumps(result))
-        dist.barrier()
-        dist.destroy_process_group()
+        if backend:
+            dist.barrier()  # no rank leaves while another still reads from it
+            dist.destroy_process_group()
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
         detail = traceback.format_exc() if os.environ.get("SHARDSCOPE_TRACEBACK") else ""

@@ -1,0 +1,95 @@
+"""Traffic and memory at full size: one rank of a fake process group of the plan's own world size, on meta tensors.
+
+No weights, no values and no other processes, so the collectives and allocations of a 70-billion-parameter step take
+seconds to see. Constants (token ids, masks, positions) are real, on the CPU, as the model's code wants to look at them.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from planner_core.plan import Plan, to_json
+from planner_core.runtime.apply import apply
+from planner_core.runtime.initial import initializer
+from planner_core.runtime.traffic import CountCollectives
+from planner_core.verify.memory import TrackMemory
+from planner_core.verify.models import build_model, example_inputs, planned_loss
+from planner_core.verify.numbers import same_traffic
+from planner_core.verify.ranks import run_ranks
+
+MEMORY_TOLERANCE = 0.05
+
+
+def verify_fake(plan: Plan, *, timeout_s: float = 600.0) -> dict[str, Any]:
+    """The report of CONTRACT.md without numbers; the step runs in a process of its own, so nothing here is touched."""
+    (found,) = run_ranks(fake_step, 1, (to_json(plan),), timeout_s=timeout_s, backend=None)
+    predicted, measured = plan.cost.collectives(), found["collectives"]
+    wanted, peak = plan.cost.memory_bytes.get("peak", 0), found["memory"]["peak"]
+    error = abs(wanted - peak) / peak
+    equal = same_traffic(predicted, measured)
+    return {
+        "ok": equal and error <= MEMORY_TOLERANCE, "ranks": plan.mesh.num_devices, "backend": "fake", "loss": None, "grad": None,
+        "collectives_ok": equal, "collectives": {"predicted": predicted, "measured": measured}, "by_axis": found["by_axis"],
+        "memory_bytes": {"predicted": wanted, "measured": peak, "rel_error": error, "by_kind": found["memory"]},
+        "seconds": found["seconds"],
+    }  # fmt: skip
+
+
+def fake_step(plan: Mapping[str, Any]) -> dict[str, Any]:
+    """One training step of rank 0, in the steady state: collectives by phase, kind and axis, memory at its peak."""
+    start = time.perf_counter()
+    warnings.simplefilter("ignore")
+    sizes, names = tuple(plan["mesh"]["sizes"]), tuple(plan["mesh"]["axes"])
+    world = 1
+    for size in sizes:
+        world *= size
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
+    try:
+        mesh = init_device_mesh("cpu", sizes, mesh_dim_names=names)
+        model, parsed = build_model(plan["model"]["config"], plan["workload"]["dtype"])
+        initializer(model)  # buffers only
+        inputs = example_inputs(model, parsed, plan["workload"], 0, meta_signals=True)
+        steering = apply(model, plan, mesh)
+        counted, memory = CountCollectives(mesh), TrackMemory(lambda: steering.inferring)
+        optimizer = _settled(model, plan["workload"], memory)
+        for param in model.parameters():
+            if param.requires_grad:
+                param.register_post_accumulate_grad_hook(lambda p: memory.add(p.grad, "grads"))
+        with counted, memory:
+            loss = planned_loss(steering, inputs)
+            counted.phase, memory.kind = "backward", "buffers"
+            loss.backward()
+            del loss
+            counted.phase = "optimizer"
+            optimizer.step()
+        return {
+            "collectives": counted.table(), "by_axis": [[*key, *row] for key, row in sorted(counted.rows.items())],
+            "memory": {**memory.peak, "peak": sum(memory.peak.values())}, "seconds": round(time.perf_counter() - start, 2),
+        }  # fmt: skip
+    finally:
+        dist.destroy_process_group()
+
+
+def _settled(model: nn.Module, workload: Mapping[str, Any], memory: TrackMemory) -> torch.optim.Optimizer:
+    """An optimizer that has taken a step, so its states are there; gradients are gone."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    kinds: dict[str, Any] = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD}
+    optimizer: torch.optim.Optimizer = kinds[str(workload.get("optimizer", "adamw"))](trained, lr=1e-4, foreach=False)
+    for param in trained:
+        param.grad = torch.zeros_like(param)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    memory.add_all(trained, "params")
+    states = (s for state in optimizer.state.values() for s in state.values() if isinstance(s, torch.Tensor))
+    memory.add_all(states, "optimizer")
+    memory.peak = dict(memory.live)
+    return optimizer

@@ -1,0 +1,71 @@
+"""Peak memory of one rank from what is allocated and freed, storage by storage, views and aliases counted once.
+
+Follows tensors on meta only: there a step allocates what it would on a GPU, without values. The input batch is on the
+CPU and stays out of the count, as do slices of it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+KINDS = ("params", "grads", "optimizer", "activations", "buffers")
+
+
+class TrackMemory(TorchDispatchMode):
+    """Live bytes by kind, and what they were when their sum was highest; new storages are of the kind `kind`."""
+
+    def __init__(self, ignored: Callable[[], bool] = lambda: False) -> None:
+        """While `ignored()` holds nothing is counted."""
+        super().__init__()
+        self.ignored = ignored
+        self.kind = "activations"
+        self.live = dict.fromkeys(KINDS, 0)
+        self.peak = dict(self.live)
+        self._known: dict[int, tuple[int, str, object]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(t, DTensor) for t in types):
+            return NotImplemented  # comes back as ops on local tensors
+        out = func(*args, **(kwargs or {}))
+        if self.ignored():
+            return out
+        given = pytree.tree_leaves((args, kwargs))
+        if func is torch.ops.aten.empty_like.default and not args[0].is_meta:
+            return out  # a constant on its way to an op
+        old = {t.untyped_storage()._cdata for t in given if isinstance(t, torch.Tensor)}
+        for tensor in pytree.tree_leaves(out):
+            if isinstance(tensor, torch.Tensor) and tensor.is_meta and tensor.untyped_storage()._cdata not in old:
+                self.add(tensor, self.kind)
+        return out
+
+    def add(self, tensor: torch.Tensor, kind: str) -> None:
+        """Count a tensor's storage as `kind`, also if it was counted as another kind before."""
+        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        storage = local.untyped_storage()
+        key = storage._cdata
+        if key in self._known:
+            num_bytes, before, watch = self._known[key]
+            self.live[before] -= num_bytes
+        else:
+            num_bytes, watch = storage.nbytes(), weakref.ref(storage, lambda _: self._free(key))
+        self._known[key] = (num_bytes, kind, watch)
+        self.live[kind] += num_bytes
+        if sum(self.live.values()) > sum(self.peak.values()):
+            self.peak = dict(self.live)
+
+    def add_all(self, tensors: Iterable[torch.Tensor], kind: str) -> None:
+        """Count several."""
+        for tensor in tensors:
+            if tensor.is_meta:
+                self.add(tensor, kind)
+
+    def _free(self, key: int) -> None:
+        num_bytes, kind, _ = self._known.pop(key)
+        self.live[kind] -= num_bytes
