@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-RANK_GAP = 18.0
+RANK_GAP = 15.0
 NODE_GAP = 22.0
 LANE_GAP = 16.0
 DUMMY_WIDTH = 10.0
@@ -23,11 +23,12 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A node to place: its size in pixels."""
+    """A node to place: its size in pixels, and where it would like to stand among others of its rank."""
 
     id: str
     width: float
     height: float
+    hint: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,7 @@ def _with_dummies(
 ) -> tuple[dict[int, list[str]], list[list[str]], list[tuple[str, str]]]:
     """Rows of ids by rank, with a dummy where a short edge passes; dummies of each edge; links between neighbouring rows."""
     rows: list[list[str]] = [[] for _ in range(max(rank.values()) + 1)]
-    for box in boxes:
+    for box in sorted(boxes, key=lambda b: b.hint):
         rows[rank[box.id]].append(box.id)
     chains: dict[int, list[str]] = {}
     links = []

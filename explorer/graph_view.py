@@ -22,7 +22,7 @@ from planner_core.hardware import op_work
 from planner_core.problem import Run, find_runs
 from planner_core.rules import is_heavy, rows
 
-NODE_HEIGHT = 36.0
+NODE_HEIGHT = 34.0
 PORT_HEIGHT = 16.0
 PLAIN = {
     "scaled_dot_product_attention": "attention", "cross_entropy": "loss", "moe_experts": "experts",
@@ -135,13 +135,18 @@ def _scope(name: str, coarse: CoarseBlock, runs: list[Run], titles: Mapping[str,
     block = coarse.block
     nodes, made = _nodes(name, coarse, runs, titles)
     edges = _edges(block, coarse, runs, nodes, made, name)
-    boxes = [Box(n.id, _width(n), PORT_HEIGHT if n.kind == "port" else NODE_HEIGHT) for n in nodes]
+    boxes = [Box(n.id, _width(n), PORT_HEIGHT if n.kind == "port" else NODE_HEIGHT, _first(n, block)) for n in nodes]
     drawn = layout(boxes, edges)
     placed = tuple(
         Placed(n, *drawn.centres[n.id], b.width, b.height) for n, b in zip(nodes, boxes, strict=True)
     )  # fmt: skip
     wires = tuple(Wire(s, d, route) for (s, d), route in zip(edges, drawn.routes, strict=True))
     return Scope(name, placed, wires, drawn.width, drawn.height)
+
+
+def _first(node: Node, block: Block) -> float:
+    """Where the node's first op stands in the model's code: siblings are drawn in this order."""
+    return float(block.items.index(node.ops[0])) if node.ops else 0.0
 
 
 def _width(node: Node) -> float:
@@ -220,11 +225,17 @@ def _group_node(scope: str, block: Block, group: Group) -> Node:
     label, sub = _names(lead, bool(weights), block.values[lead.outputs[0]].meta)
     return Node(
         f"{scope}:{group.name}" if scope else group.name, label, sub, _kind(lead, bool(weights), matrices, len(inputs)),
-        module=lead.module or lead.name.rpartition("/")[0], ops=ops, weights=tuple(weights.values()),
+        module=_module(lead), ops=ops, weights=tuple(weights.values()),
         inputs=tuple(block.values[i].meta for i in inputs),
         outputs=tuple(block.values[i].meta for i in ops[-1].outputs),
         flops=sum(op_work(op, block.values).flops for op in ops), saved_bytes=_saved_bytes(block, ops),
     )  # fmt: skip
+
+
+def _module(lead: Op) -> str:
+    """`self_attn.q_proj (Linear)`: where the op stands in the block's code, and the class."""
+    path = lead.name.rpartition("/")[0]
+    return f"{path} ({lead.module})" if path and lead.module else path or lead.module
 
 
 def _names(lead: Op, has_weight: bool, out: TensorMeta) -> tuple[str, str]:
@@ -288,10 +299,22 @@ def choices(node: Node, coarse: CoarseGraph) -> list[tuple[str, str, str]]:
         return []
     table = []
     for row in rows(lead, block.values):
-        name = {"R": "replicate", "P": "pass a partial sum on"}.get(row.label, f"split {row.label}")
+        name = {"R": "replicate", "P": "pass a partial sum on"}.get(row.label) or f"split {_dim_words(row.label, lead, block, coarse)}"
         ins = " ".join(str(p) for p, _ in row.inputs)
         table.append((name, ins, " ".join(str(p) for p, _ in row.outputs)))
     return table
+
+
+def _dim_words(label: str, lead: Op, block: Block, coarse: CoarseGraph) -> str:
+    """A dim of a rule in words: `d0` is the batch where it has its size, `out` the output features."""
+    words = {"out": "output features", "in": "input features", "o": "output features", "i": "input features"}
+    if label[:1] != "d" or not label[1:].isdigit():
+        return words.get(label, label)
+    dim, shape = int(label[1:]), block.values[lead.outputs[0]].meta.shape
+    size = shape[dim] if dim < len(shape) else 0
+    load = coarse.graph.workload
+    known = {load.get("batch"): "batch", load.get("seq"): "tokens"} if dim < 2 else {}
+    return known.get(size, f"dim {dim}")
 
 
 def block_of(node: Node, coarse: CoarseGraph) -> Block:

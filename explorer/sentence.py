@@ -171,5 +171,7 @@ def stored_ops(result: Result) -> int:
 
 
 def mesh_words(mesh: DeviceMesh) -> str:
-    """`2 data × 8 tensor`."""
+    """`2 data × 8 tensor`; `all 16 GPUs` for one axis."""
+    if len(mesh.axis_sizes) == 1:
+        return f"all {mesh.num_devices} GPUs as one axis"
     return " × ".join(f"{s} {n}" for n, s in zip(mesh.axis_names, mesh.axis_sizes, strict=True))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from explorer import units
 from planner_core.placement import Shard
@@ -112,26 +112,24 @@ def _join(words: Sequence[str]) -> str:
 def headline(a: Plan, b: Plan) -> str:
     """Why `a` is better than `b`, or not: time, then traffic, then memory."""
     ta, tb = a.cost.step_time_s, b.cost.step_time_s
-    times = f"{units.seconds(ta)} against {units.seconds(tb)} a step"
+    times = f"{units.seconds(min(ta, tb))} against {units.seconds(max(ta, tb))} a step"
     if abs(ta - tb) <= MODEL_ERROR * max(ta, tb):
-        head = f"{title(a)} and {title(b)} tie in time ({times}, within the estimate's error)"
+        head, who = f"{title(a)} and {title(b)} tie in time ({times}, within the estimate’s error)", title(a)
     else:
-        fast, slow = (a, b) if ta < tb else (b, a)
-        gain = 1 - fast.cost.step_time_s / slow.cost.step_time_s
-        head = f"{title(fast)} takes {units.percent(gain)} less time than {title(slow)} ({times})"
-        a, b = fast, slow
-    sent = _difference(a, b, [sum(t.wire_bytes for t in p.cost.traffic) for p in (a, b)], "sends", units.traffic)
-    held = _difference(a, b, [p.cost.memory_bytes["peak"] for p in (a, b)], "needs", units.memory)
+        a, b = (a, b) if ta < tb else (b, a)
+        gain = 1 - a.cost.step_time_s / b.cost.step_time_s
+        head, who = f"{title(a)} takes {units.percent(gain)} less time than {title(b)} ({times})", "It"
+    sent = _difference([sum(t.wire_bytes for t in p.cost.traffic) for p in (a, b)], "sends", units.traffic)
+    held = _difference([p.cost.memory_bytes["peak"] for p in (a, b)], "needs", units.memory)
     fits = [title(p) for p in (a, b) if not p.fits]
-    tail = f"; {' and '.join(fits)} {'does' if len(fits) == 1 else 'do'} not fit the memory" if fits else ""
-    return f"{head}: {title(a)} {sent} per GPU and {held} of memory{tail}."
+    tail = f" {' and '.join(fits)} {'does' if len(fits) == 1 else 'do'} not fit the memory." if fits else ""
+    return f"{head}. {who} {sent} per GPU and {held} memory.{tail}"
 
 
-def _difference(a: Plan, b: Plan, sizes: list[int], verb: str, unit: object) -> str:
+def _difference(sizes: Sequence[int], verb: str, unit: Callable[[float], str]) -> str:
     mine, other = sizes
     if abs(mine - other) <= 0.005 * max(mine, other, 1):
         return f"{verb} as much"
-    assert callable(unit)
     return f"{verb} {unit(abs(mine - other))} {'less' if mine < other else 'more'}"
 
 

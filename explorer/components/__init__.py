@@ -9,7 +9,7 @@ from typing import Any
 import streamlit as st
 
 HERE = Path(__file__).resolve().parent
-HEIGHT = 760
+HEIGHT = 800
 
 
 def _register() -> Any:
@@ -20,6 +20,15 @@ def _register() -> Any:
 
 
 _GRAPH = _register()
+_SVG = st.components.v2.component(
+    "shardscope_svg", html="<div class='svg'></div>", css=(HERE / "svg.css").read_text(encoding="utf-8"),
+    js=(HERE / "svg.js").read_text(encoding="utf-8"),
+)  # fmt: skip
+
+
+def svg(text: str, *, key: str) -> None:
+    """Show a drawing of ours; what stands in it has been escaped by who drew it."""
+    _SVG(key=key, data={"svg": text})
 
 
 def graph(

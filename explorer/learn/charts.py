@@ -1,0 +1,203 @@
+"""Bars, lines and timelines of the lessons, as SVG in the same language as `draw`."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from explorer.learn.draw import Box, at, column, row, text, tile
+from explorer.learn.draw import hatch as draw_hatch
+
+WIDTH = 640.0
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A piece of a stacked bar; `hatched` pieces differ without colour."""
+
+    name: str
+    value: float
+    colour: str
+    hatched: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One stacked bar; `mark` is a short remark behind its total, `strong` makes its label stand out."""
+
+    label: str
+    parts: tuple[Part, ...]
+    mark: str = ""
+    strong: bool = False
+
+    @property
+    def total(self) -> float:
+        """Sum of its parts."""
+        return sum(p.value for p in self.parts)
+
+
+def bars(items: Sequence[Bar], shown: Callable[[float], str], limit: tuple[float, str] | None = None, width: float = WIDTH) -> Box:
+    """Stacked horizontal bars on one scale, totals at their ends, `limit` as a dashed line with its name."""
+    left = 12 + 7.6 * max(len(b.label) for b in items)
+    tail = 16 + 7.4 * max(len(shown(b.total) + b.mark) + 2 for b in items)
+    span = width - left - tail
+    scale = span / (max([b.total for b in items] + ([limit[0]] if limit else [])) or 1)
+    top, step = (24.0 if limit else 4.0), 36.0
+    parts = []
+    for i, bar in enumerate(items):
+        y = top + i * step
+        parts.append(at(0, y + 5, text(bar.label, 14, 600 if bar.strong else 400)))
+        x = left
+        for p in bar.parts:
+            parts.append(at(x, y, _piece(p, p.value * scale, shown)))
+            x += p.value * scale
+        parts.append(at(x + 8, y + 5, text(shown(bar.total) + (f"  {bar.mark}" if bar.mark else ""), 13.5, 600 if bar.strong else 400)))
+    height = top + len(items) * step
+    if limit:
+        x = left + limit[0] * scale
+        parts.append(f'<path d="M{x:.1f} 18V{height:.1f}" stroke="currentColor" stroke-width="1.5" stroke-dasharray="5 4"/>')
+        end = x > width * 0.6
+        parts.append(
+            f'<text x="{x + (4 if end else -4):.1f}" y="13" font-size="13" text-anchor="{"end" if end else "start"}" '
+            f'fill="currentColor">{html.escape(limit[1])}</text>'
+        )
+    return column(Box(width, height, "".join(parts)), _key(items), gap=8)
+
+
+def _piece(p: Part, width: float, shown: Callable[[float], str]) -> Box:
+    tip = f"<title>{html.escape(p.name)}: {html.escape(shown(p.value))}</title>"
+    rect = f'<rect width="{max(width - 1, 0.5):.1f}" height="26" fill="{p.colour}"{" fill-opacity='0.2'" if p.hatched else ""}/>'
+    return Box(width, 26, f"<g>{tip}{rect}{draw_hatch(width, 26, p.colour) if p.hatched else ''}</g>")
+
+
+def _key(items: Sequence[Bar]) -> Box:
+    found: dict[str, Part] = {}
+    for bar in items:
+        for p in bar.parts:
+            found.setdefault(p.name, p)
+    if len(found) < 2:
+        return Box(0, 0)
+    marks = []
+    for p in found.values():
+        swatch = Box(16, 14, f'<rect width="16" height="14" fill="{p.colour}"{" fill-opacity='0.2'" if p.hatched else ""}/>'
+                     + (draw_hatch(16, 14, p.colour, 5) if p.hatched else ""))  # fmt: skip
+        marks.append(row(swatch, text(p.name, 13, muted=True), gap=6))
+    return wrap(marks, WIDTH)
+
+
+def wrap(boxes: Sequence[Box], width: float, gap: float = 16) -> Box:
+    """Boxes in rows no wider than `width`."""
+    found: list[list[Box]] = [[]]
+    for b in boxes:
+        if found[-1] and sum(o.width + gap for o in found[-1]) + b.width > width:
+            found.append([])
+        found[-1].append(b)
+    return column(*(row(*r, gap=gap) for r in found), gap=6)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A curve through points; `dash` tells it apart without colour."""
+
+    name: str
+    points: tuple[tuple[float, float], ...]
+    colour: str
+    dash: str = ""
+
+
+def plot(
+    items: Sequence[Line], x_name: str, y_name: str, x_shown: Callable[[float], str], y_shown: Callable[[float], str],
+    mark: tuple[float, str] | None = None,
+) -> Box:  # fmt: skip
+    """Curves on logarithmic scales (all values positive), `mark` a vertical line with its name."""
+    width, height, left, low = WIDTH, 270.0, 74.0, 44.0
+    xs = [x for line in items for x, _ in line.points]
+    ys = [y for line in items for _, y in line.points]
+    px = _scale(min(xs), max(xs), left, width - 12)
+    py = _scale(min(ys), max(ys), height - low, 26)
+    parts = [_axes(px, py, (min(xs), max(xs)), (min(ys), max(ys)), x_shown, y_shown, (left, width - 12, height - low))]
+    for line in items:
+        path = "M" + "L".join(f"{px(x):.1f} {py(y):.1f}" for x, y in line.points)
+        dash = f' stroke-dasharray="{line.dash}"' if line.dash else ""
+        parts.append(f'<path d="{path}" fill="none" stroke="{line.colour}" stroke-width="2.5"{dash}/>')
+    if mark:
+        x, end = px(mark[0]), px(mark[0]) > width * 0.6
+        parts.append(f'<path d="M{x:.1f} 20V{height - low:.1f}" stroke="currentColor" stroke-dasharray="5 4"/>')
+        parts.append(f'<text x="{x + (-5 if end else 5):.1f}" y="16" font-size="13" text-anchor="{"end" if end else "start"}" fill="currentColor">{html.escape(mark[1])}</text>')
+    parts.append(f'<text x="{(left + width) / 2:.0f}" y="{height - 4:.0f}" font-size="13" text-anchor="middle" fill="currentColor">{html.escape(x_name)}</text>')
+    parts.append(f'<text x="0" y="13" font-size="13" fill="currentColor">{html.escape(y_name)}</text>')
+    keys = [row(_stroke(line), text(line.name, 13, muted=True), gap=6) for line in items]
+    return column(Box(width, height, "".join(parts)), wrap(keys, WIDTH), gap=8)
+
+
+def _stroke(line: Line) -> Box:
+    dash = f' stroke-dasharray="{line.dash}"' if line.dash else ""
+    return Box(28, 10, f'<path d="M0 5H28" stroke="{line.colour}" stroke-width="2.5"{dash}/>')
+
+
+def _scale(low: float, high: float, start: float, end: float) -> Callable[[float], float]:
+    a, b = math.log10(low), math.log10(high)
+    return lambda v: start + (math.log10(v) - a) / ((b - a) or 1) * (end - start)
+
+
+def _axes(
+    px: Callable[[float], float], py: Callable[[float], float], x_range: tuple[float, float], y_range: tuple[float, float],
+    x_shown: Callable[[float], str], y_shown: Callable[[float], str], edges: tuple[float, float, float],
+) -> str:  # fmt: skip
+    left, right, bottom = edges
+    parts = []
+    for v in decades(*y_range):
+        parts.append(f'<path d="M{left:.0f} {py(v):.1f}H{right:.0f}" stroke="#8a97a3" stroke-opacity="0.3"/>')
+        parts.append(f'<text x="{left - 6:.0f}" y="{py(v) + 4:.1f}" font-size="12" text-anchor="end" fill="currentColor">{html.escape(y_shown(v))}</text>')
+    for v in decades(*x_range):
+        parts.append(f'<path d="M{px(v):.1f} {bottom:.0f}v5" stroke="#8a97a3"/>')
+        parts.append(f'<text x="{px(v):.1f}" y="{bottom + 18:.0f}" font-size="12" text-anchor="middle" fill="currentColor">{html.escape(x_shown(v))}</text>')
+    return "".join(parts)
+
+
+def decades(low: float, high: float) -> list[float]:
+    """Powers of ten inside a range."""
+    return [10.0**k for k in range(math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9) + 1)]
+
+
+def timeline(tracks: Sequence[tuple[str, Sequence[tuple[float, float, str, str]]]], shown: Callable[[float], str], end: float) -> Box:
+    """Rows of (start, end, words, colour) spans on one time scale from 0 to `end`."""
+    left, width = 130.0, WIDTH - 130.0
+    parts = []
+    for i, (name, spans) in enumerate(tracks):
+        y = i * 44.0
+        parts.append(at(0, y + 6, text(name, 14, 600)))
+        for start, stop, words, colour in spans:
+            w = (stop - start) / end * width
+            label = words if w > 8 * len(words) + 6 else ""
+            parts.append(at(left + start / end * width, y, _span(w, label, colour)))
+    height = len(tracks) * 44.0 + 20
+    parts.append(f'<path d="M{left} {height - 18:.0f}H{left + width:.0f}" stroke="#8a97a3"/>')
+    parts.append(f'<text x="{left}" y="{height:.0f}" font-size="12.5" fill="currentColor">0</text>')
+    parts.append(f'<text x="{left + width:.0f}" y="{height:.0f}" font-size="12.5" text-anchor="end" fill="currentColor">{html.escape(shown(end))}</text>')
+    return Box(WIDTH, height, "".join(parts))
+
+
+def _span(width: float, words: str, colour: str) -> Box:
+    from explorer.learn.draw import on_colour
+
+    body = f'<rect width="{max(1.0, width - 1.5):.1f}" height="30" rx="2" fill="{colour}"/>'
+    if words:
+        body += f'<text x="{width / 2:.1f}" y="20" font-size="12.5" text-anchor="middle" fill="{on_colour(colour)}">{html.escape(words)}</text>'
+    return Box(width, 30, body)
+
+
+def nodes(groups: Sequence[int], per_node: int, words: str = "node") -> Box:
+    """The cluster: a frame per node, a square per GPU in the colour and number of its group."""
+    count = -(-len(groups) // per_node)
+    side = 30.0
+    boxes = []
+    for n in range(count):
+        here = groups[n * per_node : (n + 1) * per_node]
+        squares = row(*(tile(side, side, ("S", g % 8), str(g)) for g in here), gap=3)
+        w, h = squares.width + 16, side + 34
+        frame = f'<rect width="{w:.0f}" height="{h:.0f}" rx="5" fill="none" stroke="#8a97a3"/>'
+        boxes.append(Box(w, h, frame + at(8, 4, text(f"{words} {n}", 12.5, muted=True)) + at(8, 24, squares)))
+    return wrap(boxes, WIDTH, gap=10)

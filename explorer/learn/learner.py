@@ -1,0 +1,85 @@
+"""The learner's model and cluster: what the lessons about real models compute on.
+
+Everything is derived from one `Request`, the same one that the other pages plan, and kept for the next interaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from planner_core.cluster import Cluster
+from planner_core.graph import Graph
+from planner_core.pipeline import Planner, Request, prepare
+
+STANDARD = "llama-3-8b"
+"""The model that stands in where the learner's own has no transformer layers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """Sizes of a transformer layer: hidden, feed-forward width, heads of queries and of keys and values, and how many layers."""
+
+    hidden: int
+    inner: int
+    heads: int
+    kv_heads: int
+    layers: int
+
+
+@dataclass(frozen=True, slots=True)
+class Learner:
+    """Who learns: a request, and how to get the graph of a model that is not in the zoo (None: from the zoo)."""
+
+    request: Request
+    load: Callable[[Request], Graph | None] | None = None
+
+    @property
+    def planner(self) -> Planner:
+        """The model and cluster, ready to be planned on any mesh."""
+        return _planner(self)
+
+    @property
+    def graph(self) -> Graph:
+        """The model's graph at the learner's workload."""
+        return self.planner.graph
+
+    @property
+    def cluster(self) -> Cluster:
+        """The learner's cluster."""
+        return self.planner.cluster
+
+    def transformer(self) -> tuple[Learner, str]:
+        """This learner if the model has transformer layers, else one with the standard model, and a sentence about it."""
+        if _layer(self.graph) is not None:
+            return self, ""
+        other = Learner(replace(self.request, model=STANDARD, batch=None, seq=None, layers=None))
+        return other, f"{self.graph.name} has no transformer layers, so this lesson shows {STANDARD} on your cluster."
+
+    def layer(self) -> Layer:
+        """Sizes of the model's layers; call it on what `transformer` gives."""
+        found = _layer(self.graph)
+        assert found is not None
+        return found
+
+
+@lru_cache(maxsize=32)
+def _planner(learner: Learner) -> Planner:
+    graph = learner.load(learner.request) if learner.load else None
+    return prepare(learner.request, graph)
+
+
+def _layer(graph: Graph) -> Layer | None:
+    """Sizes by the names that Hugging Face configs give them."""
+    config = graph.config
+
+    def first(*names: str) -> int | None:
+        return next((int(config[n]) for n in names if isinstance(config.get(n), int)), None)
+
+    hidden, heads = first("hidden_size", "n_embd", "d_model"), first("num_attention_heads", "n_head", "num_heads")
+    layers = first("num_hidden_layers", "n_layer", "num_layers")
+    if hidden is None or heads is None or layers is None:
+        return None
+    inner = first("intermediate_size", "n_inner", "d_ff") or 4 * hidden
+    return Layer(hidden, inner, heads, first("num_key_value_heads") or heads, layers)

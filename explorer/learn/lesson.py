@@ -1,0 +1,96 @@
+"""What a lesson is: an idea, controls, a list of steps computed live, a question, and the lines of PyTorch that do it.
+
+A lesson holds no result. Its `scene` and `question` are functions of the learner's model and of the controls, and
+every number in them comes from torch or `planner_core` at that moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from explorer.learn.learner import Learner
+
+Choice: TypeAlias = int | str
+Values: TypeAlias = Mapping[str, Choice]
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """Something to play with: `kind` is "slider", "choice" or "draw" (a button that draws another case at random)."""
+
+    key: str
+    label: str
+    options: tuple[Choice, ...]
+    default: Choice
+    names: Mapping[Choice, str] = field(default_factory=dict)
+    kind: str = "choice"
+
+    def name(self, option: Choice) -> str:
+        """An option in words."""
+        return self.names.get(option, str(option))
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One picture of the list: `picture` is SVG or a table, `says` plain sentences with `code` and **strong**."""
+
+    title: str
+    says: str
+    picture: str
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """The steps at one setting; those from `reveal` on wait for an answer. `numbers` are the figures shown, by name."""
+
+    steps: tuple[Step, ...]
+    numbers: Mapping[str, float]
+    reveal: int
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Asked before the reveal. `why[i]` says why option i is right or what is wrong with it."""
+
+    ask: str
+    options: tuple[str, ...]
+    answer: int
+    why: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """One page of the course. `terms` are the words defined here, and only here; `link` is (page, what is there)."""
+
+    number: int
+    title: str
+    idea: str
+    text: tuple[str, ...]
+    terms: tuple[tuple[str, str], ...]
+    controls: tuple[Control, ...]
+    scene: Callable[[Learner, Values], Scene]
+    question: Callable[[Learner, Values], Question]
+    code: str
+    link: tuple[str, str]
+    uses_model: bool = False
+
+    def defaults(self) -> dict[str, Choice]:
+        """The controls as they stand at first."""
+        return {c.key: c.default for c in self.controls}
+
+
+def ordered(right: tuple[str, str], wrong: tuple[tuple[str, str], ...], place: int) -> tuple[tuple[str, ...], int, tuple[str, ...]]:
+    """Options with the right one at `place` (modulo their number), each (text, why); equal texts are said once."""
+    others = [w for i, w in enumerate(wrong) if w[0] != right[0] and w[0] not in {o[0] for o in wrong[:i]}]
+    at = place % (len(others) + 1)
+    rows = [*others[:at], right, *others[at:]]
+    return tuple(r[0] for r in rows), at, tuple(r[1] for r in rows)
+
+
+def asked(ask: str, right: tuple[str, str], wrong: tuple[tuple[str, str], ...], place: int = 1) -> Question:
+    """A question from its right and its wrong options."""
+    options, answer, why = ordered(right, wrong, place)
+    return Question(ask, options, answer, why)
