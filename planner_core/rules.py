@@ -175,6 +175,16 @@ def aligned(shape: tuple[int, ...], rank: int, dim: int) -> DimOf:
     return own if own >= 0 and shape[own] > 1 else None
 
 
+def _dim_attr(op: Op, rank: int) -> int:
+    """The dim argument of a function whose default is the first."""
+    return dims_attr(op, "dim", rank)[0] if op.attrs.get("dim") is not None else 0
+
+
+def changed_dim(op: Op, before: tuple[int, ...], after: tuple[int, ...]) -> int:
+    """The dim that is cut or joined: the one whose size changes, whatever way the call spelled it; else the argument."""
+    return next((d for d, (a, b) in enumerate(zip(before, after, strict=True)) if a != b), _dim_attr(op, len(before)))
+
+
 def arg(op: Op, name: str, default: int | None = None) -> int | None:
     """Position of a named tensor operand."""
     names = op.attrs.get("arg_names")
@@ -231,8 +241,9 @@ def _view(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 
 @rule("transpose", "permute", "t", "swapaxes", "movedim", "T", "mT", "swapdims")
 def _permute(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    order = op.attrs["dims"]
-    assert isinstance(order, tuple)
+    order = op.attrs.get("dims")
+    if not isinstance(order, tuple):
+        return Rule((), known=False)
     return Rule(
         tuple(split(f"d{i}", [int(i)], [j], outs[0][j]) for j, i in enumerate(order) if isinstance(i, int) and outs[0][j] > 1),
         linear=(0,),
@@ -259,7 +270,7 @@ def _repeat(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 
 @rule("split", "chunk", "tensor_split", "split_with_sizes", "unsafe_chunk", "unsafe_split")
 def _split(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    cut = dims_attr(op, "dim", len(ins[0]))[0] if op.attrs.get("dim") is not None else 0
+    cut = changed_dim(op, ins[0], outs[0])
     found = [split(f"d{d}", [d], [d] * len(outs), n) for d, n in enumerate(ins[0]) if d != cut and n > 1]
     sizes = tuple(o[cut] for o in outs)
     # fused projections: every part is split, so the dim is dealt part by part
@@ -270,7 +281,7 @@ def _split(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 @rule("cat", "concat", "stack", "concatenate", "hstack")
 def _cat(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     rank, stacked = len(outs[0]), len(outs[0]) > len(ins[0])
-    cut = dims_attr(op, "dim", rank)[0] if op.attrs.get("dim") is not None else 0
+    cut = _dim_attr(op, rank) if stacked else changed_dim(op, ins[0], outs[0])
     found = []
     for d in range(rank):
         if d == cut or outs[0][d] == 1:
@@ -282,12 +293,12 @@ def _cat(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 
 @rule("unbind")
 def _unbind(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    cut = dims_attr(op, "dim", len(ins[0]))[0] if op.attrs.get("dim") is not None else 0
+    cut = _dim_attr(op, len(ins[0]))
     found = [split(f"d{d}", [d], [d - (d > cut)] * len(outs), n) for d, n in enumerate(ins[0]) if d != cut and n > 1]
     return Rule(tuple(found), linear=(0,))
 
 
-@rule("getitem", "select", "narrow", "diagonal")
+@rule("getitem", "select", "narrow")
 def _getitem(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     """Dims taken whole may be split; a dim that is cut, picked from or indexed may not."""
     if op.fn != "getitem":
@@ -297,8 +308,8 @@ def _getitem(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     else:
         raw = op.attrs.get("index", ())
         index = list(raw) if isinstance(raw, tuple) else []
-    if len(ins) > 1 or any(isinstance(i, tuple) and i and i[0] == "tensor" for i in index):
-        return Rule((), linear=())
+    if len(ins) > 1 or any(isinstance(i, tuple) and i and i[0] in ("tensor", "other") for i in index):
+        return Rule(())
     found, i, j = [], 0, 0
     for item in index:
         kind = item[0] if isinstance(item, tuple) and item else "slice"

@@ -43,7 +43,8 @@ def _elementwise(ins: Shapes, out: tuple[int, ...]) -> list[Split]:
 
 @rule(*LINEAR_UNARY)
 def _linear_unary(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    return Rule(tuple(_elementwise(ins, outs[0])), linear=(0,))
+    rounds = op.fn == "to" and not str(op.attrs.get("dtype", "float")).startswith(("float", "bfloat", "complex", "double", "half"))
+    return Rule(tuple(_elementwise(ins, outs[0])), linear=() if rounds else (0,))
 
 
 @rule(*UNARY)
@@ -61,7 +62,7 @@ def _add(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 @rule(*BINARY)
 def _binary(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     linear: tuple[int, ...] = ()
-    if op.fn.rstrip("_") in ("mul", "div"):
+    if op.fn.rstrip("_") in ("mul", "div") and "rounding_mode" not in op.attrs:
         linear = (0,)  # x * w and x / w are linear in x; the factor is whole
     return Rule(tuple(_elementwise(ins, outs[0])), linear=linear)
 
@@ -71,7 +72,9 @@ def _along_dim(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     """Works along one dim; any other may be split."""
     rank = len(ins[0])
     raw = op.attrs.get("dim", op.attrs.get("dims"))
-    along = dims_attr(op, "dim", rank) if raw is not None else (rank - 1,)
+    if "arg1" in op.attrs:  # an argument that capture could not name: it may be the dim
+        return Rule((), known=False)
+    along = dims_attr(op, "dim", rank) if raw is not None else (1 if op.fn == "normalize" else rank - 1,)
     same = [d for d in range(rank) if d not in along and ins[0][d] > 1]
     return Rule(tuple(split(f"d{d}", [d], [d] * len(outs), ins[0][d]) for d in same))
 
@@ -144,7 +147,7 @@ def _addmm(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     return Rule((*lead, rows_, cols, inner))
 
 
-@rule("matmul", "bmm", "mm", "rmatmul")
+@rule("matmul", "bmm", "mm")
 def _matmul(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     a, b = ins
     if len(a) < 2 or len(b) < 2:
@@ -210,7 +213,8 @@ def _conv(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 @rule("max_pool2d", "avg_pool2d", "adaptive_avg_pool2d", "adaptive_max_pool2d", "max_pool1d", "avg_pool1d", "adaptive_avg_pool1d",
       "interpolate", "pixel_shuffle", "upsample")  # fmt: skip
 def _pool(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    kept = [d for d in (0, 1) if ins[0][d] == outs[0][d] > 1]
+    spatial = int(op.fn[-2]) if op.fn.endswith("d") else len(ins[0]) - 2
+    kept = [d for d in range(len(ins[0]) - spatial) if ins[0][d] == outs[0][d] > 1]
     return Rule(tuple(split(f"d{d}", [d], [d] * len(outs), ins[0][d]) for d in kept))
 
 
@@ -218,13 +222,13 @@ def _pool(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 def _attention(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     """Batch and heads; query length only without a causal mask. Key and value heads bound the heads split."""
     q, k = ins[0], ins[1]
-    if len(q) != 4:
-        return Rule((split("d0", [0] * 3 + [None] * (len(ins) - 3), [0], q[0]),))
     mask = ins[3] if len(ins) > 3 else None
 
     def at(dim: int, key: DimOf, value: DimOf) -> list[DimOf]:
-        return [dim, key, value] + ([aligned(mask, 4, dim)] if mask is not None else [])
+        return [dim, key, value] + ([aligned(mask, len(q), dim)] if mask is not None else [])
 
+    if len(q) != 4:
+        return Rule((split("batch", at(0, 0, 0), [0], q[0]),) if len(q) > 2 else ())
     found = [split("batch", at(0, 0, 0), [0], q[0])] if q[0] > 1 else []
     if q[1] > 1 and k[1] > 1:
         found.append(split("heads", at(1, 1, 1), [1], q[1], k[1]))
@@ -239,6 +243,8 @@ def _cross_entropy(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     logits, targets = ins[0], ins[1]
     if len(logits) != 2 or op.attrs.get("reduction", "mean") not in ("mean", "sum") or len(targets) != 1 or len(ins) > 2:
         return Rule((), known=len(ins) == 2)
+    if op.attrs.get("label_smoothing"):
+        return Rule(())
     count = (Internal("forward", "all_reduce", 4),) if op.attrs.get("reduction", "mean") == "mean" else ()
     tokens = Split("tokens", (0, 0), (None,), (logits[0],), internal=count)
     exchange = Internal("forward", "all_reduce", 4 * logits[0], ("tokens",), count=3)
@@ -256,12 +262,22 @@ def _mean_loss(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 
 @rule("moe_experts")
 def _moe_experts(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """Tokens; the experts' inner width (gate and up are fused, so dealt part by part); the experts themselves."""
-    (t, _), (num_experts, two_inner, _) = ins[0], ins[3]
-    inner = two_inner // 2
-    tokens = split("tokens", [0, 0, 0, None, None], [0], t)
-    width = Split("inner", (None, None, None, 1, 2), (None,), (inner,), segments={3: (inner, inner)})
-    experts = split("experts", [None, None, None, 0, 0], [None], num_experts)
+    """Tokens; the experts' inner width (gate and up are fused, so dealt part by part); the experts themselves.
+
+    Operands: hidden, index, weights, up, down[, up bias][, down bias].
+    """
+    (t, _), up, down = ins[0], ins[3], ins[4]
+    turned, gated = bool(op.attrs.get("transposed")), bool(op.attrs.get("gated", True))
+    inner = down[1 if turned else 2]
+    none: list[DimOf] = [None] * (len(ins) - 5)
+    biases: list[DimOf] = [1 if shape[-1] == up[2 if turned else 1] and k == 0 else None for k, shape in enumerate(ins[5:])]
+    tokens = split("tokens", [0, 0, 0, None, None, *none], [0], t)
+    fused = {i: (inner, inner) for i in (3, *(5 + k for k, d in enumerate(biases) if d is not None))} if gated else {}
+    added = tuple(5 + k for k, d in enumerate(biases) if d is None)
+    width = Split(
+        "inner", (None, None, None, *((2, 1) if turned else (1, 2)), *biases), (None,), (inner,), bias=added, segments=fused
+    )  # fmt: skip
+    experts = split("experts", [None, None, None, 0, 0, *[0] * len(none)], [None], up[0])
     return Rule((tokens, width, experts))
 
 

@@ -1,0 +1,338 @@
+"""Judge rows by arithmetic: cut real tensors, run the pieces, join by placement, compare with the whole op and its gradients.
+
+Nothing of `planner_core.runtime` is used: the interpreter below runs all ranks of a small mesh in this process.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from planner_core.capture.attrs import describe
+from planner_core.graph import Op, TensorMeta, Value
+from planner_core.moe import moe_experts
+from planner_core.placement import P, Placement, R, Shard
+from planner_core.rules import Row, rows
+
+Rank = tuple[int, ...]
+Pieces = dict[Rank, torch.Tensor]
+
+
+@dataclass
+class Case:
+    """One call on small global tensors. `kinds` are those of its tensor operands, in call order."""
+
+    fn: str
+    func: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    kinds: str = ""  # one letter per tensor operand: a(ctivation), p(arameter), c(onstant); default a, then p
+    name: str = ""
+
+    def __str__(self) -> str:
+        return self.name or self.fn
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        return list(leaves((self.args, self.kwargs)))
+
+    def call(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The function on other operands."""
+        args, kwargs = put((self.args, self.kwargs), iter(tensors))
+        return results(self.func(*args, **kwargs))
+
+    def op(self) -> tuple[Op, tuple[Value, ...]]:
+        """The op as capture would record it, and its values."""
+        tensors = self.tensors
+        outs = self.call(tensors)
+        kinds = (self.kinds or "a" + "p" * len(tensors))[: len(tensors)]
+        long = {"a": "activation", "p": "parameter", "c": "constant"}
+        values = [value(t, long[k], k != "c" and t.is_floating_point()) for t, k in zip(tensors, kinds, strict=True)]
+        tracked = any(v.grad for v in values)
+        values += [value(t, "activation", tracked and t.is_floating_point() and t.requires_grad is not None) for t in outs]
+        attrs = describe(self.fn, self.func, self.args, self.kwargs, outs)
+        ids = tuple(range(len(values)))
+        return Op(f"m/{self.fn}", self.fn, ids[: len(tensors)], ids[len(tensors) :], attrs), tuple(values)
+
+
+def value(t: torch.Tensor, kind: str, grad: bool) -> Value:
+    return Value(TensorMeta(tuple(t.shape), str(t.dtype).removeprefix("torch.")), kind, grad=grad)
+
+
+def leaves(tree: Any) -> Iterator[torch.Tensor]:
+    if isinstance(tree, torch.Tensor):
+        yield tree
+    elif isinstance(tree, (tuple, list)):
+        for t in tree:
+            yield from leaves(t)
+    elif isinstance(tree, dict):
+        yield from leaves(list(tree.values()))
+
+
+def put(tree: Any, tensors: Iterator[torch.Tensor]) -> Any:
+    if isinstance(tree, torch.Tensor):
+        return next(tensors)
+    if isinstance(tree, tuple):
+        return tuple(put(t, tensors) for t in tree)
+    if isinstance(tree, list):
+        return [put(t, tensors) for t in tree]
+    if isinstance(tree, dict):
+        return {k: put(t, tensors) for k, t in tree.items()}
+    return tree
+
+
+def results(out: Any) -> list[torch.Tensor]:
+    return [out] if isinstance(out, torch.Tensor) else [t for t in out if isinstance(t, torch.Tensor)]
+
+
+# --- cutting and joining ---------------------------------------------------------------------------------
+
+
+def cut(t: torch.Tensor, placements: Sequence[Placement], sizes: Sequence[int], segments: dict[int, tuple[int, ...]]) -> Pieces:
+    """The piece of every rank; Partial becomes random terms; a fused dim is dealt part by part."""
+    if not sizes:
+        return {(): t}
+    first, *rest = placements
+    n = sizes[0]
+    parts = dict(segments)
+    if isinstance(first, Shard):
+        d = first.dim
+        blocks = [b.chunk(n, d) for b in t.split(list(segments.get(d, (t.shape[d],))), d)]
+        mine = [torch.cat([b[i] for b in blocks], d) for i in range(n)]
+        if d in parts:
+            parts[d] = tuple(s // n for s in parts[d])
+    elif first == P:
+        terms = [torch.randn_like(t) for _ in range(n - 1)] if t.is_floating_point() else [torch.zeros_like(t)] * (n - 1)
+        mine = [*terms, t - sum(terms)]
+    else:
+        mine = [t] * n
+    return {(i, *k): v for i, m in enumerate(mine) for k, v in cut(m, rest, sizes[1:], parts).items()}
+
+
+def join(pieces: Pieces, placements: Sequence[Placement], sizes: Sequence[int], segments: dict[int, tuple[int, ...]]) -> torch.Tensor:
+    """The inverse of `cut`; raises ValueError where devices that should hold the same do not."""
+    if not sizes:
+        return pieces[()]
+    first, *rest = placements
+    n = sizes[0]
+    parts = dict(segments)
+    if isinstance(first, Shard) and first.dim in parts:
+        parts[first.dim] = tuple(s // n for s in parts[first.dim])
+    mine = [join({k[1:]: v for k, v in pieces.items() if k[0] == i}, rest, sizes[1:], parts) for i in range(n)]
+    if isinstance(first, Shard):
+        d = first.dim
+        cut_up = [m.split(list(parts.get(d, (m.shape[d],))), d) for m in mine]
+        return torch.cat([torch.cat([c[k] for c in cut_up], d) for k in range(len(cut_up[0]))], d)
+    if first == P:
+        return sum(mine[1:], mine[0])
+    for m in mine[1:]:
+        if m.shape != mine[0].shape or not torch.allclose(m.double(), mine[0].double(), atol=1e-9, rtol=1e-9, equal_nan=True):
+            raise ValueError("devices that should hold the same tensor do not")
+    return mine[0]
+
+
+# --- running the pieces -----------------------------------------------------------------------------------
+
+
+@dataclass
+class World:
+    """All ranks of a mesh about to run one op by one row per axis."""
+
+    case: Case
+    op: Op
+    values: tuple[Value, ...]
+    chosen: tuple[Row, ...]
+    sizes: tuple[int, ...]
+    operands: dict[Rank, list[torch.Tensor]]
+
+    def local_shape(self, i: int) -> list[int]:
+        shape = list(self.values[self.op.outputs[i]].meta.shape)
+        for r, n in zip(self.chosen, self.sizes, strict=True):
+            p = r.outputs[i][0]
+            if isinstance(p, Shard):
+                shape[p.dim] //= n
+        return shape
+
+    def part(self, rank: Rank, operand: int, dim: int) -> int:
+        """Which piece of a split dim this rank holds, outermost axis first."""
+        index = 0
+        for i, r, n in zip(rank, self.chosen, self.sizes, strict=True):
+            if r.inputs[operand][0] == Shard(dim):
+                index = index * n + i
+        return index
+
+    def num_parts(self, operand: int, dim: int) -> int:
+        return math.prod(n for r, n in zip(self.chosen, self.sizes, strict=True) if r.inputs[operand][0] == Shard(dim))
+
+    def peers(self, rank: Rank, label: str) -> list[Rank]:
+        """Ranks that differ from this one along axes that split `label` only."""
+        fixed = [a for a, r in enumerate(self.chosen) if r.label != label]
+        return [other for other in self.operands if all(other[a] == rank[a] for a in fixed)]
+
+    def run(self, rank: Rank) -> list[torch.Tensor]:
+        fn, mine = self.op.fn, self.operands[rank]
+        if fn in LOCAL:
+            return LOCAL[fn](self, rank, mine)
+        return self.case.call(mine)
+
+
+def _reshape(w: World, rank: Rank, mine: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [mine[0].reshape(w.local_shape(0))]
+
+
+def _expand(w: World, rank: Rank, mine: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [mine[0].expand(w.local_shape(0))]
+
+
+def _split(w: World, rank: Rank, mine: list[torch.Tensor]) -> list[torch.Tensor]:
+    before, after = (w.values[i].meta.shape for i in (w.op.inputs[0], w.op.outputs[0]))
+    dim = next(d for d in range(len(before)) if before[d] != after[d])
+    return list(mine[0].split([w.local_shape(i)[dim] for i in range(len(w.op.outputs))], dim))
+
+
+def _mean(w: World, rank: Rank, mine: list[torch.Tensor]) -> list[torch.Tensor]:
+    shrunk = math.prod(n for r, n in zip(w.chosen, w.sizes, strict=True) if r.outputs[0][0] == P and r.label != "P")
+    scale = shrunk if w.case.kwargs.get("reduction", "mean") == "mean" else 1
+    return [o / scale for o in w.case.call(mine)]
+
+
+def _embedding(w: World, rank: Rank, mine: list[torch.Tensor]) -> list[torch.Tensor]:
+    ids, table = mine
+    index = ids - w.part(rank, 1, 0) * len(table)
+    inside = (index >= 0) & (index < len(table))
+    return [F.embedding(index.where(inside, torch.zeros_like(index)), table) * inside[..., None]]
+
+
+def _conv(w: World, rank: Rank, mine: list[torch.Tensor]) -> list[torch.Tensor]:
+    options = dict(w.case.kwargs)
+    if options.get("groups", 1) > 1:
+        options["groups"] //= w.num_parts(0, 1)
+    args = put(w.case.args, iter(mine))
+    return results(w.case.func(*args, **options))
+
+
+def _batch_norm(w: World, rank: Rank, mine: list[torch.Tensor]) -> list[torch.Tensor]:
+    training = bool(w.op.attrs.get("training"))
+    x, mean, var, *affine = mine
+    wide = [1, -1] + [1] * (x.dim() - 2)
+    if training:
+        every = torch.cat([w.operands[r][0] for r in w.peers(rank, "d0")])
+        dims = [0, *range(2, x.dim())]
+        mean, var = every.mean(dims), every.var(dims, unbiased=False)
+    out = (x - mean.view(wide)) / (var.view(wide) + 1e-5).sqrt()
+    return [out * affine[0].view(wide) + affine[1].view(wide) if affine else out]
+
+
+def _cross_entropy(w: World, rank: Rank, mine: list[torch.Tensor]) -> list[torch.Tensor]:
+    if not any(r.splits_work for r in w.chosen):
+        return w.case.call(mine)
+    logits, target = mine
+    ignore, reduction = w.op.attrs["ignore_index"], w.op.attrs["reduction"]
+    classes = [logits if r == rank else w.operands[r][0].detach() for r in w.peers(rank, "classes")]
+    losses = F.cross_entropy(torch.cat(classes, 1), target, ignore_index=ignore, reduction="sum")  # type: ignore[arg-type]
+    valid = sum((w.operands[r][1] != ignore).sum() for r in w.peers(rank, "tokens"))
+    return [losses / valid if reduction == "mean" else losses]
+
+
+def _experts(w: World, rank: Rank, mine: list[torch.Tensor]) -> list[torch.Tensor]:
+    args, kwargs = put((w.case.args, w.case.kwargs), iter(mine))
+    return [moe_experts(*args, **{**kwargs, "first_expert": w.part(rank, 3, 0) * mine[3].shape[0]})]
+
+
+LOCAL: dict[str, Callable[[World, Rank, list[torch.Tensor]], list[torch.Tensor]]] = {
+    **dict.fromkeys(("view", "reshape", "flatten", "unflatten", "squeeze", "view_as", "reshape_as", "ravel"), _reshape),
+    **dict.fromkeys(("expand", "expand_as", "broadcast_to"), _expand),
+    **dict.fromkeys(("split", "chunk", "tensor_split", "split_with_sizes", "unsafe_chunk", "unsafe_split"), _split),
+    **dict.fromkeys(("mean", "mse_loss", "l1_loss", "smooth_l1_loss", "binary_cross_entropy_with_logits"), _mean),
+    **dict.fromkeys(("conv1d", "conv2d", "conv3d"), _conv),
+    "embedding": _embedding, "batch_norm": _batch_norm, "cross_entropy": _cross_entropy, "moe_experts": _experts,
+}  # fmt: skip
+
+
+# --- the judgement ----------------------------------------------------------------------------------------
+
+
+def even(op: Op, values: Sequence[Value], chosen: Sequence[Row], sizes: Sequence[int]) -> bool:
+    """Whether every dim, alone and in its fused parts, divides."""
+    need: dict[Any, int] = {}
+    extents: dict[Any, tuple[int, ...]] = {}
+    for r, n in zip(chosen, sizes, strict=True):
+        need[r.label] = need.get(r.label, 1) * n
+        extents[r.label] = r.divides
+        for k, v, (p, _) in [*((i, v, e) for i, (v, e) in enumerate(zip(op.inputs, r.inputs, strict=True))),
+                             *((-1, v, e) for v, e in zip(op.outputs, r.outputs, strict=True))]:  # fmt: skip
+            if isinstance(p, Shard):
+                need[v, p.dim] = need.get((v, p.dim), 1) * n
+                extents[v, p.dim] = r.segments.get(k, ()) or extents.get((v, p.dim), (values[v].meta.shape[p.dim],))
+    return all(e % n == 0 for key, n in need.items() for e in extents[key])
+
+
+def judge(case: Case, chosen: tuple[Row, ...], sizes: tuple[int, ...]) -> str:
+    """What is wrong with running `case` by these rows; empty: nothing."""
+    torch.manual_seed(0)
+    op, values = case.op()
+    whole = [t.detach().clone().requires_grad_(values[i].grad) for i, t in enumerate(case.tensors)]
+    want = case.call([t.clone() for t in whole])
+    grads_in = {i: torch.randn_like(o) for i, o in enumerate(want) if o.requires_grad}
+    wrt = [i for i, t in enumerate(whole) if t.requires_grad] if grads_in else []
+    true_grads = _gradients(want, grads_in, [whole[i] for i in wrt])
+    segments = [{d.dim: s for r in chosen for j, s in r.segments.items() if j == i and isinstance(d := r.inputs[i][0], Shard)} for i in range(len(whole))]
+    operands: dict[Rank, list[torch.Tensor]] = {k: [] for k in itertools.product(*map(range, sizes))}
+    for i, t in enumerate(whole):
+        for rank, piece in cut(t.detach(), [r.inputs[i][0] for r in chosen], sizes, segments[i]).items():
+            operands[rank].append(piece.clone().requires_grad_(values[i].grad))
+    world = World(case, op, values, chosen, sizes, {k: [t.clone() for t in v] for k, v in operands.items()})
+    try:
+        made = {rank: world.run(rank) for rank in operands}
+    except (RuntimeError, ValueError, IndexError) as error:
+        return f"the pieces do not run: {error}"
+    fed = {i: cut(g, [r.outputs[i][1] for r in chosen], sizes, {}) for i, g in grads_in.items()}
+    for i, o in enumerate(want):
+        problem = _differs({k: v[i] for k, v in made.items()}, [r.outputs[i][0] for r in chosen], sizes, {}, o)
+        if problem:
+            return f"result {i}: {problem}"
+    if not wrt:
+        return ""
+    total = sum((made[k][i] * fed[i][k]).sum() for k in made for i in grads_in)
+    flat = [operands[k][i] for k in operands for i in wrt]
+    local = torch.autograd.grad(total, flat, allow_unused=True)
+    found = dict(zip(((k, i) for k in operands for i in wrt), local, strict=True))
+    for i, g in zip(wrt, true_grads, strict=True):
+        pieces = {k: torch.zeros_like(operands[k][i]) if found[k, i] is None else found[k, i] for k in operands}
+        problem = _differs(pieces, [r.inputs[i][1] for r in chosen], sizes, segments[i], g)
+        if problem:
+            return f"gradient of operand {i}: {problem}"
+    return ""
+
+
+def _gradients(outs: list[torch.Tensor], fed: dict[int, torch.Tensor], wrt: list[torch.Tensor]) -> list[torch.Tensor]:
+    if not wrt:
+        return []
+    found = torch.autograd.grad([outs[i] for i in fed], wrt, list(fed.values()), allow_unused=True)
+    return [torch.zeros_like(t) if g is None else g for t, g in zip(wrt, found, strict=True)]
+
+
+def _differs(pieces: Pieces, placements: list[Placement], sizes: Sequence[int], segments: dict[int, tuple[int, ...]], want: torch.Tensor) -> str:
+    try:
+        got = join(pieces, placements, sizes, segments)
+    except (ValueError, RuntimeError) as error:
+        return str(error)
+    if got.shape != want.shape:
+        return f"shape {tuple(got.shape)}, wanted {tuple(want.shape)}"
+    if not torch.allclose(got.detach().double(), want.detach().double(), atol=1e-8, rtol=1e-8, equal_nan=True):
+        return f"off by {(got - want).abs().max():.3g} with {','.join(map(str, placements))}"
+    return ""
+
+
+def all_rows(case: Case) -> tuple[Row, ...]:
+    op, values = case.op()
+    return rows(op, values)
+
+
+__all__ = ["Case", "R", "all_rows", "cut", "even", "join", "judge"]
