@@ -1,6 +1,7 @@
 """The flat capture judges the folded one, on the zoo and on models made to trap it."""
 
 import dataclasses
+import random
 import time
 from functools import cache
 
@@ -14,7 +15,7 @@ from planner_core import moe, sites
 from planner_core.capture import OWN_LOSS, STANDIN_LOSS, capture_graph, capture_module, hf
 from planner_core.capture.compare import difference
 from planner_core.capture.symbolic import symbolic
-from planner_core.errors import CaptureError, InputError
+from planner_core.errors import CaptureError, InputError, PlannerError
 from planner_core.graph import Call, from_json, to_json, unfold
 from planner_core.models import ZOO
 
@@ -431,6 +432,22 @@ def test_bad_files_in_one_sentence(tmp_path, name, content, words):
     path.write_text(content)
     with pytest.raises((InputError, CaptureError), match=words):
         capture_graph(f"{path}:make" if name.endswith(".py") else str(path), batch=1, seq=8)
+
+
+def test_mutated_configs_are_captured_or_refused_in_one_sentence():
+    rng = random.Random(0)
+    odd = [-1, 0, None, "x", 1e9, 3.5, [], {}, True, 7, 10**12, "", [1, 2], float("nan")]
+    refused = 0
+    for _ in range(200):
+        model = rng.choice(list(ZOO.values()))
+        config = {**model.config, **dict.fromkeys(model.depth, 1)}
+        config[rng.choice(list(config))] = rng.choice(odd)
+        try:
+            capture_graph(config, batch=1, seq=8)
+        except PlannerError as error:
+            refused += 1
+            assert "\n" not in str(error)
+    assert refused > 50
 
 
 def test_unknown_name_suggests_the_nearest():

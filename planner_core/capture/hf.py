@@ -199,7 +199,7 @@ def _ids(config: Any, batch: int, seq: int) -> torch.Tensor:
     special: set[Any] = set()
     for name in ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"):
         value = getattr(config, name, None)
-        special.update(value if isinstance(value, (list, tuple)) else [value])
+        special.update(v for v in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(v, int))
     size = getattr(config, "vocab_size", None) or 2
     token = next((i for i in range(min(size, 16)) if i not in special), 0)
     return torch.full((batch, seq), token, dtype=torch.long)
