@@ -1,1 +1,83 @@
-"""Plans are run, and held against what was predicted: static rules, numbers on real ranks, traffic and memory."""
+"""Plans are run, and held against what was predicted.
+
+    check_rules(plan, graph)      # at once: what is wrong can be read off the plan
+    verify(plan, ranks=4)         # numbers: the same architecture and plan, scaled down, on real gloo ranks
+    verify(plan)                  # traffic and memory: full size, on a fake process group of the plan's world size
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from planner_core.capture import capture_graph
+from planner_core.cluster import Cluster
+from planner_core.errors import InputError
+from planner_core.hardware import Workload, cost_model
+from planner_core.plan import Plan
+from planner_core.retarget import retarget, shrink, small_mesh
+from planner_core.verify.fake import verify_fake
+from planner_core.verify.numbers import verify_numbers
+from planner_core.verify.rules import check_rules
+
+__all__ = ["check_rules", "scaled", "verify", "verify_fake", "verify_numbers", "verify_text"]
+MOST_RANKS = 16
+
+
+def verify(
+    plan: Plan, *, ranks: int | None = None, timeout_s: float = 600.0, progress: Callable[[str], None] = lambda text: None
+) -> dict[str, Any]:
+    """`verify --json` of CONTRACT.md: on `ranks` gloo processes, or (None) the plan's own world size, faked.
+
+    Raises InputError for a plan that cannot be scaled so, VerificationFailed where a process fails or hangs.
+    """
+    if ranks is None:
+        progress(f"one step of rank 0 of {plan.mesh.num_devices}")
+        return verify_fake(plan, timeout_s=timeout_s)
+    if not 1 < ranks <= MOST_RANKS:
+        raise InputError(f"--ranks {ranks} is not between 2 and {MOST_RANKS}")
+    progress("a small model with the same plan")
+    small = scaled(plan, ranks)
+    progress(f"{ranks} gloo processes")
+    return verify_numbers(small, timeout_s=timeout_s)
+
+
+def scaled(plan: Plan, ranks: int) -> Plan:
+    """The same plan on a small model of the same architecture and a mesh of `ranks` devices, in float32."""
+    config = plan.model.get("config") or {}
+    if "callable" in config:
+        raise InputError("a model given as path.py:callable cannot be scaled down; verify its plan with --fake")
+    mesh = small_mesh(plan.mesh, ranks)
+    batch = 4 * ranks
+    graph = capture_graph(shrink(config), batch=batch, seq=32, dtype="float32")
+    cluster = Cluster.from_json(dict(plan.cluster))
+    w = plan.workload
+    workload = Workload(batch, 32, "float32", w["optimizer"], w["zero"], w["recompute"])
+    big = cost_model(cluster, plan.mesh, workload)
+    # the small mesh has no place of its own on the cluster: its axes keep the links of the plan's
+    links = tuple(replace(link, size=n, stages=()) for link, n in zip(big.links, mesh.axis_sizes, strict=True))
+    return retarget(plan, graph, replace(big, mesh=mesh, links=links))
+
+
+def verify_text(data: Mapping[str, Any]) -> str:
+    """A report as a few lines."""
+    lines = [f"{'equal' if data['ok'] else 'DIFFERENT'}: {data['ranks']} ranks, {data['backend']}"]
+    if data.get("loss"):
+        loss, grad, param = data["loss"], data["grad"], data["param"]
+        lines.append(f"loss       {loss['single']:.8g} in one process, {loss['parallel']:.8g} here")
+        lines.append(f"gradients  largest relative error {grad['max_rel_error']:.2g} ({grad['worst']})")
+        lines.append(f"AdamW step largest relative error {param['max_rel_error']:.2g} ({param['worst']})")
+    if data.get("memory_bytes"):
+        memory = data["memory_bytes"]
+        lines.append(
+            f"peak       {memory['measured'] / 2**30:.2f} GiB measured, {memory['predicted'] / 2**30:.2f} GiB predicted "
+            f"({100 * memory['rel_error']:.1f} % apart)"
+        )
+    predicted, measured = data["collectives"]["predicted"], data["collectives"]["measured"]
+    for phase in ("forward", "backward", "optimizer"):
+        for kind in sorted({*predicted.get(phase, {}), *measured.get(phase, {})}):
+            rows = [table.get(phase, {}).get(kind, {"count": 0, "bytes": 0}) for table in (measured, predicted)]
+            same = "" if rows[0] == rows[1] else f"   predicted {rows[1]['count']} x, {rows[1]['bytes']:,} bytes"
+            lines.append(f"{phase:10} {kind:15} {rows[0]['count']:5} x {rows[0]['bytes']:>18,} bytes{same}")
+    return "\n".join(lines)

@@ -1,0 +1,125 @@
+"""What can be said about a plan without running it: every finding is a sentence; none means none was found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from planner_core.errors import ShardingError
+from planner_core.graph import Block, Call, Graph, Op
+from planner_core.placement import Partial, Placements, Replicate, Shard, State, format_placements, local_shape
+from planner_core.plan import BlockPlan, Edge, ParamPlan, Plan, Step
+
+
+def check_rules(plan: Plan, graph: Graph) -> list[str]:
+    """Sites and parameters that match nothing, uneven splits, edges that do not lead where they say, sums that are missing."""
+    found: list[str] = []
+    labels = {prefix: label for label, bp in plan.blocks.items() for prefix in bp.prefixes}
+    delivered: dict[int, State] = {}
+    found += _block("", graph.top, plan, delivered, labels, graph)
+    prefixes = {c.prefix for c in graph.calls()}
+    found += [f"block {p!r} matches no part of {graph.name}" for p in labels if p and p not in prefixes]
+    found += [f"{p!r} of {graph.name} has no plan" for p in prefixes if p not in labels]
+    return found
+
+
+def _block(
+    label: str, block: Block, plan: Plan, delivered: dict[int, State], labels: Mapping[str, str], graph: Graph
+) -> Iterator[str]:
+    bp = plan.blocks[label]
+    where = label or "top"
+    names = {v.name for v in block.values if v.kind == "parameter"}
+    yield from (f"{where}: parameter {n!r} matches nothing" for n in bp.params if n not in names)
+    yield from (f"{where}: op {n!r} matches nothing" for n in bp.sites if n not in {o.name for o in block.ops})
+    for i, value in enumerate(block.values):
+        param = bp.params.get(value.name) if value.kind == "parameter" and i not in block.inputs else None
+        if param is not None:
+            delivered[i] = _stored(param)
+            yield from _even(f"{where}: {value.name}", value.meta.shape, param.stored, plan)
+    for item in block.items:
+        if isinstance(item, Call):
+            yield from _call(item, plan, delivered, labels, graph)
+        elif item.name not in bp.sites:
+            yield f"{where}: op {item.name} has no plan"
+        else:
+            yield from _site(where, block, item, bp, plan, delivered)
+
+
+def _call(
+    call: Call, plan: Plan, outer: dict[int, State], labels: Mapping[str, str], graph: Graph
+) -> Iterator[str]:
+    if call.prefix not in labels:
+        return
+    block = graph.blocks[call.block]
+    inner = {i: outer[o] for i, o in zip(block.inputs, call.inputs, strict=True) if o in outer}
+    yield from _block(labels[call.prefix], block, plan, inner, labels, graph)
+    outer.update({o: inner[i] for i, o in zip(block.outputs, call.outputs, strict=True) if i in inner})
+
+
+def _stored(param: ParamPlan) -> State:
+    summed = tuple(Partial() if a in param.sync else p for a, p in enumerate(param.stored))
+    return State(param.stored, summed)
+
+
+def _site(where: str, block: Block, op: Op, bp: BlockPlan, plan: Plan, delivered: dict[int, State]) -> Iterator[str]:
+    site, name = bp.sites[op.name], f"{where}: {op.name}"
+    if (len(site.inputs), len(site.outputs)) != (len(op.inputs), len(op.outputs)):
+        yield f"{name} has {len(op.inputs)} operands and {len(op.outputs)} results, the plan {len(site.inputs)} and {len(site.outputs)}"
+        return
+    for v, edge in zip(op.inputs, site.inputs, strict=True):
+        value = block.values[v]
+        if value.kind != "constant":
+            if v in delivered and delivered[v].forward != edge.src.forward:
+                yield f"{name} expects operand {v} as {edge.src}, but it is delivered as {delivered[v]}"
+            if value.grad and v in delivered and delivered[v].gradient != edge.src.gradient:
+                yield f"{name} returns the gradient of operand {v} as {edge.src}, but {delivered[v]} is summed"
+            yield from _leads(f"{name} operand {v}", edge, value.grad)
+        yield from _even(f"{name} operand {v}", value.meta.shape, edge.dst.forward, plan, edge)
+    for v, edge in zip(op.outputs, site.outputs, strict=True):
+        delivered[v] = edge.dst
+        yield from _leads(f"{name} result {v}", edge, block.values[v].grad, result=True)
+        yield from _even(f"{name} result {v}", block.values[v].meta.shape, edge.src.forward, plan, edge)
+        yield from _even(f"{name} result {v}", block.values[v].meta.shape, edge.dst.forward, plan, edge)
+    yield from _attention(name, op, site.inputs)
+
+
+def _leads(name: str, edge: Edge, grad: bool, result: bool = False) -> Iterator[str]:
+    """Steps must lead from one end of the edge to the other."""
+    yield from _walk(f"{name}: forward", edge.forward, edge.src.forward, edge.dst.forward)
+    if grad:
+        yield from _walk(f"{name}: backward", edge.backward, edge.dst.gradient, edge.src.gradient)
+
+
+def _walk(name: str, steps: Iterable[Step], src: Placements, dst: Placements) -> Iterator[str]:
+    here = list(src)
+    for step in steps:
+        if here[step.axis] != step.src:
+            yield f"{name} step {step} starts from {format_placements(here)}"
+            return
+        inner = here[step.axis + 1 :]
+        if any(isinstance(p, Shard) and p in inner for p in (step.src, step.dst)):
+            yield f"{name} step {step} moves the outer of two axes that split one dim"
+        here[step.axis] = step.dst
+    if tuple(here) != dst:
+        yield f"{name} steps lead from {format_placements(src)} to {format_placements(here)}, not to {format_placements(dst)}"
+
+
+def _even(name: str, shape: tuple[int, ...], placements: Placements, plan: Plan, edge: Edge | None = None) -> Iterator[str]:
+    parts = edge.segments if edge else {}
+    try:
+        local_shape(shape, placements, plan.mesh.axis_sizes)
+        for dim, sizes in parts.items():
+            for size in sizes:
+                along = tuple(Shard(0) if p == Shard(dim) else Replicate() for p in placements)
+                local_shape((size,), along, plan.mesh.axis_sizes)
+    except ShardingError as error:
+        yield f"{name}: {error}"
+
+
+def _attention(name: str, op: Op, inputs: tuple[Edge, ...]) -> Iterator[str]:
+    """Query heads split beside whole keys and values would pair them with the wrong heads, and nothing would raise."""
+    if op.fn != "scaled_dot_product_attention":
+        return
+    for axis, p in enumerate(inputs[0].dst.forward):
+        for other in inputs[1:3]:
+            if p == Shard(1) and other.dst.forward[axis] != p:
+                yield f"{name} splits query heads over axis {axis}, but not those of keys and values"
