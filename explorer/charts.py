@@ -11,7 +11,7 @@ from plotly.subplots import make_subplots
 from explorer import units
 from explorer.palette import COMMUNICATION, COMPUTE, KIND_COLOURS, MEMORY_COLOURS, MEMORY_KINDS, MEMORY_NAMES, Theme
 from explorer.words import title
-from planner_core.pipeline import Candidates
+from planner_core.candidates import Candidates
 from planner_core.plan import PHASES, Plan
 
 GIB = units.GIB
@@ -22,12 +22,31 @@ PATTERNS = ("", "/", ".")
 
 def _style(figure: go.Figure, theme: Theme, height: int) -> go.Figure:
     figure.update_layout(
-        height=height, margin={"l": 8, "r": 16, "t": 30, "b": 92}, paper_bgcolor="rgba(0,0,0,0)", plot_bgcolor="rgba(0,0,0,0)",
-        font={"family": FONT, "size": 14, "color": theme.text}, hoverlabel={"font": {"family": FONT, "size": 13}},
-        legend={"orientation": "h", "x": 0, "y": 0, "yref": "container", "yanchor": "bottom", "font": {"size": 13}, "traceorder": "normal"},
+        height=height,
+        margin={"l": 8, "r": 16, "t": 30, "b": 92},
+        paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="rgba(0,0,0,0)",
+        font={"family": FONT, "size": 14, "color": theme.text},
+        hoverlabel={"font": {"family": FONT, "size": 13}},
+        legend={
+            "orientation": "h",
+            "x": 0,
+            "y": 0,
+            "yref": "container",
+            "yanchor": "bottom",
+            "font": {"size": 13},
+            "traceorder": "normal",
+        },
         dragmode="pan",
-    )  # fmt: skip
-    axes = {"gridcolor": theme.grid, "zerolinecolor": theme.grid, "linecolor": theme.grid, "automargin": True, "title_standoff": 8, "title_font_size": 13.5}
+    )
+    axes = {
+        "gridcolor": theme.grid,
+        "zerolinecolor": theme.grid,
+        "linecolor": theme.grid,
+        "automargin": True,
+        "title_standoff": 8,
+        "title_font_size": 13.5,
+    }
     figure.update_xaxes(**axes)
     figure.update_yaxes(**axes)
     return figure
@@ -42,13 +61,35 @@ def plans_scatter(
     """Whole-model plans: communication per step against memory per GPU, the GPU's memory as a line."""
     figure = go.Figure()
     front = sorted((n for n in plans if n not in baselines), key=lambda n: plans[n].cost.comm_time_s)
-    _plan_points(figure, {n: plans[n] for n in front}, "best and trade-offs", "circle", COMPUTE, theme, capacity_bytes / GIB, line=len(front) > 1)
-    _plan_points(figure, {n: plans[n] for n in baselines if n in plans}, "baselines", "diamond", COMMUNICATION, theme, capacity_bytes / GIB)
+    _plan_points(
+        figure,
+        {n: plans[n] for n in front},
+        "best and trade-offs",
+        "circle",
+        COMPUTE,
+        theme,
+        capacity_bytes / GIB,
+        line=len(front) > 1,
+    )
+    _plan_points(
+        figure,
+        {n: plans[n] for n in baselines if n in plans},
+        "baselines",
+        "diamond",
+        COMMUNICATION,
+        theme,
+        capacity_bytes / GIB,
+    )
     mark = plans[chosen].cost
     figure.add_scatter(
-        x=[mark.comm_time_s * 1e3], y=[mark.memory_bytes["peak"] / GIB], mode="markers", name="chosen", hoverinfo="skip",
-        marker={"symbol": "circle-open", "size": 24, "color": theme.text, "line": {"width": 2}}, showlegend=False,
-    )  # fmt: skip
+        x=[mark.comm_time_s * 1e3],
+        y=[mark.memory_bytes["peak"] / GIB],
+        mode="markers",
+        name="chosen",
+        hoverinfo="skip",
+        marker={"symbol": "circle-open", "size": 24, "color": theme.text, "line": {"width": 2}},
+        showlegend=False,
+    )
     xs = [p.cost.comm_time_s * 1e3 for p in plans.values()]
     ys = [p.cost.memory_bytes["peak"] / GIB for p in plans.values()]
     _capacity(figure, capacity_bytes, theme)
@@ -58,20 +99,34 @@ def plans_scatter(
 
 
 def _plan_points(
-    figure: go.Figure, plans: Mapping[str, Plan], name: str, symbol: str, colour: str, theme: Theme, capacity: float,
+    figure: go.Figure,
+    plans: Mapping[str, Plan],
+    name: str,
+    symbol: str,
+    colour: str,
+    theme: Theme,
+    capacity: float,
     line: bool = False,
-) -> None:  # fmt: skip
+) -> None:
     if not plans:
         return
     xs = [p.cost.comm_time_s * 1e3 for p in plans.values()]
     ys = [p.cost.memory_bytes["peak"] / GIB for p in plans.values()]
     figure.add_scatter(
-        x=xs, y=ys, mode="lines+markers+text" if line else "markers+text", name=name, customdata=list(plans),
-        text=[f"\u2002{title(p)}\u2002" for p in plans.values()], textposition=_positions(xs, ys, capacity), textfont={"size": 12.5, "color": theme.text},
+        x=xs,
+        y=ys,
+        mode="lines+markers+text" if line else "markers+text",
+        name=name,
+        customdata=list(plans),
+        text=[f"\u2002{title(p)}\u2002" for p in plans.values()],
+        textposition=_positions(xs, ys, capacity),
+        textfont={"size": 12.5, "color": theme.text},
         marker={"symbol": symbol, "size": 12, "color": colour, "line": {"width": 1.5, "color": theme.surface}},
-        line={"width": 1, "color": colour}, cliponaxis=False,
-        hovertext=[plan_hover(p) for p in plans.values()], hovertemplate="%{hovertext}<extra></extra>",
-    )  # fmt: skip
+        line={"width": 1, "color": colour},
+        cliponaxis=False,
+        hovertext=[plan_hover(p) for p in plans.values()],
+        hovertemplate="%{hovertext}<extra></extra>",
+    )
 
 
 def _positions(xs: Sequence[float], ys: Sequence[float], line: float) -> list[str]:
@@ -91,10 +146,12 @@ def plan_hover(plan: Plan) -> str:
     """What a point says."""
     c = plan.cost
     lines = [
-        f"<b>{_escape(title(plan))}</b>", f"mesh {_escape(str(plan.mesh))}", f"step {units.seconds(c.step_time_s)}",
+        f"<b>{_escape(title(plan))}</b>",
+        f"mesh {_escape(str(plan.mesh))}",
+        f"step {units.seconds(c.step_time_s)}",
         f"communication {units.seconds(c.comm_time_s)}, of which {units.seconds(c.exposed_comm_time_s)} exposed",
         f"memory {units.memory(c.memory_bytes['peak'])}" + ("" if plan.fits else ", does not fit"),
-    ]  # fmt: skip
+    ]
     return "<br>".join(lines)
 
 
@@ -104,10 +161,11 @@ def _escape(text: str) -> str:
 
 def _capacity(figure: go.Figure, capacity_bytes: int, theme: Theme) -> None:
     figure.add_hline(
-        y=capacity_bytes / GIB, line={"color": theme.text, "width": 1.5, "dash": "dash"},
+        y=capacity_bytes / GIB,
+        line={"color": theme.text, "width": 1.5, "dash": "dash"},
         annotation={"text": f"GPU memory {units.memory(capacity_bytes)}", "font": {"color": theme.text, "size": 13}},
         annotation_position="top left",
-    )  # fmt: skip
+    )
 
 
 def candidates_scatter(found: Candidates, picked: int | None, theme: Theme) -> go.Figure:
@@ -118,20 +176,33 @@ def candidates_scatter(found: Candidates, picked: int | None, theme: Theme) -> g
     front = front[np.argsort(x[front])]
     figure = go.Figure()
     figure.add_scattergl(
-        x=x[shown].astype(np.float32), y=y[shown].astype(np.float32), mode="markers", name=f"{units.whole(len(shown))} candidates",
-        customdata=shown.astype(np.int32), marker={"size": 5, "color": theme.faint, "opacity": 0.35},
+        x=x[shown].astype(np.float32),
+        y=y[shown].astype(np.float32),
+        mode="markers",
+        name=f"{units.whole(len(shown))} candidates",
+        customdata=shown.astype(np.int32),
+        marker={"size": 5, "color": theme.faint, "opacity": 0.35},
         hovertemplate="communication %{x:.3g} ms<br>memory %{y:.3g} GiB<extra>candidate</extra>",
-    )  # fmt: skip
+    )
     figure.add_scattergl(
-        x=x[front].astype(np.float32), y=y[front].astype(np.float32), mode="lines+markers", name="front: none is better in both",
-        customdata=front.astype(np.int32), marker={"size": 9, "color": COMPUTE}, line={"width": 1.2, "color": COMPUTE},
+        x=x[front].astype(np.float32),
+        y=y[front].astype(np.float32),
+        mode="lines+markers",
+        name="front: none is better in both",
+        customdata=front.astype(np.int32),
+        marker={"size": 9, "color": COMPUTE},
+        line={"width": 1.2, "color": COMPUTE},
         hovertemplate="communication %{x:.3g} ms<br>memory %{y:.3g} GiB<extra>on the front</extra>",
-    )  # fmt: skip
+    )
     if picked is not None and 0 <= picked < len(x) and np.isfinite(x[picked]):
         figure.add_scatter(
-            x=[x[picked]], y=[y[picked]], mode="markers", showlegend=False, hoverinfo="skip",
+            x=[x[picked]],
+            y=[y[picked]],
+            mode="markers",
+            showlegend=False,
+            hoverinfo="skip",
             marker={"symbol": "circle-open", "size": 20, "color": theme.text, "line": {"width": 2}},
-        )  # fmt: skip
+        )
     figure.update_xaxes(title="communication per step, ms", rangemode="tozero")
     figure.update_yaxes(title="memory per GPU, GiB", rangemode="tozero")
     return _style(figure, theme, 430)
@@ -147,23 +218,36 @@ def memory_bars(plans: Mapping[str, Plan], capacity_bytes: int, theme: Theme) ->
     for kind in MEMORY_KINDS:
         sizes = [p.cost.memory_bytes.get(kind, 0) for p in plans.values()]
         figure.add_bar(
-            y=names, x=[s / GIB for s in sizes], name=MEMORY_NAMES[kind], orientation="h", marker_color=MEMORY_COLOURS[kind],
-            marker_line={"width": 1, "color": theme.surface}, hovertext=[units.memory(s) for s in sizes],
+            y=names,
+            x=[s / GIB for s in sizes],
+            name=MEMORY_NAMES[kind],
+            orientation="h",
+            marker_color=MEMORY_COLOURS[kind],
+            marker_line={"width": 1, "color": theme.surface},
+            hovertext=[units.memory(s) for s in sizes],
             hovertemplate="%{y}: " + MEMORY_NAMES[kind] + " %{hovertext}<extra></extra>",
-        )  # fmt: skip
+        )
     totals = [p.cost.memory_bytes["peak"] for p in plans.values()]
     parts = [sum(p.cost.memory_bytes.get(k, 0) for k in MEMORY_KINDS) for p in plans.values()]
     ends = [max(t, s) / GIB for t, s in zip(totals, parts, strict=True)]
     figure.add_scatter(
-        x=[t / GIB for t in totals], y=names, mode="markers", name="peak", hoverinfo="skip",
+        x=[t / GIB for t in totals],
+        y=names,
+        mode="markers",
+        name="peak",
+        hoverinfo="skip",
         marker={"symbol": "line-ns", "size": 20, "line": {"width": 2.5, "color": theme.text}},
-    )  # fmt: skip
+    )
     for name, total, end in zip(names, totals, ends, strict=True):
-        figure.add_annotation(x=end, y=name, text=units.memory(total), xanchor="left", xshift=8, showarrow=False, bgcolor=theme.surface)
+        figure.add_annotation(
+            x=end, y=name, text=units.memory(total), xanchor="left", xshift=8, showarrow=False, bgcolor=theme.surface
+        )
     figure.add_vline(
-        x=capacity_bytes / GIB, line={"color": theme.text, "width": 1.5, "dash": "dash"},
-        annotation={"text": f"GPU memory {units.memory(capacity_bytes)}"}, annotation_position="top left",
-    )  # fmt: skip
+        x=capacity_bytes / GIB,
+        line={"color": theme.text, "width": 1.5, "dash": "dash"},
+        annotation={"text": f"GPU memory {units.memory(capacity_bytes)}"},
+        annotation_position="top left",
+    )
     figure.update_layout(barmode="stack")
     figure.update_xaxes(title="memory per GPU, GiB", range=[0, max(capacity_bytes / GIB, *ends) * 1.16])
     figure.update_yaxes(autorange="reversed")
@@ -178,19 +262,50 @@ def timeline(plans: Mapping[str, Plan], theme: Theme) -> go.Figure:
     hidden = [max(0.0, c.comm_time_s - c.exposed_comm_time_s) for c in costs]
     rows = (
         ("compute", [c.compute_time_s for c in costs], [0.0] * len(costs), COMPUTE, "", 0.42, -0.36),
-        ("exposed communication", [c.exposed_comm_time_s for c in costs], [c.compute_time_s for c in costs], COMMUNICATION, "", 0.42, -0.36),
-        ("hidden communication", hidden, [max(0.0, c.compute_time_s - h) for c, h in zip(costs, hidden, strict=True)], COMMUNICATION, "/", 0.16, 0.12),
-    )  # fmt: skip
+        (
+            "exposed communication",
+            [c.exposed_comm_time_s for c in costs],
+            [c.compute_time_s for c in costs],
+            COMMUNICATION,
+            "",
+            0.42,
+            -0.36,
+        ),
+        (
+            "hidden communication",
+            hidden,
+            [max(0.0, c.compute_time_s - h) for c, h in zip(costs, hidden, strict=True)],
+            COMMUNICATION,
+            "/",
+            0.16,
+            0.12,
+        ),
+    )
     for name, lengths, bases, colour, pattern, width, offset in rows:
         figure.add_bar(
-            y=list(range(len(names))), x=[v * 1e3 for v in lengths], base=[b * 1e3 for b in bases], orientation="h", name=name,
-            width=width, offset=offset, hovertext=[f"{n}: {name} {units.seconds(v)}" for n, v in zip(names, lengths, strict=True)],
+            y=list(range(len(names))),
+            x=[v * 1e3 for v in lengths],
+            base=[b * 1e3 for b in bases],
+            orientation="h",
+            name=name,
+            width=width,
+            offset=offset,
+            hovertext=[f"{n}: {name} {units.seconds(v)}" for n, v in zip(names, lengths, strict=True)],
             hovertemplate="%{hovertext}<extra></extra>",
-            marker={"color": colour, "pattern": {"shape": pattern, "fgcolor": colour, "bgcolor": theme.surface, "size": 6}, "line": {"width": 0}},
-        )  # fmt: skip
+            marker={
+                "color": colour,
+                "pattern": {"shape": pattern, "fgcolor": colour, "bgcolor": theme.surface, "size": 6},
+                "line": {"width": 0},
+            },
+        )
     for i, c in enumerate(costs):
         figure.add_annotation(
-            x=c.step_time_s * 1e3, y=i - 0.15, text=units.seconds(c.step_time_s), xanchor="left", xshift=8, showarrow=False
+            x=c.step_time_s * 1e3,
+            y=i - 0.15,
+            text=units.seconds(c.step_time_s),
+            xanchor="left",
+            xshift=8,
+            showarrow=False,
         )
     figure.update_layout(barmode="overlay")
     figure.update_xaxes(title="one step, ms", range=[0, max(c.step_time_s for c in costs) * 1.14e3])
@@ -200,7 +315,9 @@ def timeline(plans: Mapping[str, Plan], theme: Theme) -> go.Figure:
 
 def collectives_bars(plans: Mapping[str, Plan], theme: Theme) -> go.Figure:
     """Bytes that one GPU sends per step: a panel a phase, colours by collective, patterns by mesh axis."""
-    phases = [ph for ph in PHASES if any(t.phase == ph and t.wire_bytes for p in plans.values() for t in p.cost.traffic)] or ["forward"]
+    phases = [
+        ph for ph in PHASES if any(t.phase == ph and t.wire_bytes for p in plans.values() for t in p.cost.traffic)
+    ] or ["forward"]
     figure = make_subplots(cols=len(phases), shared_yaxes=True, subplot_titles=phases, horizontal_spacing=0.04)
     names = [title(p) for p in plans.values()]
     keys = dict.fromkeys((t.kind, p.mesh.axis_names[t.axis]) for p in plans.values() for t in p.cost.traffic)
@@ -209,12 +326,30 @@ def collectives_bars(plans: Mapping[str, Plan], theme: Theme) -> go.Figure:
         for col, phase in enumerate(phases, 1):
             rows = [_row(p, phase, kind, axis) for p in plans.values()]
             figure.add_bar(
-                y=names, x=[r[0] / 1e9 for r in rows], orientation="h", name=f"{kind} on {axis}", legendgroup=f"{kind}{axis}",
-                showlegend=col == 1, row=1, col=col, hovertemplate="%{hovertext}<extra></extra>",
-                hovertext=[f"{n}: {k} {kind} on {axis}, {units.traffic(b)} sent" for n, (b, k) in zip(names, rows, strict=True)],
-                marker={"color": KIND_COLOURS.get(kind, theme.faint), "line": {"width": 1, "color": theme.surface},
-                        "pattern": {"shape": PATTERNS[axes.index(axis) % 3], "fillmode": "overlay", "fgcolor": theme.surface, "size": 7, "solidity": 0.35}},
-            )  # fmt: skip
+                y=names,
+                x=[r[0] / 1e9 for r in rows],
+                orientation="h",
+                name=f"{kind} on {axis}",
+                legendgroup=f"{kind}{axis}",
+                showlegend=col == 1,
+                row=1,
+                col=col,
+                hovertemplate="%{hovertext}<extra></extra>",
+                hovertext=[
+                    f"{n}: {k} {kind} on {axis}, {units.traffic(b)} sent" for n, (b, k) in zip(names, rows, strict=True)
+                ],
+                marker={
+                    "color": KIND_COLOURS.get(kind, theme.faint),
+                    "line": {"width": 1, "color": theme.surface},
+                    "pattern": {
+                        "shape": PATTERNS[axes.index(axis) % 3],
+                        "fillmode": "overlay",
+                        "fgcolor": theme.surface,
+                        "size": 7,
+                        "solidity": 0.35,
+                    },
+                },
+            )
     figure.update_layout(barmode="stack")
     figure.update_xaxes(title="sent per GPU, GB", rangemode="tozero")
     figure.update_yaxes(autorange="reversed", col=1)

@@ -29,8 +29,18 @@ class Target:
 
 
 TARGETS = (
-    Target("torchrun", "torchrun script", ".py", "One self-contained training script; every weight and every activation placed as the plan says."),
-    Target("parallelize_module", "parallelize_module", ".py", "PyTorch’s own tensor-parallel styles, for a loop you already have."),
+    Target(
+        "torchrun",
+        "torchrun script",
+        ".py",
+        "One self-contained training script; every weight and every activation placed as the plan says.",
+    ),
+    Target(
+        "parallelize_module",
+        "parallelize_module",
+        ".py",
+        "PyTorch’s own tensor-parallel styles, for a loop you already have.",
+    ),
     Target("hf", "Hugging Face", ".json", "A DistributedConfig for from_pretrained."),
     Target("deepspeed", "DeepSpeed AutoTP", ".json", "The tensor_parallel part of a DeepSpeed config."),
     Target("megatron", "Megatron-LM", ".txt", "Degrees of parallelism as arguments."),

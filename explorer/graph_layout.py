@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 RANK_GAP = 15.0
 NODE_GAP = 22.0
@@ -105,7 +106,7 @@ def _with_dummies(
             rows[r].append(name)
         chains[i] = chain
         path = [src, *chain, dst]
-        links += list(zip(path, path[1:], strict=False))
+        links += list(pairwise(path))
     return chains, rows, links
 
 
@@ -167,9 +168,14 @@ def _spread(wish: list[float], widths: list[float]) -> list[float]:
 
 
 def _routes(
-    edges: Sequence[tuple[str, str]], chains: Mapping[int, list[str]], centres: Mapping[str, Point],
-    size: Mapping[str, tuple[float, float]], x: Mapping[str, float], middles: Sequence[float], rank: Mapping[str, int],
-) -> list[tuple[Point, ...]]:  # fmt: skip
+    edges: Sequence[tuple[str, str]],
+    chains: Mapping[int, list[str]],
+    centres: Mapping[str, Point],
+    size: Mapping[str, tuple[float, float]],
+    x: Mapping[str, float],
+    middles: Sequence[float],
+    rank: Mapping[str, int],
+) -> list[tuple[Point, ...]]:
     routes: list[tuple[Point, ...]] = [()] * len(edges)
     for i, (src, dst) in enumerate(edges):
         if i in chains:
@@ -219,9 +225,7 @@ class _Lanes:
 
     def _outermost(self, name: str, side: int) -> bool:
         mine = self.centres[name][0] * side
-        return all(
-            c[0] * side <= mine for other, c in self.centres.items() if self.rank[other] == self.rank[name]
-        )
+        return all(c[0] * side <= mine for other, c in self.centres.items() if self.rank[other] == self.rank[name])
 
     def _leave(self, name: str, side: int, lane: float, above: bool = False) -> list[Point]:
         (cx, cy), (w, h) = self.centres[name], self.size[name]
@@ -240,7 +244,10 @@ def _shifted(
     ends = [c[0] + size[n][0] / 2 for n, c in centres.items()] + [p[0] for route in routes for p in route]
     left, right = min(xs), max(ends)
     bottom = max(c[1] + size[n][1] / 2 for n, c in centres.items())
-    round_ = lambda p: (round(p[0] - left, 1), round(p[1], 1))  # noqa: E731
+
+    def moved(p: Point) -> Point:
+        return round(p[0] - left, 1), round(p[1], 1)
+
     return Layout(
-        {n: round_(c) for n, c in centres.items()}, tuple(tuple(map(round_, r)) for r in routes), right - left, bottom
+        {n: moved(c) for n, c in centres.items()}, tuple(tuple(map(moved, r)) for r in routes), right - left, bottom
     )

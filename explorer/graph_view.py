@@ -25,10 +25,20 @@ from planner_core.rules import is_heavy, rows
 NODE_HEIGHT = 34.0
 PORT_HEIGHT = 16.0
 PLAIN = {
-    "scaled_dot_product_attention": "attention", "cross_entropy": "loss", "moe_experts": "experts",
-    "add": "add", "add_": "add", "iadd": "add", "mul": "multiply", "matmul": "matmul", "layer_norm": "layer norm",
-    "batch_norm": "batch norm", "getitem": "index", "nll_loss": "loss", "mse_loss": "loss",
-}  # fmt: skip
+    "scaled_dot_product_attention": "attention",
+    "cross_entropy": "loss",
+    "moe_experts": "experts",
+    "add": "add",
+    "add_": "add",
+    "iadd": "add",
+    "mul": "multiply",
+    "matmul": "matmul",
+    "layer_norm": "layer norm",
+    "batch_norm": "batch norm",
+    "getitem": "index",
+    "nll_loss": "loss",
+    "mse_loss": "loss",
+}
 IN, OUT = "in", "out"
 
 
@@ -105,7 +115,9 @@ class Scene:
 
     def node(self, node_id: str) -> Node | None:
         """The node of this id, wherever it stands."""
-        found = (p.node for s in self.scopes.values() for p in s.nodes if p.node.id == node_id and p.node.kind != "port")
+        found = (
+            p.node for s in self.scopes.values() for p in s.nodes if p.node.id == node_id and p.node.kind != "port"
+        )
         return next(found, None)
 
     def node_ids(self) -> list[str]:
@@ -137,9 +149,7 @@ def _scope(name: str, coarse: CoarseBlock, runs: list[Run], titles: Mapping[str,
     edges = _edges(block, coarse, runs, nodes, made, name)
     boxes = [Box(n.id, _width(n), PORT_HEIGHT if n.kind == "port" else NODE_HEIGHT, _first(n, block)) for n in nodes]
     drawn = layout(boxes, edges)
-    placed = tuple(
-        Placed(n, *drawn.centres[n.id], b.width, b.height) for n, b in zip(nodes, boxes, strict=True)
-    )  # fmt: skip
+    placed = tuple(Placed(n, *drawn.centres[n.id], b.width, b.height) for n, b in zip(nodes, boxes, strict=True))
     wires = tuple(Wire(s, d, route) for (s, d), route in zip(edges, drawn.routes, strict=True))
     return Scope(name, placed, wires, drawn.width, drawn.height)
 
@@ -197,11 +207,20 @@ def _longer(node: Node) -> str:
 
 def _run_node(k: int, run: Run, block: Block, titles: Mapping[str, str]) -> Node:
     first, last = run.calls[0], run.calls[-1]
-    metas = lambda ids: tuple(block.values[i].meta for i in ids if block.values[i].kind == "activation")  # noqa: E731
+
+    def metas(ids: tuple[int, ...]) -> tuple[TensorMeta, ...]:
+        return tuple(block.values[i].meta for i in ids if block.values[i].kind == "activation")
+
     return Node(
-        f"run:{k}", f"{run_title(run)}  ×{len(run.calls)}", titles[run.block], "block", module=first.prefix,
-        inputs=metas(first.inputs), outputs=metas(last.outputs), call=k,
-    )  # fmt: skip
+        f"run:{k}",
+        f"{run_title(run)}  ×{len(run.calls)}",
+        titles[run.block],
+        "block",
+        module=first.prefix,
+        inputs=metas(first.inputs),
+        outputs=metas(last.outputs),
+        call=k,
+    )
 
 
 def run_title(run: Run) -> str:
@@ -216,20 +235,28 @@ def _group_node(scope: str, block: Block, group: Group) -> Node:
     inside = {o for op in ops for o in op.outputs}
     weights = {
         i: (block.values[i].name, block.values[i].meta)
-        for op in ops for i in op.inputs if block.values[i].kind == "parameter"
-    }  # fmt: skip
+        for op in ops
+        for i in op.inputs
+        if block.values[i].kind == "parameter"
+    }
     inputs = dict.fromkeys(
         i for op in ops for i in op.inputs if i not in inside and block.values[i].kind == "activation"
     )
     matrices = sum(len(meta.shape) > 1 for _, meta in weights.values())
     label, sub = _names(lead, bool(weights), block.values[lead.outputs[0]].meta)
     return Node(
-        f"{scope}:{group.name}" if scope else group.name, label, sub, _kind(lead, bool(weights), matrices, len(inputs)),
-        module=_module(lead), ops=ops, weights=tuple(weights.values()),
+        f"{scope}:{group.name}" if scope else group.name,
+        label,
+        sub,
+        _kind(lead, bool(weights), matrices, len(inputs)),
+        module=_module(lead),
+        ops=ops,
+        weights=tuple(weights.values()),
         inputs=tuple(block.values[i].meta for i in inputs),
         outputs=tuple(block.values[i].meta for i in ops[-1].outputs),
-        flops=sum(op_work(op, block.values).flops for op in ops), saved_bytes=_saved_bytes(block, ops),
-    )  # fmt: skip
+        flops=sum(op_work(op, block.values).flops for op in ops),
+        saved_bytes=_saved_bytes(block, ops),
+    )
 
 
 def _module(lead: Op) -> str:
@@ -299,7 +326,9 @@ def choices(node: Node, coarse: CoarseGraph) -> list[tuple[str, str, str]]:
         return []
     table = []
     for row in rows(lead, block.values):
-        name = {"R": "replicate", "P": "pass a partial sum on"}.get(row.label) or f"split {_dim_words(row.label, lead, block, coarse)}"
+        name = {"R": "replicate", "P": "pass a partial sum on"}.get(
+            row.label
+        ) or f"split {_dim_words(row.label, lead, block, coarse)}"
         ins = " ".join(str(p) for p, _ in row.inputs)
         table.append((name, ins, " ".join(str(p) for p, _ in row.outputs)))
     return table
@@ -321,55 +350,6 @@ def block_of(node: Node, coarse: CoarseGraph) -> Block:
     """The block in which a node stands."""
     name, _, rest = node.id.rpartition(":")
     return coarse.blocks[name].block if rest and name in coarse.blocks else coarse.top.block
-
-
-# --- for the browser ----------------------------------------------------------------------------------
-
-
-def to_json(drawing: Scene) -> dict[str, Any]:
-    """Plain data for the component. All text is text: the component never reads it as markup."""
-    sizes = {n.id: _sizes(n, drawing) for s in drawing.scopes.values() for p in s.nodes if (n := p.node).kind != "port"}
-    most = [max((size[i] for name, size in sizes.items() if not name.startswith("run:")), default=1) or 1 for i in (0, 1)]
-    return {
-        "title": drawing.title,
-        "scopes": {
-            name: {
-                "w": s.width, "h": s.height, "nodes": [_node_json(p, drawing, sizes, most) for p in s.nodes],
-                "wires": [[w.src, w.dst, [c for p in w.points for c in p]] for w in s.wires],
-            }
-            for name, s in drawing.scopes.items()
-        },
-    }  # fmt: skip
-
-
-def _sizes(node: Node, drawing: Scene) -> tuple[int, int]:
-    """(forward FLOPs, bytes of weights and of what is kept for backward); of all copies for a run."""
-    if node.kind != "block":
-        return node.flops, node.saved_bytes + node.weight_bytes
-    run = drawing.runs[node.call]
-    inner = [p.node for p in drawing.scopes[run.block].nodes if p.node.kind != "port"]
-    times = len(run.calls)
-    return sum(n.flops for n in inner) * times, sum(n.saved_bytes + n.weight_bytes for n in inner) * times
-
-
-def _node_json(
-    p: Placed, drawing: Scene, sizes: Mapping[str, tuple[int, int]], most: list[int]
-) -> dict[str, Any]:
-    n = p.node
-    data: dict[str, Any] = {
-        "id": n.id, "label": n.label, "sub": n.sub, "kind": n.kind, "x": p.x, "y": p.y, "w": p.width, "h": p.height,
-    }  # fmt: skip
-    if n.kind == "port":
-        return data
-    if n.kind == "block":
-        data["scope"] = drawing.runs[n.call].block
-    work, kept = sizes[n.id]
-    data |= {
-        "flops_text": units.flops(work) if work else "", "flops_share": min(1.0, work / most[0]),
-        "memory_text": units.memory(kept) if kept else "", "memory_share": min(1.0, kept / most[1]),
-        "facts": facts(n),
-    }  # fmt: skip
-    return data
 
 
 def facts(node: Node) -> list[tuple[str, str]]:

@@ -84,5 +84,12 @@ def _homes(nodes: tuple[Node, ...]) -> Mapping[str, str]:
 def _message_json(m: Message, plan: Plan) -> dict[str, Any]:
     where = "after" if "result" in m.what else "before" if "operand" in m.what else "weight"
     return {
-        "phase": m.phase, "kind": m.kind, "axis": plan.mesh.axis_names[m.axis], "bytes": m.num_bytes, "text": units.traffic(m.num_bytes), "count": m.count, "where": where, "what": m.what,
-    }  # fmt: skip
+        "phase": m.phase,
+        "kind": m.kind,
+        "axis": plan.mesh.axis_names[m.axis],
+        "bytes": m.num_bytes,
+        "text": units.traffic(m.num_bytes),
+        "count": m.count,
+        "where": where,
+        "what": m.what,
+    }

@@ -10,9 +10,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import streamlit as st
-
-from explorer import state
 from planner_core.errors import InputError
 from planner_core.graph import Graph, from_json
 from planner_core.pipeline import Request
@@ -20,25 +17,14 @@ from planner_core.pipeline import Request
 MAX_BYTES = 1_000_000
 TIME_LIMIT_S = 120
 FOLDER = Path(tempfile.gettempdir()) / "shardscope-own"
-CAPTURE = "import sys, json; from pathlib import Path; from planner_core.models import open_model; from planner_core.graph import to_json; g = open_model(sys.argv[1], **json.loads(sys.argv[2])); Path(sys.argv[3]).write_text(json.dumps(to_json(g)))"  # noqa: E501
-
-
-def upload() -> None:
-    """The control: a file goes in, the model becomes `own-<hash>`."""
-    with st.expander("Your own model"):
-        file = st.file_uploader(
-            "A Hugging Face config.json", type="json", key="own_config",
-            help="Read as data. No weights are needed, no code of yours is run, nothing leaves this machine.",
-        )  # fmt: skip
-        if file is None:
-            return
-        try:
-            name = keep(file.getvalue())
-        except InputError as error:
-            st.error(str(error))
-            return
-        if state.value("model") != name:
-            st.button("Plan this model", on_click=state.change, kwargs={"model": name}, type="primary")
+CAPTURE = """
+import json, sys
+from pathlib import Path
+from planner_core.graph import to_json
+from planner_core.models import open_model
+graph = open_model(sys.argv[1], **json.loads(sys.argv[2]))
+Path(sys.argv[3]).write_text(json.dumps(to_json(graph)), encoding="utf-8")
+"""
 
 
 def keep(content: bytes) -> str:
@@ -62,7 +48,9 @@ def load_own(request: Request) -> Graph:
     """The graph of a stored config at the request's workload; captured in a subprocess the first time."""
     folder = FOLDER / request.model.removeprefix("own-")
     if not (folder / "config.json").is_file():
-        raise InputError("this link names a model of somebody's own config.json, which is not on this machine; upload it again")
+        raise InputError(
+            "this link names a model of somebody's own config.json, which is not on this machine; upload it again"
+        )
     options = {"batch": request.batch, "seq": request.seq, "dtype": request.dtype, "layers": request.layers}
     options = {k: v for k, v in options.items() if v is not None}
     key = hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest()[:12]
@@ -76,7 +64,12 @@ def _capture(config: Path, options: dict[str, Any], target: Path) -> None:
     command = [sys.executable, "-c", CAPTURE, str(config), json.dumps(options), str(target)]
     try:
         done = subprocess.run(
-            command, cwd=Path(__file__).resolve().parent.parent, capture_output=True, text=True, timeout=TIME_LIMIT_S, check=False
+            command,
+            cwd=Path(__file__).resolve().parent.parent,
+            capture_output=True,
+            text=True,
+            timeout=TIME_LIMIT_S,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         raise InputError(f"reading the model took longer than {TIME_LIMIT_S} s; try it on the command line") from None

@@ -13,9 +13,12 @@ DEVICES = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F
 COMPUTE, COMMUNICATION = "#0072B2", "#D55E00"
 MEMORY_KINDS = ("params", "grads", "optimizer", "activations", "buffers")
 MEMORY_NAMES = {
-    "params": "weights", "grads": "gradients", "optimizer": "optimizer states", "activations": "saved activations",
+    "params": "weights",
+    "grads": "gradients",
+    "optimizer": "optimizer states",
+    "activations": "saved activations",
     "buffers": "buffers",
-}  # fmt: skip
+}
 MEMORY_COLOURS = dict(zip(MEMORY_KINDS, ("#0072B2", "#56B4E9", "#009E73", "#E69F00", "#CC79A7"), strict=True))
 KIND_COLOURS = {"all_reduce": "#D55E00", "all_gather": "#0072B2", "reduce_scatter": "#009E73", "all_to_all": "#CC79A7"}
 

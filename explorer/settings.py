@@ -16,13 +16,22 @@ from planner_core.models import ZOO
 from planner_core.pipeline import Request
 
 MODELS = {
-    "llama-3-8b": "Llama-3-8B", "llama-3-70b": "Llama-3-70B", "gpt2-xl": "GPT-2 XL", "bert-large": "BERT-large",
-    "t5-large": "T5-large", "vit-large": "ViT-L", "mixtral-8x7b": "Mixtral-8x7B", "resnet50-100k": "ResNet-50, 100 000 classes",
-}  # fmt: skip
+    "llama-3-8b": "Llama-3-8B",
+    "llama-3-70b": "Llama-3-70B",
+    "gpt2-xl": "GPT-2 XL",
+    "bert-large": "BERT-large",
+    "t5-large": "T5-large",
+    "vit-large": "ViT-L",
+    "mixtral-8x7b": "Mixtral-8x7B",
+    "resnet50-100k": "ResNet-50, 100 000 classes",
+}
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 OPTIMIZER_NAMES = {
-    "adamw": "AdamW", "adamw-fp32": "AdamW with 32-bit states", "sgd": "SGD", "sgd-momentum": "SGD with momentum",
-}  # fmt: skip
+    "adamw": "AdamW",
+    "adamw-fp32": "AdamW with 32-bit states",
+    "sgd": "SGD",
+    "sgd-momentum": "SGD with momentum",
+}
 RECOMPUTE_NAMES = {"none": "no recomputation", "full": "full recomputation"}
 METHODS = {"exact": "exact search", "tap": "TAP", "taps": "TAPS", "atp": "ATP"}
 OBJECTIVES = {"time": "step time", "communication": "communication"}
@@ -138,7 +147,21 @@ SETTINGS: dict[str, Setting] = {
     "phase": Setting("all", _one_of(PHASES, "phase")),
     "target": Setting("", _text),
 }
-REQUEST_KEYS = ("model", "cluster", "batch", "seq", "layers", "dtype", "optimizer", "recompute", "zero", "memory", "mesh", "method", "objective")  # fmt: skip
+REQUEST_KEYS = (
+    "model",
+    "cluster",
+    "batch",
+    "seq",
+    "layers",
+    "dtype",
+    "optimizer",
+    "recompute",
+    "zero",
+    "memory",
+    "mesh",
+    "method",
+    "objective",
+)
 
 
 def read(params: Mapping[str, str]) -> tuple[dict[str, Value], list[str]]:
@@ -173,7 +196,17 @@ def write(values: Mapping[str, Value]) -> dict[str, str]:
 def request(values: Mapping[str, Value]) -> Request:
     """What the planner is asked."""
     return Request(
-        model=values["model"], cluster=values["cluster"], mesh=values["mesh"], batch=values["batch"], seq=values["seq"],
-        dtype=values["dtype"], optimizer=values["optimizer"], zero=values["zero"], recompute=values["recompute"],
-        memory_gb=values["memory"], layers=values["layers"], method=values["method"], objective=values["objective"],
-    )  # fmt: skip
+        model=values["model"],
+        cluster=values["cluster"],
+        mesh=values["mesh"],
+        batch=values["batch"],
+        seq=values["seq"],
+        dtype=values["dtype"],
+        optimizer=values["optimizer"],
+        zero=values["zero"],
+        recompute=values["recompute"],
+        memory_gb=values["memory"],
+        layers=values["layers"],
+        method=values["method"],
+        objective=values["objective"],
+    )

@@ -7,15 +7,23 @@ import re
 
 from pyvis.network import Network
 
-from explorer.graph_view import Placed, Scene, facts, scene
+from explorer.graph_view import Placed, Scene, Scope, facts, scene
 from planner_core.coarsen import CoarseGraph
 
 COLOURS = {
-    "weight": "#cfe3f1", "attention": "#cdeae0", "loss": "#f6dccb", "block": "#efd9e6", "norm": "#eceff2", "join": "#eceff2",
-    "op": "#eceff2", "port": "#ffffff",
-}  # fmt: skip
+    "weight": "#cfe3f1",
+    "attention": "#cdeae0",
+    "loss": "#f6dccb",
+    "block": "#efd9e6",
+    "norm": "#eceff2",
+    "join": "#eceff2",
+    "op": "#eceff2",
+    "port": "#ffffff",
+}
 GAP = 160.0
-EXTERNAL = re.compile(r"<(?:link|script)\b[^>]*\b(?:href|src)=[\"']https?://[^>]*>(?:\s*</script>)?", re.IGNORECASE | re.DOTALL)
+EXTERNAL = re.compile(
+    r"<(?:link|script)\b[^>]*\b(?:href|src)=[\"']https?://[^>]*>(?:\s*</script>)?", re.IGNORECASE | re.DOTALL
+)
 
 
 def folded_html(coarse: CoarseGraph, title: str) -> str:
@@ -23,21 +31,23 @@ def folded_html(coarse: CoarseGraph, title: str) -> str:
     drawing = scene(coarse)
     net = Network(height="100vh", width="100%", directed=True, cdn_resources="in_line", heading="")
     left = 0.0
-    for name, scope in drawing.scopes.items() if not drawing.scopes else _top_first(drawing):
+    for name, scope in _top_first(drawing):
         _caption(net, drawing, name, left + scope.width / 2)
         for placed in scope.nodes:
             _node(net, name, placed, left)
         for wire in scope.wires:
             net.add_edge(_id(name, wire.src), _id(name, wire.dst), arrows="to", color="#7a8590")
         left += scope.width + GAP
-    net.set_options('{"physics": {"enabled": false}, "edges": {"smooth": false}, "interaction": {"hover": true, "keyboard": true}}')
+    net.set_options(
+        '{"physics": {"enabled": false}, "edges": {"smooth": false}, "interaction": {"hover": true, "keyboard": true}}'
+    )
     page: str = net.generate_html(notebook=False)
     page = EXTERNAL.sub("", page)
     return page.replace("<head>", f"<head><title>{html.escape(title)}</title>", 1)
 
 
-def _top_first(drawing: Scene) -> list[tuple[str, object]]:
-    return [("", drawing.scopes[""])] + [(n, s) for n, s in drawing.scopes.items() if n]  # type: ignore[return-value]
+def _top_first(drawing: Scene) -> list[tuple[str, Scope]]:
+    return [("", drawing.scopes[""]), *((n, s) for n, s in drawing.scopes.items() if n)]
 
 
 def _id(scope: str, node: str) -> str:
@@ -56,7 +66,13 @@ def _node(net: Network, scope: str, placed: Placed, left: float) -> None:
     n = placed.node
     lines = [f"{k}: {v}" for k, v in facts(n)] if n.kind != "port" else []
     net.add_node(
-        _id(scope, n.id), label=f"{n.label}\n{n.sub}" if n.sub else n.label, title="\n".join([n.label, *lines]),
-        x=left + placed.x, y=placed.y * 1.35, shape="box", color={"background": COLOURS[n.kind], "border": "#7a8590"},
-        physics=False, font={"size": 13, "color": "#1c2024"},
-    )  # fmt: skip
+        _id(scope, n.id),
+        label=f"{n.label}\n{n.sub}" if n.sub else n.label,
+        title="\n".join([n.label, *lines]),
+        x=left + placed.x,
+        y=placed.y * 1.35,
+        shape="box",
+        color={"background": COLOURS[n.kind], "border": "#7a8590"},
+        physics=False,
+        font={"size": 13, "color": "#1c2024"},
+    )

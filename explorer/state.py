@@ -15,7 +15,7 @@ import streamlit as st
 
 from explorer import settings
 from explorer.graph_view import Scene, scene
-from planner_core.errors import InputError, PlannerError
+from planner_core.errors import PlannerError
 from planner_core.pipeline import Request, Result, plan_model
 from planner_core.plan import Plan
 
@@ -60,8 +60,18 @@ def change(**new: Any) -> None:
     """Set some settings; the address follows at the head of the next run. A new model forgets what belonged to the old."""
     current = values()
     if "model" in new and new["model"] != current["model"]:
-        new = {"batch": None, "seq": None, "layers": None, "node": "", "open": None, "depth": None, "block": "",
-               "plan": "", "compare": (), **new}  # fmt: skip
+        new = {
+            "batch": None,
+            "seq": None,
+            "layers": None,
+            "node": "",
+            "open": None,
+            "depth": None,
+            "block": "",
+            "plan": "",
+            "compare": (),
+            **new,
+        }
     if {"cluster"} & new.keys() and new["cluster"] != current["cluster"]:
         new = {"mesh": None, "memory": None, **new}
     current.update(new)
@@ -125,18 +135,25 @@ def result() -> Result:
     try:
         with st.spinner("Planning", show_time=True):
             return plan(request())
-    except InputError as error:
-        st.error(in_words(str(error)))
     except PlannerError as error:
         st.error(in_words(str(error)))
-    st.stop()
+        st.stop()
 
 
 OPTIONS = {
-    "memory-gb": "memory per GPU", "mesh": "mesh", "batch": "batch", "seq": "sequence length", "layers": "layers",
-    "recompute": "recomputation", "dtype": "number format", "optimizer": "optimizer", "zero": "weight sharding",
-    "cluster": "cluster", "method": "method", "objective": "goal",
-}  # fmt: skip
+    "memory-gb": "memory per GPU",
+    "mesh": "mesh",
+    "batch": "batch",
+    "seq": "sequence length",
+    "layers": "layers",
+    "recompute": "recomputation",
+    "dtype": "number format",
+    "optimizer": "optimizer",
+    "zero": "weight sharding",
+    "cluster": "cluster",
+    "method": "method",
+    "objective": "goal",
+}
 
 
 def in_words(text: str) -> str:
@@ -162,6 +179,8 @@ def chosen(found: Mapping[str, Plan]) -> tuple[str, Plan]:
     """The plan in the address, else the best; a name that is not there is told in place."""
     name = value("plan")
     if name and name not in found:
-        st.warning(f"There is no plan “{name[:40]}” here any more; showing the best one. Plans here: {', '.join(found)}.")
+        st.warning(
+            f"There is no plan “{name[:40]}” here any more; showing the best one. Plans here: {', '.join(found)}."
+        )
     name = name if name in found else next(iter(found))
     return name, found[name]

@@ -32,8 +32,9 @@ def seconds(value: float) -> str:
 
 def memory(num_bytes: float) -> str:
     """Memory is told in GiB (2^30), in MiB below a tenth of it."""
-    if num_bytes and abs(num_bytes) < GIB / 10:
-        return f"{significant(num_bytes / 2**20)} MiB"
+    for unit, size in (("KiB", 2**10), ("MiB", 2**20)):
+        if num_bytes and abs(num_bytes) < size * 1024 / 10:
+            return f"{significant(num_bytes / size)} {unit}"
     return f"{significant(num_bytes / GIB)} GiB"
 
 

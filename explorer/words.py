@@ -6,18 +6,24 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from explorer import units
-from planner_core.placement import Shard
+from planner_core.cluster import Cluster
+from planner_core.fold import FoldGroup
 from planner_core.graph import join_name
+from planner_core.mesh import DeviceMesh
+from planner_core.placement import Shard
 from planner_core.plan import Plan, glob_name
 
 FAMILIES = (
     ("experts", ("expert", "moe")),
     ("attention", ("attn", "attention", "selfattention", "encdecattention", "q_proj", "k_proj", "v_proj", "o_proj")),
-    ("feed-forward", ("mlp", "ffn", "feed_forward", "dense", "fc", "intermediate", "output", "densereludense", "layer.1", "layer.2")),
+    (
+        "feed-forward",
+        ("mlp", "ffn", "feed_forward", "dense", "fc", "intermediate", "output", "densereludense", "layer.1", "layer.2"),
+    ),
     ("embedding", ("embed", "wte", "wpe", "shared")),
     ("head", ("lm_head", "classifier", "score", "decoder.weight", "cls")),
     ("convolutions", ("conv", "projection", "shortcut")),
-)  # fmt: skip
+)
 GLOSSARY = {
     "R": "Replicate: every device along this axis holds the whole tensor",
     "S": "Shard: each device along this axis holds one slice",
@@ -88,8 +94,8 @@ def _matrices(plan: Plan, axis: int) -> tuple[list[str], list[str], list[str]]:
             if not _is_vector(name) or sharded:
                 ways.setdefault(family(name), Counter())[way] += 1 + 10 * (not _is_vector(name))
     most = {f: c.most_common(1)[0][0] for f, c in ways.items()}
-    pick = lambda w: sorted(f for f, way in most.items() if way == w)  # noqa: E731
-    return pick("split"), pick("gathered"), pick("whole")
+    split, gathered, whole = (sorted(f for f, w in most.items() if w == way) for way in ("split", "gathered", "whole"))
+    return split, gathered, whole
 
 
 def _is_vector(name: str) -> bool:
@@ -144,7 +150,9 @@ def differing(plans: Iterable[tuple[str, Plan]]) -> list[dict[str, str]]:
     rows = []
     for (_, weight, cells), prefixes in ways.items():
         times = f" ×{len(prefixes)}" if len(prefixes) > 1 else ""
-        rows.append({"weight": join_name(glob_name(tuple(prefixes)), weight) + times, **dict(zip(tables, cells, strict=True))})
+        rows.append(
+            {"weight": join_name(glob_name(tuple(prefixes)), weight) + times, **dict(zip(tables, cells, strict=True))}
+        )
     return rows
 
 
@@ -155,7 +163,9 @@ def _by_weight(plan: Plan) -> dict[tuple[str, str, str], str]:
         for weight, p in block.params.items():
             marks = [
                 f"{axis} {letter}{GATHERED * (i in p.gathered)}"
-                for i, (axis, letter, n) in enumerate(zip(plan.mesh.axis_names, p.stored, plan.mesh.axis_sizes, strict=True))
+                for i, (axis, letter, n) in enumerate(
+                    zip(plan.mesh.axis_names, p.stored, plan.mesh.axis_sizes, strict=True)
+                )
                 if n > 1 and str(letter) != "R"
             ]
             for prefix in block.prefixes:
@@ -163,11 +173,26 @@ def _by_weight(plan: Plan) -> dict[tuple[str, str, str], str]:
     return found
 
 
-def fold_sentence(groups: Sequence[object], depth: int, stopped: bool) -> str:
+def cluster_words(cluster: Cluster) -> str:
+    """Nodes, GPUs per node and the GPU's name."""
+    per_node = cluster.levels[0].size
+    gpu = cluster.gpu.name.split("-")[0].upper()
+    nodes = cluster.num_gpus // per_node
+    return f"{nodes} node{'s' * (nodes > 1)} × {per_node} {gpu}"
+
+
+def mesh_words(mesh: DeviceMesh) -> str:
+    """`2 data × 8 tensor`; `all 16 GPUs` for one axis."""
+    if len(mesh.axis_sizes) == 1:
+        return f"all {mesh.num_devices} GPUs as one axis"
+    return " × ".join(f"{s} {n}" for n, s in zip(mesh.axis_names, mesh.axis_sizes, strict=True))
+
+
+def fold_sentence(groups: Sequence[FoldGroup], depth: int, stopped: bool) -> str:
     """One step of Algorithm 1 in a sentence."""
-    kept = [g for g in groups if getattr(g, "kept", False)]
+    kept = [g for g in groups if g.kept]
     if kept:
-        shown = "; ".join(f"{getattr(g, 'count')} × “{getattr(g, 'pattern')}”" for g in kept[:3])  # noqa: B009
+        shown = "; ".join(f"{g.count} × “{g.pattern}”" for g in kept[:3])
         more = f" and {len(kept) - 3} more kinds" if len(kept) > 3 else ""
         return f"Depth {depth}: {shown}{more} are similar, so each kind is kept once."
     end = " The algorithm stops here: what was kept one level deeper is the result." if stopped else ""

@@ -13,17 +13,17 @@ HEIGHT = 800
 
 
 def _register() -> Any:
-    read = lambda name: (HERE / name).read_text(encoding="utf-8")  # noqa: E731
-    return st.components.v2.component(
-        "shardscope_graph", html=read("graph.html"), css=read("graph.css"), js=read("graph.js")
-    )
+    html, css, js = ((HERE / f"graph.{suffix}").read_text(encoding="utf-8") for suffix in ("html", "css", "js"))
+    return st.components.v2.component("shardscope_graph", html=html, css=css, js=js)
 
 
 _GRAPH = _register()
 _SVG = st.components.v2.component(
-    "shardscope_svg", html="<div class='svg'></div>", css=(HERE / "svg.css").read_text(encoding="utf-8"),
+    "shardscope_svg",
+    html="<div class='svg'></div>",
+    css=(HERE / "svg.css").read_text(encoding="utf-8"),
     js=(HERE / "svg.js").read_text(encoding="utf-8"),
-)  # fmt: skip
+)
 
 
 def svg(text: str, *, key: str) -> None:
@@ -32,7 +32,12 @@ def svg(text: str, *, key: str) -> None:
 
 
 def graph(
-    data: dict[str, Any], *, key: str, on_selected: Callable[[], None], on_view: Callable[[], None], height: int = HEIGHT
+    data: dict[str, Any],
+    *,
+    key: str,
+    on_selected: Callable[[], None],
+    on_view: Callable[[], None],
+    height: int = HEIGHT,
 ) -> None:
     """Draw `data` (see graph.js). A click puts the node's id at `st.session_state[key]["selected"]`, an opened block
     or another overlay puts `{"open": [...], "show": ...}` at `["view"]`."""

@@ -261,8 +261,8 @@ class Graph {
   fit() {
     const { clientWidth: w, clientHeight: h } = this.canvas;
     if (!w || !h || !this.world.childElementCount) return;
-    const box = this.world.getBBox(), k = Math.min(1.25, (w - 32) / box.width, (h - 32) / box.height);
-    const scale = Math.max(k, 0.62);
+    const box = this.world.getBBox(), across = (w - 32) / box.width, k = Math.min(1.25, across, (h - 32) / box.height);
+    const scale = Math.max(k, Math.min(0.7, across)); // rather cut off below than unreadably small
     this.view = { k: scale, x: w / 2 - (box.x + box.width / 2) * scale,
                   y: k < scale ? 16 - box.y * scale : h / 2 - (box.y + box.height / 2) * scale };
     this.moved = false;

@@ -6,7 +6,8 @@ import html
 
 import streamlit as st
 
-from explorer import charts, frame, settings, state, words
+from explorer import charts, settings, state, words
+from explorer.components import frame
 from planner_core.plan import Plan
 
 WEIGHTS_SHOWN = 60
@@ -29,9 +30,13 @@ def choose(plans: dict[str, Plan], current: dict[str, Plan]) -> None:
     """The control: two to four plans."""
     widget = state.seed("w_compare", list(current))
     st.multiselect(
-        "Plans", list(plans), format_func=lambda n: frame.option(plans[n]), key=widget, max_selections=settings.MAX_COMPARED,
+        "Plans",
+        list(plans),
+        format_func=lambda n: frame.option(plans[n]),
+        key=widget,
+        max_selections=settings.MAX_COMPARED,
         on_change=lambda: state.change(compare=tuple(st.session_state[widget])),
-    )  # fmt: skip
+    )
 
 
 def differences(shown: dict[str, Plan]) -> None:
@@ -63,25 +68,55 @@ def page() -> None:
     result = frame.open_page("compare")
     plans = state.plan_ids(result.plans)
     if len(plans) < 2:
-        st.info("Only one plan suits these settings, so there is nothing to compare it with. Try another cluster, mesh or batch.")
+        st.info(
+            "Only one plan suits these settings, so there is nothing to compare it with. Try another cluster, mesh or batch."
+        )
         return
     current = chosen_plans(plans)
     names = list(current)
     st.markdown(f"### {frame.text(words.headline(current[names[0]], current[names[1]]))}")
     choose(plans, current)
-    st.markdown("  \n".join(f"**{frame.text(words.title(p))}**: {frame.text(words.describe(p))}." for p in current.values()))
-    shown = {n: p for n, p in current.items()}
+    st.markdown(
+        "  \n".join(f"**{frame.text(words.title(p))}**: {frame.text(words.describe(p))}." for p in current.values())
+    )
+    shown = dict(current)
     look, capacity = frame.theme(), result.cluster.gpu.memory_bytes
     with st.container(key="wide"):
         left, right = st.columns(2, gap="large")
         with left:
             st.markdown("**One training step**", help=f"Exposed: {words.GLOSSARY['exposed']}")
-            st.plotly_chart(charts.timeline(shown, look), theme=None, config=frame.CHART, key="timeline", alt="Step time of each plan")
+            st.plotly_chart(
+                charts.timeline(shown, look),
+                theme=None,
+                config=frame.CHART,
+                key="timeline",
+                alt="Step time of each plan",
+            )
         with right:
-            st.markdown("**Memory per GPU**", help="The mark is the peak: the most that is held at once. Parts need not all meet at the peak.")
-            st.plotly_chart(charts.memory_bars(shown, capacity, look), theme=None, config=frame.CHART, key="memory", alt="Memory per GPU of each plan by kind")
-    st.markdown("**What each GPU sends in a step**, by collective and mesh axis", help="; ".join(f"{k}: {words.GLOSSARY[k]}" for k in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")))
-    st.plotly_chart(charts.collectives_bars(shown, look), theme=None, config=frame.CHART, key="collectives", alt="Bytes sent by each plan, by phase, collective and mesh axis")
+            st.markdown(
+                "**Memory per GPU**",
+                help="The mark is the peak: the most that is held at once. Parts need not all meet at the peak.",
+            )
+            st.plotly_chart(
+                charts.memory_bars(shown, capacity, look),
+                theme=None,
+                config=frame.CHART,
+                key="memory",
+                alt="Memory per GPU of each plan by kind",
+            )
+    st.markdown(
+        "**What each GPU sends in a step**, by collective and mesh axis",
+        help="; ".join(
+            f"{k}: {words.GLOSSARY[k]}" for k in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+        ),
+    )
+    st.plotly_chart(
+        charts.collectives_bars(shown, look),
+        theme=None,
+        config=frame.CHART,
+        key="collectives",
+        alt="Bytes sent by each plan, by phase, collective and mesh axis",
+    )
     differences(shown)
     st.caption("Times are estimates from published peaks and assumed efficiencies; plans within 5 % are told as ties.")
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import streamlit as st
 
-from explorer import exporting, frame, sentence, state, units, words
+from explorer import exporting, state, units, words
+from explorer.components import frame
 from explorer.settings import SETTINGS
 from planner_core.cluster import Cluster
 from planner_core.errors import PlannerError
@@ -28,7 +29,8 @@ def summary(plan: Plan) -> None:
     c = plan.cost
     st.markdown(f"{frame.text(words.describe(plan))}.")
     st.markdown(
-        f"Predicted: {units.seconds(c.step_time_s)} a step, {units.traffic(sum(t.wire_bytes for t in c.traffic))} sent per GPU, "
+        f"Predicted: {units.seconds(c.step_time_s)} a step, {units.traffic(sum(t.wire_bytes for t in c.traffic))} "
+        "sent per GPU, "
         f"{units.memory(c.memory_bytes['peak'])} of memory per GPU"
         + ("." if plan.fits else ", which does not fit: this plan would run out of memory.")
     )
@@ -50,15 +52,38 @@ def plan_file(result: Result, name: str, plan: Plan) -> None:
     """The plan as data."""
     text = exporting.plan_text(plan)
     file = f"{result.graph.name}-{name}.json".replace("/", "-")
-    st.download_button("Download plan JSON", text, file_name=file, mime="application/json", on_click="ignore", key="download_plan", icon=":material/download:")
-    st.caption(f"{units.whole(len(text.encode()) / 1000)} kB, versioned and checked when it is read. Make the same file on the command line:")
+    st.download_button(
+        "Download plan JSON",
+        text,
+        file_name=file,
+        mime="application/json",
+        on_click="ignore",
+        key="download_plan",
+        icon=":material/download:",
+    )
+    st.caption(
+        f"{units.whole(len(text.encode()) / 1000)} kB, versioned and checked when it is read. Make the same file "
+        "on the command line:"
+    )
     st.code(plan_command(file), language="bash", wrap_lines=True)
 
 
 def plan_command(file: str) -> str:
     """The command line that makes this plan again."""
     v, parts = state.values(), ["python -m planner_core plan", shlex.quote(str(state.value("model")))]
-    for key in ("cluster", "mesh", "batch", "seq", "layers", "dtype", "optimizer", "zero", "recompute", "method", "objective"):
+    for key in (
+        "cluster",
+        "mesh",
+        "batch",
+        "seq",
+        "layers",
+        "dtype",
+        "optimizer",
+        "zero",
+        "recompute",
+        "method",
+        "objective",
+    ):
         if v[key] is not None and (v[key] != SETTINGS[key].default or key == "cluster"):
             parts.append(f"--{key} {shlex.quote(str(v[key]))}")
     if v["memory"]:
@@ -77,7 +102,15 @@ def target_tab(result: Result, name: str, target: exporting.Target) -> None:
     for remark in made.remarks:
         st.caption(frame.text(remark))
     file = f"{'train' if target.suffix == '.py' else target.name}{target.suffix}"
-    st.download_button(f"Download {file}", made.content, file_name=file, on_click="ignore", key=f"download_{target.name}", icon=":material/download:", type="primary" if target.name == "torchrun" else "secondary")
+    st.download_button(
+        f"Download {file}",
+        made.content,
+        file_name=file,
+        on_click="ignore",
+        key=f"download_{target.name}",
+        icon=":material/download:",
+        type="primary" if target.name == "torchrun" else "secondary",
+    )
     if target.name == "torchrun":
         st.code(command(result.cluster, file), language="bash", wrap_lines=True)
     lines = made.content.splitlines()
@@ -90,11 +123,23 @@ def target_tab(result: Result, name: str, target: exporting.Target) -> None:
 def verify(plan: Plan, name: str) -> None:
     """The verification state of this plan, with the buttons that run it."""
     st.markdown("**Verification**", help="Nothing is taken on trust: run the plan and compare it with its prediction.")
-    found: dict[str, Any] = st.session_state.setdefault("verified", {})
+    found: dict[tuple[Request, str, str], dict[str, Any]] = st.session_state.setdefault("verified", {})
     rows = (
-        ("numbers", "Same numbers as one GPU", "--ranks", "4", "loss and every gradient, a small model of the same architecture on 4 real processes"),
-        ("traffic", "Same traffic and memory as predicted", "--fake", "", "the whole model on a fake process group of the plan’s own size"),
-    )  # fmt: skip
+        (
+            "numbers",
+            "Same numbers as one GPU",
+            "--ranks",
+            "4",
+            "loss and every gradient, a small model of the same architecture on 4 real processes",
+        ),
+        (
+            "traffic",
+            "Same traffic and memory as predicted",
+            "--fake",
+            "",
+            "the whole model on a fake process group of the plan’s own size",
+        ),
+    )
     for key, title, option, number, how in rows:
         outcome = found.get((state.request(), name, key))
         left, right = st.columns([5, 1], vertical_alignment="center")
@@ -106,8 +151,12 @@ def verify(plan: Plan, name: str) -> None:
 
 def _run(plan: Plan, options: list[str]) -> dict[str, Any]:
     place = st.empty()
+
+    def tick(waited: float) -> None:
+        place.caption(f"running, {waited:.0f} s")
+
     try:
-        return exporting.outcome(plan, *options, tick=lambda s: place.caption(f"running, {s:.0f} s"))
+        return exporting.outcome(plan, *options, tick=tick)
     except PlannerError as error:
         return {"ok": False, "problem": str(error)}
 
@@ -138,10 +187,18 @@ def page() -> None:
         titles = {t.name: t for t in exporting.TARGETS}
         current = state.value("target") if state.value("target") in titles else exporting.TARGETS[0].name
         widget = state.seed("w_target", current)
-        st.segmented_control("Form", list(titles), format_func=lambda n: titles[n].title, key=widget, required=True, on_change=state.from_widget, args=("target", widget))
+        st.segmented_control(
+            "Form",
+            list(titles),
+            format_func=lambda n: titles[n].title,
+            key=widget,
+            required=True,
+            on_change=state.from_widget,
+            args=("target", widget),
+        )
         target_tab(result, name, titles[current])
     with right:
-        st.markdown(f"**Plan file** for {sentence.mesh_words(plan.mesh)}")
+        st.markdown(f"**Plan file** for {words.mesh_words(plan.mesh)}")
         plan_file(result, name, plan)
         verify(plan, name)
 

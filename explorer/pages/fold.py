@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import html
+import math
 from typing import Any
 
 import streamlit as st
 
-from explorer import components, frame, graph_view, overlay, sentence, state, units, words
+from explorer import components, graph_json, graph_view, overlay, state, units, words
+from explorer.components import frame
 from explorer.palette import DEVICES
 from explorer.standalone import folded_html
 from planner_core import fold
@@ -20,13 +23,16 @@ def canvas(request: Request, plan_id: str) -> dict[str, Any]:
     result, drawing = state.plan(request), state.drawing(request)
     plan = state.plan_ids(result.plans)[plan_id]
     return {
-        "key": f"{hash(request)}:{plan_id}", "scene": graph_view.to_json(drawing), "devices": DEVICES,
+        "key": f"{hash(request)}:{plan_id}",
+        "scene": graph_json.to_json(drawing),
+        "devices": DEVICES,
         "overlay": {
-            "placement": overlay.placements(plan, drawing), "axes": f"bars: {sentence.mesh_words(plan.mesh)}",
+            "placement": overlay.placements(plan, drawing),
+            "axes": f"bars: {words.mesh_words(plan.mesh)}",
             "messages": overlay.communication(plan, drawing, result.graph, result.cluster, result.workload),
-            "plan": f"communication of {words.title(plan)} on {sentence.mesh_words(plan.mesh)}, one copy of each block",
+            "plan": f"communication of {words.title(plan)} on {words.mesh_words(plan.mesh)}, one copy of each block",
         },
-    }  # fmt: skip
+    }
 
 
 def default_open(drawing: graph_view.Scene) -> list[str]:
@@ -52,11 +58,16 @@ def draw(result: Result, plan_id: str) -> None:
     opened = state.value("open")
     components.graph(
         {
-            **canvas(result.request, plan_id), "selected": state.value("node"), "asked": state.asked(),
-            "open": default_open(drawing) if opened is None else list(opened), "show": state.value("show"),
+            **canvas(result.request, plan_id),
+            "selected": state.value("node"),
+            "asked": state.asked(),
+            "open": default_open(drawing) if opened is None else list(opened),
+            "show": state.value("show"),
         },
-        key="graph", on_selected=picked, on_view=viewed,
-    )  # fmt: skip
+        key="graph",
+        on_selected=picked,
+        on_view=viewed,
+    )
 
 
 def panel(result: Result, plan: Plan) -> None:
@@ -70,9 +81,14 @@ def panel(result: Result, plan: Plan) -> None:
     widget = state.seed("w_node", current or None)
     labels = {i: _node_label(drawing, i) for i in names}
     st.selectbox(
-        "Selected", names, index=None, format_func=lambda i: labels.get(i, i), key=widget, placeholder="Click a node, or choose one here",
+        "Selected",
+        names,
+        index=None,
+        format_func=lambda i: labels.get(i, i),
+        key=widget,
+        placeholder="Click a node, or choose one here",
         on_change=lambda: state.change(node=st.session_state[widget] or ""),
-    )  # fmt: skip
+    )
     node = drawing.node(current) if current else None
     if node is None:
         overview(result, drawing)
@@ -93,13 +109,20 @@ def overview(result: Result, drawing: graph_view.Scene) -> None:
     rows = []
     for name, block in result.coarse.blocks.items():
         repeats = result.graph.num_repeats[name]
-        rows.append([frame.html.escape(drawing.titles[name]), f"{repeats}", f"{len(block.groups)}", f"{len(block.block.ops)}"])
+        rows.append(
+            [html.escape(drawing.titles[name]), f"{repeats}", f"{len(block.groups)}", f"{len(block.block.ops)}"]
+        )
     if rows:
         st.markdown("**What repeats**")
         frame.table(["block", "copies", "nodes", "ops"], rows, "repeated blocks")
     top = result.coarse.top
-    st.caption(f"{len(top.groups)} nodes stand outside repeated blocks. A node is an operation with the ones that must share its placement.")
-    st.caption("Click a node for its shapes, work and choices; + opens a block. Click into the graph to zoom with the wheel.")
+    st.caption(
+        f"{len(top.groups)} nodes stand outside repeated blocks. A node is an operation with the ones that must "
+        "share its placement."
+    )
+    st.caption(
+        "Click a node for its shapes, work and choices; + opens a block. Click into the graph to zoom with the wheel."
+    )
 
 
 def block_panel(result: Result, drawing: graph_view.Scene, node: graph_view.Node) -> None:
@@ -107,14 +130,22 @@ def block_panel(result: Result, drawing: graph_view.Scene, node: graph_view.Node
     run = drawing.runs[node.call]
     block = result.coarse.blocks[run.block]
     st.markdown(f"**{frame.text(node.label)}**")
-    st.caption(f"{len(run.calls)} equal copies of {run.block}, from `{run.calls[0].prefix}` to `{run.calls[-1].prefix}`: the same operations, shapes and weights, checked op by op.")
+    st.caption(
+        f"{len(run.calls)} equal copies of {run.block}, from `{run.calls[0].prefix}` to `{run.calls[-1].prefix}`: "
+        "the same operations, shapes and weights, checked op by op."
+    )
     for scored in result.candidates:
         if scored.block == run.block:
-            st.caption(f"{len(scored.weights)} weight matrices, each whole, split by rows or by columns: {units.whole(scored.space)} candidates, all scored.")
+            st.caption(
+                f"{len(scored.weights)} weight matrices, each whole, split by rows or by columns: "
+                f"{units.whole(scored.space)} candidates, all scored."
+            )
     _meta_rows("arrives", node.inputs)
     _meta_rows("leaves", node.outputs)
     st.caption(f"{len(block.groups)} nodes, {len(block.block.ops)} operations in each copy.")
-    others = [r for r in drawing.runs if r is not run and r.block.rstrip("0123456789") == run.block.rstrip("0123456789")]
+    others = [
+        r for r in drawing.runs if r is not run and r.block.rstrip("0123456789") == run.block.rstrip("0123456789")
+    ]
     for other in others[:3]:
         reasons = fold.why_not_folded(result.graph, run.calls[0].prefix, other.calls[0].prefix, limit=2)
         if reasons:
@@ -127,28 +158,31 @@ def node_panel(result: Result, drawing: graph_view.Scene, node: graph_view.Node,
     if node.module:
         st.caption(f"module `{node.module}`")
     for name, meta in node.weights:
-        st.caption(f"weight `{name}` {graph_view.tensor(meta)}, {units.count(node.num_params if len(node.weights) == 1 else _elements(meta))} parameters")
+        st.caption(
+            f"weight `{name}` {graph_view.tensor(meta)}, "
+            f"{units.count(node.num_params if len(node.weights) == 1 else _elements(meta))} parameters"
+        )
     _meta_rows("reads", node.inputs)
     _meta_rows("makes", node.outputs)
     st.caption(f"{units.flops(node.flops)} forward · {units.memory(node.saved_bytes)} kept for backward, whole")
     options = graph_view.choices(node, result.coarse)
     if options:
         st.markdown(f"**{len(options)} choices on one mesh axis**")
-        rows = [[frame.html.escape(name), _chips(ins), _chips(outs)] for name, ins, outs in options]
+        rows = [[html.escape(name), _chips(ins), _chips(outs)] for name, ins, outs in options]
         frame.table(["choice", "operands", "result"], rows, "choices")
     scope = node.id.rpartition(":")[0]
     way = overlay.variant(plan, drawing, scope if scope in drawing.scopes else "")
     here = overlay.node_placement(node, way[1]) if way else None
     if here:
         chips = "".join(frame.chip(p, axis) for axis, p in zip(plan.mesh.axis_names, here[1], strict=True))
-        st.html(f"{frame.html.escape(words.title(plan))} keeps its {here[0]} as {chips}")
+        st.html(f"{html.escape(words.title(plan))} keeps its {here[0]} as {chips}")
     with st.expander(f"{len(node.ops)} operations in this node"):
         for op in node.ops:
             st.caption(f"`{op.name}`")
 
 
 def _elements(meta: Any) -> int:
-    return int(graph_view.math.prod(meta.shape))
+    return int(math.prod(meta.shape))
 
 
 def _chips(letters: str) -> str:
@@ -166,16 +200,26 @@ def algorithm(result: Result) -> None:
     if not steps:
         return
     depths = [s.depth for s in steps]
-    st.markdown("**How the repeats are found**: TAP's Algorithm 1, from the deepest module names upward", help=(
-        "At each depth, names are cut to that many parts, and blocks with equal content are counted. Kept while something repeats."))  # fmt: skip
+    st.markdown(
+        "**How the repeats are found**: TAP's Algorithm 1, from the deepest module names upward",
+        help=(
+            "At each depth, names are cut to that many parts, and blocks with equal content are counted. Kept "
+            "while something repeats."
+        ),
+    )
     current = state.value("depth")
     widget = state.seed("w_depth", current if current in depths else _telling(steps))
     if len(depths) > 1:
-        st.select_slider("Depth of module names", depths, key=widget, on_change=state.from_widget, args=("depth", widget))
+        st.select_slider(
+            "Depth of module names", depths, key=widget, on_change=state.from_widget, args=("depth", widget)
+        )
     step = next(s for s in steps if s.depth == st.session_state.get(widget, depths[0]))
     st.markdown(frame.text(words.fold_sentence(step.groups, step.depth, step.stopped)))
     groups = sorted(step.groups, key=lambda g: (not g.kept, -g.count))
-    rows = [[frame.html.escape(g.pattern), str(g.count), str(g.similar), "kept" if g.kept else "not kept", frame.html.escape(g.reason)] for g in groups[:8]]
+    rows = [
+        [html.escape(g.pattern), str(g.count), str(g.similar), "kept" if g.kept else "not kept", html.escape(g.reason)]
+        for g in groups[:8]
+    ]
     frame.table(["names", "copies", "weights in each", "", "why"], rows, "groups at this depth")
     if len(groups) > 8:
         st.caption(f"and {len(groups) - 8} more names")
@@ -199,9 +243,13 @@ def page() -> None:
             panel(result, plan)
     algorithm(result)
     st.download_button(
-        "Download the folded graph as one HTML page", lambda: folded_html(result.coarse, result.graph.name),
-        file_name=f"{result.graph.name}.html", mime="text/html", on_click="ignore", icon=":material/download:",
-    )  # fmt: skip
+        "Download the folded graph as one HTML page",
+        lambda: folded_html(result.coarse, result.graph.name),
+        file_name=f"{result.graph.name}.html",
+        mime="text/html",
+        on_click="ignore",
+        icon=":material/download:",
+    )
 
 
 page()

@@ -7,9 +7,11 @@ from typing import Any
 import streamlit as st
 
 from explorer import settings, state, units
-from planner_core.cluster import Cluster, cluster_names, load_cluster
+from explorer.own import keep
+from explorer.words import cluster_words
+from planner_core.cluster import cluster_names, load_cluster
+from planner_core.errors import InputError
 from planner_core.hardware import OPTIMIZERS, RECOMPUTE
-from planner_core.mesh import DeviceMesh
 from planner_core.models import ZOO
 from planner_core.pipeline import Result
 
@@ -48,20 +50,12 @@ def cluster_name(name: str) -> str:
     return cluster_words(load_cluster(name))
 
 
-def cluster_words(cluster: Cluster) -> str:
-    """Nodes, GPUs per node and the GPU's name."""
-    per_node = cluster.levels[0].size
-    gpu = cluster.gpu.name.split("-")[0].upper()
-    nodes = cluster.num_gpus // per_node
-    return f"{nodes} node{'s' * (nodes > 1)} × {per_node} {gpu}"
-
-
 def _load_words(v: dict[str, Any]) -> str:
     model = ZOO.get(v["model"])
-    batch = v["batch"] or (model.batch if model else "its own")
-    seq = v["seq"] or (model.seq if model else "")
-    shown = f"batch {units.whole(batch) if isinstance(batch, int) else batch}"
-    return f"{shown} × {units.whole(seq)} tokens," if seq and seq != 1 else f"{shown},"
+    batch = v["batch"] or (model.batch if model else None)
+    seq = v["seq"] or (model.seq if model else 1)
+    shown = f"batch {units.whole(batch) if batch else 'its own'}"
+    return f"{shown} × {units.whole(seq)} tokens," if seq != 1 else f"{shown},"
 
 
 def _training_words(v: dict[str, Any]) -> str:
@@ -85,9 +79,17 @@ def _pick(label: str, key: str, options: list[Any], names: Any, help: str | None
 def _number(label: str, key: str, most: int, placeholder: str, help: str | None = None) -> None:
     widget = state.seed(f"w_{key}", state.value(key))
     st.number_input(
-        label, min_value=1, max_value=most, value=None, step=1, key=widget, placeholder=placeholder,
-        on_change=state.from_widget, args=(key, widget), help=help,
-    )  # fmt: skip
+        label,
+        min_value=1,
+        max_value=most,
+        value=None,
+        step=1,
+        key=widget,
+        placeholder=placeholder,
+        on_change=state.from_widget,
+        args=(key, widget),
+        help=help,
+    )
 
 
 def _model(v: dict[str, Any]) -> None:
@@ -97,9 +99,26 @@ def _model(v: dict[str, Any]) -> None:
         st.caption(ZOO[v["model"]].description)
     if v["model"] in ZOO and ZOO[v["model"]].depth:
         _number("Layers", "layers", 1000, "as published", LAYERS_HELP)
-    from explorer.own import upload
+    _upload()
 
-    upload()
+
+def _upload() -> None:
+    with st.expander("Your own model"):
+        file = st.file_uploader(
+            "A Hugging Face config.json",
+            type="json",
+            key="own_config",
+            help="Read as data. No weights are needed, no code of yours is run, nothing leaves this machine.",
+        )
+        if file is None:
+            return
+        try:
+            name = keep(file.getvalue())
+        except InputError as error:
+            st.error(str(error))
+            return
+        if state.value("model") != name:
+            st.button("Plan this model", on_click=state.change, kwargs={"model": name}, type="primary")
 
 
 def _cluster(v: dict[str, Any]) -> None:
@@ -107,20 +126,30 @@ def _cluster(v: dict[str, Any]) -> None:
     cluster = load_cluster(v["cluster"])
     st.caption(cluster.description)
     for level in cluster.levels:
-        st.caption(f"{level.name}: {units.significant(level.bytes_per_s / 1e9)} GB/s per unit, {units.seconds(level.latency_s)} a step")
+        st.caption(
+            f"{level.name}: {units.significant(level.bytes_per_s / 1e9)} GB/s per unit, {units.seconds(level.latency_s)} a step"
+        )
     n = cluster.num_gpus
     meshes = [None, str(n), *(f"{a}x{n // a}" for a in range(2, n) if n % a == 0)]
     if v["mesh"] not in meshes:
         meshes.append(v["mesh"])
     _pick(
-        "Mesh", "mesh", meshes, lambda m: "every way, the best shown" if m is None else m.replace("x", " × "),
+        "Mesh",
+        "mesh",
+        meshes,
+        lambda m: "every way, the best shown" if m is None else m.replace("x", " × "),
         "GPUs as a grid: data axis × tensor axis. Neighbours on the last axis are neighbours in a node.",
-    )  # fmt: skip
+    )
     widget = state.seed("w_memory", v["memory"])
     st.number_input(
-        "Memory per GPU that a plan may take, GB", min_value=0.1, value=None, key=widget, on_change=state.from_widget,
-        placeholder=f"{units.significant(cluster.gpu.memory_bytes / 1e9)}", args=("memory", widget),
-    )  # fmt: skip
+        "Memory per GPU that a plan may take, GB",
+        min_value=0.1,
+        value=None,
+        key=widget,
+        on_change=state.from_widget,
+        placeholder=f"{units.significant(cluster.gpu.memory_bytes / 1e9)}",
+        args=("memory", widget),
+    )
 
 
 def _load(v: dict[str, Any]) -> None:
@@ -134,17 +163,23 @@ def _training(v: dict[str, Any]) -> None:
     _pick("Numbers", "dtype", list(settings.DTYPES), lambda d: settings.DTYPES[d])
     _pick("Optimizer", "optimizer", list(OPTIMIZERS), lambda o: settings.OPTIMIZER_NAMES.get(o, o))
     _pick(
-        "Recomputation", "recompute", list(RECOMPUTE), lambda r: settings.RECOMPUTE_NAMES.get(r, r),
+        "Recomputation",
+        "recompute",
+        list(RECOMPUTE),
+        lambda r: settings.RECOMPUTE_NAMES.get(r, r),
         "Full: a block keeps only its inputs and runs forward again in the backward pass",
-    )  # fmt: skip
+    )
     _pick("Weights", "zero", [3, 0], lambda z: ZERO_NAMES[z], "The second is what ZeRO-3 and FSDP do")
 
 
 def _search(v: dict[str, Any]) -> None:
     _pick(
-        "Method", "method", list(settings.METHODS), lambda m: settings.METHODS[m],
+        "Method",
+        "method",
+        list(settings.METHODS),
+        lambda m: settings.METHODS[m],
         "Exact: the optimum of the stated cost model. TAP, TAPS and ATP: as their papers search.",
-    )  # fmt: skip
+    )
     _pick("Least", "objective", list(settings.OBJECTIVES), lambda o: settings.OBJECTIVES[o])
 
 
@@ -154,13 +189,16 @@ def figures(result: Result) -> None:
     blocks = len(graph.blocks)
     parts = [
         f"{units.count(graph.num_params)} parameters",
-        f"{units.whole(stored_ops(result))} ops kept of {units.whole(graph.num_ops)}: {blocks} repeated block{'s' * (blocks != 1)}",
+        f"{units.whole(stored_ops(result))} ops kept of {units.whole(graph.num_ops)}: {blocks} repeated "
+        f"block{'s' * (blocks != 1)}",
         f"{units.whole(sum(c.space for c in result.candidates))} candidates scored",
         f"planned in {units.seconds(result.timings_s['total'])}",
     ]
     st.caption(" · ".join(parts))
     if result.unknown_ops:
-        st.warning(f"No rule for {', '.join(result.unknown_ops[:6])}: run whole on every device, which may cost more than needed.")
+        st.warning(
+            f"No rule for {', '.join(result.unknown_ops[:6])}: run whole on every device, which may cost more than needed."
+        )
     for note in dict.fromkeys((*result.notes, *graph.assumptions)):
         st.caption(f"Note: {note}")
 
@@ -168,10 +206,3 @@ def figures(result: Result) -> None:
 def stored_ops(result: Result) -> int:
     """Operations of the folded graph, each block once."""
     return len(result.graph.top.ops) + sum(len(b.ops) for b in result.graph.blocks.values())
-
-
-def mesh_words(mesh: DeviceMesh) -> str:
-    """`2 data × 8 tensor`; `all 16 GPUs` for one axis."""
-    if len(mesh.axis_sizes) == 1:
-        return f"all {mesh.num_devices} GPUs as one axis"
-    return " × ".join(f"{s} {n}" for n, s in zip(mesh.axis_names, mesh.axis_sizes, strict=True))

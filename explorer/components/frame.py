@@ -8,13 +8,15 @@ from pathlib import Path
 
 import streamlit as st
 
-from explorer import sentence, state, words
+from explorer import state
+from explorer.components import sentence
 from explorer.palette import Theme, theme_of
-from explorer.words import GLOSSARY
+from explorer.words import GLOSSARY, mesh_words, title
 from planner_core.pipeline import Result
 from planner_core.plan import Plan
 
-CSS = Path(__file__).resolve().parent / "components" / "app.css"
+CSS = Path(__file__).resolve().parent / "app.css"
+SHORT_CELL = 18
 CHART = {"displaylogo": False, "modeBarButtonsToRemove": ["select2d", "autoScale2d"], "scrollZoom": False}
 
 
@@ -50,9 +52,13 @@ def chip(letter: str, axis: str = "") -> str:
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "") -> None:
     """A plain table; cells are HTML, so escape what comes from outside."""
     top = "".join(f"<th scope='col'>{html.escape(h)}</th>" for h in head)
-    body = "".join("<tr>" + "".join(f"<td>{c}</td>" for c in row) + "</tr>" for row in rows)
+    body = "".join("<tr>" + "".join(f"<td{_nowrap(c)}>{c}</td>" for c in row) + "</tr>" for row in rows)
     label = f' aria-label="{html.escape(caption)}"' if caption else ""
     st.html(f"<table class='weights'{label}><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>")
+
+
+def _nowrap(cell: str) -> str:
+    return ' class="short"' if len(cell) < SHORT_CELL else ""
 
 
 def plan_choice(plans: Mapping[str, Plan], label: str = "Plan") -> tuple[str, Plan]:
@@ -60,12 +66,16 @@ def plan_choice(plans: Mapping[str, Plan], label: str = "Plan") -> tuple[str, Pl
     name, _ = state.chosen(plans)
     widget = state.seed("w_plan", name)
     st.selectbox(
-        label, list(plans), format_func=lambda n: option(plans[n]), key=widget,
-        on_change=state.from_widget, args=("plan", widget),
-    )  # fmt: skip
+        label,
+        list(plans),
+        format_func=lambda n: option(plans[n]),
+        key=widget,
+        on_change=state.from_widget,
+        args=("plan", widget),
+    )
     return name, plans[name]
 
 
 def option(plan: Plan) -> str:
     """A plan in a list: name, mesh, and whether it fits."""
-    return f"{words.title(plan)}, {sentence.mesh_words(plan.mesh)}" + ("" if plan.fits else " (does not fit)")
+    return f"{title(plan)}, {mesh_words(plan.mesh)}" + ("" if plan.fits else " (does not fit)")
