@@ -200,7 +200,7 @@ class _Builder:
         name = s.group.name
         self.net.sizes[name], self.net.nodes[name] = len(index), NodeRows(s, index)
         self.net.factors.append(Factor((name,), self._work(number, s, index), np.ones(len(index), dtype=bool)))
-        for value, uses in self._operands(number, s).items():
+        for value, uses in self._operands(s).items():
             if self.values[value].kind == "parameter":
                 self._weight_edge(name, s, index, value, uses)
             else:
@@ -210,12 +210,13 @@ class _Builder:
                 if value in self.crossing:
                     self._result_edge(name, s, index, value, (k, j))
 
-    def _operands(self, number: int, s: GroupStrategy) -> dict[int, list[tuple[int, int]]]:
-        """Tensors that come from outside the group, and where they are used: (op, operand) positions."""
+    def _operands(self, s: GroupStrategy) -> dict[int, list[tuple[int, int]]]:
+        """Tensors that cross between groups, and where they are used: (op, operand) positions. A tensor that the group makes
+        and also hands on is read as it was delivered, here too."""
         found: dict[int, list[tuple[int, int]]] = {}
         for k, op in enumerate(s.ops):
             for i, v in enumerate(op.inputs):
-                if v in self.crossing and self.home.get(v) != number:
+                if v in self.crossing:
                     found.setdefault(v, []).append((k, i))
         return found
 
