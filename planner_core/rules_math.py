@@ -272,7 +272,9 @@ def _moe_experts(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     none: list[DimOf] = [None] * (len(ins) - 5)
     biases: list[DimOf] = [1 if shape[-1] == up[2 if turned else 1] and k == 0 else None for k, shape in enumerate(ins[5:])]
     tokens = split("tokens", [0, 0, 0, None, None, *none], [0], t)
-    fused = {i: (inner, inner) for i in (3, *(5 + k for k, d in enumerate(biases) if d is not None))} if gated else {}
+    fused: dict[int, tuple[int, ...]] = {}
+    if gated:
+        fused = {i: (inner, inner) for i in (3, *(5 + k for k, d in enumerate(biases) if d is not None))}
     added = tuple(5 + k for k, d in enumerate(biases) if d is None)
     width = Split(
         "inner", (None, None, None, *((2, 1) if turned else (1, 2)), *biases), (None,), (inner,), bias=added, segments=fused
