@@ -260,44 +260,15 @@ def timeline(plans: Mapping[str, Plan], theme: Theme) -> go.Figure:
     names = [title(p) for p in plans.values()]
     costs = [p.cost for p in plans.values()]
     hidden = [max(0.0, c.comm_time_s - c.exposed_comm_time_s) for c in costs]
+    starts = [max(0.0, c.compute_time_s - h) for c, h in zip(costs, hidden, strict=True)]
+    computes = [c.compute_time_s for c in costs]
     rows = (
-        ("compute", [c.compute_time_s for c in costs], [0.0] * len(costs), COMPUTE, "", 0.42, -0.36),
-        (
-            "exposed communication",
-            [c.exposed_comm_time_s for c in costs],
-            [c.compute_time_s for c in costs],
-            COMMUNICATION,
-            "",
-            0.42,
-            -0.36,
-        ),
-        (
-            "hidden communication",
-            hidden,
-            [max(0.0, c.compute_time_s - h) for c, h in zip(costs, hidden, strict=True)],
-            COMMUNICATION,
-            "/",
-            0.16,
-            0.12,
-        ),
+        ("compute", computes, [0.0] * len(costs), COMPUTE, ""),
+        ("exposed communication", [c.exposed_comm_time_s for c in costs], computes, COMMUNICATION, ""),
+        ("hidden communication", hidden, starts, COMMUNICATION, "/"),
     )
-    for name, lengths, bases, colour, pattern, width, offset in rows:
-        figure.add_bar(
-            y=list(range(len(names))),
-            x=[v * 1e3 for v in lengths],
-            base=[b * 1e3 for b in bases],
-            orientation="h",
-            name=name,
-            width=width,
-            offset=offset,
-            hovertext=[f"{n}: {name} {units.seconds(v)}" for n, v in zip(names, lengths, strict=True)],
-            hovertemplate="%{hovertext}<extra></extra>",
-            marker={
-                "color": colour,
-                "pattern": {"shape": pattern, "fgcolor": colour, "bgcolor": theme.surface, "size": 6},
-                "line": {"width": 0},
-            },
-        )
+    for name, lengths, bases, colour, pattern in rows:
+        _spans(figure, name, names, lengths, bases, (colour, pattern), theme)
     for i, c in enumerate(costs):
         figure.add_annotation(
             x=c.step_time_s * 1e3,
@@ -311,6 +282,35 @@ def timeline(plans: Mapping[str, Plan], theme: Theme) -> go.Figure:
     figure.update_xaxes(title="one step, ms", range=[0, max(c.step_time_s for c in costs) * 1.14e3])
     figure.update_yaxes(tickvals=list(range(len(names))), ticktext=names, range=[len(names) - 0.4, -0.6])
     return _style(figure, theme, 190 + 54 * len(names))
+
+
+def _spans(
+    figure: go.Figure,
+    name: str,
+    plans: Sequence[str],
+    lengths: Sequence[float],
+    starts: Sequence[float],
+    look: tuple[str, str],
+    theme: Theme,
+) -> None:
+    """Bars of one kind of time, a row a plan; a patterned kind is thin and stands below the others."""
+    colour, pattern = look
+    figure.add_bar(
+        y=list(range(len(plans))),
+        x=[v * 1e3 for v in lengths],
+        base=[b * 1e3 for b in starts],
+        orientation="h",
+        name=name,
+        width=0.16 if pattern else 0.42,
+        offset=0.12 if pattern else -0.36,
+        hovertext=[f"{n}: {name} {units.seconds(v)}" for n, v in zip(plans, lengths, strict=True)],
+        hovertemplate="%{hovertext}<extra></extra>",
+        marker={
+            "color": colour,
+            "pattern": {"shape": pattern, "fgcolor": colour, "bgcolor": theme.surface, "size": 6},
+            "line": {"width": 0},
+        },
+    )
 
 
 def collectives_bars(plans: Mapping[str, Plan], theme: Theme) -> go.Figure:

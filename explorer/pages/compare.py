@@ -63,24 +63,9 @@ def _chips(cell: str) -> str:
     return "".join(marks)
 
 
-def page() -> None:
-    """The page."""
-    result = frame.open_page("compare")
-    plans = state.plan_ids(result.plans)
-    if len(plans) < 2:
-        st.info(
-            "Only one plan suits these settings, so there is nothing to compare it with. Try another cluster, mesh or batch."
-        )
-        return
-    current = chosen_plans(plans)
-    names = list(current)
-    st.markdown(f"### {frame.text(words.headline(current[names[0]], current[names[1]]))}")
-    choose(plans, current)
-    st.markdown(
-        "  \n".join(f"**{frame.text(words.title(p))}**: {frame.text(words.describe(p))}." for p in current.values())
-    )
-    shown = dict(current)
-    look, capacity = frame.theme(), result.cluster.gpu.memory_bytes
+def figures(shown: dict[str, Plan], capacity: int) -> None:
+    """Time, memory and traffic of each plan."""
+    look = frame.theme()
     with st.container(key="wide"):
         left, right = st.columns(2, gap="large")
         with left:
@@ -117,7 +102,26 @@ def page() -> None:
         key="collectives",
         alt="Bytes sent by each plan, by phase, collective and mesh axis",
     )
-    differences(shown)
+
+
+def page() -> None:
+    """The page."""
+    result = frame.open_page("compare")
+    plans = state.plan_ids(result.plans)
+    if len(plans) < 2:
+        st.info(
+            "Only one plan suits these settings, so there is nothing to compare it with. Try another cluster, mesh or batch."
+        )
+        return
+    current = chosen_plans(plans)
+    names = list(current)
+    st.markdown(f"### {frame.text(words.headline(current[names[0]], current[names[1]]))}")
+    choose(plans, current)
+    st.markdown(
+        "  \n".join(f"**{frame.text(words.title(p))}**: {frame.text(words.describe(p))}." for p in current.values())
+    )
+    figures(current, result.cluster.gpu.memory_bytes)
+    differences(current)
     st.caption("Times are estimates from published peaks and assumed efficiencies; plans within 5 % are told as ties.")
 
 

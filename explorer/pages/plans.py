@@ -241,6 +241,20 @@ def opened(result: Result, name: str, plan: Plan) -> None:
             "Compute is, for each operation, the greatest of work ÷ reachable FLOP/s, bytes ÷ reachable memory "
             "bandwidth, and the time to launch a kernel."
         )
+    sent(result, name, plan)
+    memory = c.memory_bytes
+    with st.expander(f"Memory {units.memory(memory['peak'])} per GPU at its peak: by kind"):
+        rows = [[MEMORY_NAMES[k], units.memory(memory.get(k, 0)), units.whole(memory.get(k, 0))] for k in MEMORY_KINDS]
+        frame.table(["kind", "size", "bytes"], rows, "memory by kind")
+        st.caption(
+            "The peak is the most that is held at once, found by walking forward and backward; it is not the sum "
+            "where kinds do not meet."
+        )
+
+
+def sent(result: Result, name: str, plan: Plan) -> None:
+    """Traffic of the chosen plan, down to every collective."""
+    c = plan.cost
     with st.expander(
         f"Communication {units.traffic(sum(t.wire_bytes for t in c.traffic))} sent per GPU: by phase, collective and axis"
     ):
@@ -282,14 +296,6 @@ def opened(result: Result, name: str, plan: Plan) -> None:
             ],
             hide_index=True,
             height=260,
-        )
-    memory = c.memory_bytes
-    with st.expander(f"Memory {units.memory(memory['peak'])} per GPU at its peak: by kind"):
-        rows = [[MEMORY_NAMES[k], units.memory(memory.get(k, 0)), units.whole(memory.get(k, 0))] for k in MEMORY_KINDS]
-        frame.table(["kind", "size", "bytes"], rows, "memory by kind")
-        st.caption(
-            "The peak is the most that is held at once, found by walking forward and backward; it is not the sum "
-            "where kinds do not meet."
         )
 
 

@@ -1,0 +1,173 @@
+"""Numbers, words, settings, figures and the cluster drawing: plain functions, plain tests."""
+
+import xml.etree.ElementTree as ElementTree
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from explorer import charts, settings, topology, units, words
+from explorer.exporting import plan_text
+from explorer.own import keep
+from explorer.palette import DARK, LIGHT, Theme, device_colour
+from planner_core.errors import InputError
+from planner_core.mesh import DeviceMesh
+from planner_core.pipeline import Request, Result, plan_model
+
+
+@pytest.fixture(scope="module")
+def result() -> Result:
+    return plan_model(Request("llama-3-8b"))
+
+
+@pytest.mark.parametrize(
+    ("shown", "wanted"),
+    [
+        (units.seconds(0.3460557), "346 ms"), (units.seconds(1.2345), "1.23 s"), (units.seconds(0), "0 ms"),
+        (units.seconds(4.2e-6), "4.20 µs"), (units.memory(80e9), "74.5 GiB"), (units.memory(8192), "8.00 KiB"),
+        (units.traffic(1.9e9), "1.90 GB"), (units.traffic(40_800_000_000), "40.8 GB"), (units.count(8_030_261_248), "8.03 B"),
+        (units.flops(2.199e12), "2.20 TFLOP"), (units.whole(59049), "59\u202f049"), (units.significant(9.999), "10.0"),
+        (units.significant(999.6), "1\u202f000"), (units.percent(0.05), "5 %"), (units.percent(0.1234), "12 %"),
+    ],
+)  # fmt: skip
+def test_numbers_have_three_figures_and_a_unit(shown: str, wanted: str) -> None:
+    assert shown == wanted
+
+
+@given(st.floats(1e-9, 1e15))
+def test_three_figures_are_within_half_a_percent(value: float) -> None:
+    assert abs(float(units.significant(value).replace("\u202f", "")) / value - 1) < 0.0051
+
+
+def test_settings_survive_the_address() -> None:
+    values = {k: s.default for k, s in settings.SETTINGS.items()} | {
+        "model": "t5-large", "batch": 64, "memory": 40.0, "mesh": "2x8", "compare": ("best", "fsdp"), "open": ("run:0",),
+        "node": "T5Block:layer.0/add", "zero": 0, "show": "placement", "depth": 3,
+    }  # fmt: skip
+    again, problems = settings.read(settings.write(values))
+    assert again == values
+    assert problems == []
+
+
+def test_defaults_leave_the_address_empty() -> None:
+    assert settings.write({k: s.default for k, s in settings.SETTINGS.items()}) == {}
+
+
+def test_an_empty_list_of_open_blocks_is_not_the_default() -> None:
+    values = {k: s.default for k, s in settings.SETTINGS.items()} | {"open": ()}
+    assert settings.read(settings.write(values))[0]["open"] == ()
+
+
+@given(st.dictionaries(st.sampled_from(sorted(settings.SETTINGS)), st.text(max_size=60)))
+def test_any_address_can_be_read(address: dict[str, str]) -> None:
+    values, problems = settings.read(address)
+    assert set(values) == set(settings.SETTINGS)
+    assert len(problems) <= len(address)
+    settings.request(values)
+
+
+def test_plans_are_told_in_words(result: Result) -> None:
+    told = {p.name: words.describe(p) for p in result.plans}
+    assert told["data parallel"] == "Batch split 16 ways"
+    assert "gathered at use" in told["FSDP"]
+    assert "all weights split" in told["Megatron-LM"]
+
+
+def test_headline_comes_from_the_numbers(result: Result) -> None:
+    plans = {p.name: p for p in result.plans}
+    a, b = plans["best"], plans["Megatron-LM"]
+    text = words.headline(a, b)
+    assert text == words.headline(b, a)
+    assert units.seconds(a.cost.step_time_s) in text
+    assert "less time than Megatron-LM" in text
+    assert "tie" in words.headline(a, a)
+
+
+def test_only_weights_that_differ_are_listed(result: Result) -> None:
+    plans = {p.name: p for p in result.plans}
+    assert words.differing([("a", plans["best"]), ("b", plans["best"])]) == []
+    rows = words.differing([("a", plans["data parallel"]), ("b", plans["FSDP"])])
+    assert any("lm_head" in r["weight"] for r in rows)
+    assert all(r["a"] != r["b"] for r in rows)
+
+
+@pytest.mark.parametrize("theme", [LIGHT, DARK])
+def test_figures_carry_units_and_every_plan(result: Result, theme: Theme) -> None:
+    plans = {p.name: p for p in result.plans}
+    capacity = result.cluster.gpu.memory_bytes
+    scatter = charts.plans_scatter(plans, "best", [n for n in plans if n != "best"], capacity, theme)
+    assert scatter.layout.xaxis.title.text.endswith("ms")
+    assert scatter.layout.yaxis.title.text.endswith("GiB")
+    assert {n for t in scatter.data if t.customdata is not None for n in t.customdata} == set(plans)
+    stacks = charts.memory_bars(plans, capacity, theme)
+    held = sum(t.x[0] for t in stacks.data if t.type == "bar") * units.GIB
+    kinds = ("params", "grads", "optimizer", "activations", "buffers")
+    assert held == pytest.approx(sum(result.best.cost.memory_bytes[k] for k in kinds))
+    bars = charts.collectives_bars(plans, theme)
+    sent = sum(t.x[0] for t in bars.data) * 1e9
+    assert sent == pytest.approx(sum(t.wire_bytes for t in result.best.cost.traffic))
+    step = charts.timeline(plans, theme)
+    assert step.data[0].x[0] + step.data[1].x[0] == pytest.approx(result.best.cost.step_time_s * 1e3)
+
+
+def test_every_candidate_is_a_point(result: Result) -> None:
+    (found,) = result.candidates
+    figure = charts.candidates_scatter(found, 0, LIGHT)
+    assert figure.data[0].type == "scattergl"
+    assert len(figure.data[0].x) == int(np.isfinite(found.comm_s).sum())
+    assert len(figure.data[1].x) == int(found.on_front.sum())
+
+
+def luminance(colour: str) -> float:
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(a: str, b: str) -> float:
+    light, dark = sorted((luminance(a), luminance(b)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize("theme", [LIGHT, DARK])
+def test_text_has_contrast_aa(theme: Theme) -> None:
+    assert contrast(theme.text, theme.surface) >= 7
+    assert contrast(theme.muted, theme.surface) >= 4.5
+    assert contrast(theme.faint, theme.surface) >= 2.5
+
+
+def test_a_device_keeps_its_colour() -> None:
+    assert device_colour(3) == device_colour(11)
+    assert len({device_colour(r) for r in range(8)}) == 8
+
+
+@pytest.mark.parametrize(
+    ("sizes", "axis", "unit", "wanted"),
+    [((16,), 0, 1, 1), ((16,), 0, 8, 1), ((2, 8), 0, 8, 8), ((2, 8), 1, 8, 0), ((2, 8), 1, 1, 1), ((1, 16), 0, 8, 0)],
+)
+def test_rings_that_leave_a_unit(sizes: tuple[int, ...], axis: int, unit: int, wanted: int) -> None:
+    names = ("data", "tensor")[-len(sizes) :]
+    assert topology.rings(DeviceMesh(names, sizes), axis, unit) == wanted
+
+
+def test_cluster_drawing_is_svg_and_shows_every_gpu(result: Result) -> None:
+    svg = topology.drawing(result.best, result.cluster, ("forward",), LIGHT)
+    root = ElementTree.fromstring(svg)
+    titles = [t.text for t in root.iter("{http://www.w3.org/2000/svg}title")]
+    assert sum("GPU" in str(t) for t in titles) == 16
+    assert not list(root.iter("{http://www.w3.org/2000/svg}script"))
+
+
+def test_plan_file_is_the_plan(result: Result) -> None:
+    import json
+
+    from planner_core.plan import from_json
+
+    assert from_json(json.loads(plan_text(result.best))) == result.best
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b"\xff\xfe", b'{"model_type": 3}', b"{" * 10])
+def test_an_upload_that_is_no_config_is_refused(content: bytes) -> None:
+    with pytest.raises(InputError):
+        keep(content)
