@@ -8,16 +8,18 @@ kernels and of NCCL are not counted.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from planner_core.graph import ITEM_BYTES, Block, Graph, Op
 from planner_core.hardware import CostModel
-from planner_core.placement import Placements, Shard, local_shape
-from planner_core.plan import BlockPlan, Edge
-from planner_core.rules_math import is_view
+from planner_core.pinned import rows_at
+from planner_core.placement import Placements, local_shape
+from planner_core.plan import BlockPlan
+from planner_core.rules_math import is_view, loss_bytes, shrinks_kept
+from planner_core.saving import kept_results, root
 
 
 @dataclass
@@ -34,37 +36,52 @@ class _BlockMemory:
 
 
 def walk(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) -> dict[str, int]:
-    """params, grads, optimizer, activations, buffers and peak, in bytes, in the steady state (second step on)."""
+    """What fills the GPU at the peak of a step in the steady state (second step on), in bytes: params, grads, optimizer,
+    activations, buffers (everything in flight), which add up to peak. Gradients are those there at that moment: none
+    where the peak stands at the end of forward."""
     parts = {label: _block_memory(label, bp, graph, model) for label, bp in blocks.items()}
     copies = {label: len(bp.prefixes) for label, bp in blocks.items()}
-    total = lambda what: sum(getattr(parts[b], what) * copies[b] for b in parts)  # noqa: E731
-    params, grads, states = total("params"), total("grads"), total("states")
-    timeline = _timeline(blocks, graph, parts, model)
+    params = sum(p.params * copies[b] for b, p in parts.items())
+    states = sum(p.states * copies[b] for b, p in parts.items())
+    grads = sum(p.grads * copies[b] for b, p in parts.items())
     step_temporary = 2 * max(p.largest_param for p in parts.values())
-    peak = params + states + max(timeline, grads + step_temporary)
-    kept = total("kept")
+    moments = [*_timeline(blocks, graph, parts), _Moment(0, grads, step_temporary)]
+    top = max(moments, key=lambda m: m.total)
     return {
-        "params": params, "grads": grads, "optimizer": states, "activations": kept,
-        "buffers": max(0, peak - params - states - grads - kept), "peak": peak,
+        "params": params, "grads": top.grads, "optimizer": states, "activations": top.kept, "buffers": top.flying,
+        "peak": params + states + top.total,
     }  # fmt: skip
 
 
-def _timeline(blocks: Mapping[str, BlockPlan], graph: Graph, parts: Mapping[str, _BlockMemory], model: CostModel) -> int:
-    """Highest sum of kept activations, gradients so far and tensors in flight, over forward and backward."""
-    order = [bp_label for bp_label in _labels(blocks, graph)]
-    top = parts[""]
-    kept = peak = 0
+@dataclass(frozen=True, slots=True)
+class _Moment:
+    """Bytes at one point of a step, on top of weights and optimizer states."""
+
+    kept: int
+    grads: int
+    flying: int
+
+    @property
+    def total(self) -> int:
+        return self.kept + self.grads + self.flying
+
+
+def _timeline(blocks: Mapping[str, BlockPlan], graph: Graph, parts: Mapping[str, _BlockMemory]) -> Iterator[_Moment]:
+    """The high points: one in each copy's forward and backward."""
+    order = _labels(blocks, graph)
+    top, kept = parts[""], 0
     for label in order:
-        peak = max(peak, kept + parts[label].forward_peak)
-        kept += parts[label].kept
+        p = parts[label]
+        yield _Moment(kept + p.kept, 0, max(0, p.forward_peak - p.kept))
+        kept += p.kept
     # the top block holds the loss: its rise comes on top of everything kept
-    peak = max(peak, kept + top.forward_peak, kept + top.backward_peak)
+    yield _Moment(kept + top.kept, 0, max(0, max(top.forward_peak, top.backward_peak) - top.kept))
     grads = top.grads
     for label in reversed(order):
-        peak = max(peak, kept + grads + parts[label].backward_peak)
-        kept -= parts[label].kept
-        grads += parts[label].grads
-    return peak
+        p = parts[label]
+        yield _Moment(kept, grads, max(0, p.backward_peak - p.kept))
+        kept -= p.kept
+        grads += p.grads
 
 
 def _labels(blocks: Mapping[str, BlockPlan], graph: Graph) -> list[str]:
@@ -76,7 +93,8 @@ def _block_memory(label: str, bp: BlockPlan, graph: Graph, model: CostModel) -> 
     block = graph.blocks[label.partition("#")[0]] if label else graph.top
     found = _BlockMemory()
     _add_state(found, block, bp, model)
-    _Walk(block, bp, model, recompute=bool(label) and model.workload.recompute == "full").run(found)
+    kept = kept_results(graph)[block.name] if label else set()
+    _Walk(block, bp, model, bool(label) and model.workload.recompute == "full", kept).run(found)
     return found
 
 
@@ -102,6 +120,7 @@ class _Walk:
     plan: BlockPlan
     model: CostModel
     recompute: bool
+    kept_results: set[int]
     made: dict[int, int] = field(default_factory=dict)  # storage -> bytes, as its op leaves it
     given: dict[int, int] = field(default_factory=dict)  # storage -> bytes, as delivered where that is another tensor
 
@@ -125,8 +144,7 @@ class _Walk:
             found.backward_peak += inner
 
     def root(self, value: int) -> int:
-        storage = self.block.values[value].storage
-        return value if storage < 0 else storage
+        return root(self.block, value)
 
     def size(self, value: int, placements: Placements) -> int:
         meta = self.block.values[value].meta
@@ -135,7 +153,7 @@ class _Walk:
     def _sizes(self, op: Op) -> None:
         site = self.plan.sites[op.name]
         for value, edge in zip(op.inputs, site.inputs, strict=True):
-            if self.block.values[value].kind == "activation" and value in self.block.inputs:
+            if self.block.values[value].kind == "activation" and root(self.block, value) not in self.made:
                 self.given.setdefault(value, self.size(value, edge.src.forward))
         for value, edge in zip(op.outputs, site.outputs, strict=True):
             if self.root(value) == value:
@@ -150,28 +168,38 @@ class _Walk:
             v = self.block.values[value]
             if v.kind == "parameter":
                 continue
-            root = self.root(value)
             if v.kind == "constant":
                 continue
+            base = self.root(value)
             as_operand = value in op.inputs
-            delivered = next((x for x in (value, root) if x in self.given), None) if as_operand or value not in op.outputs else None
+            delivered = next((x for x in (value, base) if x in self.given), None) if as_operand or value not in op.outputs else None
             if delivered is not None:
                 found["in", delivered] = self.given[delivered]
-            elif root in self.made:
-                found["own", root] = self.made[root]
-            elif root in self.given:
-                found["in", root] = self.given[root]
-        parts = self._parts(op)
+            elif base in self.made:
+                if base not in self.kept_results:
+                    found["own", base] = self.made[base]
+            elif base in self.given:
+                found["in", base] = self.given[base]
+        chosen = rows_at(self.block, op, self.plan.sites[op.name])
+        ins = [self.block.values[v].meta for v in op.inputs]
+        if op.fn == "cross_entropy":
+            found["extra", op.name, 0] = self._loss(op)[0]
+            return found
         for k, meta in enumerate(op.saved_extra):
-            found["extra", op.name, k] = meta.num_bytes // parts
+            parts = [
+                n for row, n in zip(chosen, self.model.sizes, strict=True)
+                if row.splits_work and shrinks_kept(op, row.label, meta.shape, [m.shape for m in ins])
+            ]  # fmt: skip
+            found["extra", op.name, k] = meta.num_bytes // int(np.prod(parts, dtype=int))
         return found
 
-    def _parts(self, op: Op) -> int:
+    def _loss(self, op: Op) -> tuple[int, int]:
+        """Local bytes that a cross-entropy keeps, and uses in backward beside the gradient of its logits."""
         site = self.plan.sites[op.name]
-        axes = set()
-        for edge in (*[Edge(e.dst, e.dst) for e in site.inputs], *[Edge(e.src, e.src) for e in site.outputs]):
-            axes |= {a for a, p in enumerate(edge.src.forward) if isinstance(p, Shard)}
-        return int(np.prod([self.model.sizes[a] for a in axes], dtype=int))
+        meta = self.block.values[op.inputs[0]].meta
+        shape = local_shape(meta.shape, site.inputs[0].dst.forward, self.model.sizes)
+        classes = any(row.label == "classes" for row in rows_at(self.block, op, site))
+        return loss_bytes(op, shape, ITEM_BYTES[meta.dtype], classes)
 
     def _forward(self, ops: tuple[Op, ...], saved: list[dict[object, int]]) -> int:
         last = {self.root(v): i for i, op in enumerate(ops) for v in (*op.inputs, *op.outputs)}
@@ -213,6 +241,8 @@ class _Walk:
                     fresh += self.size(v, edge.dst.forward) if any(s.collective for s in edge.forward) else 0
                 elif not (is_view(op) and self.root(v) == self.root(op.outputs[0])):
                     flying[self.root(v)] = self.size(v, edge.dst.forward)
+            if op.fn == "cross_entropy":  # the gradient of its log-softmax, beside that of the logits
+                fresh += self._loss(op)[1]
             peak = max(peak, kept + min(done, grads) + fresh + sum(flying.values()))
             kept -= dying.get(i, 0)
             for v in op.outputs:

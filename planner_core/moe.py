@@ -88,6 +88,7 @@ class _Grouped(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         """Gradients have the shapes of what they belong to."""
+        _ = ctx.saved_tensors  # a real backward reads them, and so gathers what was not kept
         found = [None if s is None else torch.empty(s[0], dtype=s[1], device=ctx.device) for s in ctx.like]
         return (*found, None, None)
 

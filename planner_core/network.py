@@ -1,11 +1,12 @@
 """The cost network of a block on a mesh: variables, what each choice costs, and what goes with what.
 
 Variables: one per group of ops (its row on every axis), one per tensor between groups (its delivered state), one
-per parameter (how it is stored). Every cost is unary or pairwise, and has three components, all per GPU and step:
+per parameter (how it is stored). Every cost is unary or pairwise, and has four components, all per GPU and step:
 
     time_s     compute, the communication that must be waited for, and the weight traffic that shows
-    memory     bytes that stay: weights, gradients, optimizer states, saved activations
+    memory     bytes at the end of forward: weights, optimizer states, activations kept for backward, the loss's own
     comm_s     all communication
+    ending     bytes at the end of backward: weights, optimizer states, gradients
 
 Weight traffic (gradient sums, ZeRO-3 gathers and scatters) hides behind `overlap` of the compute of the ops that use
 the weight; what exceeds it shows. So the step time is a sum over the network, which is what makes the search exact.
@@ -25,6 +26,8 @@ from planner_core.hardware import CostModel, op_time, op_work
 from planner_core.placement import P, R, Shard
 from planner_core.redistribute import Moves, Segments, digit, moves
 from planner_core.rules import Pair, Row
+from planner_core.rules_math import loss_bytes, shrinks_kept
+from planner_core.saving import root
 from planner_core.states import (
     Bools,
     Floats,
@@ -41,8 +44,8 @@ from planner_core.states import (
 )
 from planner_core.strategy import BlockStrategies, GroupStrategy
 
-TIME, MEMORY, COMM = range(3)
-NUM_COMPONENTS = 3
+TIME, MEMORY, COMM, ENDING = range(4)
+NUM_COMPONENTS = 4
 SMALL_WEIGHT_DIMS = 1
 """Parameters of at most this many dims (biases, norms) are always kept: gathering them saves nothing worth a message."""
 
@@ -87,14 +90,16 @@ def tensor_name(value: int) -> str:
 def build_block(
     coarse: CoarseBlock, strategies: BlockStrategies, model: CostModel, *,
     saved_by_calls: Collection[int] = (), skip: Collection[int] = (), saved_scale: float = 1.0,
+    kept_results: Collection[int] = (),
 ) -> Network:  # fmt: skip
     """The network of one block, its calls left out (`chain` adds those as tables).
 
     `saved_by_calls` are values that a called block keeps for backward; `skip` values inside a run of equal
-    calls, which are no variables here. `saved_scale` is the share of the block's kept activations that
+    calls, which are no variables here. `kept_results` are results of a block that their reader keeps. `saved_scale` is the share of the block's kept activations that
     is there at the peak: 1, or one copy in all of a block that is recomputed in backward.
     """
     builder = _Builder(coarse, strategies, model, set(saved_by_calls), set(skip), saved_scale)
+    builder.kept_results = set(kept_results)
     return builder.build()
 
 
@@ -111,6 +116,7 @@ class _Builder:
         self.net = Network()
         self.saved_inputs = saved  # values whose delivered tensor a consumer keeps
         self.scale = scale
+        self.kept_results: set[int] = set()
         self.crossing = self._crossing() - skip
         self.compute: dict[str, Floats] = {}  # seconds of a group's work, per joint row
         self.users = self._users()
@@ -160,8 +166,7 @@ class _Builder:
 
     def root(self, value: int) -> int:
         """The value whose memory `value` shares."""
-        storage = self.values[value].storage
-        return value if storage < 0 else storage
+        return root(self.block, value)
 
     def _mark_saved(self, group: int, s: GroupStrategy) -> None:
         for op in s.ops:
@@ -185,7 +190,7 @@ class _Builder:
             return
         cost = np.zeros((NUM_COMPONENTS, len(states)))
         if v.kind == "parameter":
-            cost[MEMORY] = parameter_memory(states, v.grad, self.model)
+            cost[MEMORY], cost[ENDING] = parameter_memory(states, v.grad, self.model)
             if self.users.get(value, 0) != 1:  # used in several places: its sum has no one op to hide behind
                 cost[TIME] = cost[COMM] = gradient_sum(states, v.grad, self.model)
         elif value in self.saved_inputs:
@@ -253,7 +258,7 @@ class _Builder:
             cost[TIME] += wait
             cost[COMM] += wait
             kept.update(self.root(v) for v in op.saved if self.root(v) in inner and not self._kept_by_consumer(self.root(v)))
-            cost[MEMORY] += sum(m.num_bytes for m in op.saved_extra) / parts
+            cost[MEMORY] += self._kept_extra(s, k, index)
         for v in kept:
             cost[MEMORY] += self.values[v].meta.num_bytes / self._parts_of(s, inner[v], v, index)
         cost[MEMORY] *= self.scale
@@ -261,8 +266,25 @@ class _Builder:
         self.compute[s.group.name] = compute
         return cost
 
+    def _kept_extra(self, s: GroupStrategy, k: int, index: Ints) -> Floats:
+        """Bytes kept by op k that are no value of the graph; of a loss also what stands beside them at the peak."""
+        op = s.ops[k]
+        ins = [self.values[v].meta for v in op.inputs]
+        labels = [r[k].label for r in s.rows]
+        if op.fn == "cross_entropy":
+            classes = np.array([label == "classes" for label in labels])[index].any(axis=1)
+            parts = joint_parts(np.array([isinstance(r[k].inputs[0][0], Shard) for r in s.rows]), index, self.model.sizes)
+            item = ITEM_BYTES[ins[0].dtype]
+            kept, beside = (np.array(pair)[classes.astype(int)] for pair in zip(*(loss_bytes(op, ins[0].shape, item, c) for c in (False, True)), strict=True))
+            return (kept + beside + ins[0].num_bytes) / parts / self.scale
+        total = np.zeros(len(index))
+        for meta in op.saved_extra:
+            flag = [r[k].splits_work and shrinks_kept(op, r[k].label, meta.shape, [m.shape for m in ins]) for r in s.rows]
+            total += meta.num_bytes / joint_parts(np.array(flag), index, self.model.sizes)
+        return total
+
     def _kept_by_consumer(self, value: int) -> bool:
-        return value in self.crossing and value in self.saved_inputs
+        return value in self.crossing and (value in self.saved_inputs or value in self.kept_results)
 
     def _touched(self, s: GroupStrategy, k: int, index: Ints) -> Floats:
         """Bytes that op k reads and writes locally."""
@@ -375,11 +397,12 @@ def _may_deliver(made: list[Pair], states: tuple[Pair, ...]) -> Bools:
     return np.array([[f != P or m == P for f, _ in states] for m, _ in made])
 
 
-def parameter_memory(states: TensorStates, grad: bool, model: CostModel) -> Floats:
-    """Bytes of a parameter with its gradient and optimizer states, per storage state."""
+def parameter_memory(states: TensorStates, grad: bool, model: CostModel) -> tuple[Floats, Floats]:
+    """Bytes of a parameter per storage state: with its optimizer states, and with its gradient too."""
     item = ITEM_BYTES[states.meta.dtype]
-    per_element = item + (item + model.workload.state_bytes(item) if grad else 0)
-    return states.local_bytes / item * per_element
+    elements = states.local_bytes / item
+    kept = elements * (item + (model.workload.state_bytes(item) if grad else 0))
+    return kept, kept + (elements * item if grad else 0.0)
 
 
 def gradient_sum(states: TensorStates, grad: bool, model: CostModel) -> Floats:

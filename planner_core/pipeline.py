@@ -23,11 +23,10 @@ from planner_core.errors import InputError, NoPlanFits
 from planner_core.graph import Block, Graph, Op, TensorMeta
 from planner_core.hardware import CostModel, Workload, cost_model
 from planner_core.mesh import DeviceMesh, axis_names, parse_mesh
-from planner_core.network import MEMORY
 from planner_core.plan import Plan
 from planner_core.price import price
 from planner_core.problem import Problem, Restriction, build_problem
-from planner_core.search import OBJECTIVES, Answer, least_memory, search
+from planner_core.search import OBJECTIVES, Answer, least_memory, memory_of, search
 from planner_core.strategy import BlockStrategies, block_strategies
 
 if TYPE_CHECKING:
@@ -281,7 +280,7 @@ def baselines(planner: Planner, options: Iterable[DeviceMesh]) -> list[Plan]:
                 answer = search(problem, objective="time")
             if answer.assignment is None:
                 continue
-            over = answer.assignment.totals[MEMORY] > planner.budget
+            over = memory_of(answer.assignment) > planner.budget
             rank = answer.value + (1e6 if over else 0.0)
             if best is None or rank < best[0]:
                 best = (rank, problem, answer)

@@ -18,10 +18,10 @@ from planner_core.errors import InputError
 from planner_core.graph import ITEM_BYTES, Block, Call, Graph, Op
 from planner_core.hardware import CostModel, op_time, op_work
 from planner_core.memory import walk
-from planner_core.placement import Placements, R, Shard, local_shape
+from planner_core.pinned import local_bytes, rows_at, split_parts
+from planner_core.placement import Placements, R, Shard
 from planner_core.plan import BlockPlan, Cost, Edge, SitePlan, Step, Traffic
 from planner_core.redistribute import step_bytes
-from planner_core.rules import Row, rows
 
 WAIT, HIDE = "wait", "hide"
 """Traffic that the next op waits for, and weight traffic that can hide behind compute."""
@@ -159,33 +159,6 @@ def site_time(block: Block, op: Op, site: SitePlan, model: CostModel) -> tuple[f
     return float(forward[0]), float(backward[0])
 
 
-def split_parts(block: Block, op: Op, site: SitePlan, model: CostModel) -> int:
-    """Into how many parts the work of an op is split."""
-    chosen = rows_at(block, op, site)
-    return int(np.prod([n for row, n in zip(chosen, model.sizes, strict=True) if row.splits_work], dtype=int))
-
-
-def rows_at(block: Block, op: Op, site: SitePlan) -> list[Row]:
-    """The row that `site` runs on each mesh axis; raises InputError where no row of the op is meant."""
-    found = []
-    options = rows(op, block.values)
-    for axis in range(len(site.outputs[0].src.forward)):
-        ins = tuple((e.dst.forward[axis], e.dst.gradient[axis]) for e in site.inputs)
-        outs = tuple((e.src.forward[axis], e.src.gradient[axis]) for e in site.outputs)
-        row = next((r for r in options if r.inputs == ins and r.outputs == outs), None)
-        if row is None:
-            shown = ", ".join(f"{c}|{g}" for c, g in ins)
-            raise InputError(f"{op.name} cannot run with operands ({shown}) on mesh axis {axis}: no rule of {op.fn} gives that")
-        found.append(row)
-    return found
-
-
-def local_bytes(block: Block, value: int, placements: Placements, model: CostModel) -> int:
-    """Bytes one GPU holds of a value."""
-    meta = block.values[value].meta
-    return int(np.prod(local_shape(meta.shape, placements, model.sizes), dtype=np.int64)) * ITEM_BYTES[meta.dtype]
-
-
 def _touch_time(block: Block, op: Op, site: SitePlan, model: CostModel) -> float:
     """Padding or dividing an operand that arrives in another state than the op runs with."""
     total = 0.0
@@ -217,7 +190,7 @@ def _site_messages(block: Block, op: Op, site: SitePlan, label: str, model: Cost
         category = HIDE if weight else WAIT
         what = v.name if weight else f"operand {position}"
         there = list(_steps(block, value, edge, edge.forward, edge.src.forward, model))
-        regather = weight and v.grad and value in op.saved and model.workload.recompute == "none" or (weight and again)
+        regather = (weight and v.grad and value in op.saved and model.workload.recompute == "none") or (weight and again)
         for phase, moves in (("forward", there), ("backward", there if regather or again else [])):
             yield from (Message(op.name, what, phase, kind, axis, n, 1, category, "", v.name) for kind, axis, n in moves)
         for kind, axis, n in _steps(block, value, edge, edge.backward, edge.dst.gradient, model):

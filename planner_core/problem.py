@@ -20,10 +20,11 @@ from planner_core.eliminate import Elimination, Floats, Power, Table, eliminate,
 from planner_core.graph import Block, Call
 from planner_core.hardware import CostModel
 from planner_core.network import MEMORY, NUM_COMPONENTS, Factor, Network, build_block, tensor_name
+from planner_core.saving import kept_results
 from planner_core.strategy import BlockStrategies
 
-Weights = tuple[float, float, float]
-"""Prices of the components of `network`: time, memory, communication."""
+Weights = tuple[float, float, float, float]
+"""Prices of the components of `network`: time, memory, communication, memory at the end of backward."""
 
 
 EAGER = 4
@@ -95,9 +96,12 @@ def build_problem(
     runs, inside = find_runs(graph.top)
     repeats = graph.num_repeats
     recompute = model.workload.recompute == "full"
+    kept = kept_results(graph)
     blocks, saved_top = {}, set()
     for name, block in coarse.blocks.items():
-        net = build_block(block, strategies[name], model, saved_scale=1 / repeats[name] if recompute else 1.0)
+        net = build_block(
+            block, strategies[name], model, saved_scale=1 / repeats[name] if recompute else 1.0, kept_results=kept[name]
+        )
         if recompute:
             net.saved_ports.update(i for i in block.block.inputs if block.block.values[i].kind == "activation")
         if restrict:
@@ -436,7 +440,7 @@ def _finish(problem: Problem, top: Mapping[str, int], calls: list[dict[str, int]
                 seen[key] = _total(net, mine)
             totals = totals + seen[key]
             if k + 1 < len(run.calls):
-                weight: Weights = (0.0, 1.0, 0.0)
+                weight: Weights = (0.0, 1.0, 0.0, 0.0)
                 axes = _axes(problem, run)
                 both = _chain_states(axes, problem.blocks[run.block])
                 totals[MEMORY] += _between(problem, run, weight)[np.searchsorted(both, mine[axes.exit])]

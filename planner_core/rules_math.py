@@ -283,6 +283,26 @@ def _moe_experts(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     return Rule((tokens, width, experts))
 
 
+# --- what autograd keeps -----------------------------------------------------------------------------
+
+
+def shrinks_kept(op: Op, label: str, kept: tuple[int, ...], ins: Shapes) -> bool:
+    """Whether splitting dim `label` also splits a tensor of shape `kept` that the op keeps for its backward pass.
+
+    An expert layer split by inner width keeps its permuted tokens whole; batch statistics have no batch dim.
+    """
+    if op.fn == "moe_experts" and label == "inner":
+        return len(kept) > 1 and kept[-1] != ins[0][-1]
+    return not (op.fn == "batch_norm" and label == "d0" and len(kept) == 1)
+
+
+def loss_bytes(op: Op, logits: tuple[int, ...], item_bytes: int, split_classes: bool) -> tuple[int, int]:
+    """Bytes of a whole cross-entropy: kept for backward (the log-softmax), and used in backward beside the gradient of
+    the logits. Split by class it works in 32-bit (see runtime.local_ops)."""
+    whole = math.prod(logits)
+    return (4 * whole, 4 * whole) if split_classes else (item_bytes * whole, item_bytes * whole)
+
+
 # --- work --------------------------------------------------------------------------------------------
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from planner_core.network import COMM, MEMORY, TIME
+from planner_core.network import COMM, ENDING, MEMORY, TIME
 from planner_core.problem import Assignment, Problem, Weights, solve
 
 OBJECTIVES = ("time", "communication")
@@ -24,11 +24,18 @@ MEMORY_PRICE = 1e-22
 """Seconds per byte: of plans that take equally long the smaller is chosen; far below any real price."""
 
 
-def weights(objective: str, price: float = 0.0) -> Weights:
-    """The weighted sum to minimise, with memory at `price` seconds per byte."""
+def weights(objective: str, price: float = 0.0, share: float = 1.0) -> Weights:
+    """The weighted sum to minimise: memory costs `price` seconds per byte, `share` of it at the end of forward and the rest
+    at the end of backward."""
+    forward, backward = price * share + MEMORY_PRICE, price * (1 - share)
     if objective == "communication":
-        return (COMM_PRICE, price + MEMORY_PRICE, 1.0)
-    return (1.0, price + MEMORY_PRICE, COMM_PRICE)
+        return (COMM_PRICE, forward, 1.0, backward)
+    return (1.0, forward, COMM_PRICE, backward)
+
+
+def memory_of(a: Assignment) -> float:
+    """Bytes per GPU where they are most: at the end of forward or of backward."""
+    return float(max(a.totals[MEMORY], a.totals[ENDING]))
 
 
 def value_of(a: Assignment, objective: str) -> float:
@@ -67,20 +74,25 @@ class _Search:
     best: Assignment | None = None
     bound: float = 0.0
     solves: int = 0
+    share: float = 1.0
 
     def at(self, price: float) -> Assignment | None:
         """Solve with memory at `price`; keeps what fits and raises the bound."""
         self.solves += 1
-        a = solve(self.problem, [weights(self.objective, price)])
+        a = solve(self.problem, [weights(self.objective, price, self.share)])
         if a is not None:
             self.consider(a)
-            lagrangian = value_of(a, self.objective) + (price * (float(a.totals[MEMORY]) - self.budget) if price else 0.0)
+            lagrangian = value_of(a, self.objective) + (price * (self.weighed(a) - self.budget) if price else 0.0)
             self.bound = max(self.bound, lagrangian * (1 - COMM_PRICE))
         return a
 
+    def weighed(self, a: Assignment) -> float:
+        """The memory that is priced: a mean of the two ends, never more than the larger."""
+        return float(self.share * a.totals[MEMORY] + (1 - self.share) * a.totals[ENDING])
+
     def consider(self, a: Assignment) -> None:
         """Remember `a` if it fits and is the best."""
-        if a.totals[MEMORY] <= self.budget and (
+        if memory_of(a) <= self.budget and (
             self.best is None or value_of(a, self.objective) < value_of(self.best, self.objective)
         ):
             self.best = a
@@ -105,37 +117,41 @@ def search(
     if free is None:
         return Answer(None, float("inf"), float("inf"), float("inf"), run.solves)
     if run.best is not None or run.bound > abandon_above:
-        return run.answer(float(free.totals[MEMORY]))
+        return run.answer(memory_of(free))
     small = least_memory(problem)
-    run.solves += 1
+    run.solves += 3
     assert small is not None
-    least = float(small.totals[MEMORY])
+    least = memory_of(small)
     if least > budget:
         return Answer(None, float("inf"), run.bound, least, run.solves)
     run.consider(small)
-    _price_memory(run, free, small, lambda: stop() or run.bound > abandon_above)
+    for share in (1.0, 0.0) if free.totals[MEMORY] >= free.totals[ENDING] else (0.0, 1.0):
+        run.share = share
+        if run.weighed(free) > budget:
+            _price_memory(run, free, small, lambda: stop() or run.bound > abandon_above)
     return run.answer(least)
 
 
 def least_memory(problem: Problem) -> Assignment | None:
     """The assignment of least memory (of these the fastest, nearly)."""
-    return solve(problem, [(1e-9, 1.0, 1e-12)])
+    found = [solve(problem, [(1e-9, share, 1e-12, 1 - share)]) for share in (1.0, 0.5, 0.0)]
+    return min((a for a in found if a is not None), key=memory_of, default=None)
 
 
 def _price_memory(run: _Search, fast: Assignment, small: Assignment, stop: Callable[[], bool]) -> None:
     """Find the price at which a plan that fits and one that does not weigh the same, then mix them copy by copy."""
     prices = [0.0, 0.0]
     for _ in range(16):
-        saved = float(fast.totals[MEMORY] - small.totals[MEMORY])
+        saved = run.weighed(fast) - run.weighed(small)
         slower = value_of(small, run.objective) - value_of(fast, run.objective)
         if stop() or saved <= 0 or slower <= 0:
             break
         price = slower / saved
         found = run.at(price)
-        if found is None or _weigh(found, run.objective, price) >= _weigh(fast, run.objective, price) * (1 - 1e-12):
+        if found is None or _weigh(run, found, price) >= _weigh(run, fast, price) * (1 - 1e-12):
             prices = [price * (1 - 1e-6), price * (1 + 1e-6)]
             break
-        if found.totals[MEMORY] <= run.budget:
+        if run.weighed(found) <= run.budget:
             small = found
         else:
             fast = found
@@ -143,19 +159,20 @@ def _price_memory(run: _Search, fast: Assignment, small: Assignment, stop: Calla
         _mix(run, *prices)
 
 
-def _weigh(a: Assignment, objective: str, price: float) -> float:
-    return value_of(a, objective) + price * float(a.totals[MEMORY])
+def _weigh(run: _Search, a: Assignment, price: float) -> float:
+    return value_of(a, run.objective) + price * run.weighed(a)
 
 
 def _mix(run: _Search, loose: float, tight: float) -> None:
     """The most copies of each run that may run at the loose price of memory, the rest at the tight one."""
+    pair = [weights(run.objective, price, run.share) for price in (loose, tight)]
     for k in sorted(range(len(run.problem.runs)), key=lambda i: -len(run.problem.runs[i].calls)):
         low, high = 0, len(run.problem.runs[k].calls)
         while high - low > 1:
             half = (low + high) // 2
             run.solves += 1
-            a = solve(run.problem, [weights(run.objective, loose), weights(run.objective, tight)], {k: half})
+            a = solve(run.problem, pair, {k: half})
             if a is None:
                 return
             run.consider(a)
-            low, high = (half, high) if a.totals[MEMORY] <= run.budget else (low, half)
+            low, high = (half, high) if run.weighed(a) <= run.budget else (low, half)

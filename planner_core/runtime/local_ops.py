@@ -149,7 +149,8 @@ def _cross_entropy(call: Call) -> torch.Tensor:
 
 def _split_cross_entropy(
     call: Call, tokens: list[int], classes: list[int], input: torch.Tensor, target: torch.Tensor, weight: None = None,
-    size_average: None = None, ignore_index: int = -100, reduce: None = None, reduction: str = "mean", label_smoothing: float = 0.0,
+    size_average: None = None, ignore_index: int = -100, reduce: None = None, reduction: str = "mean",
+    label_smoothing: float = 0.0,
 ) -> torch.Tensor:  # fmt: skip
     if weight is not None or label_smoothing or reduction not in ("mean", "sum"):
         raise NotImplementedError("cross_entropy with class weights, label smoothing or reduction='none' cannot be split")
@@ -163,7 +164,7 @@ def _split_cross_entropy(
     count = (target != ignore_index).sum().float()  # 4 bytes
     for axis in tokens:
         count = all_reduce(count, call.mesh, axis)
-    return total / count
+    return (total / count).to(input.dtype)
 
 
 class _ParallelCrossEntropy(torch.autograd.Function):
@@ -199,7 +200,7 @@ class _ParallelCrossEntropy(torch.autograd.Function):
         weights, index, own, valid = ctx.saved_tensors
         part = weights * valid.unsqueeze(1)
         part.scatter_add_(1, index, -own.unsqueeze(1).to(part.dtype))
-        return (part * gradient).to(ctx.dtype), None, None, None, None, None
+        return part.mul_(gradient).to(ctx.dtype), None, None, None, None, None
 
 
 @_rule("moe_experts")
