@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import urlencode
 
 import streamlit as st
 
@@ -27,22 +28,35 @@ def begin(page: str) -> None:
     state = st.session_state
     known = {k: v for k, v in st.query_params.to_dict().items() if k in settings.SETTINGS}
     written: dict[str, str] = state.get("written", {})
-    turned = state.get("page") not in (None, page)
-    if "values" not in state or (known != written and not (turned and not known)):
+    turned = state.get("page") not in (None, page) and not known
+    bare = not known and (turned or state.get("bare", False))
+    if "values" not in state or (known != written and not bare):
         state["values"], state["problems"] = settings.read(known)
         state["asked"] = state.get("asked", 0) + 1
     state["page"] = page
-    _to_address()
+    wanted = settings.write(state["values"])
+    if turned and wanted:
+        state["bare"], state["turns"], state["written"] = True, state.get("turns", 0) + 1, wanted
+    elif not bare or wanted != written:
+        state["bare"] = False
+        _to_address(wanted)
 
 
-def _to_address() -> None:
-    wanted = settings.write(st.session_state["values"])
+def completion() -> tuple[str, str]:
+    """(query, stamp) that the browser should add to the bare address of a page just turned to; empty otherwise."""
+    state = st.session_state
+    if not state.get("bare"):
+        return "", ""
+    return urlencode(state["written"]), f"{state['page']}{state['turns']}"
+
+
+def _to_address(wanted: Mapping[str, str]) -> None:
     for key in [k for k in st.query_params if k in settings.SETTINGS and k not in wanted]:
         del st.query_params[key]
     for key, text in wanted.items():
         if st.query_params.get(key) != text:
             st.query_params[key] = text
-    st.session_state["written"] = wanted
+    st.session_state["written"] = dict(wanted)
 
 
 def values() -> dict[str, Any]:

@@ -18,6 +18,9 @@ def _register() -> Any:
 
 
 _GRAPH = _register()
+_ADDRESS = st.components.v2.component(
+    "shardscope_address", html="<i></i>", js=(HERE / "address.js").read_text(encoding="utf-8")
+)
 _SVG = st.components.v2.component(
     "shardscope_svg",
     html="<div class='svg'></div>",
@@ -42,3 +45,8 @@ def graph(
     """Draw `data` (see graph.js). A click puts the node's id at `st.session_state[key]["selected"]`, an opened block
     or another overlay puts `{"open": [...], "show": ...}` at `["view"]`."""
     _GRAPH(key=key, data=data, height=height, on_selected_change=on_selected, on_view_change=on_view)
+
+
+def address(query: str, stamp: str) -> None:
+    """Complete the bare address of a page that was just turned to; does nothing for an empty `stamp`."""
+    _ADDRESS(key="address", data={"query": query, "stamp": stamp}, width="content", height=1)

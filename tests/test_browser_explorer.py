@@ -1,0 +1,233 @@
+"""A person's way through the explorer in a real browser: open, click, compare, export; reload, back, a shared link."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import pytest
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+HERE = re.compile(r"^(?:(?:https?|wss?)://(?:127\.0\.0\.1|localhost)[:/]|data:|blob:|about:)")
+# On a deep link Streamlit looks for its endpoints below the page's path first.
+PROBE = re.compile(r"/_stcore/(?:health|host-config)")
+Q_PROJ = "LlamaDecoderLayer:self_attn.q_proj/linear"
+
+
+class Visit:
+    """A page that keeps what it asked for and what went wrong."""
+
+    def __init__(self, page: Page, base: str) -> None:
+        self.page, self.base = page, base
+        self.abroad: list[str] = []
+        self.errors: list[str] = []
+        page.on("request", lambda r: None if HERE.match(r.url) else self.abroad.append(r.url))
+        page.on("websocket", lambda w: None if HERE.match(w.url) else self.abroad.append(w.url))
+        page.on("pageerror", lambda e: self.errors.append(str(e)))
+        page.on("console", self._said)
+
+    def _said(self, message: object) -> None:
+        kind, text = getattr(message, "type", ""), getattr(message, "text", "")
+        where = (getattr(message, "location", None) or {}).get("url", "")
+        if kind == "error" and not PROBE.search(where):
+            self.errors.append(f"{text} ({where})")
+
+    def open(self, path: str = "/") -> None:
+        self.page.goto(self.base + path)
+        self.settle()
+
+    def settle(self) -> None:
+        """Wait until the sentence stands and nothing runs any more."""
+        self.page.wait_for_selector(".st-key-sentence", timeout=60_000)
+        self.page.wait_for_timeout(300)
+        self.page.wait_for_selector("[data-testid=stStatusWidget]", state="detached", timeout=60_000)
+        self.page.wait_for_selector("[data-testid=stApp][data-test-script-state=notRunning]", timeout=60_000)
+
+    def turn(self, title: str) -> None:
+        self.page.get_by_role("link", name=title, exact=True).click()
+        self.page.wait_for_url(re.compile(title.lower()), timeout=30_000)
+        self.settle()
+
+    def node(self, node_id: str) -> object:
+        return self.page.locator(f'g.node[data-id="{node_id}"]')
+
+    @property
+    def query(self) -> str:
+        return urlsplit(self.page.url).query
+
+
+@pytest.fixture
+def visit(chromium: Browser, app: str) -> Iterator[Visit]:
+    context = chromium.new_context(viewport={"width": 1440, "height": 1000}, accept_downloads=True)
+    page = context.new_page()
+    page.set_default_timeout(30_000)
+    person = Visit(page, app)
+    yield person
+    context.close()
+    assert person.abroad == [], "a request left this machine"
+    assert person.errors == [], "the browser's console holds errors"
+
+
+def test_the_journey(visit: Visit, tmp_path: Path) -> None:
+    page = visit.page
+    visit.open()
+    page.locator("g.node").first.wait_for()
+    assert page.locator("g.node.block").count() == 1
+
+    page.locator(f'g.node[data-id="{Q_PROJ}"]').click()
+    page.get_by_text("self_attn.q_proj.weight").first.wait_for()
+    page.wait_for_function("location.search.includes('q_proj')")
+
+    visit.turn("Plans")
+    page.locator(".js-plotly-plot").first.wait_for()
+    page.wait_for_timeout(800)
+    diamonds = page.locator(".js-plotly-plot").first.locator(".scatterlayer .trace").nth(1).locator(".points path")
+    box = diamonds.first.bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    page.wait_for_timeout(200)
+    page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    page.wait_for_function("location.search.includes('plan=')")
+    visit.settle()
+    assert "q_proj" in visit.query, "the selected node is kept from page to page"
+
+    visit.turn("Compare")
+    page.get_by_text(re.compile("less time than|tie in time")).first.wait_for()
+    assert page.locator(".js-plotly-plot").count() == 3
+
+    visit.turn("Topology")
+    page.locator(".svg svg").wait_for()
+
+    visit.turn("Export")
+    with page.expect_download() as waiting:
+        page.get_by_role("button", name="Download plan JSON").click()
+    target = tmp_path / "plan.json"
+    waiting.value.save_as(target)
+    assert json.loads(target.read_text(encoding="utf-8"))["schema"] == "shardscope.plan/1"
+
+
+def test_a_shared_link_opens_the_same_view(visit: Visit) -> None:
+    visit.open("/?model=gpt2-xl&cluster=1x8-h100&batch=16&node=transformer.wte/embedding&show=placement")
+    assert visit.page.locator("g.node.picked").get_attribute("data-id") == "transformer.wte/embedding"
+    assert visit.page.locator("select").input_value() == "placement"
+    assert visit.page.locator(".legend").inner_text().startswith("R: whole")
+    before = visit.query
+    visit.page.reload()
+    visit.settle()
+    assert visit.query == before
+    assert visit.page.locator("g.node.picked").get_attribute("data-id") == "transformer.wte/embedding"
+
+
+def test_back_and_forward(visit: Visit) -> None:
+    visit.open()
+    visit.page.locator(f'g.node[data-id="{Q_PROJ}"]').click()
+    visit.page.wait_for_function("location.search.includes('q_proj')")
+    visit.settle()
+    visit.turn("Plans")
+    visit.page.go_back()
+    visit.page.locator("g.node.picked").wait_for()
+    assert visit.page.locator("g.node.picked").get_attribute("data-id") == Q_PROJ
+    visit.page.go_forward()
+    visit.page.locator(".js-plotly-plot").first.wait_for()
+    assert "q_proj" in visit.query
+    visit.page.go_back()
+    visit.page.locator("g.node.picked").wait_for()
+    visit.page.go_back()
+    visit.page.locator("g.node.picked").wait_for(state="detached")
+    assert visit.query == ""
+
+
+def test_nonsense_in_the_address(visit: Visit) -> None:
+    visit.open("/?model=no-such&cluster=%3Cscript%3Ealert(1)%3C/script%3E&batch=x&mesh=99&node=%22%3E&show=7&depth=-1")
+    told = visit.page.locator("[data-testid=stAlert]").all_inner_texts()
+    assert any("no-such" in t for t in told)
+    assert any("alert(1)" in t for t in told)
+    assert any("16 GPUs" in t for t in told)
+
+
+def test_blocks_open_and_close_in_the_browser(visit: Visit) -> None:
+    page = visit.page
+    visit.open("/?model=t5-large&open=")
+    page.locator("g.node").first.wait_for()
+    closed = page.locator("g.node").count()
+    page.get_by_role("button", name="Expand").click()
+    assert page.locator("g.node").count() > closed + 30
+    page.get_by_role("button", name="Collapse").click()
+    assert page.locator("g.node").count() == closed
+    page.locator('g.toggle[data-toggle="run:0"]').click()
+    page.wait_for_function("location.search.includes('open=run')")
+    visit.settle()
+    assert page.locator("g.node.opened").count() == 1
+
+
+def test_search_counts_walks_and_says_no_match(visit: Visit) -> None:
+    page = visit.page
+    visit.open()
+    field = page.get_by_placeholder(re.compile("Search"))
+    field.fill("proj")
+    assert page.locator(".matches").inner_text() == "7 found"
+    field.press("Enter")
+    assert page.locator(".matches").inner_text() == "1 of 7"
+    page.get_by_role("button", name="Next match").click()
+    assert page.locator(".matches").inner_text() == "2 of 7"
+    visit.settle()
+    field.fill("zebra")
+    assert page.locator(".matches").inner_text() == "no match"
+
+
+def test_the_graph_by_keyboard(visit: Visit) -> None:
+    page = visit.page
+    visit.open()
+    page.locator("svg.canvas").focus()
+    page.keyboard.press("ArrowDown")
+    page.locator("g.node.picked").wait_for()
+    assert page.locator("g.node.picked").get_attribute("data-id") == "model.embed_tokens/embedding"
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    page.wait_for_timeout(100)
+    assert page.locator("g.node.opened").count() == 0
+    page.keyboard.press("Escape")
+    visit.settle()
+    assert page.locator("g.node.picked").count() == 0
+
+
+def test_a_new_cluster_plans_again_and_keeps_the_rest(visit: Visit) -> None:
+    page = visit.page
+    visit.open("/?batch=32")
+    page.get_by_role("button", name="2 nodes × 8 H100").click()
+    page.get_by_role("combobox", name="Cluster").click()
+    page.get_by_role("option", name=re.compile("1x8-h100")).click()
+    page.wait_for_function("location.search.includes('cluster=1x8-h100')")
+    visit.settle()
+    assert "batch=32" in visit.query
+    page.get_by_role("button", name="1 node × 8 H100").wait_for()
+
+
+def test_the_svg_can_be_kept(visit: Visit, tmp_path: Path) -> None:
+    visit.open()
+    visit.page.locator("g.node").first.wait_for()
+    with visit.page.expect_download() as waiting:
+        visit.page.get_by_role("button", name="SVG").click()
+    waiting.value.save_as(tmp_path / "graph.svg")
+    text = (tmp_path / "graph.svg").read_text(encoding="utf-8")
+    assert text.startswith("<svg")
+    assert "q_proj" in text
+    assert "var(--" not in text.split("<g", 1)[1]
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("page", ["", "plans", "compare", "topology", "export"])
+def test_nothing_is_cut_off_at_800_pixels(chromium: Browser, app: str, page: str, theme: str) -> None:
+    context = chromium.new_context(viewport={"width": 800, "height": 900}, color_scheme=theme)  # type: ignore[arg-type]
+    person = Visit(context.new_page(), app)
+    person.open(f"/{page}")
+    wide = person.page.evaluate("document.documentElement.scrollWidth")
+    context.close()
+    assert wide <= 800
+    assert person.abroad == person.errors == []
