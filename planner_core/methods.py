@@ -6,61 +6,96 @@ free is still chosen best, so a baseline is never worse than its author's plan u
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from planner_core.graph import Graph, Value
+from planner_core.graph import Block, Graph, Op, Value
 from planner_core.mesh import DeviceMesh
-from planner_core.network import NUM_COMPONENTS, Factor, Network
+from planner_core.network import NUM_COMPONENTS, Factor, Network, tensor_name
 from planner_core.placement import P, R, Shard
 from planner_core.problem import Restriction
-from planner_core.rules import Pair
+from planner_core.rules import Pair, Row
+from planner_core.states import Ints
 
 PairTest = Callable[[Value, Pair], bool]
+PRODUCTS = frozenset(
+    ["linear", "addmm", "baddbmm", "matmul", "bmm", "mm", "einsum", "embedding", "conv1d", "conv2d", "conv3d", "scaled_dot_product_attention", "moe_experts"]
+)
+"""Ops whose results a tensor axis may leave in any state; the ops between them follow the residual stream."""
 
 
 @dataclass
 class AxisRules(Restriction):
-    """Per mesh axis, a test of the state pairs of the residual stream and one of the parameters; `ends_only` leaves
-    tensors of the stream's shape inside a block free (with sequence parallelism they are gathered there)."""
+    """Per mesh axis a test of activations and one of parameters.
+
+    An axis tested by `batch_split` is a data axis: every tensor that carries the batch is made and delivered split by it.
+    On any other the test is for the residual stream: tensors of its shape that norms and sums make; attention runs there
+    with its heads split.
+    """
 
     graph: Graph
-    activations: tuple[PairTest | None, ...]
-    parameters: tuple[PairTest | None, ...]
-    ends_only: bool = False
+    activations: tuple[PairTest, ...]
+    parameters: tuple[PairTest, ...]
 
     def apply(self, block: str, net: Network) -> None:
         """Add a factor that forbids the states that fail a test."""
         where = self.graph.blocks[block] if block else self.graph.top
-        stream = residual_shapes(self.graph)
+        weights = {v for op in where.ops if op.fn in PRODUCTS for v in op.inputs}
         for name, states in net.tensors.items():
             index = int(name[1:])
             value = where.values[index]
-            is_param = value.kind == "parameter"
-            if not is_param and (value.meta.shape not in stream or (self.ends_only and index not in (*where.inputs, *where.outputs))):
-                continue
-            if is_param and index in where.inputs:
-                continue
-            tests = self.parameters if is_param else self.activations
-            ok = np.ones(len(states), dtype=bool)
-            for axis, test in enumerate(tests):
-                if test is not None:
-                    ok &= np.array([test(value, p) for p in states.pairs])[states.index[:, axis]]
-            if ok.any():  # a tensor that no state passes (a small bias) keeps its freedom
-                net.factors.append(Factor((name,), np.zeros((NUM_COMPONENTS, len(states))), ok))
+            if value.kind == "parameter":
+                tests = [t if t is not split_weight or index in weights else None for t in self.parameters]
+                if index not in where.inputs:
+                    own = [t and [t(value, p) for p in states.pairs] for t in tests]
+                    self._forbid(net, name, states.index, own, lenient=True)
+            elif self._carries_batch(value):
+                batch = [[t(value, p) for p in states.pairs] if t is batch_split else None for t in self.activations]
+                self._forbid(net, name, states.index, batch)
+        for name, node in net.nodes.items():
+            s = node.strategy
+            passes = [[self._row_passes(where, net, s.ops, row, t) for row in s.rows] for t in self.activations]
+            self._forbid(net, name, node.index, passes)
+
+    def _row_passes(self, where: Block, net: Network, ops: tuple[Op, ...], rows: tuple[Row, ...], test: PairTest) -> bool:
+        free = test is not batch_split and any(op.fn in PRODUCTS for op in ops)
+        for op, row in zip(ops, rows, strict=True):
+            if op.fn == "scaled_dot_product_attention" and test is not batch_split and row.label != "heads":
+                return False
+            for v, pair in zip(op.outputs, row.outputs, strict=True):
+                value = where.values[v]
+                tested = self._carries_batch(value) if test is batch_split else self._in_stream(value) and not free
+                if tested and tensor_name(v) in net.tensors and not test(value, pair):
+                    return False
+        return True
+
+    def _carries_batch(self, value: Value) -> bool:
+        batch, seq = self.graph.workload["batch"], self.graph.workload["seq"]
+        return value.meta.shape[:1] in ((batch,), (batch * seq,))
+
+    def _in_stream(self, value: Value) -> bool:
+        return value.meta.shape in residual_shapes(self.graph)
+
+    @staticmethod
+    def _forbid(net: Network, name: str, index: Ints, tests: Sequence[Sequence[bool] | None], lenient: bool = False) -> None:
+        ok = np.ones(len(index), dtype=bool)
+        for axis, test in enumerate(tests):
+            if test is not None:
+                ok &= np.array(test, dtype=bool)[index[:, axis]]
+        if ok.any() or not lenient:  # a bias that cannot be split keeps its freedom
+            net.factors.append(Factor((name,), np.zeros((NUM_COMPONENTS, len(index))), ok))
 
 
 def residual_shapes(graph: Graph) -> set[tuple[int, ...]]:
-    """Shapes of the activations that pass between repeated blocks (of a model without any: every activation)."""
-    found = {
+    """Shapes of the activations that pass between repeated blocks."""
+    return {
         b.values[i].meta.shape
         for b in graph.blocks.values()
         for i in (*b.inputs, *b.outputs)
         if b.values[i].kind == "activation" and b.values[i].meta.shape[:1] == (graph.workload["batch"],)
     }
-    return found or {v.meta.shape for v in graph.top.values if v.kind == "activation"}
 
 
 def is_matrix(v: Value) -> bool:
@@ -83,14 +118,19 @@ def sequence_split(v: Value, pair: Pair) -> bool:
     return pair[0] == Shard(1)
 
 
-def kept_whole(v: Value, pair: Pair) -> bool:
-    """A parameter that is replicated."""
-    return pair[0] == R
+def summed(v: Value, pair: Pair) -> bool:
+    """A replicated parameter whose gradient is summed at the end."""
+    return pair == (R, P) or (pair[0] == R and not v.grad)
 
 
 def sharded(v: Value, pair: Pair) -> bool:
     """A matrix that is sharded along this axis; anything goes for small parameters."""
     return isinstance(pair[0], Shard) or not is_matrix(v)
+
+
+def split_weight(v: Value, pair: Pair) -> bool:
+    """The weight of a product (see PRODUCTS) is sharded along this axis; anything goes for other parameters."""
+    return sharded(v, pair)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +146,7 @@ class Baseline:
 def _data_parallel(graph: Graph, mesh: DeviceMesh) -> Restriction | None:
     if len(mesh.axis_sizes) != 1:
         return None
-    return AxisRules(graph, (batch_split,), (kept_whole,))
+    return AxisRules(graph, (batch_split,), (summed,))
 
 
 def _fsdp(graph: Graph, mesh: DeviceMesh) -> Restriction | None:
@@ -115,12 +155,12 @@ def _fsdp(graph: Graph, mesh: DeviceMesh) -> Restriction | None:
     return AxisRules(graph, (batch_split,), (sharded,))
 
 
-def _megatron(stream: PairTest, ends_only: bool = False) -> Callable[[Graph, DeviceMesh], Restriction | None]:
+def _megatron(stream: PairTest) -> Callable[[Graph, DeviceMesh], Restriction | None]:
     def restrict(graph: Graph, mesh: DeviceMesh) -> Restriction | None:
         if len(mesh.axis_sizes) == 1:
-            return AxisRules(graph, (stream,), (sharded,), ends_only)
+            return AxisRules(graph, (stream,), (split_weight,))
         if len(mesh.axis_sizes) == 2:
-            return AxisRules(graph, (batch_split, stream), (kept_whole, sharded), ends_only)
+            return AxisRules(graph, (batch_split, stream), (summed, split_weight))
         return None
 
     return restrict
@@ -130,7 +170,7 @@ BASELINES = (
     Baseline("data parallel", "data-parallel", _data_parallel, zero=0),
     Baseline("FSDP", "fsdp", _fsdp, zero=3),
     Baseline("Megatron-LM", "megatron", _megatron(whole), zero=0),
-    Baseline("Megatron-LM + sequence parallel", "megatron-sp", _megatron(sequence_split, ends_only=True), zero=0),
+    Baseline("Megatron-LM + sequence parallel", "megatron-sp", _megatron(sequence_split), zero=0),
 )
 
 
