@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from explorer.learn.draw import Box, at, column, row, text, tile
+from explorer.learn.draw import Box, at, column, on_colour, row, text, tile
 from explorer.learn.draw import hatch as draw_hatch
 
 WIDTH = 640.0
@@ -38,7 +38,9 @@ class Bar:
         return sum(p.value for p in self.parts)
 
 
-def bars(items: Sequence[Bar], shown: Callable[[float], str], limit: tuple[float, str] | None = None, width: float = WIDTH) -> Box:
+def bars(
+    items: Sequence[Bar], shown: Callable[[float], str], limit: tuple[float, str] | None = None, width: float = WIDTH
+) -> Box:
     """Stacked horizontal bars on one scale, totals at their ends, `limit` as a dashed line with its name."""
     left = 12 + 7.6 * max(len(b.label) for b in items)
     tail = 16 + 7.4 * max(len(shown(b.total) + b.mark) + 2 for b in items)
@@ -53,14 +55,23 @@ def bars(items: Sequence[Bar], shown: Callable[[float], str], limit: tuple[float
         for p in bar.parts:
             parts.append(at(x, y, _piece(p, p.value * scale, shown)))
             x += p.value * scale
-        parts.append(at(x + 8, y + 5, text(shown(bar.total) + (f"  {bar.mark}" if bar.mark else ""), 13.5, 600 if bar.strong else 400)))
+        parts.append(
+            at(
+                x + 8,
+                y + 5,
+                text(shown(bar.total) + (f"  {bar.mark}" if bar.mark else ""), 13.5, 600 if bar.strong else 400),
+            )
+        )
     height = top + len(items) * step
     if limit:
         x = left + limit[0] * scale
-        parts.append(f'<path d="M{x:.1f} 18V{height:.1f}" stroke="currentColor" stroke-width="1.5" stroke-dasharray="5 4"/>')
-        end = x > width * 0.6
         parts.append(
-            f'<text x="{x + (4 if end else -4):.1f}" y="13" font-size="13" text-anchor="{"end" if end else "start"}" '
+            f'<path d="M{x:.1f} 18V{height:.1f}" stroke="currentColor" stroke-width="1.5" stroke-dasharray="5 4"/>'
+        )
+        end = x > width * 0.6
+        anchor = "end" if end else "start"
+        parts.append(
+            f'<text x="{x + (-4 if end else 4):.1f}" y="13" font-size="13" text-anchor="{anchor}" '
             f'fill="currentColor">{html.escape(limit[1])}</text>'
         )
     return column(Box(width, height, "".join(parts)), _key(items), gap=8)
@@ -68,8 +79,13 @@ def bars(items: Sequence[Bar], shown: Callable[[float], str], limit: tuple[float
 
 def _piece(p: Part, width: float, shown: Callable[[float], str]) -> Box:
     tip = f"<title>{html.escape(p.name)}: {html.escape(shown(p.value))}</title>"
-    rect = f'<rect width="{max(width - 1, 0.5):.1f}" height="26" fill="{p.colour}"{" fill-opacity='0.2'" if p.hatched else ""}/>'
-    return Box(width, 26, f"<g>{tip}{rect}{draw_hatch(width, 26, p.colour) if p.hatched else ''}</g>")
+    rect = f'<rect width="{max(width - 1, 0.5):.1f}" height="26" fill="{p.colour}"{_faint(p)}/>'
+    lines = draw_hatch(width, 26, p.colour) if p.hatched else ""
+    return Box(width, 26, f"<g>{tip}{rect}{lines}</g>")
+
+
+def _faint(p: Part) -> str:
+    return ' fill-opacity="0.2"' if p.hatched else ""
 
 
 def _key(items: Sequence[Bar]) -> Box:
@@ -81,7 +97,7 @@ def _key(items: Sequence[Bar]) -> Box:
         return Box(0, 0)
     marks = []
     for p in found.values():
-        swatch = Box(16, 14, f'<rect width="16" height="14" fill="{p.colour}"{" fill-opacity='0.2'" if p.hatched else ""}/>'
+        swatch = Box(16, 14, f'<rect width="16" height="14" fill="{p.colour}"{_faint(p)}/>'
                      + (draw_hatch(16, 14, p.colour, 5) if p.hatched else ""))  # fmt: skip
         marks.append(row(swatch, text(p.name, 13, muted=True), gap=6))
     return wrap(marks, WIDTH)
@@ -124,9 +140,14 @@ def plot(
         parts.append(f'<path d="{path}" fill="none" stroke="{line.colour}" stroke-width="2.5"{dash}/>')
     if mark:
         x, end = px(mark[0]), px(mark[0]) > width * 0.6
+        anchor = "end" if end else "start"
         parts.append(f'<path d="M{x:.1f} 20V{height - low:.1f}" stroke="currentColor" stroke-dasharray="5 4"/>')
-        parts.append(f'<text x="{x + (-5 if end else 5):.1f}" y="16" font-size="13" text-anchor="{"end" if end else "start"}" fill="currentColor">{html.escape(mark[1])}</text>')
-    parts.append(f'<text x="{(left + width) / 2:.0f}" y="{height - 4:.0f}" font-size="13" text-anchor="middle" fill="currentColor">{html.escape(x_name)}</text>')
+        parts.append(
+            f'<text x="{x + (-5 if end else 5):.1f}" y="16" font-size="13" text-anchor="{anchor}" fill="currentColor">{html.escape(mark[1])}</text>'
+        )
+    parts.append(
+        f'<text x="{(left + width) / 2:.0f}" y="{height - 4:.0f}" font-size="13" text-anchor="middle" fill="currentColor">{html.escape(x_name)}</text>'
+    )
     parts.append(f'<text x="0" y="13" font-size="13" fill="currentColor">{html.escape(y_name)}</text>')
     keys = [row(_stroke(line), text(line.name, 13, muted=True), gap=6) for line in items]
     return column(Box(width, height, "".join(parts)), wrap(keys, WIDTH), gap=8)
@@ -150,10 +171,14 @@ def _axes(
     parts = []
     for v in decades(*y_range):
         parts.append(f'<path d="M{left:.0f} {py(v):.1f}H{right:.0f}" stroke="#8a97a3" stroke-opacity="0.3"/>')
-        parts.append(f'<text x="{left - 6:.0f}" y="{py(v) + 4:.1f}" font-size="12" text-anchor="end" fill="currentColor">{html.escape(y_shown(v))}</text>')
+        parts.append(
+            f'<text x="{left - 6:.0f}" y="{py(v) + 4:.1f}" font-size="12" text-anchor="end" fill="currentColor">{html.escape(y_shown(v))}</text>'
+        )
     for v in decades(*x_range):
         parts.append(f'<path d="M{px(v):.1f} {bottom:.0f}v5" stroke="#8a97a3"/>')
-        parts.append(f'<text x="{px(v):.1f}" y="{bottom + 18:.0f}" font-size="12" text-anchor="middle" fill="currentColor">{html.escape(x_shown(v))}</text>')
+        parts.append(
+            f'<text x="{px(v):.1f}" y="{bottom + 18:.0f}" font-size="12" text-anchor="middle" fill="currentColor">{html.escape(x_shown(v))}</text>'
+        )
     return "".join(parts)
 
 
@@ -162,7 +187,9 @@ def decades(low: float, high: float) -> list[float]:
     return [10.0**k for k in range(math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9) + 1)]
 
 
-def timeline(tracks: Sequence[tuple[str, Sequence[tuple[float, float, str, str]]]], shown: Callable[[float], str], end: float) -> Box:
+def timeline(
+    tracks: Sequence[tuple[str, Sequence[tuple[float, float, str, str]]]], shown: Callable[[float], str], end: float
+) -> Box:
     """Rows of (start, end, words, colour) spans on one time scale from 0 to `end`."""
     left, width = 130.0, WIDTH - 130.0
     parts = []
@@ -176,13 +203,13 @@ def timeline(tracks: Sequence[tuple[str, Sequence[tuple[float, float, str, str]]
     height = len(tracks) * 44.0 + 20
     parts.append(f'<path d="M{left} {height - 18:.0f}H{left + width:.0f}" stroke="#8a97a3"/>')
     parts.append(f'<text x="{left}" y="{height:.0f}" font-size="12.5" fill="currentColor">0</text>')
-    parts.append(f'<text x="{left + width:.0f}" y="{height:.0f}" font-size="12.5" text-anchor="end" fill="currentColor">{html.escape(shown(end))}</text>')
+    parts.append(
+        f'<text x="{left + width:.0f}" y="{height:.0f}" font-size="12.5" text-anchor="end" fill="currentColor">{html.escape(shown(end))}</text>'
+    )
     return Box(WIDTH, height, "".join(parts))
 
 
 def _span(width: float, words: str, colour: str) -> Box:
-    from explorer.learn.draw import on_colour
-
     body = f'<rect width="{max(1.0, width - 1.5):.1f}" height="30" rx="2" fill="{colour}"/>'
     if words:
         body += f'<text x="{width / 2:.1f}" y="20" font-size="12.5" text-anchor="middle" fill="{on_colour(colour)}">{html.escape(words)}</text>'

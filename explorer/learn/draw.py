@@ -126,10 +126,18 @@ def number(value: float) -> str:
     return shown.replace("-", "−")
 
 
-def matrix(values: Any, style: Callable[[int, int], Style], name: str = "", placement: str = "", cell: float = CELL_W) -> Box:
+def matrix(
+    values: Any, style: Callable[[int, int], Style], name: str = "", placement: str = "", cell: float = CELL_W
+) -> Box:
     """A matrix of real numbers, cell by cell; `name` and the letter of its placement stand above."""
     found = [[float(v) for v in r] for r in values]
-    grid = column(*(row(*(tile(cell, CELL_H, style(i, j), number(v)) for j, v in enumerate(r)), gap=0) for i, r in enumerate(found)), gap=0)
+    grid = column(
+        *(
+            row(*(tile(cell, CELL_H, style(i, j), number(v)) for j, v in enumerate(r)), gap=0)
+            for i, r in enumerate(found)
+        ),
+        gap=0,
+    )
     return titled(grid, name, placement)
 
 
@@ -137,7 +145,12 @@ def titled(box: Box, name: str, placement: str = "") -> Box:
     """A caption above a box: its name in strong, its placement beside it."""
     if not name and not placement:
         return box
-    words = row(*([text(name, 14, 600)] if name else []), *([text(placement, 13, muted=True)] if placement else []), gap=6, align=1)
+    words = row(
+        *([text(name, 14, 600)] if name else []),
+        *([text(placement, 13, muted=True)] if placement else []),
+        gap=6,
+        align=1,
+    )
     return column(words, box, gap=4)
 
 
@@ -186,7 +199,8 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], mark: int | None =
     """An HTML table; row `mark` is the one meant. Cells are text."""
     top = "".join(f'<th scope="col">{html.escape(h)}</th>' for h in head)
     body = "".join(
-        f"<tr{' class=mark' if i == mark else ''}>" + "".join(f"<td>{html.escape(c)}</td>" for c in r) + "</tr>" for i, r in enumerate(rows)
+        f"<tr{' class=mark' if i == mark else ''}>" + "".join(f"<td>{html.escape(c)}</td>" for c in r) + "</tr>"
+        for i, r in enumerate(rows)
     )
     return f'<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
 
@@ -194,7 +208,10 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], mark: int | None =
 def legend(*looks: str) -> Box:
     """What the looks mean, for the foot of a picture."""
     words = {"R": "R  Replicate: whole on each", "S": "S  Shard: a slice", "P": "P  Partial: not summed yet"}
-    return row(*(row(tile(22, 14, (k, None if k == "R" else 0)), text(words[k], 12.5, muted=True), gap=6) for k in looks), gap=18)
+    return row(
+        *(row(tile(22, 14, (k, None if k == "R" else 0)), text(words[k], 12.5, muted=True), gap=6) for k in looks),
+        gap=18,
+    )
 
 
 def clear(value: float) -> str:

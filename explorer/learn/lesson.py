@@ -63,7 +63,8 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """One page of the course. `terms` are the words defined here, and only here; `link` is (page, what is there)."""
+    """One page of the course. `terms` are the words defined here, and only here; `link` is (page, what is there);
+    `cases` lists the settings that an exported file holds, where options of the first controls would not do."""
 
     number: int
     title: str
@@ -76,13 +77,16 @@ class Lesson:
     code: str
     link: tuple[str, str]
     uses_model: bool = False
+    cases: Callable[[Learner, Values], list[tuple[str, dict[str, Choice]]]] | None = None
 
     def defaults(self) -> dict[str, Choice]:
         """The controls as they stand at first."""
         return {c.key: c.default for c in self.controls}
 
 
-def ordered(right: tuple[str, str], wrong: tuple[tuple[str, str], ...], place: int) -> tuple[tuple[str, ...], int, tuple[str, ...]]:
+def ordered(
+    right: tuple[str, str], wrong: tuple[tuple[str, str], ...], place: int
+) -> tuple[tuple[str, ...], int, tuple[str, ...]]:
     """Options with the right one at `place` (modulo their number), each (text, why); equal texts are said once."""
     others = [w for i, w in enumerate(wrong) if w[0] != right[0] and w[0] not in {o[0] for o in wrong[:i]}]
     at = place % (len(others) + 1)

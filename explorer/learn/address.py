@@ -1,0 +1,48 @@
+"""Where a learner is, as text for the address: lesson, step, and controls that are not at their default."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from explorer.learn.lesson import Choice, Control, Lesson
+from explorer.learn.lessons import LESSONS
+
+KEYS = ("lesson", "step", "with")
+
+
+def write(lesson: Lesson, values: Mapping[str, Choice], step: int) -> dict[str, str]:
+    """`lesson=4&step=3&with=n:6,bytes:1024`."""
+    found = {"lesson": str(lesson.number)}
+    if step > 0:
+        found["step"] = str(step + 1)
+    changed = [f"{c.key}:{values[c.key]}" for c in lesson.controls if values[c.key] != c.default]
+    return {**found, "with": ",".join(changed)} if changed else found
+
+
+def read(params: Mapping[str, str]) -> tuple[Lesson, dict[str, Choice], int, list[str]]:
+    """Lesson, controls and step of an address, and a sentence for each part that cannot be read."""
+    problems: list[str] = []
+    number = _whole(params.get("lesson", "1"))
+    if number is None or not 1 <= number <= len(LESSONS):
+        problems.append(f"There are lessons 1 to {len(LESSONS)}, no “{params['lesson'][:20]}”; showing the first.")
+        number = 1
+    lesson = LESSONS[number - 1]
+    values = lesson.defaults()
+    known = {c.key: c for c in lesson.controls}
+    for part in filter(None, params.get("with", "").split(",")):
+        key, _, text = part.partition(":")
+        option = _option(known[key], text) if key in known else None
+        if option is None:
+            problems.append(f"“{part[:40]}” in the address is no setting of this lesson; using its default.")
+        else:
+            values[key] = option
+    step = _whole(params.get("step", "1"))
+    return lesson, values, max(0, (step or 1) - 1), problems
+
+
+def _whole(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 6 else None
+
+
+def _option(control: Control, text: str) -> Choice | None:
+    return next((o for o in control.options if str(o) == text), None)

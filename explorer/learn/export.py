@@ -1,0 +1,104 @@
+"""A lesson as one HTML file that works offline: every step and case is computed now and put into the page."""
+
+from __future__ import annotations
+
+import html
+import io
+import itertools
+import json
+import re
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from explorer.learn.learner import Learner
+from explorer.learn.lesson import Choice, Control, Lesson, Scene, Values
+
+HERE = Path(__file__).resolve().parent
+PICTURES = HERE.parent / "components" / "lesson.css"
+MOST_CASES = 9
+SLOT = re.compile(r"\{\{(\w+)\}\}")
+
+
+def page(lesson: Lesson, learner: Learner, values: Values) -> str:
+    """The file: the lesson at the learner's model, with the cases of `cases`; asks nothing of any host."""
+    data = {"cases": [_case(lesson, learner, name, v) for name, v in cases(lesson, learner, values)]}
+    fill = {
+        "title": f"{lesson.number}. {html.escape(lesson.title)}", "idea": inline(lesson.idea),
+        "text": "".join(f"<p>{inline(t)}</p>" for t in lesson.text),
+        "terms": "".join(f"<dt>{html.escape(t)}</dt><dd>{html.escape(d)}</dd>" for t, d in lesson.terms),
+        "code": html.escape(lesson.code), "model": html.escape(_setting(lesson, learner)),
+        "css": _file("export.css") + PICTURES.read_text(encoding="utf-8"), "js": _file("export.js"),
+        "data": json.dumps(data).replace("<", "\\u003c"),
+    }  # fmt: skip
+    return SLOT.sub(lambda m: fill[m.group(1)], _file("export.html"))
+
+
+def all_pages(lessons: Iterable[Lesson], learner: Learner) -> bytes:
+    """A zip with one file a lesson, at its defaults."""
+    target = io.BytesIO()
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
+        for lesson in lessons:
+            archive.writestr(file_name(lesson), page(lesson, learner, lesson.defaults()))
+    return target.getvalue()
+
+
+def file_name(lesson: Lesson) -> str:
+    """`05-column-then-row.html`."""
+    slug = re.sub(r"[^a-z0-9]+", "-", lesson.title.lower()).strip("-")
+    return f"{lesson.number:02d}-{slug}.html"
+
+
+def cases(lesson: Lesson, learner: Learner, values: Values) -> list[tuple[str, dict[str, Choice]]]:
+    """The settings in the file: the lesson's own list, or as many options of its first controls as stay below the most."""
+    if lesson.cases is not None:
+        return lesson.cases(learner, values)
+    chosen: list[Control] = []
+    for control in lesson.controls:
+        if len(control.options) * _product(chosen) <= MOST_CASES:
+            chosen.append(control)
+    found = []
+    for options in itertools.product(*(c.options for c in chosen)):
+        name = ", ".join(f"{c.label}: {c.name(o)}" if c.kind != "draw" else f"case {i + 1}" for c, o, i in zip(chosen, options, _places(chosen, options), strict=True))
+        found.append((name, {**values, **dict(zip((c.key for c in chosen), options, strict=True))}))
+    return found
+
+
+def _places(chosen: list[Control], options: tuple[Choice, ...]) -> list[int]:
+    return [c.options.index(o) for c, o in zip(chosen, options, strict=True)]
+
+
+def _product(chosen: list[Control]) -> int:
+    total = 1
+    for c in chosen:
+        total *= len(c.options)
+    return total
+
+
+def _case(lesson: Lesson, learner: Learner, name: str, values: Values) -> dict[str, Any]:
+    scene: Scene = lesson.scene(learner, values)
+    q = lesson.question(learner, values)
+    return {
+        "name": name, "reveal": scene.reveal, "note": scene.note,
+        "steps": [{"title": s.title, "says": inline(s.says), "picture": s.picture} for s in scene.steps],
+        "question": {"ask": inline(q.ask), "options": [inline(o) for o in q.options], "answer": q.answer, "why": [inline(w) for w in q.why]},
+    }  # fmt: skip
+
+
+def _setting(lesson: Lesson, learner: Learner) -> str:
+    if not lesson.uses_model:
+        return ""
+    w = learner.planner.workload
+    return f"{learner.graph.name} on {learner.cluster.description or learner.cluster.name}, batch {w.batch} × {w.seq} tokens, {w.dtype}."
+
+
+def inline(text: str) -> str:
+    """`code` and **strong** as HTML; everything else is escaped."""
+    text = html.escape(text)
+    text = re.sub(r"`([^`]+)`", r"<code>\1</code>", text)
+    return re.sub(r"\*\*([^*]+)\*\*", r"<strong>\1</strong>", text)
+
+
+def _file(name: str) -> str:
+    return (HERE / name).read_text(encoding="utf-8")

@@ -1,0 +1,146 @@
+"""1. Why split at all? Memory of a training step against the GPU's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+from explorer import units
+from explorer.learn.charts import Bar, Part, bars
+from explorer.learn.draw import svg
+from explorer.learn.learner import Learner
+from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
+from explorer.palette import MEMORY_COLOURS, MEMORY_KINDS, MEMORY_NAMES
+from planner_core.mesh import DeviceMesh
+from planner_core.methods import BASELINES
+from planner_core.search import search
+
+BATCHES = (1, 2, 4, 8, 16)
+CODE = """\
+import torch
+from torch import nn
+
+model = nn.Sequential(nn.Linear(512, 2048), nn.GELU(), nn.Linear(2048, 512))
+optimizer = torch.optim.AdamW(model.parameters())
+saved = []  # the activations that autograd keeps for the backward pass
+with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+    loss = model(torch.randn(64, 512)).square().mean()
+loss.backward()
+optimizer.step()
+
+def size(tensors):
+    return sum(t.nbytes for t in tensors)
+
+weights = size(model.parameters())
+gradients = size(p.grad for p in model.parameters())
+states = size(t for s in optimizer.state.values() for t in s.values() if t.dim())
+own = {p.data_ptr() for p in model.parameters()}
+activations = size({t.data_ptr(): t for t in saved if t.data_ptr() not in own}.values())
+print(weights, gradients, states, activations)
+"""
+
+
+@lru_cache(maxsize=256)
+def memory(learner: Learner, batch: int, num_gpus: int) -> dict[str, int]:
+    """Bytes by kind on one of `num_gpus` GPUs of one node that split every weight (Megatron-LM's way)."""
+    one = Learner(replace(learner.request, batch=batch, mesh=None), learner.load).planner
+    level = replace(learner.cluster.levels[0], size=num_gpus)
+    planner = replace(one, cluster=replace(learner.cluster, levels=(level,)))
+    mesh = DeviceMesh(("tensor",), (num_gpus,))
+    restrict = BASELINES[2].restrict(planner.graph, mesh) if num_gpus > 1 else None
+    problem = planner.problem(mesh, restrict, zero=0)
+    answer = search(problem, objective="time")
+    return dict(planner.plan(problem, answer, "lesson", "megatron", "time").cost.memory_bytes)
+
+
+def sizes(learner: Learner) -> list[int]:
+    """How many GPUs the stacks are for: powers of two within one node."""
+    return [n for n in (1, 2, 4, 8) if n <= learner.cluster.levels[0].size]
+
+
+def scene(learner: Learner, values: Values) -> Scene:
+    """What stays, kind by kind; the fullest moment; then the fullest moment on more GPUs."""
+    batch = int(values["batch"])
+    room = learner.cluster.gpu.memory_bytes
+    limit = (float(room), f"{learner.cluster.gpu.name}: {units.memory(room)}")
+    whole, graph = memory(learner, batch, 1), learner.graph
+    numbers: dict[str, float] = {"room": room, "params": graph.num_params, **{f"1_{k}": v for k, v in whole.items()}}
+    stays = {"params": whole["params"], "grads": whole["params"], "optimizer": whole["optimizer"]}
+    says = (
+        f"{graph.name} has {units.count(graph.num_params)} parameters. At {units.significant(whole['params'] / graph.num_params)} bytes each its weights take {units.memory(whole['params'])}.",
+        f"The backward pass gives every weight a gradient of the same size: {units.memory(stays['grads'])} more.",
+        f"The optimizer remembers running averages for every weight: {units.memory(stays['optimizer'])} more. These three are there at the end of every step, whatever the batch.",
+    )  # fmt: skip
+    steps = []
+    for k in range(3):
+        shown = tuple(_part(stays, kind) for kind in list(stays)[: k + 1])
+        told = sum(p.value for p in shown)
+        fit = "" if told <= room else f" That is {units.memory(told - room)} more than one GPU has."
+        steps.append(Step(MEMORY_NAMES[MEMORY_KINDS[k]].capitalize(), says[k] + fit, _picture([("end of a step", shown, _mark(told, room))], limit)))
+    bars_now = [("end of a step", tuple(_part(stays, k) for k in stays), ""), ("fullest moment", _stack(whole), _mark(whole["peak"], room))]
+    steps.append(Step("Activations", f"Autograd keeps what forward computed: {units.memory(whole['activations'])} for a batch of {batch}. They grow with the batch. As the backward pass uses them up, gradients take their place; the GPU must have room for the fullest moment.", _picture(bars_now, limit)))
+    stacks = []
+    for n in sizes(learner):
+        found = memory(learner, batch, n)
+        numbers |= {f"{n}_{k}": v for k, v in found.items()}
+        stacks.append((f"{n} GPU{'s' * (n > 1)}", _stack(found), _mark(found["peak"], room)))
+    fits = [n for n in sizes(learner) if numbers[f"{n}_peak"] <= room]
+    end = f"It fits from **{fits[0]} GPU{'s' * (fits[0] > 1)}** on." if fits else "Even a whole node is too small at this batch: take fewer samples, or split the batch as well (lesson 8)."
+    halves = "The fullest moment again, when each GPU holds a part of every weight. Activations shrink less: some are kept whole on every GPU (lesson 7 mends that)."
+    steps.append(Step("Split over GPUs", f"{halves} {end}", _picture(stacks, limit)))
+    return Scene(tuple(steps), {**numbers, "fits_from": fits[0] if fits else 0}, reveal=4)
+
+
+def _stack(found: dict[str, int]) -> tuple[Part, ...]:
+    return tuple(_part(found, kind) for kind in MEMORY_KINDS if found[kind])
+
+
+def _part(found: dict[str, int], kind: str) -> Part:
+    return Part(MEMORY_NAMES[kind], float(found[kind]), MEMORY_COLOURS[kind], hatched=kind in ("grads", "activations"))
+
+
+def _mark(total: float, room: float) -> str:
+    return "fits" if total <= room else "does not fit"
+
+
+def _picture(rows: list[tuple[str, tuple[Part, ...], str]], limit: tuple[float, str]) -> str:
+    told = "; ".join(f"{label}: {units.memory(sum(p.value for p in parts))}, {mark}" for label, parts, mark in rows)
+    return svg(bars([Bar(*r) for r in rows], units.memory, limit), f"Memory of one GPU. {told}. {limit[1]}")
+
+
+def question(learner: Learner, values: Values) -> Question:
+    """From how many GPUs on does it fit?"""
+    numbers = scene(learner, values).numbers
+    right = int(numbers["fits_from"])
+    names = {0: "Not on one node at all", **{n: f"{n} GPU{'s' * (n > 1)}" for n in sizes(learner)}}
+    total = {n: numbers[f"{n}_peak"] for n in sizes(learner)}
+    room = units.memory(numbers["room"])
+
+    def why(n: int) -> str:
+        if n == 0:
+            return f"On {max(total)} GPUs each one needs {units.memory(min(total.values()))}; a GPU has {room}."
+        needs = (
+            f"Each of {n} needs {units.memory(total[n])}" if n > 1 else f"One GPU would need {units.memory(total[1])}"
+        )
+        return f"{needs}; a GPU has {room}." + (" Fewer are enough." if right and n > right else "")
+
+    options = [(names[n], why(n)) for n in names]
+    wrong = tuple(o for n, o in zip(names, options, strict=True) if n != right)
+    return asked(
+        "From how many GPUs on does this training step fit, if they split every weight?",
+        (names[right], why(right)),
+        wrong,
+        list(names).index(right),
+    )
+
+
+LESSON = Lesson(
+    1, "Why split at all?", "Training needs several times the memory of the weights alone.",
+    ("A model may be quick enough on one GPU and still not fit. Here is where the memory goes, for the model and the GPU in the sentence above.",),
+    (
+        ("Activation", "a tensor that forward computes; autograd keeps many of them for the backward pass"),
+        ("Optimizer states", "what the optimizer keeps per weight; AdamW keeps two averages"),
+    ),
+    (Control("batch", "Batch, samples in one step", BATCHES, 4, kind="slider"),),
+    scene, question, CODE, ("compare", "Memory of whole plans for this model"), uses_model=True,
+)  # fmt: skip

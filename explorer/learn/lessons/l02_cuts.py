@@ -1,0 +1,152 @@
+"""2. Two ways to cut a matrix: by columns and join, by rows and add."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from explorer.learn.draw import arrow, column, device, legend, matrix, number, owned, replicated, row, sign, sliced, svg
+from explorer.learn.learner import Learner
+from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
+
+N = 4
+CODE = """\
+import torch
+
+X = torch.randint(-3, 4, (4, 4)).double()
+W = torch.randint(-3, 4, (4, 4)).double()
+Y = X @ W
+
+# by columns: every device needs all of X and makes some columns of Y
+pieces = [X @ part for part in W.chunk(2, dim=1)]
+assert torch.equal(torch.cat(pieces, dim=1), Y)
+
+# by rows: every device needs some columns of X and makes a term of all of Y
+terms = [x @ part for x, part in zip(X.chunk(2, dim=1), W.chunk(2, dim=0))]
+assert torch.equal(sum(terms), Y)
+"""
+
+
+@lru_cache(maxsize=64)
+def compute(cut: str, devices: int, seed: int) -> dict[str, Any]:
+    """The product, whole and in pieces: X, W, Y, what each device holds and makes, the joined result and its error."""
+    import torch
+
+    gen = torch.Generator().manual_seed(seed)
+    x, w = (torch.randint(-3, 4, (N, N), generator=gen).double() for _ in range(2))
+    whole = x @ w
+    if cut == "columns":
+        held = [(x, part) for part in w.chunk(devices, dim=1)]
+        pieces = [a @ b for a, b in held]
+        joined = torch.cat(pieces, dim=1)
+    else:
+        held = list(zip(x.chunk(devices, dim=1), w.chunk(devices, dim=0), strict=True))
+        pieces = [a @ b for a, b in held]
+        joined = torch.stack(pieces).sum(0)
+    error = float((joined - whole).abs().max())
+    return {"x": x, "w": w, "y": whole, "held": held, "pieces": pieces, "joined": joined, "error": error}
+
+
+def scene(learner: Learner, values: Values) -> Scene:
+    """One GPU; the cut; each device's product; how the pieces make the whole."""
+    cut, devices = str(values["cut"]), int(values["devices"])
+    c = compute(cut, devices, int(values["seed"]))
+    columns = cut == "columns"
+    whole = row(
+        matrix(c["x"], replicated, "X"),
+        sign("·"),
+        matrix(c["w"], replicated, "W"),
+        sign("="),
+        matrix(c["y"], replicated, "Y"),
+    )
+    x_cut = matrix(c["x"], replicated, "X", "R") if columns else matrix(c["x"], sliced(1, N, devices), "X", "S(1)")
+    w_cut = matrix(c["w"], sliced(1 if columns else 0, N, devices), "W", "S(1)" if columns else "S(0)")
+    frames = [device(r, _product(c, r, columns)) for r in range(devices)]
+    result = matrix(
+        c["joined"],
+        sliced(1, N, devices) if columns else replicated,
+        "Y",
+        "S(1): columns side by side" if columns else "R: the sum",
+    )
+    terms = [
+        matrix(p, owned(r, "S" if columns else "P"), f"GPU {r}", "" if columns else "P")
+        for r, p in enumerate(c["pieces"])
+    ]
+    joined = row(*_between(terms, "" if columns else "+"), arrow(44, "concatenate" if columns else "sum"), result)
+    first = "column" if columns else "row"
+    steps = (
+        Step("On one GPU", "The product as one GPU computes it. This is the answer that every other way must give.", svg(whole, "X times W is Y on one GPU")),
+        Step(f"Cut W by {cut}", "Each device keeps one colour of W. " + ("Every output column needs a whole row of X, so X stays whole everywhere." if columns else "Rows of W meet columns of X, so X is cut along with it."), svg(column(row(x_cut, sign("·"), w_cut), legend("R", "S") if columns else legend("S"), gap=20), f"W cut by {cut} over {devices} GPUs")),
+        Step("Each multiplies what it has", "No device waits for another. " + ("Each makes some columns of Y, finished." if columns else "Each makes a full-sized Y, but only one term of the sum: hatched, not summed yet."), svg(_pairs(frames), f"{devices} GPUs multiply their {first}s")),
+        Step("Put together", ("Set side by side" if columns else "Added up") + f", the pieces are Y. Largest difference from the single GPU: **{number(c['error'])}**.", svg(column(joined, legend("S" if columns else "P"), gap=18), "The pieces make Y")),
+    )  # fmt: skip
+    top = [float(p[0, 0]) for p in c["pieces"]]
+    return Scene(
+        steps,
+        {"error": c["error"], "y00": float(c["y"][0, 0]), **{f"piece{r}_00": v for r, v in enumerate(top)}},
+        reveal=3,
+    )
+
+
+def _product(c: dict[str, Any], r: int, columns: bool) -> Any:
+    x, w = c["held"][r]
+    left = matrix(x, replicated if columns else owned(r), "X", "R" if columns else "S(1)", cell=32)
+    right = matrix(w, owned(r), "W", "S(1)" if columns else "S(0)", cell=32)
+    made = matrix(
+        c["pieces"][r], owned(r, "S" if columns else "P"), "Y", "S(1)" if columns else "P, not summed yet", cell=36
+    )
+    return row(left, sign("·", 18), right, sign("=", 18), made, gap=10)
+
+
+def _pairs(frames: list[Any]) -> Any:
+    return column(*(row(*frames[i : i + 1], gap=16, align=0) for i in range(0, len(frames), 1)), gap=12)
+
+
+def _between(boxes: list[Any], symbol: str) -> list[Any]:
+    found: list[Any] = []
+    for b in boxes:
+        found += [sign(symbol), b] if found and symbol else [b]
+    return found
+
+
+def question(learner: Learner, values: Values) -> Question:
+    """What is the top left number of Y?"""
+    c = compute(str(values["cut"]), int(values["devices"]), int(values["seed"]))
+    tops = [float(p[0, 0]) for p in c["pieces"]]
+    if values["cut"] == "columns":
+        return asked(
+            "Each device has its piece of Y. What makes them the whole Y?",
+            ("Set them side by side", "Each piece holds finished columns, so they only have to stand next to each other."),
+            (
+                ("Add them up", "The pieces are different columns of Y. Adding the first column of Y to another one means nothing."),
+                ("Take their average", "Averages are for copies of the same thing. These are different columns."),
+                ("It cannot be done without multiplying again", "All products are done: every output column was made by exactly one device."),
+            ), 2,
+        )  # fmt: skip
+    listed = ", ".join(number(t) for t in tops)
+    total = sum(tops)
+    return asked(
+        f"The top left number of Y is {listed} on the devices, in rank order. What is it in the whole Y?",
+        (number(total), f"The sum: {' + '.join(number(t) for t in tops)} = {number(total)}. Each device went over a part of the inner dimension."),
+        (
+            (number(tops[0]), "That is GPU 0's term alone. It has seen only its own rows of W."),
+            (number(total / len(tops)), "That is the average. But the terms are parts of one long sum, not copies of it."),
+            (number(max(tops) + 10), "None of the ways to combine the terms gives this."),
+        ), 1,
+    )  # fmt: skip
+
+
+LESSON = Lesson(
+    2, "Two ways to cut a matrix", "Cut W by columns and join the results, or by rows and add them.",
+    ("Nearly all of a transformer is products `Y = X · W`. Here are real numbers on a few devices. Change the cut and watch what each device can finish alone.",),
+    (
+        ("Device, rank", "a GPU, and its number: GPU 0 has rank 0. Each keeps one colour on every page"),
+        ("Shard, S(dim)", "each device holds one slice along a dimension: S(0) rows, S(1) columns"),
+    ),
+    (
+        Control("cut", "Cut W by", ("columns", "rows"), "columns"),
+        Control("devices", "Devices", (2, 4), 2),
+        Control("seed", "Other numbers", tuple(range(8)), 1, kind="draw"),
+    ),
+    scene, question, CODE, ("fold", "Choices of each weight of this model: click one"),
+)  # fmt: skip

@@ -1,0 +1,194 @@
+"""3. Replicate, Shard, Partial, and what it costs to go from one to another."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from explorer.learn.draw import Box, arrow, column, device, legend, matrix, owned, replicated, row, svg, table
+from explorer.learn.learner import Learner
+from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
+from planner_core.collectives import wire_bytes
+from planner_core.placement import P, Placement, R, Shard, parse_placement
+from planner_core.plan import Step as Move
+
+SIZE, ITEM = 4, 4
+CASES = (
+    ("P", "R"), ("P", "S(0)"), ("S(0)", "R"), ("R", "S(0)"), ("S(0)", "S(1)"), ("P", "S(1)"), ("S(1)", "R"), ("R", "S(1)"), ("S(1)", "S(0)"),
+)  # fmt: skip
+DOES = {
+    "all_reduce": "every device ends with the sum of all terms",
+    "reduce_scatter": "the sum is taken, and each device ends with one slice of it",
+    "all_gather": "every device ends with the slices of all",
+    "all_to_all": "each device sends a different slice to each other one",
+    "": "nothing is sent: each device cuts its own slice out of the whole",
+}
+CODE = """\
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)  # two GPUs, one of them imagined
+mesh = init_device_mesh("cpu", (2,))
+whole = torch.arange(16.0).reshape(4, 4)
+
+sharded = DTensor.from_local(whole[:2], mesh, [Shard(0)])
+print(sharded.redistribute(placements=[Replicate()]).to_local().shape)  # all_gather
+term = DTensor.from_local(whole, mesh, [Partial()])
+print(term.redistribute(placements=[Shard(0)]).to_local().shape)  # reduce_scatter
+print(term.redistribute(placements=[Replicate()]).to_local().shape)  # all_reduce
+dist.destroy_process_group()
+"""
+
+
+@lru_cache(maxsize=64)
+def hold(placement: str, devices: int, seed: int) -> tuple[Any, list[Any]]:
+    """A 4×4 tensor and what each device holds of it under a placement; a Partial's terms are drawn and sum to it."""
+    import torch
+
+    gen = torch.Generator().manual_seed(seed)
+    whole = torch.randint(-4, 10, (SIZE, SIZE), generator=gen).double()
+    p = parse_placement(placement)
+    if isinstance(p, Shard):
+        return whole, list(whole.chunk(devices, dim=p.dim))
+    if p == R:
+        return whole, [whole.clone() for _ in range(devices)]
+    terms = [torch.randint(-4, 6, (SIZE, SIZE), generator=gen).double() for _ in range(devices - 1)]
+    return whole, [*terms, whole - sum(terms)]
+
+
+def move(pieces: list[Any], src: Placement, dst: Placement) -> list[Any]:
+    """The redistribution done on the devices' tensors with torch: join by `src`, then place by `dst`."""
+    import torch
+
+    n = len(pieces)
+    if isinstance(src, Shard):
+        whole = torch.cat(pieces, dim=src.dim)
+    else:
+        whole = torch.stack(pieces).sum(0) if src == P else pieces[0]
+    return list(whole.chunk(n, dim=dst.dim)) if isinstance(dst, Shard) else [whole.clone() for _ in range(n)]
+
+
+def collective(src: str, dst: str) -> str:
+    """The planner's name for the message between two placements; empty where none is sent."""
+    return Move(0, parse_placement(src), parse_placement(dst)).collective or ""
+
+
+def sent(src: str, dst: str, devices: int, num_bytes: int = SIZE * SIZE * ITEM) -> int:
+    """Bytes that each device sends."""
+    kind = collective(src, dst)
+    return wire_bytes(kind, num_bytes, devices) if kind else 0
+
+
+def scene(learner: Learner, values: Values) -> Scene:
+    """The three states, then a drawn case before and after, then all moves."""
+    n, case = int(values["devices"]), int(values["case"]) % len(CASES)
+    src, dst = CASES[case]
+    seed = case + 1
+    whole, before = hold(src, n, seed)
+    after = move(before, parse_placement(src), parse_placement(dst))
+    moved = collective(src, dst) or "slice"
+    steps = []
+    for letter, says in (
+        ("R", "**Replicate, R**: every device holds the whole tensor. Grey, because nobody owns it."),
+        (
+            "S(0)",
+            "**Shard, S(0)**: each device holds a slice along dim 0, its rows. Solid, in the colour of the device.",
+        ),
+        (
+            "P",
+            "**Partial, P**: each device holds a full-sized term; only the sum of all means something. Hatched: not summed yet.",
+        ),
+    ):
+        _, pieces = hold(letter, n, seed)
+        steps.append(
+            Step(
+                {"R": "Replicate", "S(0)": "Shard", "P": "Partial"}[letter],
+                says,
+                svg(
+                    column(_devices(pieces, letter), legend(letter[0]), gap=14),
+                    f"A tensor held as {letter} by {n} GPUs",
+                ),
+            )
+        )
+    steps.append(
+        Step(
+            f"The case: {src} to {dst}",
+            f"The tensor is **{src}**, and the next operation wants it as **{dst}**. What has to be sent?",
+            svg(_devices(before, src), f"{n} GPUs hold {src}"),
+        )
+    )
+    count = sent(src, dst, n)
+    told = f"`{moved}`: {DOES[collective(src, dst)]}. Each device sends **{count} bytes** of this {SIZE * SIZE * ITEM}-byte tensor."
+    picture = column(_devices(before, src), arrow(60, moved), _devices(after, dst), gap=6)
+    steps.append(Step("What is sent", told, svg(picture, f"{moved} turns {src} into {dst}")))
+    steps.append(
+        Step(
+            "All moves",
+            f"For a tensor of B bytes on n devices, here B = {SIZE * SIZE * ITEM} and n = {n}. What costs nothing is worth looking for.",
+            _moves(n, (src, dst)),
+        )
+    )
+    return Scene(tuple(steps), {"sent": count, "bytes": SIZE * SIZE * ITEM, "total": float(whole.sum())}, reveal=4)
+
+
+def _devices(pieces: list[Any], letter: str) -> Box:
+    p = parse_placement(letter)
+    style = lambda r: replicated if p == R else owned(r, "P" if p == P else "S")  # noqa: E731
+    word = f"{letter}, not summed yet" if p == P else letter
+    frames = [device(r, matrix(t, style(r), "", word, cell=34)) for r, t in enumerate(pieces)]
+    return column(*(row(*frames[i : i + 4], gap=10, align=0) for i in range(0, len(frames), 4)), gap=10)
+
+
+def _moves(n: int, here: tuple[str, str]) -> str:
+    formula = {
+        "all_reduce": "2(n−1)/n · B",
+        "reduce_scatter": "(n−1)/n · B",
+        "all_gather": "(n−1)/n · B",
+        "all_to_all": "(n−1)/n² · B",
+        "": "0",
+    }
+    rows = []
+    for src, dst in CASES:
+        kind = collective(src, dst)
+        rows.append((src, dst, kind or "none, a local slice", formula[kind], f"{sent(src, dst, n)}"))
+    return table(("from", "to", "collective", "each device sends", f"bytes, n = {n}"), rows, CASES.index(here))
+
+
+def question(learner: Learner, values: Values) -> Question:
+    """Which collective does the drawn case need?"""
+    src, dst = CASES[int(values["case"]) % len(CASES)]
+    right = collective(src, dst)
+    names = {k: k or "Nothing is sent" for k in DOES}
+    is_wrong = {
+        "all_reduce": "all_reduce adds terms up and gives everyone the whole sum.", "reduce_scatter": "reduce_scatter adds terms up and leaves each device a slice.",
+        "all_gather": "all_gather collects slices; nothing is added.", "all_to_all": "all_to_all exchanges slices; nobody ends with more than before.",
+        "": "A local slice is enough only where every device already has the whole.",
+    }  # fmt: skip
+    have = {"P": "only terms of a sum", "R": "the whole already"}.get(src, "one slice each")
+    want = {"R": "the whole"}.get(dst, f"a slice along dim {dst[2:3]}")
+    wrong = tuple(
+        (names[k], f"{is_wrong[k]} Here the devices have {have}, and want {want}.") for k in DOES if k != right
+    )
+    return asked(
+        f"Devices hold {src}, the next operation wants {dst}. What is needed?",
+        (names[right], f"Right: {DOES[right]}."),
+        wrong,
+        list(DOES).index(right),
+    )
+
+
+LESSON = Lesson(
+    3, "Replicate, Shard, Partial", "Three ways a tensor can lie on devices, and the price of going from one to another.",
+    ("A plan says for every tensor how it lies on the devices. Where two operations disagree, a message between the devices must put it right. Draw cases until you know them.",),
+    (
+        ("Placement", "how a tensor lies on the devices: Replicate, Shard or Partial"),
+        ("Replicate, R", "every device holds the whole tensor"),
+        ("Partial, P", "each device holds one term of a sum that has not been taken yet"),
+        ("Collective", "a message in which a whole group of devices takes part, such as all_reduce"),
+        ("Redistribution", "going from one placement to another"),
+    ),
+    (Control("devices", "Devices", (2, 4), 2), Control("case", "Draw another case", tuple(range(len(CASES))), 1, kind="draw")),
+    scene, question, CODE, ("fold", "Placements and messages in this model's graph"),
+)  # fmt: skip

@@ -1,0 +1,149 @@
+"""12. Mixture of experts: tokens travel to their experts (all-to-all), or experts are cut like other weights."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from explorer import units
+from explorer.learn.charts import Bar, Part, bars
+from explorer.learn.draw import Box, column, device, row, svg, table, text, tile
+from explorer.learn.learner import Learner
+from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
+from explorer.palette import KIND_COLOURS
+from planner_core.collectives import wire_bytes
+from planner_core.models import ZOO
+
+TOKENS, HIDDEN = 16, 3
+CODE = '''\
+import torch
+
+devices, tokens = 4, torch.randn(16, 8)
+experts = torch.randn(4, 8, 8)  # one expert per device
+router = torch.randn(8, 4)
+target = (tokens @ router).argmax(1)  # the expert that each token wants
+whole = torch.stack([t @ experts[e] for t, e in zip(tokens, target)])
+
+home = torch.arange(16) // 4  # the device on which each token lives
+arrived = [torch.where(target == d)[0] for d in range(devices)]  # all_to_all: to the expert
+done = torch.empty_like(tokens)
+for d, mine in enumerate(arrived):
+    done[mine] = tokens[mine] @ experts[d]  # all_to_all: and back home
+print((done - whole).abs().max(), [int((home[m] != d).sum()) for d, m in enumerate(arrived)], "tokens moved")
+'''
+
+
+@lru_cache(maxsize=64)
+def route(devices: int, k: int, seed: int) -> dict[str, Any]:
+    """Tokens through k experts each, one expert per device: where they go, and the result against no devices at all."""
+    import torch
+
+    gen = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(-3, 4, (TOKENS, HIDDEN), generator=gen).double()
+    experts = torch.randint(-2, 3, (devices, HIDDEN, HIDDEN), generator=gen).double()
+    scores = torch.randn(TOKENS, devices, generator=gen)
+    chosen = scores.topk(k, dim=1).indices
+    whole = torch.stack([sum(t @ experts[int(e)] for e in row_) for t, row_ in zip(tokens, chosen, strict=True)])
+    got = torch.zeros_like(whole)
+    for d in range(devices):
+        token, _ = torch.where(chosen == d)
+        got.index_add_(0, token, tokens[token] @ experts[d])
+    home = torch.arange(TOKENS) // (TOKENS // devices)
+    sent = torch.zeros(devices, devices, dtype=torch.int64)
+    for t in range(TOKENS):
+        for e in chosen[t]:
+            sent[int(home[t]), int(e)] += 1
+    return {"chosen": chosen, "home": home, "sent": sent, "error": float((got - whole).abs().max()), "load": sent.sum(0)}
+
+
+def bill(devices: int, k: int, tokens: int, hidden: int) -> tuple[int, int]:
+    """Bytes each device sends forward per layer: two all_to_alls of k copies of the tokens; one all_reduce of the tokens."""
+    there_and_back = 2 * wire_bytes("all_to_all", k * tokens * hidden * 2, devices)
+    return there_and_back, wire_bytes("all_reduce", tokens * hidden * 2, devices)
+
+
+def scene(learner: Learner, values: Values) -> Scene:
+    """Tokens at home, the table of messages, tokens at their experts, back, and the bill for Mixtral's sizes."""
+    n, k, seed = int(values["n"]), int(values["k"]), int(values["seed"])
+    c = route(n, k, seed)
+    config = ZOO["mixtral-8x7b"].config
+    load = learner.planner.workload
+    tokens, hidden = load.batch * load.seq, int(config["hidden_size"])
+    expert, tensor = bill(n, k, tokens, hidden)
+    moved = int(c["sent"].sum() - c["sent"].diagonal().sum())
+    busiest, mean = int(c["load"].max()), k * TOKENS / n
+    rows = [(f"from GPU {i}", *(str(int(v)) for v in r)) for i, r in enumerate(c["sent"])]
+    rows.append(("arrive", *(str(int(v)) for v in c["load"])))
+    steps = (
+        Step("Tokens at home", f"{TOKENS} tokens lie on {n} devices. Each device also holds one expert. A small product, the router, picks {k} expert{'s' * (k > 1)} for each token: the number after the arrow.", svg(_home(c, n), "Tokens at home with their experts")),
+        Step("Who sends what", "Every device sends each other one the tokens that want its expert: an **all_to_all**. The diagonal stays at home.", table(("", *(f"to GPU {d}" for d in range(n))), rows)),
+        Step("Tokens at their experts", f"{moved} of {k * TOKENS} tokens travelled. The busiest expert has {busiest}, the mean is {mean:g}: the others wait for it.", svg(_away(c, n), "Tokens at their experts")),
+        Step("And back", f"A second all_to_all brings the results home. Against the same experts without devices the largest difference is **{c['error']:.0f}**.", svg(_home(c, n, back=True), "Results at home")),
+        Step("Expert or tensor parallel?", f"{n} devices, {k} experts a token, {units.count(tokens)} tokens of {hidden} numbers (Mixtral's width). Two all_to_alls send {units.traffic(expert)} per GPU and layer forward; cutting every expert and summing sends {units.traffic(tensor)}. The ratio is k/n = {k}/{n}: tokens that move need not be copied to all. But experts must be equally busy, and whole experts must fit.", svg(_bill(expert, tensor), "Bytes of expert and of tensor parallelism")),
+    )  # fmt: skip
+    numbers = {"error": c["error"], "moved": moved, "busiest": busiest, "expert": expert, "tensor": tensor, "tokens": tokens}
+    return Scene(steps, numbers, reveal=4)
+
+
+def _home(c: dict[str, Any], n: int, back: bool = False) -> Box:
+    frames = []
+    for d in range(n):
+        tiles = []
+        for t in range(TOKENS):
+            if int(c["home"][t]) == d:
+                wants = ",".join(str(int(e)) for e in c["chosen"][t])
+                tiles.append(tile(64, 28, ("S", int(c["chosen"][t][0])), f"{t} ✓" if back else f"{t} → {wants}", 13))
+        frames.append(device(d, _grid(tiles, 2)))
+    return _rows(frames)
+
+
+def _away(c: dict[str, Any], n: int) -> Box:
+    frames = []
+    for d in range(n):
+        tiles = [tile(36, 28, ("S", int(c["home"][t])), str(t), 13) for t in range(TOKENS) if d in c["chosen"][t].tolist()]
+        frames.append(device(d, column(text(f"expert {d}", 13, 600), _grid(tiles, 4), gap=4)))
+    return column(_rows(frames), text("a token has the colour of its home", 13, muted=True), gap=10)
+
+
+def _grid(tiles: list[Box], per: int) -> Box:
+    return column(*(row(*tiles[i : i + per], gap=3) for i in range(0, len(tiles), per)), gap=3) if tiles else text("none", 13, muted=True)
+
+
+def _rows(frames: list[Box]) -> Box:
+    per = max(1, int(650 // (max(f.width for f in frames) + 10)))
+    return column(*(row(*frames[i : i + per], gap=10, align=0) for i in range(0, len(frames), per)), gap=10)
+
+
+def _bill(expert: int, tensor: int) -> Box:
+    there = Part("tokens to experts", expert / 2, KIND_COLOURS["all_to_all"])
+    back = Part("results back", expert / 2, KIND_COLOURS["all_to_all"], True)
+    return bars([Bar("expert parallel", (there, back)), Bar("tensor parallel", (Part("all_reduce", tensor, KIND_COLOURS["all_reduce"]),))], units.traffic)
+
+
+def question(learner: Learner, values: Values) -> Question:
+    """Which sends less?"""
+    n, k = int(values["n"]), int(values["k"])
+    load = learner.planner.workload
+    expert, tensor = bill(n, k, load.batch * load.seq, int(ZOO["mixtral-8x7b"].config["hidden_size"]))
+    fact = f"{units.traffic(expert)} against {units.traffic(tensor)}: k/n = {k}/{n} of it."
+    options = ("Moving the tokens to the experts", "Cutting every expert and summing", "Both send the same")
+    right = 2 if abs(expert - tensor) <= 8 else int(expert > tensor)
+    wrong = tuple((o, fact) for i, o in enumerate(options) if i != right)
+    return asked(f"{n} devices, each token uses {k} expert{'s' * (k > 1)}. Which way sends less per layer forward?", (options[right], fact), wrong, right)
+
+
+LESSON = Lesson(
+    12, "Mixture of experts", "Each token uses few of many experts, so move the tokens and leave the experts where they are.",
+    ("In a mixture of experts the MLP exists many times, and a router sends each token through a few of them. The weights are many, the work per token is small.",),
+    (
+        ("Expert", "one of many MLPs of a layer; a router picks some for each token"),
+        ("All-to-all", "each device sends a different slice to each other one"),
+        ("Expert parallelism", "every device holds some experts whole, and tokens travel to them"),
+    ),
+    (
+        Control("n", "Devices, one expert each", (2, 4, 8), 4, kind="slider"),
+        Control("k", "Experts per token", (1, 2), 2),
+        Control("seed", "Other tokens", tuple(range(6)), 0, kind="draw"),
+    ),
+    scene, question, CODE, ("plans", "Plans for this model; choose Mixtral-8x7B to see experts dealt"),
+)  # fmt: skip

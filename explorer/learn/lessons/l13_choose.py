@@ -1,0 +1,192 @@
+"""13. Choose a plan yourself: the seven weights of a Llama block, predicted, then held against every other choice."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+import numpy as np
+
+from explorer import units
+from explorer.learn.charts import WIDTH
+from explorer.learn.draw import Box, at, column, row, svg, table, text, tile
+from explorer.learn.learner import STANDARD, Learner
+from explorer.learn.lesson import Choice, Control, Lesson, Question, Scene, Step, Values, asked
+from explorer.palette import COMMUNICATION, COMPUTE
+from planner_core.candidates import Candidates, matrices, score
+from planner_core.hardware import CostModel, cost_model
+from planner_core.mesh import DeviceMesh
+
+WEIGHTS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+LETTERS = ("R", "S(0)", "S(1)")
+NAMES = {"R": "R whole", "S(0)": "S(0) outputs", "S(1)": "S(1) inputs"}
+START = dict(zip(WEIGHTS, ("S(0)", "S(0)", "S(0)", "R", "S(0)", "R", "R"), strict=True))
+CODE = '''\
+import torch
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+
+# Megatron-LM's answer, as PyTorch writes it: columns (S(0) of weight), then rows (S(1))
+plan = {
+    "self_attn.q_proj": ColwiseParallel(), "self_attn.k_proj": ColwiseParallel(),
+    "self_attn.v_proj": ColwiseParallel(), "self_attn.o_proj": RowwiseParallel(),
+    "mlp.gate_proj": ColwiseParallel(), "mlp.up_proj": ColwiseParallel(),
+    "mlp.down_proj": RowwiseParallel(),
+}
+# on real GPUs: parallelize_module(block, mesh, plan)
+weight = torch.empty(14336, 4096)  # gate_proj of Llama-3-8B: [out, in], so S(0) cuts outputs
+print(len(plan), 3 ** len(plan), weight.chunk(8, dim=0)[0].shape)
+'''
+
+
+def suited(learner: Learner) -> tuple[Learner, str, str]:
+    """A learner whose model has a block with the seven weights, the block's name, and a sentence if it is another model."""
+    for name, block in learner.graph.blocks.items():
+        if tuple(_short(block.values[w].name) for w in matrices(block)) == WEIGHTS:
+            return learner, name, ""
+    other = Learner(replace(learner.request, model=STANDARD, batch=None, seq=None, layers=None))
+    found, name, _ = suited(other)
+    return found, name, f"{learner.graph.name} has no block with these seven weights, so this lesson uses {STANDARD}."
+
+
+def _short(weight: str) -> str:
+    return weight.removesuffix(".weight").rpartition(".")[2]
+
+
+@lru_cache(maxsize=16)
+def scored(learner: Learner, block: str, devices: int) -> Candidates:
+    """All 3^7 choices on `devices` neighbouring GPUs, scored by the planner."""
+    planner = learner.planner
+    level = replace(planner.cluster.levels[0], size=devices)
+    mesh = DeviceMesh(("tensor",), (devices,))
+    model: CostModel = cost_model(replace(planner.cluster, levels=(level,)), mesh, replace(planner.workload, zero=0))
+    found = score(planner.coarse.blocks[block], planner.strategies[block], model, planner.graph.num_repeats[block])
+    assert found is not None
+    return found
+
+
+def index(values: Values) -> int:
+    """The row of the learner's choice among the candidates."""
+    return sum(LETTERS.index(str(values[w])) * 3 ** (len(WEIGHTS) - 1 - i) for i, w in enumerate(WEIGHTS))
+
+
+def best_within(found: Candidates, mine: int) -> int:
+    """The candidate that communicates least with no more memory than the learner's; of equal ones the smallest."""
+    room = found.memory_bytes[mine] if np.isfinite(found.memory_bytes[mine]) else np.inf
+    comm = np.where(found.memory_bytes <= room, found.comm_s, np.inf)
+    return int(np.lexsort((found.memory_bytes, comm))[0])
+
+
+def scene(learner: Learner, values: Values) -> Scene:
+    """The learner's placements, all candidates, and the optimum beside them."""
+    learner, block, note = suited(learner)
+    devices, mine = int(values["t"]), index(values)
+    found = scored(learner, block, devices)
+    best = best_within(found, mine)
+    comm, memory = found.comm_s, found.memory_bytes
+    can = bool(np.isfinite(comm[mine]))
+    own = f"{units.seconds(float(comm[mine]))} of communication and {units.memory(float(memory[mine]))} per layer and GPU" if can else "a choice that cannot run here, because a split would not be even"
+    worse = _worse(float(comm[mine]), float(comm[best])) if can else "Change one of the weights"
+    fewer = int(((comm <= comm[mine]) & (memory <= memory[mine]) & ((comm < comm[mine]) | (memory < memory[mine]))).sum())
+    steps = (
+        Step("Your placements", f"One block of {learner.graph.name} on {devices} GPUs. Weights are [outputs, inputs]: S(0) is a cut by columns in the words of lesson 2, S(1) by rows. Whatever the planner must move to make your choice right, it moves as cheaply as possible.", svg(_weights(values, devices), "Your placement of the seven weights")),
+        Step("All choices", f"Every dot is one of {units.whole(found.scored)} choices that can run (of {units.whole(found.space)}). Yours: {own}. {units.whole(fewer)} are better in both.", svg(_cloud(found, mine, best), "All candidates by communication and memory")),
+        Step("The optimum", f"With no more memory than yours, the least communication is **{units.seconds(float(comm[best]))}**. {worse}.", _side_by_side(found, values, best)),
+    )  # fmt: skip
+    numbers = {"mine_s": float(comm[mine]), "mine_bytes": float(memory[mine]), "best_s": float(comm[best]), "best_bytes": float(memory[best]), "better": fewer, "space": found.space, "scored": found.scored}
+    return Scene(steps, numbers, reveal=1, note=note)
+
+
+def _worse(mine: float, best: float) -> str:
+    if mine <= best * (1 + 1e-9):
+        return "Yours is an optimum: nothing that fits sends less"
+    if best == 0:
+        return f"Yours takes {units.seconds(mine)} more"
+    return f"Yours takes {units.significant(mine / best, 2)} times as long"
+
+
+def _weights(values: Values, devices: int) -> Box:
+    boxes = []
+    for w in WEIGHTS:
+        letter, wide = str(values[w]), 84.0
+        if letter == "R":
+            body = tile(wide, 64, ("R", None), "R", 15)
+        elif letter == "S(0)":
+            body = column(*(tile(wide, 64 / devices, ("S", r)) for r in range(devices)), gap=0)
+        else:
+            body = row(*(tile(wide / devices, 64, ("S", r)) for r in range(devices)), gap=0)
+        boxes.append(column(text(w, 13, 600), body, text(NAMES[letter], 12.5, muted=True), gap=4))
+    return column(row(*boxes[:4], gap=26), row(*boxes[4:], gap=26), gap=18)
+
+
+def _cloud(found: Candidates, mine: int, best: int) -> Box:
+    x, y = found.comm_s * 1e3, found.memory_bytes / units.GIB
+    ok = np.isfinite(x) & np.isfinite(y)
+    left, top, width, height = 64.0, 12.0, WIDTH - 80, 250.0
+    xs, ys = (0.0, float(x[ok].max()) * 1.04 or 1.0), (0.0, float(y[ok].max()) * 1.08)
+    px = lambda v: left + (v - xs[0]) / (xs[1] - xs[0]) * width  # noqa: E731
+    py = lambda v: top + height - (v - ys[0]) / (ys[1] - ys[0]) * height  # noqa: E731
+    spots = {(round(float(px(a))), round(float(py(b)))) for a, b in zip(x[ok], y[ok], strict=True)}
+    parts = [f'<path d="M{left} {top}V{top + height}H{left + width}" stroke="#8a97a3" fill="none"/>']
+    parts += [f'<circle cx="{a}" cy="{b}" r="2.6" fill="#8a97a3" fill-opacity="0.5"/>' for a, b in sorted(spots)]
+    front = np.flatnonzero(found.on_front)
+    front = front[np.argsort(x[front])]
+    parts.append(f'<path d="M{"L".join(f"{px(x[i]):.1f} {py(y[i]):.1f}" for i in front)}" fill="none" stroke="{COMPUTE}" stroke-width="2"/>')
+    parts += [f'<circle cx="{px(x[i]):.1f}" cy="{py(y[i]):.1f}" r="4" fill="{COMPUTE}"/>' for i in front]
+    labelled = [(best, "optimum", COMPUTE, 22.0)] + ([(mine, "yours", COMMUNICATION, -12.0)] if ok[mine] else [])
+    for i, word, colour, down in labelled:
+        cx, cy = float(px(x[i])), float(py(y[i]))
+        parts.append(f'<circle cx="{cx:.1f}" cy="{cy:.1f}" r="9" fill="none" stroke="{colour}" stroke-width="3"/>')
+        parts.append(at(min(cx + 10, WIDTH - 60), cy + down - 8, text(word, 14, 600)))
+    parts += [f'<text x="{left - 6}" y="{py(v) + 4:.1f}" font-size="12" text-anchor="end" fill="currentColor">{units.significant(v)}</text>' for v in (0.0, ys[1] / 2, ys[1])]
+    parts += [f'<text x="{px(v):.1f}" y="{top + height + 18:.0f}" font-size="12" text-anchor="middle" fill="currentColor">{units.significant(v)}</text>' for v in (xs[1] / 2, xs[1] * 0.97)]
+    chart = Box(WIDTH, top + height + 24, "".join(parts))
+    return column(text("memory per layer and GPU, GiB", 13, muted=True), chart, text("communication per layer, ms; the line is the front: no choice is better in both", 13, muted=True), gap=6)
+
+
+def _side_by_side(found: Candidates, values: Values, best: int) -> str:
+    rows = []
+    for i, w in enumerate(WEIGHTS):
+        mine, other = str(values[w]), LETTERS[int(found.choice[best, i])]
+        rows.append((w, NAMES[mine], NAMES[other], "" if mine == other else "differs"))
+    return table(("weight", "yours", "optimum with no more memory", ""), rows)
+
+
+def question(learner: Learner, values: Values) -> Question:
+    """How far from the best is the learner's own choice?"""
+    learner, block, _ = suited(learner)
+    found, mine = scored(learner, block, int(values["t"])), index(values)
+    best = best_within(found, mine)
+    own, least = float(found.comm_s[mine]), float(found.comm_s[best])
+    options = ("It cannot run", "It is the best that fits", "Up to one and a half times the best", "More than that")
+    if not np.isfinite(own):
+        right, fact = 0, "A weight would be cut unevenly, or an operation between has no rule for it."
+    else:
+        right = 1 if own <= least * (1 + 1e-9) else 2 if own <= 1.5 * least else 3
+        fact = f"Yours takes {units.seconds(own)} a layer, the best with no more memory {units.seconds(least)}."
+    wrong = tuple((o, fact) for i, o in enumerate(options) if i != right)
+    return asked("Predict before you look: how does your choice compare with the best that needs no more memory?", (options[right], fact), wrong, right)
+
+
+def cases(learner: Learner, values: Values) -> list[tuple[str, dict[str, Choice]]]:
+    """For a file: the learner's own choice and three that are worth knowing."""
+    found, block, _ = suited(learner)
+    best = scored(found, block, int(values["t"])).choice[best_within(scored(found, block, int(values["t"])), index(values))]
+    letters = {
+        "your own placement": [str(values[w]) for w in WEIGHTS],
+        "columns, then rows (Megatron-LM)": ["S(0)", "S(0)", "S(0)", "S(1)", "S(0)", "S(0)", "S(1)"],
+        "everything whole": ["R"] * len(WEIGHTS),
+        "the optimum with no more memory than yours": [LETTERS[int(c)] for c in best],
+    }
+    return [(name, {**values, **dict(zip(WEIGHTS, chosen, strict=True))}) for name, chosen in letters.items()]
+
+
+LESSON = Lesson(
+    13, "Choose a plan yourself", "Place the seven weights of a block, predict the cost, then see the optimum.",
+    ("Everything so far in one task. Think of what each output will be (R, S or P) and of what the next weight wants.",),
+    (("Front", "the choices that no other one beats in communication and memory both"),),
+    (
+        *(Control(w, w, LETTERS, START[w], NAMES) for w in WEIGHTS),
+        Control("t", "Devices", (2, 4, 8), 4, kind="slider"),
+    ),
+    scene, question, CODE, ("plans", "All candidates of this model's blocks"), uses_model=True, cases=cases,
+)  # fmt: skip

@@ -1,0 +1,232 @@
+"""Learn: how does it work? Thirteen lessons, each one idea with live numbers, a control, a question and the PyTorch."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import streamlit as st
+
+from explorer import settings, state
+from explorer.components import frame, sentence
+from explorer.components.lesson import picture
+from explorer.learn import address, export
+from explorer.learn.learner import Learner
+from explorer.learn.lesson import Control, Lesson, Question, Scene
+from explorer.learn.lessons import LESSONS
+from planner_core.errors import PlannerError
+
+CSS = frame.CSS.parent / "learn.css"
+PAGE = "explorer/pages/{}.py"
+
+
+def begin() -> Lesson:
+    """Bring the address and the session together, as `state.begin` does for the settings; returns the lesson."""
+    state.begin("learn")
+    s = st.session_state
+    s.setdefault("learn", {})
+    found = {k: v for k, v in st.query_params.to_dict().items() if k in address.KEYS}
+    if found and found != s.get("learn_written"):
+        lesson, values, step, s["learn_problems"] = address.read(found)
+        s["learn"][lesson.number] = {"values": values, "step": step, "open": step > 0, "told": None}
+        s["learn_number"] = lesson.number
+    s.setdefault("learn_number", 1)
+    return LESSONS[s["learn_number"] - 1]
+
+
+def place(lesson: Lesson) -> dict[str, Any]:
+    """Where the learner is in a lesson: values, step, whether the rest is open, and the answer given."""
+    found: dict[str, Any] = st.session_state["learn"].setdefault(
+        lesson.number, {"values": lesson.defaults(), "step": 0, "open": False, "told": None}
+    )
+    return found
+
+
+def to_address(lesson: Lesson) -> None:
+    """The address follows the learner."""
+    here = place(lesson)
+    wanted = address.write(lesson, here["values"], here["step"])
+    for key in address.KEYS:
+        if key not in wanted and key in st.query_params:
+            del st.query_params[key]
+    # a page just turned to has a bare address, so the settings are written along
+    for key, text in {**settings.write(state.values()), **wanted}.items():
+        if st.query_params.get(key) != text:
+            st.query_params[key] = text
+    st.session_state["learn_written"] = wanted
+
+
+def learner() -> Learner:
+    """The model and cluster of the settings."""
+    request = state.request()
+    return Learner(request, state.own_graph if request.model.startswith("own-") else None)
+
+
+def go(number: int | None = None) -> None:
+    """Callback: another lesson."""
+    chosen = number or st.session_state["w_lesson"]
+    if chosen:
+        st.session_state["learn_number"] = chosen
+        st.session_state["learn_problems"] = []
+
+
+def turn(lesson: Lesson, scene: Scene, by: int | None = None) -> None:
+    """Callback: another step, no further than what is open."""
+    here = place(lesson)
+    to = here["step"] + by if by is not None else st.session_state[f"w_step_{lesson.number}"] - 1
+    most = len(scene.steps) if here["open"] else scene.reveal
+    here["step"] = max(0, min(to, most - 1))
+
+
+def take(lesson: Lesson, control: Control, widget: str) -> None:
+    """Callback: a control was moved. A new case closes what its question asks for."""
+    here = place(lesson)
+    if control.kind == "draw":
+        others = [o for o in control.options if o != here["values"][control.key]]
+        here["values"][control.key] = random.choice(others)  # noqa: S311
+        here.update(step=min(here["step"], 0), open=False, told=None)
+    elif st.session_state[widget] is not None:
+        here["values"][control.key] = st.session_state[widget]
+        here["told"] = None
+
+
+def answer(lesson: Lesson, question: Question, widget: str) -> None:
+    """Callback: an option was chosen."""
+    here = place(lesson)
+    chosen = st.session_state[widget]
+    here["told"] = None if chosen is None else question.options.index(chosen)
+    here["open"] = here["open"] or here["told"] == question.answer
+
+
+def show_rest(lesson: Lesson) -> None:
+    """Callback: the learner gives up, or the teacher goes on."""
+    place(lesson)["open"] = True
+
+
+def rail(lesson: Lesson) -> None:
+    """The thirteen lessons."""
+    widget = state.seed("w_lesson", lesson.number)
+    with st.container(horizontal=True, vertical_alignment="center", key="rail"):
+        st.segmented_control(
+            "Lesson", [x.number for x in LESSONS], key=widget, on_change=go, label_visibility="collapsed", width="content", required=True,
+            help="Each lesson has its own address.",
+        )  # fmt: skip
+        st.page_link(PAGE.format("teacher"), label="For teachers", query_params=settings.write(state.values()))
+
+
+def controls(lesson: Lesson) -> None:
+    """What can be changed."""
+    here = place(lesson)
+    for c in lesson.controls:
+        widget, current = f"w_{lesson.number}_{c.key}", here["values"][c.key]
+        if c.kind == "draw":
+            st.button(c.label, key=widget, on_click=take, args=(lesson, c, widget), icon=":material/casino:")
+            continue
+        state.seed(widget, current)
+        kind: Any = st.select_slider if c.kind == "slider" else st.segmented_control if len(c.options) < 4 else st.selectbox
+        kind(c.label, options=list(c.options), format_func=c.name, key=widget, on_change=take, args=(lesson, c, widget))
+
+
+def scrubber(lesson: Lesson, scene: Scene) -> None:
+    """Back, the list of steps, next."""
+    here, steps = place(lesson), len(scene.steps)
+    widget = state.seed(f"w_step_{lesson.number}", here["step"] + 1)
+    most = steps if here["open"] else scene.reveal
+    with st.container(horizontal=True, vertical_alignment="bottom", key="scrubber"):
+        st.button("Back", key="w_back", on_click=turn, args=(lesson, scene, -1), disabled=here["step"] == 0)
+        st.slider(
+            "Step", 1, steps, key=widget, on_change=turn, args=(lesson, scene), format=f"%d of {steps}",
+            label_visibility="collapsed",
+        )  # fmt: skip
+        st.button("Next", key="w_next", on_click=turn, args=(lesson, scene, 1), disabled=here["step"] >= most - 1, type="primary")
+
+
+def show(lesson: Lesson, scene: Scene) -> None:
+    """The step: its title, what it says, the picture."""
+    here = place(lesson)
+    step = scene.steps[here["step"]]
+    st.markdown(f"#### {here['step'] + 1}. {frame.text(step.title)}")
+    with st.container(key="says"):
+        st.markdown(step.says)
+    picture(step.picture, key="picture")
+    if not here["open"] and here["step"] == scene.reveal - 1:
+        st.caption("The next step waits for your answer.")
+
+
+def ask(lesson: Lesson, question: Question) -> None:
+    """The question, and what the answer given was worth."""
+    here = place(lesson)
+    widget = f"w_ask_{lesson.number}_{hash((question.ask, question.options))}"
+    with st.container(border=True, key="question"):
+        st.markdown("**Before you go on**" if not here["open"] else "**Question**")
+        st.radio(question.ask, question.options, index=here["told"], key=widget, on_change=answer, args=(lesson, question, widget))
+        told = here["told"]
+        if told is not None and told == question.answer:
+            st.success(f"Right. {question.why[told]}")
+        elif told is not None:
+            st.error(f"Not quite. {question.why[told]}")
+        if not here["open"]:
+            st.button("Show the rest", key="w_show", on_click=show_rest, args=(lesson,), type="tertiary")
+
+
+def words(lesson: Lesson) -> None:
+    """Code, new words, and where the same thing is in the explorer."""
+    with st.expander("Show me the PyTorch"):
+        st.code(lesson.code, language="python")
+    with st.expander("New words" if len(lesson.terms) > 1 else "New word"):
+        for term, meaning in lesson.terms:
+            st.markdown(f"**{term}**: {meaning}.")
+    target, label = lesson.link
+    st.page_link(PAGE.format(target), label=f"{label}, on the {target.capitalize()} page", query_params=settings.write(state.values()))
+    here = dict(place(lesson)["values"])
+    st.download_button(
+        "Download this lesson as one HTML page", lambda: export.page(lesson, learner(), here), file_name=export.file_name(lesson),
+        mime="text/html", on_click="ignore", icon=":material/download:", type="tertiary",
+    )  # fmt: skip
+
+
+@st.fragment
+def body(number: int) -> None:
+    """Everything that changes while the learner plays; the rest of the page stands still."""
+    lesson = LESSONS[number - 1]
+    here, who = place(lesson), learner()
+    try:
+        scene, question = lesson.scene(who, here["values"]), lesson.question(who, here["values"])
+    except PlannerError as error:
+        st.error(state.in_words(str(error)))
+        return
+    here["step"] = min(here["step"], len(scene.steps) - 1)
+    to_address(lesson)
+    with st.container(key="wide"):
+        left, right = st.columns([7, 5], gap="large")
+    with left:
+        scrubber(lesson, scene)
+        show(lesson, scene)
+    with right:
+        if scene.note:
+            st.info(scene.note)
+        for paragraph in lesson.text:
+            st.markdown(paragraph)
+        controls(lesson)
+        ask(lesson, question)
+        words(lesson)
+
+
+def page() -> None:
+    """The page."""
+    lesson = begin()
+    st.html(frame.CSS)
+    st.html(CSS)
+    rail(lesson)
+    for problem in st.session_state.pop("learn_problems", []):
+        st.warning(problem)
+    st.markdown(f"## {lesson.number}. {lesson.title}")
+    st.markdown(lesson.idea)
+    if lesson.uses_model:
+        sentence.sentence()
+    body(lesson.number)
+    if lesson.number < len(LESSONS):
+        st.button(f"Next lesson: {LESSONS[lesson.number].title}", key="w_onward", on_click=go, args=(lesson.number + 1,))
+
+
+page()

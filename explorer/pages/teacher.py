@@ -1,0 +1,51 @@
+"""For teachers: every lesson with what it shows, its question and the answer, its address, and files for slides."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from explorer import settings, state
+from explorer.components import frame
+from explorer.learn import export
+from explorer.learn.learner import Learner
+from explorer.learn.lesson import Lesson
+from explorer.learn.lessons import LESSONS
+
+
+def outline(lesson: Lesson, who: Learner) -> None:
+    """One lesson: steps, controls, question with answer, link."""
+    scene, question = lesson.scene(who, lesson.defaults()), lesson.question(who, lesson.defaults())
+    query = {**settings.write(state.values()), "lesson": str(lesson.number)}
+    st.page_link("explorer/pages/learn.py", label=f"**{lesson.number}. {lesson.title}**", query_params=query)
+    st.markdown(lesson.idea)
+    with st.expander("Steps, controls, question and answer"):
+        steps = "  \n".join(f"{i}. {frame.text(s.title)}" + (" (after the answer)" if i == scene.reveal + 1 else "") for i, s in enumerate(scene.steps, 1))
+        st.markdown(f"**Shows**  \n{steps}")
+        st.markdown("**To play with**: " + ", ".join(f"{c.label} ({len(c.options)} settings)" for c in lesson.controls) + ".")
+        st.markdown("**New words**: " + ", ".join(term for term, _ in lesson.terms) + ".")
+        st.markdown(f"**Question**: {question.ask}")
+        for i, (option, why) in enumerate(zip(question.options, question.why, strict=True)):
+            st.markdown(f"- {'**' + option + '** (right)' if i == question.answer else option}: {why}")
+
+
+def page() -> None:
+    """The page."""
+    state.begin("teacher")
+    st.html(frame.CSS)
+    st.markdown("## For teachers")
+    st.markdown(
+        "Thirteen lessons of five to ten minutes, in the order in which words are defined. Each has its own address; a link also keeps "
+        "model, cluster, step and controls, so that you can open a lesson in class where you want it. Answers below are for the first "
+        "setting of each lesson; they change with the controls, since every number is computed when it is shown."
+    )
+    request = state.request()
+    who = Learner(request, state.own_graph if request.model.startswith("own-") else None)
+    st.download_button(
+        "Download all lessons as HTML pages (zip)", lambda: export.all_pages(LESSONS, who), file_name="shardscope-lessons.zip",
+        mime="application/zip", on_click="ignore", icon=":material/download:",
+    )  # fmt: skip
+    for lesson in LESSONS:
+        outline(lesson, who)
+
+
+page()
