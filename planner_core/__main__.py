@@ -71,7 +71,7 @@ def _with_model(p: argparse.ArgumentParser) -> argparse.ArgumentParser:
     p.add_argument("model", help="zoo name, config.json (or its folder), path.py:callable, or .pt2 file")
     p.add_argument("--batch", type=int, help="samples per step, over all GPUs")
     p.add_argument("--seq", type=int, help="tokens per sample")
-    p.add_argument("--dtype", default="bfloat16")
+    p.add_argument("--dtype", help="bfloat16 | float16 | float32; default: the 16-bit type the GPU is fast in")
     p.add_argument("--layers", type=int, help="override the depth")
     p.add_argument("--json", action="store_true", help="one JSON object on stdout")
     return p

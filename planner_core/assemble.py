@@ -22,7 +22,7 @@ def assemble(problem: Problem, assignment: Assignment) -> dict[str, BlockPlan]:
     ways: dict[str, list[tuple[dict[str, int], list[str]]]] = {}
     for call, at in zip(graph.calls(), assignment.calls, strict=True):
         known = ways.setdefault(call.block, [])
-        match = next((prefixes for other, prefixes in known if other == at), None)
+        match = next((prefixes for other, prefixes in known if other is at or other == at), None)
         if match is None:
             known.append((at, [call.prefix]))
         else:

@@ -127,6 +127,8 @@ def _absorb_elementwise(block: Block, members: list[list[int]], home: dict[int, 
         mine, theirs = [_op(block, p) for p in members[g]], [_op(block, p) for p in members[h or 0]]
         if h is None or any(is_heavy(o) for o in (*mine, *theirs)) or any(_has_weight(block, o) for o in mine):
             continue
+        if any(_broadcasts(block, o, outs) for o in theirs):  # its gradient is a sum, which may have to be exchanged
+            continue
         members[h] = sorted(members[g] + members[h])
         members[g] = []
         home.update({o: h for o in outs})
@@ -134,6 +136,11 @@ def _absorb_elementwise(block: Block, members: list[list[int]], home: dict[int, 
             if g in u:
                 u.discard(g)
                 u.add(h)
+
+
+def _broadcasts(block: Block, op: Op, operands: set[int]) -> bool:
+    shape = block.values[op.outputs[0]].meta.shape
+    return any(block.values[v].meta.shape != shape for v in op.inputs if v in operands)
 
 
 def _op(block: Block, position: int) -> Op:

@@ -175,6 +175,15 @@ def _pairwise(link: AxisLink) -> Algorithm:
 
 
 @lru_cache(maxsize=1024)
+def volume_link(size: int) -> AxisLink:
+    """A link on which only volume counts: one byte costs the same on every axis, and no message waits.
+
+    What a planner that knows no topology believes (TAP); one GB/s, so that seconds read as gigabytes.
+    """
+    stage = Stage("volume", size, 1e9, 0.0)
+    return AxisLink(size, ("volume",), 1e9, 0.0, (size - 1) / size**2 / 1e9, (stage,), 0.0)
+
+
 def axis_links(cluster: Cluster, mesh: DeviceMesh) -> tuple[AxisLink, ...]:
     """One link per mesh axis; ranks are row-major, so the last axis is adjacent GPUs. Raises InputError on a wrong size."""
     if mesh.num_devices != cluster.num_gpus:

@@ -133,13 +133,16 @@ class Power:
 
 def times(a: Power, b: Power) -> Power:
     """First `a`, then `b`: cost[s, i, j] = min over k of a[s, i, k] + b[s, k, j]."""
-    shared, n, _ = a.cost.shape
-    best = np.full((shared, n, b.cost.shape[2]), np.inf)
+    if a.cost.shape[0] == 1:  # [i, j, k] at once, k innermost
+        through = a.cost[0][:, None, :] + np.ascontiguousarray(b.cost[0].T)[None, :, :]
+        middle = through.argmin(axis=2)
+        return Power(np.take_along_axis(through, middle[..., None], 2)[None, ..., 0], a, b, middle[None])
+    best = np.full((*a.cost.shape[:2], b.cost.shape[2]), np.inf)
     middle = np.zeros(best.shape, dtype=np.int64)
     for k in range(a.cost.shape[2]):
-        through = a.cost[:, :, k, None] + b.cost[:, None, k, :]
-        better = through < best
-        np.copyto(best, through, where=better)
+        step = a.cost[:, :, k, None] + b.cost[:, None, k, :]
+        better = step < best
+        np.copyto(best, step, where=better)
         np.copyto(middle, k, where=better)
     return Power(best, a, b, middle)
 

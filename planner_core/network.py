@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -57,6 +58,11 @@ class Factor:
     vars: tuple[str, ...]
     cost: Floats
     allowed: Bools
+
+    @cached_property
+    def barrier(self) -> Floats:
+        """Zero where allowed, else infinite."""
+        return np.where(self.allowed, 0.0, np.inf)
 
 
 @dataclass

@@ -8,6 +8,7 @@ This is the one place that knows the order.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from planner_core import methods
 from planner_core.assemble import assemble
 from planner_core.candidates import Candidates, matrices, score
 from planner_core.cluster import Cluster, load_cluster
+from planner_core.collectives import volume_link
 from planner_core.coarsen import CoarseGraph, coarsen
 from planner_core.errors import InputError, NoPlanFits
 from planner_core.graph import Block, Graph, Op, TensorMeta
@@ -26,7 +28,7 @@ from planner_core.mesh import DeviceMesh, axis_names, parse_mesh
 from planner_core.plan import Plan
 from planner_core.price import price
 from planner_core.problem import Problem, Restriction, build_problem
-from planner_core.search import OBJECTIVES, Answer, least_memory, memory_of, search
+from planner_core.search import OBJECTIVES, Answer, memory_of, search
 from planner_core.strategy import BlockStrategies, block_strategies
 
 if TYPE_CHECKING:
@@ -50,7 +52,7 @@ class Request:
     mesh: str | None = None
     batch: int | None = None
     seq: int | None = None
-    dtype: str = "bfloat16"
+    dtype: str | None = None
     optimizer: str = "adamw"
     zero: int = 3
     recompute: str = "none"
@@ -86,7 +88,7 @@ class _Clock:
     """Seconds by pass."""
 
     def __init__(self) -> None:
-        self.seconds: dict[str, float] = dict.fromkeys(("capture", "coarsen", "fold", "network", "search"), 0.0)
+        self.seconds: dict[str, float] = dict.fromkeys(("capture", "coarsen", "fold", "network", "search", "baselines"), 0.0)
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
@@ -112,29 +114,33 @@ class Planner:
         """Bytes per GPU that a plan may take."""
         return float(self.cluster.gpu.memory_bytes)
 
-    def problem(self, mesh: DeviceMesh, restrict: Restriction | None = None, zero: int | None = None, cluster: Cluster | None = None) -> Problem:
-        """The folded cost network on one mesh."""
-        workload = self.workload if zero is None else replace(self.workload, zero=zero)
+    def problem(
+        self, mesh: DeviceMesh, restrict: Restriction | None = None, *, zero: int | None = None, uniform: bool = False, by_volume: bool = False
+    ) -> Problem:
+        """The folded cost network on one mesh; `by_volume` prices a byte alike on every axis."""
+        workload = self.workload if zero is None else replace(self.workload, zero=min(zero, self.workload.zero))
+        model = cost_model(self.cluster, mesh, workload)
+        if by_volume:
+            model = replace(model, links=tuple(volume_link(link.size) for link in model.links))
         with self.clock("network"):
-            return build_problem(self.coarse, self.strategies, cost_model(cluster or self.cluster, mesh, workload), restrict)
+            return build_problem(self.coarse, self.strategies, model, restrict, uniform)
 
     def solve(self, problem: Problem, objective: str, abandon_above: float = float("inf")) -> Answer:
-        """The best assignment within the memory, judged by the walked peak."""
-        budget = self.budget
+        """The best assignment within the memory."""
         with self.clock("search"):
-            answer = search(problem, objective=objective, budget=budget, abandon_above=abandon_above)
-        return answer
+            return search(problem, objective=objective, budget=self.budget, abandon_above=abandon_above)
 
     def plan(self, problem: Problem, answer: Answer, name: str, method: str, objective: str) -> Plan:
         """The answer as a plan."""
         assert answer.assignment is not None
         blocks = assemble(problem, answer.assignment)
-        cost = price(blocks, self.graph, problem.model)
-        w = problem.model.workload
+        model = cost_model(self.cluster, problem.model.mesh, problem.model.workload)  # the real links, whatever it was chosen by
+        cost = price(blocks, self.graph, model)
+        w = model.workload
         return Plan(
             name=name, method=method, objective=objective, optimal=answer.optimal, model=model_identity(self.graph),
             workload={"batch": w.batch, "seq": w.seq, "dtype": w.dtype, "optimizer": w.optimizer, "zero": w.zero, "recompute": w.recompute},
-            cluster=problem.model.cluster.to_json(), mesh=problem.model.mesh, blocks=blocks, cost=cost,
+            cluster=self.cluster.to_json(), mesh=model.mesh, blocks=blocks, cost=cost,
             fits=cost.memory_bytes["peak"] <= self.budget,
             notes=() if answer.optimal else (f"best found; the bound is {100 * answer.gap:.2g} % lower",),
         )  # fmt: skip
@@ -184,6 +190,8 @@ def prepare(request: Request, graph: Graph | None = None, say: Progress = lambda
         if not 0 < request.memory_gb < 1e6:
             raise InputError(f"--memory-gb {request.memory_gb} is not between 0 and 10^6; give e.g. --memory-gb 40")
         cluster = cluster.with_memory(int(request.memory_gb * 1e9))
+    request = replace(request, dtype=request.dtype or cluster.gpu.training_dtype)
+    assert request.dtype is not None
     Workload(request.batch or 1 if request.batch is None else request.batch, request.seq or 1 if request.seq is None else request.seq,
              request.dtype, request.optimizer, request.zero, request.recompute).check()  # fmt: skip
     if graph is None:
@@ -201,18 +209,18 @@ def open_model(request: Request, clock: _Clock | None = None) -> Graph:
     """The graph of a MODEL argument: a snapshot of the zoo where there is one, else a capture (which imports torch)."""
     from planner_core.models import ZOO, load_snapshot
 
-    clock = clock or _Clock()
-    if request.model in ZOO and request.dtype in SNAPSHOT_DTYPES:
+    clock, dtype = clock or _Clock(), request.dtype or SNAPSHOT_DTYPES[0]
+    if request.model in ZOO and dtype in SNAPSHOT_DTYPES:
         with clock("capture"):
             graph = load_snapshot(request.model, batch=request.batch, seq=request.seq, layers=request.layers)
-            return graph if request.dtype == SNAPSHOT_DTYPES[0] else with_dtype(graph, request.dtype)
+            return graph if dtype == SNAPSHOT_DTYPES[0] else with_dtype(graph, dtype)
     from planner_core.capture import capture_graph
 
     default = ZOO.get(request.model)
     batch = request.batch or (default.batch if default else DEFAULT_BATCH)
     seq = request.seq or (default.seq if default else DEFAULT_SEQ)
     with clock("capture"):
-        return capture_graph(request.model, batch=batch, seq=seq, dtype=request.dtype, layers=request.layers)
+        return capture_graph(request.model, batch=batch, seq=seq, dtype=dtype, layers=request.layers)
 
 
 def with_dtype(graph: Graph, dtype: str) -> Graph:
@@ -240,29 +248,38 @@ def meshes(request: Request, cluster: Cluster) -> list[DeviceMesh]:
 
 
 def choose(planner: Planner, options: Iterable[DeviceMesh], say: Progress = lambda text: None) -> Plan:
-    """The best plan over the meshes; raises NoPlanFits where an explicit budget is below every plan's need."""
-    objective = "communication" if planner.request.method == "tap" else planner.request.objective
+    """The best plan over the meshes by the request's method; raises NoPlanFits where an explicit budget is below every
+    plan's need."""
+    lens = methods.LENSES.get(planner.request.method)
+    objective = lens.objective if lens else planner.request.objective
     best: tuple[float, Problem, Answer] | None = None
-    least: tuple[float, Problem] | None = None
+    least: tuple[Answer, Problem] | None = None
     for mesh in options:
         say(f"search on {mesh}")
-        problem = planner.problem(mesh)
+        restrict = lens.restrict(planner.graph, mesh) if lens else None
+        if lens and restrict is None:
+            continue
+        problem = (
+            planner.problem(mesh, restrict, zero=lens.zero, uniform=lens.uniform, by_volume=lens.by_volume) if lens else planner.problem(mesh)
+        )
         answer = planner.solve(problem, objective, best[0] if best else float("inf"))
-        if answer.least_memory < (least[0] if least else float("inf")):
-            least = (answer.least_memory, problem)
+        if answer.least_memory < (least[0].least_memory if least else float("inf")):
+            least = (answer, problem)
         if answer.assignment is not None and (best is None or answer.value < best[0]):
             best = (answer.value, problem, answer)
     if best:
         return planner.plan(best[1], best[2], "best", planner.request.method, objective)
     if least is None:
         raise NoPlanFits("no plan of this model can run on these meshes; try another --mesh or --batch")
-    needs = f"the least memory that any plan needs is {least[0] / 1e9:.1f} GB per GPU, but there are {planner.budget / 1e9:.1f} GB"
+    least_bytes, smallest = least[0].least_memory, least[0].smallest
+    needs = f"the least memory that any plan needs is {least_bytes / 1e9:.1f} GB per GPU, but there are {planner.budget / 1e9:.1f} GB"
     if planner.request.memory_gb is not None:
-        raise NoPlanFits(f"no plan fits: {needs}; use more GPUs, a smaller --batch, --recompute full or --memory-gb {least[0] / 1e9:.0f}")
-    smallest = least_memory(least[1])
+        raise NoPlanFits(
+            f"no plan fits: {needs}; use more GPUs, a smaller --batch, --recompute full or --memory-gb {math.ceil(least_bytes / 1e9)}"
+        )
     assert smallest is not None
-    answer = Answer(smallest, 0.0, 0.0, least[0])
-    return replace(planner.plan(least[1], answer, "least memory", planner.request.method, objective), fits=False, notes=(f"does not fit: {needs}",))
+    plan = planner.plan(least[1], Answer(smallest, 0.0, 0.0, least_bytes), "least memory", planner.request.method, objective)
+    return replace(plan, fits=False, notes=(f"does not fit: {needs}",))
 
 
 def baselines(planner: Planner, options: Iterable[DeviceMesh]) -> list[Plan]:
@@ -276,7 +293,7 @@ def baselines(planner: Planner, options: Iterable[DeviceMesh]) -> list[Plan]:
             if restrict is None:
                 continue
             problem = planner.problem(mesh, restrict, zero=min(b.zero, 3))
-            with planner.clock("search"):
+            with planner.clock("baselines"):
                 answer = search(problem, objective="time")
             if answer.assignment is None:
                 continue
@@ -333,14 +350,20 @@ def compare_methods(request: Request, progress: Progress | None = None) -> Resul
     """Every method and baseline side by side: the `compare --json` object has the form of `plan --json`."""
     result = plan_model(request, progress=progress)
     say = progress or (lambda text: None)
+    planner = prepare(request, result.graph)
     extra = []
-    planner = prepare(replace(request, method="exact"), result.graph)
-    for objective in OBJECTIVES:
-        if objective == result.best.objective:
-            continue
-        say(f"least {objective}")
-        plan = choose(replace_request(planner, objective=objective), meshes(request, planner.cluster))
-        extra.append(replace(plan, name=f"least {objective}"))
+    for method in METHODS:
+        for objective in OBJECTIVES if method == "exact" else OBJECTIVES[:1]:
+            if (method, objective) == (request.method, request.objective):
+                continue
+            say(f"{method}, least {objective}")
+            one = replace_request(planner, method=method, objective=objective, memory_gb=None)
+            try:
+                plan = choose(one, meshes(request, planner.cluster))
+            except NoPlanFits:
+                continue
+            lens = methods.LENSES.get(method)
+            extra.append(replace(plan, name=lens.name.upper() if lens else f"least {objective}", notes=(lens.says,) if lens else plan.notes))
     return replace(result, plans=(*result.plans, *extra))
 
 

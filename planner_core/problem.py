@@ -9,6 +9,7 @@ The answer is the best state of every variable of every copy. Depth costs a few 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -77,6 +78,7 @@ class Problem:
     top: Compiled
     blocks: dict[str, Compiled]
     strategies: Mapping[str, BlockStrategies]
+    uniform: bool = False
     scopes: dict[int, tuple[str, ...]] = field(default_factory=dict)
 
     @property
@@ -86,9 +88,11 @@ class Problem:
 
 
 def build_problem(
-    coarse: CoarseGraph, strategies: Mapping[str, BlockStrategies], model: CostModel, restrict: Restriction | None = None
-) -> Problem:
-    """Networks of the top block and of every repeated block; `restrict` forbids states (see `methods`).
+    coarse: CoarseGraph, strategies: Mapping[str, BlockStrategies], model: CostModel, restrict: Restriction | None = None,
+    uniform: bool = False,
+) -> Problem:  # fmt: skip
+    """Networks of the top block and of every repeated block; `restrict` forbids states (see `methods`); `uniform` makes
+    all copies of a run pass on the stream in one state, and so run alike.
 
     `strategies` maps a block's name to its rows; the top block is "".
     """
@@ -115,7 +119,7 @@ def build_problem(
     _whole_results(coarse.top.block, top)
     if restrict:
         restrict.apply("", top)
-    problem = Problem(coarse, model, runs, Compiled(top, (), {}, [], []), blocks, strategies)
+    problem = Problem(coarse, model, runs, Compiled(top, (), {}, [], []), blocks, strategies, uniform)
     for k, run in enumerate(runs):
         problem.scopes[k] = _run_scope(graph.blocks[run.block], run)
     problem.top = _compile_top(problem, top)
@@ -247,7 +251,7 @@ class _Axes:
 def scalar(factors: Sequence[Factor], weights: Weights) -> list[Table]:
     """Tables of one number per entry: the weighted components, infinite where impossible."""
     w = np.asarray(weights)
-    return [(f.vars, np.where(f.allowed, np.tensordot(w, f.cost, axes=1), np.inf)) for f in factors]
+    return [(f.vars, (w @ f.cost.reshape(NUM_COMPONENTS, -1)).reshape(f.allowed.shape) + f.barrier) for f in factors]
 
 
 def solve(problem: Problem, weights: Sequence[Weights], switch: Mapping[int, int] | None = None) -> Assignment | None:
@@ -297,6 +301,9 @@ class _LazyRun:
             return
         self.pieces = [(_as_matrix(link, self.axes, self.compiled), _between(problem, self.run, w), n)
                        for link, w, n in ((links[0], weights[0], switch), (links[-1], weights[-1], count - switch)) if n]  # fmt: skip
+        if problem.uniform:
+            stay = np.where(np.eye(self.pieces[0][0].shape[1], dtype=bool), 0.0, np.inf)
+            self.pieces = [(matrix + stay, between, n) for matrix, between, n in self.pieces]
         self.cost = self._bounds()
         if len(self.cost) <= EAGER:
             for s in range(len(self.cost)):
@@ -361,10 +368,14 @@ class _LazyRun:
         both = _chain_states(self.axes, self.compiled)
         ends = [int(np.searchsorted(both, at[self.axes.entry])), int(np.searchsorted(both, at[self.axes.exit]))]
         states = [ends[0], *self.chains[s].path(0, *ends), ends[1]]
-        return [
-            _inside(self.compiled, link, {**at, self.axes.entry: int(both[i]), self.axes.exit: int(both[j])})
-            for link, i, j in zip(self.links, states, states[1:], strict=False)
-        ]
+        known: dict[tuple[int, int, int], dict[str, int]] = {}  # copies that run alike share one assignment
+        found = []
+        for link, i, j in zip(self.links, states, states[1:], strict=False):
+            key = (id(link), i, j)
+            if key not in known:
+                known[key] = _inside(self.compiled, link, {**at, self.axes.entry: int(both[i]), self.axes.exit: int(both[j])})
+            found.append(known[key])
+        return found
 
 
 def _axes(problem: Problem, run: Run) -> _Axes:
@@ -429,22 +440,21 @@ def _inside(compiled: Compiled, link: Elimination, at: Mapping[str, int]) -> dic
 def _finish(problem: Problem, top: Mapping[str, int], calls: list[dict[str, int]]) -> Assignment:
     full = {v: int(problem.top.alive[v][s]) for v, s in top.items()}
     totals = _total(problem.top.net, full)
-    seen: dict[tuple[str, tuple[tuple[str, int], ...]], Floats] = {}
+    weight: Weights = (0.0, 1.0, 0.0, 0.0)
     position = 0
     for run in problem.runs:
-        net = problem.blocks[run.block].net
-        for k in range(len(run.calls)):
-            mine = calls[position]
-            key = (run.block, tuple(sorted(mine.items())))
-            if key not in seen:
-                seen[key] = _total(net, mine)
-            totals = totals + seen[key]
-            if k + 1 < len(run.calls):
-                weight: Weights = (0.0, 1.0, 0.0, 0.0)
-                axes = _axes(problem, run)
-                both = _chain_states(axes, problem.blocks[run.block])
-                totals[MEMORY] += _between(problem, run, weight)[np.searchsorted(both, mine[axes.exit])]
-            position += 1
+        mine = calls[position : position + len(run.calls)]
+        position += len(run.calls)
+        alike = Counter(map(id, mine))
+        by_id = {id(at): at for at in mine}
+        for key, count in alike.items():
+            totals = totals + count * _total(problem.blocks[run.block].net, by_id[key])
+        if len(mine) > 1:  # what the next copy keeps of the tensor between two
+            axes = _axes(problem, run)
+            both = _chain_states(axes, problem.blocks[run.block])
+            between = _between(problem, run, weight)
+            for key, count in Counter(map(id, mine[:-1])).items():
+                totals[MEMORY] += count * between[np.searchsorted(both, by_id[key][axes.exit])]
     return Assignment(full, calls, totals)
 
 

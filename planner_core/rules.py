@@ -58,7 +58,7 @@ class Split:
 class Row:
     """One way to run an op along one mesh axis: (placement, gradient placement) of each operand and result.
 
-    `label` is "R" (whole), "P" (whole, Partial passes through) or the split dim's name.
+    `label` is "R" (whole), "P" (whole, Partial passes through), "G" (whole, a Partial gradient passes) or the split dim's name.
     """
 
     label: str
@@ -71,7 +71,7 @@ class Row:
     @property
     def splits_work(self) -> bool:
         """Whether each device does only its share."""
-        return self.label not in ("R", "P")
+        return self.label not in ("R", "P", "G")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +96,8 @@ def rows(op: Op, values: Sequence[Value]) -> tuple[Row, ...]:
     found += [_split_row(op, s, kinds, values) for s in rule.splits]
     if rule.linear and any(kinds[i].kind == "activation" for i in rule.linear):
         found.append(_partial_row(op, rule.linear, kinds, values))
+    if op.fn == "embedding" or not is_heavy(op):
+        found += _summed_later(op, rule, kinds, values)
     return tuple(found)
 
 
@@ -134,6 +136,14 @@ def _partial_row(op: Op, linear: tuple[int, ...], kinds: list[Value], values: Se
     # the product rule: a factor beside a Partial operand gets a Partial gradient
     inputs = tuple((P, R) if i in linear else (R, P if k.grad else R) for i, k in enumerate(kinds))
     return Row("P", inputs, tuple((P, R) for _ in op.outputs))
+
+
+def _summed_later(op: Op, rule: Rule, kinds: list[Value], values: Sequence[Value]) -> list[Row]:
+    """Whole, with a gradient that stays Partial: every backward is linear in it. So the gradient of a table of positions is
+    summed in the table's shape and not in that of what was made from it."""
+    if not rule.known or not rule.splits or not all(values[o].grad for o in op.outputs):
+        return []
+    return [Row("G", tuple((R, P if k.grad else R) for k in kinds), tuple((R, P) for _ in op.outputs))]
 
 
 def rule(*names: str) -> Callable[[RuleFn], RuleFn]:
@@ -335,7 +345,8 @@ def _keeps_equal_dims(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 
 HEAVY = frozenset(
     "linear addmm baddbmm matmul bmm mm rmatmul einsum embedding conv1d conv2d conv3d conv_transpose1d conv_transpose2d "
-    "scaled_dot_product_attention cross_entropy moe_experts batch_norm layer_norm rms_norm group_norm".split()
+    "scaled_dot_product_attention cross_entropy moe_experts batch_norm layer_norm rms_norm group_norm "
+    "selective_scan chunk_scan delta_rule wkv".split()
 )
 
 

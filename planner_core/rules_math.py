@@ -19,6 +19,7 @@ from planner_core.rules import (
     rule,
     split,
 )
+from planner_core.rules_scan import SCANS, scan_flops
 
 LINEAR_UNARY = ("neg", "to", "clone", "dropout", "contiguous", "real", "imag", "positive", "detach", "alias", "identity")
 UNARY = (
@@ -326,6 +327,8 @@ def forward_flops(op: Op, ins: Shapes, outs: Shapes) -> int:
         q, k, v = ins[:3]
         full = 2 * math.prod(q[:-1]) * k[-2] * (q[-1] + v[-1])
         return full // 2 if op.attrs.get("is_causal") else full
+    if fn in SCANS:
+        return scan_flops(op, ins, outs)
     if fn == "moe_experts":
         tokens, picks, (_, two_inner, hidden) = ins[0][0], ins[1][1], ins[3]
         return 2 * tokens * picks * (hidden * two_inner + hidden * two_inner // 2)

@@ -45,13 +45,15 @@ def value_of(a: Assignment, objective: str) -> float:
 
 @dataclass
 class Answer:
-    """The best assignment found, its value, and a bound that no assignment beats. None: nothing fits."""
+    """The best assignment found, its value, and a bound that no assignment beats. None: nothing fits, and `smallest` is
+    the assignment of least memory."""
 
     assignment: Assignment | None
     value: float
     bound: float
     least_memory: float
     solves: int = 0
+    smallest: Assignment | None = None
 
     @property
     def optimal(self) -> bool:
@@ -119,11 +121,11 @@ def search(
     if run.best is not None or run.bound > abandon_above:
         return run.answer(memory_of(free))
     small = least_memory(problem)
-    run.solves += 3
+    run.solves += 1
     assert small is not None
     least = memory_of(small)
     if least > budget:
-        return Answer(None, float("inf"), run.bound, least, run.solves)
+        return Answer(None, float("inf"), run.bound, least, run.solves, small)
     run.consider(small)
     for share in (1.0, 0.0) if free.totals[MEMORY] >= free.totals[ENDING] else (0.0, 1.0):
         run.share = share
@@ -133,9 +135,21 @@ def search(
 
 
 def least_memory(problem: Problem) -> Assignment | None:
-    """The assignment of least memory (of these the fastest, nearly)."""
-    found = [solve(problem, [(1e-9, share, 1e-12, 1 - share)]) for share in (1.0, 0.5, 0.0)]
-    return min((a for a in found if a is not None), key=memory_of, default=None)
+    """The assignment whose memory is least where it is most (of these the fastest, nearly).
+
+    The least at the end of forward is that, if it is no higher at the end of backward; and the other way round. Else
+    the best of these and of their mean stands in.
+    """
+    found: list[Assignment] = []
+    for share in (1.0, 0.0, 0.5):
+        a = solve(problem, [(1e-9, share, 1e-12, 1 - share)])
+        if a is None:
+            return None
+        found.append(a)
+        ends = float(a.totals[MEMORY]), float(a.totals[ENDING])
+        if (share == 1.0 and ends[0] >= ends[1]) or (share == 0.0 and ends[1] >= ends[0]):
+            return a
+    return min(found, key=memory_of)
 
 
 def _price_memory(run: _Search, fast: Assignment, small: Assignment, stop: Callable[[], bool]) -> None:

@@ -53,18 +53,30 @@ def block_strategies(coarse: CoarseBlock) -> BlockStrategies:
 def _agreeing(block: Block, ops: tuple[Op, ...], table: Mapping[str, tuple[Row, ...]]) -> tuple[tuple[Row, ...], ...]:
     """Depth-first over the ops in order, keeping what agrees on every tensor made inside."""
     found: list[tuple[Row, ...]] = []
-
-    def extend(chosen: tuple[Row, ...], made: dict[int, Pair]) -> None:
-        if len(chosen) == len(ops):
-            found.append(chosen)
-            return
-        op = ops[len(chosen)]
-        for row in table[op.name]:
-            pairs = zip(op.inputs, row.inputs, strict=True)
-            if all(i not in made or _agree(made[i], pair, block.values[i].grad) for i, pair in pairs):
-                extend((*chosen, row), {**made, **dict(zip(op.outputs, row.outputs, strict=True))})
-
-    extend((), {})
+    chosen: list[Row] = []
+    before: list[dict[int, Pair | None]] = []  # what each chosen row overwrote in `made`
+    made: dict[int, Pair] = {}
+    left = [iter(table[ops[0].name])]
+    while left:
+        op = ops[len(left) - 1]
+        if len(chosen) == len(left):  # the last row tried here has been followed to its end
+            chosen.pop()
+            for o, pair in before.pop().items():
+                if pair is None:
+                    del made[o]
+                else:
+                    made[o] = pair
+        row = next(left[-1], None)
+        if row is None:
+            left.pop()
+        elif all(i not in made or _agree(made[i], p, block.values[i].grad) for i, p in zip(op.inputs, row.inputs, strict=True)):
+            chosen.append(row)
+            before.append({o: made.get(o) for o in op.outputs})
+            made.update(zip(op.outputs, row.outputs, strict=True))
+            if len(chosen) == len(ops):
+                found.append(tuple(chosen))
+            else:
+                left.append(iter(table[ops[len(chosen)].name]))
     return tuple(found)
 
 

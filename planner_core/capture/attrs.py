@@ -87,7 +87,10 @@ def _bind(fn: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
     table = _NAMES.get(fn, _NAMES.get(fn.rstrip("_"), "")).split()
     if not table and inspect.isfunction(func):
         try:
-            return dict(inspect.signature(func).bind(*args, **kwargs).arguments)
+            signature = inspect.signature(func)
+            bound = dict(signature.bind(*args, **kwargs).arguments)
+            rest = [n for n, p in signature.parameters.items() if p.kind is p.VAR_KEYWORD]
+            return {k: v for n, a in bound.items() for k, v in (a.items() if n in rest else [(n, a)])}
         except (TypeError, ValueError):
             pass
     bound = {table[i] if i < len(table) else f"arg{i}": a for i, a in enumerate(args)}

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from planner_core import moe
+from planner_core import moe, scans
 from planner_core.errors import CaptureError, InputError
 
 DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers", "encoder_layers", "decoder_layers",
@@ -25,6 +25,8 @@ DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder
 _NOT_FIELDS = ("model_type", "auto_map", "_name_or_path", "dtype", "torch_dtype", "transformers_version")
 _MAPPINGS = ("CAUSAL_LM", "SEQ_TO_SEQ_CAUSAL_LM", "MASKED_LM", "IMAGE_CLASSIFICATION", "SPEECH_SEQ_2_SEQ", "CTC",
              "IMAGE_TEXT_TO_TEXT", "AUDIO_CLASSIFICATION", "PRETRAINING")  # fmt: skip
+_HEAD_SIZES = ("head_dim", "qk_head_dim", "qk_rope_head_dim", "attention_head_dim", "d_kv", "kv_channels", "partial_rotary_factor",
+               "head_size", "attention_hidden_size", "mamba_headdim")  # fmt: skip
 _SIZED = ("num_", "n_", "d_", "hidden_size", "intermediate_size", "vocab_size", "max_position")
 
 
@@ -39,6 +41,7 @@ def build(
         data = {**config, **({k: layers for k in DEPTHS if k in config} if layers else {})}
         parsed = read_config(data)
         cls = model_class(parsed, data)
+        parsed = own_config(parsed, cls)
         without_dropout(parsed)
         try:
             with torch.device("meta"):
@@ -48,6 +51,7 @@ def build(
         except Exception as error:
             reason = f"{type(error).__name__}: {_line(error)}"
             raise CaptureError(f"{cls.__name__} cannot be built from this config: {reason}") from error
+        scans.register()
         del transformers
     return model.train(), parsed, data
 
@@ -112,12 +116,23 @@ def _check_ratios(data: Mapping[str, Any]) -> None:
     if isinstance(experts, int) and isinstance(chosen, int) and chosen > experts:
         raise InputError(f"num_experts_per_tok is {chosen}, more than the {experts} experts there are")
     width, heads = data.get("hidden_size"), data.get("num_attention_heads")
-    if not isinstance(width, int) or not isinstance(heads, int) or data.get("head_dim"):
+    if not isinstance(width, int) or not isinstance(heads, int) or any(data.get(k) for k in _HEAD_SIZES):
         return
-    if heads == 0 or width % heads:
+    if heads == 0 or (width % heads and not _by_default(data)):
         raise InputError(
             f"hidden_size {width} is not divisible by num_attention_heads {heads}; give head_dim or change one of them"
         )
+
+
+def _by_default(data: Mapping[str, Any]) -> bool:
+    """Whether width and heads are what the model type itself starts from: then they are no mistake."""
+    from transformers import CONFIG_MAPPING
+
+    try:
+        own = CONFIG_MAPPING[str(data.get("model_type"))]()
+    except Exception:
+        return False
+    return all(getattr(own, n, None) == data.get(n) for n in ("hidden_size", "num_attention_heads"))
 
 
 def model_class(config: Any, data: Mapping[str, Any]) -> Any:
@@ -159,6 +174,15 @@ def without_dropout(config: Any) -> None:
         config.use_cache = False
     if getattr(config, "is_encoder_decoder", False) and getattr(config, "decoder_start_token_id", None) is None:
         config.decoder_start_token_id = getattr(config, "pad_token_id", None) or 0
+
+
+def own_config(config: Any, cls: Any) -> Any:
+    """The part of a composite config that a class of one of its halves takes (as AutoModelForCausalLM does)."""
+    wanted = getattr(cls, "config_class", None)
+    for name, part in (getattr(config, "sub_configs", None) or {}).items():
+        if part is wanted and not isinstance(config, wanted) and getattr(config, name, None) is not None:
+            return getattr(config, name)
+    return config
 
 
 def training_inputs(model: nn.Module, config: Any, batch: int, seq: int, dtype: str) -> dict[str, torch.Tensor]:

@@ -42,6 +42,10 @@ def apply(model: nn.Module, plan: Mapping[str, Any], mesh: DeviceMesh, *, init: 
         finally:
             inside = False
 
+    def stay(*args: Any, **kwargs: Any) -> Any:
+        raise PlanMismatch("a model under a plan cannot be moved or cast, which would drop its gradient sums; do it before apply")
+
+    model._apply = stay
     model.forward = forward  # type: ignore[method-assign]
     return steering
 

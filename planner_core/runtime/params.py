@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from planner_core.runtime.moves import move, place
 from planner_core.runtime.reading import Edge, Row, Step, Stored
@@ -92,7 +92,7 @@ class Parameters:
     def regathered(self, operands: Sequence[torch.Tensor], local: Sequence[torch.Tensor], row: Row) -> Iterator[None]:
         """Of weights gathered for this op autograd keeps only the way to gather them again."""
         gathered = {
-            whole.untyped_storage()._cdata: (param, edge)
+            whole.untyped_storage()._cdata: _Gathered(param, edge, self.mesh)
             for param, whole, edge in zip(operands, local, row.inputs, strict=True)
             if param in self and _gathers(edge) and whole.requires_grad
         }
@@ -102,22 +102,41 @@ class Parameters:
 
         def pack(tensor: torch.Tensor) -> object:
             found = gathered.get(tensor.untyped_storage()._cdata)
-            if found is None:
-                return tensor
-            return (*found, tensor.shape, tensor.stride(), tensor.storage_offset())
+            return tensor if found is None else found.leave(tensor)
 
         def unpack(kept: object) -> torch.Tensor:
-            if isinstance(kept, torch.Tensor):
-                return kept
-            assert isinstance(kept, tuple)
-            param, edge, shape, stride, offset = kept
-            with torch.no_grad():
-                return move(param.to_local(), edge.forward, self.mesh, edge.segments).as_strided(shape, stride, offset)
+            return kept if isinstance(kept, torch.Tensor) else kept()  # type: ignore[operator, no-any-return]
 
         with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
             yield
 
 
-def _gathers(edge: Edge) -> bool:
-    return any(isinstance(s.src, Shard) and isinstance(s.dst, Replicate) for s in edge.forward)
+class _Gathered:
+    """A weight that an op has gathered. Saved views of it are left out, and found again in one gathering for all."""
 
+    def __init__(self, param: torch.Tensor, edge: Edge, mesh: DeviceMesh) -> None:
+        self.param, self.edge, self.mesh = param, edge, mesh
+        self.num_left = self.num_taken = 0
+        self.whole: torch.Tensor | None = None
+
+    def leave(self, view: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """What gives the view back."""
+        self.num_left += 1
+        shape, stride, offset = view.shape, view.stride(), view.storage_offset()
+        return lambda: self._take().as_strided(shape, stride, offset)
+
+    @torch.no_grad()
+    def _take(self) -> torch.Tensor:
+        whole = self.whole
+        if whole is None:
+            assert isinstance(self.param, DTensor)
+            whole = move(self.param.to_local(), self.edge.forward, self.mesh, self.edge.segments)
+        self.num_taken += 1
+        # kept until the last view has been asked for
+        self.whole = whole if self.num_taken % self.num_left else None
+        return whole
+
+
+def _gathers(edge: Edge) -> bool:
+    """Whether a collective brings the weight (some networks sum padded shards faster than they gather them)."""
+    return any(not isinstance(s.src, Replicate) and not isinstance(s.dst, Partial) for s in edge.forward)

@@ -18,11 +18,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
 
-from planner_core import sites
 from planner_core.runtime.local_ops import Call, attention, on_meta, run_local
 from planner_core.runtime.moves import deliver, place
 from planner_core.runtime.params import Parameters
 from planner_core.runtime.reading import Edge, Placements, PlanMismatch, Row, block_prefixes, read_rows
+from planner_core.sites import DROPOUTS, Frame, Scopes, canonical, is_inplace, outputs, tensors
 
 
 class Steered(torch.Tensor):
@@ -34,7 +34,9 @@ class Steered(torch.Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @staticmethod
-    def __new__(cls, local: torch.Tensor, like: torch.Tensor, placements: Placements, mesh: DeviceMesh) -> Self:
+    def __new__(  # noqa: D102
+        cls, local: torch.Tensor, like: torch.Tensor, placements: Placements, mesh: DeviceMesh
+    ) -> Self:
         device = mesh.device_type if local.is_meta else local.device
         whole: Self = torch.Tensor._make_wrapper_subclass(
             cls, like.shape, strides=like.stride(), dtype=local.dtype, device=device
@@ -64,7 +66,7 @@ class Steering(TorchFunctionMode):
         self.rows = read_rows(plan)
         self.seen: dict[Any, tuple[list[torch.Tensor], int | None]] = {}
         self.recompute = set(block_prefixes(plan)) if plan["workload"].get("recompute") == "full" else set()
-        self.scopes = sites.Scopes(model, self._module_call)
+        self.scopes = Scopes(model, self._module_call)
         self.active = False
         self.inferring = False  # whole tensors on meta are in use, which are no memory of this rank
         self._recomputed = False
@@ -72,7 +74,7 @@ class Steering(TorchFunctionMode):
     # --- running --------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def running(self) -> Iterator[sites.Scopes]:
+    def running(self) -> Iterator[Scopes]:
         """Model calls in here run under the plan; also what follows them, in `scopes.named("loss")`."""
         if self.active:
             yield self.scopes
@@ -93,14 +95,14 @@ class Steering(TorchFunctionMode):
         finally:
             self.params.sync_gradients = True
 
-    def _module_call(self, frame: sites.Frame, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _module_call(self, frame: Frame, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if frame.scope not in self.recompute or not torch.is_grad_enabled():
             return call(*args, **kwargs)
         from torch.utils.checkpoint import checkpoint
 
         def again(*inputs: Any, **named: Any) -> Any:
             with self.running():
-                self.scopes.frames.append(sites.Frame(frame.module, frame.path, frame.scope))
+                self.scopes.frames.append(Frame(frame.module, frame.path, frame.scope))
                 self._recomputed = True
                 try:
                     return call(*inputs, **named)
@@ -116,11 +118,11 @@ class Steering(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is torch.Tensor.__iter__:
             return iter(self.__torch_function__(torch.Tensor.unbind, types, args, kwargs))
-        fn = sites.canonical(func, kwargs)
-        operands = sites.tensors((args, kwargs))
+        fn = canonical(func, kwargs)
+        operands = tensors((args, kwargs))
         if fn is None or not any(isinstance(t, Steered) or t in self.params for t in operands):
             return func(*args, **kwargs)
-        if fn in sites.DROPOUTS:
+        if fn in DROPOUTS:
             kwargs = {**kwargs, "p": 0.0} if "p" in kwargs else kwargs
         whole, unchanged = self._whole_results(fn, func, args, kwargs)
         if unchanged is not None:
@@ -146,7 +148,7 @@ class Steering(TorchFunctionMode):
         kept = contextlib.nullcontext() if self._recomputed else self.params.regathered(operands, local, row)
         with kept:
             out = self._call(site, fn, func, args, kwargs, row, local, whole)
-        if sites.is_inplace(fn):
+        if is_inplace(fn):
             return self._rewrite(site, args[0], out, row.outputs[0])
         made = iter(zip(row.outputs, whole, strict=True))
         return _replaced(out, lambda t: self._hand_out(t, *next(made)))
@@ -157,7 +159,7 @@ class Steering(TorchFunctionMode):
     ) -> Any:  # fmt: skip
         taken = iter(local)
         args, kwargs = _replaced((args, kwargs), lambda _: next(taken))
-        if sites.is_inplace(fn):
+        if is_inplace(fn):
             fn, func, args, kwargs = _out_of_place(fn, func, args, kwargs)
         try:
             return run_local(Call(fn, func, args, kwargs, row, [tuple(t.shape) for t in whole], self.mesh))
@@ -202,16 +204,16 @@ class Steering(TorchFunctionMode):
 
 def _infer(fn: str, func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[list[torch.Tensor], int | None]:
     meta_args, meta_kwargs = on_meta(_replaced((args, kwargs), _meta))
-    operands = sites.tensors((meta_args, meta_kwargs))
+    operands = tensors((meta_args, meta_kwargs))
     with torch.no_grad():
         out = (attention if fn == "scaled_dot_product_attention" else func)(*meta_args, **meta_kwargs)
-    if sites.is_inplace(fn):
+    if is_inplace(fn):
         return [operands[0]], None
     if fn != "contiguous":
         unchanged = [i for i, t in enumerate(operands) if out is t]
         if unchanged:
             return [], unchanged[0]
-    return sites.outputs(fn, () if fn == "contiguous" else meta_args, out), None
+    return outputs(fn, () if fn == "contiguous" else meta_args, out), None
 
 
 def _meta(tensor: torch.Tensor) -> torch.Tensor:
@@ -231,12 +233,14 @@ def _signature(tree: Any) -> Any:
 
 
 def _replaced(tree: Any, change: Callable[[torch.Tensor], Any]) -> Any:
-    """The same nested arguments with every tensor replaced, in the order of `sites.tensors`."""
+    """The same nested arguments with every tensor replaced, in the order of `tensors`."""
     if isinstance(tree, torch.Tensor):
         return change(tree)
     if isinstance(tree, (tuple, list)):
         items = [_replaced(item, change) for item in tree]
-        return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items) if type(tree) in (tuple, list) else tuple(items)
+        if hasattr(tree, "_fields"):
+            return type(tree)(*items)
+        return items if isinstance(tree, list) else tuple(items)
     if isinstance(tree, dict):
         return {name: _replaced(item, change) for name, item in tree.items()}
     if isinstance(tree, slice):

@@ -123,7 +123,8 @@ def compare(plan: Mapping[str, Any], seed: int, dtype: str) -> dict[str, Any]:
     after = {n: steering.params.full(p) for n, p in model.named_parameters()}
     param = _worst(after, {n: p.detach() for n, p in whole.named_parameters()}, LEARNING_RATE)
     return {
-        "dtype": dtype, "loss": (float(single.detach()), float(loss.detach())), "grad": gradient, "param": param, "collectives": counted.table(),
+        "dtype": dtype, "loss": (float(single.detach()), float(loss.detach())), "grad": gradient, "param": param,
+        "collectives": counted.table(),
         "by_axis": [[*key, *row] for key, row in sorted(counted.rows.items())],
     }  # fmt: skip
 

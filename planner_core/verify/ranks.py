@@ -32,7 +32,8 @@ def run_ranks(
     """
     with tempfile.TemporaryDirectory(prefix="shardscope-") as folder:
         context = mp.get_context("spawn")
-        ranks = [context.Process(target=_rank, args=(folder, r, num_ranks, backend, work, args), daemon=True) for r in range(num_ranks)]
+        jobs = [(folder, r, num_ranks, backend, work, args) for r in range(num_ranks)]
+        ranks = [context.Process(target=_rank, args=job, daemon=True) for job in jobs]
         try:
             for process in ranks:
                 process.start()

@@ -63,7 +63,8 @@ def _stored(param: ParamPlan) -> State:
 def _site(where: str, block: Block, op: Op, bp: BlockPlan, plan: Plan, delivered: dict[int, State]) -> Iterator[str]:
     site, name = bp.sites[op.name], f"{where}: {op.name}"
     if (len(site.inputs), len(site.outputs)) != (len(op.inputs), len(op.outputs)):
-        yield f"{name} has {len(op.inputs)} operands and {len(op.outputs)} results, the plan {len(site.inputs)} and {len(site.outputs)}"
+        have, want = (len(op.inputs), len(op.outputs)), (len(site.inputs), len(site.outputs))
+        yield f"{name} has {have[0]} operands and {have[1]} results, the plan {want[0]} and {want[1]}"
         return
     for v, edge in zip(op.inputs, site.inputs, strict=True):
         value = block.values[v]

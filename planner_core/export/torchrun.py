@@ -1,0 +1,84 @@
+"""A training script that needs PyTorch and transformers, and nothing of ours: the runtime's own files as text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import planner_core
+from planner_core.capture.hf import build, training_inputs
+from planner_core.errors import InputError
+from planner_core.export.inline import inline
+from planner_core.plan import Plan, placements_by_pattern, to_json
+from planner_core.retarget import shrink
+
+ROOT = Path(planner_core.__path__[0])
+MODULES = ("sites", "moe", "runtime/reading", "runtime/moves", "runtime/local_ops", "runtime/params", "runtime/steering",
+           "runtime/apply", "runtime/initial", "runtime/traffic", "runtime/train")  # fmt: skip
+BATCH, SEQ = 5, 19  # sizes that no config has, to see where batch and sequence length stand in the inputs
+
+
+def torchrun_script(plan: Plan) -> str:
+    """The script's source; raises InputError for a model that it could not build by itself."""
+    config = plan.model.get("config") or {}
+    if "callable" in config:
+        raise InputError(
+            f"{plan.model['name']} comes from {config['callable']}, which a script of its own cannot hold; "
+            "import planner_core.runtime.apply in your trainer instead"
+        )
+    experts = any(site.rpartition("/")[2].startswith("moe_experts") for b in plan.blocks.values() for site in b.sites)
+    files = [ROOT / f"{name}.py" for name in MODULES if name != "moe" or experts]
+    start = "    register()  # a layer of experts runs as one call\n" if experts else ""
+    parts = [
+        _head(plan), "from __future__ import annotations\n\n", inline(files, "planner_core"), "\n\n",
+        _data("MODEL", model_spec(config, experts)), _data("PLAN", to_json(plan)),
+        f'if __name__ == "__main__":\n{start}    train(PLAN, MODEL)\n',
+    ]  # fmt: skip
+    return "".join(parts)
+
+
+def model_spec(config: Mapping[str, Any], experts: bool = False) -> dict[str, Any]:
+    """What builds the model: its class, config and inputs, at full size and tiny."""
+    scales = {"full": dict(config), "tiny": shrink(config)}
+    found: dict[str, Any] = {}
+    for scale, data in scales.items():
+        module, parsed, used = build(data, "float32")
+        text = parsed.get_text_config() if hasattr(parsed, "get_text_config") else parsed
+        inputs = {}
+        for name, value in training_inputs(module, parsed, BATCH, SEQ, "float32").items():
+            shape = [{BATCH: "batch", SEQ: "seq"}.get(d, d) for d in value.shape]
+            high = getattr(text, "vocab_size", None) if value.dim() > 1 else getattr(parsed, "num_labels", None)
+            inputs[name] = [shape, "float" if value.is_floating_point() else "int", int(high or 2)]
+        found[scale] = {"config": used, "inputs": inputs}
+        found["class"] = type(module).__name__
+        attention = getattr(parsed, "_attn_implementation", None) or "eager"
+        found["options"] = {"attn_implementation": attention, **({"experts_implementation": "shardscope"} if experts else {})}
+    return found
+
+
+def _data(name: str, value: Any) -> str:
+    text = json.dumps(value, separators=(",", ":"))
+    assert '"""' not in text
+    rows = text.replace('},"', '},\n"').replace('],"', '],\n"').replace("\\", "\\\\")
+    return f'{name} = json.loads("""{rows}""")\n\n'
+
+
+def _head(plan: Plan) -> str:
+    n = plan.mesh.num_devices
+    rows = [f"    {name:60} {', '.join(p)}" for name, p in placements_by_pattern(plan).items()]
+    traffic = [
+        f"    {phase:10} {kind:15} {row['count']:6} x {row['bytes']:>18,} bytes"
+        for phase, kinds in plan.cost.collectives().items() for kind, row in kinds.items() if row["count"]
+    ]  # fmt: skip
+    peak = plan.cost.memory_bytes.get("peak", 0) / 2**30
+    lines = [
+        f'"""Train {plan.model["name"]} under the plan "{plan.name}" on a mesh of {plan.mesh}. Written by Shardscope.', "",
+        f"    torchrun --nproc-per-node {min(n, 8)} --nnodes {max(1, n // 8)} FILE --steps 100",
+        "    torchrun --nproc-per-node 4 FILE --scale tiny --batch 8 --seq 32 --dtype float32     # no GPU needed", "",
+        "Needs torch and transformers. Weights are split (S) or replicated (R) on each mesh axis:", "", *rows, "",
+        f"Predicted for one step of one GPU: {peak:.2f} GiB at the peak, and these collectives (print them with --count):", "",
+        *traffic, '"""', "", "",
+    ]  # fmt: skip
+    return "\n".join(lines)

@@ -1,0 +1,124 @@
+"""State-space scans and linear attention as one torch function each. Imports torch and nothing of ours.
+
+On a GPU transformers calls fused kernels for these; where their packages are missing it falls back to loops over the
+sequence. `register` puts one function in place of each such fallback, so that capture and a running model see one
+call. On real tensors the fallback itself is run.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.overrides import handle_torch_function, has_torch_function
+
+Plain = Callable[..., Any]
+Maybe = torch.Tensor | None
+CHUNK = 64
+"""Tokens between two states that a chunked kernel keeps."""
+
+
+def selective_scan(
+    hidden_states: torch.Tensor, dt: torch.Tensor, A: torch.Tensor, B: torch.Tensor, C: torch.Tensor,  # noqa: N803
+    D: Maybe = None, z: Maybe = None, delta_bias: Maybe = None, *, plain: Plain, **options: Any,  # noqa: N803
+) -> Any:  # fmt: skip
+    """Mamba: states [d, n] per sample. hidden, dt, z [b, d, s]; A [d, n]; B, C [b, n, s]; D, delta_bias [d] -> [b, d, s]."""
+    given = (hidden_states, dt, A, B, C, D, z, delta_bias)
+    states = (hidden_states.shape[0], A.shape[0], -(-hidden_states.shape[2] // 2048), 2 * A.shape[1])
+    return _run(selective_scan, given, plain, options, hidden_states.shape, states)
+
+
+def chunk_scan(
+    hidden_states: torch.Tensor, dt: torch.Tensor, A: torch.Tensor, B: torch.Tensor, C: torch.Tensor,  # noqa: N803
+    chunk_size: int = 256, D: Maybe = None, dt_bias: Maybe = None, *, plain: Plain, **options: Any,  # noqa: N803
+) -> Any:  # fmt: skip
+    """Mamba-2: hidden [b, s, h, p]; dt [b, s, h]; A, D, dt_bias [h]; B, C [b, s, g, n], g groups of heads -> [b, s, h, p]."""
+    given = (hidden_states, dt, A, B, C, chunk_size, D, dt_bias)
+    kept = (*dt.shape[:1], dt.shape[2], dt.shape[1])  # cumulated decays; chunk states are computed again
+    return _run(chunk_scan, given, plain, options, hidden_states.shape, kept)
+
+
+def delta_rule(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, *, plain: Plain, **options: Any
+) -> Any:
+    """Gated delta rule and Kimi delta attention: query, key [b, s, h, k]; value [b, s, h, v]; g [b, s, h(, k)]; beta [b, s, h].
+
+    Returns ([b, s, h, v], None).
+    """
+    given = (query, key, value, g, beta)
+    return _run(delta_rule, given, plain, options, value.shape, (*value.shape[:3], CHUNK), pair=True)
+
+
+def wkv(time_decay: torch.Tensor, time_first: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, plain: Plain, **options: Any) -> Any:
+    """RWKV: decay and first [d]; key, value [b, s, d] -> ([b, s, d], None)."""
+    return _run(wkv, (time_decay, time_first, key, value), plain, options, key.shape, key.shape, pair=True)
+
+
+def _run(
+    fn: Plain, given: tuple[Any, ...], plain: Plain, options: dict[str, Any], out: Sequence[int], kept: Sequence[int], pair: bool = False
+) -> Any:
+    operands = tuple(t for t in given if isinstance(t, torch.Tensor))
+    if has_torch_function(operands):
+        return handle_torch_function(fn, operands, *given, plain=plain, **options)
+    if not operands[0].is_meta and type(operands[0]).__name__ != "FakeTensor":
+        names = list(inspect.signature(fn).parameters)
+        return plain(**dict(zip(names, given, strict=False)), **options)
+    like = next(t for t in operands if tuple(t.shape) == tuple(out))
+    made = _Fused.apply(like.dtype, tuple(out), tuple(kept), *operands)  # type: ignore[no-untyped-call]
+    return (made, None) if pair else made
+
+
+class _Fused(torch.autograd.Function):
+    """Shape of the result, and what the kernel keeps for backward: its operands and the states (or decays) between chunks."""
+
+    _shardscope = True
+
+    @staticmethod
+    def forward(ctx: Any, dtype: torch.dtype, out: tuple[int, ...], kept: tuple[int, ...], *operands: torch.Tensor) -> torch.Tensor:
+        """Kept states are float32."""
+        ctx.save_for_backward(*operands, operands[0].new_empty(kept, dtype=torch.float32))
+        return operands[0].new_empty(out, dtype=dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        """Gradients have the shapes of what they belong to."""
+        return (None, None, None, *(torch.empty_like(t) for t in ctx.saved_tensors[:-1]))
+
+
+FALLBACKS = {
+    "mamba_selective_scan": selective_scan, "mamba2_chunk_scan": chunk_scan, "torch_chunk_gated_delta_rule": delta_rule,
+    "chunk_kimi_delta_attention": delta_rule, "rwkv_linear_attention": wkv,
+}  # fmt: skip
+"""Names of transformers' fallbacks, and what takes their place."""
+_STATES = ("state", "initial_state", "initial_states")
+_RETURNED = ("return_last_state", "return_final_states", "output_final_state", "return_state")
+
+
+def register() -> None:
+    """Put our functions in place of the fallbacks in every model file of transformers that has been imported."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("transformers.models.") and ".modeling_" in name:
+            for fallback, fused in FALLBACKS.items():
+                plain = module.__dict__.get(fallback)
+                if plain is not None and not hasattr(plain, "_shardscope"):
+                    setattr(module, fallback, _instead(plain, fused))
+
+
+def _instead(plain: Plain, fused: Plain) -> Plain:
+    """`fused` where no state is carried over, else the fallback."""
+    names = inspect.signature(fused).parameters
+    known = set(inspect.signature(plain).parameters)
+
+    @functools.wraps(plain)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if any(kwargs.get(n) is not None for n in _STATES) or any(kwargs.get(n) for n in _RETURNED):
+            return plain(*args, **kwargs)
+        kwargs = {k: v for k, v in kwargs.items() if k in names or (k in known and v is not None)}
+        return fused(*args, **kwargs, plain=plain)
+
+    call._shardscope = True  # type: ignore[attr-defined]
+    return call
