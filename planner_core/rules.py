@@ -265,7 +265,9 @@ def _expand(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     rank = len(outs[0])
     rest: list[DimOf] = [None] * (len(ins) - 1)
     return Rule(
-        tuple(split(f"d{d}", [aligned(ins[0], rank, d), *rest], [d], outs[0][d]) for d in range(rank) if outs[0][d] > 1),
+        tuple(
+            split(f"d{d}", [aligned(ins[0], rank, d), *rest], [d], outs[0][d]) for d in range(rank) if outs[0][d] > 1
+        ),
         linear=(0,),
     )
 
@@ -329,7 +331,11 @@ def _getitem(op: Op, ins: Shapes, outs: Shapes) -> Rule:
         if kind == "slice" and ins[0][i] == outs[0][j] > 1:
             found.append(split(f"d{i}", [i], [j], ins[0][i]))
         i, j = i + 1, j + (kind == "slice")
-    found += [split(f"d{a}", [a], [b], ins[0][a]) for a, b in zip(range(i, len(ins[0])), range(j, len(outs[0])), strict=False) if ins[0][a] > 1]
+    found += [
+        split(f"d{a}", [a], [b], ins[0][a])
+        for a, b in zip(range(i, len(ins[0])), range(j, len(outs[0])), strict=False)
+        if ins[0][a] > 1
+    ]
     return Rule(tuple(found), linear=(0,))
 
 
@@ -344,9 +350,7 @@ def _keeps_equal_dims(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 
 
 HEAVY = frozenset(
-    "linear addmm baddbmm matmul bmm mm rmatmul einsum embedding conv1d conv2d conv3d conv_transpose1d conv_transpose2d "
-    "scaled_dot_product_attention cross_entropy moe_experts batch_norm layer_norm rms_norm group_norm "
-    "selective_scan chunk_scan delta_rule wkv".split()
+    ["linear", "addmm", "baddbmm", "matmul", "bmm", "mm", "rmatmul", "einsum", "embedding", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "scaled_dot_product_attention", "cross_entropy", "moe_experts", "batch_norm", "layer_norm", "rms_norm", "group_norm", "selective_scan", "chunk_scan", "delta_rule", "wkv"]
 )
 
 

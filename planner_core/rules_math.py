@@ -21,7 +21,19 @@ from planner_core.rules import (
 )
 from planner_core.rules_scan import SCANS, scan_flops
 
-LINEAR_UNARY = ("neg", "to", "clone", "dropout", "contiguous", "real", "imag", "positive", "detach", "alias", "identity")
+LINEAR_UNARY = (
+    "neg",
+    "to",
+    "clone",
+    "dropout",
+    "contiguous",
+    "real",
+    "imag",
+    "positive",
+    "detach",
+    "alias",
+    "identity",
+)
 UNARY = (
     "gelu", "relu", "silu", "sigmoid", "tanh", "exp", "log", "rsqrt", "sqrt", "pow", "abs", "erf", "sin", "cos", "softplus",
     "leaky_relu", "elu", "hardtanh", "relu6", "hardswish", "hardsigmoid", "mish", "square", "reciprocal", "clamp", "clip", "clamp_min",
@@ -37,14 +49,14 @@ BINARY = (
 
 def _elementwise(ins: Shapes, out: tuple[int, ...]) -> list[Split]:
     rank = len(out)
-    return [
-        split(f"d{d}", [aligned(s, rank, d) for s in ins], [d], out[d]) for d in range(rank) if out[d] > 1
-    ]
+    return [split(f"d{d}", [aligned(s, rank, d) for s in ins], [d], out[d]) for d in range(rank) if out[d] > 1]
 
 
 @rule(*LINEAR_UNARY)
 def _linear_unary(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    rounds = op.fn == "to" and not str(op.attrs.get("dtype", "float")).startswith(("float", "bfloat", "complex", "double", "half"))
+    rounds = op.fn == "to" and not str(op.attrs.get("dtype", "float")).startswith(
+        ("float", "bfloat", "complex", "double", "half")
+    )
     return Rule(tuple(_elementwise(ins, outs[0])), linear=() if rounds else (0,))
 
 
@@ -68,7 +80,19 @@ def _binary(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     return Rule(tuple(_elementwise(ins, outs[0])), linear=linear)
 
 
-@rule("softmax", "log_softmax", "cumsum", "cumprod", "logcumsumexp", "sort", "argsort", "topk", "glu", "normalize", "softmin")
+@rule(
+    "softmax",
+    "log_softmax",
+    "cumsum",
+    "cumprod",
+    "logcumsumexp",
+    "sort",
+    "argsort",
+    "topk",
+    "glu",
+    "normalize",
+    "softmin",
+)
 def _along_dim(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     """Works along one dim; any other may be split."""
     rank = len(ins[0])
@@ -80,7 +104,25 @@ def _along_dim(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     return Rule(tuple(split(f"d{d}", [d], [d] * len(outs), ins[0][d]) for d in same))
 
 
-@rule("sum", "mean", "amax", "amin", "max", "min", "var", "std", "norm", "argmax", "argmin", "logsumexp", "any", "all", "prod", "vector_norm", "var_mean")
+@rule(
+    "sum",
+    "mean",
+    "amax",
+    "amin",
+    "max",
+    "min",
+    "var",
+    "std",
+    "norm",
+    "argmax",
+    "argmin",
+    "logsumexp",
+    "any",
+    "all",
+    "prod",
+    "vector_norm",
+    "var_mean",
+)
 def _reduce(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     rank = len(ins[0])
     raw = op.attrs.get("dim", op.attrs.get("dims"))
@@ -120,7 +162,9 @@ def _batch_norm(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     channels = ins[0][1]
     sync = tuple(Internal(phase, "all_reduce", 2 * channels * 4, ("d1",)) for phase in ("forward", "backward"))
     rest = [0] * (len(ins) - 1)
-    batch = Split("d0", (0, *[None] * len(rest)), (0,), (ins[0][0],), internal=sync if op.attrs.get("training", True) else ())
+    batch = Split(
+        "d0", (0, *[None] * len(rest)), (0,), (ins[0][0],), internal=sync if op.attrs.get("training", True) else ()
+    )
     return Rule((batch, split("d1", [1, *rest], [1], channels)))
 
 
@@ -242,7 +286,12 @@ def _attention(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 def _cross_entropy(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     """Tokens: a sum over the valid targets of every rank; classes: max, sum of exponentials and target logit are exchanged."""
     logits, targets = ins[0], ins[1]
-    if len(logits) != 2 or op.attrs.get("reduction", "mean") not in ("mean", "sum") or len(targets) != 1 or len(ins) > 2:
+    if (
+        len(logits) != 2
+        or op.attrs.get("reduction", "mean") not in ("mean", "sum")
+        or len(targets) != 1
+        or len(ins) > 2
+    ):
         return Rule((), known=len(ins) == 2)
     if op.attrs.get("label_smoothing"):
         return Rule(())
@@ -271,11 +320,13 @@ def _moe_experts(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     turned, gated = bool(op.attrs.get("transposed")), bool(op.attrs.get("gated", True))
     inner = down[1 if turned else 2]
     none: list[DimOf] = [None] * (len(ins) - 5)
-    biases: list[DimOf] = [1 if shape[-1] == up[2 if turned else 1] and k == 0 else None for k, shape in enumerate(ins[5:])]
+    biases: list[DimOf] = [
+        1 if shape[-1] == up[2 if turned else 1] and k == 0 else None for k, shape in enumerate(ins[5:])
+    ]
     tokens = split("tokens", [0, 0, 0, None, None, *none], [0], t)
     fused: dict[int, tuple[int, ...]] = {}
     if gated:
-        fused = {i: (inner, inner) for i in (3, *(5 + k for k, d in enumerate(biases) if d is not None))}
+        fused = dict.fromkeys((3, *(5 + k for k, d in enumerate(biases) if d is not None)), (inner, inner))
     added = tuple(5 + k for k, d in enumerate(biases) if d is None)
     width = Split(
         "inner", (None, None, None, *((2, 1) if turned else (1, 2)), *biases), (None,), (inner,), bias=added, segments=fused
@@ -348,8 +399,7 @@ def touched_bytes(op: Op, ins: list[tuple[tuple[int, ...], str]], outs: list[tup
 
 
 VIEWS = frozenset(
-    "view transpose permute t swapaxes movedim T mT expand expand_as broadcast_to split chunk unbind squeeze unsqueeze select narrow "
-    "detach alias view_as unflatten flatten getitem tensor_split split_with_sizes real imag diagonal swapdims identity".split()
+    ["view", "transpose", "permute", "t", "swapaxes", "movedim", "T", "mT", "expand", "expand_as", "broadcast_to", "split", "chunk", "unbind", "squeeze", "unsqueeze", "select", "narrow", "detach", "alias", "view_as", "unflatten", "flatten", "getitem", "tensor_split", "split_with_sizes", "real", "imag", "diagonal", "swapdims", "identity"]
 )
 
 

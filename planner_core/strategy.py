@@ -69,7 +69,10 @@ def _agreeing(block: Block, ops: tuple[Op, ...], table: Mapping[str, tuple[Row, 
         row = next(left[-1], None)
         if row is None:
             left.pop()
-        elif all(i not in made or _agree(made[i], p, block.values[i].grad) for i, p in zip(op.inputs, row.inputs, strict=True)):
+        elif all(
+            i not in made or _agree(made[i], p, block.values[i].grad)
+            for i, p in zip(op.inputs, row.inputs, strict=True)
+        ):
             chosen.append(row)
             before.append({o: made.get(o) for o in op.outputs})
             made.update(zip(op.outputs, row.outputs, strict=True))
@@ -117,11 +120,17 @@ def _segments(block: Block, table: dict[str, tuple[Row, ...]]) -> SegmentMap:
 
 def _spread(block: Block, op: Op, row: Row, segments: SegmentMap) -> dict[ValueDim, tuple[int, ...]] | None:
     """Fused dims that `row` adds, or None where it cannot keep the parts apart."""
-    ends = [(v, p.dim) for v, (p, _) in (*zip(op.inputs, row.inputs, strict=True), *zip(op.outputs, row.outputs, strict=True)) if isinstance(p, Shard)]
+    ends = [
+        (v, p.dim)
+        for v, (p, _) in (*zip(op.inputs, row.inputs, strict=True), *zip(op.outputs, row.outputs, strict=True))
+        if isinstance(p, Shard)
+    ]
     sizes = {segments[end] for end in ends if end in segments}
     if not sizes:
         return {}
-    if len(sizes) > 1 or any(v in block.inputs or v in block.outputs for v, _ in ends if block.values[v].kind == "activation"):
+    if len(sizes) > 1 or any(
+        v in block.inputs or v in block.outputs for v, _ in ends if block.values[v].kind == "activation"
+    ):
         return None
     if row.segments:  # this op cuts the parts apart, or knows them
         return {}

@@ -15,8 +15,8 @@ EXPLORER = ROOT / "explorer"
 # A module may import only what stands before it; a star marks those that may import torch and transformers.
 # A sub-package counts as one.
 ORDER = (
-    "errors", "mesh", "placement", "graph", "plan", "cluster", "collectives", "atp", "models", "sites*", "moe*",
-    "capture*", "rules", "rules_math", "coarsen", "fold", "folding", "strategy", "hardware", "redistribute", "cost", "memory",
+    "errors", "mesh", "placement", "graph", "plan", "cluster", "collectives", "atp", "models", "sites*", "moe*", "scans*",
+    "capture*", "rules", "rules_scan", "rules_math", "coarsen", "fold", "folding", "strategy", "hardware", "redistribute", "cost", "memory",
     "price", "states", "network", "eliminate", "problem", "candidates", "assemble", "search", "methods", "baselines",
     "runtime*", "retarget", "apply*", "verify*", "export*", "pipeline", "report", "unfolded", "__main__",
 )  # fmt: skip

@@ -1,0 +1,269 @@
+"""Which models go from config to plan: every causal type of transformers and a spread of others, on a 2x8 mesh of H100s.
+
+    python -m bench.coverage                 # what has no row yet, then docs/COVERAGE.md
+    python -m bench.coverage --redo failed   # those that did not reach a plan again (or: all, or names)
+    python -m bench.coverage --table         # docs/COVERAGE.md alone
+
+Rows are kept in bench/results/coverage.jsonl, so a sweep can be stopped and taken up again. Each model runs in a
+forked child with a time and a memory limit. A default config is cut to at most four layers wherever it names a depth.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import resource
+import select
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from bench.coverage_models import OTHERS, causal_models, default_config
+
+ROOT = Path(__file__).resolve().parent.parent
+ROWS = ROOT / "bench" / "results" / "coverage.jsonl"
+TABLE = ROOT / "docs" / "COVERAGE.md"
+BATCH, SEQ, MESH, CLUSTER = 16, 512, "2x8", "2x8-h100"
+LIMIT_S = 100
+LIMIT_BYTES = 2 << 30
+"""What a model may take beyond the libraries."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--redo", nargs="*", default=[], metavar="NAME", help="`failed`, `all` or model types")
+    parser.add_argument("--only", nargs="*", default=[], metavar="NAME")
+    parser.add_argument("--table", action="store_true")
+    args = parser.parse_args()
+    if not args.table:
+        sweep(set(args.redo), set(args.only))
+    rows = read_rows()
+    TABLE.write_text(table(rows), encoding="utf-8")
+    print(summary(rows))
+
+
+def read_rows() -> list[dict[str, Any]]:
+    """The last row of each model, in the order of the list."""
+    lines = ROWS.read_text(encoding="utf-8").splitlines() if ROWS.exists() else []
+    last = {(r["kind"], r["type"]): r for r in map(json.loads, lines)}
+    return [last[k] for k in sorted(last, key=lambda k: (k[0] != "causal", k))]
+
+
+def sweep(redo: set[str], only: set[str]) -> None:
+    done = {(r["kind"], r["type"]): r for r in read_rows()}
+    models = [("causal", t, c) for t, c in causal_models()] + [(k, t, c) for k, t, c in OTHERS]
+    warm()
+    ROWS.parent.mkdir(exist_ok=True)
+    for kind, model_type, cls in models:
+        old = done.get((kind, model_type))
+        again = "all" in redo or model_type in redo or ("failed" in redo and old is not None and old["outcome"] != "plan")
+        if (only and model_type not in only) or (old is not None and not again):
+            continue
+        row = {"kind": kind, "type": model_type, "class": cls, **limited(model_type, cls)}
+        with ROWS.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+        print(f"{kind:12} {model_type:28} {row['outcome']:14} {row.get('total_s', 0):7.1f} s  {row.get('reason', '')[:150]}", flush=True)
+
+
+def warm() -> None:
+    """Import once what every child needs, in one thread, so that a fork is safe."""
+    import torch
+
+    torch.set_num_threads(1)
+    import transformers  # noqa: F401
+
+    import planner_core.capture.hf
+    import planner_core.pipeline
+    import planner_core.rules_math  # noqa: F401
+
+
+def limited(model_type: str, cls: str) -> dict[str, Any]:
+    """One model in a child of its own."""
+    read, write = os.pipe()
+    start = time.perf_counter()
+    child = os.fork()
+    if child == 0:
+        os.close(read)
+        _child(write, model_type, cls)
+    os.close(write)
+    data, reason = b"", ""
+    while True:
+        ready, _, _ = select.select([read], [], [], max(0.0, LIMIT_S - (time.perf_counter() - start)))
+        if not ready:
+            reason = f"stopped after {LIMIT_S} s"
+            os.kill(child, signal.SIGKILL)
+            break
+        chunk = os.read(read, 1 << 16)
+        if not chunk:
+            break
+        data += chunk
+    os.close(read)
+    os.waitpid(child, 0)
+    lines = [json.loads(x) for x in data.decode().splitlines() if x.startswith("{") and x.endswith("}")]
+    row: dict[str, Any] = {k: v for line in lines for k, v in line.items()}
+    row.setdefault("outcome", "stopped")
+    if row["outcome"] not in ("plan", "refused", "transformers"):
+        row["reason"] = reason or row.get("reason") or "the process ended without a word (memory limit)"
+    row["total_s"] = round(time.perf_counter() - start, 1)
+    return row
+
+
+def _child(write: int, model_type: str, cls: str) -> None:
+    """Never returns. Every pass reports as it ends, so that a stopped model says how far it came."""
+    pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0])
+    most = pages * os.sysconf("SC_PAGE_SIZE") + LIMIT_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.dup2(null, 2)
+
+    def tell(**row: Any) -> None:
+        os.write(write, (json.dumps(row) + "\n").encode())
+
+    with contextlib.suppress(BaseException):
+        try:
+            _measure(model_type, cls, tell)
+        except MemoryError:
+            tell(outcome="stopped", reason="more than 2 GB of memory")
+    os._exit(0)
+
+
+def _measure(model_type: str, cls: str, tell: Any) -> None:
+    from planner_core.capture import capture_graph
+    from planner_core.errors import PlannerError
+    from planner_core.pipeline import Request, choose, meshes, prepare
+
+    try:
+        config = default_config(model_type, cls)
+    except Exception as error:
+        return tell(outcome="transformers", reason=f"no default config: {type(error).__name__}: {_line(error)}")
+    tell(outcome="capture", reason="while capturing")
+    start = time.perf_counter()
+    try:
+        graph = capture_graph(config, batch=BATCH, seq=SEQ)
+        tell(outcome="planning", reason="while planning", capture_s=round(time.perf_counter() - start, 2),
+             params=graph.num_params, ops=graph.num_ops, blocks=len(graph.blocks), repeats=sum(graph.num_repeats.values()),
+             assumptions=list(graph.assumptions))  # fmt: skip
+        start = time.perf_counter()
+        request = Request(model=model_type, cluster=CLUSTER, mesh=MESH)
+        planner = prepare(request, graph)
+        unknown = Counter(_unknown(planner))
+        tell(unknown=dict(unknown))
+        plan = choose(planner, meshes(request, planner.cluster))
+        tell(outcome="plan", reason="", plan_s=round(time.perf_counter() - start, 2), fits=plan.fits, optimal=plan.optimal)  # fmt: skip
+    except PlannerError as error:
+        where = plainly(model_type, cls)
+        tell(outcome="transformers" if where else "refused", reason=where or str(error))
+    except MemoryError:
+        raise
+    except Exception as error:
+        import traceback
+
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        tell(outcome="error", reason=f"{type(error).__name__}: {_line(error)} ({Path(at.filename).name}:{at.lineno})")
+    rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return tell(rss_mb=rss // 1024)
+
+
+def _unknown(planner: Any) -> Iterable[str]:
+    from planner_core.rules import rule_of
+
+    for part in (planner.coarse.top, *planner.coarse.blocks.values()):
+        for op in part.block.ops:
+            if not rule_of(op, part.block.values).known:
+                yield op.fn
+
+
+def plainly(model_type: str, cls: str) -> str:
+    """Why transformers alone, without any of our code, cannot make or run this class from its default config; empty if it can.
+
+    A run on meta that stops at a value that meta does not have is no reason.
+    """
+    import torch
+    import transformers
+
+    from planner_core.capture.hf import own_config, training_inputs
+
+    made: Any = None
+    try:
+        made = transformers.CONFIG_MAPPING[model_type]()
+        made = own_config(made, getattr(transformers, cls))
+        with torch.device("meta"):
+            model = getattr(transformers, cls)._from_config(made)
+    except Exception as error:
+        return f"transformers alone cannot build its default: {type(error).__name__}: {_line(error)}"
+    try:
+        inputs = training_inputs(model, made, 2, 64, "float32")
+        model(**{k: v.to("meta") for k, v in inputs.items()})
+    except (TypeError, AttributeError, KeyError, IndexError) as error:
+        return f"transformers alone cannot run its default: {type(error).__name__}: {_line(error)}"
+    except Exception:
+        return ""
+    return ""
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200]
+
+
+# --- the table ------------------------------------------------------------------------------------------
+
+
+def shares(rows: list[dict[str, Any]]) -> tuple[int, int, int]:
+    """Plans, all, and those that transformers itself cannot build."""
+    return sum(r["outcome"] == "plan" for r in rows), len(rows), sum(r["outcome"] == "transformers" for r in rows)
+
+
+def summary(rows: list[dict[str, Any]]) -> str:
+    lines = []
+    for title, part in (("causal", [r for r in rows if r["kind"] == "causal"]), ("others", [r for r in rows if r["kind"] != "causal"])):
+        good, count, broken = shares(part)
+        if count:
+            rest = max(count - broken, 1)
+            lines.append(f"{title}: {good} of {count} types reach a plan ({100 * good / count:.1f} %); {broken} default configs cannot be "
+                         f"built by transformers alone; of the other {rest}: {100 * good / rest:.1f} %")  # fmt: skip
+    return "\n".join(lines)
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    models: Counter[str] = Counter()
+    for r in rows:
+        models.update(dict.fromkeys(r.get("unknown", {}), 1))
+    text = [
+        "# Coverage", "",
+        f"From a default config of transformers to a plan on a {MESH} mesh of `{CLUSTER}`, batch {BATCH}, {SEQ} tokens; at most four "
+        "layers of each kind; one core, times in seconds. Made by `python -m bench.coverage`. *transformers*: the library alone cannot "
+        "make this class from its own default config. Unknown ops run replicated and are named in the result.", "",
+        *(f"- {line}" for line in summary(rows).splitlines()),
+        f"- plans by time: {_times(rows)}", "",
+        "| type | class | parameters | ops | unique blocks | capture | plan | outcome | unknown ops | reason |",
+        "|---|---|---:|---:|---:|---:|---:|---|---|---|",
+    ]  # fmt: skip
+    for r in rows:
+        told = ", ".join(f"{k} x{v}" if v > 1 else k for k, v in sorted(r.get("unknown", {}).items()))
+        cells = (r["type"], r["class"], f"{r['params'] / 1e6:,.0f} M" if "params" in r else "", r.get("ops", ""), r.get("blocks", ""),
+                 r.get("capture_s", ""), r.get("plan_s", ""), r["outcome"], told, r.get("reason", "").replace("|", "/")[:240])  # fmt: skip
+        text.append("| " + " | ".join(str(c) for c in cells) + " |")
+    text += ["", "Unknown ops, by the number of models they stand in: "
+             + (", ".join(f"{fn} {n}" for fn, n in models.most_common()) or "none") + ".", ""]  # fmt: skip
+    return "\n".join(text)
+
+
+def _times(rows: list[dict[str, Any]]) -> str:
+    found = sorted(r["plan_s"] for r in rows if r["outcome"] == "plan")
+    if not found:
+        return "none"
+    slow = sorted((r for r in rows if r["outcome"] == "plan"), key=lambda r: -r["plan_s"])[:5]
+    return (f"median {found[len(found) // 2]:.2f} s, 90 % within {found[int(0.9 * (len(found) - 1))]:.2f} s; slowest "
+            + ", ".join(f"{r['type']} {r['plan_s']:.0f} s" for r in slow))  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
+    sys.exit(0)

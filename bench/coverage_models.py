@@ -1,0 +1,78 @@
+"""The models of the coverage benchmark: every causal type, and a spread of the other kinds."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+KEPT_LAYERS = 4
+DEPTHS = frozenset(
+    "num_hidden_layers n_layer n_layers num_layers num_decoder_layers encoder_layers decoder_layers num_encoder_layers layers "
+    "depth num_blocks speech_encoder_layers t2u_encoder_layers t2u_decoder_layers text_encoder_layers num_attention_layers "
+    "encoder_num_hidden_layers decoder_num_hidden_layers num_conv_pos_embedding_layers conformer_num_layers "
+    "n_encoder_layers n_decoder_layers num_local_decoder_layers".split()
+)  # fmt: skip
+LISTS = ("layer_types", "mlp_layer_types", "layers_block_type", "block_types", "attention_layers", "hybrid_override_pattern")
+
+OTHERS = tuple(
+    (kind, model_type, cls)
+    for kind, text in {
+        "masked": "bert:BertForMaskedLM roberta:RobertaForMaskedLM albert:AlbertForMaskedLM distilbert:DistilBertForMaskedLM "
+        "electra:ElectraForMaskedLM deberta-v2:DebertaV2ForMaskedLM mpnet:MPNetForMaskedLM modernbert:ModernBertForMaskedLM "
+        "esm:EsmForMaskedLM camembert:CamembertForMaskedLM funnel:FunnelForMaskedLM fnet:FNetForMaskedLM "
+        "longformer:LongformerForMaskedLM perceiver:PerceiverForMaskedLM convbert:ConvBertForMaskedLM layoutlm:LayoutLMForMaskedLM",
+        "seq2seq": "t5:T5ForConditionalGeneration mt5:MT5ForConditionalGeneration bart:BartForConditionalGeneration "
+        "mbart:MBartForConditionalGeneration pegasus:PegasusForConditionalGeneration marian:MarianMTModel "
+        "m2m_100:M2M100ForConditionalGeneration led:LEDForConditionalGeneration longt5:LongT5ForConditionalGeneration "
+        "switch_transformers:SwitchTransformersForConditionalGeneration prophetnet:ProphetNetForConditionalGeneration "
+        "umt5:UMT5ForConditionalGeneration t5gemma:T5GemmaForConditionalGeneration nllb-moe:NllbMoeForConditionalGeneration",
+        "vision": "vit:ViTForImageClassification deit:DeiTForImageClassification swin:SwinForImageClassification "
+        "convnext:ConvNextForImageClassification resnet:ResNetForImageClassification beit:BeitForImageClassification "
+        "segformer:SegformerForImageClassification mobilenet_v2:MobileNetV2ForImageClassification "
+        "regnet:RegNetForImageClassification poolformer:PoolFormerForImageClassification pvt:PvtForImageClassification "
+        "efficientnet:EfficientNetForImageClassification dinov2:Dinov2ForImageClassification cvt:CvtForImageClassification "
+        "swinv2:Swinv2ForImageClassification levit:LevitForImageClassification vit_mae:ViTMAEForPreTraining",
+        "speech": "whisper:WhisperForConditionalGeneration wav2vec2:Wav2Vec2ForCTC hubert:HubertForCTC wavlm:WavLMForCTC "
+        "speech_to_text:Speech2TextForConditionalGeneration audio-spectrogram-transformer:ASTForAudioClassification "
+        "wav2vec2-conformer:Wav2Vec2ConformerForCTC sew:SEWForCTC unispeech:UniSpeechForCTC",
+        "multimodal": "clip:CLIPModel siglip:SiglipModel llava:LlavaForConditionalGeneration blip-2:Blip2ForConditionalGeneration "
+        "qwen2_vl:Qwen2VLForConditionalGeneration idefics3:Idefics3ForConditionalGeneration paligemma:PaliGemmaForConditionalGeneration "
+        "align:AlignModel altclip:AltCLIPModel gemma3:Gemma3ForConditionalGeneration flava:FlavaForPreTraining",
+    }.items()
+    for model_type, _, cls in (entry.partition(":") for entry in text.split())
+)
+
+
+def causal_models() -> list[tuple[str, str]]:
+    """(model type, class) for every type in transformers' causal mapping that has a config class."""
+    from transformers import CONFIG_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as NAMES
+
+    known = set(CONFIG_MAPPING.keys())
+    return [(t, c if isinstance(c, str) else c[0]) for t, c in NAMES.items() if t in known]
+
+
+def default_config(model_type: str, cls: str) -> dict[str, Any]:
+    """The default config as plain data, cut to `KEPT_LAYERS` of each kind."""
+    from transformers import CONFIG_MAPPING
+
+    whole: dict[str, Any] = json.loads(json.dumps(CONFIG_MAPPING[model_type]().to_dict(), default=str))
+    data: dict[str, Any] = json.loads(json.dumps(whole))
+    cut(data)
+    try:  # some configs say something of each layer
+        CONFIG_MAPPING[model_type](**{k: v for k, v in data.items() if k != "model_type"})
+    except Exception:
+        data = whole
+    return {**data, "model_type": model_type, "architectures": [cls]}
+
+
+def cut(data: dict[str, Any]) -> None:
+    """Shorten every depth field, and lists that hold one entry per layer, here and in nested configs."""
+    depths = {v for k, v in data.items() if k in DEPTHS and isinstance(v, int) and not isinstance(v, bool) and v > KEPT_LAYERS}
+    for key, value in data.items():
+        if isinstance(value, dict):
+            cut(value)
+        elif isinstance(value, list) and len(value) in depths and len(value) > KEPT_LAYERS and "layer" in key + "block" * (key in LISTS):
+            data[key] = value[:KEPT_LAYERS]
+        elif key in DEPTHS and isinstance(value, int) and not isinstance(value, bool) and value > KEPT_LAYERS:
+            data[key] = KEPT_LAYERS
