@@ -8,13 +8,15 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from explorer import units
+from explorer import labels, units
 from explorer.palette import COMMUNICATION, COMPUTE, KIND_COLOURS, MEMORY_COLOURS, MEMORY_KINDS, MEMORY_NAMES, Theme
 from explorer.words import title
 from planner_core.candidates import Candidates
 from planner_core.plan import PHASES, Plan
 
 GIB = units.GIB
+PLOT_WIDTH, PLOT_HEIGHT = 480.0, 300.0
+"""About the pixels of a scatter's axes, to keep names apart."""
 FONT = '"Source Sans", "Source Sans 3", sans-serif'
 PATTERNS = ("", "/", ".")
 """One per mesh axis, so that axes differ without colour; the innermost is plain."""
@@ -61,66 +63,44 @@ def plans_scatter(
     """Whole-model plans: communication per step against memory per GPU, the GPU's memory as a line."""
     figure = go.Figure()
     front = sorted((n for n in plans if n not in baselines), key=lambda n: plans[n].cost.comm_time_s)
-    _plan_points(
-        figure,
-        {n: plans[n] for n in front},
-        "best and trade-offs",
-        "circle",
-        COMPUTE,
-        theme,
-        capacity_bytes / GIB,
-        line=len(front) > 1,
-    )
-    _plan_points(
-        figure,
-        {n: plans[n] for n in baselines if n in plans},
-        "baselines",
-        "diamond",
-        COMMUNICATION,
-        theme,
-        capacity_bytes / GIB,
-    )
-    mark = plans[chosen].cost
+    _plan_points(figure, {n: plans[n] for n in front}, "best and trade-offs", "circle", COMPUTE, theme)
+    _plan_points(figure, {n: plans[n] for n in baselines if n in plans}, "baselines", "diamond", COMMUNICATION, theme)
+    x, y = _where(plans[chosen])
     figure.add_scatter(
-        x=[mark.comm_time_s * 1e3],
-        y=[mark.memory_bytes["peak"] / GIB],
+        x=[x],
+        y=[y],
         mode="markers",
         name="chosen",
         hoverinfo="skip",
         marker={"symbol": "circle-open", "size": 24, "color": theme.text, "line": {"width": 2}},
         showlegend=False,
     )
-    xs = [p.cost.comm_time_s * 1e3 for p in plans.values()]
-    ys = [p.cost.memory_bytes["peak"] / GIB for p in plans.values()]
+    ends = [_where(p) for p in plans.values()]
+    wide = max(x for x, _ in ends) * 1.28 or 1.0
+    high = max(capacity_bytes / GIB, *(y for _, y in ends)) * 1.12
     _capacity(figure, capacity_bytes, theme)
-    figure.update_xaxes(title="communication per step, ms", range=[min(0.0, min(xs)), max(xs) * 1.28 or 1])
-    figure.update_yaxes(title="memory per GPU, GiB", range=[0, max(capacity_bytes / GIB, *ys) * 1.12])
+    _names(figure, plans, wide, high, theme)
+    figure.update_xaxes(title="communication per step, ms", range=[-0.02 * wide, wide])
+    figure.update_yaxes(title="memory per GPU, GiB", range=[0, high])
     return _style(figure, theme, 430)
 
 
+def _where(plan: Plan) -> tuple[float, float]:
+    return plan.cost.comm_time_s * 1e3, plan.cost.memory_bytes["peak"] / GIB
+
+
 def _plan_points(
-    figure: go.Figure,
-    plans: Mapping[str, Plan],
-    name: str,
-    symbol: str,
-    colour: str,
-    theme: Theme,
-    capacity: float,
-    line: bool = False,
+    figure: go.Figure, plans: Mapping[str, Plan], name: str, symbol: str, colour: str, theme: Theme
 ) -> None:
     if not plans:
         return
-    xs = [p.cost.comm_time_s * 1e3 for p in plans.values()]
-    ys = [p.cost.memory_bytes["peak"] / GIB for p in plans.values()]
+    ends = [_where(p) for p in plans.values()]
     figure.add_scatter(
-        x=xs,
-        y=ys,
-        mode="lines+markers+text" if line else "markers+text",
+        x=[x for x, _ in ends],
+        y=[y for _, y in ends],
+        mode="lines+markers" if symbol == "circle" and len(plans) > 1 else "markers",
         name=name,
         customdata=list(plans),
-        text=[f"\u2002{title(p)}\u2002" for p in plans.values()],
-        textposition=_positions(xs, ys, capacity),
-        textfont={"size": 12.5, "color": theme.text},
         marker={"symbol": symbol, "size": 12, "color": colour, "line": {"width": 1.5, "color": theme.surface}},
         line={"width": 1, "color": colour},
         cliponaxis=False,
@@ -129,17 +109,26 @@ def _plan_points(
     )
 
 
-def _positions(xs: Sequence[float], ys: Sequence[float], line: float) -> list[str]:
-    """Labels right of their marks; above or below where another mark or the line is near."""
-    found = []
-    width, height = (max(xs) - min(xs)) or 1, (max(ys) - min(ys)) or 1
-    for i, (x, y) in enumerate(zip(xs, ys, strict=True)):
-        near = [j for j in range(i) if abs(xs[j] - x) < 0.25 * width and abs(ys[j] - y) < 0.1 * height]
-        if not near and abs(y - line) < 0.05 * line:
-            found.append("bottom right")
-            continue
-        found.append(("middle right", "top center", "bottom center", "middle left")[len(near) % 4])
-    return found
+def _names(figure: go.Figure, plans: Mapping[str, Plan], wide: float, high: float, theme: Theme) -> None:
+    """The plans' names beside their marks."""
+    ends = [_where(p) for p in plans.values()]
+    names = [title(p) for p in plans.values()]
+    pixels = [(x / wide * PLOT_WIDTH, (1 - y / high) * PLOT_HEIGHT) for x, y in ends]
+    for (x, y), name, (dx, dy) in zip(ends, names, labels.place(pixels, names, PLOT_WIDTH), strict=True):
+        figure.add_annotation(
+            x=x,
+            y=y,
+            ax=dx,
+            ay=dy,
+            text=_escape(name),
+            xanchor="left",
+            align="left",
+            font={"size": 12.5, "color": theme.text},
+            showarrow=True,
+            arrowhead=0,
+            arrowwidth=1,
+            arrowcolor=theme.faint if dy else "rgba(0,0,0,0)",
+        )
 
 
 def plan_hover(plan: Plan) -> str:
@@ -246,7 +235,7 @@ def memory_bars(plans: Mapping[str, Plan], capacity_bytes: int, theme: Theme) ->
         x=capacity_bytes / GIB,
         line={"color": theme.text, "width": 1.5, "dash": "dash"},
         annotation={"text": f"GPU memory {units.memory(capacity_bytes)}"},
-        annotation_position="top left",
+        annotation_position="top",
     )
     figure.update_layout(barmode="stack")
     figure.update_xaxes(title="memory per GPU, GiB", range=[0, max(capacity_bytes / GIB, *ends) * 1.16])

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from explorer import charts, settings, topology, units, words
+from explorer import charts, labels, settings, topology, units, words
 from explorer.exporting import plan_text
 from explorer.own import keep
 from explorer.palette import DARK, LIGHT, Theme, device_colour
@@ -171,3 +171,12 @@ def test_plan_file_is_the_plan(result: Result) -> None:
 def test_an_upload_that_is_no_config_is_refused(content: bytes) -> None:
     with pytest.raises(InputError):
         keep(content)
+
+
+@given(st.lists(st.tuples(st.floats(0, 480), st.floats(0, 300)), min_size=1, max_size=6))
+def test_names_of_a_few_points_do_not_overlap(points: list[tuple[float, float]]) -> None:
+    names = [f"plan {i}" for i in range(len(points))]
+    offsets = labels.place(points, names, 480)
+    boxes = [(x + dx, y + dy) for (x, y), (dx, dy) in zip(points, offsets, strict=True)]
+    for i, (ax, ay) in enumerate(boxes):
+        assert all(abs(ay - by) > 15 or abs(ax - bx) > 30 for bx, by in boxes[:i])

@@ -9,7 +9,7 @@ from pathlib import Path
 import streamlit as st
 
 from explorer import state
-from explorer.components import address, sentence
+from explorer.components import sentence
 from explorer.palette import Theme, theme_of
 from explorer.words import GLOSSARY, mesh_words, title
 from planner_core.pipeline import Result
@@ -25,7 +25,6 @@ def open_page(name: str) -> Result:
     state.begin(name)
     st.html(CSS)
     sentence.sentence()
-    address(*state.completion())
     result = state.result()
     sentence.figures(result)
     return result

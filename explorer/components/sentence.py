@@ -7,6 +7,7 @@ from typing import Any
 import streamlit as st
 
 from explorer import settings, state, units
+from explorer.components import address
 from explorer.own import keep
 from explorer.words import cluster_words
 from planner_core.cluster import cluster_names, load_cluster
@@ -38,6 +39,7 @@ def sentence() -> None:
         st.markdown("by", width="content")
         with st.popover(_search_words(v), type="tertiary", help="Choose how plans are searched"):
             _search(v)
+        address(*state.completion())
 
 
 def model_name(name: str) -> str:

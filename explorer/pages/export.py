@@ -182,7 +182,8 @@ def page() -> None:
     plans = state.plan_ids(result.plans)
     name, plan = frame.plan_choice(plans, "Plan to export")
     summary(plan)
-    left, right = st.columns([3, 2], gap="large")
+    with st.container(key="wide"):
+        left, right = st.columns([3, 2], gap="large")
     with left:
         titles = {t.name: t for t in exporting.TARGETS}
         current = state.value("target") if state.value("target") in titles else exporting.TARGETS[0].name
@@ -193,6 +194,7 @@ def page() -> None:
             format_func=lambda n: titles[n].title,
             key=widget,
             required=True,
+            wrap=True,
             on_change=state.from_widget,
             args=("target", widget),
         )

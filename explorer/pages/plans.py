@@ -78,7 +78,9 @@ def table(plans: dict[str, Plan], chosen: str) -> None:
         row_height=34,
         selection_default={"selection": {"rows": [list(plans).index(chosen)]}},
         column_config={
-            "what it does": st.column_config.TextColumn(width="large"),
+            "plan": st.column_config.TextColumn(width=200),
+            "what it does": st.column_config.TextColumn(width=380),
+            "fits": st.column_config.TextColumn(width=60),
             "of it exposed, ms": st.column_config.NumberColumn(help=words.GLOSSARY["exposed"]),
             "proof": st.column_config.TextColumn(
                 help="optimal: proven the best of its kind under the stated cost model; best found: a small gap is left"
