@@ -37,7 +37,9 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parser() -> _Parser:
-    parser = _Parser(prog="python -m planner_core", description="Plan tensor parallelism for a real model on a real cluster.")
+    parser = _Parser(
+        prog="python -m planner_core", description="Plan tensor parallelism for a real model on a real cluster."
+    )
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_Parser)
     for name, run, text in (("models", _models, "the zoo"), ("clusters", _clusters, "the clusters")):
         p = commands.add_parser(name, help=text)
@@ -90,7 +92,21 @@ def _with_options(p: argparse.ArgumentParser) -> argparse.ArgumentParser:
 
 
 def _request(args: argparse.Namespace) -> Request:
-    names = ("model", "cluster", "mesh", "batch", "seq", "dtype", "optimizer", "zero", "recompute", "memory_gb", "layers", "method", "objective")
+    names = (
+        "model",
+        "cluster",
+        "mesh",
+        "batch",
+        "seq",
+        "dtype",
+        "optimizer",
+        "zero",
+        "recompute",
+        "memory_gb",
+        "layers",
+        "method",
+        "objective",
+    )
     return Request(**{n: getattr(args, n) for n in names if hasattr(args, n)})
 
 
@@ -115,10 +131,18 @@ def _models(args: argparse.Namespace) -> int:
     from planner_core.report import table
 
     rows = [
-        {"name": m.name, "description": m.description, "params": load_snapshot(m.name).num_params, "batch": m.batch, "seq": m.seq}
+        {
+            "name": m.name,
+            "description": m.description,
+            "params": load_snapshot(m.name).num_params,
+            "batch": m.batch,
+            "seq": m.seq,
+        }
         for m in ZOO.values()
     ]
-    shown = table([["name", "parameters", "what"]] + [[r["name"], f"{r['params'] / 1e9:.3g} B", r["description"]] for r in rows])
+    shown = table(
+        [["name", "parameters", "what"]] + [[r["name"], f"{r['params'] / 1e9:.3g} B", r["description"]] for r in rows]
+    )
     return _print(args, {"models": rows}, shown)
 
 

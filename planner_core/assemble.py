@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 from planner_core.graph import ITEM_BYTES, Block, Op
 from planner_core.hardware import CostModel
-from planner_core.network import NodeRows, tensor_name
 from planner_core.placement import P, Placements, R, Shard, State
 from planner_core.plan import BlockPlan, Edge, ParamPlan, SitePlan, Step
-from planner_core.problem import Assignment, Problem
+from planner_core.problem import Problem
 from planner_core.redistribute import Moves, Segments, moves
+from planner_core.solve import Assignment
 from planner_core.states import TensorStates
+from planner_core.tables import NodeRows, tensor_name
 
 
 def assemble(problem: Problem, assignment: Assignment) -> dict[str, BlockPlan]:

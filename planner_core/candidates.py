@@ -18,10 +18,11 @@ from planner_core.coarsen import CoarseBlock
 from planner_core.eliminate import order
 from planner_core.graph import Block
 from planner_core.hardware import CostModel
-from planner_core.network import COMM, MEMORY, build_block, tensor_name
+from planner_core.network import build_block
 from planner_core.placement import R, Shard
 from planner_core.problem import Compiled, compile_network, ports
 from planner_core.strategy import BlockStrategies
+from planner_core.tables import COMM, MEMORY, tensor_name
 
 Floats = NDArray[np.float64]
 MAX_CANDIDATES = 3**11
@@ -59,7 +60,9 @@ class Candidates:
 def matrices(block: Block) -> list[int]:
     """The block's own weight matrices, in order."""
     return [
-        i for i, v in enumerate(block.values) if v.kind == "parameter" and len(v.meta.shape) >= 2 and i not in block.inputs
+        i
+        for i, v in enumerate(block.values)
+        if v.kind == "parameter" and len(v.meta.shape) >= 2 and i not in block.inputs
     ]
 
 
@@ -126,7 +129,9 @@ def _with_choices(compiled: Compiled, names: list[str]) -> list[tuple[tuple[str,
     """(variables, communication, memory) tables in which a matrix has three states, its other freedom minimised."""
     owned = {n: [f for f in compiled.factors if n in f.vars] for n in names}
     out = [
-        (f.vars, np.where(f.allowed, f.cost[COMM], np.inf), f.cost[MEMORY]) for f in compiled.factors if not set(f.vars) & set(names)
+        (f.vars, np.where(f.allowed, f.cost[COMM], np.inf), f.cost[MEMORY])
+        for f in compiled.factors
+        if not set(f.vars) & set(names)
     ]
     for name, factors in owned.items():
         states = compiled.net.tensors[name]

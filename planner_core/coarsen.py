@@ -15,6 +15,7 @@ import planner_core.rules_math  # noqa: F401  (registers its rules)
 from planner_core.graph import ITEM_BYTES, Block, Call, Graph, Op
 from planner_core.rules import is_heavy, rows
 
+
 @dataclass(frozen=True, slots=True)
 class Group:
     """Ops of one block that share a placement, by their position in `block.items`; named after the op that leads."""
@@ -82,7 +83,11 @@ def _partial_values(block: Block) -> set[int]:
         if _widens(block, op):
             continue  # a Partial is summed before it is widened, never after
         for row in rows(op, block.values):
-            partial_in = [i for i, (p, _) in zip(op.inputs, row.inputs, strict=True) if str(p) == "P" and block.values[i].kind == "activation"]
+            partial_in = [
+                i
+                for i, (p, _) in zip(op.inputs, row.inputs, strict=True)
+                if str(p) == "P" and block.values[i].kind == "activation"
+            ]
             partial_out = any(str(p) == "P" for p, _ in row.outputs)
             if partial_out and (row.label != "P" or any(i in found for i in partial_in)):
                 found.update(op.outputs)
@@ -131,7 +136,7 @@ def _absorb_elementwise(block: Block, members: list[list[int]], home: dict[int, 
             continue
         members[h] = sorted(members[g] + members[h])
         members[g] = []
-        home.update({o: h for o in outs})
+        home.update(dict.fromkeys(outs, h))
         for u in users.values():
             if g in u:
                 u.discard(g)

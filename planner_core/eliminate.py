@@ -75,7 +75,9 @@ def _entries(v: str, others: set[str], sizes: Mapping[str, int]) -> float:
     return total
 
 
-def eliminate(sizes: Mapping[str, int], tables: Iterable[Table], sequence: Sequence[str], keep: Sequence[str]) -> Elimination:
+def eliminate(
+    sizes: Mapping[str, int], tables: Iterable[Table], sequence: Sequence[str], keep: Sequence[str]
+) -> Elimination:
     """Minimise over the variables in `sequence`; the result's table has one dim per name in `keep`, in that order."""
     pool: dict[str, list[Table]] = {}
     rank = {v: i for i, v in enumerate(sequence)}

@@ -140,7 +140,9 @@ class _Walk:
         found.backward_peak = self._backward(ops, keeps, first, found.grads)
         if self.recompute:
             inner = found.kept
-            found.kept = sum(size for (kind, v), size in ((k, s) for k, s in keeps.items() if isinstance(k, tuple)) if kind == "in")
+            found.kept = sum(
+                size for (kind, v), size in ((k, s) for k, s in keeps.items() if isinstance(k, tuple)) if kind == "in"
+            )
             found.backward_peak += inner
 
     def root(self, value: int) -> int:
@@ -148,7 +150,9 @@ class _Walk:
 
     def size(self, value: int, placements: Placements) -> int:
         meta = self.block.values[value].meta
-        return int(np.prod(local_shape(meta.shape, placements, self.model.sizes), dtype=np.int64)) * ITEM_BYTES[meta.dtype]
+        return (
+            int(np.prod(local_shape(meta.shape, placements, self.model.sizes), dtype=np.int64)) * ITEM_BYTES[meta.dtype]
+        )
 
     def _sizes(self, op: Op) -> None:
         site = self.plan.sites[op.name]
@@ -172,7 +176,11 @@ class _Walk:
                 continue
             base = self.root(value)
             as_operand = value in op.inputs
-            delivered = next((x for x in (value, base) if x in self.given), None) if as_operand or value not in op.outputs else None
+            delivered = (
+                next((x for x in (value, base) if x in self.given), None)
+                if as_operand or value not in op.outputs
+                else None
+            )
             if delivered is not None:
                 found["in", delivered] = self.given[delivered]
             elif base in self.made:
@@ -226,7 +234,9 @@ class _Walk:
         for i, op in enumerate(ops):
             for v in op.outputs:
                 users[self.root(v)] = i
-        flying = {self.root(v): self._gradient(v) for v in self.block.outputs if self.block.values[v].kind == "activation"}
+        flying = {
+            self.root(v): self._gradient(v) for v in self.block.outputs if self.block.values[v].kind == "activation"
+        }
         done = peak = 0
         for i in range(len(ops) - 1, -1, -1):
             op = ops[i]
@@ -252,5 +262,3 @@ class _Walk:
 
     def _gradient(self, value: int) -> int:
         return self.made.get(value, 0) or self.given.get(value, 0)
-
-

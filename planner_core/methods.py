@@ -13,11 +13,11 @@ import numpy as np
 
 from planner_core.graph import Block, Graph, Op, Value
 from planner_core.mesh import DeviceMesh
-from planner_core.network import NUM_COMPONENTS, Factor, Network, tensor_name
 from planner_core.placement import P, R, Shard
 from planner_core.problem import Restriction
 from planner_core.rules import Pair, Row
 from planner_core.states import Ints
+from planner_core.tables import NUM_COMPONENTS, Factor, Network, tensor_name
 
 PairTest = Callable[[Value, Pair], bool]
 PRODUCTS = frozenset((
@@ -60,7 +60,9 @@ class AxisRules(Restriction):
             passes = [[self._row_passes(where, net, s.ops, row, t) for row in s.rows] for t in self.activations]
             self._forbid(net, name, node.index, passes)
 
-    def _row_passes(self, where: Block, net: Network, ops: tuple[Op, ...], rows: tuple[Row, ...], test: PairTest) -> bool:
+    def _row_passes(
+        self, where: Block, net: Network, ops: tuple[Op, ...], rows: tuple[Row, ...], test: PairTest
+    ) -> bool:
         free = test is not batch_split and any(op.fn in PRODUCTS for op in ops)
         for op, row in zip(ops, rows, strict=True):
             if op.fn == "scaled_dot_product_attention" and test is not batch_split and row.label != "heads":
@@ -80,7 +82,9 @@ class AxisRules(Restriction):
         return value.meta.shape in residual_shapes(self.graph)
 
     @staticmethod
-    def _forbid(net: Network, name: str, index: Ints, tests: Sequence[Sequence[bool] | None], lenient: bool = False) -> None:
+    def _forbid(
+        net: Network, name: str, index: Ints, tests: Sequence[Sequence[bool] | None], lenient: bool = False
+    ) -> None:
         ok = np.ones(len(index), dtype=bool)
         for axis, test in enumerate(tests):
             if test is not None:
@@ -173,8 +177,6 @@ BASELINES = (
     Baseline("Megatron-LM", "megatron", _megatron(whole), zero=0),
     Baseline("Megatron-LM + sequence parallel", "megatron-sp", _megatron(sequence_split), zero=0),
 )
-
-
 
 
 # --- the papers' methods as lenses -------------------------------------------------------------------

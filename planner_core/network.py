@@ -15,8 +15,6 @@ the weight; what exceeds it shows. So the step time is a sum over the network, w
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
-from functools import cached_property
 
 import numpy as np
 
@@ -26,7 +24,7 @@ from planner_core.graph import ITEM_BYTES, Call, Op
 from planner_core.hardware import CostModel, op_time, op_work
 from planner_core.placement import P, R, Shard
 from planner_core.redistribute import Moves, Segments, digit, moves
-from planner_core.rules import Pair, Row
+from planner_core.rules import Pair
 from planner_core.rules_math import loss_bytes, shrinks_kept
 from planner_core.saving import root
 from planner_core.states import (
@@ -44,53 +42,10 @@ from planner_core.states import (
     tensor_states,
 )
 from planner_core.strategy import BlockStrategies, GroupStrategy
+from planner_core.tables import COMM, ENDING, MEMORY, NUM_COMPONENTS, TIME, Factor, Network, NodeRows, tensor_name
 
-TIME, MEMORY, COMM, ENDING = range(4)
-NUM_COMPONENTS = 4
 SMALL_WEIGHT_DIMS = 1
 """Parameters of at most this many dims (biases, norms) are always kept: gathering them saves nothing worth a message."""
-
-
-@dataclass
-class Factor:
-    """A table over one or two variables: `cost[component, a(, b)]`, and which entries are possible."""
-
-    vars: tuple[str, ...]
-    cost: Floats
-    allowed: Bools
-
-    @cached_property
-    def barrier(self) -> Floats:
-        """Zero where allowed, else infinite."""
-        return np.where(self.allowed, 0.0, np.inf)
-
-
-@dataclass
-class Network:
-    """Variables (name -> number of states) and factors of one block; `ports` are the block's inputs and outputs.
-
-    `tensors` and `nodes` tell what the states mean: a tensor's or parameter's joint states, a group's joint rows.
-    `saved_ports` are ports whose delivered tensor is kept for backward by an op of this block.
-    """
-
-    sizes: dict[str, int] = field(default_factory=dict)
-    factors: list[Factor] = field(default_factory=list)
-    tensors: dict[str, TensorStates] = field(default_factory=dict)
-    nodes: dict[str, NodeRows] = field(default_factory=dict)
-    saved_ports: set[int] = field(default_factory=set)
-
-
-@dataclass
-class NodeRows:
-    """Joint rows of a group: `index[r, a]` is the group row on axis a."""
-
-    strategy: GroupStrategy
-    index: Ints
-
-
-def tensor_name(value: int) -> str:
-    """Variable of a tensor or parameter."""
-    return f"t{value}"
 
 
 def build_block(
@@ -113,7 +68,13 @@ class _Builder:
     """Collects the variables and factors of one block."""
 
     def __init__(
-        self, coarse: CoarseBlock, strategies: BlockStrategies, model: CostModel, saved: set[int], skip: set[int], scale: float
+        self,
+        coarse: CoarseBlock,
+        strategies: BlockStrategies,
+        model: CostModel,
+        saved: set[int],
+        skip: set[int],
+        scale: float,
     ) -> None:
         self.block, self.coarse, self.strategies, self.model = coarse.block, coarse, strategies, model
         self.values = coarse.block.values
@@ -179,7 +140,11 @@ class _Builder:
             for v in op.saved:
                 root = self.root(v)
                 for candidate in (v, root):
-                    if candidate in self.crossing and self.home.get(candidate) != group and self.values[candidate].kind == "activation":
+                    if (
+                        candidate in self.crossing
+                        and self.home.get(candidate) != group
+                        and self.values[candidate].kind == "activation"
+                    ):
                         self.saved_inputs.add(candidate)
                         break
 
@@ -263,7 +228,9 @@ class _Builder:
             wait = self._internal(s, k, index)
             cost[TIME] += wait
             cost[COMM] += wait
-            kept.update(self.root(v) for v in op.saved if self.root(v) in inner and not self._kept_by_consumer(self.root(v)))
+            kept.update(
+                self.root(v) for v in op.saved if self.root(v) in inner and not self._kept_by_consumer(self.root(v))
+            )
             cost[MEMORY] += self._kept_extra(s, k, index)
         for v in kept:
             cost[MEMORY] += self.values[v].meta.num_bytes / self._parts_of(s, inner[v], v, index)
@@ -279,13 +246,20 @@ class _Builder:
         labels = [r[k].label for r in s.rows]
         if op.fn == "cross_entropy":
             classes = np.array([label == "classes" for label in labels])[index].any(axis=1)
-            parts = joint_parts(np.array([isinstance(r[k].inputs[0][0], Shard) for r in s.rows]), index, self.model.sizes)
+            parts = joint_parts(
+                np.array([isinstance(r[k].inputs[0][0], Shard) for r in s.rows]), index, self.model.sizes
+            )
             item = ITEM_BYTES[ins[0].dtype]
-            kept, beside = (np.array(pair)[classes.astype(int)] for pair in zip(*(loss_bytes(op, ins[0].shape, item, c) for c in (False, True)), strict=True))
+            kept, beside = (
+                np.array(pair)[classes.astype(int)]
+                for pair in zip(*(loss_bytes(op, ins[0].shape, item, c) for c in (False, True)), strict=True)
+            )
             return (kept + beside + ins[0].num_bytes) / parts / self.scale
         total = np.zeros(len(index))
         for meta in op.saved_extra:
-            flag = [r[k].splits_work and shrinks_kept(op, r[k].label, meta.shape, [m.shape for m in ins]) for r in s.rows]
+            flag = [
+                r[k].splits_work and shrinks_kept(op, r[k].label, meta.shape, [m.shape for m in ins]) for r in s.rows
+            ]
             total += meta.num_bytes / joint_parts(np.array(flag), index, self.model.sizes)
         return total
 
@@ -315,7 +289,9 @@ class _Builder:
                 for c in rows[k].internal:
                     here = index[:, axis] == r
                     shrunk = np.array([x[k].label in c.shrinks for x in s.rows])
-                    others = joint_parts(shrunk, index, self.model.sizes) / np.where(shrunk[index[:, axis]], self.model.sizes[axis], 1)
+                    others = joint_parts(shrunk, index, self.model.sizes) / np.where(
+                        shrunk[index[:, axis]], self.model.sizes[axis], 1
+                    )
                     total += np.where(here, c.count * collective_times(c.kind, c.num_bytes / others, link), 0.0)
         return total
 
@@ -334,8 +310,12 @@ class _Builder:
             gradient = joint_codes([digit(g) for _, g in taken], index, base)
             allowed &= joint_all(ok, index, states.index)
             # on several axes a slice or a pad must also nest: only the innermost shard of a dim can be cut or undone
-            allowed &= local[states.forward[None, :], forward[:, None]] & local[gradient[:, None], states.gradient[None, :]]
-            moved = np.where(joint_any(touch, index, states.index), states.local_bytes / self.model.cluster.gpu.bytes_per_s, 0.0)
+            allowed &= (
+                local[states.forward[None, :], forward[:, None]] & local[gradient[:, None], states.gradient[None, :]]
+            )
+            moved = np.where(
+                joint_any(touch, index, states.index), states.local_bytes / self.model.cluster.gpu.bytes_per_s, 0.0
+            )
             cost[TIME] += moved
         self.net.factors.append(Factor((name, tensor_name(value)), cost, allowed))
 
@@ -348,7 +328,9 @@ class _Builder:
         table = self._moves(value)
         there = table.cost[forward[:, None], states.forward[None, :]]
         back = table.cost[states.gradient[None, :], gradient[:, None]] if v.grad else np.zeros_like(there)
-        allowed = np.isfinite(there) & np.isfinite(back) & joint_all(_may_deliver(made, states.pairs), index, states.index)
+        allowed = (
+            np.isfinite(there) & np.isfinite(back) & joint_all(_may_deliver(made, states.pairs), index, states.index)
+        )
         seconds = np.where(allowed, there + back, 0.0)
         if self.model.workload.recompute == "full":
             seconds = np.where(allowed, seconds + there, 0.0)
@@ -418,10 +400,7 @@ def gradient_sum(states: TensorStates, grad: bool, model: CostModel) -> Floats:
         return seconds
     partial = np.array([p == (R, P) for p in states.pairs])
     for axis, link in enumerate(model.links):
-        seconds += np.where(partial[states.index[:, axis]], collective_times("all_reduce", states.local_bytes, link), 0.0)
+        seconds += np.where(
+            partial[states.index[:, axis]], collective_times("all_reduce", states.local_bytes, link), 0.0
+        )
     return seconds
-
-
-def rows_of(node: NodeRows, r: int) -> list[tuple[Row, ...]]:
-    """The group row on every axis of joint row `r`."""
-    return [node.strategy.rows[int(i)] for i in node.index[r]]

@@ -28,7 +28,9 @@ def rows_at(block: Block, op: Op, site: SitePlan) -> list[Row]:
         row = next((r for r in options if r.inputs == ins and r.outputs == outs), None)
         if row is None:
             shown = ", ".join(f"{c}|{g}" for c, g in ins)
-            raise InputError(f"{op.name} cannot run with operands ({shown}) on mesh axis {axis}: no rule of {op.fn} gives that")
+            raise InputError(
+                f"{op.name} cannot run with operands ({shown}) on mesh axis {axis}: no rule of {op.fn} gives that"
+            )
         found.append(row)
     return found
 

@@ -19,12 +19,13 @@ from planner_core import methods
 from planner_core.assemble import assemble
 from planner_core.candidates import Candidates, matrices, score
 from planner_core.cluster import Cluster, load_cluster
-from planner_core.collectives import volume_link
 from planner_core.coarsen import CoarseGraph, coarsen
+from planner_core.collectives import volume_link
 from planner_core.errors import InputError, NoPlanFits
-from planner_core.graph import Block, Graph, Op, TensorMeta
+from planner_core.graph import Graph
 from planner_core.hardware import CostModel, Workload, cost_model
 from planner_core.mesh import DeviceMesh, axis_names, parse_mesh
+from planner_core.opening import open_model
 from planner_core.plan import Plan
 from planner_core.price import price
 from planner_core.problem import Problem, Restriction, build_problem
@@ -36,10 +37,9 @@ if TYPE_CHECKING:
 
 Progress = Callable[[str], None]
 """Called with what is being done; may raise to stop."""
-DEFAULT_BATCH, DEFAULT_SEQ = 16, 2048
-"""Workload of a model that is not in the zoo."""
-SNAPSHOT_DTYPES = ("bfloat16", "float16")
-"""Types that the zoo's snapshots serve; the first is the one they were captured in."""
+USABLE_MEMORY = 0.92
+"""Share of a GPU's memory that plans may fill unless a budget is given; the rest is left to the allocator's fragmentation,
+to NCCL's buffers and to kernels' workspaces, which the memory walk does not count. An assumption."""
 METHODS = ("exact", "tap", "taps", "atp")
 
 
@@ -88,7 +88,9 @@ class _Clock:
     """Seconds by pass."""
 
     def __init__(self) -> None:
-        self.seconds: dict[str, float] = dict.fromkeys(("capture", "coarsen", "fold", "network", "search", "baselines"), 0.0)
+        self.seconds: dict[str, float] = dict.fromkeys(
+            ("capture", "coarsen", "fold", "network", "search", "baselines"), 0.0
+        )
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
@@ -111,11 +113,17 @@ class Planner:
 
     @property
     def budget(self) -> float:
-        """Bytes per GPU that a plan may take."""
-        return float(self.cluster.gpu.memory_bytes)
+        """Bytes per GPU that a plan may take: what the user said, else the GPU's memory less what the walk does not count."""
+        return self.cluster.gpu.memory_bytes * (1.0 if self.request.memory_gb is not None else USABLE_MEMORY)
 
     def problem(
-        self, mesh: DeviceMesh, restrict: Restriction | None = None, *, zero: int | None = None, uniform: bool = False, by_volume: bool = False
+        self,
+        mesh: DeviceMesh,
+        restrict: Restriction | None = None,
+        *,
+        zero: int | None = None,
+        uniform: bool = False,
+        by_volume: bool = False,
     ) -> Problem:
         """The folded cost network on one mesh; `by_volume` prices a byte alike on every axis."""
         workload = self.workload if zero is None else replace(self.workload, zero=min(zero, self.workload.zero))
@@ -134,7 +142,9 @@ class Planner:
         """The answer as a plan."""
         assert answer.assignment is not None
         blocks = assemble(problem, answer.assignment)
-        model = cost_model(self.cluster, problem.model.mesh, problem.model.workload)  # the real links, whatever it was chosen by
+        model = cost_model(
+            self.cluster, problem.model.mesh, problem.model.workload
+        )  # the real links, whatever it was chosen by
         cost = price(blocks, self.graph, model)
         w = model.workload
         return Plan(
@@ -185,7 +195,9 @@ def prepare(request: Request, graph: Graph | None = None, say: Progress = lambda
     if request.objective not in OBJECTIVES:
         raise InputError(f"--objective {request.objective!r} is not one of {', '.join(OBJECTIVES)}")
     clock = _Clock()
-    cluster = Cluster.from_json(request.cluster) if isinstance(request.cluster, Mapping) else load_cluster(request.cluster)
+    cluster = (
+        Cluster.from_json(request.cluster) if isinstance(request.cluster, Mapping) else load_cluster(request.cluster)
+    )
     if request.memory_gb is not None:
         if not 0 < request.memory_gb < 1e6:
             raise InputError(f"--memory-gb {request.memory_gb} is not between 0 and 10^6; give e.g. --memory-gb 40")
@@ -196,45 +208,23 @@ def prepare(request: Request, graph: Graph | None = None, say: Progress = lambda
              request.dtype, request.optimizer, request.zero, request.recompute).check()  # fmt: skip
     if graph is None:
         say(f"graph of {request.model}")
-        graph = open_model(request, clock)
-    workload = Workload(graph.workload["batch"], graph.workload["seq"], request.dtype, request.optimizer, request.zero, request.recompute)
+        with clock("capture"):
+            graph = open_model(
+                request.model, batch=request.batch, seq=request.seq, dtype=request.dtype, layers=request.layers
+            )
+    workload = Workload(
+        graph.workload["batch"],
+        graph.workload["seq"],
+        request.dtype,
+        request.optimizer,
+        request.zero,
+        request.recompute,
+    )
     say("coarsen")
     with clock("coarsen"):
         coarse = coarsen(graph)
         strategies = {"": block_strategies(coarse.top), **{n: block_strategies(b) for n, b in coarse.blocks.items()}}
     return Planner(request, graph, cluster, workload, coarse, strategies, clock)
-
-
-def open_model(request: Request, clock: _Clock | None = None) -> Graph:
-    """The graph of a MODEL argument: a snapshot of the zoo where there is one, else a capture (which imports torch)."""
-    from planner_core.models import ZOO, load_snapshot
-
-    clock, dtype = clock or _Clock(), request.dtype or SNAPSHOT_DTYPES[0]
-    if request.model in ZOO and dtype in SNAPSHOT_DTYPES:
-        with clock("capture"):
-            graph = load_snapshot(request.model, batch=request.batch, seq=request.seq, layers=request.layers)
-            return graph if dtype == SNAPSHOT_DTYPES[0] else with_dtype(graph, dtype)
-    from planner_core.capture import capture_graph
-
-    default = ZOO.get(request.model)
-    batch = request.batch or (default.batch if default else DEFAULT_BATCH)
-    seq = request.seq or (default.seq if default else DEFAULT_SEQ)
-    with clock("capture"):
-        return capture_graph(request.model, batch=batch, seq=seq, dtype=dtype, layers=request.layers)
-
-
-def with_dtype(graph: Graph, dtype: str) -> Graph:
-    """The same graph with the other 16-bit type."""
-
-    def meta(m: TensorMeta) -> TensorMeta:
-        return replace(m, dtype=dtype) if m.dtype == SNAPSHOT_DTYPES[0] else m
-
-    def block(b: Block) -> Block:
-        values = tuple(replace(v, meta=meta(v.meta)) for v in b.values)
-        items = tuple(replace(i, saved_extra=tuple(map(meta, i.saved_extra))) if isinstance(i, Op) else i for i in b.items)
-        return replace(b, values=values, items=items)
-
-    return replace(graph, top=block(graph.top), blocks={n: block(b) for n, b in graph.blocks.items()})
 
 
 def meshes(request: Request, cluster: Cluster) -> list[DeviceMesh]:
@@ -260,7 +250,9 @@ def choose(planner: Planner, options: Iterable[DeviceMesh], say: Progress = lamb
         if lens and restrict is None:
             continue
         problem = (
-            planner.problem(mesh, restrict, zero=lens.zero, uniform=lens.uniform, by_volume=lens.by_volume) if lens else planner.problem(mesh)
+            planner.problem(mesh, restrict, zero=lens.zero, uniform=lens.uniform, by_volume=lens.by_volume)
+            if lens
+            else planner.problem(mesh)
         )
         answer = planner.solve(problem, objective, best[0] if best else float("inf"))
         if answer.least_memory < (least[0].least_memory if least else float("inf")):
@@ -278,7 +270,9 @@ def choose(planner: Planner, options: Iterable[DeviceMesh], say: Progress = lamb
             f"no plan fits: {needs}; use more GPUs, a smaller --batch, --recompute full or --memory-gb {math.ceil(least_bytes / 1e9)}"
         )
     assert smallest is not None
-    plan = planner.plan(least[1], Answer(smallest, 0.0, 0.0, least_bytes), "least memory", planner.request.method, objective)
+    plan = planner.plan(
+        least[1], Answer(smallest, 0.0, 0.0, least_bytes), "least memory", planner.request.method, objective
+    )
     return replace(plan, fits=False, notes=(f"does not fit: {needs}",))
 
 
@@ -363,7 +357,13 @@ def compare_methods(request: Request, progress: Progress | None = None) -> Resul
             except NoPlanFits:
                 continue
             lens = methods.LENSES.get(method)
-            extra.append(replace(plan, name=lens.name.upper() if lens else f"least {objective}", notes=(lens.says,) if lens else plan.notes))
+            extra.append(
+                replace(
+                    plan,
+                    name=lens.name.upper() if lens else f"least {objective}",
+                    notes=(lens.says,) if lens else plan.notes,
+                )
+            )
     return replace(result, plans=(*result.plans, *extra))
 
 

@@ -232,7 +232,9 @@ def from_json(data: Any) -> Plan:
             ),
         )  # fmt: skip
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(f"broken plan file: {type(error).__name__} at {error}; make it again with `plan MODEL -o FILE`") from None
+        raise InputError(
+            f"broken plan file: {type(error).__name__} at {error}; make it again with `plan MODEL -o FILE`"
+        ) from None
     _validate(plan)
     return plan
 
@@ -240,15 +242,21 @@ def from_json(data: Any) -> Plan:
 def _validate(plan: Plan) -> None:
     axes = len(plan.mesh.axis_sizes)
     if not 1 <= axes <= 3 or len(plan.mesh.axis_names) != axes or min(plan.mesh.axis_sizes) < 1:
-        raise InputError(f"broken plan file: mesh {plan.mesh.axis_names} {plan.mesh.axis_sizes} is not one to three positive axes")
+        raise InputError(
+            f"broken plan file: mesh {plan.mesh.axis_names} {plan.mesh.axis_sizes} is not one to three positive axes"
+        )
     for label, block in plan.blocks.items():
         for name, param in block.params.items():
             if len(param.stored) != axes:
-                raise InputError(f"broken plan file: {label}.{name} has {len(param.stored)} placements for {axes} mesh axes")
+                raise InputError(
+                    f"broken plan file: {label}.{name} has {len(param.stored)} placements for {axes} mesh axes"
+                )
         for name, site in block.sites.items():
             for edge in (*site.inputs, *site.outputs):
                 if any(not 0 <= s.axis < axes for s in (*edge.forward, *edge.backward)):
-                    raise InputError(f"broken plan file: {label}.{name} moves a tensor along a mesh axis that does not exist")
+                    raise InputError(
+                        f"broken plan file: {label}.{name} moves a tensor along a mesh axis that does not exist"
+                    )
 
 
 def _param_json(p: ParamPlan) -> list[Any]:

@@ -71,7 +71,9 @@ def price(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) -> Co
         )  # fmt: skip
     comm = sum(t.time_s for t in traffic.values())
     shown = exposed(found, blocks, graph, model)
-    return Cost(compute + shown, compute, comm, shown, tuple(sorted(traffic.values(), key=_order)), walk(blocks, graph, model))
+    return Cost(
+        compute + shown, compute, comm, shown, tuple(sorted(traffic.values(), key=_order)), walk(blocks, graph, model)
+    )
 
 
 def exposed(found: Iterable[Message], blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) -> float:
@@ -112,7 +114,9 @@ class _Leaders:
 
 
 def _leaders(block: Block) -> _Leaders:
-    members = {g.name: tuple(op for i in g.items if isinstance(op := block.items[i], Op)) for g in coarsen_block(block).groups}
+    members = {
+        g.name: tuple(op for i in g.items if isinstance(op := block.items[i], Op)) for g in coarsen_block(block).groups
+    }
     group = {op.name: name for name, ops in members.items() for op in ops}
     used: dict[str, list[str]] = {}
     for name, ops in members.items():
@@ -149,7 +153,10 @@ def compute_time(graph: Graph, label: str, bp: BlockPlan, model: CostModel) -> f
 def site_time(block: Block, op: Op, site: SitePlan, model: CostModel) -> tuple[float, float]:
     """Seconds forward and backward of one op on one GPU."""
     parts = split_parts(block, op, site, model)
-    ends = [*zip(op.inputs, (e.dst for e in site.inputs), strict=True), *zip(op.outputs, (e.src for e in site.outputs), strict=True)]
+    ends = [
+        *zip(op.inputs, (e.dst for e in site.inputs), strict=True),
+        *zip(op.outputs, (e.src for e in site.outputs), strict=True),
+    ]
     num_bytes = sum(
         local_bytes(block, v, state.forward, model)
         for v, state in ends
@@ -190,15 +197,21 @@ def _site_messages(block: Block, op: Op, site: SitePlan, label: str, model: Cost
         category = HIDE if weight else WAIT
         what = v.name if weight else f"operand {position}"
         there = list(_steps(block, value, edge, edge.forward, edge.src.forward, model))
-        regather = (weight and v.grad and value in op.saved and model.workload.recompute == "none") or (weight and again)
+        regather = (weight and v.grad and value in op.saved and model.workload.recompute == "none") or (
+            weight and again
+        )
         for phase, moves in (("forward", there), ("backward", there if regather or again else [])):
-            yield from (Message(op.name, what, phase, kind, axis, n, 1, category, "", v.name) for kind, axis, n in moves)
+            yield from (
+                Message(op.name, what, phase, kind, axis, n, 1, category, "", v.name) for kind, axis, n in moves
+            )
         for kind, axis, n in _steps(block, value, edge, edge.backward, edge.dst.gradient, model):
             yield Message(op.name, f"gradient of {what}", "backward", kind, axis, n, 1, category, "", v.name)
     for position, (value, edge) in enumerate(zip(op.outputs, site.outputs, strict=True)):
         there = list(_steps(block, value, edge, edge.forward, edge.src.forward, model))
         for phase, moves in (("forward", there), ("backward", there if again else [])):
-            yield from (Message(op.name, f"result {position}", phase, kind, axis, n, 1, WAIT) for kind, axis, n in moves)
+            yield from (
+                Message(op.name, f"result {position}", phase, kind, axis, n, 1, WAIT) for kind, axis, n in moves
+            )
         for kind, axis, n in _steps(block, value, edge, edge.backward, edge.dst.gradient, model):
             yield Message(op.name, f"gradient of result {position}", "backward", kind, axis, n, 1, WAIT)
     yield from _internal_messages(block, op, site, model, again)
@@ -208,7 +221,16 @@ def _internal_messages(block: Block, op: Op, site: SitePlan, model: CostModel, a
     chosen = rows_at(block, op, site)
     for axis, row in enumerate(chosen):
         for c in row.internal if model.sizes[axis] > 1 else ():
-            others = int(np.prod([n for a, (r, n) in enumerate(zip(chosen, model.sizes, strict=True)) if a != axis and r.label in c.shrinks], dtype=int))
+            others = int(
+                np.prod(
+                    [
+                        n
+                        for a, (r, n) in enumerate(zip(chosen, model.sizes, strict=True))
+                        if a != axis and r.label in c.shrinks
+                    ],
+                    dtype=int,
+                )
+            )
             phases = (c.phase, "backward") if again and c.phase == "forward" else (c.phase,)
             for phase in phases:
                 yield Message(op.name, f"inside {op.fn}", phase, c.kind, axis, c.num_bytes // others, c.count, WAIT)
@@ -222,7 +244,11 @@ def _steps(
     here = list(start)
     for step in steps:
         if step.collective and model.sizes[step.axis] > 1:
-            yield step.collective, step.axis, step_bytes(meta.shape, ITEM_BYTES[meta.dtype], tuple(here), step.axis, model.sizes)
+            yield (
+                step.collective,
+                step.axis,
+                step_bytes(meta.shape, ITEM_BYTES[meta.dtype], tuple(here), step.axis, model.sizes),
+            )
         here[step.axis] = step.dst
 
 
@@ -230,7 +256,9 @@ def _sync_messages(block: Block, bp: BlockPlan, model: CostModel) -> Iterator[Me
     by_name = {v.name: i for i, v in enumerate(block.values) if v.kind == "parameter" and i not in block.inputs}
     for name, param in bp.params.items():
         if name not in by_name:
-            raise InputError(f"the plan places a parameter {name!r} that the model does not have; plan this model again")
+            raise InputError(
+                f"the plan places a parameter {name!r} that the model does not have; plan this model again"
+            )
         value = by_name[name]
         stored = tuple(p if isinstance(p, Shard) else R for p in param.stored)
         for axis in param.sync:

@@ -83,13 +83,19 @@ def decode(code: int, rank: int, num_axes: int) -> Placements:
     return tuple(R if d == 0 else P if d == 1 else Shard(d - 2) for d in reversed(digits))
 
 
-def step_bytes(shape: tuple[int, ...], item_bytes: int, placements: Placements, axis: int, sizes: tuple[int, ...]) -> int:
+def step_bytes(
+    shape: tuple[int, ...], item_bytes: int, placements: Placements, axis: int, sizes: tuple[int, ...]
+) -> int:
     """Bytes of the full tensor along `axis` on one rank: whole on that axis, local on the others."""
-    parts = math.prod(n for i, (p, n) in enumerate(zip(placements, sizes, strict=True)) if i != axis and isinstance(p, Shard))
+    parts = math.prod(
+        n for i, (p, n) in enumerate(zip(placements, sizes, strict=True)) if i != axis and isinstance(p, Shard)
+    )
     return math.prod(shape) * item_bytes // parts
 
 
-def splits_evenly(shape: tuple[int, ...], placements: Placements, sizes: tuple[int, ...], segments: Segments = ()) -> bool:
+def splits_evenly(
+    shape: tuple[int, ...], placements: Placements, sizes: tuple[int, ...], segments: Segments = ()
+) -> bool:
     """Whether every device gets an equal share of every sharded dim, and of each of its fused parts."""
     parts = dict(segments)
     for d, extent in enumerate(shape):
@@ -101,7 +107,11 @@ def splits_evenly(shape: tuple[int, ...], placements: Placements, sizes: tuple[i
 
 @functools.lru_cache(maxsize=4096)
 def moves(
-    shape: tuple[int, ...], item_bytes: int, sizes: tuple[int, ...], links: tuple[AxisLink, ...], segments: Segments = ()
+    shape: tuple[int, ...],
+    item_bytes: int,
+    sizes: tuple[int, ...],
+    links: tuple[AxisLink, ...],
+    segments: Segments = (),
 ) -> Moves:
     """Every redistribution of a tensor of global `shape` on a mesh of `sizes`."""
     rank, axes = len(shape), len(sizes)
@@ -137,7 +147,12 @@ def _innermost(here: Placements, to: Placement, axis: int) -> bool:
 
 
 def _move_time(
-    shape: tuple[int, ...], item_bytes: int, here: Placements, step: Step, sizes: tuple[int, ...], links: tuple[AxisLink, ...]
+    shape: tuple[int, ...],
+    item_bytes: int,
+    here: Placements,
+    step: Step,
+    sizes: tuple[int, ...],
+    links: tuple[AxisLink, ...],
 ) -> float:
     kind = step.collective
     if kind is None:

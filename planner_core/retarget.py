@@ -100,7 +100,9 @@ class _Retarget:
         self.graph, self.model = graph, model
         self.whole = State((R,) * len(model.sizes), (R,) * len(model.sizes))
         self.sites = {join_name(p, n): s for b in plan.blocks.values() for p in b.prefixes for n, s in b.sites.items()}
-        self.params = {join_name(p, n): s for b in plan.blocks.values() for p in b.prefixes for n, s in b.params.items()}
+        self.params = {
+            join_name(p, n): s for b in plan.blocks.values() for p in b.prefixes for n, s in b.params.items()
+        }
         self.segments: dict[str, SegmentMap] = {
             b.name: block_strategies(coarsen_block(b)).segments for b in (graph.top, *graph.blocks.values())
         }
@@ -147,7 +149,8 @@ class _Retarget:
 
     def _params(self, prefix: str, block: Block) -> dict[str, ParamPlan]:
         return {
-            block.values[i].name: replace(old, segments=dict(self._parts(block, i))) for i, old in self._own(prefix, block).items()
+            block.values[i].name: replace(old, segments=dict(self._parts(block, i)))
+            for i, old in self._own(prefix, block).items()
         }
 
     def _parts(self, block: Block, value: int) -> Segments:
@@ -186,7 +189,9 @@ class _Retarget:
         try:
             return table.steps(src, dst)
         except ValueError:
-            raise InputError(f"{name} cannot be split evenly on a mesh of {self.model.mesh}; use other --ranks") from None
+            raise InputError(
+                f"{name} cannot be split evenly on a mesh of {self.model.mesh}; use other --ranks"
+            ) from None
 
 
 def _add_way(plans: list[BlockPlan], bp: BlockPlan) -> None:

@@ -41,11 +41,15 @@ def kept_by_calls(graph: Graph) -> set[int]:
 def kept_results(graph: Graph) -> Mapping[str, set[int]]:
     """Per block, the results that their reader keeps, in most of the block's copies."""
     top = graph.top
-    kept = kept_by_calls(graph) | {v for op in top.ops for s in op.saved for v in (s, root(top, s)) if v not in op.outputs}
+    kept = kept_by_calls(graph) | {
+        v for op in top.ops for s in op.saved for v in (s, root(top, s)) if v not in op.outputs
+    }
     votes: dict[str, Counter[int]] = {name: Counter() for name in graph.blocks}
     calls: Counter[str] = Counter()
     for item in top.items:
         if isinstance(item, Call):
             calls[item.block] += 1
-            votes[item.block].update(i for i, o in zip(graph.blocks[item.block].outputs, item.outputs, strict=True) if o in kept)
+            votes[item.block].update(
+                i for i, o in zip(graph.blocks[item.block].outputs, item.outputs, strict=True) if o in kept
+            )
     return {name: {v for v, n in votes[name].items() if 2 * n > calls[name]} for name in graph.blocks}

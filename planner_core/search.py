@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from planner_core.network import COMM, ENDING, MEMORY, TIME
-from planner_core.problem import Assignment, Problem, Weights, solve
+from planner_core.problem import Problem
+from planner_core.solve import Assignment, Weights, solve
+from planner_core.tables import COMM, ENDING, MEMORY, TIME
 
 OBJECTIVES = ("time", "communication")
 TIE = 1e-6

@@ -137,8 +137,7 @@ def compatible(taken: Sequence[Pair], states: Sequence[Pair]) -> tuple[Bools, Bo
             if (c, gc) == (f, g):
                 ok[r, s] = True
             elif f == R and (
-                (c in (R, P) and gc == R and g in (R, P))
-                or (isinstance(c, Shard) and (g == P if gc == c else g == R))
+                (c in (R, P) and gc == R and g in (R, P)) or (isinstance(c, Shard) and (g == P if gc == c else g == R))
             ):
                 ok[r, s] = touch[r, s] = True
     return ok, touch
@@ -157,5 +156,3 @@ def stored_for(taken: Sequence[Pair], states: Sequence[Pair], may_gather: bool) 
             elif c == R:
                 ok[r, s] = gather[r, s] = may_gather
     return ok, gather
-
-

@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 
 from planner_core.graph import Call
-from planner_core.network import MEMORY, tensor_name
 from planner_core.pipeline import Planner, meshes
-from planner_core.problem import Compiled, Problem, Weights, solve
+from planner_core.problem import Compiled, Problem
 from planner_core.search import weights
+from planner_core.solve import Weights, solve
+from planner_core.tables import MEMORY, tensor_name
 
 INFINITE = 1e12
 """Stands for an impossible combination; real costs are seconds and far smaller."""
@@ -77,7 +78,10 @@ def _chain_values(problem: Problem) -> list[dict[str, tuple[Compiled, str]]]:
 
 def _names(problem: Problem, call: Call, number: int, compiled: Compiled) -> dict[str, str]:
     block = problem.coarse.graph.blocks[call.block]
-    outer = {tensor_name(i): tensor_name(o) for i, o in zip((*block.inputs, *block.outputs), (*call.inputs, *call.outputs), strict=True)}
+    outer = {
+        tensor_name(i): tensor_name(o)
+        for i, o in zip((*block.inputs, *block.outputs), (*call.inputs, *call.outputs), strict=True)
+    }
     return {v: outer[v] if v in compiled.keep else f"{call.prefix}:{v}" for v in compiled.alive}
 
 

@@ -15,17 +15,17 @@ EXPLORER = ROOT / "explorer"
 # A module may import only what stands before it; a star marks those that may import torch and transformers.
 # A sub-package counts as one.
 ORDER = (
-    "errors", "mesh", "placement", "graph", "plan", "cluster", "collectives", "atp", "models", "sites*", "moe*", "scans*",
-    "capture*", "rules", "rules_scan", "rules_math", "coarsen", "fold", "folding", "strategy", "hardware", "redistribute", "cost", "memory",
-    "price", "states", "network", "eliminate", "problem", "candidates", "assemble", "search", "methods", "baselines",
-    "runtime*", "retarget", "apply*", "verify*", "export*", "pipeline", "report", "unfolded", "__main__",
+    "errors", "mesh", "placement", "graph", "plan", "cluster", "collectives", "atp", "models", "sites*", "moe*",
+    "capture*", "opening", "rules", "rules_math", "coarsen", "fold", "strategy", "hardware", "redistribute", "saving", "pinned",
+    "memory", "price", "states", "tables", "network", "eliminate", "problem", "solve", "candidates", "folding", "assemble",
+    "search", "methods", "pipeline", "report", "unfolded", "retarget", "runtime*", "verify*", "export*", "__main__",
 )  # fmt: skip
 NAMES = tuple(name.rstrip("*") for name in ORDER)
 HEAVY = {name.rstrip("*") for name in ORDER if name.endswith("*")}
 HEAVY_LIBRARIES = {"torch", "transformers"}
 # These may import a starred module inside a function, where the user asked for what needs it.
-MAY_CALL_HEAVY = {"models", "pipeline", "__main__"}
-STREAMLIT = ("pages", "state", "components")
+MAY_CALL_HEAVY = {"models", "opening", "__main__"}
+STREAMLIT = ("pages", "state", "components", "learn")
 HOST = re.compile(
     r"(?:https?:)?//(?!localhost\b|127\.0\.0\.1\b|www\.w3\.org/)[a-z0-9-]+(?:\.[a-z0-9-]+)+", re.IGNORECASE
 )

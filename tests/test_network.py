@@ -14,8 +14,9 @@ from planner_core.graph import Op
 from planner_core.hardware import Workload, cost_model
 from planner_core.mesh import parse_mesh
 from planner_core.models import ZOO, load_snapshot
-from planner_core.network import NUM_COMPONENTS, build_block, rows_of
+from planner_core.network import build_block
 from planner_core.problem import build_problem
+from planner_core.tables import NUM_COMPONENTS, rows_of
 from tests.random_graphs import B, S, prepared, random_graph
 from tests.solvers import brute_force, evaluate, highs, toulbar2
 
@@ -157,8 +158,8 @@ def test_data_parallel_gradient_sums_are_the_bytes_of_the_weights() -> None:
     """Along one axis with everything split by batch, the network's communication is one all_reduce of every parameter."""
     from planner_core.collectives import collective_time
     from planner_core.methods import BASELINES
-    from planner_core.network import COMM
     from planner_core.search import search
+    from planner_core.tables import COMM
 
     graph = load_snapshot("llama-3-8b", layers=2)
     c = load_cluster("1x8-h100")

@@ -1,0 +1,46 @@
+"""Open a MODEL argument: a snapshot of the zoo where there is one, else a capture (which imports torch)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from planner_core.graph import Block, Graph, Op, TensorMeta
+
+DEFAULT_BATCH, DEFAULT_SEQ = 16, 2048
+"""Workload of a model that is not in the zoo."""
+SNAPSHOT_DTYPES = ("bfloat16", "float16")
+"""Types that the zoo's snapshots serve; the first is the one they were captured in."""
+
+
+def open_model(
+    model: str, *, batch: int | None = None, seq: int | None = None, dtype: str | None = None, layers: int | None = None
+) -> Graph:
+    """The graph of a MODEL argument: a snapshot of the zoo where there is one, else a capture (which imports torch)."""
+    from planner_core.models import ZOO, load_snapshot
+
+    dtype = dtype or SNAPSHOT_DTYPES[0]
+    if model in ZOO and dtype in SNAPSHOT_DTYPES:
+        graph = load_snapshot(model, batch=batch, seq=seq, layers=layers)
+        return graph if dtype == SNAPSHOT_DTYPES[0] else with_dtype(graph, dtype)
+    from planner_core.capture import capture_graph
+
+    default = ZOO.get(model)
+    batch = batch or (default.batch if default else DEFAULT_BATCH)
+    seq = seq or (default.seq if default else DEFAULT_SEQ)
+    return capture_graph(model, batch=batch, seq=seq, dtype=dtype, layers=layers)
+
+
+def with_dtype(graph: Graph, dtype: str) -> Graph:
+    """The same graph with the other 16-bit type."""
+
+    def meta(m: TensorMeta) -> TensorMeta:
+        return replace(m, dtype=dtype) if m.dtype == SNAPSHOT_DTYPES[0] else m
+
+    def block(b: Block) -> Block:
+        values = tuple(replace(v, meta=meta(v.meta)) for v in b.values)
+        items = tuple(
+            replace(i, saved_extra=tuple(map(meta, i.saved_extra))) if isinstance(i, Op) else i for i in b.items
+        )
+        return replace(b, values=values, items=items)
+
+    return replace(graph, top=block(graph.top), blocks={n: block(b) for n, b in graph.blocks.items()})

@@ -1,0 +1,63 @@
+"""The values a cost network is made of: variables with states, and tables over one or two of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from planner_core.rules import Row
+from planner_core.states import Bools, Floats, Ints, TensorStates
+from planner_core.strategy import GroupStrategy
+
+TIME, MEMORY, COMM, ENDING = range(4)
+NUM_COMPONENTS = 4
+"""Components of every cost (see `network`)."""
+
+
+@dataclass
+class Factor:
+    """A table over one or two variables: `cost[component, a(, b)]`, and which entries are possible."""
+
+    vars: tuple[str, ...]
+    cost: Floats
+    allowed: Bools
+
+    @cached_property
+    def barrier(self) -> Floats:
+        """Zero where allowed, else infinite."""
+        return np.where(self.allowed, 0.0, np.inf)
+
+
+@dataclass
+class Network:
+    """Variables (name -> number of states) and factors of one block; `ports` are the block's inputs and outputs.
+
+    `tensors` and `nodes` tell what the states mean: a tensor's or parameter's joint states, a group's joint rows.
+    `saved_ports` are ports whose delivered tensor is kept for backward by an op of this block.
+    """
+
+    sizes: dict[str, int] = field(default_factory=dict)
+    factors: list[Factor] = field(default_factory=list)
+    tensors: dict[str, TensorStates] = field(default_factory=dict)
+    nodes: dict[str, NodeRows] = field(default_factory=dict)
+    saved_ports: set[int] = field(default_factory=set)
+
+
+@dataclass
+class NodeRows:
+    """Joint rows of a group: `index[r, a]` is the group row on axis a."""
+
+    strategy: GroupStrategy
+    index: Ints
+
+
+def tensor_name(value: int) -> str:
+    """Variable of a tensor or parameter."""
+    return f"t{value}"
+
+
+def rows_of(node: NodeRows, r: int) -> list[tuple[Row, ...]]:
+    """The group row on every axis of joint row `r`."""
+    return [node.strategy.rows[int(i)] for i in node.index[r]]
