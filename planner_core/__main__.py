@@ -130,7 +130,7 @@ def _models(args: argparse.Namespace) -> int:
     from planner_core.models import ZOO, load_snapshot
     from planner_core.report import table
 
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "name": m.name,
             "description": m.description,

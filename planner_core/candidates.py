@@ -49,7 +49,7 @@ class Candidates:
     @property
     def space(self) -> int:
         """Number of assignments."""
-        return 3 ** len(self.weights)
+        return int(3 ** len(self.weights))
 
     @property
     def scored(self) -> int:

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 
 from planner_core.errors import InputError
 
-Attr: TypeAlias = int | float | str | bool | None | tuple["Attr", ...]
+Attr: TypeAlias = int | float | str | bool | tuple["Attr", ...] | None
 
 ITEM_BYTES = {
     "float64": 8, "int64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2, "int16": 2,
@@ -208,7 +208,10 @@ def _inline(block: Block, call: Call, values: list[Value], names: dict[str, int]
             values[ids[i]] = replace(values[ids[i]], storage=ids[value.storage])
         elif value.storage == i:
             values[ids[i]] = replace(values[ids[i]], storage=ids[i]) if i not in block.inputs else values[ids[i]]
-    rename = lambda items: tuple(ids[i] for i in items)  # noqa: E731
+
+    def rename(items: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(ids[i] for i in items)
+
     return [
         replace(
             op, name=join_name(call.prefix, op.name), inputs=rename(op.inputs), outputs=rename(op.outputs),

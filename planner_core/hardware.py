@@ -6,7 +6,8 @@ see Williams, Waterman & Patterson, "Roofline" (2009).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,6 +54,10 @@ class Workload:
             )
         if self.recompute not in RECOMPUTE:
             raise InputError(f"--recompute {self.recompute!r} is not one of {', '.join(RECOMPUTE)}")
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, as plans and reports keep it."""
+        return asdict(self)
 
     def state_bytes(self, item_bytes: int) -> int:
         """Bytes of optimizer state per parameter element."""

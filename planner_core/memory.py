@@ -230,35 +230,36 @@ class _Walk:
         dying: dict[int, int] = {}
         for key, position in first.items():
             dying[position] = dying.get(position, 0) + keeps[key]
-        users: dict[int, int] = {}
-        for i, op in enumerate(ops):
-            for v in op.outputs:
-                users[self.root(v)] = i
-        flying = {
-            self.root(v): self._gradient(v) for v in self.block.outputs if self.block.values[v].kind == "activation"
-        }
+        results = [v for v in self.block.outputs if self.block.values[v].kind == "activation"]
+        flying = {self.root(v): self._gradient(v) for v in results}
         done = peak = 0
         for i in range(len(ops) - 1, -1, -1):
-            op = ops[i]
-            site = self.plan.sites[op.name]
-            fresh = 0
-            for v, edge in zip(op.inputs, site.inputs, strict=True):
-                value = self.block.values[v]
-                if not value.grad:
-                    continue
-                if value.kind == "parameter":
-                    done += self.size(v, tuple(edge.src.forward))
-                    fresh += self.size(v, edge.dst.forward) if any(s.collective for s in edge.forward) else 0
-                elif not (is_view(op) and self.root(v) == self.root(op.outputs[0])):
-                    flying[self.root(v)] = self.size(v, edge.dst.forward)
-            if op.fn == "cross_entropy":  # the gradient of its log-softmax, beside that of the logits
-                fresh += self._loss(op)[1]
+            summed, fresh = self._back(ops[i], flying)
+            done += summed
             peak = max(peak, kept + min(done, grads) + fresh + sum(flying.values()))
             kept -= dying.get(i, 0)
-            for v in op.outputs:
-                if users.get(self.root(v)) == i or self.root(v) == v:
-                    flying.pop(self.root(v), None) if self.root(v) not in {self.root(x) for x in op.inputs} else None
+            passed_on = {self.root(v) for v in ops[i].inputs}
+            for v in ops[i].outputs:
+                if self.root(v) not in passed_on:
+                    flying.pop(self.root(v), None)
         return peak
+
+    def _back(self, op: Op, flying: dict[int, int]) -> tuple[int, int]:
+        """Backward of one op puts its operands' gradients in flight; bytes of gradients done, and needed for the moment."""
+        site = self.plan.sites[op.name]
+        done = fresh = 0
+        for v, edge in zip(op.inputs, site.inputs, strict=True):
+            value = self.block.values[v]
+            if not value.grad:
+                continue
+            if value.kind == "parameter":
+                done += self.size(v, edge.src.forward)
+                fresh += self.size(v, edge.dst.forward) if any(s.collective for s in edge.forward) else 0
+            elif not (is_view(op) and self.root(v) == self.root(op.outputs[0])):
+                flying[self.root(v)] = self.size(v, edge.dst.forward)
+        if op.fn == "cross_entropy":  # the gradient of its log-softmax, beside that of the logits
+            fresh += self._loss(op)[1]
+        return done, fresh
 
     def _gradient(self, value: int) -> int:
         return self.made.get(value, 0) or self.given.get(value, 0)

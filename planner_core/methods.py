@@ -16,7 +16,7 @@ from planner_core.mesh import DeviceMesh
 from planner_core.placement import P, R, Shard
 from planner_core.problem import Restriction
 from planner_core.rules import Pair, Row
-from planner_core.states import Ints
+from planner_core.states import Bools, Ints
 from planner_core.tables import NUM_COMPONENTS, Factor, Network, tensor_name
 
 PairTest = Callable[[Value, Pair], bool]
@@ -65,7 +65,10 @@ class AxisRules(Restriction):
     ) -> bool:
         free = test is not batch_split and any(op.fn in PRODUCTS for op in ops)
         for op, row in zip(ops, rows, strict=True):
+            ends = [where.values[v] for v in (*op.inputs, *op.outputs)]
             if op.fn == "scaled_dot_product_attention" and test is not batch_split and row.label != "heads":
+                return False
+            if test is whole and not free and row.label != "R" and any(map(self._in_stream, ends)):
                 return False
             for v, pair in zip(op.outputs, row.outputs, strict=True):
                 value = where.values[v]
@@ -223,7 +226,9 @@ class SplitWeights(Restriction):
                 good = [not isinstance(p, Shard) or p.dim == last for p, _ in states.pairs]
             else:
                 continue
-            ok = np.array(good)[states.index].all(axis=1)
+            ok = np.ones(len(states), dtype=bool)
+            for axis in range(states.index.shape[1]):
+                ok &= np.array(good, dtype=bool)[states.index[:, axis]]
             net.factors.append(Factor((name,), np.zeros((NUM_COMPONENTS, len(states))), ok))
 
 
@@ -234,8 +239,8 @@ def _atp(graph: Graph, mesh: DeviceMesh) -> Restriction | None:
 LENSES = {
     lens.name: lens
     for lens in (
-        Lens("tap", "communication", "TAP: least communication volume, weights kept, one plan per unique block", _anything, by_volume=True),
-        Lens("taps", "communication", "TAPS: least communication time on this topology, weights kept, one plan per unique block", _anything),
+        Lens("tap", "communication", "TAP: least volume, weights kept, one plan per unique block", _anything, by_volume=True),
+        Lens("taps", "communication", "TAPS: least communication time, weights kept, one plan per unique block", _anything),
         Lens("atp", "communication", "ATP: every matrix split over a 2-D mesh, row- or column-first", _atp),
     )
 }  # fmt: skip

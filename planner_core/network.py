@@ -56,7 +56,8 @@ def build_block(
     """The network of one block, its calls left out (`chain` adds those as tables).
 
     `saved_by_calls` are values that a called block keeps for backward; `skip` values inside a run of equal
-    calls, which are no variables here. `kept_results` are results of a block that their reader keeps. `saved_scale` is the share of the block's kept activations that
+    calls, which are no variables here. `kept_results` are results of a block that their
+    reader keeps. `saved_scale` is the share of the block's kept activations that
     is there at the peak: 1, or one copy in all of a block that is recomputed in backward.
     """
     builder = _Builder(coarse, strategies, model, set(saved_by_calls), set(skip), saved_scale)
@@ -254,7 +255,8 @@ class _Builder:
                 np.array(pair)[classes.astype(int)]
                 for pair in zip(*(loss_bytes(op, ins[0].shape, item, c) for c in (False, True)), strict=True)
             )
-            return (kept + beside + ins[0].num_bytes) / parts / self.scale
+            loss: Floats = (kept + beside + ins[0].num_bytes) / parts / self.scale
+            return loss
         total = np.zeros(len(index))
         for meta in op.saved_extra:
             flag = [

@@ -146,10 +146,9 @@ class Planner:
             self.cluster, problem.model.mesh, problem.model.workload
         )  # the real links, whatever it was chosen by
         cost = price(blocks, self.graph, model)
-        w = model.workload
         return Plan(
             name=name, method=method, objective=objective, optimal=answer.optimal, model=model_identity(self.graph),
-            workload={"batch": w.batch, "seq": w.seq, "dtype": w.dtype, "optimizer": w.optimizer, "zero": w.zero, "recompute": w.recompute},
+            workload=model.workload.to_json(),
             cluster=self.cluster.to_json(), mesh=model.mesh, blocks=blocks, cost=cost,
             fits=cost.memory_bytes["peak"] <= self.budget,
             notes=() if answer.optimal else (f"best found; the bound is {100 * answer.gap:.2g} % lower",),
@@ -264,7 +263,8 @@ def choose(planner: Planner, options: Iterable[DeviceMesh], say: Progress = lamb
     if least is None:
         raise NoPlanFits("no plan of this model can run on these meshes; try another --mesh or --batch")
     least_bytes, smallest = least[0].least_memory, least[0].smallest
-    needs = f"the least memory that any plan needs is {least_bytes / 1e9:.1f} GB per GPU, but there are {planner.budget / 1e9:.1f} GB"
+    there = f"{planner.budget / 1e9:.1f} GB"
+    needs = f"the least memory that any plan needs is {least_bytes / 1e9:.1f} GB per GPU, but there are {there}"
     if planner.request.memory_gb is not None:
         raise NoPlanFits(
             f"no plan fits: {needs}; use more GPUs, a smaller --batch, --recompute full or --memory-gb {math.ceil(least_bytes / 1e9)}"

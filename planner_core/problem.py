@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,7 @@ from planner_core.graph import Block, Call
 from planner_core.hardware import CostModel
 from planner_core.network import build_block
 from planner_core.saving import kept_results
+from planner_core.states import Bools
 from planner_core.strategy import BlockStrategies
 from planner_core.tables import NUM_COMPONENTS, Factor, Network, tensor_name
 
@@ -85,7 +87,8 @@ def build_problem(
     repeats = graph.num_repeats
     recompute = model.workload.recompute == "full"
     kept = kept_results(graph)
-    blocks, saved_top = {}, set()
+    blocks: dict[str, Compiled] = {}
+    saved_top: set[int] = set()
     for name, block in coarse.blocks.items():
         net = build_block(
             block, strategies[name], model, saved_scale=1 / repeats[name] if recompute else 1.0, kept_results=kept[name]
@@ -191,22 +194,26 @@ def compile_network(net: Network, keep: tuple[str, ...]) -> Compiled:
         changed = False
         for f in merged.values():
             for axis, v in enumerate(f.vars):
-                if len(f.vars) == 1:
-                    support = f.allowed
-                else:
-                    other = alive[f.vars[1 - axis]]
-                    support = (f.allowed & (other[None, :] if axis == 0 else other[:, None])).any(axis=1 - axis)
-                fresh = alive[v] & support
+                fresh: Bools = np.logical_and(alive[v], _support(f, axis, alive))
                 if fresh.sum() != alive[v].sum():
                     alive[v], changed = fresh, True
     index = {v: np.flatnonzero(a) for v, a in alive.items()}
     small = []
     for f in merged.values():
-        pick = np.ix_(*(index[v] for v in f.vars))
+        pick: tuple[Any, ...] = np.ix_(*(index[v] for v in f.vars))
         small.append(Factor(f.vars, f.cost[(slice(None), *pick)], f.allowed[pick]))
     sizes = {v: len(a) for v, a in index.items()}
     kept = tuple(v for v in keep if v in sizes)
     return Compiled(net, kept, index, small, order(sizes, [f.vars for f in small], kept))
+
+
+def _support(f: Factor, axis: int, alive: Mapping[str, Bools]) -> Bools:
+    """States of the factor's variable `axis` that go with some state of its other one."""
+    if len(f.vars) == 1:
+        return f.allowed
+    other = alive[f.vars[1 - axis]]
+    support: Bools = (f.allowed & (other[None, :] if axis == 0 else other[:, None])).any(axis=1 - axis)
+    return support
 
 
 def _run_scope(block: Block, run: Run) -> tuple[str, ...]:

@@ -34,7 +34,8 @@ class Moves:
     """All redistributions of one kind of tensor on one mesh.
 
     `cost[i, j]` seconds from placement code i to j (inf: impossible), `first[i, j]` the code after the
-    first step, `local[i, j]` whether no message is needed. A code is a number in base 2 + rank, outermost axis first: R = 0, P = 1, Shard(d) = 2 + d.
+    first step, `local[i, j]` whether no message is needed. A code is
+    a number in base 2 + rank, outermost axis first: R = 0, P = 1, Shard(d) = 2 + d.
     """
 
     rank: int

@@ -14,14 +14,11 @@ SCHEMA = "shardscope.report/1"
 
 def report(result: Result) -> dict[str, Any]:
     """The `plan --json` object of CONTRACT.md."""
-    w = result.workload
     return {
         "schema": SCHEMA,
         "model": {"name": result.graph.name, "params": result.graph.num_params, "source": result.graph.source, "loss": result.graph.loss},
         "graph": graph_summary(result.coarse),
-        "workload": {
-            "batch": w.batch, "seq": w.seq, "dtype": w.dtype, "optimizer": w.optimizer, "zero": w.zero, "recompute": w.recompute,
-        },
+        "workload": result.workload.to_json(),
         "cluster": {
             "name": result.cluster.name, "num_gpus": result.cluster.num_gpus, "gpu": result.cluster.gpu.name,
             "memory_bytes": result.cluster.gpu.memory_bytes,
@@ -99,9 +96,11 @@ def text(result: Result) -> str:
         f"{result.graph.name}: {result.graph.num_params / 1e9:.3g} B parameters, {g['ops']} ops in {g['nodes']} groups; "
         + ", ".join(f"{b['name']} x{b['repeats']}" for b in g["unique_blocks"])
     )
-    where = f"{result.cluster.name}: {result.cluster.num_gpus} x {result.cluster.gpu.name}; batch {w.batch} x {w.seq} tokens, {w.dtype}, {w.optimizer}"
+    c = result.cluster
+    where = f"{c.name}: {c.num_gpus} x {c.gpu.name}; batch {w.batch} x {w.seq} tokens, {w.dtype}, {w.optimizer}"
     best = result.best
     placed = [["weight", *best.mesh.axis_names]] + [[n, *p] for n, p in placements_by_pattern(best).items()]
     unknown = [f"replicated for want of a rule: {', '.join(result.unknown_ops)}"] if result.unknown_ops else []
-    scored = f"{sum(c.scored for c in result.candidates)} candidates scored, total {seconds(result.timings_s['total'])}; times are estimates"
+    total = seconds(result.timings_s["total"])
+    scored = f"{sum(x.scored for x in result.candidates)} candidates scored, total {total}; times are estimates"
     return "\n".join([head, where, scored, *result.notes, *unknown, "", plans_table(result.plans), "", table(placed)])

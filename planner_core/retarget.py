@@ -40,27 +40,24 @@ LISTS = {"hidden_sizes": [64, 64, 128, 128], "depths": [2, 2, 2, 2], "embedding_
 
 def shrink(config: Mapping[str, Any], layers: int = 2) -> dict[str, Any]:
     """A config of the same architecture, small enough for a few CPU processes: 64 wide, 8 heads, `layers` deep."""
-    small = dict(config)
-    for key, value in config.items():
-        if key in LISTS:
-            small[key] = LISTS[key]
-        if isinstance(value, dict):
-            small[key] = shrink(value, layers) if key.endswith("config") else value
-        if not isinstance(value, int) or isinstance(value, bool):
-            continue
-        if re.fullmatch(DEPTHS, key):
-            small[key] = min(value, layers)
-        for pattern, size in SMALL:
-            if re.fullmatch(pattern, key):
-                small[key] = min(value, size)
-                break
-    for key in ("bos_token_id", "eos_token_id"):
-        if isinstance(small.get(key), int):
-            small[key] = min(small[key], 1)
-    heads, groups = small.get("num_attention_heads"), config.get("num_key_value_heads")
-    if groups is not None and groups == config.get("num_attention_heads"):
-        small["num_key_value_heads"] = heads
+    small = {key: _shrunk(key, value, layers) for key, value in config.items()}
+    if config.get("num_key_value_heads") == config.get("num_attention_heads") is not None:
+        small["num_key_value_heads"] = small["num_attention_heads"]
     return small
+
+
+def _shrunk(key: str, value: Any, layers: int) -> Any:
+    if key in LISTS:
+        return LISTS[key]
+    if isinstance(value, dict):
+        return shrink(value, layers) if key.endswith("config") else value
+    if not isinstance(value, int) or isinstance(value, bool):
+        return value
+    if re.fullmatch(DEPTHS, key):
+        return min(value, layers)
+    if re.fullmatch(r"(bos|eos)_token_id", key):
+        return min(value, 1)
+    return next((min(value, size) for pattern, size in SMALL if re.fullmatch(pattern, key)), value)
 
 
 def small_mesh(mesh: DeviceMesh, ranks: int) -> DeviceMesh:
@@ -82,11 +79,10 @@ def retarget(plan: Plan, graph: Graph, model: CostModel) -> Plan:
     """`plan` on another graph of the same architecture and another mesh with the same axes; raises InputError where an op
     of the graph has no counterpart or a split is not even."""
     blocks = _Retarget(plan, graph, model).blocks()
-    w = model.workload
     return replace(
         plan, mesh=model.mesh, blocks=blocks, cost=price(blocks, graph, model), fits=True,
         model={**plan.model, "params": graph.num_params, "config": dict(graph.config), "layers": graph.num_repeats},
-        workload={"batch": w.batch, "seq": w.seq, "dtype": w.dtype, "optimizer": w.optimizer, "zero": w.zero, "recompute": w.recompute},
+        workload=model.workload.to_json(),
     )  # fmt: skip
 
 

@@ -349,9 +349,12 @@ def _keeps_equal_dims(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     return Rule(tuple(split(f"d{d}", [d], [d], ins[0][d]) for d in same), linear=(0,) if zero else ())
 
 
-HEAVY = frozenset(
-    ["linear", "addmm", "baddbmm", "matmul", "bmm", "mm", "rmatmul", "einsum", "embedding", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "scaled_dot_product_attention", "cross_entropy", "moe_experts", "batch_norm", "layer_norm", "rms_norm", "group_norm", "selective_scan", "chunk_scan", "delta_rule", "wkv"]
-)
+HEAVY = frozenset((
+    "linear", "addmm", "baddbmm", "matmul", "bmm", "mm", "rmatmul", "einsum", "embedding", "conv1d", "conv2d",
+    "conv3d", "conv_transpose1d", "conv_transpose2d", "scaled_dot_product_attention", "cross_entropy",
+    "moe_experts", "batch_norm", "layer_norm", "rms_norm", "group_norm", "selective_scan", "chunk_scan",
+    "delta_rule", "wkv",
+))  # fmt: skip
 
 
 def is_heavy(op: Op) -> bool:

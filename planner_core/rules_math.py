@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import planner_core.rules_index  # noqa: F401  (registers its rules)
 from planner_core.graph import ITEM_BYTES, Op
 from planner_core.rules import (
     WHOLE,
@@ -39,6 +40,7 @@ UNARY = (
     "leaky_relu", "elu", "hardtanh", "relu6", "hardswish", "hardsigmoid", "mish", "square", "reciprocal", "clamp", "clip", "clamp_min",
     "clamp_max", "logsigmoid", "selu", "celu", "log1p", "expm1", "sign", "floor", "ceil", "round", "isnan", "isinf",
     "logical_not", "bitwise_not", "nan_to_num", "log2", "exp2", "softsign", "threshold", "rpow", "invert",
+    "log_sigmoid", "GeLUFunction",
 )  # fmt: skip
 BINARY = (
     "mul", "div", "where", "maximum", "minimum", "eq", "ne", "lt", "le", "gt", "ge", "rdiv", "rtruediv", "fmod", "remainder",
@@ -221,21 +223,6 @@ def _einsum(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     return Rule(tuple(found), linear=(0,))
 
 
-@rule("embedding")
-def _embedding(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """Ids split like the result; a split vocabulary looks up its own rows, zero elsewhere, so the result is Partial."""
-    ids, table = arg(op, "input", 0) or 0, arg(op, "weight", 1)
-    assert table is not None
-
-    def at(**dims: DimOf) -> list[DimOf]:
-        return [dims["ids"] if i == ids else dims["table"] for i in range(len(ins))]
-
-    found = [split(f"d{d}", at(ids=d, table=None), [d], n) for d, n in enumerate(ins[ids]) if n > 1]
-    found.append(split("vocab", at(ids=None, table=0), [None], ins[table][0]))
-    found.append(split("width", at(ids=None, table=1), [len(outs[0]) - 1], ins[table][1]))
-    return Rule(tuple(found))
-
-
 @rule("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d")
 def _conv(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     """Batch, output channels, input channels (Partial); a depthwise convolution splits both channels together."""
@@ -398,9 +385,12 @@ def touched_bytes(op: Op, ins: list[tuple[tuple[int, ...], str]], outs: list[tup
     return sum(math.prod(s) * ITEM_BYTES[d] for s, d in (*ins, *outs))
 
 
-VIEWS = frozenset(
-    ["view", "transpose", "permute", "t", "swapaxes", "movedim", "T", "mT", "expand", "expand_as", "broadcast_to", "split", "chunk", "unbind", "squeeze", "unsqueeze", "select", "narrow", "detach", "alias", "view_as", "unflatten", "flatten", "getitem", "tensor_split", "split_with_sizes", "real", "imag", "diagonal", "swapdims", "identity"]
-)
+VIEWS = frozenset((
+    "view", "transpose", "permute", "t", "swapaxes", "movedim", "T", "mT", "expand", "expand_as", "broadcast_to",
+    "split", "chunk", "unbind", "squeeze", "unsqueeze", "select", "narrow", "detach", "alias", "view_as",
+    "unflatten", "flatten", "getitem", "tensor_split", "split_with_sizes", "real", "imag", "diagonal", "swapdims",
+    "identity",
+))  # fmt: skip
 
 
 def is_view(op: Op) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,7 +74,7 @@ def solve(problem: Problem, weights: Sequence[Weights], switch: Mapping[int, int
         if not np.isfinite(result.table):
             return None
         assignment = result.assignment({})
-        if not any([r.work_out(assignment) for r in runs]):
+        if not sum(r.work_out(assignment) for r in runs):
             break
     calls = [c for r in runs for c in r.walk(assignment)]
     return _finish(problem, assignment, calls)
@@ -119,17 +120,16 @@ class _LazyRun:
         entry = (first[0] + first[1]).min(axis=2)
         exit_ = last[0].min(axis=1)
         total = np.where(np.isfinite(total), total, np.inf)
-        return total[:, None, None] + entry[:, :, None] + exit_[:, None, :]
+        bound: Floats = total[:, None, None] + entry[:, :, None] + exit_[:, None, :]
+        return bound
 
     def _power(self, s: int) -> None:
         chain: Power | None = None
         for position, (matrix, between, n) in enumerate(self.pieces):
             leaf = Power(matrix[s : s + 1])
             link = Power(leaf.cost + between)
-            if position < len(self.pieces) - 1:
-                piece = power(link, n)
-            else:
-                piece = times(power(link, n - 1), leaf) if n > 1 else leaf
+            last = position == len(self.pieces) - 1
+            piece = power(link, n) if not last else times(power(link, n - 1), leaf) if n > 1 else leaf
             chain = piece if chain is None else times(chain, piece)
         assert chain is not None
         self.chains[s] = chain
@@ -269,5 +269,6 @@ def _finish(problem: Problem, top: Mapping[str, int], calls: list[dict[str, int]
 def _total(net: Network, at: Mapping[str, int]) -> Floats:
     total = np.zeros(NUM_COMPONENTS)
     for f in net.factors:
-        total += f.cost[(slice(None), *(at[v] for v in f.vars))]
+        where: tuple[Any, ...] = (slice(None), *(at[v] for v in f.vars))
+        total += f.cost[where]
     return total
