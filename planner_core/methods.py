@@ -16,7 +16,7 @@ from planner_core.mesh import DeviceMesh
 from planner_core.placement import P, R, Shard
 from planner_core.problem import Restriction
 from planner_core.rules import Pair, Row
-from planner_core.states import Bools, Ints
+from planner_core.states import Ints
 from planner_core.tables import NUM_COMPONENTS, Factor, Network, tensor_name
 
 PairTest = Callable[[Value, Pair], bool]

@@ -184,7 +184,7 @@ def _link(run: Run, call: Call, users: Mapping[int, int], top: Block) -> tuple[i
 
 def compile_network(net: Network, keep: tuple[str, ...]) -> Compiled:
     """Take out states that no solution uses (arc consistency), merge tables of the same variables, choose an order."""
-    alive = {v: np.ones(n, dtype=bool) for v, n in net.sizes.items()}
+    alive: dict[str, Bools] = {v: np.ones(n, dtype=bool) for v, n in net.sizes.items()}
     merged: dict[tuple[str, ...], Factor] = {}
     for f in net.factors:
         old = merged.get(f.vars)
@@ -194,7 +194,7 @@ def compile_network(net: Network, keep: tuple[str, ...]) -> Compiled:
         changed = False
         for f in merged.values():
             for axis, v in enumerate(f.vars):
-                fresh: Bools = np.logical_and(alive[v], _support(f, axis, alive))
+                fresh = np.logical_and(alive[v], _support(f, axis, alive))
                 if fresh.sum() != alive[v].sum():
                     alive[v], changed = fresh, True
     index = {v: np.flatnonzero(a) for v, a in alive.items()}

@@ -14,7 +14,6 @@ from planner_core.rules import (
     Shapes,
     Split,
     aligned,
-    arg,
     batch_splits,
     dims_attr,
     rule,
