@@ -114,7 +114,7 @@ def _names(figure: go.Figure, plans: Mapping[str, Plan], wide: float, high: floa
     ends = [_where(p) for p in plans.values()]
     names = [title(p) for p in plans.values()]
     pixels = [(x / wide * PLOT_WIDTH, (1 - y / high) * PLOT_HEIGHT) for x, y in ends]
-    for (x, y), name, (dx, dy) in zip(ends, names, labels.place(pixels, names, PLOT_WIDTH), strict=True):
+    for (x, y), name, (dx, dy) in zip(ends, names, labels.place(pixels, names, PLOT_WIDTH, PLOT_HEIGHT), strict=True):
         figure.add_annotation(
             x=x,
             y=y,

@@ -33,19 +33,10 @@ TARGETS = (
         "torchrun",
         "torchrun script",
         ".py",
-        "One self-contained training script; every weight and every activation placed as the plan says.",
+        "One self-contained training script; every weight and every activation is placed as the plan says.",
     ),
-    Target(
-        "parallelize_module",
-        "parallelize_module",
-        ".py",
-        "PyTorch’s own tensor-parallel styles, for a loop you already have.",
-    ),
-    Target("hf", "Hugging Face", ".json", "A DistributedConfig for from_pretrained."),
-    Target("deepspeed", "DeepSpeed AutoTP", ".json", "The tensor_parallel part of a DeepSpeed config."),
-    Target("megatron", "Megatron-LM", ".txt", "Degrees of parallelism as arguments."),
-    Target("torchtitan", "torchtitan", ".toml", "Degrees of parallelism as a job config."),
 )
+"""What `planner_core.export` can write besides the plan itself; a test holds the two equal (it imports torch, so not here)."""
 
 
 @dataclass(frozen=True, slots=True)

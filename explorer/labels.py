@@ -14,15 +14,17 @@ STEPS = (0, -18, 18, -36, 36, -54, 54, -72, 72)
 Rect = tuple[float, float, float, float]
 
 
-def place(points: Sequence[tuple[float, float]], names: Sequence[str], width: float) -> list[tuple[float, float]]:
-    """Offsets in pixels (right, down) from each point to the left middle of its label, in a plot `width` pixels wide."""
+def place(
+    points: Sequence[tuple[float, float]], names: Sequence[str], width: float, height: float
+) -> list[tuple[float, float]]:
+    """Offsets in pixels (right, down) from each point to the left middle of its label, in a plot of this size."""
     taken: list[Rect] = [(x - 8, y - 8, x + 8, y + 8) for x, y in points]
     offsets: list[tuple[float, float]] = [(REACH, 0.0)] * len(points)
     for i in sorted(range(len(points)), key=lambda i: points[i]):
         x, y = points[i]
         long = text_width(names[i], 12.5)
         options = [(dx, float(dy)) for dy in STEPS for dx in (REACH, -REACH - long)]
-        free = [o for o in options if x + o[0] >= 0 and x + o[0] + long <= width]
+        free = [o for o in options if 0 <= x + o[0] <= width - long and HEIGHT / 2 <= y + o[1] <= height - HEIGHT / 2]
         others = taken[:i] + taken[i + 1 :]
         best = min(free or options, key=lambda o: _overlap(_box(x, y, o, long), others) * 100 + abs(o[1]) + (o[0] < 0))
         offsets[i] = best

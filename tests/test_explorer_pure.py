@@ -1,5 +1,8 @@
 """Numbers, words, settings, figures and the cluster drawing: plain functions, plain tests."""
 
+import json
+import subprocess
+import sys
 import xml.etree.ElementTree as ElementTree
 
 import numpy as np
@@ -7,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from explorer import charts, labels, settings, topology, units, words
-from explorer.exporting import plan_text
+from explorer import charts, exporting, labels, settings, topology, units, words
 from explorer.own import keep
 from explorer.palette import DARK, LIGHT, Theme, device_colour
 from planner_core.errors import InputError
 from planner_core.mesh import DeviceMesh
 from planner_core.pipeline import Request, Result, plan_model
+from planner_core.plan import from_json
 
 
 @pytest.fixture(scope="module")
@@ -160,11 +163,7 @@ def test_cluster_drawing_is_svg_and_shows_every_gpu(result: Result) -> None:
 
 
 def test_plan_file_is_the_plan(result: Result) -> None:
-    import json
-
-    from planner_core.plan import from_json
-
-    assert from_json(json.loads(plan_text(result.best))) == result.best
+    assert from_json(json.loads(exporting.plan_text(result.best))) == result.best
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{}", b"\xff\xfe", b'{"model_type": 3}', b"{" * 10])
@@ -176,7 +175,25 @@ def test_an_upload_that_is_no_config_is_refused(content: bytes) -> None:
 @given(st.lists(st.tuples(st.floats(0, 480), st.floats(0, 300)), min_size=1, max_size=6))
 def test_names_of_a_few_points_do_not_overlap(points: list[tuple[float, float]]) -> None:
     names = [f"plan {i}" for i in range(len(points))]
-    offsets = labels.place(points, names, 480)
+    offsets = labels.place(points, names, 480, 300)
     boxes = [(x + dx, y + dy) for (x, y), (dx, dy) in zip(points, offsets, strict=True)]
     for i, (ax, ay) in enumerate(boxes):
         assert all(abs(ay - by) > 15 or abs(ax - bx) > 30 for bx, by in boxes[:i])
+
+
+def test_the_page_offers_what_the_exporters_can_write() -> None:
+    code = "from planner_core.export import TARGETS; print(*TARGETS)"
+    known = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert {t.name for t in exporting.TARGETS} | {"json"} == set(known)
+
+
+def test_an_export_that_fails_says_why(result: Result) -> None:
+    made = exporting.export(result.best, "nowhere", ".txt")
+    assert made.content == ""
+    assert "nowhere" in made.problem
+
+
+def test_the_torchrun_script_is_python(result: Result) -> None:
+    made = exporting.export(result.best, "torchrun", ".py")
+    assert made.problem == ""
+    compile(made.content, "train.py", "exec")

@@ -93,7 +93,7 @@ def plan_command(file: str) -> str:
 
 def target_tab(result: Result, name: str, target: exporting.Target) -> None:
     """One form: preview, remarks, command, download."""
-    st.markdown(target.words)
+    st.markdown(f"**{target.title}**  \n{target.words}")
     with st.spinner(f"Writing the {target.title}"):
         made = exported(result.request, name, target.name, target.suffix)
     if made.problem:
@@ -172,7 +172,9 @@ def _verdict(outcome: dict[str, Any] | None) -> str:
     if outcome.get("grad"):
         parts.append(f"largest relative gradient error {outcome['grad']['max_rel_error']:.2g}")
     if outcome.get("memory_bytes"):
-        parts.append(f"memory off by {units.percent(outcome['memory_bytes']['rel_error'])}")
+        off = abs(outcome["memory_bytes"]["rel_error"])
+        parts.append("the same collectives and bytes")
+        parts.append("the same memory" if off < 0.0005 else f"memory off by {units.percent(off)}")
     return ", ".join(parts)
 
 
@@ -186,18 +188,19 @@ def page() -> None:
         left, right = st.columns([3, 2], gap="large")
     with left:
         titles = {t.name: t for t in exporting.TARGETS}
-        current = state.value("target") if state.value("target") in titles else exporting.TARGETS[0].name
+        current = state.value("target") if state.value("target") in titles else next(iter(titles))
         widget = state.seed("w_target", current)
-        st.segmented_control(
-            "Form",
-            list(titles),
-            format_func=lambda n: titles[n].title,
-            key=widget,
-            required=True,
-            wrap=True,
-            on_change=state.from_widget,
-            args=("target", widget),
-        )
+        if len(titles) > 1:
+            st.segmented_control(
+                "Form",
+                list(titles),
+                format_func=lambda n: titles[n].title,
+                key=widget,
+                required=True,
+                wrap=True,
+                on_change=state.from_widget,
+                args=("target", widget),
+            )
         target_tab(result, name, titles[current])
     with right:
         st.markdown(f"**Plan file** for {words.mesh_words(plan.mesh)}")
