@@ -136,7 +136,7 @@ def _child(write: int, model_type: str, cls: str) -> None:
 
 def _measure(model_type: str, cls: str, tell: Any) -> None:
     from planner_core.capture import capture_graph
-    from planner_core.errors import PlannerError
+    from planner_core.errors import CaptureError, PlannerError
     from planner_core.pipeline import Request, choose, meshes, prepare
 
     try:
@@ -146,7 +146,12 @@ def _measure(model_type: str, cls: str, tell: Any) -> None:
     tell(outcome="capture", reason="while capturing")
     start = time.perf_counter()
     try:
-        graph = capture_graph(config, batch=BATCH, seq=SEQ)
+        try:
+            graph = capture_graph(config, batch=BATCH, seq=SEQ)
+        except CaptureError as error:
+            if "cannot be built" not in str(error):
+                raise  # some models share weights between layers that the cut took away
+            graph = capture_graph(default_config(model_type, cls, whole_depth=True), batch=BATCH, seq=SEQ)
         tell(outcome="planning", reason="while planning", capture_s=round(time.perf_counter() - start, 2),
              params=graph.num_params, ops=graph.num_ops, blocks=len(graph.blocks), repeats=sum(graph.num_repeats.values()),
              assumptions=list(graph.assumptions))  # fmt: skip

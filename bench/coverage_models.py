@@ -6,13 +6,20 @@ import json
 from typing import Any
 
 KEPT_LAYERS = 4
-DEPTHS = frozenset(
-    "num_hidden_layers n_layer n_layers num_layers num_decoder_layers encoder_layers decoder_layers num_encoder_layers layers "
-    "depth num_blocks speech_encoder_layers t2u_encoder_layers t2u_decoder_layers text_encoder_layers num_attention_layers "
-    "encoder_num_hidden_layers decoder_num_hidden_layers num_conv_pos_embedding_layers conformer_num_layers "
-    "n_encoder_layers n_decoder_layers num_local_decoder_layers".split()
+DEPTHS = (
+    "num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers", "encoder_layers", "decoder_layers",
+    "num_encoder_layers", "layers", "depth", "num_blocks", "speech_encoder_layers", "t2u_encoder_layers", "t2u_decoder_layers",
+    "text_encoder_layers", "num_attention_layers", "encoder_num_hidden_layers", "decoder_num_hidden_layers",
+    "n_encoder_layers", "n_decoder_layers", "num_local_decoder_layers",
 )  # fmt: skip
-LISTS = ("layer_types", "mlp_layer_types", "layers_block_type", "block_types", "attention_layers", "hybrid_override_pattern")
+LISTS = (
+    "layer_types",
+    "mlp_layer_types",
+    "layers_block_type",
+    "block_types",
+    "attention_layers",
+    "hybrid_override_pattern",
+)
 
 OTHERS = tuple(
     (kind, model_type, cls)
@@ -52,13 +59,14 @@ def causal_models() -> list[tuple[str, str]]:
     return [(t, c if isinstance(c, str) else c[0]) for t, c in NAMES.items() if t in known]
 
 
-def default_config(model_type: str, cls: str) -> dict[str, Any]:
-    """The default config as plain data, cut to `KEPT_LAYERS` of each kind."""
+def default_config(model_type: str, cls: str, whole_depth: bool = False) -> dict[str, Any]:
+    """The default config as plain data, cut to `KEPT_LAYERS` of each kind unless `whole_depth`."""
     from transformers import CONFIG_MAPPING
 
     whole: dict[str, Any] = json.loads(json.dumps(CONFIG_MAPPING[model_type]().to_dict(), default=str))
     data: dict[str, Any] = json.loads(json.dumps(whole))
-    cut(data)
+    if not whole_depth:
+        cut(data)
     try:  # some configs say something of each layer
         CONFIG_MAPPING[model_type](**{k: v for k, v in data.items() if k != "model_type"})
     except Exception:
@@ -68,11 +76,18 @@ def default_config(model_type: str, cls: str) -> dict[str, Any]:
 
 def cut(data: dict[str, Any]) -> None:
     """Shorten every depth field, and lists that hold one entry per layer, here and in nested configs."""
-    depths = {v for k, v in data.items() if k in DEPTHS and isinstance(v, int) and not isinstance(v, bool) and v > KEPT_LAYERS}
+    depths = {
+        v for k, v in data.items() if k in DEPTHS and isinstance(v, int) and not isinstance(v, bool) and v > KEPT_LAYERS
+    }
     for key, value in data.items():
         if isinstance(value, dict):
             cut(value)
-        elif isinstance(value, list) and len(value) in depths and len(value) > KEPT_LAYERS and "layer" in key + "block" * (key in LISTS):
+        elif (
+            isinstance(value, list)
+            and len(value) in depths
+            and len(value) > KEPT_LAYERS
+            and "layer" in key + "block" * (key in LISTS)
+        ):
             data[key] = value[:KEPT_LAYERS]
         elif key in DEPTHS and isinstance(value, int) and not isinstance(value, bool) and value > KEPT_LAYERS:
             data[key] = KEPT_LAYERS

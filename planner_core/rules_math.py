@@ -39,7 +39,6 @@ UNARY = (
     "leaky_relu", "elu", "hardtanh", "relu6", "hardswish", "hardsigmoid", "mish", "square", "reciprocal", "clamp", "clip", "clamp_min",
     "clamp_max", "logsigmoid", "selu", "celu", "log1p", "expm1", "sign", "floor", "ceil", "round", "isnan", "isinf",
     "logical_not", "bitwise_not", "nan_to_num", "log2", "exp2", "softsign", "threshold", "rpow", "invert",
-    "log_sigmoid", "GeLUFunction",
 )  # fmt: skip
 BINARY = (
     "mul", "div", "where", "maximum", "minimum", "eq", "ne", "lt", "le", "gt", "ge", "rdiv", "rtruediv", "fmod", "remainder",
@@ -122,6 +121,7 @@ def _along_dim(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     "all",
     "prod",
     "vector_norm",
+    "linalg_vector_norm",
     "var_mean",
 )
 def _reduce(op: Op, ins: Shapes, outs: Shapes) -> Rule:

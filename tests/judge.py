@@ -53,9 +53,11 @@ class Case:
         outs = self.call(tensors)
         kinds = (self.kinds or "a" + "p" * len(tensors))[: len(tensors)]
         long = {"a": "activation", "p": "parameter", "c": "constant"}
-        values = [value(t, long[k], k != "c" and t.is_floating_point()) for t, k in zip(tensors, kinds, strict=True)]
+        values = [value(t, long[k], k != "c" and (t.is_floating_point() or t.is_complex())) for t, k in zip(tensors, kinds, strict=True)]
         tracked = any(v.grad for v in values)
-        values += [value(t, "activation", tracked and t.is_floating_point() and t.requires_grad is not None) for t in outs]
+        values += [
+            value(t, "activation", tracked and (t.is_floating_point() or t.is_complex())) for t in outs
+        ]
         attrs = describe(self.fn, self.func, self.args, self.kwargs, outs)
         ids = tuple(range(len(values)))
         return Op(f"m/{self.fn}", self.fn, ids[: len(tensors)], ids[len(tensors) :], attrs), tuple(values)
@@ -88,13 +90,15 @@ def put(tree: Any, tensors: Iterator[torch.Tensor]) -> Any:
 
 
 def results(out: Any) -> list[torch.Tensor]:
-    return [out] if isinstance(out, torch.Tensor) else [t for t in out if isinstance(t, torch.Tensor)]
+    return [out] if isinstance(out, torch.Tensor) else [x for x in out if isinstance(x, torch.Tensor)]
 
 
 # --- cutting and joining ---------------------------------------------------------------------------------
 
 
-def cut(t: torch.Tensor, placements: Sequence[Placement], sizes: Sequence[int], segments: dict[int, tuple[int, ...]]) -> Pieces:
+def cut(
+    t: torch.Tensor, placements: Sequence[Placement], sizes: Sequence[int], segments: dict[int, tuple[int, ...]]
+) -> Pieces:
     """The piece of every rank; Partial becomes random terms; a fused dim is dealt part by part."""
     if not sizes:
         return {(): t}
@@ -108,14 +112,18 @@ def cut(t: torch.Tensor, placements: Sequence[Placement], sizes: Sequence[int], 
         if d in parts:
             parts[d] = tuple(s // n for s in parts[d])
     elif first == P:
-        terms = [torch.randn_like(t) for _ in range(n - 1)] if t.is_floating_point() else [torch.zeros_like(t)] * (n - 1)
+        terms = (
+            [torch.randn_like(t) for _ in range(n - 1)] if t.is_floating_point() else [torch.zeros_like(t)] * (n - 1)
+        )
         mine = [*terms, t - sum(terms)]
     else:
         mine = [t] * n
     return {(i, *k): v for i, m in enumerate(mine) for k, v in cut(m, rest, sizes[1:], parts).items()}
 
 
-def join(pieces: Pieces, placements: Sequence[Placement], sizes: Sequence[int], segments: dict[int, tuple[int, ...]]) -> torch.Tensor:
+def join(
+    pieces: Pieces, placements: Sequence[Placement], sizes: Sequence[int], segments: dict[int, tuple[int, ...]]
+) -> torch.Tensor:
     """The inverse of `cut`; raises ValueError where devices that should hold the same do not."""
     if not sizes:
         return pieces[()]
@@ -132,9 +140,14 @@ def join(pieces: Pieces, placements: Sequence[Placement], sizes: Sequence[int], 
     if first == P:
         return sum(mine[1:], mine[0])
     for m in mine[1:]:
-        if m.shape != mine[0].shape or not torch.allclose(m.double(), mine[0].double(), atol=1e-9, rtol=1e-9, equal_nan=True):
+        if m.shape != mine[0].shape or not torch.allclose(real(m), real(mine[0]), atol=1e-9, rtol=1e-9, equal_nan=True):
             raise ValueError("devices that should hold the same tensor do not")
     return mine[0]
+
+
+def real(x: torch.Tensor) -> torch.Tensor:
+    """In double precision; a complex number as two."""
+    return torch.view_as_real(x).double() if x.is_complex() else x.double()
 
 
 # --- running the pieces -----------------------------------------------------------------------------------
@@ -282,7 +295,10 @@ def judge(case: Case, chosen: tuple[Row, ...], sizes: tuple[int, ...]) -> str:
     grads_in = {i: torch.randn_like(o) for i, o in enumerate(want) if o.requires_grad}
     wrt = [i for i, t in enumerate(whole) if t.requires_grad] if grads_in else []
     true_grads = _gradients(want, grads_in, [whole[i] for i in wrt])
-    segments = [{d.dim: s for r in chosen for j, s in r.segments.items() if j == i and isinstance(d := r.inputs[i][0], Shard)} for i in range(len(whole))]
+    segments = [
+        {d.dim: s for r in chosen for j, s in r.segments.items() if j == i and isinstance(d := r.inputs[i][0], Shard)}
+        for i in range(len(whole))
+    ]
     operands: dict[Rank, list[torch.Tensor]] = {k: [] for k in itertools.product(*map(range, sizes))}
     for i, t in enumerate(whole):
         for rank, piece in cut(t.detach(), [r.inputs[i][0] for r in chosen], sizes, segments[i]).items():
@@ -299,7 +315,7 @@ def judge(case: Case, chosen: tuple[Row, ...], sizes: tuple[int, ...]) -> str:
             return f"result {i}: {problem}"
     if not wrt:
         return ""
-    total = sum((made[k][i] * fed[i][k]).sum() for k in made for i in grads_in)
+    total = sum((made[k][i] * fed[i][k].conj()).sum().real for k in made for i in grads_in)
     flat = [operands[k][i] for k in operands for i in wrt]
     local = torch.autograd.grad(total, flat, allow_unused=True)
     found = dict(zip(((k, i) for k in operands for i in wrt), local, strict=True))
@@ -318,14 +334,20 @@ def _gradients(outs: list[torch.Tensor], fed: dict[int, torch.Tensor], wrt: list
     return [torch.zeros_like(t) if g is None else g for t, g in zip(wrt, found, strict=True)]
 
 
-def _differs(pieces: Pieces, placements: list[Placement], sizes: Sequence[int], segments: dict[int, tuple[int, ...]], want: torch.Tensor) -> str:
+def _differs(
+    pieces: Pieces,
+    placements: list[Placement],
+    sizes: Sequence[int],
+    segments: dict[int, tuple[int, ...]],
+    want: torch.Tensor,
+) -> str:
     try:
         got = join(pieces, placements, sizes, segments)
     except (ValueError, RuntimeError) as error:
         return str(error)
     if got.shape != want.shape:
         return f"shape {tuple(got.shape)}, wanted {tuple(want.shape)}"
-    if not torch.allclose(got.detach().double(), want.detach().double(), atol=1e-8, rtol=1e-8, equal_nan=True):
+    if not torch.allclose(real(got.detach()), real(want.detach()), atol=1e-8, rtol=1e-8, equal_nan=True):
         return f"off by {(got - want).abs().max():.3g} with {','.join(map(str, placements))}"
     return ""
 

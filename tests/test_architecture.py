@@ -15,8 +15,8 @@ EXPLORER = ROOT / "explorer"
 # A module may import only what stands before it; a star marks those that may import torch and transformers.
 # A sub-package counts as one.
 ORDER = (
-    "errors", "mesh", "placement", "graph", "plan", "cluster", "collectives", "atp", "models", "sites*", "moe*",
-    "capture*", "opening", "rules", "rules_math", "coarsen", "fold", "strategy", "hardware", "redistribute", "saving", "pinned",
+    "errors", "mesh", "placement", "graph", "plan", "cluster", "collectives", "atp", "models", "sites*", "moe*", "scans*",
+    "capture*", "opening", "rules", "rules_scan", "rules_index", "rules_math", "coarsen", "fold", "strategy", "hardware", "redistribute", "saving", "pinned",
     "memory", "price", "states", "tables", "network", "eliminate", "problem", "solve", "candidates", "folding", "assemble",
     "search", "methods", "pipeline", "report", "unfolded", "retarget", "runtime*", "verify*", "export*", "__main__",
 )  # fmt: skip

@@ -13,12 +13,13 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner_core import rules_math  # noqa: F401  (registers its rules)
+from planner_core import rules_math, rules_scan, scans  # noqa: F401  (registers their rules)
 from planner_core.models import ZOO, load_snapshot
 from planner_core.moe import moe_experts
 from planner_core.placement import P, R, Shard
 from planner_core.rules import Row, known_functions, rows, rule_of
 from tests.judge import Case, all_rows, even, judge
+from tests.more_cases import MORE
 
 torch.manual_seed(1)
 DOUBLE = torch.float64
@@ -79,7 +80,12 @@ def binary() -> list[Case]:
         if fn in ("floor_divide", "floordiv", "rfloordiv"):  # no derivative
             found.append(Case(fn, func, (pos(4, 8), pos(8)), kinds="cc"))
             continue
-        for a, b, kinds in (((4, 8, 4), (4, 8, 4), "aa"), ((4, 8, 4), (4,), "ap"), ((4, 1, 4), (8, 1), "aa"), ((4,), (4, 8, 4), "ca")):
+        for a, b, kinds in (
+            ((4, 8, 4), (4, 8, 4), "aa"),
+            ((4, 8, 4), (4,), "ap"),
+            ((4, 1, 4), (8, 1), "aa"),
+            ((4,), (4, 8, 4), "ca"),
+        ):
             found.append(Case(fn, func, (pos(*a), pos(*b)), kinds=kinds, name=f"{fn} {a} {b} {kinds}"))
     x, y = t(4, 8), t(4, 8)
     found += [
@@ -136,7 +142,9 @@ def shapes() -> list[Case]:
     ]  # fmt: skip
     found += [Case("getitem", torch.Tensor.__getitem__, (x, i), name=f"getitem {i}") for i in index]
     found += [Case("getitem", torch.Tensor.__getitem__, (t(2, 2, 4), ([0, 1],)), name="getitem where sizes coincide")]
-    found += [Case("getitem", torch.Tensor.__getitem__, (x, (slice(None), ids(8, 4))), kinds="ac", name="getitem by a tensor")]
+    found += [
+        Case("getitem", torch.Tensor.__getitem__, (x, (slice(None), ids(8, 4))), kinds="ac", name="getitem by a tensor")
+    ]
     return found
 
 
@@ -144,7 +152,22 @@ def along() -> list[Case]:
     """Reductions and functions along a dim."""
     x = pos(4, 8, 4)
     found = []
-    for fn in ("sum", "mean", "prod", "amax", "amin", "argmax", "argmin", "any", "all", "var", "std", "logsumexp", "max", "min"):
+    for fn in (
+        "sum",
+        "mean",
+        "prod",
+        "amax",
+        "amin",
+        "argmax",
+        "argmin",
+        "any",
+        "all",
+        "var",
+        "std",
+        "logsumexp",
+        "max",
+        "min",
+    ):
         func, a = getattr(torch, fn), (x > 0.5 if fn in ("any", "all") else x)
         dims: list[tuple[Any, ...]] = [(1,), (2, True), (-1,)] if fn != "logsumexp" else [(1,), ((0, 2),)]
         found += [Case(fn, func, (a, d[0]), {"keepdim": True} if len(d) > 1 else {}, name=f"{fn} {d}") for d in dims]
@@ -236,7 +259,75 @@ def layers() -> list[Case]:
     ]  # fmt: skip
 
 
-CASES = [*unary(), *binary(), *shapes(), *along(), *products(), *layers()]
+def _selective(hidden_states, dt, A, B, C, D=None, z=None, delta_bias=None):  # type: ignore[no-untyped-def]  # noqa: N803
+    dt = dt if delta_bias is None else dt + delta_bias[:, None]
+    state = torch.zeros(*hidden_states.shape[:2], A.shape[1], dtype=DOUBLE)
+    out = []
+    for i in range(hidden_states.shape[2]):
+        state = torch.exp(dt[:, :, i, None] * A) * state + (dt * hidden_states)[:, :, i, None] * B[:, None, :, i]
+        out.append((state * C[:, None, :, i]).sum(-1))
+    y = torch.stack(out, 2) + (0 if D is None else D[:, None] * hidden_states)
+    return y if z is None else y * F.silu(z)
+
+
+def _chunked(hidden_states, dt, A, B, C, chunk_size=256, D=None, dt_bias=None):  # type: ignore[no-untyped-def]  # noqa: N803
+    dt = dt if dt_bias is None else dt + dt_bias
+    b, c = (t.repeat_interleave(hidden_states.shape[2] // t.shape[2], 2) for t in (B, C))
+    state = torch.zeros(hidden_states.shape[0], *hidden_states.shape[2:], b.shape[-1], dtype=DOUBLE)
+    out = []
+    for i in range(hidden_states.shape[1]):
+        state = (
+            torch.exp(dt[:, i] * A)[..., None, None] * state
+            + (dt[:, i, :, None] * hidden_states[:, i])[..., None] * b[:, i, :, None]
+        )
+        out.append((state * c[:, i, :, None]).sum(-1))
+    return torch.stack(out, 1) + (0 if D is None else D[:, None] * hidden_states)
+
+
+def _delta(query, key, value, g, beta):  # type: ignore[no-untyped-def]
+    state = torch.zeros(key.shape[0], *key.shape[2:], value.shape[-1], dtype=DOUBLE)
+    out = []
+    for i in range(key.shape[1]):
+        state = state * g[:, i].exp()[..., None, None]
+        seen = (state * key[:, i][..., None]).sum(-2)
+        state = state + key[:, i][..., None] * (beta[:, i][..., None] * (value[:, i] - seen))[..., None, :]
+        out.append((state * query[:, i][..., None]).sum(-2))
+    return torch.stack(out, 1)
+
+
+def _wkv(time_decay, time_first, key, value):  # type: ignore[no-untyped-def]
+    top, low, out = 0, 0, []
+    for i in range(key.shape[1]):
+        k, v = key[:, i], value[:, i]
+        out.append((top + (time_first + k).exp() * v) / (low + (time_first + k).exp()))
+        top, low = (-time_decay.exp()).exp() * top + k.exp() * v, (-time_decay.exp()).exp() * low + k.exp()
+    return torch.stack(out, 1)
+
+
+def scan_cases() -> list[Case]:
+    """State-space scans, with plain recurrences in place of the kernels."""
+    mamba = (t(4, 8, 3), pos(4, 8, 3), -pos(8, 2), t(4, 2, 3), t(4, 2, 3), t(8), t(4, 8, 3), t(8))
+    chunk = (t(4, 3, 8, 2), pos(4, 3, 8), -pos(8))
+    delta = (t(4, 3, 4, 2), t(4, 3, 4, 2), t(4, 3, 4, 3), -pos(4, 3, 4), pos(4, 3, 4))
+    more: dict[str, Any] = {"D": t(8), "dt_bias": t(8)}
+    return [
+        Case("selective_scan", scans.selective_scan, mamba, {"plain": _selective}, "aapaapap"),
+        Case("chunk_scan", scans.chunk_scan, (*chunk, t(4, 3, 1, 2), t(4, 3, 1, 2)), {**more, "plain": _chunked}, "aapaapp"),
+        Case("chunk_scan", scans.chunk_scan, (*chunk, t(4, 3, 4, 2), t(4, 3, 4, 2)), {**more, "plain": _chunked}, "aapaapp", "chunk_scan grouped"),
+        Case("delta_rule", scans.delta_rule, delta, {"plain": _delta_pair}, "aaaaa"),
+        Case("wkv", scans.wkv, (t(8), t(8), t(4, 3, 8), t(4, 3, 8)), {"plain": _wkv_pair}, "ppaa"),
+    ]  # fmt: skip
+
+
+def _delta_pair(**given: torch.Tensor) -> Any:
+    return _delta(**given), None
+
+
+def _wkv_pair(**given: torch.Tensor) -> Any:
+    return _wkv(**given), None
+
+
+CASES = [*scan_cases(), *unary(), *binary(), *shapes(), *along(), *products(), *layers()]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -269,7 +360,7 @@ def test_three_parts_and_unequal_axes() -> None:
 
 
 def test_every_rule_is_judged() -> None:
-    assert known_functions() - {c.fn.rstrip("_") for c in CASES} == set()
+    assert known_functions() - {name for c in (*CASES, *MORE) for name in (c.fn, c.fn.rstrip("_"))} == set()
 
 
 def test_every_function_of_the_zoo_has_a_rule() -> None:
@@ -283,11 +374,11 @@ def test_every_function_of_the_zoo_has_a_rule() -> None:
 def test_the_cases_split_what_can_be_split() -> None:
     """A judge that is shown no splits proves nothing: the labels that matter are there."""
     expected = {
-        "linear with bias": {"R", "d0", "d1", "out", "in"}, "addmm": {"R", "rows", "out", "in"}, "embedding": {"R", "d0", "d1", "vocab", "width"},
+        "linear with bias": {"R", "d0", "d1", "out", "in"}, "addmm": {"R", "rows", "out", "in"}, "embedding": {"R", "G", "d0", "d1", "vocab", "width"},
         "attention grouped": {"R", "batch", "heads"}, "attention": {"R", "batch", "heads", "queries"}, "cross_entropy": {"R", "tokens", "classes"},
         "moe_experts": {"R", "tokens", "inner", "experts"}, "batch_norm": {"R", "d0", "d1"}, "conv2d depthwise": {"R", "d0", "channel"},
-        "conv2d": {"R", "d0", "out", "in"}, "mul (4, 8, 4) (4,) ap": {"R", "d0", "d1", "d2", "P"}, "cat of two 0": {"R", "d0", "d1", "P"},
-        "split 29": {"R", "d0", "d1", "d2", "P"}, "sum (1,)": {"R", "d0", "d1", "d2", "P"}, "moe_experts transposed with bias": {"R", "tokens", "inner", "experts"},
+        "conv2d": {"R", "d0", "out", "in"}, "mul (4, 8, 4) (4,) ap": {"R", "d0", "d1", "d2", "P", "G"}, "cat of two 0": {"R", "d0", "d1", "P", "G"},
+        "split 29": {"R", "d0", "d1", "d2", "P", "G"}, "sum (1,)": {"R", "d0", "d1", "d2", "P", "G"}, "moe_experts transposed with bias": {"R", "tokens", "inner", "experts"},
     }  # fmt: skip
     found = {str(c): {r.label for r in all_rows(c)} for c in CASES}
     assert {k: found[k] for k in expected} == expected

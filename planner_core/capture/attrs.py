@@ -44,6 +44,7 @@ _NAMES = {
     "pad": "input pad mode value", "clamp": "input min max", "tril": "input diagonal", "triu": "input diagonal",
     "add": "input other", "sub": "input other", "mul": "input other", "div": "input other", "pow": "input exponent",
     "glu": "input dim", "unfold": "input dimension size step", "diff": "input n dim", "flip": "input dims",
+    "linalg_vector_norm": "input ord dim keepdim dtype",
     "einsum": "equation operands", "one_hot": "input num_classes", "gelu": "input", "dropout": "input p training",
 }  # fmt: skip
 for _d in ("2", "3"):
