@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from planner_core.verify.numbers import same_traffic
 STEPS = 3
 
 
+@cache
 def planned(name: str, which: str) -> Plan:
     result = plan_model(Request(name, cluster="2x8-h100", mesh="2x8"))
     return next(p for p in result.plans if p.name == which)
@@ -66,9 +68,9 @@ def plain_losses(plan: Plan, steps: int) -> list[float]:
     return losses
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize(
-    ("name", "which"), [("gpt2-xl", "best"), ("llama-3-8b", "best"), ("llama-3-8b", "Megatron-LM + sequence parallel")]
+    ("name", "which", "ranks"),
+    [("gpt2-xl", "best", 2), ("gpt2-xl", "best", 4), ("llama-3-8b", "best", 2), ("llama-3-8b", "Megatron-LM + sequence parallel", 4)],
 )
 def test_torchrun_script_trains_like_one_process(name: str, which: str, ranks: int, tmp_path: Path) -> None:
     plan = scaled(planned(name, which), ranks)

@@ -14,6 +14,6 @@ from tests.tiny_models import NAMES, tiny_config
 @pytest.mark.parametrize("name", NAMES)
 def test_random_plans_compute_the_same(name: str, sizes: tuple[int, ...]) -> None:
     graph = capture_graph(tiny_config(name), batch=4, seq=16, dtype="float32")
-    plans = [make_plan(graph, sizes, random_choice(i), shard_storage=i % 2 == 1, seed=i) for i in range(4)]
+    plans = [make_plan(graph, sizes, random_choice(i), shard_storage=i % 2 == 1, seed=i) for i in range(3)]
     for i, found in enumerate(verify_all(plans)):
         assert found["numbers_ok"], (i, found["loss"], found["grad"], found["param"])

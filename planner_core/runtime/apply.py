@@ -45,8 +45,7 @@ def apply(model: nn.Module, plan: Mapping[str, Any], mesh: DeviceMesh, *, init: 
     def stay(*args: Any, **kwargs: Any) -> Any:
         raise PlanMismatch("a model under a plan cannot be moved or cast, which would drop its gradient sums; do it before apply")
 
-    model._apply = stay
-    model.forward = forward  # type: ignore[method-assign]
+    model.__dict__.update(_apply=stay, forward=forward)
     return steering
 
 

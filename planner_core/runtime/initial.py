@@ -7,6 +7,7 @@ name only: every rank, every mesh and a single process start from the same model
 from __future__ import annotations
 
 import zlib
+from typing import Any
 
 import torch
 from torch import nn
@@ -47,11 +48,13 @@ def _values(model: nn.Module, module: nn.Module, name: str, seed: int, device: s
             module._parameters[short] = nn.Parameter(torch.zeros(param.shape, dtype=param.dtype, device=device))
     with torch.random.fork_rng(devices=[device] if device == "cuda" else []), torch.no_grad():
         torch.manual_seed(seed + zlib.crc32(name.encode()))
-        if hasattr(model, "_init_weights"):
+        own: Any = getattr(model, "_init_weights", None)
+        plain: Any = getattr(module, "reset_parameters", None)
+        if own is not None:
             module.__dict__.pop("_is_hf_initialized", None)
-            model._init_weights(module)
-        elif hasattr(module, "reset_parameters"):
-            module.reset_parameters()
+            own(module)
+        elif plain is not None:
+            plain()
         else:
             for param in module._parameters.values():
                 if param is not None:

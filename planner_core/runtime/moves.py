@@ -5,6 +5,7 @@
 A dim with segments (q, k, v in one projection) is dealt segment by segment: every rank holds a share of each.
 """
 
+# mypy: allow-untyped-calls
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -62,7 +63,7 @@ def _move(x: torch.Tensor, step: Step, mesh: DeviceMesh, segments: Segments) -> 
             return _exchange(x, src.dim, dst.dim, mesh, step.axis, segments)
         ranked = _by_rank(x, dst.dim, n, segments).contiguous()
         return _done(collectives.reduce_scatter_single(ranked, "sum", dst.dim, group))
-    return x / n if isinstance(src, Replicate) else _pad(x, src.dim, mesh, step.axis, segments)
+    return _pad(x, src.dim, mesh, step.axis, segments) if isinstance(src, Shard) else x / n
 
 
 def all_reduce(x: torch.Tensor, mesh: DeviceMesh, axis: int, reduction: str = "sum") -> torch.Tensor:
@@ -104,7 +105,8 @@ def _done(x: torch.Tensor) -> torch.Tensor:
 
 def _parts(x: torch.Tensor, dim: int, segments: Segments) -> tuple[torch.Tensor, ...]:
     sizes = segments.get(dim, (1,))
-    return x.split([size * x.size(dim) // sum(sizes) for size in sizes], dim)
+    parts: tuple[torch.Tensor, ...] = x.split([size * x.size(dim) // sum(sizes) for size in sizes], dim)
+    return parts
 
 
 def _by_rank(x: torch.Tensor, dim: int, n: int, segments: Segments) -> torch.Tensor:

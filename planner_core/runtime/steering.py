@@ -31,13 +31,13 @@ class Steered(torch.Tensor):
     local: torch.Tensor
     placements: Placements
     mesh: DeviceMesh
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
     def __new__(  # noqa: D102
         cls, local: torch.Tensor, like: torch.Tensor, placements: Placements, mesh: DeviceMesh
     ) -> Self:
-        device = mesh.device_type if local.is_meta else local.device
+        device = torch.device(mesh.device_type) if local.is_meta else local.device
         whole: Self = torch.Tensor._make_wrapper_subclass(
             cls, like.shape, strides=like.stride(), dtype=local.dtype, device=device
         )
@@ -45,7 +45,9 @@ class Steered(torch.Tensor):
         return whole
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         raise PlanMismatch(f"{func} was called on a tensor of a running plan outside the model; use .full_tensor() first")
 
     def full_tensor(self) -> torch.Tensor:

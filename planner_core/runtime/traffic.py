@@ -1,5 +1,6 @@
 """Collectives as they are issued: counted by phase, kind and mesh axis, below autograd and DTensor."""
 
+# mypy: allow-untyped-calls
 from __future__ import annotations
 
 from typing import Any
@@ -70,7 +71,8 @@ def _group(args: Any) -> dist.ProcessGroup:
                 return dist.ProcessGroup.unbox(arg)
             except RuntimeError:
                 continue
-    return dist.distributed_c10d._resolve_process_group([a for a in args if isinstance(a, str)][-1])
+    name = [a for a in args if isinstance(a, str)][-1]
+    return dist.distributed_c10d._resolve_process_group(name)  # type: ignore[attr-defined, arg-type]
 
 
 def _bytes(item: Any) -> int:

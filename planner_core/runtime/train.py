@@ -1,5 +1,6 @@
 """The training program of an exported script: model from its config, mesh, plan, data, AdamW, checkpoints, reports."""
 
+# mypy: allow-untyped-calls
 from __future__ import annotations
 
 import argparse
@@ -12,8 +13,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as checkpoints
 from torch import nn
+from torch.distributed import checkpoint as checkpoints
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from planner_core.runtime.apply import apply
@@ -58,7 +59,7 @@ def train(plan: Mapping[str, Any], spec: Mapping[str, Any]) -> None:
     for module in model.modules():
         module._buffers.update({name: b if b is None else b.to(device) for name, b in module._buffers.items()})
     # one parameter at a time: no temporary copies of all of them
-    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, **({"fused": True} if device == "cuda" else {"foreach": False}))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, fused=device == "cuda", foreach=False)
     first = _load(args.resume, model, optimizer, plan) if args.resume else 0
     data = _batches(scale["inputs"], args, first)
     _run(args, steering, optimizer, data, first, mesh)
@@ -92,7 +93,7 @@ def train_step(
     counted: CountCollectives | None = None,
 ) -> float:  # fmt: skip
     """One step: every part of the batch forward and backward, gradients summed with the last; the mean loss."""
-    total = 0.0
+    total = torch.zeros(())
     for part in range(parts):
         piece = {name: value.chunk(parts)[part] for name, value in batch.items()}
         _phase(counted, "forward")
@@ -103,7 +104,7 @@ def train_step(
                 loss.backward()
         else:
             loss.backward()
-        total += loss.detach()
+        total += loss.detach().cpu()
     _phase(counted, "optimizer")
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
@@ -234,7 +235,7 @@ def _from_safetensors(model: nn.Module, folder: Path, args: argparse.Namespace) 
         if found is None:
             raise PlanMismatch(f"{folder} holds no weight {name}")
         with safe_open(str(where[found]), "pt") as opened:
-            value = opened.get_tensor(found)
+            value: torch.Tensor = opened.get_tensor(found)
         if value.shape != param.shape:
             raise PlanMismatch(f"{found} in {folder} has shape {tuple(value.shape)}, the model needs {tuple(param.shape)}")
         return value.to(param.dtype)
@@ -253,7 +254,9 @@ def _layout(plan: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _save(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, plan: Mapping[str, Any], step: int) -> None:
-    checkpoints.save(_state(model, optimizer), checkpoint_id=str(folder))
+    checkpoints.save(  # type: ignore[attr-defined]
+        _state(model, optimizer), checkpoint_id=str(folder)
+    )
     if dist.get_rank() == 0:
         (folder / "shardscope.json").write_text(json.dumps({"step": step, "layout": _layout(plan)}))
         print(f"saved step {step} to {folder}", flush=True)
@@ -273,7 +276,7 @@ def _load(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, plan
     optimizer.zero_grad(set_to_none=True)
     optimizer.param_groups[0].update(lr=rate, weight_decay=decay)
     state = _state(model, optimizer)
-    checkpoints.load(state, checkpoint_id=str(folder))
+    checkpoints.load(state, checkpoint_id=str(folder))  # type: ignore[attr-defined]
     return int(saved["step"])
 
 

@@ -4,6 +4,7 @@ No weights, no values and no other processes, so the collectives and allocations
 seconds to see. Constants (token ids, masks, positions) are real, on the CPU, as the model's code wants to look at them.
 """
 
+# mypy: allow-untyped-calls
 from __future__ import annotations
 
 import time

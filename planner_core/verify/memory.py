@@ -4,6 +4,7 @@ Follows tensors on meta only: there a step allocates what it would on a GPU, wit
 CPU and stays out of the count, as do slices of it.
 """
 
+# mypy: allow-untyped-calls
 from __future__ import annotations
 
 import weakref

@@ -1,5 +1,6 @@
 """The same numbers as one process: loss, every gradient, and every parameter after a step of AdamW."""
 
+# mypy: allow-untyped-calls
 from __future__ import annotations
 
 from collections.abc import Mapping

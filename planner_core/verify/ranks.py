@@ -64,8 +64,7 @@ def _rank(folder: str, rank: int, num_ranks: int, backend: str | None, work: Wor
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // num_ranks))
     try:
         if backend:
-            store = dist.FileStore(f"{folder}/store", num_ranks)
-            dist.init_process_group(backend, store=store, rank=rank, world_size=num_ranks)
+            dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=rank, world_size=num_ranks)
         result = work(*args)
         (Path(folder) / f"{rank}.json").write_text(json.dumps(result))
         if backend:

@@ -1,0 +1,215 @@
+"""Verification finds what is wrong, agrees where nothing is, and leaves no process behind."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from planner_core.errors import InputError, VerificationFailed
+from planner_core.pipeline import Request, Result, plan_model
+from planner_core.placement import P, R, Shard, State
+from planner_core.plan import BlockPlan, Edge, Plan, SitePlan, Step
+from planner_core.verify import check_rules, scaled, verify
+from planner_core.verify.fake import verify_fake
+from planner_core.verify.numbers import verify_all
+from planner_core.verify.ranks import run_ranks
+
+
+@cache
+def result(name: str) -> Result:
+    return plan_model(Request(name, cluster="2x8-h100", mesh="2x8"))
+
+
+def plans(name: str) -> dict[str, Plan]:
+    return {p.name: p for p in result(name).plans}
+
+
+@cache
+def small(name: str, which: str) -> Plan:
+    return scaled(plans(name)[which], 2)
+
+
+def with_site(plan: Plan, suffix: str, change: Callable[[SitePlan], SitePlan]) -> Plan:
+    """The plan with one op's row changed, in every block that has it."""
+    def block(b: BlockPlan) -> BlockPlan:
+        return replace(b, sites={n: change(s) if n.endswith(suffix) else s for n, s in b.sites.items()})
+
+    changed = replace(plan, blocks={label: block(b) for label, b in plan.blocks.items()})
+    assert changed != plan, f"no site ends with {suffix}"
+    return changed
+
+
+def no_steps(edge: Edge, *, forward: bool = False, backward: bool = False) -> Edge:
+    """An edge that claims to move the tensor but does not."""
+    return replace(edge, forward=() if forward else edge.forward, backward=() if backward else edge.backward)
+
+
+# --- numbers -----------------------------------------------------------------------------------------------
+
+
+def test_every_baseline_of_llama_runs_as_predicted() -> None:
+    names = ("best", "Megatron-LM", "Megatron-LM + sequence parallel")
+    for name, found in zip(names, verify_all([small("llama-3-8b", n) for n in names]), strict=True):
+        assert found["ok"], (name, found)
+
+
+def test_planted_faults_are_found() -> None:
+    good = small("llama-3-8b", "Megatron-LM")
+    silent = lambda s: replace(s, outputs=tuple(no_steps(e, forward=True) for e in s.outputs))  # noqa: E731
+    deaf = lambda s: replace(s, outputs=tuple(no_steps(e, backward=True) for e in s.outputs))  # noqa: E731
+    faults = [
+        with_site(good, "mlp.down_proj/linear", silent), with_site(good, "self_attn.o_proj/linear", silent),
+        with_site(good, "input_layernorm/mul.1", deaf),
+    ]  # fmt: skip
+    found = verify_all([*faults, small("llama-3-8b", "Megatron-LM + sequence parallel")])
+    assert [f["numbers_ok"] for f in found] == [False] * 3 + [True], [f["grad"] for f in found]
+    sequence = small("llama-3-8b", "Megatron-LM + sequence parallel")
+    unsynced = replace(
+        sequence,
+        blocks={k: replace(b, params={n: replace(p, sync=()) for n, p in b.params.items()}) for k, b in sequence.blocks.items()},
+    )
+    (missing,) = verify_all([unsynced])
+    assert not missing["numbers_ok"]
+    assert not missing["collectives_ok"]
+
+
+# --- rules -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["llama-3-8b", "gpt2-xl", "t5-large"])
+def test_search_makes_plans_without_findings(name: str) -> None:
+    graph = result(name).graph
+    for which, plan in plans(name).items():
+        assert check_rules(plan, graph) == [], which
+
+
+def test_rules_name_what_is_wrong() -> None:
+    graph, plan = result("llama-3-8b").graph, plans("llama-3-8b")["Megatron-LM"]
+
+    def keys_whole(site: SitePlan) -> SitePlan:
+        whole = State((R, R), (R, P))
+        kept = tuple(Edge(whole, whole) if i in (1, 2) else e for i, e in enumerate(site.inputs))
+        return replace(site, inputs=kept)
+
+    found = check_rules(with_site(plan, "scaled_dot_product_attention", keys_whole), graph)
+    assert any("splits query heads" in f for f in found)
+
+    silent = with_site(plan, "mlp.down_proj/linear", lambda s: replace(s, outputs=tuple(no_steps(e, forward=True) for e in s.outputs)))
+    assert any("steps lead from" in f for f in check_rules(silent, graph))
+
+    label = next(k for k in plan.blocks if k)
+    params = {**plan.blocks[label].params, "mlp.up.weight": next(iter(plan.blocks[label].params.values()))}
+    renamed = replace(plan, blocks={**plan.blocks, label: replace(plan.blocks[label], params=params)})
+    assert any("'mlp.up.weight' matches nothing" in f for f in check_rules(renamed, graph))
+
+    uneven = replace(plan, mesh=replace(plan.mesh, axis_sizes=(2, 3)))
+    assert any("cannot split" in f for f in check_rules(uneven, graph))
+
+
+def test_rules_know_that_only_the_inner_axis_may_move() -> None:
+    graph, plan = result("llama-3-8b").graph, plans("llama-3-8b")["Megatron-LM"]
+    both, inner = State((Shard(0), Shard(0)), (Shard(0), Shard(0))), State((R, Shard(0)), (R, Shard(0)))
+
+    def outer_first(site: SitePlan) -> SitePlan:
+        return replace(site, outputs=(Edge(both, inner, (Step(0, Shard(0), R),), (Step(0, R, Shard(0)),)),))
+
+    found = check_rules(with_site(plan, "mlp.down_proj/linear", outer_first), graph)
+    assert any("outer of two axes" in f for f in found)
+
+
+# --- traffic and memory --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("which", ["best", "Megatron-LM", "Megatron-LM + sequence parallel"])
+def test_full_size_llama_has_the_predicted_traffic(which: str) -> None:
+    start = time.monotonic()
+    found = verify(plans("llama-3-8b")[which])
+    assert found["collectives_ok"], found["collectives"]
+    assert found["memory_bytes"]["rel_error"] < 0.06, found["memory_bytes"]
+    assert time.monotonic() - start < 60
+
+
+def test_recomputation_frees_activations() -> None:
+    plan = plans("llama-3-8b")["Megatron-LM"]
+    kept = verify_fake(plan)["memory_bytes"]["by_kind"]
+    freed = verify_fake(replace(plan, workload={**plan.workload, "recompute": "full"}))["memory_bytes"]["by_kind"]
+    assert freed["params"] == kept["params"]
+    assert freed["activations"] < kept["activations"] / 2
+
+
+# --- processes -----------------------------------------------------------------------------------------------
+
+
+def _sleep(seconds: float) -> None:
+    time.sleep(seconds)
+
+
+def _die(rank_that_dies: int) -> None:
+    if torch.distributed.get_rank() == rank_that_dies:
+        os._exit(7)
+    torch.distributed.barrier()
+
+
+def _pid() -> int:
+    return os.getpid()
+
+
+def test_a_rank_that_hangs_is_stopped() -> None:
+    start = time.monotonic()
+    with pytest.raises(VerificationFailed, match="did not finish in 8 s"):
+        run_ranks(_sleep, 2, (600.0,), timeout_s=8)
+    assert time.monotonic() - start < 30
+
+
+def test_a_rank_that_dies_is_named() -> None:
+    with pytest.raises(VerificationFailed, match="rank 1 of 2 failed: it exited with status 7"):
+        run_ranks(_die, 2, (1,), timeout_s=120)
+
+
+def test_no_process_is_left() -> None:
+    for pid in run_ranks(_pid, 2, timeout_s=120):
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_a_plan_for_another_model_is_refused() -> None:
+    plan = small("llama-3-8b", "Megatron-LM")
+    other = replace(plan, model={**plan.model, "config": small("gpt2-xl", "best").model["config"]})
+    with pytest.raises(VerificationFailed, match="is not in the plan"):
+        verify_all([other])
+
+
+def test_ranks_must_suit() -> None:
+    with pytest.raises(InputError, match="--ranks 1 "):
+        verify(plans("llama-3-8b")["best"], ranks=1)
+    callable_plan = replace(plans("llama-3-8b")["best"], model={"name": "mine", "config": {"callable": "a.py:f"}})
+    with pytest.raises(InputError, match="cannot be scaled"):
+        verify(callable_plan, ranks=2)
+
+
+def test_moving_a_model_under_a_plan_is_refused() -> None:
+    assert run_ranks(_move_after_apply, 1, timeout_s=120) == ["cannot be moved"]
+
+
+def _move_after_apply() -> str:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    from planner_core.runtime.apply import apply
+    from planner_core.runtime.reading import PlanMismatch
+
+    model: Any = nn.Linear(2, 2)
+    plan = {"mesh": {"sizes": [1]}, "workload": {}, "blocks": {}}
+    apply(model, plan, init_device_mesh("cpu", (1,)))
+    try:
+        model.double()
+    except PlanMismatch as error:
+        return "cannot be moved" if "cannot be moved" in str(error) else str(error)
+    return "moved"
