@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from planner_core import methods
@@ -28,8 +28,9 @@ from planner_core.mesh import DeviceMesh, axis_names, parse_mesh
 from planner_core.opening import open_model
 from planner_core.plan import Plan
 from planner_core.price import price
-from planner_core.problem import Problem, Restriction, build_problem
-from planner_core.search import OBJECTIVES, Answer, memory_of, search
+from planner_core.problem import Networks, Problem, Restriction, build_networks, build_problem
+from planner_core.search import OBJECTIVES, Answer, corners, memory_of, search, value_of
+from planner_core.solve import Assignment
 from planner_core.strategy import BlockStrategies, block_strategies
 
 if TYPE_CHECKING:
@@ -40,6 +41,10 @@ Progress = Callable[[str], None]
 USABLE_MEMORY = 0.92
 """Share of a GPU's memory that plans may fill unless a budget is given; the rest is left to the allocator's fragmentation,
 to NCCL's buffers and to kernels' workspaces, which the memory walk does not count. An assumption."""
+MAX_FRONT = 6
+"""Corners of the front that become plans."""
+FRONT_STEP = 0.03
+"""Corners of the front that save less memory than this share of the one before are left out."""
 METHODS = ("exact", "tap", "taps", "atp")
 
 
@@ -89,7 +94,7 @@ class _Clock:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = dict.fromkeys(
-            ("capture", "coarsen", "fold", "network", "search", "baselines"), 0.0
+            ("capture", "coarsen", "fold", "network", "search", "front", "baselines"), 0.0
         )
 
     @contextmanager
@@ -110,6 +115,7 @@ class Planner:
     coarse: CoarseGraph
     strategies: Mapping[str, BlockStrategies]
     clock: _Clock
+    networks: dict[tuple[tuple[int, ...], int, bool], Networks] = field(default_factory=dict)
 
     @property
     def budget(self) -> float:
@@ -130,8 +136,11 @@ class Planner:
         model = cost_model(self.cluster, mesh, workload)
         if by_volume:
             model = replace(model, links=tuple(volume_link(link.size) for link in model.links))
+        key = (mesh.axis_sizes, workload.zero, by_volume)
         with self.clock("network"):
-            return build_problem(self.coarse, self.strategies, model, restrict, uniform)
+            if key not in self.networks:
+                self.networks[key] = build_networks(self.coarse, self.strategies, model)
+            return build_problem(self.coarse, self.strategies, model, restrict, uniform, self.networks[key])
 
     def solve(self, problem: Problem, objective: str, abandon_above: float = float("inf")) -> Answer:
         """The best assignment within the memory."""
@@ -173,16 +182,18 @@ def plan_model(request: Request, graph: Graph | None = None, progress: Progress 
     start = time.perf_counter()
     planner = prepare(request, graph, say)
     chosen = choose(planner, meshes(request, planner.cluster), say)
+    say("trade-offs")
+    front = trade_offs(planner, meshes(request, planner.cluster), chosen)
     say("baselines")
     others = baselines(planner, meshes(request, planner.cluster))
     say("candidates")
     scored = block_candidates(planner, chosen)
     notes = _memory_notes(planner, chosen)
     timings = {**planner.clock.seconds, "total": time.perf_counter() - start}
-    front = [c for c in scored if c is not None]
+    found = [c for c in scored if c is not None]
     return Result(
         request=request, graph=planner.graph, coarse=planner.coarse, cluster=planner.cluster, workload=planner.workload,
-        candidates=tuple(front), dropped=_dropped(front), unknown_ops=_unknown(planner), plans=(chosen, *others),
+        candidates=tuple(found), dropped=_dropped(found), unknown_ops=_unknown(planner), plans=(chosen, *front, *others),
         timings_s=timings, notes=notes,
     )  # fmt: skip
 
@@ -274,6 +285,26 @@ def choose(planner: Planner, options: Iterable[DeviceMesh], say: Progress = lamb
         least[1], Answer(smallest, 0.0, 0.0, least_bytes), "least memory", planner.request.method, objective
     )
     return replace(plan, fits=False, notes=(f"does not fit: {needs}",))
+
+
+def trade_offs(planner: Planner, options: Iterable[DeviceMesh], chosen: Plan) -> list[Plan]:
+    """Plans of the whole model that trade step time against memory: the corners of the front over all meshes, without
+    the chosen plan. Between two corners lie only mixtures of them (see `search`)."""
+    points: list[tuple[float, float, Problem, Assignment]] = []
+    for mesh in options:
+        problem = planner.problem(mesh)
+        with planner.clock("front"):
+            points += [(value_of(a, "time"), memory_of(a), problem, a) for a in corners(problem)]
+    points.sort(key=lambda p: p[:2])
+    kept: list[tuple[float, float, Problem, Assignment]] = []
+    for point in points:
+        if not kept or point[1] < kept[-1][1] * (1 - FRONT_STEP):
+            kept.append(point)
+    if len(kept) > MAX_FRONT:  # evenly along the front, both ends kept
+        kept = [kept[round(i * (len(kept) - 1) / (MAX_FRONT - 1))] for i in range(MAX_FRONT)]
+    found = [planner.plan(p, Answer(a, t, t, m), "", "exact", "time") for t, m, p, a in kept]
+    plans = [p for p in found if p.blocks != chosen.blocks or p.mesh != chosen.mesh]
+    return [replace(plan, name=f"trade-off {k + 1}") for k, plan in enumerate(plans)]
 
 
 def baselines(planner: Planner, options: Iterable[DeviceMesh]) -> list[Plan]:
@@ -369,4 +400,4 @@ def compare_methods(request: Request, progress: Progress | None = None) -> Resul
 
 def replace_request(planner: Planner, **changes: Any) -> Planner:
     """The same planner for another request of the same model, cluster and workload."""
-    return replace(planner, request=replace(planner.request, **changes))
+    return replace(planner, request=replace(planner.request, **changes), networks=planner.networks)

@@ -10,7 +10,7 @@ The answer is the best state of every variable of every copy. Depth costs a few 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -73,46 +73,65 @@ class Problem:
         return any(not len(a) for c in (self.top, *self.blocks.values()) for a in c.alive.values())
 
 
-def build_problem(
-    coarse: CoarseGraph, strategies: Mapping[str, BlockStrategies], model: CostModel, restrict: Restriction | None = None,
-    uniform: bool = False,
-) -> Problem:  # fmt: skip
-    """Networks of the top block and of every repeated block; `restrict` forbids states (see `methods`); `uniform` makes
-    all copies of a run pass on the stream in one state, and so run alike.
+@dataclass(frozen=True, slots=True)
+class Networks:
+    """The unrestricted networks of a model on one mesh: of the top block, and of each repeated block by name."""
 
-    `strategies` maps a block's name to its rows; the top block is "".
-    """
+    runs: list[Run]
+    top: Network
+    blocks: Mapping[str, Network]
+
+
+def build_networks(coarse: CoarseGraph, strategies: Mapping[str, BlockStrategies], model: CostModel) -> Networks:
+    """Networks of the top block and of every repeated block. `strategies` maps a block's name to its rows; the top
+    block is ""."""
     graph = coarse.graph
     runs, inside = find_runs(graph.top)
     repeats = graph.num_repeats
     recompute = model.workload.recompute == "full"
     kept = kept_results(graph)
-    blocks: dict[str, Compiled] = {}
-    saved_top: set[int] = set()
+    blocks: dict[str, Network] = {}
     for name, block in coarse.blocks.items():
-        net = build_block(
-            block, strategies[name], model, saved_scale=1 / repeats[name] if recompute else 1.0, kept_results=kept[name]
-        )
+        scale = 1 / repeats[name] if recompute else 1.0
+        net = build_block(block, strategies[name], model, saved_scale=scale, kept_results=kept[name])
         if recompute:
             net.saved_ports.update(i for i in block.block.inputs if block.block.values[i].kind == "activation")
-        if restrict:
-            restrict.apply(name, net)
-        blocks[name] = compile_network(net, ports(block.block))
-        for call in graph.calls():
-            if call.block == name:
-                outer = dict(
-                    zip((*block.block.inputs, *block.block.outputs), (*call.inputs, *call.outputs), strict=True)
-                )
-                saved_top.update(outer[v] for v in net.saved_ports)
-    top = build_block(coarse.top, strategies[""], model, saved_by_calls=saved_top, skip=inside)
+        blocks[name] = net
+    saved: set[int] = set()
+    for call in graph.calls():
+        inner = graph.blocks[call.block]
+        pairs = zip((*inner.inputs, *inner.outputs), (*call.inputs, *call.outputs), strict=True)
+        saved.update(outer for v, outer in pairs if v in blocks[call.block].saved_ports)
+    top = build_block(coarse.top, strategies[""], model, saved_by_calls=saved, skip=inside)
     _whole_results(coarse.top.block, top)
-    if restrict:
-        restrict.apply("", top)
-    problem = Problem(coarse, model, runs, Compiled(top, (), {}, [], []), blocks, strategies, uniform)
-    for k, run in enumerate(runs):
+    return Networks(runs, top, blocks)
+
+
+def build_problem(
+    coarse: CoarseGraph, strategies: Mapping[str, BlockStrategies], model: CostModel, restrict: Restriction | None = None,
+    uniform: bool = False, networks: Networks | None = None,
+) -> Problem:  # fmt: skip
+    """The folded network of a model on one mesh, ready to be solved; `restrict` forbids states (see `methods`); `uniform`
+    makes all copies of a run pass on the stream in one state, and so run alike. `networks` may be shared by several."""
+    graph = coarse.graph
+    nets = networks or build_networks(coarse, strategies, model)
+    blocks = {
+        name: compile_network(_restricted(name, net, restrict), ports(graph.blocks[name])) for name, net in nets.blocks.items()
+    }
+    top = _restricted("", nets.top, restrict)
+    problem = Problem(coarse, model, nets.runs, Compiled(top, (), {}, [], []), blocks, strategies, uniform)
+    for k, run in enumerate(nets.runs):
         problem.scopes[k] = _run_scope(graph.blocks[run.block], run)
     problem.top = _compile_top(problem, top)
     return problem
+
+
+def _restricted(name: str, net: Network, restrict: Restriction | None) -> Network:
+    if restrict is None:
+        return net
+    own = replace(net, factors=list(net.factors))
+    restrict.apply(name, own)
+    return own
 
 
 def _whole_results(block: Block, net: Network) -> None:

@@ -153,6 +153,27 @@ def least_memory(problem: Problem) -> Assignment | None:
     return min(found, key=memory_of)
 
 
+def corners(problem: Problem, depth: int = 2) -> list[Assignment]:
+    """Corners of the lower left hull of (step time, memory), from the fastest to the smallest: 2 + 2^depth - 1 at most."""
+    fast, small = solve(problem, [weights("time")]), least_memory(problem)
+    if fast is None or small is None:
+        return []
+    return [fast, *_between(problem, fast, small, depth), small]
+
+
+def _between(problem: Problem, fast: Assignment, small: Assignment, depth: int) -> list[Assignment]:
+    saved = float(fast.totals[MEMORY] - small.totals[MEMORY])
+    slower = value_of(small, "time") - value_of(fast, "time")
+    if depth == 0 or saved <= 0 or slower <= 0:
+        return []
+    price = slower / saved
+    found = solve(problem, [weights("time", price)])
+    line = value_of(fast, "time") + price * float(fast.totals[MEMORY])
+    if found is None or value_of(found, "time") + price * float(found.totals[MEMORY]) >= line * (1 - TIE):
+        return []
+    return [*_between(problem, fast, found, depth - 1), found, *_between(problem, found, small, depth - 1)]
+
+
 def _price_memory(run: _Search, fast: Assignment, small: Assignment, stop: Callable[[], bool]) -> None:
     """Find the price at which a plan that fits and one that does not weigh the same, then mix them copy by copy."""
     prices = [0.0, 0.0]

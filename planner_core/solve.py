@@ -228,15 +228,17 @@ def _to_top(
     problem: Problem, axes: _Axes, compiled: Compiled, table: Floats, names: Sequence[str], matrix: bool = False
 ) -> Table:
     """The table over top variables, in their numbering of alive states."""
-    top = problem.top
     out = table
     for position, name in enumerate(names):
         mine = _chain_states(axes, compiled) if matrix and name in (axes.entry, axes.exit) else compiled.alive[name]
-        n = compiled.net.sizes[name]
-        shape = (*out.shape[:position], n, *out.shape[position + 1 :])
-        wide = np.full(shape, np.inf)
-        wide[(slice(None),) * position + (mine,)] = out
-        out = wide.take(top.alive[axes.top[name]], axis=position)
+        theirs = problem.top.alive[axes.top[name]]
+        if len(mine) == len(theirs) and (mine == theirs).all():
+            continue
+        at = np.minimum(np.searchsorted(mine, theirs), len(mine) - 1)
+        out = out.take(at, axis=position)
+        missing = mine[at] != theirs
+        if missing.any():  # states that this run cannot take
+            out[(slice(None),) * position + (missing,)] = np.inf
     return tuple(axes.top[n] for n in names), out
 
 
