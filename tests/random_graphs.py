@@ -78,7 +78,11 @@ def random_graph(seed: int) -> Graph:
     shared = x
     pattern = dice.choice(("run", "alternate", "any", "skips"))
     for i in range(dice.randint(2, 6)):
-        name = dice.choice(list(blocks)) if pattern in ("any", "skips") else list(blocks)[i % len(blocks) if pattern == "alternate" else 0]
+        name = (
+            dice.choice(list(blocks))
+            if pattern in ("any", "skips")
+            else list(blocks)[i % len(blocks) if pattern == "alternate" else 0]
+        )
         more = (shared,) if len(blocks[name].inputs) == 2 else ()
         out = top.value((B, S, H), "activation")
         top.items.append(Call(name, f"layers.{i}", (pool[-1], *more), (out,)))
@@ -88,7 +92,15 @@ def random_graph(seed: int) -> Graph:
         if pattern == "skips" and dice.random() < 0.5:
             pool.append(top.op("add", pool[-1], dice.choice(pool)))
     loss = top.op("sum", top.linear(pool[-1], H), shape=())
-    graph = Graph(f"random-{seed}", "test", Block("", tuple(top.values), tuple(top.items), (), (loss,)), blocks, {"batch": B, "seq": S}, "sum", {})
+    graph = Graph(
+        f"random-{seed}",
+        "test",
+        Block("", tuple(top.values), tuple(top.items), (), (loss,)),
+        blocks,
+        {"batch": B, "seq": S},
+        "sum",
+        {},
+    )
     check(graph)
     return graph
 

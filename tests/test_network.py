@@ -41,7 +41,9 @@ def random_network(seed: int) -> dict[str, Any]:
 
 def eliminated(net: dict[str, Any], keep: tuple[str, ...] = ()) -> tuple[float, dict[str, int]]:
     sizes = {v["name"]: len(v["states"]) for v in net["variables"]}
-    tables = [((n,), np.array(t)) for n, t in net["unary"].items()] + [(tuple(p["vars"]), np.array(p["cost"])) for p in net["pairwise"]]
+    tables = [((n,), np.array(t)) for n, t in net["unary"].items()] + [
+        (tuple(p["vars"]), np.array(p["cost"])) for p in net["pairwise"]
+    ]
     tables = [(names, np.where(t >= net["infinite"], np.inf, t)) for names, t in tables]
     found = eliminate(sizes, tables, order(sizes, [t[0] for t in tables], keep), keep)
     at = np.unravel_index(int(found.table.argmin()), found.table.shape) if keep else ()
@@ -71,7 +73,12 @@ def test_a_wrong_argument_would_be_seen() -> None:
     """The check above can fail: another assignment than the best one does not evaluate to the optimum."""
     net = random_network(7)
     best, at = eliminated(net)
-    others = [evaluate(net, {**at, v["name"]: s}) for v in net["variables"] for s in range(len(v["states"])) if s != at[v["name"]]]
+    others = [
+        evaluate(net, {**at, v["name"]: s})
+        for v in net["variables"]
+        for s in range(len(v["states"]))
+        if s != at[v["name"]]
+    ]
     assert others and all(o >= best for o in others) and any(o > best for o in others)
 
 

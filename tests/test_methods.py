@@ -1,0 +1,125 @@
+"""The baselines are their authors' plans, collective for collective (FACTS.md), and never beat the optimum."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import lru_cache
+
+import pytest
+
+from planner_core.models import ZOO
+from planner_core.pipeline import Planner, Request, baselines, meshes, plan_model, prepare
+from planner_core.plan import Plan
+
+HIDDEN = {
+    "llama-3-8b": 4096,
+    "llama-3-70b": 8192,
+    "bert-large": 1024,
+    "t5-large": 1024,
+    "vit-large": 1024,
+    "mixtral-8x7b": 4096,
+}
+
+
+@lru_cache
+def plans(name: str, layers: int | None, mesh: str = "8", cluster: str = "1x8-h100") -> tuple[Planner, dict[str, Plan]]:
+    planner = prepare(Request(name, cluster=cluster, mesh=mesh, layers=layers))
+    return planner, {p.method: p for p in baselines(planner, meshes(planner.request, planner.cluster))}
+
+
+def per_layer(name: str, method: str) -> Counter[tuple[str, str, str]]:
+    """Collectives of one more layer: (phase, kind, count or bytes)."""
+    found: Counter[tuple[str, str, str]] = Counter()
+    for sign, layers in ((1, 3), (-1, 2)):
+        for t in plans(name, layers)[1][method].cost.traffic:
+            found[t.phase, t.kind, "count"] += sign * t.count
+            found[t.phase, t.kind, "bytes"] += sign * t.num_bytes
+            found[t.phase, t.kind, "wire"] += sign * t.wire_bytes
+    return Counter({k: v for k, v in found.items() if v})
+
+
+def stream_bytes(name: str) -> int:
+    planner = plans(name, 2)[0]
+    tokens = 197 if name == "vit-large" else planner.workload.seq
+    return planner.workload.batch * tokens * HIDDEN[name] * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "each_way"), [("llama-3-8b", 2), ("llama-3-70b", 2), ("bert-large", 2), ("vit-large", 2), ("t5-large", 5)]
+)
+def test_megatron_is_two_all_reduces_each_way(name: str, each_way: int) -> None:
+    """b·s·h, forward and backward, for attention and for feed-forward; a T5 layer pair has five such parts (2 + 3)."""
+    size = stream_bytes(name)
+    wire = each_way * (2 * 7 * size // 8)
+    assert per_layer(name, "megatron") == {
+        ("forward", "all_reduce", "count"): each_way, ("forward", "all_reduce", "bytes"): each_way * size, ("forward", "all_reduce", "wire"): wire,
+        ("backward", "all_reduce", "count"): each_way, ("backward", "all_reduce", "bytes"): each_way * size, ("backward", "all_reduce", "wire"): wire,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "each_way"), [("llama-3-8b", 2), ("bert-large", 2), ("t5-large", 5)])
+def test_sequence_parallelism_sends_the_same_in_two_halves(name: str, each_way: int) -> None:
+    size = stream_bytes(name)
+    found = per_layer(name, "megatron-sp")
+    for phase in ("forward", "backward"):
+        for kind in ("all_gather", "reduce_scatter"):
+            assert found.pop((phase, kind, "count")) == each_way
+            assert found.pop((phase, kind, "bytes")) == each_way * size
+        wire = sum(found.pop((phase, kind, "wire")) for kind in ("all_gather", "reduce_scatter"))
+        assert wire == per_layer(name, "megatron")[phase, "all_reduce", "wire"]
+    # what is left are the gradients of norms and biases, which see a part of the tokens each
+    assert {k[:2] for k in found} == {("backward", "all_reduce")}
+    assert found["backward", "all_reduce", "bytes"] < 1e-3 * size
+
+
+@pytest.mark.parametrize("name", [n for n in ZOO if not n.startswith("resnet")])
+def test_data_parallel_sums_every_gradient_once(name: str) -> None:
+    planner, found = plans(name, 2)
+    plan = found["data-parallel"]
+    sums = plan.cost.collectives()["backward"]["all_reduce"]
+    assert sums["count"] == len(planner.graph.parameters())
+    assert sums["bytes"] == 2 * planner.graph.num_params
+    # forward, only numbers of the size of the loss: its count of valid targets
+    assert sum(k["bytes"] for k in plan.cost.collectives()["forward"].values()) <= 8
+    assert all(str(p) == "R" for b in plan.blocks.values() for param in b.params.values() for p in param.stored)
+
+
+@pytest.mark.parametrize("name", ["llama-3-8b", "gpt2-xl", "bert-large"])
+def test_fsdp_gathers_twice_and_scatters_once(name: str) -> None:
+    """Each matrix once forward, once backward, and its gradient is reduce-scattered; biases and norms are summed."""
+    found = per_layer(name, "fsdp")
+    block = next(iter(plans(name, 2)[0].coarse.blocks.values())).block
+    weights = [v.meta for v in block.values if v.kind == "parameter" and len(v.meta.shape) >= 2]
+    small = [v.meta for v in block.values if v.kind == "parameter" and len(v.meta.shape) < 2]
+    size = sum(m.num_bytes for m in weights)
+    for key in (("forward", "all_gather"), ("backward", "all_gather"), ("backward", "reduce_scatter")):
+        assert (found[(*key, "count")], found[(*key, "bytes")]) == (len(weights), size)
+    assert found["backward", "all_reduce", "count"] == len(small)
+    assert found["backward", "all_reduce", "bytes"] == sum(m.num_bytes for m in small)
+
+
+def test_heads_that_cannot_be_split_leave_no_megatron_plan() -> None:
+    """GPT-2 XL has 25 heads: Megatron-LM cannot run it on 8 GPUs, so no plan goes by that name."""
+    assert set(plans("gpt2-xl", 2)[1]) == {"data-parallel", "fsdp"}
+
+
+@pytest.mark.parametrize("cluster", ["1x8-h100", "2x8-h100", "2x8-v100-eth", "1x4-a100-pcie"])
+@pytest.mark.parametrize("name", ZOO)
+def test_no_baseline_that_fits_beats_the_best(name: str, cluster: str) -> None:
+    if cluster == "2x8-v100-eth":
+        request = Request(name, cluster=cluster, dtype="float16")
+    else:
+        request = Request(name, cluster=cluster)
+    result = plan_model(request)
+    for p in result.plans[1:]:
+        if p.fits and result.best.fits and result.best.optimal:
+            assert p.cost.step_time_s >= result.best.cost.step_time_s * (1 - 1e-6), p.name
+
+
+@pytest.mark.parametrize("name", ["llama-3-8b", "bert-large", "t5-large", "vit-large"])
+def test_least_communication_is_no_more_than_any_baseline(name: str) -> None:
+    planner, found = plans(name, 2)
+    best = plan_model(Request(name, cluster="1x8-h100", mesh="8", layers=2, objective="communication")).best
+    for p in found.values():
+        if p.fits:
+            assert best.cost.comm_time_s <= p.cost.comm_time_s * (1 + 1e-5), p.name
