@@ -135,8 +135,7 @@ def _child(write: int, model_type: str, cls: str) -> None:
 
 
 def _measure(model_type: str, cls: str, tell: Any) -> None:
-    from planner_core.capture import capture_graph
-    from planner_core.errors import CaptureError, PlannerError
+    from planner_core.errors import PlannerError
     from planner_core.pipeline import Request, choose, meshes, prepare
 
     try:
@@ -146,17 +145,12 @@ def _measure(model_type: str, cls: str, tell: Any) -> None:
     tell(outcome="capture", reason="while capturing")
     start = time.perf_counter()
     try:
-        try:
-            graph = capture_graph(config, batch=BATCH, seq=SEQ)
-        except CaptureError as error:
-            if "cannot be built" not in str(error):
-                raise  # some models share weights between layers that the cut took away
-            graph = capture_graph(default_config(model_type, cls, whole_depth=True), batch=BATCH, seq=SEQ)
+        graph, dtype = _graph(config, model_type, cls)
         tell(outcome="planning", reason="while planning", capture_s=round(time.perf_counter() - start, 2),
              params=graph.num_params, ops=graph.num_ops, blocks=len(graph.blocks), repeats=sum(graph.num_repeats.values()),
-             assumptions=list(graph.assumptions))  # fmt: skip
+             dtype=dtype, tokens=graph.workload["seq"], assumptions=list(graph.assumptions))  # fmt: skip
         start = time.perf_counter()
-        request = Request(model=model_type, cluster=CLUSTER, mesh=MESH)
+        request = Request(model=model_type, cluster=CLUSTER, mesh=MESH, dtype=dtype)
         planner = prepare(request, graph)
         unknown = Counter(_unknown(planner))
         tell(unknown=dict(unknown))
@@ -174,6 +168,33 @@ def _measure(model_type: str, cls: str, tell: Any) -> None:
         tell(outcome="error", reason=f"{type(error).__name__}: {_line(error)} ({Path(at.filename).name}:{at.lineno})")
     rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return tell(rss_mb=rss // 1024)
+
+
+def _graph(config: dict[str, Any], model_type: str, cls: str) -> tuple[Any, str]:
+    """The capture, at full depth where the cut broke the config, in float32 where the model's own code needs that."""
+    from planner_core.capture import capture_graph
+    from planner_core.errors import PlannerError
+
+    seq, dtype = tokens(config), "bfloat16"
+    for _ in range(3):
+        try:
+            return capture_graph(config, batch=BATCH, seq=seq, dtype=dtype), dtype
+        except PlannerError as error:
+            last = error
+            if "--dtype float32" in str(error) and dtype != "float32":
+                dtype = "float32"
+            elif "cannot be built" in str(error) or "not valid" in str(error):
+                config = default_config(model_type, cls, whole_depth=True)
+            else:
+                break
+    raise last
+
+
+def tokens(config: dict[str, Any]) -> int:
+    """`SEQ`, or half of what the model has positions for where that is not more."""
+    names = ("max_position_embeddings", "n_positions", "max_target_positions")
+    most = [config[n] for n in names if isinstance(config.get(n), int) and config[n] > 1]
+    return SEQ if not most or min(most) > SEQ else min(most) // 2
 
 
 def _unknown(planner: Any) -> Iterable[str]:
@@ -206,7 +227,7 @@ def plainly(model_type: str, cls: str) -> str:
     try:
         inputs = training_inputs(model, made, 2, 64, "float32")
         model(**{k: v.to("meta") for k, v in inputs.items()})
-    except (TypeError, AttributeError, KeyError, IndexError) as error:
+    except (TypeError, AttributeError, KeyError, IndexError, ValueError) as error:
         return f"transformers alone cannot run its default: {type(error).__name__}: {_line(error)}"
     except Exception:
         return ""

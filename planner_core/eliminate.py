@@ -14,17 +14,22 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from planner_core.errors import PlannerError
+
 Floats = NDArray[np.float64]
 Table = tuple[tuple[str, ...], Floats]
 MAX_TABLE = 60_000_000
 """Entries of the largest table that is built (half a gigabyte); beyond it elimination is refused."""
 
 
-class TooWide(Exception):
+class TooWide(PlannerError):
     """The network's treewidth makes elimination too large; `entries` is the table that would be needed."""
 
     def __init__(self, entries: float) -> None:
-        super().__init__(f"a table of {entries:.3g} entries would be needed")
+        super().__init__(
+            f"planning this model exactly needs a table of {entries:.2g} numbers ({MAX_TABLE:.2g} are allowed): too many tensors "
+            "are shared between its parts; use a mesh of one axis, for example --mesh 16"
+        )
         self.entries = entries
 
 

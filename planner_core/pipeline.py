@@ -21,6 +21,7 @@ from planner_core.candidates import Candidates, matrices, score
 from planner_core.cluster import Cluster, load_cluster
 from planner_core.coarsen import CoarseGraph, coarsen
 from planner_core.collectives import volume_link
+from planner_core.eliminate import TooWide
 from planner_core.errors import InputError, NoPlanFits
 from planner_core.graph import Graph
 from planner_core.hardware import CostModel, Workload, cost_model
@@ -254,16 +255,21 @@ def choose(planner: Planner, options: Iterable[DeviceMesh], say: Progress = lamb
     objective = lens.objective if lens else planner.request.objective
     best: tuple[float, Problem, Answer] | None = None
     least: tuple[Answer, Problem] | None = None
+    wide: TooWide | None = None
     for mesh in options:
         say(f"search on {mesh}")
         restrict = lens.restrict(planner.graph, mesh) if lens else None
         if lens and restrict is None:
             continue
-        problem = (
-            planner.problem(mesh, restrict, zero=lens.zero, uniform=lens.uniform, by_volume=lens.by_volume)
-            if lens
-            else planner.problem(mesh)
-        )
+        try:
+            problem = (
+                planner.problem(mesh, restrict, zero=lens.zero, uniform=lens.uniform, by_volume=lens.by_volume)
+                if lens
+                else planner.problem(mesh)
+            )
+        except TooWide as error:  # another mesh may do; said only where none does
+            wide = error
+            continue
         answer = planner.solve(problem, objective, best[0] if best else float("inf"))
         if answer.least_memory < (least[0].least_memory if least else float("inf")):
             least = (answer, problem)
@@ -271,6 +277,8 @@ def choose(planner: Planner, options: Iterable[DeviceMesh], say: Progress = lamb
             best = (answer.value, problem, answer)
     if best:
         return planner.plan(best[1], best[2], "best", planner.request.method, objective)
+    if least is None and wide is not None:
+        raise wide
     if least is None:
         raise NoPlanFits("no plan of this model can run on these meshes; try another --mesh or --batch")
     least_bytes, smallest = least[0].least_memory, least[0].smallest

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 LIMIT = 1 << 23  # elements of the largest constant that is computed
+SHAPES = frozenset({"view", "reshape", "expand", "repeat", "unflatten", "new_zeros", "new_ones", "new_empty", "new_full", "as_strided"})
 META = torch.device("meta")
 CPU = torch.device("cpu")
 _RANDOM = ("dropout", "normal", "uniform", "bernoulli", "exponential", "rand", "multinomial")
@@ -30,6 +31,17 @@ def run_constant(
         if any(t.numel() > LIMIT for t in leaves):
             return sized
     return func(*_swap(args, _is_meta, CPU), **_swap(kwargs, _is_meta, CPU))
+
+
+def with_sizes(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments of a view with sizes that are given as one-element constants (`torch.div` of two sizes) as integers."""
+
+    def plain(item: Any) -> Any:
+        if isinstance(item, torch.Tensor) and not item.is_meta and item.dim() == 0 and not item.is_floating_point():
+            return int(item)
+        return type(item)(plain(i) for i in item) if type(item) in (tuple, list) else item
+
+    return (args[0], *(plain(a) for a in args[1:]))
 
 
 def to_meta(tree: Any) -> Any:

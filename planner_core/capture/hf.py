@@ -27,6 +27,7 @@ _MAPPINGS = ("CAUSAL_LM", "SEQ_TO_SEQ_CAUSAL_LM", "MASKED_LM", "IMAGE_CLASSIFICA
              "IMAGE_TEXT_TO_TEXT", "AUDIO_CLASSIFICATION", "PRETRAINING")  # fmt: skip
 _HEAD_SIZES = ("head_dim", "qk_head_dim", "qk_rope_head_dim", "attention_head_dim", "d_kv", "kv_channels", "partial_rotary_factor",
                "head_size", "attention_hidden_size", "mamba_headdim")  # fmt: skip
+_READ_BOTH = ("git", "blip-2", "instructblip")
 _SIZED = ("num_", "n_", "d_", "hidden_size", "intermediate_size", "vocab_size", "max_position")
 
 
@@ -192,13 +193,15 @@ def training_inputs(model: nn.Module, config: Any, batch: int, seq: int, dtype: 
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     kind = type(model).__name__
     found: dict[str, torch.Tensor] = {}
+    seq = _fitting(config, text, names, seq)
     if "input_ids" in names and main not in ("pixel_values", "input_values", "input_features"):
         found["input_ids"] = _ids(text, batch, seq)
     if main in ("pixel_values", "input_values", "input_features"):
         found[main] = _signal(main, config, batch, seq, getattr(torch, dtype))
     if "decoder_input_ids" in names and not _has_lm_loss(kind):
         found["decoder_input_ids"] = _ids(text, batch, seq)
-    if {"input_ids", "pixel_values"} <= names and "labels" not in names:  # contrastive models read a text and an image
+    needs_both = "labels" not in names or getattr(config, "model_type", "") in _READ_BOTH
+    if {"input_ids", "pixel_values"} <= names and needs_both:  # contrastive models read a text and an image
         found.setdefault("input_ids", _ids(text, batch, seq))
         found.setdefault("pixel_values", _signal("pixel_values", config, batch, seq, getattr(torch, dtype)))
     if "labels" in names:
@@ -213,6 +216,16 @@ def training_inputs(model: nn.Module, config: Any, batch: int, seq: int, dtype: 
             f"{kind} takes {', '.join(sorted(names))[:120]}: no training input for it is known; give path.py:callable"
         )
     return found
+
+
+def _fitting(config: Any, text: Any, names: set[str], seq: int) -> int:
+    """Tokens that fit models whose text is the lesser part: the captions of CLIP, the transcripts of Whisper."""
+    own = getattr(config, "max_target_positions", None)
+    if {"input_ids", "pixel_values"} <= names and "labels" not in names:
+        own = getattr(getattr(config, "text_config", None) or text, "max_position_embeddings", None)
+    if getattr(config, "model_type", "") == "perceiver":  # decodes as many tokens as it has positions
+        return int(config.max_position_embeddings)
+    return min(seq, own) if isinstance(own, int) and own > 0 else seq
 
 
 def _has_lm_loss(kind: str) -> bool:
@@ -239,6 +252,8 @@ def _signal(name: str, config: Any, batch: int, seq: int, dtype: torch.dtype) ->
         shape = (batch, max(seq, 1) * 4, config.input_feat_per_channel)
     elif name == "input_features":
         shape = (batch, getattr(config, "num_mel_bins", 80), 2 * getattr(config, "max_source_positions", 1500))
+    elif hasattr(config, "num_mel_bins") and hasattr(config, "max_length"):  # spectrograms
+        shape = (batch, config.max_length, config.num_mel_bins)
     else:
         shape = (batch, max(seq, 1) * 320)
     return torch.empty(shape, dtype=dtype, device="meta")

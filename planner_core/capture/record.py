@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from planner_core import sites
 from planner_core.capture.attrs import describe
-from planner_core.capture.constants import run_constant, stay_on_meta, to_meta
+from planner_core.capture.constants import SHAPES, run_constant, stay_on_meta, to_meta, with_sizes
 from planner_core.capture.kernels import attention
 from planner_core.capture.replay import Replayer
 from planner_core.capture.tree import BUFFER, Record, Recording, Scope
@@ -107,6 +107,9 @@ class Recorder(TorchFunctionMode):
     ) -> Any:
         inputs = tuple(self.use(t) for t in operands)
         self.packed = []
+        if fn in SHAPES and len(operands) > 1:
+            args = with_sizes(args)
+            operands = sites.tensors((args, kwargs))
         run = attention if fn == "scaled_dot_product_attention" else func
         if fn in sites.DROPOUTS:
             kwargs = {**kwargs, "p": 0.0} if "p" in kwargs else kwargs
@@ -241,6 +244,8 @@ def explain(error: BaseException, model: str) -> str:
         )
     if len(text) > 200:
         text = text[:200] + "..."
+    if "expected scalar type" in text or "Unsupported dtype" in text or "must have the same dtype" in text:
+        return f"{model} cannot be run in this type{where}: {text}; try --dtype float32"
     return f"{model} could not be run on example inputs{where}: {type(error).__name__}: {text}"
 
 
