@@ -55,13 +55,8 @@ def bars(
         for p in bar.parts:
             parts.append(at(x, y, _piece(p, p.value * scale, shown)))
             x += p.value * scale
-        parts.append(
-            at(
-                x + 8,
-                y + 5,
-                text(shown(bar.total) + (f"  {bar.mark}" if bar.mark else ""), 13.5, 600 if bar.strong else 400),
-            )
-        )
+        words = shown(bar.total) + (f", {bar.mark}" if bar.mark else "")
+        parts.append(at(left + span + 12, y + 5, text(words, 13.5, 600 if bar.strong else 400)))
     height = top + len(items) * step
     if limit:
         x = left + limit[0] * scale
@@ -143,10 +138,12 @@ def plot(
         anchor = "end" if end else "start"
         parts.append(f'<path d="M{x:.1f} 20V{height - low:.1f}" stroke="currentColor" stroke-dasharray="5 4"/>')
         parts.append(
-            f'<text x="{x + (-5 if end else 5):.1f}" y="16" font-size="13" text-anchor="{anchor}" fill="currentColor">{html.escape(mark[1])}</text>'
+            f'<text x="{x + (-5 if end else 5):.1f}" y="16" font-size="13" text-anchor="{anchor}" '
+            f'fill="currentColor">{html.escape(mark[1])}</text>'
         )
     parts.append(
-        f'<text x="{(left + width) / 2:.0f}" y="{height - 4:.0f}" font-size="13" text-anchor="middle" fill="currentColor">{html.escape(x_name)}</text>'
+        f'<text x="{(left + width) / 2:.0f}" y="{height - 4:.0f}" font-size="13" text-anchor="middle" '
+        f'fill="currentColor">{html.escape(x_name)}</text>'
     )
     parts.append(f'<text x="0" y="13" font-size="13" fill="currentColor">{html.escape(y_name)}</text>')
     keys = [row(_stroke(line), text(line.name, 13, muted=True), gap=6) for line in items]
@@ -172,12 +169,14 @@ def _axes(
     for v in decades(*y_range):
         parts.append(f'<path d="M{left:.0f} {py(v):.1f}H{right:.0f}" stroke="#8a97a3" stroke-opacity="0.3"/>')
         parts.append(
-            f'<text x="{left - 6:.0f}" y="{py(v) + 4:.1f}" font-size="12" text-anchor="end" fill="currentColor">{html.escape(y_shown(v))}</text>'
+            f'<text x="{left - 6:.0f}" y="{py(v) + 4:.1f}" font-size="12" text-anchor="end" '
+            f'fill="currentColor">{html.escape(y_shown(v))}</text>'
         )
     for v in decades(*x_range):
         parts.append(f'<path d="M{px(v):.1f} {bottom:.0f}v5" stroke="#8a97a3"/>')
         parts.append(
-            f'<text x="{px(v):.1f}" y="{bottom + 18:.0f}" font-size="12" text-anchor="middle" fill="currentColor">{html.escape(x_shown(v))}</text>'
+            f'<text x="{px(v):.1f}" y="{bottom + 18:.0f}" font-size="12" text-anchor="middle" '
+            f'fill="currentColor">{html.escape(x_shown(v))}</text>'
         )
     return "".join(parts)
 
@@ -204,7 +203,8 @@ def timeline(
     parts.append(f'<path d="M{left} {height - 18:.0f}H{left + width:.0f}" stroke="#8a97a3"/>')
     parts.append(f'<text x="{left}" y="{height:.0f}" font-size="12.5" fill="currentColor">0</text>')
     parts.append(
-        f'<text x="{left + width:.0f}" y="{height:.0f}" font-size="12.5" text-anchor="end" fill="currentColor">{html.escape(shown(end))}</text>'
+        f'<text x="{left + width:.0f}" y="{height:.0f}" font-size="12.5" text-anchor="end" '
+        f'fill="currentColor">{html.escape(shown(end))}</text>'
     )
     return Box(WIDTH, height, "".join(parts))
 
@@ -212,7 +212,10 @@ def timeline(
 def _span(width: float, words: str, colour: str) -> Box:
     body = f'<rect width="{max(1.0, width - 1.5):.1f}" height="30" rx="2" fill="{colour}"/>'
     if words:
-        body += f'<text x="{width / 2:.1f}" y="20" font-size="12.5" text-anchor="middle" fill="{on_colour(colour)}">{html.escape(words)}</text>'
+        body += (
+            f'<text x="{width / 2:.1f}" y="20" font-size="12.5" text-anchor="middle" '
+            f'fill="{on_colour(colour)}">{html.escape(words)}</text>'
+        )
     return Box(width, 30, body)
 
 

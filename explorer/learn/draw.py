@@ -35,7 +35,8 @@ def svg(box: Box, alt: str) -> str:
     """The finished picture; `alt` says in words what it shows."""
     w, h = box.width + 4, box.height + 4
     return (
-        f'<svg viewBox="-2 -2 {w:.0f} {h:.0f}" width="{w:.0f}" height="{h:.0f}" role="img" aria-label="{html.escape(alt)}">'
+        f'<svg viewBox="-2 -2 {w:.0f} {h:.0f}" width="{w:.0f}" height="{h:.0f}" role="img" '
+        f'aria-label="{html.escape(alt)}">'
         f"{box.body}</svg>"
     )
 
@@ -68,8 +69,11 @@ def column(*boxes: Box, gap: float = 14, align: float = 0.0) -> Box:
 def text(words: str, size: float = 14, weight: int = 400, colour: str = "currentColor", muted: bool = False) -> Box:
     """One line."""
     fade = ' opacity="0.75"' if muted else ""
-    body = f'<text x="0" y="{size:.1f}" font-size="{size}" font-weight="{weight}" fill="{colour}"{fade}>{html.escape(words)}</text>'
-    return Box(len(words) * size * 0.54 + 2, size * 1.3, body)
+    body = (
+        f'<text x="0" y="{size:.1f}" font-size="{size}" font-weight="{weight}" '
+        f'fill="{colour}"{fade}>{html.escape(words)}</text>'
+    )
+    return Box(len(words) * size * 0.5 + 2, size * 1.3, body)
 
 
 def lines(*words: str, size: float = 14, muted: bool = False) -> Box:
@@ -106,7 +110,10 @@ def tile(width: float, height: float, style: Style, words: str = "", size: float
         body = f'<rect {frame} fill="{colour}" stroke="{PAPER}" stroke-width="1"/>'
         ink = on_colour(colour)
     elif look == "P":
-        body = f'<rect {frame} fill="{colour}" fill-opacity="0.14" stroke="{colour}" stroke-opacity="0.6"/>{hatch(width, height, colour)}'
+        body = (
+            f'<rect {frame} fill="{colour}" fill-opacity="0.14" stroke="{colour}" '
+            f'stroke-opacity="0.6"/>{hatch(width, height, colour)}'
+        )
         halo = f' stroke="{PAPER}" stroke-width="4" paint-order="stroke" stroke-linejoin="round"'
     elif look == "R":
         body = f'<rect {frame} fill="{GREY}" fill-opacity="0.3" stroke="{GREY}" stroke-opacity="0.7"/>'
@@ -123,7 +130,7 @@ def tile(width: float, height: float, style: Style, words: str = "", size: float
 def number(value: float) -> str:
     """A cell's number: integers as such, else two decimals with a true minus."""
     shown = f"{value:.0f}" if float(value).is_integer() else f"{value:.2f}"
-    return shown.replace("-", "−")
+    return ("0.00" if shown == "-0.00" else shown).replace("-", "−")
 
 
 def matrix(
@@ -190,8 +197,14 @@ def sign(words: str, size: float = 20) -> Box:
 def arrow(width: float = 40, words: str = "") -> Box:
     """An arrow to the right, with a word above it."""
     width = max(width, len(words) * 7.3 + 8)
-    body = f'<path d="M0 24H{width - 8:.0f}M{width - 8:.0f} 24l-7 -4.5v9z" stroke="currentColor" fill="currentColor" stroke-width="1.5"/>'
-    label = f'<text x="{width / 2 - 3:.0f}" y="14" font-size="13" text-anchor="middle" fill="currentColor">{html.escape(words)}</text>'
+    body = (
+        f'<path d="M0 24H{width - 8:.0f}M{width - 8:.0f} 24l-7 -4.5v9z" stroke="currentColor" fill="currentColor" '
+        'stroke-width="1.5"/>'
+    )
+    label = (
+        f'<text x="{width / 2 - 3:.0f}" y="14" font-size="13" text-anchor="middle" '
+        f'fill="currentColor">{html.escape(words)}</text>'
+    )
     return Box(width, 34, body + (label if words else ""))
 
 
@@ -214,6 +227,9 @@ def legend(*looks: str) -> Box:
     )
 
 
-def clear(value: float) -> str:
-    """A figure with three significant digits."""
-    return units.significant(value)
+def amount(num_bytes: float) -> str:
+    """Bytes in the largest unit that leaves a figure of one or more, so that two of them compare at a glance."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if abs(num_bytes) >= size:
+            return f"{units.significant(num_bytes / size)} {unit}"
+    return f"{int(num_bytes)} B"

@@ -23,6 +23,7 @@ function draw() {
   at("slider").value = step + 1;
   at("back").disabled = step === 0;
   at("next").disabled = step === last();
+  at("question").hidden = !open && step < last();
 }
 
 function ask() {

@@ -60,7 +60,10 @@ def cases(lesson: Lesson, learner: Learner, values: Values) -> list[tuple[str, d
             chosen.append(control)
     found = []
     for options in itertools.product(*(c.options for c in chosen)):
-        name = ", ".join(f"{c.label}: {c.name(o)}" if c.kind != "draw" else f"case {i + 1}" for c, o, i in zip(chosen, options, _places(chosen, options), strict=True))
+        name = ", ".join(
+            f"{c.label}: {c.name(o)}" if c.kind != "draw" else f"case {i + 1}"
+            for c, o, i in zip(chosen, options, _places(chosen, options), strict=True)
+        )
         found.append((name, {**values, **dict(zip((c.key for c in chosen), options, strict=True))}))
     return found
 
@@ -90,7 +93,10 @@ def _setting(lesson: Lesson, learner: Learner) -> str:
     if not lesson.uses_model:
         return ""
     w = learner.planner.workload
-    return f"{learner.graph.name} on {learner.cluster.description or learner.cluster.name}, batch {w.batch} × {w.seq} tokens, {w.dtype}."
+    return (
+        f"{learner.graph.name} on {learner.cluster.description or learner.cluster.name}, batch {w.batch} × "
+        f"{w.seq} tokens, {w.dtype}."
+    )
 
 
 def inline(text: str) -> str:

@@ -54,14 +54,20 @@ class Learner:
         """This learner if the model has transformer layers, else one with the standard model, and a sentence about it."""
         if _layer(self.graph) is not None:
             return self, ""
-        other = Learner(replace(self.request, model=STANDARD, batch=None, seq=None, layers=None))
-        return other, f"{self.graph.name} has no transformer layers, so this lesson shows {STANDARD} on your cluster."
+        return standard(
+            self
+        ), f"{self.graph.name} has no transformer layers, so this lesson shows {STANDARD} on your cluster."
 
     def layer(self) -> Layer:
         """Sizes of the model's layers; call it on what `transformer` gives."""
         found = _layer(self.graph)
         assert found is not None
         return found
+
+
+def standard(learner: Learner) -> Learner:
+    """The standard model on the learner's cluster."""
+    return Learner(replace(learner.request, model=STANDARD, batch=None, seq=None, layers=None))
 
 
 @lru_cache(maxsize=32)

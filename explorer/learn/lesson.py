@@ -64,6 +64,7 @@ class Question:
 @dataclass(frozen=True, slots=True)
 class Lesson:
     """One page of the course. `terms` are the words defined here, and only here; `link` is (page, what is there);
+    `prefetch` says that the settings of its sliders are worth computing before they are asked for;
     `cases` lists the settings that an exported file holds, where options of the first controls would not do."""
 
     number: int
@@ -77,6 +78,7 @@ class Lesson:
     code: str
     link: tuple[str, str]
     uses_model: bool = False
+    prefetch: bool = False
     cases: Callable[[Learner, Values], list[tuple[str, dict[str, Choice]]]] | None = None
 
     def defaults(self) -> dict[str, Choice]:

@@ -14,6 +14,7 @@ from explorer.learn import address, export
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene
 from explorer.learn.lessons import LESSONS
+from explorer.learn.warm import prefetch, warm
 from planner_core.errors import PlannerError
 
 CSS = frame.CSS.parent / "learn.css"
@@ -31,7 +32,7 @@ def begin() -> Lesson:
         s["learn"][lesson.number] = {"values": values, "step": step, "open": step > 0, "told": None}
         s["learn_number"] = lesson.number
     s.setdefault("learn_number", 1)
-    return LESSONS[s["learn_number"] - 1]
+    return LESSONS[int(s["learn_number"]) - 1]
 
 
 def place(lesson: Lesson) -> dict[str, Any]:
@@ -83,7 +84,7 @@ def take(lesson: Lesson, control: Control, widget: str) -> None:
     here = place(lesson)
     if control.kind == "draw":
         others = [o for o in control.options if o != here["values"][control.key]]
-        here["values"][control.key] = random.choice(others)  # noqa: S311
+        here["values"][control.key] = random.choice(others)
         here.update(step=min(here["step"], 0), open=False, told=None)
     elif st.session_state[widget] is not None:
         here["values"][control.key] = st.session_state[widget]
@@ -123,7 +124,9 @@ def controls(lesson: Lesson) -> None:
             st.button(c.label, key=widget, on_click=take, args=(lesson, c, widget), icon=":material/casino:")
             continue
         state.seed(widget, current)
-        kind: Any = st.select_slider if c.kind == "slider" else st.segmented_control if len(c.options) < 4 else st.selectbox
+        kind: Any = (
+            st.select_slider if c.kind == "slider" else st.segmented_control if len(c.options) < 4 else st.selectbox
+        )
         kind(c.label, options=list(c.options), format_func=c.name, key=widget, on_change=take, args=(lesson, c, widget))
 
 
@@ -138,7 +141,14 @@ def scrubber(lesson: Lesson, scene: Scene) -> None:
             "Step", 1, steps, key=widget, on_change=turn, args=(lesson, scene), format=f"%d of {steps}",
             label_visibility="collapsed",
         )  # fmt: skip
-        st.button("Next", key="w_next", on_click=turn, args=(lesson, scene, 1), disabled=here["step"] >= most - 1, type="primary")
+        st.button(
+            "Next",
+            key="w_next",
+            on_click=turn,
+            args=(lesson, scene, 1),
+            disabled=here["step"] >= most - 1,
+            type="primary",
+        )
 
 
 def show(lesson: Lesson, scene: Scene) -> None:
@@ -159,7 +169,14 @@ def ask(lesson: Lesson, question: Question) -> None:
     widget = f"w_ask_{lesson.number}_{hash((question.ask, question.options))}"
     with st.container(border=True, key="question"):
         st.markdown("**Before you go on**" if not here["open"] else "**Question**")
-        st.radio(question.ask, question.options, index=here["told"], key=widget, on_change=answer, args=(lesson, question, widget))
+        st.radio(
+            question.ask,
+            question.options,
+            index=here["told"],
+            key=widget,
+            on_change=answer,
+            args=(lesson, question, widget),
+        )
         told = here["told"]
         if told is not None and told == question.answer:
             st.success(f"Right. {question.why[told]}")
@@ -177,7 +194,12 @@ def words(lesson: Lesson) -> None:
         for term, meaning in lesson.terms:
             st.markdown(f"**{term}**: {meaning}.")
     target, label = lesson.link
-    st.page_link(PAGE.format(target), label=f"{label}, on the {target.capitalize()} page", query_params=settings.write(state.values()))
+    st.page_link(
+        PAGE.format(target),
+        label=f"{label}: {target.capitalize()}",
+        icon=":material/arrow_forward:",
+        query_params=settings.write(state.values()),
+    )
     here = dict(place(lesson)["values"])
     st.download_button(
         "Download this lesson as one HTML page", lambda: export.page(lesson, learner(), here), file_name=export.file_name(lesson),
@@ -196,6 +218,8 @@ def body(number: int) -> None:
         st.error(state.in_words(str(error)))
         return
     here["step"] = min(here["step"], len(scene.steps) - 1)
+    if lesson.prefetch:
+        prefetch(lesson.number, who)
     to_address(lesson)
     with st.container(key="wide"):
         left, right = st.columns([7, 5], gap="large")
@@ -208,13 +232,17 @@ def body(number: int) -> None:
         for paragraph in lesson.text:
             st.markdown(paragraph)
         controls(lesson)
-        ask(lesson, question)
+        if here["open"] or here["step"] >= scene.reveal - 1:
+            ask(lesson, question)
+        else:
+            st.caption(f"A question waits at step {scene.reveal}.")
         words(lesson)
 
 
 def page() -> None:
     """The page."""
     lesson = begin()
+    warm()
     st.html(frame.CSS)
     st.html(CSS)
     rail(lesson)
@@ -226,7 +254,9 @@ def page() -> None:
         sentence.sentence()
     body(lesson.number)
     if lesson.number < len(LESSONS):
-        st.button(f"Next lesson: {LESSONS[lesson.number].title}", key="w_onward", on_click=go, args=(lesson.number + 1,))
+        st.button(
+            f"Next lesson: {LESSONS[lesson.number].title}", key="w_onward", on_click=go, args=(lesson.number + 1,)
+        )
 
 
 page()

@@ -19,9 +19,14 @@ def outline(lesson: Lesson, who: Learner) -> None:
     st.page_link("explorer/pages/learn.py", label=f"**{lesson.number}. {lesson.title}**", query_params=query)
     st.markdown(lesson.idea)
     with st.expander("Steps, controls, question and answer"):
-        steps = "  \n".join(f"{i}. {frame.text(s.title)}" + (" (after the answer)" if i == scene.reveal + 1 else "") for i, s in enumerate(scene.steps, 1))
+        steps = "  \n".join(
+            f"{i}. {frame.text(s.title)}" + (" (after the answer)" if i == scene.reveal + 1 else "")
+            for i, s in enumerate(scene.steps, 1)
+        )
         st.markdown(f"**Shows**  \n{steps}")
-        st.markdown("**To play with**: " + ", ".join(f"{c.label} ({len(c.options)} settings)" for c in lesson.controls) + ".")
+        st.markdown(
+            "**To play with**: " + ", ".join(f"{c.label} ({len(c.options)} settings)" for c in lesson.controls) + "."
+        )
         st.markdown("**New words**: " + ", ".join(term for term, _ in lesson.terms) + ".")
         st.markdown(f"**Question**: {question.ask}")
         for i, (option, why) in enumerate(zip(question.options, question.why, strict=True)):
@@ -34,8 +39,10 @@ def page() -> None:
     st.html(frame.CSS)
     st.markdown("## For teachers")
     st.markdown(
-        "Thirteen lessons of five to ten minutes, in the order in which words are defined. Each has its own address; a link also keeps "
-        "model, cluster, step and controls, so that you can open a lesson in class where you want it. Answers below are for the first "
+        "Thirteen lessons of five to ten minutes, in the order in which words are defined. Each has its own "
+        "address; a link also keeps "
+        "model, cluster, step and controls, so that you can open a lesson in class where you want it. "
+        "Answers below are for the first "
         "setting of each lesson; they change with the controls, since every number is computed when it is shown."
     )
     request = state.request()

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import lru_cache
 
 from explorer import units
+from explorer.learn import stacks
 from explorer.learn.charts import Bar, Part, bars
 from explorer.learn.draw import svg
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
 from explorer.palette import MEMORY_COLOURS, MEMORY_KINDS, MEMORY_NAMES
-from planner_core.mesh import DeviceMesh
-from planner_core.methods import BASELINES
-from planner_core.search import search
 
 BATCHES = (1, 2, 4, 8, 16)
 CODE = """\
@@ -40,17 +37,11 @@ print(weights, gradients, states, activations)
 """
 
 
-@lru_cache(maxsize=256)
-def memory(learner: Learner, batch: int, num_gpus: int) -> dict[str, int]:
-    """Bytes by kind on one of `num_gpus` GPUs of one node that split every weight (Megatron-LM's way)."""
-    one = Learner(replace(learner.request, batch=batch, mesh=None), learner.load).planner
-    level = replace(learner.cluster.levels[0], size=num_gpus)
-    planner = replace(one, cluster=replace(learner.cluster, levels=(level,)))
-    mesh = DeviceMesh(("tensor",), (num_gpus,))
-    restrict = BASELINES[2].restrict(planner.graph, mesh) if num_gpus > 1 else None
-    problem = planner.problem(mesh, restrict, zero=0)
-    answer = search(problem, objective="time")
-    return dict(planner.plan(problem, answer, "lesson", "megatron", "time").cost.memory_bytes)
+def memory(learner: Learner, batch: int, num_gpus: int) -> tuple[dict[str, int], bool]:
+    """Bytes by kind on one of `num_gpus` GPUs of one node, and whether Megatron-LM splits this model so far."""
+    one = Learner(replace(learner.request, batch=batch, mesh=None), learner.load)
+    found = stacks.expert(one, num_gpus) if num_gpus > 1 else None
+    return (found, True) if found else (stacks.smallest(one, num_gpus), num_gpus == 1)
 
 
 def sizes(learner: Learner) -> list[int]:
@@ -63,32 +54,71 @@ def scene(learner: Learner, values: Values) -> Scene:
     batch = int(values["batch"])
     room = learner.cluster.gpu.memory_bytes
     limit = (float(room), f"{learner.cluster.gpu.name}: {units.memory(room)}")
-    whole, graph = memory(learner, batch, 1), learner.graph
+    whole, graph = memory(learner, batch, 1)[0], learner.graph
     numbers: dict[str, float] = {"room": room, "params": graph.num_params, **{f"1_{k}": v for k, v in whole.items()}}
     stays = {"params": whole["params"], "grads": whole["params"], "optimizer": whole["optimizer"]}
     says = (
-        f"{graph.name} has {units.count(graph.num_params)} parameters. At {units.significant(whole['params'] / graph.num_params)} bytes each its weights take {units.memory(whole['params'])}.",
+
+            f"{graph.name} has {units.count(graph.num_params)} parameters. At "
+            f"{units.significant(whole['params'] / graph.num_params)} bytes each its weights take "
+            f"{units.memory(whole['params'])}.",
         f"The backward pass gives every weight a gradient of the same size: {units.memory(stays['grads'])} more.",
-        f"The optimizer remembers running averages for every weight: {units.memory(stays['optimizer'])} more. These three are there at the end of every step, whatever the batch.",
+
+            f"The optimizer remembers running averages for every weight: {units.memory(stays['optimizer'])} more. "
+            "These three are there at the end of every step, whatever the batch.",
     )  # fmt: skip
     steps = []
     for k in range(3):
         shown = tuple(_part(stays, kind) for kind in list(stays)[: k + 1])
         told = sum(p.value for p in shown)
         fit = "" if told <= room else f" That is {units.memory(told - room)} more than one GPU has."
-        steps.append(Step(MEMORY_NAMES[MEMORY_KINDS[k]].capitalize(), says[k] + fit, _picture([("end of a step", shown, _mark(told, room))], limit)))
-    bars_now = [("end of a step", tuple(_part(stays, k) for k in stays), ""), ("fullest moment", _stack(whole), _mark(whole["peak"], room))]
-    steps.append(Step("Activations", f"Autograd keeps what forward computed: {units.memory(whole['activations'])} for a batch of {batch}. They grow with the batch. As the backward pass uses them up, gradients take their place; the GPU must have room for the fullest moment.", _picture(bars_now, limit)))
-    stacks = []
+        steps.append(
+            Step(
+                MEMORY_NAMES[MEMORY_KINDS[k]].capitalize(),
+                says[k] + fit,
+                _picture([("end of a step", shown, _mark(told, room))], limit),
+            )
+        )
+    bars_now = [
+        ("end of a step", tuple(_part(stays, k) for k in stays), ""),
+        ("fullest moment", _stack(whole), _mark(whole["peak"], room)),
+    ]
+    steps.append(
+        Step(
+            "Activations",
+            f"Autograd keeps what forward computed: {units.memory(whole['activations'])} for a batch of "
+            f"{batch}. They grow with the batch. As the backward pass uses them up, gradients take their "
+            "place; the GPU must have room for the fullest moment.",
+            _picture(bars_now, limit),
+        )
+    )
+    rows, uneven = [], []
     for n in sizes(learner):
-        found = memory(learner, batch, n)
+        found, usual = memory(learner, batch, n)
+        uneven += [] if usual else [str(n)]
         numbers |= {f"{n}_{k}": v for k, v in found.items()}
-        stacks.append((f"{n} GPU{'s' * (n > 1)}", _stack(found), _mark(found["peak"], room)))
+        rows.append((f"{n} GPU{'s' * (n > 1)}", _stack(found), _mark(found["peak"], room)))
     fits = [n for n in sizes(learner) if numbers[f"{n}_peak"] <= room]
-    end = f"It fits from **{fits[0]} GPU{'s' * (fits[0] > 1)}** on." if fits else "Even a whole node is too small at this batch: take fewer samples, or split the batch as well (lesson 8)."
-    halves = "The fullest moment again, when each GPU holds a part of every weight. Activations shrink less: some are kept whole on every GPU (lesson 7 mends that)."
-    steps.append(Step("Split over GPUs", f"{halves} {end}", _picture(stacks, limit)))
-    return Scene(tuple(steps), {**numbers, "fits_from": fits[0] if fits else 0}, reveal=4)
+    end = (
+        f"It fits from **{fits[0]} GPU{'s' * (fits[0] > 1)}** on."
+        if fits
+        else "Even a whole node is too small at this batch: take fewer samples, or split the batch as well (lesson 8)."
+    )
+    halves = (
+        "The fullest moment again, when each GPU holds a part of every weight. Activations shrink less: some are "
+        "kept whole on every GPU (lesson 7 mends that)."
+    )
+    steps.append(Step("Split over GPUs", f"{halves} {end}", _picture(rows, limit)))
+    return Scene(
+        tuple(steps), {**numbers, "fits_from": fits[0] if fits else 0}, reveal=4, note=_note(graph.name, uneven)
+    )
+
+
+def _note(model: str, uneven: list[str]) -> str:
+    """Said where Megatron-LM's way is not open."""
+    if not uneven:
+        return ""
+    return f"The heads of {model} do not divide by {' or '.join(uneven)}, so the stack there is that of the smallest plan the planner finds."
 
 
 def _stack(found: dict[str, int]) -> tuple[Part, ...]:
@@ -136,11 +166,14 @@ def question(learner: Learner, values: Values) -> Question:
 
 LESSON = Lesson(
     1, "Why split at all?", "Training needs several times the memory of the weights alone.",
-    ("A model may be quick enough on one GPU and still not fit. Here is where the memory goes, for the model and the GPU in the sentence above.",),
+    (
+        "A model may be quick enough on one GPU and still not fit. Here is where the memory goes, for the model "
+        "and the GPU in the sentence above.",),
     (
         ("Activation", "a tensor that forward computes; autograd keeps many of them for the backward pass"),
         ("Optimizer states", "what the optimizer keeps per weight; AdamW keeps two averages"),
     ),
     (Control("batch", "Batch, samples in one step", BATCHES, 4, kind="slider"),),
     scene, question, CODE, ("compare", "Memory of whole plans for this model"), uses_model=True,
+    prefetch=True,
 )  # fmt: skip

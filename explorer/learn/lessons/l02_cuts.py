@@ -118,7 +118,9 @@ def question(learner: Learner, values: Values) -> Question:
             "Each device has its piece of Y. What makes them the whole Y?",
             ("Set them side by side", "Each piece holds finished columns, so they only have to stand next to each other."),
             (
-                ("Add them up", "The pieces are different columns of Y. Adding the first column of Y to another one means nothing."),
+                ("Add them up",
+                    "The pieces are different columns of Y. Adding the first column of Y to another one means "
+                    "nothing."),
                 ("Take their average", "Averages are for copies of the same thing. These are different columns."),
                 ("It cannot be done without multiplying again", "All products are done: every output column was made by exactly one device."),
             ), 2,
@@ -127,7 +129,9 @@ def question(learner: Learner, values: Values) -> Question:
     total = sum(tops)
     return asked(
         f"The top left number of Y is {listed} on the devices, in rank order. What is it in the whole Y?",
-        (number(total), f"The sum: {' + '.join(number(t) for t in tops)} = {number(total)}. Each device went over a part of the inner dimension."),
+        (number(total),
+            f"The sum: {' + '.join(number(t) for t in tops)} = {number(total)}. Each device went over a part of "
+            "the inner dimension."),
         (
             (number(tops[0]), "That is GPU 0's term alone. It has seen only its own rows of W."),
             (number(total / len(tops)), "That is the average. But the terms are parts of one long sum, not copies of it."),
@@ -138,7 +142,9 @@ def question(learner: Learner, values: Values) -> Question:
 
 LESSON = Lesson(
     2, "Two ways to cut a matrix", "Cut W by columns and join the results, or by rows and add them.",
-    ("Nearly all of a transformer is products `Y = X · W`. Here are real numbers on a few devices. Change the cut and watch what each device can finish alone.",),
+    (
+        "Nearly all of a transformer is products `Y = X · W`. Here are real numbers on a few devices. Change the "
+        "cut and watch what each device can finish alone.",),
     (
         ("Device, rank", "a GPU, and its number: GPU 0 has rank 0. Each keeps one colour on every page"),
         ("Shard, S(dim)", "each device holds one slice along a dimension: S(0) rows, S(1) columns"),

@@ -60,14 +60,16 @@ def hold(placement: str, devices: int, seed: int) -> tuple[Any, list[Any]]:
 
 def move(pieces: list[Any], src: Placement, dst: Placement) -> list[Any]:
     """The redistribution done on the devices' tensors with torch: join by `src`, then place by `dst`."""
+    n, whole = len(pieces), _whole(pieces, src)
+    return list(whole.chunk(n, dim=dst.dim)) if isinstance(dst, Shard) else [whole.clone() for _ in range(n)]
+
+
+def _whole(pieces: list[Any], src: Placement) -> Any:
     import torch
 
-    n = len(pieces)
     if isinstance(src, Shard):
-        whole = torch.cat(pieces, dim=src.dim)
-    else:
-        whole = torch.stack(pieces).sum(0) if src == P else pieces[0]
-    return list(whole.chunk(n, dim=dst.dim)) if isinstance(dst, Shard) else [whole.clone() for _ in range(n)]
+        return torch.cat(pieces, dim=src.dim)
+    return torch.stack(pieces).sum(0) if src == P else pieces[0]
 
 
 def collective(src: str, dst: str) -> str:
@@ -98,7 +100,8 @@ def scene(learner: Learner, values: Values) -> Scene:
         ),
         (
             "P",
-            "**Partial, P**: each device holds a full-sized term; only the sum of all means something. Hatched: not summed yet.",
+            "**Partial, P**: each device holds a full-sized term; only the sum of all means something. "
+            "Hatched: not summed yet.",
         ),
     ):
         _, pieces = hold(letter, n, seed)
@@ -120,13 +123,17 @@ def scene(learner: Learner, values: Values) -> Scene:
         )
     )
     count = sent(src, dst, n)
-    told = f"`{moved}`: {DOES[collective(src, dst)]}. Each device sends **{count} bytes** of this {SIZE * SIZE * ITEM}-byte tensor."
+    told = (
+        f"`{moved}`: {DOES[collective(src, dst)]}. Each device sends **{count} bytes** of this "
+        f"{SIZE * SIZE * ITEM}-byte tensor."
+    )
     picture = column(_devices(before, src), arrow(60, moved), _devices(after, dst), gap=6)
     steps.append(Step("What is sent", told, svg(picture, f"{moved} turns {src} into {dst}")))
     steps.append(
         Step(
             "All moves",
-            f"For a tensor of B bytes on n devices, here B = {SIZE * SIZE * ITEM} and n = {n}. What costs nothing is worth looking for.",
+            f"For a tensor of B bytes on n devices, here B = {SIZE * SIZE * ITEM} and n = {n}. What costs "
+            "nothing is worth looking for.",
             _moves(n, (src, dst)),
         )
     )
@@ -135,9 +142,9 @@ def scene(learner: Learner, values: Values) -> Scene:
 
 def _devices(pieces: list[Any], letter: str) -> Box:
     p = parse_placement(letter)
-    style = lambda r: replicated if p == R else owned(r, "P" if p == P else "S")  # noqa: E731
+    styles = [replicated if p == R else owned(r, "P" if p == P else "S") for r in range(len(pieces))]
     word = f"{letter}, not summed yet" if p == P else letter
-    frames = [device(r, matrix(t, style(r), "", word, cell=34)) for r, t in enumerate(pieces)]
+    frames = [device(r, matrix(t, styles[r], "", word, cell=34)) for r, t in enumerate(pieces)]
     return column(*(row(*frames[i : i + 4], gap=10, align=0) for i in range(0, len(frames), 4)), gap=10)
 
 
@@ -181,7 +188,9 @@ def question(learner: Learner, values: Values) -> Question:
 
 LESSON = Lesson(
     3, "Replicate, Shard, Partial", "Three ways a tensor can lie on devices, and the price of going from one to another.",
-    ("A plan says for every tensor how it lies on the devices. Where two operations disagree, a message between the devices must put it right. Draw cases until you know them.",),
+    (
+        "A plan says for every tensor how it lies on the devices. Where two operations disagree, a message "
+        "between the devices must put it right. Draw cases until you know them.",),
     (
         ("Placement", "how a tensor lies on the devices: Replicate, Shard or Partial"),
         ("Replicate, R", "every device holds the whole tensor"),

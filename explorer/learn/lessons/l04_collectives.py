@@ -8,7 +8,7 @@ from typing import Any
 
 from explorer import units
 from explorer.learn.charts import Line, plot
-from explorer.learn.draw import Box, column, device, row, svg, text, tile
+from explorer.learn.draw import Box, amount, column, device, row, svg, text, tile
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
 from explorer.palette import DEVICES
@@ -16,7 +16,7 @@ from planner_core.collectives import AxisLink, algorithms, axis_links, collectiv
 from planner_core.mesh import DeviceMesh
 
 SIZES = (2**14, 2**17, 2**20, 2**23, 2**26, 2**29)
-CODE = '''\
+CODE = """\
 import torch
 
 n = 4
@@ -34,7 +34,7 @@ for step in range(n - 1):  # all-gather: pass finished chunks on
 
 assert all(torch.equal(d, want) for d in data)
 # on real GPUs: torch.distributed.all_reduce(tensor)
-'''
+"""
 
 
 @lru_cache(maxsize=32)
@@ -80,27 +80,60 @@ def scene(learner: Learner, values: Values) -> Scene:
     for k, state in enumerate(states):
         sent = k * size / n
         title = "Start" if k == 0 else f"{state['phase']}, step {(k - 1) % (n - 1) + 1} of {n - 1}"
-        steps.append(Step(title, _says(k, n, sent), svg(_grid(state, n, sent), f"Ring all-reduce on {n} GPUs after {k} steps")))
+        steps.append(
+            Step(title, _says(k, n, sent), svg(_grid(state, n, sent), f"Ring all-reduce on {n} GPUs after {k} steps"))
+        )
     wire, half = wire_bytes("all_reduce", size, n), wire_bytes("reduce_scatter", size, n)
     link = link_of(learner, n)
     seconds, name = collective_time("all_reduce", size, link)
     cross = crossover(link)
-    steps.append(Step("The bill", f"Each GPU sent {2 * (n - 1)} chunks of B/{n}: 2({n}−1)/{n} · B = **{units.traffic(wire)}** for B = {units.traffic(size)}. The first half alone is a **reduce-scatter**, the second an **all-gather**, {units.traffic(half)} each. An all-reduce is one after the other.", svg(_bill(n, size), "Bytes of the two halves")))
-    steps.append(Step("Latency against bandwidth", _time_says(size, seconds, name, cross, n), svg(_curve(link, size, cross), "Time of an all-reduce by size")))
+    steps.append(
+        Step(
+            "The bill",
+            f"Each GPU sent {2 * (n - 1)} chunks of B/{n}: 2({n}−1)/{n} · B = **{amount(wire)}** for B = "
+            f"{amount(size)}. The first half alone is a **reduce-scatter**, the second an **all-gather**, "
+            f"{amount(half)} each. An all-reduce is one after the other.",
+            svg(_bill(n, size), "Bytes of the two halves"),
+        )
+    )
+    steps.append(
+        Step(
+            "Latency against bandwidth",
+            _time_says(size, seconds, name, cross, n),
+            svg(_curve(link, size, cross), "Time of an all-reduce by size"),
+        )
+    )
     checked = float((states[-1]["data"] - states[0]["data"].sum(0)).abs().max())
-    return Scene(tuple(steps), {"wire": wire, "half": half, "seconds": seconds, "crossover": cross, "error": checked, "moved": 2 * (n - 1) * size / n}, reveal=2)
+    return Scene(
+        tuple(steps),
+        {
+            "wire": wire,
+            "half": half,
+            "seconds": seconds,
+            "crossover": cross,
+            "error": checked,
+            "moved": 2 * (n - 1) * size / n,
+        },
+        reveal=2,
+    )
 
 
 def _says(k: int, n: int, sent: float) -> str:
     if k == 0:
-        return f"{n} GPUs, each with its own numbers, cut into {n} chunks. All want the sum. Every GPU sends only to its right neighbour; the last sends to GPU 0."
+        return (
+            f"{n} GPUs, each with its own numbers, cut into {n} chunks. All want the sum. Every GPU sends only to "
+            "its right neighbour; the last sends to GPU 0."
+        )
     if k < n - 1:
-        return f"Each GPU passes one chunk on, and the receiver adds it to its own. Outlined: what has just arrived. Sent by each so far: {units.traffic(sent)}."
+        return (
+            "Each GPU passes one chunk on, and the receiver adds it to its own. Outlined: what has just arrived. "
+            f"Sent by each so far: {amount(sent)}."
+        )
     if k == n - 1:
-        return f"After {n - 1} steps every GPU has one chunk with all {n} terms: solid. Sent by each: {units.traffic(sent)}."
+        return f"After {n - 1} steps every GPU has one chunk with all {n} terms: solid. Sent by each: {amount(sent)}."
     if k < 2 * (n - 1):
-        return f"Now finished chunks go round; nothing is added any more. Sent by each so far: {units.traffic(sent)}."
-    return f"All GPUs hold all sums. Sent by each: {units.traffic(sent)}."
+        return f"Now finished chunks go round; nothing is added any more. Sent by each so far: {amount(sent)}."
+    return f"All GPUs hold all sums. Sent by each: {amount(sent)}."
 
 
 def _grid(state: dict[str, Any], n: int, sent: float) -> Box:
@@ -111,12 +144,23 @@ def _grid(state: dict[str, Any], n: int, sent: float) -> Box:
             full = int(state["terms"][r, c]) == n
             box = tile(44, 30, ("S", c) if full else ("P", c), f"{float(state['data'][r, c]):.0f}")
             if state["sent"] and state["sent"][(r - 1) % n] == c:
-                box = Box(44, 30, box.body + '<rect x="2" y="2" width="40" height="26" fill="none" stroke="currentColor" stroke-width="2.5"/>')
+                box = Box(
+                    44,
+                    30,
+                    box.body
+                    + '<rect x="2" y="2" width="40" height="26" fill="none" stroke="currentColor" stroke-width="2.5"/>',
+                )
             cells.append(box)
         frames.append(device(r, row(*cells, gap=4)))
     per = 1 if n > 4 else 2
     grid = column(*(row(*frames[i : i + per], gap=12) for i in range(0, n, per)), gap=8)
-    key = row(tile(22, 14, ("P", 0)), text("not summed yet", 13, muted=True), tile(22, 14, ("S", 0)), text(f"all {n} terms", 13, muted=True), gap=6)
+    key = row(
+        tile(22, 14, ("P", 0)),
+        text("not summed yet", 13, muted=True),
+        tile(22, 14, ("S", 0)),
+        text(f"all {n} terms", 13, muted=True),
+        gap=6,
+    )
     return column(grid, key, gap=12)
 
 
@@ -125,15 +169,26 @@ def _bill(n: int, size: int) -> Box:
     from explorer.palette import KIND_COLOURS
 
     half = float(wire_bytes("reduce_scatter", size, n))
-    parts = (Part("reduce_scatter", half, KIND_COLOURS["reduce_scatter"]), Part("all_gather", half, KIND_COLOURS["all_gather"], True))
-    return bars([Bar(f"ring, n = {n}", parts), Bar("each to each", (Part("everything to all others", float((n - 1) * size), "#8a97a3"),))], units.traffic)
+    parts = (
+        Part("reduce_scatter", half, KIND_COLOURS["reduce_scatter"]),
+        Part("all_gather", half, KIND_COLOURS["all_gather"], True),
+    )
+    return bars(
+        [
+            Bar(f"ring, n = {n}", parts),
+            Bar("each to each", (Part("everything to all others", float((n - 1) * size), "#8a97a3"),)),
+        ],
+        amount,
+    )
 
 
 def _time_says(size: int, seconds: float, name: str, cross: float, n: int) -> str:
     side = "below" if size < cross else "above"
     return (
-        f"On {n} neighbouring GPUs of your cluster, {units.traffic(size)} take **{units.seconds(seconds)}** ({name}). Below {units.traffic(cross)} "
-        f"the ring waits mostly for its {2 * (n - 1)} hops (latency); above it mostly for bytes (bandwidth). You are {side} it. "
+        f"On {n} neighbouring GPUs of your cluster, {amount(size)} take **{units.seconds(seconds)}** "
+        f"({name}). Below {amount(cross)} "
+        f"the ring waits mostly for its {2 * (n - 1)} hops (latency); above it mostly for bytes (bandwidth). "
+        f"You are {side} it. "
         "A tree needs fewer hops, so it wins for small tensors."
     )
 
@@ -142,22 +197,45 @@ def _curve(link: AxisLink, size: int, cross: float) -> Box:
     xs = [2.0**k for k in range(12, 31)]
     found = []
     for k, a in enumerate(algorithms("all_reduce", link)):
-        found.append(Line(a.name, tuple((x, a.seconds(x)) for x in xs), (DEVICES[0], DEVICES[5], DEVICES[2])[k % 3], ("", "7 4", "2 3")[k % 3]))
-    return plot(found, "size of the tensor", "time of one all_reduce", units.traffic, units.seconds, (float(size), f"yours: {units.traffic(size)}"))
+        found.append(
+            Line(
+                a.name,
+                tuple((x, a.seconds(x)) for x in xs),
+                (DEVICES[0], DEVICES[5], DEVICES[2])[k % 3],
+                ("", "7 4", "2 3")[k % 3],
+            )
+        )
+    return plot(
+        found,
+        "size of the tensor",
+        "time of one all_reduce",
+        amount,
+        units.seconds,
+        (float(size), f"yours: {amount(size)}"),
+    )
 
 
 def question(learner: Learner, values: Values) -> Question:
     """What does each GPU send?"""
     n, size = int(values["n"]), int(values["bytes"])
-    t = units.traffic
+    t = amount
     right = wire_bytes("all_reduce", size, n)
     wrong = (
-        (t((n - 1) * size), f"That is what it would take to send everything to all {n - 1} others. The ring sends chunks of B/{n} instead."),
+        (
+            t((n - 1) * size),
+            f"That is what it would take to send everything to all {n - 1} others. The ring sends chunks of "
+            f"B/{n} instead.",
+        ),
         (t(right / 2), f"That is {n - 1} chunks: the reduce-scatter alone. The finished chunks must still go round."),
         (t(2 * n * size), "More than any GPU ever needs: nobody sends its whole tensor even once to each."),
     )
-    why = f"{2 * (n - 1)} steps, each with one chunk of {t(size / n)}: {t(right)}. It hardly grows with n: never more than 2B."
-    return asked(f"A ring all-reduce of {t(size)} on {n} GPUs: how much does each GPU send in all?", (t(right), why), wrong, 2)
+    why = (
+        f"{2 * (n - 1)} steps, each with one chunk of {t(size / n)}: {t(right)}. It hardly grows with n: never "
+        "more than 2B."
+    )
+    return asked(
+        f"A ring all-reduce of {t(size)} on {n} GPUs: how much does each GPU send in all?", (t(right), why), wrong, 2
+    )
 
 
 LESSON = Lesson(
@@ -171,7 +249,7 @@ LESSON = Lesson(
     ),
     (
         Control("n", "Devices", (2, 3, 4, 5, 6, 7, 8), 4, kind="slider"),
-        Control("bytes", "Tensor size B", SIZES, 2**26, {s: units.traffic(s) for s in SIZES}, "slider"),
+        Control("bytes", "Tensor size B", SIZES, 2**26, {s: amount(s) for s in SIZES}, "slider"),
     ),
     scene, question, CODE, ("topology", "Which links this model's collectives use"), uses_model=True,
 )  # fmt: skip

@@ -9,7 +9,7 @@ from explorer.learn.draw import Box, arrow, column, device, legend, matrix, owne
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
 
-CODE = '''\
+CODE = """\
 import torch
 import torch.nn.functional as F
 
@@ -23,7 +23,7 @@ print((sum(terms) - Z).abs().max())  # rounding only
 # A by rows: GeLU of a term is not a term of GeLU
 wrong = [F.gelu(x @ a) for x, a in zip(X.chunk(2, dim=1), A.chunk(2, dim=0))]
 print((sum(wrong) @ B - Z).abs().max())  # a different function
-'''
+"""
 
 
 @lru_cache(maxsize=64)
@@ -54,10 +54,10 @@ def compute(first: str, seed: int) -> dict[str, Any]:
         grads = [grad, grad]
     error = float((got - z).detach().abs().max())
     mended = 0.0 if columns else float((summed - z).detach().abs().max())
-    keep = lambda ts: [t.detach() for t in ts]  # noqa: E731
+    inner, acted, terms, grads = ([t.detach() for t in ts] for ts in (inner, acted, terms, grads))
     return {
-        "x": x.detach(), "a": a, "b": b, "z": z.detach(), "hidden": hidden.detach(), "inner": keep(inner), "acted": keep(acted),
-        "terms": keep(terms), "got": got.detach(), "error": error, "mended": mended, "grad": grad, "grads": keep(grads),
+        "x": x.detach(), "a": a, "b": b, "z": z.detach(), "hidden": hidden.detach(), "inner": inner, "acted": acted,
+        "terms": terms, "got": got.detach(), "error": error, "mended": mended, "grad": grad, "grads": grads,
         "grad_error": float((sum(grads) - grad).abs().max()) if columns else 0.0, "act_whole": gelu(hidden).detach(),
     }  # fmt: skip
 
@@ -66,41 +66,100 @@ def scene(learner: Learner, values: Values) -> Scene:
     """The MLP on one GPU, the first product cut, GeLU, the sum, and the backward pass."""
     columns = values["first"] == "columns"
     c = compute(str(values["first"]), int(values["seed"]))
-    steps = [Step("On one GPU", "An MLP is two products with a GeLU between: `Z = GeLU(X · A) · B`. GeLU works on each number alone.", svg(_whole(c), "The MLP on one GPU"))]
+    steps = [
+        Step(
+            "On one GPU",
+            "An MLP is two products with a GeLU between: `Z = GeLU(X · A) · B`. GeLU works on each number alone.",
+            svg(_whole(c), "The MLP on one GPU"),
+        )
+    ]
     look, letter = ("S", "S(1)") if columns else ("P", "P")
-    frames = [device(r, matrix(t, owned(r, look), "X·A", letter if columns else "P, not summed yet")) for r, t in enumerate(c["inner"])]
-    says = "A is cut by columns, so each device has finished columns of `X · A`." if columns else "A is cut by rows, so each device has only a term of `X · A`."
+    frames = [
+        device(r, matrix(t, owned(r, look), "X·A", letter if columns else "P, not summed yet"))
+        for r, t in enumerate(c["inner"])
+    ]
+    says = (
+        "A is cut by columns, so each device has finished columns of `X · A`."
+        if columns
+        else "A is cut by rows, so each device has only a term of `X · A`."
+    )
     steps.append(Step("First product", says, svg(column(row(*frames), legend(look)), "First product on two GPUs")))
-    frames = [device(r, row(matrix(i, owned(r, look), "before", "", 48), arrow(46, "GeLU"), matrix(t, owned(r, look if columns else ""), "after", "S(1)" if columns else "no placement", 54), gap=8)) for r, (i, t) in enumerate(zip(c["inner"], c["acted"], strict=True))]
-    steps.append(Step("GeLU on each device", "Each device applies GeLU to what it has, without asking the other.", svg(column(*frames, gap=8), "GeLU on each of two GPUs")))
+    frames = [
+        device(
+            r,
+            row(
+                matrix(i, owned(r, look), "before", "", 48),
+                arrow(46, "GeLU"),
+                matrix(t, owned(r, look if columns else ""), "after", "S(1)" if columns else "no placement", 54),
+                gap=8,
+            ),
+        )
+        for r, (i, t) in enumerate(zip(c["inner"], c["acted"], strict=True))
+    ]
+    steps.append(
+        Step(
+            "GeLU on each device",
+            "Each device applies GeLU to what it has, without asking the other.",
+            svg(column(*frames, gap=8), "GeLU on each of two GPUs"),
+        )
+    )
     steps += _after_columns(c) if columns else _after_rows(c)
     return Scene(tuple(steps), {k: c[k] for k in ("error", "mended", "grad_error")}, reveal=3)
 
 
 def _whole(c: dict[str, Any]) -> Box:
     grey = replicated
-    first = row(matrix(c["x"], grey, "X"), sign("·"), matrix(c["a"], grey, "A"), sign("="), matrix(c["hidden"], grey, "X·A"))
-    second = row(arrow(46, "GeLU"), matrix(c["act_whole"], grey, "", "", 54), sign("·"), matrix(c["b"], grey, "B", "", 36), sign("="), matrix(c["z"], grey, "Z", "", 60), gap=9)
+    first = row(
+        matrix(c["x"], grey, "X"), sign("·"), matrix(c["a"], grey, "A"), sign("="), matrix(c["hidden"], grey, "X·A")
+    )
+    second = row(
+        arrow(46, "GeLU"),
+        matrix(c["act_whole"], grey, "", "", 54),
+        sign("·"),
+        matrix(c["b"], grey, "B", "", 36),
+        sign("="),
+        matrix(c["z"], grey, "Z", "", 60),
+        gap=9,
+    )
     return column(first, second, gap=16)
 
 
 def _after_columns(c: dict[str, Any]) -> list[Step]:
-    terms = [matrix(t, owned(r, "P"), f"GPU {r}: Z", "P", 60) for r, t in enumerate(c["terms"])]
+    terms = [matrix(t, owned(r, "P"), f"GPU {r}: Z", "P, not summed yet", 60) for r, t in enumerate(c["terms"])]
     total = row(terms[0], sign("+"), terms[1])
     whole = row(sign("="), matrix(c["got"], replicated, "Z", "R", 60))
-    grads = [matrix(t, owned(r, "P"), f"GPU {r}: gradient of X", "P", 60) for r, t in enumerate(c["grads"])]
-    back = column(row(grads[0], sign("+"), grads[1]), row(sign("="), matrix(c["grad"], replicated, "gradient of X", "R", 60)), gap=14)
+    grads = [
+        matrix(t, owned(r, "P"), f"GPU {r}: gradient of X", "P, not summed yet", 60) for r, t in enumerate(c["grads"])
+    ]
+    back = column(
+        row(grads[0], sign("+"), grads[1]),
+        row(sign("="), matrix(c["grad"], replicated, "gradient of X", "R", 60)),
+        gap=14,
+    )
     return [
-        Step("Second product, one sum", f"B is cut by rows to match, so the hidden numbers need no message at all. One **all_reduce** of the terms gives Z. Largest difference: **{c['error']:.1e}**, rounding.", svg(column(total, whole), "Terms of Z are summed")),
-        Step("Backward: f and g", f"Going back, X was used whole by both devices, so its gradient comes as terms: one **all_reduce** again. Megatron-LM calls the pair f and g: f does nothing forward and sums backward, g sums forward and does nothing backward. Against autograd on one GPU: **{c['grad_error']:.1e}**.", svg(back, "Terms of the gradient of X are summed")),
+        Step("Second product, one sum",
+            "B is cut by rows to match, so the hidden numbers need no message at all. One **all_reduce** of the "
+            f"terms gives Z. Largest difference: **{c['error']:.1e}**, rounding.", svg(column(total, whole), "Terms of Z are summed")),
+        Step("Backward: f and g",
+            "Going back, X was used whole by both devices, so its gradient comes as terms: one **all_reduce** "
+            "again. Megatron-LM calls the pair f and g: f does nothing forward and sums backward, g sums forward "
+            f"and does nothing backward. Against autograd on one GPU: **{c['grad_error']:.1e}**.", svg(back, "Terms of the gradient of X are summed")),
     ]  # fmt: skip
 
 
 def _after_rows(c: dict[str, Any]) -> list[Step]:
-    bad = row(matrix(c["acted"][0] + c["acted"][1], owned(5, ""), "GeLU(X₀·A₀) + GeLU(X₁·A₁)", "", 54), sign("≠"), matrix(c["act_whole"], replicated, "GeLU(X·A)", "", 54))
+    bad = row(
+        matrix(c["acted"][0] + c["acted"][1], owned(5, ""), "GeLU(X₀·A₀) + GeLU(X₁·A₁)", "", 54),
+        sign("≠"),
+        matrix(c["act_whole"], replicated, "GeLU(X·A)", "", 54),
+    )
     return [
-        Step("The numbers are wrong", f"GeLU bends: GeLU of a term is no term of GeLU. Adding afterwards gives another function. Largest difference in Z: **{c['error']:.2f}**.", svg(bad, "The sum of GeLUs differs from GeLU of the sum")),
-        Step("The cure costs a message", f"Sum first, then GeLU: an all_reduce in the middle, and the difference is **{c['mended']:.1e}**. But that is a second all_reduce forward. Cutting A by columns needs none there: column, then row.", svg(row(matrix(c["hidden"], replicated, "X·A summed", "R"), arrow(46, "GeLU"), matrix(c["act_whole"], replicated, "GeLU(X·A)", "R", 54)), "Summed before GeLU")),
+        Step("The numbers are wrong",
+            "GeLU bends: GeLU of a term is no term of GeLU. Adding afterwards gives another function. Largest "
+            f"difference in Z: **{c['error']:.2f}**.", svg(bad, "The sum of GeLUs differs from GeLU of the sum")),
+        Step("The cure costs a message",
+            f"Sum first, then GeLU: an all_reduce in the middle, and the difference is **{c['mended']:.1e}**. But "
+            "that is a second all_reduce forward. Cutting A by columns needs none there: column, then row.", svg(row(matrix(c["hidden"], replicated, "X·A summed", "R"), arrow(46, "GeLU"), matrix(c["act_whole"], replicated, "GeLU(X·A)", "R", 54)), "Summed before GeLU")),
     ]  # fmt: skip
 
 
@@ -110,7 +169,9 @@ def question(learner: Learner, values: Values) -> Question:
     if values["first"] == "columns":
         return asked(
             "Both devices went on to GeLU without talking. How many all_reduces does the whole MLP need forward?",
-            ("One, at the very end", f"After B, cut by rows, each device has a term of Z; summing them once gives Z (difference {c['error']:.0e})."),
+            ("One, at the very end",
+                "After B, cut by rows, each device has a term of Z; summing them once gives Z (difference "
+                f"{c['error']:.0e})."),
             (
                 ("Two, one after each product", "After the first product the columns are finished numbers: nothing is left to sum."),
                 ("None", "Each device saw half of the rows of B, so its Z is only a term. Without a sum nobody has Z."),
@@ -119,7 +180,9 @@ def question(learner: Learner, values: Values) -> Question:
         )  # fmt: skip
     return asked(
         "The devices hold terms of X·A and applied GeLU to their terms. What does adding up give now?",
-        ("Wrong numbers", f"GeLU is no straight line, so GeLU(u) + GeLU(v) is not GeLU(u + v). Here Z is off by up to {c['error']:.2f}."),
+        ("Wrong numbers",
+            "GeLU is no straight line, so GeLU(u) + GeLU(v) is not GeLU(u + v). Here Z is off by up to "
+            f"{c['error']:.2f}."),
         (
             ("The right Z", f"Only if GeLU were a straight line. Here Z is off by up to {c['error']:.2f}."),
             ("The right Z up to rounding", f"Rounding is near 1e-15. The difference here is {c['error']:.2f}."),

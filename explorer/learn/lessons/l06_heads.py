@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
+from explorer.learn.charts import wrap
 from explorer.learn.draw import Box, column, device, row, svg, table, text, tile
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
@@ -12,7 +13,7 @@ from planner_core.errors import ShardingError
 from planner_core.placement import Shard, local_shape
 
 DEGREES = (2, 3, 4, 6, 8, 16)
-CODE = '''\
+CODE = """\
 import torch
 import torch.nn.functional as F
 
@@ -23,7 +24,7 @@ whole = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
 dealt = zip(q.chunk(2, dim=1), k.chunk(2, dim=1), v.chunk(2, dim=1))  # heads to 2 devices
 parts = [F.scaled_dot_product_attention(*qkv, is_causal=True, enable_gqa=True) for qkv in dealt]
 print((torch.cat(parts, dim=1) - whole).abs().max())  # rounding only, and no message
-'''
+"""
 
 
 @lru_cache(maxsize=32)
@@ -58,12 +59,21 @@ def scene(learner: Learner, values: Values) -> Scene:
     share = heads // kv
     even_q, even_kv = not refusal(heads, t), not refusal(kv, t)
     steps = [
-        Step("Heads on one GPU", f"This model's attention has **{heads} query heads**, each a small attention of its own, and **{kv} heads of keys and values**" + (f", each shared by {share} query heads." if share > 1 else ", one for each.") + " Heads never look at each other, so they are the natural place to cut.", svg(_all(heads, kv), f"{heads} query heads and {kv} key-value heads")),
-        Step(f"Deal the queries to {t} devices", _queries_say(heads, t, even_q), svg(_dealt(heads, t, "q"), f"{heads} query heads on {t} GPUs")),
-        Step("And keys and values", _kv_say(heads, kv, t, even_q, even_kv), svg(_dealt(kv, t, "kv"), f"{kv} key-value heads on {t} GPUs")),
+        Step("Heads on one GPU",
+            f"This model's attention has **{heads} query heads**, each a small attention of its own, and **{kv} "
+            "heads of keys and values**" + (f", each shared by {share} query heads." if share > 1 else ", one for each.") + " Heads never look at each other, so they are the natural place to cut.", svg(_all(heads, kv), f"{heads} query heads and {kv} key-value heads")),
+        Step(f"Deal the queries to {t} devices", _queries_say(heads, t, even_q), svg(_dealt((heads,), t), f"{heads} query heads on {t} GPUs")),
+        Step("And keys and values", _kv_say(heads, kv, t, even_q, even_kv), svg(_dealt((heads, kv), t), f"{kv} key-value heads on {t} GPUs")),
     ]  # fmt: skip
     error = attention(heads, kv, t) if even_q and even_kv else -1.0
-    told = f"Computed just now with {heads} and {kv} heads on {t} devices: largest difference to the whole **{error:.0e}**, and no message in between. The output projection, cut by rows, does the one all_reduce." if error >= 0 else "With this degree there is nothing to run: choose one that divides both. More devices than key-value heads would mean storing copies of the same head on several of them."
+    told = (
+        f"Computed just now with {heads} and {kv} heads on {t} devices: largest difference to the whole "
+        f"**{error:.0e}**, and no message in between. The output projection, cut by rows, does the one "
+        "all_reduce."
+        if error >= 0
+        else "With this degree there is nothing to run: choose one that divides both. More devices than key-value "
+        "heads would mean storing copies of the same head on several of them."
+    )
     steps.append(Step("What works", told, _table(heads, kv, t)))
     numbers = {"heads": heads, "kv": kv, "even": float(even_q and even_kv), "error": error, "per_device": heads / t}
     return Scene(tuple(steps), numbers, reveal=2, note=note)
@@ -74,42 +84,61 @@ def _all(heads: int, kv: int) -> Box:
     top = row(*(tile(side - 2, 30, ("R", None), str(i) if side > 16 else "", 12) for i in range(heads)), gap=2)
     wide = top.width / kv
     low = row(*(tile(wide - 2, 30, ("R", None), str(i) if wide > 16 else "", 12) for i in range(kv)), gap=2)
-    return column(text("query heads", 13, muted=True), top, text("heads of keys and values", 13, muted=True), low, gap=6)
+    return column(
+        text("query heads", 13, muted=True), top, text("heads of keys and values", 13, muted=True), low, gap=6
+    )
 
 
-def _dealt(heads: int, t: int, what: str) -> Box:
-    frames, base, extra = [], heads // t, heads % t
-    first = 0
+def _dealt(kinds: tuple[int, ...], t: int) -> Box:
+    """Query heads, and key-value heads if given, on each of t devices; the first devices take what is left over."""
+    frames = []
     for r in range(t):
-        mine = base + (r < extra)
-        style = ("S", r % 8)
-        tiles = [tile(26, 26, style, str(first + i), 12) for i in range(mine)]
-        rows = [row(*tiles[i : i + 8], gap=2) for i in range(0, len(tiles), 8)]
-        frames.append(device(r, column(*(rows or [text("no head", 13, muted=True)]), gap=2)))
-        first += mine
-    per = max(1, int(640 // (frames[0].width + 10)))
-    return column(*(row(*frames[i : i + per], gap=10, align=0) for i in range(0, t, per)), gap=10)
+        rows = []
+        for name, heads in zip(("queries", "keys and values"), kinds, strict=False):
+            base, extra = divmod(heads, t)
+            first, mine = r * base + min(r, extra), base + (r < extra)
+            tiles = [tile(26, 26, ("S", r % 8), str(first + i), 12) for i in range(mine)]
+            rows.append(text(name if mine else f"{name}: none", 12.5, muted=True))
+            rows += [row(*tiles[i : i + 8], gap=2) for i in range(0, len(tiles), 8)]
+        frames.append(device(r, column(*rows, gap=3)))
+    return wrap(frames, 660, gap=10)
 
 
 def _queries_say(heads: int, t: int, even: bool) -> str:
     if even:
         return f"{heads} / {t} = {heads // t} query heads each: even. q_proj is cut by columns, head by head."
-    return f"{heads} / {t} leaves a remainder of {heads % t}. Some devices would get a head more than others, and tensors of different sizes: collectives want equal ones, and everyone would wait for the fullest."
+    return (
+        f"{heads} / {t} leaves a remainder of {heads % t}. Some devices would get a head more than others, and "
+        "tensors of different sizes: collectives want equal ones, and everyone would wait for the fullest."
+    )
 
 
 def _kv_say(heads: int, kv: int, t: int, even_q: bool, even_kv: bool) -> str:
     if even_q and even_kv:
-        return f"{kv} / {t} = {kv // t} heads of keys and values each, and they are the very ones that the device's query heads need."
+        return (
+            f"{kv} / {t} = {kv // t} heads of keys and values each, and they are the very ones that the device's "
+            "query heads need."
+        )
     if not even_kv:
-        return f"{kv} heads of keys and values do not divide by {t}" + (f", though {heads} query heads do." if even_q else ".") + (" Some devices would have none." if kv < t else "")
+        return (
+            f"{kv} heads of keys and values do not divide by {t}"
+            + (f", though {heads} query heads do." if even_q else ".")
+            + (" Some devices would have none." if kv < t else "")
+        )
     return "Keys and values would divide, but the queries do not, so neither helps."
 
 
 def _table(heads: int, kv: int, t: int) -> str:
     degrees = sorted({*DEGREES, 1})
-    words = lambda n, d: str(n // d) if n % d == 0 else f"{n / d:.2f}"  # noqa: E731
-    rows = [(str(d), words(heads, d), words(kv, d), "works" if heads % d == 0 and kv % d == 0 else "does not divide") for d in degrees]
+    rows = [
+        (str(d), _share(heads, d), _share(kv, d), "works" if heads % d == 0 and kv % d == 0 else "does not divide")
+        for d in degrees
+    ]
     return table(("devices", "query heads each", "key-value heads each", ""), rows, degrees.index(t))
+
+
+def _share(heads: int, devices: int) -> str:
+    return str(heads // devices) if heads % devices == 0 else f"{heads / devices:.2f}"
 
 
 def question(learner: Learner, values: Values) -> Question:
@@ -123,12 +152,19 @@ def question(learner: Learner, values: Values) -> Question:
     }  # fmt: skip
     fact = f"{layer.heads} / {t} = {layer.heads / t:g}, and {layer.kv_heads} / {t} = {layer.kv_heads / t:g}."
     wrong = tuple((name, fact) for key, name in options.items() if key != (q, kv))
-    return asked(f"{shown}: can they be dealt evenly to {t} devices?", (options[q, kv], fact), wrong, list(options).index((q, kv)))
+    return asked(
+        f"{shown}: can they be dealt evenly to {t} devices?",
+        (options[q, kv], fact),
+        wrong,
+        list(options).index((q, kv)),
+    )
 
 
 LESSON = Lesson(
     6, "Attention: heads are dealt", "Heads work alone, so each device takes some; the number of heads bounds how far you can split.",
-    ("q, k and v are cut by columns so that every device gets whole heads; the output projection is cut by rows. Choose how many devices.",),
+    (
+        "q, k and v are cut by columns so that every device gets whole heads; the output projection is cut by "
+        "rows. Choose how many devices.",),
     (
         ("Head", "one of the independent attentions that a layer runs side by side"),
         ("Grouped-query attention", "several query heads share one head of keys and values"),

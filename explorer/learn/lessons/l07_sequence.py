@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 from explorer import units
+from explorer.learn import stacks
 from explorer.learn.charts import Bar, Part, bars
-from explorer.learn.draw import Box, arrow, column, device, matrix, owned, row, sign, svg, text, tile
-from explorer.learn.learner import Learner
+from explorer.learn.draw import Box, amount, arrow, column, device, matrix, owned, row, sign, svg, text, tile
+from explorer.learn.learner import STANDARD, Learner, standard
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
 from explorer.palette import KIND_COLOURS, MEMORY_COLOURS
 from planner_core.collectives import wire_bytes
-from planner_core.mesh import DeviceMesh
-from planner_core.methods import BASELINES
-from planner_core.search import search
 
 TOKENS, VOCAB = 4, 8
-CODE = '''\
+CODE = """\
 import torch
 import torch.nn.functional as F
 
@@ -33,18 +30,23 @@ for rank, part in enumerate(parts):  # only the owner of the right class adds so
     mine[here] += part[here, target[here] - rank * 8]  # all_reduce of 6 numbers
 loss = (total.log() + top - mine).mean()
 print(loss - F.cross_entropy(logits, target))
-'''
+"""
 
 
-@lru_cache(maxsize=64)
+def suited(learner: Learner, devices: int) -> tuple[Learner, str]:
+    """A learner whose model can be split both ways over `devices`, and a sentence if it is another model."""
+    found, note = learner.transformer()
+    if stacks.expert(found, devices) and stacks.expert(found, devices, sequence=True):
+        return found, note
+    why = f"Heads or tokens of {found.graph.name} do not divide by {devices}, so this lesson shows {STANDARD}."
+    return standard(learner), why
+
+
 def kept(learner: Learner, devices: int, sequence: bool) -> int:
     """Bytes of activations that one of `devices` GPUs keeps, under Megatron-LM with or without sequence parallelism."""
-    level = replace(learner.cluster.levels[0], size=devices)
-    planner = replace(learner.planner, cluster=replace(learner.cluster, levels=(level,)))
-    mesh = DeviceMesh(("tensor",), (devices,))
-    problem = planner.problem(mesh, BASELINES[3 if sequence else 2].restrict(planner.graph, mesh), zero=0)
-    answer = search(problem, objective="time")
-    return planner.plan(problem, answer, "lesson", "megatron", "time").cost.memory_bytes["activations"]
+    found = stacks.expert(learner, devices, sequence)
+    assert found is not None, "call it on what `suited` gives"
+    return found["activations"]
 
 
 @lru_cache(maxsize=16)
@@ -66,28 +68,62 @@ def loss(devices: int) -> dict[str, Any]:
         mine[here] += part[here, target[here] - rank * width]
     got = (total.log() + top - mine).mean()
     want = cross_entropy(logits, target)
-    return {"logits": logits, "target": target, "parts": parts, "loss": float(want), "got": float(got), "error": float((got - want).abs())}
+    return {
+        "logits": logits,
+        "target": target,
+        "parts": parts,
+        "loss": float(want),
+        "got": float(got),
+        "error": float((got - want).abs()),
+    }
 
 
 def scene(learner: Learner, values: Values) -> Scene:
     """The whole region, the split one, bytes, memory, and the loss."""
-    learner, note = learner.transformer()
+    learner, note = suited(learner, int(values["n"]))
     n, layer, load = int(values["n"]), learner.layer(), learner.planner.workload
     num_bytes = load.batch * load.seq * layer.hidden * 2
     reduce, scatter, gather = (wire_bytes(k, num_bytes, n) for k in ("all_reduce", "reduce_scatter", "all_gather"))
     plain, split = kept(learner, n, False), kept(learner, n, True)
     c = loss(n)
     whole_logits = load.batch * load.seq * _vocab(learner)
-    gathered, small = wire_bytes("all_gather", whole_logits * 2, n), 3 * wire_bytes("all_reduce", load.batch * load.seq * 4, n)
+    gathered, small = (
+        wire_bytes("all_gather", whole_logits * 2, n),
+        3 * wire_bytes("all_reduce", load.batch * load.seq * 4, n),
+    )
     orange = MEMORY_COLOURS["activations"]
     steps = (
-        Step("Between the products", f"After each all_reduce every device holds all tokens, and all {n} do the same norm and dropout and keep the same activations. Grey means copies: {n} times the same.", svg(_region(n, False), "All devices hold all tokens")),
-        Step("Give each some tokens", "Norm and dropout treat every token alone. So let each device do its share of the tokens: S(1) in [batch, tokens, hidden]. Before the next product they are gathered.", svg(_region(n, True), "Each device holds some tokens")),
-        Step("The bytes", f"Each all_reduce of {units.traffic(num_bytes)} becomes a reduce_scatter and an all_gather: {units.traffic(scatter)} + {units.traffic(gather)} against {units.traffic(reduce)}. A ring all_reduce was these two all along (lesson 4).", svg(_bytes(reduce, scatter, gather), "Wire bytes of both ways")),
-        Step("The memory", f"Kept activations per GPU: {units.memory(plain)} before, **{units.memory(split)}** now, for this model on {n} GPUs.", svg(bars([Bar("tensor parallel", (Part("activations", plain, orange),)), Bar("+ sequence", (Part("activations", split, orange),), strong=True)], units.memory), "Activation memory with and without sequence parallelism")),
-        Step("Vocabulary", f"The last product makes one number per token and word. Cut it by words, and each device finds its largest number, its sum of exponentials and, if it owns it, the right word's number: three small sums. Loss here {c['got']:.4f}, on one GPU {c['loss']:.4f}, difference **{c['error']:.0e}**. For this model: {units.traffic(small)} sent per GPU instead of {units.traffic(gathered)} to gather the logits.", svg(_vocabulary(c, n), "Cross-entropy over split classes")),
+        Step("Between the products",
+            f"After each all_reduce every device holds all tokens, and all {n} do the same norm and dropout and "
+            f"keep the same activations. Grey means copies: {n} times the same.", svg(_region(n, False), "All devices hold all tokens")),
+        Step("Give each some tokens",
+            "Norm and dropout treat every token alone. So let each device do its share of the tokens: S(1) in "
+            "[batch, tokens, hidden]. Before the next product they are gathered.", svg(_region(n, True), "Each device holds some tokens")),
+        Step("The bytes",
+            f"Each all_reduce of {amount(num_bytes)} becomes a reduce_scatter and an all_gather: "
+            f"{amount(scatter)} + {amount(gather)} against {amount(reduce)}. A ring all_reduce was these two all "
+            "along (lesson 4).", svg(_bytes(reduce, scatter, gather), "Wire bytes of both ways")),
+        Step("The memory",
+            f"Kept activations per GPU: {units.memory(plain)} before, **{units.memory(split)}** now, for this "
+            f"model on {n} GPUs.", svg(bars([Bar("tensor parallel", (Part("activations", plain, orange),)), Bar("+ sequence", (Part("activations", split, orange),), strong=True)], units.memory), "Activation memory with and without sequence parallelism")),
+        Step("Vocabulary",
+            "The last product makes one number per token and word. Cut it by words, and each device finds its "
+            "largest number, its sum of exponentials and, if it owns it, the right word's number: three small "
+            f"sums. Loss here {c['got']:.4f}, on one GPU {c['loss']:.4f}, difference **{c['error']:.0e}**. For "
+            f"this model: {amount(small)} sent per GPU instead of {amount(gathered)} to gather the logits.", svg(_vocabulary(c, n), "Cross-entropy over split classes")),
     )  # fmt: skip
-    numbers = {"all_reduce": reduce, "reduce_scatter": scatter, "all_gather": gather, "plain": plain, "split": split, "error": c["error"], "loss": c["loss"], "bytes": num_bytes, "logits": gathered, "small": small}
+    numbers = {
+        "all_reduce": reduce,
+        "reduce_scatter": scatter,
+        "all_gather": gather,
+        "plain": plain,
+        "split": split,
+        "error": c["error"],
+        "loss": c["loss"],
+        "bytes": num_bytes,
+        "logits": gathered,
+        "small": small,
+    }
     return Scene(steps, numbers, reveal=2, note=note)
 
 
@@ -105,32 +141,51 @@ def _region(n: int, split: bool) -> Box:
         frames.append(device(r, column(text("tokens", 12.5, muted=True), tiles, gap=3)))
     per = max(1, int(640 // (frames[0].width + 10)))
     grid = column(*(row(*frames[i : i + per], gap=10) for i in range(0, n, per)), gap=10)
-    words = ("reduce_scatter", "norm, dropout", "all_gather") if split else ("all_reduce", "norm, dropout", "")
-    return column(row(*(arrow(90, w) for w in words if w), gap=14), grid, gap=12)
+    flow = [sign("product", 15), arrow(60, "reduce_scatter" if split else "all_reduce"), sign("norm, dropout", 15)]
+    flow += [arrow(60, "all_gather" if split else ""), sign("product", 15)]
+    return column(row(*flow, gap=8), grid, gap=14)
 
 
 def _bytes(reduce: int, scatter: int, gather: int) -> Box:
     one = Bar("tensor parallel", (Part("all_reduce", reduce, KIND_COLOURS["all_reduce"]),))
-    two = Bar("+ sequence", (Part("reduce_scatter", scatter, KIND_COLOURS["reduce_scatter"]), Part("all_gather", gather, KIND_COLOURS["all_gather"], True)))
-    return bars([one, two], units.traffic)
+    two = Bar(
+        "+ sequence",
+        (
+            Part("reduce_scatter", scatter, KIND_COLOURS["reduce_scatter"]),
+            Part("all_gather", gather, KIND_COLOURS["all_gather"], True),
+        ),
+    )
+    return bars([one, two], amount)
 
 
 def _vocabulary(c: dict[str, Any], n: int) -> Box:
     parts = [matrix(p, owned(r), f"GPU {r}", "S(1)", 36) for r, p in enumerate(c["parts"])]
-    right = column(text("right word", 13, 600), *(tile(80, 30, ("", None), str(int(t)), 13) for t in c["target"]), gap=0)
-    return column(row(*parts, right, gap=10, align=1), row(text(f"loss {c['got']:.4f}", 15, 600), sign("="), text("mean of log(sum of exp) − right word's number", 14)), gap=14)
+    right = column(
+        text("right word", 13, 600), *(tile(80, 30, ("", None), str(int(t)), 13) for t in c["target"]), gap=0
+    )
+    return column(
+        row(*parts, right, gap=10, align=1),
+        row(
+            text(f"loss {c['got']:.4f}", 15, 600), sign("="), text("mean of log(sum of exp) − right word's number", 14)
+        ),
+        gap=14,
+    )
 
 
 def question(learner: Learner, values: Values) -> Question:
     """Does splitting the tokens send more?"""
     numbers = scene(learner, values).numbers
-    t = units.traffic
+    t = amount
     both = numbers["reduce_scatter"] + numbers["all_gather"]
     return asked(
         "Each all_reduce is replaced by a reduce_scatter and, later, an all_gather. How many bytes does that send?",
-        ("As many as before", f"{t(numbers['reduce_scatter'])} + {t(numbers['all_gather'])} = {t(both)}, and the all_reduce sent {t(numbers['all_reduce'])}."),
+        ("As many as before",
+            f"{t(numbers['reduce_scatter'])} + {t(numbers['all_gather'])} = {t(both)}, and the all_reduce sent "
+            f"{t(numbers['all_reduce'])}."),
         (
-            ("Twice as many, there are two messages", f"Two messages, but each sends half: {t(numbers['reduce_scatter'])} and {t(numbers['all_gather'])}."),
+            ("Twice as many, there are two messages",
+                f"Two messages, but each sends half: {t(numbers['reduce_scatter'])} and "
+                f"{t(numbers['all_gather'])}."),
             ("Half as many", f"The reduce_scatter alone would be half. The all_gather is the other half: {t(both)} together."),
         ), 1,
     )  # fmt: skip
@@ -138,11 +193,14 @@ def question(learner: Learner, values: Values) -> Question:
 
 LESSON = Lesson(
     7, "Sequence and vocabulary", "Split the tokens between the products: the same bytes are sent, and fewer activations kept.",
-    ("Tensor parallelism as in lesson 5 leaves some work uncut. This is how Megatron-LM cuts it, and how a loss over many words is taken without bringing them together.",),
+    (
+        "Tensor parallelism as in lesson 5 leaves some work uncut. This is how Megatron-LM cuts it, and how a "
+        "loss over many words is taken without bringing them together.",),
     (
         ("Sequence parallelism", "between the products each device keeps only its share of the tokens"),
         ("Logits", "the numbers, one per token and word, from which the loss is computed"),
     ),
     (Control("n", "Devices", (2, 4, 8), 4, kind="slider"),),
     scene, question, CODE, ("compare", "Megatron-LM with and without sequence parallelism"), uses_model=True,
+    prefetch=True,
 )  # fmt: skip

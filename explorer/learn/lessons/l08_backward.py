@@ -27,12 +27,14 @@ class Way:
 
 
 WAYS = {
-    "data": Way("batch split (data parallel)", "S(0)", "R", "S(0)", "S(0)", "P", "all_reduce of the weight's gradient"),
+    "data": Way("batch split: data parallel", "S(0)", "R", "S(0)", "S(0)", "P", "all_reduce of the weight's gradient"),
     "column": Way("weight by columns", "R", "S(1)", "S(1)", "P", "S(1)", "all_reduce of the input's gradient"),
-    "row": Way("weight by rows", "S(1)", "S(0)", "P", "S(1)", "S(0)", "nothing backward; the result was summed forward"),
-    "fsdp": Way("FSDP: batch split, weight stored in slices", "S(0)", "R", "S(0)", "S(0)", "P", "reduce_scatter of the weight's gradient"),
+    "row": Way(
+        "weight by rows", "S(1)", "S(0)", "P", "S(1)", "S(0)", "nothing backward; the result was summed forward"
+    ),
+    "fsdp": Way("FSDP", "S(0)", "R", "S(0)", "S(0)", "P", "reduce_scatter of the weight's gradient"),
 }
-CODE = '''\
+CODE = """\
 import torch
 
 X, W = torch.randn(4, 3), torch.randn(3, 2, requires_grad=True)
@@ -46,7 +48,7 @@ for x in X.chunk(2):  # two devices, half of the batch each
 print((sum(terms) - W.grad).abs().max())  # the all_reduce of data parallelism
 
 mine = sum(terms).chunk(2)  # FSDP: a reduce_scatter leaves each device one slice
-'''
+"""
 
 
 @lru_cache(maxsize=64)
@@ -61,35 +63,56 @@ def compute(way: str, seed: int) -> dict[str, Any]:
     y = x @ w
     gx, gw = torch.autograd.grad(y.square().sum(), (x, w))
     cut = WAYS[way]
-    pieces = lambda t, p: list(t.detach().chunk(N, int(p[2]))) if p[0] == "S" else [t.detach().clone() for _ in range(N)]  # noqa: E731
-    xs, ws = pieces(x, cut.x), pieces(w, cut.w)
+    xs, ws = _pieces(x.detach(), cut.x), _pieces(w.detach(), cut.w)
     leaves = [(a.clone().requires_grad_(), b.clone().requires_grad_()) for a, b in zip(xs, ws, strict=True)]
     ys = [a @ b for a, b in leaves]
-    if cut.y == "P":
-        seeds = [2 * (ys[0] + ys[1]).detach()] * N  # after g: every device has the whole result, and its gradient
-    else:
-        seeds = [2 * t.detach() for t in ys]
+    # where Y was summed (g) every device has the whole result, and its gradient
+    seeds = [2 * (ys[0] + ys[1]).detach()] * N if cut.y == "P" else [2 * t.detach() for t in ys]
     found = [torch.autograd.grad(t, ab, s) for t, ab, s in zip(ys, leaves, seeds, strict=True)]
     grads_x, grads_w = [f[0] for f in found], [f[1] for f in found]
-    join = lambda ts, p: torch.cat(ts, int(p[2])) if p[0] == "S" else torch.stack(ts).sum(0)  # noqa: E731
-    error = max(float((join(grads_x, cut.grad_x) - gx).abs().max()), float((join(grads_w, cut.grad_w) - gw).abs().max()))
+    joined = ((_join(grads_x, cut.grad_x), gx), (_join(grads_w, cut.grad_w), gw))
+    error = max(float((got - want).abs().max()) for got, want in joined)
     return {
         "xs": xs, "ws": ws, "ys": [t.detach() for t in ys], "grads_x": grads_x, "grads_w": grads_w, "gx": gx, "gw": gw, "error": error,
     }  # fmt: skip
+
+
+def _pieces(tensor: Any, placement: str) -> list[Any]:
+    """What each device holds of a tensor that is sharded or replicated."""
+    return list(tensor.chunk(N, int(placement[2]))) if placement[0] == "S" else [tensor.clone() for _ in range(N)]
+
+
+def _join(pieces: list[Any], placement: str) -> Any:
+    """The whole tensor: slices side by side, or terms summed."""
+    import torch
+
+    return torch.cat(pieces, int(placement[2])) if placement[0] == "S" else torch.stack(pieces).sum(0)
 
 
 def scene(learner: Learner, values: Values) -> Scene:
     """Forward placements, gradients on each device, the sum, and all ways as one algebra."""
     way = str(values["way"])
     cut, c = WAYS[way], compute(way, int(values["seed"]))
-    stored = " Each device stores only a slice of W and gathers the rest just before use (all_gather)." if way == "fsdp" else ""
+    stored = (
+        " Each device stores only a slice of W and gathers the rest just before use (all_gather)."
+        if way == "fsdp"
+        else ""
+    )
     steps = [
-        Step("Forward", f"{cut.name[:1].upper() + cut.name[1:]}: X is {cut.x}, W is {cut.w}, so Y is {cut.y}.{stored}", svg(column(*(_held(r, (("X", c["xs"][r], cut.x), ("W", c["ws"][r], cut.w), ("Y", c["ys"][r], cut.y))) for r in range(N)), gap=10), "Forward on two GPUs")),
-        Step("Backward, on each device", f"Each device runs its own backward pass. The gradient of X comes out as {cut.grad_x}, that of W as {cut.grad_w}.", svg(column(*(_held(r, (("gradient of X", c["grads_x"][r], cut.grad_x), ("gradient of W", c["grads_w"][r], cut.grad_w))) for r in range(N)), gap=10), "Backward on two GPUs")),
-        Step("Who sums", f"To put right: {cut.fix}. Against autograd on one GPU the largest difference is **{number(c['error'])}**.", svg(_sum(way, c), "The partial gradient is summed")),
-        Step("One algebra", "Used whole while the work is split: its gradient is a sum of terms. That one rule is data parallelism, tensor parallelism and FSDP. The planner knows no others.", table(("way", "X", "W", "Y", "grad of X", "grad of W", "to put right"), [(w.name, w.x, w.w, w.y, w.grad_x, w.grad_w, w.fix) for w in WAYS.values()], list(WAYS).index(way))),
+        Step("Forward", f"{cut.name[:1].upper() + cut.name[1:]}. X is {cut.x}, W is {cut.w}, so Y is {cut.y}.{stored}", svg(column(*(_held(r, (("X", c["xs"][r], cut.x), ("W", c["ws"][r], cut.w), ("Y", c["ys"][r], cut.y))) for r in range(N)), gap=10), "Forward on two GPUs")),
+        Step("Backward, on each device",
+            f"Each device runs its own backward pass. The gradient of X comes out as {cut.grad_x}, that of W as "
+            f"{cut.grad_w}.", svg(column(*(_held(r, (("gradient of X", c["grads_x"][r], cut.grad_x), ("gradient of W", c["grads_w"][r], cut.grad_w))) for r in range(N)), gap=10), "Backward on two GPUs")),
+        Step("Who sums",
+            f"To put right: {cut.fix}. Against autograd on one GPU the largest difference is "
+            f"**{number(c['error'])}**.", svg(_sum(way, c), "The partial gradient is summed")),
+        Step("One algebra",
+            "Used whole while the work is split: its gradient is a sum of terms. That one rule is data "
+            "parallelism, tensor parallelism and FSDP. The planner knows no others.", table(("way", "X", "W", "Y", "grad of X", "grad of W", "to put right"), [(w.name, w.x, w.w, w.y, w.grad_x, w.grad_w, w.fix) for w in WAYS.values()], list(WAYS).index(way))),
     ]  # fmt: skip
-    return Scene(tuple(steps), {"error": c["error"], "gw00": float(c["gw"][0, 0]), "gx00": float(c["gx"][0, 0])}, reveal=1)
+    return Scene(
+        tuple(steps), {"error": c["error"], "gw00": float(c["gw"][0, 0]), "gx00": float(c["gx"][0, 0])}, reveal=1
+    )
 
 
 def _style(r: int, placement: str) -> Any:
@@ -104,12 +127,26 @@ def _held(r: int, what: tuple[tuple[str, Any, str], ...]) -> Box:
 def _sum(way: str, c: dict[str, Any]) -> Box:
     cut = WAYS[way]
     if way == "row":
-        return column(*(_held(r, (("gradient of X", c["grads_x"][r], "S(1)"), ("gradient of W", c["grads_w"][r], "S(0)"))) for r in range(N)), gap=10)
-    terms, whole, name = (c["grads_w"], c["gw"], "gradient of W") if cut.grad_w == "P" else (c["grads_x"], c["gx"], "gradient of X")
+        return column(
+            *(
+                _held(r, (("gradient of X", c["grads_x"][r], "S(1)"), ("gradient of W", c["grads_w"][r], "S(0)")))
+                for r in range(N)
+            ),
+            gap=10,
+        )
+    terms, whole, name = (
+        (c["grads_w"], c["gw"], "gradient of W") if cut.grad_w == "P" else (c["grads_x"], c["gx"], "gradient of X")
+    )
     before = row(*(_held(r, ((name, terms[r], "P"),)) for r in range(N)), gap=10)
     slices = list(whole.chunk(N, 0)) if way == "fsdp" else [whole, whole]
     after = row(*(_held(r, ((name, slices[r], "S(0)" if way == "fsdp" else "R"),)) for r in range(N)), gap=10, align=0)
-    return column(before, arrow(120, "reduce_scatter" if way == "fsdp" else "all_reduce"), after, legend("P", "S" if way == "fsdp" else "R"), gap=8)
+    return column(
+        before,
+        arrow(120, "reduce_scatter" if way == "fsdp" else "all_reduce"),
+        after,
+        legend("P", "S" if way == "fsdp" else "R"),
+        gap=8,
+    )
 
 
 def question(learner: Learner, values: Values) -> Question:
@@ -118,17 +155,31 @@ def question(learner: Learner, values: Values) -> Question:
     right = "W" if cut.grad_w == "P" else "X" if cut.grad_x == "P" else ""
     name = {"W": "That of W", "X": "That of X", "": "Neither"}
     why = {
-        "W": "W is used whole by both devices on different rows of X, so each device's gradient of W misses the other rows.",
-        "X": "X is used whole by both devices with different columns of W, so each device's gradient of X misses the other columns.",
-        "": "X and W are both cut along the inner dimension, and each device owns its slices: their gradients are finished.",
+        "W":
+            "W is used whole by both devices on different rows of X, so each device's gradient of W misses the "
+            "other rows.",
+        "X":
+            "X is used whole by both devices with different columns of W, so each device's gradient of X misses "
+            "the other columns.",
+        "":
+            "X and W are both cut along the inner dimension, and each device owns its slices: their gradients "
+            "are finished.",
     }  # fmt: skip
     wrong = tuple((name[k], why[right]) for k in name if k != right)
-    return asked(f"{cut.name[:1].upper() + cut.name[1:]}. In the backward pass, which gradient is only a term of a sum (Partial) on each device?", (name[right], why[right]), wrong, list(name).index(right))
+    return asked(
+        f"{cut.name[:1].upper() + cut.name[1:]}. In the backward pass, which gradient is only a term of a sum "
+        "(Partial) on each device?",
+        (name[right], why[right]),
+        wrong,
+        list(name).index(right),
+    )
 
 
 LESSON = Lesson(
     8, "Backward", "What is used whole while the work is split gets a gradient in terms; somebody must sum them.",
-    ("Every product runs three times: forward, for the gradient of its input, for the gradient of its weight. Each has its own placement.",),
+    (
+        "Every product runs three times: forward, for the gradient of its input, for the gradient of its weight. "
+        "Each has its own placement.",),
     (
         ("Data parallelism", "every device has all weights and a part of the batch"),
         ("FSDP, ZeRO-3", "data parallelism in which each device stores a slice of the weights and gathers them when used"),

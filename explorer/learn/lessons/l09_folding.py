@@ -9,12 +9,12 @@ from explorer import units
 from explorer.learn.draw import Box, at, column, row, svg, table, text
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
-from explorer.palette import DEVICES
+from explorer.palette import COMPUTE
 from planner_core.candidates import matrices
 from planner_core.fold import FoldGroup, FoldStep, fold_steps, shared_subgraphs, weight_nodes
 
 SHOWN = 7
-CODE = '''\
+CODE = """\
 import torch
 from torch import nn
 from collections import Counter
@@ -32,7 +32,7 @@ for depth in range(max(n.count(".") for n in names) + 1, 0, -1):
 
 matrices = sum(p.dim() == 2 for p in model.layers[0].parameters())
 print(3 ** (6 * matrices), "plans unfolded,", 3**matrices, "folded")
-'''
+"""
 
 
 @lru_cache(maxsize=64)
@@ -49,7 +49,13 @@ def counts(learner: Learner) -> dict[str, float]:
     top = len(matrices(graph.top))
     total = top + sum(n * repeats[name] for name, n in unique.items())
     folded = 3**top + sum(3**n for n in unique.values())
-    return {"matrices": total, "top": top, "unique": sum(unique.values()), "log10_unfolded": total * math.log10(3), "folded": folded}
+    return {
+        "matrices": total,
+        "top": top,
+        "unique": sum(unique.values()),
+        "log10_unfolded": total * math.log10(3),
+        "folded": folded,
+    }
 
 
 def scene(learner: Learner, values: Values) -> Scene:
@@ -58,21 +64,48 @@ def scene(learner: Learner, values: Values) -> Scene:
     steps = []
     for s in found:
         kept = [g for g in s.kept if g.similar > 0]
-        says = f"Cut every name after {s.depth} part{'s' * (s.depth > 1)}. Names with equal weights behind them are similar. "
+        says = (
+            f"Cut every name after {s.depth} part{'s' * (s.depth > 1)}. Names with equal weights behind them are "
+            "similar. "
+        )
         if kept:
-            says += f"{_plural(len(kept), 'kind')} of block repeat{'s' * (len(kept) == 1)}: kept as shared subgraphs. The algorithm goes one level up."
+            says += (
+                f"{_plural(len(kept), 'kind')} of block repeat{'s' * (len(kept) == 1)}: kept as shared subgraphs. "
+                "The algorithm goes one level up."
+            )
         else:
-            says += "Nothing repeats" + (", so the algorithm stops: what it kept before is the result." if s.stopped else " at this depth; nothing has been kept yet, so it goes on.")
+            says += "Nothing repeats" + (
+                ", so the algorithm stops: what it kept before is the result."
+                if s.stopped
+                else " at this depth; nothing has been kept yet, so it goes on."
+            )
         steps.append(Step(f"Depth {s.depth}", says, svg(_groups(s.groups), f"Algorithm 1 at depth {s.depth}")))
     shared = shared_subgraphs(found)
-    rows = [(g.pattern, str(g.count), str(g.similar), g.reason) for g in shared[:10]] or [("nothing repeats", "", "", "")]
-    steps.append(Step("The result", f"{_plural(len(shared), 'shared subgraph')}. Each is planned once, and every copy follows.", table(("names", "copies", "weights in each", "why"), rows)))
+    rows = [(g.pattern, str(g.count), str(g.similar), g.reason) for g in shared[:10]] or [
+        ("nothing repeats", "", "", "")
+    ]
+    steps.append(
+        Step(
+            "The result",
+            f"{_plural(len(shared), 'shared subgraph')}. Each is planned once, and every copy follows.",
+            table(("names", "copies", "weights in each", "why"), rows),
+        )
+    )
     c = counts(learner)
     graph = learner.graph
-    per = [(name, str(graph.num_repeats[name]), str(len(matrices(b))), units.whole(3 ** len(matrices(b)))) for name, b in graph.blocks.items()]
+    per = [
+        (name, str(graph.num_repeats[name]), str(len(matrices(b))), units.whole(3 ** len(matrices(b))))
+        for name, b in graph.blocks.items()
+    ]
     per.append(("outside blocks", "1", str(int(c["top"])), units.whole(3 ** int(c["top"]))))
-    told = f"Each matrix can be kept whole or cut two ways. All {int(c['matrices'])} matrices together have 3^{int(c['matrices'])}, about **10^{c['log10_unfolded']:.0f}** plans. Folded, there are **{units.whole(c['folded'])}** to score: the number no longer depends on the depth."
-    steps.append(Step("3 to the N, or 3 to a few", told, table(("block", "copies", "matrices", "plans = 3^matrices"), per)))
+    told = (
+        f"Each matrix can be kept whole or cut two ways. All {int(c['matrices'])} matrices together have "
+        f"3^{int(c['matrices'])}, about **10^{c['log10_unfolded']:.0f}** plans. Folded, there are "
+        f"**{units.whole(c['folded'])}** to score: the number no longer depends on the depth."
+    )
+    steps.append(
+        Step("3 to the N, or 3 to a few", told, table(("block", "copies", "matrices", "plans = 3^matrices"), per))
+    )
     numbers = {**c, "depths": len(found), "shared": len(shared), "copies": max((g.count for g in shared), default=0)}
     return Scene(tuple(steps), numbers, reveal=len(found) + 1)
 
@@ -83,19 +116,27 @@ def _plural(n: int, word: str) -> str:
 
 def _groups(groups: tuple[FoldGroup, ...]) -> Box:
     order = sorted(range(len(groups)), key=lambda i: (not groups[i].kept, -groups[i].count * groups[i].similar))
-    rows = [_group(groups[i], DEVICES[k % 7] if groups[i].kept else "#8a97a3") for k, i in enumerate(order[:SHOWN])]
+    rows = [_group(groups[i]) for i in order[:SHOWN]]
     if len(groups) > SHOWN:
         rows.append(text(f"and {len(groups) - SHOWN} more names", 13, muted=True))
     return column(*rows, gap=10)
 
 
-def _group(group: FoldGroup, colour: str) -> Box:
+def _group(group: FoldGroup) -> Box:
+    colour = COMPUTE if group.kept else "#8a97a3"
     side = max(3.0, min(16.0, 440 / group.count - 2))
-    squares = "".join(f'<rect x="{(i % 64) * (side + 2):.1f}" y="{(i // 64) * 16}" width="{side:.1f}" height="14" fill="{colour}"{"" if group.kept else " fill-opacity=" + chr(34) + "0.45" + chr(34)}/>' for i in range(min(group.count, 192)))
-    wide = Box(min(group.count, 64) * (side + 2), 16.0 * (1 + (min(group.count, 192) - 1) // 64), squares)
+    shown = min(group.count, 192)
+    where = [((i % 64) * (side + 2), (i // 64) * 16) for i in range(shown)]
+    squares = "".join(f'<rect x="{x:.1f}" y="{y}" width="{side:.1f}" height="14" fill="{colour}"/>' for x, y in where)
+    high = 16.0 * (1 + (shown - 1) // 64)
+    wide = Box(min(group.count, 64) * (side + 2), high, squares)
     word = f"×{group.count}, {_plural(group.similar, 'weight')} each" + ("" if group.kept else ", not kept")
     name = group.pattern if len(group.pattern) < 60 else "…" + group.pattern[-58:]
-    return column(row(text(name or "(model)", 14, 600), text(word, 13, muted=True), gap=10, align=1), Box(wide.width, wide.height, at(0, 0, wide)), gap=3)
+    return column(
+        row(text(name or "(model)", 14, 600), text(word, 13, muted=True), gap=10, align=1),
+        Box(wide.width, wide.height, at(0, 0, wide)),
+        gap=3,
+    )
 
 
 def question(learner: Learner, values: Values) -> Question:
@@ -104,11 +145,17 @@ def question(learner: Learner, values: Values) -> Question:
     n, few = int(c["matrices"]), int(c["folded"])
     per = [len(matrices(b)) for b in learner.graph.blocks.values()]
     return asked(
-        f"The model has {n} weight matrices with 3 choices each. How many plans must be scored if equal blocks share one plan?",
-        (units.whole(few), f"3^matrices for each unique block ({', '.join(f'3^{p}' for p in per) or 'none here'}) and for what stands outside (3^{int(c['top'])}), added up: they are scored apart."),
+
+            f"The model has {n} weight matrices with 3 choices each. How many plans must be scored if equal "
+            "blocks share one plan?",
+        (units.whole(few),
+            f"3^matrices for each unique block ({', '.join(f'3^{p}' for p in per) or 'none here'}) and for what "
+            f"stands outside (3^{int(c['top'])}), added up: they are scored apart."),
         (
             (f"about 10^{c['log10_unfolded']:.0f}", f"That is 3^{n}, every matrix of every copy chosen apart."),
-            (units.whole(3 * n), "Three per matrix would be right if the choices of one block did not depend on each other. They do: one's output is the next one's input."),
+            (units.whole(3 * n),
+                "Three per matrix would be right if the choices of one block did not depend on each other. They "
+                "do: one's output is the next one's input."),
             (units.whole(few * max(2, max(learner.graph.num_repeats.values(), default=2))), "Equal copies share one plan, so their number does not count."),
         ), 2,
     )  # fmt: skip
@@ -116,7 +163,9 @@ def question(learner: Learner, values: Values) -> Question:
 
 LESSON = Lesson(
     9, "Folding", "A model of many equal layers has few different ones: plan each once.",
-    ("TAP (Tensor Automatic Parallelism) finds the repeats from the names of the modules, from the deepest level upwards. Step through its Algorithm 1 on your model.",),
+    (
+        "TAP (Tensor Automatic Parallelism) finds the repeats from the names of the modules, from the deepest "
+        "level upwards. Step through its Algorithm 1 on your model.",),
     (
         ("Block", "a piece of the model that occurs in several equal copies, such as a decoder layer"),
         ("Plan", "a placement for every weight, and what follows from it"),

@@ -6,16 +6,16 @@ from dataclasses import dataclass, replace
 
 from explorer import units
 from explorer.learn.charts import Bar, Part, bars, nodes
-from explorer.learn.draw import column, svg, table, text
+from explorer.learn.draw import Box, amount, column, svg, table, text
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
-from explorer.palette import COMMUNICATION
+from explorer.palette import COMMUNICATION, COMPUTE
 from planner_core.cluster import Cluster, load_cluster
 from planner_core.collectives import axis_links, collective_time, wire_bytes
 from planner_core.mesh import DeviceMesh
 
-BATCHES = (1, 2, 4, 8, 16, 32, 64)
-CODE = '''\
+BATCHES = (2, 4, 8, 16, 32, 64)
+CODE = """\
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import init_device_mesh
@@ -26,7 +26,7 @@ mesh = init_device_mesh("cpu", (2, 8), mesh_dim_names=("data", "tensor"))
 print(dist.get_process_group_ranks(mesh.get_group("tensor")))  # 0..7: one node, NVLink
 print(dist.get_process_group_ranks(mesh.get_group("data")))  # 0 and 8: between nodes
 dist.destroy_process_group()
-'''
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Option:
 def two_nodes(cluster: Cluster) -> Cluster:
     """The learner's cluster if it has several nodes, else two of its nodes on the standard network."""
     if len(cluster.levels) > 1:
-        levels = cluster.levels[:1] + (replace(cluster.levels[1], size=2),)
+        levels = (cluster.levels[0], replace(cluster.levels[1], size=2))
         return replace(cluster, levels=levels)
     return replace(cluster, levels=(cluster.levels[0], load_cluster("2x8-h100").levels[1]))
 
@@ -67,20 +67,34 @@ def options(learner: Learner, batch: int) -> list[Option]:
     found = []
     for tensor in [t for t in range(1, n + 1) if n % t == 0]:
         data = n // tensor
+        if batch % data:
+            continue  # a sample is not cut in two
         for inside in (True, False) if 1 < tensor < n else (True,):
             sizes, names = ((data, tensor), ("data", "tensor")) if inside else ((tensor, data), ("tensor", "data"))
             links = dict(zip(names, axis_links(cluster, DeviceMesh(names, sizes)), strict=True))
             activation = int(batch / data * seq * layer.hidden * 2)
-            per_layer, t_time = wire_bytes("all_reduce", activation, tensor), collective_time("all_reduce", activation, links["tensor"])[0]
+            per_layer, t_time = (
+                wire_bytes("all_reduce", activation, tensor),
+                collective_time("all_reduce", activation, links["tensor"])[0],
+            )
             grads = weights // tensor
             volume = 4 * layer.layers * per_layer + wire_bytes("all_reduce", grads, data)
-            found.append(Option(data, tensor, inside, volume, 4 * layer.layers * t_time, collective_time("all_reduce", grads, links["data"])[0]))
+            found.append(
+                Option(
+                    data,
+                    tensor,
+                    inside,
+                    volume,
+                    4 * layer.layers * t_time,
+                    collective_time("all_reduce", grads, links["data"])[0],
+                )
+            )
     return found
 
 
 def choices(learner: Learner, batch: int) -> tuple[Option, Option]:
     """The option with the least volume (of equal ones the slower, since volume cannot tell), and with the least time."""
-    found = [o for o in options(learner, batch) if o.tensor > 1]
+    found = options(learner, batch)
     return min(found, key=lambda o: (o.volume, -o.seconds)), min(found, key=lambda o: o.seconds)
 
 
@@ -90,22 +104,46 @@ def scene(learner: Learner, values: Values) -> Scene:
     batch, cluster = int(values["batch"]), two_nodes(learner.cluster)
     per, n = cluster.levels[0].size, cluster.num_gpus
     found = options(learner, batch)
-    near = next(o for o in found if o.tensor == per and o.inside)
-    far = next(o for o in found if o.tensor == per and not o.inside)
+    near, far = _both(found, per)
     by_volume, by_time = choices(learner, batch)
     inner, outer = cluster.levels[0], cluster.levels[1]
-    links = f"Inside a node {inner.name} gives each GPU {units.significant(inner.bytes_per_s / 1e9)} GB/s; {outer.name} gives a whole node {units.significant(outer.bytes_per_s / 1e9)} GB/s, {units.significant(outer.bytes_per_s / per / 1e9)} per GPU."
+    links = (
+        f"Inside a node {inner.name} gives each GPU {units.significant(inner.bytes_per_s / 1e9)} GB/s; "
+        f"{outer.name} gives a whole node {units.significant(outer.bytes_per_s / 1e9)} GB/s, "
+        f"{units.significant(outer.bytes_per_s / per / 1e9)} per GPU."
+    )
     inside, across = [r // per for r in range(n)], [r % (n // per) for r in range(n)]
     size = int(batch / near.data * learner.planner.workload.seq * learner.layer().hidden * 2)
     cliff = _cliff(cluster, size)
     steps = (
         Step("Neighbours", f"Two nodes. Equal numbers form a tensor group of {per}, and each group lies inside one node. {links}", svg(column(nodes(inside, per), text("a number is a tensor group", 13, muted=True), gap=8), "Tensor groups inside nodes")),
-        Step("Strangers", "The same groups, dealt across the nodes. Every GPU sends exactly as many bytes as before; only the wires differ.", svg(column(nodes(across, per), text("a number is a tensor group", 13, muted=True), gap=8), "Tensor groups across nodes")),
-        Step("The same volume, another time", f"Both send {units.traffic(near.volume)} per GPU and step. Inside it takes **{units.seconds(near.seconds)}**, across **{units.seconds(far.seconds)}**: {units.significant(far.seconds / near.seconds)} times as long.", svg(_two(near, far), "Time inside and across")),
-        Step("The cliff", f"One all_reduce of {units.traffic(size)}, by how many neighbours take part. Up to {per} it stays in the node.", svg(bars([Bar(f"{t} GPUs", (Part("time", s, COMMUNICATION),), "leaves the node" if t > per else "") for t, s in cliff], units.seconds), "All_reduce time by group size")),
-        Step("Two choices", f"Least volume is {by_volume.name} ({units.traffic(by_volume.volume)}, but {units.seconds(by_volume.seconds)}). Least time is **{by_time.name}** ({units.traffic(by_time.volume)}, {units.seconds(by_time.seconds)}). " + ("Counting bytes alone would choose wrongly here." if by_volume != by_time else "Here both agree; try another batch."), _table(found, by_volume, by_time)),
+        Step("Strangers",
+            "The same groups, dealt across the nodes. Every GPU sends exactly as many bytes as before; only the "
+            "wires differ.", svg(column(nodes(across, per), text("a number is a tensor group", 13, muted=True), gap=8), "Tensor groups across nodes")),
+        Step("The same volume, another time",
+            f"Both send {amount(near.volume)} per GPU and step. Inside it takes "
+            f"**{units.seconds(near.seconds)}**, across **{units.seconds(far.seconds)}**: "
+            f"{units.significant(far.seconds / near.seconds)} times as long. " + _why(near, far), svg(_two(near, far), "Time inside and across")),
+        Step("The cliff",
+            f"One all_reduce of {amount(size)}, by how many neighbours take part. Up to {per} it stays in the "
+            "node.", svg(bars([Bar(f"{t} GPUs", (Part("time", s, COMMUNICATION),), "leaves the node" if t > per else "") for t, s in cliff], units.seconds), "All_reduce time by group size")),
+        Step("Two choices",
+            f"Least volume: {by_volume.name}, {amount(by_volume.volume)} in {units.seconds(by_volume.seconds)}. "
+            "Bytes alone cannot tell groups inside from groups across, so the slower one is what they may give. "
+            f"Least time: **{by_time.name}**, {amount(by_time.volume)} in {units.seconds(by_time.seconds)}. " + ("Counting bytes alone would choose wrongly here." if by_volume != by_time else "Here both agree; try another batch."), _table(found, by_volume, by_time, 2 * learner.graph.num_params)),
     )  # fmt: skip
-    numbers = {"near_s": near.seconds, "far_s": far.seconds, "volume": near.volume, "far_volume": far.volume, "size": size, "by_volume_s": by_volume.seconds, "by_time_s": by_time.seconds, "cliff_last": cliff[-1][1], "batch": batch, "ratio": far.seconds / near.seconds}
+    numbers = {
+        "near_s": near.seconds,
+        "far_s": far.seconds,
+        "volume": near.volume,
+        "far_volume": far.volume,
+        "size": size,
+        "by_volume_s": by_volume.seconds,
+        "by_time_s": by_time.seconds,
+        "cliff_last": cliff[-1][1],
+        "batch": batch,
+        "ratio": far.seconds / near.seconds,
+    }
     return Scene(steps, numbers, reveal=2, note=note)
 
 
@@ -118,39 +156,68 @@ def _cliff(cluster: Cluster, size: int) -> list[tuple[int, float]]:
     return found
 
 
-def _two(near: Option, far: Option) -> object:
-    make = lambda o: (Part("tensor groups", o.tensor_s, COMMUNICATION), Part("gradients of the data groups", o.data_s, "#0072B2", True))  # noqa: E731
-    return bars([Bar("groups inside", make(near)), Bar("groups across", make(far))], units.seconds)
+def _two(near: Option, far: Option) -> Box:
+    made = []
+    for name, o in (("groups inside", near), ("groups across", far)):
+        grads = Part("gradients of the data groups", o.data_s, COMPUTE, True)
+        made.append(Bar(name, (Part("tensor groups", o.tensor_s, COMMUNICATION), grads)))
+    return bars(made, units.seconds)
 
 
-def _table(found: list[Option], by_volume: Option, by_time: Option) -> str:
+def _table(found: list[Option], by_volume: Option, by_time: Option, weights: int) -> str:
     rows = []
     for o in found:
         marks = [w for w, b in (("least volume", by_volume), ("least time", by_time)) if b == o]
-        rows.append((o.name, units.traffic(o.volume), units.seconds(o.tensor_s), units.seconds(o.data_s), units.seconds(o.seconds), ", ".join(marks)))
-    return table(("mesh", "sent per GPU", "tensor", "data", "time", ""), rows, found.index(by_time))
+        rows.append(
+            (
+                o.name,
+                units.memory(weights / o.tensor),
+                amount(o.volume),
+                units.seconds(o.tensor_s),
+                units.seconds(o.data_s),
+                units.seconds(o.seconds),
+                ", ".join(marks),
+            )
+        )
+    return table(("mesh", "weights per GPU", "sent per GPU", "tensor", "data", "time", ""), rows, found.index(by_time))
 
 
 def question(learner: Learner, values: Values) -> Question:
-    """How much slower are groups across nodes?"""
-    numbers = scene(learner, values).numbers
-    ratio = numbers["ratio"]
-    shown = f"{units.significant(ratio, 2)} times as long"
-    fact = f"{units.seconds(numbers['near_s'])} inside, {units.seconds(numbers['far_s'])} across."
+    """How much longer does it take with the groups across?"""
+    learner, _ = learner.transformer()
+    per = two_nodes(learner.cluster).levels[0].size
+    near, far = _both(options(learner, int(values["batch"])), per)
+    ratio = far.seconds / near.seconds
+    fact = f"{units.seconds(near.seconds)} inside, {units.seconds(far.seconds)} across. {_why(near, far)}"
+    names = ("Longer, by more than a tenth", "About as long: the bytes are the same", "Shorter, by more than a tenth")
+    right = 0 if ratio > 1.1 else 2 if ratio < 1 / 1.1 else 1
+    wires = "The bytes are the same, the wires are not: what crosses between nodes shares the slower links. "
+    whys = (fact, fact if right == 1 else wires + fact, fact)
+    rows = tuple(zip(names, whys, strict=True))
     return asked(
-        "Both layouts send the same bytes. How long does all communication take with the groups across the nodes?",
-        (shown, fact),
-        (
-            ("As long: the bytes are the same", f"The bytes are, the wires are not: every ring now crosses the links between nodes, and shares them with the others. {fact}"),
-            (f"{units.significant(ratio * 10, 2)} times as long", fact),
-            ("Half as long, two nodes help", f"The second node brings no faster links to a group that is split over both. {fact}"),
-        ), 1,
+        f"Both layouts send the same bytes, in a batch of {values['batch']}. With the groups across the nodes, all communication takes",
+        rows[right], tuple(r for i, r in enumerate(rows) if i != right), right,
     )  # fmt: skip
+
+
+def _both(found: list[Option], per: int) -> tuple[Option, Option]:
+    """Tensor groups as large as a node: inside the nodes, and across them."""
+    near, far = (o for o in found if o.tensor == per)
+    return near, far
+
+
+def _why(near: Option, far: Option) -> str:
+    """Which part decides."""
+    lost, won = far.tensor_s - near.tensor_s, near.data_s - far.data_s
+    sums = f"The layers' sums lose {units.seconds(lost)} by leaving the node, the gradients' sums win {units.seconds(won)} by staying."
+    return sums if lost > won else sums + " With so small a batch the gradients are the larger part."
 
 
 LESSON = Lesson(
     10, "Topology", "Bytes are not time: it matters over which wires they go.",
-    ("TAP counts bytes. TAPS, its successor, asks which links carry them. Here are two nodes of your cluster with your model's layers.",),
+    (
+        "TAP counts bytes. TAPS, its successor, asks which links carry them. Here are two nodes of your cluster "
+        "with your model's layers.",),
     (
         ("Node", "one machine; its GPUs are joined by fast links such as NVLink"),
         ("Mesh", "the GPUs as a grid, e.g. 2 data × 8 tensor; neighbours on the last axis are neighbours in a node"),

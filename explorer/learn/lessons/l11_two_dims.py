@@ -7,7 +7,7 @@ from typing import Any
 
 from explorer import units
 from explorer.learn.charts import Bar, Part, bars, timeline
-from explorer.learn.draw import Box, column, device, matrix, number, owned, row, svg, table
+from explorer.learn.draw import Box, amount, column, device, matrix, number, owned, row, svg, table
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
 from explorer.palette import COMMUNICATION, COMPUTE
@@ -15,7 +15,7 @@ from planner_core.atp import best_mesh, bracket, chunk_timeline, layer_wire_byte
 from planner_core.collectives import wire_bytes
 
 COUNTS = (4, 8, 16, 32, 64, 128, 256, 512)
-CODE = '''\
+CODE = """\
 import torch
 
 d1, d2 = 2, 2
@@ -28,7 +28,7 @@ for w in W.chunk(d1, dim=1):  # axis 1
     terms = [x @ p for x, p in zip(X.chunk(d2, dim=1), w.chunk(d2, dim=0))]  # axis 2
     columns.append(sum(terms))  # the all_reduce over axis 2
 assert torch.equal(torch.cat(columns, dim=1), X @ W)
-'''
+"""
 
 
 @lru_cache(maxsize=8)
@@ -53,7 +53,7 @@ def tile_product(kind: str) -> dict[str, Any]:
 
 def meshes(n: int) -> list[tuple[int, int]]:
     """All d1 × d2 = n with powers of two."""
-    return [(d1, n // d1) for d1 in COUNTS[::-1] + (2, 1) if n % d1 == 0 and d1 <= n]
+    return [(d1, n // d1) for d1 in (*COUNTS[::-1], 2, 1) if n % d1 == 0 and d1 <= n]
 
 
 def scene(learner: Learner, values: Values) -> Scene:
@@ -66,19 +66,50 @@ def scene(learner: Learner, values: Values) -> Scene:
     d1, d2 = best_mesh(n, b1, b2)
     times = {m: ring_time_s(*m, b1, b2, layers=layer.layers, tokens=tokens, hidden=layer.hidden) for m in meshes(n)}
     best, megatron = times[d1, d2], times[n, 1]
-    rows = [(f"{a} × {b}", f"{bracket(a, b, 1, ratio):g}", units.seconds(t), units.traffic(layer.layers * sum(layer_wire_bytes(a, b, p, tokens, layer.hidden) for p in ("forward", "backward")))) for (a, b), t in times.items()]
+    rows = [
+        (
+            f"{a} × {b}",
+            f"{bracket(a, b, 1, ratio):g}",
+            units.seconds(t),
+            amount(
+                layer.layers * sum(layer_wire_bytes(a, b, p, tokens, layer.hidden) for p in ("forward", "backward"))
+            ),
+        )
+        for (a, b), t in times.items()
+    ]
     compute, comm, spans = _chunks(learner, (d1, d2), chunks, b2)
     end = spans[-1].end_s
     c, r = tile_product("column-first"), tile_product("row-first")
     steps = (
-        Step("Column-first", f"A 2 × 2 mesh. Axis 1 cuts the outputs, axis 2 the inputs of W. Each result is a term over axis 2: one all_reduce there. Error of the sums: **{number(c['error'])}**.", svg(_mesh(c), "Column-first weight on a 2 by 2 mesh")),
-        Step("Row-first", f"The other way round: axis 1 cuts the inputs, axis 2 the outputs, so the sum runs over axis 1. It fits behind a column-first weight without moving anything. Error: **{number(r['error'])}**.", svg(_mesh(r), "Row-first weight on a 2 by 2 mesh")),
-        Step("Four all-reduces", f"A layer has four weights, so four all_reduces forward and four backward. On {d1} × {d2}, in units of tokens · hidden, each over one axis only:", _four(d1, d2)),
-        Step("Which mesh?", f"{n} GPUs, the second axis with {ratio}× the bandwidth of the first. Least: **{d1} × {d2}**, {units.seconds(best)} a step; Megatron-LM is {n} × 1, {units.seconds(megatron)}. The column in the middle is (d1−1)/B1 + 3(d2−1)/B2.", table(("d1 × d2", "formula", "time a step", "sent per GPU"), rows, list(times).index((d1, d2)))),
-        Step("As N grows", f"The best mesh for each number of GPUs, at {ratio}× bandwidth on axis 2. Cutting two ways pays more and more.", svg(_growth(ratio), "Gain of the best mesh by number of GPUs")),
-        Step("Chunk overlap", f"Feed-forward of one layer, its batch in {chunks} chunk{'s' * (chunks > 1)}: while one chunk's sum travels, the next one is computed. {units.seconds(end)} instead of {units.seconds(compute + comm)}.", svg(_timeline(spans, end), "Compute and communication on a timeline")),
+        Step("Column-first",
+            "A 2 × 2 mesh. Axis 1 cuts the outputs, axis 2 the inputs of W. Each result is a term over axis 2: "
+            f"one all_reduce there. Error of the sums: **{number(c['error'])}**.", svg(_mesh(c), "Column-first weight on a 2 by 2 mesh")),
+        Step("Row-first",
+            "The other way round: axis 1 cuts the inputs, axis 2 the outputs, so the sum runs over axis 1. It "
+            f"fits behind a column-first weight without moving anything. Error: **{number(r['error'])}**.", svg(_mesh(r), "Row-first weight on a 2 by 2 mesh")),
+        Step("Four all-reduces",
+            f"A layer has four weights, so four all_reduces forward and four backward. On {d1} × {d2}, in units "
+            "of tokens · hidden, each over one axis only:", _four(d1, d2)),
+        Step("Which mesh?",
+            f"{n} GPUs, the second axis with {ratio}× the bandwidth of the first. Least: **{d1} × {d2}**, "
+            f"{units.seconds(best)} a step; Megatron-LM is {n} × 1, {units.seconds(megatron)}.", table(("d1 × d2", "(d1−1)/B1 + 3(d2−1)/B2", "time a step", "sent per GPU"), rows, list(times).index((d1, d2)))),
+        Step("As N grows",
+            f"The best mesh for each number of GPUs, at {ratio}× bandwidth on axis 2. Cutting two ways pays more "
+            "and more.", svg(_growth(ratio), "Gain of the best mesh by number of GPUs")),
+        Step("Chunk overlap",
+            f"Feed-forward of one layer, its batch in {chunks} chunk{'s' * (chunks > 1)}: while one chunk's sum "
+            f"travels, the next one is computed. {units.seconds(end)} instead of {units.seconds(compute + comm)}.", svg(_timeline(spans, end), "Compute and communication on a timeline")),
     )  # fmt: skip
-    numbers = {"d1": d1, "d2": d2, "best_s": best, "megatron_s": megatron, "end_s": end, "compute_s": compute, "comm_s": comm, "error": max(c["error"], r["error"])}
+    numbers = {
+        "d1": d1,
+        "d2": d2,
+        "best_s": best,
+        "megatron_s": megatron,
+        "end_s": end,
+        "compute_s": compute,
+        "comm_s": comm,
+        "error": max(c["error"], r["error"]),
+    }
     return Scene(steps, numbers, reveal=3, note=note)
 
 
@@ -88,7 +119,11 @@ def _mesh(c: dict[str, Any]) -> Box:
         cells = []
         for b in range(2):
             rank = 2 * a + b
-            body = row(matrix(c["tiles"][a, b], owned(rank), "tile of W", "", 40), matrix(c["terms"][a, b], owned(rank, "P"), "result", "P", 40), gap=14)
+            body = row(
+                matrix(c["tiles"][a, b], owned(rank), "tile of W", "", 40),
+                matrix(c["terms"][a, b], owned(rank, "P"), "result", "P", 40),
+                gap=14,
+            )
             cells.append(device(rank, body, f"GPU {rank}: axis 1 = {a}, axis 2 = {b}"))
         rows.append(row(*cells, gap=12))
     return column(*rows, gap=12)
@@ -127,8 +162,12 @@ def _chunks(learner: Learner, mesh: tuple[int, int], chunks: int, b2: float) -> 
 
 
 def _timeline(spans: Any, end: float) -> Box:
-    track = lambda s, colour: [(x.start_s, x.end_s, f"chunk {x.chunk + 1}", colour) for x in spans if x.stream == s]  # noqa: E731
-    return timeline([("compute", track("compute", COMPUTE)), ("communication", track("communication", COMMUNICATION))], units.seconds, end)
+    colours = {"compute": COMPUTE, "communication": COMMUNICATION}
+    tracks = []
+    for stream, colour in colours.items():
+        mine = [x for x in spans if x.stream == stream]
+        tracks.append((stream, [(x.start_s, x.end_s, f"chunk {x.chunk + 1}", colour) for x in mine]))
+    return timeline(tracks, units.seconds, end)
 
 
 def question(learner: Learner, values: Values) -> Question:
@@ -136,16 +175,20 @@ def question(learner: Learner, values: Values) -> Question:
     n, ratio = int(values["n"]), int(values["ratio"])
     best = best_mesh(n, 1, ratio)
     cost = {m: bracket(*m, 1, ratio) for m in meshes(n)}
-    why = lambda m: f"({m[0]}−1)/1 + 3·({m[1]}−1)/{ratio} = {cost[m]:g}; the best is {cost[best]:g}."  # noqa: E731
     others = sorted((m for m in cost if m != best), key=lambda m: (m != (n, 1), m != (1, n), cost[m]))[:3]
-    name = lambda m: f"{m[0]} × {m[1]}" + (" (Megatron-LM)" if m == (n, 1) else "")  # noqa: E731
+    options = []
+    for m in (best, *others):
+        name = f"{m[0]} × {m[1]}" + (" (Megatron-LM)" if m == (n, 1) else "")
+        options.append((name, f"({m[0]}−1)/1 + 3·({m[1]}−1)/{ratio} = {cost[m]:g}; the best is {cost[best]:g}."))
     told = f"Time goes with (d1−1)/B1 + 3(d2−1)/B2. {n} GPUs, B1 = 1, B2 = {ratio}: which d1 × d2 is quickest?"
-    return asked(told, (name(best), why(best)), tuple((name(m), why(m)) for m in others), n % 3)
+    return asked(told, options[0], tuple(options[1:]), n % 3)
 
 
 LESSON = Lesson(
     11, "Two dimensions", "Cut inputs and outputs of each weight at once: smaller tensors are summed, in smaller groups.",
-    ("ATP (Adaptive Tensor Parallelism) puts the GPUs on a grid of d1 × d2 and cuts every weight both ways. Megatron-LM is the case d2 = 1.",),
+    (
+        "ATP (Adaptive Tensor Parallelism) puts the GPUs on a grid of d1 × d2 and cuts every weight both ways. "
+        "Megatron-LM is the case d2 = 1.",),
     (
         ("Axis", "one direction of the mesh; a collective runs along one axis"),
         ("Column-first, row-first", "outputs over axis 1 and inputs over axis 2, or the other way round"),

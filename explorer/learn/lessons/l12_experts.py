@@ -7,7 +7,7 @@ from typing import Any
 
 from explorer import units
 from explorer.learn.charts import Bar, Part, bars
-from explorer.learn.draw import Box, column, device, row, svg, table, text, tile
+from explorer.learn.draw import Box, amount, column, device, row, svg, table, text, tile
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
 from explorer.palette import KIND_COLOURS
@@ -15,7 +15,7 @@ from planner_core.collectives import wire_bytes
 from planner_core.models import ZOO
 
 TOKENS, HIDDEN = 16, 3
-CODE = '''\
+CODE = """\
 import torch
 
 devices, tokens = 4, torch.randn(16, 8)
@@ -30,7 +30,7 @@ done = torch.empty_like(tokens)
 for d, mine in enumerate(arrived):
     done[mine] = tokens[mine] @ experts[d]  # all_to_all: and back home
 print((done - whole).abs().max(), [int((home[m] != d).sum()) for d, m in enumerate(arrived)], "tokens moved")
-'''
+"""
 
 
 @lru_cache(maxsize=64)
@@ -53,7 +53,13 @@ def route(devices: int, k: int, seed: int) -> dict[str, Any]:
     for t in range(TOKENS):
         for e in chosen[t]:
             sent[int(home[t]), int(e)] += 1
-    return {"chosen": chosen, "home": home, "sent": sent, "error": float((got - whole).abs().max()), "load": sent.sum(0)}
+    return {
+        "chosen": chosen,
+        "home": home,
+        "sent": sent,
+        "error": float((got - whole).abs().max()),
+        "load": sent.sum(0),
+    }
 
 
 def bill(devices: int, k: int, tokens: int, hidden: int) -> tuple[int, int]:
@@ -75,13 +81,32 @@ def scene(learner: Learner, values: Values) -> Scene:
     rows = [(f"from GPU {i}", *(str(int(v)) for v in r)) for i, r in enumerate(c["sent"])]
     rows.append(("arrive", *(str(int(v)) for v in c["load"])))
     steps = (
-        Step("Tokens at home", f"{TOKENS} tokens lie on {n} devices. Each device also holds one expert. A small product, the router, picks {k} expert{'s' * (k > 1)} for each token: the number after the arrow.", svg(_home(c, n), "Tokens at home with their experts")),
-        Step("Who sends what", "Every device sends each other one the tokens that want its expert: an **all_to_all**. The diagonal stays at home.", table(("", *(f"to GPU {d}" for d in range(n))), rows)),
-        Step("Tokens at their experts", f"{moved} of {k * TOKENS} tokens travelled. The busiest expert has {busiest}, the mean is {mean:g}: the others wait for it.", svg(_away(c, n), "Tokens at their experts")),
-        Step("And back", f"A second all_to_all brings the results home. Against the same experts without devices the largest difference is **{c['error']:.0f}**.", svg(_home(c, n, back=True), "Results at home")),
-        Step("Expert or tensor parallel?", f"{n} devices, {k} experts a token, {units.count(tokens)} tokens of {hidden} numbers (Mixtral's width). Two all_to_alls send {units.traffic(expert)} per GPU and layer forward; cutting every expert and summing sends {units.traffic(tensor)}. The ratio is k/n = {k}/{n}: tokens that move need not be copied to all. But experts must be equally busy, and whole experts must fit.", svg(_bill(expert, tensor), "Bytes of expert and of tensor parallelism")),
+        Step("Tokens at home",
+            f"{TOKENS} tokens lie on {n} devices. Each device also holds one expert. A small product, the router, "
+            f"picks {k} expert{'s' * (k > 1)} for each token: the number after the arrow.", svg(column(_home(c, n), text("a token has the colour of the expert it wants first", 13, muted=True), gap=10), "Tokens at home with their experts")),
+        Step("Who sends what",
+            "Every device sends each other one the tokens that want its expert: an **all_to_all**. The diagonal "
+            "stays at home.", table(("", *(f"to GPU {d}" for d in range(n))), rows)),
+        Step("Tokens at their experts",
+            f"{moved} of {k * TOKENS} tokens travelled. The busiest expert has {busiest}, the mean is {mean:g}: "
+            "the others wait for it.", svg(_away(c, n), "Tokens at their experts")),
+        Step("And back",
+            "A second all_to_all brings the results home. Against the same experts without devices the largest "
+            f"difference is **{c['error']:.0f}**.", svg(_home(c, n, back=True), "Results at home")),
+        Step("Expert or tensor parallel?",
+            f"{n} devices, {k} experts a token, {units.whole(tokens)} tokens of {hidden} numbers (Mixtral's "
+            f"width). Two all_to_alls send {amount(expert)} per GPU and layer forward; cutting every expert and "
+            f"summing sends {amount(tensor)}. The ratio is k/n = {k}/{n}: tokens that move need not be copied to "
+            "all. But experts must be equally busy, and whole experts must fit.", svg(_bill(expert, tensor), "Bytes of expert and of tensor parallelism")),
     )  # fmt: skip
-    numbers = {"error": c["error"], "moved": moved, "busiest": busiest, "expert": expert, "tensor": tensor, "tokens": tokens}
+    numbers = {
+        "error": c["error"],
+        "moved": moved,
+        "busiest": busiest,
+        "expert": expert,
+        "tensor": tensor,
+        "tokens": tokens,
+    }
     return Scene(steps, numbers, reveal=4)
 
 
@@ -100,24 +125,37 @@ def _home(c: dict[str, Any], n: int, back: bool = False) -> Box:
 def _away(c: dict[str, Any], n: int) -> Box:
     frames = []
     for d in range(n):
-        tiles = [tile(36, 28, ("S", int(c["home"][t])), str(t), 13) for t in range(TOKENS) if d in c["chosen"][t].tolist()]
+        tiles = [
+            tile(36, 28, ("S", int(c["home"][t])), str(t), 13) for t in range(TOKENS) if d in c["chosen"][t].tolist()
+        ]
         frames.append(device(d, column(text(f"expert {d}", 13, 600), _grid(tiles, 4), gap=4)))
     return column(_rows(frames), text("a token has the colour of its home", 13, muted=True), gap=10)
 
 
 def _grid(tiles: list[Box], per: int) -> Box:
-    return column(*(row(*tiles[i : i + per], gap=3) for i in range(0, len(tiles), per)), gap=3) if tiles else text("none", 13, muted=True)
+    return (
+        column(*(row(*tiles[i : i + per], gap=3) for i in range(0, len(tiles), per)), gap=3)
+        if tiles
+        else text("none", 13, muted=True)
+    )
 
 
 def _rows(frames: list[Box]) -> Box:
-    per = max(1, int(650 // (max(f.width for f in frames) + 10)))
+    most = max(1, int(660 // (max(f.width for f in frames) + 10)))
+    per = -(-len(frames) // -(-len(frames) // most))  # rows of equal length
     return column(*(row(*frames[i : i + per], gap=10, align=0) for i in range(0, len(frames), per)), gap=10)
 
 
 def _bill(expert: int, tensor: int) -> Box:
     there = Part("tokens to experts", expert / 2, KIND_COLOURS["all_to_all"])
     back = Part("results back", expert / 2, KIND_COLOURS["all_to_all"], True)
-    return bars([Bar("expert parallel", (there, back)), Bar("tensor parallel", (Part("all_reduce", tensor, KIND_COLOURS["all_reduce"]),))], units.traffic)
+    return bars(
+        [
+            Bar("expert parallel", (there, back)),
+            Bar("tensor parallel", (Part("all_reduce", tensor, KIND_COLOURS["all_reduce"]),)),
+        ],
+        amount,
+    )
 
 
 def question(learner: Learner, values: Values) -> Question:
@@ -125,16 +163,23 @@ def question(learner: Learner, values: Values) -> Question:
     n, k = int(values["n"]), int(values["k"])
     load = learner.planner.workload
     expert, tensor = bill(n, k, load.batch * load.seq, int(ZOO["mixtral-8x7b"].config["hidden_size"]))
-    fact = f"{units.traffic(expert)} against {units.traffic(tensor)}: k/n = {k}/{n} of it."
+    fact = f"{amount(expert)} against {amount(tensor)}: k/n = {k}/{n} of it."
     options = ("Moving the tokens to the experts", "Cutting every expert and summing", "Both send the same")
     right = 2 if abs(expert - tensor) <= 8 else int(expert > tensor)
     wrong = tuple((o, fact) for i, o in enumerate(options) if i != right)
-    return asked(f"{n} devices, each token uses {k} expert{'s' * (k > 1)}. Which way sends less per layer forward?", (options[right], fact), wrong, right)
+    return asked(
+        f"{n} devices, each token uses {k} expert{'s' * (k > 1)}. Which way sends less per layer forward?",
+        (options[right], fact),
+        wrong,
+        right,
+    )
 
 
 LESSON = Lesson(
     12, "Mixture of experts", "Each token uses few of many experts, so move the tokens and leave the experts where they are.",
-    ("In a mixture of experts the MLP exists many times, and a router sends each token through a few of them. The weights are many, the work per token is small.",),
+    (
+        "In a mixture of experts the MLP exists many times, and a router sends each token through a few of them. "
+        "The weights are many, the work per token is small.",),
     (
         ("Expert", "one of many MLPs of a layer; a router picks some for each token"),
         ("All-to-all", "each device sends a different slice to each other one"),

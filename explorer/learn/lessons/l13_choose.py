@@ -10,7 +10,7 @@ import numpy as np
 from explorer import units
 from explorer.learn.charts import WIDTH
 from explorer.learn.draw import Box, at, column, row, svg, table, text, tile
-from explorer.learn.learner import STANDARD, Learner
+from explorer.learn.learner import STANDARD, Learner, standard
 from explorer.learn.lesson import Choice, Control, Lesson, Question, Scene, Step, Values, asked
 from explorer.palette import COMMUNICATION, COMPUTE
 from planner_core.candidates import Candidates, matrices, score
@@ -19,9 +19,9 @@ from planner_core.mesh import DeviceMesh
 
 WEIGHTS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 LETTERS = ("R", "S(0)", "S(1)")
-NAMES = {"R": "R whole", "S(0)": "S(0) outputs", "S(1)": "S(1) inputs"}
+NAMES: dict[Choice, str] = {"R": "R whole", "S(0)": "S(0) outputs", "S(1)": "S(1) inputs"}
 START = dict(zip(WEIGHTS, ("S(0)", "S(0)", "S(0)", "R", "S(0)", "R", "R"), strict=True))
-CODE = '''\
+CODE = """\
 import torch
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
@@ -35,7 +35,7 @@ plan = {
 # on real GPUs: parallelize_module(block, mesh, plan)
 weight = torch.empty(14336, 4096)  # gate_proj of Llama-3-8B: [out, in], so S(0) cuts outputs
 print(len(plan), 3 ** len(plan), weight.chunk(8, dim=0)[0].shape)
-'''
+"""
 
 
 def suited(learner: Learner) -> tuple[Learner, str, str]:
@@ -43,8 +43,7 @@ def suited(learner: Learner) -> tuple[Learner, str, str]:
     for name, block in learner.graph.blocks.items():
         if tuple(_short(block.values[w].name) for w in matrices(block)) == WEIGHTS:
             return learner, name, ""
-    other = Learner(replace(learner.request, model=STANDARD, batch=None, seq=None, layers=None))
-    found, name, _ = suited(other)
+    found, name, _ = suited(standard(learner))
     return found, name, f"{learner.graph.name} has no block with these seven weights, so this lesson uses {STANDARD}."
 
 
@@ -84,15 +83,36 @@ def scene(learner: Learner, values: Values) -> Scene:
     best = best_within(found, mine)
     comm, memory = found.comm_s, found.memory_bytes
     can = bool(np.isfinite(comm[mine]))
-    own = f"{units.seconds(float(comm[mine]))} of communication and {units.memory(float(memory[mine]))} per layer and GPU" if can else "a choice that cannot run here, because a split would not be even"
+    own = (
+        f"{units.seconds(float(comm[mine]))} of communication and {units.memory(float(memory[mine]))} per layer and GPU"
+        if can
+        else "a choice that cannot run here, because a split would not be even"
+    )
     worse = _worse(float(comm[mine]), float(comm[best])) if can else "Change one of the weights"
-    fewer = int(((comm <= comm[mine]) & (memory <= memory[mine]) & ((comm < comm[mine]) | (memory < memory[mine]))).sum())
+    fewer = int(
+        ((comm <= comm[mine]) & (memory <= memory[mine]) & ((comm < comm[mine]) | (memory < memory[mine]))).sum()
+    )
     steps = (
-        Step("Your placements", f"One block of {learner.graph.name} on {devices} GPUs. Weights are [outputs, inputs]: S(0) is a cut by columns in the words of lesson 2, S(1) by rows. Whatever the planner must move to make your choice right, it moves as cheaply as possible.", svg(_weights(values, devices), "Your placement of the seven weights")),
-        Step("All choices", f"Every dot is one of {units.whole(found.scored)} choices that can run (of {units.whole(found.space)}). Yours: {own}. {units.whole(fewer)} are better in both.", svg(_cloud(found, mine, best), "All candidates by communication and memory")),
-        Step("The optimum", f"With no more memory than yours, the least communication is **{units.seconds(float(comm[best]))}**. {worse}.", _side_by_side(found, values, best)),
+        Step("Your placements",
+            f"One block of {learner.graph.name} on {devices} GPUs. Weights are [outputs, inputs]: S(0) is a cut "
+            "by columns in the words of lesson 2, S(1) by rows. Whatever the planner must move to make your "
+            "choice right, it moves as cheaply as possible.", svg(_weights(values, devices), "Your placement of the seven weights")),
+        Step("All choices",
+            f"Every dot is one of {units.whole(found.scored)} choices that can run (of "
+            f"{units.whole(found.space)}). Yours: {own}. {units.whole(fewer)} are better in both.", svg(_cloud(found, mine, best), "All candidates by communication and memory")),
+        Step("The optimum",
+            f"With no more memory than yours, the least communication is **{units.seconds(float(comm[best]))}**. "
+            f"{worse}.", _side_by_side(found, values, best)),
     )  # fmt: skip
-    numbers = {"mine_s": float(comm[mine]), "mine_bytes": float(memory[mine]), "best_s": float(comm[best]), "best_bytes": float(memory[best]), "better": fewer, "space": found.space, "scored": found.scored}
+    numbers = {
+        "mine_s": float(comm[mine]),
+        "mine_bytes": float(memory[mine]),
+        "best_s": float(comm[best]),
+        "best_bytes": float(memory[best]),
+        "better": fewer,
+        "space": found.space,
+        "scored": found.scored,
+    }
     return Scene(steps, numbers, reveal=1, note=note)
 
 
@@ -123,24 +143,45 @@ def _cloud(found: Candidates, mine: int, best: int) -> Box:
     ok = np.isfinite(x) & np.isfinite(y)
     left, top, width, height = 64.0, 12.0, WIDTH - 80, 250.0
     xs, ys = (0.0, float(x[ok].max()) * 1.04 or 1.0), (0.0, float(y[ok].max()) * 1.08)
-    px = lambda v: left + (v - xs[0]) / (xs[1] - xs[0]) * width  # noqa: E731
-    py = lambda v: top + height - (v - ys[0]) / (ys[1] - ys[0]) * height  # noqa: E731
+
+    def px(v: float) -> float:
+        return left + (v - xs[0]) / (xs[1] - xs[0]) * width
+
+    def py(v: float) -> float:
+        return top + height - (v - ys[0]) / (ys[1] - ys[0]) * height
+
     spots = {(round(float(px(a))), round(float(py(b)))) for a, b in zip(x[ok], y[ok], strict=True)}
     parts = [f'<path d="M{left} {top}V{top + height}H{left + width}" stroke="#8a97a3" fill="none"/>']
     parts += [f'<circle cx="{a}" cy="{b}" r="2.6" fill="#8a97a3" fill-opacity="0.5"/>' for a, b in sorted(spots)]
     front = np.flatnonzero(found.on_front)
     front = front[np.argsort(x[front])]
-    parts.append(f'<path d="M{"L".join(f"{px(x[i]):.1f} {py(y[i]):.1f}" for i in front)}" fill="none" stroke="{COMPUTE}" stroke-width="2"/>')
+    parts.append(
+        f'<path d="M{"L".join(f"{px(x[i]):.1f} {py(y[i]):.1f}" for i in front)}" fill="none" '
+        f'stroke="{COMPUTE}" stroke-width="2"/>'
+    )
     parts += [f'<circle cx="{px(x[i]):.1f}" cy="{py(y[i]):.1f}" r="4" fill="{COMPUTE}"/>' for i in front]
     labelled = [(best, "optimum", COMPUTE, 22.0)] + ([(mine, "yours", COMMUNICATION, -12.0)] if ok[mine] else [])
     for i, word, colour, down in labelled:
         cx, cy = float(px(x[i])), float(py(y[i]))
         parts.append(f'<circle cx="{cx:.1f}" cy="{cy:.1f}" r="9" fill="none" stroke="{colour}" stroke-width="3"/>')
         parts.append(at(min(cx + 10, WIDTH - 60), cy + down - 8, text(word, 14, 600)))
-    parts += [f'<text x="{left - 6}" y="{py(v) + 4:.1f}" font-size="12" text-anchor="end" fill="currentColor">{units.significant(v)}</text>' for v in (0.0, ys[1] / 2, ys[1])]
-    parts += [f'<text x="{px(v):.1f}" y="{top + height + 18:.0f}" font-size="12" text-anchor="middle" fill="currentColor">{units.significant(v)}</text>' for v in (xs[1] / 2, xs[1] * 0.97)]
+    parts += [
+        f'<text x="{left - 6}" y="{py(v) + 4:.1f}" font-size="12" text-anchor="end" '
+        f'fill="currentColor">{units.significant(v)}</text>'
+        for v in (0.0, ys[1] / 2, ys[1])
+    ]
+    parts += [
+        f'<text x="{px(v):.1f}" y="{top + height + 18:.0f}" font-size="12" text-anchor="middle" '
+        f'fill="currentColor">{units.significant(v)}</text>'
+        for v in (xs[1] / 2, xs[1] * 0.97)
+    ]
     chart = Box(WIDTH, top + height + 24, "".join(parts))
-    return column(text("memory per layer and GPU, GiB", 13, muted=True), chart, text("communication per layer, ms; the line is the front: no choice is better in both", 13, muted=True), gap=6)
+    return column(
+        text("memory per layer and GPU, GiB", 13, muted=True),
+        chart,
+        text("communication per layer, ms; the line is the front: no choice is better in both", 13, muted=True),
+        gap=6,
+    )
 
 
 def _side_by_side(found: Candidates, values: Values, best: int) -> str:
@@ -164,13 +205,20 @@ def question(learner: Learner, values: Values) -> Question:
         right = 1 if own <= least * (1 + 1e-9) else 2 if own <= 1.5 * least else 3
         fact = f"Yours takes {units.seconds(own)} a layer, the best with no more memory {units.seconds(least)}."
     wrong = tuple((o, fact) for i, o in enumerate(options) if i != right)
-    return asked("Predict before you look: how does your choice compare with the best that needs no more memory?", (options[right], fact), wrong, right)
+    return asked(
+        "Predict before you look: how does your choice compare with the best that needs no more memory?",
+        (options[right], fact),
+        wrong,
+        right,
+    )
 
 
 def cases(learner: Learner, values: Values) -> list[tuple[str, dict[str, Choice]]]:
     """For a file: the learner's own choice and three that are worth knowing."""
     found, block, _ = suited(learner)
-    best = scored(found, block, int(values["t"])).choice[best_within(scored(found, block, int(values["t"])), index(values))]
+    best = scored(found, block, int(values["t"])).choice[
+        best_within(scored(found, block, int(values["t"])), index(values))
+    ]
     letters = {
         "your own placement": [str(values[w]) for w in WEIGHTS],
         "columns, then rows (Megatron-LM)": ["S(0)", "S(0)", "S(0)", "S(1)", "S(0)", "S(0)", "S(1)"],

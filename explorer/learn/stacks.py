@@ -1,0 +1,47 @@
+"""Memory of one GPU of a node whose GPUs split every weight, by the planner: Megatron-LM's plan, or the smallest there is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+from explorer.learn.learner import Learner
+from planner_core.assemble import assemble
+from planner_core.mesh import DeviceMesh
+from planner_core.methods import BASELINES
+from planner_core.price import price
+from planner_core.problem import Problem
+from planner_core.search import least_memory, search
+from planner_core.solve import Assignment
+
+BY_METHOD = {b.method: b for b in BASELINES}
+
+
+@lru_cache(maxsize=256)
+def expert(learner: Learner, devices: int, sequence: bool = False) -> dict[str, int] | None:
+    """Bytes by kind at the fullest moment under Megatron-LM (with sequence parallelism), None where the model's heads or
+    tokens do not divide by `devices`."""
+    problem = _problem(learner, devices, "megatron-sp" if sequence else "megatron")
+    found = search(problem, objective="time").assignment if problem else None
+    return _memory(learner, problem, found) if problem and found else None
+
+
+@lru_cache(maxsize=256)
+def smallest(learner: Learner, devices: int) -> dict[str, int]:
+    """The same for the plan that needs the least memory, whatever it splits."""
+    problem = _problem(learner, devices, "")
+    found = least_memory(problem) if problem else None
+    assert problem and found, "a plan that replicates everything can always run"
+    return _memory(learner, problem, found)
+
+
+def _problem(learner: Learner, devices: int, method: str) -> Problem | None:
+    level = replace(learner.cluster.levels[0], size=devices)
+    planner = replace(learner.planner, cluster=replace(learner.cluster, levels=(level,)))
+    mesh = DeviceMesh(("tensor",), (devices,))
+    restrict = BY_METHOD[method].restrict(planner.graph, mesh) if method else None
+    return planner.problem(mesh, restrict, zero=0) if restrict or not method else None
+
+
+def _memory(learner: Learner, problem: Problem, found: Assignment) -> dict[str, int]:
+    return dict(price(assemble(problem, found), learner.graph, problem.model).memory_bytes)

@@ -1,0 +1,390 @@
+"""Every worked number of the lessons, computed again without the lesson; pictures, snippets, words and files."""
+
+import contextlib
+import io
+import itertools
+import math
+import re
+from dataclasses import replace
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from explorer.learn import address, draw, export
+from explorer.learn.learner import Learner
+from explorer.learn.lesson import Lesson
+from explorer.learn.lessons import (
+    LESSONS,
+    l02_cuts,
+    l03_placements,
+    l04_collectives,
+    l05_mlp,
+    l06_heads,
+    l07_sequence,
+    l08_backward,
+    l10_topology,
+    l11_two_dims,
+    l12_experts,
+    l13_choose,
+)
+from planner_core.models import load_snapshot
+from planner_core.pipeline import Request
+
+LLAMA = Learner(Request("llama-3-8b"))
+PARAMS = 8_030_261_248
+LAYERS, HIDDEN, INNER, SEQ, BATCH = 32, 4096, 14336, 4096, 16
+every = pytest.mark.parametrize("lesson", LESSONS, ids=lambda x: f"lesson{x.number}")
+
+
+def numbers(number: int, **values: int | str) -> dict[str, float]:
+    lesson = LESSONS[number - 1]
+    return dict(lesson.scene(LLAMA, {**lesson.defaults(), **values}).numbers)
+
+
+# --- the worked numbers ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batch", [1, 4, 16])
+def test_1_memory_of_weights_gradients_and_adamw(batch: int) -> None:
+    found = numbers(1, batch=batch)
+    assert found["1_params"] == 2 * PARAMS
+    assert found["1_optimizer"] == 2 * 2 * PARAMS
+    fits = []
+    for n in (1, 2, 4, 8):
+        parts = [found[f"{n}_{k}"] for k in ("params", "grads", "optimizer", "activations", "buffers")]
+        assert sum(parts) == found[f"{n}_peak"]
+        assert found[f"{n}_params"] == pytest.approx(2 * PARAMS / n, rel=1e-3)  # norms are too small to matter
+        fits += [n] if found[f"{n}_peak"] <= 80e9 else []
+    assert found["fits_from"] == (fits[0] if fits else 0)
+    # what one layer keeps at least: its input, in bf16
+    assert found["1_activations"] > LAYERS * batch * SEQ * HIDDEN * 2
+
+
+@pytest.mark.parametrize("cut, devices, seed", list(itertools.product(("columns", "rows"), (2, 4), range(8))))
+def test_2_pieces_make_the_product(cut: str, devices: int, seed: int) -> None:
+    c = l02_cuts.compute(cut, devices, seed)
+    x, w = np.array(c["x"].tolist()), np.array(c["w"].tolist())
+    step = 4 // devices
+    for r, piece in enumerate(c["pieces"]):
+        cols = slice(r * step, (r + 1) * step)
+        want = x @ w[:, cols] if cut == "columns" else x[:, cols] @ w[cols]
+        assert np.array_equal(np.array(piece.tolist()), want)
+    assert np.array_equal(np.array(c["joined"].tolist()), x @ w)
+    found = numbers(2, cut=cut, devices=devices, seed=seed)
+    assert found["error"] == 0
+    assert found["y00"] == (x @ w)[0, 0]
+
+
+MOVES = {
+    ("P", "R"): ("all_reduce", lambda n: 2 * (n - 1) / n), ("P", "S"): ("reduce_scatter", lambda n: (n - 1) / n),
+    ("S", "R"): ("all_gather", lambda n: (n - 1) / n), ("S", "S"): ("all_to_all", lambda n: (n - 1) / n**2),
+    ("R", "S"): ("", lambda n: 0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("n", [2, 4])
+@pytest.mark.parametrize("case", range(len(l03_placements.CASES)))
+def test_3_redistributions_give_the_tensor_and_cost_what_the_formulas_say(case: int, n: int) -> None:
+    src, dst = l03_placements.CASES[case]
+    name, share = MOVES[src[0], dst[0]]
+    assert l03_placements.collective(src, dst) == name
+    assert numbers(3, case=case, devices=n)["sent"] == math.floor(share(n) * 4 * 4 * 4)
+    whole, before = l03_placements.hold(src, n, case + 1)
+    want = np.array(whole.tolist())
+    after = l03_placements.move(before, l03_placements.parse_placement(src), l03_placements.parse_placement(dst))
+    slices = np.split(want, n, axis=int(dst[2])) if dst[0] == "S" else [want] * n
+    assert all(np.array_equal(np.array(a.tolist()), s) for a, s in zip(after, slices, strict=True))
+    if src == "P":
+        assert np.array_equal(sum(np.array(t.tolist()) for t in before), want)
+        assert not np.array_equal(np.array(before[0].tolist()), want)
+
+
+@pytest.mark.parametrize("n", range(2, 9))
+def test_4_the_ring_sums_and_sends_what_the_formula_says(n: int) -> None:
+    states = l04_collectives.ring(n)
+    total = np.array(states[0]["data"].tolist()).sum(0)
+    assert len(states) == 2 * (n - 1) + 1
+    assert np.array_equal(np.array(states[-1]["data"].tolist()), np.tile(total, (n, 1)))
+    half = states[n - 1]
+    own = [(r + 1) % n for r in range(n)]
+    assert [float(half["data"][r, c]) for r, c in enumerate(own)] == [total[c] for c in own]
+    found = numbers(4, n=n, bytes=2**26)
+    assert found["wire"] == 2 * (n - 1) * 2**26 // n
+    assert found["moved"] == pytest.approx(found["wire"], abs=1)
+    assert found["half"] == (n - 1) * 2**26 // n
+    ring = 4e-6 + 2 * (n - 1) * 3e-6 + 2 * (n - 1) / n * 2**26 / (0.8 * 450e9)
+    tree = 4e-6 + 2 * math.ceil(math.log2(n)) * 3e-6 + 2 * 2**26 / (0.8 * 450e9)
+    assert found["seconds"] == pytest.approx(min(ring, tree))
+    assert found["crossover"] == pytest.approx((4e-6 + 2 * (n - 1) * 3e-6) * 0.8 * 450e9 * n / (2 * (n - 1)))
+
+
+def gelu(x: np.ndarray) -> np.ndarray:
+    return x * 0.5 * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_5_gelu_may_follow_columns_and_not_a_partial_sum(seed: int) -> None:
+    c = l05_mlp.compute("columns", seed)
+    x, a, b = (np.array(c[k].tolist()) for k in ("x", "a", "b"))
+    z = gelu(x @ a) @ b
+    assert np.allclose(np.array(c["got"].tolist()), z, atol=1e-12)
+    assert c["error"] < 1e-12 and c["grad_error"] < 1e-12
+    bad = (gelu(x[:, :2] @ a[:2]) + gelu(x[:, 2:] @ a[2:])) @ b
+    found = numbers(5, first="rows", seed=seed)
+    assert found["error"] == pytest.approx(np.abs(bad - z).max())
+    assert found["error"] > 0.01 and found["mended"] < 1e-12
+
+
+@pytest.mark.parametrize("t", l06_heads.DEGREES)
+def test_6_heads_divide_or_not(t: int) -> None:
+    found = numbers(6, t=t)
+    even = 32 % t == 0 and 8 % t == 0
+    assert (found["heads"], found["kv"], bool(found["even"])) == (32, 8, even)
+    assert (0 <= found["error"] < 1e-12) if even else found["error"] == -1
+    assert bool(l06_heads.refusal(8, t)) == bool(8 % t)
+
+
+@pytest.mark.parametrize("n", [2, 4, 8])
+def test_7_same_bytes_less_memory_and_the_loss(n: int) -> None:
+    found = numbers(7, n=n)
+    size = BATCH * SEQ * HIDDEN * 2
+    assert found["all_reduce"] == 2 * (n - 1) * size // n == found["reduce_scatter"] + found["all_gather"]
+    assert found["split"] < found["plain"]
+    assert found["logits"] == (n - 1) * BATCH * SEQ * 128256 * 2 // n
+    assert found["small"] == 3 * (2 * (n - 1) * BATCH * SEQ * 4 // n)
+    c = l07_sequence.loss(n)
+    logits, target = np.array(c["logits"].tolist()), np.array(c["target"].tolist())
+    want = np.mean(np.log(np.exp(logits).sum(1)) - logits[np.arange(len(target)), target])
+    assert c["got"] == pytest.approx(want) and found["error"] < 1e-12
+
+
+@pytest.mark.parametrize("way, seed", list(itertools.product(l08_backward.WAYS, range(6))))
+def test_8_gradients_of_the_pieces(way: str, seed: int) -> None:
+    c = l08_backward.compute(way, seed)
+    whole = l08_backward.compute("data", seed)
+    x = np.concatenate([np.array(t.tolist()) for t in whole["xs"]])
+    w = np.array(whole["ws"][0].tolist())
+    assert np.array_equal(np.array(c["gw"].tolist()), 2 * x.T @ x @ w)  # of the sum of squares of X W
+    assert np.array_equal(np.array(c["gx"].tolist()), 2 * x @ w @ w.T)
+    cut = l08_backward.WAYS[way]
+    for grads, want, placement in (
+        (c["grads_w"], 2 * x.T @ x @ w, cut.grad_w),
+        (c["grads_x"], 2 * x @ w @ w.T, cut.grad_x),
+    ):
+        got = [np.array(g.tolist()) for g in grads]
+        joined = np.concatenate(got, int(placement[2])) if placement[0] == "S" else got[0] + got[1]
+        assert np.array_equal(joined, want)
+        assert placement != "P" or not np.array_equal(got[0], want)
+    assert numbers(8, way=way, seed=seed)["error"] == 0
+
+
+def test_9_folding_counts() -> None:
+    found = numbers(9)
+    assert found["matrices"] == 32 * 7 + 2
+    assert found["folded"] == 3**7 + 3**2
+    assert found["log10_unfolded"] == pytest.approx(226 * math.log10(3))
+    assert found["copies"] == 32
+    assert numbers(9, least=64)["shared"] == 0  # 32 layers are fewer than 64
+
+
+def test_9_folding_of_another_model() -> None:
+    t5 = Learner(Request("t5-large"))
+    found = LESSONS[8].scene(t5, LESSONS[8].defaults()).numbers
+    assert found["folded"] - 3 ** found["top"] == 3**6 + 3**10  # encoder and decoder block (TAP's poster)
+
+
+@pytest.mark.parametrize("batch", [2, 16, 64])
+def test_10_volume_and_time_inside_and_across(batch: int) -> None:
+    found = numbers(10, batch=batch)
+    size = int(batch / 2 * SEQ * HIDDEN * 2)
+    assert found["size"] == size
+    volume = 4 * LAYERS * (2 * 7 * size // 8) + 2 * PARAMS // 8
+    assert found["volume"] == found["far_volume"] == pytest.approx(volume, abs=2)
+    bw = 0.8 * 450e9
+    ring = 4e-6 + 14 * 3e-6 + 14 / 8 * size / bw
+    tree = 4e-6 + 6 * 3e-6 + 2 * size / bw
+    near = next(o for o in l10_topology.options(LLAMA, batch) if o.tensor == 8 and o.inside)
+    assert near.tensor_s == pytest.approx(4 * LAYERS * min(ring, tree))
+    assert found["ratio"] == pytest.approx(found["far_s"] / found["near_s"])
+    assert (found["ratio"] > 1) == (batch >= 16)  # of a small batch the gradients are the larger part
+    options = l10_topology.options(LLAMA, batch)
+    by_volume, by_time = l10_topology.choices(LLAMA, batch)
+    assert all(by_time.seconds <= o.seconds and by_volume.volume <= o.volume for o in options)
+
+
+@pytest.mark.parametrize(
+    "n, mesh",
+    [
+        (4, (4, 1)),
+        (8, (4, 2)),
+        (16, (8, 2)),
+        (32, (8, 4)),
+        (64, (16, 4)),
+        (128, (16, 8)),
+        (256, (32, 8)),
+        (512, (32, 16)),
+    ],
+)
+def test_11_best_mesh_is_the_papers(n: int, mesh: tuple[int, int]) -> None:
+    found = numbers(11, n=n, ratio=1)
+    assert (found["d1"], found["d2"]) == mesh
+    bracket = mesh[0] - 1 + 3 * (mesh[1] - 1)
+    assert found["best_s"] == pytest.approx(8 * LAYERS * BATCH * SEQ * HIDDEN * 2 / n * bracket / (0.8 * 450e9))
+    assert found["megatron_s"] == pytest.approx(8 * LAYERS * BATCH * SEQ * HIDDEN * 2 / n * (n - 1) / (0.8 * 450e9))
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 4, 8])
+def test_11_chunk_overlap_and_tiles(chunks: int) -> None:
+    found = numbers(11, chunks=chunks)
+    g, a = found["compute_s"], found["comm_s"]
+    assert found["end_s"] == pytest.approx((g + a + (chunks - 1) * max(g, a)) / chunks)
+    assert found["error"] == 0
+    for kind in ("column-first", "row-first"):
+        c = l11_two_dims.tile_product(kind)
+        want = np.array(c["x"].tolist()) @ np.array(c["w"].tolist())
+        terms = {k: np.array(v.tolist()) for k, v in c["terms"].items()}
+        halves = [terms[i, 0] + terms[i, 1] if kind == "column-first" else terms[0, i] + terms[1, i] for i in (0, 1)]
+        assert np.array_equal(np.concatenate(halves, 1), want)
+
+
+@pytest.mark.parametrize("n, k, seed", list(itertools.product((2, 4, 8), (1, 2), range(3))))
+def test_12_tokens_travel_and_come_home(n: int, k: int, seed: int) -> None:
+    found = numbers(12, n=n, k=k, seed=seed)
+    c = l12_experts.route(n, k, seed)
+    home = [t * n // 16 for t in range(16)]
+    wants = c["chosen"].tolist()
+    assert found["moved"] == sum(e != home[t] for t in range(16) for e in wants[t])
+    assert found["busiest"] == max(sum(e in w for w in wants) for e in range(n))
+    assert found["error"] == 0
+    size = BATCH * SEQ * 4096 * 2
+    assert found["expert"] == 2 * ((n - 1) * k * size // n**2)
+    assert found["tensor"] == 2 * (n - 1) * size // n
+
+
+def test_13_the_optimum_among_all() -> None:
+    lesson = LESSONS[12]
+    for letters in (("S(0)", "S(0)", "S(0)", "S(1)", "S(0)", "S(0)", "S(1)"), ("R",) * 7, ("S(1)",) * 7):
+        values = {**lesson.defaults(), **dict(zip(l13_choose.WEIGHTS, letters, strict=True))}
+        found = l13_choose.scored(LLAMA, "LlamaDecoderLayer", 4)
+        mine = l13_choose.index(values)
+        assert tuple(l13_choose.LETTERS[i] for i in found.choice[mine]) == letters
+        shown = lesson.scene(LLAMA, values).numbers
+        allowed = [i for i in range(3**7) if found.memory_bytes[i] <= shown["mine_bytes"]]
+        assert shown["best_s"] == min(found.comm_s[i] for i in allowed)
+        better = [
+            i for i in range(3**7)
+            if found.comm_s[i] <= shown["mine_s"] and found.memory_bytes[i] <= shown["mine_bytes"]
+            and (found.comm_s[i], found.memory_bytes[i]) != (shown["mine_s"], shown["mine_bytes"])
+        ]  # fmt: skip
+        assert shown["better"] == len(better)
+        assert (shown["space"], shown["mine_s"]) == (2187, found.comm_s[mine])
+
+
+# --- every lesson ----------------------------------------------------------------------------------
+
+
+def settings_of(lesson: Lesson) -> list[dict[str, int | str]]:
+    """The defaults, then each control at each of its options."""
+    found = [lesson.defaults()]
+    for control in lesson.controls:
+        found += [{**lesson.defaults(), control.key: o} for o in control.options if o != control.default]
+    return found
+
+
+@every
+def test_steps_pictures_and_questions_at_every_setting(lesson: Lesson) -> None:
+    for values in settings_of(lesson):
+        scene, question = lesson.scene(LLAMA, values), lesson.question(LLAMA, values)
+        assert 1 <= scene.reveal < len(scene.steps), values
+        assert len(set(question.options)) == len(question.options) == len(question.why) >= 2, values
+        assert 0 <= question.answer < len(question.options)
+        assert all(math.isfinite(v) for v in scene.numbers.values()), values
+        for step in scene.steps:
+            ElementTree.fromstring(step.picture.replace("<tr class=mark>", "<tr>"))
+            assert step.says and step.title and "nan" not in step.says
+            label = re.search(r'aria-label="([^"]*)"', step.picture)
+            assert "<table" in step.picture or (label and label[1])
+
+
+@every
+def test_the_snippet_runs(lesson: Lesson) -> None:
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        exec(compile(lesson.code, f"lesson {lesson.number}", "exec"), {"__name__": "__main__"})
+    assert len(lesson.code.splitlines()) <= 25
+    assert lesson.number != 5 or float(re.findall(r"tensor\(([\d.e+-]+)", out.getvalue())[1]) > 0.01
+
+
+def test_course() -> None:
+    assert [x.number for x in LESSONS] == list(range(1, 14))
+    terms = [t.lower() for x in LESSONS for t, _ in x.terms]
+    assert len(set(terms)) == len(terms), "a word is defined once"
+    assert all(x.terms for x in LESSONS)
+
+
+@pytest.mark.parametrize("model", ["resnet50-100k", "vit-large", "gpt2-xl", "t5-large", "mixtral-8x7b", "bert-large"])
+def test_every_lesson_has_something_to_show_for_other_models(model: str) -> None:
+    learner = Learner(Request(model, cluster="1x4-a100-pcie"))
+    for lesson in LESSONS:
+        scene = lesson.scene(learner, lesson.defaults())
+        assert lesson.question(learner, lesson.defaults()).options
+        if model == "resnet50-100k" and lesson.number in (6, 7, 10, 11, 13):
+            assert "resnet" in scene.note
+
+
+def test_a_users_own_model_is_shown() -> None:
+    """What the explorer captured from a user's config serves as the learner's model."""
+    own = replace(load_snapshot("gpt2-xl"), name="<b>mine</b>")
+    learner = Learner(Request("own-0123"), load=lambda request: own)
+    scene = LESSONS[0].scene(learner, LESSONS[0].defaults())
+    assert scene.numbers["params"] == own.num_params
+
+
+def test_text_in_pictures_is_escaped() -> None:
+    box = draw.column(draw.text("<script>"), draw.tile(10, 10, ("P", 1), "a&b"), draw.titled(draw.Box(1, 1), '"<x>'))
+    picture = draw.svg(box, '"<alt>')
+    ElementTree.fromstring(picture)
+    assert "<script" not in picture and "<alt>" not in picture
+    assert "<i>" not in draw.table(("<i>",), [("<i>",)])
+
+
+def test_looks_differ_without_colour() -> None:
+    shard, partial, whole = (draw.tile(30, 20, (k, 0 if k != "R" else None)).body for k in "SPR")
+    assert "<path" in partial and "<path" not in shard + whole
+    assert draw.hatch(30, 20, "#000000").count("M") > 4
+
+
+# --- the address and the files ---------------------------------------------------------------------
+
+
+@every
+def test_the_address_comes_back(lesson: Lesson) -> None:
+    for values in settings_of(lesson):
+        text = address.write(lesson, values, 2)
+        assert address.read(text) == (lesson, values, 2, [])
+
+
+@pytest.mark.parametrize(
+    "bad", [{"lesson": "99"}, {"lesson": "²"}, {"lesson": "2", "with": "cut:sideways"}, {"lesson": "2", "with": "x"}]
+)
+def test_a_bad_address_is_told(bad: dict[str, str]) -> None:
+    lesson, values, step, problems = address.read(bad)
+    assert len(problems) == 1 and values == lesson.defaults() and step == 0
+
+
+@every
+def test_the_file_holds_everything_and_asks_nobody(lesson: Lesson) -> None:
+    page = export.page(lesson, LLAMA, lesson.defaults())
+    assert not re.search(r"(?:src|href)\s*=|https?://(?!www\.w3\.org)|@import|url\(", page)
+    assert "{{" not in page.split("<script")[0]
+    assert page.count('"picture"') >= 3
+    assert lesson.title.replace("'", "&#x27;") in page
+
+
+def test_file_names_and_cases() -> None:
+    assert export.file_name(LESSONS[4]) == "05-column-then-row.html"
+    names = [n for n, _ in export.cases(LESSONS[12], LLAMA, LESSONS[12].defaults())]
+    assert len(names) == 4
+    assert len(export.cases(LESSONS[3], LLAMA, LESSONS[3].defaults())) == 7
+    assert export.inline("a <b> `c<d` **e**") == "a &lt;b&gt; <code>c&lt;d</code> <strong>e</strong>"
