@@ -239,7 +239,17 @@ def _to_top(
         missing = mine[at] != theirs
         if missing.any():  # states that this run cannot take
             out[(slice(None),) * position + (missing,)] = np.inf
-    return tuple(axes.top[n] for n in names), out
+    return _once(tuple(axes.top[n] for n in names), out)
+
+
+def _once(names: tuple[str, ...], table: Floats) -> Table:
+    """A table in which each variable stands once: a block may be given one tensor in two places."""
+    for j in range(len(names)):
+        i = names.index(names[j])
+        if i < j:
+            table = np.moveaxis(np.diagonal(table, axis1=i, axis2=j), -1, i)
+            return _once((*names[:j], *names[j + 1 :]), table)
+    return names, table
 
 
 def _inside(compiled: Compiled, link: Elimination, at: Mapping[str, int]) -> dict[str, int]:
