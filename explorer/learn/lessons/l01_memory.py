@@ -11,6 +11,7 @@ from explorer.learn.draw import svg
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
 from explorer.palette import MEMORY_COLOURS, MEMORY_KINDS, MEMORY_NAMES
+from planner_core.graph import Graph
 
 BATCHES = (1, 2, 4, 8, 16)
 CODE = """\
@@ -55,43 +56,8 @@ def scene(learner: Learner, values: Values) -> Scene:
     room = learner.cluster.gpu.memory_bytes
     limit = (float(room), f"{learner.cluster.gpu.name}: {units.memory(room)}")
     whole, graph = memory(learner, batch, 1)[0], learner.graph
-    numbers: dict[str, float] = {"room": room, "params": graph.num_params, **{f"1_{k}": v for k, v in whole.items()}}
-    stays = {"params": whole["params"], "grads": whole["params"], "optimizer": whole["optimizer"]}
-    says = (
-
-            f"{graph.name} has {units.count(graph.num_params)} parameters. At "
-            f"{units.significant(whole['params'] / graph.num_params)} bytes each its weights take "
-            f"{units.memory(whole['params'])}.",
-        f"The backward pass gives every weight a gradient of the same size: {units.memory(stays['grads'])} more.",
-
-            f"The optimizer remembers running averages for every weight: {units.memory(stays['optimizer'])} more. "
-            "These three are there at the end of every step, whatever the batch.",
-    )  # fmt: skip
-    steps = []
-    for k in range(3):
-        shown = tuple(_part(stays, kind) for kind in list(stays)[: k + 1])
-        told = sum(p.value for p in shown)
-        fit = "" if told <= room else f" That is {units.memory(told - room)} more than one GPU has."
-        steps.append(
-            Step(
-                MEMORY_NAMES[MEMORY_KINDS[k]].capitalize(),
-                says[k] + fit,
-                _picture([("end of a step", shown, _mark(told, room))], limit),
-            )
-        )
-    bars_now = [
-        ("end of a step", tuple(_part(stays, k) for k in stays), ""),
-        ("fullest moment", _stack(whole), _mark(whole["peak"], room)),
-    ]
-    steps.append(
-        Step(
-            "Activations",
-            f"Autograd keeps what forward computed: {units.memory(whole['activations'])} for a batch of "
-            f"{batch}. They grow with the batch. As the backward pass uses them up, gradients take their "
-            "place; the GPU must have room for the fullest moment.",
-            _picture(bars_now, limit),
-        )
-    )
+    numbers: dict[str, float] = {"room": room, "params": graph.num_params}
+    steps = _one_gpu(graph, whole, batch, limit)
     rows, uneven = [], []
     for n in sizes(learner):
         found, usual = memory(learner, batch, n)
@@ -99,19 +65,45 @@ def scene(learner: Learner, values: Values) -> Scene:
         numbers |= {f"{n}_{k}": v for k, v in found.items()}
         rows.append((f"{n} GPU{'s' * (n > 1)}", _stack(found), _mark(found["peak"], room)))
     fits = [n for n in sizes(learner) if numbers[f"{n}_peak"] <= room]
-    end = (
-        f"It fits from **{fits[0]} GPU{'s' * (fits[0] > 1)}** on."
-        if fits
-        else "Even a whole node is too small at this batch: take fewer samples, or split the batch as well (lesson 8)."
-    )
-    halves = (
+    says = (
         "The fullest moment again, when each GPU holds a part of every weight. Activations shrink less: some are "
-        "kept whole on every GPU (lesson 7 mends that)."
+        "kept whole on every GPU (lesson 7 mends that). "
     )
-    steps.append(Step("Split over GPUs", f"{halves} {end}", _picture(rows, limit)))
-    return Scene(
-        tuple(steps), {**numbers, "fits_from": fits[0] if fits else 0}, reveal=4, note=_note(graph.name, uneven)
+    if fits:
+        says += f"It fits from **{fits[0]} GPU{'s' * (fits[0] > 1)}** on."
+    else:
+        says += "Even a whole node is too small at this batch: take fewer samples, or split the batch too (lesson 8)."
+    steps.append(Step("Split over GPUs", says, _picture(rows, limit)))
+    numbers["fits_from"] = fits[0] if fits else 0
+    return Scene(tuple(steps), numbers, reveal=4, note=_note(graph.name, uneven))
+
+
+def _one_gpu(graph: Graph, whole: dict[str, int], batch: int, limit: tuple[float, str]) -> list[Step]:
+    """Weights, gradients, optimizer states, then the activations."""
+    stays = {"params": whole["params"], "grads": whole["params"], "optimizer": whole["optimizer"]}
+    each = units.significant(whole["params"] / graph.num_params)
+    says = (
+        f"{graph.name} has {units.count(graph.num_params)} parameters. At {each} bytes each its weights take "
+        f"{units.memory(whole['params'])}.",
+        f"The backward pass gives every weight a gradient of the same size: {units.memory(stays['grads'])} more.",
+        f"The optimizer remembers running averages for every weight: {units.memory(stays['optimizer'])} more. "
+        "These three are there at the end of every step, whatever the batch.",
     )
+    steps = []
+    for k in range(3):
+        shown = tuple(_part(stays, kind) for kind in list(stays)[: k + 1])
+        told = sum(p.value for p in shown)
+        fit = "" if told <= limit[0] else f" That is {units.memory(told - limit[0])} more than one GPU has."
+        picture = _picture([("end of a step", shown, _mark(told, limit[0]))], limit)
+        steps.append(Step(MEMORY_NAMES[MEMORY_KINDS[k]].capitalize(), says[k] + fit, picture))
+    end = ("end of a step", tuple(_part(stays, k) for k in stays), "")
+    full = ("fullest moment", _stack(whole), _mark(whole["peak"], limit[0]))
+    told_last = (
+        f"Autograd keeps what forward computed: {units.memory(whole['activations'])} for a batch of {batch}. They "
+        "grow with the batch. As the backward pass uses them up, gradients take their place; the GPU must have "
+        "room for the fullest moment."
+    )
+    return [*steps, Step("Activations", told_last, _picture([end, full], limit))]
 
 
 def _note(model: str, uneven: list[str]) -> str:

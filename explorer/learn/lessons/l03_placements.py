@@ -83,61 +83,37 @@ def sent(src: str, dst: str, devices: int, num_bytes: int = SIZE * SIZE * ITEM) 
     return wire_bytes(kind, num_bytes, devices) if kind else 0
 
 
+STATES = (
+    ("R", "Replicate", "**Replicate, R**: every device holds the whole tensor. Grey, because nobody owns it."),
+    ("S(0)", "Shard", "**Shard, S(0)**: each device holds a slice along dim 0, its rows. Solid, in the device's colour."),
+    (
+        "P", "Partial",
+        "**Partial, P**: each device holds a full-sized term; only the sum of all means something. Hatched: not summed yet.",
+    ),
+)  # fmt: skip
+
+
 def scene(learner: Learner, values: Values) -> Scene:
     """The three states, then a drawn case before and after, then all moves."""
     n, case = int(values["devices"]), int(values["case"]) % len(CASES)
     src, dst = CASES[case]
-    seed = case + 1
-    whole, before = hold(src, n, seed)
+    whole, before = hold(src, n, case + 1)
     after = move(before, parse_placement(src), parse_placement(dst))
-    moved = collective(src, dst) or "slice"
+    moved, count, size = collective(src, dst) or "slice", sent(src, dst, n), SIZE * SIZE * ITEM
     steps = []
-    for letter, says in (
-        ("R", "**Replicate, R**: every device holds the whole tensor. Grey, because nobody owns it."),
-        (
-            "S(0)",
-            "**Shard, S(0)**: each device holds a slice along dim 0, its rows. Solid, in the colour of the device.",
-        ),
-        (
-            "P",
-            "**Partial, P**: each device holds a full-sized term; only the sum of all means something. "
-            "Hatched: not summed yet.",
-        ),
-    ):
-        _, pieces = hold(letter, n, seed)
-        steps.append(
-            Step(
-                {"R": "Replicate", "S(0)": "Shard", "P": "Partial"}[letter],
-                says,
-                svg(
-                    column(_devices(pieces, letter), legend(letter[0]), gap=14),
-                    f"A tensor held as {letter} by {n} GPUs",
-                ),
-            )
-        )
-    steps.append(
-        Step(
-            f"The case: {src} to {dst}",
-            f"The tensor is **{src}**, and the next operation wants it as **{dst}**. What has to be sent?",
-            svg(_devices(before, src), f"{n} GPUs hold {src}"),
-        )
-    )
-    count = sent(src, dst, n)
-    told = (
-        f"`{moved}`: {DOES[collective(src, dst)]}. Each device sends **{count} bytes** of this "
-        f"{SIZE * SIZE * ITEM}-byte tensor."
-    )
+    for letter, title, says in STATES:
+        held = column(_devices(hold(letter, n, case + 1)[1], letter), legend(letter[0]), gap=14)
+        steps.append(Step(title, says, svg(held, f"A tensor held as {letter} by {n} GPUs")))
+    says = f"The tensor is **{src}**, and the next operation wants it as **{dst}**. What has to be sent?"
+    steps.append(Step(f"The case: {src} to {dst}", says, svg(_devices(before, src), f"{n} GPUs hold {src}")))
+    says = f"`{moved}`: {DOES[collective(src, dst)]}. Each device sends **{count} bytes** of this {size}-byte tensor."
     picture = column(_devices(before, src), arrow(60, moved), _devices(after, dst), gap=6)
-    steps.append(Step("What is sent", told, svg(picture, f"{moved} turns {src} into {dst}")))
-    steps.append(
-        Step(
-            "All moves",
-            f"For a tensor of B bytes on n devices, here B = {SIZE * SIZE * ITEM} and n = {n}. What costs "
-            "nothing is worth looking for.",
-            _moves(n, (src, dst)),
-        )
+    steps.append(Step("What is sent", says, svg(picture, f"{moved} turns {src} into {dst}")))
+    says = (
+        f"For a tensor of B bytes on n devices, here B = {size} and n = {n}. What costs nothing is worth looking for."
     )
-    return Scene(tuple(steps), {"sent": count, "bytes": SIZE * SIZE * ITEM, "total": float(whole.sum())}, reveal=4)
+    steps.append(Step("All moves", says, _moves(n, (src, dst))))
+    return Scene(tuple(steps), {"sent": count, "bytes": size, "total": float(whole.sum())}, reveal=4)
 
 
 def _devices(pieces: list[Any], letter: str) -> Box:

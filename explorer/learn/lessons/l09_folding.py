@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from collections import Counter
 
-model = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, 64), num_layers=6)
+model = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, 64), num_layers=6, enable_nested_tensor=False)
 
 def look(module):  # what makes two blocks similar: their weights by relative name and shape
     return tuple((name, tuple(p.shape)) for name, p in module.named_parameters())
@@ -145,7 +145,6 @@ def question(learner: Learner, values: Values) -> Question:
     n, few = int(c["matrices"]), int(c["folded"])
     per = [len(matrices(b)) for b in learner.graph.blocks.values()]
     return asked(
-
             f"The model has {n} weight matrices with 3 choices each. How many plans must be scored if equal "
             "blocks share one plan?",
         (units.whole(few),

@@ -8,7 +8,7 @@ from typing import Any
 from explorer import units
 from explorer.learn.charts import Bar, Part, bars, timeline
 from explorer.learn.draw import Box, amount, column, device, matrix, number, owned, row, svg, table
-from explorer.learn.learner import Learner
+from explorer.learn.learner import Layer, Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
 from explorer.palette import COMMUNICATION, COMPUTE
 from planner_core.atp import best_mesh, bracket, chunk_timeline, layer_wire_bytes, reductions, ring_time_s
@@ -62,55 +62,72 @@ def scene(learner: Learner, values: Values) -> Scene:
     n, ratio, chunks = int(values["n"]), int(values["ratio"]), int(values["chunks"])
     layer, load = learner.layer(), learner.planner.workload
     tokens, base = load.batch * load.seq, learner.cluster.levels[0].bytes_per_s
-    b1, b2 = base, base * ratio
-    d1, d2 = best_mesh(n, b1, b2)
-    times = {m: ring_time_s(*m, b1, b2, layers=layer.layers, tokens=tokens, hidden=layer.hidden) for m in meshes(n)}
-    best, megatron = times[d1, d2], times[n, 1]
-    rows = [
-        (
-            f"{a} × {b}",
-            f"{bracket(a, b, 1, ratio):g}",
-            units.seconds(t),
-            amount(
-                layer.layers * sum(layer_wire_bytes(a, b, p, tokens, layer.hidden) for p in ("forward", "backward"))
-            ),
-        )
-        for (a, b), t in times.items()
-    ]
-    compute, comm, spans = _chunks(learner, (d1, d2), chunks, b2)
-    end = spans[-1].end_s
-    c, r = tile_product("column-first"), tile_product("row-first")
-    steps = (
-        Step("Column-first",
-            "A 2 × 2 mesh. Axis 1 cuts the outputs, axis 2 the inputs of W. Each result is a term over axis 2: "
-            f"one all_reduce there. Error of the sums: **{number(c['error'])}**.", svg(_mesh(c), "Column-first weight on a 2 by 2 mesh")),
-        Step("Row-first",
-            "The other way round: axis 1 cuts the inputs, axis 2 the outputs, so the sum runs over axis 1. It "
-            f"fits behind a column-first weight without moving anything. Error: **{number(r['error'])}**.", svg(_mesh(r), "Row-first weight on a 2 by 2 mesh")),
-        Step("Four all-reduces",
-            f"A layer has four weights, so four all_reduces forward and four backward. On {d1} × {d2}, in units "
-            "of tokens · hidden, each over one axis only:", _four(d1, d2)),
-        Step("Which mesh?",
-            f"{n} GPUs, the second axis with {ratio}× the bandwidth of the first. Least: **{d1} × {d2}**, "
-            f"{units.seconds(best)} a step; Megatron-LM is {n} × 1, {units.seconds(megatron)}.", table(("d1 × d2", "(d1−1)/B1 + 3(d2−1)/B2", "time a step", "sent per GPU"), rows, list(times).index((d1, d2)))),
-        Step("As N grows",
-            f"The best mesh for each number of GPUs, at {ratio}× bandwidth on axis 2. Cutting two ways pays more "
-            "and more.", svg(_growth(ratio), "Gain of the best mesh by number of GPUs")),
-        Step("Chunk overlap",
-            f"Feed-forward of one layer, its batch in {chunks} chunk{'s' * (chunks > 1)}: while one chunk's sum "
-            f"travels, the next one is computed. {units.seconds(end)} instead of {units.seconds(compute + comm)}.", svg(_timeline(spans, end), "Compute and communication on a timeline")),
-    )  # fmt: skip
-    numbers = {
-        "d1": d1,
-        "d2": d2,
-        "best_s": best,
-        "megatron_s": megatron,
-        "end_s": end,
-        "compute_s": compute,
-        "comm_s": comm,
-        "error": max(c["error"], r["error"]),
+    d1, d2 = best_mesh(n, base, base * ratio)
+    times = {
+        m: ring_time_s(*m, base, base * ratio, layers=layer.layers, tokens=tokens, hidden=layer.hidden)
+        for m in meshes(n)
     }
+    compute, comm, spans = _chunks(learner, (d1, d2), chunks, base * ratio)
+    tiles, error = _tiles()
+    four = (
+        f"A layer has four weights, so four all_reduces forward and four backward. On {d1} × {d2}, in units of tokens · "
+        "hidden, each over one axis only:"
+    )
+    which = (
+        f"{n} GPUs, the second axis with {ratio}× the bandwidth of the first. Least: **{d1} × {d2}**, "
+        f"{units.seconds(times[d1, d2])} a step; Megatron-LM is {n} × 1, {units.seconds(times[n, 1])}."
+    )
+    growth = (
+        f"The best mesh for each number of GPUs, at {ratio}× bandwidth on axis 2. Cutting two ways pays more and more."
+    )
+    steps = (
+        *tiles,
+        Step("Four all-reduces", four, _four(d1, d2)),
+        Step("Which mesh?", which, _meshes(times, ratio, layer, tokens, (d1, d2))),
+        Step("As N grows", growth, svg(_growth(ratio), "Gain of the best mesh by number of GPUs")),
+        _overlap(chunks, compute + comm, spans),
+    )
+    numbers = {
+        "d1": d1, "d2": d2, "best_s": times[d1, d2], "megatron_s": times[n, 1], "end_s": spans[-1].end_s,
+        "compute_s": compute, "comm_s": comm, "error": error,
+    }  # fmt: skip
     return Scene(steps, numbers, reveal=3, note=note)
+
+
+def _tiles() -> tuple[list[Step], float]:
+    """The two ways to cut one weight on a 2×2 mesh, with real numbers; and the larger of their errors."""
+    c, r = tile_product("column-first"), tile_product("row-first")
+    first = (
+        "A 2 × 2 mesh. Axis 1 cuts the outputs, axis 2 the inputs of W. Each result is a term over axis 2: one "
+        f"all_reduce there. Error of the sums: **{number(c['error'])}**."
+    )
+    second = (
+        "The other way round: axis 1 cuts the inputs, axis 2 the outputs, so the sum runs over axis 1. It fits behind a "
+        f"column-first weight without moving anything. Error: **{number(r['error'])}**."
+    )
+    steps = [
+        Step("Column-first", first, svg(_mesh(c), "Column-first weight on a 2 by 2 mesh")),
+        Step("Row-first", second, svg(_mesh(r), "Row-first weight on a 2 by 2 mesh")),
+    ]
+    return steps, max(c["error"], r["error"])
+
+
+def _meshes(times: dict[tuple[int, int], float], ratio: int, layer: Layer, tokens: int, best: tuple[int, int]) -> str:
+    rows = []
+    for (a, b), t in times.items():
+        wire = sum(layer_wire_bytes(a, b, phase, tokens, layer.hidden) for phase in ("forward", "backward"))
+        rows.append((f"{a} × {b}", f"{bracket(a, b, 1, ratio):g}", units.seconds(t), amount(layer.layers * wire)))
+    head = ("d1 × d2", "(d1−1)/B1 + 3(d2−1)/B2", "time a step", "sent per GPU")
+    return table(head, rows, list(times).index(best))
+
+
+def _overlap(chunks: int, alone: float, spans: Any) -> Step:
+    end = spans[-1].end_s
+    says = (
+        f"Feed-forward of one layer, its batch in {chunks} chunk{'s' * (chunks > 1)}: while one chunk's sum travels, the "
+        f"next one is computed. {units.seconds(end)} instead of {units.seconds(alone)}."
+    )
+    return Step("Chunk overlap", says, svg(_timeline(spans, end), "Compute and communication on a timeline"))
 
 
 def _mesh(c: dict[str, Any]) -> Box:
