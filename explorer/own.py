@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -21,7 +22,7 @@ CAPTURE = """
 import json, sys
 from pathlib import Path
 from planner_core.graph import to_json
-from planner_core.models import open_model
+from planner_core.opening import open_model
 graph = open_model(sys.argv[1], **json.loads(sys.argv[2]))
 Path(sys.argv[3]).write_text(json.dumps(to_json(graph)), encoding="utf-8")
 """
@@ -75,4 +76,5 @@ def _capture(config: Path, options: dict[str, Any], target: Path) -> None:
         raise InputError(f"reading the model took longer than {TIME_LIMIT_S} s; try it on the command line") from None
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:] or ["no reason given"]
-        raise InputError(f"the model could not be read: {last[0][:300]}")
+        reason = re.sub(r"^[\w.]+: ", "", last[0])
+        raise InputError(f"the model could not be read: {reason[:300]}")

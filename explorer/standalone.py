@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import html
 import re
+from itertools import pairwise
 
 from pyvis.network import Network
 
-from explorer.graph_view import Placed, Scene, Scope, facts, scene
+from explorer.graph_view import Placed, Scene, Scope, Wire, facts, scene
 from planner_core.coarsen import CoarseGraph
 
 COLOURS = {
@@ -20,7 +21,7 @@ COLOURS = {
     "op": "#eceff2",
     "port": "#ffffff",
 }
-GAP = 160.0
+GAP, STRETCH = 160.0, 1.35
 EXTERNAL = re.compile(
     r"<(?:link|script)\b[^>]*\b(?:href|src)=[\"']https?://[^>]*>(?:\s*</script>)?", re.IGNORECASE | re.DOTALL
 )
@@ -36,7 +37,7 @@ def folded_html(coarse: CoarseGraph, title: str) -> str:
         for placed in scope.nodes:
             _node(net, name, placed, left)
         for wire in scope.wires:
-            net.add_edge(_id(name, wire.src), _id(name, wire.dst), arrows="to", color="#7a8590")
+            _wire(net, name, wire, left)
         left += scope.width + GAP
     net.set_options(
         '{"physics": {"enabled": false}, "edges": {"smooth": false}, "interaction": {"hover": true, "keyboard": true}}'
@@ -44,6 +45,20 @@ def folded_html(coarse: CoarseGraph, title: str) -> str:
     page: str = net.generate_html(notebook=False)
     page = EXTERNAL.sub("", page)
     return page.replace("<head>", f"<head><title>{html.escape(title)}</title>", 1)
+
+
+def _wire(net: Network, scope: str, wire: Wire, left: float) -> None:
+    """An edge; one that runs in a side lane goes by way of the lane's corners, so that it passes no node."""
+    lane = any(a[1] == b[1] for a, b in pairwise(wire.points))
+    stops = [_id(scope, wire.src)]
+    for k, (x, y) in enumerate(wire.points[1:-1] if lane else ()):
+        stops.append(f"corner\n{scope}\n{wire.src}\n{wire.dst}\n{k}")
+        net.add_node(
+            stops[-1], label=" ", x=left + x, y=y * STRETCH, shape="dot", size=0.1, physics=False, color="#7a8590"
+        )
+    stops.append(_id(scope, wire.dst))
+    for k, (a, b) in enumerate(pairwise(stops), 2):
+        net.add_edge(a, b, arrows="to" if k == len(stops) else "", color="#7a8590")
 
 
 def _top_first(drawing: Scene) -> list[tuple[str, Scope]]:
@@ -70,7 +85,7 @@ def _node(net: Network, scope: str, placed: Placed, left: float) -> None:
         label=f"{n.label}\n{n.sub}" if n.sub else n.label,
         title="\n".join([n.label, *lines]),
         x=left + placed.x,
-        y=placed.y * 1.35,
+        y=placed.y * STRETCH,
         shape="box",
         color={"background": COLOURS[n.kind], "border": "#7a8590"},
         physics=False,

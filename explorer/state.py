@@ -30,7 +30,9 @@ def begin(page: str) -> None:
     written: dict[str, str] = state.get("written", {})
     turned = state.get("page") not in (None, page) and not known
     bare = not known and (turned or state.get("bare", False))
-    if "values" not in state or (known != written and not bare):
+    # a run that a widget asked for may carry an address from before the last change: then the values are newer
+    changed = state.pop("changed", False)
+    if "values" not in state or (known != written and not bare and not changed):
         state["values"], state["problems"] = settings.read(known)
         state["asked"] = state.get("asked", 0) + 1
     state["page"] = page
@@ -89,6 +91,7 @@ def change(**new: Any) -> None:
     if {"cluster"} & new.keys() and new["cluster"] != current["cluster"]:
         new = {"mesh": None, "memory": None, **new}
     current.update(new)
+    st.session_state["changed"] = True
     st.session_state["problems"] = []
 
 

@@ -56,7 +56,7 @@ def test_address_sets_the_page() -> None:
     assert at.selectbox(key="w_model").value == "gpt2-xl"
     assert at.selectbox(key="w_cluster").value == "1x8-h100"
     assert at.number_input(key="w_batch").value == 64
-    assert at.selectbox(key="w_plan").value == "fsdp"
+    assert at.selectbox(key="w_plan:fsdp").value == "fsdp"
 
 
 def test_a_control_changes_the_address_and_keeps_the_rest() -> None:
@@ -100,8 +100,7 @@ def test_unknown_plan_and_node_are_told() -> None:
 
 def test_click_on_a_node_shows_its_shapes_and_choices() -> None:
     at = open_page("fold")
-    at.session_state["graph"] = {"selected": "LlamaDecoderLayer:self_attn.q_proj/linear"}
-    at.selectbox(key="w_node").set_value("LlamaDecoderLayer:self_attn.q_proj/linear").run()
+    at.selectbox(key="w_node:").set_value("LlamaDecoderLayer:self_attn.q_proj/linear").run()
     text = words(at)
     assert "self_attn.q_proj.weight" in text
     assert "[4096, 4096]" in text

@@ -194,7 +194,9 @@ def test_the_graph_by_keyboard(visit: Visit) -> None:
     assert page.locator("g.node.opened").count() == 0
     page.keyboard.press("Escape")
     visit.settle()
+    page.wait_for_timeout(1500)
     assert page.locator("g.node.picked").count() == 0
+    assert "node=" not in visit.query
 
 
 def test_a_new_cluster_plans_again_and_keeps_the_rest(visit: Visit) -> None:

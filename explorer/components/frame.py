@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import streamlit as st
@@ -61,18 +61,35 @@ def _nowrap(cell: str) -> str:
     return ' class="short"' if len(cell) < SHORT_CELL else ""
 
 
+def follower(
+    label: str,
+    options: Sequence[str],
+    setting: str,
+    current: str,
+    names: Callable[[str], str],
+    placeholder: str | None = None,
+) -> None:
+    """A selectbox for a setting that is also changed elsewhere (a click in the graph, in a chart).
+
+    Each value has a widget of its own: else the browser, a moment behind, would send the old choice back as if it had
+    just been made.
+    """
+    widget = f"w_{setting}:{current}"
+    st.selectbox(
+        label,
+        options,
+        index=options.index(current) if current in options else None,
+        format_func=names,
+        key=widget,
+        placeholder=placeholder,
+        on_change=lambda: state.change(**{setting: st.session_state[widget] or ""}),
+    )
+
+
 def plan_choice(plans: Mapping[str, Plan], label: str = "Plan") -> tuple[str, Plan]:
     """A selectbox over all plans, bound to the address; returns the chosen one."""
     name, _ = state.chosen(plans)
-    widget = state.seed("w_plan", name)
-    st.selectbox(
-        label,
-        list(plans),
-        format_func=lambda n: option(plans[n]),
-        key=widget,
-        on_change=state.from_widget,
-        args=("plan", widget),
-    )
+    follower(label, list(plans), "plan", name, lambda n: option(plans[n]))
     return name, plans[name]
 
 

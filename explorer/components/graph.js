@@ -34,7 +34,7 @@ class Graph {
     this.input = find("input"); this.select = find("select");
     this.view = { x: 0, y: 0, k: 1 };
     this.open = new Set(); this.show = "graph"; this.matches = []; this.at = -1;
-    this.fitted = false;
+    this.selected = ""; this.given = ""; this.echoes = [];
     this.listen();
     this.observer = new ResizeObserver(() => { if (!this.moved) this.fit(); });
     this.observer.observe(this.canvas);
@@ -48,10 +48,18 @@ class Graph {
       this.open = new Set(data.open); this.show = data.show; this.asked = data.asked;
       this.moved = this.moved && !fresh;
     }
-    this.selected = data.selected || "";
+    this.follow(data.selected || "", fresh);
     this.select.value = this.show;
     this.draw();
     if (fresh) { this.input.value = ""; this.search(); this.fit(); }
+  }
+
+  // Python repeats what was picked here a moment ago: an echo, which must not undo a newer pick.
+  follow(id, fresh) {
+    const at = this.echoes.lastIndexOf(id);
+    if (at >= 0 && !fresh) this.echoes.splice(0, at + 1);
+    else if (fresh || id !== this.given) { this.selected = id; this.echoes = []; }
+    this.given = id;
   }
 
   // --- what is drawn where ---------------------------------------------------------------------
@@ -217,6 +225,7 @@ class Graph {
     this.selected = id;
     this.mark();
     const shape = this.shapes.find((s) => s.n.id === id);
+    this.echoes.push(id);
     this.said.textContent = shape ? `${shape.n.label}, ${shape.n.sub}` : "nothing selected";
     this.send("selected", id);
   }

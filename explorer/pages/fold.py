@@ -78,16 +78,9 @@ def panel(result: Result, plan: Plan) -> None:
     if current and current not in names:
         st.warning(f"There is no node “{frame.text(current[:60])}” in this model; choose another.")
         current = ""
-    widget = state.seed("w_node", current or None)
     labels = {i: _node_label(drawing, i) for i in names}
-    st.selectbox(
-        "Selected",
-        names,
-        index=None,
-        format_func=lambda i: labels.get(i, i),
-        key=widget,
-        placeholder="Click a node, or choose one here",
-        on_change=lambda: state.change(node=st.session_state[widget] or ""),
+    frame.follower(
+        "Selected", names, "node", current, lambda i: labels.get(i, i), placeholder="Click a node, or choose one here"
     )
     node = drawing.node(current) if current else None
     if node is None:
