@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from planner_core.problem import Problem
-from planner_core.solve import Assignment, Weights, solve
+from planner_core.solve import EAGER, Assignment, Weights, shared_states, solve
 from planner_core.tables import COMM, ENDING, MEMORY, TIME
 
 OBJECTIVES = ("time", "communication")
@@ -153,8 +153,10 @@ def least_memory(problem: Problem) -> Assignment | None:
     return min(found, key=memory_of)
 
 
-def corners(problem: Problem, depth: int = 2) -> list[Assignment]:
-    """Corners of the lower left hull of (step time, memory), from the fastest to the smallest: 2 + 2^depth - 1 at most."""
+def corners(problem: Problem) -> list[Assignment]:
+    """Corners of the lower left hull of (step time, memory), from the fastest to the smallest: five at most, or three where
+    copies share so many states that a solution takes long."""
+    depth = 1 if any(shared_states(problem, k) > EAGER for k in range(len(problem.runs))) else 2
     fast, small = solve(problem, [weights("time")]), least_memory(problem)
     if fast is None or small is None:
         return []

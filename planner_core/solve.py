@@ -184,6 +184,15 @@ class _LazyRun:
         return found
 
 
+def shared_states(problem: Problem, k: int) -> int:
+    """Joint states of the tensors that all copies of run k share."""
+    run = problem.runs[k]
+    if len(run.calls) == 1:
+        return 1
+    alive = problem.blocks[run.block].alive
+    return int(np.prod([len(alive[v]) for v in _axes(problem, run).shared], dtype=int))
+
+
 def _axes(problem: Problem, run: Run) -> _Axes:
     block = problem.coarse.graph.blocks[run.block]
     first, last = run.calls[0], run.calls[-1]
