@@ -20,7 +20,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -85,12 +85,17 @@ def warm() -> None:
 
 def limited(model_type: str, cls: str) -> dict[str, Any]:
     """One model in a child of its own."""
+    return in_child(lambda tell: _measure(model_type, cls, tell))
+
+
+def in_child(work: Callable[[Any], None]) -> dict[str, Any]:
+    """What `work` tells, run in a forked child with a time and a memory limit."""
     read, write = os.pipe()
     start = time.perf_counter()
     child = os.fork()
     if child == 0:
         os.close(read)
-        _child(write, model_type, cls)
+        _child(write, work)
     os.close(write)
     data, reason = b"", ""
     while True:
@@ -108,13 +113,13 @@ def limited(model_type: str, cls: str) -> dict[str, Any]:
     lines = [json.loads(x) for x in data.decode().splitlines() if x.startswith("{") and x.endswith("}")]
     row: dict[str, Any] = {k: v for line in lines for k, v in line.items()}
     row.setdefault("outcome", "stopped")
-    if row["outcome"] not in ("plan", "refused", "transformers"):
+    if row["outcome"] in ("stopped", "capture", "planning"):
         row["reason"] = reason or row.get("reason") or "the process ended without a word (memory limit)"
     row["total_s"] = round(time.perf_counter() - start, 1)
     return row
 
 
-def _child(write: int, model_type: str, cls: str) -> None:
+def _child(write: int, work: Callable[[Any], None]) -> None:
     """Never returns. Every pass reports as it ends, so that a stopped model says how far it came."""
     pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0])
     most = pages * os.sysconf("SC_PAGE_SIZE") + LIMIT_BYTES
@@ -128,7 +133,7 @@ def _child(write: int, model_type: str, cls: str) -> None:
 
     with contextlib.suppress(BaseException):
         try:
-            _measure(model_type, cls, tell)
+            work(tell)
         except MemoryError:
             tell(outcome="stopped", reason="more than 2 GB of memory")
     os._exit(0)
@@ -141,7 +146,8 @@ def _measure(model_type: str, cls: str, tell: Any) -> None:
     try:
         config = default_config(model_type, cls)
     except Exception as error:
-        return tell(outcome="transformers", reason=f"no default config: {type(error).__name__}: {_line(error)}")
+        tell(outcome="transformers", reason=f"no default config: {type(error).__name__}: {_line(error)}")
+        return
     tell(outcome="capture", reason="while capturing")
     start = time.perf_counter()
     try:
@@ -167,7 +173,7 @@ def _measure(model_type: str, cls: str, tell: Any) -> None:
         at = traceback.extract_tb(error.__traceback__)[-1]
         tell(outcome="error", reason=f"{type(error).__name__}: {_line(error)} ({Path(at.filename).name}:{at.lineno})")
     rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return tell(rss_mb=rss // 1024)
+    tell(rss_mb=rss // 1024)
 
 
 def _graph(config: dict[str, Any], model_type: str, cls: str) -> tuple[Any, str]:

@@ -23,6 +23,7 @@ from planner_core.coarsen import CoarseGraph, coarsen
 from planner_core.collectives import volume_link
 from planner_core.eliminate import TooWide
 from planner_core.errors import InputError, NoPlanFits
+from planner_core.expert import EXPERT
 from planner_core.graph import Graph
 from planner_core.hardware import CostModel, Workload, cost_model
 from planner_core.mesh import DeviceMesh, axis_names, parse_mesh
@@ -319,7 +320,7 @@ def baselines(planner: Planner, options: Iterable[DeviceMesh]) -> list[Plan]:
     """The best plan of each baseline over the meshes; one that suits no mesh is left out."""
     found = []
     options = list(options)
-    for b in methods.BASELINES:
+    for b in (*methods.BASELINES, EXPERT):
         best: tuple[float, Problem, Answer] | None = None
         for mesh in options:
             restrict = b.restrict(planner.graph, mesh)

@@ -89,7 +89,7 @@ class _Fused(torch.autograd.Function):
         return (None, None, None, *(torch.empty_like(t) for t in ctx.saved_tensors[:-1]))
 
 
-FALLBACKS = {
+FALLBACKS: dict[str, Plain] = {
     "mamba_selective_scan": selective_scan, "mamba2_chunk_scan": chunk_scan, "torch_chunk_gated_delta_rule": delta_rule,
     "chunk_kimi_delta_attention": delta_rule, "rwkv_linear_attention": wkv,
 }  # fmt: skip

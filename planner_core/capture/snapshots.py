@@ -22,8 +22,23 @@ def snapshot(name: str) -> dict[str, Any]:
     return data
 
 
+def experts() -> dict[str, dict[str, str]]:
+    """The tensor-parallel plan of every model type of transformers that ships one."""
+    from transformers import CONFIG_MAPPING
+
+    found: dict[str, dict[str, str]] = {}
+    for kind in sorted(CONFIG_MAPPING.keys()):
+        plan = getattr(CONFIG_MAPPING[kind], "base_model_tp_plan", None)
+        if plan:
+            found[kind] = {str(k): str(v) for k, v in plan.items()}
+    return found
+
+
 def main(names: list[str]) -> None:
-    """Write the named snapshots (default: all)."""
+    """Write the named snapshots (default: all), or with --experts the experts' plans."""
+    if names == ["--experts"]:
+        (models.ASSETS.parent / "experts.json").write_text(json.dumps(experts(), separators=(",", ":")) + "\n", encoding="utf-8")
+        return
     models.ASSETS.mkdir(parents=True, exist_ok=True)
     for name in names or list(models.ZOO):
         text = json.dumps(snapshot(name), separators=(",", ":"))

@@ -1,0 +1,95 @@
+"""transformers' own tensor-parallel plans as a baseline: read rightly, priced as their authors would, never beating ours."""
+
+from __future__ import annotations
+
+import pytest
+
+from planner_core.capture import capture_graph
+from planner_core.capture.snapshots import experts
+from planner_core.expert import EXPERT, expert_plan, expert_plans, expert_rules, split_dim
+from planner_core.graph import Graph
+from planner_core.models import ZOO, load_snapshot
+from planner_core.pipeline import Request, baselines, meshes, prepare
+from planner_core.placement import R, Shard
+from planner_core.plan import Plan
+from planner_core.search import search, value_of
+
+LLAMA = expert_plans()["llama"]
+SAMPLE = {"llama": 8, "qwen3": 8, "gemma2": 4, "mixtral": 8, "olmo2": 8, "cohere": 8, "phi": 8}
+
+
+def test_the_table_is_what_transformers_says() -> None:
+    assert expert_plans() == experts()
+
+
+@pytest.mark.parametrize(
+    ("name", "ndim", "dim"),
+    [
+        ("model.layers.0.self_attn.q_proj.weight", 2, 0), ("model.layers.0.self_attn.q_proj.bias", 1, 0),
+        ("model.layers.11.self_attn.o_proj.weight", 2, 1), ("model.layers.11.self_attn.o_proj.bias", 1, None),
+        ("model.layers.3.mlp.gate_proj.weight", 2, 0), ("model.layers.3.input_layernorm.weight", 1, None),
+        ("model.embed_tokens.weight", 2, None), ("lm_head.weight", 2, None), ("model.layers.x.mlp.gate_proj.weight", 2, None),
+    ],
+)  # fmt: skip
+def test_the_dim_that_a_style_splits(name: str, ndim: int, dim: int | None) -> None:
+    assert split_dim(name, ndim, LLAMA) == dim
+
+
+def test_experts_are_split_inside() -> None:
+    plan = expert_plans()["mixtral"]
+    assert split_dim("model.layers.0.mlp.experts.gate_up_proj", 3, plan) == 1
+    assert split_dim("model.layers.0.mlp.experts.down_proj", 3, plan) == 2
+
+
+def test_text_half_of_a_composite_config() -> None:
+    assert expert_plan({"model_type": "llava", "text_config": {"model_type": "llama"}}) == LLAMA
+    assert expert_plan({"model_type": "t5"}) is None
+
+
+def theirs_and_ours(graph: Graph, gpus: int = 8) -> tuple[Plan, float, float]:
+    request = Request(model=graph.name, cluster={8: "1x8-h100", 4: "1x4-a100-pcie"}[gpus], mesh=str(gpus))
+    planner = prepare(request, graph)
+    mesh = meshes(request, planner.cluster)[0]
+    found = []
+    for free in (False, True):
+        problem = planner.problem(mesh, expert_rules(graph, mesh, free=free), zero=0)
+        answer = search(problem, objective="communication")
+        assert answer.assignment is not None
+        plan = planner.plan(problem, answer, "hf-expert", "hf-expert", "communication")
+        found.append((plan, value_of(answer.assignment, "communication")))
+    return found[0][0], found[0][1], found[1][1]
+
+
+@pytest.mark.parametrize("layers", [1, 5])
+def test_llama_costs_two_all_reduces_a_layer_each_way(layers: int) -> None:
+    graph = load_snapshot("llama-3-8b", batch=4, seq=1024, layers=layers)
+    plan, _, _ = theirs_and_ours(graph)
+    tensor = 4 * 1024 * 4096 * 2
+    assert {(t.phase, t.kind, t.count, t.num_bytes) for t in plan.cost.traffic} == {
+        (phase, "all_reduce", 2 * layers, 2 * layers * tensor) for phase in ("forward", "backward")
+    }
+
+
+def test_stored_as_the_expert_says() -> None:
+    plan, _, _ = theirs_and_ours(load_snapshot("llama-3-8b", layers=2))
+    stored = {n: p.stored[0] for ways in plan.blocks.values() for b in ways if b.prefixes[0] for n, p in b.params.items()}
+    assert stored["self_attn.q_proj.weight"] == Shard(0) and stored["mlp.down_proj.weight"] == Shard(1)
+    assert stored["input_layernorm.weight"] == R
+
+
+@pytest.mark.parametrize("kind", SAMPLE)
+def test_ours_never_communicates_more(kind: str) -> None:
+    from transformers import CONFIG_MAPPING
+
+    config = CONFIG_MAPPING[kind]()
+    depth = {k: 2 for k in ("num_hidden_layers",) if hasattr(config, k)}
+    graph = capture_graph({**config.to_dict(), **depth, "layer_types": None, "model_type": kind}, batch=4, seq=256)
+    _, theirs, ours = theirs_and_ours(graph, SAMPLE[kind])
+    assert 0 < ours <= theirs * (1 + 1e-6)
+
+
+def test_it_is_among_the_baselines() -> None:
+    request = Request(model="llama-3-8b", cluster="1x8-h100", mesh="8", layers=2)
+    planner = prepare(request)
+    assert EXPERT.name in [p.name for p in baselines(planner, meshes(request, planner.cluster))]
+    assert EXPERT.name == "hf-expert" and any(expert_plan(m.config) for m in ZOO.values())
