@@ -140,9 +140,7 @@ class _Walk:
         found.backward_peak = self._backward(ops, keeps, first, found.grads)
         if self.recompute:
             inner = found.kept
-            found.kept = sum(
-                size for (kind, v), size in ((k, s) for k, s in keeps.items() if isinstance(k, tuple)) if kind == "in"
-            )
+            found.kept = sum(size for key, size in keeps.items() if isinstance(key, tuple) and key[0] == "in")
             found.backward_peak += inner
 
     def root(self, value: int) -> int:

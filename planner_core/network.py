@@ -50,7 +50,7 @@ SMALL_WEIGHT_DIMS = 1
 
 def build_block(
     coarse: CoarseBlock, strategies: BlockStrategies, model: CostModel, *,
-    saved_by_calls: Collection[int] = (), skip: Collection[int] = (), saved_scale: float = 1.0,
+    saved_by_calls: Collection[int] = (), skip: Collection[int] = (), saved_scale: float = 1.0, recomputed: bool = False,
     kept_results: Collection[int] = (),
 ) -> Network:  # fmt: skip
     """The network of one block, its calls left out (`chain` adds those as tables).
@@ -58,10 +58,11 @@ def build_block(
     `saved_by_calls` are values that a called block keeps for backward; `skip` values inside a run of equal
     calls, which are no variables here. `kept_results` are results of a block that their
     reader keeps. `saved_scale` is the share of the block's kept activations that
-    is there at the peak: 1, or one copy in all of a block that is recomputed in backward.
+    is there at the peak: 1, or one copy in all of a block that is `recomputed` in backward.
     """
     builder = _Builder(coarse, strategies, model, set(saved_by_calls), set(skip), saved_scale)
     builder.kept_results = set(kept_results)
+    builder.recomputed = recomputed
     return builder.build()
 
 
@@ -85,6 +86,7 @@ class _Builder:
         self.saved_inputs = saved  # values whose delivered tensor a consumer keeps
         self.scale = scale
         self.kept_results: set[int] = set()
+        self.recomputed = False  # forward runs a second time, its collectives too
         self.crossing = self._crossing() - skip
         self.compute: dict[str, Floats] = {}  # seconds of a group's work, per joint row
         self.users = self._users()
@@ -224,8 +226,7 @@ class _Builder:
         for k, op in enumerate(s.ops):
             parts = joint_parts(np.array([r[k].splits_work for r in s.rows]), index, self.model.sizes)
             forward, backward = op_time(op_work(op, self.values), parts, self._touched(s, k, index), self.model)
-            recompute = forward if self.model.workload.recompute == "full" else 0.0
-            compute += forward + backward + recompute
+            compute += forward * (2 if self.recomputed else 1) + backward
             wait = self._internal(s, k, index)
             cost[TIME] += wait
             cost[COMM] += wait
@@ -294,7 +295,8 @@ class _Builder:
                     others = joint_parts(shrunk, index, self.model.sizes) / np.where(
                         shrunk[index[:, axis]], self.model.sizes[axis], 1
                     )
-                    total += np.where(here, c.count * collective_times(c.kind, c.num_bytes / others, link), 0.0)
+                    count = c.count * (2 if self.recomputed and c.phase == "forward" else 1)
+                    total += np.where(here, count * collective_times(c.kind, c.num_bytes / others, link), 0.0)
         return total
 
     # --- edges ----------------------------------------------------------------------------------------
@@ -334,7 +336,7 @@ class _Builder:
             np.isfinite(there) & np.isfinite(back) & joint_all(_may_deliver(made, states.pairs), index, states.index)
         )
         seconds = np.where(allowed, there + back, 0.0)
-        if self.model.workload.recompute == "full":
+        if self.recomputed:
             seconds = np.where(allowed, seconds + there, 0.0)
         cost = np.zeros((NUM_COMPONENTS, *allowed.shape))
         cost[TIME] = cost[COMM] = seconds
@@ -357,7 +359,15 @@ class _Builder:
             taken = [r[k].inputs[i] for r in s.rows]
             ok, _ = stored_for(taken, states.pairs, may_gather)
             allowed &= joint_all(ok, index, states.index)
-            seconds += _weight_traffic(s.ops[k], taken, states, table.cost, index, v.grad, value in s.ops[k].saved)
+            seconds += _weight_traffic(
+                s.ops[k],
+                taken,
+                states,
+                table.cost,
+                index,
+                v.grad,
+                self.recomputed or (v.grad and value in s.ops[k].saved),
+            )
         allowed &= np.isfinite(seconds)
         if self.users[value] == 1 and value not in self.ports:
             seconds = seconds + gradient_sum(states, v.grad, self.model)
@@ -369,13 +379,13 @@ class _Builder:
 
 
 def _weight_traffic(
-    op: Op, taken: list[Pair], states: TensorStates, table: Floats, index: Ints, grad: bool, saved: bool
+    op: Op, taken: list[Pair], states: TensorStates, table: Floats, index: Ints, grad: bool, again: bool
 ) -> Floats:
-    """Seconds to gather a stored weight for use (again for backward where the op keeps it) and to scatter its gradient."""
+    """Seconds to gather a stored weight for use (`again` for backward: the op keeps it, or runs twice) and to scatter its gradient."""
     base = 2 + len(states.meta.shape)
     whole = joint_codes([digit(R if c == P else c) for c, _ in taken], index, base)
     gather = table[states.forward[None, :], whole[:, None]]
-    seconds = gather * (2 if saved and grad else 1)
+    seconds = gather * (2 if again else 1)
     if grad:
         gradient = joint_codes([digit(g) for _, g in taken], index, base)
         seconds = seconds + table[gradient[:, None], states.gradient[None, :]]

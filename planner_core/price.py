@@ -197,9 +197,7 @@ def _site_messages(block: Block, op: Op, site: SitePlan, label: str, model: Cost
         category = HIDE if weight else WAIT
         what = v.name if weight else f"operand {position}"
         there = list(_steps(block, value, edge, edge.forward, edge.src.forward, model))
-        regather = (weight and v.grad and value in op.saved and model.workload.recompute == "none") or (
-            weight and again
-        )
+        regather = weight and v.grad and value in op.saved
         for phase, moves in (("forward", there), ("backward", there if regather or again else [])):
             yield from (
                 Message(op.name, what, phase, kind, axis, n, 1, category, "", v.name) for kind, axis, n in moves

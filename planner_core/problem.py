@@ -93,7 +93,9 @@ def build_networks(coarse: CoarseGraph, strategies: Mapping[str, BlockStrategies
     blocks: dict[str, Network] = {}
     for name, block in coarse.blocks.items():
         scale = 1 / repeats[name] if recompute else 1.0
-        net = build_block(block, strategies[name], model, saved_scale=scale, kept_results=kept[name])
+        net = build_block(
+            block, strategies[name], model, saved_scale=scale, recomputed=recompute, kept_results=kept[name]
+        )
         if recompute:
             net.saved_ports.update(i for i in block.block.inputs if block.block.values[i].kind == "activation")
         blocks[name] = net
@@ -116,7 +118,8 @@ def build_problem(
     graph = coarse.graph
     nets = networks or build_networks(coarse, strategies, model)
     blocks = {
-        name: compile_network(_restricted(name, net, restrict), ports(graph.blocks[name])) for name, net in nets.blocks.items()
+        name: compile_network(_restricted(name, net, restrict), ports(graph.blocks[name]))
+        for name, net in nets.blocks.items()
     }
     top = _restricted("", nets.top, restrict)
     problem = Problem(coarse, model, nets.runs, Compiled(top, (), {}, [], []), blocks, strategies, uniform)

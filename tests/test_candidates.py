@@ -1,0 +1,120 @@
+"""All candidates of a block: the counts of FACTS.md, and the cost of each against a search with the weights held fixed."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+import pytest
+
+from planner_core.candidates import Candidates, matrices, pareto, score
+from planner_core.eliminate import eliminate
+from planner_core.mesh import DeviceMesh
+from planner_core.network import COMM, Network, build_block, tensor_name
+from planner_core.pipeline import Planner, Request, _one_axis, prepare
+from planner_core.placement import R, Shard
+from planner_core.problem import compile_network, ports
+from planner_core.solve import scalar
+
+COUNTS = {
+    "t5-large": [729, 59049],
+    "gpt2-xl": [81],
+    "llama-3-8b": [2187],
+    "llama-3-70b": [2187],
+    "bert-large": [729],
+    "vit-large": [729],
+}
+
+
+@lru_cache
+def scored(name: str, size: int = 8) -> tuple[Planner, list[Candidates]]:
+    planner = prepare(Request(name, layers=2))
+    model = _one_axis(planner, DeviceMesh(("tensor",), (size,)))
+    found = [score(planner.coarse.blocks[n], planner.strategies[n], model, 2) for n in planner.coarse.blocks]
+    return planner, [c for c in found if c is not None]
+
+
+@pytest.mark.parametrize(("name", "want"), COUNTS.items())
+def test_counts(name: str, want: list[int]) -> None:
+    _, found = scored(name)
+    assert sorted({c.space for c in found if c.space in want}) == want
+    for c in found:
+        assert len(c.choice) == len(c.comm_s) == len(c.memory_bytes) == c.space == 3 ** len(c.weights)
+        assert len({tuple(row) for row in c.choice.tolist()}) == c.space
+
+
+def fixed_search(planner: Planner, c: Candidates, choice: np.ndarray) -> float:  # type: ignore[type-arg]
+    """Least communication of the block with every matrix held in its placement, the stream the same in and out."""
+    coarse = planner.coarse.blocks[c.block]
+    net: Network = build_block(
+        coarse, planner.strategies[c.block], _one_axis(planner, DeviceMesh(("tensor",), (c.axis_size,)))
+    )
+    for w, kind in zip(matrices(coarse.block), choice, strict=True):
+        states = net.tensors[tensor_name(w)]
+        wanted = R if kind == 0 else Shard(int(kind) - 1)
+        for f in net.factors:
+            if f.vars == (tensor_name(w),):
+                f.allowed = f.allowed & np.array([states.pairs[i][0] == wanted for i in states.index[:, 0]])
+    compiled = compile_network(net, ports(coarse.block))
+    if any(not len(a) for a in compiled.alive.values()):
+        return float("inf")
+    weight = tuple(1.0 if i == COMM else 0.0 for i in range(compiled.factors[0].cost.shape[0]))
+    table = eliminate(compiled.sizes, scalar(compiled.factors, weight), compiled.sequence, compiled.keep)  # type: ignore[arg-type]
+    block = coarse.block
+    first = next(i for i in block.inputs if block.values[i].kind == "activation")
+    last = next(o for o in block.outputs if block.values[o].meta == block.values[first].meta)
+    a, b = tensor_name(first), tensor_name(last)
+    best = float("inf")
+    for index in np.ndindex(table.table.shape):
+        at = dict(zip(table.kept, index, strict=True))
+        if compiled.alive[a][at[a]] == compiled.alive[b][at[b]]:
+            best = min(best, float(table.table[index]))
+    return best
+
+
+@pytest.mark.parametrize(
+    ("name", "number"), [("gpt2-xl", 81), ("llama-3-8b", 60), ("t5-large", 40), ("bert-large", 30)]
+)
+def test_candidates_cost_what_a_search_with_fixed_weights_finds(name: str, number: int) -> None:
+    planner, found = scored(name, 2 if name == "gpt2-xl" else 8)
+    c = found[0]
+    picks = range(c.space) if number == c.space else np.random.default_rng(0).choice(c.space, number, replace=False)
+    for i in picks:
+        assert c.comm_s[i] == pytest.approx(fixed_search(planner, c, c.choice[i]), rel=1e-6, abs=1e-7)
+
+
+def test_the_cheapest_candidate_is_all_replicated_and_the_front_is_a_front() -> None:
+    for name in ("llama-3-8b", "t5-large"):
+        for c in scored(name)[1]:
+            assert (c.choice[int(np.argmin(c.memory_bytes))] > 0).all()  # least memory: every matrix is split
+            front = np.flatnonzero(c.on_front)
+            for i in front:
+                better = (c.comm_s <= c.comm_s[i]) & (c.memory_bytes <= c.memory_bytes[i])
+                worse = (c.comm_s == c.comm_s[i]) & (c.memory_bytes == c.memory_bytes[i])
+                assert not (better & ~worse).any()
+            assert c.scored == np.isfinite(c.comm_s).sum() <= c.space
+
+
+def test_feed_forward_only_lies_between() -> None:
+    """TAP's partially sharded plan: splitting only the feed-forward sends less than splitting all, and keeps more."""
+    _, found = scored("t5-large")
+    c = next(c for c in found if c.space == 729)
+    wide = [i for i, w in enumerate(c.weights) if "DenseReluDense" in w or ".wi" in w or ".wo" in w]
+    assert len(wide) == 2
+    kinds = c.choice > 0
+    only = np.flatnonzero(kinds[:, wide].all(1) & (kinds.sum(1) == 2))
+    every = np.flatnonzero(kinds.all(1))
+    assert c.comm_s[only].min() < c.comm_s[every].min()
+    assert c.memory_bytes[only].min() > c.memory_bytes[every].min()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_pareto(seed: int) -> None:
+    dice = np.random.default_rng(seed)
+    a, b = dice.integers(0, 6, 30).astype(float), dice.integers(0, 6, 30).astype(float)
+    a[dice.random(30) < 0.1] = np.inf
+    keep = pareto(a, b)
+    points = {(x, y) for x, y in zip(a, b, strict=True) if np.isfinite(x)}
+    front = {p for p in points if not any(q != p and q[0] <= p[0] and q[1] <= p[1] for q in points)}
+    assert {(x, y) for x, y, k in zip(a, b, keep, strict=True) if k} == front
+    assert keep.sum() == len(front)
