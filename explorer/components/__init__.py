@@ -1,4 +1,4 @@
-"""The one component of our own: the model graph, drawn as SVG in the browser."""
+"""Components of our own: the model graph drawn as SVG in the browser, and two small helpers of the page."""
 
 from __future__ import annotations
 
@@ -38,13 +38,12 @@ def graph(
     data: dict[str, Any],
     *,
     key: str,
-    on_selected: Callable[[], None],
     on_view: Callable[[], None],
     height: int = HEIGHT,
 ) -> None:
-    """Draw `data` (see graph.js). A click puts the node's id at `st.session_state[key]["selected"]`, an opened block
-    or another overlay puts `{"open": [...], "show": ...}` at `["view"]`."""
-    _GRAPH(key=key, data=data, height=height, on_selected_change=on_selected, on_view_change=on_view)
+    """Draw `data` (see graph.js). A click, an opened block or another overlay puts `{"selected", "open", "show"}` at
+    `st.session_state[key]["view"]`; "open" is None until a block was opened or closed by hand."""
+    _GRAPH(key=key, data=data, height=height, on_view_change=on_view)
 
 
 def address(query: str, stamp: str) -> None:

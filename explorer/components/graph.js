@@ -1,6 +1,6 @@
 // The model graph as SVG. Python sends positions; here nothing is laid out, only moved apart where a block is opened.
 // data = {key, scene, overlay: {placement, messages}, devices, selected, open, show}
-// Sends back: selected (node id), view ({open, show}); pan, zoom, hover and search stay in the browser.
+// Sends back: view = {selected, open (null until a block was opened or closed by hand), show}; pan, zoom, hover and search stay in the browser.
 
 const SVG = "http://www.w3.org/2000/svg";
 const HEADER = 34, PAD = 16, INDENT = 26;
@@ -45,7 +45,7 @@ class Graph {
     const fresh = data.key !== this.key;
     this.data = data; this.scene = data.scene; this.key = data.key;
     if (fresh || data.asked !== this.asked) {
-      this.open = new Set(data.open); this.show = data.show; this.asked = data.asked;
+      this.open = new Set(data.open); this.touched = false; this.show = data.show; this.asked = data.asked;
       this.moved = this.moved && !fresh;
     }
     this.follow(data.selected || "", fresh);
@@ -227,7 +227,7 @@ class Graph {
     const shape = this.shapes.find((s) => s.n.id === id);
     this.echoes.push(id);
     this.said.textContent = shape ? `${shape.n.label}, ${shape.n.sub}` : "nothing selected";
-    this.send("selected", id);
+    this.tell(0);
   }
 
   search() {
@@ -253,14 +253,18 @@ class Graph {
   flip(id, all) {
     if (all !== undefined) this.open = new Set(all ? this.scene.scopes[""].nodes.filter((n) => n.kind === "block").map((n) => n.id) : []);
     else if (!this.open.delete(id)) this.open.add(id);
+    this.touched = true;
     this.draw();
     if (!this.moved) this.fit();
     this.tell();
   }
 
-  tell() { // the address follows a moment later, so that opening blocks never waits for Python
+  // One message holds all, so that no part of it can be older than another. Opening blocks tells Python a moment later.
+  tell(wait = 500) {
     clearTimeout(this.timer);
-    this.timer = setTimeout(() => this.send("view", { open: [...this.open], show: this.show }), 500);
+    // `at` makes two equal choices two messages
+    const say = () => this.send("view", { at: Date.now(), selected: this.selected, open: this.touched ? [...this.open] : null, show: this.show });
+    if (wait) this.timer = setTimeout(say, wait); else say();
   }
 
   // --- pan and zoom ------------------------------------------------------------------------------

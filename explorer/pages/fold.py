@@ -41,15 +41,13 @@ def default_open(drawing: graph_view.Scene) -> list[str]:
     return [f"run:{k}" for k in runs[:1]]
 
 
-def picked() -> None:
-    """Callback: a node was clicked."""
-    state.change(node=st.session_state["graph"].get("selected") or "")
-
-
 def viewed() -> None:
-    """Callback: blocks were opened or another overlay was chosen."""
+    """Callback: a node was clicked, blocks were opened, or another overlay was chosen."""
     view = st.session_state["graph"].get("view") or {}
-    state.change(open=tuple(map(str, view.get("open", ()))), show=str(view.get("show", "graph")))
+    new = {"node": str(view.get("selected") or ""), "show": str(view.get("show", "graph"))}
+    if view.get("open") is not None:
+        state.change(open=tuple(map(str, view["open"])))
+    state.change(**new)
 
 
 def draw(result: Result, plan_id: str) -> None:
@@ -65,7 +63,6 @@ def draw(result: Result, plan_id: str) -> None:
             "show": state.value("show"),
         },
         key="graph",
-        on_selected=picked,
         on_view=viewed,
     )
 
