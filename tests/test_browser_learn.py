@@ -1,0 +1,156 @@
+"""A learner's way through every lesson in a real browser, and the exported files without any server."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from explorer.learn import export
+from explorer.learn.learner import Learner
+from explorer.learn.lesson import Lesson
+from explorer.learn.lessons import LESSONS
+from planner_core.pipeline import Request
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+LLAMA = Learner(Request("llama-3-8b"))
+HERE = re.compile(r"^(?:(?:https?|wss?)://(?:127\.0\.0\.1|localhost)[:/]|data:|blob:|about:|file:)")
+every = pytest.mark.parametrize("lesson", LESSONS, ids=lambda x: f"lesson{x.number}")
+
+
+class Visit:
+    """A page that keeps what it asked of other hosts and what went wrong."""
+
+    def __init__(self, page: Page) -> None:
+        self.page = page
+        self.wrong: list[str] = []
+        page.on("request", lambda r: None if HERE.match(r.url) else self.wrong.append(r.url))
+        page.on("pageerror", lambda e: self.wrong.append(str(e)))
+
+    def settle(self) -> None:
+        self.page.wait_for_selector(".lesson svg, .lesson table", timeout=60_000)
+        self.page.wait_for_selector("[data-testid=stApp][data-test-script-state=notRunning]", timeout=60_000)
+
+    def at_step(self, number: int) -> None:
+        self.page.get_by_role("heading", name=re.compile(rf"^{number}\. "), level=4).wait_for(timeout=30_000)
+        self.settle()
+
+    def drawn_anew(self, old: str) -> None:
+        """Wait until the picture is another one."""
+        for _ in range(100):
+            if self.page.locator(".lesson").inner_html() != old:
+                return
+            self.page.wait_for_timeout(50)
+        pytest.fail("the picture did not change")
+
+    def press(self, name: str) -> None:
+        self.page.get_by_role("button", name=name, exact=True).click()
+
+
+@pytest.fixture(scope="module")
+def visit(chromium: Browser) -> Iterator[Visit]:
+    page = chromium.new_page(viewport={"width": 1280, "height": 1000})
+    page.set_default_timeout(30_000)
+    yield Visit(page)
+    page.close()
+
+
+def answer(visit: Visit, text: str) -> None:
+    visit.page.locator(".st-key-question label", has_text=re.compile(rf"^{re.escape(text)}$")).first.click()
+
+
+@every
+def test_a_lesson_played(visit: Visit, app: str, lesson: Lesson) -> None:
+    scene, question = lesson.scene(LLAMA, lesson.defaults()), lesson.question(LLAMA, lesson.defaults())
+    page = visit.page
+    page.goto(f"{app}/learn?lesson={lesson.number}")
+    visit.settle()
+    visit.at_step(1)
+    first = page.locator(".lesson").inner_html()
+    for number in range(2, scene.reveal + 1):
+        visit.press("Next")
+        visit.at_step(number)
+    if scene.reveal > 1:
+        visit.drawn_anew(first)
+        visit.press("Back")
+        visit.at_step(scene.reveal - 1)
+        visit.press("Next")
+        visit.at_step(scene.reveal)
+    answer(visit, question.options[(question.answer + 1) % len(question.options)])
+    page.get_by_text("Not quite.").wait_for()
+    answer(visit, question.options[question.answer])
+    page.get_by_text("Right.", exact=False).first.wait_for()
+    visit.press("Next")
+    visit.at_step(scene.reveal + 1)
+    assert f"step={scene.reveal + 1}" in page.url
+    assert not visit.wrong
+
+
+@every
+def test_the_file_works_offline(chromium: Browser, tmp_path: Path, lesson: Lesson) -> None:
+    target = tmp_path / export.file_name(lesson)
+    target.write_text(export.page(lesson, LLAMA, lesson.defaults()), encoding="utf-8")
+    context = chromium.new_context(offline=True, reduced_motion="reduce")
+    visit = Visit(context.new_page())
+    page = visit.page
+    page.goto(target.as_uri())
+    assert page.title() == f"{lesson.number}. {lesson.title}"
+    heading = page.locator("#step")
+    assert heading.inner_text().startswith("1 of ")
+    reveal, right = page.evaluate("[cases[0].reveal, cases[0].question.answer]")
+    for _ in range(reveal - 1):
+        page.click("#next")
+    assert heading.inner_text().startswith(f"{reveal} of ") and page.locator("#next").is_disabled()
+    page.locator("#options input").nth((right + 1) % page.locator("#options input").count()).check()
+    assert "Not quite." in page.locator("#why").inner_text()
+    page.locator("#options input").nth(right).check()
+    assert "Right." in page.locator("#why").inner_text()
+    page.click("#next")
+    assert heading.inner_text().startswith(f"{reveal + 1} of ")
+    page.keyboard.press("ArrowLeft")
+    if page.locator("#case option").count() > 1:
+        page.select_option("#case", index=1)
+        assert page.locator("#picture").inner_html() and not page.locator("#next").is_hidden()
+    assert page.evaluate("getComputedStyle(document.getElementById('picture')).animationName") == "none"
+    assert not visit.wrong
+    context.close()
+
+
+def test_pictures_stand_still_for_those_who_ask(chromium: Browser, app: str) -> None:
+    context = chromium.new_context(reduced_motion="reduce")
+    visit = Visit(context.new_page())
+    visit.page.goto(f"{app}/learn?lesson=4")
+    visit.settle()
+    visit.press("Next")
+    visit.at_step(2)
+    name = visit.page.locator(".lesson").evaluate("e => getComputedStyle(e).animationName")
+    assert name == "none" and not visit.wrong
+    context.close()
+
+
+def test_the_way_to_the_explorer_keeps_the_model(visit: Visit, app: str) -> None:
+    visit.page.goto(f"{app}/learn?lesson=9&model=gpt2-xl")
+    visit.settle()
+    visit.page.get_by_role("link", name=re.compile("folded graph")).click()
+    visit.page.wait_for_url(re.compile(r"model=gpt2-xl"))
+    visit.page.get_by_text("GPT-2 XL").first.wait_for()
+    assert "/learn" not in visit.page.url
+    assert not visit.wrong
+
+
+def test_nothing_is_cut_off_on_a_small_screen(chromium: Browser, app: str) -> None:
+    page = chromium.new_page(viewport={"width": 800, "height": 1000})
+    visit = Visit(page)
+    for number in (2, 4, 13):
+        page.goto(f"{app}/learn?lesson={number}")
+        visit.settle()
+        wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        assert wide <= 0
+        box = page.locator(".lesson svg").first.bounding_box()
+        assert box and box["x"] >= 0 and box["x"] + box["width"] <= 800
+    page.close()
