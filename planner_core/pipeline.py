@@ -26,6 +26,7 @@ from planner_core.errors import InputError, NoPlanFits
 from planner_core.expert import EXPERT
 from planner_core.graph import Graph
 from planner_core.hardware import CostModel, Workload, cost_model
+from planner_core.memory import walk
 from planner_core.mesh import DeviceMesh, axis_names, parse_mesh
 from planner_core.opening import open_model
 from planner_core.plan import Plan
@@ -48,6 +49,10 @@ MAX_FRONT = 6
 FRONT_STEP = 0.03
 """Corners of the front that save less memory than this share of the one before are left out."""
 METHODS = ("exact", "tap", "taps", "atp")
+
+
+WALKS = 12
+"""How often a search is asked for less memory until the walk fits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +150,23 @@ class Planner:
             return build_problem(self.coarse, self.strategies, model, restrict, uniform, self.networks[key])
 
     def solve(self, problem: Problem, objective: str, abandon_above: float = float("inf")) -> Answer:
-        """The best assignment within the memory."""
+        """The best assignment whose walked peak is within the memory.
+
+        The network's memory is a sum that stands a few per cent beside the walk. Where the walk is above the budget, the search
+        is asked for less; the answer is then called optimal only if no plan at all beats it.
+        """
         with self.clock("search"):
-            return search(problem, objective=objective, budget=self.budget, abandon_above=abandon_above)
+            budget, bound = self.budget, 0.0
+            for attempt in range(WALKS):
+                answer = search(problem, objective=objective, budget=budget, abandon_above=abandon_above)
+                bound = bound if attempt else answer.bound
+                if answer.assignment is None:
+                    return answer
+                over = walk(assemble(problem, answer.assignment), self.graph, problem.model)["peak"] - self.budget
+                if over <= 0:
+                    break
+                budget = min(budget, memory_of(answer.assignment)) - max(over, 1.0)
+            return replace(answer, bound=min(bound, answer.value))
 
     def plan(self, problem: Problem, answer: Answer, name: str, method: str, objective: str) -> Plan:
         """The answer as a plan."""

@@ -1,0 +1,138 @@
+"""The command line of CONTRACT.md: commands, JSON, exit statuses, and one clear sentence for every wrong input."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner_core.__main__ import main
+from planner_core.models import ZOO
+
+KINDS = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all"}
+LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": -4}
+FILES = {
+    "broken.json": "{", "no-type.json": '{"hidden_size": 8}', "typo.json": '{"model_type": "lama"}', "negative.json": json.dumps(LLAMA),
+    "cluster.json": '{"name": "x", "num_gpus": -1}', "list.json": "[]", "plan.json": '{"schema": "nope"}', "binary.pt2": "PK\x03\x04junk",
+    "slow.json": json.dumps({"gpu": "h100-sxm", "levels": [{"name": "l", "size": 8, "unit_bytes_per_s": -1, "latency_s": 1e-6}]}),
+}  # fmt: skip
+WRONG = [
+    ("plan no-such-model", 2, "no-such-model"), ("plan {broken.json}", 2, "broken.json"), ("plan {no-type.json}", 2, "model_type"),
+    ("plan {typo.json}", 2, "lama"), ("plan {negative.json}", 2, "-4"), ("plan {binary.pt2}", 2, "binary.pt2"), ("plan missing.json", 2, "missing.json"),
+    ("plan gpt2-xl --mesh 3x5 --cluster 2x8-h100", 2, "3x5"), ("plan gpt2-xl --mesh 2y8", 2, "2y8"), ("plan gpt2-xl --mesh 0x16", 2, "0x16"),
+    ("plan gpt2-xl --cluster {cluster.json}", 2, "num_gpus"), ("plan gpt2-xl --cluster {list.json}", 2, "list.json"), ("plan gpt2-xl --cluster {slow.json}", 2, "-1"),
+    ("plan gpt2-xl --cluster nowhere", 2, "nowhere"), ("plan gpt2-xl --batch 0", 2, "0"), ("plan gpt2-xl --batch -3", 2, "-3"), ("plan gpt2-xl --batch x", 2, "x"),
+    ("plan gpt2-xl --seq 0", 2, "0"), ("plan gpt2-xl --dtype int3", 2, "int3"), ("plan gpt2-xl --optimizer magic", 2, "magic"), ("plan gpt2-xl --zero 7", 2, "7"),
+    ("plan gpt2-xl --recompute some", 2, "some"), ("plan gpt2-xl --memory-gb -1", 2, "-1"), ("plan gpt2-xl --method guess", 2, "guess"),
+    ("plan gpt2-xl --objective fun", 2, "fun"), ("plan gpt2-xl --layers 0", 2, "0"), ("plan gpt2-xl --layers -1", 2, "-1"), ("fold nothing", 2, "nothing"),
+    ("network nothing", 2, "nothing"), ("compare nothing", 2, "nothing"), ("verify {plan.json} --fake", 2, "schema"), ("verify {broken.json} --fake", 2, "broken.json"),
+    ("verify missing.json --fake", 2, "missing.json"), ("export {plan.json} --to torchrun -o {out}", 2, "schema"), ("plan gpt2-xl -o /no/such/place/plan.json", 2, "/no/such/place"),
+    ("plan llama-3-70b --cluster 1x4-a100-pcie --memory-gb 1", 3, "least memory"), ("plan gpt2-xl --memory-gb 0.001", 3, "least memory"),
+]  # fmt: skip
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text, encoding="latin-1")
+    return tmp_path
+
+
+def run(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
+    try:
+        status = main(list(args))
+    except SystemExit as stopped:
+        status = int(stopped.code or 0)
+    out = capsys.readouterr()
+    return status, out.out, out.err
+
+
+def answer(capsys: pytest.CaptureFixture[str], *args: str) -> dict[str, Any]:
+    status, out, err = run(capsys, *args, "--json")
+    assert status == 0, err
+    data: dict[str, Any] = json.loads(out)
+    return data
+
+
+@pytest.mark.parametrize(("command", "status", "names"), WRONG, ids=[w[0] for w in WRONG])
+def test_wrong_input_is_told_in_one_sentence(
+    command: str, status: int, names: str, files: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(files)
+    args = [str(files / a[1:-1]) if a.startswith("{") else a for a in command.split()]
+    got, out, err = run(capsys, *args)
+    assert (got, out) == (status, ""), err
+    assert 1 <= len(err.strip().splitlines()) <= 2
+    assert "Traceback" not in err
+    assert names in err
+
+
+def test_models_and_clusters(capsys: pytest.CaptureFixture[str]) -> None:
+    assert {m["name"] for m in answer(capsys, "models")["models"]} == set(ZOO)
+    wanted = {"1x8-h100", "2x8-h100", "4x8-a100", "2x8-v100-eth", "1x4-a100-pcie"}
+    assert wanted <= {c["name"] for c in answer(capsys, "clusters")["clusters"]}
+    status, out, _ = run(capsys, "models")
+    assert status == 0 and len(out.splitlines()) >= len(ZOO)
+
+
+def test_report_has_the_keys_of_the_contract(capsys: pytest.CaptureFixture[str]) -> None:
+    r = answer(capsys, "plan", "llama-3-8b", "--layers", "4")
+    assert r["schema"] == "shardscope.report/1"
+    assert {"name", "params", "source"} <= r["model"].keys()
+    assert {"ops", "nodes", "unique_blocks"} <= r["graph"].keys()
+    assert {"name", "repeats", "nodes", "weights"} <= r["graph"]["unique_blocks"][0].keys()
+    assert r["workload"].keys() >= {"batch", "seq", "dtype", "optimizer", "zero", "recompute"}
+    assert r["cluster"].keys() >= {"name", "num_gpus", "gpu", "memory_bytes"}
+    assert r["candidates"].keys() >= {"space", "scored", "dropped"} and r["candidates"]["dropped"].keys() >= {"uneven", "memory", "dominated"}
+    assert r["timings_s"].keys() >= {"capture", "coarsen", "fold", "network", "search", "total"}
+    assert r["unknown_ops"] == []
+    for p in r["plans"]:
+        keys = {"name", "method", "mesh", "fits", "step_time_s", "compute_time_s", "comm_time_s", "exposed_comm_time_s", "collectives",
+                "memory_bytes", "placements", "objective", "optimal"}  # fmt: skip
+        assert keys <= p.keys()
+        assert p["memory_bytes"].keys() == {"params", "grads", "optimizer", "activations", "buffers", "peak"}
+        assert p["collectives"].keys() == {"forward", "backward", "optimizer"}
+        for phase in p["collectives"].values():
+            assert phase.keys() <= KINDS
+            assert all(set(v) == {"count", "bytes", "wire_bytes"} for v in phase.values())
+        assert len(p["mesh"]["axes"]) == len(p["mesh"]["sizes"]) == len(next(iter(p["placements"].values())))
+        assert p["step_time_s"] == pytest.approx(p["compute_time_s"] + p["exposed_comm_time_s"])
+    methods = [p["method"] for p in r["plans"]]
+    assert methods[0] == "exact" and {"data-parallel", "fsdp", "megatron", "megatron-sp"} <= set(methods)
+
+
+def test_a_plan_file_reads_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from planner_core.plan import from_json, to_json
+
+    path = tmp_path / "plan.json"
+    status, out, _ = run(capsys, "plan", "gpt2-xl", "--layers", "2", "-o", str(path))
+    assert status == 0 and "transformer.h.*" in out
+    data = json.loads(path.read_text())
+    assert to_json(from_json(data)) == data
+    for broken in ({**data, "mesh": {"axes": ["a"], "sizes": [-1]}}, {k: v for k, v in data.items() if k != "blocks"}, {**data, "cost": 3}):
+        path.write_text(json.dumps(broken))
+        status, _, err = run(capsys, "verify", str(path), "--fake")
+        assert status == 2 and len(err.strip().splitlines()) == 1
+
+
+def test_network_has_the_form_of_the_contract(capsys: pytest.CaptureFixture[str]) -> None:
+    n = answer(capsys, "network", "bert-large", "--layers", "1", "--mesh", "8", "--cluster", "1x8-h100")
+    states = {v["name"]: len(v["states"]) for v in n["variables"]}
+    assert {k: len(t) for k, t in n["unary"].items()} == states
+    for p in n["pairwise"]:
+        a, b = p["vars"]
+        assert len(p["cost"]) == states[a] and {len(row) for row in p["cost"]} == {states[b]}
+    assert 0 < n["optimum"] < n["infinite"]
+
+
+def test_fold_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    blocks = answer(capsys, "fold", "t5-large")["unique_blocks"]
+    assert {729, 59049} <= {b["candidates"] for b in blocks}
+    assert sorted((b["repeats"] for b in blocks), reverse=True)[:2] == [24, 24] or sum(b["repeats"] for b in blocks) == 48
+
+
+def test_compare_shows_methods_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
+    r = answer(capsys, "compare", "bert-large", "--layers", "2", "--cluster", "1x8-h100")
+    assert {"exact", "data-parallel", "megatron"} <= {p["method"] for p in r["plans"]}
