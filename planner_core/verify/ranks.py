@@ -69,7 +69,7 @@ def _rank(folder: str, rank: int, num_ranks: int, backend: str | None, work: Wor
         (Path(folder) / f"{rank}.json").write_text(json.dumps(result))
         if backend:
             dist.barrier()  # no rank leaves while another still reads from it
-            dist.destroy_process_group()
+        os._exit(0)  # all is written; torch's teardown of busy gloo threads was seen to abort
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
         detail = traceback.format_exc() if os.environ.get("SHARDSCOPE_TRACEBACK") else ""
