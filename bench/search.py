@@ -67,7 +67,8 @@ def zoo() -> list[str]:
 def depth() -> list[str]:
     rows = []
     for name in ("llama-3-8b", "t5-large"):
-        few, many = (seconds(lambda b=problem(name, (2, 8), n)[1]: search(b)) for n in (10, 1000))
+        built = [problem(name, (2, 8), n)[1] for n in (10, 1000)]
+        few, many = (seconds(lambda b=b: search(b)) for b in built)
         rows.append([name, ms(few), ms(many), f"{many / few:.2f}"])
     return ["## Depth", "", *table(["model", "10 layers", "1000 layers", "ratio"], rows)]
 
@@ -126,8 +127,8 @@ def main() -> None:
     quick = "--quick" in sys.argv
     head = [
         "# Benchmarks", "", "Written by `bench/search.py`; medians of wall time, imports excluded.", "",
-        f"{datetime.date.today()}, {platform.machine()}, {os.cpu_count()} cores (shared), load {os.getloadavg()[0]:.1f}, Python {platform.python_version()}, "
-        f"numpy {np.__version__}, scipy {scipy.__version__} (its HiGHS)", "",
+        f"{datetime.date.today()}, {platform.machine()}, {os.cpu_count()} cores (shared), load {os.getloadavg()[0]:.1f}, "
+        f"Python {platform.python_version()}, numpy {np.__version__}, scipy {scipy.__version__} (its HiGHS)", "",
     ]  # fmt: skip
     depths, limit = ((2,), 20.0) if quick else ((2, 4, 8, 16, 32), HIGHS_LIMIT_S)
     lines = [*head, *zoo(), *depth(), *whole(), *against_highs(depths, limit)]
