@@ -32,7 +32,21 @@ MEMORY_TOLERANCE = 0.05
 
 def verify_fake(plan: Plan, *, timeout_s: float = 600.0) -> dict[str, Any]:
     """The report of CONTRACT.md without numbers; the step runs in a process of its own, so nothing here is touched."""
-    (found,) = run_ranks(fake_step, 1, (to_json(plan),), timeout_s=timeout_s, backend=None)
+    return verify_fake_all([plan], timeout_s=timeout_s)[0]
+
+
+def verify_fake_all(plans: list[Plan], *, timeout_s: float = 600.0) -> list[dict[str, Any]]:
+    """Reports of several plans, run one after the other by the same process."""
+    (found,) = run_ranks(_fake_steps, 1, ([to_json(p) for p in plans],), timeout_s=timeout_s, backend=None)
+    return [_report(plan, rows) for plan, rows in zip(plans, found, strict=True)]
+
+
+def _fake_steps(plans: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [fake_step(plan) for plan in plans]
+
+
+def _report(plan: Plan, found: Mapping[str, Any]) -> dict[str, Any]:
+    """Hold what was measured against the plan."""
     predicted, measured = plan.cost.collectives(), found["collectives"]
     wanted, peak = plan.cost.memory_bytes.get("peak", 0), found["memory"]["peak"]
     error = abs(wanted - peak) / peak

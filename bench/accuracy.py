@@ -1,0 +1,181 @@
+"""Predicted against measured: every zoo model under the chosen plan, the baselines and the papers' methods.
+
+    python -m bench.accuracy                        # what has no row yet, then docs/ACCURACY.md
+    python -m bench.accuracy --only numbers 8       # some of the checks: numbers, or traffic on meshes 8, 2x8, 8x8, 64x8
+    python -m bench.accuracy --models gpt2-xl       # some of the models
+    python -m bench.accuracy --redo                 # rows that failed or differed, again
+    python -m bench.accuracy --table                # docs/ACCURACY.md alone
+
+`numbers`: a small model of the same architecture and plan on gloo processes in meshes (2), (4) and (2,2), against one
+process, float32. Traffic and memory: one training step at full size on a fake process group of the mesh's world size.
+Rows are kept in bench/results/accuracy.jsonl, so a sweep can be stopped and taken up again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from bench.accuracy_table import table
+from planner_core.models import ZOO
+from planner_core.plan import Plan
+
+ROOT = Path(__file__).resolve().parent.parent
+ROWS = ROOT / "bench" / "results" / "accuracy.jsonl"
+TABLE = ROOT / "docs" / "ACCURACY.md"
+MESHES = {"8": "1x8-h100", "2x8": "2x8-h100", "8x8": "8x8-h100", "64x8": "64x8-h100"}
+NUMBERS = (("2", "8", 2), ("4", "8", 4), ("2x2", "2x8", 4))
+"""A small mesh, the mesh of the plan that is scaled down to it, and how many ranks it has."""
+CHECKS = ("numbers", *MESHES)
+FEW = ("best", "least memory", "Megatron-LM")
+"""Plans run on the meshes of 64 and 512 GPUs unless `--all` is given."""
+LIMIT_S = 900.0
+Key = tuple[str, str, str, str]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", nargs="*", default=list(CHECKS), choices=CHECKS)
+    parser.add_argument("--models", nargs="*", default=list(ZOO))
+    parser.add_argument("--redo", action="store_true")
+    parser.add_argument("--all", action="store_true", help="every plan on the big meshes too")
+    parser.add_argument("--table", action="store_true")
+    args = parser.parse_args()
+    ROWS.parent.mkdir(exist_ok=True)
+    if not args.table:
+        for check in args.only:
+            for model in args.models:
+                sweep(check, model, args.redo, args.all)
+    TABLE.write_text(table(list(read_rows().values()), list(ZOO)), encoding="utf-8")
+
+
+def read_rows() -> dict[Key, dict[str, Any]]:
+    """The last row of each (check, model, mesh, plan)."""
+    lines = ROWS.read_text(encoding="utf-8").splitlines() if ROWS.exists() else []
+    return {(r["check"], r["model"], r["mesh"], r["plan"]): r for r in map(json.loads, lines)}
+
+
+def sweep(check: str, model: str, redo: bool, every: bool) -> None:
+    """All plans of one model under one check; those with a row are left out."""
+    done = {k for k, r in read_rows().items() if r["ok"] or not redo}
+    if check == "numbers":
+        jobs = list(_small(model, done))
+        for ranks in (2, 4):
+            _run([j for j in jobs if j[1].mesh.num_devices == ranks], _numbers)
+        return
+    found = ((k, p) for name, p in plans(model, check).items() if (k := (check, model, check, name)) not in done)
+    _run([(k, p) for k, p in found if every or check in ("8", "2x8") or k[3] in FEW], _fake)
+
+
+def plans(model: str, mesh: str) -> dict[str, Plan]:
+    """The chosen plan, the baselines and the plans of TAP and ATP, by name; a baseline that suits no mesh is left out."""
+    from planner_core.errors import NoPlanFits
+    from planner_core.pipeline import Request, baselines, choose, meshes, prepare, replace_request
+
+    planner = prepare(Request(model, cluster=MESHES[mesh], mesh=mesh, batch=64 if mesh == "64x8" else 16))
+    options = meshes(planner.request, planner.cluster)
+    chosen = choose(planner, options)
+    found = {chosen.name: chosen, **{p.name: p for p in baselines(planner, options)}}
+    for method in ("tap", "atp"):
+        try:
+            found[method.upper()] = replace(choose(replace_request(planner, method=method), options), name=method.upper())
+        except NoPlanFits as error:
+            write(("plan", model, mesh, method.upper()), ok=True, reason=f"no plan: {error}")
+    return found
+
+
+def _small(model: str, done: set[Key]) -> Iterator[tuple[Key, Plan]]:
+    from planner_core.errors import PlannerError
+    from planner_core.verify import scaled
+
+    by_mesh: dict[str, dict[str, Plan]] = {}
+    for small, big, ranks in NUMBERS:
+        if big not in by_mesh:
+            by_mesh[big] = plans(model, big)
+        for name, plan in by_mesh[big].items():
+            key = ("numbers", model, small, name)
+            if key in done:
+                continue
+            try:
+                yield key, scaled(plan, ranks)
+            except PlannerError as error:
+                write(key, ok=False, reason=str(error))
+
+
+def _run(jobs: list[tuple[Key, Plan]], work: Callable[[list[Plan]], list[dict[str, Any]]]) -> None:
+    """All jobs by the same processes; one by one where that fails, so that the row that failed is known."""
+    from planner_core.errors import PlannerError
+
+    if not jobs:
+        return
+    try:
+        rows = work([p for _, p in jobs])
+    except PlannerError as error:
+        if len(jobs) == 1:
+            write(jobs[0][0], ok=False, reason=str(error)[:300])
+            return
+        for job in jobs:
+            _run([job], work)
+        return
+    for (key, plan), row in zip(jobs, rows, strict=True):
+        write(key, fits=plan.fits, **row)
+
+
+def _numbers(found: list[Plan]) -> list[dict[str, Any]]:
+    from planner_core.verify.numbers import verify_all
+
+    return [
+        {"ok": r["ok"], "numbers_ok": r["numbers_ok"], "collectives_ok": r["collectives_ok"], "loss_error": r["loss"]["abs_error"],
+         "grad_error": r["grad"]["max_rel_error"], "worst": r["grad"]["worst"], "param_error": r["param"]["max_rel_error"],
+         "dtype": r["dtype"], **_difference(r)}
+        for r in verify_all(found, timeout_s=LIMIT_S)
+    ]  # fmt: skip
+
+
+def _fake(found: list[Plan]) -> list[dict[str, Any]]:
+    from planner_core.verify.fake import verify_fake_all
+
+    return [
+        {"ok": r["ok"], "collectives_ok": r["collectives_ok"], "predicted_bytes": r["memory_bytes"]["predicted"],
+         "measured_bytes": r["memory_bytes"]["measured"], "memory_error": r["memory_bytes"]["rel_error"],
+         "measured_kinds": r["memory_bytes"]["by_kind"], "predicted_kinds": dict(p.cost.memory_bytes), "seconds": r["seconds"],
+         **_difference(r)}
+        for r, p in zip(verify_fake_all(found, timeout_s=LIMIT_S), found, strict=True)
+    ]  # fmt: skip
+
+
+def _difference(report: dict[str, Any]) -> dict[str, Any]:
+    """Both tables where they differ."""
+    return {} if report["collectives_ok"] else {"collectives": report["collectives"]}
+
+
+def write(key: Key, **found: Any) -> None:
+    """Append a row, with when and where it was measured."""
+    check, model, mesh, plan = key
+    row = {"check": check, "model": model, "mesh": mesh, "plan": plan, **found, **_place()}
+    with ROWS.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(row) + "\n")
+    told = " ".join(f"{k}={row[k]}" for k in ("ok", "collectives_ok", "grad_error", "memory_error", "reason") if k in row)
+    print(f"{check:8} {model:14} {mesh:5} {plan:32} {told}", flush=True)
+
+
+def _place() -> dict[str, str]:
+    import torch
+    import transformers
+
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
+    machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
+    versions = f"python {platform.python_version()}, torch {torch.__version__}, transformers {transformers.__version__}"
+    return {"date": time.strftime("%Y-%m-%d"), "commit": commit, "machine": machine, "versions": versions}
+
+
+if __name__ == "__main__":
+    main()
