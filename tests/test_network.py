@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -98,7 +99,7 @@ def test_powers_are_chains(seed: int) -> None:
         for i, j in np.argwhere(np.isfinite(naive)):
             states = [int(i), *chain.path(s, int(i), int(j)), int(j)]
             assert len(states) == count + 1
-            assert sum(cost[s, a, b] for a, b in zip(states, states[1:], strict=False)) == naive[i, j]
+            assert sum(cost[s, a, b] for a, b in pairwise(states)) == naive[i, j]
 
 
 def test_products_of_different_links() -> None:
