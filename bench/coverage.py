@@ -226,6 +226,7 @@ def plainly(model_type: str, cls: str) -> str:
     try:
         made = transformers.CONFIG_MAPPING[model_type]()
         made = own_config(made, getattr(transformers, cls))
+        made.use_cache = False
         with torch.device("meta"):
             model = getattr(transformers, cls)._from_config(made)
     except Exception as error:

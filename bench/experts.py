@@ -105,9 +105,10 @@ def table(rows: list[dict[str, Any]]) -> str:
     worse = sum(r["outcome"] == "MORE" for r in judged)
     text = [
         "# Experts' plans", "",
-        f"{len(judged)} of the {len(rows)} model types of transformers with a tensor-parallel plan, on one axis of 8 GPUs (4 or 2 where the heads "
-        f"allow their plan no more), batch {BATCH}, at most four layers. Theirs: weights split as `base_model_tp_plan` says; ours: the same weights split along any dim; the residual "
-        "stream whole, all else replicated, least communication time. Made by `python -m bench.experts`.", "",
+        f"{len(judged)} of the {len(rows)} model types of transformers with a tensor-parallel plan, on one axis of 8 GPUs (4 or 2 where "
+        f"the heads allow their plan no more), batch {BATCH}, at most four layers. Theirs: weights split as `base_model_tp_plan` says; "
+        "ours: the same weights split along any dim; the residual stream whole, all else replicated, least communication time. "
+        "Made by `python -m bench.experts`.", "",
         f"- ours needs more in {worse}, as much in {sum(r['outcome'] == 'same' for r in judged)}, less in "
         f"{sum(r['outcome'] == 'less' for r in judged)}", "",
         "| type | GPUs | theirs, MB on the wire | ours | outcome | theirs | ours |", "|---|---:|---:|---:|---|---|---|",

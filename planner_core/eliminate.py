@@ -18,8 +18,11 @@ from planner_core.errors import PlannerError
 
 Floats = NDArray[np.float64]
 Table = tuple[tuple[str, ...], Floats]
-MAX_TABLE = 60_000_000
+MAX_TABLE = 70_000_000
 """Entries of the largest table that is built (half a gigabyte); beyond it elimination is refused."""
+
+MAX_KEPT = 60
+"""Variables of one table: numpy has 64 dims."""
 
 
 class TooWide(PlannerError):
@@ -51,6 +54,8 @@ class Elimination:
 
 def order(sizes: Mapping[str, int], scopes: Iterable[Sequence[str]], keep: Sequence[str]) -> list[str]:
     """A greedy elimination order: next the variable whose table is smallest. Raises TooWide."""
+    if len(keep) > MAX_KEPT:
+        raise TooWide(2.0 ** len(keep))
     near: dict[str, set[str]] = {v: set() for v in sizes}
     for scope in scopes:
         for v in scope:

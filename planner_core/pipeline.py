@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from planner_core import methods
 from planner_core.assemble import assemble
 from planner_core.candidates import Candidates, matrices, score
@@ -28,13 +30,15 @@ from planner_core.graph import Graph
 from planner_core.hardware import CostModel, Workload, cost_model
 from planner_core.memory import walk
 from planner_core.mesh import DeviceMesh, axis_names, parse_mesh
+from planner_core.narrow import NOTE, narrow
 from planner_core.opening import open_model
 from planner_core.plan import Plan
 from planner_core.price import price
 from planner_core.problem import Networks, Problem, Restriction, build_networks, build_problem
-from planner_core.search import OBJECTIVES, Answer, corners, memory_of, search, value_of
-from planner_core.solve import Assignment
+from planner_core.search import OBJECTIVES, Answer, corners, memory_of, search, value_of, weights
+from planner_core.solve import Assignment, block_totals, solve
 from planner_core.strategy import BlockStrategies, block_strategies
+from planner_core.tables import COMM, MEMORY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -147,7 +151,13 @@ class Planner:
         with self.clock("network"):
             if key not in self.networks:
                 self.networks[key] = build_networks(self.coarse, self.strategies, model)
-            return build_problem(self.coarse, self.strategies, model, restrict, uniform, self.networks[key])
+            nets = self.networks[key]
+            try:
+                return build_problem(self.coarse, self.strategies, model, restrict, uniform, nets)
+            except TooWide:
+                less = narrow(nets, self.coarse, restrict)
+                problem = build_problem(self.coarse, self.strategies, model, less, uniform, nets)
+                return replace(problem, narrowed=True)
 
     def solve(self, problem: Problem, objective: str, abandon_above: float = float("inf")) -> Answer:
         """The best assignment whose walked peak is within the memory.
@@ -176,12 +186,14 @@ class Planner:
             self.cluster, problem.model.mesh, problem.model.workload
         )  # the real links, whatever it was chosen by
         cost = price(blocks, self.graph, model)
+        told = f"best found; the bound is {100 * answer.gap:.2g} % lower"
         return Plan(
-            name=name, method=method, objective=objective, optimal=answer.optimal, model=model_identity(self.graph),
+            name=name, method=method, objective=objective, optimal=answer.optimal and not problem.narrowed,
+            model=model_identity(self.graph),
             workload=model.workload.to_json(),
             cluster=self.cluster.to_json(), mesh=model.mesh, blocks=blocks, cost=cost,
             fits=cost.memory_bytes["peak"] <= self.budget,
-            notes=() if answer.optimal else (f"best found; the bound is {100 * answer.gap:.2g} % lower",),
+            notes=() if answer.optimal and not problem.narrowed else (NOTE if problem.narrowed else told,),
         )  # fmt: skip
 
 
@@ -211,10 +223,9 @@ def plan_model(request: Request, graph: Graph | None = None, progress: Progress 
     scored = block_candidates(planner, chosen)
     notes = _memory_notes(planner, chosen)
     timings = {**planner.clock.seconds, "total": time.perf_counter() - start}
-    found = [c for c in scored if c is not None]
     return Result(
         request=request, graph=planner.graph, coarse=planner.coarse, cluster=planner.cluster, workload=planner.workload,
-        candidates=tuple(found), dropped=_dropped(found), unknown_ops=_unknown(planner), plans=(chosen, *front, *others),
+        candidates=tuple(scored), dropped=_dropped(scored, planner.budget), unknown_ops=_unknown(planner), plans=(chosen, *front, *others),
         timings_s=timings, notes=notes,
     )  # fmt: skip
 
@@ -359,13 +370,25 @@ def baselines(planner: Planner, options: Iterable[DeviceMesh]) -> list[Plan]:
     return found
 
 
-def block_candidates(planner: Planner, chosen: Plan) -> list[Candidates | None]:
-    """Candidates of every repeated block on the tensor axis: the chosen mesh's last, or all GPUs of a node."""
-    size = chosen.mesh.axis_sizes[-1] if len(chosen.mesh.axis_sizes) > 1 else planner.cluster.levels[0].size
-    mesh = DeviceMesh(("tensor",), (size,))
-    sub = _one_axis(planner, mesh)
-    repeats = planner.graph.num_repeats
-    return [score(planner.coarse.blocks[n], planner.strategies[n], sub, repeats[n]) for n in planner.coarse.blocks]
+def block_candidates(planner: Planner, chosen: Plan) -> list[Candidates]:
+    """Candidates of every repeated block on the tensor axis: the chosen mesh's last, or all GPUs of a node. The other GPUs
+    split the batch."""
+    n, size = planner.cluster.num_gpus, planner.cluster.levels[0].size
+    if len(chosen.mesh.axis_sizes) > 1:
+        size = chosen.mesh.axis_sizes[-1]
+    mesh = DeviceMesh(axis_names(2), (n // size, size)) if size < n else DeviceMesh(axis_names(1), (n,))
+    restrict = methods.DataAxis(planner.graph) if size < n else None
+    problem = planner.problem(mesh, restrict, zero=0)
+    whole = solve(problem, [weights("communication")])
+    found = []
+    for name, repeats in planner.graph.num_repeats.items():
+        one = score(planner.coarse.blocks[name], planner.strategies[name], problem.model, repeats, restrict)
+        if one is not None and whole is not None:
+            rest = whole.totals - block_totals(problem, whole, name)
+            one = replace(one, rest_comm_s=float(rest[COMM]), rest_memory_bytes=float(rest[MEMORY]))
+        if one is not None:
+            found.append(one)
+    return found
 
 
 def _one_axis(planner: Planner, mesh: DeviceMesh) -> CostModel:
@@ -376,13 +399,16 @@ def _one_axis(planner: Planner, mesh: DeviceMesh) -> CostModel:
     return replace(model, mesh=mesh, links=model.links[-1:])
 
 
-def _dropped(candidates: Iterable[Candidates]) -> dict[str, int]:
-    found = list(candidates)
-    return {
-        "uneven": sum(c.space - c.scored for c in found),
-        "memory": 0,
-        "dominated": sum(c.scored - int(c.on_front.sum()) for c in found),
-    }
+def _dropped(found: Iterable[Candidates], budget: float) -> dict[str, int]:
+    """Why candidates are no choice: a split is not even, the whole model does not fit, or another is better in both."""
+    counts = {"uneven": 0, "memory": 0, "dominated": 0}
+    for c in found:
+        runs = np.isfinite(c.comm_s)
+        fits = c.model_memory_bytes <= budget
+        counts["uneven"] += c.space - int(runs.sum())
+        counts["memory"] += int((runs & ~fits).sum())
+        counts["dominated"] += int((runs & fits & ~c.on_front).sum())
+    return counts
 
 
 def _unknown(planner: Planner) -> tuple[str, ...]:

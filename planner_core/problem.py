@@ -66,6 +66,7 @@ class Problem:
     strategies: Mapping[str, BlockStrategies]
     uniform: bool = False
     scopes: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    narrowed: bool = False  # states were given up so that it can be solved (see `narrow`)
 
     @property
     def impossible(self) -> bool:

@@ -292,14 +292,16 @@ def _split(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 
 @rule("cat", "concat", "stack", "concatenate", "hstack")
 def _cat(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    rank, stacked = len(outs[0]), len(outs[0]) > len(ins[0])
-    cut = _dim_attr(op, rank) if stacked else changed_dim(op, ins[0], outs[0])
+    rank, stacked = len(outs[0]), len(outs[0]) > max(len(s) for s in ins)
+    full = next((s for s in ins if len(s) == rank), ins[0])  # torch lets an empty vector join anything
+    cut = _dim_attr(op, rank) if stacked else changed_dim(op, full, outs[0])
     found = []
     for d in range(rank):
         if d == cut or outs[0][d] == 1:
             continue
         own = d - (stacked and d > cut)
-        found.append(split(f"d{d}", [own] * len(ins), [d], outs[0][d]))
+        dims = [own if stacked or len(s) == rank else None for s in ins]
+        found.append(split(f"d{d}", dims, [d], outs[0][d]))
     return Rule(tuple(found), linear=tuple(range(len(ins))))
 
 

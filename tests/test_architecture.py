@@ -18,7 +18,7 @@ ORDER = (
     "errors", "mesh", "placement", "graph", "plan", "cluster", "collectives", "atp", "models", "sites*", "moe*", "scans*",
     "capture*", "opening", "rules", "rules_scan", "rules_index", "rules_math", "coarsen", "fold", "strategy", "hardware", "redistribute", "saving", "pinned",
     "memory", "price", "states", "tables", "network", "eliminate", "problem", "solve", "candidates", "folding", "assemble",
-    "search", "methods", "expert", "pipeline", "report", "unfolded", "retarget", "runtime*", "verify*", "export*", "__main__",
+    "search", "narrow", "methods", "expert", "pipeline", "report", "unfolded", "retarget", "runtime*", "verify*", "export*", "__main__",
 )  # fmt: skip
 NAMES = tuple(name.rstrip("*") for name in ORDER)
 HEAVY = {name.rstrip("*") for name in ORDER if name.endswith("*")}

@@ -72,7 +72,7 @@ def test_llama_costs_two_all_reduces_a_layer_each_way(layers: int) -> None:
 
 def test_stored_as_the_expert_says() -> None:
     plan, _, _ = theirs_and_ours(load_snapshot("llama-3-8b", layers=2))
-    stored = {n: p.stored[0] for ways in plan.blocks.values() for b in ways if b.prefixes[0] for n, p in b.params.items()}
+    stored = {n: p.stored[0] for b in plan.blocks.values() if b.prefixes[0] for n, p in b.params.items()}
     assert stored["self_attn.q_proj.weight"] == Shard(0) and stored["mlp.down_proj.weight"] == Shard(1)
     assert stored["input_layernorm.weight"] == R
 

@@ -126,7 +126,7 @@ class Recorder(TorchFunctionMode):
         if not results:
             return out
         if sites.is_inplace(fn):
-            results = self._version(args[0], results[0], inputs)
+            results = self._version(func, args[0], results[0], inputs)
         attrs = describe(fn, func, moved, moved_kw, results)
         outputs = tuple(self.produce(t) for t in results)
         saved, extra = self._saved(packed, (*inputs, *outputs))
@@ -141,7 +141,11 @@ class Recorder(TorchFunctionMode):
                 self.roots[new.untyped_storage()._cdata] = self.recording.values[self.ids[id(old)]].storage
                 self.keep.append(new)
 
-    def _version(self, target: torch.Tensor, written: torch.Tensor, inputs: tuple[int, ...]) -> list[torch.Tensor]:
+    def _version(
+        self, func: Callable[..., Any], target: torch.Tensor, written: torch.Tensor, inputs: tuple[int, ...]
+    ) -> list[torch.Tensor]:
+        if not target.is_meta and func.__name__.startswith("__i"):
+            return [written]  # `loss += term`: the name is bound to the result
         if not target.is_meta:
             raise CaptureError(
                 f"{self.scopes.frame.scope or 'the model'} writes a computed tensor into a constant in place; "
