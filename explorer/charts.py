@@ -157,9 +157,10 @@ def _capacity(figure: go.Figure, capacity_bytes: int, theme: Theme) -> None:
     )
 
 
-def candidates_scatter(found: Candidates, picked: int | None, theme: Theme) -> go.Figure:
-    """Every assignment of one copy of a block, with the front of those that no other beats in both."""
-    x, y = found.comm_s * 1e3, found.memory_bytes / GIB
+def candidates_scatter(found: Candidates, picked: int | None, capacity_bytes: int, theme: Theme) -> go.Figure:
+    """Every assignment of a block's matrices as a plan of the whole model, the front of those that no other beats in both,
+    and the GPU's memory."""
+    x, y = found.model_comm_s * 1e3, found.model_memory_bytes / GIB
     shown = np.flatnonzero(np.isfinite(x) & np.isfinite(y))
     front = shown[found.on_front[shown]]
     front = front[np.argsort(x[front])]
@@ -192,6 +193,7 @@ def candidates_scatter(found: Candidates, picked: int | None, theme: Theme) -> g
             hoverinfo="skip",
             marker={"symbol": "circle-open", "size": 20, "color": theme.text, "line": {"width": 2}},
         )
+    _capacity(figure, capacity_bytes, theme)
     figure.update_xaxes(title="communication per step, ms", rangemode="tozero")
     figure.update_yaxes(title="memory per GPU, GiB", rangemode="tozero")
     return _style(figure, theme, 430)

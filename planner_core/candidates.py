@@ -20,7 +20,7 @@ from planner_core.graph import Block
 from planner_core.hardware import CostModel
 from planner_core.network import build_block
 from planner_core.placement import R, Shard
-from planner_core.problem import Compiled, compile_network, ports
+from planner_core.problem import Compiled, Restriction, compile_network, ports
 from planner_core.strategy import BlockStrategies
 from planner_core.tables import COMM, MEMORY, tensor_name
 
@@ -34,7 +34,8 @@ class Candidates:
     """All candidates of one unique block on the tensor axis.
 
     `choice[i, w]` is 0, 1 or 2 for R, S(0), S(1) of `weights[w]`. Costs are those of one copy of the block:
-    `comm_s` seconds of communication and `memory_bytes` per GPU; inf where the candidate cannot run.
+    `comm_s` seconds of communication and `memory_bytes` per GPU; inf where the candidate cannot run. `rest_comm_s` and
+    `rest_memory_bytes` are those of everything else in the model.
     """
 
     block: str
@@ -45,6 +46,18 @@ class Candidates:
     on_front: NDArray[np.bool_]
     axis_size: int
     repeats: int
+    rest_comm_s: float = 0.0
+    rest_memory_bytes: float = 0.0
+
+    @property
+    def model_comm_s(self) -> Floats:
+        """Communication of the whole model per candidate: all copies of the block alike, the rest at its best."""
+        return self.rest_comm_s + self.repeats * self.comm_s
+
+    @property
+    def model_memory_bytes(self) -> Floats:
+        """Memory per GPU of the whole model per candidate, at the end of forward."""
+        return self.rest_memory_bytes + self.repeats * self.memory_bytes
 
     @property
     def space(self) -> int:
@@ -66,13 +79,18 @@ def matrices(block: Block) -> list[int]:
     ]
 
 
-def score(coarse: CoarseBlock, strategies: BlockStrategies, model: CostModel, repeats: int) -> Candidates | None:
-    """Score a block's candidates on a mesh of one axis; None where there are too many or none."""
+def score(
+    coarse: CoarseBlock, strategies: BlockStrategies, model: CostModel, repeats: int, restrict: Restriction | None = None
+) -> Candidates | None:  # fmt: skip
+    """Score a block's candidates on the last axis of a mesh; None where there are too many or none. `restrict` says what
+    the other axes do."""
     block = coarse.block
     weights = matrices(block)
     if not weights or 3 ** len(weights) > MAX_CANDIDATES:
         return None
     net = build_block(coarse, strategies, model)
+    if restrict:
+        restrict.apply(block.name, net)
     compiled = compile_network(net, ports(block))
     if any(not len(a) for a in compiled.alive.values()):
         return None
@@ -80,7 +98,7 @@ def score(coarse: CoarseBlock, strategies: BlockStrategies, model: CostModel, re
     grid = np.indices((3,) * len(weights), dtype=np.int8).reshape(len(weights), -1).T
     comm, memory = comm.ravel(), memory.ravel()
     names = tuple(block.values[w].name for w in weights)
-    return Candidates(block.name, names, grid, comm, memory, pareto(comm, memory), model.sizes[0], repeats)
+    return Candidates(block.name, names, grid, comm, memory, pareto(comm, memory), model.sizes[-1], repeats)
 
 
 def pareto(a: Floats, b: Floats) -> NDArray[np.bool_]:
@@ -135,7 +153,7 @@ def _with_choices(compiled: Compiled, names: list[str]) -> list[tuple[tuple[str,
     ]
     for name, factors in owned.items():
         states = compiled.net.tensors[name]
-        kind = [_kind(states.pairs[int(i)][0]) for i in states.index[compiled.alive[name], 0]]
+        kind = [_kind(states.pairs[int(i)][0]) for i in states.index[compiled.alive[name], -1]]
         total: dict[str, tuple[Floats, Floats]] = {}
         unary = [f for f in factors if len(f.vars) == 1]
         for f in factors:

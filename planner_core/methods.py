@@ -182,6 +182,25 @@ BASELINES = (
 )
 
 
+@dataclass
+class DataAxis(Restriction):
+    """The first of two axes is a data axis: whatever carries the batch is split by it, and weights are kept whole there."""
+
+    graph: Graph
+
+    def apply(self, block: str, net: Network) -> None:
+        """Add a factor that forbids the other states."""
+        where = self.graph.blocks[block] if block else self.graph.top
+        batch, seq = self.graph.workload["batch"], self.graph.workload["seq"]
+        for name, states in net.tensors.items():
+            value = where.values[int(name[1:])]
+            if value.kind != "parameter" and value.meta.shape[:1] not in ((batch,), (batch * seq,)):
+                continue
+            wanted = R if value.kind == "parameter" else Shard(0)
+            ok = np.array([p == wanted for p, _ in states.pairs], dtype=bool)[states.index[:, 0]]
+            net.factors.append(Factor((name,), np.zeros((NUM_COMPONENTS, len(states))), ok))
+
+
 # --- the papers' methods as lenses -------------------------------------------------------------------
 
 

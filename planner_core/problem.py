@@ -217,7 +217,7 @@ def compile_network(net: Network, keep: tuple[str, ...]) -> Compiled:
         changed = False
         for f in merged.values():
             for axis, v in enumerate(f.vars):
-                fresh = np.logical_and(alive[v], _support(f, axis, alive))
+                fresh: Bools = np.asarray(alive[v] & _support(f, axis, alive), dtype=bool)
                 if fresh.sum() != alive[v].sum():
                     alive[v], changed = fresh, True
     index = {v: np.flatnonzero(a) for v, a in alive.items()}

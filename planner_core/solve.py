@@ -287,6 +287,15 @@ def _finish(problem: Problem, top: Mapping[str, int], calls: list[dict[str, int]
     return Assignment(full, calls, totals)
 
 
+def block_totals(problem: Problem, a: Assignment, name: str) -> Floats:
+    """What all copies of one block add to an assignment's totals."""
+    net = problem.blocks[name].net
+    copies = [at for call, at in zip(problem.coarse.graph.calls(), a.calls, strict=True) if call.block == name]
+    by_id = {id(at): at for at in copies}
+    zero = np.zeros(NUM_COMPONENTS)
+    return sum((n * _total(net, by_id[key]) for key, n in Counter(map(id, copies)).items()), start=zero)
+
+
 def _total(net: Network, at: Mapping[str, int]) -> Floats:
     total = np.zeros(NUM_COMPONENTS)
     for f in net.factors:

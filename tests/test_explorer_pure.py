@@ -116,7 +116,7 @@ def test_figures_carry_units_and_every_plan(result: Result, theme: Theme) -> Non
 
 def test_every_candidate_is_a_point(result: Result) -> None:
     (found,) = result.candidates
-    figure = charts.candidates_scatter(found, 0, LIGHT)
+    figure = charts.candidates_scatter(found, 0, 80_000_000_000, LIGHT)
     assert figure.data[0].type == "scattergl"
     assert len(figure.data[0].x) == int(np.isfinite(found.comm_s).sum())
     assert len(figure.data[1].x) == int(found.on_front.sum())

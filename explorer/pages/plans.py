@@ -142,7 +142,7 @@ def candidates(result: Result) -> None:
             st.session_state["candidate"] = {name: int(data[0] if isinstance(data, list) else data)}
 
     st.plotly_chart(
-        charts.candidates_scatter(one, index, frame.theme()),
+        charts.candidates_scatter(one, index, result.cluster.gpu.memory_bytes, frame.theme()),
         theme=None,
         key=f"candidates_{name}",
         on_select=pick,
@@ -159,8 +159,8 @@ def candidate_words(found: Candidates, index: int | None) -> None:
         st.caption(
             f"Each point puts every one of {len(found.weights)} weight matrices whole (R), split by rows S(0) or "
             "by columns S(1) over "
-            f"{found.axis_size} GPUs of the tensor axis, the rest chosen best: one of {found.repeats} equal "
-            "copies, on the tensor axis alone. Click a point for its placements."
+            f"{found.axis_size} GPUs, in all {found.repeats} copies; the other GPUs split the batch, weights are kept, "
+            "and the rest of the model is chosen best. Click a point for its placements."
         )
         return
     parts = " ".join(
