@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import nullcontext
 from typing import Any
 
 import streamlit as st
@@ -118,16 +119,22 @@ def rail(lesson: Lesson) -> None:
 def controls(lesson: Lesson) -> None:
     """What can be changed."""
     here = place(lesson)
-    for c in lesson.controls:
-        widget, current = f"w_{lesson.number}_{c.key}", here["values"][c.key]
-        if c.kind == "draw":
-            st.button(c.label, key=widget, on_click=take, args=(lesson, c, widget), icon=":material/casino:")
-            continue
-        state.seed(widget, current)
-        kind: Any = (
-            st.select_slider if c.kind == "slider" else st.segmented_control if len(c.options) < 4 else st.selectbox
-        )
-        kind(c.label, options=list(c.options), format_func=c.name, key=widget, on_change=take, args=(lesson, c, widget))
+    many = len(lesson.controls) > 4
+    columns = st.columns(2) if many else []
+    for i, c in enumerate(lesson.controls):
+        with columns[i % 2] if many else nullcontext():
+            one_control(lesson, c, here)
+
+
+def one_control(lesson: Lesson, c: Control, here: dict[str, Any]) -> None:
+    """A button that draws, a slider, or a choice."""
+    widget = f"w_{lesson.number}_{c.key}"
+    if c.kind == "draw":
+        st.button(c.label, key=widget, on_click=take, args=(lesson, c, widget), icon=":material/casino:")
+        return
+    state.seed(widget, here["values"][c.key])
+    kind: Any = st.select_slider if c.kind == "slider" else st.segmented_control if len(c.options) < 4 else st.selectbox
+    kind(c.label, options=list(c.options), format_func=c.name, key=widget, on_change=take, args=(lesson, c, widget))
 
 
 def scrubber(lesson: Lesson, scene: Scene) -> None:

@@ -110,7 +110,10 @@ def _note(model: str, uneven: list[str]) -> str:
     """Said where Megatron-LM's way is not open."""
     if not uneven:
         return ""
-    return f"The heads of {model} do not divide by {' or '.join(uneven)}, so the stack there is that of the smallest plan the planner finds."
+    return (
+        f"The heads of {model} do not divide by {' or '.join(uneven)}, so the stack there is that of the smallest "
+        "plan the planner finds."
+    )
 
 
 def _stack(found: dict[str, int]) -> tuple[Part, ...]:
@@ -163,6 +166,7 @@ LESSON = Lesson(
         "and the GPU in the sentence above.",),
     (
         ("Activation", "a tensor that forward computes; autograd keeps many of them for the backward pass"),
+        ("Node", "one machine with several GPUs, joined by fast links such as NVLink"),
         ("Optimizer states", "what the optimizer keeps per weight; AdamW keeps two averages"),
     ),
     (Control("batch", "Batch, samples in one step", BATCHES, 4, kind="slider"),),

@@ -147,7 +147,10 @@ LESSON = Lesson(
         "cut and watch what each device can finish alone.",),
     (
         ("Device, rank", "a GPU, and its number: GPU 0 has rank 0. Each keeps one colour on every page"),
+        ("Tensor parallelism", "several devices share the work of one weight, each with a part of it, as here"),
+        ("Replicate, R", "every device holds the whole tensor"),
         ("Shard, S(dim)", "each device holds one slice along a dimension: S(0) rows, S(1) columns"),
+        ("Partial, P", "each device holds one term of a sum that has not been taken yet"),
     ),
     (
         Control("cut", "Cut W by", ("columns", "rows"), "columns"),

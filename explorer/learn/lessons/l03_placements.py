@@ -88,7 +88,9 @@ STATES = (
     ("S(0)", "Shard", "**Shard, S(0)**: each device holds a slice along dim 0, its rows. Solid, in the device's colour."),
     (
         "P", "Partial",
-        "**Partial, P**: each device holds a full-sized term; only the sum of all means something. Hatched: not summed yet.",
+
+            "**Partial, P**: each device holds a full-sized term; only the sum of all means something. Hatched: "
+            "not summed yet.",
     ),
 )  # fmt: skip
 
@@ -169,9 +171,12 @@ LESSON = Lesson(
         "between the devices must put it right. Draw cases until you know them.",),
     (
         ("Placement", "how a tensor lies on the devices: Replicate, Shard or Partial"),
-        ("Replicate, R", "every device holds the whole tensor"),
-        ("Partial, P", "each device holds one term of a sum that has not been taken yet"),
-        ("Collective", "a message in which a whole group of devices takes part, such as all_reduce"),
+        ("Plan", "a placement for every weight, and the messages that follow from it"),
+        ("Collective", "a message in which a whole group of devices takes part: the next four"),
+        ("all_reduce", "every device ends with the sum of what all of them had"),
+        ("reduce_scatter", "the sum is taken, and each device ends with one slice of it"),
+        ("all_gather", "every device ends with the slices of all"),
+        ("all_to_all", "each device sends a different slice to each other one"),
         ("Redistribution", "going from one placement to another"),
     ),
     (Control("devices", "Devices", (2, 4), 2), Control("case", "Draw another case", tuple(range(len(CASES))), 1, kind="draw")),

@@ -242,9 +242,8 @@ LESSON = Lesson(
     4, "Collectives", "A ring gives every device the sum of all, and no device sends more than twice the tensor.",
     ("Real numbers go round the ring below. Step through it and count what each GPU sends.",),
     (
-        ("All-reduce", "every device ends with the sum of what all of them had"),
-        ("Reduce-scatter, all-gather", "the two halves: sum and keep one slice each; then collect all slices"),
-        ("Latency", "what one message takes before its first byte arrives"),
+        ("Ring", "each device sends to its neighbour only, the last one to the first"),
+        ("Latency", "what one message takes before its first byte arrives, a few microseconds"),
         ("Bandwidth", "bytes per second once they flow"),
     ),
     (

@@ -192,9 +192,12 @@ def question(learner: Learner, values: Values) -> Question:
 
 LESSON = Lesson(
     5, "Column, then row", "Cut the first weight by columns and the second by rows: one all-reduce forward, one backward.",
-    ("Half of a transformer's weights are in its MLPs. Choose how A is cut and see what GeLU makes of it.",),
+    (
+        "Most of a transformer's weights are in its MLPs. Choose how A is cut and see what GeLU makes of it. A "
+        "gated MLP, as in Llama, is cut alike: gate and up by columns, down by rows.",),
     (
         ("MLP, feed-forward", "two weights with a nonlinear function such as GeLU between them"),
+        ("Megatron-LM", "NVIDIA's training code; the way it splits transformers is that of lessons 5 to 7"),
         ("f and g", "Megatron-LM's names for the two points where the devices talk, each the other's backward"),
     ),
     (Control("first", "Cut A by", ("columns", "rows"), "columns"), Control("seed", "Other numbers", tuple(range(6)), 0, kind="draw")),

@@ -168,7 +168,7 @@ LESSON = Lesson(
     (
         ("Head", "one of the independent attentions that a layer runs side by side"),
         ("Grouped-query attention", "several query heads share one head of keys and values"),
-        ("Degree", "how many devices share one tensor: the size of that axis of the mesh"),
+        ("Degree", "how many devices share the weights of a layer"),
     ),
     (Control("t", "Devices", DEGREES, 4, kind="slider"),),
     scene, question, CODE, ("fold", "This model's attention"), uses_model=True,

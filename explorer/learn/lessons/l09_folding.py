@@ -167,7 +167,7 @@ LESSON = Lesson(
         "level upwards. Step through its Algorithm 1 on your model.",),
     (
         ("Block", "a piece of the model that occurs in several equal copies, such as a decoder layer"),
-        ("Plan", "a placement for every weight, and what follows from it"),
+        ("Similar", "with the same weights behind the same names, in order"),
     ),
     (Control("least", "Copies needed to be kept", (2, 3, 4, 8, 16, 64), 2, kind="slider"),),
     scene, question, CODE, ("fold", "The folded graph of this model"), uses_model=True,

@@ -195,7 +195,9 @@ def question(learner: Learner, values: Values) -> Question:
     whys = (fact, fact if right == 1 else wires + fact, fact)
     rows = tuple(zip(names, whys, strict=True))
     return asked(
-        f"Both layouts send the same bytes, in a batch of {values['batch']}. With the groups across the nodes, all communication takes",
+
+            f"Both layouts send the same bytes, in a batch of {values['batch']}. With the groups across the "
+            "nodes, all communication takes",
         rows[right], tuple(r for i, r in enumerate(rows) if i != right), right,
     )  # fmt: skip
 
@@ -209,7 +211,10 @@ def _both(found: list[Option], per: int) -> tuple[Option, Option]:
 def _why(near: Option, far: Option) -> str:
     """Which part decides."""
     lost, won = far.tensor_s - near.tensor_s, near.data_s - far.data_s
-    sums = f"The layers' sums lose {units.seconds(lost)} by leaving the node, the gradients' sums win {units.seconds(won)} by staying."
+    sums = (
+        f"The layers' sums lose {units.seconds(lost)} by leaving the node, the gradients' sums win "
+        f"{units.seconds(won)} by staying."
+    )
     return sums if lost > won else sums + " With so small a batch the gradients are the larger part."
 
 
@@ -219,7 +224,6 @@ LESSON = Lesson(
         "TAP counts bytes. TAPS, its successor, asks which links carry them. Here are two nodes of your cluster "
         "with your model's layers.",),
     (
-        ("Node", "one machine; its GPUs are joined by fast links such as NVLink"),
         ("Mesh", "the GPUs as a grid, e.g. 2 data × 8 tensor; neighbours on the last axis are neighbours in a node"),
         ("Volume", "the bytes that each GPU sends in one step"),
     ),

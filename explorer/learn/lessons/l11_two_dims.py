@@ -70,7 +70,8 @@ def scene(learner: Learner, values: Values) -> Scene:
     compute, comm, spans = _chunks(learner, (d1, d2), chunks, base * ratio)
     tiles, error = _tiles()
     four = (
-        f"A layer has four weights, so four all_reduces forward and four backward. On {d1} × {d2}, in units of tokens · "
+        f"A layer has four weights, so four all_reduces forward and four backward. On {d1} × {d2}, in units "
+        "of tokens · "
         "hidden, each over one axis only:"
     )
     which = (
@@ -102,7 +103,8 @@ def _tiles() -> tuple[list[Step], float]:
         f"all_reduce there. Error of the sums: **{number(c['error'])}**."
     )
     second = (
-        "The other way round: axis 1 cuts the inputs, axis 2 the outputs, so the sum runs over axis 1. It fits behind a "
+        "The other way round: axis 1 cuts the inputs, axis 2 the outputs, so the sum runs over axis 1. It "
+        "fits behind a "
         f"column-first weight without moving anything. Error: **{number(r['error'])}**."
     )
     steps = [
@@ -124,7 +126,8 @@ def _meshes(times: dict[tuple[int, int], float], ratio: int, layer: Layer, token
 def _overlap(chunks: int, alone: float, spans: Any) -> Step:
     end = spans[-1].end_s
     says = (
-        f"Feed-forward of one layer, its batch in {chunks} chunk{'s' * (chunks > 1)}: while one chunk's sum travels, the "
+        f"Feed-forward of one layer, its batch in {chunks} chunk{'s' * (chunks > 1)}: while one chunk's sum "
+        "travels, the "
         f"next one is computed. {units.seconds(end)} instead of {units.seconds(alone)}."
     )
     return Step("Chunk overlap", says, svg(_timeline(spans, end), "Compute and communication on a timeline"))

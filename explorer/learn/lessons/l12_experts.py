@@ -182,7 +182,6 @@ LESSON = Lesson(
         "The weights are many, the work per token is small.",),
     (
         ("Expert", "one of many MLPs of a layer; a router picks some for each token"),
-        ("All-to-all", "each device sends a different slice to each other one"),
         ("Expert parallelism", "every device holds some experts whole, and tokens travel to them"),
     ),
     (

@@ -230,10 +230,12 @@ def cases(learner: Learner, values: Values) -> list[tuple[str, dict[str, Choice]
 
 LESSON = Lesson(
     13, "Choose a plan yourself", "Place the seven weights of a block, predict the cost, then see the optimum.",
-    ("Everything so far in one task. Think of what each output will be (R, S or P) and of what the next weight wants.",),
+    (
+        "Everything so far in one task. R keeps a weight whole, S(0) cuts its outputs, S(1) its inputs. Think of "
+        "what each output will be (R, S or P) and of what the next weight wants.",),
     (("Front", "the choices that no other one beats in communication and memory both"),),
     (
-        *(Control(w, w, LETTERS, START[w], NAMES) for w in WEIGHTS),
+        *(Control(w, w, LETTERS, START[w]) for w in WEIGHTS),
         Control("t", "Devices", (2, 4, 8), 4, kind="slider"),
     ),
     scene, question, CODE, ("plans", "All candidates of this model's blocks"), uses_model=True, cases=cases,
