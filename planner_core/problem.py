@@ -217,7 +217,7 @@ def compile_network(net: Network, keep: tuple[str, ...]) -> Compiled:
         changed = False
         for f in merged.values():
             for axis, v in enumerate(f.vars):
-                fresh: Bools = np.asarray(alive[v] & _support(f, axis, alive), dtype=bool)
+                fresh = alive[v] & _support(f, axis, alive)
                 if fresh.sum() != alive[v].sum():
                     alive[v], changed = fresh, True
     index = {v: np.flatnonzero(a) for v, a in alive.items()}
@@ -235,8 +235,8 @@ def _support(f: Factor, axis: int, alive: Mapping[str, Bools]) -> Bools:
     if len(f.vars) == 1:
         return f.allowed
     other = alive[f.vars[1 - axis]]
-    support: Bools = (f.allowed & (other[None, :] if axis == 0 else other[:, None])).any(axis=1 - axis)
-    return support
+    with_other = f.allowed & (other[None, :] if axis == 0 else other[:, None])
+    return np.asarray(with_other.any(axis=1 - axis), dtype=bool)
 
 
 def _run_scope(block: Block, run: Run) -> tuple[str, ...]:
