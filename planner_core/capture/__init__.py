@@ -38,12 +38,19 @@ def capture_graph(
     `layers` overrides the depth; `flat` traces every module call and folds nothing (it judges the folding).
     Raises InputError or CaptureError, each with one sentence.
     """
+    from planner_core.capture.child import capture_python
     from planner_core.capture.sources import resolve
 
     if batch < 1 or seq < 1:
         raise InputError(f"batch {batch} and sequence length {seq} must both be at least 1")
     if dtype not in DTYPES:
         raise InputError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
+    if isinstance(source, str) and ".py:" in source:
+        if layers is not None:
+            raise InputError(
+                f"--layers {layers} cannot be applied to {source}; let your callable build the depth you want"
+            )
+        return capture_python(source, batch=batch, seq=seq, flat=flat)
     model = resolve(source, batch=batch, seq=seq, dtype=dtype, layers=layers)
     return capture_module(
         model.module, model.inputs, args=model.args, name=model.name, source=model.source, config=model.config,

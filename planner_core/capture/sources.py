@@ -7,9 +7,7 @@ import difflib
 import importlib.util
 import io
 import json
-import signal
-import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,6 @@ from planner_core import models
 from planner_core.errors import CaptureError, InputError
 
 LARGEST_CONFIG_BYTES = 4 << 20
-USER_CODE_S = 60
 
 
 @dataclass(slots=True)
@@ -44,10 +41,6 @@ def resolve(source: str | Mapping[str, Any], *, batch: int, seq: int, dtype: str
         data = models.with_depth(models.ZOO[source], layers)
         return _config(source, f"zoo:{source}", data, batch, seq, dtype, None)
     if ".py:" in source:
-        if layers is not None:
-            raise InputError(
-                f"--layers {layers} cannot be applied to {source}; let your callable build the depth you want"
-            )
         return python_source(source)
     if source.endswith(".pt2"):
         raise InputError(
@@ -92,27 +85,8 @@ def _config(
     return Source(name, source, module, hf.training_inputs(module, parsed, batch, seq, dtype), config=used)
 
 
-@contextlib.contextmanager
-def _time_limit(seconds: int) -> Iterator[None]:
-    """Stop the user's code when it hangs; only the main thread of a process can be stopped so."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(signum: int, frame: object) -> None:
-        raise TimeoutError(f"it took longer than {seconds} s")
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(seconds)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
-
-
 def python_source(source: str) -> Source:
-    """`path.py:callable`, run here: command line only. Returns a module, or a (module, example inputs) pair."""
+    """`path.py:callable`, run in this process (`child` runs it in another); it returns a (module, example inputs) pair."""
     text, _, attribute = source.rpartition(":")
     path = Path(text)
     if not path.is_file():
@@ -122,11 +96,13 @@ def python_source(source: str) -> Source:
     user = importlib.util.module_from_spec(spec)
     said = io.StringIO()  # what the user's code prints is no part of our report
     try:
-        with contextlib.redirect_stdout(said), torch.device("meta"), _time_limit(USER_CODE_S):
+        with contextlib.redirect_stdout(said), torch.device("meta"):
             spec.loader.exec_module(user)
             made = getattr(user, attribute)()
     except AttributeError as error:
         raise CaptureError(f"{source}: {error}") from None
+    except MemoryError:
+        raise
     except (Exception, SystemExit) as error:
         words = " ".join(str(error).split())[:200]
         raise CaptureError(f"{source} did not return a model: {type(error).__name__}: {words}") from None

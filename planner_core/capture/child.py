@@ -1,0 +1,121 @@
+"""The user's Python, run in a process of its own: whatever it does, only a graph or one sentence comes back.
+
+`capture_python` starts this file as a program with a time limit and, within it, a memory limit; the graph returns as
+JSON over a pipe. What the user's code prints is dropped, and no process it started outlives it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from planner_core.errors import CaptureError, InputError, PlannerError
+from planner_core.graph import Graph, from_json, to_json
+
+LIMIT_S = 120
+"""Seconds for importing torch, running the user's code and capturing."""
+LIMIT_BYTES = 2 << 30
+"""Memory that the user's code and the capture may take beyond the libraries."""
+LARGEST_REPLY = 1 << 29
+
+
+def capture_python(source: str, *, batch: int, seq: int, flat: bool, limit_s: float | None = None) -> Graph:
+    """The graph of `path.py:callable`. Raises InputError or CaptureError, as the child says or for what became of it."""
+    path, _, _ = source.rpartition(":")
+    if not Path(path).is_file():
+        raise InputError(f"{path} is not a file; give path/to/file.py:callable")
+    limit = LIMIT_S if limit_s is None else limit_s
+    read, write = os.pipe()
+    root = str(Path(__file__).resolve().parent.parent.parent)
+    search = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
+    command = [sys.executable, "-m", "planner_core.capture.child", str(write), source, str(batch), str(seq), str(int(flat))]
+    child = subprocess.Popen(
+        command, pass_fds=(write,), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        start_new_session=True, env={**os.environ, "PYTHONPATH": search, "HF_HUB_OFFLINE": "1"},
+    )  # fmt: skip
+    os.close(write)
+    try:
+        reply = _read(read, limit)
+    finally:
+        os.close(read)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)  # the child, and whatever it started
+        status = child.wait()
+    if reply is None:
+        raise CaptureError(f"{source} took longer than {limit:g} s; let the callable build the model on meta and return it")
+    return _graph(source, reply, status)
+
+
+def _read(read: int, limit_s: float) -> bytes | None:
+    """All that comes before the pipe closes; None: it did not close in time."""
+    end = time.monotonic() + limit_s
+    found = bytearray()
+    while True:
+        ready, _, _ = select.select([read], [], [], max(0.0, end - time.monotonic()))
+        if not ready:
+            return None
+        chunk = os.read(read, 1 << 20)
+        if not chunk or len(found) > LARGEST_REPLY:
+            return bytes(found)
+        found += chunk
+        if found.endswith(b"\n"):
+            return bytes(found)
+
+
+def _graph(source: str, reply: bytes, status: int) -> Graph:
+    try:
+        data: dict[str, Any] = json.loads(reply)
+    except ValueError:
+        how = f"signal {-status}" if status < 0 and status != -signal.SIGKILL else f"status {max(status, 0)}"
+        raise CaptureError(f"{source} ended the process ({how}) before it returned a model; remove the exit from it") from None
+    if "error" in data:
+        raise (InputError if data.get("kind") == "InputError" else CaptureError)(str(data["error"]))
+    return from_json(data["graph"])
+
+
+def main(argv: list[str]) -> None:
+    """The child: `write-end source batch seq flat`."""
+    write, source, batch, seq, flat = int(argv[0]), argv[1], int(argv[2]), int(argv[3]), argv[4] == "1"
+    os.set_inheritable(write, False)  # so that the pipe closes with this process, whatever it starts
+    reply: dict[str, Any]
+    try:
+        reply = {"graph": to_json(_capture(source, batch, seq, flat))}
+    except PlannerError as error:
+        reply = {"error": str(error), "kind": type(error).__name__}
+    except MemoryError:
+        reply = {"error": f"{source} needs more than {LIMIT_BYTES >> 30} GB of memory; build the model on meta, without real weights"}
+    except BaseException as error:
+        reply = {"error": f"{source} could not be captured: {type(error).__name__}: {' '.join(str(error).split())[:200]}"}
+    with os.fdopen(write, "wb") as out:
+        out.write(json.dumps(reply).encode() + b"\n")
+    sys.stdout.flush()
+    os._exit(0)  # threads and exit handlers of the user's code have no say
+
+
+def _capture(source: str, batch: int, seq: int, flat: bool) -> Graph:
+    import torch
+
+    from planner_core.capture import capture_module
+    from planner_core.capture.sources import python_source
+
+    torch.set_num_threads(1)
+    pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0])
+    most = pages * os.sysconf("SC_PAGE_SIZE") + LIMIT_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    made = python_source(source)
+    return capture_module(
+        made.module, made.inputs, args=made.args, name=made.name, source=made.source, config=made.config, batch=batch, seq=seq, flat=flat
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,94 @@
+"""A user's file may hang, exit, print, fork or eat memory: the caller gets a graph or one sentence, and nothing is left over."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from planner_core.capture import capture_graph, child
+from planner_core.errors import CaptureError, InputError
+
+MODEL = """
+import torch
+from torch import nn
+EXTRA
+def make():
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU()), (torch.zeros(3, 4),)
+"""
+HANGS = """
+import torch
+class M(torch.nn.Module):
+    def forward(self, x):
+        while True: pass
+def make():
+    return M(), (torch.zeros(1),)
+"""
+
+
+def made(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "mine.py"
+    path.write_text(text)
+    return f"{path}:make"
+
+
+def test_a_file_that_prints_and_starts_threads(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    noise = "import os, sys, threading, time\nprint('hello'); os.write(1, b'raw'); sys.stderr.write('more')\n"
+    source = made(tmp_path, MODEL.replace("EXTRA", noise + "threading.Thread(target=time.sleep, args=(600,)).start()"))
+    graph = capture_graph(source, batch=3, seq=1)
+    assert [op.fn for op in graph.top.ops][:2] == ["linear", "relu"] and graph.config == {"callable": source}
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("import os\nos._exit(3)\n", "ended the process"),
+        ("import sys\nsys.exit('enough')\n", "SystemExit: enough"),
+        ("raise KeyboardInterrupt\n", "could not be captured: KeyboardInterrupt"),
+        ("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n", "ended the process"),
+        ("def make(): return 3\n", "returned a int"),
+        ("def make():\n    raise ValueError('no such size')\n", "ValueError: no such size"),
+        ("x = 1\n", "no attribute 'make'"),
+        ("def make(:\n", "SyntaxError"),
+        ("def make():\n    return bytearray(5 << 30)\n", "more than 2 GB"),
+    ],
+)  # fmt: skip
+def test_what_goes_wrong_is_said_in_one_sentence(tmp_path: Path, text: str, says: str) -> None:
+    with pytest.raises(CaptureError, match=says) as error:
+        capture_graph(made(tmp_path, text), batch=1, seq=1)
+    assert "\n" not in str(error.value)
+
+
+def test_a_file_that_hangs_is_stopped_with_all_it_started(tmp_path: Path) -> None:
+    mark = tmp_path / "pid"
+    text = f"import subprocess\np = subprocess.Popen(['sleep', '600'])\nopen({str(mark)!r}, 'w').write(str(p.pid))\nwhile True: pass\n"
+    start = time.monotonic()
+    with pytest.raises(CaptureError, match="longer than 12 s"):
+        child.capture_python(made(tmp_path, text), batch=1, seq=1, flat=False, limit_s=12)
+    assert time.monotonic() - start < 20
+    time.sleep(0.2)
+    status = Path(f"/proc/{mark.read_text()}/stat")
+    assert not status.exists() or ") Z " in status.read_text()  # gone, or waiting to be reaped
+
+
+def test_a_model_that_hangs_while_it_runs_is_stopped_too(tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match="longer than 10 s"):
+        child.capture_python(made(tmp_path, HANGS), batch=1, seq=1, flat=False, limit_s=10)
+
+
+def test_depth_and_missing_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="--layers 3"):
+        capture_graph("x.py:make", batch=1, seq=1, layers=3)
+    with pytest.raises(InputError, match="is not a file"):
+        capture_graph(str(tmp_path / "none.py:make"), batch=1, seq=1)
+
+
+def test_the_command_line_exits_with_two(tmp_path: Path) -> None:
+    source = made(tmp_path, "import os\nprint('x' * 10)\nos._exit(0)\n")
+    command = [sys.executable, "-m", "planner_core", "plan", source, "--mesh", "2x8"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and done.stdout == "" and len(done.stderr.splitlines()) == 1 and "Traceback" not in done.stderr
