@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from explorer.learn import address, draw, export
+from explorer.learn import address, draw, export, recent
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Lesson
 from explorer.learn.lessons import (
@@ -29,7 +29,7 @@ from explorer.learn.lessons import (
     l13_choose,
 )
 from planner_core.models import load_snapshot
-from planner_core.pipeline import Request
+from planner_core.planner import Request
 
 LLAMA = Learner(Request("llama-3-8b"))
 PARAMS = 8_030_261_248
@@ -388,3 +388,15 @@ def test_file_names_and_cases() -> None:
     assert len(names) == 4
     assert len(export.cases(LESSONS[3], LLAMA, LESSONS[3].defaults())) == 7
     assert export.inline("a <b> `c<d` **e**") == "a &lt;b&gt; <code>c&lt;d</code> <strong>e</strong>"
+
+
+def test_10_the_cliff_between_neighbours_and_strangers() -> None:
+    """Two neighbours on NVLink; two strangers on InfiniBand, where every GPU has an eighth of the node's 400 GB/s."""
+    found = {(t, near): s for t, near, s in l10_topology._cliff(l10_topology.two_nodes(LLAMA.cluster), 2**26)}
+    outer = LLAMA.cluster.levels[1]
+    assert found[2, True] == pytest.approx(4e-6 + 2 * 3e-6 + 2**26 / (0.8 * 450e9))
+    assert found[2, False] == pytest.approx(4e-6 + 2 * outer.latency_s + 2**26 / (outer.bytes_per_s / 8))
+
+
+def test_nothing_is_computed_twice_for_a_step() -> None:
+    assert recent.shown(2, LLAMA, LESSONS[1].defaults()) is recent.shown(2, LLAMA, LESSONS[1].defaults())

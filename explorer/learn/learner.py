@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from planner_core.cluster import Cluster
 from planner_core.graph import Graph
-from planner_core.pipeline import Planner, Request, prepare
+from planner_core.planner import Planner, Request, prepare
 
 STANDARD = "llama-3-8b"
 """The model that stands in where the learner's own has no transformer layers."""

@@ -7,6 +7,7 @@ from functools import lru_cache
 
 from explorer.learn.learner import Learner
 from explorer.learn.lessons import LESSONS
+from explorer.learn.recent import shown
 from planner_core.errors import PlannerError
 
 
@@ -38,6 +39,6 @@ def _settings(number: int, learner: Learner) -> None:
     for control in lesson.controls:
         for option in control.options if control.kind == "slider" else ():
             try:
-                lesson.scene(learner, {**lesson.defaults(), control.key: option})
+                shown(number, learner, {**lesson.defaults(), control.key: option})
             except PlannerError:
                 return  # told on the page when it is asked for

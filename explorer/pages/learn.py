@@ -15,6 +15,7 @@ from explorer.learn import address, export
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene
 from explorer.learn.lessons import LESSONS
+from explorer.learn.recent import shown
 from explorer.learn.warm import prefetch, warm
 from planner_core.errors import PlannerError
 
@@ -220,7 +221,7 @@ def body(number: int) -> None:
     lesson = LESSONS[number - 1]
     here, who = place(lesson), learner()
     try:
-        scene, question = lesson.scene(who, here["values"]), lesson.question(who, here["values"])
+        scene, question = shown(number, who, here["values"])
     except PlannerError as error:
         st.error(state.in_words(str(error)))
         return

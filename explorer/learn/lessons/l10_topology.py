@@ -114,7 +114,6 @@ def scene(learner: Learner, values: Values) -> Scene:
     )
     inside, across = [r // per for r in range(n)], [r % (n // per) for r in range(n)]
     size = int(batch / near.data * learner.planner.workload.seq * learner.layer().hidden * 2)
-    cliff = _cliff(cluster, size)
     steps = (
         Step("Neighbours", f"Two nodes. Equal numbers form a tensor group of {per}, and each group lies inside one node. {links}", svg(column(nodes(inside, per), text("a number is a tensor group", 13, muted=True), gap=8), "Tensor groups inside nodes")),
         Step("Strangers",
@@ -124,9 +123,7 @@ def scene(learner: Learner, values: Values) -> Scene:
             f"Both send {amount(near.volume)} per GPU and step. Inside it takes "
             f"**{units.seconds(near.seconds)}**, across **{units.seconds(far.seconds)}**: "
             f"{units.significant(far.seconds / near.seconds)} times as long. " + _why(near, far), svg(_two(near, far), "Time inside and across")),
-        Step("The cliff",
-            f"One all_reduce of {amount(size)}, by how many neighbours take part. Up to {per} it stays in the "
-            "node.", svg(bars([Bar(f"{t} GPUs", (Part("time", s, COMMUNICATION),), "leaves the node" if t > per else "") for t, s in cliff], units.seconds), "All_reduce time by group size")),
+        _cliff_step(cluster, size),
         Step("Two choices",
             f"Least volume: {by_volume.name}, {amount(by_volume.volume)} in {units.seconds(by_volume.seconds)}. "
             "Bytes alone cannot tell groups inside from groups across, so the slower one is what they may give. "
@@ -140,20 +137,38 @@ def scene(learner: Learner, values: Values) -> Scene:
         "size": size,
         "by_volume_s": by_volume.seconds,
         "by_time_s": by_time.seconds,
-        "cliff_last": cliff[-1][1],
+        "cliff_last": _cliff(cluster, size)[-1][2],
         "batch": batch,
         "ratio": far.seconds / near.seconds,
     }
     return Scene(steps, numbers, reveal=2, note=note)
 
 
-def _cliff(cluster: Cluster, size: int) -> list[tuple[int, float]]:
+def _cliff(cluster: Cluster, size: int) -> list[tuple[int, bool, float]]:
+    """(GPUs, whether they are neighbours, seconds) of one all_reduce, all groups of that size at work."""
     n = cluster.num_gpus
     found = []
     for t in [t for t in range(2, n + 1) if n % t == 0]:
-        link = axis_links(cluster, DeviceMesh(("data", "tensor"), (n // t, t)))[1]
-        found.append((t, collective_time("all_reduce", size, link)[0]))
+        near = axis_links(cluster, DeviceMesh(("data", "tensor"), (n // t, t)))[1]
+        found.append((t, True, collective_time("all_reduce", size, near)[0]))
+        if t < n:
+            far = axis_links(cluster, DeviceMesh(("tensor", "data"), (t, n // t)))[0]
+            found.append((t, False, collective_time("all_reduce", size, far)[0]))
     return found
+
+
+def _cliff_step(cluster: Cluster, size: int) -> Step:
+    found, per = _cliff(cluster, size), cluster.levels[0].size
+    items = []
+    for t, near, seconds in found:
+        out = "" if near and t <= per else "leaves the node"
+        items.append(Bar(f"{t} {'neighbours' if near else 'strangers'}", (Part("time", seconds, COMMUNICATION),), out))
+    near_s, far_s = (next(s for t, near, s in found if t == 2 and near is want) for want in (True, False))
+    says = (
+        f"One all_reduce of {amount(size)}, all groups at work at once. Two neighbours take {units.seconds(near_s)}, two "
+        f"strangers {units.seconds(far_s)}: {units.significant(far_s / near_s, 2)} times as long for the same bytes."
+    )
+    return Step("The cliff", says, svg(bars(items, units.seconds), "All_reduce time by group size and place"))
 
 
 def _two(near: Option, far: Option) -> Box:

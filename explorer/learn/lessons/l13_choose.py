@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
 from explorer import units
 from explorer.learn.charts import WIDTH
-from explorer.learn.draw import Box, at, column, row, svg, table, text, tile
+from explorer.learn.draw import PAPER, Box, column, row, svg, table, text, tile
 from explorer.learn.learner import STANDARD, Learner, standard
 from explorer.learn.lesson import Choice, Control, Lesson, Question, Scene, Step, Values, asked
 from explorer.palette import COMMUNICATION, COMPUTE
@@ -144,15 +145,15 @@ def _cloud(found: Candidates, mine: int, best: int) -> Box:
     left, top, width, height = 64.0, 12.0, WIDTH - 80, 250.0
     xs, ys = (0.0, float(x[ok].max()) * 1.04 or 1.0), (0.0, float(y[ok].max()) * 1.08)
 
-    def px(v: float) -> float:
+    def px(v: Any) -> Any:
         return left + (v - xs[0]) / (xs[1] - xs[0]) * width
 
-    def py(v: float) -> float:
+    def py(v: Any) -> Any:
         return top + height - (v - ys[0]) / (ys[1] - ys[0]) * height
 
-    spots = {(round(float(px(a))), round(float(py(b)))) for a, b in zip(x[ok], y[ok], strict=True)}
+    spots = np.unique(np.rint(np.stack([px(x[ok]), py(y[ok])], axis=1)).astype(int), axis=0)
     parts = [f'<path d="M{left} {top}V{top + height}H{left + width}" stroke="#8a97a3" fill="none"/>']
-    parts += [f'<circle cx="{a}" cy="{b}" r="2.6" fill="#8a97a3" fill-opacity="0.5"/>' for a, b in sorted(spots)]
+    parts += [f'<circle cx="{a}" cy="{b}" r="2.6" fill="#8a97a3" fill-opacity="0.5"/>' for a, b in spots.tolist()]
     front = np.flatnonzero(found.on_front)
     front = front[np.argsort(x[front])]
     parts.append(
@@ -164,7 +165,10 @@ def _cloud(found: Candidates, mine: int, best: int) -> Box:
     for i, word, colour, down in labelled:
         cx, cy = float(px(x[i])), float(py(y[i]))
         parts.append(f'<circle cx="{cx:.1f}" cy="{cy:.1f}" r="9" fill="none" stroke="{colour}" stroke-width="3"/>')
-        parts.append(at(min(cx + 10, WIDTH - 60), cy + down - 8, text(word, 14, 600)))
+        parts.append(
+            f'<text x="{min(cx + 10, WIDTH - 60):.1f}" y="{cy + down + 4:.1f}" font-size="14" font-weight="600" '
+            f'fill="currentColor" stroke="{PAPER}" stroke-width="5" paint-order="stroke">{word}</text>'
+        )
     parts += [
         f'<text x="{left - 6}" y="{py(v) + 4:.1f}" font-size="12" text-anchor="end" '
         f'fill="currentColor">{units.significant(v)}</text>'

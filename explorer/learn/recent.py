@@ -1,0 +1,20 @@
+"""What was computed a moment ago: turning to another step of the same setting computes nothing again."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from explorer.learn.learner import Learner
+from explorer.learn.lesson import Choice, Question, Scene, Values
+from explorer.learn.lessons import LESSONS
+
+
+def shown(number: int, learner: Learner, values: Values) -> tuple[Scene, Question]:
+    """Scene and question of lesson `number` at these settings. Raises PlannerError as the lesson does."""
+    return _shown(number, learner, tuple(values.items()))
+
+
+@lru_cache(maxsize=128)
+def _shown(number: int, learner: Learner, values: tuple[tuple[str, Choice], ...]) -> tuple[Scene, Question]:
+    lesson = LESSONS[number - 1]
+    return lesson.scene(learner, dict(values)), lesson.question(learner, dict(values))
