@@ -78,7 +78,8 @@ def sweep(check: str, model: str, redo: bool, every: bool) -> None:
 def plans(model: str, mesh: str) -> dict[str, Plan]:
     """The chosen plan, the baselines and the plans of TAP and ATP, by name; a baseline that suits no mesh is left out."""
     from planner_core.errors import NoPlanFits
-    from planner_core.pipeline import Request, baselines, choose, meshes, prepare, replace_request
+    from planner_core.pipeline import baselines, choose
+    from planner_core.planner import Request, meshes, prepare, replace_request
 
     planner = prepare(Request(model, cluster=MESHES[mesh], mesh=mesh, batch=64 if mesh == "64x8" else 16))
     options = meshes(planner.request, planner.cluster)

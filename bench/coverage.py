@@ -141,7 +141,8 @@ def _child(write: int, work: Callable[[Any], None]) -> None:
 
 def _measure(model_type: str, cls: str, tell: Any) -> None:
     from planner_core.errors import PlannerError
-    from planner_core.pipeline import Request, choose, meshes, prepare
+    from planner_core.pipeline import choose
+    from planner_core.planner import Request, meshes, prepare
 
     try:
         config = default_config(model_type, cls)

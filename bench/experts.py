@@ -69,7 +69,7 @@ def compare(graph: Any, dtype: str = "bfloat16") -> dict[str, Any]:
 def _on(gpus: int, graph: Any, dtype: str) -> dict[str, Any]:
     """Bytes on the wire per GPU and step, theirs and ours, and the collectives of each."""
     from planner_core.expert import expert_rules
-    from planner_core.pipeline import Request, meshes, prepare
+    from planner_core.planner import Request, meshes, prepare
     from planner_core.search import search
 
     request = Request(model=graph.name, cluster=node(gpus), mesh=str(gpus), dtype=dtype)

@@ -21,7 +21,8 @@ sys.path.insert(0, str(ROOT))
 
 from planner_core.mesh import DeviceMesh  # noqa: E402
 from planner_core.models import ZOO  # noqa: E402
-from planner_core.pipeline import Request, block_candidates, choose, meshes, plan_model, prepare  # noqa: E402
+from planner_core.pipeline import block_candidates, choose, plan_model  # noqa: E402
+from planner_core.planner import Request, meshes, prepare  # noqa: E402
 from planner_core.search import search, weights  # noqa: E402
 from planner_core.solve import solve  # noqa: E402
 from planner_core.unfolded import unfold_problem  # noqa: E402

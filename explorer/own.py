@@ -13,7 +13,7 @@ from typing import Any
 
 from planner_core.errors import InputError
 from planner_core.graph import Graph, from_json
-from planner_core.pipeline import Request
+from planner_core.planner import Request
 
 MAX_BYTES = 1_000_000
 TIME_LIMIT_S = 120

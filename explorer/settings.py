@@ -13,7 +13,7 @@ from typing import Any
 from planner_core.cluster import cluster_names
 from planner_core.hardware import OPTIMIZERS, RECOMPUTE
 from planner_core.models import ZOO
-from planner_core.pipeline import Request
+from planner_core.planner import Request
 
 MODELS = {
     "llama-3-8b": "Llama-3-8B",

@@ -17,8 +17,9 @@ import streamlit as st
 from explorer import settings
 from explorer.graph_view import Scene, scene
 from planner_core.errors import PlannerError
-from planner_core.pipeline import Request, Result, plan_model
+from planner_core.pipeline import Result, plan_model
 from planner_core.plan import Plan
+from planner_core.planner import Request
 
 CACHED_RESULTS = 24
 

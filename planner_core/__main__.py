@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from planner_core.errors import InputError, PlannerError
-from planner_core.pipeline import METHODS, Request
+from planner_core.planner import METHODS, Request
 
 USAGE_ERROR = 2
 
@@ -157,7 +157,7 @@ def _clusters(args: argparse.Namespace) -> int:
 
 def _fold(args: argparse.Namespace) -> int:
     from planner_core.folding import fold_report, fold_text
-    from planner_core.pipeline import prepare
+    from planner_core.planner import prepare
 
     planner = prepare(_request(args), say=_say)
     if args.html:
@@ -191,7 +191,7 @@ def _compare(args: argparse.Namespace) -> int:
 
 
 def _network(args: argparse.Namespace) -> int:
-    from planner_core.pipeline import prepare
+    from planner_core.planner import prepare
     from planner_core.unfolded import network_json
 
     planner = prepare(_request(args), say=_say)

@@ -20,9 +20,9 @@ import numpy as np
 
 from planner_core.coarsen import CoarseBlock
 from planner_core.collectives import collective_times
-from planner_core.graph import ITEM_BYTES, Call, Op
+from planner_core.graph import ITEM_BYTES, Call
 from planner_core.hardware import CostModel, op_time, op_work
-from planner_core.placement import P, R, Shard
+from planner_core.placement import P, Shard
 from planner_core.redistribute import Moves, Segments, digit, moves
 from planner_core.rules import Pair
 from planner_core.rules_math import loss_bytes, shrinks_kept
@@ -31,7 +31,6 @@ from planner_core.states import (
     Bools,
     Floats,
     Ints,
-    TensorStates,
     compatible,
     joint_all,
     joint_any,
@@ -43,6 +42,7 @@ from planner_core.states import (
 )
 from planner_core.strategy import BlockStrategies, GroupStrategy
 from planner_core.tables import COMM, ENDING, MEMORY, NUM_COMPONENTS, TIME, Factor, Network, NodeRows, tensor_name
+from planner_core.weights import gradient_sum, parameter_memory, weight_traffic
 
 SMALL_WEIGHT_DIMS = 1
 """Parameters of at most this many dims (biases, norms) are always kept: gathering them saves nothing worth a message."""
@@ -359,7 +359,7 @@ class _Builder:
             taken = [r[k].inputs[i] for r in s.rows]
             ok, _ = stored_for(taken, states.pairs, may_gather)
             allowed &= joint_all(ok, index, states.index)
-            seconds += _weight_traffic(
+            seconds += weight_traffic(
                 s.ops[k],
                 taken,
                 states,
@@ -378,41 +378,6 @@ class _Builder:
         self.net.factors.append(Factor((name, tensor_name(value)), cost, allowed))
 
 
-def _weight_traffic(
-    op: Op, taken: list[Pair], states: TensorStates, table: Floats, index: Ints, grad: bool, again: bool
-) -> Floats:
-    """Seconds to gather a stored weight for use (`again` for backward: the op keeps it, or runs twice) and to scatter its gradient."""
-    base = 2 + len(states.meta.shape)
-    whole = joint_codes([digit(R if c == P else c) for c, _ in taken], index, base)
-    gather = table[states.forward[None, :], whole[:, None]]
-    seconds = gather * (2 if again else 1)
-    if grad:
-        gradient = joint_codes([digit(g) for _, g in taken], index, base)
-        seconds = seconds + table[gradient[:, None], states.gradient[None, :]]
-    return seconds
-
-
 def _may_deliver(made: list[Pair], states: tuple[Pair, ...]) -> Bools:
     """Partial is delivered only where it was made: making a whole tensor Partial to deliver it gains nothing."""
     return np.array([[f != P or m == P for f, _ in states] for m, _ in made])
-
-
-def parameter_memory(states: TensorStates, grad: bool, model: CostModel) -> tuple[Floats, Floats]:
-    """Bytes of a parameter per storage state: with its optimizer states, and with its gradient too."""
-    item = ITEM_BYTES[states.meta.dtype]
-    elements = states.local_bytes / item
-    kept = elements * (item + (model.workload.state_bytes(item) if grad else 0))
-    return kept, kept + (elements * item if grad else 0.0)
-
-
-def gradient_sum(states: TensorStates, grad: bool, model: CostModel) -> Floats:
-    """Seconds of summing a kept parameter's gradient over the axes on which it is Partial."""
-    seconds = np.zeros(len(states))
-    if not grad:
-        return seconds
-    partial = np.array([p == (R, P) for p in states.pairs])
-    for axis, link in enumerate(model.links):
-        seconds += np.where(
-            partial[states.index[:, axis]], collective_times("all_reduce", states.local_bytes, link), 0.0
-        )
-    return seconds

@@ -10,72 +10,38 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from planner_core import methods
-from planner_core.assemble import assemble
 from planner_core.candidates import Candidates, matrices, score
-from planner_core.cluster import Cluster, load_cluster
-from planner_core.coarsen import CoarseGraph, coarsen
-from planner_core.collectives import volume_link
+from planner_core.cluster import Cluster
+from planner_core.coarsen import CoarseGraph
 from planner_core.eliminate import TooWide
-from planner_core.errors import InputError, NoPlanFits
+from planner_core.errors import NoPlanFits
 from planner_core.expert import EXPERT
 from planner_core.graph import Graph
 from planner_core.hardware import CostModel, Workload, cost_model
-from planner_core.memory import walk
-from planner_core.mesh import DeviceMesh, axis_names, parse_mesh
-from planner_core.narrow import NOTE, narrow
-from planner_core.opening import open_model
+from planner_core.mesh import DeviceMesh, axis_names
 from planner_core.plan import Plan
-from planner_core.price import price
-from planner_core.problem import Networks, Problem, Restriction, build_networks, build_problem
+from planner_core.planner import METHODS, Planner, Progress, Request, meshes, prepare, replace_request
+from planner_core.problem import Problem
 from planner_core.search import OBJECTIVES, Answer, corners, memory_of, search, value_of, weights
 from planner_core.solve import Assignment, block_totals, solve
-from planner_core.strategy import BlockStrategies, block_strategies
 from planner_core.tables import COMM, MEMORY
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    pass
 
-Progress = Callable[[str], None]
-"""Called with what is being done; may raise to stop."""
-USABLE_MEMORY = 0.92
-"""Share of a GPU's memory that plans may fill unless a budget is given; the rest is left to the allocator's fragmentation,
-to NCCL's buffers and to kernels' workspaces, which the memory walk does not count. An assumption."""
 MAX_FRONT = 6
 """Corners of the front that become plans."""
 FRONT_STEP = 0.03
 """Corners of the front that save less memory than this share of the one before are left out."""
-METHODS = ("exact", "tap", "taps", "atp")
 
 
-WALKS = 12
-"""How often a search is asked for less memory until the walk fits."""
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What a user asks for; None means the model's or the cluster's own default."""
-
-    model: str
-    cluster: str | Mapping[str, Any] = "2x8-h100"
-    mesh: str | None = None
-    batch: int | None = None
-    seq: int | None = None
-    dtype: str | None = None
-    optimizer: str = "adamw"
-    zero: int = 3
-    recompute: str = "none"
-    memory_gb: float | None = None
-    layers: int | None = None
-    method: str = "exact"
-    objective: str = "time"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,111 +64,6 @@ class Result:
     def best(self) -> Plan:
         """The chosen plan."""
         return self.plans[0]
-
-
-class _Clock:
-    """Seconds by pass."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = dict.fromkeys(
-            ("capture", "coarsen", "fold", "network", "search", "front", "baselines"), 0.0
-        )
-
-    @contextmanager
-    def __call__(self, name: str) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        self.seconds[name] += time.perf_counter() - start
-
-
-@dataclass
-class Planner:
-    """A model on a cluster, ready to be planned on any mesh: what all meshes and methods share."""
-
-    request: Request
-    graph: Graph
-    cluster: Cluster
-    workload: Workload
-    coarse: CoarseGraph
-    strategies: Mapping[str, BlockStrategies]
-    clock: _Clock
-    networks: dict[tuple[tuple[int, ...], int, bool], Networks] = field(default_factory=dict)
-
-    @property
-    def budget(self) -> float:
-        """Bytes per GPU that a plan may take: what the user said, else the GPU's memory less what the walk does not count."""
-        return self.cluster.gpu.memory_bytes * (1.0 if self.request.memory_gb is not None else USABLE_MEMORY)
-
-    def problem(
-        self,
-        mesh: DeviceMesh,
-        restrict: Restriction | None = None,
-        *,
-        zero: int | None = None,
-        uniform: bool = False,
-        by_volume: bool = False,
-    ) -> Problem:
-        """The folded cost network on one mesh; `by_volume` prices a byte alike on every axis."""
-        workload = self.workload if zero is None else replace(self.workload, zero=min(zero, self.workload.zero))
-        model = cost_model(self.cluster, mesh, workload)
-        if by_volume:
-            model = replace(model, links=tuple(volume_link(link.size) for link in model.links))
-        key = (mesh.axis_sizes, workload.zero, by_volume)
-        with self.clock("network"):
-            if key not in self.networks:
-                self.networks[key] = build_networks(self.coarse, self.strategies, model)
-            nets = self.networks[key]
-            try:
-                return build_problem(self.coarse, self.strategies, model, restrict, uniform, nets)
-            except TooWide:
-                less = narrow(nets, self.coarse, restrict)
-                problem = build_problem(self.coarse, self.strategies, model, less, uniform, nets)
-                return replace(problem, narrowed=True)
-
-    def solve(self, problem: Problem, objective: str, abandon_above: float = float("inf")) -> Answer:
-        """The best assignment whose walked peak is within the memory.
-
-        The network's memory is a sum that stands a few per cent beside the walk. Where the walk is above the budget, the search
-        is asked for less; the answer is then called optimal only if no plan at all beats it.
-        """
-        with self.clock("search"):
-            budget, bound = self.budget, 0.0
-            for attempt in range(WALKS):
-                answer = search(problem, objective=objective, budget=budget, abandon_above=abandon_above)
-                bound = bound if attempt else answer.bound
-                if answer.assignment is None:
-                    return answer
-                over = walk(assemble(problem, answer.assignment), self.graph, problem.model)["peak"] - self.budget
-                if over <= 0:
-                    break
-                budget = min(budget, memory_of(answer.assignment)) - max(over, 1.0)
-            return replace(answer, bound=min(bound, answer.value))
-
-    def plan(self, problem: Problem, answer: Answer, name: str, method: str, objective: str) -> Plan:
-        """The answer as a plan."""
-        assert answer.assignment is not None
-        blocks = assemble(problem, answer.assignment)
-        model = cost_model(
-            self.cluster, problem.model.mesh, problem.model.workload
-        )  # the real links, whatever it was chosen by
-        cost = price(blocks, self.graph, model)
-        told = f"best found; the bound is {100 * answer.gap:.2g} % lower"
-        return Plan(
-            name=name, method=method, objective=objective, optimal=answer.optimal and not problem.narrowed,
-            model=model_identity(self.graph),
-            workload=model.workload.to_json(),
-            cluster=self.cluster.to_json(), mesh=model.mesh, blocks=blocks, cost=cost,
-            fits=cost.memory_bytes["peak"] <= self.budget,
-            notes=() if answer.optimal and not problem.narrowed else (NOTE if problem.narrowed else told,),
-        )  # fmt: skip
-
-
-def model_identity(graph: Graph) -> dict[str, Any]:
-    """What a plan keeps of its model."""
-    return {
-        "name": graph.name, "source": graph.source, "params": graph.num_params, "loss": graph.loss, "config": dict(graph.config),
-        "layers": graph.num_repeats,
-    }  # fmt: skip
 
 
 def plan_model(request: Request, graph: Graph | None = None, progress: Progress | None = None) -> Result:
@@ -228,55 +89,6 @@ def plan_model(request: Request, graph: Graph | None = None, progress: Progress 
         candidates=tuple(scored), dropped=_dropped(scored, planner.budget), unknown_ops=_unknown(planner), plans=(chosen, *front, *others),
         timings_s=timings, notes=notes,
     )  # fmt: skip
-
-
-def prepare(request: Request, graph: Graph | None = None, say: Progress = lambda text: None) -> Planner:
-    """Everything that does not depend on the mesh. Raises InputError."""
-    if request.method not in METHODS:
-        raise InputError(f"--method {request.method!r} is not one of {', '.join(METHODS)}")
-    if request.objective not in OBJECTIVES:
-        raise InputError(f"--objective {request.objective!r} is not one of {', '.join(OBJECTIVES)}")
-    clock = _Clock()
-    cluster = (
-        Cluster.from_json(request.cluster) if isinstance(request.cluster, Mapping) else load_cluster(request.cluster)
-    )
-    if request.memory_gb is not None:
-        if not 0 < request.memory_gb < 1e6:
-            raise InputError(f"--memory-gb {request.memory_gb} is not between 0 and 10^6; give e.g. --memory-gb 40")
-        cluster = cluster.with_memory(int(request.memory_gb * 1e9))
-    request = replace(request, dtype=request.dtype or cluster.gpu.training_dtype)
-    assert request.dtype is not None
-    Workload(request.batch or 1 if request.batch is None else request.batch, request.seq or 1 if request.seq is None else request.seq,
-             request.dtype, request.optimizer, request.zero, request.recompute).check()  # fmt: skip
-    if graph is None:
-        say(f"graph of {request.model}")
-        with clock("capture"):
-            graph = open_model(
-                request.model, batch=request.batch, seq=request.seq, dtype=request.dtype, layers=request.layers
-            )
-    workload = Workload(
-        graph.workload["batch"],
-        graph.workload["seq"],
-        request.dtype,
-        request.optimizer,
-        request.zero,
-        request.recompute,
-    )
-    say("coarsen")
-    with clock("coarsen"):
-        coarse = coarsen(graph)
-        strategies = {"": block_strategies(coarse.top), **{n: block_strategies(b) for n, b in coarse.blocks.items()}}
-    return Planner(request, graph, cluster, workload, coarse, strategies, clock)
-
-
-def meshes(request: Request, cluster: Cluster) -> list[DeviceMesh]:
-    """The mesh asked for, or every factorisation of the cluster into at most two axes."""
-    n = cluster.num_gpus
-    if request.mesh:
-        return [parse_mesh(request.mesh, n)]
-    found = [DeviceMesh(axis_names(1), (n,))]
-    found += [DeviceMesh(axis_names(2), (a, n // a)) for a in range(2, n) if n % a == 0]
-    return found
 
 
 def choose(planner: Planner, options: Iterable[DeviceMesh], say: Progress = lambda text: None) -> Plan:
@@ -450,8 +262,3 @@ def compare_methods(request: Request, progress: Progress | None = None) -> Resul
                 )
             )
     return replace(result, plans=(*result.plans, *extra))
-
-
-def replace_request(planner: Planner, **changes: Any) -> Planner:
-    """The same planner for another request of the same model, cluster and workload."""
-    return replace(planner, request=replace(planner.request, **changes), networks=planner.networks)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from planner_core.graph import Call
-from planner_core.pipeline import Planner, meshes
+from planner_core.planner import Planner, meshes
 from planner_core.problem import Compiled, Problem
 from planner_core.search import weights
 from planner_core.solve import Weights, solve

@@ -15,10 +15,12 @@ EXPLORER = ROOT / "explorer"
 # A module may import only what stands before it; a star marks those that may import torch and transformers.
 # A sub-package counts as one.
 ORDER = (
-    "errors", "mesh", "placement", "graph", "plan", "cluster", "collectives", "atp", "models", "sites*", "moe*", "scans*",
-    "capture*", "opening", "rules", "rules_scan", "rules_index", "rules_math", "coarsen", "fold", "strategy", "hardware", "redistribute", "saving", "pinned",
-    "memory", "price", "states", "tables", "network", "eliminate", "problem", "solve", "candidates", "folding", "assemble",
-    "search", "narrow", "methods", "expert", "pipeline", "report", "unfolded", "retarget", "runtime*", "verify*", "export*", "__main__",
+    "errors", "mesh", "placement", "graph", "plan", "cluster", "collectives", "atp", "models", "sites*", "moe*",
+    "scans*", "capture*", "opening", "rules", "rules_scan", "rules_index", "rules_math", "coarsen", "fold",
+    "strategy", "hardware", "redistribute", "saving", "pinned", "memory", "price", "states", "tables", "weights",
+    "network", "eliminate", "problem", "solve", "candidates", "folding", "assemble", "search", "narrow",
+    "methods", "expert", "planner", "pipeline", "report", "unfolded", "retarget", "runtime*", "verify*",
+    "export*", "__main__",
 )  # fmt: skip
 NAMES = tuple(name.rstrip("*") for name in ORDER)
 HEAVY = {name.rstrip("*") for name in ORDER if name.endswith("*")}

@@ -13,7 +13,7 @@ from explorer.learn import export
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Lesson
 from explorer.learn.lessons import LESSONS
-from planner_core.pipeline import Request
+from planner_core.planner import Request
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

@@ -11,8 +11,9 @@ from planner_core.candidates import Candidates, matrices, pareto, score
 from planner_core.eliminate import eliminate
 from planner_core.mesh import DeviceMesh
 from planner_core.network import COMM, Network, build_block, tensor_name
-from planner_core.pipeline import Planner, Request, _one_axis, prepare
+from planner_core.pipeline import _one_axis
 from planner_core.placement import R, Shard
+from planner_core.planner import Planner, Request, prepare
 from planner_core.problem import compile_network, ports
 from planner_core.solve import scalar
 

@@ -9,9 +9,10 @@ from planner_core.capture.snapshots import experts
 from planner_core.expert import EXPERT, expert_plan, expert_plans, expert_rules, split_dim
 from planner_core.graph import Graph
 from planner_core.models import ZOO, load_snapshot
-from planner_core.pipeline import Request, baselines, meshes, prepare
+from planner_core.pipeline import baselines
 from planner_core.placement import R, Shard
 from planner_core.plan import Plan
+from planner_core.planner import Request, meshes, prepare
 from planner_core.search import search, value_of
 
 LLAMA = expert_plans()["llama"]

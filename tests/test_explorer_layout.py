@@ -16,7 +16,8 @@ from explorer.standalone import folded_html
 from planner_core.coarsen import coarsen
 from planner_core.graph import TensorMeta
 from planner_core.models import ZOO, load_snapshot
-from planner_core.pipeline import Request, Result, plan_model
+from planner_core.pipeline import Result, plan_model
+from planner_core.planner import Request
 
 
 @st.composite

@@ -15,8 +15,9 @@ from explorer.own import keep
 from explorer.palette import DARK, LIGHT, Theme, device_colour
 from planner_core.errors import InputError
 from planner_core.mesh import DeviceMesh
-from planner_core.pipeline import Request, Result, plan_model
+from planner_core.pipeline import Result, plan_model
 from planner_core.plan import from_json
+from planner_core.planner import Request
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,9 @@ from functools import lru_cache
 import pytest
 
 from planner_core.models import ZOO
-from planner_core.pipeline import Planner, Request, baselines, meshes, plan_model, prepare
+from planner_core.pipeline import baselines, plan_model
 from planner_core.plan import Plan
+from planner_core.planner import Planner, Request, meshes, prepare
 
 HIDDEN = {
     "llama-3-8b": 4096,

@@ -8,7 +8,8 @@ from planner_core.capture import capture_graph
 from planner_core.eliminate import MAX_KEPT, TooWide, order
 from planner_core.hardware import cost_model
 from planner_core.narrow import NOTE, narrow
-from planner_core.pipeline import Request, choose, meshes, prepare
+from planner_core.pipeline import choose
+from planner_core.planner import Request, meshes, prepare
 from planner_core.problem import build_networks, build_problem
 
 ALBERT = {"model_type": "albert", "architectures": ["AlbertForMaskedLM"], "hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 6,

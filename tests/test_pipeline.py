@@ -6,8 +6,9 @@ import pytest
 
 from planner_core.errors import NoPlanFits
 from planner_core.models import ZOO
-from planner_core.pipeline import Request, plan_model
+from planner_core.pipeline import plan_model
 from planner_core.plan import Plan, placements_by_pattern
+from planner_core.planner import Request
 
 
 def split(plan: Plan, part: str) -> dict[str, list[str]]:

@@ -10,7 +10,7 @@ from planner_core.assemble import assemble
 from planner_core.collectives import collective_time, wire_bytes
 from planner_core.models import ZOO
 from planner_core.network import COMM, TIME
-from planner_core.pipeline import Planner, Request, meshes, prepare
+from planner_core.planner import Planner, Request, meshes, prepare
 from planner_core.price import messages, price
 from planner_core.problem import Compiled, Problem
 from planner_core.search import search

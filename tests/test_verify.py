@@ -14,9 +14,10 @@ import torch
 from torch import nn
 
 from planner_core.errors import InputError, VerificationFailed
-from planner_core.pipeline import Request, Result, plan_model
+from planner_core.pipeline import Result, plan_model
 from planner_core.placement import P, R, Shard, State
 from planner_core.plan import BlockPlan, Edge, Plan, SitePlan, Step
+from planner_core.planner import Request
 from planner_core.verify import check_rules, scaled, verify
 from planner_core.verify.fake import verify_fake
 from planner_core.verify.numbers import verify_all

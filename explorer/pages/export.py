@@ -12,8 +12,9 @@ from explorer.components import frame
 from explorer.settings import SETTINGS
 from planner_core.cluster import Cluster
 from planner_core.errors import PlannerError
-from planner_core.pipeline import Request, Result
+from planner_core.pipeline import Result
 from planner_core.plan import Plan
+from planner_core.planner import Request
 
 PREVIEW_LINES = 60
 

@@ -13,8 +13,9 @@ from explorer.components import frame
 from explorer.palette import DEVICES
 from explorer.standalone import folded_html
 from planner_core import fold
-from planner_core.pipeline import Request, Result
+from planner_core.pipeline import Result
 from planner_core.plan import Plan
+from planner_core.planner import Request
 
 
 @st.cache_resource(max_entries=64, show_spinner=False)

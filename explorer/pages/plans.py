@@ -12,8 +12,9 @@ from explorer import charts, overlay, state, units, words
 from explorer.components import frame
 from explorer.palette import MEMORY_KINDS, MEMORY_NAMES
 from planner_core.candidates import Candidates
-from planner_core.pipeline import Request, Result
+from planner_core.pipeline import Result
 from planner_core.plan import Plan, glob_name
+from planner_core.planner import Request
 from planner_core.price import Message
 
 LETTERS = ("R", "S(0)", "S(1)")
