@@ -455,6 +455,25 @@ def test_unknown_name_suggests_the_nearest():
         capture_graph("llama3-8b", batch=1, seq=8)
 
 
+@pytest.mark.parametrize("rebound", [True, False])
+def test_a_constant_that_terms_are_added_to_is_tracked_from_there_on(rebound):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.proj = nn.Linear(4, 4)
+
+        def forward(self, x):
+            loss = torch.zeros([])
+            if rebound:
+                loss += self.proj(x).mean()
+            else:
+                loss.add_(self.proj(x).mean())
+            return loss * 2
+
+    graph = capture_module(Model(), {"x": torch.zeros(2, 4)})
+    assert [op.fn for op in graph.top.ops] == ["linear", "mean", "add_", "mul"]
+
+
 def test_unused_weights_are_said():
     model = Chain(parts(Part))
     model.spare = nn.Linear(8, 8)

@@ -205,17 +205,24 @@ def training_inputs(model: nn.Module, config: Any, batch: int, seq: int, dtype: 
         found.setdefault("input_ids", _ids(text, batch, seq))
         found.setdefault("pixel_values", _signal("pixel_values", config, batch, seq, getattr(torch, dtype)))
     if "labels" in names:
-        if _has_lm_loss(kind):
-            found["labels"] = _ids(text, batch, seq)
-        elif "Classification" in kind and "Token" not in kind:
-            found["labels"] = torch.zeros(batch, dtype=torch.long)
-        elif "TokenClassification" in kind:
-            found["labels"] = torch.zeros(batch, seq, dtype=torch.long)
+        _add_labels(found, kind, text, batch, seq)
     if not found:
         raise CaptureError(
             f"{kind} takes {', '.join(sorted(names))[:120]}: no training input for it is known; give path.py:callable"
         )
     return found
+
+
+def _add_labels(found: dict[str, torch.Tensor], kind: str, text: Any, batch: int, seq: int) -> None:
+    if _has_lm_loss(kind):
+        found["labels"] = _ids(text, batch, seq)
+    elif "TokenClassification" in kind:
+        found["labels"] = torch.zeros(batch, seq, dtype=torch.long)
+    elif "Classification" in kind:
+        found["labels"] = torch.zeros(batch, dtype=torch.long)
+    if kind.startswith("Musicgen") and "labels" in found:  # one row per codebook and sample
+        books = text.num_codebooks
+        found.update(input_ids=_ids(text, batch * books, seq), labels=found["labels"][..., None].repeat(1, 1, books))
 
 
 def _fitting(config: Any, text: Any, names: set[str], seq: int) -> int:

@@ -22,6 +22,8 @@ from planner_core.capture.tree import BUFFER, Record, Recording, Scope
 from planner_core.errors import CaptureError
 from planner_core.graph import TensorMeta, Value
 
+_SUMS = ("add_", "sub_", "mul_", "div_")
+
 
 class Recorder(TorchFunctionMode):
     """Records the calls of one forward pass of `model`; `replay=False` traces every module call."""
@@ -126,9 +128,12 @@ class Recorder(TorchFunctionMode):
         if not results:
             return out
         if sites.is_inplace(fn):
-            results = self._version(func, args[0], results[0], inputs)
+            results = self._version(fn, args[0], results[0], inputs)
         attrs = describe(fn, func, moved, moved_kw, results)
         outputs = tuple(self.produce(t) for t in results)
+        if fn in _SUMS and not args[0].is_meta:
+            self.ids[id(args[0])] = outputs[0]
+            self.tracked.add(id(args[0]))
         saved, extra = self._saved(packed, (*inputs, *outputs))
         frame = self.scopes.frame
         record = Record(self.scopes.site(fn), fn, inputs, outputs, attrs, type(frame.module).__name__, saved, extra)
@@ -142,10 +147,10 @@ class Recorder(TorchFunctionMode):
                 self.keep.append(new)
 
     def _version(
-        self, func: Callable[..., Any], target: torch.Tensor, written: torch.Tensor, inputs: tuple[int, ...]
+        self, fn: str, target: torch.Tensor, written: torch.Tensor, inputs: tuple[int, ...]
     ) -> list[torch.Tensor]:
-        if not target.is_meta and func.__name__.startswith("__i"):
-            return [written]  # `loss += term`: the name is bound to the result
+        if not target.is_meta and fn in _SUMS:  # `loss = zeros([]); loss += term`: from here on it is a computed tensor
+            return [written]
         if not target.is_meta:
             raise CaptureError(
                 f"{self.scopes.frame.scope or 'the model'} writes a computed tensor into a constant in place; "
