@@ -1,0 +1,107 @@
+"""Mutated configs, plans and clusters: a result or one sentence, in time, and nothing written, started or unpickled."""
+
+from __future__ import annotations
+
+import json
+import random
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from planner_core.__main__ import read_plan
+from planner_core.capture import capture_graph
+from planner_core.cluster import cluster_names, load_cluster
+from planner_core.pipeline import choose
+from planner_core.plan import to_json
+from planner_core.planner import Request, meshes, prepare
+from tests.fuzz import configs, mutated, torn, watched
+
+
+def fuzz_configs(count: int, seed: int, folder: Path) -> tuple[int, int]:
+    rng = random.Random(seed)
+    made = [(base, mutated(base, rng)) for base, _ in zip(configs(rng), range(count), strict=False)]
+    file = folder / "config.json"
+    with watched() as watch:
+        for k, (base, config) in enumerate(made):
+            if k % 10 == 9:
+                watch.on = False
+                file.write_bytes(torn(json.dumps(base), rng))
+                watch.on = True
+                watch.case(f"file {k}", lambda: capture_graph(str(file), batch=1, seq=8))
+            elif isinstance(config, dict):
+                watch.case(f"{base['model_type']} {k} {differences(base, config)}", partial(capture_graph, config, batch=1, seq=8))
+    return watch.fine, watch.refused
+
+
+def differences(a: dict[str, object], b: dict[str, object]) -> str:
+    return str({k: b.get(k, "gone") for k in {*a, *b} if a.get(k) != b.get(k)})[:200]
+
+
+def fuzz_plans(count: int, seed: int, folder: Path) -> tuple[int, int]:
+    rng = random.Random(seed)
+    request = Request(model="llama-3-8b", mesh="2x8", layers=2)
+    planner = prepare(request)
+    plan = to_json(choose(planner, meshes(request, planner.cluster)))
+    file = folder / "plan.json"
+    with watched() as watch:
+        for k in range(count):
+            watch.on = False
+            file.write_bytes(torn(json.dumps(plan), rng) if k % 10 == 9 else json.dumps(mutated(plan, rng)).encode())
+            watch.on = True
+            watch.case(f"plan {k}", lambda: to_json(read_plan(str(file))))
+    return watch.fine, watch.refused
+
+
+def fuzz_clusters(count: int, seed: int, folder: Path) -> tuple[int, int]:
+    rng = random.Random(seed)
+    file = folder / "cluster.json"
+    request = Request(model="bert-large", cluster=str(file), layers=1)
+
+    def run() -> None:
+        planner = prepare(request)
+        options = meshes(request, planner.cluster)
+        if len(options) < 8 and planner.cluster.num_gpus <= 64:
+            choose(planner, options[:1])
+
+    with watched() as watch:
+        for k in range(count):
+            base = load_cluster(rng.choice(cluster_names())).to_json()
+            watch.on = False
+            file.write_bytes(torn(json.dumps(base), rng) if k % 10 == 9 else json.dumps(mutated(base, rng)).encode())
+            watch.on = True
+            watch.case(f"cluster {k}", run)
+    return watch.fine, watch.refused
+
+
+def test_a_sample_of_configs(tmp_path: Path) -> None:
+    fine, refused = fuzz_configs(80, 1, tmp_path)
+    assert fine > 10 and refused > 10
+
+
+def test_a_sample_of_plans_and_clusters(tmp_path: Path) -> None:
+    assert min(fuzz_plans(60, 1, tmp_path)) > 0 and min(fuzz_clusters(40, 1, tmp_path)) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("seed", range(10))
+def test_two_thousand_configs(seed: int, tmp_path: Path) -> None:
+    assert min(fuzz_configs(200, 100 + seed, tmp_path)) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_five_hundred_plans_and_clusters(tmp_path: Path) -> None:
+    assert min(fuzz_plans(250, 2, tmp_path)) > 0 and min(fuzz_clusters(250, 2, tmp_path)) > 0
+
+
+def test_the_watch_sees_what_it_should(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="open"), watched() as watch:
+        watch.case("writes", lambda: (tmp_path / "x").write_text("x"))
+    with pytest.raises(AssertionError, match="ZeroDivisionError"), watched() as watch:
+        watch.case("fails", lambda: 1 / 0)
+    with pytest.raises(AssertionError, match="Popen"), watched() as watch:
+        import subprocess
+
+        watch.case("starts", lambda: subprocess.run(["true"], check=True))
