@@ -5,7 +5,10 @@ import io
 import itertools
 import math
 import re
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
@@ -31,6 +34,7 @@ from explorer.learn.lessons import (
 from planner_core.models import load_snapshot
 from planner_core.planner import Request
 
+ROOT = Path(__file__).resolve().parent.parent
 LLAMA = Learner(Request("llama-3-8b"))
 PARAMS = 8_030_261_248
 LAYERS, HIDDEN, INNER, SEQ, BATCH = 32, 4096, 14336, 4096, 16
@@ -400,3 +404,12 @@ def test_10_the_cliff_between_neighbours_and_strangers() -> None:
 
 def test_nothing_is_computed_twice_for_a_step() -> None:
     assert recent.shown(2, LLAMA, LESSONS[1].defaults()) is recent.shown(2, LLAMA, LESSONS[1].defaults())
+
+
+def test_the_lessons_load_without_torch() -> None:
+    """Torch is imported when a lesson computes with it, so that no page waits for it before it is drawn."""
+    code = (
+        "import sys, explorer.learn.lessons, explorer.learn.export, explorer.learn.warm; print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

@@ -105,7 +105,7 @@ def wrap(boxes: Sequence[Box], width: float, gap: float = 16) -> Box:
         if found[-1] and sum(o.width + gap for o in found[-1]) + b.width > width:
             found.append([])
         found[-1].append(b)
-    return column(*(row(*r, gap=gap) for r in found), gap=6)
+    return column(*(row(*r, gap=gap, align=0) for r in found), gap=6)
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,7 +129,8 @@ def tile(width: float, height: float, style: Style, words: str = "", size: float
 
 def number(value: float) -> str:
     """A cell's number: integers as such, else two decimals with a true minus."""
-    shown = f"{value:.0f}" if float(value).is_integer() else f"{value:.2f}"
+    value = float(value) + 0.0  # no minus before a zero
+    shown = f"{value:.0f}" if value.is_integer() else f"{value:.2f}"
     return ("0.00" if shown == "-0.00" else shown).replace("-", "−")
 
 

@@ -72,7 +72,11 @@ def scene(learner: Learner, values: Values) -> Scene:
         matrix(p, owned(r, "S" if columns else "P"), f"GPU {r}", "" if columns else "P")
         for r, p in enumerate(c["pieces"])
     ]
-    joined = row(*_between(terms, "" if columns else "+"), arrow(44, "concatenate" if columns else "sum"), result)
+    parts = _between(terms, "" if columns else "+")
+    how = arrow(44, "concatenate" if columns else "sum")
+    # four terms of full size stand two and two
+    rows = [[*parts, how, result]] if columns or devices == 2 else [parts[:4], parts[4:], [how, result]]
+    joined = column(*(row(*r) for r in rows), gap=16)
     first = "column" if columns else "row"
     steps = (
         Step("On one GPU", "The product as one GPU computes it. This is the answer that every other way must give.", svg(whole, "X times W is Y on one GPU")),

@@ -137,22 +137,18 @@ def _says(k: int, n: int, sent: float) -> str:
 
 
 def _grid(state: dict[str, Any], n: int, sent: float) -> Box:
-    frames = []
+    frames, wide = [], 44 if n < 7 else 32
     for r in range(n):
         cells = []
         for c in range(n):
             full = int(state["terms"][r, c]) == n
-            box = tile(44, 30, ("S", c) if full else ("P", c), f"{float(state['data'][r, c]):.0f}")
+            box = tile(wide, 30, ("S", c) if full else ("P", c), f"{float(state['data'][r, c]):.0f}")
             if state["sent"] and state["sent"][(r - 1) % n] == c:
-                box = Box(
-                    44,
-                    30,
-                    box.body
-                    + '<rect x="2" y="2" width="40" height="26" fill="none" stroke="currentColor" stroke-width="2.5"/>',
-                )
+                edge = f'<rect x="2" y="2" width="{wide - 4}" height="26" fill="none" stroke="currentColor" '
+                box = Box(wide, 30, box.body + edge + 'stroke-width="2.5"/>')
             cells.append(box)
-        frames.append(device(r, row(*cells, gap=4)))
-    per = 1 if n > 4 else 2
+        frames.append(device(r, row(*cells, gap=4 if n < 7 else 2)))
+    per = 1 if 4 < n < 7 else 2
     grid = column(*(row(*frames[i : i + per], gap=12) for i in range(0, n, per)), gap=8)
     key = row(
         tile(22, 14, ("P", 0)),
