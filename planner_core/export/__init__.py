@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from planner_core.errors import InputError
+from planner_core.export.configs import deepspeed_text, hf_text, megatron_text, torchtitan_text
+from planner_core.export.parallelize import parallelize_text
 from planner_core.export.torchrun import torchrun_script
 from planner_core.plan import Plan, to_json
 
@@ -38,7 +40,14 @@ def _torchrun(plan: Plan) -> Exported:
     )  # fmt: skip
 
 
-TARGETS: dict[str, Callable[[Plan], Exported]] = {"json": _json, "torchrun": _torchrun}
+def _made(text: Callable[[Plan], tuple[str, tuple[str, ...]]]) -> Callable[[Plan], Exported]:
+    return lambda plan: Exported(*text(plan))
+
+
+TARGETS: dict[str, Callable[[Plan], Exported]] = {
+    "json": _json, "torchrun": _torchrun, "parallelize_module": _made(parallelize_text), "hf": _made(hf_text),
+    "deepspeed": _made(deepspeed_text), "megatron": _made(megatron_text), "torchtitan": _made(torchtitan_text),
+}  # fmt: skip
 
 
 def export_text(plan: Plan, target: str) -> Exported:

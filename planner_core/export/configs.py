@@ -1,0 +1,134 @@
+"""Configuration files for Hugging Face transformers, DeepSpeed, Megatron-LM and torchtitan."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from planner_core.errors import InputError
+from planner_core.export.observe import observe, rules
+from planner_core.export.parallelize import drop_summed, remarks_of
+from planner_core.export.tensor import Layout, NothingSplit, patterns, starred, tensor_layout
+from planner_core.plan import Plan
+
+HF = {"colwise": "colwise", "gathered": "colwise_gather_output", "rowwise": "rowwise", "sliced": "rowwise_split_input",
+      "vocabulary": "embedding_rowwise", "features": "embedding_colwise"}  # fmt: skip
+"""Names of the styles in transformers 5."""
+EACH_COLUMN = "every column-split layer sums its input's gradient by itself here: {columns} backward all_reduces a step, not {groups}"
+
+
+def hf_text(plan: Plan) -> tuple[str, tuple[str, ...]]:
+    """`DistributedConfig` as JSON; the keys are merged over the model's own plan, so its other rules are switched off."""
+    layout = tensor_layout(plan)
+    seen = observe(plan, layout)
+    tp_plan = {name: HF[style] for name, style in rules(plan, layout).items()}
+    tp_plan.update({starred(n.rpartition(".")[0]): "replicated_with_grad_allreduce" for g in layout.groups for n in g.summed})
+    for name in dict.fromkeys(map(starred, layout.experts)):
+        tp_plan.update({f"{name}.gate_up_proj": "packed_colwise", f"{name}.down_proj": "rowwise", name: "moe_tp_experts"})
+    off = [key for key in seen.built_in if key not in tp_plan]
+    tp_plan.update(dict.fromkeys(off, "replicate"))
+    remarks = [
+        "from_pretrained(NAME, distributed_config=DistributedConfig(**json.load(open('FILE')))) under torchrun; needs accelerate",
+        _columns(layout),
+        *([f"switched off, as the plan does not split them: {patterns(off)}"] if off else []),
+    ]
+    return _json({"tp_size": layout.size, "tp_plan": tp_plan}), remarks_of(layout, remarks)
+
+
+def deepspeed_text(plan: Plan) -> tuple[str, tuple[str, ...]]:
+    """DeepSpeed's AutoTP `partition_config`: column and row layers only."""
+    layout = tensor_layout(plan)
+    drop_summed(layout)
+    observe(plan, layout)
+    found = rules(plan, layout)
+    left = [n for n, s in found.items() if s not in ("colwise", "rowwise")] + list(dict.fromkeys(map(starred, layout.experts)))
+    if left:
+        layout.differences.append(f"{patterns(left)}: split in the plan, whole here; AutoTP is told of column and row pairs only")
+    if not layout.groups:
+        raise InputError(
+            f'the plan "{plan.name}" splits experts only ({patterns(layout.experts)}), which AutoTP does not; use --to torchrun'
+        )
+    specs = [
+        {"patterns": [_regex(n) for n, s in found.items() if s == style], "partition_type": kind}
+        for style, kind in (("colwise", "column"), ("rowwise", "row"))
+    ]
+    data = {
+        "train_batch_size": plan.workload["batch"],
+        "tensor_parallel": {"autotp_size": layout.size, "partition_config": {"use_default_specs": False, "layer_specs": specs}},
+        "zero_optimization": {"stage": min(int(plan.workload.get("zero", 0)), 2)},
+        **({"bf16": {"enabled": True}} if plan.workload["dtype"] == "bfloat16" else {}),
+    }
+    remarks = ["deepspeed.initialize(model=model, config='FILE', ...) with DeepSpeed 0.19", _columns(layout)]
+    return _json(data), remarks_of(layout, remarks)
+
+
+def megatron_text(plan: Plan) -> tuple[str, tuple[str, ...]]:
+    """Degrees and flags for Megatron-LM, which has no plan by weight."""
+    layout = _degrees(plan)
+    config = {**(plan.model.get("config") or {})}
+    if "hidden_size" not in config or "num_attention_heads" not in config:
+        raise InputError(
+            f"{plan.model['name']} has no hidden_size and num_attention_heads in its config, so Megatron-LM's flags do not describe it"
+        )
+    sequence = any("sequence parallelism" in d for d in layout.differences)
+    layout.differences = [d for d in layout.differences if "sequence parallelism" not in d and "is gathered here" not in d]
+    flags: dict[str, Any] = {
+        "tensor-model-parallel-size": layout.size, "pipeline-model-parallel-size": 1, **({"sequence-parallel": True} if sequence else {}),
+        **_sizes(plan, config), "global-batch-size": plan.workload["batch"],
+        "micro-batch-size": max(1, int(plan.workload["batch"]) // layout.data),
+        **({"bf16": True} if plan.workload["dtype"] == "bfloat16" else {}),
+        **({"use-distributed-optimizer": True} if plan.workload.get("zero", 0) else {}),
+    }  # fmt: skip
+    argv = [part for k, v in flags.items() for part in ([f"--{k}"] if v is True else [f"--{k}", str(v)])]
+    return _json({"flags": flags, "argv": argv}), remarks_of(layout, [
+        "Degrees and flags only: Megatron-LM splits every layer its own way, not weight by weight as the plan says. Unverified.",
+    ])  # fmt: skip
+
+
+def _degrees(plan: Plan) -> Layout:
+    """The layout, or one device of tensor parallelism where the plan splits no matrix."""
+    try:
+        return tensor_layout(plan)
+    except NothingSplit:
+        return Layout(-1, 1, plan.mesh.num_devices)
+
+
+def _sizes(plan: Plan, config: dict[str, Any]) -> dict[str, Any]:
+    heads, groups = config["num_attention_heads"], config.get("num_key_value_heads")
+    found = {
+        "num-layers": config.get("num_hidden_layers"), "hidden-size": config["hidden_size"],
+        "ffn-hidden-size": config.get("intermediate_size"), "num-attention-heads": heads,
+        "seq-length": plan.workload["seq"], "num-experts": config.get("num_local_experts"),
+        **({"group-query-attention": True, "num-query-groups": groups} if groups not in (None, heads) else {}),
+    }  # fmt: skip
+    return {k: v for k, v in found.items() if v is not None}
+
+
+def torchtitan_text(plan: Plan) -> tuple[str, tuple[str, ...]]:
+    """The `[parallelism]` fields of torchtitan."""
+    layout = _degrees(plan)
+    sharded = any(a != layout.axis for b in plan.blocks.values() for p in b.params.values() for a in p.gathered)
+    load = plan.workload
+    lines = [
+        f"# {plan.model['name']}, plan {json.dumps(plan.name)}: the degrees that torchtitan knows. Unverified.", "[parallelism]",
+        f"data_parallel_replicate_degree = {1 if sharded else layout.data}",
+        f"data_parallel_shard_degree = {layout.data if sharded else 1}", f"tensor_parallel_degree = {layout.size}", "", "[training]",
+        f"local_batch_size = {max(1, int(load['batch']) // layout.data)}",
+        f"global_batch_size = {load['batch']}", f"seq_len = {load['seq']}", "",
+    ]  # fmt: skip
+    return "\n".join(lines), remarks_of(layout, [
+        "Degrees only: torchtitan splits each model its own way (with sequence parallelism). Unverified: it was not run.",
+    ])  # fmt: skip
+
+
+def _columns(layout: Layout) -> str:
+    return EACH_COLUMN.format(columns=sum(len(g.columns) for g in layout.groups), groups=len(layout.groups))
+
+
+def _regex(name: str) -> str:
+    return ".*" + re.escape(name).replace(r"\*", r"\d+") + r"\.weight$"
+
+
+def _json(data: dict[str, Any]) -> str:
+    return json.dumps(data, indent=1) + "\n"

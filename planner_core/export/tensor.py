@@ -1,0 +1,268 @@
+"""A plan as other programs see tensor parallelism: one axis, matrices split in pairs, everything between them local.
+
+    layout = tensor_layout(plan)
+    layout.styles        {"model.layers.0.mlp.up_proj": "colwise", ...}
+    layout.groups        columns, then one row: between them every tensor is split and no collective runs
+    layout.differences   what the plan does and such a program cannot, by name
+
+A linear layer is `colwise` (its output stays split), `gathered` (split by output features, output made whole), `rowwise`
+(input split, output summed) or `sliced` (split by input features, whole input sliced); an embedding is `vocabulary` or
+`features`. What has no style is whole on every device of the axis.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from planner_core.errors import InputError
+from planner_core.graph import join_name
+from planner_core.placement import Shard
+from planner_core.plan import BlockPlan, Edge, Plan, SitePlan
+
+WEIGHT = {"linear": 1, "addmm": 2}
+"""Products with a weight, and which operand it is: `addmm(bias, input, weight)`."""
+ATTENTION = "scaled_dot_product_attention"
+SPLIT_DIM = {"colwise": 0, "gathered": 0, "rowwise": 1, "sliced": 1, "vocabulary": 0, "features": 1}
+"""Which dim of the weight a style splits."""
+SHOWN = 6
+
+
+class NothingSplit(InputError):
+    """The plan has no tensor axis."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Linear layers that read one whole tensor, and the one that ends the split stretch; `summed` are parameters between
+    them that every device holds and whose gradients must be summed."""
+
+    columns: tuple[str, ...]
+    row: str
+    attention: bool
+    summed: tuple[str, ...] = ()
+
+    def under(self, prefix: str) -> Group:
+        """The same with full names."""
+        return replace(
+            self, columns=tuple(join_name(prefix, c) for c in self.columns), row=join_name(prefix, self.row),
+            summed=tuple(join_name(prefix, s) for s in self.summed),
+        )  # fmt: skip
+
+
+@dataclass(slots=True)
+class Layout:
+    """What a tensor-parallel program is told; names are full module names."""
+
+    axis: int
+    size: int
+    data: int
+    styles: dict[str, str] = field(default_factory=dict)
+    groups: list[Group] = field(default_factory=list)
+    experts: list[str] = field(default_factory=list)
+    differences: list[str] = field(default_factory=list)
+
+
+def tensor_layout(plan: Plan) -> Layout:
+    """Raises InputError where the plan splits no matrix, or splits matrices over several axes."""
+    axis = _tensor_axis(plan)
+    size = plan.mesh.axis_sizes[axis]
+    layout = Layout(axis, size, plan.mesh.num_devices // size)
+    sequence = False
+    for block in plan.blocks.values():
+        read = _Reader(block, axis)
+        sequence |= read.sequence
+        for prefix in block.prefixes:
+            layout.styles.update({join_name(prefix, n): s for n, s in read.styles.items()})
+            layout.groups += [g.under(prefix) for g in read.groups]
+            layout.experts += [join_name(prefix, e) for e in read.experts]
+        layout.differences += [
+            sentence.format(patterns(join_name(block.prefixes[0], n) for n in names)) for sentence, names in read.notes.items()
+        ]
+    if not layout.groups and not layout.experts:
+        raise InputError(
+            f'no layers of the plan "{plan.name}" are split in pairs that this form knows: {"; ".join(layout.differences)}; '
+            "use --to torchrun"
+        )
+    if sequence:
+        layout.differences.append(
+            "tokens are split between the blocks in the plan (sequence parallelism or the like), whole here: all_reduce takes the place of "
+            "reduce_scatter and all_gather, the same bytes, and activations between blocks take more memory"
+        )
+    layout.differences += _unstyled(plan, layout)
+    layout.differences = list(dict.fromkeys(layout.differences))
+    return layout
+
+
+def patterns(names: Iterable[str]) -> str:
+    """Names for people: numbers as `*`, doubles once, a few of many."""
+    found = list(dict.fromkeys(starred(n) for n in names))
+    more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+    return ", ".join(found[:SHOWN]) + more
+
+
+def starred(name: str) -> str:
+    """`layers.3.mlp` -> `layers.*.mlp`."""
+    return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name)
+
+
+def compress(styles: dict[str, str]) -> dict[str, str] | None:
+    """One rule for all layers that run alike; None where layers of one pattern differ."""
+    found: dict[str, str] = {}
+    for name, style in styles.items():
+        if found.setdefault(starred(name), style) != style:
+            return None
+    return found
+
+
+# --- which axis -------------------------------------------------------------------------------------------------------
+
+
+def _tensor_axis(plan: Plan) -> int:
+    split: dict[int, list[str]] = {}
+    turned = []
+    for block in plan.blocks.values():
+        for name, site in block.sites.items():
+            scope, fn = split_site(name)
+            if fn not in WEIGHT or len(site.inputs) <= WEIGHT[fn]:
+                continue
+            edge = site.inputs[WEIGHT[fn]]
+            for axis in range(len(plan.mesh.axis_sizes)):
+                if isinstance(edge.dst.forward[axis], Shard) and edge.src.forward[axis] == edge.dst.forward[axis]:
+                    split.setdefault(axis, []).append(join_name(block.prefixes[0], scope))
+                    turned += [join_name(block.prefixes[0], scope)] * (fn == "addmm")
+    if not split:
+        raise NothingSplit(
+            f'the plan "{plan.name}" splits no linear layer while it runs (it is data parallel, or gathers weights at use), so '
+            "there is nothing to say in this form; use FSDP2 or DDP, or --to torchrun"
+        )
+    if len(split) > 1:
+        raise InputError(
+            f'the plan "{plan.name}" splits matrices over {len(split)} mesh axes (on the first: {patterns(split[min(split)])}), '
+            "and this form knows one tensor axis; use --to torchrun"
+        )
+    if turned:
+        raise InputError(
+            f"{plan.model['name']} keeps its matrices in Conv1D layers ({patterns(turned)}), input by output, which this form "
+            "cannot split; use --to torchrun"
+        )
+    return next(iter(split))
+
+
+def split_site(name: str) -> tuple[str, str]:
+    """`a.b@1/linear.2` -> (`a.b`, `linear`)."""
+    scope, _, fn = name.rpartition("/")
+    return re.sub(r"@\d+", "", scope), re.sub(r"\.\d+$", "", fn)
+
+
+# --- one block --------------------------------------------------------------------------------------------------------
+
+
+class _Reader:
+    """Styles and groups of one block on one axis; `notes` are sentences with a gap for names."""
+
+    def __init__(self, block: BlockPlan, axis: int) -> None:
+        self.block, self.axis = block, axis
+        self.styles: dict[str, str] = {}
+        self.groups: list[Group] = []
+        self.experts: list[str] = []
+        self.notes: dict[str, list[str]] = {}
+        self.sequence = False
+        self._open: list[str] = []
+        self._between: list[tuple[str, str, SitePlan]] = []
+        for name, site in block.sites.items():
+            self._site(*split_site(name), site)
+        for name in self._open:  # split to the end, as the classes of a head are: the nearest is to gather them
+            self.styles[name] = "gathered"
+            self._note("{}: the output stays split in the plan, is gathered here (one all_gather more)", name)
+
+    def _note(self, sentence: str, *names: str) -> None:
+        self.notes.setdefault(sentence, []).extend(names)
+
+    def _site(self, scope: str, fn: str, site: SitePlan) -> None:
+        if fn == "linear":
+            self._linear(scope, site)
+        elif fn == "embedding":
+            self._embedding(scope, site)
+        else:
+            if fn == "moe_experts" and _on(site.inputs[3], self.axis) == Shard(1) and _on(site.inputs[4], self.axis) == Shard(2):
+                self.experts.append(scope)
+            if self._open:
+                self._between.append((scope, fn, site))
+
+    def _embedding(self, scope: str, site: SitePlan) -> None:
+        weight, whole = _on(site.inputs[1], self.axis), not isinstance(site.outputs[0].dst.forward[self.axis], Shard)
+        if isinstance(weight, Shard) and whole:
+            self.styles[scope] = ("vocabulary", "features")[weight.dim]
+
+    def _linear(self, scope: str, site: SitePlan) -> None:
+        (given, weight), made = site.inputs[:2], site.outputs[0]
+        a = self.axis
+        split = weight.dst.forward[a]
+        if not isinstance(split, Shard):
+            if isinstance(given.dst.forward[a], Shard):
+                self._note("{}: runs on a part of its input in the plan, on all of it here", scope)
+        elif split != weight.src.forward[a]:
+            self._note("{}: split where it runs in the plan, whole here", scope)
+        elif split.dim == 0:
+            kept = made.dst.forward[a] == made.src.forward[a]
+            self.styles[scope] = "colwise" if kept else "gathered"
+            self._open += [scope] * kept
+        else:
+            delivered = made.dst.forward[a]
+            self.sequence |= isinstance(delivered, Shard)
+            if self._open and given.src.forward[a] == given.dst.forward[a]:
+                self._close(scope)
+            else:
+                self.styles[scope] = "sliced"
+
+    def _close(self, row: str) -> None:
+        columns, between = tuple(self._open), self._between
+        self._open, self._between = [], []
+        why = next((w for scope, fn, site in between if (w := self._breaks(scope, fn, site))), "")
+        if why:
+            for name in columns:
+                self.styles.pop(name)
+            self._note("{}: split in the plan, whole here, because " + why, *columns, row)
+            return
+        self.styles[row] = "rowwise"
+        summed = [
+            n for n, p in self.block.params.items()
+            if self.axis in p.sync and any(n.startswith(f"{scope}.") for scope, _, _ in between if scope)
+            and n.rpartition(".")[0] not in (*columns, row)
+        ]  # fmt: skip
+        attention = any(fn == ATTENTION for _, fn, _ in between)
+        self.groups.append(Group(columns, row, attention, tuple(summed)))
+
+    def _breaks(self, scope: str, fn: str, site: SitePlan) -> str:
+        """Why this op between columns and row cannot run on local tensors as they are."""
+        a = self.axis
+        if fn == ATTENTION and any(e.dst.forward[a] != Shard(1) for e in site.inputs[:3]):
+            return "query, key and value heads are not all split"
+        if fn == ATTENTION and len(site.inputs) > 3:
+            return "a bias of every head is added to the scores, which would have to be split by heads too"
+        if any(s.axis == a for e in (*site.inputs, *site.outputs) for s in (*e.forward, *e.backward)):
+            return f"{scope}/{fn} moves tensors along the tensor axis"
+        return ""
+
+
+def _on(edge: Edge, axis: int) -> object:
+    return edge.dst.forward[axis]
+
+
+def _unstyled(plan: Plan, layout: Layout) -> list[str]:
+    """Parameters that the plan keeps in parts along the axis and no style splits."""
+    whole: dict[str, list[str]] = {}
+    for block in plan.blocks.values():
+        for name, param in block.params.items():
+            full = join_name(block.prefixes[0], name)
+            module = full.rpartition(".")[0]
+            stored = param.stored[layout.axis]
+            if not isinstance(stored, Shard) or module in layout.experts:
+                continue
+            if layout.axis in param.gathered:
+                whole.setdefault("kept in parts and gathered at use in the plan (ZeRO-3)", []).append(full)
+            elif module not in layout.styles:
+                whole.setdefault("split in the plan", []).append(full)
+    return [f"{patterns(names)}: {what}, whole here" for what, names in whole.items()]
