@@ -37,7 +37,7 @@ LIMIT_BYTES = 2 << 30
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--redo", nargs="*", default=[], metavar="NAME", help="`failed`, `all` or model types")
+    parser.add_argument("--redo", nargs="*", default=[], metavar="NAME", help="`failed`, `unknown` (with unknown ops), `all` or model types")
     parser.add_argument("--only", nargs="*", default=[], metavar="NAME")
     parser.add_argument("--table", action="store_true")
     args = parser.parse_args()
@@ -62,7 +62,8 @@ def sweep(redo: set[str], only: set[str]) -> None:
     ROWS.parent.mkdir(exist_ok=True)
     for kind, model_type, cls in models:
         old = done.get((kind, model_type))
-        again = "all" in redo or model_type in redo or ("failed" in redo and old is not None and old["outcome"] != "plan")
+        again = "all" in redo or model_type in redo or (old is not None and "failed" in redo and old["outcome"] != "plan")
+        again = again or (old is not None and "unknown" in redo and bool(old.get("unknown")))
         if (only and model_type not in only) or (old is not None and not again):
             continue
         row = {"kind": kind, "type": model_type, "class": cls, **limited(model_type, cls)}

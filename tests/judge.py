@@ -315,7 +315,7 @@ def judge(case: Case, chosen: tuple[Row, ...], sizes: tuple[int, ...]) -> str:
             return f"result {i}: {problem}"
     if not wrt:
         return ""
-    total = sum((made[k][i] * fed[i][k].conj()).sum().real for k in made for i in grads_in)
+    total: torch.Tensor = sum((made[k][i] * fed[i][k].conj()).sum().real for k in made for i in grads_in)
     flat = [operands[k][i] for k in operands for i in wrt]
     local = torch.autograd.grad(total, flat, allow_unused=True)
     found = dict(zip(((k, i) for k in operands for i in wrt), local, strict=True))

@@ -11,6 +11,7 @@ import pytest
 
 from planner_core.capture import capture_graph, child
 from planner_core.errors import CaptureError, InputError
+from tests.fuzz import watched
 
 MODEL = """
 import torch
@@ -92,3 +93,19 @@ def test_the_command_line_exits_with_two(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "planner_core", "plan", source, "--mesh", "2x8"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and done.stdout == "" and len(done.stderr.splitlines()) == 1 and "Traceback" not in done.stderr
+
+
+def test_exported_programs_are_refused_unopened(tmp_path: Path) -> None:
+    """Each in one sentence that says what the file is; nothing in it is unpickled."""
+    torch = pytest.importorskip("torch")
+    good = tmp_path / "good.pt2"
+    torch.export.save(torch.export.export(torch.nn.Linear(4, 4), (torch.zeros(2, 4),)), good)
+    whole = good.read_bytes()
+    cases = {"good": (whole, "could run code"), "cut": (whole[: len(whole) // 2], "truncated"), "text": (b"hello", "truncated"), "empty": (b"", "truncated")}
+    for name, (content, says) in cases.items():
+        (tmp_path / f"{name}.pt2").write_bytes(content)
+        with watched() as watch, pytest.raises(InputError, match=says):
+            capture_graph(str(tmp_path / f"{name}.pt2"), batch=1, seq=1)
+        assert not watch.seen
+    with pytest.raises(InputError, match="is not a file"):
+        capture_graph(str(tmp_path / "none.pt2"), batch=1, seq=1)

@@ -7,6 +7,7 @@ import difflib
 import importlib.util
 import io
 import json
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,9 +44,7 @@ def resolve(source: str | Mapping[str, Any], *, batch: int, seq: int, dtype: str
     if ".py:" in source:
         return python_source(source)
     if source.endswith(".pt2"):
-        raise InputError(
-            f"{source} is an exported program, which this version does not read; give path.py:callable or config.json"
-        )
+        raise InputError(why_not_exported(Path(source)))
     path = Path(source)
     file = path / "config.json" if path.is_dir() else path
     if not file.exists():
@@ -55,6 +54,22 @@ def resolve(source: str | Mapping[str, Any], *, batch: int, seq: int, dtype: str
     data = read_json(file)
     name = path.name if path.is_dir() else (file.parent.name or file.stem) if file.name == "config.json" else file.stem
     return _config(name, str(source), data, batch, seq, dtype, layers)
+
+
+def why_not_exported(path: Path) -> str:
+    """Why an exported program is not opened: torch's reader unpickles objects and evaluates expressions from the file
+    (constants, example inputs and symbolic sizes), so the file could run code."""
+    way = "give path.py:callable that returns the module that was exported, or a config.json"
+    if not path.is_file():
+        return f"{path} is not a file; {way}"
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
+        return f"{path} is truncated or not an exported program (no complete zip archive); {way}"
+    if not any(n.endswith((".json", "archive_format")) for n in names):
+        return f"{path} is an archive, but not an exported program; {way}"
+    return f"{path} is an exported program, and opening one could run code that it holds, so none is opened; {way}"
 
 
 def read_json(file: Path) -> dict[str, Any]:
