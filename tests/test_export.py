@@ -71,7 +71,10 @@ def plain_losses(plan: Plan, steps: int) -> list[float]:
 
 @pytest.mark.parametrize(
     ("name", "which", "ranks"),
-    [("gpt2-xl", "best", 2), ("gpt2-xl", "best", 4), ("llama-3-8b", "best", 2), ("llama-3-8b", "Megatron-LM + sequence parallel", 4)],
+    [
+        ("gpt2-xl", "best", 2), ("llama-3-8b", "best", 2), ("llama-3-8b", "Megatron-LM + sequence parallel", 4),
+        pytest.param("gpt2-xl", "best", 4, marks=pytest.mark.slow),
+    ],
 )
 def test_torchrun_script_trains_like_one_process(name: str, which: str, ranks: int, tmp_path: Path) -> None:
     plan = scaled(planned(name, which), ranks)
@@ -82,6 +85,7 @@ def test_torchrun_script_trains_like_one_process(name: str, which: str, ranks: i
     assert same_traffic(plan.cost.collectives(), counted), (plan.cost.collectives(), counted)
 
 
+@pytest.mark.slow
 def test_full_size_script_runs_tiny_and_resumes(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     export_plan(planned("gpt2-xl", "best"), "torchrun", script)
@@ -95,6 +99,7 @@ def test_full_size_script_runs_tiny_and_resumes(tmp_path: Path) -> None:
     assert parts == pytest.approx(whole[:2], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_script_refuses_another_number_of_processes(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     export_plan(planned("gpt2-xl", "best"), "torchrun", script)

@@ -17,8 +17,9 @@ from planner_core.capture.hf import build
 from planner_core.errors import InputError
 from planner_core.export import TARGETS, export_plan, export_text
 from planner_core.export.torchrun import model_spec
-from planner_core.pipeline import Request, plan_model
+from planner_core.pipeline import plan_model
 from planner_core.plan import Plan
+from planner_core.planner import Request
 from planner_core.runtime.initial import initializer
 from planner_core.verify import scaled
 from planner_core.verify.models import materialise

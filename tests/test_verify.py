@@ -129,7 +129,10 @@ def test_rules_know_that_only_the_inner_axis_may_move() -> None:
 # --- traffic and memory --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("which", ["best", "Megatron-LM", "Megatron-LM + sequence parallel"])
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("best", "Megatron-LM + sequence parallel")]
+
+
+@pytest.mark.parametrize("which", ["Megatron-LM", *SLOW])
 def test_full_size_llama_has_the_predicted_traffic(which: str) -> None:
     start = time.monotonic()
     found = verify(plans("llama-3-8b")[which])
@@ -138,6 +141,7 @@ def test_full_size_llama_has_the_predicted_traffic(which: str) -> None:
     assert time.monotonic() - start < 60
 
 
+@pytest.mark.slow
 def test_recomputation_frees_activations() -> None:
     plan = plans("llama-3-8b")["Megatron-LM"]
     kept = verify_fake(plan)["memory_bytes"]["by_kind"]
