@@ -1,4 +1,4 @@
-# ruff: noqa: E501  (tables of cases, a line each)
+
 """The command line of CONTRACT.md: commands, JSON, exit statuses, and one clear sentence for every wrong input."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-# ruff: noqa: E501  (tables of cases, a line each)
+
 """The baselines are their authors' plans, collective for collective (FACTS.md), and never beat the optimum."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-# ruff: noqa: E501  (tables of cases, a line each)
+
 """Elimination and (min, +) powers against brute force and two independent solvers; the network's own promises."""
 
 from __future__ import annotations

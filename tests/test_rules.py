@@ -1,4 +1,4 @@
-# ruff: noqa: E501  (tables of cases, a line each)
+
 """Every row of every rule, on one and two mesh axes, against the unsharded op: results and gradients (see `judge`)."""
 
 from __future__ import annotations
