@@ -20,9 +20,8 @@ from planner_core.export.torchrun import model_spec
 from planner_core.pipeline import plan_model
 from planner_core.plan import Plan
 from planner_core.planner import Request
-from planner_core.runtime.initial import initializer
 from planner_core.verify import scaled
-from planner_core.verify.models import materialise
+from planner_core.verify.models import gentle_initializer, materialise
 
 ROOT = Path(__file__).resolve().parent.parent
 BATCH, SEQ, WIDTH, LAYERS = 4, 16, 64, 2
@@ -41,7 +40,7 @@ def consume(name: str, which: str, target: str, folder: Path) -> dict[str, Any]:
     plan = scaled(planned(name)[which], 2)
     config = plan.model["config"]
     model: Any = build(config, "float32")[0]
-    materialise(model, initializer(model, 0))
+    materialise(model, gentle_initializer(model, 0))
     model.save_pretrained(folder / "model")
     found = model_spec(config)
     sizes = {"batch": BATCH, "seq": SEQ}
@@ -82,8 +81,8 @@ def test_parallelize_module_trains_like_one_process(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["bert-large", "vit-large", "t5-large", "mixtral-8x7b"])
 def test_parallelize_module_of_other_models(name: str, tmp_path: Path) -> None:
     row = consume(name, "Megatron-LM", "parallelize_module", tmp_path)
-    assert row["grad_error"] < 2e-5, row["worst"]
-    assert any(isinstance(n, str) for n in row["split"])
+    assert row["grad_error"] < 1e-5, row["worst"]
+    assert row["split"]
 
 
 @pytest.mark.slow

@@ -56,11 +56,28 @@ def observe(plan: Plan, layout: Layout) -> Observed:
     model, parsed, _ = build(shrink(config), "float32")
     inputs = training_inputs(model, parsed, 2, 8, "float32")
     materialise(model, initializer(model, 0))
+    _stock_only(layout, model)
     shared, unshared = _shared_inputs(model, inputs, layout.groups)
     _agree(layout, tied := _tied(model))
     text = parsed.get_text_config() if hasattr(parsed, "get_text_config") else parsed
     heads = {k: int(n) for k in HEADS if isinstance(n := getattr(text, k, None), int)}
     return Observed(shared, tied, heads, dict(getattr(model, "tp_plan", None) or {}), unshared)
+
+
+def _stock_only(layout: Layout, model: nn.Module) -> None:
+    """Styles split nn.Linear and nn.Embedding; a layer of another class, as a router is, stays whole with its group."""
+    stock = {starred(n) for n, m in model.named_modules() if type(m) in (nn.Linear, nn.Embedding)}
+    others = {n for n in layout.styles if starred(n) not in stock}
+    for group in layout.groups:
+        if others & {*group.columns, group.row}:
+            others |= {*group.columns, group.row}
+    layout.groups = [g for g in layout.groups if g.row not in others]
+    for name in others:
+        del layout.styles[name]
+    if others:
+        layout.differences.append(
+            f"{patterns(sorted(others))}: split in the plan, whole here; this form splits plain nn.Linear and nn.Embedding only"
+        )
 
 
 def _shared_inputs(model: nn.Module, inputs: dict[str, Any], groups: Sequence[Group]) -> tuple[tuple[Shared, ...], tuple[str, ...]]:
