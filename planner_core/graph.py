@@ -27,6 +27,8 @@ ITEM_BYTES = {
     "int8": 1, "uint8": 1, "bool": 1, "complex64": 8, "complex128": 16, "float8_e4m3fn": 1, "float8_e5m2": 1,
 }  # fmt: skip
 SCHEMA = "shardscope.graph/1"
+PER_CALL = "per call"
+"""First item of an attribute that holds one literal for each call of its block, in the order of the calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,16 +181,26 @@ def unfold(graph: Graph) -> Graph:
     values = list(graph.top.values)
     items: list[Op | Call] = []
     names = {v.name: i for i, v in enumerate(values) if v.kind == "parameter"}
+    seen: dict[str, int] = {}
     for item in graph.top.items:
         if isinstance(item, Op):
             items.append(item)
         else:
-            items.extend(_inline(graph.blocks[item.block], item, values, names))
+            number = seen.setdefault(item.block, 0)
+            seen[item.block] += 1
+            items.extend(_inline(graph.blocks[item.block], item, number, values, names))
     top = replace(graph.top, values=tuple(values), items=tuple(items))
     return replace(graph, top=top, blocks={})
 
 
-def _inline(block: Block, call: Call, values: list[Value], names: dict[str, int]) -> list[Op]:
+def _literals(attrs: Mapping[str, Attr], number: int) -> Mapping[str, Attr]:
+    """The attributes of an op in call `number` of its block."""
+    if not any(isinstance(v, tuple) and v[:1] == (PER_CALL,) for v in attrs.values()):
+        return attrs
+    return {k: v[1 + number] if isinstance(v, tuple) and v[:1] == (PER_CALL,) else v for k, v in attrs.items()}
+
+
+def _inline(block: Block, call: Call, number: int, values: list[Value], names: dict[str, int]) -> list[Op]:
     ids = dict(zip(block.inputs, call.inputs, strict=True))
     for inner, outer in zip(block.outputs, call.outputs, strict=True):
         ids.setdefault(inner, outer)
@@ -215,7 +227,7 @@ def _inline(block: Block, call: Call, values: list[Value], names: dict[str, int]
     return [
         replace(
             op, name=join_name(call.prefix, op.name), inputs=rename(op.inputs), outputs=rename(op.outputs),
-            saved=rename(op.saved),
+            saved=rename(op.saved), attrs=_literals(op.attrs, number),
         )
         for op in block.ops
     ]  # fmt: skip

@@ -1,6 +1,7 @@
 """The flat capture judges the folded one, on the zoo and on models made to trap it."""
 
 import dataclasses
+import json
 import random
 import time
 from functools import cache
@@ -472,6 +473,39 @@ def test_a_constant_that_terms_are_added_to_is_tracked_from_there_on(rebound):
 
     graph = capture_module(Model(), {"x": torch.zeros(2, 4)})
     assert [op.fn for op in graph.top.ops] == ["linear", "mean", "add_", "mul"]
+
+
+class Scaled(nn.Module):
+    def __init__(self, factor, slope):
+        super().__init__()
+        self.up, self.down, self.factor, self.slope = nn.Linear(4, 8), nn.Linear(8, 4), factor, slope
+
+    def forward(self, x):
+        return x + self.down(F.leaky_relu(self.up(x) * self.factor, self.slope))
+
+
+@pytest.mark.parametrize("factors", [(0.25, 0.5, 0.75), (0.5, 0.5, 0.5), (1, 0.5, 0.5), (1, 2, 2)])
+def test_layers_that_differ_in_a_float_are_one_block_and_keep_it(factors):
+    def made(flat):
+        model = nn.Sequential(*(Scaled(f, 0.1 + 0.1 * (f > 1)) for f in factors))
+        return capture_module(model, {"input": torch.zeros(2, 4)}, flat=flat)
+
+    folded, flat = made(False), made(True)
+    assert difference(folded, flat) is None
+    floats = {type(f) for f in factors} == {float}
+    assert (list(folded.num_repeats.values()) == [3]) == floats, "an integer is part of what a layer does"
+    assert difference(from_json(json.loads(json.dumps(to_json(folded)))), flat) is None
+    wrong = [*factors[:-1], 0.123]
+    other = nn.Sequential(*(Scaled(f, 0.1) for f in wrong))
+    assert difference(folded, capture_module(other, {"input": torch.zeros(2, 4)}, flat=True)) is not None
+
+
+def test_diffllama_folds():
+    config = {"model_type": "diffllama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4,
+              "num_key_value_heads": 4, "vocab_size": 128}  # fmt: skip
+    folded = capture_graph(config, batch=2, seq=16)
+    assert list(folded.num_repeats.values()) == [4]
+    assert difference(folded, capture_graph(config, batch=2, seq=16, flat=True)) is None
 
 
 def test_unused_weights_are_said():

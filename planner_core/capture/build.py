@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from planner_core.capture.literals import per_call, plans_alike
 from planner_core.capture.tree import BUFFER, Record, Recording, Replay, Scope, walk
 from planner_core.graph import Block, Call, Op, Value
 
@@ -138,7 +139,7 @@ class Builder:
 
         for r in records:
             rows.append((
-                r.site[len(scope.scope) :], r.fn, tuple(sorted(r.attrs.items(), key=lambda kv: kv[0])), r.module,
+                r.site[len(scope.scope) :], r.fn, plans_alike(r.attrs), r.module,
                 tuple(ref(v) for v in r.inputs), tuple(ref(v) for v in r.outputs), tuple(ref(v) for v in r.saved), r.extra,
             ))  # fmt: skip
         body.key = _Key(tuple(rows))
@@ -220,7 +221,7 @@ class Builder:
         blocks: dict[str, Block] = {}
         written: dict[Any, tuple[str, list[int], list[int]]] = {}
         for key, copies in kinds.items():
-            name = _unique(_block_name(copies), blocks)
+            name = _unique(copies[0].node.kind, blocks)
             blocks[name], ports, results = self._block(name, copies, users)
             written[key] = (name, ports, results)
         return self._top(items, written, loss), blocks
@@ -292,7 +293,8 @@ class Builder:
                 ports.append(i)
         unused = self._unused(scope.path, users, copies)
         values = self._values(lead.order, scope)
-        items = tuple(self._op(r, lead.order, scope.scope) for r in lead.records)
+        rows = zip(lead.records, *(c.records for c in copies), strict=True)
+        items = tuple(self._op(replace(r, attrs=per_call(every)), lead.order, scope.scope) for r, *every in rows)
         return Block(name, (*values, *unused), items, tuple(ports), tuple(results)), ports, results
 
     def _unused(self, path: str, users: dict[int, int], copies: list[Body]) -> list[Value]:
@@ -384,10 +386,6 @@ def _common(a: str, b: str) -> str:
             break
         parts.append(x)
     return ".".join(parts)
-
-
-def _block_name(copies: list[Body]) -> str:
-    return copies[0].node.kind
 
 
 def _unique(name: str, taken: Iterable[str]) -> str:

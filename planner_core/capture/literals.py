@@ -1,0 +1,22 @@
+"""Float literals in repeated blocks: layers that differ only in them are one block, and each call keeps its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from planner_core.capture.tree import Record
+from planner_core.graph import PER_CALL, Attr
+
+
+def plans_alike(attrs: Mapping[str, Attr]) -> tuple[tuple[str, Attr], ...]:
+    """Attributes with every float literal left open: layers that differ only in one (DiffLlama's) plan alike."""
+    return tuple((k, "float" if isinstance(v, float) else v) for k, v in sorted(attrs.items()))
+
+
+def per_call(records: Sequence[Record]) -> dict[str, Attr]:
+    """The attributes of one op in all copies of its block; floats that differ are listed call by call (`graph.PER_CALL`)."""
+    first = dict(records[0].attrs)
+    for name, value in records[0].attrs.items():
+        if any(r.attrs is not records[0].attrs and r.attrs[name] != value for r in records):
+            first[name] = (PER_CALL, *(r.attrs[name] for r in records))
+    return first
