@@ -487,7 +487,7 @@ class Scaled(nn.Module):
 @pytest.mark.parametrize("factors", [(0.25, 0.5, 0.75), (0.5, 0.5, 0.5), (1, 0.5, 0.5), (1, 2, 2)])
 def test_layers_that_differ_in_a_float_are_one_block_and_keep_it(factors):
     def made(flat):
-        model = nn.Sequential(*(Scaled(f, 0.1 + 0.1 * (f > 1)) for f in factors))
+        model = nn.Sequential(nn.Linear(4, 4), *(Scaled(f, 0.1 + 0.1 * (f > 1)) for f in factors))
         return capture_module(model, {"input": torch.zeros(2, 4)}, flat=flat)
 
     folded, flat = made(False), made(True)
@@ -496,7 +496,7 @@ def test_layers_that_differ_in_a_float_are_one_block_and_keep_it(factors):
     assert (list(folded.num_repeats.values()) == [3]) == floats, "an integer is part of what a layer does"
     assert difference(from_json(json.loads(json.dumps(to_json(folded)))), flat) is None
     wrong = [*factors[:-1], 0.123]
-    other = nn.Sequential(*(Scaled(f, 0.1) for f in wrong))
+    other = nn.Sequential(nn.Linear(4, 4), *(Scaled(f, 0.1) for f in wrong))
     assert difference(folded, capture_module(other, {"input": torch.zeros(2, 4)}, flat=True)) is not None
 
 
