@@ -32,7 +32,7 @@ def _head(rows: list[Row]) -> list[str]:
     return [
         "# Predicted and measured", "",
         "Every zoo model under the chosen plan, each baseline, and the plans of TAP and ATP. Made by `python -m bench.accuracy` "
-        f"({of('date')}; {of('machine')}; {of('versions')}; commits {of('commit')}).", "",
+        f"({of('date')}; {of('machine')}; {of('versions')}; {len({r.get('commit') for r in rows})} commits, the last {_last(rows)}).", "",
         "- Numbers: the plan of 8 GPUs scaled down to meshes (2) and (4), that of 2×8 to (2,2): a small model of the same "
         "architecture on gloo processes, float32 (float64 where rounding alone could be the difference), against one process. "
         "Equal means loss, every gradient and every parameter after a step of AdamW within 1e-5 relative.",
@@ -40,6 +40,10 @@ def _head(rows: list[Row]) -> list[str]:
         "H100. Collectives must agree in phase, kind, count and bytes; memory is the peak of all live allocations of one rank, "
         "within 5 %. On 8×8 and 64×8 the chosen plan and Megatron-LM's, unless more rows stand there.", "",
     ]  # fmt: skip
+
+
+def _last(rows: list[Row]) -> str:
+    return str(max(rows, key=lambda r: str(r.get("date")))["commit"]) if rows else "none"
 
 
 def _summary(numbers: list[Row], fake: list[Row]) -> list[str]:

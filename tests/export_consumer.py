@@ -62,8 +62,9 @@ def deepspeed_step(model: nn.Module, folder: Path, inputs: dict[str, Any], whole
     """Losses before and after a step; DeepSpeed's layers are its own, so gradients are judged by the step they make."""
     import deepspeed  # type: ignore[import-not-found, unused-ignore]
 
+    config = {**json.loads((folder / "plan.json").read_text()), "gradient_clipping": 0.0}  # DeepSpeed clips to 1.0 unless told
     engine, *_ = deepspeed.initialize(
-        model=model, config=json.loads((folder / "plan.json").read_text()), optimizer=torch.optim.SGD(model.parameters(), lr=0.1)
+        model=model, config=config, optimizer=torch.optim.SGD(model.parameters(), lr=0.1)
     )
     loss = engine(**inputs).loss
     engine.backward(loss)

@@ -122,7 +122,7 @@ def test_what_cannot_be_expressed_is_named(target: str) -> None:
     with pytest.raises(InputError, match="Conv1D"):
         export_text(conv, target)
     said = " ".join(export_text(planned("t5-large")["Megatron-LM"], target).remarks)
-    assert "encoder.block.*.layer.0.SelfAttention.q" in said
+    assert "encoder.block.*.layer.*.SelfAttention.q" in said
     assert "scores" in said
     said = " ".join(export_text(planned("llama-3-8b")["Megatron-LM + sequence parallel"], target).remarks)
     assert "tokens are split between the blocks" in said

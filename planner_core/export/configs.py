@@ -30,7 +30,7 @@ def hf_text(plan: Plan) -> tuple[str, tuple[str, ...]]:
     tp_plan.update(dict.fromkeys(off, "replicate"))
     remarks = [
         "from_pretrained(NAME, distributed_config=DistributedConfig(**json.load(open('FILE')))) under torchrun; needs accelerate",
-        _columns(layout),
+        *_columns(layout),
         *([f"switched off, as the plan does not split them: {patterns(off)}"] if off else []),
     ]
     return _json({"tp_size": layout.size, "tp_plan": tp_plan}), remarks_of(layout, remarks)
@@ -59,7 +59,8 @@ def deepspeed_text(plan: Plan) -> tuple[str, tuple[str, ...]]:
         "zero_optimization": {"stage": min(int(plan.workload.get("zero", 0)), 2)},
         **({"bf16": {"enabled": True}} if plan.workload["dtype"] == "bfloat16" else {}),
     }
-    remarks = ["deepspeed.initialize(model=model, config='FILE', ...) with DeepSpeed 0.19", _columns(layout)]
+    use = "deepspeed.initialize(model=model, config='FILE', ...) with DeepSpeed 0.19, which clips gradients to a norm of 1 unless told"
+    remarks = [use, *_columns(layout)]
     return _json(data), remarks_of(layout, remarks)
 
 
@@ -122,8 +123,9 @@ def torchtitan_text(plan: Plan) -> tuple[str, tuple[str, ...]]:
     ])  # fmt: skip
 
 
-def _columns(layout: Layout) -> str:
-    return EACH_COLUMN.format(columns=sum(len(g.columns) for g in layout.groups), groups=len(layout.groups))
+def _columns(layout: Layout) -> list[str]:
+    columns, groups = sum(len(g.columns) for g in layout.groups), len(layout.groups)
+    return [EACH_COLUMN.format(columns=columns, groups=groups)] if columns > groups else []
 
 
 def _regex(name: str) -> str:

@@ -254,6 +254,7 @@ def _on(edge: Edge, axis: int) -> object:
 def _unstyled(plan: Plan, layout: Layout) -> list[str]:
     """Parameters that the plan keeps in parts along the axis and no style splits."""
     whole: dict[str, list[str]] = {}
+    said = {name.strip(" :") for d in layout.differences for name in d.partition(": ")[0].split(",")}
     for block in plan.blocks.values():
         for name, param in block.params.items():
             full = join_name(block.prefixes[0], name)
@@ -263,6 +264,6 @@ def _unstyled(plan: Plan, layout: Layout) -> list[str]:
                 continue
             if layout.axis in param.gathered:
                 whole.setdefault("kept in parts and gathered at use in the plan (ZeRO-3)", []).append(full)
-            elif module not in layout.styles:
+            elif module not in layout.styles and starred(module) not in said:
                 whole.setdefault("split in the plan", []).append(full)
     return [f"{patterns(names)}: {what}, whole here" for what, names in whole.items()]
