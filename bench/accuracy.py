@@ -46,6 +46,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=list(CHECKS), choices=CHECKS)
     parser.add_argument("--models", nargs="*", default=list(ZOO))
     parser.add_argument("--redo", action="store_true")
+    parser.add_argument("--again", action="store_true", help="every row anew")
     parser.add_argument("--all", action="store_true", help="every plan on the big meshes too")
     parser.add_argument("--table", action="store_true")
     args = parser.parse_args()
@@ -53,7 +54,7 @@ def main() -> None:
     if not args.table:
         for check in args.only:
             for model in args.models:
-                sweep(check, model, args.redo, args.all)
+                sweep(check, model, args.redo, args.all, args.again)
     TABLE.write_text(table(list(read_rows().values()), list(ZOO)), encoding="utf-8")
 
 
@@ -63,9 +64,9 @@ def read_rows() -> dict[Key, dict[str, Any]]:
     return {(r["check"], r["model"], r["mesh"], r["plan"]): r for r in map(json.loads, lines)}
 
 
-def sweep(check: str, model: str, redo: bool, every: bool) -> None:
+def sweep(check: str, model: str, redo: bool, every: bool, again: bool = False) -> None:
     """All plans of one model under one check; those with a row are left out."""
-    done = {k for k, r in read_rows().items() if r["ok"] or not redo}
+    done = {k for k, r in read_rows().items() if (r["ok"] or not redo) and not again}
     if check == "numbers":
         jobs = list(_small(model, done))
         for ranks in (2, 4):

@@ -16,6 +16,8 @@ from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+HANDED_ON = ("_c10d_functional::_wrap_tensor_autograd", "_c10d_functional::wait_tensor")
+"""Return the memory that they are given, although on meta it is another storage."""
 KINDS = ("params", "grads", "optimizer", "activations", "buffers")
 
 
@@ -40,6 +42,8 @@ class TrackMemory(TorchDispatchMode):
         given = pytree.tree_leaves((args, kwargs))
         if func is torch.ops.aten.empty_like.default and not args[0].is_meta:
             return out  # a constant on its way to an op
+        if func._schema.name in HANDED_ON:
+            self._forget(args[0])
         old = {t.untyped_storage()._cdata for t in given if isinstance(t, torch.Tensor)}
         for tensor in pytree.tree_leaves(out):
             if isinstance(tensor, torch.Tensor) and tensor.is_meta and tensor.untyped_storage()._cdata not in old:
@@ -66,6 +70,13 @@ class TrackMemory(TorchDispatchMode):
         for tensor in tensors:
             if tensor.is_meta:
                 self.add(tensor, kind)
+
+    def _forget(self, tensor: torch.Tensor) -> None:
+        key = tensor.untyped_storage()._cdata
+        if key in self._known:
+            num_bytes, kind, watch = self._known[key]
+            self.live[kind] -= num_bytes
+            self._known[key] = (0, kind, watch)
 
     def _free(self, key: int) -> None:
         num_bytes, kind, _ = self._known.pop(key)
