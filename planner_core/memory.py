@@ -18,6 +18,7 @@ from planner_core.hardware import CostModel
 from planner_core.pinned import rows_at
 from planner_core.placement import Placements, local_shape
 from planner_core.plan import BlockPlan
+from planner_core.rules import is_heavy
 from planner_core.rules_math import is_view, loss_bytes, shrinks_kept
 from planner_core.saving import kept_results, root
 
@@ -211,6 +212,7 @@ class _Walk:
         last = {self.root(v): i for i, op in enumerate(ops) for v in (*op.inputs, *op.outputs)}
         kept: dict[object, int] = {}
         flying: dict[int, int] = {}
+        held = self._held(ops)
         peak = 0
         for i, op in enumerate(ops):
             for v in op.outputs:
@@ -219,8 +221,15 @@ class _Walk:
             now = sum(size for root, size in flying.items() if ("own", root) not in kept and ("in", root) not in kept)
             kept.update(saved[i])
             peak = max(peak, now + sum(kept.values()))
-            flying = {r: s for r, s in flying.items() if last.get(r, i) > i or r in self.block.outputs}
+            flying = {r: s for r, s in flying.items() if last.get(r, i) > i or r in self.block.outputs or r in held}
         return peak
+
+    def _held(self, ops: tuple[Op, ...]) -> set[int]:
+        """What the model's own code holds until it returns: the logits that go to the loss, and out beside it."""
+        if not any(op.fn == "cross_entropy" for op in ops):
+            return set()
+        last = next((op for op in reversed(ops) if is_heavy(op) and op.fn != "cross_entropy"), None)
+        return {self.root(v) for v in last.outputs} if last else set()
 
     def _backward(self, ops: tuple[Op, ...], keeps: dict[object, int], first: dict[object, int], grads: int) -> int:
         """Above what other copies keep: this copy's kept activations, its gradients so far and gradients in flight."""

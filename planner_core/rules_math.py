@@ -338,7 +338,9 @@ def loss_bytes(op: Op, logits: tuple[int, ...], item_bytes: int, split_classes: 
     """Bytes of a whole cross-entropy: kept for backward (the log-softmax), and used in backward beside the gradient of
     the logits. Split by class it works in 32-bit (see runtime.local_ops)."""
     whole = math.prod(logits)
-    return (4 * whole, 4 * whole) if split_classes else (item_bytes * whole, item_bytes * whole)
+    if split_classes:  # its 32-bit work becomes the gradient; a shorter one is a copy
+        return 4 * whole, 4 * whole if item_bytes < 4 else 0
+    return item_bytes * whole, item_bytes * whole
 
 
 # --- work --------------------------------------------------------------------------------------------
