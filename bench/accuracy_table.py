@@ -38,7 +38,9 @@ def _head(rows: list[Row]) -> list[str]:
         "Equal means loss, every gradient and every parameter after a step of AdamW within 1e-5 relative.",
         "- Traffic and memory: one step at full size on a fake process group of the mesh's world size, batch 16 (64 on 64×8), "
         "H100. Collectives must agree in phase, kind, count and bytes; memory is the peak of all live allocations of one rank, "
-        "within 5 %. On 8×8 and 64×8 the chosen plan and Megatron-LM's, unless more rows stand there.", "",
+        "within 5 %. On 8×8 and 64×8 the chosen plan and Megatron-LM's, unless more rows stand there.",
+        *(["- † memory measured before a fault of the tracker was mended (it counted the result of a collective twice): to be run anew with "
+           "`--again`."] if any(r.get("before_fix") for r in rows) else []), "",
     ]  # fmt: skip
 
 
@@ -86,7 +88,7 @@ def _why(row: Row) -> str:
     if row.get("numbers_ok") is False:
         parts.append(f"gradient error {row['grad_error']:.1e} ({row['worst']}), loss {row['loss_error']:.1e}")
     if row.get("memory_error", 0) > 0.05:
-        parts.append(f"memory {100 * row['memory_error']:.1f} % apart")
+        parts.append(f"memory {100 * row['memory_error']:.1f} % apart" + ("†" if row.get("before_fix") else ""))
     return "; ".join(parts)
 
 
@@ -121,7 +123,7 @@ def _traffic(rows: list[Row]) -> list[str]:
         if "memory_error" not in r:
             lines.append(f"| {r['model']} | {_mesh(r)} | {r['plan']} | not run | | | | |")
             continue
-        name = r["plan"] + ("" if r.get("fits", True) else " (does not fit)")
+        name = r["plan"] + ("†" if r.get("before_fix") else "") + ("" if r.get("fits", True) else " (does not fit)")
         lines.append(
             f"| {r['model']} | {_mesh(r)} | {name} | {_yes(r)} | {r['predicted_bytes'] / GIB:.2f} | {r['measured_bytes'] / GIB:.2f} "
             f"| {100 * r['memory_error']:.2f} % | {r['seconds']:.0f} |"
