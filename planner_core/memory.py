@@ -20,7 +20,7 @@ from planner_core.placement import Placements, local_shape
 from planner_core.plan import BlockPlan
 from planner_core.rules import is_heavy
 from planner_core.rules_math import is_view, loss_bytes, shrinks_kept
-from planner_core.saving import kept_results, root
+from planner_core.saving import kept_results, root, viewed
 
 
 @dataclass
@@ -123,10 +123,12 @@ class _Walk:
     recompute: bool
     kept_results: set[int]
     made: dict[int, int] = field(default_factory=dict)  # storage -> bytes, as its op leaves it
+    viewed: dict[int, int] = field(default_factory=dict)
     given: dict[int, int] = field(default_factory=dict)  # storage -> bytes, as delivered where that is another tensor
 
     def run(self, found: _BlockMemory) -> None:
         ops = self.block.ops
+        self.viewed = viewed(self.block)
         for op in ops:
             self._sizes(op)
         saved = [self._saved(op) for op in ops]
@@ -173,20 +175,16 @@ class _Walk:
                 continue
             if v.kind == "constant":
                 continue
-            base = self.root(value)
-            as_operand = value in op.inputs
-            delivered = (
-                next((x for x in (value, base) if x in self.given), None)
-                if as_operand or value not in op.outputs
-                else None
-            )
-            if delivered is not None:
-                found["in", delivered] = self.given[delivered]
-            elif base in self.made:
-                if base not in self.kept_results:
-                    found["own", base] = self.made[base]
-            elif base in self.given:
-                found["in", base] = self.given[base]
+            at = value
+            made_here = value in op.outputs and value not in op.inputs
+            while at not in self.given or made_here:
+                if at not in self.viewed:
+                    break
+                at, made_here = self.viewed[at], False
+            if at in self.given and not made_here:
+                found["in", at] = self.given[at]
+            elif at in self.made and at not in self.kept_results:
+                found["own", at] = self.made[at]
         chosen = rows_at(self.block, op, self.plan.sites[op.name])
         ins = [self.block.values[v].meta for v in op.inputs]
         if op.fn == "cross_entropy":

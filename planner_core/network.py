@@ -26,7 +26,7 @@ from planner_core.placement import P, Shard
 from planner_core.redistribute import Moves, Segments, digit, moves
 from planner_core.rules import Pair
 from planner_core.rules_math import loss_bytes, shrinks_kept
-from planner_core.saving import root
+from planner_core.saving import root, viewed
 from planner_core.states import (
     Bools,
     Floats,
@@ -87,6 +87,7 @@ class _Builder:
         self.scale = scale
         self.kept_results: set[int] = set()
         self.recomputed = False  # forward runs a second time, its collectives too
+        self.viewed = viewed(coarse.block)
         self.crossing = self._crossing() - skip
         self.compute: dict[str, Floats] = {}  # seconds of a group's work, per joint row
         self.users = self._users()
@@ -141,15 +142,12 @@ class _Builder:
     def _mark_saved(self, group: int, s: GroupStrategy) -> None:
         for op in s.ops:
             for v in op.saved:
-                root = self.root(v)
-                for candidate in (v, root):
-                    if (
-                        candidate in self.crossing
-                        and self.home.get(candidate) != group
-                        and self.values[candidate].kind == "activation"
-                    ):
-                        self.saved_inputs.add(candidate)
+                at: int | None = v
+                while at is not None:  # the nearest tensor from outside that this is a view of
+                    if at in self.crossing and self.home.get(at) != group and self.values[at].kind == "activation":
+                        self.saved_inputs.add(at)
                         break
+                    at = self.viewed.get(at)
 
     # --- tensors and parameters ----------------------------------------------------------------------
 

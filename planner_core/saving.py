@@ -21,6 +21,21 @@ def root(block: Block, value: int) -> int:
         value = storage
 
 
+def viewed(block: Block) -> dict[int, int]:
+    """For each value that is a view, the operand it is a view of: one step of the way that `root` goes.
+
+    The steps matter where a tensor is redistributed on the way: what is a view of the new tensor keeps that one.
+    """
+    found: dict[int, int] = {}
+    for op in block.ops:
+        for o in op.outputs:
+            base = root(block, o)
+            of = next((i for i in op.inputs if i != o and root(block, i) == base), None)
+            if of is not None:
+                found[o] = of
+    return found
+
+
 def kept_inputs(block: Block) -> set[int]:
     """Activations given to a block whose storage its ops keep."""
     kept = {root(block, v) for op in block.ops for v in op.saved} | {v for op in block.ops for v in op.saved}
