@@ -35,6 +35,16 @@ TARGETS = (
         ".py",
         "One self-contained training script; every weight and every activation is placed as the plan says.",
     ),
+    Target(
+        "parallelize_module",
+        "parallelize_module",
+        ".py",
+        "A Python module to import into your own trainer: stock PyTorch styles, for plans that split matrices in pairs.",
+    ),
+    Target("hf", "Hugging Face", ".json", "A DistributedConfig for from_pretrained, for plans that split matrices in pairs."),
+    Target("deepspeed", "DeepSpeed", ".json", "A configuration for AutoTP, for plans that split matrices in pairs."),
+    Target("megatron", "Megatron-LM", ".txt", "Degrees and flags only: Megatron-LM cannot be told where each weight goes."),
+    Target("torchtitan", "torchtitan", ".toml", "Degrees only, for the configuration that torchtitan reads; not run by a test."),
 )
 """What `planner_core.export` can write besides the plan itself; a test holds the two equal (it imports torch, so not here)."""
 

@@ -259,9 +259,11 @@ class _Walk:
                 continue
             if value.kind == "parameter":
                 done += self.size(v, edge.src.forward)
-                fresh += self.size(v, edge.dst.forward) if any(s.collective for s in edge.forward) else 0
+                if any(s.collective for s in edge.forward):  # gathered again, and its whole gradient beside it
+                    fresh += 2 * self.size(v, edge.dst.forward)
             elif not (is_view(op) and self.root(v) == self.root(op.outputs[0])):
-                flying[self.root(v)] = self.size(v, edge.dst.forward)
+                # a gradient that is padded to be summed later is as large as the whole
+                flying[self.root(v)] = max(self.size(v, edge.dst.forward), self.size(v, edge.src.gradient))
         if op.fn == "cross_entropy":  # the gradient of its log-softmax, beside that of the logits
             fresh += self._loss(op)[1]
         return done, fresh

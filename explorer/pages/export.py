@@ -102,7 +102,7 @@ def target_tab(result: Result, name: str, target: exporting.Target) -> None:
         return
     for remark in made.remarks:
         st.caption(frame.text(remark))
-    file = f"{'train' if target.suffix == '.py' else target.name}{target.suffix}"
+    file = f"{'train' if target.name == 'torchrun' else target.name}{target.suffix}"
     st.download_button(
         f"Download {file}",
         made.content,
