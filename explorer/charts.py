@@ -124,6 +124,7 @@ def _names(figure: go.Figure, plans: Mapping[str, Plan], wide: float, high: floa
             xanchor="left",
             align="left",
             font={"size": 12.5, "color": theme.text},
+            bgcolor=theme.surface,
             showarrow=True,
             arrowhead=0,
             arrowwidth=1,
