@@ -40,7 +40,8 @@ def walk(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) -> dic
     """What fills the GPU at the peak of a step in the steady state (second step on), in bytes: params, grads, optimizer,
     activations, buffers (everything in flight), which add up to peak. Gradients are those there at that moment: none
     where the peak stands at the end of forward."""
-    parts = {label: _block_memory(label, bp, graph, model) for label, bp in blocks.items()}
+    kept = kept_results(graph)
+    parts = {label: _block_memory(label, bp, graph, model, kept) for label, bp in blocks.items()}
     copies = {label: len(bp.prefixes) for label, bp in blocks.items()}
     params = sum(p.params * copies[b] for b, p in parts.items())
     states = sum(p.states * copies[b] for b, p in parts.items())
@@ -90,12 +91,14 @@ def _labels(blocks: Mapping[str, BlockPlan], graph: Graph) -> list[str]:
     return [by_prefix[call.prefix] for call in graph.calls()]
 
 
-def _block_memory(label: str, bp: BlockPlan, graph: Graph, model: CostModel) -> _BlockMemory:
+def _block_memory(
+    label: str, bp: BlockPlan, graph: Graph, model: CostModel, kept: Mapping[str, set[int]]
+) -> _BlockMemory:  # fmt: skip
     block = graph.blocks[label.partition("#")[0]] if label else graph.top
     found = _BlockMemory()
     _add_state(found, block, bp, model)
-    kept = kept_results(graph)[block.name] if label else set()
-    _Walk(block, bp, model, bool(label) and model.workload.recompute == "full", kept).run(found)
+    recompute = bool(label) and model.workload.recompute == "full"
+    _Walk(block, bp, model, recompute, kept[block.name] if label else set()).run(found)
     return found
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from planner_core import methods
-from planner_core.candidates import Candidates, matrices, score
+from planner_core.candidates import Candidates, score
 from planner_core.cluster import Cluster
 from planner_core.coarsen import CoarseGraph
 from planner_core.eliminate import TooWide
@@ -230,11 +230,6 @@ def _unknown(planner: Planner) -> tuple[str, ...]:
 
 def _memory_notes(planner: Planner, chosen: Plan) -> tuple[str, ...]:
     return chosen.notes if not chosen.fits else ()
-
-
-def space(planner: Planner) -> int:
-    """How many candidates the unique blocks have together."""
-    return sum(3 ** len(matrices(b.block)) for b in planner.coarse.blocks.values())
 
 
 def compare_methods(request: Request, progress: Progress | None = None) -> Result:

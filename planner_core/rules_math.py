@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import planner_core.rules_index  # noqa: F401  (registers its rules)
-from planner_core.graph import ITEM_BYTES, Op
+from planner_core.graph import Op
 from planner_core.rules import (
     WHOLE,
     DimOf,
@@ -377,13 +377,6 @@ def forward_flops(op: Op, ins: Shapes, outs: Shapes) -> int:
 def backward_factor(op: Op) -> float:
     """Backward work over forward work: both gradients of a product cost one forward each; attention recomputes its scores."""
     return 2.5 if op.fn == "scaled_dot_product_attention" else 2.0
-
-
-def touched_bytes(op: Op, ins: list[tuple[tuple[int, ...], str]], outs: list[tuple[tuple[int, ...], str]]) -> int:
-    """Bytes read and written by the whole op, views free."""
-    if is_view(op):
-        return 0
-    return sum(math.prod(s) * ITEM_BYTES[d] for s, d in (*ins, *outs))
 
 
 VIEWS = frozenset((
