@@ -38,7 +38,7 @@ def _head(rows: list[Row]) -> list[str]:
         "Equal means loss, every gradient and every parameter after a step of AdamW within 1e-5 relative.",
         "- Traffic and memory: one step at full size on a fake process group of the mesh's world size, batch 16 (64 on 64×8), "
         "H100. Collectives must agree in phase, kind, count and bytes; memory is the peak of all live allocations of one rank, "
-        "within 5 %. On 8×8 and 64×8 the chosen plan and Megatron-LM's, unless more rows stand there.",
+        "within 5 %.",
         *(["- † memory measured before a fault of the tracker was mended (it counted the result of a collective twice): to be run anew with "
            "`--again`."] if any(r.get("before_fix") for r in rows) else []), "",
     ]  # fmt: skip

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from bench.coverage_models import OTHERS, causal_models, default_config
+from bench.coverage_models import GAPS, OTHERS, causal_models, default_config
 
 ROOT = Path(__file__).resolve().parent.parent
 ROWS = ROOT / "bench" / "results" / "coverage.jsonl"
@@ -274,9 +274,10 @@ def table(rows: list[dict[str, Any]]) -> str:
         "# Coverage", "",
         f"From a default config of transformers to a plan on a {MESH} mesh of `{CLUSTER}`, batch {BATCH}, {SEQ} tokens; at most four "
         "layers of each kind; one core, times in seconds. Made by `python -m bench.coverage`. *transformers*: the library alone cannot "
-        "make this class from its own default config. Unknown ops run replicated and are named in the result.", "",
+        "make this class from its own default config. Unknown ops run replicated and are named in the result. Fields that a default "
+        f"leaves open, filled as published: {'; '.join(f'{k}: ' + ', '.join(v) for k, v in sorted(GAPS.items()))}.", "",
         *(f"- {line}" for line in summary(rows).splitlines()),
-        f"- plans by time: {_times(rows)}", "",
+        f"- plans by time: {_times(rows)}", *_depth(), "",
         "| type | class | parameters | ops | unique blocks | capture | plan | outcome | unknown ops | reason |",
         "|---|---|---:|---:|---:|---:|---:|---|---|---|",
     ]  # fmt: skip
@@ -288,6 +289,17 @@ def table(rows: list[dict[str, Any]]) -> str:
     text += ["", "Unknown ops, by the number of models they stand in: "
              + (", ".join(f"{fn} {n}" for fn, n in models.most_common()) or "none") + ".", ""]  # fmt: skip
     return "\n".join(text)
+
+
+def _depth() -> list[str]:
+    """What `bench.depth` measured."""
+    file = ROWS.parent / "depth.jsonl"
+    rows = [json.loads(x) for x in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
+    return [
+        f"- {r['name']}: {r['params'] / 1e9:,.0f} B parameters, {r['ops']:,} ops, {' and '.join(map(str, r['blocks'].values()))} copies; "
+        f"config to graph {r['wall_s']:.2f} s ({r['cpu_s']:.2f} s of one core), {r['rss_mb']:,} MB with all libraries (`python -m bench.depth`)"
+        for r in rows
+    ]
 
 
 def _times(rows: list[dict[str, Any]]) -> str:

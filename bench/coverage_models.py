@@ -21,6 +21,23 @@ LISTS = (
     "hybrid_override_pattern",
 )
 
+GAPS: dict[str, dict[str, Any]] = {
+    "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10000.0}}},
+    "dbrx": {"attn_config": {"kv_n_heads": 8, "clip_qkv": 8, "rope_theta": 500000.0}},
+    "deepseek_v2": {"num_experts_per_tok": 6},
+    "dots1": {"n_routed_experts": 128, "num_experts_per_tok": 6, "n_shared_experts": 2},
+    "esm": {"vocab_size": 33, "pad_token_id": 1, "mask_token_id": 32},
+    "hunyuan_v1_dense": {"head_dim": 128},
+    "hunyuan_v1_moe": {"head_dim": 128},
+    "lfm2_moe": {"layer_types": ["conv", "conv", "full_attention", "conv"] * 8},
+    "ministral": {"head_dim": 128},
+    "nemotron": {"num_key_value_heads": 8},
+    "wav2vec2-conformer": {"vocab_size": 32},
+    "xmod": {"is_decoder": True, "default_language": "en_XX"},
+}
+"""Fields that a default config leaves open (None) or lacks, so that transformers alone cannot make or run it; filled as in
+the models that were published."""
+
 OTHERS = tuple(
     (kind, model_type, cls)
     for kind, text in {
@@ -63,7 +80,8 @@ def default_config(model_type: str, cls: str, whole_depth: bool = False) -> dict
     """The default config as plain data, cut to `KEPT_LAYERS` of each kind unless `whole_depth`."""
     from transformers import CONFIG_MAPPING
 
-    whole: dict[str, Any] = json.loads(json.dumps(CONFIG_MAPPING[model_type]().to_dict(), default=str))
+    made = CONFIG_MAPPING[model_type](**GAPS.get(model_type, {}))
+    whole: dict[str, Any] = json.loads(json.dumps(made.to_dict(), default=str))
     data: dict[str, Any] = json.loads(json.dumps(whole))
     if not whole_depth:
         cut(data)

@@ -1,6 +1,7 @@
 """Experts' plans against ours: every model type of transformers with a tensor-parallel plan, on 8 GPUs of one node.
 
     python -m bench.experts            # what has no row yet, then docs/EXPERTS.md
+    python -m bench.experts all        # every model type again (or: their names)
 
 Both under the same constraints: one tensor axis of 8, the residual stream whole, every weight that the plan names split,
 all else replicated, least communication. Theirs splits as `base_model_tp_plan` says, ours along any dim. Rows are kept
@@ -15,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from bench.coverage import BATCH, ROOT, _graph, in_child, warm
-from bench.coverage_models import causal_models, default_config
+from bench.coverage_models import default_config
 
 ROWS = ROOT / "bench" / "results" / "experts.jsonl"
 TABLE = ROOT / "docs" / "EXPERTS.md"
@@ -25,18 +26,45 @@ def main() -> None:
     from planner_core.expert import expert_plans
 
     warm()
-    causal = dict(causal_models())
     ROWS.parent.mkdir(exist_ok=True)
     done = {r["type"] for r in read_rows()}
     for kind in expert_plans():
-        if kind in done or (len(sys.argv) > 1 and kind not in sys.argv[1:]):
+        if (kind in done and "all" not in sys.argv and kind not in sys.argv) or (len(sys.argv) > 1 and not {"all", kind} & set(sys.argv)):
             continue
-        cls = causal.get(kind)
-        row = {"type": kind, **(in_child(partial(_measure, kind, cls)) if cls else {"outcome": "no causal class"})}
+        cls = model_class(kind)
+        row = {"type": kind, **(in_child(partial(_measure, kind, cls)) if cls else {"outcome": "no class"})}
         with ROWS.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
         print(kind, row.get("outcome"), row.get("theirs_bytes"), row.get("ours_bytes"), str(row.get("reason", ""))[:120], flush=True)
     TABLE.write_text(table(read_rows()), encoding="utf-8")
+
+
+def model_class(kind: str) -> str:
+    """The causal class of a model type, else the first of another training kind, else its base model; empty if it has none."""
+    from transformers.models.auto import modeling_auto as auto
+
+    from planner_core.capture.hf import _MAPPINGS
+
+    for name in (*_MAPPINGS, ""):
+        table = getattr(auto, f"MODEL_FOR_{name}_MAPPING_NAMES" if name else "MODEL_MAPPING_NAMES", {})
+        if found := table.get(kind):
+            return str(found if isinstance(found, str) else found[0])
+    return _beside(kind)
+
+
+def _beside(kind: str) -> str:
+    """A class of the model file beside the type's configuration that takes this configuration, the most whole one."""
+    import importlib
+
+    import transformers
+
+    made = transformers.CONFIG_MAPPING[kind]
+    try:
+        file = importlib.import_module(made.__module__.replace(".configuration_", ".modeling_"))
+    except ImportError:
+        return ""
+    fits = [n for n, c in vars(file).items() if getattr(c, "config_class", None) is made and hasattr(transformers, n) and "PreTrained" not in n]
+    return min(fits, key=lambda n: ("For" not in n, len(n)), default="")
 
 
 def read_rows() -> list[dict[str, Any]]:
@@ -59,23 +87,27 @@ def _measure(kind: str, cls: str, tell: Any) -> None:
 def compare(graph: Any, dtype: str = "bfloat16") -> dict[str, Any]:
     """The comparison on 8 GPUs, or on 4 or 2 where the heads allow the expert's plan no more."""
     row: dict[str, Any] = {}
-    for gpus in (8, 4, 2):
-        row = {"gpus": gpus, **_on(gpus, graph, dtype)}
-        if row["outcome"] != "theirs: no plan":
-            break
+    for fine in (False, True):  # a plan that moves a tensor inside one of our groups is judged op by op
+        for gpus in (8, 4, 2):
+            row = {"gpus": gpus, "op_by_op": fine, **_on(gpus, graph, dtype, fine)}
+            if row["outcome"] != "theirs: no plan":
+                return row
     return row
 
 
-def _on(gpus: int, graph: Any, dtype: str) -> dict[str, Any]:
-    """Bytes on the wire per GPU and step, theirs and ours, and the collectives of each."""
+def _on(gpus: int, graph: Any, dtype: str, fine: bool) -> dict[str, Any]:
+    """Bytes on the wire per GPU and step, theirs and ours, the collectives of each, and what makes the difference."""
+    from bench.expert_reasons import apart, why
     from planner_core.expert import expert_rules
     from planner_core.planner import Request, meshes, prepare
     from planner_core.search import search
 
     request = Request(model=graph.name, cluster=node(gpus), mesh=str(gpus), dtype=dtype)
     planner = prepare(request, graph)
+    planner = apart(planner) if fine else planner
     mesh = meshes(request, planner.cluster)[0]
     found: dict[str, Any] = {}
+    plans: list[Any] = []
     for who, free in (("theirs", False), ("ours", True)):
         rules = expert_rules(graph, mesh, free=free)
         if rules is None:
@@ -85,11 +117,13 @@ def _on(gpus: int, graph: Any, dtype: str) -> dict[str, Any]:
         if answer.assignment is None:
             return {"outcome": f"{who}: no plan"}
         plan = planner.plan(problem, answer, who, who, "communication")
+        plans.append(plan)
         found[f"{who}_bytes"] = sum(t.wire_bytes for t in plan.cost.traffic)
         found[f"{who}_s"] = answer.value
         found[who] = ", ".join(f"{t.count} {t.kind} {t.phase}" for t in plan.cost.traffic)
     ratio = found["ours_s"] / found["theirs_s"] if found["theirs_s"] else 1.0 + found["ours_s"]
-    return {"outcome": "less" if ratio < 1 - 1e-6 else "same" if ratio <= 1 + 1e-6 else "MORE", **found}
+    outcome = "less" if ratio < 1 - 1e-4 else "same" if ratio <= 1 + 1e-6 else "MORE"
+    return {"outcome": outcome, **({} if outcome == "same" else {"why": why(*plans)}), **found}
 
 
 def node(gpus: int) -> dict[str, Any]:
@@ -108,7 +142,9 @@ def table(rows: list[dict[str, Any]]) -> str:
         f"{len(judged)} of the {len(rows)} model types of transformers with a tensor-parallel plan, on one axis of 8 GPUs (4 or 2 where "
         f"the heads allow their plan no more), batch {BATCH}, at most four layers. Theirs: weights split as `base_model_tp_plan` says; "
         "ours: the same weights split along any dim; the residual stream whole, all else replicated, least communication time. "
-        "Made by `python -m bench.experts`.", "",
+        f"{sum(bool(r.get('op_by_op')) for r in judged)} plans that move a tensor inside what is one group to us are judged op by op. "
+        "Why ours needs less is read off the two plans: weights that lie otherwise, and collectives of one step that only one of them "
+        "has. Made by `python -m bench.experts`.", "",
         f"- ours needs more in {worse}, as much in {sum(r['outcome'] == 'same' for r in judged)}, less in "
         f"{sum(r['outcome'] == 'less' for r in judged)}", "",
         "| type | GPUs | theirs, MB on the wire | ours | outcome | theirs | ours |", "|---|---:|---:|---:|---|---|---|",
@@ -116,6 +152,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     for r in rows:
         mb = [f"{r[k] / 1e6:,.0f}" if k in r else "" for k in ("theirs_bytes", "ours_bytes")]
         told = r["outcome"] + (f": {r['reason'][:120]}" if r.get("reason") else "")
+        told += f": {r['why']}" if r.get("why") else ""
         cells = (r["type"], r.get("gpus", ""), *mb, told.replace("|", "/"), r.get("theirs", ""), r.get("ours", ""))
         text.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join([*text, ""])

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import datetime
+import json
 import os
 import platform
 import resource
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +22,13 @@ import scipy
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from planner_core.front import front  # noqa: E402
 from planner_core.mesh import DeviceMesh  # noqa: E402
+from planner_core.methods import LENSES  # noqa: E402
 from planner_core.models import ZOO  # noqa: E402
 from planner_core.pipeline import block_candidates, choose, plan_model  # noqa: E402
 from planner_core.planner import Request, meshes, prepare  # noqa: E402
-from planner_core.search import search, weights  # noqa: E402
+from planner_core.search import least_memory, memory_of, search, weights  # noqa: E402
 from planner_core.solve import solve  # noqa: E402
 from planner_core.unfolded import unfold_problem  # noqa: E402
 from tests.solvers import highs  # noqa: E402
@@ -74,13 +79,81 @@ def depth() -> list[str]:
     return ["## Depth", "", *table(["model", "10 layers", "1000 layers", "ratio"], rows)]
 
 
+def budgets() -> list[str]:
+    """Half way between the least memory and the fastest assignment's: bound, labels and proof."""
+    rows = []
+    for name in ZOO:
+        for mesh in ((16,), (2, 8)):
+            planner = prepare(Request(name, cluster="2x8-h100"))
+            built = planner.problem(DeviceMesh(("data", "tensor")[-len(mesh) :], mesh))
+            free, least = search(built).assignment, least_memory(built)
+            assert free is not None
+            assert least is not None
+            budget = (memory_of(free) + memory_of(least)) / 2
+            answer = search(built, budget=budget)
+            took = seconds(lambda b=built, m=budget: search(b, budget=m), 3)
+            rows.append([name, str(mesh), ms(took), "yes" if answer.optimal else f"gap {answer.gap:.1e}"])
+    return ["## Search within a memory budget, 16 GPUs", "", *table(["model", "mesh", "time", "proven optimal"], rows)]
+
+
+def fronts() -> list[str]:
+    """Every plan with uniform repeats that no other beats."""
+    rows = []
+    for name, mesh in (("llama-3-8b", (2, 8)), ("gpt2-xl", (2, 8)), ("mixtral-8x7b", (2, 8)), ("t5-large", (16,)), ("vit-large", (2, 8))):
+        planner = prepare(Request(name, cluster="2x8-h100"))
+        built = planner.problem(DeviceMesh(("data", "tensor")[-len(mesh) :], mesh), uniform=True)
+        for objective in ("time", "communication"):
+            start = time.perf_counter()
+            found = front(built, objective)
+            took = time.perf_counter() - start
+            rows.append([name, str(mesh), objective, str(len(found.cost_s)), "yes" if found.exact else "no", f"{took:.2f} s"])
+    return ["## Exact front, all copies alike", "", *table(["model", "mesh", "objective", "points", "all of them", "time"], rows)]
+
+
+def topology() -> list[str]:
+    """TAPS: the plan of least communication time against that of least volume, both on the real links."""
+    rows = []
+    for cluster in ("2x8-h100", "2x8-v100-eth", "4x8-a100"):
+        for name in (n for n in ZOO if n != "t5-large"):  # whose plan of least volume takes up to half a minute
+            planner = prepare(Request(name, cluster=cluster, method="taps"))
+            options = meshes(planner.request, planner.cluster)
+            a = choose(planner, options)
+            b = choose(planner, options, lens=replace(LENSES["taps"], by_volume=True))
+            t, v = a.cost.comm_time_s, b.cost.comm_time_s
+            saved = "neither fits" if not (a.fits and b.fits) else "both send nothing" if not v else f"{100 * (1 - t / v):.1f} %"
+            rows.append([cluster, name, f"{a.mesh}: {ms(t)}", f"{b.mesh}: {ms(v)}", saved])
+    head = ["cluster", "model", "by topology", "by volume", "communication saved"]
+    return ["## TAPS: cost by topology against cost by volume, weights kept", "", *table(head, rows)]
+
+
+def captured() -> list[str]:
+    """From a config to the chosen plan, torch and transformers imported before."""
+    from planner_core.opening import open_model
+
+    with tempfile.TemporaryDirectory() as where:
+        config = Path(where) / "config.json"
+        config.write_text(json.dumps(prepare(Request("llama-3-8b")).graph.config))
+        open_model(str(config), batch=16, seq=4096)  # imports
+        rows = []
+        for mesh, cluster in (("8", "1x8-h100"), ("2x8", "2x8-h100")):
+            request = Request(str(config), cluster=cluster, mesh=mesh, batch=16, seq=4096)
+
+            def run(request: Request = request) -> None:
+                planner = prepare(request)
+                choose(planner, meshes(planner.request, planner.cluster))
+
+            rows.append([mesh, f"{seconds(run, 3):.2f} s"])
+    return ["## Config to plan, capture included, Llama-3-8B with 32 layers", "", *table(["mesh", "time"], rows)]
+
+
 def against_highs(depths: tuple[int, ...], limit_s: float) -> list[str]:
     rows = []
+    points: dict[str, list[tuple[int, float, float]]] = {}
     price = weights("time")
     for mesh in ((8,), (2, 8)):
         for layers in depths:
             _, built = problem("llama-3-8b", mesh, layers)
-            folded = seconds(lambda b=built: solve(b, [price]))
+            folded = seconds(lambda b=built: solve(b, price))
             net = unfold_problem(built, price)
             start = time.perf_counter()
             found = highs(net, time_limit=limit_s)
@@ -96,10 +169,37 @@ def against_highs(depths: tuple[int, ...], limit_s: float) -> list[str]:
                     str(np.isfinite(found)),
                 ]
             )
+            points.setdefault(str(mesh), []).append((layers, folded, took))
             if took >= limit_s:
                 break
+    (ROOT / "docs" / "images" / "bench_search.svg").write_text(plot(points), encoding="utf-8")
     head = ["mesh", "layers", "folded", "HiGHS, one-hot", "ratio", "HiGHS has a solution"]
-    return ["## Folded search against HiGHS on the unfolded network, Llama-3-8B", "", *table(head, rows)]
+    return ["![time by depth](images/bench_search.svg)", "", "## Folded search against HiGHS on the unfolded network, Llama-3-8B", "", *table(head, rows)]
+
+
+def plot(points: dict[str, list[tuple[int, float, float]]]) -> str:
+    """Seconds by layers, both on a log scale, as SVG: folded solid, HiGHS dashed, a colour per mesh."""
+    width, height, left, bottom = 640, 360, 70, 50
+    colours = ("#2b6cb0", "#c05621")
+    ticks = [10.0**e for e in range(-4, 3)]
+
+    def x(layers: float) -> float:
+        return left + (np.log2(layers) - 1) / 4 * (width - left - 150)
+
+    def y(s: float) -> float:
+        return float(20 + (2 - np.log10(s)) / 6 * (height - bottom - 20))
+
+    parts = [f'<line x1="{left}" x2="{width - 150}" y1="{y(t):.1f}" y2="{y(t):.1f}" stroke="#ccc"/>'
+             f'<text x="{left - 8}" y="{y(t) + 4:.1f}" text-anchor="end">{t:g} s</text>' for t in ticks]  # fmt: skip
+    parts += [f'<text x="{x(n):.1f}" y="{height - bottom + 20}" text-anchor="middle">{n}</text>' for n in (2, 4, 8, 16, 32)]
+    parts.append(f'<text x="{(left + width - 150) / 2}" y="{height - 8}" text-anchor="middle">layers of Llama-3-8B</text>')
+    for colour, (mesh, found) in zip(colours, points.items(), strict=False):
+        for column, dash, name in ((1, "", "folded"), (2, "6 4", "HiGHS")):
+            path = " ".join(f"{x(p[0]):.1f},{y(p[column]):.1f}" for p in found)
+            parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2" stroke-dasharray="{dash}"/>')
+            parts.append(f'<text x="{x(found[-1][0]) + 8:.1f}" y="{y(found[-1][column]) + 4:.1f}" fill="{colour}">{name} {mesh}</text>')
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="13">'
+    return f'{head}<rect width="100%" height="100%" fill="#fff"/>{"".join(parts)}</svg>\n'
 
 
 def whole() -> list[str]:
@@ -132,7 +232,7 @@ def main() -> None:
         f"Python {platform.python_version()}, numpy {np.__version__}, scipy {scipy.__version__} (its HiGHS)", "",
     ]  # fmt: skip
     depths, limit = ((2,), 20.0) if quick else ((2, 4, 8, 16, 32), HIGHS_LIMIT_S)
-    lines = [*head, *zoo(), *depth(), *whole(), *against_highs(depths, limit)]
+    lines = [*head, *zoo(), *depth(), *whole(), *budgets(), *fronts(), *topology(), *captured(), *against_highs(depths, limit)]
     path = ROOT / "docs" / "BENCHMARKS.md"
     path.write_text("\n".join(lines), encoding="utf-8")
     print("\n".join(lines))

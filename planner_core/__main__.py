@@ -50,6 +50,7 @@ def _parser() -> _Parser:
     fold.set_defaults(run=_fold)
     plan = _with_options(_with_model(commands.add_parser("plan", help="derive, score and rank plans")))
     plan.add_argument("-o", "--output", metavar="FILE", help="write the chosen plan")
+    plan.add_argument("--front", action="store_true", help="also every plan that no other beats in the objective and memory")
     plan.set_defaults(run=_plan)
     compare = _with_options(_with_model(commands.add_parser("compare", help="every method and baseline side by side")))
     compare.set_defaults(run=_compare)
@@ -59,6 +60,8 @@ def _parser() -> _Parser:
     export.add_argument("plan")
     export.add_argument("--to", required=True)
     export.add_argument("-o", "--output", required=True, metavar="PATH")
+    export.add_argument("--nearest", action="store_true", help="where the form cannot hold the plan, the nearest plan that it can")
+    export.add_argument("--json", action="store_true", help="what is said, and the cost beside the plan's, as one JSON object")
     export.set_defaults(run=_export)
     verify = commands.add_parser("verify", help="run a plan and compare with the prediction")
     verify.add_argument("plan")
@@ -169,17 +172,25 @@ def _fold(args: argparse.Namespace) -> int:
 
 
 def _plan(args: argparse.Namespace) -> int:
-    from planner_core.pipeline import plan_model
+    from planner_core.pipeline import exact_front, plan_model
     from planner_core.plan import to_json
-    from planner_core.report import report, text
+    from planner_core.planner import meshes, prepare
+    from planner_core.report import front_report, front_text, report, text
 
-    result = plan_model(_request(args), progress=_say)
+    request = _request(args)
+    result = plan_model(request, progress=_say)
+    data, words = report(result), text(result)
+    if args.front:
+        planner = prepare(request, result.graph)
+        points, exact = exact_front(planner, meshes(request, planner.cluster), request.objective, _say)
+        data["front"] = front_report(points, exact, request.objective)
+        words += "\n\n" + front_text(points, exact, request.objective)
     _done()
     if args.output:
         write(Path(args.output), json.dumps(to_json(result.best)))
     for note in result.notes:
         print(note, file=sys.stderr)
-    return _print(args, report(result), text(result))
+    return _print(args, data, words)
 
 
 def _compare(args: argparse.Namespace) -> int:
@@ -201,11 +212,12 @@ def _network(args: argparse.Namespace) -> int:
 
 
 def _export(args: argparse.Namespace) -> int:
-    from planner_core.export import export_plan
+    from planner_core.export import export_text, nearest_text, write_export
 
-    for line in export_plan(read_plan(args.plan), args.to, Path(args.output)):
-        print(line)
-    return 0
+    made = (nearest_text if args.nearest else export_text)(read_plan(args.plan), args.to)
+    lines = write_export(made, Path(args.output))
+    priced = made.nearest.to_json() if made.nearest else None
+    return _print(args, {"file": args.output, "said": lines[1:], "nearest": priced}, "\n".join(lines))
 
 
 def _verify(args: argparse.Namespace) -> int:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from planner_core.coarsen import CoarseBlock
 from planner_core.eliminate import order
+from planner_core.generate import generate
 from planner_core.graph import Block
 from planner_core.hardware import CostModel
 from planner_core.network import build_block
@@ -35,7 +36,8 @@ class Candidates:
 
     `choice[i, w]` is 0, 1 or 2 for R, S(0), S(1) of `weights[w]`. Costs are those of one copy of the block:
     `comm_s` seconds of communication and `memory_bytes` per GPU; inf where the candidate cannot run. `rest_comm_s` and
-    `rest_memory_bytes` are those of everything else in the model.
+    `rest_memory_bytes` are those of everything else in the model. Of more than `MAX_CANDIDATES` only those are there
+    that no other beats.
     """
 
     block: str
@@ -48,6 +50,12 @@ class Candidates:
     repeats: int
     rest_comm_s: float = 0.0
     rest_memory_bytes: float = 0.0
+    even: int = -1
+
+    @property
+    def possible(self) -> int:
+        """Candidates that split evenly: those that can run where all were scored, else the product of each matrix's choices."""
+        return self.even if self.even >= 0 else self.scored
 
     @property
     def model_comm_s(self) -> Floats:
@@ -82,11 +90,11 @@ def matrices(block: Block) -> list[int]:
 def score(
     coarse: CoarseBlock, strategies: BlockStrategies, model: CostModel, repeats: int, restrict: Restriction | None = None
 ) -> Candidates | None:  # fmt: skip
-    """Score a block's candidates on the last axis of a mesh; None where there are too many or none. `restrict` says what
-    the other axes do."""
+    """Score a block's candidates on the last axis of a mesh; None where there are none. `restrict` says what the other axes
+    do. Where they are too many, those that no other beats are generated (see `generate`)."""
     block = coarse.block
     weights = matrices(block)
-    if not weights or 3 ** len(weights) > MAX_CANDIDATES:
+    if not weights:
         return None
     net = build_block(coarse, strategies, model)
     if restrict:
@@ -94,11 +102,46 @@ def score(
     compiled = compile_network(net, ports(block))
     if any(not len(a) for a in compiled.alive.values()):
         return None
+    names = tuple(block.values[w].name for w in weights)
+    if 3 ** len(weights) > MAX_CANDIDATES:
+        return _generated(compiled, block, weights, model.sizes[-1], repeats)
     comm, memory = _tables(compiled, block, weights)
     grid = np.indices((3,) * len(weights), dtype=np.int8).reshape(len(weights), -1).T
     comm, memory = comm.ravel(), memory.ravel()
-    names = tuple(block.values[w].name for w in weights)
     return Candidates(block.name, names, grid, comm, memory, pareto(comm, memory), model.sizes[-1], repeats)
+
+
+def _generated(compiled: Compiled, block: Block, weights: list[int], size: int, repeats: int) -> Candidates | None:
+    """The candidates that no other beats; one choice may stand there twice, with its other ops run in two ways."""
+    names = [tensor_name(w) for w in weights]
+    kinds = {n: _kinds(compiled, n) for n in names}
+    found: list[tuple[tuple[int, ...], float, float]] = []
+    for at in _held(compiled, _stream(block)):
+        ways = generate(compiled, at)
+        for state, comm, memory in zip(ways.at, ways.comm_s, ways.memory_bytes, strict=True):
+            found.append((tuple(kinds[n][state[n]] for n in names), float(comm), float(memory)))
+    if not found:
+        return None
+    best = np.flatnonzero(pareto(*(np.array([x[i] for x in found]) for i in (1, 2))))
+    comm, memory = (np.array([found[b][i] for b in best]) for i in (1, 2))
+    return Candidates(
+        block.name, tuple(block.values[w].name for w in weights), np.array([found[b][0] for b in best], dtype=np.int8),
+        comm, memory, np.ones(len(best), dtype=bool), size, repeats, even=prod(len(set(k)) for k in kinds.values()),
+    )  # fmt: skip
+
+
+def _held(compiled: Compiled, ends: tuple[str, str] | None) -> list[dict[str, int]]:
+    """Every state that entry and exit of the stream can both be in, in the numbering of those alive."""
+    if ends is None:
+        return [{}]
+    both = np.intersect1d(compiled.alive[ends[0]], compiled.alive[ends[1]])
+    return [{e: int(np.searchsorted(compiled.alive[e], s)) for e in ends} for s in both]
+
+
+def _kinds(compiled: Compiled, name: str) -> list[int]:
+    """0, 1 or 2 for each state of a matrix that is alive: R, S(0) or S(1) on the last axis."""
+    states = compiled.net.tensors[name]
+    return [_kind(states.pairs[int(i)][0]) for i in states.index[compiled.alive[name], -1]]
 
 
 def pareto(a: Floats, b: Floats) -> NDArray[np.bool_]:
@@ -152,8 +195,7 @@ def _with_choices(compiled: Compiled, names: list[str]) -> list[tuple[tuple[str,
         if not set(f.vars) & set(names)
     ]
     for name, factors in owned.items():
-        states = compiled.net.tensors[name]
-        kind = [_kind(states.pairs[int(i)][0]) for i in states.index[compiled.alive[name], -1]]
+        kind = _kinds(compiled, name)
         total: dict[str, tuple[Floats, Floats]] = {}
         unary = [f for f in factors if len(f.vars) == 1]
         for f in factors:

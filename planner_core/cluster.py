@@ -27,6 +27,11 @@ UNNAMED = "my-cluster"
 _REMARKS = {"schema", "description", "sources", "source", "notes"}
 _BANDWIDTHS = {"unit_bytes_per_s": 1.0, "unit_gb_per_s": 1e9, "unit_gbit_per_s": 1e9 / 8}
 _LATENCIES = {"latency_s": 1.0, "latency_us": 1e-6}
+CHANGES = ("nodes", "gpus", "intra", "inter")
+"""What `NAME:nodes=4,gpus=8,intra=450,inter=50` may change: nodes, GPUs per node, and GB/s one way out of a GPU inside a
+node and out of a node."""
+OUTER_LATENCY_S = 7e-6
+"""Of the link between nodes where a cluster of one node is given several: as InfiniBand in the clusters here."""
 _LEVEL_EXAMPLE = '{"name": "NVLink", "size": 8, "unit_gb_per_s": 450, "latency_us": 3}'
 
 
@@ -176,8 +181,12 @@ def gpu_names() -> tuple[str, ...]:
 
 
 def load_cluster(name_or_path: str | Path) -> Cluster:
-    """A cluster that comes with the project, by name, or a user's JSON file; raises InputError."""
+    """A cluster that comes with the project, by name, also with changes (see CHANGES), or a user's JSON file; raises
+    InputError."""
     text = str(name_or_path)
+    name, _, changes = text.partition(":")
+    if changes and name in cluster_names():
+        return _changed(load_cluster(name), changes)
     if text in cluster_names():
         path = ASSETS / "clusters" / f"{text}.json"
         return Cluster.from_json(_read(path), where=f"cluster {text}", name=text)
@@ -185,6 +194,38 @@ def load_cluster(name_or_path: str | Path) -> Cluster:
     if path.suffix == ".json" or "/" in text or path.is_file():
         return Cluster.from_json(_read(path), where=f"cluster file {path.name}", name=path.stem)
     raise InputError(f"no cluster is called {_short(text)}; {_nearest(text, cluster_names())}, or give a JSON file")
+
+
+def _changed(cluster: Cluster, changes: str) -> Cluster:
+    """The cluster with changes such as `nodes=4,inter=50`."""
+    where = f"cluster {cluster.name}:{changes[:80]}"
+    given: dict[str, float] = {}
+    for part in changes.split(","):
+        key, _, text = part.partition("=")
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        whole = key not in ("nodes", "gpus") or value == int(value if math.isfinite(value) else 0)
+        if key not in CHANGES or not (0 < value < 1e6) or not whole:
+            raise InputError(f"{where}: {part[:40]!r} is no change; give for example {cluster.name}:nodes=4,inter=50")
+        given[key] = value
+    inner, *outer = cluster.levels
+    if len(outer) > 1 and "nodes" in given:
+        raise InputError(f"{where}: {len(outer)} levels of links join its nodes; give a JSON file to change their number")
+    nodes = int(given.get("nodes", outer[0].size if outer else 1))
+    if nodes > 1 and not outer and "inter" not in given:
+        raise InputError(f"{where}: one node has no link to others; give its GB/s too, for example inter=50")
+    inner = replace(
+        inner, size=int(given.get("gpus", inner.size)), unit_bytes_per_s=given.get("intra", inner.unit_bytes_per_s / 1e9) * 1e9
+    )
+    link = outer[0] if outer else Level("network", nodes, 0.0, OUTER_LATENCY_S)
+    speed = given.get("inter", link.unit_bytes_per_s / 1e9) * 1e9
+    levels = (inner, replace(link, size=nodes, unit_bytes_per_s=speed), *outer[1:]) if nodes > 1 else (inner,)
+    changed = replace(cluster, name=f"{cluster.name}:{changes}", levels=levels)
+    if changed.num_gpus > MAX_GPUS:
+        raise InputError(f"{where}: makes {changed.num_gpus} GPUs; at most {MAX_GPUS} can be planned")
+    return changed
 
 
 def load_gpu(name: str) -> Gpu:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,9 +19,13 @@ from planner_core.errors import PlannerError
 
 Floats = NDArray[np.float64]
 Table = tuple[tuple[str, ...], Floats]
+Steps = list[tuple[str, tuple[str, ...], Floats | NDArray[np.int64]]]
+"""Variables in the order of their elimination, the others that met them, and what their best state is found in."""
 MAX_TABLE = 70_000_000
 """Entries of the largest table that is built (half a gigabyte); beyond it elimination is refused."""
 
+FEW = 4_000_000
+"""Entries of a table that is kept as it is to find a best state in later."""
 MAX_KEPT = 60
 """Variables of one table: numpy has 64 dims."""
 
@@ -38,17 +43,19 @@ class TooWide(PlannerError):
 
 @dataclass
 class Elimination:
-    """A solved network: `table` over `kept` variables, and for each eliminated variable its best state given later ones."""
+    """A solved network: `table` over `kept` variables, and for each eliminated variable what its best state is found in, given
+    later ones: the costs of its states [state, others] where they are few, else the best ones [others]."""
 
     kept: tuple[str, ...]
     table: Floats
-    steps: list[tuple[str, tuple[str, ...], NDArray[np.int64]]] = field(default_factory=list)
+    steps: Steps = field(default_factory=list)
 
     def assignment(self, kept: Mapping[str, int]) -> dict[str, int]:
         """The best state of every variable, given those that were kept."""
         found = dict(kept)
-        for name, others, best in reversed(self.steps):
-            found[name] = int(best[tuple(found[o] for o in others)])
+        for name, others, costs in reversed(self.steps):
+            at: tuple[Any, ...] = tuple(found[o] for o in others)
+            found[name] = int(costs[(slice(None), *at)].argmin()) if costs.ndim > len(others) else int(costs[at])
         return found
 
 
@@ -89,6 +96,15 @@ def eliminate(
     sizes: Mapping[str, int], tables: Iterable[Table], sequence: Sequence[str], keep: Sequence[str]
 ) -> Elimination:
     """Minimise over the variables in `sequence`; the result's table has one dim per name in `keep`, in that order."""
+    steps, rest, _ = reduce(sizes, tables, sequence)
+    return Elimination(tuple(keep), add(rest, tuple(keep), sizes), steps)
+
+
+def reduce(
+    sizes: Mapping[str, int], tables: Iterable[Table], sequence: Sequence[str], largest: float = float("inf")
+) -> tuple[Steps, list[Table], list[str]]:
+    """Minimise over the variables in `sequence`, up to the first that needs a table of more than `largest` entries: the steps,
+    the tables that are left, and the variables of the sequence that are left."""
     pool: dict[str, list[Table]] = {}
     rank = {v: i for i, v in enumerate(sequence)}
     last: list[Table] = []
@@ -99,28 +115,30 @@ def eliminate(
 
     for table in tables:
         put(table)
-    steps = []
-    for v in sequence:
-        mine = pool.pop(v, [])
+    steps: Steps = []
+    for i, v in enumerate(sequence):
+        mine = pool.get(v, [])
         others = tuple(dict.fromkeys(o for scope, _ in mine for o in scope if o != v))
-        total = _add(mine, (*others, v), sizes)
-        best = total.argmin(axis=-1)
-        steps.append((v, others, best))
-        put((others, np.take_along_axis(total, best[..., None], axis=-1)[..., 0]))
-    return Elimination(tuple(keep), _add(last, tuple(keep), sizes), steps)
+        if _entries(v, set(others), sizes) > largest:
+            return steps, [*last, *(t for left in pool.values() for t in left)], list(sequence[i:])
+        pool.pop(v, None)
+        total = add(mine, (v, *others), sizes)
+        steps.append((v, others, total if total.size <= FEW else total.argmin(axis=0)))
+        put((others, total.min(axis=0)))
+    return steps, last, []
 
 
-def _add(tables: Sequence[Table], scope: tuple[str, ...], sizes: Mapping[str, int]) -> Floats:
-    """Sum of tables, broadcast to `scope`."""
-    total = np.zeros([sizes[v] for v in scope])
-    for names, array in tables:
+def add(tables: Sequence[Table], scope: tuple[str, ...], sizes: Mapping[str, int]) -> Floats:
+    """Sum of tables, broadcast to `scope`; small ones first, so that few sums are over all of it."""
+    total = np.zeros([1] * len(scope))
+    for names, array in sorted(tables, key=lambda t: t[1].size):
         places = [scope.index(v) for v in names]
         turned = array.transpose(np.argsort(places)) if len(names) > 1 else array
         shape = [1] * len(scope)
         for p in places:
             shape[p] = sizes[scope[p]]
-        total += turned.reshape(shape)
-    return total
+        total = total + turned.reshape(shape)
+    return total if total.shape == (full := tuple(sizes[v] for v in scope)) else np.broadcast_to(total, full).copy()
 
 
 # --- chains ------------------------------------------------------------------------------------------

@@ -42,6 +42,18 @@ def expert_plan(config: Mapping[str, Any]) -> Mapping[str, str] | None:
     return next((plan for part in parts if (plan := expert_plans().get(str(part.get("model_type"))))), None)
 
 
+def splits_evenly(shape: tuple[int, ...], dim: int, parts: int, packed: bool) -> bool:
+    """Whether `dim` can be dealt to `parts` devices; a packed one half by half (gate and up)."""
+    return shape[dim] % (parts * (2 if packed else 1)) == 0
+
+
+def style_of(name: str, plan: Mapping[str, str]) -> str:
+    """The style that `plan` gives a parameter or its module; empty if none that splits."""
+    module = name.rpartition(".")[0]
+    found = (s for p, s in plan.items() for path in (name, module) if s in FROM_LAST and re.search(rf"(^|\.){_regex(p)}$", path))
+    return next(found, "")
+
+
 def split_dim(name: str, ndim: int, plan: Mapping[str, str]) -> int | None:
     """The dim along which `plan` splits the parameter of this full name; None: whole."""
     module, _, last = name.rpartition(".")
@@ -72,6 +84,21 @@ class ExpertRules(AxisRules):
         return super()._row_passes(where, net, ops, rows, test)
 
 
+def _dims(graph: Graph, plan: Mapping[str, str], parts: int) -> tuple[dict[int, int | None], set[int]]:
+    """By id of a parameter: the dim that the plan splits, or None; and those that it would split but cannot, which are free to all."""
+    dims: dict[int, int | None] = {}
+    idle: set[int] = set()
+    first = {c.block: c.prefix for c in reversed(list(graph.calls()))}
+    for block in (graph.top, *graph.blocks.values()):
+        for value in block.values:
+            if value.kind == "parameter":
+                full = join_name(first.get(block.name, ""), value.name)
+                dims[id(value)] = dim = split_dim(full, len(value.meta.shape), plan)
+                if dim is not None and not splits_evenly(value.meta.shape, dim, parts, style_of(full, plan).startswith("packed")):
+                    idle.add(id(value))
+    return dims, idle
+
+
 def expert_rules(graph: Graph, mesh: DeviceMesh, *, free: bool = False) -> Restriction | None:
     """The restriction to the expert's plan on the last mesh axis (data parallel on the first of two), or None if there is none.
 
@@ -81,13 +108,7 @@ def expert_rules(graph: Graph, mesh: DeviceMesh, *, free: bool = False) -> Restr
     plan = expert_plan(graph.config)
     if plan is None or len(mesh.axis_sizes) > 2:
         return None
-    dims: dict[int, int | None] = {}
-    first = {c.block: c.prefix for c in reversed(list(graph.calls()))}
-    for block in (graph.top, *graph.blocks.values()):
-        for value in block.values:
-            if value.kind == "parameter":
-                full = join_name(first.get(block.name, ""), value.name)
-                dims[id(value)] = split_dim(full, len(value.meta.shape), plan)
+    dims, idle = _dims(graph, plan, mesh.axis_sizes[-1])
     if all(d is None for d in dims.values()):
         return None
 
@@ -95,6 +116,8 @@ def expert_rules(graph: Graph, mesh: DeviceMesh, *, free: bool = False) -> Restr
         dim = dims.get(id(v))
         if dim is None:
             return pair[0] == R
+        if id(v) in idle:
+            return True
         return isinstance(pair[0], Shard) if free else pair[0] == Shard(dim)
 
     if len(mesh.axis_sizes) == 1:

@@ -144,7 +144,7 @@ def _groups(prefixes: dict[tuple[str, ...], Content], min_duplicate: int) -> tup
 
 def _family(prefix: tuple[str, ...]) -> tuple[str, ...]:
     """Numbered siblings belong together: a component that ends in digits counts as one family."""
-    return tuple("#" + c.rstrip("0123456789") if c[-1:].isdigit() else c for c in prefix)
+    return tuple("#" + c.rstrip("0123456789") if c[-1:].isdecimal() else c for c in prefix)
 
 
 def _reason(count: int, content: Content, others: list[tuple[str, Content]], kept: bool, least: int) -> str:

@@ -50,7 +50,8 @@ class Workload:
             raise InputError(f"--optimizer {self.optimizer!r} is not one of {', '.join(OPTIMIZERS)}")
         if self.zero not in (0, 3):
             raise InputError(
-                f"--zero {self.zero} is not one of 0 (weights kept) or 3 (weights may be sharded and gathered at use)"
+                f"--zero {self.zero} is not one of 0 (weights kept) or 3 (weights may be sharded and gathered at use); stages 1 and 2, "
+                "which shard optimizer states alone, are not planned"
             )
         if self.recompute not in RECOMPUTE:
             raise InputError(f"--recompute {self.recompute!r} is not one of {', '.join(RECOMPUTE)}")

@@ -108,7 +108,7 @@ def experts_forward(
     )  # fmt: skip
 
 
-def register() -> None:
+def register_experts() -> None:
     """Make the implementation known to transformers."""
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 

@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from planner_core.chain import scalar
 from planner_core.coarsen import CoarseGraph
 from planner_core.eliminate import TooWide, eliminate
 from planner_core.graph import Block
 from planner_core.placement import P
 from planner_core.problem import Networks, Restriction, compile_network, ports
 from planner_core.search import weights
-from planner_core.solve import scalar
 from planner_core.states import Bools
 from planner_core.tables import NUM_COMPONENTS, Factor, Network, tensor_name
 

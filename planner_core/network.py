@@ -14,7 +14,7 @@ the weight; what exceeds it shows. So the step time is a sum over the network, w
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from planner_core.placement import P, Shard
 from planner_core.redistribute import Moves, Segments, digit, moves
 from planner_core.rules import Pair
 from planner_core.rules_math import loss_bytes, shrinks_kept
-from planner_core.saving import root, viewed
+from planner_core.saving import root, run_again, viewed
 from planner_core.states import (
     Bools,
     Floats,
@@ -62,7 +62,7 @@ def build_block(
     """
     builder = _Builder(coarse, strategies, model, set(saved_by_calls), set(skip), saved_scale)
     builder.kept_results = set(kept_results)
-    builder.recomputed = recomputed
+    builder.again = run_again(coarse.block) if recomputed else {}
     return builder.build()
 
 
@@ -86,7 +86,7 @@ class _Builder:
         self.saved_inputs = saved  # values whose delivered tensor a consumer keeps
         self.scale = scale
         self.kept_results: set[int] = set()
-        self.recomputed = False  # forward runs a second time, its collectives too
+        self.again: Mapping[str, bool] = {}  # ops that run a second time in backward, and whether they deliver again
         self.viewed = viewed(coarse.block)
         self.crossing = self._crossing() - skip
         self.compute: dict[str, Floats] = {}  # seconds of a group's work, per joint row
@@ -224,7 +224,7 @@ class _Builder:
         for k, op in enumerate(s.ops):
             parts = joint_parts(np.array([r[k].splits_work for r in s.rows]), index, self.model.sizes)
             forward, backward = op_time(op_work(op, self.values), parts, self._touched(s, k, index), self.model)
-            compute += forward * (2 if self.recomputed else 1) + backward
+            compute += forward * (2 if op.name in self.again else 1) + backward
             wait = self._internal(s, k, index)
             cost[TIME] += wait
             cost[COMM] += wait
@@ -293,7 +293,7 @@ class _Builder:
                     others = joint_parts(shrunk, index, self.model.sizes) / np.where(
                         shrunk[index[:, axis]], self.model.sizes[axis], 1
                     )
-                    count = c.count * (2 if self.recomputed and c.phase == "forward" else 1)
+                    count = c.count * (2 if s.ops[k].name in self.again and c.phase == "forward" else 1)
                     total += np.where(here, count * collective_times(c.kind, c.num_bytes / others, link), 0.0)
         return total
 
@@ -334,7 +334,7 @@ class _Builder:
             np.isfinite(there) & np.isfinite(back) & joint_all(_may_deliver(made, states.pairs), index, states.index)
         )
         seconds = np.where(allowed, there + back, 0.0)
-        if self.recomputed:
+        if self.again.get(s.ops[where[0]].name):
             seconds = np.where(allowed, seconds + there, 0.0)
         cost = np.zeros((NUM_COMPONENTS, *allowed.shape))
         cost[TIME] = cost[COMM] = seconds
@@ -364,7 +364,7 @@ class _Builder:
                 table.cost,
                 index,
                 v.grad,
-                self.recomputed or (v.grad and value in s.ops[k].saved),
+                s.ops[k].name in self.again or (v.grad and value in s.ops[k].saved),
             )
         allowed &= np.isfinite(seconds)
         if self.users[value] == 1 and value not in self.ports:

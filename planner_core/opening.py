@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
+from planner_core.errors import InputError
 from planner_core.graph import Block, Graph, Op, TensorMeta
 
 DEFAULT_BATCH, DEFAULT_SEQ = 16, 2048
@@ -24,10 +26,24 @@ def open_model(
         return graph if dtype == SNAPSHOT_DTYPES[0] else with_dtype(graph, dtype)
     from planner_core.capture import capture_graph
 
+    asked = {"batch": batch, "seq": seq}
     default = ZOO.get(model)
     batch = batch or (default.batch if default else DEFAULT_BATCH)
     seq = seq or (default.seq if default else DEFAULT_SEQ)
-    return capture_graph(model, batch=batch, seq=seq, dtype=dtype, layers=layers)
+    graph = capture_graph(model, batch=batch, seq=seq, dtype=dtype, layers=layers)
+    if model.endswith(".pt2"):
+        _as_exported(model, graph, asked)
+    return graph
+
+
+def _as_exported(model: str, graph: Graph, asked: Mapping[str, int | None]) -> None:
+    """An exported program has the workload that it was exported with; raises InputError where another is asked for."""
+    for name, size in asked.items():
+        if size is not None and size != graph.workload[name]:
+            raise InputError(
+                f"{model} was exported with {name} {graph.workload[name]}, so --{name} {size} cannot be had; "
+                "leave it out, or export with other inputs"
+            )
 
 
 def with_dtype(graph: Graph, dtype: str) -> Graph:

@@ -18,18 +18,20 @@ import numpy as np
 
 from planner_core import methods
 from planner_core.candidates import Candidates, score
+from planner_core.chunked import overlap
 from planner_core.cluster import Cluster
 from planner_core.coarsen import CoarseGraph
 from planner_core.eliminate import TooWide
 from planner_core.errors import NoPlanFits
 from planner_core.expert import EXPERT
+from planner_core.front import corners, front
 from planner_core.graph import Graph
 from planner_core.hardware import CostModel, Workload, cost_model
 from planner_core.mesh import DeviceMesh, axis_names
 from planner_core.plan import Plan
 from planner_core.planner import METHODS, Planner, Progress, Request, meshes, prepare, replace_request
 from planner_core.problem import Problem
-from planner_core.search import OBJECTIVES, Answer, corners, memory_of, search, value_of, weights
+from planner_core.search import OBJECTIVES, Answer, memory_of, search, value_of, weights
 from planner_core.solve import Assignment, block_totals, solve
 from planner_core.tables import COMM, MEMORY
 
@@ -40,8 +42,6 @@ MAX_FRONT = 6
 """Corners of the front that become plans."""
 FRONT_STEP = 0.03
 """Corners of the front that save less memory than this share of the one before are left out."""
-
-
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,35 +91,26 @@ def plan_model(request: Request, graph: Graph | None = None, progress: Progress 
     )  # fmt: skip
 
 
-def choose(planner: Planner, options: Iterable[DeviceMesh], say: Progress = lambda text: None) -> Plan:
-    """The best plan over the meshes by the request's method; raises NoPlanFits where an explicit budget is below every
-    plan's need."""
-    lens = methods.LENSES.get(planner.request.method)
+def choose(
+    planner: Planner, options: Iterable[DeviceMesh], say: Progress = lambda text: None, lens: methods.Lens | None = None
+) -> Plan:
+    """The best plan over the meshes by the request's method, or by a `lens` of the caller's; raises NoPlanFits where an
+    explicit budget is below every plan's need."""
+    lens = lens or methods.LENSES.get(planner.request.method)
     objective = lens.objective if lens else planner.request.objective
     best: tuple[float, Problem, Answer] | None = None
     least: tuple[Answer, Problem] | None = None
-    wide: TooWide | None = None
-    for mesh in options:
-        say(f"search on {mesh}")
-        restrict = lens.restrict(planner.graph, mesh) if lens else None
-        if lens and restrict is None:
-            continue
-        try:
-            problem = (
-                planner.problem(mesh, restrict, zero=lens.zero, uniform=lens.uniform, by_volume=lens.by_volume)
-                if lens
-                else planner.problem(mesh)
-            )
-        except TooWide as error:  # another mesh may do; said only where none does
-            wide = error
-            continue
-        answer = planner.solve(problem, objective, best[0] if best else float("inf"))
+    problems, wide = _problems(planner, options, lens, say)
+    for rough, problem in problems:
+        say(f"search on {problem.model.mesh}")
+        answer = planner.solve(problem, objective, best[0] if best else float("inf"), rough)
         if answer.least_memory < (least[0].least_memory if least else float("inf")):
             least = (answer, problem)
         if answer.assignment is not None and (best is None or answer.value < best[0]):
             best = (answer.value, problem, answer)
     if best:
-        return planner.plan(best[1], best[2], "best", planner.request.method, objective)
+        plan = planner.plan(best[1], best[2], "best", planner.request.method, objective)
+        return replace(plan, notes=(*plan.notes, *_chunks(planner, plan))) if planner.request.method == "atp" else plan
     if least is None and wide is not None:
         raise wide
     if least is None:
@@ -136,6 +127,49 @@ def choose(planner: Planner, options: Iterable[DeviceMesh], say: Progress = lamb
         least[1], Answer(smallest, 0.0, 0.0, least_bytes), "least memory", planner.request.method, objective
     )
     return replace(plan, fits=False, notes=(f"does not fit: {needs}",))
+
+
+def _problems(
+    planner: Planner, options: Iterable[DeviceMesh], lens: methods.Lens | None, say: Progress
+) -> tuple[list[tuple[Answer | None, Problem]], TooWide | None]:
+    """The networks of all meshes with what a search without proof says, the most promising first, so that the others can be given
+    up early; and why one could not be."""
+    found: list[Problem] = []
+    wide: TooWide | None = None
+    objective = lens.objective if lens else planner.request.objective
+    for mesh in options:
+        say(f"network of {mesh}")
+        restrict = lens.restrict(planner.graph, mesh) if lens else None
+        if lens and restrict is None:
+            continue
+        try:
+            problem = (
+                planner.problem(mesh, restrict, zero=lens.zero, uniform=lens.uniform, by_volume=lens.by_volume)
+                if lens
+                else planner.problem(mesh)
+            )
+        except TooWide as error:  # another mesh may do; said only where none does
+            wide = error
+            continue
+        found.append(problem)
+    if len(found) == 1:
+        return [(None, found[0])], wide
+    with planner.clock("search"):
+        rough = [(search(p, objective=objective, budget=planner.budget, prove=False), p) for p in found]
+    return [*sorted(rough, key=lambda r: r[0].bound)], wide
+
+
+def _chunks(planner: Planner, plan: Plan) -> tuple[str, ...]:
+    """What ATP's chunk overlap would do for the plan."""
+    hidden = overlap(plan.blocks, planner.graph, cost_model(planner.cluster, plan.mesh, planner.workload))
+    saved = hidden.forward_s + hidden.backward_s
+    if saved <= 0:
+        return ()
+    whole = plan.cost.step_time_s
+    return (
+        f"with the batch in {hidden.chunks} chunks (ATP) {1e3 * saved:.3g} ms of its communication would hide behind GEMMs: "
+        f"step {1e3 * (whole - saved):.4g} ms instead of {1e3 * whole:.4g} ms; an estimate, exports do not chunk",
+    )
 
 
 def trade_offs(planner: Planner, options: Iterable[DeviceMesh], chosen: Plan) -> list[Plan]:
@@ -156,6 +190,38 @@ def trade_offs(planner: Planner, options: Iterable[DeviceMesh], chosen: Plan) ->
     found = [planner.plan(p, Answer(a, t, t, m), "", "exact", "time") for t, m, p, a in kept]
     plans = [p for p in found if p.blocks != chosen.blocks or p.mesh != chosen.mesh]
     return [replace(plan, name=f"trade-off {k + 1}") for k, plan in enumerate(plans)]
+
+
+@dataclass(frozen=True, slots=True)
+class FrontPoint:
+    """A plan that no other beats in both: `cost_s` seconds of step time or communication, and bytes per GPU at the end of forward."""
+
+    mesh: DeviceMesh
+    cost_s: float
+    memory_bytes: float
+
+
+def exact_front(
+    planner: Planner, options: Iterable[DeviceMesh], objective: str, say: Progress = lambda text: None
+) -> tuple[list[FrontPoint], bool]:
+    """Every whole-model plan with all copies of a block alike that no other beats, over the meshes; and whether these are
+    all (see `front`)."""
+    points: list[FrontPoint] = []
+    exact = True
+    for mesh in options:
+        say(f"front on {mesh}")
+        try:
+            found = front(planner.problem(mesh, uniform=True), objective)
+        except TooWide:
+            exact = False
+            continue
+        exact = exact and found.exact
+        points += [FrontPoint(mesh, float(c), float(m)) for c, m in zip(found.cost_s, found.memory_bytes, strict=True)]
+    kept: list[FrontPoint] = []
+    for p in sorted(points, key=lambda p: (p.cost_s, p.memory_bytes)):
+        if not kept or p.memory_bytes < kept[-1].memory_bytes:
+            kept.append(p)
+    return kept, exact
 
 
 def baselines(planner: Planner, options: Iterable[DeviceMesh]) -> list[Plan]:
@@ -191,7 +257,7 @@ def block_candidates(planner: Planner, chosen: Plan) -> list[Candidates]:
     mesh = DeviceMesh(axis_names(2), (n // size, size)) if size < n else DeviceMesh(axis_names(1), (n,))
     restrict = methods.DataAxis(planner.graph) if size < n else None
     problem = planner.problem(mesh, restrict, zero=0)
-    whole = solve(problem, [weights("communication")])
+    whole = solve(problem, weights("communication"))
     found = []
     for name, repeats in planner.graph.num_repeats.items():
         one = score(planner.coarse.blocks[name], planner.strategies[name], problem.model, repeats, restrict)
@@ -217,9 +283,10 @@ def _dropped(found: Iterable[Candidates], budget: float) -> dict[str, int]:
     for c in found:
         runs = np.isfinite(c.comm_s)
         fits = c.model_memory_bytes <= budget
-        counts["uneven"] += c.space - int(runs.sum())
+        beaten = c.possible - c.scored  # never formed (see `generate`)
+        counts["uneven"] += c.space - c.possible
         counts["memory"] += int((runs & ~fits).sum())
-        counts["dominated"] += int((runs & fits & ~c.on_front).sum())
+        counts["dominated"] += int((runs & fits & ~c.on_front).sum()) + beaten
     return counts
 
 
@@ -237,23 +304,35 @@ def compare_methods(request: Request, progress: Progress | None = None) -> Resul
     result = plan_model(request, progress=progress)
     say = progress or (lambda text: None)
     planner = prepare(request, result.graph)
-    extra = []
+    found: dict[tuple[str, str], Plan] = {}
     for method in METHODS:
         for objective in OBJECTIVES if method == "exact" else OBJECTIVES[:1]:
             if (method, objective) == (request.method, request.objective):
+                found[method, objective] = result.best
                 continue
             say(f"{method}, least {objective}")
             one = replace_request(planner, method=method, objective=objective, memory_gb=None)
             try:
-                plan = choose(one, meshes(request, planner.cluster))
+                found[method, objective] = choose(one, meshes(request, planner.cluster))
             except NoPlanFits:
                 continue
-            lens = methods.LENSES.get(method)
-            extra.append(
-                replace(
-                    plan,
-                    name=lens.name.upper() if lens else f"least {objective}",
-                    notes=(lens.says,) if lens else plan.notes,
-                )
-            )
+    extra = []
+    for (method, objective), plan in found.items():
+        if plan is result.best:
+            continue
+        lens = methods.LENSES.get(method)
+        told = (lens.says, _restriction_cost(plan, found), *plan.notes) if lens else plan.notes
+        extra.append(replace(plan, name=lens.name.upper() if lens else f"least {objective}", notes=told))
     return replace(result, plans=(*result.plans, *extra))
+
+
+def _restriction_cost(plan: Plan, found: Mapping[tuple[str, str], Plan]) -> str:
+    """What a method's restrictions cost against the exact search, for the step and for communication."""
+    parts = []
+    for objective, what in (("time", "the step"), ("communication", "communication")):
+        best = found.get(("exact", objective))
+        if best is None:
+            continue
+        mine, least = ((p.cost.step_time_s if objective == "time" else p.cost.comm_time_s) for p in (plan, best))
+        parts.append(f"{what} takes {1e3 * mine:.3g} ms, with the exact search {1e3 * least:.3g} ms")
+    return "; ".join(parts)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import importlib.metadata
 import time
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager
@@ -14,16 +17,16 @@ from planner_core.coarsen import CoarseGraph, coarsen
 from planner_core.collectives import volume_link
 from planner_core.eliminate import TooWide
 from planner_core.errors import InputError
+from planner_core.fitting import fit, hopeless
 from planner_core.graph import Graph
 from planner_core.hardware import Workload, cost_model
-from planner_core.memory import walk
 from planner_core.mesh import DeviceMesh, axis_names, parse_mesh
 from planner_core.narrow import NOTE, narrow
 from planner_core.opening import open_model
 from planner_core.plan import Plan
 from planner_core.price import price
 from planner_core.problem import Networks, Problem, Restriction, build_networks, build_problem
-from planner_core.search import OBJECTIVES, Answer, memory_of, search
+from planner_core.search import OBJECTIVES, Answer
 from planner_core.strategy import BlockStrategies, block_strategies
 
 if TYPE_CHECKING:
@@ -35,8 +38,6 @@ USABLE_MEMORY = 0.92
 """Share of a GPU's memory that plans may fill unless a budget is given; the rest is left to the allocator's fragmentation,
 to NCCL's buffers and to kernels' workspaces, which the memory walk does not count. An assumption."""
 METHODS = ("exact", "tap", "taps", "atp")
-WALKS = 12
-"""How often a search is asked for less memory until the walk fits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,24 +119,13 @@ class Planner:
                 problem = build_problem(self.coarse, self.strategies, model, less, uniform, nets)
                 return replace(problem, narrowed=True)
 
-    def solve(self, problem: Problem, objective: str, abandon_above: float = float("inf")) -> Answer:
-        """The best assignment whose walked peak is within the memory.
-
-        The network's memory is a sum that stands a few per cent beside the walk. Where the walk is above the budget, the search
-        is asked for less; the answer is then called optimal only if no plan at all beats it.
-        """
+    def solve(
+        self, problem: Problem, objective: str, abandon_above: float = float("inf"), rough: Answer | None = None
+    ) -> Answer:
+        """The best assignment whose walked peak is within the memory (see `fitting`); `rough` is what a search without proof said."""
         with self.clock("search"):
-            budget, bound = self.budget, 0.0
-            for attempt in range(WALKS):
-                answer = search(problem, objective=objective, budget=budget, abandon_above=abandon_above)
-                bound = bound if attempt else answer.bound
-                if answer.assignment is None:
-                    return answer
-                over = walk(assemble(problem, answer.assignment), self.graph, problem.model)["peak"] - self.budget
-                if over <= 0:
-                    break
-                budget = min(budget, memory_of(answer.assignment)) - max(over, 1.0)
-            return replace(answer, bound=min(bound, answer.value))
+            answer = hopeless(problem, rough, self.budget, objective) if rough else None
+            return answer or fit(problem, self.graph, self.budget, objective, abandon_above, rough)
 
     def plan(self, problem: Problem, answer: Answer, name: str, method: str, objective: str) -> Plan:
         """The answer as a plan."""
@@ -144,7 +134,7 @@ class Planner:
         model = cost_model(
             self.cluster, problem.model.mesh, problem.model.workload
         )  # the real links, whatever it was chosen by
-        cost = price(blocks, self.graph, model)
+        cost = price(blocks, self.graph, model, self.coarse)
         told = f"best found; the bound is {100 * answer.gap:.2g} % lower"
         return Plan(
             name=name, method=method, objective=objective, optimal=answer.optimal and not problem.narrowed,
@@ -160,8 +150,18 @@ def model_identity(graph: Graph) -> dict[str, Any]:
     """What a plan keeps of its model."""
     return {
         "name": graph.name, "source": graph.source, "params": graph.num_params, "loss": graph.loss, "config": dict(graph.config),
-        "layers": graph.num_repeats,
+        "layers": graph.num_repeats, "versions": _versions(),
     }  # fmt: skip
+
+
+@functools.cache
+def _versions() -> dict[str, str]:
+    """torch and transformers as installed here, read without importing them: they name the ops that a plan speaks of."""
+    found = {}
+    for name in ("torch", "transformers"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
 
 
 def prepare(request: Request, graph: Graph | None = None, say: Progress = lambda text: None) -> Planner:

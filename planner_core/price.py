@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner_core.coarsen import coarsen_block
+from planner_core.coarsen import CoarseBlock, CoarseGraph, coarsen_block
 from planner_core.collectives import collective_time, wire_bytes
 from planner_core.errors import InputError
 from planner_core.graph import ITEM_BYTES, Block, Call, Graph, Op
@@ -22,6 +22,7 @@ from planner_core.pinned import local_bytes, rows_at, split_parts
 from planner_core.placement import Placements, R, Shard
 from planner_core.plan import BlockPlan, Cost, Edge, SitePlan, Step, Traffic
 from planner_core.redistribute import step_bytes
+from planner_core.saving import run_again
 
 WAIT, HIDE = "wait", "hide"
 """Traffic that the next op waits for, and weight traffic that can hide behind compute."""
@@ -53,8 +54,10 @@ def block_of(graph: Graph, label: str) -> Block:
     return graph.blocks[name]
 
 
-def price(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) -> Cost:
-    """Cost of one training step on the fullest GPU (all GPUs are alike here)."""
+def price(
+    blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel, coarse: CoarseGraph | None = None
+) -> Cost:  # fmt: skip
+    """Cost of one training step on the fullest GPU (all GPUs are alike here). `coarse` spares coarsening `graph` again."""
     compute = sum(compute_time(graph, label, bp, model) * len(bp.prefixes) for label, bp in blocks.items())
     found = list(messages(blocks, graph, model))
     traffic: dict[tuple[str, str, int], Traffic] = {}
@@ -70,35 +73,75 @@ def price(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) -> Co
             old.time_s + count * seconds, algorithm if count * num_bytes > old.num_bytes else old.algorithm,
         )  # fmt: skip
     comm = sum(t.time_s for t in traffic.values())
-    shown = exposed(found, blocks, graph, model)
+    shown = exposed(found, blocks, graph, model, coarse)
     return Cost(
         compute + shown, compute, comm, shown, tuple(sorted(traffic.values(), key=_order)), walk(blocks, graph, model)
     )
 
 
-def exposed(found: Iterable[Message], blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) -> float:
+def exposed(
+    found: Iterable[Message], blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel, coarse: CoarseGraph | None = None
+) -> float:  # fmt: skip
     """Seconds of communication that show: all that an op waits for, and what of a weight's traffic exceeds `overlap`
     of the compute of the ops that use it."""
-    total = 0.0
-    weights: dict[tuple[str, str, str], float] = {}
-    lead = {label: _leaders(block_of(graph, label)) for label in blocks}
+    found = list(found)
+    waited = sum(message_time(m, model) for m in found if m.category == WAIT)
+    return waited + sum(w.exposed_s for w in weight_traffic(found, blocks, graph, model, coarse))
+
+
+def message_time(m: Message, model: CostModel) -> float:
+    """Seconds of all copies of a message."""
+    return m.count * collective_time(m.kind, m.num_bytes, model.links[m.axis])[0]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightTraffic:
+    """The messages of one weight, of all copies of its block, and the seconds behind which they hide.
+
+    `group` is the op group that uses the weight, empty where several do (then nothing hides).
+    """
+
+    label: str
+    group: str
+    weight: str
+    forward_s: float
+    backward_s: float
+    window_s: float
+
+    @property
+    def exposed_s(self) -> float:
+        """What shows."""
+        return max(0.0, self.forward_s + self.backward_s - self.window_s)
+
+
+def weight_traffic(
+    found: Iterable[Message], blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel, coarse: CoarseGraph | None = None
+) -> list[WeightTraffic]:  # fmt: skip
+    """The traffic of every weight, and what it hides behind."""
+    weights: dict[tuple[str, str, str], list[float]] = {}
+    known = {"": coarse.top, **coarse.blocks} if coarse else {}
+    leaders = {
+        name: _leaders(known.get(name) or coarsen_block(block_of(graph, name)))
+        for name in {label.partition("#")[0] for label in blocks}
+    }
+    lead = {label: leaders[label.partition("#")[0]] for label in blocks}
+    again = {label: recomputed(block_of(graph, label), label, model) for label in blocks}
     for m in found:
-        seconds = m.count * collective_time(m.kind, m.num_bytes, model.links[m.axis])[0]
-        if m.category == WAIT:
-            total += seconds
-        else:
+        if m.category != WAIT:
             users = lead[m.label].users(m.weight)
             group = lead[m.label].group.get(m.site) or (users[0] if len(users) == 1 else "")
-            weights[m.label, group, m.weight] = weights.get((m.label, group, m.weight), 0.0) + seconds
-    for (label, group, _), seconds in weights.items():
+            both = weights.setdefault((m.label, group, m.weight), [0.0, 0.0])
+            both[m.phase != "forward"] += message_time(m, model)
+    rows = []
+    for (label, group, weight), (forward, backward) in weights.items():
         window = 0.0
         if group:
             block = block_of(graph, label)
             window = model.overlap * len(blocks[label].prefixes) * sum(
-                _op_seconds(block, op, blocks[label], label, model) for op in lead[label].members[group]
+                sum(op_seconds(block, op, blocks[label], again[label], model)) for op in lead[label].members[group]
             )  # fmt: skip
-        total += max(0.0, seconds - window)
-    return total
+        rows.append(WeightTraffic(label, group, weight, forward, backward, window))
+    return rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +156,9 @@ class _Leaders:
         return self.used_by.get(weight, ())
 
 
-def _leaders(block: Block) -> _Leaders:
-    members = {
-        g.name: tuple(op for i in g.items if isinstance(op := block.items[i], Op)) for g in coarsen_block(block).groups
-    }
+def _leaders(coarse: CoarseBlock) -> _Leaders:
+    block = coarse.block
+    members = {g.name: tuple(op for i in g.items if isinstance(op := block.items[i], Op)) for g in coarse.groups}
     group = {op.name: name for name, ops in members.items() for op in ops}
     used: dict[str, list[str]] = {}
     for name, ops in members.items():
@@ -129,9 +171,17 @@ def _leaders(block: Block) -> _Leaders:
     return _Leaders(group, members, {w: tuple(g) for w, g in used.items()})
 
 
-def _op_seconds(block: Block, op: Op, bp: BlockPlan, label: str, model: CostModel) -> float:
+def op_seconds(
+    block: Block, op: Op, bp: BlockPlan, again: Mapping[str, bool], model: CostModel
+) -> tuple[float, float]:
+    """Seconds forward and backward of one op of one copy; what runs `again` (see `recomputed`) counts as backward."""
     forward, backward = site_time(block, op, bp.sites[op.name], model)
-    return forward + backward + (forward if label and model.workload.recompute == "full" else 0.0)
+    return forward, backward + (forward if op.name in again else 0.0)
+
+
+def recomputed(block: Block, label: str, model: CostModel) -> Mapping[str, bool]:
+    """Ops of a repeated block that run again in backward, and whether their results are sent again."""
+    return run_again(block) if label and model.workload.recompute == "full" else {}
 
 
 def _order(t: Traffic) -> tuple[str, int, str]:
@@ -144,9 +194,10 @@ def _order(t: Traffic) -> tuple[str, int, str]:
 def compute_time(graph: Graph, label: str, bp: BlockPlan, model: CostModel) -> float:
     """Seconds of compute of one copy of a block, forward and backward (and recomputation)."""
     block = block_of(graph, label)
+    again = recomputed(block, label, model)
     total = 0.0
     for op in block.ops:
-        total += _op_seconds(block, op, bp, label, model) + _touch_time(block, op, bp.sites[op.name], model)
+        total += sum(op_seconds(block, op, bp, again, model)) + touch_time(block, op, bp.sites[op.name], model)
     return total
 
 
@@ -166,7 +217,7 @@ def site_time(block: Block, op: Op, site: SitePlan, model: CostModel) -> tuple[f
     return float(forward[0]), float(backward[0])
 
 
-def _touch_time(block: Block, op: Op, site: SitePlan, model: CostModel) -> float:
+def touch_time(block: Block, op: Op, site: SitePlan, model: CostModel) -> float:
     """Padding or dividing an operand that arrives in another state than the op runs with."""
     total = 0.0
     for value, edge in zip(op.inputs, site.inputs, strict=True):
@@ -182,15 +233,18 @@ def messages(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) ->
     """Every collective of one step; those of a repeated block once, with the number of its copies as count."""
     for label, bp in blocks.items():
         block = block_of(graph, label)
+        again = recomputed(block, label, model)
         for op in block.ops:
-            for m in _site_messages(block, op, bp.sites[op.name], label, model):
+            for m in _site_messages(block, op, bp.sites[op.name], again, model):
                 yield replace(m, count=m.count * len(bp.prefixes), label=label)
         for m in _sync_messages(block, bp, model):
             yield replace(m, label=label)
 
 
-def _site_messages(block: Block, op: Op, site: SitePlan, label: str, model: CostModel) -> Iterator[Message]:
-    again = bool(label) and model.workload.recompute == "full"
+def _site_messages(
+    block: Block, op: Op, site: SitePlan, rerun: Mapping[str, bool], model: CostModel
+) -> Iterator[Message]:
+    again = op.name in rerun
     for position, (value, edge) in enumerate(zip(op.inputs, site.inputs, strict=True)):
         v = block.values[value]
         weight = v.kind == "parameter"
@@ -206,7 +260,7 @@ def _site_messages(block: Block, op: Op, site: SitePlan, label: str, model: Cost
             yield Message(op.name, f"gradient of {what}", "backward", kind, axis, n, 1, category, "", v.name)
     for position, (value, edge) in enumerate(zip(op.outputs, site.outputs, strict=True)):
         there = list(_steps(block, value, edge, edge.forward, edge.src.forward, model))
-        for phase, moves in (("forward", there), ("backward", there if again else [])):
+        for phase, moves in (("forward", there), ("backward", there if rerun.get(op.name) else [])):
             yield from (
                 Message(op.name, f"result {position}", phase, kind, axis, n, 1, WAIT) for kind, axis, n in moves
             )

@@ -47,6 +47,7 @@ class Compiled:
     alive: dict[str, NDArray[np.int64]]
     factors: list[Factor]
     sequence: list[str]
+    orders: dict[tuple[tuple[str, ...], tuple[str, ...]], list[str]] = field(default_factory=dict)  # for other boundaries
 
     @property
     def sizes(self) -> dict[str, int]:

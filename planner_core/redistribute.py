@@ -13,12 +13,13 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from planner_core.collectives import AxisLink, collective_time
+from planner_core.collectives import AxisLink, collective_times
 from planner_core.placement import P, Placement, Placements, R, Shard
 from planner_core.plan import Step
 
@@ -116,50 +117,55 @@ def moves(
 ) -> Moves:
     """Every redistribution of a tensor of global `shape` on a mesh of `sizes`."""
     rank, axes = len(shape), len(sizes)
-    all_placements = [decode(c, rank, axes) for c in range((2 + rank) ** axes)]
-    even = np.array([splits_evenly(shape, p, sizes, segments) for p in all_placements])
-    n = len(all_placements)
+    single = _single_moves(rank, axes, tuple(d for d in range(rank) if shape[d] > 1))
+    even = np.array([splits_evenly(shape, p, sizes, segments) for p in single.placements])
+    n = len(even)
     cost = np.full((n, n), np.inf)
     first = np.full((n, n), -1, dtype=np.int32)
     local = np.diag(even)
-    np.fill_diagonal(cost, 0.0)
-    options: list[Placement] = [R, P, *(Shard(d) for d in range(rank) if shape[d] > 1)]
-    for i, here in enumerate(all_placements):
-        if not even[i]:
-            cost[i, i] = np.inf
-            continue
-        for axis, to in itertools.product(range(axes), options):
-            there = (*here[:axis], to, *here[axis + 1 :])
-            j = encode(there, rank)
-            if to == here[axis] or not even[j] or not _innermost(here, to, axis):
-                continue
-            cost[i, j] = _move_time(shape, item_bytes, here, Step(axis, here[axis], to), sizes, links)
-            first[i, j] = j
-            local[i, j] = Step(axis, here[axis], to).collective is None
+    np.fill_diagonal(cost, np.where(even, 0.0, np.inf))
+    parts = np.where(single.sharded, np.array(sizes), 1)
+    num_bytes = math.prod(shape) * item_bytes // np.stack([np.delete(parts, a, 1).prod(axis=1) for a in range(axes)])
+    for (axis, kind), (src, dst) in single.by_kind.items():
+        keep = even[src] & even[dst]
+        i, j = src[keep], dst[keep]
+        cost[i, j] = STEP_S + (collective_times(kind, num_bytes[axis, i], links[axis]) if kind else 0.0)
+        first[i, j] = j
+        local[i, j] = kind is None
     _all_pairs(cost, first)
     for _ in range(axes):
         local = (local.astype(np.uint8) @ local.astype(np.uint8)) > 0
     return Moves(rank, axes, cost, first, local)
 
 
+@dataclass(frozen=True, slots=True)
+class _SingleMoves:
+    """What does not depend on sizes: all placements by code, on which axes each shards, and the codes (from, to) of every
+    move of one axis, by that axis and its collective."""
+
+    placements: tuple[Placements, ...]
+    sharded: NDArray[np.bool_]
+    by_kind: Mapping[tuple[int, str | None], tuple[NDArray[np.int64], NDArray[np.int64]]]
+
+
+@functools.lru_cache(maxsize=256)
+def _single_moves(rank: int, axes: int, dims: tuple[int, ...]) -> _SingleMoves:
+    every = tuple(decode(c, rank, axes) for c in range((2 + rank) ** axes))
+    options: list[Placement] = [R, P, *(Shard(d) for d in dims)]
+    found: dict[tuple[int, str | None], list[tuple[int, int]]] = {}
+    for i, here in enumerate(every):
+        for axis, to in itertools.product(range(axes), options):
+            if to != here[axis] and _innermost(here, to, axis):
+                j = encode((*here[:axis], to, *here[axis + 1 :]), rank)
+                found.setdefault((axis, Step(axis, here[axis], to).collective), []).append((i, j))
+    by_kind = {key: (np.array(pairs)[:, 0], np.array(pairs)[:, 1]) for key, pairs in found.items()}
+    sharded = np.array([[isinstance(p, Shard) for p in here] for here in every]).reshape(len(every), axes)
+    return _SingleMoves(every, sharded, by_kind)
+
+
 def _innermost(here: Placements, to: Placement, axis: int) -> bool:
     inner = here[axis + 1 :]
     return not any(isinstance(p, Shard) and p in inner for p in (here[axis], to))
-
-
-def _move_time(
-    shape: tuple[int, ...],
-    item_bytes: int,
-    here: Placements,
-    step: Step,
-    sizes: tuple[int, ...],
-    links: tuple[AxisLink, ...],
-) -> float:
-    kind = step.collective
-    if kind is None:
-        return STEP_S
-    num_bytes = step_bytes(shape, item_bytes, here, step.axis, sizes)
-    return STEP_S + collective_time(kind, num_bytes, links[step.axis])[0]
 
 
 def _all_pairs(cost: NDArray[np.float64], first: NDArray[np.int32]) -> None:

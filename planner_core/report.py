@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from planner_core.candidates import matrices
 from planner_core.coarsen import CoarseGraph
-from planner_core.pipeline import Result
+from planner_core.pipeline import FrontPoint, Result
 from planner_core.plan import Plan, placements_by_pattern
 
 SCHEMA = "shardscope.report/1"
@@ -103,4 +104,23 @@ def text(result: Result) -> str:
     unknown = [f"replicated for want of a rule: {', '.join(result.unknown_ops)}"] if result.unknown_ops else []
     total = seconds(result.timings_s["total"])
     scored = f"{sum(x.scored for x in result.candidates)} candidates scored, total {total}; times are estimates"
-    return "\n".join([head, where, scored, *result.notes, *unknown, "", plans_table(result.plans), "", table(placed)])
+    notes = [f"{p.name}: {note}" for p in result.plans for note in p.notes if note not in result.notes]
+    parts = [head, where, scored, *result.notes, *unknown, "", plans_table(result.plans), *notes, "", table(placed)]
+    return "\n".join(parts)
+
+
+def front_report(points: Sequence[FrontPoint], exact: bool, objective: str) -> dict[str, Any]:
+    """The front of `plan --front --json`: points by rising seconds, and whether they are all there are."""
+    return {
+        "objective": objective, "exact": exact,
+        "points": [{"mesh": list(p.mesh.axis_sizes), "seconds": p.cost_s, "memory_bytes": int(p.memory_bytes)} for p in points],
+    }  # fmt: skip
+
+
+def front_text(points: Sequence[FrontPoint], exact: bool, objective: str) -> str:
+    """The front as a table."""
+    told = "all of them" if exact else "some lie closer together than could be looked through"
+    head = f"{len(points)} plans, all copies of a block alike, that no other beats in {objective} and memory ({told}):"
+    rows = [["mesh", objective, "memory GiB at the end of forward"]]
+    rows += [[str(p.mesh), seconds(p.cost_s), f"{p.memory_bytes / 2**30:.2f}"] for p in points]
+    return f"{head}\n\n{table(rows, frozenset({1, 2}))}"

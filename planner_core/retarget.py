@@ -26,6 +26,8 @@ SMALL: tuple[tuple[str, int], ...] = (
     (r"num_key_value_heads|num_kv_heads", 4),
     (r"(num_)?(attention_)?heads|n_heads?|num_heads|(encoder|decoder)_attention_heads|num_attention_heads", 8),
     (r"head_dim|d_kv|kv_channels", 8),
+    (r"mamba_n_heads|n_groups|mamba_n_groups", 8),
+    (r"state_size|mamba_d_state|chunk_size|mamba_chunk_size|time_step_rank|mamba_dt_rank", 16),
     (r"hidden_size|n_embd|d_model|word_embed_proj_dim|dim", 64),
     (r"intermediate_size|d_ff|ffn_dim|n_inner|(encoder|decoder)_ffn_dim|moe_intermediate_size|ffn_hidden_size", 128),
     (r"vocab_size", 256),
@@ -35,6 +37,7 @@ SMALL: tuple[tuple[str, int], ...] = (
     (r"num_labels", 16),
 )
 DEPTHS = r"num_hidden_layers|n_layers?|num_layers|num_decoder_layers|encoder_layers|decoder_layers"
+STATE_SPACE = (("expand", "num_heads", "head_dim"), ("mamba_expand", "mamba_n_heads", "mamba_d_head"))
 LISTS = {"hidden_sizes": [64, 64, 128, 128], "depths": [2, 2, 2, 2], "embedding_size": 16}
 
 
@@ -43,6 +46,9 @@ def shrink(config: Mapping[str, Any], layers: int = 2) -> dict[str, Any]:
     small = {key: _shrunk(key, value, layers) for key, value in config.items()}
     if config.get("num_key_value_heads") == config.get("num_attention_heads") is not None:
         small["num_key_value_heads"] = small["num_attention_heads"]
+    for expand, heads, size in STATE_SPACE:  # heads x their size is the inner width
+        if expand in config and heads in small and isinstance(small.get(size), int):
+            small[size] = int(small["hidden_size"] * small[expand]) // small[heads]
     return small
 
 

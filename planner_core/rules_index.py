@@ -61,6 +61,18 @@ def _new(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     return Rule(tuple(split(f"d{d}", [d, *rest], [WHOLE], n) for d, n in enumerate(ins[0]) if n > 1))
 
 
+@rule("data")
+def _data(op: Op, ins: Shapes, outs: Shapes) -> Rule:
+    """The tensor itself, without its gradient."""
+    return Rule(tuple(split(f"d{d}", [d], [d], n) for d, n in enumerate(ins[0]) if n > 1), linear=(0,))
+
+
+@rule("one_hot")
+def _one_hot(op: Op, ins: Shapes, outs: Shapes) -> Rule:
+    """The classes are a dim of their own, last and whole."""
+    return Rule(tuple(split(f"d{d}", [d], [d], n) for d, n in enumerate(ins[0]) if n > 1))
+
+
 @rule("copy_")
 def _copy(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     rank = len(outs[0])
@@ -71,7 +83,12 @@ def _copy(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 def _setitem(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     """Dims that are written in full; the value written may be broadcast."""
     index = op.attrs.get("index")
-    if not isinstance(index, tuple) or len(ins) > 2 or any(not isinstance(i, tuple) or i[0] not in ("slice", "int", "none") for i in index):
+    if not isinstance(index, tuple):
+        return Rule((), known=False)
+    kinds = [i[0] if isinstance(i, tuple) else "other" for i in index]
+    picked = kinds.count("tensor")  # one index of one dim stands in the place of its dim
+    apart = picked and (len(ins[1]) != 1 or "int" in kinds)
+    if len(ins) > 2 + picked or picked > 1 or apart or any(k not in ("slice", "int", "none", "tensor") for k in kinds):
         return Rule((), known=False)
     at: list[tuple[int, DimOf]] = []  # dim of the target, and whether it is whole in the part written
     part: list[DimOf] = []  # for each dim of the part written, the target's dim if it is whole
@@ -82,7 +99,7 @@ def _setitem(op: Op, ins: Shapes, outs: Shapes) -> Rule:
             part.append(None)
             continue
         whole = item[0] == "slice" and tuple(item[1:]) == (0, ins[0][dim], 1)
-        if item[0] == "slice":
+        if item[0] in ("slice", "tensor"):
             part.append(dim if whole else None)
         if whole:
             at.append((dim, len(part) - 1))
@@ -90,8 +107,8 @@ def _setitem(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     found = []
     for d, place in at:
         if ins[0][d] > 1 and place is not None:
-            value = [aligned(ins[1], len(part), place)] if len(ins) > 1 else []
-            found.append(split(f"d{d}", [d, *value], [d], ins[0][d]))
+            value = [aligned(ins[1 + picked], len(part), place)] if len(ins) > 1 + picked else []
+            found.append(split(f"d{d}", [d, *[None] * picked, *value], [d], ins[0][d]))
     return Rule(tuple(found))
 
 

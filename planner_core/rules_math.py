@@ -321,6 +321,13 @@ def _moe_experts(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     return Rule((tokens, width, experts))
 
 
+@rule("expert_linear")
+def _expert_linear(op: Op, ins: Shapes, outs: Shapes) -> Rule:
+    """Rows; features out; features in, whose products are summed. Operands: hidden [t, i], index [t], weight [E, o, i]."""
+    (t, i), _, (_, o, _) = ins
+    return Rule((split("tokens", [0, 0, None], [0], t), split("out", [None, None, 1], [1], o), split("in", [1, None, 2], [None], i)))
+
+
 # --- what autograd keeps -----------------------------------------------------------------------------
 
 
@@ -369,8 +376,9 @@ def forward_flops(op: Op, ins: Shapes, outs: Shapes) -> int:
     if fn in SCANS:
         return scan_flops(op, ins, outs)
     if fn == "moe_experts":
-        tokens, picks, (_, two_inner, hidden) = ins[0][0], ins[1][1], ins[3]
-        return 2 * tokens * picks * (hidden * two_inner + hidden * two_inner // 2)
+        return 2 * ins[0][0] * ins[1][1] * (math.prod(ins[3][1:]) + math.prod(ins[4][1:]))
+    if fn == "expert_linear":
+        return 2 * out * ins[0][1]
     return 0
 
 

@@ -9,7 +9,7 @@ from planner_core.rules import DimOf, Rule, Shapes, Split, rule, split
 
 CHUNK = 64
 """Tokens of a chunk where the call names none."""
-SCANS = ("selective_scan", "chunk_scan", "delta_rule", "wkv")
+SCANS = ("selective_scan", "chunk_scan", "delta_rule", "wkv", "mlstm")
 
 
 def _names(op: Op, count: int) -> tuple[str, ...]:
@@ -61,6 +61,13 @@ def _delta_rule(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 def _wkv(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     """RWKV: channels are independent."""
     return Rule((split("batch", [None, None, 0, 0], [0], outs[0][0]), split("channels", [0, 0, 2, 2], [2], outs[0][2])))
+
+
+@rule("mlstm")
+def _mlstm(op: Op, ins: Shapes, outs: Shapes) -> Rule:
+    """xLSTM: every operand is [b, h, s, ...], and heads are independent."""
+    same = [0] * len(ins)
+    return Rule((split("batch", same, [0], outs[0][0]), split("heads", [1] * len(ins), [1], outs[0][1])))
 
 
 def scan_flops(op: Op, ins: Shapes, outs: Shapes) -> int:

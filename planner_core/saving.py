@@ -68,3 +68,13 @@ def kept_results(graph: Graph) -> Mapping[str, set[int]]:
                 i for i, o in zip(graph.blocks[item.block].outputs, item.outputs, strict=True) if o in kept
             )
     return {name: {v for v, n in votes[name].items() if 2 * n > calls[name]} for name in graph.blocks}
+
+
+def run_again(block: Block) -> Mapping[str, bool]:
+    """Ops that recomputation runs again, and whether it delivers their results again too.
+
+    torch's checkpoint stops as soon as everything kept is there again: at the last op that keeps something.
+    """
+    names = [op.name for op in block.ops]
+    last = max((i for i, op in enumerate(block.ops) if op.saved or op.saved_extra), default=-1)
+    return {name: i < last for i, name in enumerate(names[: last + 1])}

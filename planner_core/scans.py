@@ -1,7 +1,8 @@
-"""State-space scans and linear attention as one torch function each. Imports torch and nothing of ours.
+"""State-space scans and linear attention as one torch function each. Imports torch and nothing of ours (copied into
+exported scripts).
 
 On a GPU transformers calls fused kernels for these; where their packages are missing it falls back to loops over the
-sequence. `register` puts one function in place of each such fallback, so that capture and a running model see one
+sequence. `register_scans` puts one function in place of each such fallback, so that capture and a running model see one
 call. On real tensors the fallback itself is run.
 """
 
@@ -29,7 +30,7 @@ def selective_scan(
     """Mamba: states [d, n] per sample. hidden, dt, z [b, d, s]; A [d, n]; B, C [b, n, s]; D, delta_bias [d] -> [b, d, s]."""
     given = (hidden_states, dt, A, B, C, D, z, delta_bias)
     states = (hidden_states.shape[0], A.shape[0], -(-hidden_states.shape[2] // 2048), 2 * A.shape[1])
-    return _run(selective_scan, given, plain, options, hidden_states.shape, states)
+    return _scan(selective_scan, given, plain, options, hidden_states.shape, states)
 
 
 def chunk_scan(
@@ -39,7 +40,7 @@ def chunk_scan(
     """Mamba-2: hidden [b, s, h, p]; dt [b, s, h]; A, D, dt_bias [h]; B, C [b, s, g, n], g groups of heads -> [b, s, h, p]."""
     given = (hidden_states, dt, A, B, C, chunk_size, D, dt_bias)
     kept = (*dt.shape[:1], dt.shape[2], dt.shape[1])  # cumulated decays; chunk states are computed again
-    return _run(chunk_scan, given, plain, options, hidden_states.shape, kept)
+    return _scan(chunk_scan, given, plain, options, hidden_states.shape, kept)
 
 
 def delta_rule(
@@ -50,15 +51,24 @@ def delta_rule(
     Returns ([b, s, h, v], None).
     """
     given = (query, key, value, g, beta)
-    return _run(delta_rule, given, plain, options, value.shape, (*value.shape[:3], CHUNK), pair=True)
+    return _scan(delta_rule, given, plain, options, value.shape, (*value.shape[:3], CHUNK), pair=True)
 
 
 def wkv(time_decay: torch.Tensor, time_first: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, plain: Plain, **options: Any) -> Any:
     """RWKV: decay and first [d]; key, value [b, s, d] -> ([b, s, d], None)."""
-    return _run(wkv, (time_decay, time_first, key, value), plain, options, key.shape, key.shape, pair=True)
+    return _scan(wkv, (time_decay, time_first, key, value), plain, options, key.shape, key.shape, pair=True)
 
 
-def _run(
+def mlstm(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, igate: torch.Tensor, fgate: torch.Tensor, *, plain: Plain, **options: Any
+) -> Any:
+    """xLSTM's matrix memory: query, key [b, h, s, k]; value [b, h, s, v]; gates [b, h, s] -> ([b, h, s, v], None)."""
+    chunks = -(-query.shape[2] // int(options.get("chunk_size", CHUNK)))
+    states = (*query.shape[:2], chunks * query.shape[3], value.shape[3])
+    return _scan(mlstm, (query, key, value, igate, fgate), plain, options, value.shape, states, pair=True)
+
+
+def _scan(
     fn: Plain, given: tuple[Any, ...], plain: Plain, options: dict[str, Any], out: Sequence[int], kept: Sequence[int], pair: bool = False
 ) -> Any:
     operands = tuple(t for t in given if isinstance(t, torch.Tensor))
@@ -92,13 +102,14 @@ class _Fused(torch.autograd.Function):
 FALLBACKS: dict[str, Plain] = {
     "mamba_selective_scan": selective_scan, "mamba2_chunk_scan": chunk_scan, "torch_chunk_gated_delta_rule": delta_rule,
     "chunk_kimi_delta_attention": delta_rule, "rwkv_linear_attention": wkv,
+    "wrap_chunkwise_arbitrary_sequence_length": mlstm,
 }  # fmt: skip
 """Names of transformers' fallbacks, and what takes their place."""
-_STATES = ("state", "initial_state", "initial_states")
+_STATES = ("state", "initial_state", "initial_states", "c_initial")
 _RETURNED = ("return_last_state", "return_final_states", "output_final_state", "return_state")
 
 
-def register() -> None:
+def register_scans() -> None:
     """Put our functions in place of the fallbacks in every model file of transformers that has been imported."""
     for name, module in list(sys.modules.items()):
         if name.startswith("transformers.models.") and ".modeling_" in name:

@@ -2,9 +2,9 @@
 
 Both, and the memory, are sums over the network. Without a budget one elimination finds the optimum. Within one, an
 elimination at price m per byte finds the least time + m * memory, and that less m * budget is a lower bound on
-the answer (Lagrange): the search moves the price until the bound meets the best assignment seen. Some copies of a
-block may run one way and the rest another. `optimal` is said only where the bound proves it; else `gap` is what
-is left between them.
+the answer (Lagrange). The search moves the price to where the bound is highest; what is left between the bound and
+the best assignment seen is looked through exactly (`closing`), copies differing where that is better. `optimal` is said
+only where that was done; else `gap` is what is left.
 """
 
 from __future__ import annotations
@@ -12,8 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+
+from planner_core.chain import Weights
+from planner_core.closing import Closing
 from planner_core.problem import Problem
-from planner_core.solve import EAGER, Assignment, Weights, shared_states, solve
+from planner_core.solve import Assignment, solve
 from planner_core.tables import COMM, ENDING, MEMORY, TIME
 
 OBJECTIVES = ("time", "communication")
@@ -78,16 +82,27 @@ class _Search:
     bound: float = 0.0
     solves: int = 0
     share: float = 1.0
+    multipliers: tuple[float, float] = (0.0, 1.0)  # price and share of the bound
 
     def at(self, price: float) -> Assignment | None:
         """Solve with memory at `price`; keeps what fits and raises the bound."""
         self.solves += 1
-        a = solve(self.problem, [weights(self.objective, price, self.share)])
+        a = solve(self.problem, weights(self.objective, price, self.share))
         if a is not None:
             self.consider(a)
             lagrangian = value_of(a, self.objective) + (price * (self.weighed(a) - self.budget) if price else 0.0)
-            self.bound = max(self.bound, lagrangian * (1 - COMM_PRICE))
+            if lagrangian * (1 - COMM_PRICE) > self.bound:
+                self.bound, self.multipliers = lagrangian * (1 - COMM_PRICE), (price, self.share)
         return a
+
+    def close(self, stop: Callable[[], bool]) -> None:
+        """Look through what is left between the bound and the best."""
+        assert self.best is not None
+        price, share = self.multipliers
+        plain = np.array(weights(self.objective)) * (1, 0, 1, 1)
+        closing = Closing(self.problem, plain, self.budget, price, share == 0.0, self.best, self.bound, TIE)
+        closing.run(stop)
+        self.best, self.bound = closing.best, max(self.bound, closing.bound)
 
     def weighed(self, a: Assignment) -> float:
         """The memory that is priced: a mean of the two ends, never more than the larger."""
@@ -108,12 +123,12 @@ class _Search:
 
 def search(
     problem: Problem, *, objective: str = "time", budget: float = float("inf"), abandon_above: float = float("inf"),
-    stop: Callable[[], bool] = lambda: False,
+    stop: Callable[[], bool] = lambda: False, prove: bool = True,
 ) -> Answer:  # fmt: skip
     """The best assignment of `problem` within `budget` bytes per GPU (see the head of the file).
 
     `abandon_above`: give up once the bound shows that nothing below this value exists. `stop` is asked between
-    eliminations.
+    eliminations. Without `prove` the gap that prices leave stays.
     """
     run = _Search(problem, objective, budget)
     free = run.at(0.0)
@@ -128,10 +143,16 @@ def search(
     if least > budget:
         return Answer(None, float("inf"), run.bound, least, run.solves, small)
     run.consider(small)
+
+    def enough() -> bool:
+        return stop() or run.bound > abandon_above
+
     for share in (1.0, 0.0) if free.totals[MEMORY] >= free.totals[ENDING] else (0.0, 1.0):
         run.share = share
         if run.weighed(free) > budget:
-            _price_memory(run, free, small, lambda: stop() or run.bound > abandon_above)
+            _price_memory(run, free, small, enough)
+    if prove:
+        run.close(enough)
     return run.answer(least)
 
 
@@ -143,7 +164,7 @@ def least_memory(problem: Problem) -> Assignment | None:
     """
     found: list[Assignment] = []
     for share in (1.0, 0.0, 0.5):
-        a = solve(problem, [(1e-9, share, 1e-12, 1 - share)])
+        a = solve(problem, (1e-9, share, 1e-12, 1 - share))
         if a is None:
             return None
         found.append(a)
@@ -153,64 +174,22 @@ def least_memory(problem: Problem) -> Assignment | None:
     return min(found, key=memory_of)
 
 
-def corners(problem: Problem) -> list[Assignment]:
-    """Corners of the lower left hull of (step time, memory), from the fastest to the smallest: five at most, or three where
-    copies share so many states that a solution takes long."""
-    depth = 1 if any(shared_states(problem, k) > EAGER for k in range(len(problem.runs))) else 2
-    fast, small = solve(problem, [weights("time")]), least_memory(problem)
-    if fast is None or small is None:
-        return []
-    return [fast, *_between(problem, fast, small, depth), small]
-
-
-def _between(problem: Problem, fast: Assignment, small: Assignment, depth: int) -> list[Assignment]:
-    saved = float(fast.totals[MEMORY] - small.totals[MEMORY])
-    slower = value_of(small, "time") - value_of(fast, "time")
-    if depth == 0 or saved <= 0 or slower <= 0:
-        return []
-    price = slower / saved
-    found = solve(problem, [weights("time", price)])
-    line = value_of(fast, "time") + price * float(fast.totals[MEMORY])
-    if found is None or value_of(found, "time") + price * float(found.totals[MEMORY]) >= line * (1 - TIE):
-        return []
-    return [*_between(problem, fast, found, depth - 1), found, *_between(problem, found, small, depth - 1)]
-
-
 def _price_memory(run: _Search, fast: Assignment, small: Assignment, stop: Callable[[], bool]) -> None:
-    """Find the price at which a plan that fits and one that does not weigh the same, then mix them copy by copy."""
-    prices = [0.0, 0.0]
+    """Find the price at which a plan that fits and one that does not weigh the same: there the bound is highest."""
     for _ in range(16):
         saved = run.weighed(fast) - run.weighed(small)
         slower = value_of(small, run.objective) - value_of(fast, run.objective)
         if stop() or saved <= 0 or slower <= 0:
-            break
+            return
         price = slower / saved
         found = run.at(price)
         if found is None or _weigh(run, found, price) >= _weigh(run, fast, price) * (1 - 1e-12):
-            prices = [price * (1 - 1e-6), price * (1 + 1e-6)]
-            break
+            return
         if run.weighed(found) <= run.budget:
             small = found
         else:
             fast = found
-    if prices[1] > 0:
-        _mix(run, *prices)
 
 
 def _weigh(run: _Search, a: Assignment, price: float) -> float:
     return value_of(a, run.objective) + price * run.weighed(a)
-
-
-def _mix(run: _Search, loose: float, tight: float) -> None:
-    """The most copies of each run that may run at the loose price of memory, the rest at the tight one."""
-    pair = [weights(run.objective, price, run.share) for price in (loose, tight)]
-    for k in sorted(range(len(run.problem.runs)), key=lambda i: -len(run.problem.runs[i].calls)):
-        low, high = 0, len(run.problem.runs[k].calls)
-        while high - low > 1:
-            half = (low + high) // 2
-            run.solves += 1
-            a = solve(run.problem, pair, {k: half})
-            if a is None:
-                return
-            run.consider(a)
-            low, high = (half, high) if run.weighed(a) <= run.budget else (low, half)

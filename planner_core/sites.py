@@ -149,6 +149,7 @@ class Scopes:
         self._outside = Frame(None, "", "~")
         self._stack: list[Frame] = []
         self._strays: dict[str, int] = {}
+        self.taken: set[str] = set()  # scopes of this run of the model
         self._restore: list[tuple[Any, str, Any]] = []
 
     def __enter__(self) -> Scopes:
@@ -215,6 +216,7 @@ class Scopes:
     def _enter(self, module: nn.Module, aliases: list[str]) -> Frame:
         if module is self.root and not self._stack:
             self._strays.clear()
+            self.taken.clear()
             self._outside = Frame(None, "", "~")
             return Frame(module, "", "")
         if not self._stack:
@@ -231,7 +233,13 @@ class Scopes:
         caller.calls[path] = count + 1
         local = path[len(under) :]
         scope = f"{caller.scope}.{local}" if caller.scope else local
-        return Frame(module, path, f"{scope}@{count}" if count else scope)
+        name = f"{scope}@{count}" if count else scope
+        if self._stack[0].module is self.root:  # not while a layer is recomputed, whose names are those of its first run
+            while name in self.taken:  # called by its parent and by its parent's parent: they count apart
+                count += 1
+                name = f"{scope}@{count}"
+            self.taken.add(name)
+        return Frame(module, path, name)
 
 
 def _routed(plain: Any) -> Callable[..., Any]:

@@ -94,7 +94,8 @@ def joint_parts(flag: Bools, index: Ints, sizes: tuple[int, ...]) -> Floats:
     """Product of the sizes of the axes whose row has `flag`."""
     n = np.ones(len(index))
     for axis, size in enumerate(sizes):
-        n *= np.where(flag[index[:, axis]], size, 1)
+        if size > 1:
+            n *= np.where(flag, float(size), 1.0)[index[:, axis]]
     return n
 
 

@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from planner_core.chain import Weights
 from planner_core.graph import Call
 from planner_core.planner import Planner, meshes
 from planner_core.problem import Compiled, Problem
 from planner_core.search import weights
-from planner_core.solve import Weights, solve
+from planner_core.solve import solve
 from planner_core.tables import MEMORY, tensor_name
 
 INFINITE = 1e12
@@ -26,7 +27,7 @@ def network_json(planner: Planner) -> dict[str, Any]:
     """The `network --json` object of CONTRACT.md, on the first mesh asked for, and the optimum that the folded search claims."""
     problem = planner.problem(meshes(planner.request, planner.cluster)[0])
     price = weights(planner.request.objective)
-    answer = solve(problem, [price])
+    answer = solve(problem, price)
     data = unfold_problem(problem, price)
     data["optimum"] = float(np.dot(price, answer.totals)) if answer else INFINITE
     return data

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from planner_core import scans
+from planner_core import loops, scans
 from tests.judge import Case
 
 
@@ -55,9 +55,13 @@ def picking() -> list[Case]:
         Case("setitem", write, (t(4, 8, 12), (Ellipsis, 0), 2.0), kinds="a", name="setitem a number"),
         Case("setitem", write, (t(4, 8), whole, t(4, 8)), kinds="aa", name="setitem whole"),
         Case("setitem", write, (t(4, 8), (slice(None, None, 2),), t(2, 8)), kinds="aa", name="setitem stepped"),
+        Case("setitem", write, (t(4, 8, 12), (whole, torch.tensor([5, 2])), t(4, 2, 12)), kinds="aca", name="setitem by index"),
+        Case("setitem", write, (t(4, 8), (torch.tensor([1, 3]),), 2.0), kinds="ac", name="setitem a number by index"),
         Case("view_as_complex", torch.view_as_complex, (t(4, 8, 2),)),
         Case("view_as_real", torch.view_as_real, (torch.randn(4, 8, dtype=torch.complex128),), kinds="c"),
         Case("masked_scatter", torch.masked_scatter, (t(4, 8), t(4, 8) > 0, t(40)), kinds="aca"),
+        Case("data", torch.Tensor.detach, (x,)),
+        Case("one_hot", F.one_hot, (ids(6, 4, 8), 6), kinds="c"),
         Case("index_select", torch.index_select, (x, 1, ids(8, 3)), kinds="ac"),
         Case("log_sigmoid", F.logsigmoid, (x,)), Case("GeLUFunction", F.gelu, (x,)),
         Case("linalg_vector_norm", torch.linalg.vector_norm, (x, 2, 1)),
@@ -108,6 +112,17 @@ def rwkv(time_decay: Any, time_first: Any, key: Any, value: Any) -> tuple[torch.
     return torch.stack(out, 1), None
 
 
+def xlstm(query: Any, key: Any, value: Any, igate: Any, fgate: Any) -> tuple[torch.Tensor, None]:
+    state, norm, out = 0.0 * key[:, :, 0, :, None] * value[:, :, 0, None, :], 0.0 * key[:, :, 0], []
+    for i in range(query.shape[2]):
+        forget, take = torch.sigmoid(fgate[:, :, i, None]), igate[:, :, i, None].exp()
+        k, q = key[:, :, i] / key.shape[-1] ** 0.5, query[:, :, i]
+        state = forget[..., None] * state + (take * k)[..., None] * value[:, :, i, None, :]
+        norm = forget * norm + take * k
+        out.append((state * q[..., None]).sum(-2) / (norm * q).sum(-1, keepdim=True).abs().clamp(min=1.0))
+    return torch.stack(out, 2), None
+
+
 def scanning() -> list[Case]:
     b, d, n, s, h, p, g = 4, 8, 2, 3, 8, 4, 4
     u = t(b, d, s)
@@ -122,6 +137,8 @@ def scanning() -> list[Case]:
         Case("delta_rule", scans.delta_rule, (q, k, v, -pos(b, s, h), pos(b, s, h)), {"plain": delta}, "aaaaa"),
         Case("delta_rule", scans.delta_rule, (q, k, v, -pos(b, s, h, p), pos(b, s, h)), {"plain": delta}, "aaaaa", "delta_rule of Kimi"),
         Case("wkv", scans.wkv, (t(d), t(d), t(b, s, d), t(b, s, d)), {"plain": rwkv}, "ppaa"),
+        Case("mlstm", scans.mlstm, (t(b, h, s, p), t(b, h, s, p), t(b, h, s, 2), t(b, h, s), t(b, h, s)), {"plain": xlstm}, "aaaaa"),
+        Case("expert_linear", loops.expert_linear, (t(8, 4), ids(4, 8), t(4, 12, 4)), kinds="acp"),
     ]  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -51,8 +52,8 @@ def toulbar2(net: Net) -> float:
     return float("inf") if answer is None else float(answer[1]) / scale
 
 
-def highs(net: Net, second: Net | None = None, budget: float = float("inf"), time_limit: float = 60.0) -> float:
-    """The least total by integer programming; with `second`, among assignments whose total there is within `budget`.
+def highs(net: Net, limits: Sequence[tuple[Net, float]] = (), time_limit: float = 60.0) -> float:  # noqa: C901
+    """The least total by integer programming; `limits`: further costs of the same assignment, and the most that each may be.
 
     One binary per state of a variable; one number per pair of states, whose sums must match (Zheng et al., Alpa, 2022).
     """
@@ -61,12 +62,13 @@ def highs(net: Net, second: Net | None = None, budget: float = float("inf"), tim
         for s in range(len(v["states"])):
             columns[v["name"], s] = len(columns)
     cost = [0.0] * len(columns)
-    other = [0.0] * len(columns)
+    others = [[0.0] * len(columns) for _ in limits]
     upper = [1.0] * len(columns)
     for name, table in net["unary"].items():
         for s, c in enumerate(table):
             cost[columns[name, s]] += min(c, 0.0) if c >= net["infinite"] else c
-            other[columns[name, s]] += second["unary"][name][s] if second and c < net["infinite"] else 0.0
+            for other, (second, _) in zip(others, limits, strict=True):
+                other[columns[name, s]] += second["unary"][name][s] if c < net["infinite"] else 0.0
             upper[columns[name, s]] = 0.0 if c >= net["infinite"] else upper[columns[name, s]]
     entries: list[tuple[int, int, float]] = []
     right: list[float] = []
@@ -75,11 +77,11 @@ def highs(net: Net, second: Net | None = None, budget: float = float("inf"), tim
         right.append(1.0)
     for position, p in enumerate(net["pairwise"]):
         table = np.asarray(p["cost"])
-        extra = np.asarray(second["pairwise"][position]["cost"]) if second else np.zeros_like(table)
         first = len(cost)
         possible = table < net["infinite"]
         cost += np.where(possible, table, 0.0).ravel().tolist()
-        other += np.where(possible, extra, 0.0).ravel().tolist()
+        for other, (second, _) in zip(others, limits, strict=True):
+            other += np.where(possible, second["pairwise"][position]["cost"], 0.0).ravel().tolist()
         upper += possible.astype(float).ravel().tolist()
         number = first + np.arange(table.size).reshape(table.shape)
         for axis, name in enumerate(p["vars"]):
@@ -89,12 +91,11 @@ def highs(net: Net, second: Net | None = None, budget: float = float("inf"), tim
                 right.append(0.0)
     rows_, cols, values = zip(*entries, strict=True)
     matrix = coo_array((values, (rows_, cols)), shape=(len(right), len(cost))).tocsr()
-    limits = [LinearConstraint(matrix, right, right)]
-    if second is not None:
-        limits.append(LinearConstraint(np.asarray(other)[None, :] / max(budget, 1.0), -np.inf, 1.0))
+    rows = [np.asarray(other)[None, :] / budget for other, (_, budget) in zip(others, limits, strict=True)]
+    constraints = [LinearConstraint(matrix, right, right), *(LinearConstraint(row, -np.inf, 1.0) for row in rows)]
     integral = np.zeros(len(cost))
     integral[: len(columns)] = 1
     scale = 1.0 / max(max(cost), 1e-30)
-    answer = milp(np.asarray(cost) * scale, constraints=limits, integrality=integral, bounds=Bounds(0, upper),
+    answer = milp(np.asarray(cost) * scale, constraints=constraints, integrality=integral, bounds=Bounds(0, upper),
                   options={"mip_rel_gap": 0, "time_limit": time_limit})  # fmt: skip
     return float("inf") if answer.x is None else float(answer.fun) / scale

@@ -15,11 +15,17 @@ EXPLORER = ROOT / "explorer"
 # A module may import only what stands before it; a star marks those that may import torch and transformers.
 # A sub-package counts as one.
 ORDER = (
-    "errors", "mesh", "placement", "graph", "plan", "cluster", "collectives", "atp", "models", "sites*", "moe*",
-    "scans*", "capture*", "opening", "rules", "rules_scan", "rules_index", "rules_math", "coarsen", "fold",
-    "strategy", "hardware", "redistribute", "saving", "pinned", "memory", "price", "states", "tables", "weights",
-    "network", "eliminate", "problem", "solve", "candidates", "folding", "assemble", "search", "narrow",
-    "methods", "expert", "planner", "pipeline", "report", "unfolded", "retarget", "runtime*", "verify*",
+    "errors", "mesh", "placement", "graph", "plan", "cluster", "collectives", "routes", "atp", "models",
+    "sites*", "moe*", "loops*", "scans*", "capture*", "opening",
+    "rules", "rules_scan", "rules_index", "rules_math", "coarsen", "fold",
+    "strategy", "hardware", "redistribute", "saving", "pinned", "transit", "storages", "passes", "backward", "memory",
+    "price", "states", "tables", "weights", "network",
+    "eliminate", "labels", "problem", "chain", "solve", "closing",
+    "generate", "candidates", "chunked", "folding", "assemble",
+    "search", "fitting", "front", "narrow",
+    "methods", "expert", "planner", "pipeline", "edit",
+    "sensitivity", "rungs", "scaling", "report", "unfolded", "retarget",
+    "runtime*", "verify*",
     "export*", "__main__",
 )  # fmt: skip
 NAMES = tuple(name.rstrip("*") for name in ORDER)

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from planner_core.candidates import Candidates, matrices, pareto, score
+from planner_core.chain import scalar
 from planner_core.eliminate import eliminate
 from planner_core.mesh import DeviceMesh
 from planner_core.network import COMM, Network, build_block, tensor_name
-from planner_core.pipeline import _one_axis
+from planner_core.pipeline import _one_axis, plan_model
 from planner_core.placement import R, Shard
 from planner_core.planner import Planner, Request, prepare
 from planner_core.problem import compile_network, ports
-from planner_core.solve import scalar
 
 COUNTS = {
     "t5-large": [729, 59049],
@@ -119,3 +120,58 @@ def test_pareto(seed: int) -> None:
     front = {p for p in points if not any(q != p and q[0] <= p[0] and q[1] <= p[1] for q in points)}
     assert {(x, y) for x, y, k in zip(a, b, keep, strict=True) if k} == front
     assert keep.sum() == len(front)
+
+
+@pytest.mark.parametrize("name", ["llama-3-8b", "t5-large", "gpt2-xl", "mixtral-8x7b"])
+def test_generated_candidates_beat_or_equal_all_scored_ones(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if there were too many to score: what is generated is no worse than the front of all, and what it says is true."""
+    _, every = scored(name)
+    monkeypatch.setattr("planner_core.candidates.MAX_CANDIDATES", 1)
+    _, generated = scored.__wrapped__(name)
+    for whole, few in zip(every, generated, strict=True):
+        assert (few.block, few.space) == (whole.block, whole.space)
+        assert whole.scored <= few.possible <= few.space
+        index = {tuple(c): i for i, c in enumerate(whole.choice.tolist())}
+        for choice, comm in zip(few.choice.tolist(), few.comm_s, strict=True):
+            assert comm >= whole.comm_s[index[tuple(choice)]] * (1 - 1e-9) - 1e-12
+        for i in np.flatnonzero(whole.on_front):
+            near = (few.comm_s <= whole.comm_s[i] * (1 + 1e-6) + 1e-9) & (few.memory_bytes <= whole.memory_bytes[i] + 1)
+            assert near.any()
+
+
+def test_a_space_too_large_to_score_is_searched_best_first(tmp_path: Path) -> None:
+    """A block of sixteen matrices has 43 million candidates."""
+    (tmp_path / "wide.py").write_text(WIDE)
+    result = plan_model(Request(f"{tmp_path / 'wide.py'}:make", cluster="1x8-h100", mesh="8"))
+    (found,) = result.candidates
+    assert found.space == 3**16
+    assert 0 < found.scored < 10_000
+    assert sum(result.dropped.values()) == found.space - int((found.on_front & (found.model_memory_bytes < 8e10)).sum())
+
+
+WIDE = """
+import torch
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.parts = torch.nn.ModuleList(torch.nn.Linear(64, 64, bias=False) for _ in range(16))
+
+    def forward(self, x):
+        for part in self.parts:
+            x = x + part(torch.nn.functional.gelu(x))
+        return x
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(Block() for _ in range(4))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x.square().mean()
+
+def make():
+    return Model(), (torch.zeros(8, 32, 64),)
+"""

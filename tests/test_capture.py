@@ -170,6 +170,21 @@ class Indexed(Part):
         return x + self.down(h)
 
 
+class Attending(nn.Module):
+    """Local or global attention: the same shapes, another mask."""
+
+    def __init__(self, window):
+        super().__init__()
+        self.qkv, self.out, self.window = nn.Linear(8, 24), nn.Linear(8, 8), window
+
+    def forward(self, x):
+        q, k, v = (t[None, None] for t in self.qkv(x).split(8, dim=-1))
+        far = torch.arange(x.shape[0])[:, None] - torch.arange(x.shape[0])[None, :]
+        mask = (far >= 0) & (far < self.window) if self.window else None
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
+        return x + self.out(y[0, 0])
+
+
 class Acting(Part):
     def forward(self, x):
         return x + self.down(self.act(self.up(x)))
@@ -304,6 +319,8 @@ TRAPS = {
     "plain": (lambda: Chain(parts(Part)), [4]),
     "flag": (lambda: Chain(parts(Flagged, flag=lambda i: i > 1)), [2, 2]),
     "layer index": (lambda: Chain(parts(Indexed, index=lambda i: i)), [2, 2]),
+    "local and global attention": (lambda: Chain(parts(Attending, window=lambda i: 2 if i % 2 else 0)), [2, 2]),
+    "windows of two sizes": (lambda: Chain(parts(Attending, window=lambda i: 2 + i % 2)), [4]),
     "activation": (lambda: Chain(parts(Acting, act=lambda i: F.relu if i else torch.tanh)), [3]),
     "same activation": (lambda: Chain(parts(Acting, act=lambda i: F.relu)), [4]),
     "training": (lambda: Chain(parts(Training)), [4]),
@@ -566,7 +583,7 @@ def test_symbolic_refuses_what_fits_no_form():
 def tiny_mixtral(implementation):
     from transformers import MixtralConfig, MixtralForCausalLM
 
-    moe.register()
+    moe.register_experts()
     torch.manual_seed(0)
     config = MixtralConfig(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
                            num_key_value_heads=2, num_local_experts=5, num_experts_per_tok=2, use_cache=False)  # fmt: skip
@@ -647,7 +664,7 @@ class Tracker(TorchFunctionMode):
 def test_a_real_run_has_the_captured_sites(kind):
     data = {"model_type": kind, **SMALL[kind]}
     captured = capture_graph(data, batch=2, seq=16, dtype="float32", flat=True)
-    moe.register()
+    moe.register_experts()
     config = hf.read_config(data)
     hf.without_dropout(config)
     model = hf._construct(hf.model_class(config, data), config, torch.float32).train()

@@ -18,8 +18,19 @@ FILES = {
     "broken.json": "{", "no-type.json": '{"hidden_size": 8}', "typo.json": '{"model_type": "lama"}', "negative.json": json.dumps(LLAMA),
     "cluster.json": '{"name": "x", "num_gpus": -1}', "list.json": "[]", "plan.json": '{"schema": "nope"}', "binary.pt2": "PK\x03\x04junk",
     "slow.json": json.dumps({"gpu": "h100-sxm", "levels": [{"name": "l", "size": 8, "unit_bytes_per_s": -1, "latency_s": 1e-6}]}),
+    "indivisible.json": json.dumps({"model_type": "llama", "hidden_size": 100, "num_attention_heads": 3}),
+    "deep.json": json.dumps({"model_type": "llama", "num_hidden_layers": 10**12}), "text.json": json.dumps({"model_type": "llama", "hidden_size": "big"}),
+    "experts.json": json.dumps({"model_type": "mixtral", "num_local_experts": 2, "num_experts_per_tok": 4}),
+    "package.json": json.dumps({"model_type": "gemma3n"}), "empty.pt2": "", "none.json": "null",
+    "decides.py": "import torch\nclass M(torch.nn.Linear):\n    def forward(self, x):\n        y = super().forward(x)\n        return y if y.sum() > 0 else -y\n"
+    "def make(): return M(4, 4), (torch.zeros(2, 4),)\n", "raises.py": "def make(): raise ValueError('no such size')\n",
+    "exits.py": "import sys\ndef make(): sys.exit(7)\n", "wrong.py": "def make(): return 3\n",
 }  # fmt: skip
 WRONG = [
+    ("plan {indivisible.json}", 2, "100 is not divisible"), ("plan {deep.json}", 2, "1000000000000"), ("plan {text.json}", 2, "'big'"),
+    ("plan {experts.json}", 2, "more than the 2 experts"), ("plan {package.json}", 2, "timm"), ("plan {empty.pt2}", 2, "truncated"),
+    ("plan {none.json}", 2, "NoneType"), ("plan {decides.py}:make", 2, "decides.py:5 (return y if y.sum() > 0 else -y)"),
+    ("plan {raises.py}:make", 2, "no such size"), ("plan {exits.py}:make", 2, "SystemExit"), ("plan {wrong.py}:make", 2, "returned a int"),
     ("plan no-such-model", 2, "no-such-model"), ("plan {broken.json}", 2, "broken.json"), ("plan {no-type.json}", 2, "model_type"),
     ("plan {typo.json}", 2, "lama"), ("plan {negative.json}", 2, "-4"), ("plan {binary.pt2}", 2, "binary.pt2"), ("plan missing.json", 2, "missing.json"),
     ("plan gpt2-xl --mesh 3x5 --cluster 2x8-h100", 2, "3x5"), ("plan gpt2-xl --mesh 2y8", 2, "2y8"), ("plan gpt2-xl --mesh 0x16", 2, "0x16"),
@@ -62,7 +73,7 @@ def test_wrong_input_is_told_in_one_sentence(
     command: str, status: int, names: str, files: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(files)
-    args = [str(files / a[1:-1]) if a.startswith("{") else a for a in command.split()]
+    args = [str(files / a[1:].replace("}", "")) if a.startswith("{") else a for a in command.split()]
     got, out, err = run(capsys, *args)
     assert (got, out) == (status, ""), err
     assert 1 <= len(err.strip().splitlines()) <= 2

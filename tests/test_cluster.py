@@ -221,3 +221,29 @@ def test_unknown_names_suggest_the_nearest(tmp_path: Path) -> None:
         load_cluster(tmp_path / "none.json")
     with pytest.raises(InputError, match=r"cannot be read \(Is a directory"):
         load_cluster(str(tmp_path) + "/")
+
+
+def test_a_cluster_by_name_with_changes() -> None:
+    changed = load_cluster("2x8-h100:nodes=4,gpus=4,intra=900,inter=50")
+    assert [level.size for level in changed.levels] == [4, 4]
+    assert [level.unit_bytes_per_s for level in changed.levels] == [900e9, 50e9]
+    assert changed.levels[1].efficiency == load_cluster("2x8-h100").levels[1].efficiency
+    assert Cluster.from_json(changed.to_json()) == changed
+    one = load_cluster("2x8-h100:nodes=1")
+    assert [level.size for level in one.levels] == [8]
+    grown = load_cluster("1x8-h100:nodes=2,inter=25")
+    assert grown.num_gpus == 16 and grown.levels[1].unit_bytes_per_s == 25e9
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["2x8-h100:nodes=0", "2x8-h100:nodes=1.5", "2x8-h100:bogus=3", "2x8-h100:nodes", "2x8-h100:inter=nan", "1x8-h100:nodes=2"],
+)
+def test_a_change_that_cannot_be_is_one_sentence(text: str) -> None:
+    with pytest.raises(InputError, match="give"):
+        load_cluster(text)
+
+
+def test_a_change_to_too_many_gpus_is_refused() -> None:
+    with pytest.raises(InputError, match="at most"):
+        load_cluster("2x8-h100:nodes=20000")

@@ -22,7 +22,7 @@ from planner_core.plan import Plan, from_json
 from planner_core.planner import Request
 from planner_core.runtime.initial import initializer
 from planner_core.runtime.train import _batches, build_model
-from planner_core.verify import scaled
+from planner_core.verify import scaled, verify
 from planner_core.verify.models import materialise
 from planner_core.verify.numbers import same_traffic
 
@@ -53,7 +53,7 @@ def run(script: Path, ranks: int, *options: str) -> tuple[list[float], dict[str,
 def plain_losses(plan: Plan, steps: int) -> list[float]:
     """The same training without any plan."""
     spec = model_spec(plan.model["config"])
-    model = build_model(spec["class"], plan.model["config"], {"attn_implementation": "sdpa"}, "float32")
+    model = build_model(spec["class"], plan.model["config"], spec["options"], "float32")
     materialise(model, initializer(model, 0))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     load = plan.workload
@@ -82,6 +82,117 @@ def test_torchrun_script_trains_like_one_process(name: str, which: str, ranks: i
     export_plan(plan, "torchrun", script)
     losses, counted = run(script, ranks, "--steps", str(STEPS), "--lr", "1e-3")
     assert losses == pytest.approx(plain_losses(plan, STEPS), rel=2e-6)
+    assert same_traffic(plan.cost.collectives(), counted), (plan.cost.collectives(), counted)
+
+
+def weights(plan: Plan, folder: Path) -> None:
+    """The plan's model with random weights, as safetensors."""
+    spec = model_spec(plan.model["config"])
+    model: Any = build_model(spec["class"], plan.model["config"], {"attn_implementation": "sdpa"}, "float32")
+    materialise(model, initializer(model, 7))
+    model.save_pretrained(folder)
+
+
+def test_script_starts_from_a_checkpoint_and_resumes_on_the_same_data(tmp_path: Path) -> None:
+    """safetensors to start from, a file of tokens to read, torch.distributed.checkpoint to save to and resume from."""
+    plan = scaled(planned("llama-3-8b", "best"), 2)
+    script = tmp_path / "train.py"
+    export_plan(plan, "torchrun", script)
+    weights(plan, tmp_path / "weights")
+    tokens = torch.randint(0, 256, (20_000,), generator=torch.Generator().manual_seed(3), dtype=torch.int32)
+    (tmp_path / "tokens.bin").write_bytes(tokens.numpy().tobytes())
+    start = ("--checkpoint", "weights", "--data", "tokens.bin", "--lr", "1e-2")
+    whole, _ = run(script, 2, *start, "--steps", "4")
+    first, _ = run(script, 2, *start, "--steps", "2", "--save", "saved")
+    rest, _ = run(script, 2, "--data", "tokens.bin", "--lr", "1e-2", "--steps", "2", "--resume", "saved")
+    assert [*first, *rest] == whole
+    assert list((tmp_path / "saved").glob("*.distcp")), "saved in shards"
+    assert whole == pytest.approx(from_weights(plan, tmp_path / "weights", tokens), rel=2e-6)
+
+
+def from_weights(plan: Plan, folder: Path, tokens: torch.Tensor) -> list[float]:
+    """The same four steps in one process, by transformers alone."""
+    import transformers
+
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    batch, seq = plan.workload["batch"], plan.workload["seq"]
+    losses = []
+    for step in range(4):
+        ids = tokens[step * batch * seq : (step + 1) * batch * seq].long().view(batch, seq)
+        loss = model(input_ids=ids, labels=ids).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+OWN = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.up, self.down = nn.Embedding(64, 32), nn.Linear(32, 128), nn.Linear(128, 32)
+        self.scale = nn.Parameter(torch.full((32,), 0.5))
+        self.head = nn.Linear(32, 64, bias=False)
+
+    def forward(self, ids, labels):
+        x = self.embed(ids)
+        x = x + self.down(nn.functional.gelu(self.up(x))) * self.scale
+        return nn.functional.cross_entropy(self.head(x).flatten(0, 1), labels.flatten())
+
+def make():
+    ids = torch.randint(0, 64, (8, 16))
+    return Net(), EXAMPLE
+"""
+
+
+@pytest.mark.parametrize("example", ['{"ids": ids, "labels": ids}', "(ids, ids.flip(0))"])
+def test_script_and_verification_of_a_users_own_model(example: str, tmp_path: Path) -> None:
+    """The script imports the user's file; its values are those that the file gives for this seed."""
+    file = tmp_path / "mine.py"
+    file.write_text(OWN.replace("EXAMPLE", example))
+    whole = plan_model(Request(f"{file}:make", cluster="1x8-h100", mesh="8")).best
+    report = verify(whole, ranks=2)
+    assert report["ok"] and report["grad"]["max_rel_error"] < 1e-5, report
+    assert verify(whole)["collectives_ok"]
+    plan = scaled(whole, 2)
+    export_plan(plan, "torchrun", tmp_path / "train.py")
+    losses, counted = run(tmp_path / "train.py", 2, "--steps", "3", "--lr", "1e-2")
+    assert same_traffic(plan.cost.collectives(), counted)
+    torch.manual_seed(0)
+    scope: dict[str, Any] = {}
+    exec(compile(file.read_text(), str(file), "exec"), scope)
+    model, inputs = scope["make"]()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for loss in losses:
+        here = model(**inputs) if isinstance(inputs, dict) else model(*inputs)
+        assert loss == pytest.approx(float(here.detach()), rel=2e-6)
+        here.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert losses[-1] < losses[0]
+    file.unlink()
+    with pytest.raises(AssertionError, match="give its place with --model"):
+        run(tmp_path / "train.py", 2)
+
+
+@pytest.mark.parametrize("kind", ["mamba", "mamba2"])
+def test_script_of_a_model_with_scans_trains_like_one_process(kind: str, tmp_path: Path) -> None:
+    own = {"mamba": {"state_size": 8, "intermediate_size": 128, "time_step_rank": 4},
+           "mamba2": {"state_size": 8, "num_heads": 8, "head_dim": 16, "n_groups": 8, "chunk_size": 8}}[kind]  # fmt: skip
+    config = {"model_type": kind, "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 256, "expand": 2, **own}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    result = plan_model(Request(str(tmp_path / "config.json"), cluster="1x8-h100", mesh="8", batch=16, seq=32))
+    plan = scaled(result.best, 2)
+    script = tmp_path / "train.py"
+    export_plan(plan, "torchrun", script)
+    assert "planner_core" not in script.read_text()
+    losses, counted = run(script, 2, "--steps", str(STEPS), "--lr", "1e-3")
+    assert losses == pytest.approx(plain_losses(plan, STEPS), rel=5e-6)
     assert same_traffic(plan.cost.collectives(), counted), (plan.cost.collectives(), counted)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from planner_core.errors import NoPlanFits
 from planner_core.models import ZOO
-from planner_core.pipeline import plan_model
+from planner_core.pipeline import compare_methods, plan_model
 from planner_core.plan import Plan, placements_by_pattern
 from planner_core.planner import Request
 
@@ -83,3 +83,13 @@ def test_every_factorisation_is_searched(cluster: str) -> None:
     for text in [str(n), *(f"{a}x{n // a}" for a in range(2, n) if n % a == 0)]:
         one = plan_model(Request("bert-large", cluster=cluster, mesh=text)).best
         assert free.cost.step_time_s <= one.cost.step_time_s * (1 + 1e-6)
+
+
+def test_compare_says_what_each_restriction_costs() -> None:
+    found = {p.name: p for p in compare_methods(Request("gpt2-xl", cluster="1x8-h100", layers=4)).plans}
+    least = found["least communication"].cost.comm_time_s
+    for name in ("TAP", "TAPS", "ATP"):
+        told = found[name].notes[1]
+        assert f"the step takes {1e3 * found[name].cost.step_time_s:.3g} ms" in told
+        assert f"with the exact search {1e3 * found['best'].cost.step_time_s:.3g} ms" in told
+        assert f"with the exact search {1e3 * least:.3g} ms" in told

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -10,14 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planner_core.chain import Weights
 from planner_core.cluster import Cluster, load_cluster
 from planner_core.hardware import Workload, cost_model
 from planner_core.mesh import parse_mesh
 from planner_core.models import ZOO, load_snapshot
-from planner_core.network import MEMORY
 from planner_core.problem import Problem, build_problem
 from planner_core.search import memory_of, search, weights
 from planner_core.solve import solve
+from planner_core.tables import ENDING, MEMORY
 from planner_core.unfolded import unfold_problem
 from tests.random_graphs import prepared, random_graph
 from tests.solvers import highs, toulbar2
@@ -47,7 +49,7 @@ def problem_of(graph: Any, cluster: Cluster, mesh: str, **options: Any) -> Probl
 
 
 def claimed(problem: Problem, price: Any) -> float:
-    answer = solve(problem, [price])
+    answer = solve(problem, price)
     return float("inf") if answer is None else float(np.dot(price, answer.totals))
 
 
@@ -111,7 +113,7 @@ def test_lazy_shared_states_change_nothing(mesh: str, monkeypatch: pytest.Monkey
     """T5's decoder layers all read the encoder's output: powers worked out for every state of it, or only where asked."""
     problem = zoo("t5-large", mesh, 3)
     lazy = claimed(problem, ALL_COSTS)
-    monkeypatch.setattr("planner_core.solve.EAGER", 10**9)
+    monkeypatch.setattr("planner_core.chain.EAGER", 10**9)
     assert claimed(problem, ALL_COSTS) == lazy
 
 
@@ -146,9 +148,9 @@ def test_a_budget_is_kept_and_more_never_hurts(name: str) -> None:
         assert answer.assignment is not None
         assert memory_of(answer.assignment) <= budget
         assert answer.bound <= answer.value * (1 + 1e-9)
-        if answer.optimal:
-            assert answer.value <= before * (1 + 1e-6)
-            before = answer.value
+        assert answer.optimal
+        assert answer.value <= before * (1 + 1e-6)
+        before = answer.value
     assert search(problem, budget=least * (1 - 1e-6)).assignment is None
 
 
@@ -167,23 +169,64 @@ def test_one_byte_under_a_plan_never_returns_it(name: str) -> None:
     assert budget < float("inf")
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_what_is_called_optimal_under_a_budget_is(seed: int) -> None:
-    """An integer program with the memory as a constraint, on small random models."""
-    problem = problem_of(random_graph(seed), load_cluster("1x8-h100"), "8")
-    free = search(problem).assignment
+def unit(component: int) -> Weights:
+    """Prices that count one component alone."""
+    found = [0.0] * 4
+    found[component] = 1.0
+    return (found[0], found[1], found[2], found[3])
+
+
+def assert_best_within(problem: Problem, shares: Sequence[float]) -> None:
+    """The search is called optimal at budgets between the least memory and that of the fastest, and an integer program with both
+    ends of the step as constraints finds nothing better."""
+    free, none = search(problem).assignment, search(problem, budget=1.0)
     assert free is not None
-    least = search(problem, budget=1.0).least_memory
-    budget = (memory_of(free) + least) / 2
-    answer = search(problem, budget=budget)
-    assert answer.assignment is not None
-    one = tuple(1.0 if i == MEMORY else 0.0 for i in range(len(answer.assignment.totals)))
-    ending = tuple(1.0 if i == len(one) - 1 else 0.0 for i in range(len(one)))
+    assert none.assignment is None
     price = weights("time")
-    bound = highs(unfold_problem(problem, price), unfold_problem(problem, one), budget)
-    assert bound <= answer.value * (1 + 1e-5)
-    if answer.optimal and answer.assignment.totals[MEMORY] >= np.dot(ending, answer.assignment.totals):
-        assert answer.value <= bound * (1 + 1e-5)
+    net = unfold_problem(problem, price)
+    memory = [unfold_problem(problem, unit(c)) for c in (MEMORY, ENDING)]
+    for share in shares:
+        budget = none.least_memory + share * (memory_of(free) - none.least_memory)
+        answer = search(problem, budget=budget)
+        assert answer.assignment is not None
+        assert answer.optimal
+        assert memory_of(answer.assignment) <= budget
+        assert np.dot(price, answer.assignment.totals) == pytest.approx(highs(net, [(m, budget) for m in memory]), rel=2e-6)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_best_within_a_budget_of_random_models_is_proven(seed: int) -> None:
+    assert_best_within(problem_of(random_graph(seed), load_cluster("1x8-h100"), "8"), (0.1, 0.3, 0.5, 0.7, 0.9))
+
+
+@pytest.mark.parametrize("name", ["gpt2-xl", "llama-3-8b", "bert-large", "vit-large", "mixtral-8x7b"])
+def test_best_within_a_budget_of_the_zoo_is_proven(name: str) -> None:
+    assert_best_within(zoo(name, "8", 2), (0.2, 0.6))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ZOO)
+def test_best_within_a_budget_of_three_layers_is_proven(name: str) -> None:
+    assert_best_within(zoo(name, "8", 3), (0.1, 0.3, 0.5, 0.7, 0.9))
+
+
+@pytest.mark.parametrize("mesh", ["16", "2x8"])
+@pytest.mark.parametrize("name", ZOO)
+def test_no_budget_leaves_a_gap(name: str, mesh: str) -> None:
+    """At full depth, on a whole cluster."""
+    assert_no_gap(name, mesh)
+
+
+def assert_no_gap(name: str, mesh: str) -> None:
+    problem = zoo(name, mesh, None)
+    free, least = search(problem).assignment, search(problem, budget=1.0).least_memory
+    assert free is not None
+    before = float("inf")
+    for share in (0.02, 0.2, 0.5, 0.8, 0.98):
+        answer = search(problem, budget=least + share * (memory_of(free) - least))
+        assert answer.optimal
+        assert answer.value <= before * (1 + 1e-6)
+        before = answer.value
 
 
 # --- nothing better makes it worse -----------------------------------------------------------------------

@@ -101,9 +101,9 @@ class Shared(nn.Module):
 
 
 def test_scopes_follow_the_caller():
-    expected = ["a.0/linear", "b.0/linear", "named.x.0/linear", "named.x@1.0/linear", "a.0/linear"]
+    expected = ["a.0/linear", "b.0/linear", "named.x.0/linear", "named.x@1.0/linear", "a.0@1/linear"]
     found = sites(Shared(), torch.zeros(2, 4))
-    # the last call comes from the root, which has the module as its a.0 too: first call of it from there
+    # the last call comes from the root, which has the module as its a.0 too: the second by that name
     assert found == expected
 
 

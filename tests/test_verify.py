@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,8 +18,9 @@ from torch import nn
 from planner_core.errors import InputError, VerificationFailed
 from planner_core.pipeline import Result, plan_model
 from planner_core.placement import P, R, Shard, State
-from planner_core.plan import BlockPlan, Edge, Plan, SitePlan, Step
+from planner_core.plan import BlockPlan, Edge, Plan, SitePlan, Step, to_json
 from planner_core.planner import Request
+from planner_core.runtime import reading
 from planner_core.verify import check_rules, scaled, verify
 from planner_core.verify.fake import verify_fake
 from planner_core.verify.numbers import verify_all
@@ -60,6 +63,24 @@ def test_every_baseline_of_llama_runs_as_predicted() -> None:
     names = ("best", "Megatron-LM", "Megatron-LM + sequence parallel")
     for name, found in zip(names, verify_all([small("llama-3-8b", n) for n in names]), strict=True):
         assert found["ok"], (name, found)
+
+
+def test_running_statistics_of_split_channels_are_whole() -> None:
+    """Each rank updates those of its own channels; a checkpoint must hold all of them."""
+    plan = small("resnet50-100k", "Megatron-LM")
+    assert any(e.dst.forward[-1] == Shard(0) for b in plan.blocks.values() for n, s in b.sites.items() if n.endswith("batch_norm") for e in s.inputs[1:3])
+    (found,) = verify_all([plan])
+    assert found["ok"], found
+    (left,) = run_ranks(_without_gathering, 2, (to_json(plan),))[:1]
+    assert left["param"][0] > 0.1 and "running" in left["param"][1]
+
+
+def _without_gathering(plan: dict[str, Any]) -> dict[str, Any]:
+    from planner_core.runtime.params import Parameters
+    from planner_core.verify.numbers import compare
+
+    Parameters.gather_buffers = lambda self, model: None  # type: ignore[method-assign]
+    return compare(plan, 0, "float64")
 
 
 def test_planted_faults_are_found() -> None:
@@ -137,7 +158,7 @@ def test_full_size_llama_has_the_predicted_traffic(which: str) -> None:
     start = time.monotonic()
     found = verify(plans("llama-3-8b")[which])
     assert found["collectives_ok"], found["collectives"]
-    assert found["memory_bytes"]["rel_error"] < 0.06, found["memory_bytes"]
+    assert found["memory_bytes"]["rel_error"] < 0.01, found["memory_bytes"]
     assert time.monotonic() - start < 60
 
 
@@ -153,10 +174,6 @@ def test_recomputation_frees_activations() -> None:
 # --- processes -----------------------------------------------------------------------------------------------
 
 
-def _sleep(seconds: float) -> None:
-    time.sleep(seconds)
-
-
 def _die(rank_that_dies: int) -> None:
     if torch.distributed.get_rank() == rank_that_dies:
         os._exit(7)
@@ -167,11 +184,29 @@ def _pid() -> int:
     return os.getpid()
 
 
-def test_a_rank_that_hangs_is_stopped() -> None:
-    start = time.monotonic()
-    with pytest.raises(VerificationFailed, match="did not finish in 8 s"):
-        run_ranks(_sleep, 2, (600.0,), timeout_s=8)
-    assert time.monotonic() - start < 30
+def _sleep_known(folder: str) -> None:
+    Path(folder, str(os.getpid())).touch()
+    time.sleep(600)
+
+
+def test_a_rank_that_hangs_is_stopped_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "meet").mkdir()
+    (tmp_path / "known").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "meet"))
+    with pytest.raises(VerificationFailed, match="2 ranks did not finish in 30 s; all of them were stopped"):
+        run_ranks(_sleep_known, 2, (str(tmp_path / "known"),), timeout_s=30)
+    known = [int(p.name) for p in (tmp_path / "known").iterdir()]
+    assert len(known) == 2
+    for pid in known:  # a process that is gone holds no port
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+    assert list((tmp_path / "meet").iterdir()) == []
+
+
+def test_no_folder_to_meet_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/proc/nothing")
+    with pytest.raises(VerificationFailed, match="set TMPDIR"):
+        run_ranks(_pid, 2)
 
 
 def test_a_rank_that_dies_is_named() -> None:
@@ -195,8 +230,8 @@ def test_a_plan_for_another_model_is_refused() -> None:
 def test_ranks_must_suit() -> None:
     with pytest.raises(InputError, match="--ranks 1 "):
         verify(plans("llama-3-8b")["best"], ranks=1)
-    callable_plan = replace(plans("llama-3-8b")["best"], model={"name": "mine", "config": {"callable": "a.py:f"}})
-    with pytest.raises(InputError, match="cannot be scaled"):
+    callable_plan = replace(plans("llama-3-8b")["best"], model={"name": "mine", "params": 8 * 10**9, "config": {"callable": "a.py:f"}})
+    with pytest.raises(InputError, match=r"8,000,000,000 parameters.*cannot be scaled"):
         verify(callable_plan, ranks=2)
 
 
@@ -218,3 +253,20 @@ def _move_after_apply() -> str:
     except PlanMismatch as error:
         return "cannot be moved" if "cannot be moved" in str(error) else str(error)
     return "moved"
+
+
+def test_another_torch_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = to_json(small("llama-3-8b", "Megatron-LM"))
+    assert plan["model"]["versions"]["torch"].startswith("2.")
+    old = {**plan, "model": {**plan["model"], "versions": {"torch": "1.2.3"}}}
+    assert reading.other_versions(plan) == ""
+    assert "planned with torch 1.2.3, here is" in reading.other_versions(old)
+    monkeypatch.delattr(reading.collectives, "all_gather_single")
+    with pytest.raises(reading.PlanMismatch, match=r"has no all_gather_single.*install torch 1\.2\.3 or later"):
+        reading.check_torch(old)
+
+
+@pytest.mark.parametrize(("ranks", "says"), [(3, "even"), (17, "between 2 and 16")])
+def test_a_world_size_that_cannot_be(ranks: int, says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        verify(plans("llama-3-8b")["Megatron-LM"], ranks=ranks)

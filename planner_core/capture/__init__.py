@@ -38,19 +38,18 @@ def capture_graph(
     `layers` overrides the depth; `flat` traces every module call and folds nothing (it judges the folding).
     Raises InputError or CaptureError, each with one sentence.
     """
-    from planner_core.capture.child import capture_python
+    from planner_core.capture.child import capture_apart
     from planner_core.capture.sources import resolve
 
     if batch < 1 or seq < 1:
         raise InputError(f"batch {batch} and sequence length {seq} must both be at least 1")
     if dtype not in DTYPES:
         raise InputError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
-    if isinstance(source, str) and ".py:" in source:
+    if isinstance(source, str) and (".py:" in source or source.endswith(".pt2")):
         if layers is not None:
-            raise InputError(
-                f"--layers {layers} cannot be applied to {source}; let your callable build the depth you want"
-            )
-        return capture_python(source, batch=batch, seq=seq, flat=flat)
+            way = "export" if source.endswith(".pt2") else "let your callable build"
+            raise InputError(f"--layers {layers} cannot be applied to {source}; {way} the depth you want")
+        return capture_apart(source, batch=batch, seq=seq, flat=flat)
     model = resolve(source, batch=batch, seq=seq, dtype=dtype, layers=layers)
     return capture_module(
         model.module, model.inputs, args=model.args, name=model.name, source=model.source, config=model.config,
@@ -60,11 +59,15 @@ def capture_graph(
 
 def capture_module(
     module: nn.Module, inputs: Mapping[str, Any], *, args: tuple[Any, ...] = (), name: str = "model", source: str = "module",
-    config: Mapping[str, Any] | None = None, batch: int = 1, seq: int = 1, flat: bool = False,
+    config: Mapping[str, Any] | None = None, batch: int = 1, seq: int = 1, flat: bool = False, notes: tuple[str, ...] = (),
+    replay: bool = True,
 ) -> Graph:  # fmt: skip
-    """The graph of one forward pass of `module`, which is moved to meta, with its loss (or a stand-in, named in the graph)."""
+    """The graph of one forward pass of `module`, which is moved to meta, with its loss (or a stand-in, named in the graph).
+
+    `notes` are added to the graph's assumptions. `replay=False` runs repeated calls again, and folds them afterwards.
+    """
     to_meta(module)
-    recorder = Recorder(module, replay=not flat)
+    recorder = Recorder(module, replay=replay and not flat)
     loss = OWN_LOSS
 
     def finish(out: Any) -> torch.Tensor:
@@ -82,7 +85,7 @@ def capture_module(
         )
     top, blocks = Builder(recorder.recording, fold=not flat).build(recorder.ids[id(final)])
     workload = {"batch": batch, "seq": seq}
-    graph = Graph(name, source, top, blocks, workload, loss, dict(config or {}), unused_parameters(top))
+    graph = Graph(name, source, top, blocks, workload, loss, dict(config or {}), (*notes, *unused_parameters(top)))
     check(graph)
     return with_result(graph)
 

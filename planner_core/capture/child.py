@@ -1,6 +1,6 @@
-"""The user's Python, run in a process of its own: whatever it does, only a graph or one sentence comes back.
+"""The user's Python or exported program, run in a process of its own: whatever it does, only a graph or one sentence comes back.
 
-`capture_python` starts this file as a program with a time limit and, within it, a memory limit; the graph returns as
+`capture_apart` starts this file as a program with a time limit and, within it, a memory limit; the graph returns as
 JSON over a pipe. What the user's code prints is dropped, and no process it started outlives it.
 """
 
@@ -28,11 +28,12 @@ LIMIT_BYTES = 2 << 30
 LARGEST_REPLY = 1 << 29
 
 
-def capture_python(source: str, *, batch: int, seq: int, flat: bool, limit_s: float | None = None) -> Graph:
-    """The graph of `path.py:callable`. Raises InputError or CaptureError, as the child says or for what became of it."""
-    path, _, _ = source.rpartition(":")
+def capture_apart(source: str, *, batch: int, seq: int, flat: bool, limit_s: float | None = None) -> Graph:
+    """The graph of `path.py:callable` or of a .pt2 file. Raises InputError or CaptureError, as the child says or for what became of it."""
+    exported = source.endswith(".pt2")
+    path = source if exported else source.rpartition(":")[0]
     if not Path(path).is_file():
-        raise InputError(f"{path} is not a file; give path/to/file.py:callable")
+        raise InputError(f"{path} is not a file; give path/to/file.py:callable, or a file of torch.export.save")
     limit = LIMIT_S if limit_s is None else limit_s
     read, write = os.pipe()
     root = str(Path(__file__).resolve().parent.parent.parent)
@@ -51,7 +52,8 @@ def capture_python(source: str, *, batch: int, seq: int, flat: bool, limit_s: fl
             os.killpg(child.pid, signal.SIGKILL)  # the child, and whatever it started
         status = child.wait()
     if reply is None:
-        raise CaptureError(f"{source} took longer than {limit:g} s; let the callable build the model on meta and return it")
+        way = "export fewer layers" if exported else "let the callable build the model on meta and return it"
+        raise CaptureError(f"{source} took longer than {limit:g} s; {way}")
     return _graph(source, reply, status)
 
 
@@ -108,13 +110,20 @@ def _capture(source: str, batch: int, seq: int, flat: bool) -> Graph:
     from planner_core.capture.sources import python_source
 
     torch.set_num_threads(1)
+    limit_memory()
+    made = python_source(source)
+    size = {"batch": batch, "seq": seq, **made.workload}
+    return capture_module(
+        made.module, made.inputs, args=made.args, name=made.name, source=made.source, config=made.config, **size,
+        flat=flat, notes=made.notes, replay=not made.workload,
+    )  # fmt: skip
+
+
+def limit_memory() -> None:
+    """From now on this process may take `LIMIT_BYTES` more than it has."""
     pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0])
     most = pages * os.sysconf("SC_PAGE_SIZE") + LIMIT_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
-    made = python_source(source)
-    return capture_module(
-        made.module, made.inputs, args=made.args, name=made.name, source=made.source, config=made.config, batch=batch, seq=seq, flat=flat
-    )
 
 
 if __name__ == "__main__":

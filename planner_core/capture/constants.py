@@ -33,7 +33,7 @@ def run_constant(
     return func(*_swap(args, _is_meta, CPU), **_swap(kwargs, _is_meta, CPU))
 
 
-def with_sizes(args: tuple[Any, ...]) -> tuple[Any, ...]:
+def with_sizes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of a view with sizes that are given as one-element constants (`torch.div` of two sizes) as integers."""
 
     def plain(item: Any) -> Any:
@@ -41,7 +41,21 @@ def with_sizes(args: tuple[Any, ...]) -> tuple[Any, ...]:
             return int(item)
         return type(item)(plain(i) for i in item) if type(item) in (tuple, list) else item
 
-    return (args[0], *(plain(a) for a in args[1:]))
+    return (*args[:1], *(plain(a) for a in args[1:])), {k: plain(v) if args else v for k, v in kwargs.items()}
+
+
+def with_picks(args: tuple[Any, ...], moved: tuple[Any, ...]) -> tuple[Any, ...]:
+    """`moved`, the arguments of `x[...]` on meta, with a known mask of one dim replaced by as many indices as it picks."""
+    index, kept = args[1], moved[1]
+
+    def pick(item: Any, there: Any) -> Any:
+        if isinstance(item, torch.Tensor) and item.dtype == torch.bool and item.dim() == 1 and not item.is_meta:
+            return torch.empty(int(item.sum()), dtype=torch.long, device=META)
+        return there
+
+    if isinstance(index, tuple):
+        return (moved[0], tuple(pick(i, k) for i, k in zip(index, kept, strict=True)), *moved[2:])
+    return (moved[0], pick(index, kept), *moved[2:])
 
 
 def to_meta(tree: Any) -> Any:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from planner_core import moe, scans
+from planner_core import loops, moe, scans
 from planner_core.errors import CaptureError, InputError
 
 DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers", "encoder_layers", "decoder_layers",
@@ -38,12 +38,14 @@ def build(
     with _quiet():
         import transformers
 
-        moe.register()
+        moe.register_experts()
         data = {**config, **({k: layers for k in DEPTHS if k in config} if layers else {})}
         parsed = read_config(data)
         cls = model_class(parsed, data)
         parsed = own_config(parsed, cls)
         without_dropout(parsed)
+        scans.register_scans()
+        loops.register_loops()
         try:
             with torch.device("meta"):
                 model = _construct(cls, parsed, getattr(torch, dtype))
@@ -52,7 +54,8 @@ def build(
         except Exception as error:
             reason = f"{type(error).__name__}: {_line(error)}"
             raise CaptureError(f"{cls.__name__} cannot be built from this config: {reason}") from error
-        scans.register()
+        scans.register_scans()  # again: files that the model's parts brought in
+        loops.register_loops()
         del transformers
     return model.train(), parsed, data
 
@@ -173,6 +176,8 @@ def without_dropout(config: Any) -> None:
         config.apply_spec_augment = False
     if hasattr(config, "use_cache"):
         config.use_cache = False
+    if getattr(config, "image_token_id", 0) is None and hasattr(config, "text_config"):  # where the text names no place for images
+        config.image_token_id = config.text_config.vocab_size - 1
     if getattr(config, "is_encoder_decoder", False) and getattr(config, "decoder_start_token_id", None) is None:
         config.decoder_start_token_id = getattr(config, "pad_token_id", None) or 0
 

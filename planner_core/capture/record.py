@@ -15,11 +15,11 @@ from torch.overrides import TorchFunctionMode
 
 from planner_core import sites
 from planner_core.capture.attrs import describe
-from planner_core.capture.constants import SHAPES, run_constant, stay_on_meta, to_meta, with_sizes
+from planner_core.capture.constants import SHAPES, run_constant, stay_on_meta, to_meta, with_picks, with_sizes
 from planner_core.capture.kernels import attention
 from planner_core.capture.replay import Replayer
 from planner_core.capture.tree import BUFFER, Record, Recording, Scope
-from planner_core.errors import CaptureError
+from planner_core.errors import CaptureError, PlannerError
 from planner_core.graph import TensorMeta, Value
 
 _SUMS = ("add_", "sub_", "mul_", "div_")
@@ -33,6 +33,7 @@ class Recorder(TorchFunctionMode):
         self.recording = Recording([], {}, Scope("", "", type(model).__name__), {}, {})
         self.ids: dict[int, int] = {}  # id(tensor) -> value, for tensors that are kept alive
         self.keep: list[torch.Tensor] = []
+        self.stores: list[torch.UntypedStorage] = []
         self.tracked: set[int] = set()  # id(tensor) of parameters and what was computed from them
         self.roots: dict[int, int] = {}  # storage -> first value in it
         self.born: dict[int, int] = {}  # id(tensor) of a constant -> when it was made
@@ -60,6 +61,8 @@ class Recorder(TorchFunctionMode):
         key = tensor.untyped_storage()._cdata if tensor.layout == torch.strided else id(tensor)
         meta = TensorMeta(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
         root = self.roots.get(key, -1)
+        if root < 0 and tensor.layout == torch.strided:
+            self.stores.append(tensor.untyped_storage())  # a module that converts its weights lets theirs go, and its address is used anew
         vid = self.recording.add(Value(meta, kind, name, root, tensor.requires_grad and kind != "constant"), birth)
         self.roots.setdefault(key, vid)
         self.ids[id(tensor)] = vid
@@ -107,10 +110,11 @@ class Recorder(TorchFunctionMode):
     def _record(
         self, fn: str, func: Callable[..., Any], args: Any, kwargs: dict[str, Any], operands: list[torch.Tensor]
     ) -> Any:
+        self._refuse_layers(fn, args)
         inputs = tuple(self.use(t) for t in operands)
         self.packed = []
         if fn in SHAPES and len(operands) > 1:
-            args = with_sizes(args)
+            args, kwargs = with_sizes(args, kwargs)
             operands = sites.tensors((args, kwargs))
         run = attention if fn == "scaled_dot_product_attention" else func
         if fn in sites.DROPOUTS:
@@ -118,6 +122,8 @@ class Recorder(TorchFunctionMode):
         moved, moved_kw = (args, kwargs) if all(t.is_meta for t in operands) else (to_meta(args), to_meta(kwargs))
         if moved is not args:
             self._alias(operands, sites.tensors((moved, moved_kw)))
+        if fn == "getitem":
+            moved = with_picks(args, moved)
         if fn == "to" or "device" in moved_kw:
             moved, moved_kw = stay_on_meta(moved), stay_on_meta(moved_kw)
         out = run(*moved, **moved_kw)
@@ -139,6 +145,13 @@ class Recorder(TorchFunctionMode):
         record = Record(self.scopes.site(fn), fn, inputs, outputs, attrs, type(frame.module).__name__, saved, extra)
         self.scope_stack[-1].items.append(record)
         return out
+
+    def _refuse_layers(self, fn: str, args: tuple[Any, ...]) -> None:
+        if any(isinstance(a, nn.Module) for a in args):
+            raise CaptureError(
+                f"{self.scopes.frame.scope or 'the model'} runs its layers inside the autograd function {fn}, whose ops cannot be seen; "
+                "use a form of the model without it"
+            )
 
     def _alias(self, operands: list[torch.Tensor], moved: list[torch.Tensor]) -> None:
         for old, new in zip(operands, moved, strict=True):
@@ -224,7 +237,7 @@ class Recorder(TorchFunctionMode):
                 if after is not None:
                     out = self._after(after, out)
                 return out
-        except CaptureError:
+        except PlannerError:
             raise
         except Exception as error:
             raise CaptureError(explain(error, type(self.model).__name__)) from error

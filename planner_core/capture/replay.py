@@ -20,7 +20,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from planner_core import sites
-from planner_core.capture.tree import BUFFER, Replay, Scope
+from planner_core.capture.tree import BUFFER, Replay, Scope, walk
 
 if TYPE_CHECKING:
     from planner_core.capture.record import Recorder
@@ -318,6 +318,8 @@ class Replayer:
                 ids[what[1]] = recorder.produce(fresh)
                 made.append(fresh)
         recorder.clock += 1
+        cut = len(template.scope.scope)
+        recorder.scopes.taken.update(frame.scope + inner.scope[cut:] for inner in walk(template.scope))
         recorder.scope_stack[-1].items.append(Replay(frame.scope, frame.path, template.scope, ids, recorder.clock))
         self._inherit(Watch(Scope("", frame.path, ""), frame.module, 0, template.reads))  # type: ignore[arg-type]
         return pytree.tree_unflatten(made, template.spec)

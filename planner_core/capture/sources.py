@@ -7,7 +7,6 @@ import difflib
 import importlib.util
 import io
 import json
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +31,8 @@ class Source:
     inputs: dict[str, Any]
     args: tuple[Any, ...] = ()
     config: dict[str, Any] = field(default_factory=dict)
+    workload: dict[str, int] = field(default_factory=dict)  # where the inputs fix it
+    notes: tuple[str, ...] = ()
 
 
 def resolve(source: str | Mapping[str, Any], *, batch: int, seq: int, dtype: str, layers: int | None) -> Source:
@@ -41,10 +42,8 @@ def resolve(source: str | Mapping[str, Any], *, batch: int, seq: int, dtype: str
     if source in models.ZOO:
         data = models.with_depth(models.ZOO[source], layers)
         return _config(source, f"zoo:{source}", data, batch, seq, dtype, None)
-    if ".py:" in source:
+    if ".py:" in source or source.endswith(".pt2"):
         return python_source(source)
-    if source.endswith(".pt2"):
-        raise InputError(why_not_exported(Path(source)))
     path = Path(source)
     file = path / "config.json" if path.is_dir() else path
     if not file.exists():
@@ -56,20 +55,12 @@ def resolve(source: str | Mapping[str, Any], *, batch: int, seq: int, dtype: str
     return _config(name, str(source), data, batch, seq, dtype, layers)
 
 
-def why_not_exported(path: Path) -> str:
-    """Why an exported program is not opened: torch's reader unpickles objects and evaluates expressions from the file
-    (constants, example inputs and symbolic sizes), so the file could run code."""
-    way = "give path.py:callable that returns the module that was exported, or a config.json"
-    if not path.is_file():
-        return f"{path} is not a file; {way}"
-    try:
-        with zipfile.ZipFile(path) as archive:
-            names = archive.namelist()
-    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
-        return f"{path} is truncated or not an exported program (no complete zip archive); {way}"
-    if not any(n.endswith((".json", "archive_format")) for n in names):
-        return f"{path} is an archive, but not an exported program; {way}"
-    return f"{path} is an exported program, and opening one could run code that it holds, so none is opened; {way}"
+def exported_source(path: Path) -> Source:
+    """What `torch.export.save` wrote, read as data; its inputs are those of the export."""
+    from planner_core.capture.program import load
+
+    module, args, size, notes = load(path)
+    return Source(path.stem, str(path), module.train(), {}, args, {"callable": str(path)}, size, notes)
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -100,8 +91,10 @@ def _config(
     return Source(name, source, module, hf.training_inputs(module, parsed, batch, seq, dtype), config=used)
 
 
-def python_source(source: str) -> Source:
-    """`path.py:callable`, run in this process (`child` runs it in another); it returns a (module, example inputs) pair."""
+def python_source(source: str, device: str = "meta") -> Source:
+    """`path.py:callable`, run in this process (`child` runs it in another); it returns a (module, example inputs) pair. Or a .pt2 file."""
+    if source.endswith(".pt2"):
+        return exported_source(Path(source))
     text, _, attribute = source.rpartition(":")
     path = Path(text)
     if not path.is_file():
@@ -111,7 +104,7 @@ def python_source(source: str) -> Source:
     user = importlib.util.module_from_spec(spec)
     said = io.StringIO()  # what the user's code prints is no part of our report
     try:
-        with contextlib.redirect_stdout(said), torch.device("meta"):
+        with contextlib.redirect_stdout(said), torch.device(device):
             spec.loader.exec_module(user)
             made = getattr(user, attribute)()
     except AttributeError as error:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from typing import Any
 
 from planner_core.errors import InputError
 from planner_core.export.observe import observe, rules
 from planner_core.export.parallelize import drop_summed, remarks_of
-from planner_core.export.tensor import Layout, NothingSplit, patterns, starred, tensor_layout
+from planner_core.export.tensor import Layout, NothingSplit, patterns, split_site, starred, tensor_layout
 from planner_core.plan import Plan
 
 HF = {"colwise": "colwise", "gathered": "colwise_gather_output", "rowwise": "rowwise", "sliced": "rowwise_split_input",
@@ -18,7 +19,7 @@ HF = {"colwise": "colwise", "gathered": "colwise_gather_output", "rowwise": "row
 EACH_COLUMN = "every column-split layer sums its input's gradient by itself here: {columns} backward all_reduces a step, not {groups}"
 
 
-def hf_text(plan: Plan) -> tuple[str, tuple[str, ...]]:
+def hf_text(plan: Plan) -> tuple[str, tuple[str, ...], Layout]:
     """`DistributedConfig` as JSON; the keys are merged over the model's own plan, so its other rules are switched off."""
     layout = tensor_layout(plan)
     seen = observe(plan, layout)
@@ -33,10 +34,10 @@ def hf_text(plan: Plan) -> tuple[str, tuple[str, ...]]:
         *_columns(layout),
         *([f"switched off, as the plan does not split them: {patterns(off)}"] if off else []),
     ]
-    return _json({"tp_size": layout.size, "tp_plan": tp_plan}), remarks_of(layout, remarks)
+    return _json({"tp_size": layout.size, "tp_plan": tp_plan}), remarks_of(layout, remarks), layout
 
 
-def deepspeed_text(plan: Plan) -> tuple[str, tuple[str, ...]]:
+def deepspeed_text(plan: Plan) -> tuple[str, tuple[str, ...], Layout]:
     """DeepSpeed's AutoTP `partition_config`: column and row layers only."""
     layout = tensor_layout(plan)
     drop_summed(layout)
@@ -60,11 +61,12 @@ def deepspeed_text(plan: Plan) -> tuple[str, tuple[str, ...]]:
         **({"bf16": {"enabled": True}} if plan.workload["dtype"] == "bfloat16" else {}),
     }
     use = "deepspeed.initialize(model=model, config='FILE', ...) with DeepSpeed 0.19, which clips gradients to a norm of 1 unless told"
-    remarks = [use, *_columns(layout)]
-    return _json(data), remarks_of(layout, remarks)
+    remarks = remarks_of(layout, [use, *_columns(layout)])
+    kept = {n: s for n, s in layout.styles.items() if s in ("colwise", "rowwise")}
+    return _json(data), remarks, replace(layout, styles=kept, experts=[])
 
 
-def megatron_text(plan: Plan) -> tuple[str, tuple[str, ...]]:
+def megatron_text(plan: Plan) -> tuple[str, tuple[str, ...], Layout]:
     """Degrees and flags for Megatron-LM, which has no plan by weight."""
     layout = _degrees(plan)
     config = {**(plan.model.get("config") or {})}
@@ -79,12 +81,22 @@ def megatron_text(plan: Plan) -> tuple[str, tuple[str, ...]]:
         **_sizes(plan, config), "global-batch-size": plan.workload["batch"],
         "micro-batch-size": max(1, int(plan.workload["batch"]) // layout.data),
         **({"bf16": True} if plan.workload["dtype"] == "bfloat16" else {}),
+        **({} if _has_bias(plan) else {"disable-bias-linear": True}),
         **({"use-distributed-optimizer": True} if plan.workload.get("zero", 0) else {}),
     }  # fmt: skip
     argv = [part for k, v in flags.items() for part in ([f"--{k}"] if v is True else [f"--{k}", str(v)])]
     return _json({"flags": flags, "argv": argv}), remarks_of(layout, [
-        "Degrees and flags only: Megatron-LM splits every layer its own way, not weight by weight as the plan says. Unverified.",
-    ])  # fmt: skip
+        "Degrees and flags only: Megatron-LM splits every layer its own way, not weight by weight as the plan says. "
+        "They are checked against megatron-core's TransformerConfig; Megatron-LM itself was not run.",
+        *(["its distributed optimizer, which shards optimizer states over the data axis, is not in the price: it needs less memory"]
+          if "use-distributed-optimizer" in flags else []),
+    ]), replace(layout, sequence=sequence)  # fmt: skip
+
+
+def _has_bias(plan: Plan) -> bool:
+    """Whether a linear layer adds a bias."""
+    scopes = ((block, *split_site(site)) for block in plan.blocks.values() for site in block.sites)
+    return any(f"{scope}.bias" in block.params for block, scope, fn in scopes if fn == "linear")
 
 
 def _degrees(plan: Plan) -> Layout:
@@ -100,27 +112,33 @@ def _sizes(plan: Plan, config: dict[str, Any]) -> dict[str, Any]:
     found = {
         "num-layers": config.get("num_hidden_layers"), "hidden-size": config["hidden_size"],
         "ffn-hidden-size": config.get("intermediate_size"), "num-attention-heads": heads,
-        "seq-length": plan.workload["seq"], "num-experts": config.get("num_local_experts"),
+        "seq-length": plan.workload["seq"], "max-position-embeddings": config.get("max_position_embeddings"),
+        "num-experts": config.get("num_local_experts"),
         **({"group-query-attention": True, "num-query-groups": groups} if groups not in (None, heads) else {}),
     }  # fmt: skip
     return {k: v for k, v in found.items() if v is not None}
 
 
-def torchtitan_text(plan: Plan) -> tuple[str, tuple[str, ...]]:
-    """The `[parallelism]` fields of torchtitan."""
+def torchtitan_text(plan: Plan) -> tuple[str, tuple[str, ...], Layout]:
+    """Command-line options of torchtitan 0.3, one on a line."""
     layout = _degrees(plan)
-    sharded = any(a != layout.axis for b in plan.blocks.values() for p in b.params.values() for a in p.gathered)
+    shards = any(a != layout.axis for b in plan.blocks.values() for p in b.params.values() for a in p.gathered)
     load = plan.workload
-    lines = [
-        f"# {plan.model['name']}, plan {json.dumps(plan.name)}: the degrees that torchtitan knows. Unverified.", "[parallelism]",
-        f"data_parallel_replicate_degree = {1 if sharded else layout.data}",
-        f"data_parallel_shard_degree = {layout.data if sharded else 1}", f"tensor_parallel_degree = {layout.size}", "", "[training]",
-        f"local_batch_size = {max(1, int(load['batch']) // layout.data)}",
-        f"global_batch_size = {load['batch']}", f"seq_len = {load['seq']}", "",
-    ]  # fmt: skip
-    return "\n".join(lines), remarks_of(layout, [
-        "Degrees only: torchtitan splits each model its own way (with sequence parallelism). Unverified: it was not run.",
-    ])  # fmt: skip
+    options = {
+        "parallelism.data_parallel_replicate_degree": 1 if shards else layout.data,
+        "parallelism.data_parallel_shard_degree": layout.data if shards else 1,
+        "parallelism.tensor_parallel_degree": layout.size,
+        "training.local_batch_size": max(1, int(load["batch"]) // layout.data),
+        "training.global_batch_size": load["batch"], "training.seq_len": load["seq"],
+    }  # fmt: skip
+    lines = [f"--{name} {value}" for name, value in options.items()]
+    lines += [] if layout.sequence or layout.size == 1 else ["--parallelism.no-enable_sequence_parallel"]
+    head = f"# {plan.model['name']}, plan {json.dumps(plan.name)}: the degrees that torchtitan knows."
+    layout.differences = [d for d in layout.differences if "sequence parallelism" not in d and "is gathered here" not in d]
+    return "\n".join([head, *lines, ""]), remarks_of(layout, [
+        "torchrun ... -m torchtitan.train --module MODEL --config CONFIG $(grep -v '^#' FILE), by torchtitan 0.3",
+        "Degrees only: torchtitan splits each model its own way. Its options are checked against its ParallelismConfig; it was not run.",
+    ]), layout  # fmt: skip
 
 
 def _columns(layout: Layout) -> list[str]:

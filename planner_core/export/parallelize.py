@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
+from planner_core.export import sequence
 from planner_core.export.observe import Observed, Shared, observe, rules
 from planner_core.export.tensor import Layout, patterns, starred, tensor_layout
 from planner_core.plan import Plan
@@ -49,36 +51,62 @@ def check(model: nn.Module, mesh: DeviceMesh) -> None:
 '''
 
 
-def parallelize_text(plan: Plan) -> tuple[str, tuple[str, ...]]:
+def parallelize_text(plan: Plan) -> tuple[str, tuple[str, ...], Layout]:
     """The module's source and remarks; raises InputError for plans and models that stock styles cannot split."""
     layout = tensor_layout(plan)
     drop_summed(layout)
     seen = observe(plan, layout)
     found = rules(plan, layout)
     _name_experts(layout)
-    rows = [f'    "{s.module}": {_prepare(s)},' for s in seen.shared]
-    rows += [f'    "{name}": {STYLES[style]},' for name, style in found.items()]
-    remarks = remarks_of(layout, _wiring(layout, seen))
-    body = BODY.replace("MODEL_NAME", str(plan.model["name"]))
-    heads = "HEADS = (" + "".join(f'"{k}", ' for k in seen.heads) + ")\n"
-    imports = ["ColwiseParallel", *(["PrepareModuleInput"] if seen.shared else []), "RowwiseParallel", "parallelize_module"]
-    text = "\n".join([
-        _head(plan, layout, remarks), "from fnmatch import fnmatchcase", "", "from torch import nn",
-        "from torch.distributed.device_mesh import DeviceMesh", "from torch.distributed.tensor import Replicate",
-        f"from torch.distributed.tensor.parallel import {', '.join(imports)}", "", heads.rstrip(), "PLAN = {", *rows, "}",
-    ])  # fmt: skip
+    if layout.sequence:
+        told, layout.sequence = layout.differences, _may_split_tokens(layout, seen, found)
+        layout.differences = [d for d in told if "sequence parallelism" not in d] if layout.sequence else told
+        text = _text(plan, layout, seen, found)
+        why = sequence.runs(text, dict(plan.model["config"])) if layout.sequence else ""
+        if layout.sequence and not why:
+            return text, _remarks(layout, seen), layout
+        layout.sequence, layout.differences = False, told + [f"with tokens split this model's code does not run: {why}"] * bool(why)
+    return _text(plan, layout, seen, found), _remarks(layout, seen), layout
+
+
+def _may_split_tokens(layout: Layout, seen: Observed, found: Mapping[str, str]) -> bool:
+    """Whether every layer is one of a pair that gathers tokens before and scatters them after."""
+    others = [d for d in layout.differences if "sequence parallelism" not in d and "is gathered here" not in d]
+    columns = [g.columns for g in layout.groups if len(g.columns) == 1]
+    return not (others or seen.unshared or columns or "sliced" in found.values())
+
+
+def _remarks(layout: Layout, seen: Observed) -> tuple[str, ...]:
     use = "Import `parallelize` from FILE and call parallelize(model, mesh['tensor']) on a model with whole weights, equal on every rank"
-    return text + "\n" + body, (use, *remarks)
+    return use, *remarks_of(layout, _wiring(layout, seen))
 
 
-def _prepare(s: Shared) -> str:
-    """One PrepareModuleInput, so that the gradients of all columns are summed by one all_reduce."""
-    if s.position is None:
-        layouts = f'{{"{s.keyword}": Replicate()}}'
-        return f"PrepareModuleInput(input_kwarg_layouts={layouts}, desired_input_kwarg_layouts={layouts}, use_local_output=False)"
-    places = ["Replicate()" if i == s.position else "None" for i in range(s.num_args)]
-    layouts = f"({', '.join(places)},)"
-    return f"PrepareModuleInput(input_layouts={layouts}, desired_input_layouts={layouts}, use_local_output=False)"
+def _text(plan: Plan, layout: Layout, seen: Observed, found: Mapping[str, str]) -> str:
+    styles = dict(found) | (sequence.on_tokens(plan, layout) if layout.sequence else {})
+    names = sequence.STYLES if layout.sequence else STYLES
+    rows = [f'    "{s.module}": {_prepare(s, layout.sequence)},' for s in seen.shared]
+    rows += [f'    "{name}": {names[style]},' for name, style in styles.items()]
+    heads = "HEADS = (" + "".join(f'"{k}", ' for k in seen.heads) + ")"
+    used = [n for n in ("ColwiseParallel", "PrepareModuleInput", "PrepareModuleOutput", "RowwiseParallel", "SequenceParallel")
+            if any(n in row for row in rows)]  # fmt: skip
+    placements = [n for n in ("Replicate", "Shard") if any(f"{n}(" in row for row in rows)]
+    return "\n".join([
+        _head(plan, layout, _remarks(layout, seen)[1:]), "from fnmatch import fnmatchcase", "", "from torch import nn",
+        "from torch.distributed.device_mesh import DeviceMesh",
+        *([f"from torch.distributed.tensor import {', '.join(placements)}"] if placements else []),
+        f"from torch.distributed.tensor.parallel import {', '.join([*used, 'parallelize_module'])}", "", heads, "PLAN = {", *rows, "}",
+    ]) + "\n" + BODY.replace("MODEL_NAME", str(plan.model["name"]))  # fmt: skip
+
+
+def _prepare(s: Shared, tokens: bool) -> str:
+    """One PrepareModuleInput, so that the gradients of all columns are summed (or `tokens` gathered) by one collective."""
+    def layouts(placement: str) -> str:
+        if s.position is None:
+            return f'{{"{s.keyword}": {placement}}}'
+        return f"({', '.join(placement if i == s.position else 'None' for i in range(s.num_args))},)"
+
+    given, kind = layouts("Shard(1)" if tokens else "Replicate()"), "kwarg_" * (s.position is None)
+    return f"PrepareModuleInput(input_{kind}layouts={given}, desired_input_{kind}layouts={layouts('Replicate()')}, use_local_output=False)"
 
 
 def drop_summed(layout: Layout) -> None:
@@ -98,10 +126,12 @@ def drop_summed(layout: Layout) -> None:
 def _name_experts(layout: Layout) -> None:
     if layout.experts:
         layout.differences.append(f"{patterns(layout.experts)}: experts split in the plan, whole here; no stock style splits fused experts")
+        layout.experts = []
 
 
 def _wiring(layout: Layout, seen: Observed) -> list[str]:
-    lines = ["AdamW needs foreach=False, or FSDP2 over the data axis: split parameters are DTensors, the others are not"]
+    lines = ["tokens are split between the blocks (SequenceParallel): gradients of norms are summed by the optimizer"] * layout.sequence
+    lines += ["AdamW needs foreach=False, or FSDP2 over the data axis: split parameters are DTensors, the others are not"]
     if seen.unshared:
         lines.append(f"{patterns(seen.unshared)} and its neighbours share no module of their own: one backward all_reduce for each of them")
     return lines

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 
 from planner_core.errors import InputError
 from planner_core.graph import join_name
-from planner_core.placement import Shard
+from planner_core.placement import Replicate, Shard
 from planner_core.plan import BlockPlan, Edge, Plan, SitePlan
 
 WEIGHT = {"linear": 1, "addmm": 2}
@@ -62,6 +62,7 @@ class Layout:
     groups: list[Group] = field(default_factory=list)
     experts: list[str] = field(default_factory=list)
     differences: list[str] = field(default_factory=list)
+    sequence: bool = False  # the plan splits tokens between the blocks
 
 
 def tensor_layout(plan: Plan) -> Layout:
@@ -85,6 +86,7 @@ def tensor_layout(plan: Plan) -> Layout:
             f'no layers of the plan "{plan.name}" are split in pairs that this form knows: {"; ".join(layout.differences)}; '
             "use --to torchrun"
         )
+    layout.sequence = sequence
     if sequence:
         layout.differences.append(
             "tokens are split between the blocks in the plan (sequence parallelism or the like), whole here: all_reduce takes the place of "
@@ -192,8 +194,8 @@ class _Reader:
                 self._between.append((scope, fn, site))
 
     def _embedding(self, scope: str, site: SitePlan) -> None:
-        weight, whole = _on(site.inputs[1], self.axis), not isinstance(site.outputs[0].dst.forward[self.axis], Shard)
-        if isinstance(weight, Shard) and whole:
+        weight, made = _on(site.inputs[1], self.axis), site.outputs[0].dst.forward[self.axis]
+        if isinstance(weight, Shard) and made in (Replicate(), Shard(1)):
             self.styles[scope] = ("vocabulary", "features")[weight.dim]
 
     def _linear(self, scope: str, site: SitePlan) -> None:

@@ -13,9 +13,10 @@ from planner_core.errors import InputError
 from planner_core.export.inline import inline
 from planner_core.plan import Plan, placements_by_pattern, to_json
 from planner_core.retarget import shrink
+from planner_core.rules_scan import SCANS
 
 ROOT = Path(planner_core.__path__[0])
-MODULES = ("sites", "moe", "runtime/reading", "runtime/moves", "runtime/local_ops", "runtime/params", "runtime/steering",
+MODULES = ("sites", "moe", "loops", "scans", "runtime/reading", "runtime/moves", "runtime/local_ops", "runtime/params", "runtime/steering",
            "runtime/apply", "runtime/initial", "runtime/traffic", "runtime/train")  # fmt: skip
 BATCH, SEQ = 5, 19  # sizes that no config has, to see where batch and sequence length stand in the inputs
 
@@ -23,18 +24,24 @@ BATCH, SEQ = 5, 19  # sizes that no config has, to see where batch and sequence 
 def torchrun_script(plan: Plan) -> str:
     """The script's source; raises InputError for a model that it could not build by itself."""
     config = plan.model.get("config") or {}
-    if "callable" in config:
+    own = str(config.get("callable", ""))
+    if own.endswith(".pt2"):
         raise InputError(
-            f"{plan.model['name']} comes from {config['callable']}, which a script of its own cannot hold; "
-            "import planner_core.runtime.apply in your trainer instead"
+            f"{plan.model['name']} comes from {own}, an exported program, which a script of its own cannot hold; plan the code "
+            "that it was exported from, as path.py:callable"
         )
-    experts = any(site.rpartition("/")[2].startswith("moe_experts") for b in plan.blocks.values() for site in b.sites)
-    files = [ROOT / f"{name}.py" for name in MODULES if name != "moe" or experts]
-    start = "    register()  # a layer of experts runs as one call\n" if experts else ""
+    ops = {site.rpartition("/")[2].partition(".")[0] for b in plan.blocks.values() for site in b.sites}
+    experts = bool(ops & {"moe_experts", "expert_linear"})
+    loaded = ["register_scans"] * bool(ops & {*SCANS}) + ["register_loops"] * experts
+    left_out = {"moe": not experts, "loops": not experts, "scans": "register_scans" not in loaded}
+    files = [ROOT / f"{name}.py" for name in MODULES if not left_out.get(name)]
+    start = "    register_experts()  # a layer of experts runs as one call\n" if experts else ""
+    call = f"train(PLAN, MODEL, [{', '.join(loaded)}])" if loaded else "train(PLAN, MODEL)"
+    model = {"callable": f"{Path(own.rpartition(':')[0]).resolve()}:{own.rpartition(':')[2]}"} if own else model_spec(config, experts)
     parts = [
         _head(plan), "from __future__ import annotations\n\n", inline(files, "planner_core"), "\n\n",
-        _data("MODEL", model_spec(config, experts)), _data("PLAN", to_json(plan)),
-        f'if __name__ == "__main__":\n{start}    train(PLAN, MODEL)\n',
+        _data("MODEL", model), _data("PLAN", to_json(plan)),
+        f'if __name__ == "__main__":\n{start}    {call}\n',
     ]  # fmt: skip
     return "".join(parts)
 
@@ -76,9 +83,19 @@ def _head(plan: Plan) -> str:
     lines = [
         f'"""Train {plan.model["name"]} under the plan "{plan.name}" on a mesh of {plan.mesh}. Written by Shardscope.', "",
         f"    torchrun --nproc-per-node {min(n, 8)} --nnodes {max(1, n // 8)} FILE --steps 100",
-        "    torchrun --nproc-per-node 4 FILE --scale tiny --batch 8 --seq 32 --dtype float32     # no GPU needed", "",
-        "Needs torch and transformers. Weights are split (S) or replicated (R) on each mesh axis:", "", *rows, "",
+        *(["    torchrun --nproc-per-node 4 FILE --scale tiny --batch 8 --seq 32 --dtype float32     # no GPU needed"]
+          if "callable" not in plan.model["config"] else []), "",
+        _needs(plan) + "Weights are split (S) or replicated (R) on each mesh axis:", "", *rows, "",
         f"Predicted for one step of one GPU: {peak:.2f} GiB at the peak, and these collectives (print them with --count):", "",
         *traffic, '"""', "", "",
     ]  # fmt: skip
     return "\n".join(lines)
+
+
+def _needs(plan: Plan) -> str:
+    if "callable" in plan.model["config"]:
+        return (
+            f"Needs torch 2.13 or later, and {plan.model['config']['callable']}, which builds the model whole on every rank and gives "
+            "example inputs: put your data loader in place of them. "
+        )
+    return "Needs torch 2.13 or later and transformers. "

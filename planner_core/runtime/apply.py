@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils import _pytree as pytree
 
 from planner_core.runtime.params import Init, Parameters
-from planner_core.runtime.reading import PlanMismatch, read_params
+from planner_core.runtime.reading import PlanMismatch, check_torch, read_params
 from planner_core.runtime.steering import Steered, Steering
 
 
@@ -22,6 +22,7 @@ def apply(model: nn.Module, plan: Mapping[str, Any], mesh: DeviceMesh, *, init: 
     the whole batch on every rank; its loss is the global one, and `backward`, optimizers and
     `torch.distributed.checkpoint` work on its parameters. Raises PlanMismatch where plan, mesh and model disagree.
     """
+    check_torch(plan)
     sizes = tuple(plan["mesh"]["sizes"])
     if tuple(mesh.shape) != sizes:
         raise PlanMismatch(f"the plan is for a mesh of sizes {sizes}, the mesh here has {tuple(mesh.shape)}")

@@ -243,8 +243,16 @@ def _split_embedding(
     return rows.masked_fill_(outside.unsqueeze(-1), 0)
 
 
+SPLIT = "_shardscope_split"
+"""Attribute of a buffer of which every rank updates its own share: the placements."""
+
+
 @_rule("batch_norm")
 def _batch_norm(call: Call) -> Any:
+    statistics = (*call.args[1:3], call.kwargs.get("running_mean"), call.kwargs.get("running_var"))
+    for i, running in enumerate(t for t in statistics if t is not None):
+        whole = running._base if running._base is not None else running
+        setattr(whole, SPLIT, call.operand(1 + i))
     return _split_batch_norm(call, call.axes(call.operand(0), 0), *call.args, **call.kwargs)
 
 

@@ -12,6 +12,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
+from planner_core.runtime.local_ops import SPLIT
 from planner_core.runtime.moves import move, place
 from planner_core.runtime.reading import Edge, Row, Step, Stored
 
@@ -81,6 +82,17 @@ class Parameters:
         assert isinstance(whole, DTensor)
         gathers = [Step(a, p, Replicate()) for a, p in enumerate(held.placements) if isinstance(p, Shard)]
         return move(whole.to_local(), reversed(gathers), self.mesh, held.segments)
+
+    @torch.no_grad()
+    def gather_buffers(self, model: nn.Module) -> None:
+        """Make buffers whole of which each rank has updated its own share (running statistics of split channels). All
+        ranks must ask; before saving, or before the model runs without its plan."""
+        for buffer in model.buffers():
+            placements = getattr(buffer, SPLIT, ())
+            gathers = [Step(a, p, Replicate()) for a, p in enumerate(placements) if isinstance(p, Shard)]
+            if gathers:
+                own = place(buffer, placements, self.mesh, {}).contiguous()
+                buffer.copy_(move(own, reversed(gathers), self.mesh, {}))
 
     def _sum_gradient(self, param: torch.Tensor) -> None:
         if self.sync_gradients and isinstance(param.grad, DTensor):

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+import torch.distributed._functional_collectives as collectives
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 Placements = tuple[Placement, ...]
 Segments = Mapping[int, tuple[int, ...]]
+
+
+COLLECTIVES = ("all_gather_single", "all_to_all_single", "reduce_scatter_single", "all_reduce")
 
 
 class PlanMismatch(RuntimeError):
@@ -54,6 +60,26 @@ class Stored:
     sync: tuple[int, ...]
     gathered: tuple[int, ...]
     segments: Segments
+
+
+def check_torch(plan: Mapping[str, Any]) -> None:
+    """Raises PlanMismatch where this torch lacks what running a plan needs."""
+    missing = [name for name in COLLECTIVES if not hasattr(collectives, name)]
+    if missing:
+        made = plan.get("model", {}).get("versions", {}).get("torch", "2.13")
+        needed = f"{', '.join(missing)}, which running a plan needs"
+        raise PlanMismatch(f"torch {torch.__version__} has no {needed}; install torch {made} or later")
+
+
+def other_versions(plan: Mapping[str, Any]) -> str:
+    """What differs between the libraries that the plan was made with and those that run it, as the end of a sentence."""
+    made = plan.get("model", {}).get("versions", {})
+    here = {"torch": torch.__version__, "transformers": getattr(sys.modules.get("transformers"), "__version__", None)}
+    told = [
+        f"{name} {made[name]}, here is {version}"
+        for name, version in here.items() if version and name in made and made[name].partition("+")[0] != version.partition("+")[0]
+    ]  # fmt: skip
+    return f" (it was planned with {' and '.join(told)}: plan it again)" if told else ""
 
 
 def read_rows(plan: Mapping[str, Any]) -> dict[str, Row]:

@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from planner_core.runtime.local_ops import Call, attention, on_meta, run_local
 from planner_core.runtime.moves import deliver, place
 from planner_core.runtime.params import Parameters
-from planner_core.runtime.reading import Edge, Placements, PlanMismatch, Row, block_prefixes, read_rows
+from planner_core.runtime.reading import Edge, Placements, PlanMismatch, Row, block_prefixes, other_versions, read_rows
 from planner_core.sites import DROPOUTS, Frame, Scopes, canonical, is_inplace, outputs, tensors
 
 
@@ -65,7 +65,7 @@ class Steering(TorchFunctionMode):
     def __init__(self, model: nn.Module, plan: Mapping[str, Any], mesh: DeviceMesh, params: Parameters) -> None:
         super().__init__()
         self.model, self.mesh, self.params = model, mesh, params
-        self.rows = read_rows(plan)
+        self.rows, self.versions = read_rows(plan), other_versions(plan)
         self.seen: dict[Any, tuple[list[torch.Tensor], int | None]] = {}
         self.recompute = set(block_prefixes(plan)) if plan["workload"].get("recompute") == "full" else set()
         self.scopes = Scopes(model, self._module_call)
@@ -139,7 +139,7 @@ class Steering(TorchFunctionMode):
     ) -> Any:  # fmt: skip
         row = self.rows.get(site)
         if row is None:
-            raise PlanMismatch(f"{site} is not in the plan: the running model is not the one that was planned")
+            raise PlanMismatch(f"{site} is not in the plan: the running model is not the one that was planned{self.versions}")
         if len(row.inputs) != len(operands) or len(row.outputs) != len(whole):
             raise PlanMismatch(
                 f"{site} has {len(operands)} operands and {len(whole)} results, the plan {len(row.inputs)} and {len(row.outputs)}"

@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import itertools
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,9 @@ from planner_core.runtime.reading import PlanMismatch
 from planner_core.runtime.steering import Steered, Steering
 from planner_core.runtime.traffic import CountCollectives
 
+Batches = Callable[[int], Iterator[dict[str, torch.Tensor]]]
+"""Global batches from a step on."""
+
 
 def options(plan: Mapping[str, Any]) -> argparse.Namespace:
     """The command line; defaults are the plan's workload."""
@@ -37,6 +42,7 @@ def options(plan: Mapping[str, Any]) -> argparse.Namespace:
     add("--lr", type=float, default=1e-4)
     add("--dtype", default=load["dtype"], choices=("bfloat16", "float16", "float32"))
     add("--seed", type=int, default=0)
+    add("--model", help="path.py:callable that builds the model, where it is not built from a config")
     add("--data", type=Path, help="file of token ids (int32), read in order; default: random tokens")
     add("--checkpoint", type=Path, help="folder of safetensors files to start from")
     add("--save", type=Path, help="folder to save to after the last step")
@@ -46,26 +52,52 @@ def options(plan: Mapping[str, Any]) -> argparse.Namespace:
     return parser.parse_args()
 
 
-def train(plan: Mapping[str, Any], spec: Mapping[str, Any]) -> None:
-    """Run the script: under torchrun one process per device, or alone as a single process."""
+def train(plan: Mapping[str, Any], spec: Mapping[str, Any], loaded: Iterable[Callable[[], None]] = ()) -> None:
+    """Run the script: under torchrun one process per device, or alone as a single process. What is in `loaded` is called when
+    the model's code has been imported."""
     args = options(plan)
-    scale = spec[args.scale]
     device = _connect()
     torch.manual_seed(args.seed)
     mesh = _mesh(plan, device, resize=args.scale == "tiny")
-    model = build_model(spec["class"], scale["config"], spec["options"], args.dtype)
-    init = initializer(model, args.seed, device) if args.checkpoint is None else _from_safetensors(model, args.checkpoint, args)
+    model, init, batches = _own(spec["callable"], args) if "callable" in spec else _known(spec, args, device)
+    for register in loaded:
+        register()
     steering = apply(model, {**plan, "mesh": {**plan["mesh"], "sizes": list(mesh.shape)}}, mesh, init=init)
     for module in model.modules():
         module._buffers.update({name: b if b is None else b.to(device) for name, b in module._buffers.items()})
     # one parameter at a time: no temporary copies of all of them
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, fused=device == "cuda", foreach=False)
     first = _load(args.resume, model, optimizer, plan) if args.resume else 0
-    data = _batches(scale["inputs"], args, first)
-    _run(args, steering, optimizer, data, first, mesh)
+    _run(args, steering, optimizer, batches(first), first, mesh)
     if args.save:
+        steering.params.gather_buffers(model)
         _save(args.save, model, optimizer, plan, first + args.steps)
     dist.destroy_process_group()
+
+
+def _known(spec: Mapping[str, Any], args: argparse.Namespace, device: str) -> tuple[nn.Module, Init, Batches]:
+    """A model of transformers by its config: on meta, with what gives its weights their values, and its data."""
+    scale = spec[args.scale]
+    model = build_model(spec["class"], scale["config"], spec["options"], args.dtype)
+    init = initializer(model, args.seed, device) if args.checkpoint is None else _from_safetensors(model, args.checkpoint, args)
+    return model, init, lambda first: _batches(scale["inputs"], args, first)
+
+
+def _own(source: str, args: argparse.Namespace) -> tuple[nn.Module, Init, Batches]:
+    """A user's own model, built whole on every rank from the same seed, and its example inputs as data at every step."""
+    if args.scale != "full" or args.checkpoint or args.data:
+        raise PlanMismatch("--scale tiny, --checkpoint and --data are for models built from a config; this one is built by your own code")
+    source = args.model or source
+    path, _, name = source.rpartition(":")
+    if not Path(path).is_file():
+        raise PlanMismatch(f"{path}, whose {name} builds the model, is not here; give its place with --model path.py:{name}")
+    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    model, inputs = getattr(module, name)()
+    named = inputs if isinstance(inputs, dict) else dict(enumerate(inputs if isinstance(inputs, (tuple, list)) else (inputs,)))
+    return model.train(), lambda _, param: param.detach(), lambda _: itertools.repeat({str(k): v for k, v in named.items()})
 
 
 def _run(
@@ -114,7 +146,8 @@ def train_step(
 def planned_loss(steering: Steering, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """The model's own loss; for a model without one the mean of its squared first output."""
     with steering.running() as scopes:
-        out = steering.model(**batch)
+        places = [name for name in batch if name.isdecimal()]  # positional inputs
+        out = steering.model(*(batch[p] for p in places), **{k: v for k, v in batch.items() if k not in places})
         loss = out.get("loss") if isinstance(out, dict) else out
         if not isinstance(loss, torch.Tensor) or loss.dim():
             values = list(out.values()) if isinstance(out, dict) else list(out) if isinstance(out, (tuple, list)) else [out]

@@ -23,6 +23,8 @@ from planner_core.verify.rules import check_rules
 
 __all__ = ["check_rules", "scaled", "verify", "verify_fake", "verify_numbers", "verify_text"]
 MOST_RANKS = 16
+LARGEST_WHOLE = 50_000_000
+"""Parameters of a user's own model that is verified on real processes."""
 
 
 def verify(
@@ -46,18 +48,32 @@ def verify(
 def scaled(plan: Plan, ranks: int) -> Plan:
     """The same plan on a small model of the same architecture and a mesh of `ranks` devices, in float32."""
     config = plan.model.get("config") or {}
-    if "callable" in config:
-        raise InputError("a model given as path.py:callable cannot be scaled down; verify its plan with --fake")
     mesh = small_mesh(plan.mesh, ranks)
-    batch = 4 * ranks
-    graph = capture_graph(shrink(config), batch=batch, seq=32, dtype="float32")
-    cluster = Cluster.from_json(dict(plan.cluster))
     w = plan.workload
-    workload = Workload(batch, 32, "float32", w["optimizer"], w["zero"], w["recompute"])
+    if "callable" in config:
+        _small_enough(plan)
+        batch, seq, source = w["batch"], w["seq"], config["callable"]
+    else:
+        batch, seq, source = 4 * ranks, 32, shrink(config)
+    graph = capture_graph(source, batch=batch, seq=seq, dtype="float32")
+    cluster = Cluster.from_json(dict(plan.cluster))
+    workload = Workload(batch, seq, "float32", w["optimizer"], w["zero"], w["recompute"])
     big = cost_model(cluster, plan.mesh, workload)
     # the small mesh has no place of its own on the cluster: its axes keep the links of the plan's
     links = tuple(replace(link, size=n, stages=()) for link, n in zip(big.links, mesh.axis_sizes, strict=True))
     return retarget(plan, graph, replace(big, mesh=mesh, links=links))
+
+
+def _small_enough(plan: Plan) -> None:
+    """A user's own model has no config to scale down, so it runs as it is."""
+    count = int(plan.model["params"])
+    if str(plan.model["config"]["callable"]).endswith(".pt2"):
+        raise InputError("an exported program cannot be scaled down; verify its plan with --fake")
+    if count > LARGEST_WHOLE:
+        raise InputError(
+            f"{plan.model['name']} has {count:,} parameters; a model given as path.py:callable cannot be scaled down, and one of more "
+            f"than {LARGEST_WHOLE:,} is not run whole on CPU processes; verify its plan with --fake, or let the callable build less"
+        )
 
 
 def verify_text(data: Mapping[str, Any]) -> str:

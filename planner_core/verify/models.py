@@ -10,18 +10,22 @@ from torch import nn
 
 from planner_core.capture import own_loss, standin_loss
 from planner_core.capture.hf import build, training_inputs
-from planner_core.capture.sources import python_source
+from planner_core.capture.sources import Source, python_source
+from planner_core.errors import InputError
 from planner_core.runtime.initial import initializer
 from planner_core.runtime.params import Init
 from planner_core.runtime.steering import Steered, Steering
 
 SPREAD = 0.05
+ARGS = "*"
+"""Where positional inputs stand among the named ones."""
 
 
 def build_model(config: Mapping[str, Any], dtype: str) -> tuple[nn.Module, Any]:
-    """The module on meta and its config object (None for a user's own callable)."""
+    """The module on meta and its config object; for a user's own callable what it returned."""
     if "callable" in config:
-        return python_source(config["callable"]).module, None
+        made = python_source(config["callable"])
+        return made.module, made
     module, parsed, _ = build(config, dtype)
     return module, parsed
 
@@ -56,6 +60,8 @@ def example_inputs(
     model: nn.Module, config: Any, workload: Mapping[str, Any], seed: int, *, meta_signals: bool = False
 ) -> dict[str, torch.Tensor]:
     """One global batch: random tokens, labels (some of them ignored), images (left on meta with `meta_signals`)."""
+    if isinstance(config, Source):
+        return _own_inputs(config, seed, meta_signals)
     inputs = training_inputs(model, config, int(workload["batch"]), int(workload["seq"]), str(workload["dtype"]))
     random = torch.Generator().manual_seed(seed)
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
@@ -71,9 +77,31 @@ def example_inputs(
     return inputs
 
 
+def _own_inputs(made: Source, seed: int, meta_signals: bool) -> dict[str, Any]:
+    """The example inputs of a user's callable; positional ones under `ARGS`. With `meta_signals` integers are zeros."""
+    if not meta_signals and made.source.endswith(".pt2"):
+        raise InputError("an exported program holds no values to run on; verify its plan with --fake")
+    if not meta_signals:
+        torch.manual_seed(seed)  # the same on every rank
+        made = python_source(made.source, "cpu")
+
+    def value(x: Any) -> Any:
+        if not isinstance(x, torch.Tensor) or not x.is_meta:
+            return x
+        return x if x.is_floating_point() else torch.zeros(x.shape, dtype=x.dtype)
+
+    found: dict[str, Any] = {k: value(v) for k, v in made.inputs.items()}
+    return {ARGS: tuple(map(value, made.args)), **found} if made.args else found
+
+
+def call_model(model: nn.Module, inputs: Mapping[str, Any]) -> Any:
+    """The model on `example_inputs`."""
+    return model(*inputs.get(ARGS, ()), **{k: v for k, v in inputs.items() if k != ARGS})
+
+
 def single_loss(model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """The loss that the graph trains on, in one process."""
-    out = model(**inputs)
+    out = call_model(model, inputs)
     own = own_loss(out)
     return standin_loss(out) if own is None else own
 
@@ -81,7 +109,7 @@ def single_loss(model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> torch.T
 def planned_loss(steering: Steering, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """The same loss under a plan."""
     with steering.running() as scopes:
-        out = steering.model(**inputs)
+        out = call_model(steering.model, inputs)
         loss = own_loss(out)
         if loss is None:
             with scopes.named("loss"):

@@ -121,13 +121,19 @@ def compare(plan: Mapping[str, Any], seed: int, dtype: str) -> dict[str, Any]:
     top = max(float(g.abs().max()) for g in wanted.values())
     gradient = _worst(grads, wanted, FLOOR * top)
     _step(whole)
-    after = {n: steering.params.full(p) for n, p in model.named_parameters()}
-    param = _worst(after, {n: p.detach() for n, p in whole.named_parameters()}, LEARNING_RATE)
+    steering.params.gather_buffers(model)  # running statistics are judged with the parameters
+    after = {n: steering.params.full(p) for n, p in model.named_parameters()} | _statistics(model)
+    single_after = {n: p.detach() for n, p in whole.named_parameters()} | _statistics(whole)
+    param = _worst(after, single_after, LEARNING_RATE)
     return {
         "dtype": dtype, "loss": (float(single.detach()), float(loss.detach())), "grad": gradient, "param": param,
         "collectives": counted.table(),
         "by_axis": [[*key, *row] for key, row in sorted(counted.rows.items())],
     }  # fmt: skip
+
+
+def _statistics(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {n: b for n, b in model.named_buffers() if b.is_floating_point()}
 
 
 def _step(model: nn.Module) -> None:

@@ -30,7 +30,7 @@ def run_ranks(
 
     `backend` None leaves it to `work` to make a group.
     """
-    with tempfile.TemporaryDirectory(prefix="shardscope-") as folder:
+    with _folder() as folder:
         context = mp.get_context("spawn")
         jobs = [(folder, r, num_ranks, backend, work, args) for r in range(num_ranks)]
         ranks = [context.Process(target=_rank, args=job, daemon=True) for job in jobs]
@@ -45,6 +45,13 @@ def run_ranks(
                     process.kill()
                 if process.pid is not None:
                     process.join()
+
+
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    try:
+        return tempfile.TemporaryDirectory(prefix="shardscope-")
+    except OSError as error:
+        raise VerificationFailed(f"no folder for the ranks to meet in can be made: {error.strerror}; set TMPDIR to one") from None
 
 
 def _wait(ranks: list[Any], folder: str, deadline: float, timeout_s: float) -> None:

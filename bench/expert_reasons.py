@@ -1,0 +1,71 @@
+"""Why one plan communicates less than another, read off the two plans: weights laid out otherwise, and moves that only one has."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+from planner_core.coarsen import CoarseBlock, CoarseGraph, Group
+from planner_core.graph import Op
+from planner_core.plan import Plan, glob_name, placements_by_pattern
+from planner_core.planner import Planner
+from planner_core.strategy import block_strategies
+
+MOST = 3
+"""Sites and weights that are told of each kind."""
+
+
+def why(theirs: Plan, ours: Plan) -> str:
+    """One line: `weights ...; theirs alone: ...; ours alone: ...`."""
+    a, b = moves(theirs), moves(ours)
+    parts = [_weights(theirs, ours), _only("theirs alone", a - b), _only("ours alone", b - a)]
+    return "; ".join(filter(None, parts))
+
+
+def moves(plan: Plan) -> Counter[str]:
+    """How often each collective runs in a step, by kind, phase and site."""
+    found: Counter[str] = Counter()
+    for part in plan.blocks.values():
+        where = glob_name(part.prefixes)
+        for site, edges in part.sites.items():
+            for edge in (*edges.inputs, *edges.outputs):
+                for phase, steps in (("forward", edge.forward), ("backward", edge.backward)):
+                    for step in steps:
+                        if step.collective:
+                            name = f"{where}.{site}".strip(".") if not site.startswith("/") else where + site
+                            found[f"{step.collective} {phase} at {name}"] += len(part.prefixes)
+    return found
+
+
+def _weights(theirs: Plan, ours: Plan) -> str:
+    a, b = placements_by_pattern(theirs), placements_by_pattern(ours)
+    other = [f"{n} {a[n][-1]} -> {b[n][-1]}" for n in a if n in b and a[n] != b[n]]
+    return "weights " + _some(other) if other else "the same weights"
+
+
+def _only(title: str, counts: Counter[str]) -> str:
+    return f"{title}: " + _some([f"{n} {what}" for what, n in counts.most_common()]) if counts else ""
+
+
+def _some(items: list[str]) -> str:
+    return ", ".join(items[:MOST]) + (f" and {len(items) - MOST} more" if len(items) > MOST else "")
+
+
+# --- plans that move a tensor inside what is one group to us ------------------------------------------------
+
+
+def apart(planner: Planner) -> Planner:
+    """The same planner with a group for every op: a plan may then gather a product's result before it is taken apart."""
+    coarse = planner.coarse
+    split = CoarseGraph(coarse.graph, _apart(coarse.top), {n: _apart(b) for n, b in coarse.blocks.items()})
+    strategies: dict[str, Any] = {"": block_strategies(split.top), **{n: block_strategies(b) for n, b in split.blocks.items()}}
+    return replace(planner, coarse=split, strategies=strategies, networks={})
+
+
+def _apart(block: CoarseBlock) -> CoarseBlock:
+    items = block.block.items
+    nodes: list[Group | int] = []
+    for position, item in enumerate(items):
+        nodes.append(Group(item.name, (position,)) if isinstance(item, Op) else position)
+    return CoarseBlock(block.block, tuple(nodes))

@@ -1,0 +1,358 @@
+"""How fast the pages answer, measured in Chromium with performance.now and frame times; a line of JSON a figure.
+
+    python -m bench.pages [NAME ...]          # all, or some of MEASURES; writes bench/results/pages.jsonl, docs/PAGES.md
+
+Chromium runs without a GPU, so WebGL is drawn by the processor: a laptop's is faster. To measure something more, write a
+function that takes a `Place` and yields figures, and name it in MEASURES.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import plotly
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from bench.graph_component import COMPONENTS, DRAW, DRAWN, SEEN, TOGGLE, grid, mounted  # noqa: E402
+from explorer import graph_json, scatter  # noqa: E402
+from explorer.graph_view import scene  # noqa: E402
+from explorer.palette import LIGHT  # noqa: E402
+from planner_core.candidates import Candidates, pareto  # noqa: E402
+from planner_core.coarsen import coarsen  # noqa: E402
+from planner_core.graph import unfold  # noqa: E402
+from planner_core.opening import open_model  # noqa: E402
+from planner_core.pipeline import choose, plan_model  # noqa: E402
+from planner_core.planner import Request, meshes, prepare  # noqa: E402
+from tests.conftest import FLAGS, free_port  # noqa: E402
+
+RESULTS = ROOT / "bench" / "results" / "pages.jsonl"
+TABLE = ROOT / "docs" / "PAGES.md"
+
+
+@dataclass
+class Place:
+    """A running explorer and a browser."""
+
+    browser: Any
+    url: str
+
+    @contextmanager
+    def page(self, path: str, width: int = 1440) -> Iterator[Any]:
+        """A page of the explorer, settled."""
+        context = self.browser.new_context(viewport={"width": width, "height": 1000})
+        page = context.new_page()
+        page.set_default_timeout(60_000)
+        page.goto(self.url + path)
+        settle(page)
+        yield page
+        context.close()
+
+
+Figure = dict[str, Any]
+Measure = Callable[[Place], Iterator[Figure]]
+
+
+def settle(page: Any) -> None:
+    page.wait_for_selector(".st-key-sentence")
+    page.wait_for_timeout(300)
+    page.wait_for_selector("[data-testid=stApp][data-test-script-state=notRunning]")
+
+
+def spread(what: str, values_ms: list[float], goal: str = "", note: str = "") -> Figure:
+    """Median, 95th percentile and worst of some times in milliseconds."""
+    return {
+        "what": what, "n": len(values_ms), "median_ms": statistics.median(values_ms),
+        "p95_ms": float(np.percentile(values_ms, 95)), "worst_ms": max(values_ms), "goal": goal, "note": note,
+    }  # fmt: skip
+
+
+def frames(page: Any, act: Callable[[], None], for_ms: int) -> list[float]:
+    """Milliseconds between frames while `act` runs."""
+    handle = page.evaluate_handle("() => ({times: [], on: true})")
+    page.evaluate(
+        "(s) => { let last = performance.now(); const tick = (now) => { s.times.push(now - last); last = now;"
+        " if (s.on) requestAnimationFrame(tick); }; requestAnimationFrame(tick); }",
+        handle,
+    )
+    act()
+    page.wait_for_timeout(for_ms)
+    return list(page.evaluate("(s) => { s.on = false; return s.times.slice(1); }", handle))
+
+
+# --- the scatter of candidates ---------------------------------------------------------------------------
+
+
+def synthetic(n: int) -> Candidates:
+    """Candidates of which no two cost the same."""
+    random = np.random.default_rng(0)
+    grid = np.indices((3,) * 11, dtype=np.int8).reshape(11, -1).T[:n]
+    comm, memory = random.gamma(3.0, 0.01, n), random.gamma(4.0, 2**29, n)
+    return Candidates("Block", tuple(f"w{k}" for k in range(11)), grid, comm, memory, pareto(comm, memory), 8, 4)
+
+
+def of_t5() -> Candidates:
+    return max(plan_model(Request("t5-large")).candidates, key=lambda c: c.space)
+
+
+def scatters(place: Place) -> Iterator[Figure]:
+    """Drawing, panning and hovering the candidates, by plotly alone as on the page."""
+    script = (Path(plotly.__file__).parent / "package_data" / "plotly.min.js").as_uri()
+    cases = (("T5 decoder, 59 049 candidates", of_t5()), ("100 000 synthetic, all different", synthetic(100_000)))
+    for name, found in cases:
+        start = time.perf_counter()
+        figure = scatter.candidates_scatter(found, None, 80 * 2**30, LIGHT)
+        text = figure.to_json()
+        marks = len(figure.data[0].x)
+        yield spread(f"{name}: figure in Python ({marks} marks, {len(text) / 1e6:.2f} MB)", [1e3 * (time.perf_counter() - start)])
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "chart.html"
+            file.write_text(f"<div id=c style='width:640px;height:430px'></div><script src='{script}'></script>", encoding="utf-8")
+            page = place.browser.new_page()
+            page.goto(file.as_uri())
+            page.set_default_timeout(60_000)
+            drawn = page.evaluate(
+                "async (f) => { const s = performance.now(); const g = JSON.parse(f);"
+                " await Plotly.newPlot('c', g.data, g.layout); await new Promise(requestAnimationFrame);"
+                " return performance.now() - s; }",
+                text,
+            )
+            yield spread(f"{name}: first drawing", [drawn], "1 000")
+            box = page.locator(".nsewdrag").bounding_box()
+            yield spread(f"{name}: frame while panning", frames(page, lambda p=page, b=box: pan(p, b), 200), "33")
+            yield spread(f"{name}: frame while hovering", frames(page, lambda p=page, b=box: hover(p, b), 200), "33")
+            page.close()
+
+
+def pan(page: Any, box: dict[str, float]) -> None:
+    page.mouse.move(box["x"] + 200, box["y"] + 100)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 400, box["y"] + 200, steps=60)
+    page.mouse.move(box["x"] + 150, box["y"] + 120, steps=60)
+    page.mouse.up()
+
+
+def hover(page: Any, box: dict[str, float]) -> None:
+    page.mouse.move(box["x"] + 30, box["y"] + 30)
+    page.mouse.move(box["x"] + box["width"] - 30, box["y"] + box["height"] - 30, steps=120)
+
+
+def lasso(place: Place) -> Iterator[Figure]:
+    """From the end of a lasso on the page to the table of what it marked."""
+    for name, path in (("Llama-3-8B, 2 187", "/plans"), ("T5 decoder, 59 049", "/plans?model=t5-large&block=T5Block2")):
+        taken = []
+        for _ in range(3):
+            with place.page(path) as page:
+                chart = page.locator("[data-testid=stPlotlyChart]").nth(1)
+                chart.locator(".nsewdrag").first.wait_for()
+                page.wait_for_timeout(800)
+                chart.locator('.modebar-btn[data-title="Box Select"]').click()
+                box = chart.locator(".nsewdrag").first.bounding_box()
+                page.mouse.move(box["x"] + 5, box["y"] + 5)
+                page.mouse.down()
+                page.mouse.move(box["x"] + box["width"] - 5, box["y"] + box["height"] - 5, steps=20)
+                start = time.perf_counter()
+                page.mouse.up()
+                page.get_by_text("candidates marked").wait_for()
+                taken.append(1e3 * (time.perf_counter() - start))
+        yield spread(f"{name} candidates marked at once: until the table stands", taken)
+
+
+# --- the what-if panel -----------------------------------------------------------------------------------
+
+
+def replan(place: Place) -> Iterator[Figure]:
+    """One re-plan of Llama-3-8B on 2×8 in Python: only the best plan, every mesh."""
+    taken, cpu = [], []
+    for _ in range(2):
+        for batch in (8, 16, 32, 64, 128):
+            for change in ({}, {"recompute": "full"}, {"optimizer": "adamw-fp32"}, {"cluster": "2x8-h100:inter=50"}, {"zero": 0}):
+                request = Request("llama-3-8b", batch=batch, **change)
+                start, worked = time.perf_counter(), time.process_time()
+                planner = prepare(request)
+                choose(planner, meshes(request, planner.cluster))
+                taken.append(1e3 * (time.perf_counter() - start))
+                cpu.append(1e3 * (time.process_time() - worked))
+    yield spread("re-plan of Llama-3-8B on 2×8 (Python)", taken, "300")
+    yield spread("the same in processor time, which others on the machine do not stretch", cpu, "300")
+
+
+WATCH = """
+() => new Promise((done) => {
+  const text = () => document.querySelector('.st-key-whatif_answer')?.innerText;
+  const before = text(), start = performance.now();
+  const look = () => text() !== before && text() ? done(performance.now() - start) : requestAnimationFrame(look);
+  requestAnimationFrame(look);
+})
+"""
+
+
+def whatif(place: Place) -> Iterator[Figure]:
+    """From a key on the panel's slider to the new figures on the page, each stop planned for the first time."""
+    taken = []
+    stops = [("Batch, samples a step", key) for key in ("ArrowRight",) * 4 + ("ArrowLeft",) * 7]
+    for start in ("seq:2048", "seq:1024", "seq:8192,recompute:full", "inter:50", "optimizer:sgd"):
+        with place.page(f"/plans?whatif={start},batch:32") as page:
+            page.locator(".st-key-whatif_answer").wait_for()
+            page.wait_for_timeout(500)
+            for label, key in stops:
+                knob = page.get_by_role("slider", name=label)
+                knob.focus()
+                watching = page.evaluate_handle("() => { window.seen = (" + WATCH.strip() + ")(); }")
+                page.keyboard.press(key)
+                taken.append(page.evaluate("() => window.seen"))
+                watching.dispose()
+                page.wait_for_timeout(100)
+    note = "includes the browser, Streamlit's wait after a key, and the drawing"
+    yield spread("what-if: from a key on the batch slider to the figures, Llama-3-8B on 2×8", taken, "300", note)
+
+
+# --- the graph -------------------------------------------------------------------------------------------
+
+def graphs(place: Place) -> Iterator[Figure]:
+    """The graph component by itself as on the page: first drawing, opening a block, panning many nodes."""
+    source = base64.b64encode((COMPONENTS / "graph.js").read_bytes()).decode()
+    deep = open_model("llama-3-8b", layers=190)
+    python, first, expand = [], [], []
+    for _ in range(5):
+        start = time.perf_counter()
+        text = json.dumps(graph_json.to_json(scene(coarsen(deep))))
+        python.append(1e3 * (time.perf_counter() - start))
+        with mounted(place.browser) as page:
+            first.append(page.evaluate(DRAW, [source, text, []]))
+            for _ in range(6):
+                before = page.locator("g.node").count()
+                expand.append(page.evaluate(TOGGLE))
+                assert page.locator("g.node").count() != before, "the block was neither opened nor closed"
+    yield spread(f"graph of {deep.num_ops} ops (Llama-3-8B of 190 layers), folded: positions and JSON in Python", python)
+    yield spread("the same: first drawing in the browser", first, "1 000")
+    yield spread("the same: a block opened or closed", expand, "100")
+    flat = scene(coarsen(unfold(open_model("llama-3-8b", layers=180))))
+    yield from panned(place, source, graph_json.to_json(flat), "nodes drawn, nothing folded")
+    yield from panned(place, source, grid(), "nodes drawn as a grid with edges")
+
+
+def panned(place: Place, source: str, drawing: dict[str, Any], what: str) -> Iterator[Figure]:
+    """First drawing of many nodes, and frames while panning as opened and zoomed out."""
+    with mounted(place.browser) as page:
+        drawn = page.evaluate(DRAW, [source, json.dumps(drawing), []])
+        count = page.locator("g.node").count()
+        assert count >= DRAWN
+        yield spread(f"{count} {what}: first drawing", [drawn])
+        box = page.locator(".canvas").bounding_box()
+        for steps in (0, 20):
+            page.evaluate("(n) => { for (let i = 0; i < n; i++) document.querySelector('[data-do=out]').click(); }", steps)
+            if steps and what.endswith("edges"):
+                page.evaluate("() => { for (let i = 0; i < 4; i++) document.querySelector('[data-do=in]').click(); }")
+            seen, at = page.evaluate(SEEN), page.locator(".world").get_attribute("transform")
+            taken = frames(page, lambda: pan(page, box), 200)
+            assert page.locator(".world").get_attribute("transform") != at, "nothing was panned"
+            how = "zoomed out" if steps else "as opened"
+            yield spread(f"{count} {what}, {how}, {seen} of them in the window: frame while panning", taken, "16.7")
+
+
+# --- twenty people ---------------------------------------------------------------------------------------
+
+
+def soak(place: Place) -> Iterator[Figure]:
+    """Twenty sessions that re-plan in one process (`bench.soak`); the browser is not asked."""
+    command = [sys.executable, "-m", "bench.soak"]
+    found = json.loads(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout)
+    yield from soaked(found)
+
+
+def soaked(found: dict[str, Any]) -> Iterator[Figure]:
+    """What `bench.soak` printed, as figures."""
+    assert not found["errors"], found["errors"][0]
+    kept = ", ".join(f"{mb:.0f} MB after {n}" for n, mb in found["memory_mb"][1::2])
+    what = f"re-plan of Llama-3-8B on 2×8, {found['people']} people at once (threads of one process, one re-plan each {found['think_s']:g} s)"
+    trimmed = f", {found['trimmed_mb']:.0f} MB once the allocator gave back what it held" if "trimmed_mb" in found else ""
+    yield spread(f"{what}; memory {kept}{trimmed}", found["ms"], "2 000")
+
+
+MEASURES: dict[str, Measure] = {m.__name__: m for m in (scatters, lasso, replan, whatif, graphs, soak)}
+
+
+# --- running -------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def explorer() -> Iterator[str]:
+    port = free_port()
+    command = [sys.executable, "-m", "streamlit", "run", "streamlit_app.py", "--server.port", str(port)]
+    command += ["--server.address", "127.0.0.1", "--server.fileWatcherType", "none"]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        for _ in range(300):
+            try:
+                urllib.request.urlopen(f"{url}/_stcore/health", timeout=5).close()
+                break
+            except OSError:
+                time.sleep(0.1)
+        yield url
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+def measure(names: list[str]) -> list[Figure]:
+    from playwright.sync_api import sync_playwright
+
+    found = []
+    with explorer() as url, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
+        for name in names:
+            for one in MEASURES[name](Place(browser, url)):
+                day = datetime.datetime.now(datetime.UTC).date().isoformat()
+                row = {"measure": name, **one, "day": day, "cores": os.cpu_count(), "load": round(os.getloadavg()[0], 1)}
+                print(json.dumps(row, ensure_ascii=False), flush=True)
+                found.append(row)
+        browser.close()
+    return found
+
+
+def table(rows: list[Figure]) -> str:
+    head = ["what", "n", "median, ms", "p95, ms", "worst, ms", "goal, ms", "day", "load"]
+    lines = ["# How fast the pages answer", "", MAIN_NOTE, "", "| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
+    for r in rows:
+        cells = [r["what"], r["n"], *(f"{r[k]:.0f}" for k in ("median_ms", "p95_ms", "worst_ms")), r["goal"], r["day"], r["load"]]
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return "\n".join(lines) + "\n"
+
+
+MAIN_NOTE = (
+    "Written by `python -m bench.pages` from `bench/results/pages.jsonl`. Headless Chromium without a GPU (WebGL drawn by the "
+    "processor) on two shared cores; “load” is the machine's load average meanwhile."
+)
+
+
+def main() -> None:
+    names = sys.argv[1:] or list(MEASURES)
+    rows = measure(names)
+    old = [json.loads(line) for line in RESULTS.read_text(encoding="utf-8").splitlines()] if RESULTS.exists() else []
+    kept = [r for r in old if r["measure"] not in names] + rows
+    kept.sort(key=lambda r: list(MEASURES).index(r["measure"]) if r["measure"] in MEASURES else len(MEASURES))
+    RESULTS.write_text("".join(json.dumps(r, ensure_ascii=False) + "\n" for r in kept), encoding="utf-8")
+    TABLE.write_text(table(kept), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""Backward through one block on one GPU: how high memory stands at every step (forward: `passes`).
+
+In reverse order, for every op: its results' gradients are brought to where it ran, its operands' gradients are made (with
+weights gathered again), sent to where each value's gradient is summed, and what autograd kept for the op is freed with
+the first op that kept it. Gradients of weights stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from planner_core.graph import Call, Op
+from planner_core.passes import Layout, Moment
+
+HANDED_ON = ("add", "radd", "identity", "detach", "alias", "contiguous", "positive")
+"""Ops whose operands' gradients are the result's own tensor, where the shapes agree."""
+
+
+@dataclass(eq=False, frozen=True, slots=True)
+class Gradient:
+    """One tensor, of so many bytes; the gradient of several values where ops only hand it on."""
+
+    num_bytes: int
+
+
+@dataclass
+class Backward:
+    """The state of the walk: bytes kept, gradients by value, those of the op at work, and bytes of weights' gradients."""
+
+    layout: Layout
+    by_value: dict[int, Gradient]
+    kept: int = 0
+    at_work: dict[int, Gradient] = field(default_factory=dict)
+    weights: dict[str, int] = field(default_factory=dict)
+    weight_bytes: int = 0
+
+    def run(self) -> Iterator[Moment]:
+        """Moments from the last item to the first."""
+        items = self.layout.storages.block.items
+        self.kept = sum(map(self.layout.kept_bytes, range(len(items))))
+        for number in reversed(range(len(items))):
+            item = items[number]
+            if isinstance(item, Call):
+                yield from self._call(number, item)
+            elif any(v in self.by_value for v in item.outputs):
+                yield from self._op(item)
+            self.kept -= self.layout.kept_bytes(number)
+        yield self._moment()
+
+    def _moment(self, more: int = 0) -> Moment:
+        gradients = {*self.by_value.values(), *self.at_work.values()}
+        return Moment(self.kept, self.weight_bytes, sum(g.num_bytes for g in gradients) + more)
+
+    def _call(self, number: int, call: Call) -> Iterator[Moment]:
+        found = self.layout.calls[call.prefix]
+        arrived = [self.by_value.pop(v, None) for v in call.outputs]
+        inside = Moment(self.layout.storages.size["call", number])
+        here = self._moment()
+        yield Moment(here.kept - inside.kept, here.grads, here.flying) + found.backward
+        self.weight_bytes += found.grads
+        for gradient, result in zip(arrived, found.results, strict=True):
+            if gradient is not None and result < 0 and -1 - result not in found.gradients:  # handed through
+                yield self._sum_up(call.inputs[-1 - result], gradient)
+        for position, size in found.gradients.items():
+            yield self._sum_up(call.inputs[position], Gradient(size))
+
+    def _op(self, op: Op) -> Iterator[Moment]:
+        s = self.layout.storages
+        site, values = s.plan.sites[op.name], s.block.values
+        for value, edge in zip(op.outputs, site.outputs, strict=True):
+            if value in self.by_value:
+                moved = s.transit(value, edge.dst.gradient, edge.backward, edge)
+                yield self._moment(moved.peak)
+                if moved.result:
+                    self.by_value[value] = Gradient(moved.result)
+        whole, gathering = self._gathered(op)
+        yield self._moment(gathering)
+        wanted = [k for k, v in enumerate(op.inputs) if values[v].grad]
+        self.at_work = {k: self._made(op, k) for k in wanted}
+        yield self._moment(whole + s.backward_work(op))
+        for value in op.outputs:
+            self.by_value.pop(value, None)
+        for position in reversed(wanted):
+            yield from self._send(op, position)
+
+    def _made(self, op: Op, position: int) -> Gradient:
+        """The gradient that an op makes for an operand."""
+        s = self.layout.storages
+        size = s.bytes_of(op.inputs[position], s.plan.sites[op.name].inputs[position].dst.gradient)
+        same = [v for v in op.outputs if s.viewed_operand(op, v) == position or op.fn in HANDED_ON]
+        given = self.by_value.get(same[0]) if len(same) == 1 else None
+        return given if given is not None and given.num_bytes == size else Gradient(size)
+
+    def _gathered(self, op: Op) -> tuple[int, int]:
+        """Bytes of weights gathered again for backward, and at the highest point of gathering."""
+        s = self.layout.storages
+        whole = peak = 0
+        for position, (value, edge) in enumerate(zip(op.inputs, s.plan.sites[op.name].inputs, strict=True)):
+            if s.block.values[value].kind == "parameter" and value in op.saved and any(x.collective for x in edge.forward):
+                peak = max(peak, whole + s.transit(value, edge.src.forward, edge.forward, edge).peak)
+                whole += s.own(("taken", op.name, position))
+        return whole, peak
+
+    def _send(self, op: Op, position: int) -> Iterator[Moment]:
+        """One operand's gradient to where its own is summed."""
+        s = self.layout.storages
+        value, edge = op.inputs[position], s.plan.sites[op.name].inputs[position]
+        moved = s.transit(value, edge.dst.gradient, edge.backward, edge)
+        yield self._moment(moved.peak)
+        gradient = self.at_work.pop(position)
+        gradient = Gradient(moved.result) if moved.result else gradient
+        v = s.block.values[value]
+        if v.kind != "parameter":
+            yield self._sum_up(value, gradient)
+            return
+        if v.name in self.weights:  # used before: the first waits to be summed
+            yield self._moment(gradient.num_bytes)
+            return
+        self.weights[v.name] = gradient.num_bytes
+        self.weight_bytes += gradient.num_bytes
+
+    def _sum_up(self, value: int, gradient: Gradient) -> Moment:
+        """Adds to what has come for a value: in place, or into a new tensor where the first is needed elsewhere."""
+        old = self.by_value.get(value)
+        if old is None:
+            self.by_value[value] = gradient
+            return self._moment()
+        holders = [*self.by_value.values(), *self.at_work.values()]
+        shared = sum(g is old for g in holders) > 1
+        moment = self._moment((0 if gradient in holders else gradient.num_bytes) + (old.num_bytes if shared else 0))
+        self.by_value[value] = Gradient(old.num_bytes) if shared else old
+        return moment

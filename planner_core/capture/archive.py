@@ -1,0 +1,298 @@
+"""Read a `torch.export` archive (.pt2) as data: a zip that holds the graph as JSON. Nothing is unpickled, looked up or run.
+
+Schema 8 is what torch 2.5 to 2.13 write. Weights, example inputs (a pickle) and guards stay unread; a symbolic size takes
+the hint that was stored with it. `program` turns what is read here into a module that capture can run on meta.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from planner_core.errors import InputError
+
+SCHEMA_MAJOR = 8
+LARGEST_JSON = 128 << 20
+MOST_STEPS = 200_000
+DEEPEST = 32
+DTYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "float16", 7: "float32", 8: "float64", 10: "complex64",
+          11: "complex128", 12: "bool", 13: "bfloat16", 29: "float8_e4m3fn", 30: "float8_e5m2"}  # fmt: skip
+WAY_OUT = "give path.py:callable that returns the module that was exported, or a config.json"
+Stack = tuple[tuple[str, str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """A value by its name, where an argument holds a tensor or a computed number."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A dtype, device, layout or memory format, by kind and name."""
+
+    kind: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """Form of a tensor: sizes as integers, dtype as torch spells it."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    grad: bool
+
+
+@dataclass(slots=True)
+class Step:
+    """One op: `stack` is the module calls it lies in, outermost first, each as (call, path, class); `call` names the torch
+    function call that it belongs to, `line` the line of the model's code."""
+
+    target: str
+    args: tuple[tuple[str, bool, Any], ...]  # name, whether by keyword, value
+    outputs: tuple[Any, ...]  # a Ref, a list of Refs, or None
+    stack: Stack
+    call: str
+    line: str
+    grad: bool = True
+
+
+@dataclass(slots=True)
+class Exported:
+    """A program: its steps in order; parameters, buffers, constants and user inputs by the value they are bound to."""
+
+    name: str
+    steps: list[Step] = field(default_factory=list)
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    parameters: dict[str, str] = field(default_factory=dict)  # full name -> value
+    buffers: dict[str, str] = field(default_factory=dict)
+    constants: list[str] = field(default_factory=list)
+    inputs: list[str] = field(default_factory=list)
+    outputs: list[Any] = field(default_factory=list)
+    ties: dict[str, str] = field(default_factory=dict)  # parameter -> file that holds its values
+    symbols: dict[str, int] = field(default_factory=dict)  # symbolic sizes, at the export's example
+
+
+def read_exported(path: Path) -> Exported:
+    """The program in a .pt2 file; raises InputError, with one sentence."""
+    if not path.is_file():
+        raise InputError(f"{path} is not a file; {WAY_OUT}")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return _read(path, archive)
+    except InputError:
+        raise
+    except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError, UnicodeError):
+        raise InputError(f"{path} is truncated or not an exported program (no complete zip archive); {WAY_OUT}") from None
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError, OverflowError, RuntimeError) as error:
+        why = f"{type(error).__name__}: {' '.join(str(error).split())[:80]}"
+        raise InputError(f"{path} is an exported program that cannot be read ({why}); export it again with torch.export.save") from None
+
+
+def _read(path: Path, archive: zipfile.ZipFile) -> Exported:
+    names = archive.namelist()
+    found = [n for n in names if re.fullmatch(r"[^/]+/models/[^/]+\.json", n)]
+    if not found:
+        if any(n.endswith("serialized_exported_program.json") for n in names):
+            raise InputError(f"{path} is in the archive format of torch 2.6 and older; export it again with a newer torch")
+        if any("aotinductor" in n for n in names):
+            raise InputError(f"{path} holds compiled code and no graph; {WAY_OUT}")
+        raise InputError(f"{path} is an archive, but not an exported program; {WAY_OUT}")
+    if len(found) > 1:
+        raise InputError(f"{path} holds {len(found)} programs, and one is needed; save one program to a file")
+    data = _json(path, archive, found[0])
+    version = data.get("schema_version", {})
+    major = version.get("major") if isinstance(version, dict) else None
+    if major != SCHEMA_MAJOR:
+        by = f", written by torch {data['torch_version']}" if isinstance(data.get("torch_version"), str) else ""
+        way = f"version {SCHEMA_MAJOR} is read; export it again with torch 2.13"
+        raise InputError(f"{path} has schema version {major!r}{by[:60]}, and {way}")
+    root = found[0].split("/")[0]
+    weights = f"{root}/data/weights/{found[0].split('/')[-1].removesuffix('.json')}_weights_config.json"
+    files = _json(path, archive, weights).get("config", {}) if weights in names else {}
+    program = Exported(path.stem, ties={n: str(w.get("path_name", n)) for n, w in files.items()})
+    _program(program, data["graph_module"])
+    return program
+
+
+def _json(path: Path, archive: zipfile.ZipFile, name: str) -> dict[str, Any]:
+    """One JSON file of the archive, read to its limit whatever size it claims."""
+    with archive.open(name) as file:
+        text = file.read(LARGEST_JSON + 1)
+    if len(text) > LARGEST_JSON:
+        raise InputError(f"{path} holds a graph of more than {LARGEST_JSON >> 20} MB, which is more than is read")
+    data = json.loads(text)
+    if not isinstance(data, dict):
+        raise InputError(f"{path} is an archive, but not an exported program ({name} is no object); {WAY_OUT}")
+    return data
+
+
+# --- the program ----------------------------------------------------------------------------------------
+
+
+def _program(program: Exported, module: Mapping[str, Any]) -> None:
+    _bind(program, module["signature"]["input_specs"])
+    _add_graph(program, module["graph"], "", True, 0)
+    for value in (*program.parameters.values(), *program.buffers.values(), *program.constants, *program.inputs):
+        if value not in program.tensors:
+            raise InputError(f"the program gives no form for its input {value[:60]!r}: the file is damaged")
+    for spec in module["signature"]["output_specs"]:
+        ((kind, what),) = ((k, v) for k, v in spec.items() if v is not None)
+        if kind == "loss_output":
+            program.outputs.insert(0, Ref(str(what["arg"]["name"])))
+        elif kind == "user_output":
+            program.outputs.append(_argument(what["arg"], program, ""))
+
+
+def _bind(program: Exported, specs: list[Mapping[str, Any]]) -> None:
+    """What each input of the graph is."""
+    for spec in specs:
+        ((kind, what),) = ((k, v) for k, v in spec.items() if v is not None)
+        if kind == "user_input":
+            value = _argument(what["arg"], program, "")
+            program.inputs += [r.name for r in (value if isinstance(value, list) else [value]) if isinstance(r, Ref)]
+        elif kind == "parameter":
+            program.parameters[str(what["parameter_name"])] = str(what["arg"]["name"])
+        elif kind == "buffer":
+            program.buffers[str(what["buffer_name"])] = str(what["arg"]["name"])
+        elif kind == "tensor_constant":
+            program.constants.append(str(what["arg"]["name"]))
+        elif kind != "constant_input":
+            raise InputError(f"the program takes a {kind.replace('_', ' ')}, which is no tensor; export the module without it")
+
+
+def _add_graph(program: Exported, graph: Mapping[str, Any], prefix: str, grad: bool, depth: int) -> None:
+    """Append the steps of a graph; those of an inner one (`prefix` is not empty) stand where it is called."""
+    if depth > DEEPEST:
+        raise InputError(f"the program nests more than {DEEPEST} graphs")
+    for name, meta in graph["tensor_values"].items():
+        sizes = tuple(_size(s, program) for s in meta["sizes"])
+        if meta["dtype"] not in DTYPES or any(s < 0 for s in sizes):
+            raise InputError(f"tensor {name!r} of the program has dtype {meta['dtype']!r} and sizes {sizes}, which is no tensor known here")
+        program.tensors[prefix + name] = Tensor(sizes, DTYPES[meta["dtype"]], bool(meta["requires_grad"]))
+    for node in graph["nodes"]:
+        if len(program.steps) >= MOST_STEPS:
+            raise InputError(f"the program has more than {MOST_STEPS:,} steps, which is more than is read")
+        target = str(node["target"])
+        if target.startswith("torch.ops.higher_order."):
+            _inner(program, node, target.rpartition(".")[2], prefix, grad, depth)
+            continue
+        args = tuple((str(a["name"]), a.get("kind") == 2, _argument(a["arg"], program, prefix)) for a in node["inputs"])
+        outputs = tuple(_argument(o, program, prefix) for o in node["outputs"])
+        program.steps.append(_step(node, target, args, outputs, grad))
+
+
+def _inner(program: Exported, node: Mapping[str, Any], name: str, prefix: str, grad: bool, depth: int) -> None:
+    """A higher-order op that runs one graph once: its steps, with what goes in and out renamed."""
+    given = [_argument(a["arg"], program, prefix) for a in node["inputs"] if "as_graph" not in a["arg"]]
+    graphs = [a["arg"]["as_graph"] for a in node["inputs"] if "as_graph" in a["arg"]]
+    if name not in ("wrap_with_set_grad_enabled", "wrap_with_autocast", "tag_activation_checkpoint", "invoke_subgraph") or len(graphs) != 1:
+        raise InputError(
+            f"the program uses torch.ops.higher_order.{name}{_line(node)}, which decides or repeats by computed values or holds code; "
+            "export a form of the model without it"
+        )
+    if name == "wrap_with_autocast" and given[2] is not False:
+        raise InputError(f"the program runs under autocast{_line(node)}; export the model in the type it computes in")
+    inner = graphs[0]["graph"]
+    under = f"{prefix}{graphs[0]['name']}/"
+    names = [a["as_tensor"]["name"] if "as_tensor" in a else a["as_sym_int"]["as_name"] for a in inner["inputs"]]
+    handed = given[len(given) - len(names) :]
+    for own, ref in zip(names, handed, strict=True):
+        program.steps.append(_step(node, "same", (("self", False, ref),), (Ref(under + own),), True))
+    _add_graph(program, inner, under, bool(given[0]) if name == "wrap_with_set_grad_enabled" else grad, depth + 1)
+    results = [r for o in node["outputs"] for r in _flat(_argument(o, program, prefix))]
+    for out, ref in zip(inner["outputs"], results, strict=True):
+        program.steps.append(_step(node, "same", (("self", False, _argument(out, program, under)),), (ref,), True))
+
+
+def _flat(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _step(node: Mapping[str, Any], target: str, args: Any, outputs: tuple[Any, ...], grad: bool) -> Step:
+    meta = node.get("metadata", {})
+    stack = []
+    for entry in filter(None, str(meta.get("nn_module_stack", "")).split(";")):
+        key, path, kind = [*entry.split(","), "", ""][:3]
+        if path == key:  # no stack is known
+            break
+        call = path + (key[key.rindex("@") :] if re.search(r"@\d+$", key) else "")
+        stack.append((call, path, re.sub(r"\W", "_", kind.rpartition(".")[2])[:100]))
+    return Step(target, args, outputs, tuple(stack[:100]), str(meta.get("torch_fn", "")).split(";")[0], _line(node), grad)
+
+
+def _line(node: Mapping[str, Any]) -> str:
+    """' at file:line (code)' of the model's own code, if the export kept it."""
+    places = re.findall(r'File "([^"]+)", line (\d+), in \w+\n\s*(.*)', str(node.get("metadata", {}).get("stack_trace", "")))
+    own = [p for p in places if "/torch/" not in p[0]] or places
+    if not own:
+        return ""
+    return f" at {own[-1][0].rpartition('site-packages/')[2]}:{own[-1][1]} ({own[-1][2][:100]})"
+
+
+# --- arguments ------------------------------------------------------------------------------------------
+
+
+def _argument(arg: Mapping[str, Any], program: Exported, prefix: str) -> Any:
+    ((kind, value),) = ((k, v) for k, v in arg.items() if v is not None or k == "as_none")
+    if kind == "as_none":
+        return None
+    read = _READ.get(kind)
+    if read is None:
+        raise InputError(f"the program passes {kind.removeprefix('as_').replace('_', ' ')} to an op, which is no tensor and no number")
+    return read(value, program, prefix)
+
+
+def _size(size: Mapping[str, Any], program: Exported) -> int:
+    if "as_int" in size:
+        return int(size["as_int"])
+    hint = size["as_expr"].get("hint") or {}
+    if not isinstance(hint.get("as_int"), int):
+        text = str(size["as_expr"].get("expr_str"))[:60]
+        raise InputError(
+            f"the program has a size ({text}) that depends on computed values, which no graph can hold; export a form without it"
+        )
+    symbol = re.fullmatch(r"(?:Symbol\(')?(s\d+)\b.*", str(size["as_expr"].get("expr_str")), re.DOTALL)
+    if symbol and "*" not in size["as_expr"]["expr_str"] and "+" not in size["as_expr"]["expr_str"]:
+        program.symbols[symbol[1]] = hint["as_int"]
+    return int(hint["as_int"])
+
+
+def _number(cast: Callable[[Any], Any]) -> Callable[[Any, Exported, str], Any]:
+    """A number, or a reference to a computed one."""
+    return lambda v, _, p: Ref(p + str(v["as_name"])) if v.get("as_name") is not None else cast(next(iter(v.values())))
+
+
+def _several(one: Callable[[Any, Exported, str], Any]) -> Callable[[Any, Exported, str], Any]:
+    return lambda v, e, p: [one(x, e, p) for x in v]
+
+
+def _plain(cast: Callable[[Any], Any]) -> Callable[[Any, Exported, str], Any]:
+    return lambda v, _, __: cast(v)
+
+
+def _tensor(value: Any, _: Exported, prefix: str) -> Ref:
+    return Ref(prefix + str(value["name"]))
+
+
+def _optional(value: Any, _: Exported, prefix: str) -> Ref | None:
+    return Ref(prefix + str(value["as_tensor"]["name"])) if value.get("as_tensor") else None
+
+
+_MEMORY = {1: "contiguous_format", 2: "channels_last", 3: "channels_last_3d", 4: "preserve_format"}
+_READ: dict[str, Callable[[Any, Exported, str], Any]] = {
+    "as_tensor": _tensor, "as_tensors": _several(_tensor), "as_optional_tensor": _optional, "as_optional_tensors": _several(_optional),
+    "as_int": _plain(int), "as_ints": _several(_plain(int)), "as_float": _plain(float), "as_floats": _several(_plain(float)),
+    "as_bool": _plain(bool), "as_bools": _several(_plain(bool)), "as_string": _plain(str),
+    "as_sym_int": _number(int), "as_sym_ints": _several(_number(int)), "as_sym_float": _number(float),
+    "as_sym_floats": _several(_number(float)), "as_sym_bool": _number(bool), "as_sym_bools": _several(_number(bool)),
+    "as_scalar_type": lambda v, _, __: Named("dtype", DTYPES[v]), "as_device": lambda v, _, __: Named("device", str(v["type"])),
+    "as_layout": lambda v, _, __: Named("layout", "strided"), "as_memory_format": lambda v, _, __: Named("memory_format", _MEMORY[v]),
+}  # fmt: skip

@@ -1,0 +1,216 @@
+"""ATen ops by name, in the Python spelling that a model's own code would have used: capture then names them alike.
+
+A name from a file is looked up in `torch.ops.aten` and nowhere else, and only ops that compute tensors from tensors and
+numbers are given out: no op that takes a file name, a storage or a generator, and no private one but those listed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from planner_core.errors import InputError
+
+Args = dict[str, Any]
+Spelling = Callable[[Args], Any]
+
+_PRIVATE = frozenset({"_softmax", "_log_softmax", "_to_copy", "_unsafe_view", "_grouped_mm", "_weight_norm", "_weight_norm_interface",
+                      "_native_batch_norm_legit", "_reshape_alias", "_fft_r2c", "_fft_c2r", "_fft_c2c", "_euclidean_dist", "_cdist_forward",
+                      "_adaptive_avg_pool2d", "_conj", "_conj_physical", "_neg_view"})  # fmt: skip
+_STRINGS = frozenset({"approximate", "rounding_mode", "equation", "indexing", "padding", "mode", "ord", "reduce", "UPLO", "side"})
+_TYPES = frozenset({"Tensor", "int", "SymInt", "float", "bool", "number", "Scalar", "ScalarType", "Layout", "Device", "MemoryFormat",
+                    "complex"})  # fmt: skip
+_RENAMED = {"numpy_T": "T", "matrix_H": "H", "_unsafe_view": "view", "_reshape_alias": "view", "split_with_sizes": "split"}
+_REDUCTIONS = ("none", "mean", "sum")
+
+
+class Named:
+    """An op under the name that its Python function has."""
+
+    def __init__(self, name: str, run: Callable[..., Any]) -> None:
+        self.__name__, self.run = name, run
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run it."""
+        return self.run(*args, **kwargs)
+
+
+@cache
+def overload(target: str) -> Any:
+    """The op that `torch.ops.aten.name.overload` names; raises InputError for any other name."""
+    parts = re.fullmatch(r"torch\.ops\.aten\.(\w+)\.(\w+)", target)
+    refused = f"the program uses the op {target.removeprefix('torch.ops.')[:80]}, which is not one that is known to compute tensors only"
+    if parts is None or (parts[1].startswith("_") and not parts[1].startswith("__") and parts[1] not in _PRIVATE):
+        raise InputError(f"{refused}; export the model with plain torch functions in its place")
+    try:
+        op = getattr(getattr(torch.ops.aten, parts[1]), parts[2])
+        schema = op._schema
+    except AttributeError:
+        raise InputError(f"the program uses the op aten.{parts[1]}.{parts[2]}, which torch {torch.__version__} does not have") from None
+    for argument in schema.arguments:
+        kind = str(argument.type)
+        if not (_harmless(kind) or (kind in ("str", "Optional[str]") and argument.name in _STRINGS) or kind == "Optional[Generator]"):
+            raise InputError(f"{refused} (it takes a {kind[:40]}); export the model with plain torch functions in its place")
+    return op
+
+
+def _harmless(kind: str) -> bool:
+    inner = re.fullmatch(r"(?:Optional|List)\[(.*)\]", kind)
+    return _harmless(inner[1]) if inner else kind in _TYPES
+
+
+def call(target: str, args: Mapping[str, Any], by_keyword: frozenset[str]) -> Any:
+    """Run one op; `args` by the names of its schema, those `by_keyword` named in the call."""
+    op = overload(target)
+    if args.get("generator") is not None:
+        raise InputError(f"the program hands a random generator to {target}; export the model in a form without it")
+    name = target.split(".")[3]
+    spelling = _SPELLINGS.get(name)
+    if spelling is not None:
+        return spelling(dict(args))
+    kept = {k: v for k, v in args.items() if k != "generator"}
+    named = {k: kept.pop(k) for k in by_keyword if k in kept}
+    return run(Named(_RENAMED.get(name, name), op), list(kept.values()), named)
+
+
+def run(function: Named, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """Call an op so that a TorchFunctionMode sees it."""
+    tensors = [t for a in (*args, *kwargs.values()) for t in (a if isinstance(a, list) else [a]) if isinstance(t, torch.Tensor)]
+    if not torch.overrides.has_torch_function(tuple(tensors)):
+        return function(*args, **kwargs)
+    return torch.overrides.handle_torch_function(function, tensors, *args, **kwargs)
+
+
+def index(source: torch.Tensor, items: tuple[Any, ...]) -> torch.Tensor:
+    """`source[items]`; slices that are whole at the end may be left out."""
+    while items and items[-1] == slice(None):
+        items = items[:-1]
+    found: torch.Tensor = source[items] if items else source[...]
+    return found
+
+
+# --- ops whose Python function takes its arguments otherwise ----------------------------------------------
+
+
+def _some(args: Args, *names: str) -> Args:
+    return {n: args[n] for n in names if args.get(n) is not None}
+
+
+def _embedding(a: Args) -> Any:
+    padding = a.get("padding_idx", -1)
+    return F.embedding(a["indices"], a["weight"], None if padding == -1 else padding)
+
+
+def _cross_entropy(a: Args) -> Any:
+    return F.cross_entropy(
+        a["self"], a["target"], a.get("weight"), ignore_index=a.get("ignore_index", -100),
+        reduction=_REDUCTIONS[a.get("reduction", 1)], label_smoothing=a.get("label_smoothing", 0.0),
+    )  # fmt: skip
+
+
+def _loss(function: Callable[..., Any], *names: str) -> Spelling:
+    def spell(a: Args) -> Any:
+        return function(a["self"], a["target"], **_some(a, *names), reduction=_REDUCTIONS[a.get("reduction", 1)])
+
+    return spell
+
+
+def _attention(a: Args) -> Any:
+    return F.scaled_dot_product_attention(
+        a["query"], a["key"], a["value"], attn_mask=a.get("attn_mask"), is_causal=a.get("is_causal", False),
+        **_some(a, "scale"), enable_gqa=a.get("enable_gqa", False),
+    )  # fmt: skip
+
+
+def _batch_norm(a: Args) -> Any:
+    return F.batch_norm(
+        a["input"], a["running_mean"], a["running_var"], a.get("weight"), a.get("bias"), a["training"], a["momentum"], a["eps"]
+    )
+
+
+def _instance_norm(a: Args) -> Any:
+    return F.instance_norm(
+        a["input"], a.get("running_mean"), a.get("running_var"), a.get("weight"), a.get("bias"), a["use_input_stats"],
+        a["momentum"], a["eps"],
+    )  # fmt: skip
+
+
+def _norm(function: Callable[..., Any], *names: str) -> Spelling:
+    return lambda a: function(a["input"], *(a.get(n) for n in names), **_some(a, "eps"))
+
+
+def _softmax(function: Callable[..., Any]) -> Spelling:
+    return lambda a: function(a["self"], dim=a["dim"], **_some(a, "dtype"))
+
+
+def _to(a: Args) -> Any:
+    """A conversion; a move to a device leaves the tensor as it is."""
+    dtype = a["other"].dtype if isinstance(a.get("other"), torch.Tensor) else a.get("dtype")
+    return a["self"] if dtype is None else a["self"].to(dtype)
+
+
+def _slice(a: Args) -> Any:
+    dim = a.get("dim", 0) % max(a["self"].dim(), 1)
+    return index(a["self"], (*[slice(None)] * dim, slice(a.get("start"), _end(a), a.get("step", 1))))
+
+
+def _end(a: Args) -> int | None:
+    return None if a.get("end") is None or a["end"] >= 2**62 else a["end"]
+
+
+def _select(a: Args) -> Any:
+    return index(a["self"], (*[slice(None)] * (a["dim"] % a["self"].dim()), a["index"]))
+
+
+def _gathered(a: Args) -> Any:
+    return index(a["self"], tuple(slice(None) if i is None else i for i in a["indices"]))
+
+
+def _put(a: Args) -> Any:
+    """In place: what comes back is the tensor that was written."""
+    if a.get("accumulate"):
+        return a["self"].index_put_(tuple(a["indices"]), a["values"], accumulate=True)
+    a["self"][tuple(slice(None) if i is None else i for i in a["indices"])] = a["values"]
+    return a["self"]
+
+
+def _same(a: Args) -> Any:
+    return a.get("self", a.get("input"))
+
+
+def _flat_conv(name: str) -> Spelling:
+    function = getattr(F, name)
+
+    def spell(a: Args) -> Any:
+        steps = (a.get("stride", 1), a.get("padding", 0), a.get("dilation", 1), a.get("groups", 1))
+        return function(a["input"], a["weight"], a.get("bias"), *steps)
+
+    return spell
+
+
+_SPELLINGS: dict[str, Spelling] = {
+    "embedding": _embedding, "cross_entropy_loss": _cross_entropy, "scaled_dot_product_attention": _attention,
+    "batch_norm": _batch_norm, "instance_norm": _instance_norm, "layer_norm": _norm(F.layer_norm, "normalized_shape", "weight", "bias"),
+    "rms_norm": _norm(F.rms_norm, "normalized_shape", "weight"), "group_norm": _norm(F.group_norm, "num_groups", "weight", "bias"),
+    "softmax": _softmax(F.softmax), "log_softmax": _softmax(F.log_softmax),
+    "_softmax": _softmax(F.softmax), "_log_softmax": _softmax(F.log_softmax),
+    "to": _to, "_to_copy": _to, "type_as": _to, "slice": _slice, "select": _select, "index": _gathered, "index_put_": _put,
+    "alias": lambda a: index(a["self"], ()), "lift_fresh_copy": _same, "lift_fresh": _same,
+    "dropout": _same, "dropout_": _same, "feature_dropout": _same,
+    "conv1d": _flat_conv("conv1d"), "conv2d": _flat_conv("conv2d"), "conv3d": _flat_conv("conv3d"),
+    "einsum": lambda a: torch.einsum(a["equation"], *a["tensors"]),
+    "gelu": lambda a: F.gelu(a["self"], **_some(a, "approximate")),
+    "silu": lambda a: F.silu(a["self"]), "relu": lambda a: F.relu(a["self"]),
+    "pad": lambda a: F.pad(a["self"], a["pad"], a.get("mode", "constant"), a.get("value")),
+    "mse_loss": _loss(F.mse_loss), "l1_loss": _loss(F.l1_loss),
+    "smooth_l1_loss": _loss(F.smooth_l1_loss, "beta"), "huber_loss": _loss(F.huber_loss, "delta"),
+    "binary_cross_entropy_with_logits": _loss(F.binary_cross_entropy_with_logits, "weight", "pos_weight"),
+    "binary_cross_entropy": _loss(F.binary_cross_entropy, "weight"), "nll_loss_nd": _loss(F.nll_loss, "weight", "ignore_index"),
+    "nll_loss": _loss(F.nll_loss, "weight", "ignore_index"), "contiguous": lambda a: a["self"].contiguous(),
+}  # fmt: skip
+"""By the name of the ATen op: the call as a model's code spells it."""

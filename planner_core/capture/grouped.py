@@ -1,0 +1,63 @@
+"""Expert layers of an exported program: the steps of one call of an experts module, seen as the one op that capture records.
+
+An experts module of transformers owns a stack of weights per projection ([experts, out, in]) and is given the tokens, the
+experts chosen for each, and their weights; how it computes from there (grouped matmuls over sorted tokens) is its own affair.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from planner_core import moe
+from planner_core.capture.archive import Exported, Ref, Step
+
+
+def experts_call(
+    exported: Exported, steps: list[Step], end: int, module: nn.Module, env: dict[str, Any]
+) -> tuple[str, torch.Tensor] | None:
+    """The name and value of what a call made of `steps` (the program's up to number `end`) returns, if it is one of experts."""
+    tables = {n: p for n, p in module._parameters.items() if p is not None}
+    gated = "gate_up_proj" in tables
+    up, down = tables.get("gate_up_proj" if gated else "up_proj"), tables.get("down_proj")
+    known = {"gate_up_proj" if gated else "up_proj", "down_proj", "gate_up_proj_bias", "up_proj_bias", "down_proj_bias"}
+    if up is None or down is None or up.dim() != 3 or down.dim() != 3 or not set(tables) <= known:
+        return None
+    made = {r.name for s in steps for r in refs(s.outputs)}
+    taken = dict.fromkeys(r.name for s in steps for r in refs([a for *_, a in s.args]) if r.name not in made)
+    given = [env[n] for n in taken if isinstance(env.get(n), torch.Tensor) and not isinstance(env[n], nn.Parameter)]
+    later = {r.name for s in exported.steps[end:] for r in refs([a for *_, a in s.args])} | {r.name for r in refs(exported.outputs)}
+    results = [n for n in dict.fromkeys(r.name for s in steps for r in refs(s.outputs)) if n in later]
+    chosen = [t for t in given if t.dim() == 2 and not t.is_floating_point()]
+    weights = [t for t in given if chosen and t.is_floating_point() and t.shape == chosen[0].shape]
+    tokens = [t for t in given if t.is_floating_point() and t.dim() == 2 and not any(t is w for w in weights)]
+    if not len(chosen) == len(weights) == len(tokens) == len(results) == 1 or len(given) != 3:
+        return None
+    width = tokens[0].shape[-1]
+    transposed = not (up.shape[-1] == width == down.shape[-2])
+    if exported.tensors[results[0]].shape != tokens[0].shape:
+        return None
+    act = next((s.target.split(".")[3] for s in steps if s.target.split(".")[-2:-1] and s.target.split(".")[-2] in _ACTS), "")
+    out = moe.moe_experts(
+        tokens[0], chosen[0], weights[0], up, down,
+        tables.get("gate_up_proj_bias" if gated else "up_proj_bias"), tables.get("down_proj_bias"),
+        apply_gate=_apply_gate, act=_ACTS.get(act, ""), gated=gated, transposed=transposed,
+    )  # fmt: skip
+    return results[0], out
+
+
+_ACTS = {"silu": "SiLUActivation", "gelu": "GELUActivation", "relu": "ReLU", "tanh": "Tanh", "sigmoid": "Sigmoid"}
+
+
+def _apply_gate(both: torch.Tensor) -> torch.Tensor:
+    """Stands for the program's own gate, which is not run: on meta only shapes are asked for."""
+    raise NotImplementedError("an exported program's experts have no code of their own")
+
+
+def refs(tree: Any) -> list[Ref]:
+    """All references in nested lists and tuples, in order."""
+    if isinstance(tree, Ref):
+        return [tree]
+    return [r for t in tree for r in refs(t)] if isinstance(tree, (list, tuple)) else []

@@ -1,0 +1,363 @@
+"""Close the gap that prices of memory leave: the least cost within a budget, exactly, by labels (see `labels`).
+
+A price of memory gives a lower bound and some plan within the budget. A better plan must cost less than that plan
+and hold no more than the budget, so its *priced* cost is at most `limit`; the labels within that limit are carried
+through the blocks, through their copies one after another, and through the top network. Copies may all differ. What
+is found is the optimum; if nothing is found, the plan at hand was it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from planner_core.chain import Chain, Weights, as_matrix, between_copies, given
+from planner_core.eliminate import Floats
+from planner_core.labels import (
+    BucketTree,
+    Ints,
+    Labels,
+    Partial,
+    TooLarge,
+    TooMuch,
+    collect,
+    concatenate,
+    join,
+    undominated,
+)
+from planner_core.problem import Problem
+from planner_core.solve import Assignment, Folded, finish
+from planner_core.tables import ENDING, MEMORY, NUM_COMPONENTS, Factor
+
+FIRST, WIDER = 64, 4
+"""The part of the gap that is looked through first, and how much wider each next one is."""
+MAX_FAILURES = 3
+"""How often too much may be within the part looked through before the rest is left open."""
+FEW_SHARED = 24
+"""Shared states that are looked through where all are too many."""
+MAX_SHARED = 200
+"""Shared states of one run that are compared to close a gap."""
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What labels count: `sums` [sum, component] of the network's components, `prices` of each in the weighted cost, the
+    `limit` of that, and the `steps` in which sums are compared."""
+
+    sums: Floats
+    prices: Floats
+    limit: float
+    steps: Floats
+    partial: bool = False
+    """Where too many shared states are within the limit, look through the most promising ones only."""
+
+    @property
+    def weights(self) -> Weights:
+        """The prices of the network's components."""
+        w = self.prices @ self.sums
+        return (float(w[0]), float(w[1]), float(w[2]), float(w[3]))
+
+    def factors(self, factors: list[Factor]) -> list[tuple[tuple[str, ...], Floats]]:
+        """The sums of each factor's entries."""
+        return [(f.vars, np.tensordot(self.sums, f.cost, axes=1)) for f in factors]
+
+
+def front_of(problem: Problem, goal: Goal) -> Found | None:
+    """Every undominated vector of sums within the goal's limit; None where nothing is. Raises TooMuch."""
+    if problem.impossible:
+        return None
+    folded = Folded(problem, goal.weights)
+    top = problem.top
+    while True:
+        tree = BucketTree(top.sizes, folded.tables, top.sequence, ())
+        if not np.isfinite(tree.root) or tree.root > goal.limit:
+            return None
+        tree.weigh()
+        copies = [Copies(run, tree, goal) for run in folded.runs]
+        if not sum(c.work_out() for c in copies):
+            break
+    sets = [(c.names, c.labels()) for c in copies]
+    labels = tree.carry(goal.factors(top.factors), sets, goal.limit, goal.steps)
+    return Found(problem, tree, copies, labels.cost)
+
+
+@dataclass
+class Found:
+    """Labels of a whole model: `cost` [label, sum], and the plan behind each."""
+
+    problem: Problem
+    tree: BucketTree
+    copies: list[Copies]
+    cost: Floats
+
+    def assignment(self, label: int) -> Assignment:
+        """The states of every variable in one label."""
+        at, taken = self.tree.assignment(label)
+        calls = [a for k, c in enumerate(self.copies) for a in c.assignments(taken[k])]
+        return finish(self.problem, at, calls)
+
+
+class Copies:
+    """The labels of one run of copies by entry of the top variables that it touches, and the way back."""
+
+    def __init__(self, chain: Chain, tree: BucketTree, goal: Goal) -> None:
+        self.chain, self.goal, self.compiled = chain, goal, chain.compiled
+        self.names, self.entries = chain.places
+        self.margin = chain.margins(tree)
+        self.shape = self.margin.shape
+
+    @property
+    def states(self) -> list[int]:
+        """Shared states within the limit."""
+        return [int(s) for s in np.flatnonzero((self.margin <= self.goal.limit).any(axis=(1, 2)))]
+
+    def work_out(self) -> bool:
+        """Make the shared states within the limit exact; False where all are."""
+        if self.chain.count == 1:
+            return False
+        if self.goal.partial and len(self.states) > FEW_SHARED:
+            least = self.margin.min(axis=(1, 2))
+            self.margin[np.argsort(least)[FEW_SHARED:]] = np.inf
+        if len(self.states) > MAX_SHARED:
+            raise TooMuch(f"{len(self.states)} states of shared tensors")
+        fresh = [s for s in self.states if s not in self.chain.powers]
+        for s in fresh:
+            self.chain.power(s)
+        return bool(fresh)
+
+    def labels(self) -> Labels:
+        """Labels by entry of the top variables. Raises TooMuch."""
+        if self.chain.count == 1:
+            self.block = BlockLabels(self, {}, self.margin)
+            return self.block.labels.at(self.entries)
+        kind = _Alike if self.chain.problem.uniform else _Walk
+        self.walks = {s: kind(self, s) for s in self.states}
+        found = concatenate([walk.carry() for walk in self.walks.values()])
+        labels, self.chosen = collect(found, found.row, self.margin.size, self.goal.steps)
+        return labels.at(self.entries)
+
+    def between(self) -> Floats:
+        """[state, sum]: what the tensor between two copies adds."""
+        table = np.zeros((NUM_COMPONENTS, self.shape[1]))
+        table[MEMORY] = between_copies(self.chain.problem, self.chain.run, (0.0, 1.0, 0.0, 0.0))
+        return (self.goal.sums @ table).T
+
+    def assignments(self, label: int) -> list[dict[str, int]]:
+        """The states of each copy in one of the labels."""
+        if self.chain.count == 1:
+            return [self.block.assignment(label)]
+        s = int(self.chosen.row[label]) // (self.shape[1] * self.shape[2])
+        return self.walks[s].assignments(int(self.chosen.parts[0][label]))
+
+
+class BlockLabels:
+    """Labels of one copy over its boundary, some of its variables given; `margin` is the least of all through each entry."""
+
+    def __init__(self, copies: Copies, at: dict[str, int], margin: Floats) -> None:
+        chain, goal = copies.chain, copies.goal
+        c, self.at = chain.compiled, at
+        keep = (chain.axes.entry, chain.axes.exit) if chain.count > 1 else c.keep
+        free = {v: n for v, n in c.sizes.items() if v not in at}
+        self.alive = c.alive
+        self.tree = BucketTree(free, given(chain.block.tables, at), chain.block.sequence(keep, at), keep)
+        self.tree.weigh(margin)
+        self.labels = self.tree.carry(given(goal.factors(c.factors), at), [], goal.limit, goal.steps)
+
+    def assignment(self, label: int) -> dict[str, int]:
+        """The states of one copy, in the network's own numbering."""
+        at, _ = self.tree.assignment(label)
+        return {v: int(self.alive[v][s]) for v, s in (self.at | at).items()}
+
+
+class _Alike:
+    """The copies of a run, all alike, for one state of what they share: as many labels as one copy has."""
+
+    def __init__(self, copies: Copies, s: int) -> None:
+        self.copies, self.s = copies, s
+        chain, limit = copies.chain, copies.goal.limit
+        axes, c = chain.axes, chain.compiled
+        margin = limit - (limit - copies.margin[s]) / chain.count
+        self.links = _places(chain)
+        inner = np.full((len(c.alive[axes.entry]), len(c.alive[axes.exit])), np.inf)
+        np.minimum.at(inner.reshape(-1), self.links[self.links >= 0], margin[self.links >= 0])
+        self.block = BlockLabels(copies, chain.shared_at(s), inner)
+
+    def carry(self) -> Partial:
+        """Labels of the whole run by (shared state, entry, exit)."""
+        n, count, link = len(self.links), self.copies.chain.count, self.block.labels
+        between = self.copies.between() * (count - 1)
+        at = link.at(self.links.diagonal())
+        counts = at.last - at.first
+        state = np.repeat(np.arange(n), counts)
+        index = np.concatenate([np.arange(i, j) for i, j in zip(at.first, at.last, strict=True)])
+        return Partial(self.s * n * n + state * n + state, link.cost[index] * count + between[state], link.excess[index] * count, [index])
+
+    def assignments(self, label: int) -> list[dict[str, int]]:
+        """The states of each copy in one of the run's labels."""
+        return [self.block.assignment(label)] * self.copies.chain.count
+
+
+def _places(chain: Chain) -> Ints:
+    """[state k, state l] of the tensor that links copies: the entry of the block's table that goes from k to l, or -1."""
+    c, axes = chain.compiled, chain.axes
+    shape = len(c.alive[axes.entry]), len(c.alive[axes.exit])
+    wide = as_matrix(np.arange(shape[0] * shape[1], dtype=float).reshape(shape), axes, c)
+    return np.where(np.isfinite(wide), wide, -1.0).astype(np.int64)
+
+
+class _Walk:
+    """Along the copies of a run, for one state of what they share: from each entry state a, over states k, to exit states.
+
+    `ahead[p][a, k]` is the least weighted cost of all that does not lie before copy p, for a chain that entered at a and
+    stands at k.
+    """
+
+    def __init__(self, copies: Copies, s: int) -> None:
+        self.copies, self.s, self.goal = copies, s, copies.goal
+        chain = copies.chain
+        last = chain.matrix(s)
+        self.costs = [last + chain.between] * (chain.count - 1) + [last]
+        margin = copies.margin[s]
+        within = margin <= self.goal.limit
+        outer = np.where(within, margin - np.where(within, chain.cost[s], 0.0), np.inf)
+        self.entries = np.flatnonzero(within.any(axis=1))
+        self.ahead = [outer[self.entries]]
+        for cost in reversed(self.costs):
+            self.ahead.append((cost[None] + self.ahead[-1][:, None, :]).min(axis=2))
+        self.ahead.reverse()
+        self.steps: list[tuple[Ints, Ints]] = []
+        self.links = _places(chain)
+        c, axes = chain.compiled, chain.axes
+        inner = np.full((len(c.alive[axes.entry]), len(c.alive[axes.exit])), np.inf)
+        inner.reshape(-1)[self.links[self.links >= 0]] = self.need()[self.links >= 0]
+        self.block = BlockLabels(copies, chain.shared_at(s), inner)
+
+    def need(self) -> Floats:
+        """Least weighted cost of all with a copy that goes from k to l, wherever it stands: [k, l]."""
+        n = self.costs[0].shape[0]
+        least = np.full((n, n), np.inf)
+        behind = np.full((len(self.entries), n), np.inf)
+        behind[np.arange(len(self.entries)), self.entries] = 0.0
+        for cost, ahead in zip(self.costs, self.ahead[1:], strict=True):
+            least = np.minimum(least, (behind[:, :, None] + cost[None] + ahead[:, None, :]).min(axis=0))
+            behind = (behind[:, :, None] + cost[None]).min(axis=1)
+        return least
+
+    def carry(self) -> Partial:
+        """Labels of the whole run by (shared state, entry, exit)."""
+        n, sums = self.costs[0].shape[0], len(self.goal.steps)
+        found = Partial(np.arange(len(self.entries)) * n + self.entries, np.zeros((len(self.entries), sums)), np.zeros(len(self.entries)))
+        between = self.copies.between()
+        for p, (cost, ahead) in enumerate(zip(self.costs, self.ahead[1:], strict=True)):
+            entry, at = found.row // n, found.row % n
+            least = (found.cost @ self.goal.prices)[:, None] + cost[at] + ahead[entry]
+            mine, to = np.nonzero(least <= self.goal.limit)
+            extra: Any = between[to] if p < len(self.costs) - 1 else 0.0
+            step = Partial(entry[mine] * n + to, found.cost[mine] + extra, np.zeros(len(mine)), [mine])
+            links = self.links[at[mine], to]
+            room = (self.goal.limit - least)[mine, to]
+            step = _join_each(step, self.block.labels, links, room)
+            found = step.take(undominated(step.row, step.cost, self.goal.steps))
+            self.steps.append((found.parts[0], found.parts[1]))
+        a, b = self.entries[found.row // n], found.row % n
+        chain = self.copies.chain.cost[self.s][a, b]
+        excess = found.cost @ self.goal.prices - chain
+        return Partial(self.s * n * n + a * n + b, found.cost, excess, [np.arange(len(a))])
+
+    def assignments(self, label: int) -> list[dict[str, int]]:
+        """The states of each copy in one of the run's labels."""
+        path = []
+        for parent, link in reversed(self.steps):
+            path.append(int(link[label]))
+            label = int(parent[label])
+        known = {i: self.block.assignment(i) for i in set(path)}
+        return [known[i] for i in reversed(path)]
+
+
+def _join_each(step: Partial, link: Labels, links: Ints, room: Floats) -> Partial:
+    """`join`, the labels of a chain being told apart by what they are made of only."""
+    joined = join(step, link, links, room)
+    return replace(joined, excess=np.zeros(len(joined.row)))
+
+
+@dataclass
+class Closing:
+    """The search for the least `cost` (prices of the network's components) within `budget` bytes per GPU, between a lower
+    `bound` and the `value` of the best assignment known, `best`. `price` (per byte) and `ending` (whether it is the
+    memory at the end of backward that is priced) are the multipliers of the bound."""
+
+    problem: Problem
+    cost: Floats
+    budget: float
+    price: float
+    ending: bool
+    best: Assignment
+    bound: float
+    tie: float
+
+    @property
+    def value(self) -> float:
+        """Cost of the best assignment known."""
+        return float(self.cost @ self.best.totals)
+
+    @property
+    def target(self) -> float:
+        """What a better assignment would have to cost, ties apart."""
+        return self.value * (1 - self.tie / 2)
+
+    def run(self, stop: Callable[[], bool]) -> None:
+        """Widen the part of the gap that is looked through until it is closed, `stop` says so, or there is too much in it."""
+        width, failures = (self.target - self.bound) / FIRST, 0
+        while self.bound < self.target and not stop():
+            limit = min(self.target, self.bound + width)
+            try:
+                self._consider(self._within(limit))
+            except TooLarge:
+                return None
+            except TooMuch:
+                failures += 1
+                if failures == MAX_FAILURES:
+                    return self._look_for_better()
+                width /= WIDER
+                continue
+            self.bound = limit
+            width *= 1 if failures else WIDER
+        return None
+
+    def _consider(self, found: Assignment | None) -> None:
+        if found is not None and float(self.cost @ found.totals) < self.target:
+            self.best = found
+
+    def _look_for_better(self) -> None:
+        """Where not all can be looked through: wider and wider among the most promising, for a better plan without proof."""
+        width = (self.target - self.bound) / WIDER**2
+        while self.bound + width < self.target:
+            try:
+                self._consider(self._within(self.bound + width, partial=True))
+            except TooMuch:
+                return
+            width *= WIDER
+
+    def _within(self, limit: float, partial: bool = False) -> Assignment | None:
+        """The least cost within the budget of all whose priced cost less that of the budget is at most `limit`, or None;
+        with `partial` of the most promising ones."""
+        ends = (ENDING, MEMORY) if self.ending else (MEMORY, ENDING)
+        for count in (1, 2):  # the other end of the step counts only where it is above the budget
+            sums = np.zeros((1 + count, NUM_COMPONENTS))
+            sums[0] = self.cost
+            sums[np.arange(count) + 1, ends[:count]] = 1.0
+            prices = np.array([1.0, self.price, 0.0][: 1 + count])
+            steps = np.array([self.value * self.tie * 1e-3, 1e-2, 1e-2][: 1 + count])
+            found = front_of(self.problem, Goal(sums, prices, limit + self.price * self.budget, steps, partial))
+            if found is None:
+                return None
+            fits = np.flatnonzero((found.cost[:, 1:] <= self.budget).all(axis=1))
+            if not len(fits):
+                return None
+            best = found.assignment(int(fits[found.cost[fits, 0].argmin()]))
+            if best.totals[ends[1]] <= self.budget:
+                return best
+        return best

@@ -1,0 +1,259 @@
+"""A plan changed by hand: some weights stored as a person says, the rest kept or chosen anew around them.
+
+    pins (weight -> placements) --Pin--> the same network with states forbidden --search--> a plan as any other
+
+Keeping the rest pins every other weight to how the plan at hand stores it; the ways in which ops run, and what passes between
+them, are chosen best (of a baseline: by its rule for the residual stream, where that can be). So an edited plan is never
+better than the optimum of its mesh, and an edit that changes nothing costs nothing. What cannot be is told in one sentence.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from planner_core.errors import InputError, NoPlanFits
+from planner_core.expert import EXPERT
+from planner_core.graph import Block, Graph, Op, TensorMeta, Value, join_name
+from planner_core.mesh import DeviceMesh
+from planner_core.methods import BASELINES, AxisRules
+from planner_core.placement import Partial, Placement, Placements, Shard, format_placements, parse_placements
+from planner_core.plan import Plan, glob_name
+from planner_core.planner import Planner
+from planner_core.problem import Problem, Restriction
+from planner_core.rules import Pair
+from planner_core.search import Answer
+from planner_core.states import Bools, Ints
+from planner_core.tables import NUM_COMPONENTS, Factor, Network, tensor_name
+
+Weight = tuple[str, str]
+"""(block, name of the parameter in it); the top block is ""."""
+NAME = "edited"
+
+
+@dataclass(frozen=True, slots=True)
+class Editable:
+    """A weight pattern that can be placed by hand: `pattern` over all copies of its block, and its placements in a plan
+    (several where copies differ)."""
+
+    weight: Weight
+    pattern: str
+    meta: TensorMeta
+    copies: int
+    stored: tuple[Placements, ...]
+
+
+@dataclass
+class Pin(Restriction):
+    """Weights that may be stored in some ways only: one placement per mesh axis each; gradients and use stay free."""
+
+    graph: Graph
+    stored: Mapping[Weight, tuple[Placements, ...]]
+    inner: Restriction | None = None
+
+    def apply(self, block: str, net: Network) -> None:
+        """Add a factor for each pinned weight of the block, and what `inner` forbids."""
+        if self.inner is not None:
+            self.inner.apply(block, net)
+        where = _block(self.graph, block)
+        for index, name in _own_weights(where, net):
+            wanted = self.stored.get((block, name))
+            if wanted is None:
+                continue
+            states = net.tensors[tensor_name(index)]
+            ok = np.zeros(len(states), dtype=bool)
+            for placements in wanted:
+                ok |= _stored_as(states.index, [p for p, _ in states.pairs], placements)
+            net.factors.append(Factor((tensor_name(index),), np.zeros((NUM_COMPONENTS, len(states))), ok))
+
+
+def editable(graph: Graph, plan: Plan) -> list[Editable]:
+    """Every weight of a plan, in the plan's order; copies that are stored in several ways are one entry."""
+    found: dict[Weight, dict[Placements, None]] = {}
+    for label, bp in plan.blocks.items():
+        for name, param in bp.params.items():
+            found.setdefault((label.partition("#")[0], name), {})[param.stored] = None
+    prefixes = {name: tuple(c.prefix for c in graph.calls() if c.block == name) for name in graph.blocks}
+    metas = {(b, v.name): v.meta for b in ("", *graph.blocks) for v in _block(graph, b).values if v.kind == "parameter"}
+    return [
+        Editable((b, n), join_name(glob_name(prefixes[b]), n) if b else n, metas[b, n], len(prefixes.get(b, ("",))), tuple(ways))
+        for (b, n), ways in found.items()
+    ]
+
+
+def pin(planner: Planner, plan: Plan, changes: Mapping[Weight, Placements], *, keep: bool) -> Plan:
+    """The best plan on `plan`'s mesh that stores the weights of `changes` so; `keep`: and all others as `plan` does.
+
+    Raises InputError for a weight that is not there or a placement that cannot be, NoPlanFits where it needs more
+    memory than there is; each says why in one sentence.
+    """
+    weights = {e.weight: e for e in editable(planner.graph, plan)}
+    zero = int(plan.workload["zero"])
+    free = planner.problem(plan.mesh, zero=zero)
+    for weight, placements in changes.items():
+        if weight not in weights:
+            raise InputError(f"there is no weight {join_name(*weight)!r} in this plan; its weights are listed on the page Plans")
+        if len(placements) != len(plan.mesh.axis_sizes):
+            needed, told_short = len(plan.mesh.axis_sizes), format_placements(placements)
+            raise InputError(f"{weights[weight].pattern} needs a placement on each of {needed} mesh axes, not {told_short}")
+        why = _why_not(planner.graph, free, weights[weight], placements)
+        if why:
+            raise InputError(f"{weights[weight].pattern} cannot be stored as {told(placements, plan.mesh)}: {why}")
+    stored: dict[Weight, tuple[Placements, ...]] = {w: e.stored for w, e in weights.items()} if keep else {}
+    stored |= {w: (p,) for w, p in changes.items()}
+    stream = _stream(planner.graph, plan) if keep else None
+    problem = planner.problem(plan.mesh, Pin(planner.graph, stored, stream), zero=zero)
+    answer = planner.solve(problem, planner.request.objective)
+    left = stream is not None and answer.assignment is None
+    if left:  # the baseline's rule for activations does not go with the edit
+        problem = planner.problem(plan.mesh, Pin(planner.graph, stored), zero=zero)
+        answer = planner.solve(problem, planner.request.objective)
+    if answer.assignment is None:
+        raise _refusal(planner, answer, [weights[w] for w in changes], keep)
+    found = planner.plan(problem, answer, NAME, NAME, planner.request.objective)
+    note = (f"what passes between operations no longer follows {plan.name}",) if left else ()
+    return replace(found, notes=(*_notes(weights, changes, plan, keep), *note, *found.notes))
+
+
+def _stream(graph: Graph, plan: Plan) -> AxisRules | None:
+    """What a baseline says of activations, its say in weights left out; None for plans that were searched freely."""
+    baseline = next((b for b in (*BASELINES, EXPERT) if b.method == plan.method), None)
+    rules = baseline.restrict(graph, plan.mesh) if baseline else None
+    if not isinstance(rules, AxisRules):
+        return None
+    return replace(rules, parameters=tuple(_anything for _ in rules.parameters))
+
+
+def _anything(v: Value, pair: Pair) -> bool:
+    return True
+
+
+def told(placements: Placements, mesh: DeviceMesh) -> str:
+    """`R on data, S(0) on tensor`; the placement alone on a mesh of one axis."""
+    if len(placements) == 1:
+        return str(placements[0])
+    return ", ".join(f"{p} on {name}" for name, p in zip(mesh.axis_names, placements, strict=True))
+
+
+def _notes(weights: Mapping[Weight, Editable], changes: Mapping[Weight, Placements], plan: Plan, keep: bool) -> tuple[str, ...]:
+    """What was done to which plan."""
+    done = "; ".join(f"{weights[w].pattern} as {told(p, plan.mesh)}" for w, p in changes.items())
+    several = sum(len(e.stored) > 1 for w, e in weights.items() if w not in changes) if keep else 0
+    rest = "all other weights stored as before" if keep else "the rest chosen anew around it"
+    note = f"by hand: {done}; {rest}"
+    if several:
+        note += f" ({several} of them lie in several ways there, and each copy may take any of those)"
+    return (note,)
+
+
+def _refusal(planner: Planner, answer: Answer, changes: list[Editable], keep: bool) -> InputError | NoPlanFits:
+    """Why no plan was found though each placement by itself is possible."""
+    names = " and ".join(e.pattern for e in changes)
+    if math.isfinite(answer.least_memory):
+        return NoPlanFits(
+            f"with {names} stored so, the least memory that any plan needs is {answer.least_memory / 1e9:.1f} GB per GPU, but "
+            f"there are {planner.budget / 1e9:.1f} GB; split it, or re-optimise the rest"
+        )
+    shared = [f"{e.pattern}, which {_users(planner.graph, e.weight)} share" for e in changes if len(_using(planner.graph, e.weight)) > 1]
+    tie = f" ({'; '.join(shared)})" if shared else ""
+    way_out = "re-optimise the rest, or edit those as well" if keep else "take back one of the edits"
+    return InputError(f"no layout has {names} stored so together with the other pinned weights{tie}; {way_out}")
+
+
+def _why_not(graph: Graph, free: Problem, e: Editable, placements: Placements) -> str:
+    """Why one weight cannot be stored so in any plan on the mesh; empty if it can."""
+    sizes, shape = free.model.mesh.axis_sizes, e.meta.shape
+    if any(isinstance(p, Partial) for p in placements):
+        return "a weight is never stored as the terms of a sum"
+    for p in placements:
+        if isinstance(p, Shard) and p.dim >= len(shape):
+            return f"{p} splits dim {p.dim}, and its shape {list(shape)} has {len(shape)} dim{'s' * (len(shape) != 1)}"
+    block, name = e.weight
+    compiled = free.blocks[block] if block else free.top
+    index = next(i for i, n in _own_weights(_block(graph, block), compiled.net) if n == name)
+    states = compiled.net.tensors[tensor_name(index)]
+    there = np.flatnonzero(_stored_as(states.index, [p for p, _ in states.pairs], placements))
+    if not len(there):
+        parts = free.strategies[block].segments
+        return _uneven(shape, placements, sizes, {d: s for (v, d), s in parts.items() if v == index})
+    if np.isin(there, compiled.alive[tensor_name(index)]).any():
+        return ""
+    if len(_using(graph, e.weight)) > 1:
+        return f"{_users(graph, e.weight)} share it, and no way to run them agrees on that"
+    if free.model.workload.zero != 3 and all(isinstance(p, Shard) for p in placements):
+        return f"no way to run {_users(graph, e.weight)} uses it split so, and this plan does not gather weights at use"
+    if len(shape) < 2:
+        return f"no way to run {_users(graph, e.weight)} uses it split so, and weights of one dim are not gathered at use"
+    return f"no way to run {_users(graph, e.weight)} takes it so"
+
+
+def _uneven(
+    shape: tuple[int, ...], placements: Placements, sizes: tuple[int, ...], segments: Mapping[int, tuple[int, ...]]
+) -> str:
+    """Which dim does not split evenly."""
+    for dim, extent in enumerate(shape):
+        parts = math.prod(n for p, n in zip(placements, sizes, strict=True) if p == Shard(dim))
+        for size in segments.get(dim, (extent,)):
+            if size % parts:
+                of = f" ({extent} in fused parts of {', '.join(map(str, dict.fromkeys(segments[dim])))})" if dim in segments else ""
+                return f"dim {dim} has {size} elements{of}, which {parts} GPUs cannot share evenly"
+    return f"a dim of one element is not split, and its shape is {list(shape)}"
+
+
+def _stored_as(index: Ints, pairs: list[Placement], placements: Placements) -> Bools:
+    """Which joint states store a weight as `placements`, whatever its gradient."""
+    ok = np.ones(len(index), dtype=bool)
+    for axis, wanted in enumerate(placements):
+        ok &= np.array([p == wanted for p in pairs], dtype=bool)[index[:, axis]]
+    return ok
+
+
+def _block(graph: Graph, name: str) -> Block:
+    return graph.blocks[name] if name else graph.top
+
+
+def _own_weights(where: Block, net: Network) -> list[tuple[int, str]]:
+    """(value, name) of the parameters that a block holds itself; those it is given belong to who gives them."""
+    given = set(where.inputs)
+    return [
+        (i, v.name) for i, v in enumerate(where.values) if v.kind == "parameter" and i not in given and tensor_name(i) in net.tensors
+    ]
+
+
+def _using(graph: Graph, weight: Weight) -> list[str]:
+    """The ops and calls that use a weight, by name."""
+    block, name = weight
+    where = _block(graph, block)
+    index = next(i for i, v in enumerate(where.values) if v.kind == "parameter" and v.name == name)
+    return [
+        item.name.rpartition("/")[0] or item.fn if isinstance(item, Op) else item.prefix for item in where.items if index in item.inputs
+    ]
+
+
+def _users(graph: Graph, weight: Weight) -> str:
+    """The users of a weight in words."""
+    first, *more = dict.fromkeys(_using(graph, weight))
+    if not more:
+        return first
+    return f"{first} and {more[0]}" if len(more) == 1 else f"{first}, {more[0]} and {len(more) - 1} more"
+
+
+def parse(text: str) -> tuple[str, Placements]:
+    """`Block/mlp.up_proj.weight:R.S(0)` -> the weight's key and its placements. Raises ShardingError or InputError."""
+    key, _, letters = text.rpartition(":")
+    if not key:
+        raise InputError(f"edit {text!r} is not of the form Block/weight:R.S(0)")
+    return key, parse_placements(letters.replace(".", ","))
+
+
+def write(weight: Weight, placements: Placements) -> str:
+    """The inverse of `parse`, for a weight of its block."""
+    return f"{key_of(weight)}:{format_placements(placements).replace(',', '.')}"
+
+
+def key_of(weight: Weight) -> str:
+    """`Block/name`; the name alone at the top."""
+    return f"{weight[0]}/{weight[1]}" if weight[0] else weight[1]

@@ -1,0 +1,254 @@
+"""The nearest plan that a form of tensor parallelism can hold, priced beside the plan that was asked for.
+
+The same search, restricted: the layers that the form splits are split as it does, every other weight is whole along the
+tensor axis, the stream between blocks is whole (or split by tokens), and the other axes split the batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+
+import numpy as np
+
+from planner_core.capture import capture_graph
+from planner_core.cluster import Cluster
+from planner_core.collectives import collective_time, wire_bytes
+from planner_core.expert import ExpertRules
+from planner_core.export.tensor import SPLIT_DIM, Layout, split_site, starred
+from planner_core.graph import Block, Graph, Value, join_name
+from planner_core.hardware import CostModel, cost_model
+from planner_core.mesh import DeviceMesh, axis_names
+from planner_core.methods import PairTest, batch_split, sequence_split, sharded, split_weight, summed, whole
+from planner_core.models import ZOO
+from planner_core.opening import open_model
+from planner_core.pinned import local_bytes
+from planner_core.placement import R, Shard
+from planner_core.plan import Plan
+from planner_core.planner import Planner, Request, prepare
+from planner_core.price import block_of
+from planner_core.rules import Pair
+from planner_core.search import search
+from planner_core.tables import NUM_COMPONENTS, Factor, Network
+
+EXPERTS = {"gate_up_proj": 1, "down_proj": 2}
+"""Which dim of fused experts is split by their inner width."""
+
+
+@dataclass(frozen=True, slots=True)
+class Nearest:
+    """What the form's plan costs, and what the plan itself does: seconds a step, bytes sent per GPU, bytes at the peak."""
+
+    name: str
+    mesh: str
+    step_time_s: float
+    wire_bytes: int
+    peak_bytes: int
+    plan_step_time_s: float
+    plan_wire_bytes: int
+    plan_peak_bytes: int
+    fits: bool
+
+    def to_json(self) -> dict[str, object]:
+        """As the command line and the explorer read it."""
+        return asdict(self)
+
+    def beside(self, plan: Plan) -> Nearest:
+        """The same beside another plan."""
+        cost = plan.cost
+        return replace(self, plan_step_time_s=cost.step_time_s, plan_wire_bytes=_sent(plan), plan_peak_bytes=cost.memory_bytes["peak"])
+
+    def sentence(self) -> str:
+        """The difference in words."""
+        rows = (
+            (1e3, self.step_time_s, self.plan_step_time_s, "ms a step"), (1e-9, self.wire_bytes, self.plan_wire_bytes, "GB sent per GPU"),
+            (2**-30, self.peak_bytes, self.plan_peak_bytes, "GiB at the peak"),
+        )  # fmt: skip
+        told = [f"{by * here:.4g} {unit}, the plan {by * there:.4g}{_percent(here, there)}" for by, here, there, unit in rows]
+        return "; ".join(told) + ("" if self.fits else "; it does not fit")
+
+
+def _percent(here: float, there: float) -> str:
+    if not there:
+        return ""
+    change = 100 * (here / there - 1)
+    return " (the same)" if abs(change) < 0.05 else f" ({change:+.1f} %)"
+
+
+@dataclass
+class FormRules(ExpertRules):
+    """The results of layers that gather them (the classes of a head) are whole along the tensor axis, and so is the loss."""
+
+    layout: Layout
+
+    def apply(self, block: str, net: Network) -> None:
+        """Add factors that forbid the other states."""
+        super().apply(block, net)
+        where = block_of(self.graph, block)
+        wide = self._gathered_widths(block, where)
+        axis = self.layout.axis
+        for name, states in net.tensors.items():
+            meta = where.values[int(name[1:])].meta
+            if where.values[int(name[1:])].kind == "activation" and meta.shape and meta.shape[-1] in wide:
+                good = np.array([p != Shard(len(meta.shape) - 1) for p, _ in states.pairs], dtype=bool)
+                net.factors.append(Factor((name,), np.zeros((NUM_COMPONENTS, len(states))), good[states.index[:, axis]]))
+        for name, node in net.nodes.items():
+            rows = [[r.label for o, r in zip(node.strategy.ops, row, strict=True) if o.fn == "cross_entropy"] for row in node.strategy.rows]
+            if wide and any(rows):
+                good = np.array(["classes" not in labels for labels in rows], dtype=bool)
+                net.factors.append(Factor((name,), np.zeros((NUM_COMPONENTS, len(node.index))), good[node.index[:, axis]]))
+
+    def _gathered_widths(self, block: str, where: Block) -> set[int]:
+        prefix = next((c.prefix for c in self.graph.calls() if c.block == block), "")
+        return {
+            where.values[op.outputs[0]].meta.shape[-1] for op in where.ops
+            if op.fn == "linear" and self.layout.styles.get(join_name(prefix, split_site(op.name)[0])) == "gathered"
+        }  # fmt: skip
+
+
+def on_cluster(plan: Plan) -> bool:
+    """Whether the plan's mesh is its cluster's: one that was scaled down for a few processes has no links to price."""
+    return plan.mesh.num_devices == Cluster.from_json(dict(plan.cluster)).num_gpus
+
+
+def nearest(plan: Plan, layout: Layout, *, each_column: bool = False, sequence: bool = False) -> tuple[Plan, Nearest] | None:
+    """The best plan under what the form does, and its price; None where the search finds none.
+
+    `each_column`: every column-split layer sums its input's gradient by itself.
+    """
+    planner = _planner(plan)
+    data = sharded if _shards_data(plan, layout) else summed
+    axes = range(len(plan.mesh.axis_sizes))
+    rules = FormRules(
+        planner.graph,
+        tuple((sequence_split if sequence else whole) if a == layout.axis else batch_split for a in axes),
+        tuple(_follows(planner.graph, layout) if a == layout.axis else data for a in axes),
+        layout,
+    )
+    found = _search(planner, plan.mesh, rules, 3 if data is sharded else 0, f"{plan.name}, as this form holds it")
+    if found is None:
+        return None
+    more_s, more_bytes = _each_column(planner, found, layout) if each_column else (0.0, 0)
+    return found, _priced(plan, found, planner, more_s, more_bytes)
+
+
+def by_degrees(plan: Plan, layout: Layout, *, sequence: bool, may_shard: bool = False) -> tuple[Plan, Nearest] | None:
+    """What a program does that is told degrees alone: every layer split as Megatron-LM splits it, with data parallelism
+    (`may_shard`: FSDP where the plan shards weights over the data axes)."""
+    planner = _planner(plan)
+    data = sharded if may_shard and _shards_data(plan, layout) else summed
+    axes = [(layout.data, batch_split, data), (layout.size, sequence_split if sequence else whole, split_weight)]
+    sizes, streams, weights = zip(*[a for a in axes if a[0] > 1] or axes[:1], strict=True)
+    mesh = DeviceMesh(axis_names(len(sizes)), sizes)
+    found = _search(planner, mesh, ExpertRules(planner.graph, streams, weights), 3 if data is sharded else 0, "by degrees")
+    return (found, _priced(plan, found, planner)) if found else None
+
+
+def instead(plan: Plan) -> tuple[Plan, Nearest] | None:
+    """Megatron-LM's plan on the mesh that suits it best: what a form holds where it cannot hold the plan at all."""
+    planner = _planner(plan)
+    n, node = plan.mesh.num_devices, planner.cluster.levels[0].size
+    sizes = [s for s in (2, 4, 8, 16) if s <= node and n % s == 0]
+    options = [DeviceMesh(axis_names(2), (n // s, s)) if s < n else DeviceMesh(axis_names(1), (n,)) for s in sizes]
+    found = []
+    for mesh in options:
+        one = len(mesh.axis_sizes) == 1
+        rules = ExpertRules(planner.graph, (whole,) if one else (batch_split, whole), (split_weight,) if one else (summed, split_weight))
+        plans = _search(planner, mesh, rules, 0, "Megatron-LM")
+        found += [plans] if plans else []
+    best = min(found, key=lambda p: (not p.fits, p.cost.step_time_s), default=None)
+    return (best, _priced(plan, best, planner)) if best else None
+
+
+def _planner(plan: Plan) -> Planner:
+    load = plan.workload
+    request = Request(
+        str(plan.model["name"]), cluster=dict(plan.cluster), batch=load["batch"], seq=load["seq"], dtype=load["dtype"],
+        optimizer=load["optimizer"], zero=load["zero"], recompute=load["recompute"],
+    )  # fmt: skip
+    return prepare(request, _graph(plan))
+
+
+def _graph(plan: Plan) -> Graph:
+    """The plan's model; a zoo model of the zoo's own depth from its snapshot."""
+    config, load = plan.model["config"], plan.workload
+    name = str(plan.model.get("source", "")).removeprefix("zoo:")
+    if name in ZOO:
+        graph = open_model(name, batch=load["batch"], seq=load["seq"], dtype=load["dtype"], layers=None)
+        if dict(graph.config) == config:
+            return graph
+    return capture_graph(config, batch=load["batch"], seq=load["seq"], dtype=load["dtype"])
+
+
+def _shards_data(plan: Plan, layout: Layout) -> bool:
+    stored = (p.stored for block in plan.blocks.values() for p in block.params.values())
+    return any(isinstance(p, Shard) for s in stored for a, p in enumerate(s) if a != layout.axis)
+
+
+def _follows(graph: Graph, layout: Layout) -> PairTest:
+    dims: dict[int, int | None] = {}
+    first = {c.block: c.prefix for c in reversed(list(graph.calls()))}
+    for block in (graph.top, *graph.blocks.values()):
+        for value in block.values:
+            if value.kind == "parameter":
+                dims[id(value)] = _dim(join_name(first.get(block.name, ""), value.name), layout)
+
+    def follows(v: Value, pair: Pair) -> bool:
+        dim = dims.get(id(v))
+        return pair[0] == (R if dim is None else Shard(dim))
+
+    return follows
+
+
+def _dim(name: str, layout: Layout) -> int | None:
+    """Along which dim the form splits a parameter."""
+    module, _, last = name.rpartition(".")
+    if module in layout.experts:
+        return EXPERTS.get(last)
+    style = layout.styles.get(module)
+    if style is None or (last == "bias" and SPLIT_DIM[style] == 1):
+        return None
+    return SPLIT_DIM[style]
+
+
+def _search(planner: Planner, mesh: DeviceMesh, rules: ExpertRules, zero: int, name: str) -> Plan | None:
+    problem = planner.problem(mesh, rules, zero=zero)
+    answer = search(problem, objective="time")
+    return planner.plan(problem, answer, name, "export", "time") if answer.assignment is not None else None
+
+
+def _each_column(planner: Planner, found: Plan, layout: Layout) -> tuple[float, int]:
+    """Seconds and bytes of the backward all_reduces that a shared input would have saved."""
+    seconds, sent = 0.0, 0
+    model = cost_model(planner.cluster, found.mesh, planner.workload)
+    inputs = _column_inputs(planner.graph, found, model, layout)
+    for group in layout.groups:
+        size = inputs.get(starred(group.columns[0]), 0)
+        more = len(group.columns) - 1
+        seconds += more * collective_time("all_reduce", size, model.links[layout.axis])[0]
+        sent += more * wire_bytes("all_reduce", size, layout.size)
+    return seconds, sent
+
+
+def _column_inputs(graph: Graph, found: Plan, model: CostModel, layout: Layout) -> dict[str, int]:
+    """Bytes of the input of every linear layer on one GPU, by the layer's name."""
+    sizes: dict[str, int] = {}
+    for label, bp in found.blocks.items():
+        block = block_of(graph, label)
+        for op in (op for op in block.ops if op.fn == "linear"):
+            scope = join_name(bp.prefixes[0], split_site(op.name)[0])
+            sizes[starred(scope)] = local_bytes(block, op.inputs[0], bp.sites[op.name].inputs[0].dst.forward, model)
+    return sizes
+
+
+def _priced(plan: Plan, found: Plan, planner: Planner, more_s: float = 0.0, more_bytes: int = 0) -> Nearest:
+    peak = found.cost.memory_bytes["peak"]
+    return Nearest(
+        found.name, str(found.mesh), found.cost.step_time_s + more_s, _sent(found) + more_bytes, peak, plan.cost.step_time_s, _sent(plan),
+        plan.cost.memory_bytes["peak"], peak <= planner.budget,
+    )  # fmt: skip
+
+
+def _sent(plan: Plan) -> int:
+    return sum(t.wire_bytes for t in plan.cost.traffic)
+
+

@@ -1,0 +1,80 @@
+"""Sequence parallelism in stock styles: the stream between the blocks is split by tokens, as DTensors of whole length.
+
+Norms run on their own tokens (`SequenceParallel`), an embedding delivers its share, every pair of column and row layers
+gathers tokens before and scatters them after. Whether a model's code runs so cannot be read off a plan, so the export
+is tried on a tiny model first.
+"""
+
+# mypy: allow-untyped-calls
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from planner_core.capture.hf import build, training_inputs
+from planner_core.errors import VerificationFailed
+from planner_core.export.tensor import Layout, split_site, starred
+from planner_core.graph import join_name
+from planner_core.placement import Shard
+from planner_core.plan import Plan
+from planner_core.retarget import shrink
+from planner_core.runtime.initial import initializer
+from planner_core.verify.models import materialise
+from planner_core.verify.ranks import run_ranks
+
+STYLES = {
+    "colwise": "ColwiseParallel()", "gathered": "ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate())",
+    "rowwise": "RowwiseParallel(output_layouts=Shard(1), use_local_output=False)",
+    "vocabulary": "RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1), use_local_output=False)",
+    "features": "ColwiseParallel(output_layouts=Shard(1), use_local_output=False)",
+    "norm": "SequenceParallel()",
+    "embedding": "PrepareModuleOutput(output_layouts=Replicate(), desired_output_layouts=Shard(1), use_local_output=False)",
+}  # fmt: skip
+"""torch's styles where the stream is split by tokens."""
+TRIAL_S = 120.0
+RANKS = 2
+
+
+def on_tokens(plan: Plan, layout: Layout) -> dict[str, str]:
+    """Modules with weights of their own that run on a share of the tokens, and whole embeddings before the stream, by pattern."""
+    found: dict[str, str] = {}
+    for block in plan.blocks.values():
+        for name, site in block.sites.items():
+            scope, fn = split_site(name)
+            full = join_name(block.prefixes[0], scope)
+            if full in layout.styles:
+                continue
+            if fn == "embedding" and site.outputs[0].dst.forward[layout.axis] == Shard(1):
+                found[starred(full)] = "embedding"
+            weighs = any(p.rpartition(".")[0] == scope for p in block.params)
+            if weighs and fn not in ("linear", "embedding") and any(e.dst.forward[layout.axis] == Shard(1) for e in site.inputs):
+                found[starred(full)] = "norm"
+    return found
+
+
+def runs(text: str, config: dict[str, Any]) -> str:
+    """Why the exported module cannot run a tiny model of this config on two ranks; "" if it can."""
+    try:
+        (said,) = run_ranks(_trial, 1, (text, config), timeout_s=TRIAL_S, backend=None)
+    except VerificationFailed as error:
+        return str(error).partition("failed: ")[2].partition("\n")[0] or str(error)
+    return str(said)
+
+
+def _trial(text: str, config: dict[str, Any]) -> str:
+    """A step of rank 0 on a fake group: what is sent comes back as anything, but shapes and placements are real."""
+    logging.disable(logging.WARNING)  # which collectives a CPU group emulates is no news here
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=RANKS)
+    model, parsed, _ = build(shrink(config), "float32")
+    inputs = training_inputs(model, parsed, 2, 8, "float32")
+    materialise(model, initializer(model, 0))
+    scope: dict[str, Any] = {}
+    exec(compile(text, "exported", "exec"), scope)  # our own text
+    model = scope["parallelize"](model, init_device_mesh("cpu", (RANKS,)))
+    model(**inputs).loss.backward()
+    dist.destroy_process_group()
+    return ""

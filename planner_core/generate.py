@@ -1,0 +1,111 @@
+"""The candidates of a block that no other beats, where there are too many to score each: generated best first.
+
+The block's network is priced along the lower hull of (communication, memory); between two corners of the hull only labels
+below their line are carried on, and of two that meet in the same states the one that is worse in both is dropped
+(`labels`). So what is never formed is beaten, or lies in a part that holds too much to look through (`complete`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from planner_core.chain import Weights, given, scalar
+from planner_core.eliminate import Elimination, Floats, eliminate, order
+from planner_core.labels import BucketTree, TooMuch
+from planner_core.problem import Compiled
+from planner_core.tables import COMM, MEMORY, NUM_COMPONENTS
+
+MAX_CORNERS = 40
+TIE = 1e-9
+
+
+@dataclass(frozen=True)
+class Generated:
+    """Ways to run a block: the state of every variable among those alive, with communication and memory of each."""
+
+    at: list[dict[str, int]]
+    comm_s: Floats
+    memory_bytes: Floats
+    complete: bool
+
+
+def generate(compiled: Compiled, at: Mapping[str, int]) -> Generated:
+    """Every way to run a block with some variables given that no other beats in communication and memory."""
+    block = _Block(compiled, at)
+    corners = block.hull()
+    found: list[dict[str, int]] = [c for c, _, _ in corners]
+    costs = [(c, m) for _, c, m in corners]
+    complete = True
+    for (_, c, m), (_, high, low) in pairwise(corners):
+        try:
+            for state, cost in block.between((c, m), (high, low)):
+                found.append(state)
+                costs.append(cost)
+        except TooMuch:
+            complete = False
+    comm, memory = (np.array([x[i] for x in costs]) for i in (0, 1))
+    return Generated(found, comm, memory, complete)
+
+
+class _Block:
+    def __init__(self, compiled: Compiled, at: Mapping[str, int]) -> None:
+        self.compiled, self.at = compiled, dict(at)
+        self.sizes = {v: n for v, n in compiled.sizes.items() if v not in at}
+        scopes = [[v for v in f.vars if v not in at] for f in compiled.factors]
+        self.sequence = order(self.sizes, scopes, ())
+
+    def tables(self, weights: Weights) -> list[tuple[tuple[str, ...], Floats]]:
+        """The block's tables with what is given put in."""
+        return given(scalar(self.compiled.factors, weights), self.at)
+
+    def best(self, comm: float, memory: float) -> tuple[dict[str, int], float, float] | None:
+        """The way of least priced cost, its communication and memory."""
+        solved: Elimination = eliminate(self.sizes, self.tables((0.0, memory, comm, 0.0)), self.sequence, ())
+        if not np.isfinite(solved.table):
+            return None
+        state = {**self.at, **solved.assignment({})}
+        totals = np.zeros(NUM_COMPONENTS)
+        for f in self.compiled.factors:
+            where: tuple[Any, ...] = (slice(None), *(state[v] for v in f.vars))
+            totals += f.cost[where]
+        return state, float(totals[COMM]), float(totals[MEMORY])
+
+    def hull(self) -> list[tuple[dict[str, int], float, float]]:
+        """Corners of the lower hull, by rising communication."""
+        fast, small = self.best(1.0, 1e-22), self.best(1e-12, 1.0)
+        if fast is None or small is None:
+            return []
+        found, todo = [fast], [(fast, small)]
+        while todo and len(found) < MAX_CORNERS:
+            a, b = todo.pop()
+            if a[2] - b[2] <= 1 or b[1] <= a[1]:
+                continue
+            price = (b[1] - a[1]) / (a[2] - b[2])
+            c = self.best(1.0, price)
+            if c is None or c[1] + price * c[2] >= (a[1] + price * a[2]) * (1 - TIE):
+                found.append(b)
+            else:
+                todo += [(c, b), (a, c)]
+        return found
+
+    def between(
+        self, left: tuple[float, float], right: tuple[float, float]
+    ) -> list[tuple[dict[str, int], tuple[float, float]]]:
+        """Ways with less communication than the right corner and less memory than the left one. Raises TooMuch."""
+        price = (right[0] - left[0]) / (left[1] - right[1])
+        tree = BucketTree(self.sizes, self.tables((0.0, price, 1.0, 0.0)), self.sequence, ())
+        tree.weigh()
+        sums = np.zeros((2, NUM_COMPONENTS))
+        sums[0, COMM], sums[1, MEMORY] = 1.0, 1.0
+        tables = given([(f.vars, np.tensordot(sums, f.cost, axes=1)) for f in self.compiled.factors], self.at)
+        constant = sum((t for names, t in tables if not names), start=np.zeros(2))
+        labels = tree.carry(
+            [t for t in tables if t[0]], [], right[0] + price * left[1], np.array([max(right[0], 1e-9) * TIE, 1e-2])
+        )
+        costs = labels.cost + constant
+        return [({**self.at, **tree.assignment(i)[0]}, (float(c), float(m))) for i, (c, m) in enumerate(costs)]

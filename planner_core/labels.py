@@ -1,0 +1,303 @@
+"""Elimination that carries sets of labels instead of numbers: the exact minimum of one sum under limits on others.
+
+A label is what one way of filling in the variables below a bucket costs, as a vector of sums. Of two labels of one
+entry the one that is worse in every sum is dropped (Pareto dominance), and so is every label that cannot be part of
+a solution whose *weighted* cost is at most `limit`: the weighted problem was solved before (`BucketTree`), so the least cost
+through each entry is known exactly, and a label's excess over it adds up on the way to the root. With the
+multipliers of the Lagrange bound as weights, and the best solution known as limit, few labels are left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner_core.eliminate import Floats, Table, add
+from planner_core.errors import PlannerError
+
+Ints = NDArray[np.int64]
+MAX_LABELS = 400_000
+"""Labels held at once; beyond it the search gives up (about 0.1 GB)."""
+MAX_ENTRIES = 3e7
+"""Entries of all tables of one tree, kept twice (half a gigabyte)."""
+NEAR = 8
+"""Predecessors that each label is compared with at once, before groups are gone through one by one."""
+
+
+class TooMuch(PlannerError):
+    """More lies within the limit than can be compared; `what` says of what."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what} lie within the gap, more than are compared")
+
+
+class TooLarge(TooMuch):
+    """The tables of the network are too large to keep, whatever the limit."""
+
+
+@dataclass
+class Labels:
+    """Labels by entry of a table: entry e has those from first[e] to last[e] - 1, by rising excess. `cost` is [label, sum];
+    `excess` is what each costs more, weighted, than the best of its entry."""
+
+    first: Ints
+    last: Ints
+    cost: Floats
+    excess: Floats
+
+    def at(self, entries: Ints) -> Labels:
+        """The same labels under other entries; entry -1 has none."""
+        there = entries >= 0
+        return Labels(np.where(there, self.first[entries], 0), np.where(there, self.last[entries], 0), self.cost, self.excess)
+
+
+@dataclass
+class Partial:
+    """Labels on the way: of which entry of the bucket, their cost and excess, and which label of each child they take."""
+
+    row: Ints
+    cost: Floats
+    excess: Floats
+    parts: list[Ints] = field(default_factory=list)
+
+    def take(self, index: Any) -> Partial:
+        """Only those at `index`."""
+        return Partial(self.row[index], self.cost[index], self.excess[index], [p[index] for p in self.parts])
+
+
+def concatenate(parts: Sequence[Partial]) -> Partial:
+    """All of them, one after another."""
+    columns = zip(*(p.parts for p in parts), strict=True)
+    return Partial(
+        np.concatenate([p.row for p in parts]), np.concatenate([p.cost for p in parts]),
+        np.concatenate([p.excess for p in parts]), [np.concatenate(c) for c in columns],
+    )  # fmt: skip
+
+
+def join(mine: Partial, child: Labels, entry: Ints, room: Floats) -> Partial:
+    """Every label with every label of its entry of `child` (`entry`: one per label) whose excesses together stay within the
+    label's `room`. Raises TooMuch."""
+    first, end = child.first[entry], child.last[entry]
+    last = _bisect(child.excess, first, end, room - mine.excess)
+    counts = last - first
+    total = int(counts.sum())
+    if total > MAX_LABELS:
+        raise TooMuch(f"{total} partial plans")
+    take = np.repeat(np.arange(len(counts)), counts)
+    position = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts) + np.repeat(first, counts)
+    return Partial(
+        mine.row[take], mine.cost[take] + child.cost[position], mine.excess[take] + child.excess[position],
+        [*(p[take] for p in mine.parts), position],
+    )  # fmt: skip
+
+
+def _bisect(values: Floats, first: Ints, last: Ints, most: Floats) -> Ints:
+    """Per range of rising `values`: the end of those that are at most `most`."""
+    low, high = first.copy(), last.copy()
+    while True:
+        open_ = low < high
+        if not open_.any():
+            return low
+        middle = (low + high) // 2
+        fits = open_ & (values[np.minimum(middle, len(values) - 1)] <= most)
+        low = np.where(fits, middle + 1, low)
+        high = np.where(open_ & ~fits, middle, high)
+
+
+def undominated(group: Ints, cost: Floats, steps: Floats) -> Ints:
+    """Indices of the labels that no other of their group equals or beats in every sum, ordered by group.
+
+    Sums are compared in whole `steps`, so that rounding does not tell equal labels apart.
+    """
+    keys = np.round(cost / steps).astype(np.int64)
+    order = np.lexsort((*keys.T[::-1], group))
+    g, k = group[order], keys[order]
+    order, g, k = _near(order, g, k)
+    if k.shape[1] == 2 or len(g) == 0:
+        return order[_stairs(g, k[:, 1])] if len(g) else order
+    ends = np.flatnonzero(np.diff(g, append=g[-1] + 1)) + 1
+    sizes = np.diff(ends, prepend=0)
+    keep = np.ones(len(g), dtype=bool)
+    for end, size in zip(ends, sizes, strict=True):
+        if size > NEAR:
+            keep[end - size : end] = _skyline(k[end - size : end, 1:])
+    return order[keep]
+
+
+def _near(order: Ints, g: Ints, k: Ints) -> tuple[Ints, Ints, Ints]:
+    """Without those that one of the few before them beats: most of the dominated, cheaply."""
+    alive = np.ones(len(g), dtype=bool)
+    for back in range(1, min(NEAR, len(g) - 1) + 1):
+        beaten = (g[back:] == g[:-back]) & (k[:-back, 1:] <= k[back:, 1:]).all(axis=1)
+        alive[back:] &= ~beaten
+    return order[alive], g[alive], k[alive]
+
+
+def _stairs(g: Ints, second: Ints) -> NDArray[np.bool_]:
+    """Of labels sorted by group and first sum: those whose second sum is below all before them."""
+    rank = np.unique(second, return_inverse=True)[1]
+    block = np.cumsum(np.diff(g, prepend=g[0]) != 0)
+    falling = rank - block * (int(rank.max()) + 1)  # groups lie in bands, each below the one before
+    least = np.minimum.accumulate(falling)
+    keep: NDArray[np.bool_] = np.r_[True, falling[1:] < least[:-1]]
+    return keep
+
+
+def _skyline(points: Ints, chunk: int = 256) -> NDArray[np.bool_]:
+    """Of points sorted by a first sum: those that none before them beats in the two others."""
+    keep = np.zeros(len(points), dtype=bool)
+    kept = points[:0]
+    for start in range(0, len(points), chunk):
+        part = points[start : start + chunk]
+        alive = ~(kept[:, None, :] <= part[None]).all(axis=2).any(axis=0)
+        part, where = part[alive], start + np.flatnonzero(alive)
+        beats = (part[:, None, :] <= part[None]).all(axis=2)
+        alive = ~np.triu(beats, 1).any(axis=0)
+        keep[where[alive]] = True
+        kept = np.concatenate([kept, part[alive]])
+    return keep
+
+
+# --- trees of buckets --------------------------------------------------------------------------------
+
+
+@dataclass
+class Bucket:
+    """One eliminated variable: the sum of its tables over (others, variable), and where its minimum goes."""
+
+    name: str
+    others: tuple[str, ...]
+    total: Floats
+    message: Floats
+    parent: int
+
+    @property
+    def scope(self) -> tuple[str, ...]:
+        """Variables of `total`."""
+        return (*self.others, self.name)
+
+
+class BucketTree:
+    """A weighted network solved by elimination, with every table kept: the least cost through any entry can be asked. Raises
+    TooLarge."""
+
+    def __init__(
+        self, sizes: Mapping[str, int], tables: Iterable[Table], sequence: Sequence[str], keep: Sequence[str]
+    ) -> None:
+        self.sizes, self.keep = dict(sizes), tuple(keep)
+        self.rank = {v: i for i, v in enumerate(sequence)}
+        pool: list[list[Table]] = [[] for _ in range(len(sequence) + 1)]
+        for table in tables:
+            pool[self.home(table[0])].append(table)
+        self.buckets: list[Bucket] = []
+        entries = 0.0
+        for i, v in enumerate(sequence):
+            others = tuple(dict.fromkeys(o for scope, _ in pool[i] for o in scope if o != v))
+            entries += float(np.prod([float(sizes[o]) for o in (*others, v)]))
+            if entries > MAX_ENTRIES:
+                raise TooLarge(f"{entries:.2g} entries of tables")
+            total = add(pool[i], (*others, v), sizes)
+            bucket = Bucket(v, others, total, total.min(axis=-1), self.home(others))
+            pool[bucket.parent].append((others, bucket.message))
+            self.buckets.append(bucket)
+        self.root = add(pool[-1], self.keep, sizes)
+        self.margins: list[Floats] = []
+        self.children: list[list[tuple[int, tuple[str, ...], Labels]]] = []
+        self.chosen = [Partial(np.zeros(0, dtype=np.int64), np.zeros((0, 0)), np.zeros(0))] * (len(sequence) + 1)
+
+    def home(self, scope: Iterable[str]) -> int:
+        """The bucket that a table over `scope` belongs to; the last one is the root."""
+        return min((self.rank[v] for v in scope if v in self.rank), default=-1)
+
+    def weigh(self, root: Floats | None = None) -> None:
+        """Find the least weighted cost of all through every entry of every bucket (`margins`), given the same of the root."""
+        self.margins = [np.zeros(0)] * len(self.buckets) + [self.root if root is None else root]
+        for i in reversed(range(len(self.buckets))):
+            b = self.buckets[i]
+            outside = self.through(b.parent, b.others) - np.where(np.isfinite(b.message), b.message, 0.0)
+            self.margins[i] = b.total + outside[..., None]
+
+    def scope_of(self, i: int) -> tuple[str, ...]:
+        """Variables of a bucket, or of the root (-1)."""
+        return self.keep if i == -1 else self.buckets[i].scope
+
+    def through(self, i: int, names: Sequence[str]) -> Floats:
+        """Least cost through each entry of `names`, variables that all stand in bucket `i`."""
+        scope = self.scope_of(i)
+        least = self.margins[i].min(axis=tuple(a for a, v in enumerate(scope) if v not in names))
+        left = [v for v in scope if v in names]
+        found: Floats = least.transpose([left.index(v) for v in names])
+        return found
+
+    def carry(
+        self, factors: Iterable[Table], sets: Iterable[tuple[tuple[str, ...], Labels]], limit: float, steps: Floats
+    ) -> Labels:
+        """Labels of every entry of the root within `limit`.
+
+        `factors` have [sum, entry of their variables]; `sets` are labels of other networks by entry of theirs.
+        Raises TooMuch.
+        """
+        plain: list[list[Table]] = [[] for _ in range(len(self.buckets) + 1)]
+        self.children = [[] for _ in plain]
+        for names, cost in factors:
+            plain[self.home(names)].append((names, cost))
+        for k, (names, labels) in enumerate(sets):
+            self.children[self.home(names)].append((-1 - k, names, labels))
+        for i, b in enumerate(self.buckets):
+            found = self._fill(i, plain[i], limit, steps)
+            below = np.where(np.isfinite(b.message), b.message, 0.0)[..., None]
+            found.excess = found.excess + (b.total - below).ravel()[found.row]
+            labels, self.chosen[i] = collect(found, found.row // self.sizes[b.name], b.message.size, steps)
+            self.children[b.parent].append((i, b.others, labels))
+        found = self._fill(-1, plain[-1], limit, steps)
+        labels, self.chosen[-1] = collect(found, found.row, self.root.size, steps)
+        return labels
+
+    def _fill(self, i: int, plain: Sequence[Table], limit: float, steps: Floats) -> Partial:
+        """Every way to fill the entries of a bucket that are within the limit, from its factors and children."""
+        scope, margin = self.scope_of(i), self.margins[i].ravel()
+        rows = np.flatnonzero(margin <= limit)
+        place = dict(zip(scope, np.unravel_index(rows, self.margins[i].shape) if scope else (), strict=True))
+        cost = np.zeros((len(rows), len(steps)))
+        for names, table in plain:
+            where: tuple[Any, ...] = (slice(None), *(place[v] for v in names))
+            cost += table[where].T.reshape(-1, len(steps))
+        found = Partial(rows, cost, np.zeros(len(rows)))
+        for _, names, labels in self.children[i]:
+            entry = np.zeros(self.margins[i].size, dtype=np.int64)
+            for v in names:
+                entry[rows] = entry[rows] * self.sizes[v] + place[v]
+            found = join(found, labels, entry[found.row], limit - margin[found.row])
+            if len(found.row) > len(rows):
+                found = found.take(undominated(found.row, found.cost, steps))
+        return found
+
+    def assignment(self, label: int) -> tuple[dict[str, int], dict[int, int]]:
+        """The state of every variable in one label of the root, and by number of each set the label that it takes there."""
+        at: dict[str, int] = {}
+        taken: dict[int, int] = {}
+        todo = [(-1, label)]
+        while todo:
+            i, label = todo.pop()
+            chosen = self.chosen[i]
+            place = np.unravel_index(int(chosen.row[label]), self.margins[i].shape) if self.scope_of(i) else ()
+            at.update(zip(self.scope_of(i), map(int, place), strict=True))
+            for (child, _, _), part in zip(self.children[i], chosen.parts, strict=True):
+                if child < 0:
+                    taken[-1 - child] = int(part[label])
+                else:
+                    todo.append((child, int(part[label])))
+        return at, taken
+
+
+def collect(found: Partial, group: Ints, entries: int, steps: Floats) -> tuple[Labels, Partial]:
+    """The undominated ones of each group as labels of `entries` groups, and themselves in the same order."""
+    best = undominated(group, found.cost, steps)
+    best = best[np.lexsort((found.excess[best], group[best]))]
+    chosen = found.take(best)
+    ends = np.searchsorted(group[best], np.arange(entries + 1))
+    return Labels(ends[:-1], ends[1:], chosen.cost, chosen.excess), chosen

@@ -1,0 +1,143 @@
+"""Forward through the ops and calls of one block on one GPU: how high memory stands at every step (see `backward` too).
+
+A tensor lives until its last reader is done, or autograd keeps it. What crosses the border of a called block, its
+operands and results, is counted by the caller, everything else inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from planner_core.graph import Call, Op
+from planner_core.rules import is_heavy
+from planner_core.storages import Key, Storages
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """Bytes at one point of a step, on top of weights and optimizer states."""
+
+    kept: int = 0
+    grads: int = 0
+    flying: int = 0
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.kept + self.grads + self.flying
+
+    def __add__(self, other: Moment) -> Moment:
+        return Moment(self.kept + other.kept, self.grads + other.grads, self.flying + other.flying)
+
+
+@dataclass(frozen=True, slots=True)
+class CallMemory:
+    """What one copy of a block does to its caller's memory.
+
+    `kept` bytes stay inside for backward, and `keeps` are the operands (by position) that it keeps. Of each result:
+    its bytes, or the operand whose storage it is (as -1 - position); `kept_results` are kept inside. `forward` and
+    `backward` are the highest moments; `gradients` the bytes of each operand's gradient, `grads` of its weights'.
+    """
+
+    kept: int
+    keeps: tuple[int, ...]
+    results: tuple[int, ...]
+    kept_results: tuple[int, ...]
+    forward: Moment
+    backward: Moment
+    gradients: Mapping[int, int]
+    grads: int
+
+
+@dataclass
+class Layout:
+    """The storages of one block in running order; `calls` tells what called blocks do, by prefix (top block only)."""
+
+    storages: Storages
+    calls: Mapping[str, CallMemory] = field(default_factory=dict)
+    kept_at: list[tuple[Key, ...]] = field(default_factory=list)  # by item: what it keeps
+    first: dict[Key, int] = field(default_factory=dict)  # the first item that keeps a storage: freed with it in backward
+
+    def __post_init__(self) -> None:
+        for number, item in enumerate(self.storages.block.items):
+            if isinstance(item, Call):
+                self.kept_at.append(self._call(number, item))
+            else:
+                self.storages.add(item)
+                self.kept_at.append(self.storages.saved[item.name])
+        for number, keys in enumerate(self.kept_at):
+            for key in keys:
+                self.first.setdefault(key, number)
+        self.border: set[Key] = {("in", v) for v in self.storages.block.inputs}
+        if self.storages.block.inputs:
+            self.border.update(k for v in self.results if (k := self.storages.at.get(v)) is not None)
+
+    def _call(self, number: int, call: Call) -> tuple[Key, ...]:
+        """Gives the results of a call their storages; what it keeps inside and across its border."""
+        s, found = self.storages, self.calls[call.prefix]
+        for value, size in zip(call.outputs, found.results, strict=True):
+            s.at[value] = s.at.get(call.inputs[-1 - size]) if size < 0 else ("made", value)
+            if size >= 0:
+                s.size["made", value] = size
+        s.size["call", number] = found.kept
+        across = [call.inputs[i] for i in found.keeps] + [call.outputs[i] for i in found.kept_results]
+        own: Key = ("call", number)
+        return tuple(dict.fromkeys([own, *(k for v in across if (k := s.at.get(v)) is not None)]))
+
+    @property
+    def results(self) -> tuple[int, ...]:
+        """What the block hands back; of the top block the loss."""
+        block = self.storages.block
+        return tuple(v for v in block.outputs or block.items[-1].outputs if block.values[v].kind == "activation")
+
+    def kept_bytes(self, number: int) -> int:
+        """Bytes inside that item `number` is the first to keep."""
+        keys = (k for k in self.kept_at[number] if self.first[k] == number and k not in self.border)
+        return sum(self.storages.size[k] for k in keys)
+
+    def forward(self) -> Iterator[Moment]:
+        """The highest moment of every item."""
+        size, until = self.storages.size, self._last_readers()
+        live: dict[Key, int] = {}
+        kept: set[Key] = set()
+        kept_bytes = 0
+        for number, item in enumerate(self.storages.block.items):
+            standing = Moment(kept_bytes, 0, sum(n for k, n in live.items() if k not in kept))
+            yield standing + (self.calls[item.prefix].forward if isinstance(item, Call) else self._run(item))
+            kept.update(k for k in self.kept_at[number] if k not in self.border)
+            kept_bytes += self.kept_bytes(number)
+            made = (self.storages.at[v] for v in item.outputs)
+            live.update((k, size[k]) for k in made if k is not None and k[0] != "in")
+            live = {k: n for k, n in live.items() if until.get(k, -1) > number}
+            yield Moment(kept_bytes, 0, sum(n for k, n in live.items() if k not in kept))
+
+    def _run(self, op: Op) -> Moment:
+        """How far memory rises while an op runs: operands on their way, results, what it keeps of its own, results sent."""
+        s, site = self.storages, self.storages.plan.sites[op.name]
+        now = peak = 0
+        for position, (value, edge) in enumerate(zip(op.inputs, site.inputs, strict=True)):
+            if s.block.values[value].kind != "constant":
+                peak = max(peak, now + s.transit(value, edge.src.forward, edge.forward, edge).peak)
+                now += s.own(("taken", op.name, position))
+        now += sum(s.own(("made", v)) for v in op.outputs)
+        now += sum(s.size[k] for k in s.saved[op.name] if k[0] == "extra")
+        for value, edge in zip(op.outputs, site.outputs, strict=True):
+            peak = max(peak, now + s.transit(value, edge.src.forward, edge.forward, edge).peak)
+            now += s.own(("given", value))
+        return Moment(0, 0, max(peak, now))
+
+    def _last_readers(self) -> dict[Key, int]:
+        """By storage, the item after which no variable holds it any more."""
+        at = self.storages.at
+        items = self.storages.block.items
+        until = {k: i for i, item in enumerate(items) for v in item.inputs if (k := at.get(v)) is not None}
+        until.update((k, len(items)) for v in (*self.results, *self._held()) if (k := at.get(v)) is not None)
+        return until
+
+    def _held(self) -> tuple[int, ...]:
+        """What the model's own code holds until it returns: the logits that go to the loss, and out beside it."""
+        ops = self.storages.block.ops
+        if not any(op.fn == "cross_entropy" for op in ops):
+            return ()
+        return next((op.outputs for op in reversed(ops) if is_heavy(op) and op.fn != "cross_entropy"), ())

@@ -1,0 +1,201 @@
+"""How the best mesh changes as the GPUs grow in number, and where tensor parallelism should stop.
+
+For each number of GPUs a cluster of the same nodes and links is made (`resized`), every factorisation into at most two axes is
+searched (`grow`), and every tensor-parallel degree is priced at its best (`TensorAxis`): the last axis splits weights and
+keeps the batch whole, the first splits the batch and may shard weights to gather them at use.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from planner_core.cluster import Cluster
+from planner_core.eliminate import TooWide
+from planner_core.errors import InputError, PlannerError
+from planner_core.graph import Graph, Value, join_name
+from planner_core.mesh import DeviceMesh, axis_names
+from planner_core.methods import AxisRules, Lens, batch_split, sequence_split, split_weight, whole
+from planner_core.pipeline import choose
+from planner_core.placement import Shard
+from planner_core.plan import Plan
+from planner_core.planner import Planner, Progress, Request, meshes, prepare
+from planner_core.problem import Restriction
+from planner_core.rules import Pair
+
+COUNTS = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+PAYS = 0.05
+"""A larger degree pays if the step gets shorter by more than this share; the cost model is no better."""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """The best plan over meshes, or at one tensor-parallel degree; `degree` is over how many GPUs the plan splits the use of
+    most weights. `step_time_s` is infinite where no plan runs."""
+
+    mesh: DeviceMesh
+    degree: int
+    step_time_s: float
+    exposed_s: float
+    memory_bytes: int
+    fits: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """One number of GPUs: the best plan of each mesh that comes near the best of all, and that of each tensor-parallel
+    degree."""
+
+    num_gpus: int
+    batch: int
+    meshes: tuple[Option, ...]
+    degrees: tuple[Option, ...]
+
+    @property
+    def best(self) -> Option | None:
+        """The mesh of the shortest step that fits, or None."""
+        return min((o for o in self.meshes if o.fits), key=lambda o: o.step_time_s, default=None)
+
+    @property
+    def by_degree(self) -> dict[int, Option]:
+        """The fastest plan known of each tensor-parallel degree that fits, ascending."""
+        found: dict[int, Option] = {}
+        for o in (*self.degrees, *self.meshes):
+            if o.fits and (o.degree not in found or o.step_time_s < found[o.degree].step_time_s):
+                found[o.degree] = o
+        return dict(sorted(found.items()))
+
+    @property
+    def last_paying(self) -> Option | None:
+        """Where tensor parallelism should stop: from the smallest degree that fits, the last larger one that shortens the
+        step by more than PAYS; None where nothing fits."""
+        kept: Option | None = None
+        for o in self.by_degree.values():
+            if kept is None or o.step_time_s < kept.step_time_s * (1 - PAYS):
+                kept = o
+        return kept
+
+
+def resized(cluster: Cluster, num_gpus: int) -> Cluster:
+    """The same GPUs, nodes and links, `num_gpus` of them: the outermost level grows or shrinks, inner ones only shrink.
+
+    Raises InputError where that many do not fill whole units.
+    """
+    left, levels = num_gpus, []
+    for level in cluster.levels[:-1]:
+        size = min(level.size, left)
+        if left % size:
+            raise InputError(
+                f"{num_gpus} GPUs do not fill units of {level.size} on {level.name} of {cluster.name}; give a multiple of {level.size}"
+            )
+        levels.append(replace(level, size=size))
+        left //= size
+    levels.append(replace(cluster.levels[-1], size=left))
+    kept = [level for i, level in enumerate(levels) if level.size > 1 or i == 0]
+    return replace(cluster, name=f"{cluster.name} at {num_gpus} GPUs", levels=tuple(kept))
+
+
+def grow(
+    request: Request, cluster: Cluster, num_gpus: int, batch: int | None = None, graph: Graph | None = None,
+    say: Progress = lambda text: None,
+) -> Size:  # fmt: skip
+    """The best plans at one number of GPUs. `graph` stands for the request's model, else the zoo's at `batch`. `say` is told
+    what is being done and may raise to stop. Raises InputError."""
+    there = resized(cluster, num_gpus)
+    asked = replace(request, cluster=there.to_json(), mesh=None, batch=batch, method="exact", objective="time")
+    planner = prepare(asked, graph)
+    degrees = []
+    for t in range(1, num_gpus + 1):
+        if num_gpus % t == 0:
+            say(f"{num_gpus} GPUs, tensor-parallel degree {t}")
+            mesh = (
+                DeviceMesh(axis_names(2), (num_gpus // t, t))
+                if 1 < t < num_gpus
+                else DeviceMesh(axis_names(1), (num_gpus,))
+            )
+            one = _option(planner, mesh, Lens("degree", "time", "", TensorAxis(t), zero=3, uniform=False))
+            degrees.append(replace(one, degree=t))
+    # the likely best first, so that the search leaves the others as soon as they cannot be better
+    known = {o.mesh: o.step_time_s for o in sorted(degrees, key=lambda o: -o.step_time_s)}
+    samples = planner.workload.batch
+    order = sorted(
+        meshes(asked, planner.cluster),
+        key=lambda m: (known.get(m, math.inf), abs(math.log2(m.axis_sizes[0] / samples))),
+    )
+    near = tuple(_near_best(planner, order, say))
+    return Size(num_gpus, samples, near, tuple(degrees))
+
+
+def _near_best(planner: Planner, options: Iterable[DeviceMesh], say: Progress) -> Iterator[Option]:
+    """The best plan of each mesh, as long as it may come within twice PAYS of the best so far."""
+    least = math.inf
+    for mesh in options:
+        say(f"{mesh.num_devices} GPUs, mesh {mesh}")
+        try:
+            problem = planner.problem(mesh)
+        except TooWide:
+            continue
+        answer = planner.solve(problem, "time", least * (1 + 2 * PAYS))
+        if answer.assignment is not None:
+            found = _read(planner.plan(problem, answer, "best", "exact", "time"), planner.graph)
+            least = min(least, found.step_time_s if found.fits else math.inf)
+            yield found
+
+
+def _option(planner: Planner, mesh: DeviceMesh, lens: Lens) -> Option:
+    try:
+        return _read(choose(planner, [mesh], lens=lens), planner.graph)
+    except PlannerError:
+        return Option(mesh, 0, math.inf, math.inf, 0, False)
+
+
+def _read(plan: Plan, graph: Graph) -> Option:
+    c = plan.cost
+    return Option(
+        plan.mesh, tensor_degree(plan, graph), c.step_time_s, c.exposed_comm_time_s, c.memory_bytes["peak"], plan.fits
+    )
+
+
+def tensor_degree(plan: Plan, graph: Graph) -> int:
+    """Over how many GPUs the plan splits the use of most weights: axes along which most elements are sharded and not gathered."""
+    sizes = {name: math.prod(meta.shape) for name, meta in graph.parameters().items()}
+    degree = 1
+    for axis, n in enumerate(plan.mesh.axis_sizes):
+        split = sum(
+            sizes.get(join_name(prefix, weight), 0)
+            for block in plan.blocks.values()
+            for weight, p in block.params.items()
+            if isinstance(p.stored[axis], Shard) and axis not in p.gathered
+            for prefix in block.prefixes
+        )
+        degree *= n if split > sum(sizes.values()) / 2 else 1
+    return degree
+
+
+# --- tensor parallelism of one degree -----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TensorAxis:
+    """The restriction that makes the last axis a tensor-parallel one of `degree` GPUs, the first a data axis."""
+
+    degree: int
+
+    def __call__(self, graph: Graph, mesh: DeviceMesh) -> Restriction | None:
+        """The rules on this mesh."""
+        if self.degree == 1:
+            return AxisRules(graph, (batch_split,), (anything,))
+        if self.degree == mesh.num_devices:
+            return AxisRules(graph, (stream,), (split_weight,))
+        return AxisRules(graph, (batch_split, stream), (anything, split_weight))
+
+
+def anything(v: Value, pair: Pair) -> bool:
+    """No test."""
+    return True
+
+
+def stream(v: Value, pair: Pair) -> bool:
+    """The residual stream is whole or split by tokens, never by batch."""
+    return whole(v, pair) or sequence_split(v, pair)

@@ -1,0 +1,166 @@
+"""The tensors one GPU allocates while a block runs under its plan, and which of them autograd keeps.
+
+Every operand that is redistributed on its way to an op, every result, and every result that is redistributed on its
+way out is a storage of its own; views share the one they look at. A key names a storage:
+
+    ("in", value)            given by the caller
+    ("taken", op, operand)   an operand as the op wants it, where that is another tensor
+    ("made", value)          a result as its op makes it
+    ("given", value)         a result as it is delivered, where that is another tensor
+    ("extra", op, number)    kept by an op beside its operands and results
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from planner_core.graph import ITEM_BYTES, Block, Op
+from planner_core.hardware import CostModel
+from planner_core.pinned import local_bytes, rows_at
+from planner_core.placement import Placements
+from planner_core.plan import BlockPlan, Edge, Step
+from planner_core.rules_math import loss_bytes, shrinks_kept
+from planner_core.saving import root, viewed
+from planner_core.transit import Transit, transit
+
+Key = tuple[str, object] | tuple[str, object, int]
+
+
+@dataclass
+class Storages:
+    """What an op takes, makes and keeps. Filled by `add`, op after op in running order."""
+
+    block: Block
+    plan: BlockPlan
+    model: CostModel
+    size: dict[Key, int] = field(default_factory=dict)  # bytes
+    at: dict[int, Key | None] = field(default_factory=dict)  # where a delivered value lies; None: in a weight
+    taken: dict[tuple[str, int], Key] = field(default_factory=dict)  # by op and operand
+    made: dict[int, Key] = field(default_factory=dict)  # by result
+    saved: dict[str, tuple[Key, ...]] = field(default_factory=dict)  # by op
+
+    def __post_init__(self) -> None:
+        self._viewed = viewed(self.block)
+
+    def add(self, op: Op) -> None:
+        """Operands, results and what is kept of one op."""
+        site = self.plan.sites[op.name]
+        for position, (value, edge) in enumerate(zip(op.inputs, site.inputs, strict=True)):
+            self._take(op, position, value, edge)
+        for value, edge in zip(op.outputs, site.outputs, strict=True):
+            self._make(op, value, edge)
+        self.saved[op.name] = tuple(dict.fromkeys([*self._kept(op), *self._extras(op)]))
+
+    def own(self, key: Key | None) -> int:
+        """Bytes of a storage, 0 if there is none of this name."""
+        return 0 if key is None else self.size.get(key, 0)
+
+    def bytes_of(self, value: int, placements: Placements) -> int:
+        """Bytes one GPU holds of a value."""
+        return local_bytes(self.block, value, placements, self.model)
+
+    def transit(self, value: int, start: Placements, steps: tuple[Step, ...], edge: Edge) -> Transit:
+        """What it takes to bring a value, or its gradient, along an edge."""
+        if not steps:
+            return Transit(0, 0)
+        meta = self.block.values[value].meta
+        return transit(meta.shape, ITEM_BYTES[meta.dtype], start, steps, self.model.sizes, edge.segments)
+
+    def _take(self, op: Op, position: int, value: int, edge: Edge) -> None:
+        kind = self.block.values[value].kind
+        if kind == "constant":
+            return
+        if kind == "activation" and value not in self.at:
+            base = root(self.block, value)
+            self.size.setdefault(("in", base), self.bytes_of(value, edge.src.forward))
+            self.at[value] = ("in", base)
+        moved = self.transit(value, edge.src.forward, edge.forward, edge).result
+        if moved:
+            self.taken[op.name, position] = ("taken", op.name, position)
+            self.size["taken", op.name, position] = moved
+        elif kind == "activation" and (key := self.at[value]) is not None:
+            self.taken[op.name, position] = key
+
+    def _make(self, op: Op, value: int, edge: Edge) -> None:
+        base = self.viewed_operand(op, value)
+        key: Key | None = ("made", value) if base is None else self.taken.get((op.name, base))
+        if base is None:
+            self.size["made", value] = self.bytes_of(value, edge.src.forward)
+        if key is not None:  # a view of a weight as it is stored takes nothing
+            self.made[value] = key
+        moved = self.transit(value, edge.src.forward, edge.forward, edge).result
+        if moved:
+            key = ("given", value)
+            self.size["given", value] = moved
+        self.at[value] = key
+
+    def viewed_operand(self, op: Op, value: int) -> int | None:
+        """Which operand of the op its result looks at; None for a tensor of its own. Writing in place makes a new one."""
+        base = self._viewed.get(value)
+        if base is None or (op.fn.endswith("_") and not op.fn.endswith("__")) or op.fn == "setitem":
+            return None
+        return op.inputs.index(base)
+
+    def _kept(self, op: Op) -> list[Key]:
+        """Operands and results that autograd keeps. `saved` names memory: q, k and v out of one projection are one there,
+        and three where each was sent its own way."""
+        found: list[Key | None] = []
+        for value in op.saved:
+            same = [k for k, v in enumerate(op.inputs) if root(self.block, v) == root(self.block, value)]
+            if value in op.outputs and value not in op.inputs:
+                found.append(self.made.get(value))
+            elif not same:
+                found.append(self.at.get(value))
+            found += [self._kept_operand(op, k) for k in same if op.inputs[k] == value or value not in op.outputs]
+        return [key for key in found if key is not None]
+
+    def _kept_operand(self, op: Op, position: int) -> Key | None:
+        """A constant is no memory of the step, and a gathered weight is gathered again."""
+        kind = self.block.values[op.inputs[position]].kind
+        gathered = any(s.collective for s in self.plan.sites[op.name].inputs[position].forward)
+        if kind == "constant" or (kind == "parameter" and gathered):
+            return None
+        return self.taken.get((op.name, position))
+
+    def _extras(self, op: Op) -> list[Key]:
+        """Storages that are no value of the graph: log-sum-exp, indices, the loss's own."""
+        if op.fn == "cross_entropy":
+            self.size["extra", op.name, 0] = self.loss(op)[0]
+            return [("extra", op.name, 0)]
+        if not op.saved_extra:
+            return []
+        chosen = rows_at(self.block, op, self.plan.sites[op.name])
+        shapes = [self.block.values[v].meta.shape for v in op.inputs]
+        for k, meta in enumerate(op.saved_extra):
+            parts = [
+                n for row, n in zip(chosen, self.model.sizes, strict=True)
+                if row.splits_work and shrinks_kept(op, row.label, meta.shape, shapes)
+            ]  # fmt: skip
+            self.size["extra", op.name, k] = meta.num_bytes // int(np.prod(parts, dtype=int))
+        return [("extra", op.name, k) for k in range(len(op.saved_extra))]
+
+    def loss(self, op: Op) -> tuple[int, int]:
+        """Local bytes that a cross-entropy keeps, and uses in backward beside the gradient of its logits."""
+        site = self.plan.sites[op.name]
+        logits = op.inputs[0]
+        item = ITEM_BYTES[self.block.values[logits].meta.dtype]
+        split = any(row.label == "classes" for row in rows_at(self.block, op, site))
+        return loss_bytes(op, (self.bytes_of(logits, site.inputs[0].dst.forward) // item,), item, split)
+
+    def backward_work(self, op: Op) -> int:
+        """Bytes that an op's backward uses for the moment, beside the gradients it takes and makes."""
+        site = self.plan.sites[op.name]
+        fn = op.fn.rstrip("_")
+        ins = [self.bytes_of(v, e.dst.forward) for v, e in zip(op.inputs, site.inputs, strict=True)]
+        if fn == "cross_entropy":
+            return self.loss(op)[1]
+        if fn == "pow":  # x^(n-1), and n times that
+            return 2 * ins[0]
+        if fn == "batch_norm" and any(row.label == "d0" for row in rows_at(self.block, op, site)):
+            # statistics are exchanged by ops of our own, in 32-bit (runtime.local_ops): four tensors like the operand
+            return 4 * 4 * ins[0] // ITEM_BYTES[self.block.values[op.inputs[0]].meta.dtype]
+        made = self.bytes_of(op.outputs[0], site.outputs[0].src.forward) if fn in ("mul", "div") else 0
+        spread = [n for n, v in zip(ins, op.inputs, strict=True) if n < made and self.block.values[v].grad]
+        return made if spread else 0  # the gradient of a factor that was broadcast, before it is summed

@@ -1,0 +1,112 @@
+"""Plans changed by hand: the edit is in the plan, costs what it costs, never beats the optimum; what cannot be says why."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import pytest
+
+from planner_core import edit
+from planner_core.edit import Weight
+from planner_core.errors import InputError, NoPlanFits, ShardingError
+from planner_core.pipeline import Result, plan_model
+from planner_core.placement import P, R, Shard, parse_placements
+from planner_core.plan import Plan
+from planner_core.planner import Planner, Request, prepare
+
+UP: Weight = ("LlamaDecoderLayer", "mlp.up_proj.weight")
+SAME = 1e-9
+
+
+@lru_cache
+def planned(model: str, mesh: str | None = "2x8", **asked: object) -> tuple[Planner, Result]:
+    request = Request(model, mesh=mesh, layers=2, **asked)  # type: ignore[arg-type]
+    result = plan_model(request)
+    return prepare(request, result.graph), result
+
+
+def stored(plan: Plan, weight: Weight) -> set[str]:
+    block, name = weight
+    return {",".join(map(str, b.params[name].stored)) for label, b in plan.blocks.items() if label.partition("#")[0] == block}
+
+
+@pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.parametrize("text", ["R,R", "R,S(0)", "S(1),R", "S(0),S(1)"])
+def test_the_edited_weight_lies_as_asked_and_nothing_beats_the_optimum(text: str, keep: bool) -> None:
+    planner, result = planned("llama-3-8b")
+    found = edit.pin(planner, result.best, {UP: parse_placements(text)}, keep=keep)
+    assert stored(found, UP) == {text}
+    assert found.name == found.method == "edited" and found.mesh == result.best.mesh
+    assert found.cost.step_time_s >= result.best.cost.step_time_s * (1 - SAME)
+    assert "by hand: model.layers.*.mlp.up_proj.weight as" in found.notes[0]
+    if keep:
+        for e in edit.editable(planner.graph, result.best):
+            if e.weight != UP:
+                assert stored(found, e.weight) <= {",".join(map(str, s)) for s in e.stored}
+
+
+def test_choosing_the_rest_anew_is_never_worse_than_keeping_it() -> None:
+    planner, result = planned("gpt2-xl")
+    weight = ("GPT2Block", "mlp.c_fc.weight")
+    for text in ("R,R", "S(0),R", "R,S(1)", "S(1),S(0)"):
+        kept, anew = (edit.pin(planner, result.best, {weight: parse_placements(text)}, keep=k) for k in (True, False))
+        assert anew.cost.step_time_s <= kept.cost.step_time_s * (1 + SAME)
+
+
+@pytest.mark.parametrize("model", ["llama-3-8b", "gpt2-xl", "t5-large", "mixtral-8x7b"])
+def test_keeping_a_plan_as_it_is_costs_nothing(model: str) -> None:
+    """Of the optimum and of a baseline, whose rule for activations stays."""
+    planner, result = planned(model)
+    for plan in (result.best, *(p for p in result.plans if p.method == "megatron")):
+        same = edit.pin(planner, plan, {}, keep=True)
+        assert same.cost.step_time_s == pytest.approx(plan.cost.step_time_s, rel=1e-6)
+        for e in edit.editable(planner.graph, plan):
+            assert stored(same, e.weight) <= {",".join(map(str, s)) for s in e.stored}
+
+
+def test_several_edits_hold_together() -> None:
+    planner, result = planned("llama-3-8b")
+    down: Weight = ("LlamaDecoderLayer", "mlp.down_proj.weight")
+    found = edit.pin(planner, result.best, {UP: (R, Shard(1)), down: (R, Shard(0))}, keep=False)
+    assert stored(found, UP) == {"R,S(1)"} and stored(found, down) == {"R,S(0)"}
+
+
+def test_what_cannot_be_says_why() -> None:
+    planner, result = planned("gpt2-xl")
+
+    def why(weight: Weight, *placements: object, of: Plan | None = None) -> str:
+        with pytest.raises(InputError) as told:
+            edit.pin(planner, of or result.best, {weight: placements}, keep=False)  # type: ignore[dict-item]
+        return str(told.value)
+
+    assert "dim 0 has 50257 elements, which 8 GPUs cannot share evenly" in why(("", "transformer.wte.weight"), R, Shard(0))
+    assert "has 1 dim" in why(("GPT2Block", "ln_1.weight"), R, Shard(1))
+    assert "never stored as the terms of a sum" in why(("GPT2Block", "mlp.c_fc.weight"), P, R)
+    assert "there is no weight" in why(("GPT2Block", "no.such"), R, R)
+    assert "2 mesh axes" in why(("GPT2Block", "mlp.c_fc.weight"), R)
+    assert "no way to run ln_1 uses it split so" in why(("GPT2Block", "ln_1.weight"), R, Shard(0))
+
+
+def test_a_plan_that_keeps_its_weights_says_that_they_are_not_gathered() -> None:
+    planner, result = planned("llama-3-8b", mesh="16", zero=0)
+    with pytest.raises(InputError, match="does not gather weights at use"):
+        edit.pin(planner, result.best, {("LlamaDecoderLayer", "self_attn.k_proj.weight"): (Shard(0),)}, keep=False)
+
+
+def test_what_does_not_fit_the_memory_says_how_much_it_needs() -> None:
+    planner, result = planned("llama-3-8b", memory_gb=11.0)
+    assert result.best.fits
+    whole = {e.weight: (R, R) for e in edit.editable(planner.graph, result.best)}
+    with pytest.raises(NoPlanFits, match=r"least memory that any plan needs is [\d.]+ GB per GPU, but there are 11.0 GB"):
+        edit.pin(planner, result.best, whole, keep=True)
+
+
+def test_an_edit_as_text() -> None:
+    text = edit.write(UP, (R, Shard(0)))
+    assert text == "LlamaDecoderLayer/mlp.up_proj.weight:R.S(0)"
+    assert edit.parse(text) == ("LlamaDecoderLayer/mlp.up_proj.weight", (R, Shard(0)))
+    assert edit.key_of(("", "lm_head.weight")) == "lm_head.weight"
+    with pytest.raises(ShardingError):
+        edit.parse("lm_head.weight:Q")
+    with pytest.raises(InputError):
+        edit.parse("lm_head.weight")

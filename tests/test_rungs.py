@@ -1,0 +1,41 @@
+"""From exact to a paper's method one restriction at a time: each rung only forbids, and the last is the method itself."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from planner_core.methods import LENSES
+from planner_core.pipeline import choose
+from planner_core.planner import Request, meshes, prepare, replace_request
+from planner_core.rungs import SAYS, rungs
+
+
+@pytest.mark.parametrize("method", LENSES)
+@pytest.mark.parametrize("model", ["llama-3-8b", "gpt2-xl"])
+def test_the_last_rung_is_the_method_and_each_only_forbids(model: str, method: str) -> None:
+    planner = prepare(Request(model, cluster="2x8-h100", layers=6))
+    found = list(rungs(planner, method))
+    assert {r.name for r in found} <= set(SAYS)
+    plans = [r.plan for r in found]
+    assert None not in plans
+    own = replace_request(planner, method=method)
+    assert plans[-1].blocks == choose(own, meshes(own.request, own.cluster)).blocks  # type: ignore[union-attr]
+    exact, goal, *rest = [p.cost for p in plans if p is not None]
+    assert exact.step_time_s <= min(c.step_time_s for c in (goal, *rest)) * 1.0001
+    for a, b in pairwise((goal, *rest)):  # each is the least communication of a smaller space
+        assert b.comm_time_s >= a.comm_time_s * 0.9999
+
+
+def test_progress_can_stop_it() -> None:
+    planner = prepare(Request("gpt2-xl", cluster="1x8-h100", layers=2))
+
+    class Stopped(Exception):
+        pass
+
+    def say(text: str) -> None:
+        raise Stopped
+
+    with pytest.raises(Stopped):
+        list(rungs(planner, "tap", say))

@@ -1,0 +1,125 @@
+"""The map of regions: what is swept, and crossovers found by bisection, on both sides of which the plan differs."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from explorer import regions, settings, whatif
+from explorer.palette import DARK, LIGHT
+from planner_core.cluster import load_cluster
+from planner_core.errors import NoPlanFits
+from planner_core.plan import Plan
+from planner_core.planner import Request
+from planner_core.sensitivity import CLOSE, Axis, Cell, Crossover, cell, changes, crossover, mesh_kind, sweep
+from tests.test_app import open_page, words
+
+
+def step_at(border: float, asked: list[float]) -> object:
+    """A made-up planner whose choice changes at `border` of x."""
+
+    def look(x: float, y: float) -> Cell:
+        asked.append(x)
+        return Cell(x, y, "low" if x < border else "high", 1.0, 1)
+
+    return look
+
+
+@pytest.mark.parametrize("border", [1.01, 62.0, 777.7, 999.0])
+def test_bisection_closes_in_on_the_border(border: float) -> None:
+    asked: list[float] = []
+    look = step_at(border, asked)
+    found = crossover(look(1.0, 2.0), look(1000.0, 2.0), 0.0, look)
+    assert found.low < border <= found.high <= found.low * (1 + CLOSE) * (1 + 1e-9)
+    assert (found.below, found.above, found.y) == ("low", "high", 2.0)
+    assert found.low <= found.value <= found.high
+    assert len(asked) < 14
+
+
+@pytest.mark.parametrize("border", [17, 64, 97, 128])
+def test_a_stepped_quantity_ends_at_neighbours(border: int) -> None:
+    look = step_at(border, [])
+    found = crossover(look(16, 1), look(128, 1), 16, look)
+    assert found.high - found.low == 16 and found.low < border <= found.high
+    assert found.low % 16 == found.high % 16 == 0
+
+
+def test_only_neighbours_in_a_row_that_differ_are_narrowed_down() -> None:
+    x, y = Axis("inter", (1.0, 2.0, 4.0)), Axis("batch", (8.0, 16.0), 8.0)
+    cells = list(sweep(x, y, lambda a, b: Cell(a, b, "a" if a < 3 or b > 8 else "b")))
+    assert [(c.x, c.y) for c in cells] == [(a, b) for b in y.values for a in x.values]
+    assert [(left.x, right.x, left.y) for left, right in changes(cells)] == [(2.0, 4.0, 8.0)]
+
+
+def test_where_nothing_fits_is_a_kind_of_its_own() -> None:
+    def nothing() -> Plan:
+        raise NoPlanFits("too small")
+
+    assert cell(1.0, 2.0, nothing) == Cell(1.0, 2.0, None)
+    assert math.isinf(cell(1.0, 2.0, nothing).step_time_s)
+
+
+def test_on_both_sides_of_a_real_crossover_the_plan_differs() -> None:
+    """Llama-3-8B on two nodes: with slow links between them another mesh is best than with fast ones."""
+
+    def plan(gb_per_s: float) -> Plan:
+        return whatif.best(Request("llama-3-8b", cluster=f"2x8-h100:inter={gb_per_s:.6g}"))
+
+    ends = [cell(v, 16.0, lambda v=v: plan(v), mesh_kind) for v in (25.0, 800.0)]
+    found = crossover(*ends, 0.0, lambda a, b: cell(a, b, lambda: plan(a), mesh_kind))
+    low, high = plan(found.low), plan(found.high)
+    assert mesh_kind(low) == found.below != found.above == mesh_kind(high)
+    assert found.high <= found.low * (1 + CLOSE) * (1 + 1e-9)
+    # where the choice changes both take about as long, and each side's own plan is the faster one there
+    assert low.cost.step_time_s == pytest.approx(high.cost.step_time_s, rel=0.1)
+
+
+# --- in words and as a figure ------------------------------------------------------------------------------
+
+
+def test_kinds_are_named_in_the_fields_terms() -> None:
+    best = whatif.best(Request("llama-3-8b"))
+    assert str(regions.sort_of(best)) == "data parallel 16, weights sharded"
+    wide = regions.Sort(tensor=16, leaves=True)
+    assert str(wide) == "tensor parallel 16, tp between nodes"
+    assert str(regions.Sort()) == "everything whole"
+
+
+def test_axes_surround_what_stands() -> None:
+    values, _ = settings.read({})
+    cluster = load_cluster("2x8-h100")
+    assert 400.0 in regions.axis_of("inter", values, cluster, 16).values
+    assert 450.0 in regions.axis_of("intra", values, cluster, 16).values
+    assert 16.0 in regions.axis_of("batch", values, cluster, 16).values
+    x, y = regions.axis_of("inter", values, cluster, 16), regions.axis_of("batch", values, cluster, 16)
+    assert regions.changes(x, 62.5, y, 32.0) == {"inter": 62.5, "batch": 32}
+
+
+def test_crossovers_in_words() -> None:
+    x, y = Axis("inter", (25.0, 50.0)), Axis("batch", (8.0, 16.0), 16.0)
+    found = [Crossover(b, 61.0, 63.0, "one", "two") for b in y.values]
+    (told,) = regions.told(x, y, found, {"one": "A", "two": "B"})
+    assert told == "At 8 to 16 samples: A one below about 62 GB/s between nodes, B two above."
+    (told,) = regions.told(y, x, [Crossover(25.0, 16.0, 32.0, "one", None)], {"one": "A"})
+    assert told == "At 25 GB/s between nodes: A one up to 16 samples, nothing fits from 32 samples on."
+
+
+@pytest.mark.parametrize("theme", [LIGHT, DARK])
+def test_the_map_shows_every_cell_with_a_letter(theme: object) -> None:
+    x, y = Axis("inter", (25.0, 50.0)), Axis("batch", (8.0, 16.0), 16.0)
+    cells = [Cell(a, b, "k" if a < 30 else None, 0.1, 10) for b in y.values for a in x.values]
+    figure = regions.figure(x, y, cells, (25.0, 8.0), theme)  # type: ignore[arg-type]
+    tiles = [t for t in figure.data if t.text is not None]
+    assert sum(len(t.x) for t in tiles) == 4 and {t.text[0] for t in tiles} == {"A", "–"}
+    assert "GB/s" in figure.layout.xaxis.title.text and "batch" in figure.layout.yaxis.title.text
+
+
+def test_the_map_is_worked_out_on_demand() -> None:
+    at = open_page("plans", model="vit-large", map="nodes,inter")
+    assert not at.exception
+    at.button(key="map_start").click().run()
+    assert not at.exception
+    assert "Where the choice changes" in words(at)
+    assert "GB/s between nodes" in words(at)
+    assert not [b for b in at.button if b.key in ("map_start", "map_stop")]
