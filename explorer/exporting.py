@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,18 +44,20 @@ TARGETS = (
     Target("hf", "Hugging Face", ".json", "A DistributedConfig for from_pretrained, for plans that split matrices in pairs."),
     Target("deepspeed", "DeepSpeed", ".json", "A configuration for AutoTP, for plans that split matrices in pairs."),
     Target("megatron", "Megatron-LM", ".txt", "Degrees and flags only: Megatron-LM cannot be told where each weight goes."),
-    Target("torchtitan", "torchtitan", ".toml", "Degrees only, for the configuration that torchtitan reads; not run by a test."),
+    Target("torchtitan", "torchtitan", ".txt", "Degrees only, as options of torchtitan’s command line; not run by a test."),
 )
 """What `planner_core.export` can write besides the plan itself; a test holds the two equal (it imports torch, so not here)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """The file, or why there is none; `remarks` is what the exporter said (what the target cannot express)."""
+    """The file, or why there is none; `remarks` is what the exporter said (what the target cannot express), `nearest` what
+    the form's own way costs beside the plan (see `planner_core.export.nearest.Nearest`)."""
 
     content: str
     remarks: tuple[str, ...]
     problem: str = ""
+    nearest: Mapping[str, Any] | None = None
 
 
 def plan_text(plan: Plan) -> str:
@@ -63,20 +65,21 @@ def plan_text(plan: Plan) -> str:
     return json.dumps(to_json(plan), indent=1)
 
 
-def export(plan: Plan, target: str, suffix: str) -> Exported:
-    """The plan in another form, by `python -m planner_core export`."""
+def export(plan: Plan, target: str, suffix: str, *, near: bool = False) -> Exported:
+    """The plan in another form, by `python -m planner_core export`; with `near` the nearest that the form can hold."""
     with tempfile.TemporaryDirectory() as folder:
         source, result = Path(folder) / "plan.json", Path(folder) / f"train{suffix}"
         source.write_text(plan_text(plan), encoding="utf-8")
-        command = [*_python(), "export", str(source), "--to", target, "-o", str(result)]
+        command = [*_python(), "export", str(source), "--to", target, "-o", str(result), "--json", *(["--nearest"] * near)]
         try:
             done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIME_LIMIT_S, check=False)
         except subprocess.TimeoutExpired:
             return Exported("", (), f"the export took longer than {TIME_LIMIT_S} s")
         if done.returncode or not result.is_file():
             return Exported("", (), _last(done.stderr))
-        said = tuple(line for line in done.stdout.splitlines() if line.strip() and folder not in line)
-        return Exported(result.read_text(encoding="utf-8"), said)
+        told = json.loads(done.stdout)
+        said = tuple(line for line in told["said"] if folder not in line)
+        return Exported(result.read_text(encoding="utf-8"), said, nearest=told["nearest"])
 
 
 def _python() -> list[str]:
@@ -85,7 +88,7 @@ def _python() -> list[str]:
 
 def _last(stderr: str) -> str:
     lines = [line for line in stderr.strip().splitlines() if line.strip()]
-    return lines[-1][:400] if lines else "no reason given"
+    return lines[-1][:900] if lines else "no reason given"
 
 
 def outcome(plan: Plan, *options: str, tick: Callable[[float], None] | None = None) -> dict[str, Any]:

@@ -269,7 +269,7 @@ def _names(lead: Op, has_weight: bool, out: TensorMeta) -> tuple[str, str]:
     """What a node is called: its module where it has a weight, else what it does; below, the other and the shape."""
     path = lead.name.rpartition("/")[0].split(".")
     module = path[-1].partition("@")[0]
-    if module.isdigit() and len(path) > 1:
+    if module.isdecimal() and len(path) > 1:
         module = f"{path[-2]}.{module}"
     verb = PLAIN.get(lead.fn, lead.fn.rstrip("_").replace("_", " "))
     size = "×".join(map(str, out.shape)) or "scalar"
@@ -337,7 +337,7 @@ def choices(node: Node, coarse: CoarseGraph) -> list[tuple[str, str, str]]:
 def _dim_words(label: str, lead: Op, block: Block, coarse: CoarseGraph) -> str:
     """A dim of a rule in words: `d0` is the batch where it has its size, `out` the output features."""
     words = {"out": "output features", "in": "input features", "o": "output features", "i": "input features"}
-    if label[:1] != "d" or not label[1:].isdigit():
+    if label[:1] != "d" or not label[1:].isdecimal():
         return words.get(label, label)
     dim, shape = int(label[1:]), block.values[lead.outputs[0]].meta.shape
     size = shape[dim] if dim < len(shape) else 0

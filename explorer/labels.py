@@ -9,7 +9,7 @@ from explorer.graph_layout import text_width
 HEIGHT = 16.0
 REACH = 15.0
 """Pixels from a point to its label."""
-STEPS = (0, -18, 18, -36, 36, -54, 54, -72, 72)
+STEPS = tuple(sign * 18 * k for k in range(8) for sign in (-1, 1))[1:]
 
 Rect = tuple[float, float, float, float]
 

@@ -14,23 +14,45 @@ from planner_core.plan import BlockPlan, Plan
 from planner_core.price import Message, messages
 
 
-def variant(plan: Plan, drawing: Scene, scope: str) -> tuple[str, BlockPlan] | None:
-    """(label, plan) of the way in which most copies of a block run; the top block for scope ""."""
+def variant(plan: Plan, drawing: Scene, scope: str, way: str = "") -> tuple[str, BlockPlan] | None:
+    """(label, plan) of the way in which most copies of a block run, or of `way` (a label) where it is one of the block's;
+    the top block for scope ""."""
     if not scope:
         return ("", plan.blocks[""]) if "" in plan.blocks else None
-    ways = [(label, bp) for label, bp in plan.blocks.items() if label.partition("#")[0] == scope]
-    return max(ways, key=lambda pair: len(pair[1].prefixes), default=None)
+    found = ways(plan, scope)
+    if way in found:
+        return way, found[way]
+    return max(found.items(), key=lambda pair: len(pair[1].prefixes), default=None)
 
 
-def placements(plan: Plan, drawing: Scene) -> dict[str, list[dict[str, Any]]]:
+def ways(plan: Plan, scope: str) -> dict[str, BlockPlan]:
+    """The ways in which copies of a block run, by label."""
+    return {label: bp for label, bp in plan.blocks.items() if scope and label.partition("#")[0] == scope}
+
+
+def copies(prefixes: tuple[str, ...], drawing: Scene, scope: str) -> str:
+    """Which copies of a block run so: `12 of 32 copies: 1–8, 21–24`, counted from 1 in the order in which they run."""
+    order = [c.prefix for run in drawing.runs if run.block == scope for c in run.calls]
+    places = sorted(order.index(p) + 1 for p in prefixes if p in order)
+    spans: list[list[int]] = []
+    for k in places:
+        if spans and spans[-1][1] == k - 1:
+            spans[-1][1] = k
+        else:
+            spans.append([k, k])
+    told = ", ".join(f"{a}–{b}" if b > a else f"{a}" for a, b in spans)
+    return f"{len(places)} of {len(order)} copies: {told}"
+
+
+def placements(plan: Plan, drawing: Scene, way: str = "") -> dict[str, list[dict[str, Any]]]:
     """Per node: one entry per mesh axis with its size and the placement; of the weight where there is one, else the result."""
     found: dict[str, list[dict[str, Any]]] = {}
     for scope, content in drawing.scopes.items():
-        way = variant(plan, drawing, scope)
-        if way is None:
+        one = variant(plan, drawing, scope, way)
+        if one is None:
             continue
         for placed in content.nodes:
-            where = node_placement(placed.node, way[1])
+            where = node_placement(placed.node, one[1])
             if where:
                 what, letters = where
                 found[placed.node.id] = [
@@ -57,16 +79,16 @@ def itemised(plan: Plan, graph: Graph, cluster: Cluster, workload: Workload) -> 
 
 
 def communication(
-    plan: Plan, drawing: Scene, graph: Graph, cluster: Cluster, workload: Workload
+    plan: Plan, drawing: Scene, graph: Graph, cluster: Cluster, workload: Workload, way: str = ""
 ) -> dict[str, list[dict[str, Any]]]:
     """Per node: what it sends, one copy: phase, kind, axis, bytes, times, and whether before it, after it or for its weight."""
     model = cost_model(cluster, plan.mesh, workload)
     found: dict[str, list[dict[str, Any]]] = {}
     for scope, content in drawing.scopes.items():
-        way = variant(plan, drawing, scope)
-        if way is None:
+        which = variant(plan, drawing, scope, way)
+        if which is None:
             continue
-        label, block = way
+        label, block = which
         one = BlockPlan(block.prefixes[:1], block.params, block.sites)
         home = _homes(tuple(p.node for p in content.nodes))
         for m in messages({label: one}, graph, model):

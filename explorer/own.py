@@ -1,13 +1,19 @@
-"""A user's own Hugging Face config.json: data, never code. Captured in a process of its own, bounded in size and time."""
+"""A user's own Hugging Face config.json: data, never code. Captured in a process of its own, bounded in size, memory and time."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import os
 import re
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +23,28 @@ from planner_core.planner import Request
 
 MAX_BYTES = 1_000_000
 TIME_LIMIT_S = 120
+KEPT = 50
+"""Models that are kept, the latest."""
+POLL_S = 0.2
 FOLDER = Path(tempfile.gettempdir()) / "shardscope-own"
 CAPTURE = """
 import json, sys
 from pathlib import Path
+import planner_core.capture.hf, transformers
+from planner_core.capture.child import limit_memory
 from planner_core.graph import to_json
 from planner_core.opening import open_model
+limit_memory()
 graph = open_model(sys.argv[1], **json.loads(sys.argv[2]))
 Path(sys.argv[3]).write_text(json.dumps(to_json(graph)), encoding="utf-8")
 """
+FIELDS = (
+    ("layers", ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers")),
+    ("wide", ("hidden_size", "n_embd", "d_model", "dim", "embed_dim")),
+    ("heads", ("num_attention_heads", "n_head", "n_heads", "num_heads")),
+    ("experts", ("num_local_experts", "num_experts", "n_routed_experts")), ("words", ("vocab_size",)),
+)  # fmt: skip
+"""What a config says of its model's size, by the names that models give it."""
 
 
 def keep(content: bytes) -> str:
@@ -34,7 +53,7 @@ def keep(content: bytes) -> str:
         raise InputError(f"the file has {len(content)} bytes; a config.json has at most {MAX_BYTES}")
     try:
         data = json.loads(content)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"the file is no JSON ({error}); give the model's config.json") from None
     if not isinstance(data, dict) or not isinstance(data.get("model_type"), str):
         raise InputError("the file has no model_type, so it is no Hugging Face config.json")
@@ -42,11 +61,46 @@ def keep(content: bytes) -> str:
     folder = FOLDER / name
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_bytes(content)
+    _forget()
     return f"own-{name}"
 
 
-def load_own(request: Request) -> Graph:
-    """The graph of a stored config at the request's workload; captured in a subprocess the first time."""
+def _forget() -> None:
+    """Keep the latest models only."""
+    folders = sorted((f for f in FOLDER.iterdir() if f.is_dir()), key=lambda f: f.stat().st_mtime, reverse=True)
+    for old in folders[KEPT:]:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def understood(name: str) -> str:
+    """What the file says at first sight, in words: `llama, LlamaForCausalLM: 32 layers, 4,096 wide, ...`."""
+    data = json.loads((FOLDER / name.removeprefix("own-") / "config.json").read_text(encoding="utf-8"))
+    classes = data.get("architectures")
+    who = str(data["model_type"])[:60] + (f", {str(classes[0])[:60]}" if isinstance(classes, list) and classes else "")
+    parts = [data, *(v for k, v in data.items() if isinstance(v, Mapping) and k.endswith("_config"))]
+    sizes = []
+    for word, names in FIELDS:
+        found = next((p[n] for p in parts for n in names if isinstance(p.get(n), int) and not isinstance(p[n], bool)), None)
+        if found is not None:
+            sizes.append(f"{found:,} {word}")
+    return f"{who}: {', '.join(sizes)}" if sizes else who
+
+
+def told(name: str) -> str | None:
+    """What the capture found, and how long it took; None before the first."""
+    file = FOLDER / name.removeprefix("own-") / "told.json"
+    if not file.is_file():
+        return None
+    data = json.loads(file.read_text(encoding="utf-8"))
+    blocks = ", ".join(f"{n:,} × {block}" for block, n in data["blocks"].items()) or "no repeated block"
+    return f"{data['params'] / 1e9:,.2f} B parameters, {data['ops']:,} operations, {blocks}; read in {data['seconds']:.1f} s"
+
+
+def load_own(request: Request, say: Callable[[str], None] | None = None) -> Graph:
+    """The graph of a stored config at the request's workload; captured in a subprocess the first time.
+
+    `say` is told how long it takes, and may raise to stop it.
+    """
     folder = FOLDER / request.model.removeprefix("own-")
     if not (folder / "config.json").is_file():
         raise InputError(
@@ -56,25 +110,42 @@ def load_own(request: Request) -> Graph:
     options = {k: v for k, v in options.items() if v is not None}
     key = hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest()[:12]
     target = folder / f"graph-{key}.json"
-    if not target.is_file():
-        _capture(folder / "config.json", options, target)
-    return from_json(json.loads(target.read_text(encoding="utf-8")))
+    if target.is_file():
+        return from_json(json.loads(target.read_text(encoding="utf-8")))
+    start = time.monotonic()
+    _capture(folder / "config.json", options, target, say or (lambda text: None))
+    graph = from_json(json.loads(target.read_text(encoding="utf-8")))
+    found = {"seconds": time.monotonic() - start, "params": graph.num_params, "ops": graph.num_ops, "blocks": graph.num_repeats}
+    (folder / "told.json").write_text(json.dumps(found), encoding="utf-8")
+    return graph
 
 
-def _capture(config: Path, options: dict[str, Any], target: Path) -> None:
-    command = [sys.executable, "-c", CAPTURE, str(config), json.dumps(options), str(target)]
-    try:
-        done = subprocess.run(
-            command,
-            cwd=Path(__file__).resolve().parent.parent,
-            capture_output=True,
-            text=True,
-            timeout=TIME_LIMIT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise InputError(f"reading the model took longer than {TIME_LIMIT_S} s; try it on the command line") from None
-    if done.returncode:
-        last = done.stderr.strip().splitlines()[-1:] or ["no reason given"]
-        reason = re.sub(r"^[\w.]+: ", "", last[0])
-        raise InputError(f"the model could not be read: {reason[:300]}")
+def _capture(config: Path, options: dict[str, Any], target: Path, say: Callable[[str], None]) -> None:
+    """Run `CAPTURE`; the graph appears under its name when it is whole. Nothing that was started outlives this call."""
+    part = target.with_suffix(f".{os.getpid()}.part")
+    command = [sys.executable, "-c", CAPTURE, str(config), json.dumps(options), str(part)]
+    root = Path(__file__).resolve().parent.parent
+    start = time.monotonic()
+    with tempfile.TemporaryFile() as errors:
+        child = subprocess.Popen(
+            command, cwd=root, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True,
+            env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        )  # fmt: skip
+        try:
+            while child.poll() is None:
+                taken = time.monotonic() - start
+                if taken > TIME_LIMIT_S:
+                    raise InputError(f"reading the model took longer than {TIME_LIMIT_S} s; try it on the command line")
+                say(f"reading the model (at most {TIME_LIMIT_S} s)")
+                time.sleep(POLL_S)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+        errors.seek(0)
+        lines = errors.read()[-20_000:].decode(errors="replace").strip().splitlines()
+    if child.returncode:
+        part.unlink(missing_ok=True)
+        last = lines[-1] if lines else "it ended without a word"
+        raise InputError(f"the model could not be read: {re.sub(r'^[A-Za-z_.]+: ', '', last)[:300]}")
+    part.replace(target)

@@ -6,6 +6,7 @@ default; the rest of the link is kept.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -37,8 +38,20 @@ METHODS = {"exact": "exact search", "tap": "TAP", "taps": "TAPS", "atp": "ATP"}
 OBJECTIVES = {"time": "step time", "communication": "communication"}
 OVERLAYS = ("graph", "placement", "memory", "flops", "forward", "backward")
 PHASES = ("all", "forward", "backward", "optimizer")
+GROW_BATCH = {"fixed": "the same for the whole cluster", "per-gpu": "the same per GPU"}
 MAX_COMPARED = 4
 MAX_TEXT = 2000
+MAX_CORNERS = 40
+"""Corners of a lasso that the address keeps."""
+MAX_EDITS = 40
+EDIT_HEAD = re.compile(r"[a-z0-9-]{1,80}:(?:keep|anew)")
+EDIT_ONE = re.compile(r"[\w./-]{1,200}:[RS]\S{0,40}")
+TIMES = ("communication", "exposed", "step")
+"""What the scatter of plans has on its first axis."""
+SWEPT = ("inter", "intra", "batch", "nodes")
+"""What a map of regions may vary: GB/s out of a node, GB/s out of a GPU inside it, samples per step, nodes."""
+CLUSTER_KEYS = ("nodes", "gpus", "intra", "inter")
+"""Changes of the cluster: see `planner_core.cluster.CHANGES`."""
 
 Value = Any
 Parse = Callable[[str], Value]
@@ -57,6 +70,8 @@ class Setting:
 
     def format(self, value: Value) -> str:
         """The text that `parse` reads back."""
+        if isinstance(value, float):
+            return f"{value:.10g}"
         return ",".join(value) if isinstance(value, tuple) else str(value)
 
 
@@ -96,7 +111,7 @@ def _decimal(text: str) -> float:
 
 def _mesh(text: str) -> str:
     parts = text.lower().replace("×", "x").split("x")
-    if not 1 <= len(parts) <= 3 or not all(p.isdigit() and int(p) for p in parts):
+    if not 1 <= len(parts) <= 3 or not all(p.isdecimal() and int(p) for p in parts):
         raise Unreadable("is not of the form 8 or 2x8")
     return "x".join(parts)
 
@@ -117,6 +132,70 @@ def _list(text: str) -> tuple[str, ...]:
     return tuple(t for t in _text(text).split(",") if t)
 
 
+def _corners(text: str) -> tuple[str, ...]:
+    parts = _list(text)
+    if len(parts) % 2 or not 6 <= len(parts) <= 2 * MAX_CORNERS:
+        raise Unreadable(f"is not three to {MAX_CORNERS} corners, x and y in turn")
+    for part in parts:
+        try:
+            finite = abs(float(part)) < 1e12
+        except ValueError:
+            finite = False
+        if not finite:
+            raise Unreadable("holds something that is not a number")
+    return parts
+
+
+def _swept(text: str) -> tuple[str, ...]:
+    parts = _list(text)
+    if len(set(parts)) != 2 or len(parts) != 2 or not set(parts) <= set(SWEPT):
+        raise Unreadable(f"is not two of {', '.join(SWEPT)}")
+    return parts
+
+
+def _factors(text: str) -> tuple[str, ...]:
+    """`1,0.25`: a factor per level of links."""
+    parts = text.split(",")
+    for part in parts:
+        try:
+            factor = float(part)
+        except ValueError:
+            raise Unreadable("is not a list of factors such as 1,0.25") from None
+        if not 1e-3 <= factor <= 1e3:
+            raise Unreadable("has a factor that is not between 0.001 and 1000")
+    return tuple(parts)
+
+
+def _edit(text: str) -> tuple[str, ...]:
+    """`best:keep,Block/weight:R.S(0),...`: see `explorer.edits`."""
+    head, *rest = _list(text) or ("",)
+    if not EDIT_HEAD.fullmatch(head) or not rest:
+        raise Unreadable("is not of the form best:keep,Block/weight:R.S(0)")
+    if len(rest) > MAX_EDITS:
+        raise Unreadable(f"holds more than {MAX_EDITS} edits")
+    for one in rest:
+        if not EDIT_ONE.fullmatch(one):
+            raise Unreadable("holds something that is not of the form Block/weight:R.S(0)")
+    return (head, *rest)
+
+
+def _beside(text: str) -> str:
+    """A plan's name, a pinned plan (see `pins`), or `model:` and a model of the zoo."""
+    kind, mark, name = _text(text).partition(":")
+    if mark and "@" not in kind and (kind != "model" or name not in ZOO):
+        raise Unreadable(f"is neither a plan nor model: and one of {', '.join(ZOO)}")
+    return text
+
+
+def _grown(text: str) -> tuple[str, ...]:
+    names = tuple(t for t in text.split(",") if t)
+    known = cluster_names()
+    for name in names:
+        if name not in known:
+            raise Unreadable(f"names a cluster that is not there; known are {', '.join(known)}")
+    return names
+
+
 def _model(text: str) -> str:
     if text in ZOO or (text.startswith("own-") and text[4:].isalnum() and len(text) < 40):
         return text
@@ -126,6 +205,10 @@ def _model(text: str) -> str:
 SETTINGS: dict[str, Setting] = {
     "model": Setting("llama-3-8b", _model),
     "cluster": Setting("2x8-h100", _one_of(cluster_names(), "cluster")),
+    "nodes": Setting(None, _number(1, 10_000)),
+    "gpus": Setting(None, _number(1, 1_000)),
+    "intra": Setting(None, _decimal),
+    "inter": Setting(None, _decimal),
     "batch": Setting(None, _number(1, 10**6)),
     "seq": Setting(None, _number(1, 10**6)),
     "layers": Setting(None, _number(1, 1000)),
@@ -142,14 +225,35 @@ SETTINGS: dict[str, Setting] = {
     "node": Setting("", _text),
     "open": Setting(None, _list),
     "show": Setting("graph", _one_of(OVERLAYS, "overlay")),
+    "beside": Setting("", _beside),
+    "way": Setting("", _text),
     "depth": Setting(None, _number(1, 100)),
     "block": Setting("", _text),
     "phase": Setting("all", _one_of(PHASES, "phase")),
     "target": Setting("", _text),
+    "axis": Setting("communication", _one_of(TIMES, "axis")),
+    "candidate": Setting(None, _number(0, 10**6)),
+    "lasso": Setting((), _corners),
+    "among": Setting((), _list),
+    "fits": Setting("all", _one_of(("all", "only"), "filter by memory")),
+    "meshes": Setting((), _list),
+    "methods": Setting((), _list),
+    "differs": Setting((), _list),
+    "whatif": Setting((), _list),
+    "edit": Setting((), _edit),
+    "map": Setting(("inter", "batch"), _swept),
+    # Compare and Topology
+    "rows": Setting("differing", _one_of(("differing", "all"), "choice of rows")),
+    "rungs": Setting("", _one_of(("", *(m for m in METHODS if m != "exact")), "method of the papers")),
+    "bandwidth": Setting((), _factors),
+    "latency": Setting((), _factors),
+    "grow": Setting((), _grown),
+    "grow_batch": Setting("fixed", _one_of(GROW_BATCH, "way to choose the batch")),
 }
 REQUEST_KEYS = (
     "model",
     "cluster",
+    *CLUSTER_KEYS,
     "batch",
     "seq",
     "layers",
@@ -193,11 +297,17 @@ def write(values: Mapping[str, Value]) -> dict[str, str]:
     }
 
 
+def cluster(values: Mapping[str, Value]) -> str:
+    """The cluster's name with its changes, as the command line and `load_cluster` read it."""
+    changes = ",".join(f"{k}={SETTINGS[k].format(values[k])}" for k in CLUSTER_KEYS if values[k] is not None)
+    return f"{values['cluster']}:{changes}" if changes else str(values["cluster"])
+
+
 def request(values: Mapping[str, Value]) -> Request:
     """What the planner is asked."""
     return Request(
         model=values["model"],
-        cluster=values["cluster"],
+        cluster=cluster(values),
         mesh=values["mesh"],
         batch=values["batch"],
         seq=values["seq"],

@@ -8,20 +8,34 @@ Widgets write through `change`, before the page runs again.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 from urllib.parse import urlencode
 
 import streamlit as st
 
-from explorer import settings
+from explorer import edits, pins, settings
 from explorer.graph_view import Scene, scene
+from explorer.pins import EDITED
+from explorer.settings import Unreadable
+from explorer.shelf import Shelf
+from explorer.words import title
 from planner_core.errors import PlannerError
 from planner_core.pipeline import Result, plan_model
 from planner_core.plan import Plan
-from planner_core.planner import Request
+from planner_core.planner import Progress, Request
 
 CACHED_RESULTS = 24
+EDITED_KEPT = 100
+PATIENCE_S = 0.4
+"""Planning that takes longer says what it does and can be stopped."""
+OF_THE_MODEL = {
+    "batch": None, "seq": None, "layers": None, "node": "", "open": None, "depth": None, "block": "", "plan": "",
+    "compare": (), "candidate": None, "differs": (), "whatif": (), "edit": (), "beside": "", "way": "",
+}  # fmt: skip
+"""Settings that belong to one model: a new one forgets them."""
 
 
 def begin(page: str) -> None:
@@ -77,23 +91,22 @@ def change(**new: Any) -> None:
     """Set some settings; the address follows at the head of the next run. A new model forgets what belonged to the old."""
     current = values()
     if "model" in new and new["model"] != current["model"]:
-        new = {
-            "batch": None,
-            "seq": None,
-            "layers": None,
-            "node": "",
-            "open": None,
-            "depth": None,
-            "block": "",
-            "plan": "",
-            "compare": (),
-            **new,
-        }
-    if {"cluster"} & new.keys() and new["cluster"] != current["cluster"]:
-        new = {"mesh": None, "memory": None, **new}
+        new = {**OF_THE_MODEL, **new}
+    if "cluster" in new and new["cluster"] != current["cluster"]:
+        new = {"mesh": None, "memory": None, "bandwidth": (), "latency": (), **dict.fromkeys(settings.CLUSTER_KEYS), **new}
+    if any(k in new and new[k] != current[k] for k in ("nodes", "gpus")):
+        new = {"mesh": None, **new}
+    if any(k in new and new[k] != current[k] for k in settings.REQUEST_KEYS):
+        new = {"lasso": (), "among": (), **new}
     current.update(new)
     st.session_state["changed"] = True
     st.session_state["problems"] = []
+
+
+def follow() -> None:
+    """Let the address follow the settings at once: for a part of the page that runs without the rest."""
+    _to_address(settings.write(values()))
+    st.session_state["changed"] = False
 
 
 def from_widget(key: str, widget: str) -> None:
@@ -122,10 +135,46 @@ def asked() -> int:
 # --- plans -----------------------------------------------------------------------------------------
 
 
-@st.cache_resource(max_entries=CACHED_RESULTS, show_spinner=False)
-def plan(request: Request) -> Result:
-    """All plans for a request; values only, shared by all sessions, the least recently used forgotten."""
-    return plan_model(request, own_graph(request))
+@st.cache_resource(show_spinner=False)
+def _plans() -> Shelf[Request, Result]:
+    return Shelf(CACHED_RESULTS)
+
+
+def plan(request: Request, say: Progress | None = None) -> Result:
+    """All plans for a request; values only, shared by all sessions, the least recently used forgotten. `say` is told
+    each pass, and may raise to stop."""
+    waiting = (lambda: say("another visitor's planning of the same")) if say else (lambda: None)
+    return _plans().get(request, lambda: plan_model(request, own_graph(request, say), say), waiting)
+
+
+def beside_plan(text: str) -> tuple[Request, tuple[str, ...], str, Plan] | None:
+    """A pinned plan: its request, edits, name and the plan, called by what of its settings is not as here. None, told in
+    place, where there is none."""
+    try:
+        name, asked = pins.unpin(text, values())
+        with st.spinner("Planning", show_time=True):
+            found = plan_ids(with_edit(plan(settings.request(asked)), asked["edit"]).plans)
+    except (Unreadable, PlannerError) as why:
+        st.warning(f"“{text[:40]}” cannot be set beside it: {in_words(str(why))}")
+        return None
+    if name not in found:
+        st.warning(f"There is no plan “{name[:40]}” at the settings asked for beside it.")
+        return None
+    note = pins.changed({**asked, "method": values()["method"]}, values())
+    called = replace(found[name], name=f"{title(found[name])} ({note})") if note else found[name]
+    return settings.request(asked), asked["edit"], name, called
+
+
+def beside_model(model: str) -> Result | None:
+    """The plans of another model of the zoo on the same cluster, at its own batch and sequence; None, told in place, where
+    there are none."""
+    own = {**values(), **OF_THE_MODEL, "model": model, "mesh": None}
+    try:
+        with st.spinner(f"Planning {model}", show_time=True):
+            return plan(settings.request(own))
+    except PlannerError as error:
+        st.warning(f"{model} cannot be set beside it: {in_words(str(error))}")
+        return None
 
 
 @st.cache_resource(max_entries=CACHED_RESULTS, show_spinner=False)
@@ -134,13 +183,13 @@ def drawing(request: Request) -> Scene:
     return scene(plan(request).coarse)
 
 
-def own_graph(request: Request) -> Any:
-    """The captured graph of a user's own config, or None for a model of the zoo."""
+def own_graph(request: Request, say: Progress | None = None) -> Any:
+    """The captured graph of a user's own config, or None for a model of the zoo. `say` as in `plan`."""
     if not request.model.startswith("own-"):
         return None
     from explorer.own import load_own
 
-    return load_own(request)
+    return load_own(request, say)
 
 
 def request() -> Request:
@@ -148,14 +197,83 @@ def request() -> Request:
     return settings.request(values())
 
 
+@st.cache_resource(show_spinner=False)
+def _edited() -> Shelf[tuple[Request, tuple[str, ...]], Plan | str]:
+    return Shelf(EDITED_KEPT)
+
+
+def edited(found: Result, edit: tuple[str, ...]) -> Plan | str:
+    """The plan with these edits (see `edits`), shared by all sessions; or in one sentence why there is none."""
+
+    def make() -> Plan | str:
+        try:
+            return edits.made(found, plan_ids(found.plans), edit)
+        except PlannerError as error:
+            return in_words(str(error))
+
+    return _edited().get((found.request, edit), make)
+
+
+def with_edit(found: Result, edit: tuple[str, ...]) -> Result:
+    """The plans with the edited one as the last of them, where there is one."""
+    more = edited(found, edit) if edit else ""
+    return found if isinstance(more, str) else replace(found, plans=(*found.plans, more))
+
+
+def edit_of(plan_id: str) -> tuple[str, ...]:
+    """The edits that a plan of the page comes from: none but for the edited one."""
+    return value("edit") if plan_id == EDITED else ()
+
+
 def result() -> Result:
-    """The plans of the current settings. Where they cannot be, says why in place and stops the page."""
-    try:
-        with st.spinner("Planning", show_time=True):
-            return plan(request())
-    except PlannerError as error:
-        st.error(in_words(str(error)))
+    """The plans of the current settings, the edited one among them. Where they cannot be, says why in place and stops
+    the page."""
+    return with_edit(_planned(), value("edit"))
+
+
+def _planned() -> Result:
+    wanted = request()
+    place = st.empty()
+    ready = _plans().peek(wanted)
+    if ready is not None:
+        return ready
+    if st.session_state.get("stopped") == wanted:
+        with place.container():
+            st.info("Planning was stopped. Change the settings above, or plan these after all.")
+            st.button("Plan now", on_click=lambda: st.session_state.pop("stopped", None), key="plan_now")
         st.stop()
+    try:
+        # the address may not have reached the browser before the click: then the settings are newer
+        found = plan(wanted, waiting(place, lambda: st.session_state.update(stopped=wanted, changed=True)))
+    except PlannerError as error:
+        place.error(in_words(str(error)))
+        st.stop()
+    place.empty()
+    if wanted.model.startswith("own-"):  # the sentence above can now say what was found
+        st.rerun()
+    return found
+
+
+def waiting(place: Any, stop: Callable[[], None], patience_s: float = PATIENCE_S) -> Progress:
+    """A `say` for planning: tells the pass in `place` once it takes long, with a button to stop.
+
+    A click starts the script anew, and Streamlit ends this run at the next thing it is told; so what computes must say
+    something now and then.
+    """
+    start = time.perf_counter()
+    line: list[Any] = []
+
+    def say(text: str) -> None:
+        taken = time.perf_counter() - start
+        if taken < patience_s:
+            return
+        if not line:
+            box = place.container(horizontal=True, vertical_alignment="center")
+            line.append(box.empty())
+            box.button("Stop", on_click=stop, key="stop_planning")
+        line[0].markdown(f":material/hourglass_top: Planning: {text}, {taken:.0f} s", width="content")
+
+    return say
 
 
 OPTIONS = {
@@ -202,3 +320,26 @@ def chosen(found: Mapping[str, Plan]) -> tuple[str, Plan]:
         )
     name = name if name in found else next(iter(found))
     return name, found[name]
+
+
+def with_pinned(plans: Mapping[str, Plan]) -> dict[str, Plan]:
+    """The plans, and those that are pinned from other settings of this model, by the text of their pin. A pin of the
+    settings as they stand takes the place of the plan's own name. What cannot be read is told in place."""
+    found = dict(plans)
+    for text in value("compare"):
+        if pins.MARK not in text:
+            continue
+        try:
+            name, asked = pins.unpin(text, values())
+            there = plan_ids(with_edit(plan(settings.request(asked)), asked["edit"]).plans)
+        except (Unreadable, PlannerError) as why:
+            st.warning(f"A pinned plan, “{text[:40]}”, cannot be shown: {in_words(str(why))}")
+            continue
+        if name not in there:
+            st.warning(f"There is no plan “{name[:40]}” at the settings of a pin; it is left out.")
+            continue
+        note = pins.changed(asked, values())
+        if not note:
+            found.pop(name, None)
+        found[text] = replace(there[name], name=f"{title(there[name])} ({note})") if note else there[name]
+    return found

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 from explorer import units
 from planner_core.cluster import Cluster
 from planner_core.fold import FoldGroup
-from planner_core.graph import join_name
 from planner_core.mesh import DeviceMesh
 from planner_core.placement import Shard
-from planner_core.plan import Plan, glob_name
+from planner_core.plan import Plan
 
 FAMILIES = (
     ("experts", ("expert", "moe")),
@@ -70,7 +70,7 @@ def describe(plan: Plan) -> str:
 
 def _axis_words(plan: Plan, axis: int, size: int) -> str:
     split, gathered, whole = _matrices(plan, axis)
-    batch = _batch_share(plan, axis) > 0.5
+    batch = batch_share(plan, axis) > 0.5
     words = [f"batch split {size} ways"] if batch else []
     if split:
         named = "all weights" if not whole and not gathered else _join(split)
@@ -91,19 +91,20 @@ def _matrices(plan: Plan, axis: int) -> tuple[list[str], list[str], list[str]]:
         for name, p in block.params.items():
             sharded = isinstance(p.stored[axis], Shard)
             way = "gathered" if axis in p.gathered else "split" if sharded else "whole"
-            if not _is_vector(name) or sharded:
-                ways.setdefault(family(name), Counter())[way] += 1 + 10 * (not _is_vector(name))
+            if not is_vector(name) or sharded:
+                ways.setdefault(family(name), Counter())[way] += 1 + 10 * (not is_vector(name))
     most = {f: c.most_common(1)[0][0] for f, c in ways.items()}
     split, gathered, whole = (sorted(f for f, w in most.items() if w == way) for way in ("split", "gathered", "whole"))
     return split, gathered, whole
 
 
-def _is_vector(name: str) -> bool:
+def is_vector(name: str) -> bool:
+    """Whether a parameter is a bias or belongs to a norm, by its name."""
     low = name.lower()
     return low.endswith("bias") or "norm" in low or ".ln_" in low or low.startswith("ln_")
 
 
-def _batch_share(plan: Plan, axis: int) -> float:
+def batch_share(plan: Plan, axis: int) -> float:
     """Share of ops whose first result is split along dim 0 on this axis."""
     sites = [s for b in plan.blocks.values() for s in b.sites.values() if s.outputs]
     split = sum(s.outputs[0].src.forward[axis] == Shard(0) for s in sites)
@@ -132,6 +133,41 @@ def headline(a: Plan, b: Plan) -> str:
     return f"{head}. {who} {sent} per GPU and {held} memory.{tail}"
 
 
+def verdict(method: str, rungs: Sequence[tuple[str, Plan | None]]) -> str:
+    """What a method's restrictions cost against exact, and which one costs most; `rungs` are (what it adds, best plan so)."""
+    known = [(says, p) for says, p in rungs if p is not None]
+    if not known or rungs[0][1] is None:
+        return f"No plan fits here, so {method} cannot be compared with the exact search."
+    first, last = known[0][1].cost, known[-1][1]
+    text = (
+        f"{method}’s plan takes {_ratio(last.cost.step_time_s, first.step_time_s, 'step time')} and "
+        f"{_ratio(last.cost.comm_time_s, first.comm_time_s, 'communication')} against the exact plan."
+    )
+    steps = [(b.cost.step_time_s - a.cost.step_time_s, says) for (_, a), (says, b) in pairwise(known)]
+    cost, says = max(steps, default=(0.0, ""))
+    if cost > MODEL_ERROR * first.step_time_s:
+        text += f" Most of it because it {says} ({units.seconds(cost)} a step)."
+    elif last.cost.step_time_s <= first.step_time_s * (1 + MODEL_ERROR):
+        text += " In step time that is a tie, within the estimate’s error."
+    return text + ("" if last.fits else " It does not fit the memory.")
+
+
+def times(value: float, least: float) -> str:
+    """`2.3 times`; where the other is nothing, `infinitely many times`."""
+    return f"{units.significant(value / least, 2)} times" if least else "infinitely many times"
+
+
+def _ratio(value: float, before: float, what: str) -> str:
+    if value == 0 or before == 0:
+        return f"{'no' if value == 0 else 'some'} {what}"
+    times = value / before
+    if times >= 2:
+        return f"{units.significant(times, 2)} times the {what}"
+    if abs(times - 1) < 0.005:
+        return f"the same {what}"
+    return f"{units.percent(abs(times - 1))} {'more' if times > 1 else 'less'} {what}"
+
+
 def _difference(sizes: Sequence[int], verb: str, unit: Callable[[float], str]) -> str:
     mine, other = sizes
     if abs(mine - other) <= 0.005 * max(mine, other, 1):
@@ -139,24 +175,7 @@ def _difference(sizes: Sequence[int], verb: str, unit: Callable[[float], str]) -
     return f"{verb} {unit(abs(mine - other))} {'less' if mine < other else 'more'}"
 
 
-def differing(plans: Iterable[tuple[str, Plan]]) -> list[dict[str, str]]:
-    """Weights whose placement is not the same in all plans: one row each, a column per plan."""
-    tables = {name: _by_weight(plan) for name, plan in plans}
-    ways: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
-    for block, weight, prefix in dict.fromkeys(key for t in tables.values() for key in t):
-        cells = tuple(t.get((block, weight, prefix), WHOLE) for t in tables.values())
-        if len(set(cells)) > 1:
-            ways.setdefault((block, weight, cells), []).append(prefix)
-    rows = []
-    for (_, weight, cells), prefixes in ways.items():
-        times = f" ×{len(prefixes)}" if len(prefixes) > 1 else ""
-        rows.append(
-            {"weight": join_name(glob_name(tuple(prefixes)), weight) + times, **dict(zip(tables, cells, strict=True))}
-        )
-    return rows
-
-
-def _by_weight(plan: Plan) -> dict[tuple[str, str, str], str]:
+def by_weight(plan: Plan) -> dict[tuple[str, str, str], str]:
     """(block, weight, prefix of the copy) -> its placements on the axes that split or gather it."""
     found = {}
     for label, block in plan.blocks.items():

@@ -18,6 +18,8 @@ from hypothesis import settings
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
+    from tests.visiting import Visit
+
 ROOT = Path(__file__).resolve().parent.parent
 FLAGS = [
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
@@ -65,6 +67,21 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+@pytest.fixture
+def visit(chromium: "Browser", app: str) -> Iterator["Visit"]:
+    """A person with a fresh window, who must have met no error and asked no other host for anything."""
+    from tests.visiting import Visit
+
+    context = chromium.new_context(viewport={"width": 1440, "height": 1000}, accept_downloads=True)
+    page = context.new_page()
+    page.set_default_timeout(30_000)
+    person = Visit(page, app)
+    yield person
+    context.close()
+    assert person.abroad == [], "a request left this machine"
+    assert person.errors == [], "the browser's console holds errors"
 
 
 def free_port() -> int:

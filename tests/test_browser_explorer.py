@@ -4,74 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 import pytest
 
+from tests.visiting import Visit
+
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser
 
-HERE = re.compile(r"^(?:(?:https?|wss?)://(?:127\.0\.0\.1|localhost)[:/]|data:|blob:|about:)")
-# On a deep link Streamlit looks for its endpoints below the page's path first.
-PROBE = re.compile(r"/_stcore/(?:health|host-config)")
 Q_PROJ = "LlamaDecoderLayer:self_attn.q_proj/linear"
-
-
-class Visit:
-    """A page that keeps what it asked for and what went wrong."""
-
-    def __init__(self, page: Page, base: str) -> None:
-        self.page, self.base = page, base
-        self.abroad: list[str] = []
-        self.errors: list[str] = []
-        page.on("request", lambda r: None if HERE.match(r.url) else self.abroad.append(r.url))
-        page.on("websocket", lambda w: None if HERE.match(w.url) else self.abroad.append(w.url))
-        page.on("pageerror", lambda e: self.errors.append(str(e)))
-        page.on("console", self._said)
-
-    def _said(self, message: object) -> None:
-        kind, text = getattr(message, "type", ""), getattr(message, "text", "")
-        where = (getattr(message, "location", None) or {}).get("url", "")
-        if kind == "error" and not PROBE.search(where):
-            self.errors.append(f"{text} ({where})")
-
-    def open(self, path: str = "/") -> None:
-        self.page.goto(self.base + path)
-        self.settle()
-
-    def settle(self) -> None:
-        """Wait until the sentence stands and nothing runs any more."""
-        self.page.wait_for_selector(".st-key-sentence", timeout=60_000)
-        self.page.wait_for_timeout(300)
-        self.page.wait_for_selector("[data-testid=stStatusWidget]", state="detached", timeout=60_000)
-        self.page.wait_for_selector("[data-testid=stApp][data-test-script-state=notRunning]", timeout=60_000)
-
-    def turn(self, title: str) -> None:
-        self.page.get_by_role("link", name=title, exact=True).click()
-        self.page.wait_for_url(re.compile(title.lower()), timeout=30_000)
-        self.settle()
-
-    def node(self, node_id: str) -> object:
-        return self.page.locator(f'g.node[data-id="{node_id}"]')
-
-    @property
-    def query(self) -> str:
-        return urlsplit(self.page.url).query
-
-
-@pytest.fixture
-def visit(chromium: Browser, app: str) -> Iterator[Visit]:
-    context = chromium.new_context(viewport={"width": 1440, "height": 1000}, accept_downloads=True)
-    page = context.new_page()
-    page.set_default_timeout(30_000)
-    person = Visit(page, app)
-    yield person
-    context.close()
-    assert person.abroad == [], "a request left this machine"
-    assert person.errors == [], "the browser's console holds errors"
 
 
 def test_the_journey(visit: Visit, tmp_path: Path) -> None:
@@ -99,7 +42,7 @@ def test_the_journey(visit: Visit, tmp_path: Path) -> None:
 
     visit.turn("Compare")
     page.get_by_text(re.compile("less time than|tie in time")).first.wait_for()
-    assert page.locator(".js-plotly-plot").count() == 3
+    page.locator(".js-plotly-plot").nth(4).wait_for()
 
     visit.turn("Topology")
     page.locator(".svg svg").wait_for()

@@ -102,7 +102,8 @@ def test_the_file_works_offline(chromium: Browser, tmp_path: Path, lesson: Lesso
     assert page.title() == f"{lesson.number}. {lesson.title}"
     heading = page.locator("#step")
     assert heading.inner_text().startswith("1 of ")
-    reveal, right = page.evaluate("[cases[0].reveal, cases[0].question.answer]")
+    reveal, right = page.evaluate("[cases[current].reveal, cases[current].question.answer]")
+    assert page.evaluate("cases[current].steps[0].picture") == lesson.scene(LLAMA, lesson.defaults()).steps[0].picture
     for _ in range(reveal - 1):
         page.click("#next")
     assert heading.inner_text().startswith(f"{reveal} of ") and page.locator("#next").is_disabled()
@@ -114,11 +115,48 @@ def test_the_file_works_offline(chromium: Browser, tmp_path: Path, lesson: Lesso
     assert heading.inner_text().startswith(f"{reveal + 1} of ")
     page.keyboard.press("ArrowLeft")
     if page.locator("#case option").count() > 1:
-        page.select_option("#case", index=1)
+        page.select_option("#case", index=0 if page.evaluate("current") else 1)
         assert page.locator("#picture").inner_html() and not page.locator("#next").is_hidden()
     assert page.evaluate("getComputedStyle(document.getElementById('picture')).animationName") == "none"
     assert not visit.wrong
     context.close()
+
+
+def test_the_rail_is_links_for_mouse_keys_and_new_windows(visit: Visit, app: str) -> None:
+    page = visit.page
+    page.goto(f"{app}/learn?lesson=2&model=gpt2-xl")
+    visit.settle()
+    visit.press("Next")
+    visit.at_step(2)
+    links = page.get_by_role("navigation", name="Lessons").get_by_role("link")
+    assert links.count() == len(LESSONS)
+    for lesson, href in zip(LESSONS, links.evaluate_all("all => all.map((a) => a.href)"), strict=True):
+        assert f"lesson={lesson.number}" in href and "model=gpt2-xl" in href
+    assert links.nth(1).get_attribute("aria-current") == "page"
+    links.nth(3).focus()
+    page.keyboard.press("Enter")
+    page.get_by_role("heading", name="4. Collectives", level=2).wait_for()
+    page.wait_for_url(lambda url: "lesson=4" in url and "model=gpt2-xl" in url)
+    assert links.nth(3).evaluate("a => a.getRootNode().activeElement === a"), "the focus stays on the rail"
+    links.nth(1).click()
+    visit.at_step(2)  # where the learner left it
+    assert "step=2" in page.url
+    page.go_back()
+    page.get_by_role("heading", name="4. Collectives", level=2).wait_for()
+    assert not visit.wrong
+
+
+def test_lesson_13_tells_what_a_changed_placement_causes(visit: Visit, app: str) -> None:
+    page = visit.page
+    page.goto(f"{app}/learn?lesson=13&step=2")
+    visit.settle()
+    picture = page.locator(".lesson")
+    assert picture.get_by_text("all_to_all").count() == 2
+    page.locator(".st-key-w_13_down_proj").get_by_role("radio", name="S(1)", exact=True).click()
+    page.get_by_text(re.compile(r"^4 collectives in one layer")).wait_for()
+    visit.settle()
+    assert picture.get_by_text("all_reduce", exact=True).count() == 4
+    assert picture.get_by_text("all_to_all").count() == 0 and not visit.wrong
 
 
 def test_pictures_stand_still_for_those_who_ask(chromium: Browser, app: str) -> None:
@@ -146,7 +184,7 @@ def test_the_way_to_the_explorer_keeps_the_model(visit: Visit, app: str) -> None
 def test_nothing_is_cut_off_on_a_small_screen(chromium: Browser, app: str) -> None:
     page = chromium.new_page(viewport={"width": 800, "height": 1000})
     visit = Visit(page)
-    for number in (2, 4, 13):
+    for number in (2, 4, 6, 7, 13):
         page.goto(f"{app}/learn?lesson={number}")
         visit.settle()
         wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")

@@ -27,6 +27,17 @@ _SVG = st.components.v2.component(
     css=(HERE / "svg.css").read_text(encoding="utf-8"),
     js=(HERE / "svg.js").read_text(encoding="utf-8"),
 )
+_WEIGHTS = st.components.v2.component(
+    "shardscope_weights",
+    html="<div class='weights'></div>",
+    css=(HERE / "weights.css").read_text(encoding="utf-8"),
+    js=(HERE / "weights.js").read_text(encoding="utf-8"),
+)
+
+
+def weights(data: dict[str, Any], *, key: str, on_open: Callable[[], None]) -> None:
+    """A table of weights (see weights.js); a click on a name puts the node's id at `st.session_state[key]["open"]`."""
+    _WEIGHTS(key=key, data=data, on_open_change=on_open)
 
 
 def svg(text: str, *, key: str) -> None:

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import streamlit as st
 
-from explorer import state
+from explorer import settings, state
 from explorer.components import sentence
 from explorer.palette import Theme, theme_of
-from explorer.words import GLOSSARY, mesh_words, title
+from explorer.words import GLOSSARY, WHOLE, mesh_words, title
 from planner_core.pipeline import Result
-from planner_core.plan import Plan
+from planner_core.plan import PHASES, Plan
 
 CSS = Path(__file__).resolve().parent / "app.css"
 SHORT_CELL = 18
@@ -42,11 +42,44 @@ def text(value: str) -> str:
     return value
 
 
+def escape(value: str) -> str:
+    """Text for markup in which nothing is read as markup."""
+    return html.escape(value)
+
+
 def chip(letter: str, axis: str = "") -> str:
     """One placement as a small mark: letter, look and a definition on hover."""
     kind = letter[:1]
     label = f"{axis} {letter}".strip()
     return f'<span class="chip {html.escape(kind)}" title="{html.escape(GLOSSARY.get(kind, ""))}">{html.escape(label)}</span>'
+
+
+def chips(cell: str) -> str:
+    """The placements of a weight (see `words.by_weight`) as small marks."""
+    if cell == WHOLE:
+        return chip("R")
+    marks = []
+    for part in cell.split(" · "):
+        axis, _, rest = part.partition(" ")
+        letter, _, gathered = rest.partition(",")
+        marks.append(chip(letter, axis) + (" gathered at use " if gathered else ""))
+    return "".join(marks)
+
+
+def phases() -> tuple[str, ...]:
+    """The control: which part of the step; returns its phases."""
+    widget = state.seed("w_phase", state.value("phase"))
+    st.segmented_control(
+        "Part of the step",
+        list(settings.PHASES),
+        format_func=lambda p: {"all": "whole step"}.get(p, p),
+        key=widget,
+        required=True,
+        on_change=state.from_widget,
+        args=("phase", widget),
+    )
+    chosen = state.value("phase")
+    return PHASES if chosen == "all" else (chosen,)
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "") -> None:

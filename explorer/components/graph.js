@@ -1,5 +1,5 @@
 // The model graph as SVG. Python sends positions; here nothing is laid out, only moved apart where a block is opened.
-// data = {key, scene, overlay: {placement, messages}, devices, selected, open, show}
+// data = {key, scene, overlay: {placement, messages}, devices, selected, open, show, marks: {id: how it is in the other graph}, other}
 // Sends back: view = {selected, open (null until a block was opened or closed by hand), show}; pan, zoom, hover and search stay in the browser.
 
 const SVG = "http://www.w3.org/2000/svg";
@@ -48,18 +48,39 @@ class Graph {
       this.open = new Set(data.open); this.touched = false; this.show = data.show; this.asked = data.asked;
       this.moved = this.moved && !fresh;
     }
-    this.follow(data.selected || "", fresh);
+    else if (data.other) this.join(data);
+    this.told = [String(data.open), data.show];
+    const led = this.follow(data.selected || "", fresh) && data.other;
     this.select.value = this.show;
     this.draw();
+    if (led) this.reveal(this.selected);
     if (fresh) { this.input.value = ""; this.search(); this.fit(); }
   }
 
   // Python repeats what was picked here a moment ago: an echo, which must not undo a newer pick.
   follow(id, fresh) {
-    const at = this.echoes.lastIndexOf(id);
+    const at = this.echoes.lastIndexOf(id), before = this.selected;
     if (at >= 0 && !fresh) this.echoes.splice(0, at + 1);
     else if (fresh || id !== this.given) { this.selected = id; this.echoes = []; }
     this.given = id;
+    return this.selected !== before;
+  }
+
+  // Beside another graph: what was opened or shown there since is opened and shown here.
+  join(data) {
+    if (String(data.open) !== this.told[0]) this.open = new Set(data.open);
+    if (data.show !== this.told[1]) this.show = data.show;
+  }
+
+  // Show a node that was selected elsewhere: open its block, and bring it into the window if it is outside.
+  reveal(id) {
+    const home = Object.entries(this.scene.scopes).find(([, s]) => s.nodes.some((n) => n.id === id))?.[0];
+    const runs = this.scene.scopes[""].nodes.filter((n) => home && n.scope === home);
+    if (runs.length && !runs.some((n) => this.open.has(n.id))) { this.open.add(runs[0].id); this.draw(); }
+    const s = this.shapes.find((shape) => shape.n.id === id);
+    if (!s) return;
+    const x = s.x * this.view.k + this.view.x, y = s.y * this.view.k + this.view.y;
+    if (x < 0 || y < 0 || x > this.canvas.clientWidth || y > this.canvas.clientHeight) this.centre(id);
   }
 
   // --- what is drawn where ---------------------------------------------------------------------
@@ -108,6 +129,7 @@ class Graph {
     make("rect", { class: "body", x: x - w / 2, y, width: w, height: h, rx: 10 }, g);
     make("text", { class: "label", x, y: y + 21 }, g, n.label);
     this.toggle(g, n, x + w / 2 - 16, y + 17, "–");
+    this.badge(g, n, x - w / 2, y);
     const move = ([a, b]) => [a + x - s.w / 2, b + y + HEADER];
     this.drawWires(s, move);
     for (const inner of s.nodes) { const [a, b] = move([inner.x, inner.y]); this.drawNode(inner, a, b, n); }
@@ -130,6 +152,19 @@ class Graph {
     if (Array.isArray(second)) this.bars(g, second, x, y, n.w);
     else if (second) make("text", { class: "sub", x, y: y + 11.5 }, g, second);
     if (n.kind === "block") this.toggle(g, n, x + n.w / 2 - 2, y - n.h / 2 + 2, "+");
+    this.badge(g, n, x - n.w / 2, y - n.h / 2);
+  }
+
+  // A node that differs from the other graph's wears a diamond with ≠ at its corner and a broken outline; a closed block counts its own.
+  differing(n) { return (this.data.marks?.[n.id] ? 1 : 0) + (n.scope ? this.scopeOf(n).nodes.filter((m) => this.data.marks?.[m.id]).length : 0); }
+
+  badge(g, n, x, y) {
+    const count = this.differing(n);
+    if (!count) return;
+    if (this.data.marks[n.id]) g.classList.add("differs");
+    const b = make("g", { class: "badge" }, g);
+    make("rect", { x: x - 8, y: y - 8, width: 16, height: 16, transform: `rotate(45 ${x} ${y})` }, b);
+    make("text", { x, y: y + 4.5 }, b, n.scope && count > 1 ? `${count}` : "≠");
   }
 
   toggle(g, n, x, y, sign) {
@@ -199,6 +234,7 @@ class Graph {
     for (const [cls, text] of keys) this.entry(text, cls);
     if (axes) this.entry(axes);
     if (words) this.entry(words);
+    if (this.data.other) this.entry(`≠ otherwise in ${this.data.other}`, "diamond");
     this.legend.hidden = !this.legend.childElementCount;
   }
 
@@ -226,7 +262,8 @@ class Graph {
     this.mark();
     const shape = this.shapes.find((s) => s.n.id === id);
     this.echoes.push(id);
-    this.said.textContent = shape ? `${shape.n.label}, ${shape.n.sub}` : "nothing selected";
+    const differs = this.data.marks?.[id];
+    this.said.textContent = shape ? `${shape.n.label}, ${shape.n.sub}${differs ? `, differs: ${differs} in ${this.data.other}` : ""}` : "nothing selected";
     this.tell(0);
   }
 
@@ -269,7 +306,11 @@ class Graph {
 
   // --- pan and zoom ------------------------------------------------------------------------------
 
-  place() { this.world.setAttribute("transform", `translate(${this.view.x} ${this.view.y}) scale(${this.view.k})`); }
+  // From afar, where words are under four pixels high, they and the arrow heads are left out: drawing them is most of a frame.
+  place() {
+    this.world.setAttribute("transform", `translate(${this.view.x} ${this.view.y}) scale(${this.view.k})`);
+    this.world.classList.toggle("far", this.view.k < 0.3);
+  }
 
   fit() {
     const { clientWidth: w, clientHeight: h } = this.canvas;
@@ -329,7 +370,7 @@ class Graph {
 
   command(name) {
     ({ previous: () => this.visit(-1), next: () => this.visit(1), open: () => this.flip("", true), close: () => this.flip("", false),
-       out: () => this.zoom(0.8), in: () => this.zoom(1.25), fit: () => this.fit(), svg: () => this.save() })[name]?.();
+       out: () => this.zoom(0.8), in: () => this.zoom(1.25), fit: () => this.fit(), svg: () => this.saveSvg(), png: () => this.savePng() })[name]?.();
   }
 
   click(target) {
@@ -365,6 +406,7 @@ class Graph {
     const axes = this.data.overlay.placement[shape.n.id] || [];
     const lines = [...(shape.n.facts || []), ...axes.map((a) => [`${a.of} on ${a.axis}`, a.p]),
                    ...this.sent(shape.n.id).map((m) => [m.kind, `${m.count > 1 ? `${m.count} × ` : ""}${m.text} on ${m.axis}`])];
+    if (this.data.marks?.[shape.n.id]) lines.push([`in ${this.data.other}`, this.data.marks[shape.n.id]]);
     for (const [key, value] of lines) {
       const dt = document.createElement("dt"), dd = document.createElement("dd");
       dt.textContent = key; dd.textContent = value; list.append(dt, dd);
@@ -376,20 +418,45 @@ class Graph {
     this.card.style.top = `${Math.max(4, Math.min(y + 12, box.height - this.card.offsetHeight - 6))}px`;
   }
 
-  save() {
+  // The drawing as it stands, whole, with the page's colours and fonts written into it.
+  still() {
+    this.world.classList.remove("far");
     const copy = this.canvas.cloneNode(true), box = this.world.getBBox();
     const live = this.canvas.querySelectorAll("*"), still = copy.querySelectorAll("*");
-    const keep = ["fill", "stroke", "stroke-width", "stroke-dasharray", "font-family", "font-size", "font-weight", "text-anchor", "opacity"];
+    const keep = ["fill", "stroke", "stroke-width", "stroke-dasharray", "font-family", "font-size", "font-weight", "text-anchor", "opacity", "marker-end"];
     live.forEach((element, i) => { const style = getComputedStyle(element); for (const k of keep) still[i].style.setProperty(k, style.getPropertyValue(k)); });
     copy.querySelector(".world").removeAttribute("transform");
-    copy.setAttribute("viewBox", [box.x - 16, box.y - 16, box.width + 32, box.height + 32].join(" "));
-    copy.setAttribute("width", box.width + 32); copy.setAttribute("height", box.height + 32);
+    const width = Math.ceil(box.width + 32), height = Math.ceil(box.height + 32);
+    copy.setAttribute("viewBox", [box.x - 16, box.y - 16, width, height].join(" "));
+    copy.setAttribute("width", width); copy.setAttribute("height", height);
     copy.setAttribute("xmlns", SVG);
+    this.place();
+    return { text: new XMLSerializer().serializeToString(copy), width, height };
+  }
+
+  keep(blob, suffix) {
     const link = document.createElement("a");
-    link.href = URL.createObjectURL(new Blob([new XMLSerializer().serializeToString(copy)], { type: "image/svg+xml" }));
-    link.download = `${this.scene.title}.svg`;
+    link.href = URL.createObjectURL(blob);
+    link.download = `${this.scene.title}.${suffix}`;
     link.click();
     setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+  }
+
+  saveSvg() { this.keep(new Blob([this.still().text], { type: "image/svg+xml" }), "svg"); }
+
+  // Two dots a pixel, fewer where the picture would be larger than browsers draw.
+  savePng() {
+    const { text, width, height } = this.still(), most = 16384, k = Math.min(2, most / width, most / height, Math.sqrt(1e8 / (width * height)));
+    const image = new Image(), page = document.createElement("canvas");
+    page.width = Math.round(width * k); page.height = Math.round(height * k);
+    image.onload = () => {
+      const pen = page.getContext("2d");
+      pen.fillStyle = getComputedStyle(this.root.querySelector(".graph")).backgroundColor;
+      pen.fillRect(0, 0, page.width, page.height);
+      pen.drawImage(image, 0, 0, page.width, page.height);
+      page.toBlob((blob) => { if (blob) this.keep(blob, "png"); else this.said.textContent = "The picture is too large for a PNG; take the SVG."; });
+    };
+    image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(text)}`;
   }
 }
 

@@ -1,7 +1,8 @@
-"""The picture of a lesson's step, drawn in the browser; the markup comes finished from `explorer.learn`."""
+"""The picture of a lesson's step, drawn in the browser (the markup comes finished from `explorer.learn`), and the rail."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,21 @@ def _register() -> Any:
     return st.components.v2.component("shardscope_lesson", html='<div class="lesson"></div>\n', css=css, js=js)
 
 
+def _register_rail() -> Any:
+    css, js = ((HERE / f"rail.{suffix}").read_text(encoding="utf-8") for suffix in ("css", "js"))
+    return st.components.v2.component("shardscope_rail", html='<nav aria-label="Lessons"></nav>\n', css=css, js=js)
+
+
 _PICTURE = _register()
+_RAIL = _register_rail()
 
 
 def picture(markup: str, *, key: str) -> None:
     """Draw SVG or a table. All text in it was escaped where it was made."""
     _PICTURE(key=key, data={"picture": markup})
+
+
+def rail(lessons: Sequence[dict[str, Any]], *, key: str, on_go: Callable[[], None]) -> None:
+    """Links to all lessons, each {"number", "title", "query", "state"}; state is "here", "done" or "new". A click puts the
+    number at `st.session_state[key]["go"]` and calls `on_go`."""
+    _RAIL(key=key, data={"lessons": list(lessons)}, on_go_change=on_go)

@@ -8,16 +8,19 @@ import streamlit as st
 
 from explorer import settings, state, units
 from explorer.components import address
-from explorer.own import keep
+from explorer.own import TIME_LIMIT_S, keep, told, understood
 from explorer.words import cluster_words
 from planner_core.cluster import cluster_names, load_cluster
 from planner_core.errors import InputError
 from planner_core.hardware import OPTIMIZERS, RECOMPUTE
 from planner_core.models import ZOO
+from planner_core.opening import DEFAULT_BATCH, DEFAULT_SEQ
 from planner_core.pipeline import Result
 
 LAYERS_HELP = "How many copies of the repeated block; empty: as published"
 ZERO_NAMES = {0: "weights kept whole or split by the plan", 3: "weights may also be sharded and gathered at use"}
+
+LINKS = {"intra": "GB/s out of a GPU inside a node, one way", "inter": "GB/s out of a node to the others, one way"}
 
 
 def sentence() -> None:
@@ -26,10 +29,11 @@ def sentence() -> None:
         st.warning(problem)
     v = state.values()
     with st.container(horizontal=True, vertical_alignment="center", gap="xsmall", key="sentence"):
-        with st.popover(model_name(v["model"]), type="tertiary", help="Choose the model"):
+        own = v["model"] if v["model"] not in ZOO else ""  # another key closes it, so that the progress below is seen
+        with st.popover(model_name(v["model"]), type="tertiary", help="Choose the model", key=f"choose_model_{own}"):
             _model(v)
         st.markdown("on", width="content")
-        with st.popover(cluster_name(v["cluster"]), type="tertiary", help="Choose the cluster and the mesh"):
+        with st.popover(_cluster_words(v), type="tertiary", help="Choose the cluster and the mesh"):
             _cluster(v)
         st.markdown("with", width="content")
         with st.popover(_load_words(v), type="tertiary", help="Choose the work of one step"):
@@ -52,11 +56,21 @@ def cluster_name(name: str) -> str:
     return cluster_words(load_cluster(name))
 
 
+def _cluster_words(v: dict[str, Any]) -> str:
+    """The cluster with its changes; a change that cannot be is told where the plans would stand."""
+    links = [f"{units.significant(v[k])} GB/s {where}" for k, where in (("intra", "inside"), ("inter", "between nodes")) if v[k]]
+    try:
+        name = cluster_words(load_cluster(settings.cluster(v)))
+    except InputError:
+        name = f"{cluster_name(v['cluster'])}, changed"
+    return ", ".join([name, *links])
+
+
 def _load_words(v: dict[str, Any]) -> str:
     model = ZOO.get(v["model"])
-    batch = v["batch"] or (model.batch if model else None)
-    seq = v["seq"] or (model.seq if model else 1)
-    shown = f"batch {units.whole(batch) if batch else 'its own'}"
+    batch = v["batch"] or (model.batch if model else DEFAULT_BATCH)
+    seq = v["seq"] or (model.seq if model else DEFAULT_SEQ)
+    shown = f"batch {units.whole(batch)}"
     return f"{shown} × {units.whole(seq)} tokens," if seq != 1 else f"{shown},"
 
 
@@ -71,8 +85,8 @@ def _search_words(v: dict[str, Any]) -> str:
     return f"{settings.METHODS[v['method']]} for {settings.OBJECTIVES[v['objective']]}{mesh}{budget}"
 
 
-def _pick(label: str, key: str, options: list[Any], names: Any, help: str | None = None) -> None:
-    widget = state.seed(f"w_{key}", state.value(key))
+def _pick(label: str, key: str, options: list[Any], names: Any, help: str | None = None, apart: str = "") -> None:
+    widget = state.seed(f"w_{key}{apart}", state.value(key))
     st.selectbox(
         label, options, format_func=names, key=widget, on_change=state.from_widget, args=(key, widget), help=help
     )
@@ -96,9 +110,12 @@ def _number(label: str, key: str, most: int, placeholder: str, help: str | None 
 
 def _model(v: dict[str, Any]) -> None:
     options = [*ZOO] + ([v["model"]] if v["model"] not in ZOO else [])
-    _pick("Model", "model", options, model_name)
+    # a browser that shows this list for the first time has no choice of its own to send back
+    _pick("Model", "model", options, model_name, apart="" if v["model"] in ZOO else v["model"])
     if v["model"] in ZOO:
         st.caption(ZOO[v["model"]].description)
+    elif found := told(v["model"]):
+        st.caption(found)
     if v["model"] in ZOO and ZOO[v["model"]].depth:
         _number("Layers", "layers", 1000, "as published", LAYERS_HELP)
     _upload()
@@ -119,18 +136,31 @@ def _upload() -> None:
         except InputError as error:
             st.error(str(error))
             return
+        st.caption(f"{understood(name)}. The first reading takes some ten seconds, at most {TIME_LIMIT_S}; then it is kept.")
         if state.value("model") != name:
             st.button("Plan this model", on_click=state.change, kwargs={"model": name}, type="primary")
 
 
 def _cluster(v: dict[str, Any]) -> None:
     _pick("Cluster", "cluster", list(cluster_names()), lambda n: f"{cluster_name(n)} ({n})")
-    cluster = load_cluster(v["cluster"])
+    try:
+        cluster = load_cluster(settings.cluster(v))
+    except InputError:
+        cluster = load_cluster(v["cluster"])
     st.caption(cluster.description)
     for level in cluster.levels:
         st.caption(
             f"{level.name}: {units.significant(level.bytes_per_s / 1e9)} GB/s per unit, {units.seconds(level.latency_s)} a step"
         )
+    with st.expander("Change it", expanded=any(v[k] is not None for k in settings.CLUSTER_KEYS)):
+        _number("Nodes", "nodes", 10_000, "as it is")
+        _number("GPUs in a node", "gpus", 1_000, f"{load_cluster(v['cluster']).levels[0].size}")
+        for key, label in LINKS.items():
+            widget = state.seed(f"w_{key}", v[key])
+            st.number_input(
+                label, min_value=0.001, max_value=999_999.0, value=None, key=widget, placeholder="as it is",
+                on_change=state.from_widget, args=(key, widget),
+            )  # fmt: skip
     n = cluster.num_gpus
     meshes = [None, str(n), *(f"{a}x{n // a}" for a in range(2, n) if n % a == 0)]
     if v["mesh"] not in meshes:

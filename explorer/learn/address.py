@@ -41,7 +41,7 @@ def read(params: Mapping[str, str]) -> tuple[Lesson, dict[str, Choice], int, lis
 
 
 def _whole(text: str) -> int | None:
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 6 else None
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 6 else None
 
 
 def _option(control: Control, text: str) -> Choice | None:

@@ -7,20 +7,19 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from explorer.learn.draw import Box, at, column, on_colour, row, text, tile
-from explorer.learn.draw import hatch as draw_hatch
+from explorer.learn.draw import PAPER, Box, at, column, dots, on_colour, row, text, tile
 
 WIDTH = 640.0
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A piece of a stacked bar; `hatched` pieces differ without colour."""
+    """A piece of a stacked bar; `dotted` pieces differ without colour."""
 
     name: str
     value: float
     colour: str
-    hatched: bool = False
+    dotted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +74,12 @@ def bars(
 def _piece(p: Part, width: float, shown: Callable[[float], str]) -> Box:
     tip = f"<title>{html.escape(p.name)}: {html.escape(shown(p.value))}</title>"
     rect = f'<rect width="{max(width - 1, 0.5):.1f}" height="26" fill="{p.colour}"{_faint(p)}/>'
-    lines = draw_hatch(width, 26, p.colour) if p.hatched else ""
+    lines = dots(width, 26, p.colour) if p.dotted else ""
     return Box(width, 26, f"<g>{tip}{rect}{lines}</g>")
 
 
 def _faint(p: Part) -> str:
-    return ' fill-opacity="0.2"' if p.hatched else ""
+    return ' fill-opacity="0.25"' if p.dotted else ""
 
 
 def _key(items: Sequence[Bar]) -> Box:
@@ -93,7 +92,7 @@ def _key(items: Sequence[Bar]) -> Box:
     marks = []
     for p in found.values():
         swatch = Box(16, 14, f'<rect width="16" height="14" fill="{p.colour}"{_faint(p)}/>'
-                     + (draw_hatch(16, 14, p.colour, 5) if p.hatched else ""))  # fmt: skip
+                     + (dots(16, 14, p.colour, 5) if p.dotted else ""))  # fmt: skip
         marks.append(row(swatch, text(p.name, 13, muted=True), gap=6))
     return wrap(marks, WIDTH)
 
@@ -120,26 +119,26 @@ class Line:
 
 def plot(
     items: Sequence[Line], x_name: str, y_name: str, x_shown: Callable[[float], str], y_shown: Callable[[float], str],
-    mark: tuple[float, str] | None = None,
+    marks: Sequence[tuple[float, str]] = (),
 ) -> Box:  # fmt: skip
-    """Curves on logarithmic scales (all values positive), `mark` a vertical line with its name."""
+    """Curves on logarithmic scales (all values positive), `marks` vertical lines with their names."""
     width, height, left, low = WIDTH, 270.0, 74.0, 44.0
     xs = [x for line in items for x, _ in line.points]
     ys = [y for line in items for _, y in line.points]
     px = _scale(min(xs), max(xs), left, width - 12)
-    py = _scale(min(ys), max(ys), height - low, 26)
+    py = _scale(min(ys), max(ys), height - low, 26 + 10 * len(marks))
     parts = [_axes(px, py, (min(xs), max(xs)), (min(ys), max(ys)), x_shown, y_shown, (left, width - 12, height - low))]
     for line in items:
         path = "M" + "L".join(f"{px(x):.1f} {py(y):.1f}" for x, y in line.points)
         dash = f' stroke-dasharray="{line.dash}"' if line.dash else ""
         parts.append(f'<path d="{path}" fill="none" stroke="{line.colour}" stroke-width="2.5"{dash}/>')
-    if mark:
-        x, end = px(mark[0]), px(mark[0]) > width * 0.6
+    for k, (at_x, words) in enumerate(marks):
+        x, end, y = px(at_x), px(at_x) > width * 0.6, 16 + 17 * k
         anchor = "end" if end else "start"
-        parts.append(f'<path d="M{x:.1f} 20V{height - low:.1f}" stroke="currentColor" stroke-dasharray="5 4"/>')
+        parts.append(f'<path d="M{x:.1f} {y + 4}V{height - low:.1f}" stroke="currentColor" stroke-dasharray="5 4"/>')
         parts.append(
-            f'<text x="{x + (-5 if end else 5):.1f}" y="16" font-size="13" text-anchor="{anchor}" '
-            f'fill="currentColor">{html.escape(mark[1])}</text>'
+            f'<text x="{x + (-5 if end else 5):.1f}" y="{y}" font-size="13" text-anchor="{anchor}" fill="currentColor" '
+            f'stroke="{PAPER}" stroke-width="4" paint-order="stroke">{html.escape(words)}</text>'
         )
     parts.append(
         f'<text x="{(left + width) / 2:.0f}" y="{height - 4:.0f}" font-size="13" text-anchor="middle" '
@@ -226,7 +225,7 @@ def nodes(groups: Sequence[int], per_node: int, words: str = "node") -> Box:
     boxes = []
     for n in range(count):
         here = groups[n * per_node : (n + 1) * per_node]
-        squares = row(*(tile(side, side, ("S", g % 8), str(g)) for g in here), gap=3)
+        squares = row(*(tile(side, side, ("S", g), str(g)) for g in here), gap=3)
         w, h = squares.width + 16, side + 34
         frame = f'<rect width="{w:.0f}" height="{h:.0f}" rx="5" fill="none" stroke="#8a97a3"/>'
         boxes.append(Box(w, h, frame + at(8, 4, text(f"{words} {n}", 12.5, muted=True)) + at(8, 24, squares)))

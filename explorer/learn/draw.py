@@ -2,7 +2,8 @@
 
 A `Box` is a piece of drawing with a size; `row`, `column` and `device` put boxes together. Colours of text and paper
 are the page's own, so that one picture serves light and dark. Replicate is grey, Shard solid in the colour of its
-device, Partial hatched in it; the letters R, S(dim) and P stand with each, so colour is never alone.
+device, Partial hatched in it; the letters R, S(dim) and P stand with each, so colour is never alone. Hatching means
+Partial and nothing else. There are eight device colours: from rank 8 on they come again with a dotted frame inside.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from explorer import units
-from explorer.palette import device_colour
+from explorer.palette import DEVICES, device_colour
 
 CELL_W, CELL_H = 44.0, 30.0
 GREY = "#8a97a3"
@@ -73,7 +74,7 @@ def text(words: str, size: float = 14, weight: int = 400, colour: str = "current
         f'<text x="0" y="{size:.1f}" font-size="{size}" font-weight="{weight}" '
         f'fill="{colour}"{fade}>{html.escape(words)}</text>'
     )
-    return Box(len(words) * size * 0.5 + 2, size * 1.3, body)
+    return Box(len(words) * size * 0.53 + 2, size * 1.3, body)
 
 
 def lines(*words: str, size: float = 14, muted: bool = False) -> Box:
@@ -109,6 +110,7 @@ def tile(width: float, height: float, style: Style, words: str = "", size: float
     if look == "S":
         body = f'<rect {frame} fill="{colour}" stroke="{PAPER}" stroke-width="1"/>'
         ink = on_colour(colour)
+        body += again(width, height, ink) if rank is not None and rank >= len(DEVICES) else ""
     elif look == "P":
         body = (
             f'<rect {frame} fill="{colour}" fill-opacity="0.14" stroke="{colour}" '
@@ -125,6 +127,26 @@ def tile(width: float, height: float, style: Style, words: str = "", size: float
             f'fill="{ink}"{halo}>{html.escape(words)}</text>'
         )
     return Box(width, height, body)
+
+
+def again(width: float, height: float, ink: str) -> str:
+    """The dotted frame of a device whose colour another one has already."""
+    inner = f'x="3" y="3" width="{max(0.0, width - 6):.1f}" height="{max(0.0, height - 6):.1f}"'
+    return f'<rect {inner} fill="none" stroke="{ink}" stroke-width="1.5" stroke-dasharray="1.5 2.5"/>'
+
+
+def dots(width: float, height: float, colour: str, every: float = 7) -> str:
+    """Dots that fill a rectangle: for pieces of bars that must differ without colour."""
+    rows = [
+        f'<circle cx="{x + every / 2 * (k % 2):.1f}" cy="{y:.1f}" r="1.3"/>'
+        for k, y in enumerate(_spread(height, every))
+        for x in _spread(width - every / 2 * (k % 2), every)
+    ]
+    return f'<g fill="{colour}" fill-opacity="0.9">{"".join(rows)}</g>'
+
+
+def _spread(extent: float, every: float) -> list[float]:
+    return [every / 2 + k * every for k in range(int((extent - every / 4) // every))]
 
 
 def number(value: float) -> str:
@@ -187,6 +209,7 @@ def device(rank: int, box: Box, words: str = "") -> Box:
         f'<rect width="{width:.1f}" height="24" rx="4" fill="{colour}"/>'
         f'<text x="10" y="17" font-size="13.5" font-weight="600" fill="{on_colour(colour)}">{html.escape(label)}</text>'
     )
+    body += again(width, 24, on_colour(colour)) if rank >= len(DEVICES) else ""
     return Box(width, height, body + at(10, 32, box))
 
 

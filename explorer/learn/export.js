@@ -1,7 +1,7 @@
 // An exported lesson: cases, steps with a scrubber, a question before the reveal. Everything is in the page.
-const { cases } = JSON.parse(document.getElementById("data").textContent);
+const { cases, start } = JSON.parse(document.getElementById("data").textContent);
 const at = (id) => document.getElementById(id);
-let current = 0, step = 0, open = false;
+let current = start, step = 0, open = false;
 
 function last() {
   const { steps, reveal } = cases[current];
@@ -55,6 +55,7 @@ function reveal() {
 }
 
 at("case").replaceChildren(...cases.map((c, i) => new Option(c.name || "as it was", i)));
+at("case").value = start;
 at("choose").hidden = cases.length < 2;
 at("case").addEventListener("change", (e) => { current = Number(e.target.value); ask(); draw(); });
 at("slider").addEventListener("input", (e) => { step = Number(e.target.value) - 1; draw(); });

@@ -22,8 +22,11 @@ SLOT = re.compile(r"\{\{(\w+)\}\}")
 
 
 def page(lesson: Lesson, learner: Learner, values: Values) -> str:
-    """The file: the lesson at the learner's model, with the cases of `cases`; asks nothing of any host."""
-    data = {"cases": [_case(lesson, learner, name, v) for name, v in cases(lesson, learner, values)]}
+    """The file: the lesson at the learner's model, with the cases of `cases`; opens at the learner's own settings
+    and asks nothing of any host."""
+    found = cases(lesson, learner, values)
+    start = next((i for i, (_, v) in enumerate(found) if v == dict(values)), 0)
+    data = {"cases": [_case(lesson, learner, name, v) for name, v in found], "start": start}
     fill = {
         "title": f"{lesson.number}. {html.escape(lesson.title)}", "idea": inline(lesson.idea),
         "text": "".join(f"<p>{inline(t)}</p>" for t in lesson.text),
@@ -94,7 +97,7 @@ def _setting(lesson: Lesson, learner: Learner) -> str:
         return ""
     w = learner.planner.workload
     return (
-        f"{learner.graph.name} on {learner.cluster.description or learner.cluster.name}, batch {w.batch} × "
+        f"{learner.name} on {learner.cluster.description or learner.cluster.name}, batch {w.batch} × "
         f"{w.seq} tokens, {w.dtype}."
     )
 

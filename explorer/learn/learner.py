@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from explorer.settings import MODELS
 from planner_core.cluster import Cluster
 from planner_core.graph import Graph
 from planner_core.planner import Planner, Request, prepare
@@ -46,6 +47,11 @@ class Learner:
         return self.planner.graph
 
     @property
+    def name(self) -> str:
+        """The model as people call it."""
+        return MODELS.get(self.request.model, self.graph.name)
+
+    @property
     def cluster(self) -> Cluster:
         """The learner's cluster."""
         return self.planner.cluster
@@ -56,7 +62,7 @@ class Learner:
             return self, ""
         return standard(
             self
-        ), f"{self.graph.name} has no transformer layers, so this lesson shows {STANDARD} on your cluster."
+        ), f"{self.name} has no transformer layers, so this lesson shows {MODELS[STANDARD]} on your cluster."
 
     def layer(self) -> Layer:
         """Sizes of the model's layers; call it on what `transformer` gives."""
@@ -67,7 +73,12 @@ class Learner:
 
 def standard(learner: Learner) -> Learner:
     """The standard model on the learner's cluster."""
-    return Learner(replace(learner.request, model=STANDARD, batch=None, seq=None, layers=None))
+    return instead(learner, STANDARD)
+
+
+def instead(learner: Learner, model: str) -> Learner:
+    """Another model of the zoo on the learner's cluster."""
+    return Learner(replace(learner.request, model=model, batch=None, seq=None, layers=None))
 
 
 @lru_cache(maxsize=32)

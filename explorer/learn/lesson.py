@@ -63,7 +63,8 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """One page of the course. `terms` are the words defined here, and only here; `link` is (page, what is there);
+    """One page of the course. `terms` are the words defined here, and only here; `link` is (page, what is there), and
+    `focus` the settings of that page's address that show the same thing, e.g. the node or the plans meant;
     `prefetch` says that the settings of its sliders are worth computing before they are asked for;
     `cases` lists the settings that an exported file holds, where options of the first controls would not do."""
 
@@ -79,6 +80,7 @@ class Lesson:
     link: tuple[str, str]
     uses_model: bool = False
     prefetch: bool = False
+    focus: Callable[[Learner, Values], dict[str, str]] | None = None
     cases: Callable[[Learner, Values], list[tuple[str, dict[str, Choice]]]] | None = None
 
     def defaults(self) -> dict[str, Choice]:

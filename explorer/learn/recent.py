@@ -18,3 +18,14 @@ def shown(number: int, learner: Learner, values: Values) -> tuple[Scene, Questio
 def _shown(number: int, learner: Learner, values: tuple[tuple[str, Choice], ...]) -> tuple[Scene, Question]:
     lesson = LESSONS[number - 1]
     return lesson.scene(learner, dict(values)), lesson.question(learner, dict(values))
+
+
+@lru_cache(maxsize=128)
+def _seen(number: int, learner: Learner, values: tuple[tuple[str, Choice], ...]) -> dict[str, str]:
+    focus = LESSONS[number - 1].focus
+    return focus(learner, dict(values)) if focus else {}
+
+
+def seen(number: int, learner: Learner, values: Values) -> dict[str, str]:
+    """Settings of the address under which the explorer shows what lesson `number` shows."""
+    return dict(_seen(number, learner, tuple(values.items())))

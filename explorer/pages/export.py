@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
+from collections.abc import Mapping
 from typing import Any
 
 import streamlit as st
 
-from explorer import exporting, state, units, words
-from explorer.components import frame
-from explorer.settings import SETTINGS
+from explorer import commands, exporting, settings, state, units, words
+from explorer.components import frame, report
 from planner_core.cluster import Cluster
 from planner_core.errors import PlannerError
 from planner_core.pipeline import Result
@@ -20,9 +19,12 @@ PREVIEW_LINES = 60
 
 
 @st.cache_data(max_entries=64, show_spinner=False)
-def exported(request: Request, plan_id: str, target: str, suffix: str) -> exporting.Exported:
-    """One export, kept so that switching tabs is free."""
-    return exporting.export(state.plan_ids(state.plan(request).plans)[plan_id], target, suffix)
+def exported(
+    request: Request, plan_id: str, edit: tuple[str, ...], target: str, suffix: str, near: bool = False
+) -> exporting.Exported:  # fmt: skip
+    """One export, kept so that switching tabs is free; `edit` as in `state.edit_of`."""
+    plans = state.plan_ids(state.with_edit(state.plan(request), edit).plans)
+    return exporting.export(plans[plan_id], target, suffix, near=near)
 
 
 def summary(plan: Plan) -> None:
@@ -66,42 +68,25 @@ def plan_file(result: Result, name: str, plan: Plan) -> None:
         f"{units.whole(len(text.encode()) / 1000)} kB, versioned and checked when it is read. Make the same file "
         "on the command line:"
     )
-    st.code(plan_command(file), language="bash", wrap_lines=True)
-
-
-def plan_command(file: str) -> str:
-    """The command line that makes this plan again."""
-    v, parts = state.values(), ["python -m planner_core plan", shlex.quote(str(state.value("model")))]
-    for key in (
-        "cluster",
-        "mesh",
-        "batch",
-        "seq",
-        "layers",
-        "dtype",
-        "optimizer",
-        "zero",
-        "recompute",
-        "method",
-        "objective",
-    ):
-        if v[key] is not None and (v[key] != SETTINGS[key].default or key == "cluster"):
-            parts.append(f"--{key} {shlex.quote(str(v[key]))}")
-    if v["memory"]:
-        parts.append(f"--memory-gb {v['memory']}")
-    return " ".join([*parts, "-o", shlex.quote(file)])
+    st.code(commands.plan(state.request(), file), language="bash", wrap_lines=True)
 
 
 def target_tab(result: Result, name: str, target: exporting.Target) -> None:
     """One form: preview, remarks, command, download."""
     st.markdown(f"**{target.title}**  \n{target.words}")
     with st.spinner(f"Writing the {target.title}"):
-        made = exported(result.request, name, target.name, target.suffix)
+        made = exported(result.request, name, state.edit_of(name), target.name, target.suffix)
     if made.problem:
         st.info(f"This plan cannot leave in this form: {frame.text(made.problem)}")
-        return
+        if "--nearest" not in made.problem or not st.toggle("Export the nearest plan instead", key=f"near_{target.name}"):
+            return
+        with st.spinner("Writing the nearest plan"):
+            made = exported(result.request, name, state.edit_of(name), target.name, target.suffix, near=True)
     for remark in made.remarks:
-        st.caption(frame.text(remark))
+        if not (made.nearest and remark.startswith("in this form:")):  # the table says it
+            st.caption(frame.text(remark))
+    if made.nearest:
+        st.markdown(beside(made.nearest))
     file = f"{'train' if target.name == 'torchrun' else target.name}{target.suffix}"
     st.download_button(
         f"Download {file}",
@@ -119,6 +104,21 @@ def target_tab(result: Result, name: str, target: exporting.Target) -> None:
     st.code("\n".join(lines[:PREVIEW_LINES]), language=language, height=320)
     if len(lines) > PREVIEW_LINES:
         st.caption(f"the first {PREVIEW_LINES} of {units.whole(len(lines))} lines")
+
+
+def beside(priced: Mapping[str, Any]) -> str:
+    """What this form does, beside the plan, as a table."""
+    rows = (
+        ("step", units.seconds, "step_time_s"),
+        ("sent per GPU", units.traffic, "wire_bytes"),
+        ("memory per GPU", units.memory, "peak_bytes"),
+    )
+    lines = ["| | in this form | the plan | difference |\n|---|---:|---:|---:|"]
+    for title, show, key in rows:
+        here, there = priced[key], priced[f"plan_{key}"]
+        change = "the same" if abs(here - there) < 0.0005 * there else f"{100 * (here / there - 1):+.1f} %" if there else ""
+        lines.append(f"| {title} | {show(here)} | {show(there)} | {change} |")
+    return "\n".join(lines) + ("" if priced["fits"] else "\n\nIn this form the model does not fit.")
 
 
 def verify(plan: Plan, name: str) -> None:
@@ -206,6 +206,8 @@ def page() -> None:
     with right:
         st.markdown(f"**Plan file** for {words.mesh_words(plan.mesh)}")
         plan_file(result, name, plan)
+        others = {n: plans[n] for n in state.value("compare") if n in plans and n != name}
+        report.download({name: plan, **dict(list(others.items())[: settings.MAX_COMPARED - 1])}, result)
         verify(plan, name)
 
 

@@ -5,19 +5,22 @@ from __future__ import annotations
 import random
 from contextlib import nullcontext
 from typing import Any
+from urllib.parse import urlencode
 
 import streamlit as st
 
 from explorer import settings, state
 from explorer.components import frame, sentence
 from explorer.components.lesson import picture
+from explorer.components.lesson import rail as lesson_links
 from explorer.learn import address, export
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene
 from explorer.learn.lessons import LESSONS
-from explorer.learn.recent import shown
+from explorer.learn.recent import seen, shown
 from explorer.learn.warm import prefetch, warm
 from planner_core.errors import PlannerError
+from planner_core.planner import Request
 
 CSS = frame.CSS.parent / "learn.css"
 PAGE = "explorer/pages/{}.py"
@@ -31,7 +34,10 @@ def begin() -> Lesson:
     found = {k: v for k, v in st.query_params.to_dict().items() if k in address.KEYS}
     if found and found != s.get("learn_written"):
         lesson, values, step, s["learn_problems"] = address.read(found)
-        s["learn"][lesson.number] = {"values": values, "step": step, "open": step > 0, "told": None}
+        left = s["learn"].get(lesson.number)
+        # a link of the rail leads back to where the lesson was left, with its answer
+        if not left or (left["values"], left["step"]) != (values, step):
+            s["learn"][lesson.number] = {"values": values, "step": step, "open": step > 0, "told": None}
         s["learn_number"] = lesson.number
     s.setdefault("learn_number", 1)
     return LESSONS[int(s["learn_number"]) - 1]
@@ -49,13 +55,11 @@ def to_address(lesson: Lesson) -> None:
     """The address follows the learner."""
     here = place(lesson)
     wanted = address.write(lesson, here["values"], here["step"])
-    for key in address.KEYS:
-        if key not in wanted and key in st.query_params:
-            del st.query_params[key]
+    now = st.query_params.to_dict()
     # a page just turned to has a bare address, so the settings are written along
-    for key, text in {**settings.write(state.values()), **wanted}.items():
-        if st.query_params.get(key) != text:
-            st.query_params[key] = text
+    new = {**{k: v for k, v in now.items() if k not in address.KEYS}, **settings.write(state.values()), **wanted}
+    if new != now:
+        st.query_params.from_dict(new)  # at once: one entry in the browser's history
     st.session_state["learn_written"] = wanted
 
 
@@ -65,12 +69,10 @@ def learner() -> Learner:
     return Learner(request, state.own_graph if request.model.startswith("own-") else None)
 
 
-def go(number: int | None = None) -> None:
+def go(number: int) -> None:
     """Callback: another lesson."""
-    chosen = number or st.session_state["w_lesson"]
-    if chosen:
-        st.session_state["learn_number"] = chosen
-        st.session_state["learn_problems"] = []
+    st.session_state["learn_number"] = number
+    st.session_state["learn_problems"] = []
 
 
 def turn(lesson: Lesson, scene: Scene, by: int | None = None) -> None:
@@ -107,23 +109,28 @@ def show_rest(lesson: Lesson) -> None:
 
 
 def rail(lesson: Lesson) -> None:
-    """The thirteen lessons."""
-    widget = state.seed("w_lesson", lesson.number)
+    """The thirteen lessons, a link each to where the learner left it."""
+    everywhere = settings.write(state.values())
+    links = []
+    for x in LESSONS:
+        here = place(x)
+        query = urlencode({**everywhere, **address.write(x, here["values"], here["step"])})
+        mark = "here" if x is lesson else "done" if here["told"] is not None or here["open"] else "new"
+        links.append({"number": x.number, "title": x.title, "query": query, "state": mark})
     with st.container(horizontal=True, vertical_alignment="center", key="rail"):
-        st.segmented_control(
-            "Lesson", [x.number for x in LESSONS], key=widget, on_change=go, label_visibility="collapsed", width="content", required=True,
-            help="Each lesson has its own address.",
-        )  # fmt: skip
-        st.page_link(PAGE.format("teacher"), label="For teachers", query_params=settings.write(state.values()))
+        lesson_links(links, key="lessons", on_go=lambda: go(int(st.session_state["lessons"]["go"] or lesson.number)))
+        st.page_link(PAGE.format("teacher"), label="For teachers", query_params=everywhere, width="content")
 
 
 def controls(lesson: Lesson) -> None:
     """What can be changed."""
     here = place(lesson)
-    many = len(lesson.controls) > 4
-    columns = st.columns(2) if many else []
-    for i, c in enumerate(lesson.controls):
-        with columns[i % 2] if many else nullcontext():
+    short = [c for c in lesson.controls if c.kind == "choice"] if len(lesson.controls) > 4 else []
+    with st.container(horizontal=True, key="many") if short else nullcontext():
+        for c in short:
+            one_control(lesson, c, here)
+    for c in lesson.controls:
+        if c not in short:
             one_control(lesson, c, here)
 
 
@@ -194,25 +201,48 @@ def ask(lesson: Lesson, question: Question) -> None:
             st.button("Show the rest", key="w_show", on_click=show_rest, args=(lesson,), type="tertiary")
 
 
-def words(lesson: Lesson) -> None:
-    """Code, new words, and where the same thing is in the explorer."""
+def new_words(lesson: Lesson) -> None:
+    """The words that are defined here, where they first appear."""
+    with st.container(key="terms"):
+        st.markdown("  \n".join(f"**{term}**: {meaning}." for term, meaning in lesson.terms))
+
+
+def way_on(lesson: Lesson) -> None:
+    """The code, the same thing in the explorer, and the lesson as a file."""
     with st.expander("Show me the PyTorch"):
         st.code(lesson.code, language="python")
-    with st.expander("New words" if len(lesson.terms) > 1 else "New word"):
-        for term, meaning in lesson.terms:
-            st.markdown(f"**{term}**: {meaning}.")
     target, label = lesson.link
     st.page_link(
         PAGE.format(target),
         label=f"{label}: {target.capitalize()}",
         icon=":material/arrow_forward:",
-        query_params=settings.write(state.values()),
+        query_params=same_thing(lesson),
     )
     here = dict(place(lesson)["values"])
     st.download_button(
         "Download this lesson as one HTML page", lambda: export.page(lesson, learner(), here), file_name=export.file_name(lesson),
         mime="text/html", on_click="ignore", icon=":material/download:", type="tertiary",
     )  # fmt: skip
+
+
+def same_thing(lesson: Lesson) -> dict[str, str]:
+    """The address in the explorer of what the lesson shows, at the learner's settings."""
+    found = seen(lesson.number, learner(), place(lesson)["values"])
+    now = state.values()
+    if found.get("model", now["model"]) != now["model"]:
+        now = {**now, **state.OF_THE_MODEL}
+    for key in {"plan", "compare"} & found.keys():
+        plans = plan_names(settings.request({**now, "model": found.get("model", now["model"])}))
+        found[key] = ",".join(n for n in found[key].split(",") if n in plans)
+    return {**settings.write(now), **{k: v for k, v in found.items() if v}}
+
+
+def plan_names(request: Request) -> tuple[str, ...]:
+    """The plans that the explorer would show; none where it would tell why there is none."""
+    try:
+        return tuple(state.plan_ids(state.plan(request).plans))
+    except PlannerError:
+        return ()
 
 
 @st.fragment
@@ -234,6 +264,7 @@ def body(number: int) -> None:
     with left:
         scrubber(lesson, scene)
         show(lesson, scene)
+        new_words(lesson)
     with right:
         if scene.note:
             st.info(scene.note)
@@ -244,7 +275,7 @@ def body(number: int) -> None:
             ask(lesson, question)
         else:
             st.caption(f"A question waits at step {scene.reveal}.")
-        words(lesson)
+        way_on(lesson)
 
 
 def page() -> None:

@@ -1,38 +1,70 @@
-"""Topology: what does my network do to it? The cluster with a plan's traffic on its links."""
+"""Topology: what does my network do to it? The cluster with a plan's traffic on its links, and what other links would do."""
 
 from __future__ import annotations
 
 import html
-from dataclasses import replace
+from functools import partial
 
 import streamlit as st
 
-from explorer import components, settings, state, topology, units, words
-from explorer.components import frame
+from explorer import components, linked, state, topology, units, words
+from explorer.components import frame, growing
+from planner_core.cluster import Cluster
 from planner_core.errors import PlannerError
 from planner_core.pipeline import Result
 from planner_core.plan import PHASES, Plan
+from planner_core.planner import Request
+
+# factors of bandwidth and of latency by level, as in the address (a string here would be shown on the page)
+Links = tuple[tuple[str, ...], tuple[str, ...]]
 
 
-def phases() -> tuple[str, ...]:
-    """The control: which part of the step."""
-    widget = state.seed("w_phase", state.value("phase"))
-    st.segmented_control(
-        "Part of the step",
-        list(settings.PHASES),
-        format_func=lambda p: {"all": "whole step"}.get(p, p),
-        key=widget,
-        required=True,
-        on_change=state.from_widget,
-        args=("phase", widget),
-    )
-    chosen = state.value("phase")
-    return PHASES if chosen == "all" else (chosen,)
+@st.cache_resource(max_entries=state.CACHED_RESULTS, show_spinner=False)
+def replanned(request: Request, name: str, links: Links) -> Plan | None:
+    """The best plan on other links, kept; `name` is the cluster's."""
+    return linked.best_there(request, linked.changed(state.plan(request).cluster, *links), state.own_graph(request))
 
 
-def links(plan: Plan, result: Result, shown: tuple[str, ...]) -> None:
-    """Load of every level by mesh axis."""
-    cluster = result.cluster
+@st.cache_resource(max_entries=state.CACHED_RESULTS, show_spinner=False)
+def by_goal(request: Request, links: Links) -> linked.Goals | str:
+    """The best plans by each goal, kept; a sentence where there are none."""
+    try:
+        return linked.goals(request, linked.changed(state.plan(request).cluster, *links), state.own_graph(request))
+    except PlannerError as error:
+        return str(error)
+
+
+def sliders(cluster: Cluster) -> Links:
+    """Bandwidth and latency of every level; returns the factors."""
+    levels = cluster.levels
+    found = []
+    with st.container(key="wide_links"):
+        columns = st.columns(len(levels), gap="large")
+    for key, words_of in (("bandwidth", linked.bandwidth_words), ("latency", linked.latency_words)):
+        current = [*state.value(key)[: len(levels)], *["1"] * (len(levels) - len(state.value(key)))]
+        current = [f if f in linked.FACTORS else "1" for f in current]
+        for i, level in enumerate(levels):
+            widget = state.seed(f"w_{key}_{i}", current[i])
+            with columns[i]:
+                st.select_slider(
+                    f"{level.name}: {key}" + (" per GPU" if i == 0 else " out of each node") * (key == "bandwidth"),
+                    linked.FACTORS,
+                    format_func=partial(words_of, level),
+                    key=widget,
+                    on_change=_slid,
+                    args=(key, len(levels)),
+                )
+        found.append(tuple(current) if set(current) != {"1"} else ())
+    return found[0], found[1]
+
+
+def _slid(key: str, count: int) -> None:
+    chosen = tuple(str(st.session_state[f"w_{key}_{i}"]) for i in range(count))
+    state.change(**{key: chosen if set(chosen) != {"1"} else ()})
+
+
+def links_table(plan: Plan, cluster: Cluster, shown: tuple[str, ...]) -> None:
+    """Load of every level by mesh axis and phase."""
     found = [x for x in topology.loads(plan, cluster) if x.phase in shown]
     rows = []
     for x in sorted(found, key=lambda x: (x.level, x.axis, PHASES.index(x.phase))):
@@ -54,40 +86,88 @@ def links(plan: Plan, result: Result, shown: tuple[str, ...]) -> None:
             "load of the links",
         )
     else:
-        st.caption("Nothing is sent in this part of the step.")
+        silent = " The optimizer updates what each GPU holds and sends nothing." if "optimizer" in shown else ""
+        st.caption(f"Nothing is sent in this part of the step.{silent}")
     st.caption(
-        "A unit of the first level is a GPU, of the next a node. Drawn as one ring for each group of a mesh "
-        "axis; where the planner found a tree or a hierarchical algorithm cheaper, less goes between nodes."
+        "A unit of the first level is a GPU, of the next a node; the busiest one is told. Below the GPUs an arc joins each pair "
+        "that talks. Who sends to whom follows the algorithm that is cheapest for each collective: ring, tree, rings of rings, pairwise."
     )
 
 
-def by_volume(result: Result, best: Plan) -> None:
-    """The plan that sends least beside the one that is fastest."""
-    asked = state.request()
-    other = "communication" if asked.objective == "time" else "time"
-    try:
-        there = state.plan(replace(asked, objective=other)).best
-    except PlannerError:
-        return
-    fast, small = (best, there) if other == "communication" else (there, best)
-    st.markdown("**Least time beside least communication**")
-    rows = [
-        [
-            title,
-            html.escape(words.describe(p)),
-            html.escape(words.mesh_words(p.mesh)),
-            units.traffic(sum(t.wire_bytes for t in p.cost.traffic)),
-            units.seconds(p.cost.comm_time_s),
-            units.seconds(p.cost.step_time_s),
-        ]
-        for title, p in (("least step time", fast), ("least communication time", small))
-    ]
-    frame.table(["goal", "plan", "mesh", "sent per GPU", "communication", "step"], rows, "two goals")
-    loss = small.cost.step_time_s / fast.cost.step_time_s - 1
-    if loss > words.MODEL_ERROR:
-        st.markdown(f"Choosing by communication alone would make the step {units.percent(loss)} longer.")
+def other_links(plan: Plan, result: Result, there: Cluster, links: Links) -> Plan:
+    """The plan as it was and on the links as set, and the best plan there; returns the plan on the links as set."""
+    if links == ((), ()):
+        return plan
+    moved = linked.repriced(plan, there, result.graph)
+    with st.spinner("Planning on these links"):
+        best = replanned(state.request(), result.cluster.name, links)
+    rows = [_row("this plan, links as published", plan), _row("this plan, links as set", moved)]
+    if best is not None:
+        rows.append(_row("best plan for the links as set", best))
+    frame.table(HEAD, rows, "the plan on other links")
+    if best is None:
+        st.caption("No plan fits the memory.")
     else:
-        st.caption("Here both goals give the same step time within the error of the estimate.")
+        st.markdown(frame.text(_verdict(moved, best)))
+    return moved
+
+
+HEAD = ["", "plan", "mesh", "sent per GPU", "communication", "of that exposed", "step"]
+
+
+def _row(title: str, p: Plan) -> list[str]:
+    c = p.cost
+    return [
+        f"<span class='title'>{html.escape(title)}</span>",
+        html.escape(words.describe(p)) + ("" if p.fits else " (does not fit)"),
+        html.escape(words.mesh_words(p.mesh)),
+        units.traffic(sum(t.wire_bytes for t in c.traffic)),
+        units.seconds(c.comm_time_s),
+        units.seconds(c.exposed_comm_time_s),
+        units.seconds(c.step_time_s),
+    ]
+
+
+def _verdict(moved: Plan, best: Plan) -> str:
+    gain = 1 - best.cost.step_time_s / moved.cost.step_time_s
+    if gain > words.MODEL_ERROR:
+        return f"Planning anew for these links makes the step {units.percent(gain)} shorter."
+    return "Planning anew for these links gains nothing beyond the estimate’s error: the plan still holds."
+
+
+def volume_beside_topology(links: Links) -> None:
+    """The plan by bytes beside those by time: what each costs on the real links."""
+    st.markdown(
+        "**Cost by volume beside cost by topology**",
+        help="By volume every byte costs the same on every link, as in TAP. By topology a byte costs what its link takes, "
+        "shared among the groups that use it at once, as in TAPS.",
+    )
+    with st.spinner("Planning by volume and by topology"):
+        found = by_goal(state.request(), links)
+    if isinstance(found, str):
+        st.caption(state.in_words(found))
+        return
+    rows = [
+        _row("least bytes, links unseen", found.volume),
+        _row("least communication time", found.communication),
+        _row("least step time", found.time),
+    ]
+    frame.table(HEAD, rows, "cost by volume beside cost by topology")
+    volume, comm, fast = found.volume.cost, found.communication.cost, found.time.cost
+    told = []
+    if volume.comm_time_s > comm.comm_time_s * (1 + words.MODEL_ERROR):
+        told.append(
+            "Bytes are not time: the plan of fewest bytes communicates "
+            f"{words.times(volume.comm_time_s, comm.comm_time_s)} as long as need be."
+        )
+    if volume.step_time_s > fast.step_time_s * (1 + words.MODEL_ERROR):
+        told.append(
+            f"The step of the plan of fewest bytes takes {words.times(volume.step_time_s, fast.step_time_s)} as long as the best."
+        )
+    st.markdown(
+        " ".join(told)
+        or "Here counting bytes and knowing the links lead to the same times within the estimate’s error."
+    )
 
 
 def page() -> None:
@@ -98,11 +178,21 @@ def page() -> None:
     with left:
         _, plan = frame.plan_choice(plans)
     with right:
-        shown = phases()
+        shown = frame.phases()
     st.markdown(f"Mesh {frame.text(words.mesh_words(plan.mesh))}. {frame.text(words.describe(plan))}.")
-    components.svg(topology.drawing(plan, result.cluster, shown, frame.theme()), key="cluster_drawing")
-    links(plan, result, shown)
-    by_volume(result, result.best)
+    drawing = st.container()
+    st.markdown(
+        "**Other links**",
+        help="What would this plan take on a faster or slower network, and which plan would be best there?",
+    )
+    links = sliders(result.cluster)
+    there = linked.changed(result.cluster, *links)
+    moved = other_links(plan, result, there, links)
+    with drawing:
+        components.svg(topology.drawing(moved, there, shown, frame.theme()), key="cluster_drawing")
+        links_table(moved, there, shown)
+    volume_beside_topology(links)
+    growing.section(result)
 
 
 page()

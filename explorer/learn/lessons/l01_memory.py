@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from explorer import units
-from explorer.learn import stacks
+from explorer.learn import links, stacks
 from explorer.learn.charts import Bar, Part, bars
 from explorer.learn.draw import svg
 from explorer.learn.learner import Learner
@@ -57,7 +57,7 @@ def scene(learner: Learner, values: Values) -> Scene:
     limit = (float(room), f"{learner.cluster.gpu.name}: {units.memory(room)}")
     whole, graph = memory(learner, batch, 1)[0], learner.graph
     numbers: dict[str, float] = {"room": room, "params": graph.num_params}
-    steps = _one_gpu(graph, whole, batch, limit)
+    steps = _one_gpu(learner.name, graph, whole, batch, limit)
     rows, uneven = [], []
     for n in sizes(learner):
         found, usual = memory(learner, batch, n)
@@ -75,15 +75,15 @@ def scene(learner: Learner, values: Values) -> Scene:
         says += "Even a whole node is too small at this batch: take fewer samples, or split the batch too (lesson 8)."
     steps.append(Step("Split over GPUs", says, _picture(rows, limit)))
     numbers["fits_from"] = fits[0] if fits else 0
-    return Scene(tuple(steps), numbers, reveal=4, note=_note(graph.name, uneven))
+    return Scene(tuple(steps), numbers, reveal=4, note=_note(learner.name, uneven))
 
 
-def _one_gpu(graph: Graph, whole: dict[str, int], batch: int, limit: tuple[float, str]) -> list[Step]:
+def _one_gpu(name: str, graph: Graph, whole: dict[str, int], batch: int, limit: tuple[float, str]) -> list[Step]:
     """Weights, gradients, optimizer states, then the activations."""
     stays = {"params": whole["params"], "grads": whole["params"], "optimizer": whole["optimizer"]}
     each = units.significant(whole["params"] / graph.num_params)
     says = (
-        f"{graph.name} has {units.count(graph.num_params)} parameters. At {each} bytes each its weights take "
+        f"{name} has {units.count(graph.num_params)} parameters. At {each} bytes each its weights take "
         f"{units.memory(whole['params'])}.",
         f"The backward pass gives every weight a gradient of the same size: {units.memory(stays['grads'])} more.",
         f"The optimizer remembers running averages for every weight: {units.memory(stays['optimizer'])} more. "
@@ -100,8 +100,8 @@ def _one_gpu(graph: Graph, whole: dict[str, int], batch: int, limit: tuple[float
     full = ("fullest moment", _stack(whole), _mark(whole["peak"], limit[0]))
     told_last = (
         f"Autograd keeps what forward computed: {units.memory(whole['activations'])} for a batch of {batch}. They "
-        "grow with the batch. As the backward pass uses them up, gradients take their place; the GPU must have "
-        "room for the fullest moment."
+        "grow with the batch. As the backward pass uses them up, gradients take their place. The GPU must have "
+        "room for the fullest moment, and for the tensors in flight just then (buffers)."
     )
     return [*steps, Step("Activations", told_last, _picture([end, full], limit))]
 
@@ -121,7 +121,7 @@ def _stack(found: dict[str, int]) -> tuple[Part, ...]:
 
 
 def _part(found: dict[str, int], kind: str) -> Part:
-    return Part(MEMORY_NAMES[kind], float(found[kind]), MEMORY_COLOURS[kind], hatched=kind in ("grads", "activations"))
+    return Part(MEMORY_NAMES[kind], float(found[kind]), MEMORY_COLOURS[kind], dotted=kind in ("grads", "activations"))
 
 
 def _mark(total: float, room: float) -> str:
@@ -163,13 +163,20 @@ LESSON = Lesson(
     1, "Why split at all?", "Training needs several times the memory of the weights alone.",
     (
         "A model may be quick enough on one GPU and still not fit. Here is where the memory goes, for the model "
-        "and the GPU in the sentence above.",),
+        "and the GPU in the sentence above: click its parts to change them. Only the batch has a slider of its own "
+        "here, so that you can watch it.",),
     (
         ("Activation", "a tensor that forward computes; autograd keeps many of them for the backward pass"),
+        ("Buffers", "tensors in flight: results that the next operation is about to use"),
+        ("Batch", "the samples of one step; “batch 16 × 4 096 tokens” means 16 texts of 4 096 tokens each"),
+        ("bf16", "a number in 2 bytes; fp32 takes 4"),
+        ("GiB", "2^30 bytes, 7 % more than a GB: a GPU sold with 80 GB has 74.5 GiB"),
+        ("Recomputation", "not keeping activations, and running forward again when the backward pass wants them"),
         ("Node", "one machine with several GPUs, joined by fast links such as NVLink"),
         ("Optimizer states", "what the optimizer keeps per weight; AdamW keeps two averages"),
     ),
     (Control("batch", "Batch, samples in one step", BATCHES, 4, kind="slider"),),
     scene, question, CODE, ("compare", "Memory of whole plans for this model"), uses_model=True,
     prefetch=True,
+    focus=links.same_batch,
 )  # fmt: skip

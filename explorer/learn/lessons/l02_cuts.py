@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
+from explorer.learn import links
 from explorer.learn.draw import arrow, column, device, legend, matrix, number, owned, replicated, row, sign, sliced, svg
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
@@ -150,7 +151,7 @@ LESSON = Lesson(
         "Nearly all of a transformer is products `Y = X · W`. Here are real numbers on a few devices. Change the "
         "cut and watch what each device can finish alone.",),
     (
-        ("Device, rank", "a GPU, and its number: GPU 0 has rank 0. Each keeps one colour on every page"),
+        ("Device, rank", "a GPU, and its number: GPU 0 has rank 0. Each keeps one colour on every page; from GPU 8 on the colours come again, with a dotted frame"),
         ("Tensor parallelism", "several devices share the work of one weight, each with a part of it, as here"),
         ("Replicate, R", "every device holds the whole tensor"),
         ("Shard, S(dim)", "each device holds one slice along a dimension: S(0) rows, S(1) columns"),
@@ -162,4 +163,5 @@ LESSON = Lesson(
         Control("seed", "Other numbers", tuple(range(8)), 1, kind="draw"),
     ),
     scene, question, CODE, ("fold", "Choices of each weight of this model: click one"),
+    focus=links.first_weight,
 )  # fmt: skip

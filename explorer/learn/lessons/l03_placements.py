@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
+from explorer.learn import links
 from explorer.learn.draw import Box, arrow, column, device, legend, matrix, owned, replicated, row, svg, table
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
@@ -84,13 +85,12 @@ def sent(src: str, dst: str, devices: int, num_bytes: int = SIZE * SIZE * ITEM) 
 
 
 STATES = (
-    ("R", "Replicate", "**Replicate, R**: every device holds the whole tensor. Grey, because nobody owns it."),
-    ("S(0)", "Shard", "**Shard, S(0)**: each device holds a slice along dim 0, its rows. Solid, in the device's colour."),
+    ("R", "Replicate", "Each of {n} devices holds all {count} numbers, {size} bytes. Grey, because nobody owns it."),
+    ("S(0)", "Shard", "Each of {n} devices holds {count} of the 16 numbers, {size} bytes: here some rows. Solid, in the device's colour."),
     (
         "P", "Partial",
-
-            "**Partial, P**: each device holds a full-sized term; only the sum of all means something. Hatched: "
-            "not summed yet.",
+            "Each of {n} devices holds {count} numbers, {size} bytes, and none of them is final: the tensor is the sum of "
+            "all. Hatched, and labelled “not summed yet”.",
     ),
 )  # fmt: skip
 
@@ -103,9 +103,11 @@ def scene(learner: Learner, values: Values) -> Scene:
     after = move(before, parse_placement(src), parse_placement(dst))
     moved, count, size = collective(src, dst) or "slice", sent(src, dst, n), SIZE * SIZE * ITEM
     steps = []
-    for letter, title, says in STATES:
-        held = column(_devices(hold(letter, n, case + 1)[1], letter), legend(letter[0]), gap=14)
-        steps.append(Step(title, says, svg(held, f"A tensor held as {letter} by {n} GPUs")))
+    for letter, title, words in STATES:
+        pieces = hold(letter, n, case + 1)[1]
+        held = column(_devices(pieces, letter), legend(letter[0]), gap=14)
+        says = words.format(n=n, count=pieces[0].numel(), size=pieces[0].numel() * ITEM)
+        steps.append(Step(f"{title}, {letter}", says, svg(held, f"A tensor held as {letter} by {n} GPUs")))
     says = f"The tensor is **{src}**, and the next operation wants it as **{dst}**. What has to be sent?"
     steps.append(Step(f"The case: {src} to {dst}", says, svg(_devices(before, src), f"{n} GPUs hold {src}")))
     says = f"`{moved}`: {DOES[collective(src, dst)]}. Each device sends **{count} bytes** of this {size}-byte tensor."
@@ -171,8 +173,8 @@ LESSON = Lesson(
         "between the devices must put it right. Draw cases until you know them.",),
     (
         ("Placement", "how a tensor lies on the devices: Replicate, Shard or Partial"),
-        ("Plan", "a placement for every weight, and the messages that follow from it"),
-        ("Collective", "a message in which a whole group of devices takes part: the next four"),
+        ("Plan", "a placement for every tensor of a model, and the messages that follow from it"),
+        ("Collective", "a message in which a whole group of devices takes part. PyTorch has the next four; in prose they have a hyphen"),
         ("all_reduce", "every device ends with the sum of what all of them had"),
         ("reduce_scatter", "the sum is taken, and each device ends with one slice of it"),
         ("all_gather", "every device ends with the slices of all"),
@@ -181,4 +183,5 @@ LESSON = Lesson(
     ),
     (Control("devices", "Devices", (2, 4), 2), Control("case", "Draw another case", tuple(range(len(CASES))), 1, kind="draw")),
     scene, question, CODE, ("fold", "Placements and messages in this model's graph"),
+    focus=links.placements,
 )  # fmt: skip

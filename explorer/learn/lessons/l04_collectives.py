@@ -8,7 +8,7 @@ from typing import Any
 
 from explorer import units
 from explorer.learn.charts import Line, plot
-from explorer.learn.draw import Box, amount, column, device, row, svg, text, tile
+from explorer.learn.draw import Box, Style, amount, column, device, row, svg, text, tile
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
 from explorer.palette import DEVICES
@@ -24,13 +24,13 @@ data = [torch.randint(0, 10, (n,)).double() for _ in range(n)]  # n GPUs, n chun
 want = sum(data)
 
 for step in range(n - 1):  # reduce-scatter: pass a chunk on, add what arrives
+    sent = [data[r][(r - 1 - step) % n].clone() for r in range(n)]
+    for r in range(n):
+        data[(r + 1) % n][(r - 1 - step) % n] += sent[r]
+for step in range(n - 1):  # all-gather: pass finished chunks on
     sent = [data[r][(r - step) % n].clone() for r in range(n)]
     for r in range(n):
-        data[(r + 1) % n][(r - step) % n] += sent[r]
-for step in range(n - 1):  # all-gather: pass finished chunks on
-    sent = [data[r][(r + 1 - step) % n].clone() for r in range(n)]
-    for r in range(n):
-        data[(r + 1) % n][(r + 1 - step) % n] = sent[r]
+        data[(r + 1) % n][(r - step) % n] = sent[r]
 
 assert all(torch.equal(d, want) for d in data)
 # on real GPUs: torch.distributed.all_reduce(tensor)
@@ -39,7 +39,8 @@ assert all(torch.equal(d, want) for d in data)
 
 @lru_cache(maxsize=32)
 def ring(n: int) -> list[dict[str, Any]]:
-    """States of a ring all-reduce of n chunks on n devices: values, how many terms each holds, who sent what."""
+    """States of a ring all-reduce of n chunks on n devices: values, how many terms each holds, who sent what. The sum of
+    chunk r is finished on device r."""
     import torch
 
     gen = torch.Generator().manual_seed(n)
@@ -48,7 +49,7 @@ def ring(n: int) -> list[dict[str, Any]]:
     states = [{"data": data.clone(), "terms": terms.clone(), "sent": [], "phase": "start"}]
     for step in range(2 * (n - 1)):
         adding = step < n - 1
-        chunks = [(r - step) % n if adding else (r + 1 - (step - n + 1)) % n for r in range(n)]
+        chunks = [(r - 1 - step) % n if adding else (r - (step - n + 1)) % n for r in range(n)]
         moved = [(float(data[r, chunks[r]]), int(terms[r, chunks[r]])) for r in range(n)]
         for r, (value, count) in enumerate(moved):
             to = (r + 1) % n
@@ -122,7 +123,8 @@ def _says(k: int, n: int, sent: float) -> str:
     if k == 0:
         return (
             f"{n} GPUs, each with its own numbers, cut into {n} chunks. All want the sum. Every GPU sends only to "
-            "its right neighbour; the last sends to GPU 0."
+            f"its right neighbour, the last to GPU 0, one chunk at a time: {_steps(n)} until every sum is finished "
+            f"somewhere, then {_steps(n)} until all have all. A chunk has the colour of the GPU that finishes its sum."
         )
     if k < n - 1:
         return (
@@ -133,16 +135,22 @@ def _says(k: int, n: int, sent: float) -> str:
         return f"After {n - 1} steps every GPU has one chunk with all {n} terms: solid. Sent by each: {amount(sent)}."
     if k < 2 * (n - 1):
         return f"Now finished chunks go round; nothing is added any more. Sent by each so far: {amount(sent)}."
-    return f"All GPUs hold all sums. Sent by each: {amount(sent)}."
+    return f"All GPUs hold all sums: Replicate, grey. Sent by each: {amount(sent)}."
+
+
+def _steps(n: int) -> str:
+    return f"{n - 1} step{'s' * (n > 2)}"
 
 
 def _grid(state: dict[str, Any], n: int, sent: float) -> Box:
     frames, wide = [], 44 if n < 7 else 32
+    done = bool((state["terms"] == n).all())
     for r in range(n):
         cells = []
         for c in range(n):
             full = int(state["terms"][r, c]) == n
-            box = tile(wide, 30, ("S", c) if full else ("P", c), f"{float(state['data'][r, c]):.0f}")
+            look: Style = ("R", None) if done else ("S", c) if full else ("P", c)
+            box = tile(wide, 30, look, f"{float(state['data'][r, c]):.0f}")
             if state["sent"] and state["sent"][(r - 1) % n] == c:
                 edge = f'<rect x="2" y="2" width="{wide - 4}" height="26" fill="none" stroke="currentColor" '
                 box = Box(wide, 30, box.body + edge + 'stroke-width="2.5"/>')
@@ -155,6 +163,8 @@ def _grid(state: dict[str, Any], n: int, sent: float) -> Box:
         text("not summed yet", 13, muted=True),
         tile(22, 14, ("S", 0)),
         text(f"all {n} terms", 13, muted=True),
+        tile(22, 14, ("R", None)),
+        text("the same on every GPU", 13, muted=True),
         gap=6,
     )
     return column(grid, key, gap=12)
@@ -184,8 +194,7 @@ def _time_says(size: int, seconds: float, name: str, cross: float, n: int) -> st
         f"On {n} neighbouring GPUs of your cluster, {amount(size)} take **{units.seconds(seconds)}** "
         f"({name}). Below {amount(cross)} "
         f"the ring waits mostly for its {2 * (n - 1)} hops (latency); above it mostly for bytes (bandwidth). "
-        f"You are {side} it. "
-        "A tree needs fewer hops, so it wins for small tensors."
+        f"You are {side} it. A tree needs fewer hops, so it wins for small tensors."
     )
 
 
@@ -207,7 +216,7 @@ def _curve(link: AxisLink, size: int, cross: float) -> Box:
         "time of one all_reduce",
         amount,
         units.seconds,
-        (float(size), f"yours: {amount(size)}"),
+        [(float(size), f"yours: {amount(size)}"), (cross, f"crossover of the ring: {amount(cross)}")],
     )
 
 
@@ -235,12 +244,13 @@ def question(learner: Learner, values: Values) -> Question:
 
 
 LESSON = Lesson(
-    4, "Collectives", "A ring gives every device the sum of all, and no device sends more than twice the tensor.",
+    4, "Collectives", "In a ring every device gets the sum of all, and none sends more than twice the tensor.",
     ("Real numbers go round the ring below. Step through it and count what each GPU sends.",),
     (
         ("Ring", "each device sends to its neighbour only, the last one to the first"),
         ("Latency", "what one message takes before its first byte arrives, a few microseconds"),
         ("Bandwidth", "bytes per second once they flow"),
+        ("Hop, tree", "a hop is one send from neighbour to neighbour; a tree sums in pairs, then pairs of pairs, so it needs fewer"),
     ),
     (
         Control("n", "Devices", (2, 3, 4, 5, 6, 7, 8), 4, kind="slider"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
+from explorer.learn import links
 from explorer.learn.draw import Box, arrow, column, device, legend, matrix, owned, replicated, row, sign, svg
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
@@ -88,7 +89,7 @@ def scene(learner: Learner, values: Values) -> Scene:
         device(
             r,
             row(
-                matrix(i, owned(r, look), "before", "", 48),
+                matrix(i, owned(r, look), "before", "" if columns else "P, not summed yet", 48),
                 arrow(46, "GeLU"),
                 matrix(t, owned(r, look if columns else ""), "after", "S(1)" if columns else "no placement", 54),
                 gap=8,
@@ -202,4 +203,5 @@ LESSON = Lesson(
     ),
     (Control("first", "Cut A by", ("columns", "rows"), "columns"), Control("seed", "Other numbers", tuple(range(6)), 0, kind="draw")),
     scene, question, CODE, ("fold", "The feed-forward part of this model, with its placements"),
+    focus=links.feed_forward,
 )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
+from explorer.learn import links
 from explorer.learn.charts import wrap
 from explorer.learn.draw import Box, column, device, row, svg, table, text, tile
 from explorer.learn.learner import Learner
@@ -97,7 +98,7 @@ def _dealt(kinds: tuple[int, ...], t: int) -> Box:
         for name, heads in zip(("queries", "keys and values"), kinds, strict=False):
             base, extra = divmod(heads, t)
             first, mine = r * base + min(r, extra), base + (r < extra)
-            tiles = [tile(26, 26, ("S", r % 8), str(first + i), 12) for i in range(mine)]
+            tiles = [tile(26, 26, ("S", r), str(first + i), 12) for i in range(mine)]
             rows.append(text(name if mine else f"{name}: none", 12.5, muted=True))
             rows += [row(*tiles[i : i + 8], gap=2) for i in range(0, len(tiles), 8)]
         frames.append(device(r, column(*rows, gap=3)))
@@ -163,8 +164,9 @@ def question(learner: Learner, values: Values) -> Question:
 LESSON = Lesson(
     6, "Attention: heads are dealt", "Heads work alone, so each device takes some; the number of heads bounds how far you can split.",
     (
-        "q, k and v are cut by columns so that every device gets whole heads; the output projection is cut by "
-        "rows. Choose how many devices.",),
+        "Attention makes queries, keys and values from the same input with three weights (q_proj, k_proj, v_proj) and "
+        "ends with a fourth, the output projection (o_proj). The first three are cut by columns so that every device gets "
+        "whole heads, the last by rows: column, then row again. Choose how many devices.",),
     (
         ("Head", "one of the independent attentions that a layer runs side by side"),
         ("Grouped-query attention", "several query heads share one head of keys and values"),
@@ -172,4 +174,5 @@ LESSON = Lesson(
     ),
     (Control("t", "Devices", DEGREES, 4, kind="slider"),),
     scene, question, CODE, ("fold", "This model's attention"), uses_model=True,
+    focus=links.attention,
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""7. Sequence parallelism: the same bytes, less activation memory. Vocabulary: a loss without gathering logits."""
+"""7. Sequence parallelism: the same bytes, less activation memory. Vocabulary: embedding and loss without gathering."""
 
 from __future__ import annotations
 
@@ -6,12 +6,28 @@ from functools import lru_cache
 from typing import Any
 
 from explorer import units
-from explorer.learn import stacks
+from explorer.learn import links, stacks
 from explorer.learn.charts import Bar, Part, bars
-from explorer.learn.draw import Box, amount, arrow, column, device, matrix, owned, row, sign, svg, text, tile
+from explorer.learn.draw import (
+    Box,
+    amount,
+    arrow,
+    column,
+    device,
+    legend,
+    matrix,
+    owned,
+    replicated,
+    row,
+    sign,
+    svg,
+    text,
+    tile,
+)
 from explorer.learn.learner import STANDARD, Learner, standard
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
 from explorer.palette import KIND_COLOURS, MEMORY_COLOURS
+from explorer.settings import MODELS
 from planner_core.collectives import wire_bytes
 
 TOKENS, VOCAB = 4, 8
@@ -19,9 +35,15 @@ CODE = """\
 import torch
 import torch.nn.functional as F
 
-logits, target = torch.randn(6, 32), torch.randint(0, 32, (6,))
-parts = logits.chunk(4, dim=1)  # each of 4 devices has 8 of the 32 classes
+words, table = torch.randint(0, 32, (6,)), torch.randn(32, 3)
+terms = []
+for rank, rows in enumerate(table.chunk(4, dim=0)):  # each of 4 devices has 8 of the 32 words
+    mine = (words // 8 == rank)[:, None]
+    terms.append(torch.where(mine, F.embedding(words % 8, rows), 0.0))
+print((sum(terms) - F.embedding(words, table)).abs().max())  # all_reduce of the terms
 
+logits, target = torch.randn(6, 32), torch.randint(0, 32, (6,))
+parts = logits.chunk(4, dim=1)
 top = torch.stack([p.max(1).values for p in parts]).max(0).values  # all_reduce of 6 numbers
 total = sum((p - top[:, None]).exp().sum(1) for p in parts)  # all_reduce of 6 numbers
 mine = torch.zeros(6)
@@ -38,7 +60,7 @@ def suited(learner: Learner, devices: int) -> tuple[Learner, str]:
     found, note = learner.transformer()
     if stacks.expert(found, devices) and stacks.expert(found, devices, sequence=True):
         return found, note
-    why = f"Heads or tokens of {found.graph.name} do not divide by {devices}, so this lesson shows {STANDARD}."
+    why = f"Heads or tokens of {found.name} do not divide by {devices}, so this lesson shows {MODELS[STANDARD]}."
     return standard(learner), why
 
 
@@ -78,14 +100,32 @@ def loss(devices: int) -> dict[str, Any]:
     }
 
 
+@lru_cache(maxsize=16)
+def embedding(devices: int) -> dict[str, Any]:
+    """Looking up words in a table of which each device has some rows: zeros for the words of others, and the sum."""
+    import torch
+    from torch.nn.functional import embedding as look_up
+
+    gen = torch.Generator().manual_seed(10 + devices)
+    table = torch.randint(-9, 10, (VOCAB, 3), generator=gen).double()
+    words = torch.randint(0, VOCAB, (TOKENS,), generator=gen)
+    width, terms = VOCAB // devices, []
+    for rank, rows in enumerate(table.chunk(devices, dim=0)):
+        own = words // width == rank
+        terms.append(look_up((words - rank * width).clamp(0, width - 1), rows) * own[:, None])
+    got = torch.stack(terms).sum(0)
+    want = look_up(words, table)
+    return {"table": table, "words": words, "terms": terms, "got": got, "error": float((got - want).abs().max())}
+
+
 def scene(learner: Learner, values: Values) -> Scene:
-    """The whole region, the split one, bytes, memory, and the loss."""
+    """The whole region, the split one, bytes, memory, the embedding, and the loss."""
     learner, note = suited(learner, int(values["n"]))
     n, layer, load = int(values["n"]), learner.layer(), learner.planner.workload
     num_bytes = load.batch * load.seq * layer.hidden * 2
     reduce, scatter, gather = (wire_bytes(k, num_bytes, n) for k in ("all_reduce", "reduce_scatter", "all_gather"))
     plain, split = kept(learner, n, False), kept(learner, n, True)
-    c = loss(n)
+    table_bytes = _vocab(learner) * layer.hidden * 2
     whole_logits = load.batch * load.seq * _vocab(learner)
     gathered, small = (
         wire_bytes("all_gather", whole_logits * 2, n),
@@ -106,11 +146,7 @@ def scene(learner: Learner, values: Values) -> Scene:
         Step("The memory",
             f"Kept activations per GPU: {units.memory(plain)} before, **{units.memory(split)}** now, for this "
             f"model on {n} GPUs.", svg(bars([Bar("tensor parallel", (Part("activations", plain, orange),)), Bar("+ sequence", (Part("activations", split, orange),), strong=True)], units.memory), "Activation memory with and without sequence parallelism")),
-        Step("Vocabulary",
-            "The last product makes one number per token and word. Cut it by words, and each device finds its "
-            "largest number, its sum of exponentials and, if it owns it, the right word's number: three small "
-            f"sums. Loss here {c['got']:.4f}, on one GPU {c['loss']:.4f}, difference **{c['error']:.0e}**. For "
-            f"this model: {amount(small)} sent per GPU instead of {amount(gathered)} to gather the logits.", svg(_vocabulary(c, n), "Cross-entropy over split classes")),
+        *_vocabulary_steps(n, table_bytes, gathered, small),
     )  # fmt: skip
     numbers = {
         "all_reduce": reduce,
@@ -118,13 +154,32 @@ def scene(learner: Learner, values: Values) -> Scene:
         "all_gather": gather,
         "plain": plain,
         "split": split,
-        "error": c["error"],
-        "loss": c["loss"],
+        "error": loss(n)["error"],
+        "loss": loss(n)["loss"],
         "bytes": num_bytes,
         "logits": gathered,
         "small": small,
+        "embedding_error": embedding(n)["error"],
+        "table": table_bytes,
     }
     return Scene(steps, numbers, reveal=2, note=note)
+
+
+def _vocabulary_steps(n: int, table_bytes: int, gathered: int, small: int) -> list[Step]:
+    """The embedding cut by rows, and the loss over split words; bytes are those of the learner's model."""
+    c, e = loss(n), embedding(n)
+    return [
+        Step("Vocabulary: the embedding",
+            f"The embedding is a table with a row per word, here {TOKENS} tokens and {VOCAB} words. Cut it by rows, S(0): each "
+            f"device looks up the words it owns and puts zeros for the others, so the result is P, one all_reduce away "
+            f"from the whole. Difference: **{e['error']:.0f}**. No device needs the whole table of {amount(table_bytes)}; each "
+            f"keeps {amount(table_bytes / n)}.", svg(_lookup(e, n), "Each device looks up its own words")),
+        Step("Vocabulary: the loss",
+            "The last product makes one number per token and word. Cut it by words, and each device finds its "
+            "largest number, its sum of exponentials and, if it owns it, the right word's number: three small "
+            f"sums. Loss here {c['got']:.4f}, on one GPU {c['loss']:.4f}, difference **{c['error']:.0e}**. For "
+            f"this model: {amount(small)} sent per GPU instead of {amount(gathered)} to gather the logits.", svg(_vocabulary(c, n), "Cross-entropy over split classes")),
+    ]  # fmt: skip
 
 
 def _vocab(learner: Learner) -> int:
@@ -156,6 +211,17 @@ def _bytes(reduce: int, scatter: int, gather: int) -> Box:
         ),
     )
     return bars([one, two], amount)
+
+
+def _lookup(e: dict[str, Any], n: int) -> Box:
+    words = column(text("word", 13, 600), *(tile(48, 30, ("", None), str(int(t)), 13) for t in e["words"]), gap=0)
+    width = VOCAB // n
+    owns = [f"owns {r * width}" + (f" to {(r + 1) * width - 1}" if width > 1 else "") for r in range(n)]
+    terms = [matrix(t, owned(r, "P"), f"GPU {r}", owns[r], 36) for r, t in enumerate(e["terms"])]
+    got = matrix(e["got"], replicated, "sum", "R", 36)
+    per = 4
+    lines = [row(*([words] if i == 0 else []), *terms[i : i + per], gap=10, align=1) for i in range(0, n, per)]
+    return column(*lines, row(arrow(44, "all_reduce"), got, gap=10), legend("P", "R"), gap=12)
 
 
 def _vocabulary(c: dict[str, Any], n: int) -> Box:
@@ -198,9 +264,11 @@ LESSON = Lesson(
         "loss over many words is taken without bringing them together.",),
     (
         ("Sequence parallelism", "between the products each device keeps only its share of the tokens"),
+        ("Vocabulary", "the words (tokens) a model knows; the embedding has a row for each, the logits a number for each"),
         ("Logits", "the numbers, one per token and word, from which the loss is computed"),
     ),
     (Control("n", "Devices", (2, 4, 8), 4, kind="slider"),),
     scene, question, CODE, ("compare", "Megatron-LM with and without sequence parallelism"), uses_model=True,
     prefetch=True,
+    focus=links.sequence,
 )  # fmt: skip

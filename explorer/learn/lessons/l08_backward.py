@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from explorer.learn import links
 from explorer.learn.draw import Box, arrow, column, device, legend, matrix, number, owned, replicated, row, svg, table
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
@@ -181,7 +182,7 @@ LESSON = Lesson(
         "Every product runs three times: forward, for the gradient of its input, for the gradient of its weight. "
         "Each has its own placement.",),
     (
-        ("Data parallelism", "every device has all weights and a part of the batch"),
+        ("Data parallelism", "every device has all weights and a part of the batch; DDP in PyTorch"),
         ("FSDP, ZeRO-3", "data parallelism in which each device stores a slice of the weights and gathers them when used"),
     ),
     (
@@ -189,4 +190,5 @@ LESSON = Lesson(
         Control("seed", "Other numbers", tuple(range(6)), 2, kind="draw"),
     ),
     scene, question, CODE, ("compare", "Data parallelism, FSDP and Megatron-LM for this model"),
+    focus=links.ways,
 )  # fmt: skip

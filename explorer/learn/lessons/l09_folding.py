@@ -6,6 +6,7 @@ import math
 from functools import lru_cache
 
 from explorer import units
+from explorer.learn import links
 from explorer.learn.draw import Box, at, column, row, svg, table, text
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
@@ -110,6 +111,13 @@ def scene(learner: Learner, values: Values) -> Scene:
     return Scene(tuple(steps), numbers, reveal=len(found) + 1)
 
 
+def _told(learner: Learner, top: int) -> str:
+    """Where the matrices stand, so that the question can be worked out."""
+    repeats = learner.graph.num_repeats
+    parts = [f"{len(matrices(b))} in each of {repeats[name]} copies of a block" for name, b in learner.graph.blocks.items()]
+    return ", ".join([*parts, f"{top} outside"])
+
+
 def _plural(n: int, word: str) -> str:
     return f"{n} {word}{'s' * (n != 1)}"
 
@@ -145,8 +153,8 @@ def question(learner: Learner, values: Values) -> Question:
     n, few = int(c["matrices"]), int(c["folded"])
     per = [len(matrices(b)) for b in learner.graph.blocks.values()]
     return asked(
-            f"The model has {n} weight matrices with 3 choices each. How many plans must be scored if equal "
-            "blocks share one plan?",
+            f"The model has {n} weight matrices with 3 choices each (R, S(0), S(1)): {_told(learner, int(c['top']))}. How many "
+            "plans must be scored if equal blocks share one plan?",
         (units.whole(few),
             f"3^matrices for each unique block ({', '.join(f'3^{p}' for p in per) or 'none here'}) and for what "
             f"stands outside (3^{int(c['top'])}), added up: they are scored apart."),
@@ -167,8 +175,10 @@ LESSON = Lesson(
         "level upwards. Step through its Algorithm 1 on your model.",),
     (
         ("Block", "a piece of the model that occurs in several equal copies, such as a decoder layer"),
+        ("Shared subgraph", "TAP's name for a block of which all copies share one plan"),
         ("Similar", "with the same weights behind the same names, in order"),
     ),
     (Control("least", "Copies needed to be kept", (2, 3, 4, 8, 16, 64), 2, kind="slider"),),
     scene, question, CODE, ("fold", "The folded graph of this model"), uses_model=True,
+    focus=links.depth,
 )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from explorer import units
+from explorer.learn import links
 from explorer.learn.charts import Bar, Part, bars, nodes
 from explorer.learn.draw import Box, amount, column, svg, table, text
 from explorer.learn.learner import Learner
@@ -240,8 +241,10 @@ LESSON = Lesson(
         "with your model's layers.",),
     (
         ("Mesh", "the GPUs as a grid, e.g. 2 data × 8 tensor; neighbours on the last axis are neighbours in a node"),
+        ("Tensor group", "the devices that share the weights of a layer; the groups share the batch, as in data parallelism"),
         ("Volume", "the bytes that each GPU sends in one step"),
     ),
     (Control("batch", "Batch, samples in one step", BATCHES, 16, kind="slider"),),
     scene, question, CODE, ("topology", "Your cluster and the load on its links"), uses_model=True,
+    focus=links.same_batch_of_layers,
 )  # fmt: skip

@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import Any
 
 from explorer import units
+from explorer.learn import links
 from explorer.learn.charts import Bar, Part, bars, timeline
 from explorer.learn.draw import Box, amount, column, device, matrix, number, owned, row, svg, table
 from explorer.learn.learner import Layer, Learner
@@ -72,7 +73,8 @@ def scene(learner: Learner, values: Values) -> Scene:
     four = (
         f"A layer has four weights, so four all_reduces forward and four backward. On {d1} × {d2}, in units "
         "of tokens · "
-        "hidden, each over one axis only:"
+        "hidden, each over one axis only (FFN-1 and FFN-2 are the two weights of the feed-forward part). Per part of a "
+        "weight three times as much goes over axis 2, hence the 3 in the formula of the question:"
     )
     which = (
         f"{n} GPUs, the second axis with {ratio}× the bandwidth of the first. Least: **{d1} × {d2}**, "
@@ -141,7 +143,7 @@ def _mesh(c: dict[str, Any]) -> Box:
             rank = 2 * a + b
             body = row(
                 matrix(c["tiles"][a, b], owned(rank), "tile of W", "", 40),
-                matrix(c["terms"][a, b], owned(rank, "P"), "result", "P", 40),
+                matrix(c["terms"][a, b], owned(rank, "P"), "result", "P, not summed yet", 40),
                 gap=14,
             )
             cells.append(device(rank, body, f"GPU {rank}: axis 1 = {a}, axis 2 = {b}"))
@@ -220,4 +222,5 @@ LESSON = Lesson(
         Control("chunks", "Chunks of the batch", (1, 2, 4, 8), 4, kind="slider"),
     ),
     scene, question, CODE, ("topology", "Best mesh against number of GPUs"), uses_model=True,
+    focus=links.layers,
 )  # fmt: skip

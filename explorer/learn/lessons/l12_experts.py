@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import Any
 
 from explorer import units
+from explorer.learn import links
 from explorer.learn.charts import Bar, Part, bars
 from explorer.learn.draw import Box, amount, column, device, row, svg, table, text, tile
 from explorer.learn.learner import Learner
@@ -83,7 +84,7 @@ def scene(learner: Learner, values: Values) -> Scene:
     steps = (
         Step("Tokens at home",
             f"{TOKENS} tokens lie on {n} devices. Each device also holds one expert. A small product, the router, "
-            f"picks {k} expert{'s' * (k > 1)} for each token: the number after the arrow.", svg(column(_home(c, n), text("a token has the colour of the expert it wants first", 13, muted=True), gap=10), "Tokens at home with their experts")),
+            f"picks {k} expert{'s' * (k > 1)} for each token: the number after the arrow.", svg(column(_home(c, n), text("a token has the colour of its home", 13, muted=True), gap=10), "Tokens at home with their experts")),
         Step("Who sends what",
             "Every device sends each other one the tokens that want its expert: an **all_to_all**. The diagonal "
             "stays at home.", table(("", *(f"to GPU {d}" for d in range(n))), rows)),
@@ -117,7 +118,7 @@ def _home(c: dict[str, Any], n: int, back: bool = False) -> Box:
         for t in range(TOKENS):
             if int(c["home"][t]) == d:
                 wants = ",".join(str(int(e)) for e in c["chosen"][t])
-                tiles.append(tile(64, 28, ("S", int(c["chosen"][t][0])), f"{t} ✓" if back else f"{t} → {wants}", 13))
+                tiles.append(tile(64, 28, ("S", d), f"{t} ✓" if back else f"{t} → {wants}", 13))
         frames.append(device(d, _grid(tiles, 2)))
     return _rows(frames)
 
@@ -168,7 +169,8 @@ def question(learner: Learner, values: Values) -> Question:
     right = 2 if abs(expert - tensor) <= 8 else int(expert > tensor)
     wrong = tuple((o, fact) for i, o in enumerate(options) if i != right)
     return asked(
-        f"{n} devices, each token uses {k} expert{'s' * (k > 1)}. Which way sends less per layer forward?",
+        f"{n} devices, each token uses {k} expert{'s' * (k > 1)}. Which way sends less per layer forward? (Lesson 3: an "
+        "all_to_all sends (n−1)/n² of a tensor, an all_reduce 2(n−1)/n.)",
         (options[right], fact),
         wrong,
         right,
@@ -189,5 +191,6 @@ LESSON = Lesson(
         Control("k", "Experts per token", (1, 2), 2),
         Control("seed", "Other tokens", tuple(range(6)), 0, kind="draw"),
     ),
-    scene, question, CODE, ("plans", "Plans for this model; choose Mixtral-8x7B to see experts dealt"),
+    scene, question, CODE, ("fold", "The experts of this model (Mixtral-8x7B if it has none)"),
+    focus=links.experts,
 )  # fmt: skip

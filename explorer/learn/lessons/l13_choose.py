@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -9,19 +10,22 @@ from typing import Any
 import numpy as np
 
 from explorer import units
+from explorer.learn import placing
 from explorer.learn.charts import WIDTH
-from explorer.learn.draw import PAPER, Box, column, row, svg, table, text, tile
+from explorer.learn.draw import PAPER, Box, amount, column, row, svg, table, text, tile
 from explorer.learn.learner import STANDARD, Learner, standard
 from explorer.learn.lesson import Choice, Control, Lesson, Question, Scene, Step, Values, asked
 from explorer.palette import COMMUNICATION, COMPUTE
+from explorer.settings import MODELS
 from planner_core.candidates import Candidates, matrices, score
+from planner_core.collectives import collective_time
 from planner_core.hardware import CostModel, cost_model
 from planner_core.mesh import DeviceMesh
 
 WEIGHTS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 LETTERS = ("R", "S(0)", "S(1)")
 NAMES: dict[Choice, str] = {"R": "R whole", "S(0)": "S(0) outputs", "S(1)": "S(1) inputs"}
-START = dict(zip(WEIGHTS, ("S(0)", "S(0)", "S(0)", "R", "S(0)", "R", "R"), strict=True))
+START = dict(zip(WEIGHTS, ("S(0)", "S(0)", "S(0)", "S(1)", "S(0)", "S(0)", "R"), strict=True))
 CODE = """\
 import torch
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
@@ -45,7 +49,7 @@ def suited(learner: Learner) -> tuple[Learner, str, str]:
         if tuple(_short(block.values[w].name) for w in matrices(block)) == WEIGHTS:
             return learner, name, ""
     found, name, _ = suited(standard(learner))
-    return found, name, f"{learner.graph.name} has no block with these seven weights, so this lesson uses {STANDARD}."
+    return found, name, f"{learner.name} has no block with these seven weights, so this lesson uses {MODELS[STANDARD]}."
 
 
 def _short(weight: str) -> str:
@@ -55,10 +59,8 @@ def _short(weight: str) -> str:
 @lru_cache(maxsize=16)
 def scored(learner: Learner, block: str, devices: int) -> Candidates:
     """All 3^7 choices on `devices` neighbouring GPUs, scored by the planner."""
-    planner = learner.planner
-    level = replace(planner.cluster.levels[0], size=devices)
-    mesh = DeviceMesh(("tensor",), (devices,))
-    model: CostModel = cost_model(replace(planner.cluster, levels=(level,)), mesh, replace(planner.workload, zero=0))
+    planner, mesh = placing.neighbours(learner, devices), DeviceMesh(("tensor",), (devices,))
+    model: CostModel = cost_model(planner.cluster, mesh, replace(planner.workload, zero=0))
     found = score(planner.coarse.blocks[block], planner.strategies[block], model, planner.graph.num_repeats[block])
     assert found is not None
     return found
@@ -76,8 +78,15 @@ def best_within(found: Candidates, mine: int) -> int:
     return int(np.lexsort((found.memory_bytes, comm))[0])
 
 
+def sent_by(learner: Learner, block: str, devices: int, letters: list[str]) -> tuple[placing.Sent, ...]:
+    """Every collective of one layer with its seven weights placed so."""
+    layer = learner.graph.blocks[block]
+    names = [layer.values[w].name for w in matrices(layer)]
+    return placing.sent(learner, block, devices, tuple(zip(names, letters, strict=True)))
+
+
 def scene(learner: Learner, values: Values) -> Scene:
-    """The learner's placements, all candidates, and the optimum beside them."""
+    """The learner's placements, the messages they cause, all candidates, the optimum beside them, and why it is better."""
     learner, block, note = suited(learner)
     devices, mine = int(values["t"]), index(values)
     found = scored(learner, block, devices)
@@ -93,28 +102,70 @@ def scene(learner: Learner, values: Values) -> Scene:
     fewer = int(
         ((comm <= comm[mine]) & (memory <= memory[mine]) & ((comm < comm[mine]) | (memory < memory[mine]))).sum()
     )
+    yours = sent_by(learner, block, devices, [str(values[w]) for w in WEIGHTS]) if can else ()
+    least = sent_by(learner, block, devices, [LETTERS[int(c)] for c in found.choice[best]])
     steps = (
         Step("Your placements",
-            f"One block of {learner.graph.name} on {devices} GPUs. Weights are [outputs, inputs]: S(0) is a cut "
-            "by columns in the words of lesson 2, S(1) by rows. Whatever the planner must move to make your "
-            "choice right, it moves as cheaply as possible.", svg(_weights(values, devices), "Your placement of the seven weights")),
+            f"One block of {learner.name} on {devices} GPUs. Weights are [outputs, inputs]: S(0) is a cut "
+            "by columns in the words of lesson 2, S(1) by rows. Whatever must be moved to make your choice right, "
+            "the planner moves as cheaply as possible.", svg(_weights(values, devices), "Your placement of the seven weights")),
+        Step("What it causes", _causes(yours, can), _messages(yours)),
         Step("All choices",
             f"Every dot is one of {units.whole(found.scored)} choices that can run (of "
             f"{units.whole(found.space)}). Yours: {own}. {units.whole(fewer)} are better in both.", svg(_cloud(found, mine, best), "All candidates by communication and memory")),
         Step("The optimum",
             f"With no more memory than yours, the least communication is **{units.seconds(float(comm[best]))}**. "
             f"{worse}.", _side_by_side(found, values, best)),
+        Step("Why", _why(yours, least), _difference(yours, least)),
     )  # fmt: skip
     numbers = {
-        "mine_s": float(comm[mine]),
-        "mine_bytes": float(memory[mine]),
-        "best_s": float(comm[best]),
-        "best_bytes": float(memory[best]),
-        "better": fewer,
-        "space": found.space,
-        "scored": found.scored,
-    }
+        "mine_s": float(comm[mine]), "mine_bytes": float(memory[mine]), "best_s": float(comm[best]), "best_bytes": float(memory[best]),
+        "better": fewer, "space": found.space, "scored": found.scored, "mine_sent_s": sum(x.seconds for x in yours),
+        "best_sent_s": sum(x.seconds for x in least), "mine_messages": len(yours), "best_messages": len(least),
+    }  # fmt: skip
     return Scene(steps, numbers, reveal=1, note=note)
+
+
+def _causes(yours: tuple[placing.Sent, ...], can: bool) -> str:
+    if not can:
+        return "This choice cannot run: a split would not be even. Change one of the weights."
+    if not yours:
+        return "Nothing is sent."
+    first = max(yours, key=lambda x: x.seconds)
+    return (
+        f"{len(yours)} collectives in one layer, forward and backward, {units.seconds(sum(x.seconds for x in yours))} "
+        f"together. The slowest: **{first.kind}** at {first.where} ({first.moved}). Of an activation S(0) is a cut by "
+        "samples, S(1) by tokens, S(2) by features."
+    )
+
+
+def _messages(sent: tuple[placing.Sent, ...]) -> str:
+    rows = [(x.phase, x.where, x.moved, x.kind, amount(x.num_bytes), units.seconds(x.seconds)) for x in sent]
+    return table(("phase", "at", "what is put right", "collective", "bytes", "time"), rows)
+
+
+def _why(yours: tuple[placing.Sent, ...], least: tuple[placing.Sent, ...]) -> str:
+    more, fewer = placing.compare(yours, least)
+    if not more and not fewer:
+        return "Yours sends what the optimum sends."
+    if sum(x.seconds for x in yours) <= sum(x.seconds for x in least) * (1 + 1e-9):
+        return "Yours sends elsewhere, and no longer in all. The optimum of equal time is the one with less memory."
+    told = []
+    if more:
+        told.append(
+            f"Only yours: {len(more)} collectives, {units.seconds(sum(x.seconds for x in more))}; above all the "
+            f"{more[0].kind} at {more[0].where} ({more[0].moved})."
+        )
+    if fewer:
+        told.append(f"Only the optimum: {len(fewer)}, {units.seconds(sum(x.seconds for x in fewer))}.")
+    return " ".join(told) + " A placement that suits the next operation's needs no message."
+
+
+def _difference(yours: tuple[placing.Sent, ...], least: tuple[placing.Sent, ...]) -> str:
+    rows = []
+    for name, these in zip(("yours", "optimum"), placing.compare(yours, least), strict=True):
+        rows += [(name, x.phase, x.where, x.moved, x.kind, units.seconds(x.seconds)) for x in these]
+    return table(("only in", "phase", "at", "what is put right", "collective", "time"), rows)
 
 
 def _worse(mine: float, best: float) -> str:
@@ -197,24 +248,42 @@ def _side_by_side(found: Candidates, values: Values, best: int) -> str:
 
 
 def question(learner: Learner, values: Values) -> Question:
-    """How far from the best is the learner's own choice?"""
+    """How long do the messages of a layer take?"""
     learner, block, _ = suited(learner)
-    found, mine = scored(learner, block, int(values["t"])), index(values)
-    best = best_within(found, mine)
-    own, least = float(found.comm_s[mine]), float(found.comm_s[best])
-    options = ("It cannot run", "It is the best that fits", "Up to one and a half times the best", "More than that")
-    if not np.isfinite(own):
-        right, fact = 0, "A weight would be cut unevenly, or an operation between has no rule for it."
-    else:
-        right = 1 if own <= least * (1 + 1e-9) else 2 if own <= 1.5 * least else 3
-        fact = f"Yours takes {units.seconds(own)} a layer, the best with no more memory {units.seconds(least)}."
-    wrong = tuple((o, fact) for i, o in enumerate(options) if i != right)
-    return asked(
-        "Predict before you look: how does your choice compare with the best that needs no more memory?",
-        (options[right], fact),
-        wrong,
-        right,
+    devices = int(values["t"])
+    found, mine = scored(learner, block, devices), index(values)
+    own, load = float(found.comm_s[mine]), learner.planner.workload
+    model = cost_model(placing.neighbours(learner, devices).cluster, DeviceMesh(("tensor",), (devices,)), load)
+    num_bytes = load.batch * load.seq * learner.layer().hidden * 2
+    one = collective_time("all_reduce", num_bytes, model.links[0])[0]
+    hint = (
+        f"One all_reduce of a layer's activations ({amount(num_bytes)}) takes {units.seconds(one)} here, an all_gather "
+        "or a reduce_scatter half of that. "
     )
+    stuck = "Nothing: it cannot run"
+    if not np.isfinite(own):
+        right, fact = stuck, "A weight would be cut unevenly, or an operation between has no rule for it."
+        times = [one, 2 * one, 4 * one]
+    else:
+        least = float(found.comm_s[best_within(found, mine)])
+        kinds = Counter(x.kind for x in sent_by(learner, block, devices, [str(values[w]) for w in WEIGHTS]))
+        told = ", ".join(f"{n} {kind}" for kind, n in kinds.items()) or "no collective"
+        right, fact = units.seconds(own), f"{told}. The best with no more memory takes {units.seconds(least)}."
+        times = [own / 3, 2 * own, 4 * own] if own else [one, 2 * one, 4 * one]
+    wrong = [(units.seconds(t), fact) for t in times] + ([(stuck, fact)] if right != stuck else [])
+    return asked(
+        hint
+        + "Predict before you look: with your placements, how long do all messages of one layer take, forward and backward?",
+        (right, fact),
+        tuple(wrong[:3]),
+        mine,
+    )
+
+
+def focus(learner: Learner, values: Values) -> dict[str, str]:
+    """The block whose candidates are meant."""
+    found, block, _ = suited(learner)
+    return {**({} if found is learner else {"model": STANDARD}), "block": block}
 
 
 def cases(learner: Learner, values: Values) -> list[tuple[str, dict[str, Choice]]]:
@@ -242,5 +311,5 @@ LESSON = Lesson(
         *(Control(w, w, LETTERS, START[w]) for w in WEIGHTS),
         Control("t", "Devices", (2, 4, 8), 4, kind="slider"),
     ),
-    scene, question, CODE, ("plans", "All candidates of this model's blocks"), uses_model=True, cases=cases,
+    scene, question, CODE, ("plans", "All candidates of this model's blocks"), uses_model=True, focus=focus, cases=cases,
 )  # fmt: skip

@@ -1,0 +1,28 @@
+"""The command line that makes a plan again. Pure."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import fields
+
+from planner_core.planner import Request
+
+OPTIONS = (
+    "cluster", "mesh", "batch", "seq", "layers", "dtype", "optimizer", "zero", "recompute", "method", "objective", "memory_gb",
+)  # fmt: skip
+ALWAYS = ("cluster",)
+OWN = "config.json"
+
+
+def plan(request: Request, file: str) -> str:
+    """`python -m planner_core plan MODEL --cluster ... -o FILE`; an uploaded model stands as `config.json`."""
+    default = {f.name: f.default for f in fields(Request)}
+    model = OWN if request.model.startswith("own-") else request.model
+    parts = ["python -m planner_core plan", shlex.quote(model)]
+    for key in OPTIONS:
+        value = getattr(request, key)
+        if value is not None and (value != default[key] or key in ALWAYS):
+            text = value if isinstance(value, str) else json.dumps(value)
+            parts.append(f"--{key.replace('_', '-')} {shlex.quote(text)}")
+    return " ".join([*parts, "-o", shlex.quote(file)])

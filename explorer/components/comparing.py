@@ -1,0 +1,220 @@
+"""The parts of the Compare page: each takes the plans shown by their names in the address."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping
+from dataclasses import replace
+
+import streamlit as st
+
+from explorer import charts, components, differences, settings, state, timeline, topology, units, words
+from explorer.components import frame
+from planner_core.pipeline import Result
+from planner_core.plan import Plan
+from planner_core.planner import Request, prepare
+from planner_core.rungs import SAYS, Rung, rungs
+
+Plans = Mapping[str, Plan]
+
+
+def step(shown: Plans, result: Result) -> None:
+    """The step of each plan in time."""
+    look = frame.theme()
+    lines = {words.title(p): timeline.timeline(p, result.graph) for p in shown.values()}
+    st.markdown("**One training step in time**", help=f"Exposed: {words.GLOSSARY['exposed']}")
+    ranks, updates = result.cluster.num_gpus, [t.update_s for t in lines.values()]
+    st.caption(
+        f"All {ranks} GPUs do the same: every rank holds an equal share and runs the same operations, so three lanes stand for "
+        f"ranks 0 to {ranks - 1}. Compute and waiting add up to the step; what is sent behind compute costs no time. The "
+        "optimizer sends nothing and its update is not part of the estimate: reading and writing weights, gradients and states "
+        f"takes about {_range(updates)}."
+    )
+    st.plotly_chart(
+        charts.timeline(lines, look),
+        theme=None,
+        config=frame.CHART,
+        key="timeline",
+        alt="; ".join(
+            f"{name}: compute {units.seconds(t.total('compute'))}, waits {units.seconds(t.total('exposed'))}, "
+            f"hidden {units.seconds(t.total('hidden'))}"
+            for name, t in lines.items()
+        ),
+    )
+
+
+def _range(times: list[float]) -> str:
+    low, high = units.seconds(min(times)), units.seconds(max(times))
+    return low if low == high else f"{low} to {high}"
+
+
+def memory_and_traffic(shown: Plans, result: Result) -> None:
+    """Memory stacked by kind, and bytes sent by collective."""
+    look = frame.theme()
+    with st.container(key="wide"):
+        left, right = st.columns(2, gap="large")
+    with left:
+        st.markdown(
+            "**Memory per GPU**",
+            help="The mark is the peak: the most that is held at once. Parts need not all meet at the peak.",
+        )
+        st.plotly_chart(
+            charts.memory_bars(shown, result.cluster.gpu.memory_bytes, look),
+            theme=None,
+            config=frame.CHART,
+            key="memory",
+            alt="Memory per GPU of each plan by kind",
+        )
+    with right:
+        kinds = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+        st.markdown(
+            "**What each GPU sends in a step**",
+            help="; ".join(f"{k}: {words.GLOSSARY[k]}" for k in kinds),
+        )
+        st.plotly_chart(
+            charts.collectives_bars(shown, look),
+            theme=None,
+            config=frame.CHART,
+            key="collectives",
+            alt="Bytes sent by each plan, by phase, collective and mesh axis",
+        )
+
+
+def who_to_whom(shown: Plans, result: Result) -> None:
+    """The communication matrix of each plan, and the same on the drawing of the cluster."""
+    st.markdown(
+        "**Who sends to whom**",
+        help="By the algorithm that is cheapest for each collective: a ring, a tree, rings of rings, or pairwise.",
+    )
+    phases = frame.phases()
+    look = frame.theme()
+    grids = {name: topology.grid(p, result.cluster, phases) for name, p in shown.items()}
+    most = max(float(g.num_bytes.max()) for g in grids.values())
+    with st.container(key="wide_matrices"):
+        columns = st.columns(2, gap="large")
+    for k, (name, plan) in enumerate(shown.items()):
+        with columns[k % 2]:
+            st.markdown(f"{frame.text(words.title(plan))}, {frame.text(words.mesh_words(plan.mesh))}")
+            sent = sum(t.wire_bytes for t in plan.cost.traffic if t.phase in phases)
+            trees = any(t.algorithm == "tree" and t.wire_bytes for t in plan.cost.traffic if t.phase in phases)
+            st.caption(
+                f"Each GPU sends {units.traffic(sent)}"
+                + (" on average: in a tree, inner ranks send more than leaves." if trees else ": the sum of a row.")
+            )
+            st.plotly_chart(
+                charts.matrix(grids[name], most, look),
+                theme=None,
+                config=frame.CHART,
+                key=f"matrix_{k}",
+                alt=f"Bytes that each {grids[name].unit} sends each other one under {words.title(plan)}",
+            )
+            components.svg(
+                topology.drawing(plan, result.cluster, phases, look, list(shown.values()), per_row=2), key=f"drawing_{k}"
+            )
+
+
+# --- weights -----------------------------------------------------------------------------------------
+
+
+def weights(shown: Plans, result: Result) -> None:
+    """Weight by weight: placement in each plan, and how long the step waits there."""
+    rows = differences.rows(shown, result.graph)
+    some = [r for r in rows if not r.same]
+    left, right = st.columns([3, 2], vertical_alignment="bottom")
+    left.markdown("**Weights that differ**" if state.value("rows") == "differing" else "**All weights**")
+    with right:
+        widget = state.seed("w_rows", state.value("rows"))
+        st.segmented_control(
+            "Rows",
+            ["differing", "all"],
+            format_func=lambda r: {"differing": f"differing, {len(some)}", "all": f"all, {len(rows) - 1}"}[r],
+            key=widget,
+            required=True,
+            on_change=state.from_widget,
+            args=("rows", widget),
+        )
+    if state.value("rows") == "differing" and not some:
+        st.caption("All weights lie the same way; these plans differ in their mesh or in how activations move.")
+    picked = rows[:-1] if state.value("rows") == "all" else some
+    others = {n: sum(r.waits_s[n] for r in rows if r not in picked) for n in shown}
+    body = [[_weight(r), *(_cell(r.placements[n], r.waits_s[n]) for n in shown)] for r in picked]
+    body.append(["everything else", *(_waits(others[n]) for n in shown)])
+    body.append(["<b>sum</b>", *(f"<b>{_waits(p.cost.exposed_comm_time_s)}</b>" for p in shown.values())])
+    frame.table(
+        ["weight", *(words.title(p) for p in shown.values())], body, "placement of weights, and waiting at their ops"
+    )
+    st.caption(
+        "Below each placement: how long a step waits for data at the operation that uses the weight, over all its copies."
+    )
+
+
+def _weight(row: differences.Row) -> str:
+    return html.escape(row.weight) + (f" ×{row.copies}" if row.copies > 1 else "")
+
+
+def _cell(placement: str, seconds: float) -> str:
+    return f"{frame.chips(placement)}<br>{_waits(seconds)}".removesuffix("<br>")
+
+
+def _waits(seconds: float) -> str:
+    return f"<span class='aside'>waits {units.seconds(seconds)}</span>" if seconds else ""
+
+
+# --- what a method's restrictions cost ---------------------------------------------------------------
+
+
+@st.cache_resource(max_entries=state.CACHED_RESULTS, show_spinner=False)
+def _rungs(request: Request, method: str) -> tuple[Rung, ...]:
+    return tuple(rungs(prepare(request, state.own_graph(request)), method))
+
+
+def restrictions(result: Result) -> None:
+    """What TAP's, TAPS's or ATP's restrictions cost against the exact search, one after the other."""
+    st.markdown(
+        "**What a method’s restrictions cost**",
+        help="The papers' methods search a smaller space, or aim at something else than the step time. Each row adds one "
+        "restriction to those above and searches exactly again.",
+    )
+    methods = [m for m in settings.METHODS if m != "exact"]
+    widget = state.seed("w_rungs", state.value("rungs") or None)
+    st.segmented_control(
+        "From exact to",
+        methods,
+        format_func=lambda m: settings.METHODS[m],
+        key=widget,
+        on_change=lambda: state.change(rungs=st.session_state[widget] or ""),
+    )
+    method = state.value("rungs")
+    if not method:
+        st.caption("Choose a method to see what it gives up, and what each part of that costs here.")
+        return
+    with st.spinner(f"From exact to {settings.METHODS[method]}", show_time=True):
+        found = _rungs(replace(state.request(), method="exact", objective="time"), method)
+    name = settings.METHODS[method]
+    st.markdown(frame.text(words.verdict(name, [(SAYS[r.name], r.plan) for r in found])))
+    rows = [_rung(r, found[k - 1] if k else None) for k, r in enumerate(found)]
+    head = ["each row adds", "mesh", "sent per GPU", "communication", "step", "memory", "fits"]
+    frame.table(head, rows, f"from exact to {name}")
+
+
+def _rung(rung: Rung, before: Rung | None) -> list[str]:
+    says = html.escape(SAYS[rung.name])
+    if rung.plan is None:
+        return [says, "no plan fits", "", "", "", "", "no"]
+    c, old = rung.plan.cost, before.plan.cost if before and before.plan else None
+    return [
+        says,
+        html.escape(words.mesh_words(rung.plan.mesh)),
+        units.traffic(sum(t.wire_bytes for t in c.traffic)),
+        units.seconds(c.comm_time_s) + _change(c.comm_time_s, old.comm_time_s if old else 0),
+        units.seconds(c.step_time_s) + _change(c.step_time_s, old.step_time_s if old else 0),
+        units.memory(c.memory_bytes["peak"]),
+        "yes" if rung.plan.fits else "no",
+    ]
+
+
+def _change(value: float, before: float) -> str:
+    if not before or abs(value / before - 1) < 0.001:
+        return ""
+    ratio = value / before - 1
+    return f" <span class='aside'>{'+' if ratio > 0 else '−'}{units.percent(abs(ratio))}</span>"

@@ -1,0 +1,30 @@
+"""The button that hands out the report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+
+import streamlit as st
+
+from explorer import report_page
+from planner_core.pipeline import Result
+from planner_core.plan import Plan
+
+
+def download(shown: Mapping[str, Plan], result: Result) -> None:
+    """The report of these plans, made when the button is pressed; the first is the one it is about."""
+    st.markdown(
+        "**Report**",
+        help="One HTML file: plans, step in time, memory, traffic, placements, assumptions and the command that makes it "
+        "again. It needs no network and prints on paper.",
+    )
+    st.download_button(
+        "Download report",
+        lambda: report_page.report(shown, result, datetime.now().astimezone()),
+        file_name=report_page.file_name(shown),
+        mime="text/html",
+        on_click="ignore",
+        key="download_report",
+        icon=":material/description:",
+    )

@@ -1,0 +1,47 @@
+// A table of weights: placements as chips, each name a button that opens the weight's node in the graph.
+const shown = new WeakMap();
+
+function chip(letter) {
+  const mark = document.createElement("span");
+  mark.className = `chip ${letter[0]}`;
+  mark.textContent = letter;
+  return mark;
+}
+
+function cell(content, tag = "td") {
+  const box = document.createElement(tag);
+  for (const part of [content].flat()) box.append(part && part.chip ? chip(part.chip) : String(part ?? ""));
+  return box;
+}
+
+function row(item, open) {
+  const line = document.createElement("tr");
+  const first = document.createElement("th");
+  first.scope = "row";
+  if (item.node) {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.textContent = item.name;
+    button.title = "Show in the graph";
+    button.addEventListener("click", () => open(item.node));
+    first.append(button);
+  } else first.append(item.name);
+  if (item.times) first.append(` ×${item.times}`);
+  line.append(first, ...item.cells.map((c) => cell(c)));
+  if (item.picked) line.setAttribute("aria-current", "true");
+  return line;
+}
+
+export default function ({ data, parentElement, setTriggerValue }) {
+  const box = parentElement.querySelector(".weights");
+  const text = JSON.stringify(data);
+  if (shown.get(box) === text) return;
+  shown.set(box, text);
+  const table = document.createElement("table");
+  table.setAttribute("aria-label", data.label);
+  const head = table.createTHead().insertRow();
+  head.append(...data.head.map((h) => Object.assign(cell(h, "th"), { scope: "col" })));
+  const body = table.createTBody();
+  body.append(...data.rows.map((r) => row(r, (node) => setTriggerValue("open", node))));
+  box.replaceChildren(table);
+}

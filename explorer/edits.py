@@ -1,0 +1,65 @@
+"""Placements changed by hand, as the address keeps them, and the plan that they make. No Streamlit here.
+
+    best:keep,LlamaDecoderLayer/mlp.up_proj.weight:R.S(0)      from the best plan, all other weights as they lie there
+    megatron-lm:anew,lm_head.weight:S(1)                       from Megatron-LM's, the rest chosen anew around it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from planner_core import edit
+from planner_core.edit import Editable
+from planner_core.errors import InputError
+from planner_core.pipeline import Result
+from planner_core.placement import Placements, R, Shard, format_placements
+from planner_core.plan import Plan
+from planner_core.planner import prepare
+
+REST = {"keep": "stay as they are", "anew": "are chosen anew"}
+
+
+@dataclass(frozen=True, slots=True)
+class Edits:
+    """From which plan (its name in the address), what becomes of the other weights, and the placements by weight key."""
+
+    base: str
+    rest: str = "keep"
+    changes: Mapping[str, Placements] = field(default_factory=dict)
+
+    def write(self) -> tuple[str, ...]:
+        """As the address keeps them; empty where nothing is changed."""
+        if not self.changes:
+            return ()
+        return f"{self.base}:{self.rest}", *(f"{k}:{format_placements(p).replace(',', '.')}" for k, p in self.changes.items())
+
+    def put(self, key: str, placements: Placements, before: tuple[Placements, ...]) -> Edits:
+        """With one weight placed so; none where it lay so `before`."""
+        changes = {k: p for k, p in self.changes.items() if k != key}
+        return replace(self, changes=changes if before == (placements,) else {**changes, key: placements})
+
+
+def read(texts: tuple[str, ...]) -> Edits:
+    """The inverse of `write`; raises PlannerError for a placement that is none."""
+    base, _, rest = texts[0].rpartition(":")
+    return Edits(base, rest, dict(edit.parse(t) for t in texts[1:]))
+
+
+def made(result: Result, plans: Mapping[str, Plan], texts: tuple[str, ...]) -> Plan:
+    """The plan with these edits; raises PlannerError with one sentence where it cannot be."""
+    asked = read(texts)
+    if asked.base not in plans:
+        raise InputError(f"the plan {asked.base!r} that was edited is not here any more; plans here: {', '.join(plans)}")
+    base = plans[asked.base]
+    weights = {edit.key_of(e.weight): e.weight for e in edit.editable(result.graph, base)}
+    missing = [k for k in asked.changes if k not in weights]
+    if missing:
+        raise InputError(f"there is no weight {missing[0]!r} in this model")
+    changes = {weights[k]: p for k, p in asked.changes.items()}
+    return edit.pin(prepare(result.request, result.graph), base, changes, keep=asked.rest == "keep")
+
+
+def choices(one: Editable) -> list[str]:
+    """The placements along one axis that a weight can be given: whole, or split by any of its dims."""
+    return [str(R), *(str(Shard(d)) for d in range(len(one.meta.shape)))]

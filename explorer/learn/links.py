@@ -1,0 +1,117 @@
+"""Where in the explorer the same thing is seen: settings of the address that the lessons' links carry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from explorer.learn.learner import Learner, instead
+from explorer.learn.lesson import Values
+from planner_core.candidates import matrices
+from planner_core.fold import fold_steps, weight_nodes
+from planner_core.graph import Block, Op
+
+EXPERTS = "mixtral-8x7b"
+MEGATRON, SEQUENCE, DATA, FSDP = "megatron-lm", "megatron-lm-sequence-parallel", "data-parallel", "fsdp"
+
+
+def at_op(learner: Learner, wanted: Callable[[Op, Block], bool], show: str = "graph") -> dict[str, str]:
+    """The first operation of a repeated block (else of the whole graph) for which `wanted`, selected in the folded graph."""
+    found = {"show": show} if show != "graph" else {}
+    coarse = learner.planner.coarse
+    for scope, content in (*coarse.blocks.items(), ("", coarse.top)):
+        for group in content.groups:
+            ops = [op for i in group.items if isinstance(op := content.block.items[i], Op)]
+            if any(wanted(op, content.block) for op in ops):
+                return {**found, "node": f"{scope}:{group.name}" if scope else group.name}
+    return found
+
+
+def is_feed_forward(op: Op, block: Block) -> bool:
+    """The first weight of an MLP: the first matrix after attention."""
+    own = set(matrices(block))
+    fns = [o.fn for o in block.ops]
+    if "scaled_dot_product_attention" not in fns:
+        return False
+    after = fns.index("scaled_dot_product_attention")
+    place = block.ops.index(op)
+    # the first matrix behind attention is its output projection
+    later = [i for i, o in enumerate(block.ops) if i > after and own & set(o.inputs)]
+    return len(later) > 1 and place == later[1]
+
+
+def is_weight(op: Op, block: Block) -> bool:
+    """An operation with a weight matrix."""
+    return bool(set(matrices(block)) & set(op.inputs))
+
+
+def is_attention(op: Op, block: Block) -> bool:
+    """Attention itself."""
+    return op.fn == "scaled_dot_product_attention"
+
+
+def is_experts(op: Op, block: Block) -> bool:
+    """All experts of a layer."""
+    return op.fn == "moe_experts"
+
+
+def first_weight(learner: Learner, values: Values) -> dict[str, str]:
+    """A weight of the repeated block, with its choices."""
+    return at_op(learner, is_weight)
+
+
+def placements(learner: Learner, values: Values) -> dict[str, str]:
+    """The graph with the plan's placements and messages."""
+    return {"show": "placement"}
+
+
+def feed_forward(learner: Learner, values: Values) -> dict[str, str]:
+    """The MLP under Megatron-LM's plan."""
+    return {"plan": MEGATRON, **at_op(learner, is_feed_forward, "placement")}
+
+
+def attention(learner: Learner, values: Values) -> dict[str, str]:
+    """Attention under Megatron-LM's plan."""
+    found, _ = learner.transformer()
+    return {**_model(learner, found), "plan": MEGATRON, **at_op(found, is_attention, "placement")}
+
+
+def same_batch(learner: Learner, values: Values) -> dict[str, str]:
+    """The lesson's own batch."""
+    return {"batch": str(values["batch"])}
+
+
+def same_batch_of_layers(learner: Learner, values: Values) -> dict[str, str]:
+    """The lesson's batch, for a model with transformer layers."""
+    return {**_model(learner, learner.transformer()[0]), "batch": str(values["batch"])}
+
+
+def layers(learner: Learner, values: Values) -> dict[str, str]:
+    """A model with transformer layers."""
+    return _model(learner, learner.transformer()[0])
+
+
+def sequence(learner: Learner, values: Values) -> dict[str, str]:
+    """Megatron-LM's two plans side by side."""
+    return {**layers(learner, values), "compare": f"{MEGATRON},{SEQUENCE}"}
+
+
+def ways(learner: Learner, values: Values) -> dict[str, str]:
+    """The usual plans side by side."""
+    return {"compare": f"{DATA},{FSDP},{MEGATRON}"}
+
+
+def depth(learner: Learner, values: Values) -> dict[str, str]:
+    """Algorithm 1 at the deepest names."""
+    steps = fold_steps(weight_nodes(learner.graph))
+    return {"depth": str(steps[0].depth)} if steps else {}
+
+
+def experts(learner: Learner, values: Values) -> dict[str, str]:
+    """The learner's experts, else those of a model that has some, on the learner's cluster."""
+    here = at_op(learner, is_experts, "placement")
+    other = instead(learner, EXPERTS)
+    return here if "node" in here else {"model": EXPERTS, **at_op(other, is_experts, "placement")}
+
+
+def _model(learner: Learner, shown: Learner) -> dict[str, str]:
+    return {} if shown.request.model == learner.request.model else {"model": shown.request.model}

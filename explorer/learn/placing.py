@@ -1,0 +1,134 @@
+"""The messages that a placement of a block's weights causes: which collective, where, and what it puts right."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+
+from explorer.learn.learner import Learner
+from planner_core.assemble import assemble
+from planner_core.collectives import collective_time
+from planner_core.graph import Block, Op
+from planner_core.mesh import DeviceMesh
+from planner_core.plan import BlockPlan, Edge
+from planner_core.planner import Planner
+from planner_core.price import Message, messages
+from planner_core.problem import Problem, Restriction
+from planner_core.search import search
+from planner_core.tables import NUM_COMPONENTS, Factor, Network
+
+SHORT = {"scaled_dot_product_attention": "attention", "mul": "multiply"}
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """One collective of one copy of a block: `moved` is what it puts right, e.g. "result: P to R"."""
+
+    phase: str
+    where: str
+    moved: str
+    kind: str
+    num_bytes: int
+    seconds: float
+
+    @property
+    def key(self) -> tuple[str, str, str, str]:
+        """The same message in another plan."""
+        return self.phase, self.where, self.moved, self.kind
+
+
+@dataclass
+class Placed(Restriction):
+    """The weights of one block as somebody placed them on the last axis, by name: "R", "S(0)" or "S(1)"."""
+
+    name: str
+    block: Block
+    letters: dict[str, str]
+
+    def apply(self, block: str, net: Network) -> None:
+        """Forbid every other state of these weights."""
+        for name, states in net.tensors.items() if block == self.name else ():
+            value = self.block.values[int(name[1:])]
+            if value.kind == "parameter" and value.name in self.letters:
+                good = [str(p) == self.letters[value.name] for p, _ in states.pairs]
+                ok = np.array(good, dtype=bool)[states.index[:, -1]]
+                net.factors.append(Factor((name,), np.zeros((NUM_COMPONENTS, len(states))), ok))
+
+
+def neighbours(learner: Learner, devices: int) -> Planner:
+    """The learner's planner on `devices` GPUs of one node."""
+    planner = learner.planner
+    level = replace(planner.cluster.levels[0], size=devices)
+    return replace(planner, cluster=replace(planner.cluster, levels=(level,)))
+
+
+@lru_cache(maxsize=128)
+def sent(learner: Learner, block: str, devices: int, letters: tuple[tuple[str, str], ...]) -> tuple[Sent, ...]:
+    """Every collective of one copy of `block` on `devices` neighbours, the rest of the model chosen to communicate least.
+    Empty where the placement cannot run, or sends nothing."""
+    planner = neighbours(learner, devices)
+    where = planner.graph.blocks[block]
+    mesh = DeviceMesh(("tensor",), (devices,))
+    problem = planner.problem(mesh, Placed(block, where, dict(letters)), zero=0, uniform=True)
+    found = search(problem, objective="communication").assignment
+    return _sent(problem, assemble(problem, found), block, where) if found else ()
+
+
+def _sent(problem: Problem, plans: dict[str, BlockPlan], name: str, block: Block) -> tuple[Sent, ...]:
+    model, ops = problem.model, {op.name: op for op in block.ops}
+    plan = plans[name]
+    one = BlockPlan(plan.prefixes[:1], plan.params, plan.sites)
+    rows = []
+    for m in messages({name: one}, problem.coarse.graph, model):
+        seconds = m.count * collective_time(m.kind, m.num_bytes, model.links[m.axis])[0]
+        op = ops.get(m.site)
+        moved = (
+            _moved(m, op, plan.sites[m.site].inputs, plan.sites[m.site].outputs, block) if op else f"{m.what}: P to R"
+        )
+        rows.append(Sent(m.phase, _where(m.site), moved, m.kind, m.count * m.num_bytes, seconds))
+    return tuple(rows)
+
+
+def _moved(m: Message, op: Op, inputs: tuple[Edge, ...], outputs: tuple[Edge, ...], block: Block) -> str:
+    """What a message puts right, with the placements it goes between."""
+    what = m.what.removeprefix("gradient of ")
+    back = what != m.what
+    if what.startswith("inside "):
+        return what
+    if what.startswith("result "):
+        edge, name = outputs[int(what.split()[1])], "result"
+    elif what.startswith("operand "):
+        edge, name = inputs[int(what.split()[1])], "input"
+    else:
+        place = next(i for i, v in enumerate(op.inputs) if block.values[v].name == what)
+        edge, name = inputs[place], "weight"
+    steps = edge.backward if back else edge.forward
+    step = next(s for s in steps if s.collective == m.kind)
+    return f"{'gradient of ' * back}{name}: {step.src} to {step.dst}"
+
+
+def _where(site: str) -> str:
+    """A short name for a place in a block: its module where it has a weight of its own, else the operation."""
+    scope, slash, fn = site.removesuffix(".weight").rpartition("/")
+    fn = fn.partition(".")[0] if slash else fn
+    module = (scope or fn).rpartition(".")[2]
+    return module if fn == "linear" or not slash or "norm" in module else SHORT.get(fn, fn)
+
+
+def compare(mine: tuple[Sent, ...], best: tuple[Sent, ...]) -> tuple[list[Sent], list[Sent]]:
+    """What only the first sends and what only the second, the slowest first."""
+    return _only(mine, best), _only(best, mine)
+
+
+def _only(these: tuple[Sent, ...], those: tuple[Sent, ...]) -> list[Sent]:
+    left = Counter(x.key for x in those)
+    found = []
+    for x in these:
+        if left[x.key]:
+            left[x.key] -= 1
+        else:
+            found.append(x)
+    return sorted(found, key=lambda x: -x.seconds)

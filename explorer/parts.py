@@ -1,0 +1,77 @@
+"""The parts of a plan's step time: every operation's compute, and everything that the step waits for. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from explorer.timeline import model_of
+from planner_core.graph import Graph
+from planner_core.plan import Plan
+from planner_core.price import (
+    WAIT,
+    block_of,
+    message_time,
+    messages,
+    op_seconds,
+    recomputed,
+    touch_time,
+    weight_traffic,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Compute of one op in one copy of its block; seconds on one GPU. `pads_s`: padding and dividing its operands."""
+
+    op: str
+    block: str
+    copies: int
+    forward_s: float
+    backward_s: float
+    pads_s: float
+
+    @property
+    def total_s(self) -> float:
+        """Of all copies."""
+        return self.copies * (self.forward_s + self.backward_s + self.pads_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Communication of all copies that the step waits for, at an op or for a weight."""
+
+    where: str
+    block: str
+    why: str
+    seconds: float
+
+
+def work(plan: Plan, graph: Graph) -> list[Work]:
+    """Every op; the totals add up to the plan's compute time."""
+    model = model_of(plan)
+    found = []
+    for label, bp in plan.blocks.items():
+        block = block_of(graph, label)
+        again = recomputed(block, label, model)
+        for op in block.ops:
+            forward, backward = op_seconds(block, op, bp, again, model)
+            pads = touch_time(block, op, bp.sites[op.name], model)
+            found.append(Work(op.name, label, len(bp.prefixes), forward, backward, pads))
+    return found
+
+
+def waits(plan: Plan, graph: Graph) -> list[Wait]:
+    """What is waited for, longest first; the seconds add up to the plan's exposed communication."""
+    model = model_of(plan)
+    sent = list(messages(plan.blocks, graph, model))
+    found = [
+        Wait(m.site, m.label, f"{m.kind} of its {m.what}, {m.phase}", message_time(m, model))
+        for m in sent
+        if m.category == WAIT
+    ]
+    found += [
+        Wait(w.weight, w.label, "its gradient sums and gathers, beyond what hides behind the ops that use it", w.exposed_s)
+        for w in weight_traffic(sent, plan.blocks, graph, model)
+        if w.exposed_s
+    ]
+    return sorted(found, key=lambda w: -w.seconds)

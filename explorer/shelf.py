@@ -1,0 +1,64 @@
+"""A shelf of results: bounded, shared by all sessions, one maker per key. No Streamlit here.
+
+Unlike a cached function, what is made may report its progress, and may be stopped: an exception from the maker leaves
+nothing on the shelf, and whoever waited for it makes it anew.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+LOOK_S = 0.1
+"""How often one who waits for another's result looks up, in seconds."""
+
+
+class Shelf(Generic[K, V]):
+    """At most `size` results; the least recently used is forgotten."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._kept: OrderedDict[K, V] = OrderedDict()
+        self._making: dict[K, threading.Event] = {}
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def peek(self, key: K) -> V | None:
+        """The result, or None where it is not there."""
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return self._kept[key]
+        return None
+
+    def get(self, key: K, make: Callable[[], V], waiting: Callable[[], None] = lambda: None) -> V:
+        """The result, made in this thread where it is not there. While another thread makes it, `waiting` is called now
+        and then, and may raise."""
+        while True:
+            with self._lock:
+                if key in self._kept:
+                    self._kept.move_to_end(key)
+                    return self._kept[key]
+                other = self._making.get(key)
+                if other is None:
+                    mine = self._making[key] = threading.Event()
+                    break
+            while not other.wait(LOOK_S):
+                waiting()
+        try:
+            value = make()
+            with self._lock:
+                self._kept[key] = value
+                while len(self._kept) > self.size:
+                    self._kept.popitem(last=False)
+            return value
+        finally:
+            with self._lock:
+                del self._making[key]
+            mine.set()

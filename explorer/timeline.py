@@ -1,0 +1,244 @@
+"""One training step of a plan as bars in three lanes, from the plan's own prices. Pure: values in, bars out.
+
+The cost model is a sum (docs/COST_MODEL.md): compute, plus the communication that an op waits for, plus what of a weight's
+traffic does not fit behind the compute of its ops. So a part of the model (a layer, the head) is drawn as its compute
+followed by what it waits for, and below it what hides. The lengths of the first two lanes add up to the step time.
+
+Two things are for the eye only: inside a part, waiting stands after compute, though op by op they take turns; and a
+weight's hidden traffic is put first behind the phase that sends it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from planner_core.cluster import Cluster
+from planner_core.graph import Block, Call, Graph, Op
+from planner_core.hardware import CostModel, Workload, cost_model
+from planner_core.plan import Plan
+from planner_core.price import (
+    WAIT,
+    Message,
+    WeightTraffic,
+    block_of,
+    message_time,
+    messages,
+    op_seconds,
+    recomputed,
+    touch_time,
+    weight_traffic,
+)
+
+LANES = ("compute", "exposed", "hidden")
+PHASES = ("forward", "backward")
+"""The optimizer's step sends nothing and its update is not priced (see `update_s`)."""
+DENSE = 0.85
+"""Share of compute in a phase above which its bars carry words."""
+Split = tuple[float, float]
+"""Seconds forward and backward."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One bar: `part` is the piece of the model, `copy` its number among `copies` alike that follow each other."""
+
+    lane: str
+    phase: str
+    part: str
+    copy: int
+    copies: int
+    start_s: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """A step of one plan: the same on every rank, since all ranks hold equal shares and run the same ops."""
+
+    bars: tuple[Bar, ...]
+    num_ranks: int
+    update_s: float
+
+    def total(self, lane: str, phase: str = "") -> float:
+        """Seconds of a lane, in one phase or both."""
+        return sum(b.seconds for b in self.bars if b.lane == lane and phase in ("", b.phase))
+
+    @property
+    def step_s(self) -> float:
+        """What the step takes."""
+        return self.total("compute") + self.total("exposed")
+
+    def start_of(self, phase: str) -> float:
+        """When a phase begins."""
+        return min((b.start_s for b in self.bars if b.phase == phase and b.lane != "hidden"), default=0.0)
+
+    def dense(self, phase: str) -> bool:
+        """Whether compute fills a phase so far that words can stand on its bars."""
+        compute, exposed = self.total("compute", phase), self.total("exposed", phase)
+        return compute > DENSE * (compute + exposed)
+
+    def spans(self, phase: str) -> list[tuple[str, int, float, float]]:
+        """(part, copies, start, end) of each stretch of equal parts."""
+        found: list[tuple[str, int, float, float]] = []
+        for b in sorted((b for b in self.bars if b.phase == phase and b.lane != "hidden"), key=lambda b: b.start_s):
+            if found and found[-1][0] == b.part:
+                found[-1] = (b.part, b.copies, found[-1][2], b.start_s + b.seconds)
+            else:
+                found.append((b.part, b.copies, b.start_s, b.start_s + b.seconds))
+        return found
+
+
+@dataclass
+class _Part:
+    """A stretch of the model that is drawn as one: ops of the top block, or one copy of a repeated block."""
+
+    title: str
+    copy: int = 1
+    copies: int = 1
+    compute: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    exposed: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    hidden: list[float] = field(default_factory=lambda: [0.0, 0.0])
+
+
+def timeline(plan: Plan, graph: Graph) -> Timeline:
+    """The bars of one step. Raises InputError for a plan of another model."""
+    model = model_of(plan)
+    parts, home = _parts(plan, graph)
+    for label, bp in plan.blocks.items():
+        block = block_of(graph, label)
+        again = recomputed(block, label, model)
+        for op in block.ops:
+            forward, backward = op_seconds(block, op, bp, again, model)
+            both = forward + touch_time(block, op, bp.sites[op.name], model), backward
+            _add(home[label](op.name), "compute", both, 1)
+    found = list(messages(plan.blocks, graph, model))
+    for m in found:
+        if m.category == WAIT:
+            seconds = message_time(m, model)
+            both = (seconds, 0.0) if m.phase == "forward" else (0.0, seconds)
+            _add(home[m.label](m.site), "exposed", both, _copies(plan, m))
+    for w in weight_traffic(found, plan.blocks, graph, model):
+        places = home[w.label](w.group or _first_user(block_of(graph, w.label), w.weight))
+        hidden, shown = hiding(w)
+        _add(places, "hidden", hidden, len(plan.blocks[w.label].prefixes))
+        _add(places, "exposed", shown, len(plan.blocks[w.label].prefixes))
+    return Timeline(tuple(_lay(parts)), plan.mesh.num_devices, _update_s(plan, model))
+
+
+def model_of(plan: Plan) -> CostModel:
+    """The prices that the plan was made with, from what it keeps of its cluster and workload."""
+    return cost_model(Cluster.from_json(plan.cluster), plan.mesh, Workload(**plan.workload))
+
+
+def hiding(w: WeightTraffic) -> tuple[Split, Split]:
+    """(hidden, exposed) seconds forward and backward of a weight's traffic; the window is one for the whole step."""
+    total = w.forward_s + w.backward_s
+    hidden = min(total, w.window_s)
+    forward = max(min(w.forward_s, hidden / 3), hidden - w.backward_s)  # backward has about twice the compute
+    return (forward, hidden - forward), (w.forward_s - forward, w.backward_s - (hidden - forward))
+
+
+def _copies(plan: Plan, m: Message) -> int:
+    return len(plan.blocks[m.label].prefixes)
+
+
+def _add(places: list[_Part], lane: str, both: Split, copies: int) -> None:
+    for part in places:
+        sums: list[float] = getattr(part, lane)
+        sums[0] += both[0] / copies
+        sums[1] += both[1] / copies
+
+
+# --- parts of the model -------------------------------------------------------------------------------
+
+
+def _parts(plan: Plan, graph: Graph) -> tuple[list[_Part], Mapping[str, Callable[[str], list[_Part]]]]:
+    """The parts in order, and per block label the parts that an op of it (by name) belongs to."""
+    labels: dict[tuple[str, str], list[str]] = {}
+    for label, bp in plan.blocks.items():
+        for prefix in bp.prefixes:
+            labels.setdefault((label.partition("#")[0], prefix), []).append(label)
+    parts: list[_Part] = []
+    of_op: dict[str, _Part] = {}
+    of_label: dict[str, list[_Part]] = {label: [] for label in plan.blocks}
+    fresh = True
+    for item in graph.top.items:
+        if isinstance(item, Op):
+            if fresh:
+                parts.append(_Part(""))
+            of_op[item.name] = parts[-1]
+        else:
+            parts.append(_Part(item.block))
+            of_label[labels[item.block, item.prefix].pop(0)].append(parts[-1])
+            for value in item.inputs:
+                of_op.setdefault(_passed(graph.top, value), parts[-1])
+        fresh = isinstance(item, Call)
+    _name(parts, of_op)
+    home: dict[str, Callable[[str], list[_Part]]] = {label: _always(found) for label, found in of_label.items()}
+    home[""] = lambda name: [of_op[name]]
+    return parts, home
+
+
+def _passed(top: Block, value: int) -> str:
+    return f"passed {top.values[value].name}"
+
+
+def _always(parts: list[_Part]) -> Callable[[str], list[_Part]]:
+    return lambda name: parts
+
+
+def _first_user(block: Block, weight: str) -> str:
+    """The op whose part shows the traffic of a weight that several use: the first, or the call it is first passed to."""
+    for op in block.ops:
+        if any(block.values[v].name == weight and block.values[v].kind == "parameter" for v in op.inputs):
+            return op.name
+    return f"passed {weight}"
+
+
+def _name(parts: list[_Part], of_op: Mapping[str, _Part]) -> None:
+    """Titles of the stretches of top ops, and numbers of the copies that follow each other."""
+    for part in parts:
+        if not part.title:
+            modules = [n.rpartition("/")[0].rpartition(".")[2] for n, p in of_op.items() if p is part]
+            known = list(dict.fromkeys(m for m in modules if m))
+            part.title = " … ".join(dict.fromkeys((known[0], known[-1]))) if known else "top"
+    runs: list[list[_Part]] = []
+    for part in parts:
+        if runs and runs[-1][0].title == part.title:
+            runs[-1].append(part)
+        else:
+            runs.append([part])
+    for run in runs:
+        for k, part in enumerate(run):
+            part.copy, part.copies = k + 1, len(run)
+
+
+# --- bars ---------------------------------------------------------------------------------------------
+
+
+def _lay(parts: list[_Part]) -> Iterator[Bar]:
+    """Parts after each other, forward and then backward in reverse; what hides queues up beside them."""
+    now, queue = 0.0, 0.0
+    hidden: list[Bar] = []
+    for k, phase in enumerate(PHASES):
+        for part in parts if k == 0 else reversed(parts):
+            queue = max(queue, now)
+            if part.hidden[k]:
+                hidden.append(Bar("hidden", phase, part.title, part.copy, part.copies, queue, part.hidden[k]))
+                queue += part.hidden[k]
+            for lane, seconds in (("compute", part.compute[k]), ("exposed", part.exposed[k])):
+                if seconds:
+                    yield Bar(lane, phase, part.title, part.copy, part.copies, now, seconds)
+                    now += seconds
+    end = now
+    for bar in reversed(hidden):  # nothing is sent after the step
+        start = min(bar.start_s, end - bar.seconds)
+        yield Bar("hidden", bar.phase, bar.part, bar.copy, bar.copies, start, bar.seconds)
+        end = start
+
+
+def _update_s(plan: Plan, model: CostModel) -> float:
+    """Seconds to read weights, gradients and optimizer states and write weights and states back; the cost model leaves them out."""
+    held = plan.cost.memory_bytes
+    return (3 * held.get("params", 0) + 2 * held.get("optimizer", 0)) / model.cluster.gpu.bytes_per_s

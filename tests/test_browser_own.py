@@ -1,0 +1,125 @@
+"""A user's own config.json in a real browser: uploaded, understood, read with progress and a stop button, kept; refused in a sentence."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from explorer.own import FOLDER
+from tests.visiting import Visit
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+LONG = 150_000
+
+
+@pytest.fixture
+def person(chromium: Browser, app: str) -> Iterator[Visit]:
+    context = chromium.new_context(viewport={"width": 1440, "height": 1000})
+    page = context.new_page()
+    page.set_default_timeout(60_000)
+    made = Visit(page, app)
+    yield made
+    context.close()
+    assert made.abroad == [] and made.errors == []
+
+
+def config(**fields: Any) -> dict[str, Any]:
+    """One that no run has read before."""
+    return {
+        "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "hidden_size": 512, "num_hidden_layers": 6, "num_attention_heads": 8,
+        "num_key_value_heads": 4, "head_dim": 64, "intermediate_size": 64 * random.SystemRandom().randrange(16, 4096), "vocab_size": 32000, **fields,
+    }  # fmt: skip
+
+
+def upload(person: Visit, folder: Path, content: str) -> None:
+    file = folder / "config.json"
+    file.write_text(content)
+    person.open()
+    person.page.locator(".st-key-sentence").get_by_role("button").first.click()
+    person.page.get_by_text("Your own model", exact=True).click()
+    person.page.set_input_files("input[type=file]", file)
+
+
+def readers() -> list[str]:
+    """Command lines of captures that run now."""
+    found = []
+    for line in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            text = line.read_bytes().decode(errors="replace")
+        except OSError:
+            continue
+        if "limit_memory" in text and str(FOLDER) in text:
+            found.append(text)
+    return found
+
+
+def test_uploaded_read_and_kept(person: Visit, tmp_path: Path) -> None:
+    page = person.page
+    upload(person, tmp_path, json.dumps(config()))
+    page.get_by_text("qwen3, Qwen3ForCausalLM: 6 layers, 512 wide, 8 heads, 32,000 words").wait_for()
+    page.get_by_role("button", name="Plan this model").click()
+    page.get_by_text(re.compile(r"reading the model \(at most 120 s\)")).wait_for()
+    page.get_by_role("button", name="Stop").wait_for()
+    page.wait_for_selector("[data-testid=stApp][data-test-script-state=notRunning]", timeout=LONG)
+    page.locator("g.node").first.wait_for()
+    assert "model=own-" in person.query
+    page.locator(".st-key-sentence").get_by_role("button").first.click()
+    page.get_by_text(re.compile(r"B parameters, [\d,]+ operations, 6 × Qwen3DecoderLayer; read in [\d.]+ s")).wait_for()
+
+    person.open(page.url.removeprefix(person.base))  # again, by its address: kept
+    page.locator("g.node").first.wait_for()
+    assert not page.get_by_text(re.compile("reading the model")).count()
+    assert not readers()
+
+
+def test_reading_can_be_stopped(person: Visit, tmp_path: Path) -> None:
+    page = person.page
+    upload(person, tmp_path, json.dumps(config()))
+    page.get_by_role("button", name="Plan this model").click()
+    page.get_by_text(re.compile("reading the model")).wait_for()
+    assert readers()
+    page.get_by_role("button", name="Stop").click()
+    page.get_by_text("Planning was stopped").wait_for()
+    end = time.monotonic() + 10
+    while readers() and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not readers(), "the reading process is gone"
+    name = re.search(r"own-(\w+)", person.query)
+    assert name and not list((FOLDER / name[1]).glob("graph-*"))
+    page.get_by_role("button", name="Plan now").click()
+    page.wait_for_selector("[data-testid=stApp][data-test-script-state=notRunning]", timeout=LONG)
+    page.locator("g.node").first.wait_for()
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("{", "the file is no JSON"),
+        ("[1]", "no model_type"),
+        (json.dumps({"model_type": "qwen3", "pad": "x" * 1_100_000}), "at most 1000000"),
+    ],
+    ids=["torn", "list", "large"],
+)
+def test_what_is_no_config_is_told_at_once(person: Visit, tmp_path: Path, content: str, says: str) -> None:
+    upload(person, tmp_path, content)
+    person.page.get_by_text(re.compile(says)).first.wait_for()
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"), [({"model_type": "qwen33"}, "did you mean"), ({"hidden_size": -4}, "hidden_size is -4"), ({"num_hidden_layers": 10**12}, "1000000000000")],
+    ids=["unknown", "negative", "deep"],
+)  # fmt: skip
+def test_what_cannot_be_read_is_told_in_a_sentence(person: Visit, tmp_path: Path, fields: dict[str, Any], says: str) -> None:
+    upload(person, tmp_path, json.dumps(config(**fields)))
+    person.page.get_by_role("button", name="Plan this model").click()
+    person.page.get_by_text(re.compile(says)).first.wait_for(timeout=LONG)
+    assert not person.page.get_by_text("Traceback").count()

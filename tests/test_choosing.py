@@ -1,0 +1,270 @@
+"""Filters, marked regions, ties, pins and the shelf of results."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from explorer import choosing, parts, pins, scatter, settings, state, weight_rows
+from explorer.graph_view import scene
+from explorer.palette import LIGHT, MEMORY_KINDS
+from explorer.settings import Unreadable
+from explorer.shelf import Shelf
+from planner_core.candidates import Candidates
+from planner_core.pipeline import Result, plan_model
+from planner_core.planner import Request
+
+
+@pytest.fixture(scope="module")
+def result() -> Result:
+    return plan_model(Request("llama-3-8b"))
+
+
+@pytest.fixture(scope="module")
+def plans(result: Result) -> dict[str, Any]:
+    return state.plan_ids(result.plans)
+
+
+def made_up(n: int) -> Candidates:
+    """Candidates of nine weights with costs that differ all."""
+    random = np.random.default_rng(0)
+    grid = np.indices((3,) * 11, dtype=np.int8).reshape(11, -1).T[:n]
+    names = tuple(f"w{k}.weight" for k in range(11))
+    comm, memory = random.random(n), random.random(n) * 2**33
+    return Candidates("Block", names, grid, comm, memory, np.zeros(n, dtype=bool), 8, 4)
+
+
+# --- filters -----------------------------------------------------------------------------------------
+
+
+def test_an_empty_filter_keeps_everything(plans: dict[str, Any]) -> None:
+    assert choosing.Filter().plans(plans) == plans
+    assert not choosing.Filter()
+
+
+def test_each_filter_keeps_what_it_says(plans: dict[str, Any]) -> None:
+    fits = choosing.Filter(fits=True).plans(plans)
+    assert fits and all(p.fits for p in fits.values()) and len(fits) < len(plans)
+    mesh = choosing.Filter(meshes=("8x2",)).plans(plans)
+    assert mesh and all(p.mesh.axis_sizes == (8, 2) for p in mesh.values())
+    method = choosing.Filter(methods=("fsdp", "megatron")).plans(plans)
+    assert {p.method for p in method.values()} == {"fsdp", "megatron"}
+    assert choosing.Filter(fits=True, meshes=("8x2",)).plans(plans).keys() == fits.keys() & mesh.keys()
+
+
+def test_differs_from_megatron_is_read_off_the_placements(plans: dict[str, Any]) -> None:
+    other = choosing.differing(plans)
+    assert other["megatron-lm"] == set()
+    gate = "LlamaDecoderLayer:mlp.gate_proj.weight"
+    assert gate in other["fsdp"] and gate in other["data-parallel"]
+    kept = choosing.Filter(differs=(gate,)).plans(plans)
+    assert "megatron-lm" not in kept and "fsdp" in kept
+    assert set(kept) == {n for n in plans if gate in other[n]}
+
+
+def test_candidates_are_filtered_too(result: Result, plans: dict[str, Any]) -> None:
+    (found,) = result.candidates
+    capacity = result.cluster.gpu.memory_bytes
+    everything = choosing.Filter().candidates(found, capacity, None)
+    fits = choosing.Filter(fits=True).candidates(found, capacity, None)
+    assert 0 < fits.sum() < everything.sum()
+    assert (found.model_memory_bytes[fits] <= capacity).all()
+    name = "self_attn.q_proj.weight"
+    differs = choosing.Filter(differs=(f"{found.block}:{name}",)).candidates(found, capacity, plans["megatron-lm"])
+    theirs = choosing.letters(found, plans["megatron-lm"])[name]
+    assert (found.choice[differs, found.weights.index(name)] != theirs).all()
+    assert differs.sum() * 3 == everything.sum() * 2
+
+
+# --- candidates --------------------------------------------------------------------------------------
+
+
+def test_marks_hold_every_candidate_once(result: Result) -> None:
+    (found,) = result.candidates
+    keep = np.isfinite(found.comm_s)
+    drawn = choosing.marks(found, keep)
+    assert drawn.count.sum() == keep.sum() and len(drawn.first) < keep.sum()
+    for first, count in list(zip(drawn.first, drawn.count, strict=True))[:20]:
+        assert len(choosing.alike(found, int(first))) == count
+        assert first in choosing.alike(found, int(first))
+
+
+def test_a_plan_is_found_among_the_candidates(result: Result) -> None:
+    (found,) = result.candidates
+    for plan in result.plans:
+        index = choosing.of_plan(found, plan)
+        if plan.mesh.axis_sizes[-1] != found.axis_size:
+            assert index is None
+        elif index is not None:
+            chosen = choosing.letters(found, plan)
+            assert [int(c) for c in found.choice[index]] == [chosen[w] for w in found.weights]
+    assert any(choosing.of_plan(found, p) is not None for p in plan_model(Request("llama-3-8b", mesh="2x8")).plans)
+
+
+@pytest.mark.parametrize("n", [2187, 59_049, 100_000])
+def test_a_large_scatter_is_drawn_by_webgl_with_every_mark(n: int) -> None:
+    found = made_up(n)
+    figure = scatter.candidates_scatter(found, None, 80 * 2**30, LIGHT)
+    assert figure.data[0].type == "scattergl" and len(figure.data[0].x) == n
+
+
+# --- regions -----------------------------------------------------------------------------------------
+
+
+def test_inside_a_box_and_a_star() -> None:
+    x, y = np.array([0.5, 1.5, 0.5, -0.1]), np.array([0.5, 0.5, 2.0, 0.5])
+    box = choosing.corners({"box": [{"x": [0, 1], "y": [0, 1]}]})
+    assert choosing.inside(box, x, y).tolist() == [True, False, False, False]
+    notched = ("0", "0", "4", "0", "4", "4", "2", "1", "0", "4")
+    points = np.array([[1.0, 1.0], [2.0, 2.0], [3.5, 2.5], [2.0, 0.5]]).T
+    assert choosing.inside(notched, *points).tolist() == [True, False, True, True]
+
+
+def test_a_long_lasso_is_thinned_to_what_the_address_keeps() -> None:
+    turn = np.linspace(0, 2 * np.pi, 700)
+    region = choosing.corners({"lasso": [{"x": list(np.cos(turn)), "y": list(np.sin(turn))}]})
+    assert 6 <= len(region) <= 2 * settings.MAX_CORNERS
+    assert settings.SETTINGS["lasso"].parse(",".join(region)) == region
+    assert choosing.inside(region, np.array([0.0, 0.95, 1.2]), np.array([0.0, 0.0, 0.0])).tolist() == [True, True, False]
+    assert choosing.corners({"points": [1], "lasso": [], "box": []}) == ()
+
+
+@pytest.mark.parametrize("text", ["1,2", "1,2,3,4,5", "a,b,c,d,e,f", "1,2,3,4,5,nan", ",".join("1" * 100)])
+def test_a_region_that_is_none_is_told(text: str) -> None:
+    values, problems = settings.read({"lasso": text})
+    assert values["lasso"] == () and len(problems) == 1
+
+
+# --- ties ----------------------------------------------------------------------------------------------
+
+
+def test_ties_are_those_within_the_error_and_fit(plans: dict[str, Any]) -> None:
+    near = choosing.ties(plans)
+    best = min(p.cost.step_time_s for p in plans.values() if p.fits)
+    assert set(near) == {n for n, p in plans.items() if p.fits and p.cost.step_time_s <= 1.05 * best}
+    assert choosing.ties({"a": plans[near[0]]}) == []
+
+
+def test_the_scatter_rings_the_ties(plans: dict[str, Any]) -> None:
+    figure = scatter.plans_scatter(plans, "best", choosing.baselines(plans), 80 * 2**30, LIGHT)
+    ring = next(t for t in figure.data if "tie" in t.name)
+    assert len(ring.x) == len(choosing.ties(plans)) > 1
+
+
+# --- pins ------------------------------------------------------------------------------------------------
+
+
+def test_a_pin_holds_its_settings() -> None:
+    values, _ = settings.read({"batch": "32", "nodes": "4", "memory": "40.5", "show": "flops", "model": "gpt2-xl"})
+    text = pins.pin("fsdp", values)
+    assert "," not in text and "show" not in text
+    name, found = pins.unpin(text, values)
+    assert name == "fsdp" and settings.request(found) == settings.request(values)
+    assert pins.changed(found, values) == ""
+    here, _ = settings.read({"model": "gpt2-xl", "recompute": "full"})
+    told = pins.changed(found, here)
+    assert "batch 32" in told and "4 nodes" in told and "no recomputation" in told
+
+
+@pytest.mark.parametrize("text", ["best@model:gpt2-xl", "best@nonsense:1", "best@batch:-4", "best@show:flops"])
+def test_a_broken_pin_is_refused(text: str) -> None:
+    with pytest.raises(Unreadable):
+        pins.unpin(text, settings.read({})[0])
+
+
+def test_changes_of_the_cluster_reach_the_request() -> None:
+    values, problems = settings.read({"nodes": "4", "inter": "62.5"})
+    assert not problems
+    assert settings.request(values).cluster == "2x8-h100:nodes=4,inter=62.5"
+    assert hash(settings.request(values)) == hash(settings.request(settings.read(settings.write(values))[0]))
+
+
+# --- the weight table ----------------------------------------------------------------------------------
+
+
+def test_rows_of_the_weight_table_know_their_node(result: Result) -> None:
+    drawing = scene(result.coarse)
+    node = "LlamaDecoderLayer:self_attn.q_proj/linear"
+    found = weight_rows.table(result.best, result.coarse, drawing, node, {("LlamaDecoderLayer", "mlp.up_proj.weight"): "S(1)"})
+    rows = {r["name"]: r for r in found["rows"]}
+    assert [r["name"] for r in found["rows"] if r["picked"]] == ["model.layers.*.self_attn.q_proj.weight"]
+    assert rows["model.layers.*.mlp.up_proj.weight"]["cells"][-2] == {"chip": "S(1)"}
+    assert all(len(r["cells"]) + 1 == len(found["head"]) for r in found["rows"])
+    assert all(drawing.node(r["node"]) is not None for r in found["rows"])
+    assert weight_rows.run_of(drawing, node) == "run:0"
+    assert weight_rows.run_of(drawing, "lm_head/linear") == ""
+
+
+# --- the shelf -------------------------------------------------------------------------------------------
+
+
+def test_a_shelf_forgets_the_least_recently_used() -> None:
+    shelf: Shelf[int, int] = Shelf(2)
+    for key in (1, 2, 1, 3):
+        shelf.get(key, lambda k=key: 10 * k)
+    assert (shelf.peek(1), shelf.peek(2), shelf.peek(3), len(shelf)) == (10, None, 30, 2)
+
+
+def test_one_makes_and_the_others_wait() -> None:
+    shelf: Shelf[str, int] = Shelf(4)
+    made, waited = [], []
+    go = threading.Event()
+
+    def make() -> int:
+        made.append(1)
+        go.wait(5)
+        return 7
+
+    threads = [threading.Thread(target=lambda: shelf.get("a", make, lambda: waited.append(1))) for _ in range(4)]
+    for t in threads:
+        t.start()
+    while not waited:
+        time.sleep(0.01)
+    go.set()
+    for t in threads:
+        t.join(5)
+    assert len(made) == 1 and shelf.peek("a") == 7
+
+
+def test_what_is_stopped_leaves_nothing_behind() -> None:
+    shelf: Shelf[str, int] = Shelf(4)
+
+    class Stopped(BaseException):
+        pass
+
+    def stop() -> int:
+        raise Stopped
+
+    with pytest.raises(Stopped):
+        shelf.get("a", stop)
+    assert shelf.get("a", lambda: 3) == 3
+
+
+# --- what a number opens to ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_the_parts_add_up_to_the_numbers(recompute: str) -> None:
+    found = plan_model(Request("llama-3-8b", recompute=recompute))
+    for plan in found.plans:
+        work, waits = parts.work(plan, found.graph), parts.waits(plan, found.graph)
+        assert sum(w.total_s for w in work) == pytest.approx(plan.cost.compute_time_s)
+        assert sum(w.seconds for w in waits) == pytest.approx(plan.cost.exposed_comm_time_s)
+        memory = plan.cost.memory_bytes
+        assert sum(memory[k] for k in MEMORY_KINDS) == memory["peak"]
+
+
+def test_the_weights_of_the_table_add_up_to_the_memory(result: Result) -> None:
+    for plan in result.plans:
+        total = 0.0
+        for label, block in plan.blocks.items():
+            name = label.partition("#")[0]
+            values = (result.coarse.blocks[name] if name else result.coarse.top).block.values
+            sizes = {v.name: v.meta.num_bytes for v in values if v.kind == "parameter"}
+            for weight, p in block.params.items():
+                total += sizes[weight] * len(block.prefixes) / weight_rows.split(p.stored, plan.mesh.axis_sizes)
+        assert total == pytest.approx(plan.cost.memory_bytes["params"], rel=1e-6)

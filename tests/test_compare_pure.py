@@ -1,0 +1,173 @@
+"""Figures of Compare and Topology: their numbers are the plans' own, and nothing is told by colour alone."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ElementTree
+
+import numpy as np
+import pytest
+
+from explorer import charts, differences, grow_charts, linked, topology, units, words
+from explorer.palette import DARK, LIGHT, Theme
+from explorer.timeline import timeline
+from planner_core.cluster import load_cluster
+from planner_core.mesh import DeviceMesh
+from planner_core.pipeline import Result, plan_model
+from planner_core.plan import PHASES, Plan
+from planner_core.planner import Request, prepare
+from planner_core.rungs import SAYS, rungs
+from planner_core.scaling import Option, Size
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.fixture(scope="module")
+def result() -> Result:
+    return plan_model(Request("llama-3-8b"))
+
+
+@pytest.fixture(scope="module")
+def plans(result: Result) -> dict[str, Plan]:
+    return {p.name: p for p in result.plans}
+
+
+@pytest.mark.parametrize("theme", [LIGHT, DARK])
+def test_bars_hold_the_plans_numbers(result: Result, plans: dict[str, Plan], theme: Theme) -> None:
+    stacks = charts.memory_bars(plans, result.cluster.gpu.memory_bytes, theme)
+    held = sum(t.x[0] for t in stacks.data if t.type == "bar") * units.GIB
+    kinds = ("params", "grads", "optimizer", "activations", "buffers")
+    assert held == pytest.approx(sum(result.best.cost.memory_bytes[k] for k in kinds))
+    assert any("GPU memory" in a.text for a in stacks.layout.annotations)
+    bars = charts.collectives_bars(plans, theme)
+    assert sum(t.x[0] for t in bars.data) * 1e9 == pytest.approx(sum(t.wire_bytes for t in result.best.cost.traffic))
+
+
+def test_the_timeline_figure_is_the_step(result: Result, plans: dict[str, Plan]) -> None:
+    two = {n: timeline(plans[n], result.graph) for n in ("best", "Megatron-LM")}
+    figure = charts.timeline(two, LIGHT)
+    compute, exposed, hidden = figure.data
+    assert sum(compute.x) + sum(exposed.x) == pytest.approx(sum(plans[n].cost.step_time_s for n in two) * 1e3)
+    assert hidden.marker.pattern.shape == "/"
+    assert figure.layout.xaxis.title.text.endswith("ms")
+    told = [a.text for a in figure.layout.annotations]
+    assert all(units.seconds(plans[n].cost.step_time_s) in told for n in two)
+    assert any(t.startswith("backward") for t in told)
+
+
+def test_the_matrix_figure_holds_the_bytes_and_says_them(result: Result, plans: dict[str, Plan]) -> None:
+    grid = topology.grid(plans["FSDP"], result.cluster)
+    figure = charts.matrix(grid, float(grid.num_bytes.max()), LIGHT)
+    (heat,) = figure.data
+    assert np.nansum(heat.z) * 1e9 == pytest.approx(16 * sum(t.wire_bytes for t in plans["FSDP"].cost.traffic))
+    assert "GPU 0 sends GPU 1" in heat.hovertext[0][1]
+    assert np.isnan(heat.z[0][0])
+
+
+def test_many_gpus_are_shown_by_node() -> None:
+    result = plan_model(Request("gpt2-xl", cluster="64x8-h100", mesh="64x8", batch=512, layers=2))
+    grid = topology.grid(result.best, result.cluster)
+    assert grid.unit == "node"
+    assert grid.num_bytes.shape == (64, 64)
+    assert grid.num_bytes.sum() == pytest.approx(512 * sum(t.wire_bytes for t in result.best.cost.traffic), rel=1e-6)
+
+
+def test_links_carry_what_leaves_their_units(result: Result, plans: dict[str, Plan]) -> None:
+    """A GPU's link carries all the plan says it sends; between nodes goes less, and nothing where an axis stays inside."""
+    for plan in plans.values():
+        found = topology.loads(plan, result.cluster)
+        for phase in PHASES:
+            sent = sum(t.wire_bytes for t in plan.cost.traffic if t.phase == phase)
+            out = sum(x.num_bytes for x in found if x.level == 0 and x.phase == phase)
+            assert sent * 0.999 <= out <= sent * 1.25, "trees make some ranks send more than the mean"
+        assert not [x for x in found if x.level == 1 and x.axis == "tensor" and plan.mesh.axis_sizes[-1] <= 8]
+        for x in found:
+            assert x.time_s == pytest.approx(x.num_bytes / result.cluster.levels[x.level].bytes_per_s)
+
+
+@pytest.mark.parametrize("theme", [LIGHT, DARK])
+def test_the_drawing_shows_every_gpu_and_every_pair_that_talks(result: Result, theme: Theme) -> None:
+    svg = topology.drawing(result.best, result.cluster, ("forward",), theme, result.plans)
+    root = ElementTree.fromstring(svg)
+    titles = [str(t.text) for t in root.iter(f"{SVG}title")]
+    assert sum(bool(re.match(r"GPU \d+ sends", t)) for t in titles) == 16
+    matrix = topology.grid(result.best, result.cluster, ("forward",)).num_bytes
+    inside = [(i, j) for i in range(16) for j in range(i) if i // 8 == j // 8 and matrix[i, j] + matrix[j, i]]
+    assert len(list(root.iter(f"{SVG}path"))) == len(inside)
+    assert not list(root.iter(f"{SVG}script"))
+
+
+def test_waits_by_weight_add_up_to_the_exposed_communication(result: Result, plans: dict[str, Plan]) -> None:
+    rows = differences.rows(plans, result.graph)
+    for name, plan in plans.items():
+        assert sum(r.waits_s[name] for r in rows) == pytest.approx(plan.cost.exposed_comm_time_s, rel=1e-9, abs=1e-12)
+    assert rows[-1].weight == differences.NO_WEIGHT
+
+
+def test_rows_are_every_weight_once_and_say_which_differ(result: Result, plans: dict[str, Plan]) -> None:
+    two = {n: plans[n] for n in ("data parallel", "FSDP")}
+    rows = differences.rows(two, result.graph)
+    assert sum(r.copies for r in rows[:-1]) == len(result.graph.parameters())
+    assert any("lm_head" in r.weight for r in rows if not r.same)
+    assert all((r.placements["data parallel"] == r.placements["FSDP"]) == r.same for r in rows[:-1])
+    same = differences.rows({"a": plans["FSDP"], "b": plans["FSDP"]}, result.graph)
+    assert all(r.same for r in same)
+
+
+def test_other_links_change_the_price_and_nothing_else(result: Result) -> None:
+    best = result.best
+    assert linked.repriced(best, linked.changed(result.cluster, (), ()), result.graph).cost == best.cost
+    slow = linked.repriced(best, linked.changed(result.cluster, ("1", "0.25"), ()), result.graph)
+    assert slow.cost.comm_time_s > best.cost.comm_time_s
+    assert slow.blocks == best.blocks
+    assert slow.cost.compute_time_s == best.cost.compute_time_s
+    late = linked.repriced(best, linked.changed(result.cluster, (), ("8", "8")), result.graph)
+    assert late.cost.comm_time_s > best.cost.comm_time_s
+    there = linked.best_there(Request("llama-3-8b"), linked.changed(result.cluster, ("1", "0.25"), ()), None)
+    assert there is not None
+    assert there.cost.step_time_s <= slow.cost.step_time_s
+
+
+def test_each_goal_is_best_at_what_it_aims_at() -> None:
+    found = linked.goals(Request("llama-3-8b"), load_cluster("2x8-h100"), None)
+    assert found.communication.cost.comm_time_s <= min(found.volume.cost.comm_time_s, found.time.cost.comm_time_s)
+    assert found.time.cost.step_time_s <= min(found.volume.cost.step_time_s, found.communication.cost.step_time_s)
+    sent = [sum(t.wire_bytes for t in p.cost.traffic) for p in (found.volume, found.communication, found.time)]
+    assert sent[0] == min(sent)
+
+
+def test_what_a_method_costs_is_told_with_its_reason() -> None:
+    found = list(rungs(prepare(Request("llama-3-8b")), "tap"))
+    text = words.verdict("TAP", [(SAYS[r.name], r.plan) for r in found])
+    assert text.startswith("TAP’s plan takes")
+    assert "because it" in text
+    only = words.verdict("TAP", [(SAYS["exact"], None)])
+    assert "No plan fits" in only
+
+
+def size(num_gpus: int, *degrees: tuple[int, float]) -> Size:
+    options = tuple(Option(DeviceMesh(("world",), (num_gpus,)), d, t, 0.0, 0, True) for d, t in degrees)
+    return Size(num_gpus, 16, options, options)
+
+
+def test_where_tensor_parallelism_stops_is_told() -> None:
+    cluster = load_cluster("2x8-h100")
+    grown = [size(8, (1, 1.0)), size(16, (1, 1.0), (2, 0.5)), size(32, (1, 1.0), (2, 0.5), (4, 0.49)), size(64)]
+    text = grow_charts.stop_words("here", grown, cluster)
+    assert "not at all at 8, 2 ways from 16 to 32 GPUs" in text
+    assert "never pays beyond a node of 8" in text
+    assert "Nothing fits on 64" in text
+    forced = grow_charts.stop_words("here", [size(64, (16, 1.0))], cluster)
+    assert "no other way" in forced
+    assert "does not pay" in grow_charts.stop_words("here", [size(8, (1, 1.0), (8, 0.99))], cluster)
+    assert "no plan fits" in grow_charts.stop_words("here", [size(8)], cluster)
+
+
+@pytest.mark.parametrize("theme", [LIGHT, DARK])
+def test_lines_of_interconnects_differ_without_colour(theme: Theme) -> None:
+    grown = {"a": [size(8, (1, 1.0)), size(16, (2, 0.5))], "b": [size(8, (1, 2.0))]}
+    for figure in (grow_charts.degrees(grown, theme), grow_charts.steps(grown, theme)):
+        assert len({(t.marker.symbol, t.line.dash) for t in figure.data}) == 2
+        assert figure.layout.xaxis.title.text == "GPUs"
+    assert list(grow_charts.degrees(grown, theme).data[0].y) == [1, 2]
+    assert grow_charts.steps(grown, theme).layout.yaxis.title.text.endswith("ms")

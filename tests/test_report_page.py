@@ -1,0 +1,130 @@
+"""The report: one well-formed file that asks no host, holds the plans' own numbers, and escapes what comes from outside."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+
+from explorer import commands, report_page, units, words
+from explorer.palette import MEMORY_KINDS, MEMORY_NAMES
+from explorer.timeline import timeline
+from planner_core.pipeline import Result, plan_model
+from planner_core.plan import Plan
+from planner_core.planner import Request
+
+NOW = datetime(2026, 11, 21, 12, 30, tzinfo=UTC)
+HTML, SVG = "{http://www.w3.org/1999/xhtml}", "{http://www.w3.org/2000/svg}"
+URL = re.compile(r"(?:https?:)?//(?!www\.w3\.org/)[a-z0-9.-]+\.[a-z]{2,}", re.IGNORECASE)
+
+
+def read(text: str) -> ElementTree.Element:
+    return ElementTree.fromstring(text)
+
+
+def all_text(root: ElementTree.Element) -> str:
+    return " ".join(t.strip() for t in root.itertext() if t.strip())
+
+
+@pytest.fixture(scope="module")
+def result() -> Result:
+    return plan_model(Request("llama-3-8b"))
+
+
+@pytest.fixture(scope="module")
+def shown(result: Result) -> dict[str, Plan]:
+    plans = {p.name: p for p in result.plans}
+    return {"best": plans["best"], "megatron-lm": plans["Megatron-LM"], "fsdp": plans["FSDP"]}
+
+
+@pytest.fixture(scope="module")
+def page(shown: dict[str, Plan], result: Result) -> str:
+    return report_page.report(shown, result, NOW)
+
+
+def test_it_is_well_formed_and_asks_no_host(page: str) -> None:
+    root = read(page)
+    assert not URL.search(page)
+    assert not [e for e in root.iter() if e.tag.endswith(("script", "link", "img", "iframe", "object"))]
+    assert not re.search(r"@import|url\((?!#)", page)
+    assert not [a for e in root.iter() for a in e.attrib if a.startswith("on") or a in ("src", "href")]
+    assert "{{" not in page
+
+
+def test_it_holds_the_plans_numbers(page: str, shown: dict[str, Plan], result: Result) -> None:
+    text = all_text(read(page))
+    for p in shown.values():
+        c = p.cost
+        for told in (
+            units.seconds(c.step_time_s), units.seconds(c.compute_time_s), units.seconds(c.exposed_comm_time_s),
+            units.memory(c.memory_bytes["peak"]), units.traffic(sum(t.wire_bytes for t in c.traffic)), words.mesh_words(p.mesh),
+        ):  # fmt: skip
+            assert told in text
+    first = shown["best"]
+    for t in first.cost.traffic:
+        assert not t.wire_bytes or units.traffic(t.wire_bytes) in text
+    for kind in MEMORY_KINDS:
+        assert f"{MEMORY_NAMES[kind]} {units.memory(first.cost.memory_bytes[kind])}" in text
+    for name in ("self_attn.q_proj.weight", "lm_head.weight", "adamw", result.graph.loss):
+        assert name in text
+    assert "2026-11-21 12:30" in text
+    assert "python -m planner_core plan llama-3-8b" in text
+    assert words.headline(first, shown["megatron-lm"]) in text
+
+
+def test_the_memory_bars_and_the_timeline_are_to_scale(page: str, shown: dict[str, Plan], result: Result) -> None:
+    root = read(page)
+    widths = {}
+    for r in root.iter(f"{SVG}rect"):
+        (said,) = [t.text for t in r.iter(f"{SVG}title")] or [""]
+        widths.setdefault(str(said), []).append(float(r.attrib["width"]))
+    line = timeline(shown["best"], result.graph)
+    bars = [(k, w) for k, ws in widths.items() if ": compute " in k for w in ws]
+    first = [(k, w) for k, w in bars if k.startswith("forward, LlamaDecoderLayer 1 of 32")]
+    layer = next(b for b in line.bars if b.lane == "compute" and b.part == "LlamaDecoderLayer" and b.copy == 1)
+    widest = max(p.cost.step_time_s for p in shown.values())
+    assert first[0][1] == pytest.approx(layer.seconds / widest * (520 - 92 - 56), abs=0.01)
+    held = [sum(p.cost.memory_bytes[k] for k in MEMORY_KINDS) for p in shown.values()]
+    names = tuple(f"{n} " for n in MEMORY_NAMES.values())
+    drawn = sum(w for k, ws in widths.items() if k.startswith(names) for w in ws)
+    capacity = result.cluster.gpu.memory_bytes
+    assert drawn == pytest.approx(sum(held) / (max(capacity, *held) * 1.02) * (520 - 92 - 56), rel=1e-3)
+
+
+def test_every_weight_is_listed(page: str, result: Result) -> None:
+    root = read(page)
+    (table,) = [s for s in root.iter(f"{HTML}section") if s.attrib.get("aria-label") == "placements"]
+    rows = list(table.iter(f"{HTML}tr"))[1:]
+    copies = [re.search(r" ×(\d+)$", str(r[0].text)) for r in rows]
+    assert sum(int(m.group(1)) if m else 1 for m in copies) == len(result.graph.parameters())
+
+
+def test_what_comes_from_outside_is_escaped(shown: dict[str, Plan], result: Result) -> None:
+    evil = '<script>alert("x")</script>&'
+    cluster = replace(result.cluster, description=evil)
+    graph = replace(result.graph, name=evil, loss=evil, assumptions=(evil,))
+    plan = replace(shown["best"], name=evil, notes=(evil,), model={**shown["best"].model, "name": evil})
+    text = report_page.report({"a": plan}, replace(result, cluster=cluster, graph=graph), NOW)
+    root = read(text)
+    assert not [e for e in root.iter() if e.tag.endswith("script")]
+    assert evil in all_text(root)
+    assert "/" not in report_page.file_name({"a": plan})
+
+
+@pytest.mark.parametrize("model", ["t5-large", "resnet50-100k", "mixtral-8x7b"])
+def test_other_models_and_one_plan(model: str) -> None:
+    result = plan_model(Request(model, cluster="1x8-h100"))
+    root = read(report_page.report({"best": result.best}, result, NOW))
+    assert words.describe(result.best) in all_text(root)
+
+
+def test_the_command_makes_the_same_plan(result: Result) -> None:
+    text = commands.plan(Request("gpt2-xl", cluster="1x8-h100", batch=8, recompute="full", memory_gb=40.0), "my plan.json")
+    assert text == (
+        "python -m planner_core plan gpt2-xl --cluster 1x8-h100 --batch 8 --recompute full --memory-gb 40.0 -o 'my plan.json'"
+    )
+    assert "config.json" in commands.plan(Request("own-0123"), "x.json")
+    assert "; rm" not in commands.plan(Request("m; rm"), "x.json").replace("'m; rm'", "")

@@ -1,0 +1,101 @@
+"""The step timeline is the plan's own price laid out in time: its lengths add up to the step, for every zoo model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from explorer.timeline import PHASES, Bar, Timeline, hiding, model_of, timeline
+from planner_core.models import ZOO
+from planner_core.pipeline import Result, plan_model
+from planner_core.planner import Request
+from planner_core.price import WeightTraffic, messages, price
+
+
+@pytest.fixture(scope="module", params=ZOO)
+def result(request: pytest.FixtureRequest) -> Result:
+    return plan_model(Request(request.param, layers=4 if ZOO[request.param].depth else None))
+
+
+def test_lengths_are_the_plans_times(result: Result) -> None:
+    for plan in result.plans:
+        line, cost = timeline(plan, result.graph), plan.cost
+        assert line.step_s == pytest.approx(cost.step_time_s, rel=1e-9)
+        assert line.total("compute") == pytest.approx(cost.compute_time_s, rel=1e-9)
+        assert line.total("exposed") == pytest.approx(cost.exposed_comm_time_s, rel=1e-9, abs=1e-12)
+        assert line.total("hidden") == pytest.approx(cost.comm_time_s - cost.exposed_comm_time_s, rel=1e-9, abs=1e-9)
+
+
+def test_the_lanes_fill_the_step_without_gap_or_overlap(result: Result) -> None:
+    line = timeline(result.best, result.graph)
+    busy = sorted((b for b in line.bars if b.lane != "hidden"), key=lambda b: b.start_s)
+    assert busy[0].start_s == 0
+    for a, b in pairwise(busy):
+        assert b.start_s == pytest.approx(a.start_s + a.seconds)
+    hidden = sorted((b for b in line.bars if b.lane == "hidden"), key=lambda b: b.start_s)
+    for a, b in pairwise(hidden):
+        assert b.start_s >= a.start_s + a.seconds - 1e-12
+    assert all(b.start_s >= -1e-12 and b.start_s + b.seconds <= line.step_s + 1e-12 for b in hidden)
+
+
+def test_backward_runs_the_parts_in_reverse(result: Result) -> None:
+    line = timeline(result.best, result.graph)
+    there, back = ([(part, n) for part, n, *_ in line.spans(phase)] for phase in PHASES)
+    assert there == list(reversed(back))
+    assert line.start_of("backward") == pytest.approx(
+        line.total("compute", "forward") + line.total("exposed", "forward")
+    )
+
+
+def test_every_layer_is_drawn() -> None:
+    result = plan_model(Request("llama-3-8b"))
+    line = timeline(result.best, result.graph)
+    layers = {b.copy for b in line.bars if b.part == "LlamaDecoderLayer" and b.phase == "forward"}
+    assert layers == set(range(1, 33))
+    assert [part for part, *_ in line.spans("forward")] == ["embed_tokens", "LlamaDecoderLayer", "norm … lm_head"]
+    assert line.num_ranks == 16
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_recomputation_is_backward_work(recompute: str) -> None:
+    result = plan_model(Request("gpt2-xl", recompute=recompute, layers=6))
+    line = timeline(result.best, result.graph)
+    assert line.step_s == pytest.approx(result.best.cost.step_time_s, rel=1e-9)
+    assert (line.total("compute", "backward") > 2.5 * line.total("compute", "forward")) == (recompute == "full")
+
+
+def test_the_prices_are_read_from_the_plan_alone(result: Result) -> None:
+    assert price(result.best.blocks, result.graph, model_of(result.best)) == result.best.cost
+
+
+@pytest.mark.parametrize(
+    ("forward", "backward", "window"), [(1, 2, 9), (1, 2, 1.5), (3, 0, 2), (0, 3, 2), (5, 1, 4), (1, 1, 0)]
+)
+def test_what_hides_and_what_shows_are_all_of_it(forward: float, backward: float, window: float) -> None:
+    w = WeightTraffic("", "g", "w", forward, backward, window)
+    hidden, shown = hiding(w)
+    assert sum(shown) == pytest.approx(w.exposed_s)
+    assert sum(hidden) + sum(shown) == pytest.approx(forward + backward)
+    assert min(*hidden, *shown) >= 0
+    assert hidden[0] + shown[0] == pytest.approx(forward)
+
+
+def test_messages_of_every_weight_are_in_its_traffic(result: Result) -> None:
+    from planner_core.price import message_time, weight_traffic
+
+    model = model_of(result.best)
+    found = list(messages(result.best.blocks, result.graph, model))
+    rows = weight_traffic(found, result.best.blocks, result.graph, model)
+    hide = sum(message_time(m, model) for m in found if m.category == "hide")
+    assert sum(w.forward_s + w.backward_s for w in rows) == pytest.approx(hide)
+    bare = weight_traffic(found, result.best.blocks, result.graph, replace(model, overlap=0.0))
+    assert sum(w.exposed_s for w in bare) == pytest.approx(hide)
+
+
+def test_words_stand_only_on_bars_without_gaps() -> None:
+    """A layer that mostly waits must not look like compute because its name is painted over the gaps."""
+    layer = [Bar("compute", "forward", "x", 1, 1, 0.0, 1.0), Bar("exposed", "forward", "x", 1, 1, 1.0, 3.0)]
+    assert not Timeline(tuple(layer), 2, 0.0).dense("forward")
+    assert Timeline(tuple(layer[:1]), 2, 0.0).dense("forward")
