@@ -7,7 +7,7 @@ limit are all there are (see `closing`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -15,6 +15,7 @@ import numpy as np
 
 from planner_core.closing import Found, Goal, front_of
 from planner_core.eliminate import Floats
+from planner_core.hull import Point, hull, slope
 from planner_core.labels import TooMuch
 from planner_core.problem import Problem
 from planner_core.search import MEMORY_PRICE, TIE, least_memory, value_of, weights
@@ -22,6 +23,7 @@ from planner_core.solve import Assignment, solve
 from planner_core.tables import ENDING, MEMORY, NUM_COMPONENTS
 
 MAX_CORNERS = 64
+FEW_CORNERS = 5
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ def front(problem: Problem, objective: str = "communication", stop: Callable[[],
     cost = np.array(weights(objective)) * (1, 0, 1, 1)
     points: list[tuple[float, float, Callable[[], Assignment]]] = []
     exact = True
-    found = list(_hull(problem, cost))
+    found = _hull(problem, cost)
     for a in found:
         points.append((float(cost @ a.totals), float(a.totals[MEMORY]), lambda a=a: a))  # type: ignore[misc]
     for a, b in pairwise(found):
@@ -69,7 +71,7 @@ def front(problem: Problem, objective: str = "communication", stop: Callable[[],
 def _between(problem: Problem, cost: Floats, a: Assignment, b: Assignment) -> Found | None:
     """Labels with less cost than `b` and less memory than `a`; None where they are too many."""
     high = float(cost @ b.totals)
-    price = _price(cost, a, b)
+    price = slope((float(cost @ a.totals), float(a.totals[MEMORY])), (high, float(b.totals[MEMORY])))
     sums = np.zeros((2, NUM_COMPONENTS))
     sums[0] = cost
     sums[1, MEMORY] = 1.0
@@ -80,33 +82,17 @@ def _between(problem: Problem, cost: Floats, a: Assignment, b: Assignment) -> Fo
         return None
 
 
-def _hull(problem: Problem, cost: Floats) -> Iterator[Assignment]:
+def _hull(problem: Problem, cost: Floats) -> list[Assignment]:
     """Corners of the lower left hull of (cost, memory at the end of forward), by rising cost."""
     fast = solve(problem, _priced(cost, MEMORY_PRICE))
     small = solve(problem, _priced(cost * 1e-9, 1.0))
     if fast is None or small is None:
-        return
-    yield fast
-    todo = [(fast, small)]
-    for _ in range(MAX_CORNERS):
-        if not todo:
-            return
-        a, b = todo.pop()
-        price = _price(cost, a, b)
-        found = solve(problem, _priced(cost, price)) if price > 0 else None
-        line = float(cost @ a.totals) + price * float(a.totals[MEMORY])
-        if found is None or float(cost @ found.totals) + price * float(found.totals[MEMORY]) >= line * (1 - TIE):
-            if price > 0:
-                yield b
-            continue
-        todo += [(found, b), (a, found)]
+        return []
 
+    def at(a: Assignment) -> Point:
+        return float(cost @ a.totals), float(a.totals[MEMORY])
 
-def _price(cost: Floats, a: Assignment, b: Assignment) -> float:
-    """Seconds per byte on the line between two assignments."""
-    saved = float(a.totals[MEMORY] - b.totals[MEMORY])
-    slower = float(cost @ b.totals) - float(cost @ a.totals)
-    return slower / saved if saved > 1 and slower > 0 else 0.0
+    return hull(fast, small, at, lambda price: solve(problem, _priced(cost, price)), MAX_CORNERS, TIE)
 
 
 def _priced(cost: Floats, price: float) -> tuple[float, float, float, float]:
@@ -115,21 +101,11 @@ def _priced(cost: Floats, price: float) -> tuple[float, float, float, float]:
 
 def corners(problem: Problem) -> list[Assignment]:
     """Corners of the lower left hull of (step time, memory), from the fastest to the smallest: five at most."""
-    depth = 2
     fast, small = solve(problem, weights("time")), least_memory(problem)
     if fast is None or small is None:
         return []
-    return [fast, *_inside(problem, fast, small, depth), small]
 
+    def at(a: Assignment) -> Point:
+        return value_of(a, "time"), float(a.totals[MEMORY])
 
-def _inside(problem: Problem, fast: Assignment, small: Assignment, depth: int) -> list[Assignment]:
-    saved = float(fast.totals[MEMORY] - small.totals[MEMORY])
-    slower = value_of(small, "time") - value_of(fast, "time")
-    if depth == 0 or saved <= 0 or slower <= 0:
-        return []
-    price = slower / saved
-    found = solve(problem, weights("time", price))
-    line = value_of(fast, "time") + price * float(fast.totals[MEMORY])
-    if found is None or value_of(found, "time") + price * float(found.totals[MEMORY]) >= line * (1 - TIE):
-        return []
-    return [*_inside(problem, fast, found, depth - 1), found, *_inside(problem, found, small, depth - 1)]
+    return hull(fast, small, at, lambda price: solve(problem, weights("time", price)), FEW_CORNERS, TIE)

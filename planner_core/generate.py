@@ -16,6 +16,7 @@ import numpy as np
 
 from planner_core.chain import Weights, given, scalar
 from planner_core.eliminate import Elimination, Floats, eliminate, order
+from planner_core.hull import Point, hull, slope
 from planner_core.labels import BucketTree, TooMuch
 from planner_core.problem import Compiled
 from planner_core.tables import COMM, MEMORY, NUM_COMPONENTS
@@ -80,24 +81,11 @@ class _Block:
         fast, small = self.best(1.0, 1e-22), self.best(1e-12, 1.0)
         if fast is None or small is None:
             return []
-        found, todo = [fast], [(fast, small)]
-        while todo and len(found) < MAX_CORNERS:
-            a, b = todo.pop()
-            if a[2] - b[2] <= 1 or b[1] <= a[1]:
-                continue
-            price = (b[1] - a[1]) / (a[2] - b[2])
-            c = self.best(1.0, price)
-            if c is None or c[1] + price * c[2] >= (a[1] + price * a[2]) * (1 - TIE):
-                found.append(b)
-            else:
-                todo += [(c, b), (a, c)]
-        return found
+        return hull(fast, small, lambda way: (way[1], way[2]), lambda price: self.best(1.0, price), MAX_CORNERS, TIE)
 
-    def between(
-        self, left: tuple[float, float], right: tuple[float, float]
-    ) -> list[tuple[dict[str, int], tuple[float, float]]]:
+    def between(self, left: Point, right: Point) -> list[tuple[dict[str, int], Point]]:
         """Ways with less communication than the right corner and less memory than the left one. Raises TooMuch."""
-        price = (right[0] - left[0]) / (left[1] - right[1])
+        price = slope(left, right)
         tree = BucketTree(self.sizes, self.tables((0.0, price, 1.0, 0.0)), self.sequence, ())
         tree.weigh()
         sums = np.zeros((2, NUM_COMPONENTS))

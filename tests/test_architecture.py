@@ -20,7 +20,7 @@ ORDER = (
     "rules", "rules_scan", "rules_index", "rules_math", "coarsen", "fold",
     "strategy", "hardware", "redistribute", "saving", "pinned", "transit", "storages", "passes", "backward", "memory",
     "price", "states", "tables", "weights", "network",
-    "eliminate", "labels", "problem", "chain", "solve", "closing",
+    "eliminate", "hull", "labels", "problem", "chain", "solve", "closing",
     "generate", "candidates", "chunked", "folding", "assemble",
     "search", "fitting", "front", "narrow",
     "methods", "expert", "planner", "pipeline", "edit",

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from planner_core.export import sequence
 from planner_core.export.observe import Observed, Shared, observe, rules
+from planner_core.export.sequence import STYLES as SEQUENCE_STYLES
+from planner_core.export.sequence import on_tokens, runs
 from planner_core.export.tensor import Layout, patterns, starred, tensor_layout
 from planner_core.plan import Plan
 
@@ -62,7 +63,7 @@ def parallelize_text(plan: Plan) -> tuple[str, tuple[str, ...], Layout]:
         told, layout.sequence = layout.differences, _may_split_tokens(layout, seen, found)
         layout.differences = [d for d in told if "sequence parallelism" not in d] if layout.sequence else told
         text = _text(plan, layout, seen, found)
-        why = sequence.runs(text, dict(plan.model["config"])) if layout.sequence else ""
+        why = runs(text, dict(plan.model["config"])) if layout.sequence else ""
         if layout.sequence and not why:
             return text, _remarks(layout, seen), layout
         layout.sequence, layout.differences = False, told + [f"with tokens split this model's code does not run: {why}"] * bool(why)
@@ -82,8 +83,8 @@ def _remarks(layout: Layout, seen: Observed) -> tuple[str, ...]:
 
 
 def _text(plan: Plan, layout: Layout, seen: Observed, found: Mapping[str, str]) -> str:
-    styles = dict(found) | (sequence.on_tokens(plan, layout) if layout.sequence else {})
-    names = sequence.STYLES if layout.sequence else STYLES
+    styles = dict(found) | (on_tokens(plan, layout) if layout.sequence else {})
+    names = SEQUENCE_STYLES if layout.sequence else STYLES
     rows = [f'    "{s.module}": {_prepare(s, layout.sequence)},' for s in seen.shared]
     rows += [f'    "{name}": {names[style]},' for name, style in styles.items()]
     heads = "HEADS = (" + "".join(f'"{k}", ' for k in seen.heads) + ")"
