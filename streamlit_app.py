@@ -15,9 +15,13 @@ PAGES = (
 
 st.navigation(
     [
-        st.Page(f"explorer/pages/{name}.py", title=name.title(), help=text, default=name == "fold")
+        st.Page(f"explorer/pages/{name}.py", title=name.title(), help=text, default=name == "fold", url_path="" if name == "fold" else name)
         for name, text in PAGES
     ]
-    + [st.Page("explorer/pages/teacher.py", title="For teachers", visibility="hidden")],
+    + [
+        st.Page("explorer/pages/teacher.py", title="For teachers", visibility="hidden"),
+        # the first page lives at "/"; who types its name finds it too (going to "/" from there would catch "back")
+        st.Page("explorer/pages/fold.py", title="Fold", url_path="fold", visibility="hidden"),
+    ],
     position="top",
 ).run()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import plotly.graph_objects as go
@@ -12,7 +12,7 @@ from explorer import units
 from explorer.figure import style
 from explorer.palette import COMMUNICATION, COMPUTE, KIND_COLOURS, MEMORY_COLOURS, MEMORY_KINDS, MEMORY_NAMES, Theme
 from explorer.timeline import LANES, Timeline
-from explorer.topology import Grid
+from explorer.topology import Grid, capacity
 from explorer.words import title
 from planner_core.plan import PHASES, Plan
 
@@ -26,10 +26,10 @@ LABEL_SHARE = 0.012
 """A stretch gets its name inside if it is as long as this share of the widest step for each letter."""
 
 
-def memory_bars(plans: Mapping[str, Plan], capacity_bytes: int, theme: Theme) -> go.Figure:
-    """Memory per GPU stacked by kind, with the capacity as a line."""
+def memory_bars(plans: Mapping[str, Plan], theme: Theme) -> go.Figure:
+    """Memory per GPU stacked by kind, with the capacity as a line: one for all, or one each where plans are for other GPUs."""
     figure = go.Figure()
-    names = [title(p) for p in plans.values()]
+    names = [_label(p) for p in plans.values()]
     for kind in MEMORY_KINDS:
         sizes = [p.cost.memory_bytes.get(kind, 0) for p in plans.values()]
         figure.add_bar(
@@ -57,16 +57,28 @@ def memory_bars(plans: Mapping[str, Plan], capacity_bytes: int, theme: Theme) ->
         figure.add_annotation(
             x=end, y=name, text=units.memory(total), xanchor="left", xshift=8, showarrow=False, bgcolor=theme.surface
         )
-    figure.add_vline(
-        x=capacity_bytes / GIB,
-        line={"color": theme.text, "width": 1.5, "dash": "dash"},
-        annotation={"text": f"GPU memory {units.memory(capacity_bytes)}"},
-        annotation_position="top",
-    )
+    capacities = [capacity(p) for p in plans.values()]
+    _capacities(figure, capacities, theme)
     figure.update_layout(barmode="stack")
-    figure.update_xaxes(title="memory per GPU, GiB", range=[0, max(capacity_bytes / GIB, *ends) * 1.16])
+    figure.update_xaxes(title="memory per GPU, GiB", range=[0, max(*(c / GIB for c in capacities), *ends) * 1.16])
     figure.update_yaxes(autorange="reversed")
     return style(figure, theme, 190 + 46 * len(names))
+
+
+def _capacities(figure: go.Figure, capacities: Sequence[int], theme: Theme) -> None:
+    """A dashed line at the memory of one GPU across all bars; where bars are for other GPUs, across each of them."""
+    line = {"color": theme.text, "width": 1.5, "dash": "dash"}
+    if len(set(capacities)) == 1:
+        told = {"text": f"GPU memory {units.memory(capacities[0])}"}
+        figure.add_vline(x=capacities[0] / GIB, line=line, annotation=told, annotation_position="top")
+        return
+    for k, size in enumerate(capacities):
+        figure.add_shape(type="line", x0=size / GIB, x1=size / GIB, y0=k - 0.46, y1=k + 0.46, line=line)
+        figure.add_annotation(
+            x=size / GIB, y=k - 0.46, text=f"GPU memory {units.memory(size)}", yanchor="bottom", yshift=-3, showarrow=False,
+            font={"size": 12.5},
+        )  # fmt: skip
+    figure.update_layout(bargap=0.5)  # room for the words between the bars
 
 
 def collectives_bars(plans: Mapping[str, Plan], theme: Theme) -> go.Figure:
@@ -75,7 +87,7 @@ def collectives_bars(plans: Mapping[str, Plan], theme: Theme) -> go.Figure:
         ph for ph in PHASES if any(t.phase == ph and t.wire_bytes for p in plans.values() for t in p.cost.traffic)
     ] or ["forward"]
     figure = make_subplots(cols=len(phases), shared_yaxes=True, subplot_titles=phases, horizontal_spacing=0.04)
-    names = [title(p) for p in plans.values()]
+    names = [_label(p) for p in plans.values()]
     keys = dict.fromkeys((t.kind, p.mesh.axis_names[t.axis]) for p in plans.values() for t in p.cost.traffic)
     axes = sorted({axis for _, axis in keys}, key=lambda axis: (axis == "data", axis))
     for kind, axis in keys:
@@ -195,6 +207,11 @@ def _mark(figure: go.Figure, name: str, line: Timeline, top: float, widest: floa
                     font={"size": 12.5, "color": "#ffffff"},
                     bgcolor=COMPUTE,
                 )
+
+
+def _label(plan: Plan) -> str:
+    """A plan's name beside a bar; what its settings have of their own on a second line."""
+    return _escape(title(plan)).replace(" (", "<br>(", 1)
 
 
 def _escape(text: str) -> str:

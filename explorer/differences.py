@@ -30,11 +30,11 @@ class Row:
     same: bool
 
 
-def rows(plans: Mapping[str, Plan], graph: Graph) -> list[Row]:
-    """Every weight, in the model's order; last, what is waited for at ops that use none. The waits of a plan add up to its
-    exposed communication."""
+def rows(plans: Mapping[str, Plan], graphs: Mapping[str, Graph]) -> list[Row]:
+    """Of plans by name, each with the graph that it was made for: every weight, in the model's order; last, what is waited for
+    at ops that use none. The waits of a plan add up to its exposed communication."""
     places = {name: words.by_weight(plan) for name, plan in plans.items()}
-    waits = {name: waited(plan, graph) for name, plan in plans.items()}
+    waits = {name: waited(plan, graphs[name]) for name, plan in plans.items()}
     keys = dict.fromkeys(key for table in places.values() for key in table)
     alike: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
     for block, weight, prefix in keys:

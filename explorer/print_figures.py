@@ -13,6 +13,7 @@ from explorer import units
 from explorer.learn.draw import on_colour
 from explorer.palette import COMMUNICATION, COMPUTE, LIGHT, MEMORY_COLOURS, MEMORY_KINDS, MEMORY_NAMES
 from explorer.timeline import LANES, Bar, Timeline
+from explorer.topology import capacity
 from explorer.words import title
 from planner_core.plan import Plan
 
@@ -28,11 +29,15 @@ HATCH = (
 FILLS = {"compute": COMPUTE, "exposed": COMMUNICATION, "hidden": "url(#hatch)"}
 
 
-def memory(plans: Mapping[str, Plan], capacity_bytes: int) -> str:
-    """Memory per GPU stacked by kind, one bar a plan, with the capacity as a line."""
-    most = max(capacity_bytes, *(_held(p) for p in plans.values())) * 1.02
+def memory(plans: Mapping[str, Plan]) -> str:
+    """Memory per GPU stacked by kind, one bar a plan, with the capacity of its GPU as a line."""
+    capacities = [capacity(p) for p in plans.values()]
+    most = max(*capacities, *(_held(p) for p in plans.values())) * 1.02
     y, parts = 16.0, []
-    for p in plans.values():
+    for p, there in zip(plans.values(), capacities, strict=True):
+        parts.append(_capacity(LABEL + there / most * SPAN, y - 2, NAME_H + BAR_H - 6))
+        if len(set(capacities)) > 1:
+            parts.append(_text(LABEL + SPAN, y + 11, f"GPU memory {units.memory(there)}", anchor="end"))
         parts.append(_text(0, y + 11, title(p), bold=True))
         x = LABEL
         y += NAME_H
@@ -46,14 +51,17 @@ def memory(plans: Mapping[str, Plan], capacity_bytes: int) -> str:
             x += wide
         parts.append(_text(x + 5, y + 13, units.memory(p.cost.memory_bytes["peak"])))
         y += BAR_H
-    at = LABEL + capacity_bytes / most * SPAN
-    parts.append(f'<path d="M{at:.1f} 14V{y:.1f}" stroke="{LIGHT.text}" stroke-width="1.3" stroke-dasharray="4 3"/>')
-    parts.append(_text(at, 10, f"GPU memory {units.memory(capacity_bytes)}; in the bars GiB", anchor="end"))
+    told = f"GPU memory {units.memory(capacities[0])}; in the bars GiB" if len(set(capacities)) == 1 else "in the bars GiB"
+    parts.append(_text(LABEL + max(capacities) / most * SPAN, 10, told, anchor="end"))
     y += 6
     for i, kind in enumerate(MEMORY_KINDS):
         parts.append(_rect(i * 104, y, 9, 9, MEMORY_COLOURS[kind]))
         parts.append(_text(i * 104 + 13, y + 8.5, MEMORY_NAMES[kind]))
     return _svg(y + 14, "".join(parts), "Memory per GPU by kind")
+
+
+def _capacity(x: float, y: float, high: float) -> str:
+    return f'<path d="M{x:.1f} {y:.1f}v{high:.1f}" stroke="{LIGHT.text}" stroke-width="1.3" stroke-dasharray="4 3"/>'
 
 
 def _held(plan: Plan) -> int:

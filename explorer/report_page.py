@@ -18,6 +18,7 @@ from pathlib import Path
 from explorer import commands, differences, print_figures, topology, units, words
 from explorer.palette import LIGHT
 from explorer.timeline import timeline
+from planner_core.graph import Graph
 from planner_core.pipeline import Result
 from planner_core.plan import PHASES, SCHEMA, Plan, Traffic
 from planner_core.planner import USABLE_MEMORY
@@ -33,9 +34,11 @@ COST_MODEL = (
 """What the cost model assumes, in short (docs/COST_MODEL.md)."""
 
 
-def report(shown: Mapping[str, Plan], result: Result, now: datetime) -> str:
-    """The file for the first plan and those beside it; `now` is the date it carries."""
+def report(shown: Mapping[str, Plan], result: Result, now: datetime, graphs: Mapping[str, Graph] | None = None) -> str:
+    """The file for the first plan, which is one of `result`, and those beside it; `now` is the date it carries. `graphs`: by
+    plan, where they were not all made for the same batch."""
     plans, (first, *others) = dict(shown), shown.values()
+    graphs = graphs or dict.fromkeys(shown, result.graph)
     model = str(first.model["name"])
     fill = {
         "title": html.escape(f"{model} on {words.cluster_words(result.cluster)}"),
@@ -45,11 +48,11 @@ def report(shown: Mapping[str, Plan], result: Result, now: datetime) -> str:
         "described": "".join(
             f"<p><b>{html.escape(words.title(p))}</b>: {html.escape(words.describe(p))}.</p>" for p in plans.values()
         ),
-        "timeline": print_figures.timeline({words.title(p): timeline(p, result.graph) for p in plans.values()}),
+        "timeline": print_figures.timeline({words.title(p): timeline(p, graphs[n]) for n, p in plans.items()}),
         "ranks": f"All {first.mesh.num_devices} GPUs do the same; compute and waiting add up to the step.",
-        "memory": print_figures.memory(plans, result.cluster.gpu.memory_bytes),
-        "traffic": _traffic(first), "topology": topology.drawing(first, result.cluster, PHASES, LIGHT, per_row=2),
-        "links": html.escape(_links(first, result)), "placements": _placements(plans, result),
+        "memory": print_figures.memory(plans),
+        "traffic": _traffic(first), "topology": topology.drawing(first, PHASES, LIGHT, per_row=2),
+        "links": html.escape(_links(first)), "placements": _placements(plans, graphs),
         "notes": "".join(f"<li>{html.escape(n)}</li>" for n in notes(plans.values(), result)), "facts": _facts(first, result),
         "command": html.escape(commands.plan(result.request, f"{model}.json".replace("/", "-"))),
         "made": html.escape(f"{now:%Y-%m-%d %H:%M} · {versions()}"),
@@ -125,19 +128,19 @@ def _traffic(plan: Plan) -> str:
     return _table(["phase", "collective", "axis", "mostly by", "calls", "tensors", "sent", "time"], [*map(row, sent), total])
 
 
-def _links(plan: Plan, result: Result) -> str:
+def _links(plan: Plan) -> str:
     out: dict[int, tuple[float, float]] = {}
-    for x in topology.loads(plan, result.cluster):
+    for x in topology.loads(plan):
         size, time = out.get(x.level, (0.0, 0.0))
         out[x.level] = size + x.num_bytes, time + x.time_s
-    levels = result.cluster.levels
+    levels = topology.cluster_of(plan).levels
     told = [f"{levels[i].name}: {units.traffic(s)} out of one unit, {units.seconds(t)} on the wire" for i, (s, t) in sorted(out.items())]
     return "; ".join(told) + "." if told else "Nothing is sent."
 
 
-def _placements(plans: Mapping[str, Plan], result: Result) -> str:
+def _placements(plans: Mapping[str, Plan], graphs: Mapping[str, Graph]) -> str:
     rows = []
-    for r in differences.rows(plans, result.graph)[:-1]:
+    for r in differences.rows(plans, graphs)[:-1]:
         times = f" ×{r.copies}" if r.copies > 1 else ""
         rows.append([r.weight + times, *(_letters(r.placements[n]) for n in plans)])
     return _table(["weight", *(words.title(p) for p in plans.values())], rows)

@@ -322,6 +322,14 @@ def chosen(found: Mapping[str, Plan]) -> tuple[str, Plan]:
     return name, found[name]
 
 
+def home(name: str, result: Result) -> Result:
+    """What a plan of `with_pinned` is one of: its graph and cluster are other ones where it was pinned at other settings."""
+    if pins.MARK not in name:
+        return result
+    _, asked = pins.unpin(name, values())
+    return with_edit(plan(settings.request(asked)), asked["edit"])
+
+
 def with_pinned(plans: Mapping[str, Plan]) -> dict[str, Plan]:
     """The plans, and those that are pinned from other settings of this model, by the text of their pin. A pin of the
     settings as they stand takes the place of the plan's own name. What cannot be read is told in place."""

@@ -46,8 +46,19 @@ class Grid:
     num_bytes: Floats
 
 
-def loads(plan: Plan, cluster: Cluster) -> list[Load]:
+def cluster_of(plan: Plan) -> Cluster:
+    """The cluster that a plan was made for; a pinned plan's may be another than the page's."""
+    return Cluster.from_json(plan.cluster)
+
+
+def capacity(plan: Plan) -> int:
+    """Bytes of memory of one GPU of the plan's cluster."""
+    return int(plan.cluster["gpu"]["memory_bytes"])
+
+
+def loads(plan: Plan) -> list[Load]:
     """Every load that is not zero."""
+    cluster = cluster_of(plan)
     links = axis_links(cluster, plan.mesh)
     found: dict[tuple[int, int, str], Floats] = {}
     for t in plan.cost.traffic:
@@ -65,8 +76,9 @@ def loads(plan: Plan, cluster: Cluster) -> list[Load]:
     ]
 
 
-def grid(plan: Plan, cluster: Cluster, phases: Sequence[str] = PHASES) -> Grid:
+def grid(plan: Plan, phases: Sequence[str] = PHASES) -> Grid:
     """Who sends how much to whom in these phases; by node where there are many GPUs."""
+    cluster = cluster_of(plan)
     matrix, per_node = sent(plan, cluster, phases), cluster.levels[0].size
     if len(matrix) <= MAX_RANKS:
         return Grid("GPU", per_node, matrix)
@@ -78,15 +90,17 @@ def grid(plan: Plan, cluster: Cluster, phases: Sequence[str] = PHASES) -> Grid:
 
 
 def drawing(
-    plan: Plan, cluster: Cluster, phases: Sequence[str], theme: Theme, beside: Sequence[Plan] = (), per_row: int = PER_ROW
+    plan: Plan, phases: Sequence[str], theme: Theme, beside: Sequence[Plan] = (), per_row: int = PER_ROW
 ) -> str:
-    """The cluster as SVG: links as wide as their load, and below the GPUs of a node an arc for each pair that talks.
+    """The plan's cluster as SVG: links as wide as their load, and below the GPUs of a node an arc for each pair that talks.
     Widths are shared with the plans `beside` it; two rows of `per_row` nodes are drawn."""
+    cluster = cluster_of(plan)
     per_node = cluster.levels[0].size
     nodes = cluster.num_gpus // per_node
     shown, cols = min(nodes, 2 * per_row), min(nodes, per_row)
     matrix = sent(plan, cluster, phases)
-    scale = _Scale.of([matrix, *(sent(p, cluster, phases) for p in beside if p is not plan)], per_node)
+    others = [(sent(p, c := cluster_of(p), phases), c.levels[0].size) for p in beside if p is not plan]
+    scale = _Scale.of([(matrix, per_node), *others])
     width, top = cols * (NODE_W + NODE_GAP) + 8, 70 if nodes > 1 else 12
     parts = []
     for k in range(shown):
@@ -111,9 +125,10 @@ class _Scale:
     pair: float
 
     @staticmethod
-    def of(matrices: Sequence[Floats], per_node: int) -> _Scale:
+    def of(matrices: Sequence[tuple[Floats, int]]) -> _Scale:
+        """`matrices`: who sends how much to whom, and how many GPUs stand in a node."""
         link, pair = 1.0, 1.0
-        for matrix in matrices:
+        for matrix, per_node in matrices:
             node = np.arange(len(matrix)) // per_node
             inside = np.where(node[:, None] == node[None, :], matrix + matrix.T, 0.0)
             link = max(link, float(matrix.sum(axis=1).max()), _out_of_nodes(matrix, per_node))

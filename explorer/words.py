@@ -117,14 +117,17 @@ def _join(words: Sequence[str]) -> str:
 
 
 def headline(a: Plan, b: Plan) -> str:
-    """Why `a` is better than `b`, or not: time, then traffic, then memory."""
-    ta, tb = a.cost.step_time_s, b.cost.step_time_s
-    times = f"{units.seconds(min(ta, tb))} against {units.seconds(max(ta, tb))} a step"
+    """Why `a` is better than `b`, or not: time, then traffic, then memory. Steps of other batches are told by the sample, and
+    samples of other lengths by the token."""
+    (ba, sa), (bb, sb) = ((int(p.workload["batch"]), int(p.workload["seq"])) for p in (a, b))
+    of, na, nb = ("token", ba * sa, bb * sb) if sa != sb else ("sample", ba, bb) if ba != bb else ("step", 1, 1)
+    ta, tb = a.cost.step_time_s / na, b.cost.step_time_s / nb
+    times = f"{units.seconds(min(ta, tb))} against {units.seconds(max(ta, tb))} a {of}"
     if abs(ta - tb) <= MODEL_ERROR * max(ta, tb):
         head, who = f"{title(a)} and {title(b)} tie in time ({times}, within the estimate’s error)", title(a)
     else:
         a, b = (a, b) if ta < tb else (b, a)
-        gain = 1 - a.cost.step_time_s / b.cost.step_time_s
+        gain = 1 - min(ta, tb) / max(ta, tb)
         head, who = f"{title(a)} takes {units.percent(gain)} less time than {title(b)} ({times})", "It"
     sent = _difference([sum(t.wire_bytes for t in p.cost.traffic) for p in (a, b)], "sends", units.traffic)
     held = _difference([p.cost.memory_bytes["peak"] for p in (a, b)], "needs", units.memory)

@@ -86,6 +86,18 @@ def test_back_and_forward(visit: Visit) -> None:
     assert visit.query == ""
 
 
+def test_who_types_fold_finds_it(visit: Visit) -> None:
+    visit.open("/fold?model=gpt2-xl&show=placement")
+    visit.page.locator("g.node").first.wait_for()
+    assert visit.page.get_by_text("Page not found").count() == 0
+    assert visit.page.locator("select").input_value() == "placement"
+    visit.turn("Plans")
+    assert "model=gpt2-xl" in visit.query
+    visit.page.go_back()
+    visit.page.wait_for_url(re.compile("/fold"))
+    visit.page.locator("g.node").first.wait_for()
+
+
 def test_nonsense_in_the_address(visit: Visit) -> None:
     visit.open("/?model=no-such&cluster=%3Cscript%3Ealert(1)%3C/script%3E&batch=x&mesh=99&node=%22%3E&show=7&depth=-1")
     told = visit.page.locator("[data-testid=stAlert]").all_inner_texts()

@@ -77,6 +77,34 @@ def test_a_weight_opens_in_the_graph_and_is_marked_on_the_way_back(visit: Visit)
     assert "SelfAttention.q.weight" in marked.first.inner_text()
 
 
+PLACE = """
+(plot) => { const {xaxis: x, yaxis: y} = plot._fullLayout, front = plot._fullData[1];
+            return [x._offset + x.l2p(front.x[2]), y._offset + y.l2p(front.y[2])]; }
+"""
+"""Where the third plan of the front of candidates is drawn."""
+
+
+def test_a_clicked_candidate_is_in_the_link(visit: Visit) -> None:
+    page = visit.page
+    visit.open("/plans")
+    _, candidates = charts(visit)
+    plot = candidates.locator(".js-plotly-plot")
+    plot.evaluate("e => e.scrollIntoView({block: 'center', behavior: 'instant'})")
+    visit.settle()
+    box, (x, y) = plot.bounding_box(), plot.evaluate(PLACE)
+    assert box is not None
+    page.mouse.move(box["x"] + x, box["y"] + y)
+    page.locator(".hoverlayer .hovertext").first.wait_for()
+    page.mouse.click(box["x"] + x, box["y"] + y)
+    page.wait_for_function("location.search.includes('candidate=')")
+    visit.settle()
+    assert "block=LlamaDecoderLayer" in visit.query
+    told = page.get_by_text(re.compile("of communication = 32 ×")).inner_text()
+    page.reload()
+    visit.settle()
+    assert page.get_by_text(re.compile("of communication = 32 ×")).inner_text() == told
+
+
 def test_filters_and_pins_survive_new_settings_and_a_reload(visit: Visit) -> None:
     page = visit.page
     visit.open("/plans?plan=fsdp")

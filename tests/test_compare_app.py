@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from streamlit.testing.v1 import AppTest
 
+from explorer import units
+from planner_core.pipeline import plan_model
+from planner_core.planner import Request
 from tests.test_app import open_page, words
 
 
@@ -88,3 +93,14 @@ def test_nonsense_in_the_address_is_told(key: str, text: str) -> None:
     at = open_page("topology" if key != "rows" else "compare", **{key: text})
     assert not at.exception
     assert any(key in w.value for w in at.warning)
+
+
+def test_a_pin_from_another_cluster_is_drawn_with_its_own_graph() -> None:
+    """The bars of a pinned plan's step add up to its own step time, not to that of its layout at the page's batch."""
+    at = open_page("compare", compare="best@,best@cluster:1x8-h100;batch:8;seq:1024")
+    assert not at.exception
+    there = plan_model(Request("llama-3-8b", cluster="1x8-h100", batch=8, seq=1024)).best
+    line = json.loads(at.get("plotly_chart")[0].proto.spec)
+    ends = [a["text"] for a in line["layout"]["annotations"]]
+    assert units.seconds(there.cost.step_time_s) in ends
+    assert "All GPUs of a plan do the same" in words(at)

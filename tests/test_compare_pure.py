@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from explorer import charts, differences, grow_charts, linked, topology, units, words
+from explorer import charts, differences, grow_charts, linked, print_figures, topology, units, words
 from explorer.palette import DARK, LIGHT, Theme
 from explorer.timeline import timeline
 from planner_core.cluster import load_cluster
@@ -34,7 +35,7 @@ def plans(result: Result) -> dict[str, Plan]:
 
 @pytest.mark.parametrize("theme", [LIGHT, DARK])
 def test_bars_hold_the_plans_numbers(result: Result, plans: dict[str, Plan], theme: Theme) -> None:
-    stacks = charts.memory_bars(plans, result.cluster.gpu.memory_bytes, theme)
+    stacks = charts.memory_bars(plans, theme)
     held = sum(t.x[0] for t in stacks.data if t.type == "bar") * units.GIB
     kinds = ("params", "grads", "optimizer", "activations", "buffers")
     assert held == pytest.approx(sum(result.best.cost.memory_bytes[k] for k in kinds))
@@ -56,7 +57,7 @@ def test_the_timeline_figure_is_the_step(result: Result, plans: dict[str, Plan])
 
 
 def test_the_matrix_figure_holds_the_bytes_and_says_them(result: Result, plans: dict[str, Plan]) -> None:
-    grid = topology.grid(plans["FSDP"], result.cluster)
+    grid = topology.grid(plans["FSDP"])
     figure = charts.matrix(grid, float(grid.num_bytes.max()), LIGHT)
     (heat,) = figure.data
     assert np.nansum(heat.z) * 1e9 == pytest.approx(16 * sum(t.wire_bytes for t in plans["FSDP"].cost.traffic))
@@ -66,7 +67,7 @@ def test_the_matrix_figure_holds_the_bytes_and_says_them(result: Result, plans: 
 
 def test_many_gpus_are_shown_by_node() -> None:
     result = plan_model(Request("gpt2-xl", cluster="64x8-h100", mesh="64x8", batch=512, layers=2))
-    grid = topology.grid(result.best, result.cluster)
+    grid = topology.grid(result.best)
     assert grid.unit == "node"
     assert grid.num_bytes.shape == (64, 64)
     assert grid.num_bytes.sum() == pytest.approx(512 * sum(t.wire_bytes for t in result.best.cost.traffic), rel=1e-6)
@@ -75,7 +76,7 @@ def test_many_gpus_are_shown_by_node() -> None:
 def test_links_carry_what_leaves_their_units(result: Result, plans: dict[str, Plan]) -> None:
     """A GPU's link carries all the plan says it sends; between nodes goes less, and nothing where an axis stays inside."""
     for plan in plans.values():
-        found = topology.loads(plan, result.cluster)
+        found = topology.loads(plan)
         for phase in PHASES:
             sent = sum(t.wire_bytes for t in plan.cost.traffic if t.phase == phase)
             out = sum(x.num_bytes for x in found if x.level == 0 and x.phase == phase)
@@ -87,18 +88,18 @@ def test_links_carry_what_leaves_their_units(result: Result, plans: dict[str, Pl
 
 @pytest.mark.parametrize("theme", [LIGHT, DARK])
 def test_the_drawing_shows_every_gpu_and_every_pair_that_talks(result: Result, theme: Theme) -> None:
-    svg = topology.drawing(result.best, result.cluster, ("forward",), theme, result.plans)
+    svg = topology.drawing(result.best, ("forward",), theme, result.plans)
     root = ElementTree.fromstring(svg)
     titles = [str(t.text) for t in root.iter(f"{SVG}title")]
     assert sum(bool(re.match(r"GPU \d+ sends", t)) for t in titles) == 16
-    matrix = topology.grid(result.best, result.cluster, ("forward",)).num_bytes
+    matrix = topology.grid(result.best, ("forward",)).num_bytes
     inside = [(i, j) for i in range(16) for j in range(i) if i // 8 == j // 8 and matrix[i, j] + matrix[j, i]]
     assert len(list(root.iter(f"{SVG}path"))) == len(inside)
     assert not list(root.iter(f"{SVG}script"))
 
 
 def test_waits_by_weight_add_up_to_the_exposed_communication(result: Result, plans: dict[str, Plan]) -> None:
-    rows = differences.rows(plans, result.graph)
+    rows = differences.rows(plans, dict.fromkeys(plans, result.graph))
     for name, plan in plans.items():
         assert sum(r.waits_s[name] for r in rows) == pytest.approx(plan.cost.exposed_comm_time_s, rel=1e-9, abs=1e-12)
     assert rows[-1].weight == differences.NO_WEIGHT
@@ -106,11 +107,11 @@ def test_waits_by_weight_add_up_to_the_exposed_communication(result: Result, pla
 
 def test_rows_are_every_weight_once_and_say_which_differ(result: Result, plans: dict[str, Plan]) -> None:
     two = {n: plans[n] for n in ("data parallel", "FSDP")}
-    rows = differences.rows(two, result.graph)
+    rows = differences.rows(two, dict.fromkeys(two, result.graph))
     assert sum(r.copies for r in rows[:-1]) == len(result.graph.parameters())
     assert any("lm_head" in r.weight for r in rows if not r.same)
     assert all((r.placements["data parallel"] == r.placements["FSDP"]) == r.same for r in rows[:-1])
-    same = differences.rows({"a": plans["FSDP"], "b": plans["FSDP"]}, result.graph)
+    same = differences.rows({"a": plans["FSDP"], "b": plans["FSDP"]}, {"a": result.graph, "b": result.graph})
     assert all(r.same for r in same)
 
 
@@ -171,3 +172,61 @@ def test_lines_of_interconnects_differ_without_colour(theme: Theme) -> None:
         assert figure.layout.xaxis.title.text == "GPUs"
     assert list(grow_charts.degrees(grown, theme).data[0].y) == [1, 2]
     assert grow_charts.steps(grown, theme).layout.yaxis.title.text.endswith("ms")
+
+
+# --- plans that were pinned on another cluster, at another batch ---------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def far() -> Result:
+    return plan_model(Request("llama-3-8b", cluster="1x8-h200", batch=8, seq=1024))
+
+
+def lines(figure: object) -> list[float]:
+    return [s.x0 * units.GIB for s in figure.layout.shapes]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("theme", [LIGHT, DARK])
+def test_each_bar_has_the_line_of_its_own_gpu(result: Result, far: Result, theme: Theme) -> None:
+    here, there = result.cluster.gpu.memory_bytes, far.cluster.gpu.memory_bytes
+    assert here != there
+    both = charts.memory_bars({"a": result.best, "b": far.best}, theme)
+    assert lines(both) == pytest.approx([here, there])
+    assert [s.y0 < k < s.y1 for k, s in enumerate(both.layout.shapes)] == [True, True]
+    told = [a.text for a in both.layout.annotations]
+    assert {f"GPU memory {units.memory(m)}" for m in (here, there)} <= set(told)
+    alone = charts.memory_bars({"a": far.best, "b": far.best}, theme)
+    assert lines(alone) == pytest.approx([there])
+
+
+def test_the_printed_bars_have_the_line_of_their_own_gpu(result: Result, far: Result) -> None:
+    root = ElementTree.fromstring(print_figures.memory({"a": result.best, "b": far.best}))
+    dashed = [float(p.attrib["d"][1:].split()[0]) for p in root.iter(f"{SVG}path") if "stroke-dasharray" in p.attrib]
+    sizes = [result.cluster.gpu.memory_bytes, far.cluster.gpu.memory_bytes]
+    assert [(x - print_figures.LABEL) / (dashed[0] - print_figures.LABEL) for x in dashed] == pytest.approx(
+        [s / sizes[0] for s in sizes], abs=1e-3
+    )
+    words_of = " ".join(str(t.text) for t in root.iter(f"{SVG}text"))
+    assert all(f"GPU memory {units.memory(s)}" in words_of for s in sizes)
+
+
+def test_a_plan_is_drawn_on_its_own_cluster(result: Result, far: Result) -> None:
+    svg = ElementTree.fromstring(topology.drawing(far.best, PHASES, LIGHT, [result.best, far.best], per_row=2))
+    titles = [str(t.text) for t in svg.iter(f"{SVG}title")]
+    assert sum(bool(re.match(r"GPU \d+ sends", t)) for t in titles) == 8
+    assert topology.grid(far.best).num_bytes.shape == (8, 8)
+
+
+def test_steps_of_other_batches_are_told_by_the_sample(result: Result, far: Result) -> None:
+    def told(seq: int, size: int) -> None:
+        there = replace(far.best, workload={**far.best.workload, "seq": seq})
+        said = words.headline(result.best, there)
+        of = "sample" if seq == result.workload.seq else "token"
+        assert f"a {of}" in said and "a step" not in said
+        own = result.workload.batch * (1 if of == "sample" else result.workload.seq)
+        for seconds in (result.best.cost.step_time_s / own, far.best.cost.step_time_s / size):
+            assert units.seconds(seconds) in said
+
+    told(result.workload.seq, 8)
+    told(1024, 8 * 1024)
+    assert "a step" in words.headline(result.best, result.plans[-1])

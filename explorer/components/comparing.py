@@ -18,15 +18,17 @@ from planner_core.rungs import SAYS, Rung, rungs
 Plans = Mapping[str, Plan]
 
 
-def step(shown: Plans, result: Result) -> None:
-    """The step of each plan in time."""
+def step(shown: Plans, homes: Mapping[str, Result]) -> None:
+    """The step of each plan in time; `homes`: what each plan is one of."""
     look = frame.theme()
-    lines = {words.title(p): timeline.timeline(p, result.graph) for p in shown.values()}
+    lines = {words.title(p): timeline.timeline(p, homes[n].graph) for n, p in shown.items()}
     st.markdown("**One training step in time**", help=f"Exposed: {words.GLOSSARY['exposed']}")
-    ranks, updates = result.cluster.num_gpus, [t.update_s for t in lines.values()]
+    updates = [t.update_s for t in lines.values()]
+    first, *others = {p.mesh.num_devices for p in shown.values()}
+    all_of, last = ("All GPUs of a plan", "all its ranks") if others else (f"All {first} GPUs", f"ranks 0 to {first - 1}")
     st.caption(
-        f"All {ranks} GPUs do the same: every rank holds an equal share and runs the same operations, so three lanes stand for "
-        f"ranks 0 to {ranks - 1}. Compute and waiting add up to the step; what is sent behind compute costs no time. The "
+        f"{all_of} do the same: every rank holds an equal share and runs the same operations, so three lanes stand for "
+        f"{last}. Compute and waiting add up to the step; what is sent behind compute costs no time. The "
         "optimizer sends nothing and its update is not part of the estimate: reading and writing weights, gradients and states "
         f"takes about {_range(updates)}."
     )
@@ -48,7 +50,7 @@ def _range(times: list[float]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def memory_and_traffic(shown: Plans, result: Result) -> None:
+def memory_and_traffic(shown: Plans) -> None:
     """Memory stacked by kind, and bytes sent by collective."""
     look = frame.theme()
     with st.container(key="wide"):
@@ -59,7 +61,7 @@ def memory_and_traffic(shown: Plans, result: Result) -> None:
             help="The mark is the peak: the most that is held at once. Parts need not all meet at the peak.",
         )
         st.plotly_chart(
-            charts.memory_bars(shown, result.cluster.gpu.memory_bytes, look),
+            charts.memory_bars(shown, look),
             theme=None,
             config=frame.CHART,
             key="memory",
@@ -80,7 +82,7 @@ def memory_and_traffic(shown: Plans, result: Result) -> None:
         )
 
 
-def who_to_whom(shown: Plans, result: Result) -> None:
+def who_to_whom(shown: Plans) -> None:
     """The communication matrix of each plan, and the same on the drawing of the cluster."""
     st.markdown(
         "**Who sends to whom**",
@@ -88,7 +90,7 @@ def who_to_whom(shown: Plans, result: Result) -> None:
     )
     phases = frame.phases()
     look = frame.theme()
-    grids = {name: topology.grid(p, result.cluster, phases) for name, p in shown.items()}
+    grids = {name: topology.grid(p, phases) for name, p in shown.items()}
     most = max(float(g.num_bytes.max()) for g in grids.values())
     with st.container(key="wide_matrices"):
         columns = st.columns(2, gap="large")
@@ -109,16 +111,16 @@ def who_to_whom(shown: Plans, result: Result) -> None:
                 alt=f"Bytes that each {grids[name].unit} sends each other one under {words.title(plan)}",
             )
             components.svg(
-                topology.drawing(plan, result.cluster, phases, look, list(shown.values()), per_row=2), key=f"drawing_{k}"
+                topology.drawing(plan, phases, look, list(shown.values()), per_row=2), key=f"drawing_{k}"
             )
 
 
 # --- weights -----------------------------------------------------------------------------------------
 
 
-def weights(shown: Plans, result: Result) -> None:
+def weights(shown: Plans, homes: Mapping[str, Result]) -> None:
     """Weight by weight: placement in each plan, and how long the step waits there."""
-    rows = differences.rows(shown, result.graph)
+    rows = differences.rows(shown, {n: homes[n].graph for n in shown})
     some = [r for r in rows if not r.same]
     left, right = st.columns([3, 2], vertical_alignment="bottom")
     left.markdown("**Weights that differ**" if state.value("rows") == "differing" else "**All weights**")

@@ -12,8 +12,8 @@ from planner_core.pipeline import Result
 from planner_core.plan import Plan
 
 
-def download(shown: Mapping[str, Plan], result: Result) -> None:
-    """The report of these plans, made when the button is pressed; the first is the one it is about."""
+def download(shown: Mapping[str, Plan], homes: Mapping[str, Result]) -> None:
+    """The report of these plans, each with what it is one of, made when the button is pressed; the first is what it is about."""
     st.markdown(
         "**Report**",
         help="One HTML file: plans, step in time, memory, traffic, placements, assumptions and the command that makes it "
@@ -21,7 +21,9 @@ def download(shown: Mapping[str, Plan], result: Result) -> None:
     )
     st.download_button(
         "Download report",
-        lambda: report_page.report(shown, result, datetime.now().astimezone()),
+        lambda: report_page.report(
+            shown, homes[next(iter(shown))], datetime.now().astimezone(), {n: homes[n].graph for n in shown}
+        ),
         file_name=report_page.file_name(shown),
         mime="text/html",
         on_click="ignore",

@@ -51,12 +51,13 @@ def page() -> None:
     st.markdown(
         "  \n".join(f"**{frame.text(words.title(p))}**: {frame.text(words.describe(p))}." for p in current.values())
     )
-    comparing.step(current, result)
-    comparing.memory_and_traffic(current, result)
-    comparing.who_to_whom(current, result)
-    comparing.weights(current, result)
+    homes = {n: state.home(n, result) for n in current}
+    comparing.step(current, homes)
+    comparing.memory_and_traffic(current)
+    comparing.who_to_whom(current)
+    comparing.weights(current, homes)
     comparing.restrictions(result)
-    report.download(current, result)
+    report.download(current, homes)
     st.caption("Times are estimates from published peaks and assumed efficiencies; plans within 5 % are told as ties.")
 
 

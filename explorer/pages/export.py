@@ -207,7 +207,8 @@ def page() -> None:
         st.markdown(f"**Plan file** for {words.mesh_words(plan.mesh)}")
         plan_file(result, name, plan)
         others = {n: plans[n] for n in state.value("compare") if n in plans and n != name}
-        report.download({name: plan, **dict(list(others.items())[: settings.MAX_COMPARED - 1])}, result)
+        shown = {name: plan, **dict(list(others.items())[: settings.MAX_COMPARED - 1])}
+        report.download(shown, dict.fromkeys(shown, result))
         verify(plan, name)
 
 

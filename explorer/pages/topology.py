@@ -63,9 +63,10 @@ def _slid(key: str, count: int) -> None:
     state.change(**{key: chosen if set(chosen) != {"1"} else ()})
 
 
-def links_table(plan: Plan, cluster: Cluster, shown: tuple[str, ...]) -> None:
+def links_table(plan: Plan, shown: tuple[str, ...]) -> None:
     """Load of every level by mesh axis and phase."""
-    found = [x for x in topology.loads(plan, cluster) if x.phase in shown]
+    cluster = topology.cluster_of(plan)
+    found = [x for x in topology.loads(plan) if x.phase in shown]
     rows = []
     for x in sorted(found, key=lambda x: (x.level, x.axis, PHASES.index(x.phase))):
         level = cluster.levels[x.level]
@@ -189,8 +190,8 @@ def page() -> None:
     there = linked.changed(result.cluster, *links)
     moved = other_links(plan, result, there, links)
     with drawing:
-        components.svg(topology.drawing(moved, there, shown, frame.theme()), key="cluster_drawing")
-        links_table(moved, there, shown)
+        components.svg(topology.drawing(moved, shown, frame.theme()), key="cluster_drawing")
+        links_table(moved, shown)
     volume_beside_topology(links)
     growing.section(result)
 
