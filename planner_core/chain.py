@@ -71,11 +71,13 @@ def boundary(problem: Problem, run: Run) -> Boundary:
 
 def as_matrix(table: Floats, axes: Boundary, compiled: Compiled) -> Floats:
     """A table over (..., entry, exit) with both in the numbering of the states alive at either."""
-    n = compiled.net.sizes[axes.entry]
-    wide = np.full((*table.shape[:-2], n, n), np.inf)
-    wide[..., compiled.alive[axes.entry][:, None], compiled.alive[axes.exit][None, :]] = table
     both = chain_states(axes, compiled)
-    return wide[..., both[:, None], both[None, :]]
+    entry, exit_ = (np.searchsorted(both, compiled.alive[v]) for v in (axes.entry, axes.exit))
+    if len(entry) == len(exit_) == len(both):
+        return table
+    wide = np.full((*table.shape[:-2], len(both), len(both)), np.inf)
+    wide[..., entry[:, None], exit_[None, :]] = table
+    return wide
 
 
 def chain_states(axes: Boundary, compiled: Compiled) -> NDArray[np.int64]:
@@ -98,17 +100,15 @@ def to_top(
     problem: Problem, axes: Boundary, compiled: Compiled, table: Floats, names: Sequence[str], matrix: bool = False
 ) -> Table:
     """The table over top variables, in their numbering of alive states."""
-    places, absent = [], []
-    for name in names:
+    for axis, name in enumerate(names):
         mine = chain_states(axes, compiled) if matrix and name in (axes.entry, axes.exit) else compiled.alive[name]
         theirs = problem.top.alive[axes.top[name]]
-        places.append(np.minimum(np.searchsorted(mine, theirs), len(mine) - 1))
-        absent.append(mine[places[-1]] != theirs)
-    out = table[np.ix_(*places)] if places else table
-    for position, missing in enumerate(absent):
-        if missing.any():  # states that this run cannot take
-            out[(slice(None),) * position + (missing,)] = np.inf
-    return _once(tuple(axes.top[n] for n in names), out)
+        if np.array_equal(mine, theirs):
+            continue
+        places = np.minimum(np.searchsorted(mine, theirs), len(mine) - 1)
+        table = table.take(places, axis)
+        table[(slice(None),) * axis + (mine[places] != theirs,)] = np.inf  # states that this run cannot take
+    return _once(tuple(axes.top[n] for n in names), table)
 
 
 def _once(names: tuple[str, ...], table: Floats) -> Table:
@@ -173,6 +173,7 @@ class Chain:
         self.axes, self.compiled = boundary(problem, run), block.compiled
         self.count = len(run.calls)
         self.powers: dict[int, Power] = {}
+        self.trees: dict[int, BucketTree] = {}
         if self.count == 1:
             return
         self.shape = [len(self.compiled.alive[v]) for v in self.axes.shared]
@@ -212,6 +213,15 @@ class Chain:
         if self.count == 1:
             return self.block.over(self.compiled.keep, {})
         return self.block.over((self.axes.entry, self.axes.exit), self.shared_at(s))
+
+    def tree(self, s: int) -> BucketTree:
+        """One copy in shared state `s` with all its tables kept, over the boundary that is left. Raises TooLarge."""
+        if s not in self.trees:
+            c, at = self.compiled, self.shared_at(s) if self.count > 1 else {}
+            keep = (self.axes.entry, self.axes.exit) if self.count > 1 else c.keep
+            free = {v: n for v, n in c.sizes.items() if v not in at}
+            self.trees[s] = BucketTree(free, given(self.block.tables, at), self.block.sequence(keep, at), keep)
+        return self.trees[s]
 
     def matrix(self, s: int) -> Floats:
         """Cost of one copy, from entry to exit, in shared state `s`; what is kept between copies is not in it."""

@@ -9,7 +9,7 @@ is found is the optimum; if nothing is found, the plan at hand was it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ import numpy as np
 from planner_core.chain import Chain, Weights, as_matrix, between_copies, given
 from planner_core.eliminate import Floats
 from planner_core.labels import (
+    MAX_LABELS,
     BucketTree,
     Ints,
     Labels,
@@ -33,11 +34,13 @@ from planner_core.solve import Assignment, Folded, finish
 from planner_core.tables import ENDING, MEMORY, NUM_COMPONENTS, Factor
 
 FIRST, WIDER = 64, 4
-"""The part of the gap that is looked through first, and how much wider each next one is."""
+"""Where the whole gap holds too much: the part of it that is looked through first, and how much wider each next one is."""
+FEW_LABELS = 20_000
+"""Labels held at once while the whole gap is tried."""
 MAX_FAILURES = 3
 """How often too much may be within the part looked through before the rest is left open."""
 FEW_SHARED = 24
-"""Shared states that are looked through where all are too many."""
+"""Shared states that are looked through where all are too many, or while the whole gap is tried."""
 MAX_SHARED = 200
 """Shared states of one run that are compared to close a gap."""
 
@@ -53,6 +56,13 @@ class Goal:
     steps: Floats
     partial: bool = False
     """Where too many shared states are within the limit, look through the most promising ones only."""
+    quick: bool = False
+    """Give up early."""
+
+    @property
+    def most(self) -> int:
+        """Labels that may be held at once."""
+        return FEW_LABELS if self.quick else MAX_LABELS
 
     @property
     def weights(self) -> Weights:
@@ -65,22 +75,19 @@ class Goal:
         return [(f.vars, np.tensordot(self.sums, f.cost, axes=1)) for f in factors]
 
 
-def front_of(problem: Problem, goal: Goal) -> Found | None:
-    """Every undominated vector of sums within the goal's limit; None where nothing is. Raises TooMuch."""
-    if problem.impossible:
-        return None
-    folded = Folded(problem, goal.weights)
-    top = problem.top
+def front_of(folded: Folded, goal: Goal) -> Found | None:
+    """Every undominated vector of sums within the goal's limit; None where nothing is. `folded` stands under the goal's weights;
+    what was found with it before is lost. Raises TooMuch."""
+    problem = folded.problem
     while True:
-        tree = BucketTree(top.sizes, folded.tables, top.sequence, ())
+        tree = folded.weighed()
         if not np.isfinite(tree.root) or tree.root > goal.limit:
             return None
-        tree.weigh()
         copies = [Copies(run, tree, goal) for run in folded.runs]
         if not sum(c.work_out() for c in copies):
             break
     sets = [(c.names, c.labels()) for c in copies]
-    labels = tree.carry(goal.factors(top.factors), sets, goal.limit, goal.steps)
+    labels = tree.carry(goal.factors(problem.top.factors), sets, goal.limit, goal.steps, goal.most)
     return Found(problem, tree, copies, labels.cost)
 
 
@@ -121,9 +128,10 @@ class Copies:
         if self.goal.partial and len(self.states) > FEW_SHARED:
             least = self.margin.min(axis=(1, 2))
             self.margin[np.argsort(least)[FEW_SHARED:]] = np.inf
-        if len(self.states) > MAX_SHARED:
-            raise TooMuch(f"{len(self.states)} states of shared tensors")
-        fresh = [s for s in self.states if s not in self.chain.powers]
+        states = self.states
+        fresh = [s for s in states if s not in self.chain.powers]
+        if len(states) > MAX_SHARED or (self.goal.quick and len(fresh) > FEW_SHARED):
+            raise TooMuch(f"{len(states)} states of shared tensors")
         for s in fresh:
             self.chain.power(s)
         return bool(fresh)
@@ -131,7 +139,7 @@ class Copies:
     def labels(self) -> Labels:
         """Labels by entry of the top variables. Raises TooMuch."""
         if self.chain.count == 1:
-            self.block = BlockLabels(self, {}, self.margin)
+            self.block = BlockLabels(self, 0, self.margin)
             return self.block.labels.at(self.entries)
         kind = _Alike if self.chain.problem.uniform else _Walk
         self.walks = {s: kind(self, s) for s in self.states}
@@ -154,17 +162,16 @@ class Copies:
 
 
 class BlockLabels:
-    """Labels of one copy over its boundary, some of its variables given; `margin` is the least of all through each entry."""
+    """Labels of one copy over its boundary in one state of what copies share; `margin` is the least of all through each entry."""
 
-    def __init__(self, copies: Copies, at: dict[str, int], margin: Floats) -> None:
+    def __init__(self, copies: Copies, s: int, margin: Floats) -> None:
         chain, goal = copies.chain, copies.goal
-        c, self.at = chain.compiled, at
-        keep = (chain.axes.entry, chain.axes.exit) if chain.count > 1 else c.keep
-        free = {v: n for v, n in c.sizes.items() if v not in at}
-        self.alive = c.alive
-        self.tree = BucketTree(free, given(chain.block.tables, at), chain.block.sequence(keep, at), keep)
+        self.at = chain.shared_at(s) if chain.count > 1 else {}
+        self.alive = chain.compiled.alive
+        self.tree = chain.tree(s)
         self.tree.weigh(margin)
-        self.labels = self.tree.carry(given(goal.factors(c.factors), at), [], goal.limit, goal.steps)
+        factors = given(goal.factors(chain.compiled.factors), self.at)
+        self.labels = self.tree.carry(factors, [], goal.limit, goal.steps, goal.most)
 
     def assignment(self, label: int) -> dict[str, int]:
         """The states of one copy, in the network's own numbering."""
@@ -183,7 +190,7 @@ class _Alike:
         self.links = _places(chain)
         inner = np.full((len(c.alive[axes.entry]), len(c.alive[axes.exit])), np.inf)
         np.minimum.at(inner.reshape(-1), self.links[self.links >= 0], margin[self.links >= 0])
-        self.block = BlockLabels(copies, chain.shared_at(s), inner)
+        self.block = BlockLabels(copies, s, inner)
 
     def carry(self) -> Partial:
         """Labels of the whole run by (shared state, entry, exit)."""
@@ -233,7 +240,7 @@ class _Walk:
         c, axes = chain.compiled, chain.axes
         inner = np.full((len(c.alive[axes.entry]), len(c.alive[axes.exit])), np.inf)
         inner.reshape(-1)[self.links[self.links >= 0]] = self.need()[self.links >= 0]
-        self.block = BlockLabels(copies, chain.shared_at(s), inner)
+        self.block = BlockLabels(copies, s, inner)
 
     def need(self) -> Floats:
         """Least weighted cost of all with a copy that goes from k to l, wherever it stands: [k, l]."""
@@ -259,7 +266,8 @@ class _Walk:
             step = Partial(entry[mine] * n + to, found.cost[mine] + extra, np.zeros(len(mine)), [mine])
             links = self.links[at[mine], to]
             room = (self.goal.limit - least)[mine, to]
-            step = _join_each(step, self.block.labels, links, room)
+            step = join(step, self.block.labels, links, room, self.goal.most)
+            step.excess[:] = 0.0  # labels of a chain are told apart by what they are made of only
             found = step.take(undominated(step.row, step.cost, self.goal.steps))
             self.steps.append((found.parts[0], found.parts[1]))
         a, b = self.entries[found.row // n], found.row % n
@@ -277,17 +285,11 @@ class _Walk:
         return [known[i] for i in reversed(path)]
 
 
-def _join_each(step: Partial, link: Labels, links: Ints, room: Floats) -> Partial:
-    """`join`, the labels of a chain being told apart by what they are made of only."""
-    joined = join(step, link, links, room)
-    return replace(joined, excess=np.zeros(len(joined.row)))
-
-
 @dataclass
 class Closing:
     """The search for the least `cost` (prices of the network's components) within `budget` bytes per GPU, between a lower
-    `bound` and the `value` of the best assignment known, `best`. `price` (per byte) and `ending` (whether it is the
-    memory at the end of backward that is priced) are the multipliers of the bound."""
+    `bound` and the `value` of the best assignment known, `best`, or what is worth finding at all (`at_most`). `price`
+    (per byte) and `ending` (whether it is the memory at the end of backward that is priced) are its multipliers."""
 
     problem: Problem
     cost: Floats
@@ -297,6 +299,7 @@ class Closing:
     best: Assignment
     bound: float
     tie: float
+    at_most: float = float("inf")
 
     @property
     def value(self) -> float:
@@ -306,26 +309,44 @@ class Closing:
     @property
     def target(self) -> float:
         """What a better assignment would have to cost, ties apart."""
-        return self.value * (1 - self.tie / 2)
+        return min(self.value, self.at_most) * (1 - self.tie / 2)
+
+    def __post_init__(self) -> None:
+        self.folded = Folded(self.problem, self._goal(1, self.bound).weights)
 
     def run(self, stop: Callable[[], bool]) -> None:
-        """Widen the part of the gap that is looked through until it is closed, `stop` says so, or there is too much in it."""
-        width, failures = (self.target - self.bound) / FIRST, 0
+        """Look through the gap, at once or in parts that grow, until it is closed, `stop` says so, or there is too much in it."""
+        width, failures, tried = (self.target - self.bound) / FIRST, 0, float("inf")
         while self.bound < self.target and not stop():
-            limit = min(self.target, self.bound + width)
             try:
-                self._consider(self._within(limit))
+                if self.target < tried:
+                    tried = self.target
+                    if self._through(tried, quick=True):
+                        return
+                before = self.target
+                if self._through(min(before, self.bound + width)):
+                    width *= 1 if failures else WIDER
+                    if self.target < before:
+                        width = min(width, (self.target - self.bound) / WIDER)
+                    continue
             except TooLarge:
-                return None
-            except TooMuch:
-                failures += 1
-                if failures == MAX_FAILURES:
-                    return self._look_for_better()
-                width /= WIDER
-                continue
-            self.bound = limit
-            width *= 1 if failures else WIDER
-        return None
+                return
+            failures += 1
+            if failures == MAX_FAILURES:
+                self._look_for_better()
+                return
+            width /= WIDER
+
+    def _through(self, limit: float, quick: bool = False) -> bool:
+        """Look through all within `limit`, which is the bound then; False where there is too much. Raises TooLarge."""
+        try:
+            self._consider(self._within(limit, quick=quick))
+        except TooLarge:
+            raise
+        except TooMuch:
+            return False
+        self.bound = limit
+        return True
 
     def _consider(self, found: Assignment | None) -> None:
         if found is not None and float(self.cost @ found.totals) < self.target:
@@ -341,23 +362,31 @@ class Closing:
                 return
             width *= WIDER
 
-    def _within(self, limit: float, partial: bool = False) -> Assignment | None:
+    def _goal(self, ends: int, limit: float, partial: bool = False, quick: bool = False) -> Goal:
+        """Cost and memory at one end of the step, or at both, within a limit of cost and of memory beyond the budget, priced."""
+        sums = np.zeros((1 + ends, NUM_COMPONENTS))
+        sums[0] = self.cost
+        sums[np.arange(ends) + 1, self._ends[:ends]] = 1.0
+        prices = np.array([1.0, self.price, 0.0][: 1 + ends])
+        steps = np.array([self.value * self.tie * 1e-3, 1e-2, 1e-2][: 1 + ends])
+        return Goal(sums, prices, limit + self.price * self.budget, steps, partial, quick)
+
+    @property
+    def _ends(self) -> tuple[int, int]:
+        """Memory at the priced end of the step, and at the other."""
+        return (ENDING, MEMORY) if self.ending else (MEMORY, ENDING)
+
+    def _within(self, limit: float, partial: bool = False, quick: bool = False) -> Assignment | None:
         """The least cost within the budget of all whose priced cost less that of the budget is at most `limit`, or None;
         with `partial` of the most promising ones."""
-        ends = (ENDING, MEMORY) if self.ending else (MEMORY, ENDING)
         for count in (1, 2):  # the other end of the step counts only where it is above the budget
-            sums = np.zeros((1 + count, NUM_COMPONENTS))
-            sums[0] = self.cost
-            sums[np.arange(count) + 1, ends[:count]] = 1.0
-            prices = np.array([1.0, self.price, 0.0][: 1 + count])
-            steps = np.array([self.value * self.tie * 1e-3, 1e-2, 1e-2][: 1 + count])
-            found = front_of(self.problem, Goal(sums, prices, limit + self.price * self.budget, steps, partial))
+            found = front_of(self.folded, self._goal(count, limit, partial, quick))
             if found is None:
                 return None
             fits = np.flatnonzero((found.cost[:, 1:] <= self.budget).all(axis=1))
             if not len(fits):
                 return None
             best = found.assignment(int(fits[found.cost[fits, 0].argmin()]))
-            if best.totals[ends[1]] <= self.budget:
+            if best.totals[self._ends[1]] <= self.budget:
                 return best
         return best

@@ -7,7 +7,7 @@ walk of its last answer says, until the best that fits lies just below one that 
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from planner_core.assemble import assemble
 from planner_core.graph import Graph
@@ -53,40 +53,63 @@ def fit(
     free = rough if rough is not None and rough.solves == 1 else search(problem, objective=objective)
     if free.assignment is None or free.value > abandon_above or walked(problem, graph, free.assignment, budget) <= budget:
         return free
-    best: Answer | None = None
-    low, high, bound = 0.0, memory_of(free.assignment), free.bound
+    aim = _Aim(problem, graph, budget, objective, abandon_above, free.bound)
+    high = memory_of(free.assignment)
     at = min(budget * ABOVE, high - 1)
-    for _ in range(WALKS):
-        answer = _within(problem, objective, at, abandon_above)
-        if answer.assignment is None or answer.bound > abandon_above:
-            break
-        bound = max(bound, answer.bound if at >= budget else 0.0)
-        held, peak = memory_of(answer.assignment), walked(problem, graph, answer.assignment, budget)
-        if peak > budget:
-            if held > at and best is None:  # even the least memory is too much
-                return replace(answer, assignment=None, least_memory=peak, smallest=answer.assignment)
-            high = min(at, held)
-            if held - (peak - budget) < budget < high:  # for its bound
-                at = budget
-                continue
-        else:
-            if best is None or answer.value < best.value:
-                best = replace(answer, bound=answer.bound if at >= budget else min(bound, answer.value))
-            low = max(at, held)
-        at = held + budget - peak  # as if the walk stood as far from the sum there
-        if high - low < CLOSE * high or (peak <= budget and at < low * (1 + CLOSE)):
-            break
-        if not low < at < high:
-            at = (low + high) / 2
-    return best or replace(answer, assignment=None)  # given up: something better is known elsewhere
+    # where the walk meets the budget is found without proof, and proven there
+    found = aim.near(at, high, prove=False)
+    return found if found.assignment is None else aim.near(aim.hit, high, prove=True)
 
 
-def _within(problem: Problem, objective: str, budget: float, abandon_above: float) -> Answer:
-    """The best within the budget, or else an assignment that holds nearly the least (not the very least, which may send far
-    more for a byte less)."""
-    answer = search(problem, objective=objective, budget=budget, abandon_above=abandon_above)
-    if answer.assignment is None and answer.smallest is not None:
-        near = solve(problem, weights(objective, NEAR_LEAST))
-        if near is not None:
-            return replace(answer, assignment=near, value=value_of(near, objective))
-    return answer
+@dataclass
+class _Aim:
+    """Searches for one budget of the walk; `hit` is the budget of the sum that the best answer came from."""
+
+    problem: Problem
+    graph: Graph
+    budget: float
+    objective: str
+    abandon_above: float
+    bound: float
+    hit: float = 0.0
+
+    def near(self, at: float, high: float, prove: bool) -> Answer:
+        """The best answer whose walk fits, sums between 0 and `high` being tried, `at` first."""
+        best: Answer | None = None
+        low = 0.0
+        for _ in range(WALKS):
+            answer = self._within(at, prove)
+            if answer.assignment is None or answer.bound > self.abandon_above:
+                break
+            self.bound = max(self.bound, answer.bound if at >= self.budget else 0.0)
+            held, peak = memory_of(answer.assignment), walked(self.problem, self.graph, answer.assignment, self.budget)
+            if peak > self.budget:
+                if held > at and best is None:  # even the least memory is too much
+                    return replace(answer, assignment=None, least_memory=peak, smallest=answer.assignment)
+                high = min(at, held)
+                if not prove and held - (peak - self.budget) < self.budget < high:  # for its bound
+                    at = self.budget
+                    continue
+            else:
+                if best is None or answer.value < best.value:
+                    bound = answer.bound if at >= self.budget else min(self.bound, answer.value)
+                    best, self.hit = replace(answer, bound=bound), at
+                low = max(at, held)
+            at = held + self.budget - peak  # as if the walk stood as far from the sum there
+            if high - low < CLOSE * high or (peak <= self.budget and at < low * (1 + CLOSE)):
+                break
+            if not low < at < high:
+                at = (low + high) / 2
+        return best or replace(answer, assignment=None)  # given up: something better is known elsewhere
+
+    def _within(self, budget: float, prove: bool) -> Answer:
+        """The best within the budget, or else an assignment that holds nearly the least (not the very least, which may send
+        far more for a byte less)."""
+        answer = search(
+            self.problem, objective=self.objective, budget=budget, abandon_above=self.abandon_above, prove=prove
+        )
+        if answer.assignment is None and answer.smallest is not None:
+            near = solve(self.problem, weights(self.objective, NEAR_LEAST))
+            if near is not None:
+                return replace(answer, assignment=near, value=value_of(near, self.objective))
+        return answer

@@ -19,7 +19,7 @@ from planner_core.hull import Point, hull, slope
 from planner_core.labels import TooMuch
 from planner_core.problem import Problem
 from planner_core.search import MEMORY_PRICE, TIE, least_memory, value_of, weights
-from planner_core.solve import Assignment, solve
+from planner_core.solve import Assignment, Folded, solve
 from planner_core.tables import ENDING, MEMORY, NUM_COMPONENTS
 
 MAX_CORNERS = 64
@@ -76,8 +76,9 @@ def _between(problem: Problem, cost: Floats, a: Assignment, b: Assignment) -> Fo
     sums[0] = cost
     sums[1, MEMORY] = 1.0
     limit = high + price * float(a.totals[MEMORY])
+    goal = Goal(sums, np.array([1.0, price]), limit, np.array([high * TIE * 1e-3, 1e-2]))
     try:
-        return front_of(problem, Goal(sums, np.array([1.0, price]), limit, np.array([high * TIE * 1e-3, 1e-2])))
+        return front_of(Folded(problem, goal.weights), goal)
     except TooMuch:
         return None
 

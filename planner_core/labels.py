@@ -28,6 +28,10 @@ NEAR = 8
 """Predecessors that each label is compared with at once, before groups are gone through one by one."""
 
 
+FITS = 2**62
+"""What a whole number of 64 bits holds."""
+
+
 class TooMuch(PlannerError):
     """More lies within the limit than can be compared; `what` says of what."""
 
@@ -78,14 +82,14 @@ def concatenate(parts: Sequence[Partial]) -> Partial:
     )  # fmt: skip
 
 
-def join(mine: Partial, child: Labels, entry: Ints, room: Floats) -> Partial:
+def join(mine: Partial, child: Labels, entry: Ints, room: Floats, most: int = MAX_LABELS) -> Partial:
     """Every label with every label of its entry of `child` (`entry`: one per label) whose excesses together stay within the
-    label's `room`. Raises TooMuch."""
+    label's `room`. Raises TooMuch where these are more than `most`."""
     first, end = child.first[entry], child.last[entry]
     last = _bisect(child.excess, first, end, room - mine.excess)
     counts = last - first
     total = int(counts.sum())
-    if total > MAX_LABELS:
+    if total > most:
         raise TooMuch(f"{total} partial plans")
     take = np.repeat(np.arange(len(counts)), counts)
     position = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts) + np.repeat(first, counts)
@@ -109,16 +113,21 @@ def _bisect(values: Floats, first: Ints, last: Ints, most: Floats) -> Ints:
 
 
 def undominated(group: Ints, cost: Floats, steps: Floats) -> Ints:
-    """Indices of the labels that no other of their group equals or beats in every sum, ordered by group.
+    """Indices of labels of which no other of their group equals or beats one in every sum, ordered by group; of two that tie in
+    the first sum both may stay.
 
     Sums are compared in whole `steps`, so that rounding does not tell equal labels apart.
     """
+    if not len(group):
+        return np.zeros(0, dtype=np.int64)
     keys = np.round(cost / steps).astype(np.int64)
+    keys -= keys.min(axis=0)
+    if keys.shape[1] == 2:
+        order = _by_group(group, keys[:, 0])
+        return order[_stairs(group[order], keys[order, 1])]
     order = np.lexsort((*keys.T[::-1], group))
     g, k = group[order], keys[order]
     order, g, k = _near(order, g, k)
-    if k.shape[1] == 2 or len(g) == 0:
-        return order[_stairs(g, k[:, 1])] if len(g) else order
     ends = np.flatnonzero(np.diff(g, append=g[-1] + 1)) + 1
     sizes = np.diff(ends, prepend=0)
     keep = np.ones(len(g), dtype=bool)
@@ -126,6 +135,14 @@ def undominated(group: Ints, cost: Floats, steps: Floats) -> Ints:
         if size > NEAR:
             keep[end - size : end] = _skyline(k[end - size : end, 1:])
     return order[keep]
+
+
+def _by_group(group: Ints, first: Ints) -> Ints:
+    """Order by group, then by a sum that is not negative: one sort, where both fit one number."""
+    span = int(first.max()) + 1
+    if span * (int(group.max()) + 1) < FITS:
+        return np.argsort(group * span + first)
+    return np.lexsort((first, group))
 
 
 def _near(order: Ints, g: Ints, k: Ints) -> tuple[Ints, Ints, Ints]:
@@ -138,10 +155,11 @@ def _near(order: Ints, g: Ints, k: Ints) -> tuple[Ints, Ints, Ints]:
 
 
 def _stairs(g: Ints, second: Ints) -> NDArray[np.bool_]:
-    """Of labels sorted by group and first sum: those whose second sum is below all before them."""
-    rank = np.unique(second, return_inverse=True)[1]
+    """Of labels sorted by group and first sum: those whose second sum, which is not negative, is below all before them."""
     block = np.cumsum(np.diff(g, prepend=g[0]) != 0)
-    falling = rank - block * (int(rank.max()) + 1)  # groups lie in bands, each below the one before
+    if (int(second.max()) + 1) * (int(block[-1]) + 1) >= FITS:
+        second = np.unique(second, return_inverse=True)[1]
+    falling = second - block * (int(second.max()) + 1)  # groups lie in bands, each below the one before
     least = np.minimum.accumulate(falling)
     keep: NDArray[np.bool_] = np.r_[True, falling[1:] < least[:-1]]
     return keep
@@ -234,12 +252,13 @@ class BucketTree:
         return found
 
     def carry(
-        self, factors: Iterable[Table], sets: Iterable[tuple[tuple[str, ...], Labels]], limit: float, steps: Floats
-    ) -> Labels:
+        self, factors: Iterable[Table], sets: Iterable[tuple[tuple[str, ...], Labels]], limit: float, steps: Floats,
+        most: int = MAX_LABELS,
+    ) -> Labels:  # fmt: skip
         """Labels of every entry of the root within `limit`.
 
         `factors` have [sum, entry of their variables]; `sets` are labels of other networks by entry of theirs.
-        Raises TooMuch.
+        Raises TooMuch where one table has more than `most`.
         """
         plain: list[list[Table]] = [[] for _ in range(len(self.buckets) + 1)]
         self.children = [[] for _ in plain]
@@ -248,16 +267,16 @@ class BucketTree:
         for k, (names, labels) in enumerate(sets):
             self.children[self.home(names)].append((-1 - k, names, labels))
         for i, b in enumerate(self.buckets):
-            found = self._fill(i, plain[i], limit, steps)
+            found = self._fill(i, plain[i], limit, steps, most)
             below = np.where(np.isfinite(b.message), b.message, 0.0)[..., None]
             found.excess = found.excess + (b.total - below).ravel()[found.row]
             labels, self.chosen[i] = collect(found, found.row // self.sizes[b.name], b.message.size, steps)
             self.children[b.parent].append((i, b.others, labels))
-        found = self._fill(-1, plain[-1], limit, steps)
+        found = self._fill(-1, plain[-1], limit, steps, most)
         labels, self.chosen[-1] = collect(found, found.row, self.root.size, steps)
         return labels
 
-    def _fill(self, i: int, plain: Sequence[Table], limit: float, steps: Floats) -> Partial:
+    def _fill(self, i: int, plain: Sequence[Table], limit: float, steps: Floats, most: int) -> Partial:
         """Every way to fill the entries of a bucket that are within the limit, from its factors and children."""
         scope, margin = self.scope_of(i), self.margins[i].ravel()
         rows = np.flatnonzero(margin <= limit)
@@ -271,7 +290,7 @@ class BucketTree:
             entry = np.zeros(self.margins[i].size, dtype=np.int64)
             for v in names:
                 entry[rows] = entry[rows] * self.sizes[v] + place[v]
-            found = join(found, labels, entry[found.row], limit - margin[found.row])
+            found = join(found, labels, entry[found.row], limit - margin[found.row], most)
             if len(found.row) > len(rows):
                 found = found.take(undominated(found.row, found.cost, steps))
         return found

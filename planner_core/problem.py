@@ -68,6 +68,7 @@ class Problem:
     uniform: bool = False
     scopes: dict[int, tuple[str, ...]] = field(default_factory=dict)
     narrowed: bool = False  # states were given up so that it can be solved (see `narrow`)
+    solved: dict[tuple[float, float, float, float], Any] = field(default_factory=dict)  # assignments by weights (see `solve`)
 
     @property
     def impossible(self) -> bool:

@@ -38,6 +38,14 @@ def weights(objective: str, price: float = 0.0, share: float = 1.0) -> Weights:
     return (1.0, forward, COMM_PRICE, backward)
 
 
+def prices(w: Weights, objective: str) -> tuple[float, float] | None:
+    """Seconds per byte at the end of forward and at the end of backward that `weights` of this objective hold; None where it
+    is another sum."""
+    plain = weights(objective)
+    own = w[0] == plain[0] and w[2] == plain[2] and w[1] >= MEMORY_PRICE and w[3] >= 0.0
+    return (w[1] - MEMORY_PRICE, w[3]) if own else None
+
+
 def memory_of(a: Assignment) -> float:
     """Bytes per GPU where they are most: at the end of forward or of backward."""
     return float(max(a.totals[MEMORY], a.totals[ENDING]))
@@ -81,32 +89,45 @@ class _Search:
     best: Assignment | None = None
     bound: float = 0.0
     solves: int = 0
-    share: float = 1.0
-    multipliers: tuple[float, float] = (0.0, 1.0)  # price and share of the bound
+    multipliers: tuple[float, float] = (0.0, 0.0)  # of the bound: prices at the end of forward and of backward
 
-    def at(self, price: float) -> Assignment | None:
+    def start(self) -> None:
+        """Take what earlier searches of this problem found, for other budgets."""
+        for w, a in self.problem.solved.items():
+            if a is not None:
+                self.consider(a)
+                self._raise(a, prices(w, self.objective))
+
+    def at(self, price: float, share: float) -> Assignment | None:
         """Solve with memory at `price`; keeps what fits and raises the bound."""
         self.solves += 1
-        a = solve(self.problem, weights(self.objective, price, self.share))
+        w = weights(self.objective, price, share)
+        a = solve(self.problem, w)
         if a is not None:
             self.consider(a)
-            lagrangian = value_of(a, self.objective) + (price * (self.weighed(a) - self.budget) if price else 0.0)
-            if lagrangian * (1 - COMM_PRICE) > self.bound:
-                self.bound, self.multipliers = lagrangian * (1 - COMM_PRICE), (price, self.share)
+            self._raise(a, prices(w, self.objective))
         return a
 
-    def close(self, stop: Callable[[], bool]) -> None:
-        """Look through what is left between the bound and the best."""
+    def _raise(self, a: Assignment, multipliers: tuple[float, float] | None) -> None:
+        """The bound that an optimum at some prices gives: what it costs, and what it holds beyond the budget (Lagrange)."""
+        if multipliers is not None:
+            over = np.array((a.totals[MEMORY], a.totals[ENDING])) - self.budget
+            priced = float(np.where(multipliers, over, 0.0) @ multipliers)
+            bound = (value_of(a, self.objective) + priced) * (1 - COMM_PRICE)
+            if bound > self.bound:
+                self.bound, self.multipliers = bound, multipliers
+
+    def close(self, stop: Callable[[], bool], at_most: float) -> None:
+        """Look through what is left between the bound and the best, or `at_most`."""
         assert self.best is not None
-        price, share = self.multipliers
+        forward, backward = self.multipliers
         plain = np.array(weights(self.objective)) * (1, 0, 1, 1)
-        closing = Closing(self.problem, plain, self.budget, price, share == 0.0, self.best, self.bound, TIE)
+        closing = Closing(
+            self.problem, plain, self.budget, forward + backward, backward > forward, self.best, self.bound, TIE,
+            at_most,
+        )  # fmt: skip
         closing.run(stop)
         self.best, self.bound = closing.best, max(self.bound, closing.bound)
-
-    def weighed(self, a: Assignment) -> float:
-        """The memory that is priced: a mean of the two ends, never more than the larger."""
-        return float(self.share * a.totals[MEMORY] + (1 - self.share) * a.totals[ENDING])
 
     def consider(self, a: Assignment) -> None:
         """Remember `a` if it fits and is the best."""
@@ -131,7 +152,7 @@ def search(
     eliminations. Without `prove` the gap that prices leave stays.
     """
     run = _Search(problem, objective, budget)
-    free = run.at(0.0)
+    free = run.at(0.0, 1.0)
     if free is None:
         return Answer(None, float("inf"), float("inf"), float("inf"), run.solves)
     if run.best is not None or run.bound > abandon_above:
@@ -143,16 +164,17 @@ def search(
     if least > budget:
         return Answer(None, float("inf"), run.bound, least, run.solves, small)
     run.consider(small)
+    run.start()
 
     def enough() -> bool:
         return stop() or run.bound > abandon_above
 
-    for share in (1.0, 0.0) if free.totals[MEMORY] >= free.totals[ENDING] else (0.0, 1.0):
-        run.share = share
-        if run.weighed(free) > budget:
-            _price_memory(run, free, small, enough)
+    ends = ((1.0, MEMORY), (0.0, ENDING))
+    for share, end in ends if free.totals[MEMORY] >= free.totals[ENDING] else ends[::-1]:
+        if free.totals[end] > budget:
+            _price_memory(run, free, small, share, enough)
     if prove:
-        run.close(enough)
+        run.close(enough, abandon_above)
     return run.answer(least)
 
 
@@ -174,22 +196,32 @@ def least_memory(problem: Problem) -> Assignment | None:
     return min(found, key=memory_of)
 
 
-def _price_memory(run: _Search, fast: Assignment, small: Assignment, stop: Callable[[], bool]) -> None:
+def _price_memory(run: _Search, fast: Assignment, small: Assignment, share: float, stop: Callable[[], bool]) -> None:
     """Find the price at which a plan that fits and one that does not weigh the same: there the bound is highest."""
+
+    def held(a: Assignment) -> float:
+        return float(a.totals[MEMORY if share else ENDING])
+
+    known = [a for w, a in run.problem.solved.items() if a is not None and _priced(w, run.objective, share)]
+    fast = min((a for a in (fast, *known) if held(a) > run.budget), key=held)
+    small = max((a for a in (small, *known) if held(a) <= run.budget), key=held)
     for _ in range(16):
-        saved = run.weighed(fast) - run.weighed(small)
+        saved = held(fast) - held(small)
         slower = value_of(small, run.objective) - value_of(fast, run.objective)
         if stop() or saved <= 0 or slower <= 0:
             return
         price = slower / saved
-        found = run.at(price)
-        if found is None or _weigh(run, found, price) >= _weigh(run, fast, price) * (1 - 1e-12):
+        found = run.at(price, share)
+        line = value_of(fast, run.objective) + price * held(fast)
+        if found is None or value_of(found, run.objective) + price * held(found) >= line * (1 - 1e-12):
             return
-        if run.weighed(found) <= run.budget:
+        if held(found) <= run.budget:
             small = found
         else:
             fast = found
 
 
-def _weigh(run: _Search, a: Assignment, price: float) -> float:
-    return value_of(a, run.objective) + price * run.weighed(a)
+def _priced(w: Weights, objective: str, share: float) -> bool:
+    """Whether these weights price memory at one end of the step only."""
+    found = prices(w, objective)
+    return found is not None and found[1 if share else 0] == 0.0

@@ -27,8 +27,12 @@ class Assignment:
 
 
 def solve(problem: Problem, weights: Weights) -> Assignment | None:
-    """The assignment of least weighted cost, or None where there is none."""
-    return None if problem.impossible else Folded(problem, weights).best()
+    """The assignment of least weighted cost, or None where there is none. The problem keeps it: searches for other budgets
+    ask for the same weights, and start from what was found."""
+    if weights not in problem.solved:
+        problem.solved[weights] = None if problem.impossible else Folded(problem, weights).best()
+    found: Assignment | None = problem.solved[weights]
+    return found
 
 
 class Folded:
@@ -39,11 +43,22 @@ class Folded:
         blocks = {name: Solver(c, weights) for name, c in problem.blocks.items()}
         self.runs = [Chain(problem, run, weights, blocks[run.block]) for run in problem.runs]
         self.fixed = scalar(problem.top.factors, weights)
+        self._tree: tuple[int, BucketTree] | None = None
 
     @property
     def tables(self) -> list[Table]:
         """All tables over the top variables; those of runs may hold lower bounds."""
         return [*self.fixed, *(r.table() for r in self.runs)]
+
+    def weighed(self) -> BucketTree:
+        """The top network with all its tables kept, and the least cost through every entry; made anew where copies were
+        worked out since. Raises TooLarge."""
+        known = sum(len(r.powers) for r in self.runs)
+        if self._tree is None or self._tree[0] != known:
+            tree = BucketTree(self.problem.top.sizes, self.tables, self.problem.top.sequence, ())
+            tree.weigh()
+            self._tree = known, tree
+        return self._tree[1]
 
     def best(self) -> Assignment | None:
         """The assignment of least cost: found again until it rests on no lower bound."""
@@ -63,12 +78,10 @@ class Folded:
 
     def _work_out_more(self, assignment: Mapping[str, int]) -> None:
         """Make all else exact, together, that may be as good as an assignment whose cost is exact now."""
-        top = self.problem.top
         try:
-            tree = BucketTree(top.sizes, self.tables, top.sequence, ())
+            tree = self.weighed()
         except TooMuch:  # then one after the other
             return
-        tree.weigh()
         value = sum(float(t[tuple(assignment[v] for v in names)]) for names, t in self.tables)
         for r in self.runs:
             r.work_out_below(tree, value)
