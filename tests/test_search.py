@@ -114,6 +114,7 @@ def test_lazy_shared_states_change_nothing(mesh: str, monkeypatch: pytest.Monkey
     problem = zoo("t5-large", mesh, 3)
     lazy = claimed(problem, ALL_COSTS)
     monkeypatch.setattr("planner_core.chain.EAGER", 10**9)
+    problem.solved.clear()
     assert claimed(problem, ALL_COSTS) == lazy
 
 
@@ -167,6 +168,21 @@ def test_one_byte_under_a_plan_never_returns_it(name: str) -> None:
     else:
         budget = 0.0
     assert budget < float("inf")
+
+
+@pytest.mark.parametrize("name", ["llama-3-8b", "t5-large"])
+def test_what_was_asked_before_changes_no_answer(name: str) -> None:
+    """A problem keeps what it solved; the next search starts from there."""
+    problem = zoo(name, "8", 3)
+    most, least = ends(name, "8", 3)
+    for share in (0.8, 0.2, 0.5):
+        budget = least + share * (most - least)
+        later = search(problem, budget=budget)
+        problem.solved.clear()
+        first = search(problem, budget=budget)
+        assert later.optimal and first.optimal
+        assert later.value == pytest.approx(first.value, rel=2e-6)
+        assert later.solves <= first.solves
 
 
 def unit(component: int) -> Weights:
