@@ -139,7 +139,7 @@ class Copies:
     def labels(self) -> Labels:
         """Labels by entry of the top variables. Raises TooMuch."""
         if self.chain.count == 1:
-            self.block = BlockLabels(self, 0, self.margin)
+            self.block = BlockLabels(self.chain, self.goal, 0, self.margin)
             return self.block.labels.at(self.entries)
         kind = _Alike if self.chain.problem.uniform else _Walk
         self.walks = {s: kind(self, s) for s in self.states}
@@ -164,8 +164,7 @@ class Copies:
 class BlockLabels:
     """Labels of one copy over its boundary in one state of what copies share; `margin` is the least of all through each entry."""
 
-    def __init__(self, copies: Copies, s: int, margin: Floats) -> None:
-        chain, goal = copies.chain, copies.goal
+    def __init__(self, chain: Chain, goal: Goal, s: int, margin: Floats) -> None:
         self.at = chain.shared_at(s) if chain.count > 1 else {}
         self.alive = chain.compiled.alive
         self.tree = chain.tree(s)
@@ -183,19 +182,19 @@ class _Alike:
     """The copies of a run, all alike, for one state of what they share: as many labels as one copy has."""
 
     def __init__(self, copies: Copies, s: int) -> None:
-        self.copies, self.s = copies, s
+        self.count, self.s, self.between = copies.chain.count, s, copies.between()
         chain, limit = copies.chain, copies.goal.limit
         axes, c = chain.axes, chain.compiled
         margin = limit - (limit - copies.margin[s]) / chain.count
         self.links = _places(chain)
         inner = np.full((len(c.alive[axes.entry]), len(c.alive[axes.exit])), np.inf)
         np.minimum.at(inner.reshape(-1), self.links[self.links >= 0], margin[self.links >= 0])
-        self.block = BlockLabels(copies, s, inner)
+        self.block = BlockLabels(chain, copies.goal, s, inner)
 
     def carry(self) -> Partial:
         """Labels of the whole run by (shared state, entry, exit)."""
-        n, count, link = len(self.links), self.copies.chain.count, self.block.labels
-        between = self.copies.between() * (count - 1)
+        n, count, link = len(self.links), self.count, self.block.labels
+        between = self.between * (count - 1)
         at = link.at(self.links.diagonal())
         counts = at.last - at.first
         state = np.repeat(np.arange(n), counts)
@@ -204,7 +203,7 @@ class _Alike:
 
     def assignments(self, label: int) -> list[dict[str, int]]:
         """The states of each copy in one of the run's labels."""
-        return [self.block.assignment(label)] * self.copies.chain.count
+        return [self.block.assignment(label)] * self.count
 
 
 def _places(chain: Chain) -> Ints:
@@ -223,8 +222,8 @@ class _Walk:
     """
 
     def __init__(self, copies: Copies, s: int) -> None:
-        self.copies, self.s, self.goal = copies, s, copies.goal
-        chain = copies.chain
+        self.s, self.goal, self.between = s, copies.goal, copies.between()
+        self.chain = chain = copies.chain
         last = chain.matrix(s)
         self.costs = [last + chain.between] * (chain.count - 1) + [last]
         margin = copies.margin[s]
@@ -240,7 +239,7 @@ class _Walk:
         c, axes = chain.compiled, chain.axes
         inner = np.full((len(c.alive[axes.entry]), len(c.alive[axes.exit])), np.inf)
         inner.reshape(-1)[self.links[self.links >= 0]] = self.need()[self.links >= 0]
-        self.block = BlockLabels(copies, s, inner)
+        self.block = BlockLabels(chain, copies.goal, s, inner)
 
     def need(self) -> Floats:
         """Least weighted cost of all with a copy that goes from k to l, wherever it stands: [k, l]."""
@@ -257,12 +256,11 @@ class _Walk:
         """Labels of the whole run by (shared state, entry, exit)."""
         n, sums = self.costs[0].shape[0], len(self.goal.steps)
         found = Partial(np.arange(len(self.entries)) * n + self.entries, np.zeros((len(self.entries), sums)), np.zeros(len(self.entries)))
-        between = self.copies.between()
         for p, (cost, ahead) in enumerate(zip(self.costs, self.ahead[1:], strict=True)):
             entry, at = found.row // n, found.row % n
             least = (found.cost @ self.goal.prices)[:, None] + cost[at] + ahead[entry]
             mine, to = np.nonzero(least <= self.goal.limit)
-            extra: Any = between[to] if p < len(self.costs) - 1 else 0.0
+            extra: Any = self.between[to] if p < len(self.costs) - 1 else 0.0
             step = Partial(entry[mine] * n + to, found.cost[mine] + extra, np.zeros(len(mine)), [mine])
             links = self.links[at[mine], to]
             room = (self.goal.limit - least)[mine, to]
@@ -271,8 +269,7 @@ class _Walk:
             found = step.take(undominated(step.row, step.cost, self.goal.steps))
             self.steps.append((found.parts[0], found.parts[1]))
         a, b = self.entries[found.row // n], found.row % n
-        chain = self.copies.chain.cost[self.s][a, b]
-        excess = found.cost @ self.goal.prices - chain
+        excess = found.cost @ self.goal.prices - self.chain.cost[self.s][a, b]
         return Partial(self.s * n * n + a * n + b, found.cost, excess, [np.arange(len(a))])
 
     def assignments(self, label: int) -> list[dict[str, int]]:

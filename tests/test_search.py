@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -183,6 +185,23 @@ def test_what_was_asked_before_changes_no_answer(name: str) -> None:
         assert later.optimal and first.optimal
         assert later.value == pytest.approx(first.value, rel=2e-6)
         assert later.solves <= first.solves
+
+
+def test_a_search_leaves_no_cycle_behind() -> None:
+    """A server plans all day: what a search made must go when it is dropped, not when the collector comes by."""
+    problem = problem_of(load_snapshot("gpt2-xl", layers=4), load_cluster("2x8-h100"), "2x8")
+    free, least = search(problem), search(problem, budget=1.0).least_memory
+    assert free.assignment is not None
+    gc.collect()
+    gc.disable()
+    try:
+        answer = search(problem, budget=(least + memory_of(free.assignment)) / 2)
+        assert answer.solves > 2
+        left = weakref.ref(problem)
+        del problem
+        assert left() is None
+    finally:
+        gc.enable()
 
 
 def unit(component: int) -> Weights:
