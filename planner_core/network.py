@@ -209,11 +209,12 @@ class _Builder:
                         flags.setdefault((v, p.dim), ([False] * len(s.rows), extents))[0][r] = True
                 if row.divides:
                     flags.setdefault((k, row.label), ([False] * len(s.rows), row.divides))[0][r] = True
-        even = np.ones(len(index), dtype=bool)
-        for flag, extents in flags.values():
-            n = joint_parts(np.array(flag), index, self.model.sizes)
-            for extent in set(extents):
-                even &= extent % n == 0
+        wanted = {(tuple(flag), extent) for flag, dims in flags.values() for extent in dims}
+        if not wanted:
+            return np.ones(len(index), dtype=bool)
+        parts = joint_parts(np.array([flag for flag, _ in wanted]), index, self.model.sizes)
+        whole = np.array([extent for _, extent in wanted])
+        even: Bools = (whole[:, None] % parts.astype(np.int64) == 0).all(axis=0)
         return even
 
     def _work(self, number: int, s: GroupStrategy, index: Ints) -> Floats:

@@ -214,14 +214,18 @@ def compile_network(net: Network, keep: tuple[str, ...]) -> Compiled:
     for f in net.factors:
         old = merged.get(f.vars)
         merged[f.vars] = f if old is None else Factor(f.vars, old.cost + f.cost, old.allowed & f.allowed)
-    changed = True
-    while changed:
-        changed = False
-        for f in merged.values():
-            for axis, v in enumerate(f.vars):
-                fresh = alive[v] & _support(f, axis, alive)
-                if fresh.sum() != alive[v].sum():
-                    alive[v], changed = fresh, True
+    near: dict[str, list[Factor]] = {}
+    for f in merged.values():
+        for v in f.vars:
+            near.setdefault(v, []).append(f)
+    todo = dict.fromkeys(merged)
+    while todo:
+        f = merged[todo.popitem()[0]]
+        for axis, v in enumerate(f.vars):
+            fresh = alive[v] & _support(f, axis, alive)
+            if not np.array_equal(fresh, alive[v]):
+                alive[v] = fresh
+                todo.update((other.vars, None) for other in near[v])
     index = {v: np.flatnonzero(a) for v, a in alive.items()}
     small = []
     for f in merged.values():

@@ -91,11 +91,11 @@ def joint_index(num_rows: int, num_axes: int) -> Ints:
 
 
 def joint_parts(flag: Bools, index: Ints, sizes: tuple[int, ...]) -> Floats:
-    """Product of the sizes of the axes whose row has `flag`."""
-    n = np.ones(len(index))
+    """Product of the sizes of the axes whose row has `flag` [..., row]: [..., joint choice]."""
+    n = np.ones((*flag.shape[:-1], len(index)))
     for axis, size in enumerate(sizes):
         if size > 1:
-            n *= np.where(flag, float(size), 1.0)[index[:, axis]]
+            n *= np.where(flag, float(size), 1.0)[..., index[:, axis]]
     return n
 
 
