@@ -311,6 +311,12 @@ def plan_ids(plans: tuple[Plan, ...]) -> dict[str, Plan]:
     return found
 
 
+def planned_names(request: Request) -> tuple[str, ...]:
+    """The plans that are there for a request, by `plan_ids`; none where it was not planned yet, or cannot be."""
+    ready = _plans().peek(request)
+    return tuple(plan_ids(ready.plans)) if ready else ()
+
+
 def chosen(found: Mapping[str, Plan]) -> tuple[str, Plan]:
     """The plan in the address, else the best; a name that is not there is told in place."""
     name = value("plan")

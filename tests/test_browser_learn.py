@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,7 +38,7 @@ class Visit:
         self.page.wait_for_selector("[data-testid=stApp][data-test-script-state=notRunning]", timeout=60_000)
 
     def at_step(self, number: int) -> None:
-        self.page.get_by_role("heading", name=re.compile(rf"^{number}\. "), level=4).wait_for(timeout=30_000)
+        self.page.get_by_role("heading", name=re.compile(rf"^{number}\. "), level=3).wait_for(timeout=30_000)
         self.settle()
 
     def drawn_anew(self, old: str) -> None:
@@ -179,6 +180,19 @@ def test_the_way_to_the_explorer_keeps_the_model(visit: Visit, app: str) -> None
     visit.page.wait_for_url(lambda url: "/learn" not in url and "model=gpt2-xl" in url)
     visit.page.get_by_text("GPT-2 XL").first.wait_for()
     assert not visit.wrong
+
+
+def test_headings_skip_no_level_and_a_closed_button_can_be_read(visit: Visit, app: str) -> None:
+    page = visit.page
+    page.goto(f"{app}/learn?lesson=13")
+    visit.at_step(1)
+    levels = page.locator("h1, h2, h3, h4, h5, h6").evaluate_all("all => all.map((h) => Number(h.tagName[1]))")
+    assert levels and all(b - a <= 1 for a, b in itertools.pairwise(levels))
+    closed = page.locator(".st-key-w_next button")
+    assert closed.is_disabled()  # the question comes first
+    look = "e => [getComputedStyle(e.querySelector('p')).color, getComputedStyle(e).backgroundColor, getComputedStyle(document.body).backgroundColor]"
+    words, *papers = closed.evaluate(look)
+    assert words not in papers
 
 
 def test_nothing_is_cut_off_on_a_small_screen(chromium: Browser, app: str) -> None:

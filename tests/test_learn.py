@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from explorer import settings
-from explorer.learn import address, draw, export, recent
+from explorer.learn import address, draw, export, recent, warm
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Lesson
 from explorer.learn.lessons import (
@@ -519,6 +519,21 @@ def test_the_link_shows_the_same_thing(lesson: Lesson, model: str) -> None:
 
 def test_nothing_is_computed_twice_for_a_step() -> None:
     assert recent.shown(2, LLAMA, LESSONS[1].defaults()) is recent.shown(2, LLAMA, LESSONS[1].defaults())
+
+
+def test_what_comes_next_is_computed_while_a_lesson_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    for pause in ("PAUSE_S", "BREATH_S"):
+        monkeypatch.setattr(warm, pause, 0.0)
+    learner, planned = Learner(Request("gpt2-xl", batch=24)), []
+    thread = warm.prefetch(1, learner, planned.append)
+    thread.join()
+    assert planned == [learner.request]
+    misses = recent._shown.cache_info().misses
+    for lesson in LESSONS[1:]:
+        recent.shown(lesson.number, learner, lesson.defaults())
+    for batch in LESSONS[0].controls[0].options:
+        recent.shown(1, learner, {"batch": batch})
+    assert recent._shown.cache_info().misses == misses
 
 
 def test_the_lessons_load_without_torch() -> None:

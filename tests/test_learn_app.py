@@ -36,7 +36,7 @@ def words(at: AppTest) -> str:
 
 def step(at: AppTest) -> str:
     """The heading of the step shown."""
-    return next(m.value.replace("\\", "") for m in at.markdown if m.value.startswith("#### "))
+    return next(m.value.replace("\\", "") for m in at.markdown if m.value.startswith("### "))
 
 
 def param(at: AppTest, key: str) -> str:
@@ -55,17 +55,17 @@ def test_forward_stops_at_the_question_and_back_returns(lesson: Lesson) -> None:
     at = opened(lesson=str(lesson.number))
     scene = lesson.scene(LLAMA, lesson.defaults())
     assert f"## {lesson.number}. {lesson.title}" in words(at) and lesson.idea in words(at)
-    assert step(at).startswith("#### 1. ")
+    assert step(at).startswith("### 1. ")
     to_question(at, lesson)
-    assert step(at).startswith(f"#### {scene.reveal}. ")
+    assert step(at).startswith(f"### {scene.reveal}. ")
     assert scene.steps[scene.reveal - 1].says in words(at)
     assert at.button(key="w_next").disabled
     assert not at.exception
     if scene.reveal > 1:
         at.button(key="w_back").click().run()
-        assert step(at).startswith(f"#### {scene.reveal - 1}. ")
+        assert step(at).startswith(f"### {scene.reveal - 1}. ")
     at.slider[0].set_value(len(scene.steps)).run()  # nothing beyond the question
-    assert step(at).startswith(f"#### {scene.reveal}. ")
+    assert step(at).startswith(f"### {scene.reveal}. ")
 
 
 @every
@@ -82,7 +82,7 @@ def test_a_wrong_answer_is_explained_and_a_right_one_opens_the_rest(lesson: Less
     for _ in range(len(scene.steps) - scene.reveal):
         at.button(key="w_next").click().run()
         assert not at.exception
-    assert step(at).startswith(f"#### {len(scene.steps)}. ")
+    assert step(at).startswith(f"### {len(scene.steps)}. ")
     assert scene.steps[-1].says in words(at)
 
 
@@ -127,7 +127,7 @@ def test_a_new_case_closes_the_answer() -> None:
 
 def test_the_address_opens_a_lesson_at_a_step_with_its_controls() -> None:
     at = opened(lesson="4", step="3", **{"with": "n:6"}, model="gpt2-xl")
-    assert step(at).startswith("#### 3. reduce-scatter, step 2 of 5")
+    assert step(at).startswith("### 3. reduce-scatter, step 2 of 5")
     assert param(at, "model") == "gpt2-xl" and param(at, "lesson") == "4"
 
 
@@ -135,7 +135,7 @@ def test_a_bad_address_is_told_in_place() -> None:
     at = opened(lesson="77")
     assert "no “77”" in at.warning[0].value
     at = opened(lesson="2", **{"with": "cut:sideways"})
-    assert "sideways" in at.warning[0].value and step(at).startswith("#### 1.")
+    assert "sideways" in at.warning[0].value and step(at).startswith("### 1.")
 
 
 def test_lessons_follow_each_other() -> None:

@@ -156,6 +156,11 @@ def number(value: float) -> str:
     return ("0.00" if shown == "-0.00" else shown).replace("-", "−")
 
 
+def difference(value: float) -> str:
+    """How far two results are apart: 0, or the power of ten that tells rounding from a mistake."""
+    return f"{value:.0e}" if value else "0"
+
+
 def matrix(
     values: Any, style: Callable[[int, int], Style], name: str = "", placement: str = "", cell: float = CELL_W
 ) -> Box:

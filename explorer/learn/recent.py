@@ -14,13 +14,13 @@ def shown(number: int, learner: Learner, values: Values) -> tuple[Scene, Questio
     return _shown(number, learner, tuple(values.items()))
 
 
-@lru_cache(maxsize=128)
+@lru_cache(maxsize=256)
 def _shown(number: int, learner: Learner, values: tuple[tuple[str, Choice], ...]) -> tuple[Scene, Question]:
     lesson = LESSONS[number - 1]
     return lesson.scene(learner, dict(values)), lesson.question(learner, dict(values))
 
 
-@lru_cache(maxsize=128)
+@lru_cache(maxsize=256)
 def _seen(number: int, learner: Learner, values: tuple[tuple[str, Choice], ...]) -> dict[str, str]:
     focus = LESSONS[number - 1].focus
     return focus(learner, dict(values)) if focus else {}

@@ -1,14 +1,22 @@
-"""Work done while the learner reads: torch imported, and the other settings of a slow lesson computed and kept."""
+"""Work done while the learner reads: torch imported; what will be asked for next computed and kept."""
 
 from __future__ import annotations
 
 import threading
-from functools import lru_cache
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import lru_cache, partial
 
 from explorer.learn.learner import Learner
 from explorer.learn.lessons import LESSONS
-from explorer.learn.recent import shown
+from explorer.learn.recent import seen, shown
 from planner_core.errors import PlannerError
+from planner_core.planner import Request
+
+PAUSE_S, BREATH_S = 1.0, 0.05
+"""Before the work begins, and between its parts: the page comes first."""
+ONE_AT_A_TIME = threading.Lock()
 
 
 @lru_cache(maxsize=1)
@@ -27,18 +35,26 @@ def _import() -> None:
 
 
 @lru_cache(maxsize=64)
-def prefetch(number: int, learner: Learner) -> threading.Thread:
-    """Compute every setting of a lesson's sliders once, the rest at their defaults; returns the thread that does it."""
-    thread = threading.Thread(target=_settings, args=(number, learner), name=f"lesson {number}", daemon=True)
+def prefetch(number: int, learner: Learner, plan: Callable[[Request], object]) -> threading.Thread:
+    """While lesson `number` is read, once: the other settings of its sliders, the first pictures of the lessons to come, and
+    the plans that links name. Returns the thread that does it."""
+    thread = threading.Thread(target=_ahead, args=(number, learner, plan), name=f"lesson {number}", daemon=True)
     thread.start()
     return thread
 
 
-def _settings(number: int, learner: Learner) -> None:
+def _ahead(number: int, learner: Learner, plan: Callable[[Request], object]) -> None:
+    time.sleep(PAUSE_S)
     lesson = LESSONS[number - 1]
-    for control in lesson.controls:
-        for option in control.options if control.kind == "slider" else ():
-            try:
-                shown(number, learner, {**lesson.defaults(), control.key: option})
-            except PlannerError:
-                return  # told on the page when it is asked for
+    sliders = [c for c in lesson.controls if c.kind == "slider"] if lesson.prefetch else []
+    work: list[Callable[[], object]] = [
+        partial(shown, number, learner, {**lesson.defaults(), c.key: o}) for c in sliders for o in c.options
+    ]
+    for other in (*LESSONS[number:], *LESSONS[: number - 1]):
+        at = (other.number, learner, other.defaults())
+        work += [partial(shown, *at), partial(seen, *at)]
+    work.append(partial(plan, learner.request))
+    for do in work:
+        with suppress(PlannerError), ONE_AT_A_TIME:  # told on the page when it is asked for
+            do()
+        time.sleep(BREATH_S)

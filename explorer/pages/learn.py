@@ -20,7 +20,6 @@ from explorer.learn.lessons import LESSONS
 from explorer.learn.recent import seen, shown
 from explorer.learn.warm import prefetch, warm
 from planner_core.errors import PlannerError
-from planner_core.planner import Request
 
 CSS = frame.CSS.parent / "learn.css"
 PAGE = "explorer/pages/{}.py"
@@ -170,9 +169,8 @@ def show(lesson: Lesson, scene: Scene) -> None:
     """The step: its title, what it says, the picture."""
     here = place(lesson)
     step = scene.steps[here["step"]]
-    st.markdown(f"#### {here['step'] + 1}. {frame.text(step.title)}")
     with st.container(key="says"):
-        st.markdown(step.says)
+        st.markdown(f"### {here['step'] + 1}. {frame.text(step.title)}\n\n{step.says}")
     picture(step.picture, key="picture")
     if not here["open"] and here["step"] == scene.reveal - 1:
         st.caption("The next step waits for your answer.")
@@ -231,18 +229,10 @@ def same_thing(lesson: Lesson) -> dict[str, str]:
     now = state.values()
     if found.get("model", now["model"]) != now["model"]:
         now = {**now, **state.OF_THE_MODEL}
-    for key in {"plan", "compare"} & found.keys():
-        plans = plan_names(settings.request({**now, "model": found.get("model", now["model"])}))
+    plans = state.planned_names(settings.request({**now, "model": found.get("model", now["model"])}))
+    for key in {"plan", "compare"} & found.keys() if plans else ():
         found[key] = ",".join(n for n in found[key].split(",") if n in plans)
     return {**settings.write(now), **{k: v for k, v in found.items() if v}}
-
-
-def plan_names(request: Request) -> tuple[str, ...]:
-    """The plans that the explorer would show; none where it would tell why there is none."""
-    try:
-        return tuple(state.plan_ids(state.plan(request).plans))
-    except PlannerError:
-        return ()
 
 
 @st.fragment
@@ -256,8 +246,7 @@ def body(number: int) -> None:
         st.error(state.in_words(str(error)))
         return
     here["step"] = min(here["step"], len(scene.steps) - 1)
-    if lesson.prefetch:
-        prefetch(lesson.number, who)
+    prefetch(number, who, state.plan)
     to_address(lesson)
     with st.container(key="wide"):
         left, right = st.columns([7, 5], gap="large")

@@ -11,16 +11,19 @@ from explorer.learn.learner import Learner
 from explorer.learn.lesson import Lesson
 from explorer.learn.lessons import LESSONS
 
+CSS = frame.CSS.parent / "learn.css"
+
 
 def outline(lesson: Lesson, who: Learner) -> None:
     """One lesson: steps, controls, question with answer, link."""
     scene, question = lesson.scene(who, lesson.defaults()), lesson.question(who, lesson.defaults())
     query = {**settings.write(state.values()), "lesson": str(lesson.number)}
-    st.page_link("explorer/pages/learn.py", label=f"**{lesson.number}. {lesson.title}**", query_params=query)
-    st.markdown(lesson.idea)
+    with st.container(gap="xsmall", key=f"outline_{lesson.number}"):
+        st.page_link("explorer/pages/learn.py", label=f"**{lesson.number}. {lesson.title}**", query_params=query)
+        st.markdown(lesson.idea)
     with st.expander("Steps, controls, question and answer"):
         steps = "  \n".join(
-            f"{i}. {frame.text(s.title)}" + (" (after the answer)" if i == scene.reveal + 1 else "")
+            f"{i}. {frame.text(s.title)}" + (" (the question first)" if i == scene.reveal + 1 else "")
             for i, s in enumerate(scene.steps, 1)
         )
         st.markdown(f"**Shows**  \n{steps}")
@@ -29,14 +32,17 @@ def outline(lesson: Lesson, who: Learner) -> None:
         )
         st.markdown("**New words**: " + ", ".join(term for term, _ in lesson.terms) + ".")
         st.markdown(f"**Question**: {question.ask}")
-        for i, (option, why) in enumerate(zip(question.options, question.why, strict=True)):
-            st.markdown(f"- {'**' + option + '** (right)' if i == question.answer else option}: {why}")
+        told = enumerate(zip(question.options, question.why, strict=True))
+        st.markdown(
+            "\n".join(f"- {'**' + o + '** (right)' if i == question.answer else o}: {why}" for i, (o, why) in told)
+        )
 
 
 def page() -> None:
     """The page."""
     state.begin("teacher")
     st.html(frame.CSS)
+    st.html(CSS)
     st.markdown("## For teachers")
     st.markdown(
         "Thirteen lessons of five to ten minutes, in the order in which words are defined. Each has its own "

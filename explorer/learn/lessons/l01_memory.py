@@ -81,7 +81,7 @@ def scene(learner: Learner, values: Values) -> Scene:
 def _one_gpu(name: str, graph: Graph, whole: dict[str, int], batch: int, limit: tuple[float, str]) -> list[Step]:
     """Weights, gradients, optimizer states, then the activations."""
     stays = {"params": whole["params"], "grads": whole["params"], "optimizer": whole["optimizer"]}
-    each = units.significant(whole["params"] / graph.num_params)
+    each = f"{round(whole['params'] / graph.num_params, 2):g}"
     says = (
         f"{name} has {units.count(graph.num_params)} parameters. At {each} bytes each its weights take "
         f"{units.memory(whole['params'])}.",

@@ -6,7 +6,20 @@ from functools import lru_cache
 from typing import Any
 
 from explorer.learn import links
-from explorer.learn.draw import Box, arrow, column, device, legend, matrix, owned, replicated, row, sign, svg
+from explorer.learn.draw import (
+    Box,
+    arrow,
+    column,
+    device,
+    difference,
+    legend,
+    matrix,
+    owned,
+    replicated,
+    row,
+    sign,
+    svg,
+)
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
 
@@ -140,11 +153,11 @@ def _after_columns(c: dict[str, Any]) -> list[Step]:
     return [
         Step("Second product, one sum",
             "B is cut by rows to match, so the hidden numbers need no message at all. One **all_reduce** of the "
-            f"terms gives Z. Largest difference: **{c['error']:.1e}**, rounding.", svg(column(total, whole), "Terms of Z are summed")),
+            f"terms gives Z. Largest difference: **{difference(c['error'])}**, rounding.", svg(column(total, whole), "Terms of Z are summed")),
         Step("Backward: f and g",
             "Going back, X was used whole by both devices, so its gradient comes as terms: one **all_reduce** "
             "again. Megatron-LM calls the pair f and g: f does nothing forward and sums backward, g sums forward "
-            f"and does nothing backward. Against autograd on one GPU: **{c['grad_error']:.1e}**.", svg(back, "Terms of the gradient of X are summed")),
+            f"and does nothing backward. Against autograd on one GPU: **{difference(c['grad_error'])}**.", svg(back, "Terms of the gradient of X are summed")),
     ]  # fmt: skip
 
 
@@ -159,7 +172,7 @@ def _after_rows(c: dict[str, Any]) -> list[Step]:
             "GeLU bends: GeLU of a term is no term of GeLU. Adding afterwards gives another function. Largest "
             f"difference in Z: **{c['error']:.2f}**.", svg(bad, "The sum of GeLUs differs from GeLU of the sum")),
         Step("The cure costs a message",
-            f"Sum first, then GeLU: an all_reduce in the middle, and the difference is **{c['mended']:.1e}**. But "
+            f"Sum first, then GeLU: an all_reduce in the middle, and the difference is **{difference(c['mended'])}**. But "
             "that is a second all_reduce forward. Cutting A by columns needs none there: column, then row.", svg(row(matrix(c["hidden"], replicated, "X·A summed", "R"), arrow(46, "GeLU"), matrix(c["act_whole"], replicated, "GeLU(X·A)", "R", 54)), "Summed before GeLU")),
     ]  # fmt: skip
 
@@ -172,7 +185,7 @@ def question(learner: Learner, values: Values) -> Question:
             "Both devices went on to GeLU without talking. How many all_reduces does the whole MLP need forward?",
             ("One, at the very end",
                 "After B, cut by rows, each device has a term of Z; summing them once gives Z (difference "
-                f"{c['error']:.0e})."),
+                f"{difference(c['error'])})."),
             (
                 ("Two, one after each product", "After the first product the columns are finished numbers: nothing is left to sum."),
                 ("None", "Each device saw half of the rows of B, so its Z is only a term. Without a sum nobody has Z."),

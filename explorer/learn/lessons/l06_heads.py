@@ -7,7 +7,7 @@ from typing import Any
 
 from explorer.learn import links
 from explorer.learn.charts import wrap
-from explorer.learn.draw import Box, column, device, row, svg, table, text, tile
+from explorer.learn.draw import Box, column, device, difference, row, svg, table, text, tile
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
 from planner_core.errors import ShardingError
@@ -69,7 +69,7 @@ def scene(learner: Learner, values: Values) -> Scene:
     error = attention(heads, kv, t) if even_q and even_kv else -1.0
     told = (
         f"Computed just now with {heads} and {kv} heads on {t} devices: largest difference to the whole "
-        f"**{error:.0e}**, and no message in between. The output projection, cut by rows, does the one "
+        f"**{difference(error)}**, and no message in between. The output projection, cut by rows, does the one "
         "all_reduce."
         if error >= 0
         else "With this degree there is nothing to run: choose one that divides both. More devices than key-value "

@@ -14,6 +14,7 @@ from explorer.learn.draw import (
     arrow,
     column,
     device,
+    difference,
     legend,
     matrix,
     owned,
@@ -177,7 +178,7 @@ def _vocabulary_steps(n: int, table_bytes: int, gathered: int, small: int) -> li
         Step("Vocabulary: the loss",
             "The last product makes one number per token and word. Cut it by words, and each device finds its "
             "largest number, its sum of exponentials and, if it owns it, the right word's number: three small "
-            f"sums. Loss here {c['got']:.4f}, on one GPU {c['loss']:.4f}, difference **{c['error']:.0e}**. For "
+            f"sums. Loss here {c['got']:.4f}, on one GPU {c['loss']:.4f}, difference **{difference(c['error'])}**. For "
             f"this model: {amount(small)} sent per GPU instead of {amount(gathered)} to gather the logits.", svg(_vocabulary(c, n), "Cross-entropy over split classes")),
     ]  # fmt: skip
 
@@ -227,7 +228,9 @@ def _lookup(e: dict[str, Any], n: int) -> Box:
 def _vocabulary(c: dict[str, Any], n: int) -> Box:
     parts = [matrix(p, owned(r), f"GPU {r}", "S(1)", 36) for r, p in enumerate(c["parts"])]
     right = column(
-        text("right word", 13, 600), *(tile(80, 30, ("", None), str(int(t)), 13) for t in c["target"]), gap=0
+        text("right word", 13, 600),
+        column(*(tile(80, 30, ("", None), str(int(t)), 13) for t in c["target"]), gap=0),
+        gap=5,
     )
     return column(
         row(*parts, right, gap=10, align=1),

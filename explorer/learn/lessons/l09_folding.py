@@ -66,7 +66,7 @@ def scene(learner: Learner, values: Values) -> Scene:
     for s in found:
         kept = [g for g in s.kept if g.similar > 0]
         says = (
-            f"Cut every name after {s.depth} part{'s' * (s.depth > 1)}. Names with equal weights behind them are "
+            f"Cut every name after {s.depth} part{'s' * (s.depth > 1)}; parts stand between dots. Names with equal weights behind them are "
             "similar. "
         )
         if kept:

@@ -71,7 +71,7 @@ def scene(learner: Learner, values: Values) -> Scene:
     compute, comm, spans = _chunks(learner, (d1, d2), chunks, base * ratio)
     tiles, error = _tiles()
     four = (
-        f"A layer has four weights, so four all_reduces forward and four backward. On {d1} × {d2}, in units "
+        f"A layer has four weights (q, k and v count as one), so four all_reduces forward and four backward. On {d1} × {d2}, in units "
         "of tokens · "
         "hidden, each over one axis only (FFN-1 and FFN-2 are the two weights of the feed-forward part). Per part of a "
         "weight three times as much goes over axis 2, hence the 3 in the formula of the question:"
@@ -202,7 +202,10 @@ def question(learner: Learner, values: Values) -> Question:
     for m in (best, *others):
         name = f"{m[0]} × {m[1]}" + (" (Megatron-LM)" if m == (n, 1) else "")
         options.append((name, f"({m[0]}−1)/1 + 3·({m[1]}−1)/{ratio} = {cost[m]:g}; the best is {cost[best]:g}."))
-    told = f"Time goes with (d1−1)/B1 + 3(d2−1)/B2. {n} GPUs, B1 = 1, B2 = {ratio}: which d1 × d2 is quickest?"
+    told = (
+        f"Time goes with (d1−1)/B1 + 3(d2−1)/B2, where B1 and B2 are the bandwidths of the axes. {n} GPUs, B1 = 1, "
+        f"B2 = {ratio}: which d1 × d2 is quickest?"
+    )
     return asked(told, options[0], tuple(options[1:]), n % 3)
 
 

@@ -89,13 +89,14 @@ def scene(learner: Learner, values: Values) -> Scene:
             "Every device sends each other one the tokens that want its expert: an **all_to_all**. The diagonal "
             "stays at home.", table(("", *(f"to GPU {d}" for d in range(n))), rows)),
         Step("Tokens at their experts",
-            f"{moved} of {k * TOKENS} tokens travelled. The busiest expert has {busiest}, the mean is {mean:g}: "
+            f"{moved} of {k * TOKENS} {'copies of ' * (k > 1)}tokens travelled{', one to each expert that a token uses' * (k > 1)}. "
+            f"The busiest expert has {busiest}, the mean is {mean:g}: "
             "the others wait for it.", svg(_away(c, n), "Tokens at their experts")),
         Step("And back",
             "A second all_to_all brings the results home. Against the same experts without devices the largest "
             f"difference is **{c['error']:.0f}**.", svg(_home(c, n, back=True), "Results at home")),
         Step("Expert or tensor parallel?",
-            f"{n} devices, {k} experts a token, {units.whole(tokens)} tokens of {hidden} numbers (Mixtral's "
+            f"{n} devices, {k} experts a token, {units.whole(tokens)} tokens of {units.whole(hidden)} numbers (Mixtral's "
             f"width). Two all_to_alls send {amount(expert)} per GPU and layer forward; cutting every expert and "
             f"summing sends {amount(tensor)}. The ratio is k/n = {k}/{n}: tokens that move need not be copied to "
             "all. But experts must be equally busy, and whole experts must fit.", svg(_bill(expert, tensor), "Bytes of expert and of tensor parallelism")),
