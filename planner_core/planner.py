@@ -87,6 +87,7 @@ class Planner:
     strategies: Mapping[str, BlockStrategies]
     clock: Clock
     networks: dict[tuple[tuple[int, ...], int, bool], Networks] = field(default_factory=dict)
+    problems: dict[tuple[tuple[int, ...], int, bool, bool], Problem] = field(default_factory=dict)
 
     @property
     def budget(self) -> float:
@@ -108,16 +109,21 @@ class Planner:
         if by_volume:
             model = replace(model, links=tuple(volume_link(link.size) for link in model.links))
         key = (mesh.axis_sizes, workload.zero, by_volume)
+        if restrict is None and (*key, uniform) in self.problems:
+            return self.problems[*key, uniform]
         with self.clock("network"):
             if key not in self.networks:
                 self.networks[key] = build_networks(self.coarse, self.strategies, model)
             nets = self.networks[key]
             try:
-                return build_problem(self.coarse, self.strategies, model, restrict, uniform, nets)
+                problem = build_problem(self.coarse, self.strategies, model, restrict, uniform, nets)
             except TooWide:
                 less = narrow(nets, self.coarse, restrict)
                 problem = build_problem(self.coarse, self.strategies, model, less, uniform, nets)
-                return replace(problem, narrowed=True)
+                problem = replace(problem, narrowed=True)
+        if restrict is None:  # what it solved serves the next who asks
+            self.problems[*key, uniform] = problem
+        return problem
 
     def solve(
         self, problem: Problem, objective: str, abandon_above: float = float("inf"), rough: Answer | None = None
@@ -215,4 +221,4 @@ def meshes(request: Request, cluster: Cluster) -> list[DeviceMesh]:
 
 def replace_request(planner: Planner, **changes: Any) -> Planner:
     """The same planner for another request of the same model, cluster and workload."""
-    return replace(planner, request=replace(planner.request, **changes), networks=planner.networks)
+    return replace(planner, request=replace(planner.request, **changes))
