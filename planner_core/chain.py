@@ -15,7 +15,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from planner_core.eliminate import Elimination, Floats, Power, Table, eliminate, order, power, reduce, times
+from planner_core.eliminate import Elimination, Floats, Power, Table, eliminate, given, order, power, reduce, times
 from planner_core.labels import BucketTree
 from planner_core.problem import Compiled, Problem, Run
 from planner_core.tables import MEMORY, NUM_COMPONENTS, Factor, tensor_name
@@ -33,22 +33,24 @@ SMALL = 1_000_000
 def scalar(factors: Sequence[Factor], weights: Weights) -> list[Table]:
     """Tables of one number per entry: the weighted components, infinite where impossible."""
     w = np.asarray(weights)
-    return [(f.vars, (w @ f.cost.reshape(NUM_COMPONENTS, -1)).reshape(f.allowed.shape) + f.barrier) for f in factors]
+    return [_open(f.vars, (w @ f.cost.reshape(NUM_COMPONENTS, -1)).reshape(f.allowed.shape) + f.barrier) for f in factors]
 
 
-def given(tables: Sequence[Table], at: Mapping[str, int]) -> list[Table]:
-    """The tables, some of whose variables have a state already. Further leading dims of an array stay as they are."""
-    found = []
-    for names, array in tables:
-        lead = array.ndim - len(names)
-        where = (*(slice(None),) * lead, *(at.get(v, slice(None)) for v in names))
-        found.append((tuple(v for v in names if v not in at), array[where]))
-    return found
+def vectors(factors: Sequence[Factor], sums: Floats) -> list[Table]:
+    """Tables of `sums` [sum, component] of the components: arrays [sum, entry of their variables]."""
+    return [_open(f.vars, np.tensordot(sums, f.cost, axes=1)) for f in factors]
+
+
+def _open(names: tuple[str, ...], array: Floats) -> Table:
+    """The table without variables of one state, of which there may be more than numpy has dims. Further leading dims stay."""
+    lead = array.ndim - len(names)
+    one = [i for i in range(len(names)) if array.shape[lead + i] == 1]
+    return tuple(v for i, v in enumerate(names) if i not in one), array.squeeze(axis=tuple(lead + i for i in one))
 
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """Where a block's boundary stands: names of its shared inputs, of the chain's ends, and their top names."""
+    """Where a block's boundary stands: names of its shared inputs of several states, of the chain's ends, and their top names."""
 
     shared: tuple[str, ...]
     entry: str
@@ -65,8 +67,8 @@ def boundary(problem: Problem, run: Run) -> Boundary:
     inner = [*block.inputs, *block.outputs]
     outer = [*first.inputs, *last.outputs]
     top = {tensor_name(i): tensor_name(o) for i, o in zip(inner, outer, strict=True)}
-    keep = problem.blocks[run.block].keep
-    return Boundary(tuple(k for k in keep if k not in (entry, exit_)), entry, exit_, top)
+    shared = problem.blocks[run.block].open
+    return Boundary(tuple(k for k in shared if k not in (entry, exit_)), entry, exit_, top)
 
 
 def as_matrix(table: Floats, axes: Boundary, compiled: Compiled) -> Floats:
@@ -108,7 +110,7 @@ def to_top(
         places = np.minimum(np.searchsorted(mine, theirs), len(mine) - 1)
         table = table.take(places, axis)
         table[(slice(None),) * axis + (mine[places] != theirs,)] = np.inf  # states that this run cannot take
-    return _once(tuple(axes.top[n] for n in names), table)
+    return _open(*_once(tuple(axes.top[n] for n in names), table))
 
 
 def _once(names: tuple[str, ...], table: Floats) -> Table:
@@ -211,14 +213,14 @@ class Chain:
     def link(self, s: int) -> Elimination:
         """One copy in shared state `s`; a run of one copy has all its boundary kept."""
         if self.count == 1:
-            return self.block.over(self.compiled.keep, {})
+            return self.block.over(self.compiled.open, {})
         return self.block.over((self.axes.entry, self.axes.exit), self.shared_at(s))
 
     def tree(self, s: int) -> BucketTree:
         """One copy in shared state `s` with all its tables kept, over the boundary that is left. Raises TooLarge."""
         if s not in self.trees:
             c, at = self.compiled, self.shared_at(s) if self.count > 1 else {}
-            keep = (self.axes.entry, self.axes.exit) if self.count > 1 else c.keep
+            keep = (self.axes.entry, self.axes.exit) if self.count > 1 else c.open
             free = {v: n for v, n in c.sizes.items() if v not in at}
             self.trees[s] = BucketTree(free, given(self.block.tables, at), self.block.sequence(keep, at), keep)
         return self.trees[s]
@@ -244,7 +246,7 @@ class Chain:
         """A table over the boundary (of a run of one copy), or [shared state, entry, exit], over top variables."""
         axes, c = self.axes, self.compiled
         if self.count == 1:
-            return to_top(self.problem, axes, c, table, c.keep)
+            return to_top(self.problem, axes, c, table, c.open)
         names = (*axes.shared, axes.entry, axes.exit)
         return to_top(self.problem, axes, c, table.reshape(*self.shape, *table.shape[1:]), names, matrix=True)
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from planner_core.chain import Chain, Weights, as_matrix, between_copies, given
-from planner_core.eliminate import Floats
+from planner_core.chain import Chain, Weights, as_matrix, between_copies, vectors
+from planner_core.eliminate import Floats, Table, given
 from planner_core.labels import (
     MAX_LABELS,
     BucketTree,
@@ -70,9 +70,9 @@ class Goal:
         w = self.prices @ self.sums
         return (float(w[0]), float(w[1]), float(w[2]), float(w[3]))
 
-    def factors(self, factors: list[Factor]) -> list[tuple[tuple[str, ...], Floats]]:
+    def factors(self, factors: list[Factor]) -> list[Table]:
         """The sums of each factor's entries."""
-        return [(f.vars, np.tensordot(self.sums, f.cost, axes=1)) for f in factors]
+        return vectors(factors, self.sums)
 
 
 def front_of(folded: Folded, goal: Goal) -> Found | None:

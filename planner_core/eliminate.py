@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,16 +17,15 @@ from numpy.typing import NDArray
 from planner_core.errors import PlannerError
 
 Floats = NDArray[np.float64]
+ZERO = np.zeros(1)
 Table = tuple[tuple[str, ...], Floats]
-Steps = list[tuple[str, tuple[str, ...], Floats | NDArray[np.int64]]]
-"""Variables in the order of their elimination, the others that met them, and what their best state is found in."""
+Steps = list[tuple[str, list[Table]]]
+"""Variables in the order of their elimination, and the tables that each stood in: its best state is found in their sum."""
 MAX_TABLE = 70_000_000
 """Entries of the largest table that is built (half a gigabyte); beyond it elimination is refused."""
 
-FEW = 4_000_000
-"""Entries of a table that is kept as it is to find a best state in later."""
-MAX_KEPT = 60
-"""Variables of one table: numpy has 64 dims."""
+AT_ONCE = 1_000_000
+"""Entries up to which the tables of a variable are added up for all its states together."""
 
 
 class TooWide(PlannerError):
@@ -43,8 +41,7 @@ class TooWide(PlannerError):
 
 @dataclass
 class Elimination:
-    """A solved network: `table` over `kept` variables, and for each eliminated variable what its best state is found in, given
-    later ones: the costs of its states [state, others] where they are few, else the best ones [others]."""
+    """A solved network: `table` over `kept` variables, and the way back to the state of each eliminated one."""
 
     kept: tuple[str, ...]
     table: Floats
@@ -53,16 +50,16 @@ class Elimination:
     def assignment(self, kept: Mapping[str, int]) -> dict[str, int]:
         """The best state of every variable, given those that were kept."""
         found = dict(kept)
-        for name, others, costs in reversed(self.steps):
-            at: tuple[Any, ...] = tuple(found[o] for o in others)
-            found[name] = int(costs[(slice(None), *at)].argmin()) if costs.ndim > len(others) else int(costs[at])
+        for name, tables in reversed(self.steps):
+            costs = sum((array[tuple(slice(None) if v == name else found[v] for v in names)] for names, array in tables), start=ZERO)
+            found[name] = int(costs.argmin())
         return found
 
 
 def order(sizes: Mapping[str, int], scopes: Iterable[Sequence[str]], keep: Sequence[str]) -> list[str]:
-    """A greedy elimination order: next the variable whose table is smallest. Raises TooWide."""
-    if len(keep) > MAX_KEPT:
-        raise TooWide(2.0 ** len(keep))
+    """A greedy elimination order: next the variable whose table is smallest. Raises TooWide, also where the table over `keep` is."""
+    if (entries := _entries(keep, sizes)) > MAX_TABLE:
+        raise TooWide(entries)
     near: dict[str, set[str]] = {v: set() for v in sizes}
     for scope in scopes:
         for v in scope:
@@ -70,25 +67,25 @@ def order(sizes: Mapping[str, int], scopes: Iterable[Sequence[str]], keep: Seque
     for v, others in near.items():
         others.discard(v)
     kept, found = set(keep), []
-    weight = {v: _entries(v, near[v], sizes) for v in sizes if v not in kept}
+    weight = {v: _entries((v, *near[v]), sizes) for v in sizes if v not in kept}
     while weight:
         v = min(weight, key=lambda name: (weight[name], name))
         if weight.pop(v) > MAX_TABLE:
-            raise TooWide(_entries(v, near[v], sizes))
+            raise TooWide(_entries((v, *near[v]), sizes))
         found.append(v)
         others = near.pop(v)
         for o in others:
             near[o] = (near[o] | others) - {o, v}
         for o in others:
             if o in weight:
-                weight[o] = _entries(o, near[o], sizes)
+                weight[o] = _entries((o, *near[o]), sizes)
     return found
 
 
-def _entries(v: str, others: set[str], sizes: Mapping[str, int]) -> float:
-    total = float(sizes[v])
-    for o in others:
-        total *= sizes[o]
+def _entries(scope: Iterable[str], sizes: Mapping[str, int]) -> float:
+    total = 1.0
+    for v in scope:
+        total *= sizes[v]
     return total
 
 
@@ -117,15 +114,34 @@ def reduce(
         put(table)
     steps: Steps = []
     for i, v in enumerate(sequence):
-        mine = pool.get(v, [])
+        mine = sorted(pool.get(v, []), key=lambda t: t[1].size)
         others = tuple(dict.fromkeys(o for scope, _ in mine for o in scope if o != v))
-        if _entries(v, set(others), sizes) > largest:
+        if _entries((v, *others), sizes) > largest:
             return steps, [*last, *(t for left in pool.values() for t in left)], list(sequence[i:])
         pool.pop(v, None)
-        total = add(mine, (v, *others), sizes)
-        steps.append((v, others, total if total.size <= FEW else total.argmin(axis=0)))
-        put((others, total.min(axis=0)))
+        steps.append((v, mine))
+        put((others, _least(mine, v, others, sizes)))
     return steps, last, []
+
+
+def _least(tables: Sequence[Table], v: str, others: tuple[str, ...], sizes: Mapping[str, int]) -> Floats:
+    """The least sum of the tables over the states of `v`; state by state where all at once would be large."""
+    if _entries((v, *others), sizes) <= AT_ONCE:
+        return np.asarray(add(tables, (v, *others), sizes).min(axis=0))
+    best = add(given(tables, {v: 0}), others, sizes)
+    for s in range(1, sizes[v]):
+        np.minimum(best, add(given(tables, {v: s}), others, sizes), out=best)
+    return best
+
+
+def given(tables: Sequence[Table], at: Mapping[str, int]) -> list[Table]:
+    """The tables, some of whose variables have a state already. Further leading dims of an array stay as they are."""
+    found = []
+    for names, array in tables:
+        lead = array.ndim - len(names)
+        where = (*(slice(None),) * lead, *(at.get(v, slice(None)) for v in names))
+        found.append((tuple(v for v in names if v not in at), array[where]))
+    return found
 
 
 def add(tables: Sequence[Table], scope: tuple[str, ...], sizes: Mapping[str, int]) -> Floats:

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from planner_core.chain import Weights, given, scalar
-from planner_core.eliminate import Elimination, Floats, eliminate, order
+from planner_core.chain import Weights, scalar, vectors
+from planner_core.eliminate import Elimination, Floats, eliminate, given, order
 from planner_core.hull import Point, hull, slope
 from planner_core.labels import BucketTree, TooMuch
 from planner_core.problem import Compiled
@@ -90,7 +90,7 @@ class _Block:
         tree.weigh()
         sums = np.zeros((2, NUM_COMPONENTS))
         sums[0, COMM], sums[1, MEMORY] = 1.0, 1.0
-        tables = given([(f.vars, np.tensordot(sums, f.cost, axes=1)) for f in self.compiled.factors], self.at)
+        tables = given(vectors(self.compiled.factors, sums), self.at)
         constant = sum((t for names, t in tables if not names), start=np.zeros(2))
         labels = tree.carry(
             [t for t in tables if t[0]], [], right[0] + price * left[1], np.array([max(right[0], 1e-9) * TIE, 1e-2])

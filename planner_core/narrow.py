@@ -1,14 +1,17 @@
-"""Where exact elimination is too wide: fix what makes it so, and search the rest exactly.
+"""Where exact elimination is too wide: give up states until it is not, search the rest exactly, and bound what was given up.
 
 A block whose weights are shared by all its copies (ALBERT's layer, Zamba's attention) has every weight at its boundary,
-and the table over all of them has too many entries. `narrow` chooses the state of each shared weight as if a copy
-had it for itself, forbids the others, and, where that is not enough, lets no tensor pass between blocks as a sum to be.
-The plan is then the best of a smaller space, and is not called optimal.
+and the table over all of them has too many entries; so has one that shares keys and values with layers before it
+(Gemma 3n). `narrow` chooses the state of each shared weight as if a copy had it for itself, and lets tensors pass
+between blocks in fewer and fewer states, until every table can be made. The plan is then the best of a smaller space.
+
+`loosen` goes the other way for a lower bound on the whole space: each copy may have what it shares in a state of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,13 +20,55 @@ from planner_core.chain import scalar
 from planner_core.coarsen import CoarseGraph
 from planner_core.eliminate import TooWide, eliminate
 from planner_core.graph import Block
-from planner_core.placement import P
-from planner_core.problem import Networks, Restriction, compile_network, ports
-from planner_core.search import weights
-from planner_core.states import Bools
+from planner_core.placement import P, Placement, R, Shard
+from planner_core.problem import (
+    Compiled,
+    Networks,
+    Problem,
+    Restriction,
+    compile_network,
+    ordered,
+    ports,
+    prune,
+    put_together,
+    restricted,
+)
+from planner_core.search import Answer, memory_of, search, weights
+from planner_core.states import Bools, TensorStates
 from planner_core.tables import NUM_COMPONENTS, Factor, Network, tensor_name
 
-NOTE = "weights shared by several layers are split as suits one layer by itself: the best plan of a smaller space, not proven to be optimal"
+NOTE = "too many tensors are shared between the parts of this model for an exact search on this mesh: the best plan of a smaller space"
+
+
+# --- fewer states ---------------------------------------------------------------------------------------------
+
+
+def _no_sums(states: TensorStates) -> Bools:
+    """Neither the tensor nor its gradient is a sum to be."""
+    return _on_every_axis(states, lambda forward, back: P not in (forward, back))
+
+
+def _batch(states: TensorStates) -> Bools:
+    """Whole, or split along the first dim."""
+    return _on_every_axis(states, lambda forward, back: forward in (R, Shard(0)) and back != P)
+
+
+def _alike(states: TensorStates) -> Bools:
+    """Whole, or split along the first dim, on all axes alike."""
+    return np.asarray(_batch(states) & (states.index == states.index[:, :1]).all(axis=1))
+
+
+def _whole(states: TensorStates) -> Bools:
+    """Whole on every device, and so its gradient."""
+    return np.asarray((states.forward == 0) & (states.gradient == 0))
+
+
+def _on_every_axis(states: TensorStates, ok: Callable[[Placement, Placement], bool]) -> Bools:
+    return np.asarray(np.array([ok(*pair) for pair in states.pairs])[states.index].all(axis=1))
+
+
+LEVELS: tuple[Callable[[TensorStates], Bools], ...] = (_no_sums, _batch, _alike, _whole)
+"""What is left to tensors between blocks, less and less."""
 
 
 @dataclass
@@ -40,31 +85,69 @@ class Narrow(Restriction):
         net.factors += [_only(name, ok) for (where, name), ok in self.left.items() if where == block]
 
 
-def narrow(networks: Networks, coarse: CoarseGraph, restrict: Restriction | None) -> Narrow:
-    """What to forbid so that every block can be eliminated. Raises TooWide where even that is not enough."""
-    found = Narrow(restrict, {})
+def narrow(
+    networks: Networks, like: Callable[[Networks, Restriction], Problem], coarse: CoarseGraph, restrict: Restriction | None
+) -> Problem:
+    """`like` of the networks under a restriction that gives up as few states as it takes. Raises TooWide where that is never
+    enough."""
+    networks = _borne_by_copies(networks, coarse)
+    left: dict[tuple[str, str], Bools] = {}
     fixed: dict[int, int] = {}  # value of the top block -> its state
-    for name, net in networks.blocks.items():
-        block = coarse.graph.blocks[name]
-        if _fits(_own(name, net, found), ports(block)):
-            continue
-        found = Narrow(restrict, {**found.left, **_plain(name, (*block.inputs, *block.outputs), block, net)})
-        if _fits(_own(name, net, found), ports(block)):
-            continue
-        states = _shared_weights(name, block, _own(name, net, found), networks, coarse, fixed)
-        masks = {(name, v): np.arange(net.sizes[v]) == s for v, s in states.items()}
-        found = Narrow(restrict, {**found.left, **masks})
+    calls = [c.block for c in coarse.graph.calls()]
+    for name in sorted(networks.blocks, key=lambda n: -calls.count(n) * len(coarse.graph.blocks[n].ops)):  # most work first
+        left |= _narrow_block(name, networks.blocks[name], coarse, restrict, fixed)
     top = networks.top
-    masks = {("", tensor_name(o)): np.arange(top.sizes[tensor_name(o)]) == s for o, s in fixed.items() if tensor_name(o) in top.sizes}
-    if not found.left:  # it is the top block
-        masks = _plain("", range(len(coarse.graph.top.values)), coarse.graph.top, top)
-    return Narrow(restrict, {**found.left, **masks})
+    left |= {("", tensor_name(o)): np.arange(top.sizes[tensor_name(o)]) == s for o, s in fixed.items() if tensor_name(o) in top.sizes}
+    steps = [_limit("", range(len(coarse.graph.top.values)), coarse.graph.top, top, level) for level in LEVELS]
+    for fewer in ({}, *steps):
+        try:
+            return replace(like(networks, Narrow(restrict, left | fewer)), whole=networks.without(restrict))
+        except TooWide as error:
+            wide = error
+    raise wide
 
 
-def _own(name: str, net: Network, restrict: Restriction) -> Network:
-    own = replace(net, factors=list(net.factors))
-    restrict.apply(name, own)
-    return own
+def _borne_by_copies(networks: Networks, coarse: CoarseGraph) -> Networks:
+    """The same costs, but what a weight costs that calls share is borne by each of them in equal parts."""
+    calls = list(coarse.graph.calls())
+    uses = Counter(o for call in calls for o in call.inputs)
+    cost = {f.vars[0]: f.cost for f in networks.top.factors if len(f.vars) == 1}
+    blocks = {name: replace(net, factors=list(net.factors)) for name, net in networks.blocks.items()}
+    top = replace(networks.top, factors=list(networks.top.factors))
+    for name, net in blocks.items():
+        mine = [c for c in calls if c.block == name]
+        for position, v in _given_weights(coarse.graph.blocks[name]):
+            outer = [c.inputs[position] for c in mine]
+            part = np.min([cost[tensor_name(o)] / uses[o] for o in outer], axis=0)
+            free = np.ones(part.shape[1:], dtype=bool)
+            net.factors.append(Factor((tensor_name(v),), part, free))
+            top.factors += [Factor((tensor_name(o),), -part, free) for o in outer]
+    return Networks(networks.runs, top, blocks)
+
+
+def _narrow_block(
+    name: str, net: Network, coarse: CoarseGraph, restrict: Restriction | None, fixed: dict[int, int]
+) -> dict[tuple[str, str], Bools]:
+    """What to leave of a block's variables so that its table can be made; notes in `fixed` the weights that it chose."""
+    block = coarse.graph.blocks[name]
+    left: dict[tuple[str, str], Bools] = {}
+    if _fits(restricted(name, net, restrict), ports(block)):
+        return left
+    for values in ((*block.inputs, *block.outputs), range(len(block.values))):
+        for level in LEVELS:
+            left = _limit(name, values, block, net, level)
+            own = restricted(name, net, Narrow(restrict, left))
+            if _fits(own, ports(block)):
+                return left
+            try:
+                states = _shared_weights(name, block, own, coarse, fixed)
+            except TooWide:
+                continue
+            left |= {(name, v): np.arange(net.sizes[v]) == s for v, s in states.items()}
+            if states and _fits(restricted(name, net, Narrow(restrict, left)), ports(block)):
+                _note(name, states, block, coarse, fixed)
+                return left
+    return left
 
 
 def _fits(net: Network, keep: tuple[str, ...]) -> bool:
@@ -79,39 +162,90 @@ def _only(name: str, ok: Bools) -> Factor:
     return Factor((name,), np.zeros((NUM_COMPONENTS, len(ok))), ok)
 
 
-def _plain(name: str, values: Iterable[int], block: Block, net: Network) -> dict[tuple[str, str], Bools]:
-    """For activations: no state with a Partial, forward or of the gradient."""
-    found: dict[tuple[str, str], Bools] = {}
-    for value in dict.fromkeys(values):
-        states = net.tensors.get(tensor_name(value))
-        if states is None or block.values[value].kind != "activation":
-            continue
-        plain = np.array([P not in pair for pair in states.pairs])
-        found[name, tensor_name(value)] = np.asarray(plain[states.index].all(axis=1))
-    return found
+def _limit(
+    name: str, values: Iterable[int], block: Block, net: Network, level: Callable[[TensorStates], Bools]
+) -> dict[tuple[str, str], Bools]:
+    """What a level leaves of those `values` that are activations."""
+    names = {tensor_name(v) for v in values if block.values[v].kind == "activation"}
+    return {(name, v): level(net.tensors[v]) for v in sorted(names & net.tensors.keys())}
+
+
+def _given_weights(block: Block) -> list[tuple[int, int]]:
+    """Positions and numbers of the weights that a block is given."""
+    return [(p, v) for p, v in enumerate(block.inputs) if block.values[v].kind == "parameter"]
 
 
 def _shared_weights(
-    name: str, block: Block, net: Network, networks: Networks, coarse: CoarseGraph, fixed: dict[int, int]
+    name: str, block: Block, net: Network, coarse: CoarseGraph, fixed: Mapping[int, int]
 ) -> dict[str, int]:
-    """A state for each weight that the block is given, best for one copy that bears its share of their cost."""
+    """A state for each weight that the block is given, best for one copy."""
     calls = [c for c in coarse.graph.calls() if c.block == name]
-    given = [(p, v) for p, v in enumerate(block.inputs) if block.values[v].kind == "parameter"]
-    for position, v in given:
+    for position, v in _given_weights(block):
         outer = [c.inputs[position] for c in calls]
         known = next((fixed[o] for o in outer if o in fixed), None)
         if known is not None:
             net.factors.append(_only(tensor_name(v), np.arange(net.sizes[tensor_name(v)]) == known))
-        for f in networks.top.factors:
-            if f.vars == (tensor_name(outer[0]),):
-                net.factors.append(Factor((tensor_name(v),), f.cost / len(calls), f.allowed))
-    shared = {tensor_name(v) for _, v in given}
+    shared = {tensor_name(v) for _, v in _given_weights(block)}
     compiled = compile_network(net, tuple(k for k in ports(block) if k not in shared))
     link = eliminate(compiled.sizes, scalar(compiled.factors, weights("time")), compiled.sequence, compiled.keep)
     best = np.unravel_index(int(link.table.argmin()), link.table.shape) if link.kept else ()
     states = link.assignment({k: int(s) for k, s in zip(link.kept, best, strict=True)})
-    found = {v: int(compiled.alive[v][states[v]]) for v in shared if v in states}
-    for position, v in given:
-        for c in calls:
-            fixed.setdefault(c.inputs[position], found[tensor_name(v)])
-    return found
+    return {v: int(compiled.alive[v][states[v]]) for v in shared if v in states}
+
+
+def _note(name: str, states: Mapping[str, int], block: Block, coarse: CoarseGraph, fixed: dict[int, int]) -> None:
+    for position, v in _given_weights(block):
+        for call in coarse.graph.calls():
+            if call.block == name:
+                fixed.setdefault(call.inputs[position], states[tensor_name(v)])
+
+
+# --- a bound on what was given up -----------------------------------------------------------------------------
+
+
+def bounded(problem: Problem, answer: Answer, objective: str, budget: float) -> Answer:
+    """The best of a narrowed problem, with a bound that holds for the whole space; 0 where none could be found."""
+    assert problem.whole is not None and answer.assignment is not None
+    try:
+        within = max(budget, memory_of(answer.assignment))
+        bound = search(loosen(problem, problem.whole), objective=objective, budget=within, prove=False).bound
+    except TooWide:
+        bound = 0.0
+    return replace(answer, bound=min(bound, answer.value))
+
+
+def loosen(problem: Problem, whole: Networks) -> Problem:
+    """The whole space and more: what makes tables too large no longer ties the copies of a block to each other, first the
+    weights they share. Raises TooWide where that is not enough."""
+    go = {name: _may_go(problem, name, whole) for name in whole.blocks}
+    blocks: dict[str, Compiled] = {}
+    for name, net in whole.blocks.items():
+        pruned, keep = prune(net), ports(problem.coarse.graph.blocks[name])
+        while name not in blocks:
+            try:
+                blocks[name] = ordered(pruned, keep)
+            except TooWide:
+                keep = _without(keep, go[name])
+    while True:
+        try:
+            return put_together(problem.coarse, problem.strategies, problem.model, whole.runs, whole.top, blocks)
+        except TooWide:
+            name = max(blocks, key=lambda n: len(go[n]))
+            blocks[name] = ordered(blocks[name], _without(blocks[name].keep, go[name]))
+
+
+def _may_go(problem: Problem, name: str, whole: Networks) -> list[str]:
+    """Ports of a block that copies may have in states of their own, in the order in which they are let go, the last first."""
+    block = problem.coarse.graph.blocks[name]
+    runs = [r for r in whole.runs if r.block == name and r.chain_in >= 0]
+    ends = {tensor_name(v) for r in runs for v in (block.inputs[r.chain_in], block.outputs[r.chain_out])}
+    weights_ = {tensor_name(v) for _, v in _given_weights(block)}
+    return sorted((p for p in ports(block) if p not in ends), key=lambda p: (p in weights_, whole.blocks[name].sizes[p]))
+
+
+def _without(keep: tuple[str, ...], go: list[str]) -> tuple[str, ...]:
+    """One port fewer. Raises TooWide where none may go."""
+    if not go:
+        raise TooWide(float("inf"))
+    port = go.pop()
+    return tuple(k for k in keep if k != port)

@@ -109,7 +109,7 @@ def choose(
         if answer.assignment is not None and (best is None or answer.value < best[0]):
             best = (answer.value, problem, answer)
     if best:
-        plan = planner.plan(best[1], best[2], "best", planner.request.method, objective)
+        plan = planner.plan(*planner.bounded(best[1], best[2], objective), "best", planner.request.method, objective)
         return replace(plan, notes=(*plan.notes, *_chunks(planner, plan))) if planner.request.method == "atp" else plan
     if least is None and wide is not None:
         raise wide

@@ -21,7 +21,7 @@ from planner_core.fitting import fit, hopeless
 from planner_core.graph import Graph
 from planner_core.hardware import Workload, cost_model
 from planner_core.mesh import DeviceMesh, axis_names, parse_mesh
-from planner_core.narrow import NOTE, narrow
+from planner_core.narrow import NOTE, bounded, narrow
 from planner_core.opening import open_model
 from planner_core.plan import Plan
 from planner_core.price import price
@@ -115,12 +115,14 @@ class Planner:
             if key not in self.networks:
                 self.networks[key] = build_networks(self.coarse, self.strategies, model)
             nets = self.networks[key]
+
+            def like(nets: Networks, restrict: Restriction | None) -> Problem:
+                return build_problem(self.coarse, self.strategies, model, restrict, uniform, nets)
+
             try:
-                problem = build_problem(self.coarse, self.strategies, model, restrict, uniform, nets)
+                problem = like(nets, restrict)
             except TooWide:
-                less = narrow(nets, self.coarse, restrict)
-                problem = build_problem(self.coarse, self.strategies, model, less, uniform, nets)
-                problem = replace(problem, narrowed=True)
+                problem = narrow(nets, like, self.coarse, restrict)
         if restrict is None:  # what it solved serves the next who asks
             self.problems[*key, uniform] = problem
         return problem
@@ -133,6 +135,14 @@ class Planner:
             answer = hopeless(problem, rough, self.budget, objective) if rough else None
             return answer or fit(problem, self.graph, self.budget, objective, abandon_above, rough)
 
+    def bounded(self, problem: Problem, answer: Answer, objective: str) -> tuple[Problem, Answer]:
+        """A best answer with a bound that holds for the whole space, where states were given up; that may prove it."""
+        if problem.whole is None:
+            return problem, answer
+        with self.clock("search"):
+            answer = bounded(problem, answer, objective, self.budget)
+        return (replace(problem, whole=None) if answer.optimal else problem), answer
+
     def plan(self, problem: Problem, answer: Answer, name: str, method: str, objective: str) -> Plan:
         """The answer as a plan."""
         assert answer.assignment is not None
@@ -141,15 +151,22 @@ class Planner:
             self.cluster, problem.model.mesh, problem.model.workload
         )  # the real links, whatever it was chosen by
         cost = price(blocks, self.graph, model, self.coarse)
-        told = f"best found; the bound is {100 * answer.gap:.2g} % lower"
         return Plan(
-            name=name, method=method, objective=objective, optimal=answer.optimal and not problem.narrowed,
+            name=name, method=method, objective=objective, optimal=answer.optimal and problem.whole is None,
             model=model_identity(self.graph),
             workload=model.workload.to_json(),
             cluster=self.cluster.to_json(), mesh=model.mesh, blocks=blocks, cost=cost,
             fits=cost.memory_bytes["peak"] <= self.budget,
-            notes=() if answer.optimal and not problem.narrowed else (NOTE if problem.narrowed else told,),
+            notes=_told(problem, answer),
         )  # fmt: skip
+
+
+def _told(problem: Problem, answer: Answer) -> tuple[str, ...]:
+    """What a plan that is not proven to be the best says of itself."""
+    gap = f"best found: at most {100 * answer.gap:.2g} % above the best there is"
+    if problem.whole is None:
+        return () if answer.optimal else (gap,)
+    return (f"{NOTE}, {gap}" if answer.gap and answer.bound else NOTE,)
 
 
 def model_identity(graph: Graph) -> dict[str, Any]:

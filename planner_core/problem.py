@@ -40,7 +40,8 @@ class Run:
 
 @dataclass
 class Compiled:
-    """A network without impossible states: `alive[v]` are the states left of variable v, in the old numbering."""
+    """A network without impossible states: `alive[v]` are the states left of variable v, in the old numbering; `keep` its
+    boundary."""
 
     net: Network
     keep: tuple[str, ...]
@@ -53,6 +54,11 @@ class Compiled:
     def sizes(self) -> dict[str, int]:
         """States left of each variable."""
         return {v: len(a) for v, a in self.alive.items()}
+
+    @property
+    def open(self) -> tuple[str, ...]:
+        """Variables of the boundary that may be in several states: the others need no dim in a table."""
+        return tuple(v for v in self.keep if len(self.alive[v]) > 1)
 
 
 @dataclass
@@ -67,7 +73,7 @@ class Problem:
     strategies: Mapping[str, BlockStrategies]
     uniform: bool = False
     scopes: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    narrowed: bool = False  # states were given up so that it can be solved (see `narrow`)
+    whole: Networks | None = None  # what states were given up of, so that it can be solved (see `narrow`)
     solved: dict[tuple[float, float, float, float], Any] = field(default_factory=dict)  # assignments by weights (see `solve`)
 
     @property
@@ -83,6 +89,10 @@ class Networks:
     runs: list[Run]
     top: Network
     blocks: Mapping[str, Network]
+
+    def without(self, restrict: Restriction | None) -> Networks:
+        """The same without what `restrict` forbids."""
+        return Networks(self.runs, restricted("", self.top, restrict), {n: restricted(n, net, restrict) for n, net in self.blocks.items()})
 
 
 def build_networks(coarse: CoarseGraph, strategies: Mapping[str, BlockStrategies], model: CostModel) -> Networks:
@@ -117,22 +127,29 @@ def build_problem(
     uniform: bool = False, networks: Networks | None = None,
 ) -> Problem:  # fmt: skip
     """The folded network of a model on one mesh, ready to be solved; `restrict` forbids states (see `methods`); `uniform`
-    makes all copies of a run pass on the stream in one state, and so run alike. `networks` may be shared by several."""
-    graph = coarse.graph
+    makes all copies of a run pass on the stream in one state, and so run alike. `networks` may be shared by several.
+    Raises TooWide."""
     nets = networks or build_networks(coarse, strategies, model)
     blocks = {
-        name: compile_network(_restricted(name, net, restrict), ports(graph.blocks[name]))
+        name: compile_network(restricted(name, net, restrict), ports(coarse.graph.blocks[name]))
         for name, net in nets.blocks.items()
     }
-    top = _restricted("", nets.top, restrict)
-    problem = Problem(coarse, model, nets.runs, Compiled(top, (), {}, [], []), blocks, strategies, uniform)
-    for k, run in enumerate(nets.runs):
-        problem.scopes[k] = _run_scope(graph.blocks[run.block], run)
+    return put_together(coarse, strategies, model, nets.runs, restricted("", nets.top, restrict), blocks, uniform)
+
+
+def put_together(
+    coarse: CoarseGraph, strategies: Mapping[str, BlockStrategies], model: CostModel, runs: list[Run], top: Network,
+    blocks: dict[str, Compiled], uniform: bool = False,
+) -> Problem:  # fmt: skip
+    """The folded network of compiled blocks and of the top network. Raises TooWide."""
+    problem = Problem(coarse, model, runs, Compiled(top, (), {}, [], []), blocks, strategies, uniform)
+    problem.scopes.update((k, _run_scope(problem, run)) for k, run in enumerate(runs))
     problem.top = _compile_top(problem, top)
     return problem
 
 
-def _restricted(name: str, net: Network, restrict: Restriction | None) -> Network:
+def restricted(name: str, net: Network, restrict: Restriction | None) -> Network:
+    """The network of a block without what `restrict` forbids."""
     if restrict is None:
         return net
     own = replace(net, factors=list(net.factors))
@@ -208,7 +225,18 @@ def _link(run: Run, call: Call, users: Mapping[int, int], top: Block) -> tuple[i
 
 
 def compile_network(net: Network, keep: tuple[str, ...]) -> Compiled:
-    """Take out states that no solution uses (arc consistency), merge tables of the same variables, choose an order."""
+    """Take out states that no solution uses, merge tables of the same variables, choose an order. Raises TooWide."""
+    return ordered(prune(net), keep)
+
+
+def ordered(pruned: Compiled, keep: tuple[str, ...]) -> Compiled:
+    """A network without impossible states, ready to be eliminated but for its boundary. Raises TooWide."""
+    kept = tuple(v for v in keep if v in pruned.alive)
+    return replace(pruned, keep=kept, sequence=order(pruned.sizes, [f.vars for f in pruned.factors], kept), orders={})
+
+
+def prune(net: Network) -> Compiled:
+    """Take out states that no solution uses (arc consistency), merge tables of the same variables."""
     alive: dict[str, Bools] = {v: np.ones(n, dtype=bool) for v, n in net.sizes.items()}
     merged: dict[tuple[str, ...], Factor] = {}
     for f in net.factors:
@@ -231,9 +259,7 @@ def compile_network(net: Network, keep: tuple[str, ...]) -> Compiled:
     for f in merged.values():
         pick: tuple[Any, ...] = np.ix_(*(index[v] for v in f.vars))
         small.append(Factor(f.vars, f.cost[(slice(None), *pick)], f.allowed[pick]))
-    sizes = {v: len(a) for v, a in index.items()}
-    kept = tuple(v for v in keep if v in sizes)
-    return Compiled(net, kept, index, small, order(sizes, [f.vars for f in small], kept))
+    return Compiled(net, (), index, small, [])
 
 
 def _support(f: Factor, axis: int, alive: Mapping[str, Bools]) -> Bools:
@@ -245,17 +271,28 @@ def _support(f: Factor, axis: int, alive: Mapping[str, Bools]) -> Bools:
     return np.asarray(with_other.any(axis=1 - axis), dtype=bool)
 
 
-def _run_scope(block: Block, run: Run) -> tuple[str, ...]:
-    """Top variables that a run touches: those of its first call's inputs and its last call's outputs."""
-    first, last = run.calls[0], run.calls[-1]
-    outer = [*first.inputs, *last.outputs]
+def _touched(problem: Problem, run: Run) -> list[tuple[str, str]]:
+    """Top variables that a run touches, those of its first call's inputs and its last call's outputs, and the port of each."""
+    block, compiled = problem.coarse.graph.blocks[run.block], problem.blocks[run.block]
+    outer = [*run.calls[0].inputs, *run.calls[-1].outputs]
     inner = [*block.inputs, *block.outputs]
-    names = [tensor_name(o) for i, o in zip(inner, outer, strict=True) if block.values[i].kind != "constant"]
-    return tuple(dict.fromkeys(names))
+    both = [(tensor_name(o), tensor_name(i)) for i, o in zip(inner, outer, strict=True)]
+    return [(o, i) for o, i in both if i in compiled.keep]
+
+
+def _run_scope(problem: Problem, run: Run) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(o for o, _ in _touched(problem, run)))
 
 
 def _compile_top(problem: Problem, top: Network) -> Compiled:
-    compiled = compile_network(top, ())
+    factors = list(top.factors)
+    for run in problem.runs:  # states that the run cannot take
+        alive = problem.blocks[run.block].alive
+        for outer, port in _touched(problem, run):
+            ok = np.zeros(top.sizes[outer], dtype=bool)
+            ok[alive[port]] = True
+            factors.append(Factor((outer,), np.zeros((NUM_COMPONENTS, len(ok))), ok))
+    compiled = replace(compile_network(replace(top, factors=factors), ()), net=top)
     scopes = [f.vars for f in compiled.factors] + [problem.scopes[k] for k in range(len(problem.runs))]
     compiled.sequence = order(compiled.sizes, scopes, ())
     return compiled
