@@ -196,8 +196,9 @@ class Chain:
         leaves: list[Table] = [((axes.exit,), self.between[np.searchsorted(both, c.alive[axes.exit])])]
         first = self.block.over((*axes.shared, axes.entry), {}, leaves).table.reshape(states, -1)
         last = self.block.over((*axes.shared, axes.exit), {}).table.reshape(states, -1)
-        least = first.min(axis=1) * (self.count - 2)
-        bound = np.where(np.isfinite(least), least, np.inf)[:, None, None] + first[:, :, None] + last[:, None, :]
+        least = first.min(axis=1)
+        least[np.isfinite(least)] *= self.count - 2
+        bound = least[:, None, None] + first[:, :, None] + last[:, None, :]
         return self._alike(as_matrix(bound, axes, c))
 
     def _alike(self, matrix: Floats) -> Floats:

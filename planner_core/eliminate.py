@@ -56,9 +56,13 @@ class Elimination:
         return found
 
 
-def order(sizes: Mapping[str, int], scopes: Iterable[Sequence[str]], keep: Sequence[str]) -> list[str]:
-    """A greedy elimination order: next the variable whose table is smallest. Raises TooWide, also where the table over `keep` is."""
-    if (entries := _entries(keep, sizes)) > MAX_TABLE:
+def order(
+    sizes: Mapping[str, int], scopes: Iterable[Sequence[str]], keep: Sequence[str], largest: float | None = None
+) -> list[str]:
+    """A greedy elimination order: next the variable whose table is smallest. Raises TooWide where one, or that over `keep`, has
+    more entries than `largest` (MAX_TABLE)."""
+    largest = MAX_TABLE if largest is None else largest
+    if (entries := _entries(keep, sizes)) > largest:
         raise TooWide(entries)
     near: dict[str, set[str]] = {v: set() for v in sizes}
     for scope in scopes:
@@ -70,7 +74,7 @@ def order(sizes: Mapping[str, int], scopes: Iterable[Sequence[str]], keep: Seque
     weight = {v: _entries((v, *near[v]), sizes) for v in sizes if v not in kept}
     while weight:
         v = min(weight, key=lambda name: (weight[name], name))
-        if weight.pop(v) > MAX_TABLE:
+        if weight.pop(v) > largest:
             raise TooWide(_entries((v, *near[v]), sizes))
         found.append(v)
         others = near.pop(v)
@@ -122,6 +126,38 @@ def reduce(
         steps.append((v, mine))
         put((others, _least(mine, v, others, sizes)))
     return steps, last, []
+
+
+def lower_bound(sizes: Mapping[str, int], tables: Iterable[Table], sequence: Sequence[str], largest: float) -> float:
+    """No assignment costs less, found without a table of more than `largest` entries (mini-buckets, Dechter & Rish 2003): where
+    the tables of a variable together are larger, they are taken in parts, in each of which it may be in another state."""
+    pool: dict[str, list[Table]] = {v: [] for v in sequence}
+    rank = {v: i for i, v in enumerate(sequence)}
+    total = 0.0
+    todo = list(tables)
+    for v in (*sequence, ""):
+        for names, array in todo:
+            if names:
+                pool[min(names, key=lambda n: rank[n])].append((names, array))
+            else:
+                total += float(array)
+        if v:
+            todo = [(others, _least(part, v, others, sizes)) for part, others in _parts(v, pool.pop(v), sizes, largest)]
+    return total
+
+
+def _parts(v: str, tables: list[Table], sizes: Mapping[str, int], largest: float) -> list[tuple[list[Table], tuple[str, ...]]]:
+    """The tables in parts that fit, large ones first, each with its variables other than `v`."""
+    parts: list[tuple[list[Table], set[str]]] = []
+    for table in sorted(tables, key=lambda t: -t[1].size):
+        for part, scope in parts:
+            if _entries(scope | {*table[0]}, sizes) <= largest:
+                part.append(table)
+                scope.update(table[0])
+                break
+        else:
+            parts.append(([table], {*table[0]}))
+    return [(part, tuple(sorted(scope - {v}))) for part, scope in parts]
 
 
 def _least(tables: Sequence[Table], v: str, others: tuple[str, ...], sizes: Mapping[str, int]) -> Floats:

@@ -10,6 +10,7 @@ between blocks in fewer and fewer states, until every table can be made. The pla
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ import numpy as np
 
 from planner_core.chain import scalar
 from planner_core.coarsen import CoarseGraph
-from planner_core.eliminate import TooWide, eliminate
+from planner_core.eliminate import TooWide, eliminate, lower_bound
 from planner_core.graph import Block
 from planner_core.placement import P, Placement, R, Shard
 from planner_core.problem import (
@@ -34,10 +35,15 @@ from planner_core.problem import (
     restricted,
 )
 from planner_core.search import Answer, memory_of, search, weights
+from planner_core.solve import Folded
 from planner_core.states import Bools, TensorStates
 from planner_core.tables import NUM_COMPONENTS, Factor, Network, tensor_name
 
 NOTE = "too many tensors are shared between the parts of this model for an exact search on this mesh: the best plan of a smaller space"
+NO_BOUND = ", with no bound on what is better"
+
+PART = 1_000_000
+"""Entries of the tables that a bound is found with where exact ones would be too large."""
 
 
 # --- fewer states ---------------------------------------------------------------------------------------------
@@ -206,32 +212,39 @@ def _note(name: str, states: Mapping[str, int], block: Block, coarse: CoarseGrap
 def bounded(problem: Problem, answer: Answer, objective: str, budget: float) -> Answer:
     """The best of a narrowed problem, with a bound that holds for the whole space; 0 where none could be found."""
     assert problem.whole is not None and answer.assignment is not None
+    within = max(budget, memory_of(answer.assignment))
     try:
-        within = max(budget, memory_of(answer.assignment))
         bound = search(loosen(problem, problem.whole), objective=objective, budget=within, prove=False).bound
     except TooWide:
-        bound = 0.0
+        bound = _in_parts(problem, problem.whole, objective)
     return replace(answer, bound=min(bound, answer.value))
 
 
-def loosen(problem: Problem, whole: Networks) -> Problem:
+def loosen(problem: Problem, whole: Networks, largest: float | None = None) -> Problem:
     """The whole space and more: what makes tables too large no longer ties the copies of a block to each other, first the
     weights they share. Raises TooWide where that is not enough."""
-    go = {name: _may_go(problem, name, whole) for name in whole.blocks}
     blocks: dict[str, Compiled] = {}
     for name, net in whole.blocks.items():
-        pruned, keep = prune(net), ports(problem.coarse.graph.blocks[name])
+        pruned, keep, go = prune(net), ports(problem.coarse.graph.blocks[name]), _may_go(problem, name, whole)
         while name not in blocks:
             try:
                 blocks[name] = ordered(pruned, keep)
             except TooWide:
-                keep = _without(keep, go[name])
-    while True:
-        try:
-            return put_together(problem.coarse, problem.strategies, problem.model, whole.runs, whole.top, blocks)
-        except TooWide:
-            name = max(blocks, key=lambda n: len(go[n]))
-            blocks[name] = ordered(blocks[name], _without(blocks[name].keep, go[name]))
+                if not go:
+                    raise
+                gone = go.pop()
+                keep = tuple(k for k in keep if k != gone)
+    return put_together(problem.coarse, problem.strategies, problem.model, whole.runs, whole.top, blocks, largest=largest)
+
+
+def _in_parts(problem: Problem, whole: Networks, objective: str) -> float:
+    """A bound where the top network, too, is too wide; it leaves the memory out of account."""
+    try:
+        loose = loosen(problem, whole, math.inf)
+    except TooWide:
+        return 0.0
+    tables = Folded(loose, (0.0, 0.0, 1.0, 0.0) if objective == "communication" else (1.0, 0.0, 0.0, 0.0)).tables
+    return lower_bound(loose.top.sizes, tables, loose.top.sequence, PART)
 
 
 def _may_go(problem: Problem, name: str, whole: Networks) -> list[str]:
@@ -241,11 +254,3 @@ def _may_go(problem: Problem, name: str, whole: Networks) -> list[str]:
     ends = {tensor_name(v) for r in runs for v in (block.inputs[r.chain_in], block.outputs[r.chain_out])}
     weights_ = {tensor_name(v) for _, v in _given_weights(block)}
     return sorted((p for p in ports(block) if p not in ends), key=lambda p: (p in weights_, whole.blocks[name].sizes[p]))
-
-
-def _without(keep: tuple[str, ...], go: list[str]) -> tuple[str, ...]:
-    """One port fewer. Raises TooWide where none may go."""
-    if not go:
-        raise TooWide(float("inf"))
-    port = go.pop()
-    return tuple(k for k in keep if k != port)

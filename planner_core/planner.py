@@ -21,7 +21,7 @@ from planner_core.fitting import fit, hopeless
 from planner_core.graph import Graph
 from planner_core.hardware import Workload, cost_model
 from planner_core.mesh import DeviceMesh, axis_names, parse_mesh
-from planner_core.narrow import NOTE, bounded, narrow
+from planner_core.narrow import NO_BOUND, NOTE, bounded, narrow
 from planner_core.opening import open_model
 from planner_core.plan import Plan
 from planner_core.price import price
@@ -166,7 +166,7 @@ def _told(problem: Problem, answer: Answer) -> tuple[str, ...]:
     gap = f"best found: at most {100 * answer.gap:.2g} % above the best there is"
     if problem.whole is None:
         return () if answer.optimal else (gap,)
-    return (f"{NOTE}, {gap}" if answer.gap and answer.bound else NOTE,)
+    return (f"{NOTE}, {gap}" if answer.gap and answer.bound else NOTE + NO_BOUND,)
 
 
 def model_identity(graph: Graph) -> dict[str, Any]:

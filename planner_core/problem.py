@@ -139,12 +139,13 @@ def build_problem(
 
 def put_together(
     coarse: CoarseGraph, strategies: Mapping[str, BlockStrategies], model: CostModel, runs: list[Run], top: Network,
-    blocks: dict[str, Compiled], uniform: bool = False,
+    blocks: dict[str, Compiled], uniform: bool = False, largest: float | None = None,
 ) -> Problem:  # fmt: skip
-    """The folded network of compiled blocks and of the top network. Raises TooWide."""
+    """The folded network of compiled blocks and of the top network. Raises TooWide where that needs a table of more than `largest`
+    entries (MAX_TABLE)."""
     problem = Problem(coarse, model, runs, Compiled(top, (), {}, [], []), blocks, strategies, uniform)
     problem.scopes.update((k, _run_scope(problem, run)) for k, run in enumerate(runs))
-    problem.top = _compile_top(problem, top)
+    problem.top = _compile_top(problem, top, largest)
     return problem
 
 
@@ -284,7 +285,7 @@ def _run_scope(problem: Problem, run: Run) -> tuple[str, ...]:
     return tuple(dict.fromkeys(o for o, _ in _touched(problem, run)))
 
 
-def _compile_top(problem: Problem, top: Network) -> Compiled:
+def _compile_top(problem: Problem, top: Network, largest: float | None) -> Compiled:
     factors = list(top.factors)
     for run in problem.runs:  # states that the run cannot take
         alive = problem.blocks[run.block].alive
@@ -292,7 +293,7 @@ def _compile_top(problem: Problem, top: Network) -> Compiled:
             ok = np.zeros(top.sizes[outer], dtype=bool)
             ok[alive[port]] = True
             factors.append(Factor((outer,), np.zeros((NUM_COMPONENTS, len(ok))), ok))
-    compiled = replace(compile_network(replace(top, factors=factors), ()), net=top)
+    compiled = replace(prune(replace(top, factors=factors)), net=top)
     scopes = [f.vars for f in compiled.factors] + [problem.scopes[k] for k in range(len(problem.runs))]
-    compiled.sequence = order(compiled.sizes, scopes, ())
+    compiled.sequence = order(compiled.sizes, scopes, (), largest)
     return compiled
