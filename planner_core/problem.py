@@ -293,7 +293,7 @@ def _compile_top(problem: Problem, top: Network, largest: float | None) -> Compi
             ok = np.zeros(top.sizes[outer], dtype=bool)
             ok[alive[port]] = True
             factors.append(Factor((outer,), np.zeros((NUM_COMPONENTS, len(ok))), ok))
-    compiled = replace(prune(replace(top, factors=factors)), net=top)
+    compiled = prune(replace(top, factors=factors))
     scopes = [f.vars for f in compiled.factors] + [problem.scopes[k] for k in range(len(problem.runs))]
     compiled.sequence = order(compiled.sizes, scopes, (), largest)
     return compiled
