@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from explorer import units
 from planner_core.cluster import Cluster, Level
+from planner_core.coarsen import CoarseGraph
 from planner_core.errors import NoPlanFits
 from planner_core.graph import Graph
 from planner_core.hardware import Workload, cost_model
@@ -15,7 +16,7 @@ from planner_core.methods import Lens
 from planner_core.pipeline import choose
 from planner_core.plan import Plan
 from planner_core.planner import Request, meshes, prepare
-from planner_core.price import price
+from planner_core.price import exposed, messages, price
 from planner_core.problem import Restriction
 
 FACTORS = ("0.03125", "0.0625", "0.125", "0.25", "0.5", "1", "2", "4", "8", "16")
@@ -44,6 +45,18 @@ def repriced(plan: Plan, cluster: Cluster, graph: Graph) -> Plan:
     """The same layout on other links of the same GPUs: its price there."""
     model = cost_model(cluster, plan.mesh, Workload(**plan.workload))
     return replace(plan, cluster=cluster.to_json(), cost=price(plan.blocks, graph, model))
+
+
+def step_times(plan: Plan, graph: Graph, coarse: CoarseGraph) -> Callable[[Cluster], float]:
+    """Seconds of a step of the same layout by the links of its GPUs: as `repriced`, what links do not change worked out once."""
+    workload = Workload(**plan.workload)
+    sent = list(messages(plan.blocks, graph, cost_model(Cluster.from_json(plan.cluster), plan.mesh, workload)))
+
+    def seconds(there: Cluster) -> float:
+        model = cost_model(there, plan.mesh, workload)
+        return plan.cost.compute_time_s + exposed(sent, plan.blocks, graph, model, coarse)
+
+    return seconds
 
 
 def goals(request: Request, cluster: Cluster, graph: Graph | None) -> Goals:

@@ -14,7 +14,7 @@ from explorer.palette import DEVICES, Theme
 from planner_core.cluster import Cluster
 from planner_core.placement import Shard
 from planner_core.plan import Plan
-from planner_core.sensitivity import Axis, Cell, Crossover
+from planner_core.sensitivity import SAME, UNKNOWN, Axis, Cell, Crossover
 
 LABELS = {
     "inter": "GB/s out of a node", "intra": "GB/s out of a GPU inside a node", "batch": "batch, samples a step",
@@ -23,6 +23,7 @@ LABELS = {
 SHORT = {"inter": "GB/s between nodes", "intra": "GB/s inside a node", "batch": "samples", "nodes": "nodes"}
 FACTORS = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1, 2, 4)
 NODES = (1, 2, 4, 8, 16)
+NAMED = {"inter": "GB/s between nodes", "intra": "GB/s inside a node", "batch": "batch", "nodes": "nodes"}
 NOTHING = "nothing fits"
 NAMES = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
@@ -72,7 +73,7 @@ def axis_of(name: str, values: Mapping[str, Any], cluster: Cluster, batch: int) 
         return Axis(name, tuple(float(base * 2**k) for k in range(6)), float(cluster.num_gpus))
     level = cluster.levels[0 if name == "intra" else min(1, len(cluster.levels) - 1)]
     now = level.unit_bytes_per_s / 1e9
-    return Axis(name, tuple(float(f"{now * f:.4g}") for f in FACTORS))
+    return Axis(name, tuple(float(f"{now * f:.4g}") for f in FACTORS), links=True)
 
 
 def changes(x: Axis, a: float, y: Axis, b: float) -> dict[str, Any]:
@@ -84,7 +85,7 @@ def names(cells: Sequence[Cell]) -> dict[Hashable, str]:
     """A letter for each kind, the one with the most cells first."""
     count: dict[Hashable, int] = {}
     for c in cells:
-        if c.kind is not None:
+        if c.kind not in (None, UNKNOWN):
             count[c.kind] = count.get(c.kind, 0) + 1
     return {k: NAMES[i % 26] for i, k in enumerate(sorted(count, key=lambda k: (-count[k], str(k))))}
 
@@ -94,7 +95,7 @@ def figure(x: Axis, y: Axis, cells: Sequence[Cell], here: tuple[float, float] | 
     drawn = go.Figure()
     letters = names(cells)
     xs, ys = list(x.values), list(y.values)
-    for kind, letter in [*letters.items(), (None, "–")]:
+    for kind, letter in [*letters.items(), (UNKNOWN, "?"), (None, "–")]:
         mine = [c for c in cells if c.kind == kind]
         if not mine:
             continue
@@ -127,9 +128,34 @@ def _colour(letter: str, theme: Theme) -> str:
 
 def _hover(x: Axis, y: Axis, c: Cell) -> str:
     at = f"{units.significant(c.x)} {SHORT[x.name]}, {units.significant(c.y)} {SHORT[y.name]}"
-    if c.kind is None:
-        return f"{at}<br>{NOTHING}"
-    return f"{at}<br>{c.kind}<br>step {units.seconds(c.step_time_s)}, {units.memory(c.memory_bytes)}"
+    if c.kind in (None, UNKNOWN):
+        return f"{at}<br>{c.kind or NOTHING}"
+    sure = "" if c.searched else f"<br>not searched: within {units.percent(SAME)} of the best, by its neighbours"
+    return f"{at}<br>{c.kind}<br>step {units.seconds(c.step_time_s)}, {units.memory(c.memory_bytes)}{sure}"
+
+
+MARKS = {True: "■", False: "□", None: "·"}
+
+
+def so_far(x: Axis, y: Axis, cells: Sequence[Cell]) -> tuple[list[str], list[list[str]]]:
+    """Head and rows of a table of what is known: searched, inferred, still to come; the last row is the lowest, as in the map."""
+    known = {(c.x, c.y): c.searched for c in cells}
+    head = [f"{NAMED[y.name]} ↓, {NAMED[x.name]} →", *(_number(x, a, 3) for a in x.values)]
+    return head, [[_number(y, b, 3), *(MARKS[known.get((a, b))] for a in x.values)] for b in reversed(y.values)]
+
+
+def counted(cells: Sequence[Cell], searches: int) -> str:
+    """How the map came about, in a sentence."""
+    inferred = sum(not c.searched for c in cells)
+    told = f"{units.whole(searches)} searches: {len(cells) - inferred} of the {len(cells)} points"
+    rest = searches - (len(cells) - inferred)
+    told += f", and {rest} to close in on the borders." if rest > 0 else "."
+    if inferred:
+        told += (
+            f" The other {inferred} lie between two searched points of the same kind along ever faster links: the plan of one, priced "
+            f"there, takes at most {units.percent(SAME)} longer than the best with the faster links, which nothing can beat."
+        )
+    return told
 
 
 def told(x: Axis, y: Axis, found: Sequence[Crossover], letters: Mapping[Hashable, str]) -> list[str]:

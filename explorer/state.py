@@ -31,6 +31,8 @@ CACHED_RESULTS = 24
 EDITED_KEPT = 100
 PATIENCE_S = 0.4
 """Planning that takes longer says what it does and can be stopped."""
+SAY_S = 0.1
+"""How often the page is told what goes on, in seconds."""
 OF_THE_MODEL = {
     "batch": None, "seq": None, "layers": None, "node": "", "open": None, "depth": None, "block": "", "plan": "",
     "compare": (), "candidate": None, "differs": (), "whatif": (), "edit": (), "beside": "", "way": "",
@@ -258,15 +260,19 @@ def waiting(place: Any, stop: Callable[[], None], patience_s: float = PATIENCE_S
     """A `say` for planning: tells the pass in `place` once it takes long, with a button to stop.
 
     A click starts the script anew, and Streamlit ends this run at the next thing it is told; so what computes must say
-    something now and then.
+    something now and then. It is passed on only so often.
     """
     start = time.perf_counter()
+    last = start - SAY_S
     line: list[Any] = []
 
     def say(text: str) -> None:
-        taken = time.perf_counter() - start
-        if taken < patience_s:
+        nonlocal last
+        now = time.perf_counter()
+        taken = now - start
+        if taken < patience_s or now - last < SAY_S:
             return
+        last = now
         if not line:
             box = place.container(horizontal=True, vertical_alignment="center")
             line.append(box.empty())

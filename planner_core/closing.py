@@ -330,7 +330,7 @@ class Closing:
                 return
             failures += 1
             if failures == MAX_FAILURES:
-                self._look_for_better()
+                self._look_for_better(stop)
                 return
             width /= WIDER
 
@@ -349,10 +349,10 @@ class Closing:
         if found is not None and float(self.cost @ found.totals) < self.target:
             self.best = found
 
-    def _look_for_better(self) -> None:
+    def _look_for_better(self, stop: Callable[[], bool]) -> None:
         """Where not all can be looked through: wider and wider among the most promising, for a better plan without proof."""
         width = (self.target - self.bound) / WIDER**2
-        while self.bound + width < self.target:
+        while self.bound + width < self.target and not stop():
             try:
                 self._consider(self._within(self.bound + width, partial=True))
             except TooMuch:

@@ -7,6 +7,7 @@ walk of its last answer says, until the best that fits lies just below one that 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from planner_core.assemble import assemble
@@ -43,9 +44,11 @@ def hopeless(problem: Problem, rough: Answer, budget: float, objective: str) -> 
 
 
 def fit(
-    problem: Problem, graph: Graph, budget: float, objective: str, abandon_above: float = float("inf"), rough: Answer | None = None
+    problem: Problem, graph: Graph, budget: float, objective: str, abandon_above: float = float("inf"), rough: Answer | None = None,
+    stop: Callable[[], bool] = lambda: False,
 ) -> Answer:  # fmt: skip
-    """The best assignment whose walk stays within `budget` bytes per GPU. `rough`: what a search without proof said.
+    """The best assignment whose walk stays within `budget` bytes per GPU. `rough`: what a search without proof said; `stop` as
+    in `search`.
 
     Its bound holds for the network's memory: `optimal` says that no assignment whose memory there is within the budget
     is better. Where nothing fits, `least_memory` and `smallest` are walked too.
@@ -53,7 +56,7 @@ def fit(
     free = rough if rough is not None and rough.solves == 1 else search(problem, objective=objective)
     if free.assignment is None or free.value > abandon_above or walked(problem, graph, free.assignment, budget) <= budget:
         return free
-    aim = _Aim(problem, graph, budget, objective, abandon_above, free.bound)
+    aim = _Aim(problem, graph, budget, objective, abandon_above, free.bound, stop)
     high = memory_of(free.assignment)
     at = min(budget * ABOVE, high - 1)
     # where the walk meets the budget is found without proof, and proven there
@@ -71,6 +74,7 @@ class _Aim:
     objective: str
     abandon_above: float
     bound: float
+    stop: Callable[[], bool]
     hit: float = 0.0
 
     def near(self, at: float, high: float, prove: bool) -> Answer:
@@ -106,7 +110,7 @@ class _Aim:
         """The best within the budget, or else an assignment that holds nearly the least (not the very least, which may send
         far more for a byte less)."""
         answer = search(
-            self.problem, objective=self.objective, budget=budget, abandon_above=self.abandon_above, prove=prove
+            self.problem, objective=self.objective, budget=budget, abandon_above=self.abandon_above, stop=self.stop, prove=prove
         )
         if answer.assignment is None and answer.smallest is not None:
             near = solve(self.problem, weights(self.objective, NEAR_LEAST))

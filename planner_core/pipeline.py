@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -103,7 +103,7 @@ def choose(
     problems, wide = _problems(planner, options, lens, say)
     for rough, problem in problems:
         say(f"search on {problem.model.mesh}")
-        answer = planner.solve(problem, objective, best[0] if best else float("inf"), rough)
+        answer = planner.solve(problem, objective, best[0] if best else float("inf"), rough, _telling(say, problem))
         if answer.least_memory < (least[0].least_memory if least else float("inf")):
             least = (answer, problem)
         if answer.assignment is not None and (best is None or answer.value < best[0]):
@@ -155,8 +155,18 @@ def _problems(
     if len(found) == 1:
         return [(None, found[0])], wide
     with planner.clock("search"):
-        rough = [(search(p, objective=objective, budget=planner.budget, prove=False), p) for p in found]
+        rough = [(search(p, objective=objective, budget=planner.budget, stop=_telling(say, p), prove=False), p) for p in found]
     return [*sorted(rough, key=lambda r: r[0].bound)], wide
+
+
+def _telling(say: Progress, problem: Problem) -> Callable[[], bool]:
+    """For a search to ask now and then: says that it goes on, which may raise to stop it."""
+
+    def stop() -> bool:
+        say(f"search on {problem.model.mesh}")
+        return False
+
+    return stop
 
 
 def _chunks(planner: Planner, plan: Plan) -> tuple[str, ...]:

@@ -128,12 +128,14 @@ class Planner:
         return problem
 
     def solve(
-        self, problem: Problem, objective: str, abandon_above: float = float("inf"), rough: Answer | None = None
-    ) -> Answer:
-        """The best assignment whose walked peak is within the memory (see `fitting`); `rough` is what a search without proof said."""
+        self, problem: Problem, objective: str, abandon_above: float = float("inf"), rough: Answer | None = None,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> Answer:  # fmt: skip
+        """The best assignment whose walked peak is within the memory (see `fitting`); `rough` is what a search without proof said.
+        `stop` as in `search`."""
         with self.clock("search"):
             answer = hopeless(problem, rough, self.budget, objective) if rough else None
-            return answer or fit(problem, self.graph, self.budget, objective, abandon_above, rough)
+            return answer or fit(problem, self.graph, self.budget, objective, abandon_above, rough, stop)
 
     def bounded(self, problem: Problem, answer: Answer, objective: str) -> tuple[Problem, Answer]:
         """A best answer with a bound that holds for the whole space, where states were given up; that may prove it."""

@@ -164,8 +164,10 @@ def test_the_map_can_be_stopped(visit: Visit) -> None:
     stop = page.get_by_role("button", name="Stop", exact=True)
     stop.wait_for()
     page.get_by_text(re.compile("^Planning: ")).first.wait_for()
+    page.get_by_role("table", name="points of the map").wait_for()
+    page.get_by_text(re.compile(r"\d+ of 35 points known")).first.wait_for()
     stop.click()
-    page.get_by_role("button", name="Work out the map").wait_for(timeout=120_000)  # a search under way on one mesh ends first
+    page.get_by_role("button", name="Work out the map").wait_for()
     visit.settle()
     assert stop.count() == 0
     assert page.get_by_text("Where the choice changes").count() == 0

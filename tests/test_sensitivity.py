@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 import math
+import random
+import re
 
 import pytest
 
-from explorer import regions, settings, whatif
+from explorer import linked, regions, settings, whatif
 from explorer.palette import DARK, LIGHT
 from planner_core.cluster import load_cluster
 from planner_core.errors import NoPlanFits
+from planner_core.pipeline import plan_model
 from planner_core.plan import Plan
 from planner_core.planner import Request
-from planner_core.sensitivity import CLOSE, Axis, Cell, Crossover, cell, changes, crossover, mesh_kind, sweep
+from planner_core.sensitivity import (
+    CLOSE,
+    SAME,
+    UNKNOWN,
+    Axis,
+    Cell,
+    Crossover,
+    cell,
+    changes,
+    crossover,
+    mesh_kind,
+    sweep,
+)
 from tests.test_app import open_page, words
 
 
@@ -50,6 +65,119 @@ def test_only_neighbours_in_a_row_that_differ_are_narrowed_down() -> None:
     cells = list(sweep(x, y, lambda a, b: Cell(a, b, "a" if a < 3 or b > 8 else "b")))
     assert [(c.x, c.y) for c in cells] == [(a, b) for b in y.values for a in x.values]
     assert [(left.x, right.x, left.y) for left, right in changes(cells)] == [(2.0, 4.0, 8.0)]
+
+
+class MadeUp:
+    """A planner whose plans take a + b / x seconds on links of speed x; faster links never slow one down."""
+
+    def __init__(self, plans: list[tuple[float, float]], proven: bool = True) -> None:
+        self.plans, self.proven = plans, proven
+        self.asked: list[float] = []
+
+    def seconds(self, k: int, x: float) -> float:
+        a, b = self.plans[k]
+        return a + b / x
+
+    def best(self, x: float) -> int:
+        return min(range(len(self.plans)), key=lambda k: self.seconds(k, x))
+
+    def look(self, x: float, y: float) -> Cell:
+        self.asked.append(x)
+        k = self.best(x)
+        return Cell(x, y, f"plan {k}", self.seconds(k, x), 1, self.proven)
+
+    def priced(self, found: Cell, x: float, y: float) -> float:
+        assert found.searched, "only a searched cell has a plan"
+        return self.seconds(int(str(found.kind).split()[1]), x)
+
+
+SPEEDS = Axis("inter", tuple(2.0**k for k in range(9)), links=True)
+ROW = Axis("batch", (8.0,), 8.0)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_is_inferred_is_within_a_hundredth_of_the_best(seed: int) -> None:
+    draw = random.Random(seed)
+    made = MadeUp([(draw.uniform(1, 3), draw.uniform(0, 4)) for _ in range(4)])
+    cells = list(sweep(SPEEDS, ROW, made.look, made.priced))
+    assert sorted(c.x for c in cells) == list(SPEEDS.values)
+    assert sorted(made.asked) == sorted(c.x for c in cells if c.searched)
+    for c in cells:
+        best = made.seconds(made.best(c.x), c.x)
+        assert best * (1 - 1e-12) <= c.step_time_s <= best * (1 + SAME)
+        assert not c.searched or c.kind == f"plan {made.best(c.x)}"
+
+
+def test_flat_stretches_are_not_searched_and_steep_ones_are() -> None:
+    flat, steep = MadeUp([(1.0, 0.004)]), MadeUp([(0.0, 1.0)])
+    for made, searches in ((flat, 2), (steep, len(SPEEDS.values))):
+        cells = list(sweep(SPEEDS, ROW, made.look, made.priced))
+        assert len(made.asked) == searches == sum(c.searched for c in cells)
+    by_column = MadeUp([(1.0, 0.004)])
+    list(sweep(ROW, SPEEDS, lambda b, v: by_column.look(v, b), lambda c, b, v: by_column.seconds(0, v)))
+    assert len(by_column.asked) == 2
+
+
+def test_nothing_is_inferred_from_what_is_not_proven() -> None:
+    made = MadeUp([(1.0, 0.0)], proven=False)
+    assert all(c.searched for c in sweep(SPEEDS, ROW, made.look, made.priced))
+
+
+def test_where_nothing_fits_at_both_ends_links_do_not_help() -> None:
+    asked: list[float] = []
+
+    def look(x: float, y: float) -> Cell:
+        asked.append(x)
+        return Cell(x, y, None)
+
+    cells = list(sweep(SPEEDS, ROW, look, lambda c, x, y: math.inf))
+    assert len(asked) == 2 and [c.kind for c in cells] == [None] * len(SPEEDS.values)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_border_is_found_where_plans_take_equally_long(seed: int) -> None:
+    draw = random.Random(seed)
+    border = draw.uniform(1.2, 900)
+    made = MadeUp([(2.0, 0.0), (1.0, border)])  # equally long at the border
+    ends = [made.look(v, 8.0) for v in (1.0, 1000.0)]
+    found = crossover(*ends, 0.0, made.look, made.priced)
+    assert found.low < border <= found.high <= found.low * (1 + CLOSE) * (1 + 1e-9)
+    assert len(made.asked) - 2 <= 2 < math.log2(math.log(1000) / math.log(1 + CLOSE))
+    assert {found.low, found.high} <= {*made.asked, 1.0, 1000.0}, "both sides were searched"
+
+
+def test_a_point_that_takes_too_long_is_a_kind_of_its_own() -> None:
+    cells = [Cell(1.0, 8.0, "a"), Cell(2.0, 8.0, UNKNOWN), Cell(4.0, 8.0, "b"), Cell(8.0, 8.0, "c")]
+    assert [(left.x, right.x) for left, right in changes(cells)] == [(4.0, 8.0)]
+    drawn = regions.figure(Axis("inter", (1.0, 2.0, 4.0, 8.0)), Axis("batch", (8.0,), 8.0), cells, None, LIGHT)
+    assert [t.text[0] for t in drawn.data if t.text is not None] == ["A", "B", "C", "?"]
+
+
+def test_a_search_can_be_stopped_inside() -> None:
+    """Between eliminations the search says that it goes on; what is said may raise to stop it there."""
+    request = Request("llama-3-70b", cluster="8x8-h100")
+    said: list[str] = []
+    whatif.best(request, say=said.append)
+    searches = [s for s in said if s.startswith("search on ")]
+    assert len(searches) > 3 * len(set(searches)), "more often than once for each search"
+
+    def stop(text: str) -> None:
+        said.append(text)
+        if said.count(text) == 4:
+            raise TimeoutError
+
+    said.clear()
+    with pytest.raises(TimeoutError):
+        whatif.best(request, say=stop)
+
+
+def test_a_plan_priced_on_other_links_is_the_plan_repriced() -> None:
+    result = plan_model(Request("gpt2-xl"))
+    for plan in result.plans:
+        seconds = linked.step_times(plan, result.graph, result.coarse)
+        for factor in ("0.125", "1", "4"):
+            there = linked.changed(result.cluster, ("1", factor), ())
+            assert seconds(there) == pytest.approx(linked.repriced(plan, there, result.graph).cost.step_time_s)
 
 
 def test_where_nothing_fits_is_a_kind_of_its_own() -> None:
@@ -105,6 +233,14 @@ def test_crossovers_in_words() -> None:
     assert told == "At 25 GB/s between nodes: A one up to 16 samples, nothing fits from 32 samples on."
 
 
+def test_the_points_known_so_far_are_told_as_a_table() -> None:
+    x, y = Axis("inter", (25.0, 50.0)), Axis("batch", (8.0, 16.0), 16.0)
+    head, rows = regions.so_far(x, y, [Cell(25.0, 8.0, "a"), Cell(50.0, 8.0, "a", searched=False)])
+    assert head[1:] == ["25.0", "50.0"] and all(head)
+    assert rows == [["16", "·", "·"], ["8", "■", "□"]]
+    assert regions.counted([Cell(25.0, 8.0, "a")], 3).startswith("3 searches: 1 of the 1 points, and 2 to close in")
+
+
 @pytest.mark.parametrize("theme", [LIGHT, DARK])
 def test_the_map_shows_every_cell_with_a_letter(theme: object) -> None:
     x, y = Axis("inter", (25.0, 50.0)), Axis("batch", (8.0, 16.0), 16.0)
@@ -122,4 +258,7 @@ def test_the_map_is_worked_out_on_demand() -> None:
     assert not at.exception
     assert "Where the choice changes" in words(at)
     assert "GB/s between nodes" in words(at)
+    told = "\n".join(c.value for c in at.caption)
+    assert re.search(r"\d+ searches: \d+ of the 35 points", told)
+    assert "lie between two searched points of the same kind" in told
     assert not [b for b in at.button if b.key in ("map_start", "map_stop")]

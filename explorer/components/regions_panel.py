@@ -2,29 +2,40 @@
 
 from __future__ import annotations
 
+import math
+import time
+from collections.abc import Callable
 from typing import Any
 
 import streamlit as st
 
-from explorer import regions, settings, state, units, whatif, words
+from explorer import linked, regions, settings, state, units, whatif, words
 from explorer.components import frame
 from explorer.shelf import Shelf
 from planner_core import sensitivity
+from planner_core.cluster import Cluster, load_cluster
+from planner_core.coarsen import CoarseGraph
+from planner_core.graph import Graph
 from planner_core.pipeline import Result
-from planner_core.planner import Request
+from planner_core.plan import Plan
+from planner_core.planner import Request, prepare
 from planner_core.sensitivity import Axis, Cell, Crossover
 
-CELLS, MAPS = 5000, 64
+CELLS, MAPS = 1000, 64
 """Cells and whole maps kept for all sessions."""
 NAMES = {"inter": "bandwidth between nodes", "intra": "bandwidth inside a node", "batch": "batch", "nodes": "number of nodes"}
 SWEEP_SHARE = 0.6
 """Share of the progress bar for the grid; the rest is for the crossovers."""
 
-Map = tuple[tuple[Cell, ...], tuple[Crossover, ...]]
+POINT_S = 30.0
+"""After so many seconds the search at one point is given up."""
+
+Map = tuple[tuple[Cell, ...], tuple[Crossover, ...], int]
+"""Cells, borders, and how many searches they took."""
 
 
 @st.cache_resource(show_spinner=False)
-def _cells() -> Shelf[tuple[Request, float, float], Cell]:
+def _cells() -> Shelf[tuple[Request, float, float], tuple[Cell, Plan | None]]:
     return Shelf(CELLS)
 
 
@@ -51,10 +62,11 @@ def panel(result: Result) -> None:
             f"long, so near a border either will do: the estimate's error is {units.percent(words.MODEL_ERROR)}."
         )
         found = _maps().peek(key)
+        place = st.empty()
         if found is None and not running:
-            st.button("Work out the map", on_click=_want, args=(key,), key="map_start")
+            place.button("Work out the map", on_click=_want, args=(key,), key="map_start")
             return
-        found = found or _work_out(key)
+        found = found or _work_out(key, place)
         _show(x, y, found, _here(result, x, y))
 
 
@@ -91,48 +103,118 @@ def _here(result: Result, x: Axis, y: Axis) -> tuple[float, float]:
     return a, b
 
 
-def _work_out(key: tuple[Request, Axis, Axis]) -> Map:
-    """The map, cell by cell; a click on Stop ends this run of the script at the next one, and what is known is kept."""
-    place = st.empty()
+def _work_out(key: tuple[Request, Axis, Axis], place: Any) -> Map:
+    """The map, cell by cell; a click on Stop ends this run of the script within a search, and what is known is kept."""
     with place.container():
         bar = st.progress(0.0, "Planning")
         st.button("Stop", on_click=lambda: st.session_state.pop("map_wanted", None), key="map_stop")
+        drawn = st.empty()
 
     def waiting() -> None:
         bar.progress(0.0, "Another visitor's map of the same")
 
-    found = _maps().get(key, lambda: _compute(*key, bar), waiting)
+    found = _maps().get(key, lambda: _Work(*key, bar, drawn).map(), waiting)
     place.empty()
     st.session_state.pop("map_wanted", None)
     return found
 
 
-def _compute(asked: Request, x: Axis, y: Axis, bar: Any) -> Map:
-    values = dict(state.values())
-    share = [0.0]
+class _Work:
+    """One map under way: what is known of it, and how it is told."""
 
-    def say(text: str) -> None:
-        bar.progress(share[0], f"Planning: {text}")
+    def __init__(self, asked: Request, x: Axis, y: Axis, bar: Any, place: Any) -> None:
+        self.x, self.y, self.bar, self.place = x, y, bar, place
+        self.values = dict(state.values())
+        # elsewhere the best plan is not the one of the least step time, and a price says nothing
+        self.infers = asked.method == "exact" and asked.objective == "time"
+        self.plans: dict[tuple[float, float], Plan] = {}
+        self.graphs: dict[int, tuple[Graph, CoarseGraph]] = {}
+        self.times: dict[tuple[float, float], Callable[[Cluster], float]] = {}
+        self.cells: list[Cell] = []
+        self.searches = 0
+        self.share, self.what, self.said, self.began = 0.0, "", 0.0, 0.0
 
-    def look(a: float, b: float) -> Cell:
-        request = whatif.request(values, regions.changes(x, a, y, b))
-        find = lambda: whatif.best(request, state.own_graph(request), say)  # noqa: E731
-        return _cells().get((request, a, b), lambda: sensitivity.cell(a, b, find, regions.sort_of))
+    def map(self) -> Map:
+        """Every cell, then the borders."""
+        for cell in sensitivity.sweep(self.x, self.y, self.look, self.priced if self.infers else None):
+            self.cells.append(cell)
+            self.share = SWEEP_SHARE * len(self.cells) / (len(self.x.values) * len(self.y.values))
+            self.what = f"{len(self.cells)} of {len(self.x.values) * len(self.y.values)} points known"
+            self._draw()
+        borders = []
+        pairs = sensitivity.changes(self.cells)
+        for k, (left, right) in enumerate(pairs):
+            self.share = SWEEP_SHARE + (1 - SWEEP_SHARE) * k / len(pairs)
+            self.what = f"border {k + 1} of {len(pairs)}"
+            priced = self.priced if self.infers and self.x.links else None
+            borders.append(sensitivity.crossover(left, right, self.x.step, self.look, priced))
+        return tuple(self.cells), tuple(borders), self.searches
 
-    cells = []
-    for found in sensitivity.sweep(x, y, look):
-        cells.append(found)
-        share[0] = SWEEP_SHARE * len(cells) / (len(x.values) * len(y.values))
-    borders = []
-    pairs = sensitivity.changes(cells)
-    for k, (left, right) in enumerate(pairs):
-        share[0] = SWEEP_SHARE + (1 - SWEEP_SHARE) * k / len(pairs)
-        borders.append(sensitivity.crossover(left, right, x.step, look))
-    return tuple(cells), tuple(borders)
+    def _draw(self) -> None:
+        with self.place.container():
+            head, rows = regions.so_far(self.x, self.y, self.cells)
+            frame.table(head, rows, "points of the map")
+            st.caption("■ searched · □ inferred from its neighbours · · still to come")
+
+    def say(self, text: str) -> None:
+        """Tell what is under way, not too often; where a click on Stop has come in, Streamlit ends the run here. Raises
+        TimeoutError where one point takes too long."""
+        now = time.monotonic()
+        if now - self.began > POINT_S:
+            raise TimeoutError
+        if now - self.said > state.SAY_S:
+            self.said = now
+            self.bar.progress(self.share, f"Planning: {self.what}; {text}" if self.what else f"Planning: {text}")
+
+    def request(self, a: float, b: float) -> Request:
+        """What is planned at a point."""
+        return whatif.request(self.values, regions.changes(self.x, a, self.y, b))
+
+    def look(self, a: float, b: float) -> Cell:
+        """The cell at a point, searched, or known from a map before."""
+        request = self.request(a, b)
+
+        def make() -> tuple[Cell, Plan | None]:
+            plan: list[Plan] = []
+
+            def find() -> Plan:
+                plan.append(whatif.best(request, state.own_graph(request), self.say))
+                return plan[0]
+
+            return sensitivity.cell(a, b, find, regions.sort_of), plan[0] if plan else None
+
+        self.began = time.monotonic()
+        self.searches += 1
+        try:
+            cell, plan = _cells().get((request, a, b), make, lambda: self.say("another visitor's search"))
+        except TimeoutError:
+            return Cell(a, b, sensitivity.UNKNOWN)
+        if plan is not None:
+            self.plans[a, b] = plan
+        return cell
+
+    def priced(self, cell: Cell, a: float, b: float) -> float:
+        """Seconds that the plan of a searched cell takes on the links of another point."""
+        here, there = (cell.x, cell.y), self.request(a, b).cluster
+        assert isinstance(there, str)
+        if here not in self.plans:
+            return math.inf
+        if here not in self.times:
+            plan = self.plans[here]
+            self.times[here] = linked.step_times(plan, *self._graph(plan, self.request(*here)))
+        return self.times[here](load_cluster(there))
+
+    def _graph(self, plan: Plan, request: Request) -> tuple[Graph, CoarseGraph]:
+        """The graph that a plan was made for; one for each batch."""
+        batch = int(plan.workload["batch"])
+        if batch not in self.graphs:
+            planner = prepare(request, state.own_graph(request))
+            self.graphs[batch] = planner.graph, planner.coarse
+        return self.graphs[batch]
 
 
 def _show(x: Axis, y: Axis, found: Map, here: tuple[float, float]) -> None:
-    cells, borders = found
+    cells, borders, searches = found
     letters = regions.names(cells)
     left, right = st.columns([3, 2], gap="large")
     with left:
@@ -149,6 +231,7 @@ def _show(x: Axis, y: Axis, found: Map, here: tuple[float, float]) -> None:
             on_select=pick, selection_mode="points", alt="Which kind of plan is best as two quantities vary",
         )  # fmt: skip
         st.caption("A click on a tile opens it in “What if …” above.")
+        st.caption(regions.counted(cells, searches))
     with right:
         sentences = regions.told(x, y, borders, letters)
         st.markdown("**Where the choice changes**")
