@@ -163,7 +163,8 @@ def _measure(model_type: str, cls: str, tell: Any) -> None:
         unknown = Counter(_unknown(planner))
         tell(unknown=dict(unknown))
         plan = choose(planner, meshes(request, planner.cluster))
-        tell(outcome="plan", reason="", plan_s=round(time.perf_counter() - start, 2), fits=plan.fits, optimal=plan.optimal)  # fmt: skip
+        told = plan.notes[0] if plan.notes and plan.fits else ""
+        tell(outcome="plan", reason=told, plan_s=round(time.perf_counter() - start, 2), fits=plan.fits, optimal=plan.optimal)  # fmt: skip
     except PlannerError as error:
         where = plainly(model_type, cls)
         tell(outcome="transformers" if where else "refused", reason=where or str(error))
@@ -274,7 +275,8 @@ def table(rows: list[dict[str, Any]]) -> str:
         "# Coverage", "",
         f"From a default config of transformers to a plan on a {MESH} mesh of `{CLUSTER}`, batch {BATCH}, {SEQ} tokens; at most four "
         "layers of each kind; one core, times in seconds. Made by `python -m bench.coverage`. *transformers*: the library alone cannot "
-        "make this class from its own default config. Unknown ops run replicated and are named in the result. Fields that a default "
+        "make this class from its own default config. blt is given patches of `patch_size` bytes, which a net of its own would choose. "
+        "Unknown ops run replicated and are named in the result. Fields that a default "
         f"leaves open, filled as published: {'; '.join(f'{k}: ' + ', '.join(v) for k, v in sorted(GAPS.items()))}.", "",
         *(f"- {line}" for line in summary(rows).splitlines()),
         f"- plans by time: {_times(rows)}", *_depth(), "",

@@ -209,6 +209,9 @@ def training_inputs(model: nn.Module, config: Any, batch: int, seq: int, dtype: 
     if {"input_ids", "pixel_values"} <= names and needs_both:  # contrastive models read a text and an image
         found.setdefault("input_ids", _ids(text, batch, seq))
         found.setdefault("pixel_values", _signal("pixel_values", config, batch, seq, getattr(torch, dtype)))
+    if getattr(config, "patching_mode", None) and getattr(config, "patch_size", None):  # else bytes are put together by values
+        ends = [*range(0, seq, config.patch_size), seq]
+        found["patch_lengths"] = torch.tensor(ends).diff().repeat(batch, 1)
     if "labels" in names:
         _add_labels(found, kind, text, batch, seq)
     if not found:
