@@ -521,6 +521,20 @@ def test_nothing_is_computed_twice_for_a_step() -> None:
     assert recent.shown(2, LLAMA, LESSONS[1].defaults()) is recent.shown(2, LLAMA, LESSONS[1].defaults())
 
 
+def test_9_says_when_nothing_is_kept() -> None:
+    some, none = (LESSONS[8].scene(LLAMA, {"least": n}).steps for n in (2, 64))
+    assert "1 shared subgraph." in some[-2].says and "large number" not in some[-1].says
+    assert "No block has 64 copies" in none[-2].says and "large number" in none[-1].says
+
+
+def test_7_says_when_no_gpu_holds_what_is_kept() -> None:
+    """98.6 GiB of activations for 4 samples on one GPU (lesson 1): 16 samples on 4 GPUs are more than 80 GB too."""
+    at_16 = LESSONS[6].scene(LLAMA, {"n": 4})
+    assert at_16.numbers["split"] > 80e9 and "at batch 16" in at_16.steps[3].says and "lesson 8" in at_16.steps[3].says
+    small = LESSONS[6].scene(Learner(Request("llama-3-8b", batch=1)), {"n": 4})
+    assert small.numbers["split"] < 80e9 and "lesson 8" not in small.steps[3].says
+
+
 def test_what_comes_next_is_computed_while_a_lesson_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     for pause in ("PAUSE_S", "BREATH_S"):
         monkeypatch.setattr(warm, pause, 0.0)

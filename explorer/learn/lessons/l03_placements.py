@@ -160,7 +160,7 @@ def question(learner: Learner, values: Values) -> Question:
     )
     return asked(
         f"Devices hold {src}, the next operation wants {dst}. What is needed?",
-        (names[right], f"Right: {DOES[right]}."),
+        (names[right], f"{DOES[right][:1].upper()}{DOES[right][1:]}."),
         wrong,
         list(DOES).index(right),
     )

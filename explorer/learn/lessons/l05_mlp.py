@@ -155,8 +155,8 @@ def _after_columns(c: dict[str, Any]) -> list[Step]:
             "B is cut by rows to match, so the hidden numbers need no message at all. One **all_reduce** of the "
             f"terms gives Z. Largest difference: **{difference(c['error'])}**, rounding.", svg(column(total, whole), "Terms of Z are summed")),
         Step("Backward: f and g",
-            "Going back, X was used whole by both devices, so its gradient comes as terms: one **all_reduce** "
-            "again. Megatron-LM calls the pair f and g: f does nothing forward and sums backward, g sums forward "
+            "Going back (the loss here is the sum of all numbers of Z), X was used whole by both devices, so its gradient "
+            "comes as terms: one **all_reduce** again. Megatron-LM calls the pair f and g: f does nothing forward and sums backward, g sums forward "
             f"and does nothing backward. Against autograd on one GPU: **{difference(c['grad_error'])}**.", svg(back, "Terms of the gradient of X are summed")),
     ]  # fmt: skip
 

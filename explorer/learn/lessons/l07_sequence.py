@@ -146,7 +146,7 @@ def scene(learner: Learner, values: Values) -> Scene:
             "along (lesson 4).", svg(_bytes(reduce, scatter, gather), "Wire bytes of both ways")),
         Step("The memory",
             f"Kept activations per GPU: {units.memory(plain)} before, **{units.memory(split)}** now, for this "
-            f"model on {n} GPUs.", svg(bars([Bar("tensor parallel", (Part("activations", plain, orange),)), Bar("+ sequence", (Part("activations", split, orange),), strong=True)], units.memory), "Activation memory with and without sequence parallelism")),
+            f"model at batch {load.batch} on {n} GPUs.{_too_much(split, learner)}", svg(bars([Bar("tensor parallel", (Part("activations", plain, orange),)), Bar("+ sequence", (Part("activations", split, orange),), strong=True)], units.memory), "Activation memory with and without sequence parallelism")),
         *_vocabulary_steps(n, table_bytes, gathered, small),
     )  # fmt: skip
     numbers = {
@@ -164,6 +164,13 @@ def scene(learner: Learner, values: Values) -> Scene:
         "table": table_bytes,
     }
     return Scene(steps, numbers, reveal=2, note=note)
+
+
+def _too_much(activations: int, learner: Learner) -> str:
+    """Said where even the smaller number is too large."""
+    room = learner.cluster.gpu.memory_bytes
+    more = f" A GPU has {units.memory(room)}, so the batch must be split as well (lesson 8)."
+    return more if activations > room else ""
 
 
 def _vocabulary_steps(n: int, table_bytes: int, gathered: int, small: int) -> list[Step]:

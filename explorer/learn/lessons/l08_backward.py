@@ -102,7 +102,7 @@ def scene(learner: Learner, values: Values) -> Scene:
     steps = [
         Step("Forward", f"{cut.name[:1].upper() + cut.name[1:]}. X is {cut.x}, W is {cut.w}, so Y is {cut.y}.{stored}", svg(column(*(_held(r, (("X", c["xs"][r], cut.x), ("W", c["ws"][r], cut.w), ("Y", c["ys"][r], cut.y))) for r in range(N)), gap=10), "Forward on two GPUs")),
         Step("Backward, on each device",
-            f"Each device runs its own backward pass. The gradient of X comes out as {cut.grad_x}, that of W as "
+            f"Each device runs its own backward pass; the loss is the sum of the squares of Y. The gradient of X comes out as {cut.grad_x}, that of W as "
             f"{cut.grad_w}.", svg(column(*(_held(r, (("gradient of X", c["grads_x"][r], cut.grad_x), ("gradient of W", c["grads_w"][r], cut.grad_w))) for r in range(N)), gap=10), "Backward on two GPUs")),
         Step("Who sums",
             f"To put right: {cut.fix}. Against autograd on one GPU the largest difference is "

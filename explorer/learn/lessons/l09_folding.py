@@ -64,23 +64,7 @@ def scene(learner: Learner, values: Values) -> Scene:
     found = replay(learner, int(values["least"]))
     steps = []
     for s in found:
-        kept = [g for g in s.kept if g.similar > 0]
-        says = (
-            f"Cut every name after {s.depth} part{'s' * (s.depth > 1)}; parts stand between dots. Names with equal weights behind them are "
-            "similar. "
-        )
-        if kept:
-            says += (
-                f"{_plural(len(kept), 'kind')} of block repeat{'s' * (len(kept) == 1)}: kept as shared subgraphs. "
-                "The algorithm goes one level up."
-            )
-        else:
-            says += "Nothing repeats" + (
-                ", so the algorithm stops: what it kept before is the result."
-                if s.stopped
-                else " at this depth; nothing has been kept yet, so it goes on."
-            )
-        steps.append(Step(f"Depth {s.depth}", says, svg(_groups(s.groups), f"Algorithm 1 at depth {s.depth}")))
+        steps.append(Step(f"Depth {s.depth}", _says(s), svg(_groups(s.groups), f"Algorithm 1 at depth {s.depth}")))
     shared = shared_subgraphs(found)
     rows = [(g.pattern, str(g.count), str(g.similar), g.reason) for g in shared[:10]] or [
         ("nothing repeats", "", "", "")
@@ -88,7 +72,9 @@ def scene(learner: Learner, values: Values) -> Scene:
     steps.append(
         Step(
             "The result",
-            f"{_plural(len(shared), 'shared subgraph')}. Each is planned once, and every copy follows.",
+            f"{_plural(len(shared), 'shared subgraph')}. Each is planned once, and every copy follows."
+            if shared
+            else f"No block has {values['least']} copies, so nothing is kept and every copy would be planned apart.",
             table(("names", "copies", "weights in each", "why"), rows),
         )
     )
@@ -102,13 +88,29 @@ def scene(learner: Learner, values: Values) -> Scene:
     told = (
         f"Each matrix can be kept whole or cut two ways. All {int(c['matrices'])} matrices together have "
         f"3^{int(c['matrices'])}, about **10^{c['log10_unfolded']:.0f}** plans. Folded, there are "
-        f"**{units.whole(c['folded'])}** to score: the number no longer depends on the depth."
+        f"**{units.whole(c['folded'])}** to score, whatever the depth"
+        + ("." if shared else f"; with nothing kept, as at {values['least']} copies, it stays the large number.")
     )
     steps.append(
         Step("3 to the N, or 3 to a few", told, table(("block", "copies", "matrices", "plans = 3^matrices"), per))
     )
     numbers = {**c, "depths": len(found), "shared": len(shared), "copies": max((g.count for g in shared), default=0)}
     return Scene(tuple(steps), numbers, reveal=len(found) + 1)
+
+
+def _says(s: FoldStep) -> str:
+    """What the algorithm does at a depth."""
+    kept = [g for g in s.kept if g.similar > 0]
+    cut = (
+        f"Cut every name after {s.depth} part{'s' * (s.depth > 1)}; parts stand between dots. Names with equal weights "
+        "behind them are similar. "
+    )
+    if kept:
+        repeat = f"{_plural(len(kept), 'kind')} of block repeat{'s' * (len(kept) == 1)}"
+        return f"{cut}{repeat}: kept as shared subgraphs. The algorithm goes one level up."
+    if s.stopped:
+        return f"{cut}Nothing repeats, so the algorithm stops: what it kept before is the result."
+    return f"{cut}Nothing repeats at this depth; nothing has been kept yet, so it goes on."
 
 
 def _told(learner: Learner, top: int) -> str:

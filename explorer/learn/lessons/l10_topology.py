@@ -128,7 +128,7 @@ def scene(learner: Learner, values: Values) -> Scene:
         Step("Two choices",
             f"Least volume: {by_volume.name}, {amount(by_volume.volume)} in {units.seconds(by_volume.seconds)}. "
             "Bytes alone cannot tell groups inside from groups across, so the slower one is what they may give. "
-            f"Least time: **{by_time.name}**, {amount(by_time.volume)} in {units.seconds(by_time.seconds)}. " + ("Counting bytes alone would choose wrongly here." if by_volume != by_time else "Here both agree; try another batch."), _table(found, by_volume, by_time, 2 * learner.graph.num_params)),
+            f"Least time, if its weights fit (lesson 1): **{by_time.name}**, {amount(by_time.volume)} in {units.seconds(by_time.seconds)}. " + ("Counting bytes alone would choose wrongly here." if by_volume != by_time else "Here both agree; try another batch."), _table(found, by_volume, by_time, 2 * learner.graph.num_params)),
     )  # fmt: skip
     numbers = {
         "near_s": near.seconds,

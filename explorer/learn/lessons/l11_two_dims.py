@@ -78,7 +78,7 @@ def scene(learner: Learner, values: Values) -> Scene:
     )
     which = (
         f"{n} GPUs, the second axis with {ratio}× the bandwidth of the first. Least: **{d1} × {d2}**, "
-        f"{units.seconds(times[d1, d2])} a step; Megatron-LM is {n} × 1, {units.seconds(times[n, 1])}."
+        f"{units.seconds(times[d1, d2])} of communication a step; Megatron-LM is {n} × 1, {units.seconds(times[n, 1])}."
     )
     growth = (
         f"The best mesh for each number of GPUs, at {ratio}× bandwidth on axis 2. Cutting two ways pays more and more."

@@ -96,7 +96,7 @@ def scene(learner: Learner, values: Values) -> Scene:
             "A second all_to_all brings the results home. Against the same experts without devices the largest "
             f"difference is **{c['error']:.0f}**.", svg(_home(c, n, back=True), "Results at home")),
         Step("Expert or tensor parallel?",
-            f"{n} devices, {k} experts a token, {units.whole(tokens)} tokens of {units.whole(hidden)} numbers (Mixtral's "
+            f"{n} devices, {k} expert{'s' * (k > 1)} a token, {units.whole(tokens)} tokens of {units.whole(hidden)} numbers (Mixtral's "
             f"width). Two all_to_alls send {amount(expert)} per GPU and layer forward; cutting every expert and "
             f"summing sends {amount(tensor)}. The ratio is k/n = {k}/{n}: tokens that move need not be copied to "
             "all. But experts must be equally busy, and whole experts must fit.", svg(_bill(expert, tensor), "Bytes of expert and of tensor parallelism")),
