@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
 import pytest
 
@@ -65,6 +66,21 @@ def answer(visit: Visit, text: str) -> None:
     visit.page.locator(".st-key-question label", has_text=re.compile(rf"^{re.escape(text)}$")).first.click()
 
 
+def change(visit: Visit, lesson: Lesson) -> None:
+    """Another option of the lesson's first control, by the mouse or the keys."""
+    control = lesson.controls[0]
+    at = visit.page.locator(f".st-key-w_{lesson.number}_{control.key}")
+    other = next(o for o in control.options if o != control.default)
+    if control.kind == "slider":
+        at.locator("input[type=range]").focus()
+        visit.page.keyboard.press("ArrowLeft" if control.options.index(control.default) else "ArrowRight")
+    elif len(control.options) < 4:
+        at.get_by_role("radio", name=control.name(other), exact=True).click()
+    else:
+        at.get_by_role("combobox").click()
+        visit.page.get_by_role("option", name=control.name(other), exact=True).click()
+
+
 @every
 def test_a_lesson_played(visit: Visit, app: str, lesson: Lesson) -> None:
     scene, question = lesson.scene(LLAMA, lesson.defaults()), lesson.question(LLAMA, lesson.defaults())
@@ -89,6 +105,10 @@ def test_a_lesson_played(visit: Visit, app: str, lesson: Lesson) -> None:
     visit.press("Next")
     visit.at_step(scene.reveal + 1)
     assert f"step={scene.reveal + 1}" in page.url
+    change(visit, lesson)
+    page.wait_for_url(lambda url: f"with={lesson.controls[0].key}:" in unquote(url))
+    visit.settle()
+    assert page.locator("[data-testid=stException], [data-testid=stAlertContentError]").count() == 0
     assert not visit.wrong
 
 
