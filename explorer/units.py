@@ -20,14 +20,16 @@ def significant(value: float, figures: int = 3) -> str:
 
 
 def seconds(value: float) -> str:
-    """Milliseconds below one second, microseconds below a tenth of a millisecond."""
+    """Milliseconds below one second, microseconds below a tenth of a millisecond, nanoseconds below a tenth of those."""
     if value == 0:
         return "0 ms"
     if abs(value) >= 1:
         return f"{significant(value)} s"
     if abs(value) >= 1e-4:
         return f"{significant(value * 1e3)} ms"
-    return f"{significant(value * 1e6)} µs"
+    if abs(value) >= 1e-7:
+        return f"{significant(value * 1e6)} µs"
+    return f"{significant(value * 1e9)} ns" if abs(value) >= 1e-10 else "< 0.1 ns"
 
 
 def memory(num_bytes: float) -> str:

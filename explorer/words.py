@@ -28,6 +28,9 @@ GLOSSARY = {
     "R": "Replicate: every device along this axis holds the whole tensor",
     "S": "Shard: each device along this axis holds one slice",
     "P": "Partial: each device holds one term of a sum that has not been taken yet",
+    "world": "all GPUs",
+    "data": "GPUs that hold different samples, mostly one in each node",
+    "tensor": "neighbouring GPUs, mostly of one node, that share the work on each sample",
     "all_reduce": "every device ends with the sum of what all of them had",
     "all_gather": "every device ends with the slices of all of them",
     "reduce_scatter": "the sum is taken, and each device ends with one slice of it",
@@ -48,11 +51,14 @@ def family(name: str) -> str:
     return name.rpartition(".")[0].rpartition(".")[2] or name
 
 
+TITLES = {"hf-expert": "The model’s own plan"}
 METHOD_TITLES = {"exact": "Exact plan", "tap": "TAP’s plan", "taps": "TAPS’s plan", "atp": "ATP’s plan"}
 
 
 def title(plan: Plan) -> str:
     """What a plan is called on the page."""
+    if plan.name in TITLES:
+        return TITLES[plan.name]
     if plan.name == "best":
         return METHOD_TITLES.get(plan.method, "Best plan")
     return plan.name[:1].upper() + plan.name[1:]

@@ -162,8 +162,8 @@ def _columns() -> dict[str, Any]:
     text, number = st.column_config.TextColumn, st.column_config.NumberColumn
     within = units.percent(words.MODEL_ERROR)
     return {
-        "plan": text(width=200),
-        "what it does": text(width=360),
+        "plan": text(width=190),
+        "what it does": text(width=290),
         "fits": text(width=50),
         "tie": text(width=50, help=f"Within {within} of the fastest plan that fits: the estimate cannot tell them apart"),
         "of it exposed, ms": number(help=words.GLOSSARY["exposed"]),
@@ -266,7 +266,7 @@ def candidates(result: Result, plan: Plan, reference: Plan | None) -> None:
         theme=None, key=key, on_select=pick, selection_mode=("points", "box", "lasso"), config=CHOOSING,
         alt=f"All candidates of {one.block} by communication and memory",
     )  # fmt: skip
-    candidate_words(one, index)
+    candidate_words(one, index, index is None or bool(keep[index]))
     candidates_table(one, keep, index, capacity)
 
 
@@ -282,8 +282,8 @@ def picked(found: Candidates) -> int | None:
     return index if index is not None and index < found.space else None
 
 
-def candidate_words(found: Candidates, index: int | None) -> None:
-    """Which point was clicked, or what the points are."""
+def candidate_words(found: Candidates, index: int | None, shown: bool) -> None:
+    """Which point was clicked, and whether the filter leaves it `shown`; or what the points are."""
     if index is None:
         st.caption(
             f"Each point puts every one of {len(found.weights)} weight matrices whole (R), split by rows S(0) or "
@@ -301,6 +301,7 @@ def candidate_words(found: Candidates, index: int | None) -> None:
         f"{units.memory(float(found.model_memory_bytes[index]))} = {found.repeats} × "
         f"{units.memory(float(found.memory_bytes[index]))} + {units.memory(found.rest_memory_bytes)}, at the end of forward."
         + (f" {units.whole(alike)} candidates cost the same." if alike > 1 else "")
+        + ("" if shown else " The filter leaves it out of the chart.")
     )
     st.button("Let go of this candidate", on_click=_unmark, kwargs={"candidate": None}, key="unpick", type="tertiary")
 

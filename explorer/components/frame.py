@@ -51,7 +51,8 @@ def chip(letter: str, axis: str = "") -> str:
     """One placement as a small mark: letter, look and a definition on hover."""
     kind = letter[:1]
     label = f"{axis} {letter}".strip()
-    return f'<span class="chip {html.escape(kind)}" title="{html.escape(GLOSSARY.get(kind, ""))}">{html.escape(label)}</span>'
+    told = GLOSSARY.get(kind, "") + (f". On the mesh axis {axis}: {GLOSSARY.get(axis, 'a group of the GPUs')}" if axis else "")
+    return f'<span class="chip {html.escape(kind)}" title="{html.escape(told)}">{html.escape(label)}</span>'
 
 
 def chips(cell: str) -> str:

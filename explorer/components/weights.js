@@ -8,6 +8,11 @@ function chip(letter) {
   return mark;
 }
 
+// A long name breaks after its dots, not within a word.
+function breakable(text) {
+  return text.split(/(?<=[._])/).flatMap((part, i) => (i ? [document.createElement("wbr"), part] : [part]));
+}
+
 function cell(content, tag = "td") {
   const box = document.createElement(tag);
   for (const part of [content].flat()) box.append(part && part.chip ? chip(part.chip) : String(part ?? ""));
@@ -21,11 +26,11 @@ function row(item, open) {
   if (item.node) {
     const button = document.createElement("button");
     button.type = "button";
-    button.textContent = item.name;
+    button.append(...breakable(item.name));
     button.title = "Show in the graph";
     button.addEventListener("click", () => open(item.node));
     first.append(button);
-  } else first.append(item.name);
+  } else first.append(...breakable(item.name));
   if (item.times) first.append(` ×${item.times}`);
   line.append(first, ...item.cells.map((c) => cell(c)));
   if (item.picked) line.setAttribute("aria-current", "true");

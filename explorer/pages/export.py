@@ -113,7 +113,7 @@ def beside(priced: Mapping[str, Any]) -> str:
         ("sent per GPU", units.traffic, "wire_bytes"),
         ("memory per GPU", units.memory, "peak_bytes"),
     )
-    lines = ["| | in this form | the plan | difference |\n|---|---:|---:|---:|"]
+    lines = ["| figure | in this form | the plan | difference |\n|---|---:|---:|---:|"]
     for title, show, key in rows:
         here, there = priced[key], priced[f"plan_{key}"]
         change = "the same" if abs(here - there) < 0.0005 * there else f"{100 * (here / there - 1):+.1f} %" if there else ""

@@ -113,7 +113,7 @@ def other_links(plan: Plan, result: Result, there: Cluster, links: Links) -> Pla
     return moved
 
 
-HEAD = ["", "plan", "mesh", "sent per GPU", "communication", "of that exposed", "step"]
+HEAD = ["which", "plan", "mesh", "sent per GPU", "communication", "of that exposed", "step"]
 
 
 def _row(title: str, p: Plan) -> list[str]:
