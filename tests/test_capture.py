@@ -424,10 +424,16 @@ def test_constant_control_flow_runs():
             "100 is not divisible by num_attention_heads 3",
         ),
         ({"model_type": "mixtral", "num_local_experts": 2, "num_experts_per_tok": 4}, "more than the 2 experts"),
+        ({"model_type": "gpt2", "n_layer": 100_000}, "n_layer is 100000; at most 2000"),
+        ({"model_type": "bart", "encoder_layers": 100_000}, "encoder_layers is 100000; at most 2000"),
+        ({"model_type": "resnet", "depths": [3, 4000, 6, 3]}, "depths is .*; at most 2000"),
+        ({"model_type": "llava", "text_config": {"model_type": "llama", "num_hidden_layers": 9999}}, "text_config.num_hidden_layers is 9999"),
+        ({"model_type": "funnel", "block_sizes": [100_000]}, "FunnelForMaskedLM has more than 400 modules"),
         ({"model_type": "llama", "architectures": ["NoSuchModel"]}, "NoSuchModel"),
     ],
 )
-def test_bad_configs_in_one_sentence(config, words):
+def test_bad_configs_in_one_sentence(config, words, monkeypatch):
+    monkeypatch.setattr("planner_core.capture.sizes.MOST_MODULES", 400)  # so that it takes no time to get there
     with pytest.raises((InputError, CaptureError), match=words) as caught:
         capture_graph(config, batch=1, seq=8)
     assert "\n" not in str(caught.value)

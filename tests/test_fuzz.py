@@ -12,6 +12,7 @@ import pytest
 from planner_core.__main__ import read_plan
 from planner_core.capture import capture_graph
 from planner_core.cluster import cluster_names, load_cluster
+from planner_core.errors import InputError
 from planner_core.pipeline import choose
 from planner_core.plan import to_json
 from planner_core.planner import Request, meshes, prepare
@@ -105,3 +106,25 @@ def test_the_watch_sees_what_it_should(tmp_path: Path) -> None:
         import subprocess
 
         watch.case("starts", lambda: subprocess.run(["true"], check=True))
+    with pytest.raises(AssertionError, match="mkdir"), watched() as watch:
+        watch.case("makes a folder", lambda: (tmp_path / "new").mkdir())
+
+
+def test_the_watch_sees_memory_that_was_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.fuzz.LIMIT_MB", 64)
+    with pytest.raises(AssertionError, match="more than before"), watched() as watch:
+        watch.case("eats memory", lambda: bytearray(b"x") * (128 << 20))
+
+
+def test_the_watch_sees_a_hang_that_the_code_would_call_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.fuzz.LIMIT_S", 0.2)
+
+    def hangs() -> None:
+        try:
+            while True:
+                pass
+        except Exception as error:
+            raise InputError("no") from error
+
+    with pytest.raises(AssertionError, match="Late"), watched() as watch:
+        watch.case("hangs", hangs)

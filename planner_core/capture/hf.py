@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from planner_core import loops, moe, scans
+from planner_core.capture.sizes import check_numbers, without_values
 from planner_core.errors import CaptureError, InputError
 
 DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers", "encoder_layers", "decoder_layers",
@@ -25,10 +26,7 @@ DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder
 _NOT_FIELDS = ("model_type", "auto_map", "_name_or_path", "dtype", "torch_dtype", "transformers_version")
 _MAPPINGS = ("CAUSAL_LM", "SEQ_TO_SEQ_CAUSAL_LM", "MASKED_LM", "IMAGE_CLASSIFICATION", "SPEECH_SEQ_2_SEQ", "CTC",
              "IMAGE_TEXT_TO_TEXT", "AUDIO_CLASSIFICATION", "PRETRAINING")  # fmt: skip
-_HEAD_SIZES = ("head_dim", "qk_head_dim", "qk_rope_head_dim", "attention_head_dim", "d_kv", "kv_channels", "partial_rotary_factor",
-               "head_size", "attention_hidden_size", "mamba_headdim")  # fmt: skip
 _READ_BOTH = ("git", "blip-2", "instructblip")
-_SIZED = ("num_", "n_", "d_", "hidden_size", "intermediate_size", "vocab_size", "max_position")
 
 
 def build(
@@ -47,8 +45,10 @@ def build(
         scans.register_scans()
         loops.register_loops()
         try:
-            with torch.device("meta"):
+            with torch.device("meta"), without_values(cls.__name__):
                 model = _construct(cls, parsed, getattr(torch, dtype))
+        except CaptureError:
+            raise
         except ImportError as error:
             raise CaptureError(f"{cls.__name__} needs a package that is not installed: {_line(error)}") from None
         except Exception as error:
@@ -97,46 +97,6 @@ def read_config(data: Mapping[str, Any]) -> Any:
         raise InputError(f"the {kind} config is not valid: {_line(error)}") from None
     config.use_cache = False
     return config
-
-
-def check_numbers(data: Mapping[str, Any]) -> None:
-    """Sizes that cannot be: raises InputError naming the field."""
-    for name, value in data.items():
-        sized = name.startswith(_SIZED) or name.endswith("_size")
-        if not sized or name.endswith(("_ids", "_id")) or value is None or isinstance(value, (list, dict, bool)):
-            continue
-        if not isinstance(value, (int, float)):
-            raise InputError(f"{name} is {value!r}; a number is needed")
-        if value < 0 or value > 10**8:
-            raise InputError(f"{name} is {value!r}, which no model has; it must lie between 0 and 100000000")
-        if "layers" in name and value > 2000:
-            raise InputError(f"{name} is {value!r}; at most 2000 layers are planned")
-    _check_ratios(data)
-
-
-def _check_ratios(data: Mapping[str, Any]) -> None:
-    experts = data.get("num_local_experts") or data.get("num_experts") or data.get("n_routed_experts")
-    chosen = data.get("num_experts_per_tok")
-    if isinstance(experts, int) and isinstance(chosen, int) and chosen > experts:
-        raise InputError(f"num_experts_per_tok is {chosen}, more than the {experts} experts there are")
-    width, heads = data.get("hidden_size"), data.get("num_attention_heads")
-    if not isinstance(width, int) or not isinstance(heads, int) or any(data.get(k) for k in _HEAD_SIZES):
-        return
-    if heads == 0 or (width % heads and not _by_default(data)):
-        raise InputError(
-            f"hidden_size {width} is not divisible by num_attention_heads {heads}; give head_dim or change one of them"
-        )
-
-
-def _by_default(data: Mapping[str, Any]) -> bool:
-    """Whether width and heads are what the model type itself starts from: then they are no mistake."""
-    from transformers import CONFIG_MAPPING
-
-    try:
-        own = CONFIG_MAPPING[str(data.get("model_type"))]()
-    except Exception:
-        return False
-    return all(getattr(own, n, None) == data.get(n) for n in ("hidden_size", "num_attention_heads"))
 
 
 def model_class(config: Any, data: Mapping[str, Any]) -> Any:

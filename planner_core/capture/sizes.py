@@ -1,0 +1,109 @@
+"""Sizes that cannot be, told before anything is built from them, and a bound on how much is built."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+from torch.nn import init
+from torch.nn.modules.module import register_module_module_registration_hook
+
+from planner_core.errors import CaptureError, InputError
+
+MOST_LAYERS = 2000
+MOST_MODULES = 60_000
+"""2,000 layers of 30 modules: what takes about ten seconds to build."""
+LARGEST = 10**8
+_HEAD_SIZES = ("head_dim", "qk_head_dim", "qk_rope_head_dim", "attention_head_dim", "d_kv", "kv_channels", "partial_rotary_factor",
+               "head_size", "attention_hidden_size", "mamba_headdim")  # fmt: skip
+_SIZED = ("num_", "n_", "d_", "hidden_size", "intermediate_size", "vocab_size", "max_position")
+_DEPTHS = ("n_layer", "depth", "depths")
+
+
+def check_numbers(data: Mapping[str, Any], within: str = "") -> None:
+    """Sizes that cannot be, here and in the parts of a composite config: raises InputError naming the field."""
+    for key, value in data.items():
+        name = f"{within}{key}"
+        if isinstance(value, Mapping):
+            check_numbers(value, f"{name}.")
+            continue
+        if key in _DEPTHS or key.endswith("layers"):
+            _check_depth(name, value)
+        sized = key.startswith(_SIZED) or key.endswith("_size")
+        if not sized or key.endswith(("_ids", "_id")) or value is None or isinstance(value, (list, bool)):
+            continue
+        if not isinstance(value, (int, float)):
+            raise InputError(f"{name} is {value!r}; a number is needed")
+        if value < 0 or value > LARGEST:
+            raise InputError(f"{name} is {value!r}, which no model has; it must lie between 0 and {LARGEST}")
+    if not within:
+        _check_ratios(data)
+
+
+def _check_depth(name: str, value: Any) -> None:
+    """A depth, or one of each stage."""
+    layers = [v for v in (value if isinstance(value, list) else [value]) if isinstance(v, (int, float))]
+    one_each = not name.endswith("layers") or not isinstance(value, list)  # a list of layers names them
+    if one_each and sum(layers) > MOST_LAYERS:
+        raise InputError(f"{name} is {value!r}; at most {MOST_LAYERS} layers are planned")
+
+
+def _check_ratios(data: Mapping[str, Any]) -> None:
+    experts = data.get("num_local_experts") or data.get("num_experts") or data.get("n_routed_experts")
+    chosen = data.get("num_experts_per_tok")
+    if isinstance(experts, int) and isinstance(chosen, int) and chosen > experts:
+        raise InputError(f"num_experts_per_tok is {chosen}, more than the {experts} experts there are")
+    width, heads = data.get("hidden_size"), data.get("num_attention_heads")
+    if not isinstance(width, int) or not isinstance(heads, int) or any(data.get(k) for k in _HEAD_SIZES):
+        return
+    if heads == 0 or (width % heads and not _by_default(data)):
+        raise InputError(
+            f"hidden_size {width} is not divisible by num_attention_heads {heads}; give head_dim or change one of them"
+        )
+
+
+def _by_default(data: Mapping[str, Any]) -> bool:
+    """Whether width and heads are what the model type itself starts from: then they are no mistake."""
+    from transformers import CONFIG_MAPPING
+
+    try:
+        own = CONFIG_MAPPING[str(data.get("model_type"))]()
+    except Exception:
+        return False
+    return all(getattr(own, n, None) == data.get(n) for n in ("hidden_size", "num_attention_heads"))
+
+
+@contextmanager
+def without_values(model: str) -> Iterator[None]:
+    """Build modules on meta: no weight is filled, no garbage looked for, and not without end (CaptureError names `model`)."""
+    fillers = [n for n, f in vars(init).items() if n.endswith("_") and not n.startswith("_") and callable(f)]
+    kept = {n: getattr(init, n) for n in fillers}
+    count = 0
+
+    def one_more(*_: Any) -> None:
+        nonlocal count
+        count += 1
+        if count > MOST_MODULES:
+            raise CaptureError(f"{model} has more than {MOST_MODULES:,} modules with this config; give fewer layers, stages or experts")
+
+    hook = register_module_module_registration_hook(one_more)
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        for name in fillers:
+            setattr(init, name, _leave)
+        yield
+    finally:
+        for name, filler in kept.items():
+            setattr(init, name, filler)
+        hook.remove()
+        if collecting:
+            gc.enable()
+
+
+def _leave(tensor: nn.Parameter, *_: Any, **__: Any) -> nn.Parameter:
+    """In place of a filler of torch.nn.init: weights on meta have no values."""
+    return tensor
