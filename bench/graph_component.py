@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
-COMPONENTS = Path(__file__).resolve().parent.parent / "explorer" / "components"
+from explorer.components import GRAPH_PARTS
+from explorer.components import HERE as COMPONENTS
+
 DRAW = """
 async ([source, scene, open]) => {
   const { default: mount } = await import("data:text/javascript;base64," + source);
@@ -36,6 +38,11 @@ SEEN = """
     return b.right > c.left && b.left < c.right && b.bottom > c.top && b.top < c.bottom; }).length; }
 """
 DRAWN = 3000
+
+
+def source() -> str:
+    """The component's JavaScript, as DRAW takes it."""
+    return base64.b64encode(b"\n".join((COMPONENTS / f"{part}.js").read_bytes() for part in GRAPH_PARTS)).decode()
 
 
 @contextmanager

@@ -8,7 +8,6 @@ function that takes a `Place` and yields figures, and name it in MEASURES.
 
 from __future__ import annotations
 
-import base64
 import datetime
 import json
 import os
@@ -31,7 +30,7 @@ import plotly
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from bench.graph_component import COMPONENTS, DRAW, DRAWN, SEEN, TOGGLE, grid, mounted  # noqa: E402
+from bench.graph_component import DRAW, DRAWN, SEEN, TOGGLE, grid, mounted, source  # noqa: E402
 from explorer import graph_json, scatter  # noqa: E402
 from explorer.graph_view import scene  # noqa: E402
 from explorer.palette import LIGHT  # noqa: E402
@@ -228,7 +227,7 @@ def whatif(place: Place) -> Iterator[Figure]:
 
 def graphs(place: Place) -> Iterator[Figure]:
     """The graph component by itself as on the page: first drawing, opening a block, panning many nodes."""
-    source = base64.b64encode((COMPONENTS / "graph.js").read_bytes()).decode()
+    script = source()
     deep = open_model("llama-3-8b", layers=190)
     python, first, expand = [], [], []
     for _ in range(5):
@@ -236,7 +235,7 @@ def graphs(place: Place) -> Iterator[Figure]:
         text = json.dumps(graph_json.to_json(scene(coarsen(deep))))
         python.append(1e3 * (time.perf_counter() - start))
         with mounted(place.browser) as page:
-            first.append(page.evaluate(DRAW, [source, text, []]))
+            first.append(page.evaluate(DRAW, [script, text, []]))
             for _ in range(6):
                 before = page.locator("g.node").count()
                 expand.append(page.evaluate(TOGGLE))
@@ -245,14 +244,14 @@ def graphs(place: Place) -> Iterator[Figure]:
     yield spread("the same: first drawing in the browser", first, "1 000")
     yield spread("the same: a block opened or closed", expand, "100")
     flat = scene(coarsen(unfold(open_model("llama-3-8b", layers=180))))
-    yield from panned(place, source, graph_json.to_json(flat), "nodes drawn, nothing folded")
-    yield from panned(place, source, grid(), "nodes drawn as a grid with edges")
+    yield from panned(place, script, graph_json.to_json(flat), "nodes drawn, nothing folded")
+    yield from panned(place, script, grid(), "nodes drawn as a grid with edges")
 
 
-def panned(place: Place, source: str, drawing: dict[str, Any], what: str) -> Iterator[Figure]:
+def panned(place: Place, script: str, drawing: dict[str, Any], what: str) -> Iterator[Figure]:
     """First drawing of many nodes, and frames while panning as opened and zoomed out."""
     with mounted(place.browser) as page:
-        drawn = page.evaluate(DRAW, [source, json.dumps(drawing), []])
+        drawn = page.evaluate(DRAW, [script, json.dumps(drawing), []])
         count = page.locator("g.node").count()
         assert count >= DRAWN
         yield spread(f"{count} {what}: first drawing", [drawn])

@@ -125,13 +125,18 @@ class Scene:
         return [p.node.id for s in self.scopes.values() for p in s.nodes if p.node.kind != "port"]
 
 
-def scene(coarse: CoarseGraph) -> Scene:
-    """The drawing of a model: every unique block laid out once."""
+def scene(coarse: CoarseGraph, least: int = 2) -> Scene:
+    """The drawing of a model: every unique block laid out once; runs of fewer than `least` copies stand copy by copy."""
     runs, _ = find_runs(coarse.graph.top)
+    runs = [one for run in runs for one in ([run] if len(run.calls) >= least else _singly(run))]
     titles = {name: block_title(name, coarse.graph.calls()) for name in coarse.blocks}
     scopes = {name: _scope(name, block, [], titles) for name, block in coarse.blocks.items()}
     scopes[""] = _scope("", coarse.top, runs, titles)
     return Scene(coarse.graph.name, scopes, tuple(runs), titles)
+
+
+def _singly(run: Run) -> list[Run]:
+    return [Run(run.block, (call,)) for call in run.calls]
 
 
 def block_title(name: str, calls: Any) -> str:
@@ -213,7 +218,7 @@ def _run_node(k: int, run: Run, block: Block, titles: Mapping[str, str]) -> Node
 
     return Node(
         f"run:{k}",
-        f"{run_title(run)}  ×{len(run.calls)}",
+        run_title(run) + (f"  ×{len(run.calls)}" if len(run.calls) > 1 else ""),
         titles[run.block],
         "block",
         module=first.prefix,

@@ -227,6 +227,7 @@ SETTINGS: dict[str, Setting] = {
     "show": Setting("graph", _one_of(OVERLAYS, "overlay")),
     "beside": Setting("", _beside),
     "way": Setting("", _text),
+    "least": Setting(2, _number(2, 1001)),
     "depth": Setting(None, _number(1, 100)),
     "block": Setting("", _text),
     "phase": Setting("all", _one_of(PHASES, "phase")),

@@ -179,10 +179,14 @@ def beside_model(model: str) -> Result | None:
         return None
 
 
-@st.cache_resource(max_entries=CACHED_RESULTS, show_spinner=False)
 def drawing(request: Request) -> Scene:
-    """The drawing of the request's model, laid out once."""
-    return scene(plan(request).coarse)
+    """The drawing of the request's model, laid out once; blocks are folded from as many copies on as the address says."""
+    return _drawing(request, value("least"))
+
+
+@st.cache_resource(max_entries=CACHED_RESULTS, show_spinner=False)
+def _drawing(request: Request, least: int) -> Scene:
+    return scene(plan(request).coarse, least)
 
 
 def own_graph(request: Request, say: Progress | None = None) -> Any:

@@ -121,6 +121,20 @@ def test_blocks_open_and_close_in_the_browser(visit: Visit) -> None:
     assert page.locator("g.node.opened").count() == 1
 
 
+@pytest.mark.slow
+def test_one_kind_of_block_opens_and_closes_at_once(visit: Visit) -> None:
+    from playwright.sync_api import expect
+
+    page = visit.page
+    visit.open("/?model=t5-large&open=&least=25")
+    toggle = page.locator('g.toggle[data-toggle="run:0"]')
+    toggle.click(modifiers=["Shift"])
+    expect(page.locator("g.node.opened")).to_have_count(24, timeout=30_000)
+    page.wait_for_function("location.search.includes('run%3A23') && !location.search.includes('run%3A24')")
+    toggle.click(modifiers=["Shift"])
+    expect(page.locator("g.node.opened")).to_have_count(0, timeout=30_000)
+
+
 def test_search_counts_walks_and_says_no_match(visit: Visit) -> None:
     page = visit.page
     visit.open()

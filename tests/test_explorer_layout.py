@@ -159,3 +159,14 @@ def test_stand_alone_page_asks_no_other_host(model: str) -> None:
     assert 'href="http' not in page
     assert "<title>&lt;script&gt;" in page
     assert '"enabled": false' in page
+
+
+def test_a_block_folds_from_as_many_copies_on_as_asked() -> None:
+    coarse = coarsen(load_snapshot("t5-large"))
+    folded, apart = scene(coarse, least=24), scene(coarse, least=25)
+    assert [len(r.calls) for r in folded.runs] == [24, 24]
+    assert [len(r.calls) for r in apart.runs] == [1] * 48
+    top = apart.scopes[""]
+    wires = {(w.src, w.dst) for w in top.wires}
+    assert {(f"run:{k}", f"run:{k + 1}") for k in range(23)} <= wires, "each copy feeds the next"
+    assert apart.scopes["T5Block"] == folded.scopes["T5Block"], "inside, nothing changes"

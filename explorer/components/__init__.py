@@ -10,10 +10,13 @@ import streamlit as st
 
 HERE = Path(__file__).resolve().parent
 HEIGHT = 800
+GRAPH_PARTS = ("graph_draw", "graph_save", "graph")
+"""The files of the graph's JavaScript, joined in this order into one module."""
 
 
 def _register() -> Any:
-    html, css, js = ((HERE / f"graph.{suffix}").read_text(encoding="utf-8") for suffix in ("html", "css", "js"))
+    html, css = ((HERE / f"graph.{suffix}").read_text(encoding="utf-8") for suffix in ("html", "css"))
+    js = "\n".join((HERE / f"{part}.js").read_text(encoding="utf-8") for part in GRAPH_PARTS)
     return st.components.v2.component("shardscope_graph", html=html, css=css, js=js)
 
 

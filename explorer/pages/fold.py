@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import streamlit as st
 
-from explorer import components, graph_json, graph_view, overlay, pins, settings, state, twins, units, words
-from explorer.components import frame
-from explorer.palette import DEVICES
+from explorer import graph_view, overlay, state, units, words
+from explorer.components import frame, graphs
 from explorer.standalone import folded_html
 from planner_core import fold
 from planner_core.pipeline import Result
@@ -19,142 +17,7 @@ from planner_core.plan import Plan
 from planner_core.planner import Request
 from planner_core.problem import Run
 
-DIFFERENCES_SHOWN = 60
-
-
-@st.cache_resource(max_entries=64, show_spinner=False)
-def canvas(request: Request, plan_id: str, edit: tuple[str, ...], way: str = "") -> dict[str, Any]:
-    """What the component draws: the same object for every rerun that changes neither model nor plan; `edit` as in
-    `state.edit_of`, `way` as in `overlay.variant`."""
-    result, drawing = state.with_edit(state.plan(request), edit), state.drawing(request)
-    plan = state.plan_ids(result.plans)[plan_id]
-    return {
-        "key": f"{hash((request, edit, way))}:{plan_id}",
-        "scene": graph_json.to_json(drawing),
-        "devices": DEVICES,
-        "overlay": {
-            "placement": overlay.placements(plan, drawing, way),
-            "axes": f"bars: {words.mesh_words(plan.mesh)}",
-            "messages": overlay.communication(plan, drawing, result.graph, result.cluster, result.workload, way),
-            "plan": f"communication of {words.title(plan)} on {words.mesh_words(plan.mesh)}, one copy of each block",
-        },
-    }
-
-
-def default_open(drawing: graph_view.Scene) -> list[str]:
-    """At first the block with the most copies is open."""
-    runs = sorted(range(len(drawing.runs)), key=lambda k: -len(drawing.runs[k].calls))
-    return [f"run:{k}" for k in runs[:1]]
-
-
-def viewed(key: str = "graph", names: Mapping[str, str] | None = None) -> None:
-    """Callback: a node was clicked, blocks were opened, or another overlay was chosen. `names` gives the page's name of a
-    node of the second graph; one that the first has not is left unselected."""
-    view = st.session_state[key].get("view") or {}
-    node = str(view.get("selected") or "")
-    node = node if names is None else names.get(node, "")
-    if view.get("open") is not None:
-        state.change(open=tuple(map(str, view["open"])))
-    state.change(node=node, show=str(view.get("show", "graph")))
-
-
-def draw(result: Result, plan_id: str, marks: Mapping[str, str] | None = None, other: str = "") -> None:
-    """The graph; `marks` are nodes that lie otherwise in the `other` one beside it."""
-    drawing = state.drawing(result.request)
-    components.graph(
-        {
-            **canvas(result.request, plan_id, state.edit_of(plan_id), state.value("way")),
-            "selected": state.value("node"),
-            **_shared(drawing),
-            "marks": dict(marks or {}),
-            "other": other,
-        },
-        key="graph",
-        on_view=viewed,
-    )
-
-
-def _shared(drawing: graph_view.Scene) -> dict[str, Any]:
-    """What two graphs beside each other have in common."""
-    opened = state.value("open")
-    return {
-        "asked": state.asked(), "open": default_open(drawing) if opened is None else list(opened), "show": state.value("show"),
-    }  # fmt: skip
-
-
-def beside(result: Result, plans: dict[str, Plan], name: str, plan: Plan) -> bool:
-    """Two graphs beside each other with what differs marked, and listed in words; False where none is asked for."""
-    asked = state.value("beside")
-    kind, _, model = asked.partition(":")
-    if not asked or asked == name:
-        return False
-    if pins.MARK in kind:
-        pinned = state.beside_plan(asked)
-        if pinned is None:
-            return False
-        request, edit, there_id, other = pinned
-        scene, titles = state.drawing(request), (words.title(plan), words.title(other))
-        matched = twins.of_plans(state.drawing(result.request), plan, other, state.value("way"))
-        second = canvas(request, there_id, edit)
-    elif kind == "model":
-        there = state.beside_model(model)
-        if there is None:
-            return False
-        matched = twins.of_models(state.drawing(result.request), state.drawing(there.request))
-        other, titles = there.best, (_model_name(result), _model_name(there))
-        second = canvas(there.request, next(iter(state.plan_ids(there.plans))), ())
-        scene = state.drawing(there.request)
-    elif kind in plans:
-        other, scene, titles = plans[kind], state.drawing(result.request), (words.title(plan), words.title(plans[kind]))
-        matched = twins.of_plans(scene, plan, other, state.value("way"))
-        second = canvas(result.request, kind, state.edit_of(kind))
-    else:
-        st.warning(f"There is no plan “{frame.text(kind[:40])}” to set beside this one; plans here: {', '.join(plans)}.")
-        return False
-    marks = matched.marks()
-    left, right = st.columns(2, gap="small")
-    with left:
-        st.markdown(f"**{frame.text(titles[0])}**, {words.mesh_words(plan.mesh)}")
-        draw(result, name, marks[0], titles[1])
-    with right:
-        st.markdown(f"**{frame.text(titles[1])}**, {words.mesh_words(other.mesh)}")
-        data = {**second, "selected": matched.right.get(state.value("node"), ""), **_shared(scene), "marks": marks[1], "other": titles[0]}
-        components.graph(data, key="graph2", on_view=lambda: viewed("graph2", matched.left))
-    differences(matched, titles)
-    return True
-
-
-def _model_name(result: Result) -> str:
-    return settings.MODELS.get(result.request.model, result.graph.name)
-
-
-def differences(matched: twins.Twins, titles: tuple[str, str]) -> None:
-    """What differs, in words."""
-    found = matched.differences
-    if not found:
-        st.markdown("**Nothing differs**: every node is alike in both.")
-        return
-    with st.expander(f"{len(found)} node{'s differ' if len(found) > 1 else ' differs'}", expanded=True):
-        rows = [[html.escape(d.name), html.escape(d.here), html.escape(d.there)] for d in found[:DIFFERENCES_SHOWN]]
-        frame.table(["node", *titles], rows, "nodes that differ")
-        if len(found) > DIFFERENCES_SHOWN:
-            st.caption(f"and {len(found) - DIFFERENCES_SHOWN} more")
-
-
-def choose_beside(plans: dict[str, Plan], name: str) -> None:
-    """The control: another plan, or another model, beside the one that is drawn."""
-    methods = {pins.pin("best", {**state.values(), "method": m}): m for m in settings.METHODS if m != state.value("method")}
-    held = [t for t in state.value("compare") if pins.MARK in t and t not in methods]
-    options = [n for n in plans if n != name] + [*methods, *held] + [f"model:{m}" for m in settings.MODELS if m != state.value("model")]
-    titles = {n: frame.option(plans[n]) for n in plans} | {f"model:{m}": t for m, t in settings.MODELS.items()}
-    titles |= {t: f"{words.METHOD_TITLES[m]} for these settings" for t, m in methods.items()}
-    titles |= {t: f"Pinned: {t.replace(pins.MARK, ' ')}" for t in held}
-    current = state.value("beside")
-    frame.follower(
-        "Beside it", options, "beside", current, lambda o: titles.get(o, o), placeholder="Set another plan or model beside it",
-    )  # fmt: skip
-    if current:
-        st.button("One graph", on_click=lambda: state.change(beside=""), key="one_graph", type="tertiary", icon=":material/close:")
+LEAST = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # from how many copies on blocks may be folded in the drawing
 
 
 def choose_way(result: Result, plan: Plan) -> None:
@@ -212,6 +75,7 @@ def overview(result: Result, drawing: graph_view.Scene) -> None:
     if rows:
         st.markdown("**What repeats**")
         frame.table(["block", "copies", "nodes", "ops"], rows, "repeated blocks")
+        choose_least(result)
         all_apart(result, drawing)
     top = result.coarse.top
     st.caption(
@@ -223,13 +87,28 @@ def overview(result: Result, drawing: graph_view.Scene) -> None:
     )
 
 
+def choose_least(result: Result) -> None:
+    """The control: from how many copies on a block is folded in the drawing."""
+    most = max(result.graph.num_repeats.values())
+    current = min(state.value("least"), most + 1)
+    options = sorted({n for n in LEAST if n <= most} | {current, most + 1})
+    widget = state.seed("w_least", current)
+    st.select_slider(
+        "Fold blocks of at least", options, key=widget, format_func=lambda n: f"{n} copies" if n <= most else "fold nothing",
+        help="Blocks of fewer equal copies are drawn copy by copy; plans do not depend on it.",
+        on_change=lambda: state.change(least=int(st.session_state[widget]), open=None, node=""),
+    )  # fmt: skip
+
+
 def block_panel(result: Result, drawing: graph_view.Scene, node: graph_view.Node) -> None:
     """A run of equal blocks."""
     run = drawing.runs[node.call]
     block = result.coarse.blocks[run.block]
     st.markdown(f"**{frame.text(node.label)}**")
     st.caption(
-        f"{len(run.calls)} equal copies of {run.block}, from `{run.calls[0].prefix}` to `{run.calls[-1].prefix}`: "
+        f"One copy of {run.block}, `{run.calls[0].prefix}`, drawn by itself."
+        if len(run.calls) == 1
+        else f"{len(run.calls)} equal copies of {run.block}, from `{run.calls[0].prefix}` to `{run.calls[-1].prefix}`: "
         "the same operations, shapes and weights, checked op by op."
     )
     for scored in result.candidates:
@@ -260,18 +139,22 @@ def apart(request: Request, one: str, other: str) -> list[str]:
 
 
 def all_apart(result: Result, drawing: graph_view.Scene) -> None:
-    """Blocks of one class that were not folded together, and why."""
+    """Blocks of one class that were not folded together, and why; a kind of block is told once."""
     first: dict[str, Run] = {}
-    told = []
+    told: dict[str, str] = {}
     for run in drawing.runs:
         other = first.setdefault(_alike(run.block), run)
-        if other is run or run.block == other.block:
+        if run.block == other.block or run.block in told:
             continue
         reasons = apart(result.request, other.calls[0].prefix, run.calls[0].prefix)
         if reasons:
-            told.append(f"{graph_view.run_title(run)} is not folded with {graph_view.run_title(other)}: {'; '.join(reasons)}.")
-    for text in dict.fromkeys(told[:6]):
-        st.caption(frame.text(text))
+            titles = drawing.titles[run.block], drawing.titles[other.block]
+            told[run.block] = f"{titles[0]} is not folded with {titles[1]}: {'; '.join(reasons)}."
+    if not told:
+        return
+    with st.expander(f"Why {len(told) + 1} similar blocks are not one", expanded=len(told) == 1):
+        for text in list(told.values())[:6]:
+            st.caption(frame.text(text))
 
 
 def node_panel(result: Result, drawing: graph_view.Scene, node: graph_view.Node, plan: Plan) -> None:
@@ -358,21 +241,23 @@ def page() -> None:
     plans = state.plan_ids(result.plans)
     name, plan = state.chosen(plans)
     with st.container(key="wide"):
-        if beside(result, plans, name, plan):
+        second = graphs.beside(result, plans, name, plan)
+        if second:
             left, right = st.columns(2, gap="medium")
             with left:
-                choose_beside(plans, name)
+                graphs.choose_beside(plans, name)
                 choose_way(result, plan)
             with right:
                 panel(result, plan)
+            graphs.differences(*second)
         else:
             left, right = st.columns([7, 3], gap="medium")
             with left:
-                draw(result, name)
+                graphs.draw(result, name)
             with right:
                 panel(result, plan)
                 choose_way(result, plan)
-                choose_beside(plans, name)
+                graphs.choose_beside(plans, name)
     algorithm(result)
     st.download_button(
         "Download the folded graph as one HTML page",

@@ -1,0 +1,152 @@
+"""The graph of the Fold page, alone or with a second one beside it: another plan, or another model."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping
+from typing import Any
+
+import streamlit as st
+
+from explorer import components, graph_json, graph_view, overlay, pins, settings, state, twins, words
+from explorer.components import frame
+from explorer.palette import DEVICES
+from planner_core.pipeline import Result
+from planner_core.plan import Plan
+from planner_core.planner import Request
+
+DIFFERENCES_SHOWN = 60
+
+
+@st.cache_resource(max_entries=64, show_spinner=False)
+def canvas(request: Request, plan_id: str, edit: tuple[str, ...], least: int, way: str = "") -> dict[str, Any]:
+    """What the component draws: the same object for every rerun that changes neither model nor plan; `edit` as in
+    `state.edit_of`, `least` as in `graph_view.scene`, `way` as in `overlay.variant`."""
+    result, drawing = state.with_edit(state.plan(request), edit), state.drawing(request)
+    plan = state.plan_ids(result.plans)[plan_id]
+    return {
+        "key": f"{hash((request, edit, least, way))}:{plan_id}",
+        "scene": graph_json.to_json(drawing),
+        "devices": DEVICES,
+        "overlay": {
+            "placement": overlay.placements(plan, drawing, way),
+            "axes": f"bars: {words.mesh_words(plan.mesh)}",
+            "messages": overlay.communication(plan, drawing, result.graph, result.cluster, result.workload, way),
+            "plan": f"communication of {words.title(plan)} on {words.mesh_words(plan.mesh)}, one copy of each block",
+        },
+    }
+
+
+def default_open(drawing: graph_view.Scene) -> list[str]:
+    """At first the block with the most copies is open."""
+    runs = sorted(range(len(drawing.runs)), key=lambda k: -len(drawing.runs[k].calls))
+    return [f"run:{k}" for k in runs[:1]]
+
+
+def viewed(key: str = "graph", names: Mapping[str, str] | None = None) -> None:
+    """Callback: a node was clicked, blocks were opened, or another overlay was chosen. `names` gives the page's name of a
+    node of the second graph; one that the first has not is left unselected."""
+    view = st.session_state[key].get("view") or {}
+    node = str(view.get("selected") or "")
+    node = node if names is None else names.get(node, "")
+    if view.get("open") is not None:
+        state.change(open=tuple(map(str, view["open"])))
+    state.change(node=node, show=str(view.get("show", "graph")))
+
+
+def draw(result: Result, plan_id: str, marks: Mapping[str, str] | None = None, other: str = "") -> None:
+    """The graph; `marks` are nodes that lie otherwise in the `other` one beside it."""
+    drawing = state.drawing(result.request)
+    components.graph(
+        {
+            **canvas(result.request, plan_id, state.edit_of(plan_id), state.value("least"), state.value("way")),
+            "selected": state.value("node"),
+            **_shared(drawing),
+            "marks": dict(marks or {}),
+            "other": other,
+        },
+        key="graph",
+        on_view=viewed,
+    )
+
+
+def _shared(drawing: graph_view.Scene) -> dict[str, Any]:
+    """What two graphs beside each other have in common."""
+    opened = state.value("open")
+    return {
+        "asked": state.asked(), "open": default_open(drawing) if opened is None else list(opened), "show": state.value("show"),
+    }  # fmt: skip
+
+
+def beside(result: Result, plans: dict[str, Plan], name: str, plan: Plan) -> tuple[twins.Twins, tuple[str, str]] | None:
+    """Two graphs beside each other with what differs marked; returns what `differences` lists, None where none is asked for."""
+    asked, least = state.value("beside"), state.value("least")
+    kind, _, model = asked.partition(":")
+    if not asked or asked == name:
+        return None
+    if pins.MARK in kind:
+        pinned = state.beside_plan(asked)
+        if pinned is None:
+            return None
+        request, edit, there_id, other = pinned
+        scene, titles = state.drawing(request), (words.title(plan), words.title(other))
+        matched = twins.of_plans(state.drawing(result.request), plan, other, state.value("way"))
+        second = canvas(request, there_id, edit, least)
+    elif kind == "model":
+        there = state.beside_model(model)
+        if there is None:
+            return None
+        matched = twins.of_models(state.drawing(result.request), state.drawing(there.request))
+        other, titles = there.best, (_model_name(result), _model_name(there))
+        second = canvas(there.request, next(iter(state.plan_ids(there.plans))), (), least)
+        scene = state.drawing(there.request)
+    elif kind in plans:
+        other, scene, titles = plans[kind], state.drawing(result.request), (words.title(plan), words.title(plans[kind]))
+        matched = twins.of_plans(scene, plan, other, state.value("way"))
+        second = canvas(result.request, kind, state.edit_of(kind), least)
+    else:
+        st.warning(f"There is no plan “{frame.text(kind[:40])}” to set beside this one; plans here: {', '.join(plans)}.")
+        return None
+    marks = matched.marks()
+    left, right = st.columns(2, gap="small")
+    with left:
+        st.markdown(f"**{frame.text(titles[0])}**, {words.mesh_words(plan.mesh)}")
+        draw(result, name, marks[0], titles[1])
+    with right:
+        st.markdown(f"**{frame.text(titles[1])}**, {words.mesh_words(other.mesh)}")
+        data = {**second, "selected": matched.right.get(state.value("node"), ""), **_shared(scene), "marks": marks[1], "other": titles[0]}
+        components.graph(data, key="graph2", on_view=lambda: viewed("graph2", matched.left))
+    return matched, titles
+
+
+def _model_name(result: Result) -> str:
+    return settings.MODELS.get(result.request.model, result.graph.name)
+
+
+def differences(matched: twins.Twins, titles: tuple[str, str]) -> None:
+    """What differs, in words."""
+    found = matched.differences
+    if not found:
+        st.markdown("**Nothing differs**: every node is alike in both.")
+        return
+    with st.expander(f"{len(found)} node{'s differ' if len(found) > 1 else ' differs'}", expanded=True):
+        rows = [[html.escape(d.name), html.escape(d.here), html.escape(d.there)] for d in found[:DIFFERENCES_SHOWN]]
+        frame.table(["node", *titles], rows, "nodes that differ")
+        if len(found) > DIFFERENCES_SHOWN:
+            st.caption(f"and {len(found) - DIFFERENCES_SHOWN} more")
+
+
+def choose_beside(plans: dict[str, Plan], name: str) -> None:
+    """The control: another plan, or another model, beside the one that is drawn."""
+    methods = {pins.pin("best", {**state.values(), "method": m}): m for m in settings.METHODS if m != state.value("method")}
+    held = [t for t in state.value("compare") if pins.MARK in t and t not in methods]
+    options = [n for n in plans if n != name] + [*methods, *held] + [f"model:{m}" for m in settings.MODELS if m != state.value("model")]
+    titles = {n: frame.option(plans[n]) for n in plans} | {f"model:{m}": t for m, t in settings.MODELS.items()}
+    titles |= {t: f"{words.METHOD_TITLES[m]} for these settings" for t, m in methods.items()}
+    titles |= {t: f"Pinned: {t.replace(pins.MARK, ' ')}" for t in held}
+    current = state.value("beside")
+    frame.follower(
+        "Beside it", options, "beside", current, lambda o: titles.get(o, o), placeholder="Set another plan or model beside it",
+    )  # fmt: skip
+    if current:
+        st.button("One graph", on_click=lambda: state.change(beside=""), key="one_graph", type="tertiary", icon=":material/close:")
