@@ -26,6 +26,8 @@ FLAGS = [
     "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
 START_S = 60
+PATIENCE_MS = 90_000
+"""How long a browser test waits for what must come: shared machines stall now and then."""
 
 # shared machines stall now and then, and a red run must be repeatable
 settings.register_profile("shared", deadline=None, derandomize=bool(os.environ.get("CI")))
@@ -35,8 +37,9 @@ settings.load_profile("shared")
 @pytest.fixture(scope="module")
 def chromium() -> Iterator["Browser"]:
     """A headless browser. Per module, since playwright keeps an event loop running in this thread meanwhile."""
-    from playwright.sync_api import sync_playwright
+    from playwright.sync_api import expect, sync_playwright
 
+    expect.set_options(timeout=PATIENCE_MS)
     found = (shutil.which(name) for name in ("chromium", "chromium-browser", "google-chrome"))
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=next(filter(None, found), None), args=FLAGS)
@@ -76,7 +79,7 @@ def visit(chromium: "Browser", app: str) -> Iterator["Visit"]:
 
     context = chromium.new_context(viewport={"width": 1440, "height": 1000}, accept_downloads=True)
     page = context.new_page()
-    page.set_default_timeout(30_000)
+    page.set_default_timeout(PATIENCE_MS)
     person = Visit(page, app)
     yield person
     context.close()

@@ -43,16 +43,16 @@ async (others) => {
 def findings(visit: Visit, path: str) -> list[dict[str, Any]]:
     """Serious and critical findings of a page that are not Streamlit's."""
     visit.page.goto(visit.base + path)
-    visit.page.wait_for_selector("[data-testid=stMainBlockContainer]", timeout=60_000)
+    visit.page.wait_for_selector("[data-testid=stMainBlockContainer]", timeout=180_000)
     visit.page.wait_for_timeout(1500)
-    visit.page.wait_for_selector("[data-testid=stApp][data-test-script-state=notRunning]", timeout=60_000)
+    visit.page.wait_for_selector("[data-testid=stApp][data-test-script-state=notRunning]", timeout=180_000)
     visit.page.wait_for_timeout(700)
     visit.page.add_script_tag(content=(files("axe_playwright_python") / "axe.min.js").read_text(encoding="utf-8"))
     found: list[dict[str, Any]] = visit.page.evaluate(RUN, [list(key) for key in STREAMLITS])
     return [f for f in found if not f["theirs"]]
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("page", PAGES)
 def test_axe_finds_nothing_serious(chromium: Browser, app: str, page: str, theme: str) -> None:
     context = chromium.new_context(viewport={"width": 1440, "height": 1000}, color_scheme=theme)  # type: ignore[arg-type]

@@ -12,12 +12,15 @@ PAGES = ("fold", "plans", "compare", "topology", "export")
 
 
 def open_page(page: str, **address: str) -> AppTest:
-    at = AppTest.from_file(str(ROOT / "streamlit_app.py"), default_timeout=90)
+    at = AppTest.from_file(str(ROOT / "streamlit_app.py"), default_timeout=300)
     for key, text in address.items():
         at.query_params[key] = text
     if page != "fold":
         at.switch_page(f"explorer/pages/{page}.py")
     return at.run()
+
+
+QUICK = {("t5-large", "fold"), ("t5-large", "compare"), ("resnet50-100k", "plans")}
 
 
 def words(at: AppTest) -> str:
@@ -32,8 +35,13 @@ def test_page_opens_on_the_worked_example(page: str) -> None:
     assert "8.03 B parameters" in words(at)
 
 
-@pytest.mark.parametrize("page", PAGES)
-@pytest.mark.parametrize("model", ["t5-large", "resnet50-100k"])
+@pytest.mark.parametrize(
+    ("model", "page"),
+    [
+        pytest.param(m, p, marks=() if (m, p) in QUICK else pytest.mark.slow)
+        for m in ("t5-large", "resnet50-100k") for p in PAGES
+    ],
+)  # fmt: skip
 def test_page_opens_on_models_with_several_blocks(page: str, model: str) -> None:
     at = open_page(page, model=model, cluster="2x8-v100-eth", dtype="float16")
     assert not at.exception
@@ -43,7 +51,7 @@ def test_page_opens_on_models_with_several_blocks(page: str, model: str) -> None
 def test_the_worked_example_needs_neither_torch_nor_transformers() -> None:
     code = (
         "import sys\nfrom streamlit.testing.v1 import AppTest\n"
-        "at = AppTest.from_file('streamlit_app.py', default_timeout=90).run()\nassert not at.exception\n"
+        "at = AppTest.from_file('streamlit_app.py', default_timeout=300).run()\nassert not at.exception\n"
         "assert not {'torch', 'transformers'} & set(sys.modules), 'imported'\n"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)

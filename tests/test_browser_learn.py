@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 import pytest
+from playwright.sync_api import expect
 
 from explorer.learn import export
 from explorer.learn.learner import Learner
@@ -35,11 +36,11 @@ class Visit:
         page.on("pageerror", lambda e: self.wrong.append(str(e)))
 
     def settle(self) -> None:
-        self.page.wait_for_selector(".lesson svg, .lesson table", timeout=60_000)
-        self.page.wait_for_selector("[data-testid=stApp][data-test-script-state=notRunning]", timeout=60_000)
+        self.page.wait_for_selector(".lesson svg, .lesson table", timeout=180_000)
+        self.page.wait_for_selector("[data-testid=stApp][data-test-script-state=notRunning]", timeout=180_000)
 
     def at_step(self, number: int) -> None:
-        self.page.get_by_role("heading", name=re.compile(rf"^{number}\. "), level=3).wait_for(timeout=30_000)
+        self.page.get_by_role("heading", name=re.compile(rf"^{number}\. "), level=3).wait_for(timeout=90_000)
         self.settle()
 
     def drawn_anew(self, old: str) -> None:
@@ -57,7 +58,7 @@ class Visit:
 @pytest.fixture(scope="module")
 def visit(chromium: Browser) -> Iterator[Visit]:
     page = chromium.new_page(viewport={"width": 1280, "height": 1000})
-    page.set_default_timeout(30_000)
+    page.set_default_timeout(90_000)
     yield Visit(page)
     page.close()
 
@@ -104,11 +105,11 @@ def test_a_lesson_played(visit: Visit, app: str, lesson: Lesson) -> None:
     page.get_by_text("Right.", exact=False).first.wait_for()
     visit.press("Next")
     visit.at_step(scene.reveal + 1)
-    assert f"step={scene.reveal + 1}" in page.url
+    page.wait_for_url(re.compile(f"step={scene.reveal + 1}"))
     change(visit, lesson)
     page.wait_for_url(lambda url: f"with={lesson.controls[0].key}:" in unquote(url))
     visit.settle()
-    assert page.locator("[data-testid=stException], [data-testid=stAlertContentError]").count() == 0
+    expect(page.locator("[data-testid=stException], [data-testid=stAlertContentError]")).to_have_count(0)
     assert not visit.wrong
 
 
@@ -122,18 +123,19 @@ def test_the_file_works_offline(chromium: Browser, tmp_path: Path, lesson: Lesso
     page.goto(target.as_uri())
     assert page.title() == f"{lesson.number}. {lesson.title}"
     heading = page.locator("#step")
-    assert heading.inner_text().startswith("1 of ")
+    expect(heading).to_have_text(re.compile("^1 of "))
     reveal, right = page.evaluate("[cases[current].reveal, cases[current].question.answer]")
     assert page.evaluate("cases[current].steps[0].picture") == lesson.scene(LLAMA, lesson.defaults()).steps[0].picture
     for _ in range(reveal - 1):
         page.click("#next")
-    assert heading.inner_text().startswith(f"{reveal} of ") and page.locator("#next").is_disabled()
+    expect(heading).to_have_text(re.compile(f"^{reveal} of "))
+    expect(page.locator("#next")).to_be_disabled()
     page.locator("#options input").nth((right + 1) % page.locator("#options input").count()).check()
-    assert "Not quite." in page.locator("#why").inner_text()
+    expect(page.locator("#why")).to_contain_text("Not quite.")
     page.locator("#options input").nth(right).check()
-    assert "Right." in page.locator("#why").inner_text()
+    expect(page.locator("#why")).to_contain_text("Right.")
     page.click("#next")
-    assert heading.inner_text().startswith(f"{reveal + 1} of ")
+    expect(heading).to_have_text(re.compile(f"^{reveal + 1} of "))
     page.keyboard.press("ArrowLeft")
     if page.locator("#case option").count() > 1:
         page.select_option("#case", index=0 if page.evaluate("current") else 1)
@@ -150,10 +152,10 @@ def test_the_rail_is_links_for_mouse_keys_and_new_windows(visit: Visit, app: str
     visit.press("Next")
     visit.at_step(2)
     links = page.get_by_role("navigation", name="Lessons").get_by_role("link")
-    assert links.count() == len(LESSONS)
+    expect(links).to_have_count(len(LESSONS))
     for lesson, href in zip(LESSONS, links.evaluate_all("all => all.map((a) => a.href)"), strict=True):
         assert f"lesson={lesson.number}" in href and "model=gpt2-xl" in href
-    assert links.nth(1).get_attribute("aria-current") == "page"
+    expect(links.nth(1)).to_have_attribute("aria-current", "page")
     links.nth(3).focus()
     page.keyboard.press("Enter")
     page.get_by_role("heading", name="4. Collectives", level=2).wait_for()
@@ -161,7 +163,7 @@ def test_the_rail_is_links_for_mouse_keys_and_new_windows(visit: Visit, app: str
     assert links.nth(3).evaluate("a => a.getRootNode().activeElement === a"), "the focus stays on the rail"
     links.nth(1).click()
     visit.at_step(2)  # where the learner left it
-    assert "step=2" in page.url
+    page.wait_for_url(re.compile("step=2"))
     page.go_back()
     page.get_by_role("heading", name="4. Collectives", level=2).wait_for()
     assert not visit.wrong
@@ -172,12 +174,13 @@ def test_lesson_13_tells_what_a_changed_placement_causes(visit: Visit, app: str)
     page.goto(f"{app}/learn?lesson=13&step=2")
     visit.settle()
     picture = page.locator(".lesson")
-    assert picture.get_by_text("all_to_all").count() == 2
+    expect(picture.get_by_text("all_to_all")).to_have_count(2)
     page.locator(".st-key-w_13_down_proj").get_by_role("radio", name="S(1)", exact=True).click()
     page.get_by_text(re.compile(r"^4 collectives in one layer")).wait_for()
     visit.settle()
-    assert picture.get_by_text("all_reduce", exact=True).count() == 4
-    assert picture.get_by_text("all_to_all").count() == 0 and not visit.wrong
+    expect(picture.get_by_text("all_reduce", exact=True)).to_have_count(4)
+    expect(picture.get_by_text("all_to_all")).to_have_count(0)
+    assert not visit.wrong
 
 
 def test_pictures_stand_still_for_those_who_ask(chromium: Browser, app: str) -> None:
@@ -209,7 +212,7 @@ def test_headings_skip_no_level_and_a_closed_button_can_be_read(visit: Visit, ap
     levels = page.locator("h1, h2, h3, h4, h5, h6").evaluate_all("all => all.map((h) => Number(h.tagName[1]))")
     assert levels and all(b - a <= 1 for a, b in itertools.pairwise(levels))
     closed = page.locator(".st-key-w_next button")
-    assert closed.is_disabled()  # the question comes first
+    expect(closed).to_be_disabled()  # the question comes first
     look = "e => [getComputedStyle(e.querySelector('p')).color, getComputedStyle(e).backgroundColor, getComputedStyle(document.body).backgroundColor]"
     words, *papers = closed.evaluate(look)
     assert words not in papers

@@ -19,7 +19,7 @@ every = pytest.mark.parametrize("lesson", LESSONS, ids=lambda x: f"lesson{x.numb
 
 
 def opened(**query: str) -> AppTest:
-    at = AppTest.from_file(str(ROOT / "streamlit_app.py"), default_timeout=90)
+    at = AppTest.from_file(str(ROOT / "streamlit_app.py"), default_timeout=300)
     for key, text in query.items():
         at.query_params[key] = text
     at.switch_page("explorer/pages/learn.py")
@@ -154,7 +154,7 @@ def test_another_model_is_shown_or_its_absence_told() -> None:
 
 
 def test_the_teachers_page_lists_every_lesson_with_its_answer() -> None:
-    at = AppTest.from_file(str(ROOT / "streamlit_app.py"), default_timeout=90)
+    at = AppTest.from_file(str(ROOT / "streamlit_app.py"), default_timeout=300)
     at.switch_page("explorer/pages/teacher.py")
     at.run()
     assert not at.exception

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
@@ -107,6 +108,7 @@ def test_whole_steps_take_what_was_predicted() -> None:
         assert report["memory_bytes"]["rel_error"] < 0.01, (row, report["memory_bytes"])
 
 
+@pytest.mark.slow
 def test_recomputed_blocks_take_what_was_predicted() -> None:
     found = []
     for how, names in (("none", ["Megatron-LM"]), ("full", ["Megatron-LM", "best", "FSDP"])):

@@ -229,7 +229,7 @@ def assert_best_within(problem: Problem, shares: Sequence[float]) -> None:
         assert np.dot(price, answer.assignment.totals) == pytest.approx(highs(net, [(m, budget) for m in memory]), rel=2e-6)
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", [*range(12), *(pytest.param(n, marks=pytest.mark.slow) for n in range(12, 30))])
 def test_best_within_a_budget_of_random_models_is_proven(seed: int) -> None:
     assert_best_within(problem_of(random_graph(seed), load_cluster("1x8-h100"), "8"), (0.1, 0.3, 0.5, 0.7, 0.9))
 

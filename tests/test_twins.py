@@ -8,6 +8,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from playwright.sync_api import expect
+
 from explorer import overlay, settings, twins
 from explorer.graph_view import Scene, scene
 from planner_core import edit
@@ -94,7 +96,7 @@ def test_a_click_in_one_graph_selects_in_the_other(visit: Visit) -> None:
     page.locator('g.node.picked[data-id="LlamaDecoderLayer:self_attn.q_proj/linear"]').wait_for()
     page.wait_for_function("location.search.includes('LlamaDecoderLayer')")
     visit.settle()
-    assert page.locator("g.node.picked").count() == 2
+    expect(page.locator("g.node.picked")).to_have_count(2)
     page.locator("select").first.select_option("placement")
     page.wait_for_function("location.search.includes('show=placement')")
     visit.settle()
@@ -102,7 +104,7 @@ def test_a_click_in_one_graph_selects_in_the_other(visit: Visit) -> None:
     page.get_by_role("button", name="One graph").click()
     page.wait_for_function("!location.search.includes('beside')")
     visit.settle()
-    assert page.locator("svg.canvas").count() == 1
+    expect(page.locator("svg.canvas")).to_have_count(1)
 
 
 def test_the_png_can_be_kept(visit: Visit, tmp_path: Path) -> None:

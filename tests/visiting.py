@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
 
+LONG_MS = 180_000
+"""How long a page may take; loaded machines take long."""
 HERE = re.compile(r"^(?:(?:https?|wss?)://(?:127\.0\.0\.1|localhost)[:/]|data:|blob:|about:)")
 # On a deep link Streamlit looks for its endpoints below the page's path first.
 PROBE = re.compile(r"/_stcore/(?:health|host-config)")
@@ -38,14 +41,14 @@ class Visit:
 
     def settle(self) -> None:
         """Wait until the sentence stands and nothing runs any more."""
-        self.page.wait_for_selector(".st-key-sentence", timeout=60_000)
+        self.page.wait_for_selector(".st-key-sentence", timeout=LONG_MS)
         self.page.wait_for_timeout(300)
-        self.page.wait_for_selector("[data-testid=stStatusWidget]", state="detached", timeout=60_000)
-        self.page.wait_for_selector("[data-testid=stApp][data-test-script-state=notRunning]", timeout=60_000)
+        self.page.wait_for_selector("[data-testid=stStatusWidget]", state="detached", timeout=LONG_MS)
+        self.page.wait_for_selector("[data-testid=stApp][data-test-script-state=notRunning]", timeout=LONG_MS)
 
     def turn(self, title: str) -> None:
         self.page.get_by_role("link", name=title, exact=True).click()
-        self.page.wait_for_url(re.compile(title.lower()), timeout=30_000)
+        self.page.wait_for_url(re.compile(title.lower()))
         self.settle()
 
     def click(self, target: Locator) -> None:
@@ -57,6 +60,10 @@ class Visit:
 
     def node(self, node_id: str) -> Locator:
         return self.page.locator(f'g.node[data-id="{node_id}"]')
+
+    def asks(self, what: Callable[[str], bool]) -> None:
+        """Wait until the address asks for `what`: it may come to the browser a moment after the page."""
+        self.page.wait_for_url(lambda url: what(urlsplit(url).query), wait_until="commit")
 
     @property
     def query(self) -> str:
