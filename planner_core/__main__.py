@@ -65,6 +65,7 @@ def _parser() -> _Parser:
     export.set_defaults(run=_export)
     verify = commands.add_parser("verify", help="run a plan and compare with the prediction")
     verify.add_argument("plan")
+    verify.add_argument("--rules", action="store_true", help="at once, without a run: names, ties, even splits, ways to run")
     verify.add_argument("--ranks", type=int, help="real gloo processes, on a scaled-down model")
     verify.add_argument("--fake", action="store_true", help="the plan's own world size and model, without data")
     verify.add_argument("--json", action="store_true")
@@ -222,12 +223,23 @@ def _export(args: argparse.Namespace) -> int:
 
 def _verify(args: argparse.Namespace) -> int:
     from planner_core.errors import VerificationFailed
-    from planner_core.verify import verify, verify_text
 
-    if not args.fake and args.ranks is None:
-        raise InputError("verify needs --ranks N (real processes) or --fake (the plan's own world size)")
-    data = verify(read_plan(args.plan), ranks=None if args.fake else args.ranks, progress=_say)
-    _print(args, data, verify_text(data))
+    if args.rules + args.fake + (args.ranks is not None) != 1:
+        raise InputError(
+            "verify needs one of --rules (at once, without a run), --ranks N (real processes) and --fake (the plan's own world size)"
+        )
+    plan = read_plan(args.plan)
+    if args.rules:
+        from planner_core.check import verify_rules
+
+        data = verify_rules(plan)
+        shown = "\n".join(data["findings"]) or "every rule is kept: names, ties, even splits, ways to run, what is summed"
+    else:
+        from planner_core.verify import verify, verify_text
+
+        data = verify(plan, ranks=args.ranks, progress=_say)
+        shown = verify_text(data)
+    _print(args, data, shown)
     return 0 if data["ok"] else VerificationFailed.exit_status
 
 

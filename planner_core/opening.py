@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from planner_core.errors import InputError
 from planner_core.graph import Block, Graph, Op, TensorMeta
+from planner_core.plan import Plan
 
 DEFAULT_BATCH, DEFAULT_SEQ = 16, 2048
 """Workload of a model that is not in the zoo."""
@@ -34,6 +35,23 @@ def open_model(
     if model.endswith(".pt2"):
         _as_exported(model, graph, asked)
     return graph
+
+
+def graph_of(plan: Plan) -> Graph:
+    """The graph of a plan's model at the plan's workload: a zoo model's snapshot if it is of the zoo's own depth, else a
+    capture of its config."""
+    from planner_core.models import ZOO
+
+    config, load = plan.model["config"], plan.workload
+    given = {"batch": load["batch"], "seq": load["seq"], "dtype": load["dtype"]}
+    name = str(plan.model.get("source", "")).removeprefix("zoo:")
+    if name in ZOO:
+        graph = open_model(name, **given)
+        if dict(graph.config) == config:
+            return graph
+    from planner_core.capture import capture_graph
+
+    return capture_graph(config.get("callable", config), **given)
 
 
 def _as_exported(model: str, graph: Graph, asked: Mapping[str, int | None]) -> None:

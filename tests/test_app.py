@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from streamlit.testing.v1 import AppTest
 
+from explorer import exporting
+
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ("fold", "plans", "compare", "topology", "export")
 
@@ -138,6 +140,32 @@ def test_export_offers_the_plan_and_its_command() -> None:
     at = open_page("export", model="gpt2-xl")
     assert not at.exception
     assert any(c.value.startswith("python -m planner_core plan gpt2-xl") for c in at.code)
+
+
+def test_an_unverified_plan_is_called_so_until_all_three_depths_confirm_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rules are read for real; what the other two buttons run is tested on real ranks elsewhere."""
+    asked = []
+    monkeypatch.setattr(exporting, "outcome", lambda plan, *options, tick: asked.append(options) or {"ok": True})
+    monkeypatch.setattr(exporting, "export", lambda plan, target, suffix, near: exporting.Exported("", ()))
+    at = open_page("export", model="gpt2-xl")
+    for key, left in (("rules", 3), ("numbers", 2), ("traffic", 1)):
+        told = [c.value for c in at.caption if "Not verified yet" in c.value]
+        assert len(told) == 2  # one at the plan's download, one at the form's
+        assert told[0].count(";") == left - 1
+        at.button(key=f"verify_{key}").click().run()
+        assert not at.exception
+    assert not [c.value for c in at.caption if "Not verified yet" in c.value]
+    assert sum("**confirmed**" in m.value for m in at.markdown) == 3
+    assert asked == [("--ranks", "4"), ("--fake",)]
+
+
+@pytest.mark.slow
+def test_the_buttons_verify_for_real() -> None:
+    at = open_page("export", model="gpt2-xl", cluster="1x8-h100")
+    at.default_timeout = 600
+    for key, said in (("numbers", "gradient error"), ("traffic", "the same collectives and bytes")):
+        at.button(key=f"verify_{key}").click().run()
+        assert any("**confirmed**" in m.value and said in m.value for m in at.markdown)
 
 
 def test_sessions_share_no_settings() -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -197,9 +198,11 @@ def test_script_of_a_model_with_scans_trains_like_one_process(kind: str, tmp_pat
 
 
 @pytest.mark.slow
-def test_full_size_script_runs_tiny_and_resumes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("optimizer", ["adamw", "adamw-fp32"])
+def test_full_size_script_runs_tiny_and_resumes(optimizer: str, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
-    export_plan(planned("gpt2-xl", "best"), "torchrun", script)
+    plan = planned("gpt2-xl", "best")
+    export_plan(replace(plan, workload={**plan.workload, "optimizer": optimizer}), "torchrun", script)
     tiny = ("--scale", "tiny", "--batch", "8", "--seq", "16", "--dtype", "float32", "--lr", "1e-2")
     whole, _ = run(script, 2, *tiny, "--steps", "4")
     first, _ = run(script, 2, *tiny, "--steps", "2", "--save", "saved")

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from torch import nn
 
 from planner_core.capture import capture_graph
+from planner_core.hardware import OPTIMIZERS, Workload
+from planner_core.runtime.optimizers import make_optimizer
 from planner_core.verify.numbers import verify_all
 from tests.runtime_plans import make_plan, random_choice
 from tests.tiny_models import NAMES, tiny_config
@@ -22,3 +26,27 @@ def test_random_plans_compute_the_same(name: str, sizes: tuple[int, ...]) -> Non
     plans = [make_plan(graph, sizes, random_choice(i), shard_storage=i % 2 == 1, seed=i) for i in range(3)]
     for i, found in enumerate(verify_all(plans)):
         assert found["numbers_ok"], (i, found["loss"], found["grad"], found["param"])
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimizer_keeps_the_states_that_are_counted(name: str) -> None:
+    param = nn.Parameter(torch.zeros(1000, dtype=torch.bfloat16))
+    optimizer = make_optimizer(name, [param], lr=1e-3)
+    param.grad = torch.ones_like(param)
+    optimizer.step()
+    held = sum(t.nbytes for t in optimizer.state[param].values() if isinstance(t, torch.Tensor) and t.dim())
+    assert held == 1000 * Workload(1, 1, optimizer=name).state_bytes(2)
+    assert param.max() < 0
+
+
+def test_adamw_with_32_bit_states_is_torchs_on_a_master_copy() -> None:
+    torch.manual_seed(0)
+    start, steps = torch.randn(50), [torch.randn(50).bfloat16() for _ in range(20)]
+    ours, theirs = nn.Parameter(start.bfloat16()), nn.Parameter(start.bfloat16().float())
+    pair = make_optimizer("adamw-fp32", [ours], lr=1e-2), torch.optim.AdamW([theirs], lr=1e-2)
+    for gradient in steps:
+        ours.grad, theirs.grad = gradient, gradient.float()
+        for optimizer in pair:
+            optimizer.step()
+    torch.testing.assert_close(pair[0].state[ours]["master"], theirs.detach())
+    assert torch.equal(ours.detach(), pair[0].state[ours]["master"].bfloat16())

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from planner_core.errors import InputError, VerificationFailed
+from planner_core.hardware import OPTIMIZERS
 from planner_core.pipeline import Result, plan_model
 from planner_core.placement import P, R, Shard, State
 from planner_core.plan import BlockPlan, Edge, Plan, SitePlan, Step, to_json
@@ -160,6 +161,14 @@ def test_full_size_llama_has_the_predicted_traffic(which: str) -> None:
     assert found["collectives_ok"], found["collectives"]
     assert found["memory_bytes"]["rel_error"] < 0.01, found["memory_bytes"]
     assert time.monotonic() - start < 60
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_every_optimizer_takes_the_predicted_memory(optimizer: str) -> None:
+    found = verify(plan_model(Request("gpt2-xl", cluster="1x8-h100", layers=4, optimizer=optimizer)).best)
+    assert found["ok"], found
+    assert found["memory_bytes"]["rel_error"] < 0.01
 
 
 @pytest.mark.slow

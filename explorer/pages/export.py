@@ -9,8 +9,10 @@ import streamlit as st
 
 from explorer import commands, exporting, settings, state, units, words
 from explorer.components import frame, report
+from planner_core.check import check_rules
 from planner_core.cluster import Cluster
 from planner_core.errors import PlannerError
+from planner_core.graph import Graph
 from planner_core.pipeline import Result
 from planner_core.plan import Plan
 from planner_core.planner import Request
@@ -64,6 +66,7 @@ def plan_file(result: Result, name: str, plan: Plan) -> None:
         key="download_plan",
         icon=":material/download:",
     )
+    unverified(name)
     st.caption(
         f"{units.whole(len(text.encode()) / 1000)} kB, versioned and checked when it is read. Make the same file "
         "on the command line:"
@@ -97,6 +100,7 @@ def target_tab(result: Result, name: str, target: exporting.Target) -> None:
         icon=":material/download:",
         type="primary" if target.name == "torchrun" else "secondary",
     )
+    unverified(name)
     if target.name == "torchrun":
         st.code(command(result.cluster, file), language="bash", wrap_lines=True)
     lines = made.content.splitlines()
@@ -121,33 +125,56 @@ def beside(priced: Mapping[str, Any]) -> str:
     return "\n".join(lines) + ("" if priced["fits"] else "\n\nIn this form the model does not fit.")
 
 
-def verify(plan: Plan, name: str) -> None:
+# the depths of verification: key, title, options on the command line, and how
+DEPTHS = (
+    ("rules", "Keeps the rules", (), "names, ties, even splits, and that every op runs in one of its ways; at once, without a run"),
+    (
+        "numbers",
+        "Same numbers as one GPU",
+        ("--ranks", "4"),
+        "loss, every gradient and a step of AdamW, a small model of the same architecture on 4 real processes",
+    ),
+    (
+        "traffic",
+        "Same traffic and memory as predicted",
+        ("--fake",),
+        "the whole model on a fake process group of the plan’s own size",
+    ),
+)
+
+
+def outcomes(name: str) -> dict[str, dict[str, Any]]:
+    """What verification found about this plan in this session, by depth."""
+    found: dict[tuple[Request, str], dict[str, dict[str, Any]]] = st.session_state.setdefault("verified", {})
+    return found.setdefault((state.request(), f"{name} {state.edit_of(name)}"), {})
+
+
+def unverified(name: str) -> None:
+    """Said beside every download until all three depths have confirmed the plan."""
+    left = [title for key, title, _, _ in DEPTHS if not outcomes(name).get(key, {}).get("ok")]
+    if left:
+        st.caption(
+            ":material/warning: Not verified yet. Left to confirm with the buttons under Verification: "
+            f"{'; '.join(t[0].lower() + t[1:] for t in left)}."
+        )
+
+
+def verify(plan: Plan, name: str, graph: Graph) -> None:
     """The verification state of this plan, with the buttons that run it."""
     st.markdown("**Verification**", help="Nothing is taken on trust: run the plan and compare it with its prediction.")
-    found: dict[tuple[Request, str, str], dict[str, Any]] = st.session_state.setdefault("verified", {})
-    rows = (
-        (
-            "numbers",
-            "Same numbers as one GPU",
-            "--ranks",
-            "4",
-            "loss and every gradient, a small model of the same architecture on 4 real processes",
-        ),
-        (
-            "traffic",
-            "Same traffic and memory as predicted",
-            "--fake",
-            "",
-            "the whole model on a fake process group of the plan’s own size",
-        ),
-    )
-    for key, title, option, number, how in rows:
-        outcome = found.get((state.request(), name, key))
+    found = outcomes(name)
+    for key, title, options, how in DEPTHS:
         left, right = st.columns([5, 1], vertical_alignment="center")
-        left.markdown(f"{title}: {_verdict(outcome)}  \n:gray[{how}]")
-        if right.button("Run", key=f"verify_{key}", help="Runs in a process of its own; Stop at the top right ends it"):
-            found[state.request(), name, key] = _run(plan, [o for o in (option, number) if o])
+        left.markdown(f"{title}: {_verdict(found.get(key))}  \n:gray[{how}]")
+        stop = "Takes a moment" if key == "rules" else "Runs in a process of its own; Stop at the top right ends it"
+        if right.button("Run", key=f"verify_{key}", help=stop):
+            found[key] = _run(plan, list(options)) if options else _rules(plan, graph)
             st.rerun()
+
+
+def _rules(plan: Plan, graph: Graph) -> dict[str, Any]:
+    findings = check_rules(plan, graph)
+    return {"ok": not findings, "findings": findings}
 
 
 def _run(plan: Plan, options: list[str]) -> dict[str, Any]:
@@ -167,6 +194,10 @@ def _verdict(outcome: dict[str, Any] | None) -> str:
         return "not run yet"
     if "problem" in outcome:
         return f"could not run: {frame.text(str(outcome['problem']))}"
+    if "findings" in outcome:
+        told = outcome["findings"]
+        more = f" and {len(told) - 1} more" if len(told) > 1 else ""
+        return f"**broken**: {frame.text(told[0])}{more}" if told else "**confirmed**"
     parts = ["**confirmed**" if outcome.get("ok") else "**differs**"]
     if outcome.get("loss"):
         parts.append(f"loss differs by {outcome['loss']['abs_error']:.2g}")
@@ -209,7 +240,7 @@ def page() -> None:
         others = {n: plans[n] for n in state.value("compare") if n in plans and n != name}
         shown = {name: plan, **dict(list(others.items())[: settings.MAX_COMPARED - 1])}
         report.download(shown, dict.fromkeys(shown, result))
-        verify(plan, name)
+        verify(plan, name, result.graph)
 
 
 page()

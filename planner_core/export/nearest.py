@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
-from planner_core.capture import capture_graph
 from planner_core.cluster import Cluster
 from planner_core.collectives import collective_time, wire_bytes
 from planner_core.expert import ExpertRules
@@ -19,8 +18,7 @@ from planner_core.graph import Block, Graph, Value, join_name
 from planner_core.hardware import CostModel, cost_model
 from planner_core.mesh import DeviceMesh, axis_names
 from planner_core.methods import PairTest, batch_split, sequence_split, sharded, split_weight, summed, whole
-from planner_core.models import ZOO
-from planner_core.opening import open_model
+from planner_core.opening import graph_of
 from planner_core.pinned import local_bytes
 from planner_core.placement import R, Shard
 from planner_core.plan import Plan
@@ -165,18 +163,7 @@ def _planner(plan: Plan) -> Planner:
         str(plan.model["name"]), cluster=dict(plan.cluster), batch=load["batch"], seq=load["seq"], dtype=load["dtype"],
         optimizer=load["optimizer"], zero=load["zero"], recompute=load["recompute"],
     )  # fmt: skip
-    return prepare(request, _graph(plan))
-
-
-def _graph(plan: Plan) -> Graph:
-    """The plan's model; a zoo model of the zoo's own depth from its snapshot."""
-    config, load = plan.model["config"], plan.workload
-    name = str(plan.model.get("source", "")).removeprefix("zoo:")
-    if name in ZOO:
-        graph = open_model(name, batch=load["batch"], seq=load["seq"], dtype=load["dtype"], layers=None)
-        if dict(graph.config) == config:
-            return graph
-    return capture_graph(config, batch=load["batch"], seq=load["seq"], dtype=load["dtype"])
+    return prepare(request, graph_of(plan))
 
 
 def _shards_data(plan: Plan, layout: Layout) -> bool:

@@ -17,7 +17,8 @@ from planner_core.rules_scan import SCANS
 
 ROOT = Path(planner_core.__path__[0])
 MODULES = ("sites", "moe", "loops", "scans", "runtime/reading", "runtime/moves", "runtime/local_ops", "runtime/params", "runtime/steering",
-           "runtime/apply", "runtime/initial", "runtime/traffic", "runtime/train")  # fmt: skip
+           "runtime/apply", "runtime/initial", "runtime/traffic",
+           "runtime/optimizers", "runtime/train")  # fmt: skip
 BATCH, SEQ = 5, 19  # sizes that no config has, to see where batch and sequence length stand in the inputs
 
 

@@ -1,4 +1,4 @@
-"""The training program of an exported script: model from its config, mesh, plan, data, AdamW, checkpoints, reports."""
+"""The training program of an exported script: model from its config, mesh, plan, data, optimizer, checkpoints, reports."""
 
 # mypy: allow-untyped-calls
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from planner_core.runtime.apply import apply
 from planner_core.runtime.initial import initializer
+from planner_core.runtime.optimizers import make_optimizer
 from planner_core.runtime.params import Init
 from planner_core.runtime.reading import PlanMismatch
 from planner_core.runtime.steering import Steered, Steering
@@ -65,8 +66,7 @@ def train(plan: Mapping[str, Any], spec: Mapping[str, Any], loaded: Iterable[Cal
     steering = apply(model, {**plan, "mesh": {**plan["mesh"], "sizes": list(mesh.shape)}}, mesh, init=init)
     for module in model.modules():
         module._buffers.update({name: b if b is None else b.to(device) for name, b in module._buffers.items()})
-    # one parameter at a time: no temporary copies of all of them
-    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, fused=device == "cuda", foreach=False)
+    optimizer = make_optimizer(plan["workload"]["optimizer"], model.parameters(), args.lr, fused=device == "cuda")
     first = _load(args.resume, model, optimizer, plan) if args.resume else 0
     _run(args, steering, optimizer, batches(first), first, mesh)
     if args.save:
@@ -303,11 +303,12 @@ def _load(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, plan
         raise PlanMismatch(f"{folder} was saved under another plan; weights may lie in another order there")
     for param in model.parameters():
         param.grad = torch.zeros_like(param)
-    rate, optimizer.param_groups[0]["lr"] = optimizer.param_groups[0]["lr"], 0.0
-    decay, optimizer.param_groups[0]["weight_decay"] = optimizer.param_groups[0]["weight_decay"], 0.0
+    (group,) = optimizer.param_groups
+    kept = {name: group[name] for name in ("lr", "weight_decay")}
+    group.update(lr=0.0, weight_decay=0.0)
     optimizer.step()  # makes the states that are then read over
     optimizer.zero_grad(set_to_none=True)
-    optimizer.param_groups[0].update(lr=rate, weight_decay=decay)
+    group.update(kept)
     state = _state(model, optimizer)
     checkpoints.load(state, checkpoint_id=str(folder))  # type: ignore[attr-defined]
     return int(saved["step"])

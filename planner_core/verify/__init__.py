@@ -1,6 +1,6 @@
 """Plans are run, and held against what was predicted.
 
-    check_rules(plan, graph)      # at once: what is wrong can be read off the plan
+    verify_rules(plan)            # at once: what is wrong can be read off the plan
     verify(plan, ranks=4)         # numbers: the same architecture and plan, scaled down, on real gloo ranks
     verify(plan)                  # traffic and memory: full size, on a fake process group of the plan's world size
 """
@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from planner_core.capture import capture_graph
+from planner_core.check import check_rules, verify_rules
 from planner_core.cluster import Cluster
 from planner_core.errors import InputError
 from planner_core.hardware import Workload, cost_model
@@ -19,9 +20,8 @@ from planner_core.plan import Plan
 from planner_core.retarget import retarget, shrink, small_mesh
 from planner_core.verify.fake import verify_fake
 from planner_core.verify.numbers import verify_numbers
-from planner_core.verify.rules import check_rules
 
-__all__ = ["check_rules", "scaled", "verify", "verify_fake", "verify_numbers", "verify_text"]
+__all__ = ["check_rules", "scaled", "verify", "verify_fake", "verify_numbers", "verify_rules", "verify_text"]
 MOST_RANKS = 16
 LARGEST_WHOLE = 50_000_000
 """Parameters of a user's own model that is verified on real processes."""

@@ -21,6 +21,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from planner_core.plan import Plan, to_json
 from planner_core.runtime.apply import apply
 from planner_core.runtime.initial import initializer
+from planner_core.runtime.optimizers import make_optimizer
 from planner_core.runtime.traffic import CountCollectives
 from planner_core.verify.memory import TrackMemory
 from planner_core.verify.models import build_model, example_inputs, planned_loss
@@ -97,8 +98,7 @@ def fake_step(plan: Mapping[str, Any]) -> dict[str, Any]:
 def _settled(model: nn.Module, workload: Mapping[str, Any], memory: TrackMemory) -> torch.optim.Optimizer:
     """An optimizer that has taken a step, so its states are there; gradients are gone."""
     trained = [p for p in model.parameters() if p.requires_grad]
-    kinds: dict[str, Any] = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD}
-    optimizer: torch.optim.Optimizer = kinds[str(workload.get("optimizer", "adamw"))](trained, lr=1e-4, foreach=False)
+    optimizer = make_optimizer(str(workload["optimizer"]), trained, lr=1e-4)
     for param in trained:
         param.grad = torch.zeros_like(param)
     optimizer.step()

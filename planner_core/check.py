@@ -1,35 +1,90 @@
-"""What can be said about a plan without running it: every finding is a sentence; none means none was found."""
+"""What can be said about a plan without running it: every finding is a sentence; none means none was found.
+
+Names and ties that match nothing, splits that are not even, ops that run by no known rule (a column-split layer whose
+result is called whole, query heads split beside whole keys), edges that do not lead where they say.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
+from planner_core import rules_index, rules_math, rules_scan  # noqa: F401  (they register their rules)
 from planner_core.errors import ShardingError
 from planner_core.graph import Block, Call, Graph, Op
+from planner_core.opening import graph_of
 from planner_core.placement import Partial, Placements, Replicate, Shard, State, format_placements, local_shape
-from planner_core.plan import BlockPlan, Edge, ParamPlan, Plan, Step
+from planner_core.plan import BlockPlan, Edge, ParamPlan, Plan, SitePlan, Step
+from planner_core.rules import Pair, rows
 
 
 def check_rules(plan: Plan, graph: Graph) -> list[str]:
-    """Sites and parameters that match nothing, uneven splits, edges that do not lead where they say, sums that are missing."""
-    found: list[str] = []
+    """Findings about `plan` as a plan of `graph`, each once, in the order of the model."""
+    if plan.blocks[""].prefixes != ("",):
+        return [f"the top block has prefixes {list(plan.blocks[''].prefixes)}, which is for the whole model alone"]
     labels = {prefix: label for label, bp in plan.blocks.items() for prefix in bp.prefixes}
-    delivered: dict[int, State] = {}
-    found += _block("", graph.top, plan, delivered, labels, graph)
-    prefixes = {c.prefix for c in graph.calls()}
-    found += [f"block {p!r} matches no part of {graph.name}" for p in labels if p and p not in prefixes]
-    found += [f"{p!r} of {graph.name} has no plan" for p in prefixes if p not in labels]
-    return found
+    blocks = {"": graph.top, **{c.prefix: graph.blocks[c.block] for c in graph.calls()}}
+    found = [f"block {p!r} matches no part of {graph.name}" for p in labels if p not in blocks]
+    found += [f"{p!r} of {graph.name} has no plan" for p in blocks if p not in labels]
+    for label, bp in plan.blocks.items():
+        for name in dict.fromkeys(blocks[p].name for p in bp.prefixes if p in blocks):
+            block = next(b for b in blocks.values() if b.name == name)
+            found += _names(label or "top", block, bp)
+            found += _runs_by_rules(label or "top", block, bp, plan.mesh.axis_sizes)
+    found += _block("", graph.top, plan, {}, labels, graph)
+    return list(dict.fromkeys(found))
+
+
+def verify_rules(plan: Plan) -> dict[str, Any]:
+    """The first depth of verification, without a run: the findings about a plan of its own model; raises InputError."""
+    found = check_rules(plan, graph_of(plan))
+    nothing = dict.fromkeys(("loss", "grad", "collectives", "memory_bytes"))
+    return {"ok": not found, "ranks": plan.mesh.num_devices, "backend": "rules", **nothing, "findings": found}
+
+
+def _names(where: str, block: Block, bp: BlockPlan) -> Iterator[str]:
+    """Patterns that match nothing, and what no pattern matches; of tied names one stands in the plan."""
+    here = {v.name for i, v in enumerate(block.values) if v.kind == "parameter" and i not in block.inputs}
+    ops = {o.name for o in block.ops}
+    yield from (f"{where}: parameter {n!r} matches nothing" for n in bp.params if n not in here)
+    yield from (f"{where}: parameter {n!r} has no plan" for n in here if n not in bp.params)
+    yield from (f"{where}: op {n!r} matches nothing" for n in bp.sites if n not in ops)
+    yield from (f"{where}: op {n!r} has no plan" for n in ops if n not in bp.sites)
+
+
+def _runs_by_rules(where: str, block: Block, bp: BlockPlan, sizes: tuple[int, ...]) -> Iterator[str]:
+    """Along every mesh axis the operands and results of an op must be those of one of its rules, which must split evenly."""
+    for op in block.ops:
+        site = bp.sites.get(op.name)
+        if site is None or not _fits(op, site):
+            continue
+        known = rows(op, block.values)
+        for axis, size in enumerate(sizes):
+            taken = tuple((e.dst.forward[axis], e.dst.gradient[axis]) for e in site.inputs)
+            made = tuple((e.src.forward[axis], e.src.gradient[axis]) for e in site.outputs)
+            same = [row for row in known if (row.inputs, row.outputs) == (taken, made)]
+            uneven = [d for row in same for d in row.divides if d % size]
+            if not same:
+                yield (
+                    f"{where}: {op.name} takes {_shown(taken)} and makes {_shown(made)} on mesh axis {axis} (tensor|gradient), "
+                    f"which is none of the {len(known)} ways that it can run"
+                )
+            elif all(any(d % size for d in row.divides) for row in same):
+                yield f"{where}: {op.name} cannot split {uneven[0]} evenly over the {size} devices of mesh axis {axis}"
+
+
+def _shown(pairs: Iterable[Pair]) -> str:
+    return ", ".join(f"{p}|{g}" for p, g in pairs) or "nothing"
+
+
+def _fits(op: Op, site: SitePlan) -> bool:
+    return (len(site.inputs), len(site.outputs)) == (len(op.inputs), len(op.outputs))
 
 
 def _block(
     label: str, block: Block, plan: Plan, delivered: dict[int, State], labels: Mapping[str, str], graph: Graph
 ) -> Iterator[str]:
-    bp = plan.blocks[label]
-    where = label or "top"
-    names = {v.name for v in block.values if v.kind == "parameter"}
-    yield from (f"{where}: parameter {n!r} matches nothing" for n in bp.params if n not in names)
-    yield from (f"{where}: op {n!r} matches nothing" for n in bp.sites if n not in {o.name for o in block.ops})
+    bp, where = plan.blocks[label], label or "top"
     for i, value in enumerate(block.values):
         param = bp.params.get(value.name) if value.kind == "parameter" and i not in block.inputs else None
         if param is not None:
@@ -38,9 +93,7 @@ def _block(
     for item in block.items:
         if isinstance(item, Call):
             yield from _call(item, plan, delivered, labels, graph)
-        elif item.name not in bp.sites:
-            yield f"{where}: op {item.name} has no plan"
-        else:
+        elif item.name in bp.sites:
             yield from _site(where, block, item, bp, plan, delivered)
 
 
@@ -62,7 +115,7 @@ def _stored(param: ParamPlan) -> State:
 
 def _site(where: str, block: Block, op: Op, bp: BlockPlan, plan: Plan, delivered: dict[int, State]) -> Iterator[str]:
     site, name = bp.sites[op.name], f"{where}: {op.name}"
-    if (len(site.inputs), len(site.outputs)) != (len(op.inputs), len(op.outputs)):
+    if not _fits(op, site):
         have, want = (len(op.inputs), len(op.outputs)), (len(site.inputs), len(site.outputs))
         yield f"{name} has {have[0]} operands and {have[1]} results, the plan {want[0]} and {want[1]}"
         return

@@ -1,0 +1,56 @@
+"""The optimizer that a plan's workload names, with the states that its memory was counted with."""
+
+# mypy: allow-untyped-calls
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+MOMENTUM = 0.9
+
+
+class MasterAdamW(torch.optim.Optimizer):
+    """AdamW in float32 for parameters of 16 bits: a master copy and two moments of each, all float32."""
+
+    def __init__(
+        self, params: Iterable[nn.Parameter], lr: float, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
+        weight_decay: float = 0.01,
+    ) -> None:  # fmt: skip
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        """One step, a parameter at a time: no temporary copies of all of them."""
+        assert closure is None
+        for group in self.param_groups:
+            for param in group["params"]:
+                if param.grad is not None:
+                    self._one(param, group)
+
+    def _one(self, param: nn.Parameter, group: dict[str, Any]) -> None:
+        state, (first, second) = self.state[param], group["betas"]
+        if not state:
+            master = param.detach().clone().float()
+            moments = {name: torch.zeros_like(master) for name in ("exp_avg", "exp_avg_sq")}
+            state.update(step=torch.zeros(()), master=master, **moments)
+        state["step"] += 1
+        count, gradient = float(state["step"]), param.grad.float()  # type: ignore[union-attr]
+        state["exp_avg"].mul_(first).add_(gradient, alpha=1 - first)
+        state["exp_avg_sq"].mul_(second).addcmul_(gradient, gradient, value=1 - second)
+        scale = state["exp_avg_sq"].div(1 - second**count).sqrt_().add_(group["eps"])
+        state["master"].mul_(1 - group["lr"] * group["weight_decay"])
+        state["master"].addcdiv_(state["exp_avg"], scale, value=-group["lr"] / (1 - first**count))
+        param.copy_(state["master"])
+
+
+def make_optimizer(name: str, params: Iterable[nn.Parameter], lr: float, *, fused: bool = False) -> torch.optim.Optimizer:
+    """`adamw`, `adamw-fp32`, `sgd` or `sgd-momentum` of the plan's workload; one parameter at a time, so that no temporary
+    copies of all of them are made."""
+    if name == "adamw-fp32":
+        return MasterAdamW(params, lr)
+    if name == "adamw":
+        return torch.optim.AdamW(params, lr=lr, fused=fused, foreach=False)
+    return torch.optim.SGD(params, lr=lr, momentum=MOMENTUM if name == "sgd-momentum" else 0.0, foreach=False)
