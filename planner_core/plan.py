@@ -13,8 +13,12 @@ backward steps on its gradient, in the order written.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from math import isfinite
+from pathlib import Path
 from typing import Any
 
 from planner_core.errors import InputError
@@ -33,6 +37,10 @@ from planner_core.placement import (
 )
 
 SCHEMA = "shardscope.plan/1"
+FORM = Path(__file__).resolve().parent.parent / "assets" / "plan.schema.json"
+MEND = "make it again with `plan MODEL -o FILE`"
+SHOWN = 100
+"""Characters of a wrong value that a message shows."""
 PHASES = ("forward", "backward", "optimizer")
 
 
@@ -215,48 +223,75 @@ def to_json(plan: Plan) -> dict[str, Any]:
 def from_json(data: Any) -> Plan:
     """Read and validate a plan; raises InputError with the first thing that is wrong."""
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
-        found = data.get("schema") if isinstance(data, dict) else type(data).__name__
+        found = str(data.get("schema"))[:SHOWN] if isinstance(data, dict) else type(data).__name__
         raise InputError(f"not a plan: schema is {found!r}, wanted {SCHEMA!r}; make one with `plan MODEL -o FILE`")
-    try:
-        mesh = DeviceMesh(tuple(map(str, data["mesh"]["axes"])), tuple(map(int, data["mesh"]["sizes"])))
-        cost = data["cost"]
-        plan = Plan(
-            name=str(data["name"]), method=str(data["method"]), objective=str(data["objective"]),
-            optimal=bool(data["optimal"]), fits=bool(data["fits"]), notes=tuple(data["notes"]),
-            model=dict(data["model"]), workload=dict(data["workload"]), cluster=dict(data["cluster"]), mesh=mesh,
-            blocks={str(k): _block_from_json(b) for k, b in data["blocks"].items()},
-            cost=Cost(
-                float(cost["step_time_s"]), float(cost["compute_time_s"]), float(cost["comm_time_s"]),
-                float(cost["exposed_comm_time_s"]), tuple(Traffic(*row) for row in cost["traffic"]),
-                {str(k): int(v) for k, v in cost["memory_bytes"].items()},
-            ),
-        )  # fmt: skip
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(
-            f"broken plan file: {type(error).__name__} at {error}; make it again with `plan MODEL -o FILE`"
-        ) from None
-    _validate(plan)
+    _check_form(data)
+    cost = data["cost"]
+    plan = Plan(
+        name=data["name"], method=data["method"], objective=data["objective"], optimal=data["optimal"], fits=data["fits"],
+        notes=tuple(data["notes"]), model=dict(data["model"]), workload=dict(data["workload"]), cluster=dict(data["cluster"]),
+        mesh=DeviceMesh(tuple(data["mesh"]["axes"]), tuple(data["mesh"]["sizes"])),
+        blocks={k: _block_from_json(b) for k, b in data["blocks"].items()},
+        cost=Cost(
+            float(cost["step_time_s"]), float(cost["compute_time_s"]), float(cost["comm_time_s"]),
+            float(cost["exposed_comm_time_s"]), tuple(Traffic(*row) for row in cost["traffic"]), dict(cost["memory_bytes"]),
+        ),
+    )  # fmt: skip
+    wrong = next(_disagreements(plan), None)
+    if wrong:
+        raise InputError(f"broken plan file: {wrong}; {MEND}")
     return plan
 
 
-def _validate(plan: Plan) -> None:
-    axes = len(plan.mesh.axis_sizes)
-    if not 1 <= axes <= 3 or len(plan.mesh.axis_names) != axes or min(plan.mesh.axis_sizes) < 1:
-        raise InputError(
-            f"broken plan file: mesh {plan.mesh.axis_names} {plan.mesh.axis_sizes} is not one to three positive axes"
-        )
+def _check_form(data: Mapping[str, Any]) -> None:
+    """The published schema, which a plan file must match before anything of it is read."""
+    from jsonschema.exceptions import best_match
+
+    error = best_match(_form().iter_errors(data))
+    if error is None:
+        return
+    said = error.message if len(error.message) <= 2 * SHOWN else f"{error.message[:SHOWN]} ... {error.message[-SHOWN:]}"
+    place = error.json_path.removeprefix("$").removeprefix(".")
+    place = place if len(place) <= 2 * SHOWN else f"{place[:SHOWN]} ... {place[-SHOWN:]}"
+    raise InputError(f"broken plan file: {' '.join(said.split())}{f', at {place}' if place else ''}; {MEND}")
+
+
+@cache
+def _form() -> Any:
+    from jsonschema.validators import Draft202012Validator, extend
+
+    exact = Draft202012Validator.TYPE_CHECKER.redefine("integer", lambda _, x: isinstance(x, int) and not isinstance(x, bool))
+    return extend(Draft202012Validator, type_checker=exact)(json.loads(FORM.read_text(encoding="utf-8")))
+
+
+def _disagreements(plan: Plan) -> Iterator[str]:
+    """What a schema cannot say: every part must be of one mesh."""
+    axes, costs = len(plan.mesh.axis_sizes), plan.cost
+    if len(plan.mesh.axis_names) != axes or len(set(plan.mesh.axis_names)) != axes:
+        yield f"mesh axes {list(plan.mesh.axis_names)} do not name {axes} axes of sizes {list(plan.mesh.axis_sizes)}"
+    if not all(map(isfinite, (costs.step_time_s, costs.compute_time_s, costs.comm_time_s, costs.exposed_comm_time_s))):
+        yield "a time in its cost is not a number"
+    if any(t.axis >= axes for t in costs.traffic):
+        yield "traffic runs on a mesh axis that does not exist"
+    prefixes = [p for block in plan.blocks.values() for p in block.prefixes]
+    if len(set(prefixes)) != len(prefixes) or plan.blocks[""].prefixes != ("",):
+        yield "two blocks are for the same part of the model, or the top block is not for the whole of it"
     for label, block in plan.blocks.items():
-        for name, param in block.params.items():
-            if len(param.stored) != axes:
-                raise InputError(
-                    f"broken plan file: {label}.{name} has {len(param.stored)} placements for {axes} mesh axes"
-                )
-        for name, site in block.sites.items():
-            for edge in (*site.inputs, *site.outputs):
-                if any(not 0 <= s.axis < axes for s in (*edge.forward, *edge.backward)):
-                    raise InputError(
-                        f"broken plan file: {label}.{name} moves a tensor along a mesh axis that does not exist"
-                    )
+        yield from _off_the_mesh(label, block, axes)
+
+
+def _off_the_mesh(label: str, block: BlockPlan, axes: int) -> Iterator[str]:
+    for name, param in block.params.items():
+        if len(param.stored) != axes:
+            yield f"{label}.{name} has {len(param.stored)} placements for {axes} mesh axes"
+        if any(a >= axes for a in (*param.sync, *param.gathered)):
+            yield f"{label}.{name} is summed or gathered over a mesh axis that does not exist"
+    for name, site in block.sites.items():
+        for edge in (*site.inputs, *site.outputs):
+            if {len(p) for state in (edge.src, edge.dst) for p in (state.forward, state.gradient)} != {axes}:
+                yield f"{label}.{name} does not place its tensors on {axes} mesh axes"
+            if any(s.axis >= axes for s in (*edge.forward, *edge.backward)):
+                yield f"{label}.{name} moves a tensor along a mesh axis that does not exist"
 
 
 def _param_json(p: ParamPlan) -> list[Any]:

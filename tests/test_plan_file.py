@@ -1,0 +1,152 @@
+"""The plan file: every plan matches the published schema, and every file that is not a plan is refused in one sentence."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+from functools import cache
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from planner_core.check import check_rules
+from planner_core.errors import InputError, PlannerError
+from planner_core.pipeline import Result, plan_model
+from planner_core.plan import FORM, from_json, to_json
+from planner_core.planner import Request
+
+Path = tuple[Any, ...]
+CASES = [
+    Request("llama-3-8b", cluster="2x8-h100"), Request("llama-3-8b", cluster="2x8-h100", mesh="2x8", method="atp"),
+    Request("t5-large", cluster="2x8-v100-eth", mesh="2x8", dtype="float16", optimizer="adamw-fp32"), Request("mixtral-8x7b", cluster="4x8-a100", mesh="4x8"),
+    Request("resnet50-100k", cluster="1x4-a100-pcie", mesh="4"), Request("gpt2-xl", cluster="1x8-h100", recompute="full", zero=0),
+]  # fmt: skip
+
+
+@cache
+def planned(request: Request) -> Result:
+    return plan_model(request)
+
+
+@cache
+def schema() -> Draft202012Validator:
+    return Draft202012Validator(json.loads(FORM.read_text()))
+
+
+def test_the_schema_is_one() -> None:
+    Draft202012Validator.check_schema(schema().schema)
+
+
+@pytest.mark.parametrize("request_", CASES, ids=lambda r: f"{r.model} {r.method} {r.mesh}")
+def test_every_plan_matches_the_schema_and_reads_back(request_: Request) -> None:
+    plans = planned(request_).plans
+    for plan in plans:
+        data = json.loads(json.dumps(to_json(plan)))
+        assert [e.message for e in schema().iter_errors(data)] == []
+        assert from_json(data) == plan, plan.name
+
+
+# --- files that are not plans ----------------------------------------------------------------------------------------
+
+
+def paths(value: Any, here: Path = ()) -> list[Path]:
+    """Every place in a JSON value, the root left out."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [p for k, v in items for p in ((*here, k), *paths(v, (*here, k)))]
+
+
+def mutated(data: dict[str, Any], dice: random.Random) -> tuple[Path, dict[str, Any]]:
+    """The data with one place changed: another type, another size, gone, doubled, another word of the same kind."""
+    made = copy.deepcopy(data)
+    where = dice.choice(paths(made))
+    owner: Any = made
+    for key in where[:-1]:
+        owner = owner[key]
+    old = owner[where[-1]]
+    words = ("R", "P", "S(0)", "S(99)", "S(-1)", "R,R", "R|R", "R,R|R,R", "0:P>R", "7:P>R", "", "x", "forward", "float32")
+    kind = dice.choice(("type", "type", "size", "gone", "double", "word"))
+    if kind == "gone":
+        del owner[where[-1]]
+    elif kind == "double" and isinstance(owner, list):
+        owner.append(copy.deepcopy(old))
+    elif kind == "word":
+        owner[where[-1]] = dice.choice(words)
+    elif kind == "size" and isinstance(old, (int, float)):
+        owner[where[-1]] = dice.choice((-1, 0, 1, 3, 10**400, float("nan"), float("inf"), 0.5, 2.0, True))
+    else:
+        owner[where[-1]] = dice.choice((None, -1, 1.5, "", "x", [], {}, [1], {"a": 1}, True, float("nan")))
+    return where, made
+
+
+def test_a_changed_file_is_a_plan_or_is_refused_in_one_sentence() -> None:
+    found = planned(CASES[1])
+    plan = to_json(found.best)
+    for block in plan["blocks"].values():  # a few ops are enough
+        block["sites"] = dict(list(block["sites"].items())[:3])
+        block["params"] = dict(list(block["params"].items())[:2])
+    plan = json.loads(json.dumps(plan))
+    dice, refused = random.Random(7), 0
+    for _ in range(250):
+        where, data = mutated(plan, dice)
+        by_schema = not schema().is_valid(data)
+        try:
+            read = from_json(data)
+        except InputError as error:
+            refused += 1
+            assert "\n" not in str(error) and 20 < len(str(error)) < 600, (where, str(error))
+            assert "plan MODEL -o FILE" in str(error)
+            continue
+        assert not by_schema, where
+        assert to_json(read) == data, where
+        try:
+            check_rules(read, found.graph)  # whatever it finds: a sentence
+        except PlannerError as error:
+            assert str(error)
+    assert 90 < refused < 245
+
+
+def change(data: dict[str, Any], *where: Any, to: Any) -> dict[str, Any]:
+    made = copy.deepcopy(data)
+    owner: Any = made
+    for key in where[:-1]:
+        owner = owner[key]
+    owner[where[-1]] = to
+    return made
+
+
+@pytest.mark.parametrize(
+    ("where", "to", "says"),
+    [
+        (("schema",), "shardscope.plan/9", "schema is 'shardscope.plan/9', wanted 'shardscope.plan/1'"),
+        (("mesh", "sizes"), [2, 0], "0 is less than the minimum of 1, at mesh.sizes[1]"),
+        (("mesh", "sizes"), [16], "do not name 1 axes"),
+        (("workload", "zero"), 2, "2 is not one of [0, 3], at workload.zero"),
+        (("cost", "step_time_s"), float("nan"), "not a number"),
+        (("cost", "traffic"), [["forward", "broadcast", 0, 1, 1, 1, 0.0, "ring"]], "'broadcast' is not one of"),
+        (("cost", "traffic"), [["forward", "all_reduce", 2, 1, 1, 1, 0.0, "ring"]], "mesh axis that does not exist"),
+        (("blocks", "", "params", "lm_head.weight"), ["S(0)", [], [], {}], "1 placements for 2 mesh axes"),
+        (("blocks", "", "params", "lm_head.weight"), ["S(0),Q", [], [], {}], "'S(0),Q' does not match"),
+        (("blocks", "", "prefixes"), ["model"], "the top block is not for the whole of it"),
+        (("model",), {}, "'name' is a required property, at model"),
+    ],
+)
+def test_what_is_wrong_is_named(where: Path, to: Any, says: str) -> None:
+    with pytest.raises(InputError) as told:
+        from_json(change(to_json(planned(CASES[1]).best), *where, to=to))
+    assert says in str(told.value)
+
+
+def test_rules_find_what_a_schema_cannot() -> None:
+    """A plan of another model, and one whose op runs as no rule lets it."""
+    here, other = planned(CASES[1]), planned(CASES[2])
+    assert check_rules(here.best, here.graph) == []
+    assert any("has no plan" in f for f in check_rules(here.best, other.graph))
+    data = to_json(here.best)
+    label = next(k for k in data["blocks"] if k)
+    site = data["blocks"][label]["sites"]["mlp.down_proj/linear"]
+    state = site[0][1][1]
+    site[0][1][1] = "S(1),S(1)|S(1),S(1)" if state != "S(1),S(1)|S(1),S(1)" else "R,R|P,P"
+    found = check_rules(from_json(data), here.graph)
+    assert any("mlp.down_proj/linear takes" in f and "ways that it can run" in f for f in found)
