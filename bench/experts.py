@@ -17,6 +17,7 @@ from typing import Any
 
 from bench.coverage import BATCH, ROOT, _graph, in_child, warm
 from bench.coverage_models import default_config
+from bench.expert_models import PARTS, part_graph
 
 ROWS = ROOT / "bench" / "results" / "experts.jsonl"
 TABLE = ROOT / "docs" / "EXPERTS.md"
@@ -31,7 +32,7 @@ def main() -> None:
     for kind in expert_plans():
         if (kind in done and "all" not in sys.argv and kind not in sys.argv) or (len(sys.argv) > 1 and not {"all", kind} & set(sys.argv)):
             continue
-        cls = model_class(kind)
+        cls = PARTS[kind].cls if kind in PARTS else model_class(kind)
         row = {"type": kind, **(in_child(partial(_measure, kind, cls)) if cls else {"outcome": "no class"})}
         with ROWS.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
@@ -76,7 +77,7 @@ def _measure(kind: str, cls: str, tell: Any) -> None:
     from planner_core.errors import PlannerError
 
     try:
-        graph, dtype = _graph(default_config(kind, cls), kind, cls)
+        graph, dtype = (part_graph(kind), "bfloat16") if kind in PARTS else _graph(default_config(kind, cls), kind, cls)
         tell(**compare(graph, dtype))
     except PlannerError as error:
         tell(outcome="refused", reason=str(error))
@@ -139,19 +140,22 @@ def table(rows: list[dict[str, Any]]) -> str:
     worse = sum(r["outcome"] == "MORE" for r in judged)
     text = [
         "# Experts' plans", "",
-        f"{len(judged)} of the {len(rows)} model types of transformers with a tensor-parallel plan, on one axis of 8 GPUs (4 or 2 where "
+        f"{len(judged)} of the {len(rows)} model types of transformers with a tensor-parallel plan (146 configs: two types of ERNIE-VL "
+        "also have an older name), on one axis of 8 GPUs (4 or 2 where "
         f"the heads allow their plan no more), batch {BATCH}, at most four layers. Theirs: weights split as `base_model_tp_plan` says; "
         "ours: the same weights split along any dim; the residual stream whole, all else replicated, least communication time. "
         f"{sum(bool(r.get('op_by_op')) for r in judged)} plans that move a tensor inside what is one group to us are judged op by op. "
         "Why ours needs less is read off the two plans: weights that lie otherwise, and collectives of one step that only one of them "
-        "has. Made by `python -m bench.experts`.", "",
+        f"has. {len(PARTS)} types are parts of larger models or leave sizes open: they are run on what the whole would hand them, sizes as "
+        "published (`bench/expert_models.py`). A plan of a config says nothing of the head, which the class would split and gather "
+        "(`_tp_plan`): it stays whole in both. Made by `python -m bench.experts`.", "",
         f"- ours needs more in {worse}, as much in {sum(r['outcome'] == 'same' for r in judged)}, less in "
         f"{sum(r['outcome'] == 'less' for r in judged)}", "",
         "| type | GPUs | theirs, MB on the wire | ours | outcome | theirs | ours |", "|---|---:|---:|---:|---|---|---|",
     ]  # fmt: skip
     for r in rows:
         mb = [f"{r[k] / 1e6:,.0f}" if k in r else "" for k in ("theirs_bytes", "ours_bytes")]
-        told = r["outcome"] + (f": {r['reason'][:120]}" if r.get("reason") else "")
+        told = r["outcome"] + (f": {r['reason'][:240]}" if r.get("reason") else "")
         told += f": {r['why']}" if r.get("why") else ""
         cells = (r["type"], r.get("gpus", ""), *mb, told.replace("|", "/"), r.get("theirs", ""), r.get("ours", ""))
         text.append("| " + " | ".join(map(str, cells)) + " |")

@@ -37,9 +37,11 @@ def expert_plans() -> Mapping[str, Mapping[str, str]]:
 
 
 def expert_plan(config: Mapping[str, Any]) -> Mapping[str, str] | None:
-    """The expert's plan for a model's config, or for the text half of a composite one."""
-    parts = [config, *(v for v in config.values() if isinstance(v, Mapping))]
-    return next((plan for part in parts if (plan := expert_plans().get(str(part.get("model_type"))))), None)
+    """The expert's plan for a model's config, with that of the text half of a composite one."""
+    halves = [config.get("text_config"), *config.values()]
+    plans = [expert_plans().get(str(part.get("model_type"))) for part in (*halves, config) if isinstance(part, Mapping)]
+    text, own = next(filter(None, plans[:-1]), {}), plans[-1] or {}
+    return {**text, **own} or None
 
 
 def splits_evenly(shape: tuple[int, ...], dim: int, parts: int, packed: bool) -> bool:

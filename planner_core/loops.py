@@ -68,6 +68,14 @@ def longcat_experts(self: Any, hidden_states: torch.Tensor, top_k_index: torch.T
     return run + passed if self.total_experts > self.num_routed_experts else run
 
 
+def step_experts(self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> torch.Tensor:
+    """Step-3.7: gate and up in one, clamped."""
+    return moe_experts(
+        hidden_states, top_k_index, top_k_weights, self.gate_up_proj, self.down_proj, apply_gate=self._apply_gate,
+        act=type(self.act_fn).__name__,
+    )  # fmt: skip
+
+
 def switch_experts(self: Any, hidden_states: torch.Tensor, selected_experts: torch.Tensor, routing_weights: torch.Tensor) -> torch.Tensor:
     """Switch Transformer: one expert a token, none for tokens beyond its capacity; `selected_experts` [t, 1, E] is 1 at it."""
     chosen = selected_experts.argmax(-1)
@@ -151,7 +159,8 @@ def _gate(act: Callable[[torch.Tensor], torch.Tensor], both: torch.Tensor) -> to
 LOOPS: dict[tuple[str, str], Callable[..., Any]] = {
     ("LongcatFlashExperts", "forward"): longcat_experts, ("SwitchTransformersExperts", "forward"): switch_experts,
     ("NllbMoeExperts", "forward"): nllb_experts, ("JetMoeTopKGating", "forward"): jetmoe_router, ("JetMoeMoE", "forward"): jetmoe_experts,
-    ("DbrxExperts", "forward"): dbrx_experts, ("JetMoeMoA", "map"): jetmoe_queries, ("JetMoeMoA", "reduce"): jetmoe_outputs,
+    ("DbrxExperts", "forward"): dbrx_experts, ("Step3p7Experts", "forward"): step_experts,
+    ("JetMoeMoA", "map"): jetmoe_queries, ("JetMoeMoA", "reduce"): jetmoe_outputs,
 }  # fmt: skip
 """Class and method of transformers, and what takes its place."""
 

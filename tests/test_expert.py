@@ -45,6 +45,8 @@ def test_experts_are_split_inside() -> None:
 def test_text_half_of_a_composite_config() -> None:
     assert expert_plan({"model_type": "llava", "text_config": {"model_type": "llama"}}) == LLAMA
     assert expert_plan({"model_type": "t5"}) is None
+    both = expert_plan({"model_type": "llama4", "vision_config": {"model_type": "llama4_vision_model"}, "text_config": {"model_type": "llama"}})
+    assert both == {**LLAMA, **expert_plans()["llama4"]}, "the plan of the whole and that of its text, not its vision's"
 
 
 def theirs_and_ours(graph: Graph, gpus: int = 8) -> tuple[Plan, float, float]:

@@ -73,6 +73,13 @@ def test_longcat_with_experts_that_hand_back() -> None:
     same(experts, "forward", torch.randn(10, 8, dtype=torch.float64), index, weights)
 
 
+def test_step_with_a_clamp() -> None:
+    sizes = config("step3p5", hidden_size=8, moe_intermediate_size=6, n_routed_experts=4, num_experts_per_tok=2)
+    experts = filled(unpatched("step3p7").Step3p7Experts(sizes, swiglu_limit=0.1))
+    index, weights = routing(10, 4, 2)
+    same(experts, "forward", torch.randn(10, 8, dtype=torch.float64), index, weights)
+
+
 def test_switch_with_tokens_beyond_capacity() -> None:
     experts = filled(unpatched("switch_transformers").SwitchTransformersExperts(config("switch_transformers", d_model=8, d_ff=6, num_experts=4, dropout_rate=0.0)))
     mask = nn.functional.one_hot(torch.randint(4, (10,)), 4)
@@ -207,3 +214,18 @@ def test_a_known_mask_picks_a_known_number() -> None:
     graph = capture_module(Net(), {"x": torch.randn(7, 4)})
     picked = next(op for op in graph.top.ops if op.fn == "getitem")
     assert graph.top.values[picked.outputs[0]].meta.shape == (3, 4)
+
+
+def test_a_known_mask_of_two_dims_too() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.l = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+            return self.l(x)[places > 2].sum() + self.l(x)[places > 3, 1:].sum()
+
+    places = torch.arange(6).view(2, 3)
+    graph = capture_module(Net(), {"x": torch.randn(2, 3, 4), "places": places})
+    shapes = [graph.top.values[op.outputs[0]].meta.shape for op in graph.top.ops if op.fn == "getitem"]
+    assert shapes == [(3, 4), (2, 3)]

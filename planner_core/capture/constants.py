@@ -45,17 +45,18 @@ def with_sizes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any
 
 
 def with_picks(args: tuple[Any, ...], moved: tuple[Any, ...]) -> tuple[Any, ...]:
-    """`moved`, the arguments of `x[...]` on meta, with a known mask of one dim replaced by as many indices as it picks."""
+    """`moved`, the arguments of `x[...]` on meta, with a known mask replaced by as many indices as it picks, for each of its dims."""
     index, kept = args[1], moved[1]
 
-    def pick(item: Any, there: Any) -> Any:
-        if isinstance(item, torch.Tensor) and item.dtype == torch.bool and item.dim() == 1 and not item.is_meta:
-            return torch.empty(int(item.sum()), dtype=torch.long, device=META)
-        return there
+    def picks(item: Any, there: Any) -> tuple[Any, ...]:
+        if isinstance(item, torch.Tensor) and item.dtype == torch.bool and item.dim() > 0 and not item.is_meta:
+            return (torch.empty(int(item.sum()), dtype=torch.long, device=META),) * item.dim()
+        return (there,)
 
     if isinstance(index, tuple):
-        return (moved[0], tuple(pick(i, k) for i, k in zip(index, kept, strict=True)), *moved[2:])
-    return (moved[0], pick(index, kept), *moved[2:])
+        return (moved[0], tuple(p for i, k in zip(index, kept, strict=True) for p in picks(i, k)), *moved[2:])
+    found = picks(index, kept)
+    return (moved[0], found if len(found) > 1 else found[0], *moved[2:])
 
 
 def to_meta(tree: Any) -> Any:

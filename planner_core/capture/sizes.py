@@ -26,6 +26,8 @@ _DEPTHS = ("n_layer", "depth", "depths")
 def check_numbers(data: Mapping[str, Any], within: str = "") -> None:
     """Sizes that cannot be, here and in the parts of a composite config: raises InputError naming the field."""
     for key, value in data.items():
+        if not isinstance(key, str):  # labels by number
+            continue
         name = f"{within}{key}"
         if isinstance(value, Mapping):
             check_numbers(value, f"{name}.")
