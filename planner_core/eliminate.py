@@ -183,13 +183,15 @@ def given(tables: Sequence[Table], at: Mapping[str, int]) -> list[Table]:
 def add(tables: Sequence[Table], scope: tuple[str, ...], sizes: Mapping[str, int]) -> Floats:
     """Sum of tables, broadcast to `scope`; small ones first, so that few sums are over all of it."""
     total = np.zeros([1] * len(scope))
+    at = {v: i for i, v in enumerate(scope)}
     for names, array in sorted(tables, key=lambda t: t[1].size):
-        places = [scope.index(v) for v in names]
-        turned = array.transpose(np.argsort(places)) if len(names) > 1 else array
+        places = [at[v] for v in names]
         shape = [1] * len(scope)
-        for p in places:
-            shape[p] = sizes[scope[p]]
-        total = total + turned.reshape(shape)
+        for p, size in zip(places, array.shape, strict=True):
+            shape[p] = size
+        if len(names) > 1 and places != sorted(places):
+            array = array.transpose(sorted(range(len(names)), key=places.__getitem__))
+        total = total + array.reshape(shape)
     return total if total.shape == (full := tuple(sizes[v] for v in scope)) else np.broadcast_to(total, full).copy()
 
 
