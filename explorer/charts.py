@@ -10,7 +10,16 @@ from plotly.subplots import make_subplots
 
 from explorer import units
 from explorer.figure import style
-from explorer.palette import COMMUNICATION, COMPUTE, KIND_COLOURS, MEMORY_COLOURS, MEMORY_KINDS, MEMORY_NAMES, Theme
+from explorer.palette import (
+    COMMUNICATION,
+    COMPUTE,
+    KIND_COLOURS,
+    MEMORY_COLOURS,
+    MEMORY_INK,
+    MEMORY_KINDS,
+    MEMORY_NAMES,
+    Theme,
+)
 from explorer.timeline import LANES, Timeline
 from explorer.topology import Grid, capacity
 from explorer.words import title
@@ -39,6 +48,11 @@ def memory_bars(plans: Mapping[str, Plan], theme: Theme) -> go.Figure:
             orientation="h",
             marker_color=MEMORY_COLOURS[kind],
             marker_line={"width": 1, "color": theme.surface},
+            text=[MEMORY_NAMES[kind]] * len(names),
+            textposition="inside",
+            insidetextanchor="middle",
+            textangle=0,
+            textfont={"color": MEMORY_INK[kind], "size": 12.5},
             hovertext=[units.memory(s) for s in sizes],
             hovertemplate="%{y}: " + MEMORY_NAMES[kind] + " %{hovertext}<extra></extra>",
         )
@@ -59,7 +73,7 @@ def memory_bars(plans: Mapping[str, Plan], theme: Theme) -> go.Figure:
         )
     capacities = [capacity(p) for p in plans.values()]
     _capacities(figure, capacities, theme)
-    figure.update_layout(barmode="stack")
+    figure.update_layout(barmode="stack", uniformtext={"minsize": 11.5, "mode": "hide"})
     figure.update_xaxes(title="memory per GPU, GiB", range=[0, max(*(c / GIB for c in capacities), *ends) * 1.16])
     figure.update_yaxes(autorange="reversed")
     return style(figure, theme, 190 + 46 * len(names))

@@ -1,14 +1,16 @@
-"""The parts of a plan's step time: every operation's compute, and everything that the step waits for. Pure."""
+"""The parts of a plan's figures: every operation's compute, every collective, and all that the step waits for. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from explorer.timeline import model_of
+from planner_core.collectives import algorithms, wire_bytes
 from planner_core.graph import Graph
 from planner_core.plan import Plan
 from planner_core.price import (
     WAIT,
+    Message,
     block_of,
     message_time,
     messages,
@@ -57,6 +59,35 @@ def work(plan: Plan, graph: Graph) -> list[Work]:
             forward, backward = op_seconds(block, op, bp, again, model)
             pads = touch_time(block, op, bp.sites[op.name], model)
             found.append(Work(op.name, label, len(bp.prefixes), forward, backward, pads))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """One collective of the plan with its price: `each_s` = fixed_s + bytes · s_per_byte of its cheapest algorithm."""
+
+    message: Message
+    wire_bytes: int
+    algorithm: str
+    fixed_s: float
+    s_per_byte: float
+
+    @property
+    def each_s(self) -> float:
+        """Seconds of one."""
+        return self.fixed_s + self.message.num_bytes * self.s_per_byte
+
+
+def collectives(plan: Plan, graph: Graph) -> list[Sent]:
+    """Every collective; times of all copies add up to the plan's communication, bytes to what it sends."""
+    model = model_of(plan)
+    found = []
+    for m in messages(plan.blocks, graph, model):
+        link = model.links[m.axis]
+        if link.size == 1 or m.num_bytes <= 0:
+            continue
+        best = min(algorithms(m.kind, link), key=lambda a: a.seconds(m.num_bytes))
+        found.append(Sent(m, wire_bytes(m.kind, m.num_bytes, link.size), best.name, best.fixed_s, best.s_per_byte))
     return found
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from explorer import units
+from explorer.glossary import GLOSSARY
 from explorer.graph_view import Scene
 from planner_core.coarsen import CoarseGraph
 from planner_core.graph import TensorMeta
@@ -39,7 +40,7 @@ def table(
             })  # fmt: skip
     head = ["weight", "shape", *(f"on {n} ({plan.mesh.axis_sizes[i]})" for i, n in axes)]
     return {
-        "label": "placement of every weight", "rows": rows,
+        "label": "placement of every weight", "rows": rows, "told": {k: GLOSSARY[k] for k in ("R", "S", "P", "gathered at use")},
         "head": [*head, *(["candidate"] if candidate else []), "per GPU"],
     }  # fmt: skip
 

@@ -24,19 +24,6 @@ FAMILIES = (
     ("head", ("lm_head", "classifier", "score", "decoder.weight", "cls")),
     ("convolutions", ("conv", "projection", "shortcut")),
 )
-GLOSSARY = {
-    "R": "Replicate: every device along this axis holds the whole tensor",
-    "S": "Shard: each device along this axis holds one slice",
-    "P": "Partial: each device holds one term of a sum that has not been taken yet",
-    "world": "all GPUs",
-    "data": "GPUs that hold different samples, mostly one in each node",
-    "tensor": "neighbouring GPUs, mostly of one node, that share the work on each sample",
-    "all_reduce": "every device ends with the sum of what all of them had",
-    "all_gather": "every device ends with the slices of all of them",
-    "reduce_scatter": "the sum is taken, and each device ends with one slice of it",
-    "all_to_all": "each device sends a different slice to each other one",
-    "exposed": "communication that the step has to wait for; the rest hides behind compute",
-}
 WHOLE, GATHERED = "whole", ", gathered"
 MODEL_ERROR = 0.05
 """Times closer than this are told as a tie: the cost model is no better."""

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from explorer import exporting, labels, settings, units, words
 from explorer import scatter as scatters
+from explorer.glossary import define
 from explorer.own import keep
 from explorer.palette import DARK, LIGHT, Theme, device_colour
 from planner_core.errors import InputError
@@ -164,3 +165,10 @@ def test_the_torchrun_script_is_python(result: Result) -> None:
     made = exporting.export(result.best, "torchrun", ".py")
     assert made.problem == ""
     compile(made.content, "train.py", "exec")
+
+
+def test_a_word_is_defined_where_it_stands_first_and_markup_is_left_alone() -> None:
+    text = define('<td title="a ring">ring of all_gather, all_gather</td><span class="chip S" title="ring">world S(1)</span> rings')
+    assert text.count('class="term"') == 2
+    assert text.startswith('<td title="a ring"><span class="term" tabindex="0" title="each GPU passes')
+    assert text.endswith('all_gather</td><span class="chip S" title="ring">world S(1)</span> rings')

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import pytest
 
+from explorer import parts
 from explorer.timeline import PHASES, Bar, Timeline, hiding, model_of, timeline
 from planner_core.models import ZOO
 from planner_core.pipeline import Result, plan_model
@@ -26,6 +27,19 @@ def test_lengths_are_the_plans_times(result: Result) -> None:
         assert line.total("compute") == pytest.approx(cost.compute_time_s, rel=1e-9)
         assert line.total("exposed") == pytest.approx(cost.exposed_comm_time_s, rel=1e-9, abs=1e-12)
         assert line.total("hidden") == pytest.approx(cost.comm_time_s - cost.exposed_comm_time_s, rel=1e-9, abs=1e-9)
+
+
+def test_every_figure_opens_to_parts_that_add_up(result: Result) -> None:
+    for plan in result.plans:
+        cost = plan.cost
+        sent = parts.collectives(plan, result.graph)
+        assert sum(s.message.count * s.each_s for s in sent) == pytest.approx(cost.comm_time_s, rel=1e-9, abs=1e-12)
+        found = sum(s.message.count * s.wire_bytes for s in sent)
+        assert found == pytest.approx(sum(t.wire_bytes for t in cost.traffic), rel=1e-6, abs=len(sent))
+        assert {s.algorithm for s in sent} >= {t.algorithm for t in cost.traffic if t.wire_bytes}
+        assert sum(w.total_s for w in parts.work(plan, result.graph)) == pytest.approx(cost.compute_time_s, rel=1e-9)
+        waits = sum(w.seconds for w in parts.waits(plan, result.graph))
+        assert waits == pytest.approx(cost.exposed_comm_time_s, rel=1e-9, abs=1e-12)
 
 
 def test_the_lanes_fill_the_step_without_gap_or_overlap(result: Result) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ import streamlit as st
 
 HERE = Path(__file__).resolve().parent
 HEIGHT = 800
+UNSCALED = 660
+"""Drawings up to this width, in pixels, are hardly scaled at any width of the window."""
 GRAPH_PARTS = ("graph_draw", "graph_save", "graph")
 """The files of the graph's JavaScript, joined in this order into one module."""
 
@@ -44,8 +47,11 @@ def weights(data: dict[str, Any], *, key: str, on_open: Callable[[], None]) -> N
 
 
 def svg(text: str, *, key: str) -> None:
-    """Show a drawing of ours; what stands in it has been escaped by who drew it."""
-    _SVG(key=key, data={"svg": text})
+    """Show a drawing of ours; what stands in it has been escaped by who drew it. One that no page scales keeps its room free
+    while it loads, so that nothing below jumps."""
+    size = re.search(r'width="(\d+)" height="(\d+)"', text)
+    fits = size is not None and int(size[1]) <= UNSCALED
+    _SVG(key=key, data={"svg": text}, height=int(size[2]) if size is not None and fits else "content")
 
 
 def graph(

@@ -6,7 +6,7 @@ from typing import Any
 
 import streamlit as st
 
-from explorer import choosing, pins, scatter, settings, state, units, words
+from explorer import choosing, glossary, pins, scatter, settings, state, units, words
 from explorer.choosing import LETTERS
 from explorer.components import frame
 from planner_core.candidates import Candidates
@@ -118,7 +118,7 @@ def _unmark(**changes: Any) -> None:
 
 
 def plans_table(plans: Plans, shown: Plans, chosen: str) -> None:
-    """Every plan a row, words first; a click chooses."""
+    """Every plan a row, its figures before the long words, which a narrow window cuts off; a click chooses."""
     among = [n for n in state.value("among") if n in shown]
     listed = {n: shown[n] for n in among} if among else shown
     if among:
@@ -132,14 +132,14 @@ def plans_table(plans: Plans, shown: Plans, chosen: str) -> None:
     rows = [
         {
             "plan": words.title(p),
-            "what it does": words.describe(p),
-            "mesh": words.mesh_words(p.mesh),
             "step, ms": figure(p.cost.step_time_s * 1e3),
             "tie": "ties" if n in tied else "",
             "communication, ms": figure(p.cost.comm_time_s * 1e3),
             "of it exposed, ms": figure(p.cost.exposed_comm_time_s * 1e3),
             "memory, GiB": figure(p.cost.memory_bytes["peak"] / units.GIB),
             "fits": "yes" if p.fits else "no",
+            "mesh": words.mesh_words(p.mesh),
+            "what it does": words.describe(p),
             "proof": "optimal" if p.optimal else "best found",
         }
         for n, p in listed.items()
@@ -162,11 +162,14 @@ def _columns() -> dict[str, Any]:
     text, number = st.column_config.TextColumn, st.column_config.NumberColumn
     within = units.percent(words.MODEL_ERROR)
     return {
-        "plan": text(width=190),
+        "plan": text(width=225, help=glossary.PLAN_WORDS),
         "what it does": text(width=290),
         "fits": text(width=50),
+        "communication, ms": number(help="Time of all collectives of a step, hidden or not"),
+        "memory, GiB": number(help="The most that one GPU holds at once"),
+        "mesh": text(help=glossary.GLOSSARY["mesh"]),
         "tie": text(width=50, help=f"Within {within} of the fastest plan that fits: the estimate cannot tell them apart"),
-        "of it exposed, ms": number(help=words.GLOSSARY["exposed"]),
+        "of it exposed, ms": number(help=glossary.GLOSSARY["exposed"]),
         "proof": text(
             help="optimal: proven the best of its kind under the stated cost model; best found: a small gap is left"
         ),

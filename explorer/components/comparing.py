@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import streamlit as st
 
-from explorer import charts, components, differences, settings, state, timeline, topology, units, words
+from explorer import charts, components, differences, glossary, settings, state, timeline, topology, units, words
 from explorer.components import frame
 from planner_core.pipeline import Result
 from planner_core.plan import Plan
@@ -22,7 +22,7 @@ def step(shown: Plans, homes: Mapping[str, Result]) -> None:
     """The step of each plan in time; `homes`: what each plan is one of."""
     look = frame.theme()
     lines = {words.title(p): timeline.timeline(p, homes[n].graph) for n, p in shown.items()}
-    st.markdown("**One training step in time**", help=f"Exposed: {words.GLOSSARY['exposed']}")
+    st.markdown("**One training step in time**", help=f"Exposed: {glossary.GLOSSARY['exposed']}")
     updates = [t.update_s for t in lines.values()]
     first, *others = {p.mesh.num_devices for p in shown.values()}
     all_of, last = ("All GPUs of a plan", "all its ranks") if others else (f"All {first} GPUs", f"ranks 0 to {first - 1}")
@@ -71,7 +71,7 @@ def memory_and_traffic(shown: Plans) -> None:
         kinds = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
         st.markdown(
             "**What each GPU sends in a step**",
-            help="; ".join(f"{k}: {words.GLOSSARY[k]}" for k in kinds),
+            help="; ".join(f"{k}: {glossary.GLOSSARY[k]}" for k in kinds),
         )
         st.plotly_chart(
             charts.collectives_bars(shown, look),

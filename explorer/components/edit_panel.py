@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from explorer import edits, pins, state, weight_rows, whatif, words
+from explorer import edits, glossary, pins, state, weight_rows, whatif, words
 from explorer.components import frame, whatif_panel
 from planner_core import edit
 from planner_core.edit import Editable
@@ -71,7 +71,7 @@ def _axis(asked: edits.Edits, one: Editable, key: str, now: Placements, axis: in
         placements = tuple(parse_placement(st.session_state[widget]) if a == axis else p for a, p in enumerate(now))
         _set(asked.put(key, placements, one.stored))
 
-    help = words.GLOSSARY["R"] + ". " + words.GLOSSARY["S"]
+    help = glossary.GLOSSARY["R"] + ". " + glossary.GLOSSARY["S"]
     st.selectbox(label, _options(one, now[axis]), key=widget, width=WIDE, on_change=put, help=help)
 
 

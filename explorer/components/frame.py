@@ -10,8 +10,9 @@ import streamlit as st
 
 from explorer import settings, state
 from explorer.components import sentence
+from explorer.glossary import GLOSSARY, PLAN_WORDS, define
 from explorer.palette import Theme, theme_of
-from explorer.words import GLOSSARY, WHOLE, mesh_words, title
+from explorer.words import WHOLE, mesh_words, title
 from planner_core.pipeline import Result
 from planner_core.plan import PHASES, Plan
 
@@ -84,11 +85,11 @@ def phases() -> tuple[str, ...]:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "") -> None:
-    """A plain table; cells are HTML, so escape what comes from outside."""
+    """A plain table; cells are HTML, so escape what comes from outside. Words of the glossary are defined where they stand first."""
     top = "".join(f"<th scope='col'>{html.escape(h)}</th>" for h in head)
     body = "".join("<tr>" + "".join(f"<td{_nowrap(c)}>{c}</td>" for c in row) + "</tr>" for row in rows)
     label = f' aria-label="{html.escape(caption)}"' if caption else ""
-    st.html(f"<table class='weights'{label}><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>")
+    st.html(define(f"<table class='weights'{label}><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"))
 
 
 def _nowrap(cell: str) -> str:
@@ -102,6 +103,7 @@ def follower(
     current: str,
     names: Callable[[str], str],
     placeholder: str | None = None,
+    help: str | None = None,
 ) -> None:
     """A selectbox for a setting that is also changed elsewhere (a click in the graph, in a chart).
 
@@ -116,6 +118,7 @@ def follower(
         format_func=names,
         key=widget,
         placeholder=placeholder,
+        help=help,
         on_change=lambda: state.change(**{setting: st.session_state[widget] or ""}),
     )
 
@@ -123,7 +126,7 @@ def follower(
 def plan_choice(plans: Mapping[str, Plan], label: str = "Plan") -> tuple[str, Plan]:
     """A selectbox over all plans, bound to the address; returns the chosen one."""
     name, _ = state.chosen(plans)
-    follower(label, list(plans), "plan", name, lambda n: option(plans[n]))
+    follower(label, list(plans), "plan", name, lambda n: option(plans[n]), help=PLAN_WORDS)
     return name, plans[name]
 
 

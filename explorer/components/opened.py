@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Mapping
 from typing import Any
 
 import streamlit as st
 
-from explorer import overlay, state, units
-from explorer import parts as parts_of
+from explorer import parts, units, words
 from explorer.components import frame
 from explorer.palette import MEMORY_KINDS, MEMORY_NAMES
 from planner_core.pipeline import Result
 from planner_core.plan import Plan
-from planner_core.planner import Request
-from planner_core.price import Message
 
 MEMORY_FORMULAS = {
-    "params": "the weights that this GPU stores: the last column of the table below, added up",
+    "params": "the weights that this GPU stores, added up (Plans lists each)",
     "grads": "of the weights stored here, as far as they are there at the peak; as large as the weight",
     "optimizer": "states of the weights stored here: of AdamW two in the weight's number format, or 12 bytes a weight in 32 bit",
     "activations": "what autograd keeps for backward at the peak, each storage once",
@@ -25,42 +23,62 @@ MEMORY_FORMULAS = {
 }
 
 
-@st.cache_data(max_entries=64, show_spinner=False)
-def parts(request: Request, name: str, edit: tuple[str, ...]) -> list[Message]:
-    """Every collective of one plan; `edit` as in `state.edit_of`."""
-    result = state.with_edit(state.plan(request), edit)
-    plan = state.plan_ids(result.plans)[name]
-    return list(overlay.itemised(plan, result.graph, result.cluster, result.workload))
+def opened(result: Result, plan: Plan) -> None:
+    """The numbers of the chosen plan, each with its parts and formula, worked out when they are asked for."""
+    shows = (
+        (_step_title(plan) + ": how it adds up", "step", _step),
+        (_sent_title(plan) + ": by phase, collective and axis", "sent", _sent),
+        (_memory_title(plan) + ": by kind", "memory", _memory),
+    )
+    for title, key, show in shows:
+        box = st.expander(title, key=f"opened_{key}", on_change="rerun")
+        if box.open:
+            with box:
+                show(plan, result)
 
 
-def opened(result: Result, name: str, plan: Plan) -> None:
-    """The numbers of the chosen plan, each with its parts and formula."""
+def elsewhere(plans: Mapping[str, Plan], homes: Mapping[str, Result]) -> None:
+    """The same for the plans of a page in one place: which plan, which number."""
+    box = st.expander("Open the numbers: formula and parts", key="opened_numbers", on_change="rerun")
+    if not box.open:
+        return
+    with box:
+        name = next(iter(plans))
+        if len(plans) > 1:
+            name = st.segmented_control(
+                "Numbers of", list(plans), format_func=lambda n: words.title(plans[n]), default=name, required=True,
+                key=f"opened_plan_{'-'.join(plans)}", wrap=True,
+            )  # fmt: skip
+        plan, result = plans[name], homes[name]
+        for tab, show in zip(st.tabs([_step_title(plan), _sent_title(plan), _memory_title(plan)]), (_step, _sent, _memory), strict=True):
+            with tab:
+                show(plan, result)
+
+
+def _step_title(plan: Plan) -> str:
+    return f"Step time {units.seconds(plan.cost.step_time_s)}"
+
+
+def _sent_title(plan: Plan) -> str:
+    return f"Communication {units.traffic(sum(t.wire_bytes for t in plan.cost.traffic))} sent per GPU"
+
+
+def _memory_title(plan: Plan) -> str:
+    return f"Memory {units.memory(plan.cost.memory_bytes['peak'])} per GPU at its peak"
+
+
+def _step(plan: Plan, result: Result) -> None:
     c = plan.cost
-    with st.expander(f"Step time {units.seconds(c.step_time_s)}: how it adds up"):
-        st.markdown(
-            f"compute {units.seconds(c.compute_time_s)} + exposed communication "
-            f"{units.seconds(c.exposed_comm_time_s)}. All communication takes "
-            f"{units.seconds(c.comm_time_s)}; gradient sums and weight gathers hide behind up to 80 % of compute, "
-            "what an operation waits for does not hide. "
-            "Compute is, for each operation, the greatest of work ÷ reachable FLOP/s, bytes ÷ reachable memory "
-            "bandwidth, and the time to launch a kernel."
-        )
-        _time_parts(result, plan)
-    sent(result, name, plan)
-    memory = c.memory_bytes
-    with st.expander(f"Memory {units.memory(memory['peak'])} per GPU at its peak: by kind"):
-        rows = [
-            [MEMORY_NAMES[k], units.memory(memory.get(k, 0)), units.whole(memory.get(k, 0)), MEMORY_FORMULAS[k]]
-            for k in MEMORY_KINDS
-        ]
-        rows.append(["peak", units.memory(memory["peak"]), units.whole(memory["peak"]), "their sum at that moment"])
-        frame.table(["kind", "size", "bytes", "what it is"], rows, "memory by kind")
-        st.caption("The peak is the most that is held at once, found by walking forward and backward, op by op.")
-
-
-def _time_parts(result: Result, plan: Plan) -> None:
+    st.markdown(
+        f"compute {units.seconds(c.compute_time_s)} + exposed communication "
+        f"{units.seconds(c.exposed_comm_time_s)}. All communication takes "
+        f"{units.seconds(c.comm_time_s)}; gradient sums and weight gathers hide behind up to 80 % of compute, "
+        "what an operation waits for does not hide. "
+        "Compute is, for each operation, the greatest of work ÷ reachable FLOP/s, bytes ÷ reachable memory "
+        "bandwidth, and the time to launch a kernel."
+    )
     st.markdown("**Every operation**, compute on one GPU, longest first")
-    work = sorted(parts_of.work(plan, result.graph), key=lambda w: -w.total_s)
+    work = sorted(parts.work(plan, result.graph), key=lambda w: -w.total_s)
     st.dataframe(
         [
             {
@@ -71,7 +89,7 @@ def _time_parts(result: Result, plan: Plan) -> None:
         ],
         hide_index=True, height=220, alt="Compute of every operation", column_config=_ms("forward", "backward", "padding", "all copies"),
     )  # fmt: skip
-    waits = parts_of.waits(plan, result.graph)
+    waits = parts.waits(plan, result.graph)
     if waits:
         st.markdown("**What the step waits for**, all copies, longest first")
         st.dataframe(
@@ -84,48 +102,44 @@ def _ms(*names: str) -> dict[str, Any]:
     return {f"{n}, ms": st.column_config.NumberColumn(format="%.4g") for n in names}
 
 
-def sent(result: Result, name: str, plan: Plan) -> None:
-    """Traffic of the chosen plan, down to every collective."""
-    c = plan.cost
-    with st.expander(
-        f"Communication {units.traffic(sum(t.wire_bytes for t in c.traffic))} sent per GPU: by phase, collective and axis"
-    ):
-        rows = [
-            [
-                t.phase,
-                html.escape(t.kind),
-                plan.mesh.axis_names[t.axis],
-                units.whole(t.count),
-                units.traffic(t.num_bytes),
-                units.traffic(t.wire_bytes),
-                units.seconds(t.time_s),
-                html.escape(t.algorithm),
-            ]
-            for t in c.traffic
+def _sent(plan: Plan, result: Result) -> None:
+    """Traffic, down to every collective and the line that its time lies on."""
+    rows = [
+        [
+            t.phase, html.escape(t.kind), plan.mesh.axis_names[t.axis], units.whole(t.count), units.traffic(t.num_bytes),
+            units.traffic(t.wire_bytes), units.seconds(t.time_s), html.escape(t.algorithm),
         ]
-        frame.table(
-            ["phase", "collective", "axis", "calls", "whole tensors", "sent per GPU", "time", "algorithm"],
-            rows,
-            "traffic",
-        )
-        st.caption(
-            "A ring of n sends 2 (n – 1) / n of the bytes for all_reduce, (n – 1) / n for all_gather and "
-            "reduce_scatter, (n – 1) / n² for all_to_all."
-        )
-        st.markdown("**Every collective**, those of equal layers together")
-        st.dataframe(
-            [
-                {
-                    "where": m.site,
-                    "what": m.what,
-                    "phase": m.phase,
-                    "collective": m.kind,
-                    "axis": plan.mesh.axis_names[m.axis],
-                    "calls": m.count,
-                    "bytes each": m.num_bytes,
-                }
-                for m in parts(result.request, name, state.edit_of(name))
-            ],
-            hide_index=True,
-            height=260,
-        )
+        for t in plan.cost.traffic
+    ]  # fmt: skip
+    frame.table(["phase", "collective", "axis", "calls", "whole tensors", "sent per GPU", "time", "algorithm"], rows, "traffic")
+    st.caption(
+        "A ring of n sends 2 (n – 1) / n of the bytes for all_reduce, (n – 1) / n for all_gather and "
+        "reduce_scatter, (n – 1) / n² for all_to_all. One collective takes fixed + bytes ÷ rate: the line of the cheapest "
+        "algorithm on the links that the axis crosses; launches and latency are in the fixed part."
+    )
+    st.markdown("**Every collective**, those of equal layers together")
+    st.dataframe(
+        [
+            {
+                "where": s.message.site, "what": s.message.what, "phase": s.message.phase, "collective": s.message.kind,
+                "axis": plan.mesh.axis_names[s.message.axis], "algorithm": s.algorithm, "bytes": s.message.num_bytes,
+                "fixed, ms": s.fixed_s * 1e3, "rate, GB/s": 1e-9 / s.s_per_byte if s.s_per_byte else None,
+                "each, ms": s.each_s * 1e3, "calls": s.message.count, "all, ms": s.message.count * s.each_s * 1e3,
+            }
+            for s in parts.collectives(plan, result.graph)
+        ],
+        hide_index=True, height=260, alt="Every collective with its time",
+        column_config={**_ms("fixed", "each", "all"), "rate, GB/s": st.column_config.NumberColumn(format="%.4g"),
+                       "bytes": st.column_config.NumberColumn(help="of the whole tensor along the axis")},
+    )  # fmt: skip
+
+
+def _memory(plan: Plan, result: Result) -> None:
+    memory = plan.cost.memory_bytes
+    rows = [
+        [MEMORY_NAMES[k], units.memory(memory.get(k, 0)), units.whole(memory.get(k, 0)), MEMORY_FORMULAS[k]]
+        for k in MEMORY_KINDS
+    ]
+    rows.append(["peak", units.memory(memory["peak"]), units.whole(memory["peak"]), "their sum at that moment"])
+    frame.table(["kind", "size", "bytes", "what it is"], rows, "memory by kind")
+    st.caption("The peak is the most that is held at once, found by walking forward and backward, op by op.")

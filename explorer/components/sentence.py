@@ -142,7 +142,10 @@ def _upload() -> None:
 
 
 def _cluster(v: dict[str, Any]) -> None:
-    _pick("Cluster", "cluster", list(cluster_names()), lambda n: f"{cluster_name(n)} ({n})")
+    _pick(
+        "Cluster", "cluster", list(cluster_names()), lambda n: f"{cluster_name(n)} ({n})",
+        "Nodes of GPUs: NVLink joins the GPUs of a node, a slower network the nodes",
+    )  # fmt: skip
     try:
         cluster = load_cluster(settings.cluster(v))
     except InputError:
@@ -192,8 +195,11 @@ def _load(v: dict[str, Any]) -> None:
 
 
 def _training(v: dict[str, Any]) -> None:
-    _pick("Numbers", "dtype", list(settings.DTYPES), lambda d: settings.DTYPES[d])
-    _pick("Optimizer", "optimizer", list(OPTIMIZERS), lambda o: settings.OPTIMIZER_NAMES.get(o, o))
+    _pick("Numbers", "dtype", list(settings.DTYPES), lambda d: settings.DTYPES[d], "bf16 and fp16 take 2 bytes a value, fp32 takes 4")
+    _pick(
+        "Optimizer", "optimizer", list(OPTIMIZERS), lambda o: settings.OPTIMIZER_NAMES.get(o, o),
+        "AdamW keeps two states a weight, SGD none, with momentum one",
+    )  # fmt: skip
     _pick(
         "Recomputation",
         "recompute",
@@ -212,7 +218,10 @@ def _search(v: dict[str, Any]) -> None:
         lambda m: settings.METHODS[m],
         "Exact: the optimum of the stated cost model. TAP, TAPS and ATP: as their papers search.",
     )
-    _pick("Least", "objective", list(settings.OBJECTIVES), lambda o: settings.OBJECTIVES[o])
+    _pick(
+        "Least", "objective", list(settings.OBJECTIVES), lambda o: settings.OBJECTIVES[o],
+        "What the best plan has least of, among plans that fit the memory",
+    )  # fmt: skip
 
 
 def figures(result: Result) -> None:

@@ -1,11 +1,18 @@
 // A table of weights: placements as chips, each name a button that opens the weight's node in the graph.
 const shown = new WeakMap();
 
-function chip(letter) {
+function chip(letter, told) {
   const mark = document.createElement("span");
   mark.className = `chip ${letter[0]}`;
   mark.textContent = letter;
+  mark.title = told[letter[0]] || "";
   return mark;
+}
+
+// Words that are defined get their meaning on hover.
+function word(text, told) {
+  const meaning = told[text.trim()];
+  return meaning ? Object.assign(document.createElement("span"), { textContent: text, title: meaning }) : text;
 }
 
 // A long name breaks after its dots, not within a word.
@@ -13,13 +20,13 @@ function breakable(text) {
   return text.split(/(?<=[._])/).flatMap((part, i) => (i ? [document.createElement("wbr"), part] : [part]));
 }
 
-function cell(content, tag = "td") {
+function cell(content, told, tag = "td") {
   const box = document.createElement(tag);
-  for (const part of [content].flat()) box.append(part && part.chip ? chip(part.chip) : String(part ?? ""));
+  for (const part of [content].flat()) box.append(part && part.chip ? chip(part.chip, told) : word(String(part ?? ""), told));
   return box;
 }
 
-function row(item, open) {
+function row(item, told, open) {
   const line = document.createElement("tr");
   const first = document.createElement("th");
   first.scope = "row";
@@ -32,7 +39,7 @@ function row(item, open) {
     first.append(button);
   } else first.append(...breakable(item.name));
   if (item.times) first.append(` ×${item.times}`);
-  line.append(first, ...item.cells.map((c) => cell(c)));
+  line.append(first, ...item.cells.map((c) => cell(c, told)));
   if (item.picked) line.setAttribute("aria-current", "true");
   return line;
 }
@@ -45,8 +52,8 @@ export default function ({ data, parentElement, setTriggerValue }) {
   const table = document.createElement("table");
   table.setAttribute("aria-label", data.label);
   const head = table.createTHead().insertRow();
-  head.append(...data.head.map((h) => Object.assign(cell(h, "th"), { scope: "col" })));
+  head.append(...data.head.map((h) => Object.assign(cell(h, data.told, "th"), { scope: "col" })));
   const body = table.createTBody();
-  body.append(...data.rows.map((r) => row(r, (node) => setTriggerValue("open", node))));
+  body.append(...data.rows.map((r) => row(r, data.told, (node) => setTriggerValue("open", node))));
   box.replaceChildren(table);
 }

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import streamlit as st
 
-from explorer import settings, state, words
-from explorer.components import comparing, frame, report
+from explorer import glossary, settings, state, words
+from explorer.components import comparing, frame, opened, report
 from planner_core.plan import Plan
 
 
@@ -31,6 +31,7 @@ def choose(plans: dict[str, Plan], current: dict[str, Plan]) -> None:
         format_func=lambda n: frame.option(plans[n]),
         key=widget,
         max_selections=settings.MAX_COMPARED,
+        help=glossary.PLAN_WORDS,
         on_change=lambda: state.change(compare=tuple(st.session_state[widget])),
     )
 
@@ -52,6 +53,7 @@ def page() -> None:
         "  \n".join(f"**{frame.text(words.title(p))}**: {frame.text(words.describe(p))}." for p in current.values())
     )
     homes = {n: state.home(n, result) for n in current}
+    opened.elsewhere(current, homes)
     comparing.step(current, homes)
     comparing.memory_and_traffic(current)
     comparing.who_to_whom(current)

@@ -8,7 +8,7 @@ from typing import Any
 import streamlit as st
 
 from explorer import commands, exporting, settings, state, units, words
-from explorer.components import frame, report
+from explorer.components import frame, opened, report
 from planner_core.check import check_rules
 from planner_core.cluster import Cluster
 from planner_core.errors import PlannerError
@@ -216,6 +216,7 @@ def page() -> None:
     plans = state.plan_ids(result.plans)
     name, plan = frame.plan_choice(plans, "Plan to export")
     summary(plan)
+    opened.elsewhere({name: plan}, {name: result})
     with st.container(key="wide"):
         left, right = st.columns([3, 2], gap="large")
     with left:

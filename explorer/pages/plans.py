@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from explorer import components, state, weight_rows, words
+from explorer import components, glossary, state, weight_rows, words
 from explorer.choosing import LETTERS, REFERENCE
 from explorer.components import choice, edit_panel, frame, opened, regions_panel, whatif_panel
 from planner_core.pipeline import Result
@@ -57,12 +57,12 @@ def page() -> None:
     with st.expander("What if …", expanded=bool(state.value("whatif"))):
         whatif_panel.panel(result, plan)
     st.markdown(f"### {frame.text(words.title(plan))}")
-    frame.plan_choice(plans, "Chosen plan")
+    frame.follower("Chosen plan", list(plans), "plan", chosen, lambda n: frame.option(plans[n]), help=glossary.PLAN_WORDS)
     choice.pinned(plans, chosen)
     st.markdown(f"{frame.text(words.describe(plan))}.")
     for note in plan.notes:
         st.caption(frame.text(note))
-    opened.opened(result, chosen, plan)
+    opened.opened(result, plan)
     count = sum(len(b.params) for b in plan.blocks.values())
     with st.expander(f"Placement of every weight ({count} patterns)", expanded=True):
         weights(result, plan)

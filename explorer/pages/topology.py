@@ -8,7 +8,7 @@ from functools import partial
 import streamlit as st
 
 from explorer import components, linked, state, topology, units, words
-from explorer.components import frame, growing
+from explorer.components import frame, growing, opened
 from planner_core.cluster import Cluster
 from planner_core.errors import PlannerError
 from planner_core.pipeline import Result
@@ -93,6 +93,20 @@ def links_table(plan: Plan, shown: tuple[str, ...]) -> None:
         "A unit of the first level is a GPU, of the next a node; the busiest one is told. Below the GPUs an arc joins each pair "
         "that talks. Who sends to whom follows the algorithm that is cheapest for each collective: ring, tree, rings of rings, pairwise."
     )
+
+
+def cluster_and_links(plan: Plan, shown: tuple[str, ...]) -> None:
+    """The drawing, and the table of the links: beside it where the cluster is narrow."""
+    if topology.cluster_of(plan).num_gpus > 2 * topology.cluster_of(plan).levels[0].size:
+        components.svg(topology.drawing(plan, shown, frame.theme()), key="cluster_drawing")
+        links_table(plan, shown)
+        return
+    with st.container(key="wide_cluster"):
+        left, right = st.columns(2, gap="medium")
+    with left:
+        components.svg(topology.drawing(plan, shown, frame.theme()), key="cluster_drawing")
+    with right:
+        links_table(plan, shown)
 
 
 def other_links(plan: Plan, result: Result, there: Cluster, links: Links) -> Plan:
@@ -190,8 +204,8 @@ def page() -> None:
     there = linked.changed(result.cluster, *links)
     moved = other_links(plan, result, there, links)
     with drawing:
-        components.svg(topology.drawing(moved, shown, frame.theme()), key="cluster_drawing")
-        links_table(moved, shown)
+        cluster_and_links(moved, shown)
+        opened.elsewhere({"": moved}, {"": result})
     volume_beside_topology(links)
     growing.section(result)
 

@@ -1,0 +1,59 @@
+"""What the words of this field mean, shown on hover wherever they stand. Pure."""
+
+from __future__ import annotations
+
+import html
+import re
+
+GLOSSARY = {
+    "R": "Replicate: every device along this axis holds the whole tensor",
+    "S": "Shard: each device along this axis holds one slice",
+    "P": "Partial: each device holds one term of a sum that has not been taken yet",
+    "world": "all GPUs",
+    "data": "GPUs that hold different samples, mostly one in each node",
+    "tensor": "neighbouring GPUs, mostly of one node, that share the work on each sample",
+    "all_reduce": "every device ends with the sum of what all of them had",
+    "all_gather": "every device ends with the slices of all of them",
+    "reduce_scatter": "the sum is taken, and each device ends with one slice of it",
+    "all_to_all": "each device sends a different slice to each other one",
+    "exposed": "communication that the step has to wait for; the rest hides behind compute",
+    "mesh": "the GPUs as a grid of named axes; a tensor is split or repeated along each axis by itself",
+    "gathered at use": "each GPU stores a slice; the whole weight is fetched shortly before it is used, and dropped after",
+    "ring": "each GPU passes pieces on to its neighbour; least bytes, many steps",
+    "tree": "sums go up a tree and down again; few steps, for small messages",
+    "hierarchical": "first within the nodes, then between them: few bytes leave a node",
+    "pairwise": "each pair of GPUs exchanges its pieces",
+    "NVLink": "the links between the GPUs of one node",
+    "InfiniBand": "the network between nodes",
+}
+PLANS = {
+    "exact": "Exact plan: the best of all under the stated cost model",
+    "trade-off": "Trade-off: less memory for a longer step, none is better in both",
+    "data-parallel": "Data parallel: every GPU holds all weights and takes its share of the batch",
+    "fsdp": "FSDP: data parallel with weights sharded over the GPUs and gathered at use, as ZeRO-3",
+    "megatron": "Megatron-LM: attention heads and feed-forward split over neighbouring GPUs, joined by an all_reduce after each",
+    "megatron-sp": "sequence parallel: what lies between those is split by tokens, which turns each all_reduce into two cheaper halves",
+    "hf-expert": "The model’s own plan: the tensor-parallel plan that comes with the model in transformers",
+}
+PLAN_WORDS = ". ".join(PLANS.values()) + "."
+IN_TEXT = tuple(k for k in GLOSSARY if len(k) > 1 and k != "exposed")
+_WHOLE = re.compile(r'<span class="chip.*?</span>|<[^>]*>')
+_WORD = re.compile(r"\b(?:" + "|".join(map(re.escape, sorted(IN_TEXT, key=len, reverse=True))) + r")\b")
+
+
+def define(markup: str) -> str:
+    """Markup in which each word of the glossary shows its meaning on hover and on focus, where it stands first."""
+    told: set[str] = set()
+
+    def one(match: re.Match[str]) -> str:
+        word = match[0]
+        if word in told:
+            return word
+        told.add(word)
+        return f'<span class="term" tabindex="0" title="{html.escape(GLOSSARY[word])}">{word}</span>'
+
+    found, end = [], 0
+    for tag in _WHOLE.finditer(markup):
+        found += [_WORD.sub(one, markup[end : tag.start()]), tag[0]]
+        end = tag.end()
+    return "".join(found) + _WORD.sub(one, markup[end:])
