@@ -22,6 +22,7 @@ from planner_core.graph import Graph
 from planner_core.pipeline import Result
 from planner_core.plan import PHASES, SCHEMA, Plan, Traffic
 from planner_core.planner import USABLE_MEMORY
+from planner_core.report import unknown_ops
 
 HERE = Path(__file__).resolve().parent
 SLOT = re.compile(r"\{\{(\w+)\}\}")
@@ -79,7 +80,7 @@ def versions() -> str:
 def notes(plans: Iterable[Plan], result: Result) -> list[str]:
     """What was assumed of the model and of the cost, and what each plan says of itself."""
     own = [f"{words.title(p)}: {note}." if not note.endswith(".") else f"{words.title(p)}: {note}" for p in plans for note in p.notes]
-    missing = [f"No rule for {', '.join(result.unknown_ops)}: run whole on every GPU."] if result.unknown_ops else []
+    missing = list(filter(None, [unknown_ops(result)]))
     level = [f"{x.name} reaches {units.significant(x.bytes_per_s / 1e9)} GB/s per unit." for x in result.cluster.levels]
     return list(dict.fromkeys([*own, *result.notes, *result.graph.assumptions, *missing, *level, *COST_MODEL]))
 

@@ -55,7 +55,7 @@ class Result:
     workload: Workload
     candidates: tuple[Candidates, ...]
     dropped: Mapping[str, int]
-    unknown_ops: tuple[str, ...]
+    unknown_ops: tuple[str, ...]  # sites of ops without a rule, as "block:site"
     plans: tuple[Plan, ...]
     timings_s: Mapping[str, float]
     notes: tuple[str, ...] = ()
@@ -301,8 +301,8 @@ def _dropped(found: Iterable[Candidates], budget: float) -> dict[str, int]:
 
 
 def _unknown(planner: Planner) -> tuple[str, ...]:
-    names = [u for s in planner.strategies.values() for u in s.unknown]
-    return tuple(dict.fromkeys(names))
+    """Sites of ops without a rule, as "block:site"."""
+    return tuple(f"{block}:{site}" if block else site for block, s in planner.strategies.items() for site in s.unknown)
 
 
 def _memory_notes(planner: Planner, chosen: Plan) -> tuple[str, ...]:

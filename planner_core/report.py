@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -101,12 +102,28 @@ def text(result: Result) -> str:
     where = f"{c.name}: {c.num_gpus} x {c.gpu.name}; batch {w.batch} x {w.seq} tokens, {w.dtype}, {w.optimizer}"
     best = result.best
     placed = [["weight", *best.mesh.axis_names]] + [[n, *p] for n, p in placements_by_pattern(best).items()]
-    unknown = [f"replicated for want of a rule: {', '.join(result.unknown_ops)}"] if result.unknown_ops else []
+    unknown = [unknown_ops(result)] if result.unknown_ops else []
     total = seconds(result.timings_s["total"])
     scored = f"{sum(x.scored for x in result.candidates)} candidates scored, total {total}; times are estimates"
     notes = [f"{p.name}: {note}" for p in result.plans for note in p.notes if note not in result.notes]
     parts = [head, where, scored, *result.notes, *unknown, "", plans_table(result.plans), *notes, "", table(placed)]
     return "\n".join(parts)
+
+
+def unknown_ops(result: Result) -> str:
+    """Which ops have no rule, how often each runs in a step, and where it stands first; empty if all have one."""
+    runs: Counter[str] = Counter()
+    first: dict[str, str] = {}
+    for name in result.unknown_ops:
+        block, _, site = name.rpartition(":")
+        fn = site.rpartition("/")[2].partition(".")[0]
+        runs[fn] += result.graph.num_repeats.get(block, 1)
+        first.setdefault(fn, " of ".join(filter(None, (site, block))))
+    if not runs:
+        return ""
+    told = ", ".join(f"{fn} ×{count} (first at {first[fn]})" for fn, count in runs.most_common())
+    many = "1 op has no rule and runs" if runs.total() == 1 else f"{runs.total()} ops have no rule and run"
+    return f"{many} whole on every GPU, which may cost more than needed: {told}."
 
 
 def front_report(points: Sequence[FrontPoint], exact: bool, objective: str) -> dict[str, Any]:

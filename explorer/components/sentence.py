@@ -16,6 +16,7 @@ from planner_core.hardware import OPTIMIZERS, RECOMPUTE
 from planner_core.models import ZOO
 from planner_core.opening import DEFAULT_BATCH, DEFAULT_SEQ
 from planner_core.pipeline import Result
+from planner_core.report import unknown_ops
 
 LAYERS_HELP = "How many copies of the repeated block; empty: as published"
 ZERO_NAMES = {0: "weights kept whole or split by the plan", 3: "weights may also be sharded and gathered at use"}
@@ -237,9 +238,7 @@ def figures(result: Result) -> None:
     ]
     st.caption(" · ".join(parts))
     if result.unknown_ops:
-        st.warning(
-            f"No rule for {', '.join(result.unknown_ops[:6])}: run whole on every device, which may cost more than needed."
-        )
+        st.warning(unknown_ops(result))
     for note in dict.fromkeys((*result.notes, *graph.assumptions)):
         st.caption(f"Note: {note}")
 

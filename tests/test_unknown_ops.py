@@ -1,0 +1,58 @@
+"""Ops without a rule: run whole, named, counted over all repeats, and told on the command line and on the page."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from planner_core.capture import capture_module
+from planner_core.pipeline import plan_model
+from planner_core.placement import R
+from planner_core.planner import Request
+from planner_core.report import report, text, unknown_ops
+
+FNET = {"model_type": "fnet", "architectures": ["FNetForMaskedLM"], "hidden_size": 64, "num_hidden_layers": 3, "intermediate_size": 128,
+        "vocab_size": 128, "max_position_embeddings": 64, "tpu_short_seq_length": 64}  # fmt: skip
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.fft.fft(self.down(torch.relu(self.up(x)))).real
+
+
+def test_named_counted_and_whole() -> None:
+    net = nn.Sequential(nn.Linear(8, 8), Layer(), Layer(), Layer())
+    graph = capture_module(net, {"input": torch.zeros(16, 8)}, batch=16, seq=1)
+    result = plan_model(Request(model="mine", cluster="1x8-h100", mesh="8", batch=16, seq=1), graph)
+    assert result.unknown_ops == ("Layer:/fft_fft",) and report(result)["unknown_ops"] == ["Layer:/fft_fft"]
+    said = unknown_ops(result)
+    assert said.startswith("3 ops have no rule and run whole on every GPU") and "fft_fft ×3 (first at /fft_fft of Layer)" in said
+    assert said in text(result)
+    block = result.best.blocks["Layer"]
+    assert {forward for edge in block.sites["/fft_fft"].inputs for forward in edge.dst.forward} == {R}
+
+
+def test_nothing_is_said_where_all_have_rules() -> None:
+    net = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+    graph = capture_module(net, {"input": torch.zeros(16, 8)}, batch=16, seq=1)
+    result = plan_model(Request(model="mine", cluster="1x8-h100", mesh="8", batch=16, seq=1), graph)
+    assert result.unknown_ops == () and unknown_ops(result) == ""
+
+
+@pytest.mark.slow
+def test_the_page_tells_it() -> None:
+    from explorer.own import keep
+    from tests.test_app import open_page, words
+
+    at = open_page("fold", model=keep(json.dumps(FNET).encode()), batch="16", seq="64", dtype="float32", cluster="1x8-h100")
+    assert not at.exception and not at.error
+    (warning,) = [w.value for w in at.warning if "no rule" in w.value]
+    assert "3 ops have no rule and run whole on every GPU" in warning and "fft_fftn ×3" in warning
+    assert warning in words(at)
