@@ -9,6 +9,8 @@ from functools import lru_cache
 
 import pytest
 
+from bench.baselines import SAME, compare
+from planner_core.cluster import cluster_names
 from planner_core.methods import LENSES
 from planner_core.models import ZOO
 from planner_core.pipeline import baselines, choose, plan_model
@@ -147,3 +149,18 @@ def test_topology_saves_communication_over_volume(name: str, cluster: str, least
     assert by_time.fits
     assert by_volume.fits
     assert by_time.cost.comm_time_s <= (1 - least) * by_volume.cost.comm_time_s
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cluster", cluster_names())
+@pytest.mark.parametrize("name", ZOO)
+def test_an_expert_never_communicates_less_under_its_own_constraints(name: str, cluster: str) -> None:
+    rows = list(compare(name, cluster))
+    assert [r["baseline"] for r in rows if r["outcome"] == "MORE"] == []
+
+
+@pytest.mark.parametrize(("name", "cluster"), [("llama-3-8b", "2x8-h100"), ("gpt2-xl", "1x4-a100-pcie"), ("resnet50-100k", "1x8-h100")])
+def test_experts_of_a_few_models_never_communicate_less(name: str, cluster: str) -> None:
+    rows = list(compare(name, cluster))
+    assert {r["baseline"] for r in rows} >= {"data parallel", "FSDP"}
+    assert all(r["seconds"][1] <= r["seconds"][0] * (1 + SAME) for r in rows)

@@ -1,0 +1,99 @@
+"""Experts' layouts against ours under the experts' own constraints, every zoo model on every cluster.
+
+    python -m bench.baselines          # all, then docs/BASELINES.md
+
+An expert (data parallel, FSDP, Megatron-LM with and without sequence parallelism, the plan that ships with the model) lays a model
+out on its best mesh. Ours has the same mesh, the same ZeRO stage and no more memory (both by the network's sum), and is
+the plan of least communication time there. Ours needs more: a fault, and the script ends with status 1.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from bench.expert_reasons import why
+from planner_core.cluster import cluster_names
+from planner_core.expert import EXPERT
+from planner_core.methods import BASELINES, Baseline
+from planner_core.models import ZOO
+from planner_core.planner import Planner, Request, meshes, prepare
+from planner_core.search import memory_of, search
+
+TABLE = Path(__file__).resolve().parent.parent / "docs" / "BASELINES.md"
+SAME = 1e-5
+"""Relative difference of communication times that counts as none."""
+
+
+def main() -> None:
+    start, rows = time.perf_counter(), []
+    for model in ZOO:
+        for cluster in cluster_names():
+            for row in compare(model, cluster):
+                rows.append(row)
+                print(model, cluster, row["baseline"], row["mesh"], row["outcome"], f"{time.perf_counter() - start:.0f} s", flush=True)
+    TABLE.write_text(table(rows), encoding="utf-8")
+    sys.exit(any(r["outcome"] == "MORE" for r in rows))
+
+
+def compare(model: str, cluster: str) -> Iterator[dict[str, Any]]:
+    """One row for each expert that has a plan of the model on the cluster."""
+    planner = prepare(Request(model, cluster=cluster, dtype="float16" if "v100" in cluster else "bfloat16"))
+    for expert in (*BASELINES, EXPERT):
+        row = against(planner, expert)
+        if row:
+            yield {"model": model, "cluster": cluster, "baseline": expert.name, **row}
+
+
+def against(planner: Planner, expert: Baseline) -> dict[str, Any] | None:
+    """Seconds and bytes on the wire, theirs and ours, on the mesh on which the expert's plan takes least time."""
+    best = None
+    for mesh in meshes(planner.request, planner.cluster):
+        restrict = expert.restrict(planner.graph, mesh)
+        if restrict is not None:
+            problem = planner.problem(mesh, restrict, zero=expert.zero)
+            answer = search(problem)
+            if answer.assignment is not None and (best is None or answer.value < best[1].value):
+                best = problem, answer
+    if best is None:
+        return None
+    problem, answer = best
+    # of its plans as fast, the one that communicates least
+    least = search(problem, objective="communication")
+    free = planner.problem(problem.model.mesh, zero=expert.zero)
+    ours = search(free, objective="communication", budget=memory_of(least.assignment))
+    plans = [planner.plan(p, a, "", "", "communication") for p, a in ((problem, least), (free, ours))]
+    change = ours.value - least.value
+    outcome = "MORE" if change > SAME * least.value else "less" if change < -SAME * least.value else "same"
+    wire = [sum(t.wire_bytes for t in p.cost.traffic) for p in plans]
+    return {
+        "mesh": str(problem.model.mesh), "outcome": outcome, "seconds": (least.value, ours.value), "wire": wire,
+        "why": why(*plans) if outcome == "less" else "",
+    }  # fmt: skip
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """The page."""
+    count = {o: sum(r["outcome"] == o for r in rows) for o in ("MORE", "same", "less")}
+    text = [
+        "# Experts' layouts under their own constraints", "",
+        "Each baseline on the mesh on which it takes least time (batch and length as the explorer starts), the plan of that layout that "
+        "communicates least, beside ours: least communication time on the same mesh, with the same ZeRO stage and no more memory. "
+        "MB are what one GPU sends in a step. Why ours needs less is read off the two plans: weights that lie otherwise, and collectives of "
+        "one step that only one of them has, the first three of each. Made by `python -m bench.baselines`.", "",
+        f"- {len(rows)} layouts: ours needs more in {count['MORE']}, as much in {count['same']}, less in {count['less']}", "",
+        "| model | cluster | baseline | mesh | theirs, ms | ours, ms | theirs, MB | ours, MB | outcome |",
+        "|---|---|---|---|---:|---:|---:|---:|---|",
+    ]  # fmt: skip
+    for r in rows:
+        figures = [f"{1e3 * s:,.3g}" for s in r["seconds"]] + [f"{b / 1e6:,.0f}" for b in r["wire"]]
+        told = r["outcome"] + (f": {r['why']}" if r["why"] else "")
+        text.append("| " + " | ".join((r["model"], r["cluster"], r["baseline"], r["mesh"], *figures, told)) + " |")
+    return "\n".join([*text, ""])
+
+
+if __name__ == "__main__":
+    main()
