@@ -66,6 +66,11 @@ def section(result: Result) -> None:
         )
     chosen = [n for n in state.value("grow") if n in names]
     if not chosen:
+        here = next((n for n in names if n == result.cluster.name), names[0])
+        st.button(
+            f"Work it out for {_link_words(here)}", key="grow_here", on_click=state.change, kwargs={"grow": (here,)},
+            icon=":material/trending_up:",
+        )  # fmt: skip
         st.caption("Takes seconds to a minute for each interconnect, by model; what has been worked out is kept.")
         return
     found = _sweep(result, chosen, per_gpu=st.session_state[mode] == "per-gpu")

@@ -221,7 +221,10 @@ def page() -> None:
         left, right = st.columns([3, 2], gap="large")
     with left:
         titles = {t.name: t for t in exporting.TARGETS}
-        current = state.value("target") if state.value("target") in titles else next(iter(titles))
+        asked = state.value("target")
+        if asked and asked not in titles:
+            st.warning(f"There is no form “{frame.text(asked[:40])}”; forms here: {', '.join(titles)}.")
+        current = asked if asked in titles else next(iter(titles))
         widget = state.seed("w_target", current)
         if len(titles) > 1:
             st.segmented_control(
