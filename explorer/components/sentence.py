@@ -128,7 +128,6 @@ def _upload() -> None:
             "A Hugging Face config.json",
             type="json",
             key="own_config",
-            max_upload_size=1,
             help="Read as data. No weights are needed, no code of yours is run, nothing leaves this machine.",
         )
         if file is None:
