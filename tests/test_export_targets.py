@@ -184,7 +184,7 @@ FIELDS = {
 
 @pytest.mark.parametrize("name", ["llama-3-8b", "mixtral-8x7b", "bert-large"])
 def test_megatron_core_takes_the_flags(name: str) -> None:
-    """With megatron-core 0.16.1 on the path (`pip install --no-deps megatron-core`)."""
+    """With megatron-core 0.16.1 (requirements-targets.txt)."""
     core = pytest.importorskip("megatron.core.transformer")
     for which in ("Megatron-LM", "Megatron-LM + sequence parallel"):
         flags = json.loads(export_text(planned(name)[which], "megatron").text)["flags"]
@@ -201,7 +201,7 @@ def test_megatron_core_takes_the_flags(name: str) -> None:
 
 
 def test_torchtitan_takes_the_options() -> None:
-    """With torchtitan 0.3.0 and tyro on the path."""
+    """With torchtitan 0.3.0 and tyro (requirements-targets.txt)."""
     configs, manager = pytest.importorskip("torchtitan.config.configs"), pytest.importorskip("torchtitan.config.manager")
     import tyro  # type: ignore[import-not-found, unused-ignore]
 
