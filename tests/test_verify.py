@@ -84,22 +84,36 @@ def _without_gathering(plan: dict[str, Any]) -> dict[str, Any]:
     return compare(plan, 0, "float64")
 
 
+def whole_keys(plan: Plan) -> Plan:
+    """Keys and values gathered beside query heads that stay split: nothing raises, heads meet the wrong ones."""
+    split, whole = State((Shard(0), Shard(1)), (Shard(0), Shard(1))), State((Shard(0), R), (Shard(0), P))
+    gathered = Edge(split, whole, (Step(1, Shard(1), R),), (Step(1, P, Shard(1)),))
+    return with_site(plan, "scaled_dot_product_attention", lambda s: replace(s, inputs=(s.inputs[0], gathered, gathered)))
+
+
+def misplaced(plan: Plan) -> Plan:
+    """A half of each half of the query heads on every device, where the ops after it expect one half."""
+    def block(b: BlockPlan) -> BlockPlan:
+        return replace(b, params={n: replace(p, segments={0: (32, 32)}) if n.endswith("q_proj.weight") else p for n, p in b.params.items()})
+
+    return replace(plan, blocks={label: block(b) for label, b in plan.blocks.items()})
+
+
 def test_planted_faults_are_found() -> None:
     good = small("llama-3-8b", "Megatron-LM")
     silent = lambda s: replace(s, outputs=tuple(no_steps(e, forward=True) for e in s.outputs))  # noqa: E731
     deaf = lambda s: replace(s, outputs=tuple(no_steps(e, backward=True) for e in s.outputs))  # noqa: E731
     faults = [
         with_site(good, "mlp.down_proj/linear", silent), with_site(good, "self_attn.o_proj/linear", silent),
-        with_site(good, "input_layernorm/mul.1", deaf),
+        with_site(good, "input_layernorm/mul.1", deaf), whole_keys(good), misplaced(good),
     ]  # fmt: skip
-    found = verify_all([*faults, small("llama-3-8b", "Megatron-LM + sequence parallel")])
-    assert [f["numbers_ok"] for f in found] == [False] * 3 + [True], [f["grad"] for f in found]
     sequence = small("llama-3-8b", "Megatron-LM + sequence parallel")
     unsynced = replace(
         sequence,
         blocks={k: replace(b, params={n: replace(p, sync=()) for n, p in b.params.items()}) for k, b in sequence.blocks.items()},
     )
-    (missing,) = verify_all([unsynced])
+    *found, missing = verify_all([*faults, sequence, unsynced])
+    assert [f["numbers_ok"] for f in found] == [False] * 5 + [True], [f["grad"] for f in found]
     assert not missing["numbers_ok"]
     assert not missing["collectives_ok"]
 
