@@ -251,8 +251,9 @@ def test_the_nearest_plan_is_offered_with_its_price(target: str, tmp_path: Path)
     assert (tmp_path / "near").stat().st_size > 300
 
 
-def test_conv1d_has_no_nearest() -> None:
-    with pytest.raises(InputError) as found:
+def test_where_no_split_can_be_held_the_nearest_needs_no_file() -> None:
+    """GPT-2's Conv1D: no form splits it, so what is left is data parallelism, with its price."""
+    with pytest.raises(InputError, match=r"(DDP|FSDP2) over all GPUs is the nearest, and needs no file: .* ms a step, the plan ") as found:
         export_text(planned("gpt2-xl")["best"], "hf")
     assert "--nearest" not in str(found.value)
 

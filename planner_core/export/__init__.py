@@ -12,7 +12,7 @@ from pathlib import Path
 
 from planner_core.errors import InputError
 from planner_core.export.configs import deepspeed_text, hf_text, megatron_text, torchtitan_text
-from planner_core.export.nearest import Nearest, by_degrees, instead, nearest, on_cluster
+from planner_core.export.nearest import Nearest, by_degrees, instead, nearest, on_cluster, without_file
 from planner_core.export.parallelize import parallelize_text
 from planner_core.export.tensor import Layout
 from planner_core.export.torchrun import torchrun_script
@@ -82,12 +82,21 @@ def export_text(plan: Plan, target: str) -> Exported:
     try:
         return TARGETS[target](plan)
     except InputError as error:
-        other = _other(plan, target)
-        if other is None:
+        way = _way(plan, target)
+        if way is None:
             raise
-        way = f"{other.name} is the nearest that it holds (--nearest): {other.priced.sentence()}"
         why = str(error).removesuffix("; use --to torchrun").removesuffix(", or --to torchrun")
         raise InputError(f"{why}; {way}; or use --to torchrun") from None
+
+
+def _way(plan: Plan, target: str) -> str | None:
+    """The nearest that a form holds of a plan that it cannot hold, in words, with its price."""
+    if target not in PAIRED or not _priceable(plan):
+        return None
+    if (other := _other(plan, target)) is not None:
+        return f"{other.name} is the nearest that it holds (--nearest): {other.priced.sentence()}"
+    plain = without_file(plan)
+    return f"{plain[0]} over all GPUs is the nearest, and needs no file: {plain[1].sentence()}" if plain else None
 
 
 def nearest_text(plan: Plan, target: str) -> Exported:
@@ -113,9 +122,13 @@ class _Other:
     priced: Nearest
 
 
+def _priceable(plan: Plan) -> bool:
+    return on_cluster(plan) and "callable" not in plan.model["config"]
+
+
 def _other(plan: Plan, target: str) -> _Other | None:
     """Megatron-LM's plan in a form that cannot hold `plan`, priced beside it; None where it cannot hold that either."""
-    found = instead(plan) if target in PAIRED and on_cluster(plan) and "callable" not in plan.model["config"] else None
+    found = instead(plan) if target in PAIRED and _priceable(plan) else None
     if found is None:
         return None
     try:

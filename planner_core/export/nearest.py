@@ -17,7 +17,7 @@ from planner_core.export.tensor import SPLIT_DIM, Layout, split_site, starred
 from planner_core.graph import Block, Graph, Value, join_name
 from planner_core.hardware import CostModel, cost_model
 from planner_core.mesh import DeviceMesh, axis_names
-from planner_core.methods import PairTest, batch_split, sequence_split, sharded, split_weight, summed, whole
+from planner_core.methods import AxisRules, PairTest, batch_split, sequence_split, sharded, split_weight, summed, whole
 from planner_core.opening import graph_of
 from planner_core.pinned import local_bytes
 from planner_core.placement import R, Shard
@@ -155,6 +155,19 @@ def instead(plan: Plan) -> tuple[Plan, Nearest] | None:
         found += [plans] if plans else []
     best = min(found, key=lambda p: (not p.fits, p.cost.step_time_s), default=None)
     return (best, _priced(plan, best, planner)) if best else None
+
+
+def without_file(plan: Plan) -> tuple[str, Nearest] | None:
+    """What every trainer does by itself, and its price: data parallelism, with weights kept (DDP) or sharded (FSDP2)."""
+    planner = _planner(plan)
+    mesh = DeviceMesh(axis_names(1), (plan.mesh.num_devices,))
+    ways = {"DDP": (summed, 0), "FSDP2": (sharded, 3)}
+    found = {
+        name: made for name, (weights, zero) in ways.items()
+        if (made := _search(planner, mesh, AxisRules(planner.graph, (batch_split,), (weights,)), zero, name)) is not None
+    }  # fmt: skip
+    best = min(found, key=lambda name: (not found[name].fits, found[name].cost.step_time_s), default=None)
+    return (best, _priced(plan, found[best], planner)) if best else None
 
 
 def _planner(plan: Plan) -> Planner:
