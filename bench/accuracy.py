@@ -4,6 +4,7 @@
     python -m bench.accuracy --only numbers 8       # some of the checks: numbers, or traffic on meshes 8, 2x8, 8x8, 64x8
     python -m bench.accuracy --models gpt2-xl       # some of the models
     python -m bench.accuracy --redo                 # rows that failed or differed, again
+    python -m bench.accuracy --sample 12 7          # 12 rows drawn by the seed 7, again
     python -m bench.accuracy --table                # docs/ACCURACY.md alone
 
 `numbers`: a small model of the same architecture and plan on gloo processes in meshes (2), (4) and (2,2), against one
@@ -22,9 +23,13 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from bench.accuracy_table import table
+from planner_core.graph import Graph
+from planner_core.mesh import DeviceMesh
+from planner_core.methods import Baseline
 from planner_core.models import ZOO
 from planner_core.plan import Plan
 
@@ -37,6 +42,9 @@ NUMBERS = (("2", "8", 2), ("4", "8", 4), ("2x2", "2x8", 4))
 CHECKS = ("numbers", *MESHES)
 FEW = ("best", "least memory", "Megatron-LM")
 """Plans run on the meshes of 64 and 512 GPUs unless `--all` is given."""
+OTHERS = {"llama-2-7b": ROOT / "bench" / "models" / "llama-2-7b.json"}
+"""Models that are not in the zoo: a Llama with as many key heads as query heads."""
+MODELS = (*ZOO, *OTHERS)
 LIMIT_S = 900.0
 Key = tuple[str, str, str, str]
 
@@ -44,18 +52,23 @@ Key = tuple[str, str, str, str]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="*", default=list(CHECKS), choices=CHECKS)
-    parser.add_argument("--models", nargs="*", default=list(ZOO))
+    parser.add_argument("--models", nargs="*", default=list(MODELS))
     parser.add_argument("--redo", action="store_true")
     parser.add_argument("--again", action="store_true", help="every row anew")
     parser.add_argument("--all", action="store_true", help="every plan on the big meshes too")
+    parser.add_argument("--sample", nargs=2, type=int, metavar=("COUNT", "SEED"))
     parser.add_argument("--table", action="store_true")
     args = parser.parse_args()
     ROWS.parent.mkdir(exist_ok=True)
-    if not args.table:
+    if args.sample:
+        drawn = Random(args.sample[1]).sample(sorted(k for k in read_rows() if k[0] != "plan"), args.sample[0])
+        for check, model in sorted({k[:2] for k in drawn}):
+            sweep(check, model, redo=False, every=True, wanted=set(drawn))
+    elif not args.table:
         for check in args.only:
             for model in args.models:
                 sweep(check, model, args.redo, args.all, args.again)
-    TABLE.write_text(table(list(read_rows().values()), list(ZOO)), encoding="utf-8")
+    TABLE.write_text(table(list(read_rows().values()), MODELS), encoding="utf-8")
 
 
 def read_rows() -> dict[Key, dict[str, Any]]:
@@ -64,28 +77,39 @@ def read_rows() -> dict[Key, dict[str, Any]]:
     return {(r["check"], r["model"], r["mesh"], r["plan"]): r for r in map(json.loads, lines)}
 
 
-def sweep(check: str, model: str, redo: bool, every: bool, again: bool = False) -> None:
-    """All plans of one model under one check; those with a row are left out."""
+def sweep(check: str, model: str, redo: bool, every: bool, again: bool = False, wanted: set[Key] | None = None) -> None:
+    """All plans of one model under one check; those with a row are left out, or all but the `wanted` ones."""
     done = {k for k, r in read_rows().items() if (r["ok"] or not redo) and not again}
+    if wanted is not None:
+        done -= wanted
+
+    def asked(key: Key) -> bool:
+        return key not in done and (wanted is None or key in wanted)
+
     if check == "numbers":
-        jobs = list(_small(model, done))
+        jobs = list(_small(model, asked))
         for ranks in (2, 4):
             _run([j for j in jobs if j[1].mesh.num_devices == ranks], _numbers)
         return
-    found = ((k, p) for name, p in plans(model, check).items() if (k := (check, model, check, name)) not in done)
+    found = ((k, p) for name, p in plans(model, check).items() if asked(k := (check, model, check, name)))
     _run([(k, p) for k, p in found if every or check in ("8", "2x8") or k[3] in FEW], _fake)
 
 
 def plans(model: str, mesh: str) -> dict[str, Plan]:
     """The chosen plan, the baselines and the plans of TAP and ATP, by name; a baseline that suits no mesh is left out."""
     from planner_core.errors import NoPlanFits
+    from planner_core.expert import EXPERT
+    from planner_core.methods import BASELINES
     from planner_core.pipeline import baselines, choose
     from planner_core.planner import Request, meshes, prepare, replace_request
 
-    planner = prepare(Request(model, cluster=MESHES[mesh], mesh=mesh, batch=64 if mesh == "64x8" else 16))
+    planner = prepare(Request(str(OTHERS.get(model, model)), cluster=MESHES[mesh], mesh=mesh, batch=64 if mesh == "64x8" else 16))
     options = meshes(planner.request, planner.cluster)
     chosen = choose(planner, options)
     found = {chosen.name: chosen, **{p.name: p for p in baselines(planner, options)}}
+    for baseline in (*BASELINES, EXPERT):
+        if baseline.name not in found:
+            write(("plan", model, mesh, baseline.name), ok=True, reason=f"no plan: {_why_none(baseline, planner.graph, options[0])}")
     for method in ("tap", "atp"):
         try:
             found[method.upper()] = replace(choose(replace_request(planner, method=method), options), name=method.upper())
@@ -94,7 +118,16 @@ def plans(model: str, mesh: str) -> dict[str, Plan]:
     return found
 
 
-def _small(model: str, done: set[Key]) -> Iterator[tuple[Key, Plan]]:
+def _why_none(baseline: Baseline, graph: Graph, mesh: DeviceMesh) -> str:
+    """Why a baseline has no plan on a mesh."""
+    if baseline.restrict(graph, mesh) is not None:
+        return "no plan of this kind splits every tensor evenly"
+    if baseline.name == "hf-expert":
+        return "transformers has no tensor-parallel plan for this model"
+    return "it takes all GPUs as one axis"
+
+
+def _small(model: str, asked: Callable[[Key], bool]) -> Iterator[tuple[Key, Plan]]:
     from planner_core.errors import PlannerError
     from planner_core.verify import scaled
 
@@ -104,7 +137,7 @@ def _small(model: str, done: set[Key]) -> Iterator[tuple[Key, Plan]]:
             by_mesh[big] = plans(model, big)
         for name, plan in by_mesh[big].items():
             key = ("numbers", model, small, name)
-            if key in done:
+            if not asked(key):
                 continue
             try:
                 yield key, scaled(plan, ranks)

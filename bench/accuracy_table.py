@@ -32,7 +32,7 @@ def _head(rows: list[Row]) -> list[str]:
     return [
         "# Predicted and measured", "",
         "Every zoo model under the chosen plan, each baseline, and the plans of TAP and ATP. Made by `python -m bench.accuracy` "
-        f"({of('date')}; {of('machine')}; {of('versions')}; {len({r.get('commit') for r in rows})} commits, the last {_last(rows)}).", "",
+        f"({of('date')}; {of('machine')}; {of('versions')}; {len({r.get('commit') for r in rows})} commits).", "",
         "- Numbers: the plan of 8 GPUs scaled down to meshes (2) and (4), that of 2×8 to (2,2): a small model of the same "
         "architecture on gloo processes, float32 (float64 where rounding alone could be the difference), against one process. "
         "Equal means loss, every gradient and every parameter after a step of AdamW within 1e-5 relative.",
@@ -42,10 +42,6 @@ def _head(rows: list[Row]) -> list[str]:
         *(["- † memory measured before a fault of the tracker was mended (it counted the result of a collective twice): to be run anew with "
            "`--again`."] if any(r.get("before_fix") for r in rows) else []), "",
     ]  # fmt: skip
-
-
-def _last(rows: list[Row]) -> str:
-    return str(max(rows, key=lambda r: str(r.get("date")))["commit"]) if rows else "none"
 
 
 def _summary(numbers: list[Row], fake: list[Row]) -> list[str]:
@@ -64,7 +60,16 @@ def _summary(numbers: list[Row], fake: list[Row]) -> list[str]:
 
 
 def _left_out(none: list[Row], missing: list[str]) -> list[str]:
-    lines = [f"- {r['model']} on {r['mesh']}: {r['plan']} has {r['reason']}" for r in none]
+    places: dict[tuple[str, str], dict[str, list[str]]] = {}
+    for r in none:
+        places.setdefault((r["plan"], r["reason"]), {}).setdefault(r["model"], []).append(r["mesh"])
+    lines = []
+    for (plan, reason), where in places.items():
+        by_meshes: dict[str, list[str]] = {}
+        for model, meshes in where.items():
+            by_meshes.setdefault(", ".join(meshes), []).append(model)
+        told = "; ".join(f"{', '.join(models)} on {meshes}" for meshes, models in by_meshes.items())
+        lines.append(f"- {plan} ({reason.removeprefix('no plan: ')}): {told}")
     if missing:
         lines.append(f"- not run yet: {', '.join(missing)}")
     return ["## Left out", "", *lines, ""] if lines else []

@@ -44,7 +44,12 @@ TARGETS = (
     Target("hf", "Hugging Face", ".json", "A DistributedConfig for from_pretrained, for plans that split matrices in pairs."),
     Target("deepspeed", "DeepSpeed", ".json", "A configuration for AutoTP, for plans that split matrices in pairs."),
     Target("megatron", "Megatron-LM", ".txt", "Degrees and flags only: Megatron-LM cannot be told where each weight goes."),
-    Target("torchtitan", "torchtitan", ".txt", "Degrees only, as options of torchtitan’s command line; its own parser takes them, no training was run with them."),
+    Target(
+        "torchtitan",
+        "torchtitan",
+        ".txt",
+        "Degrees only, as options of torchtitan’s command line; its own parser takes them, no training was run.",
+    ),
 )
 """What `planner_core.export` can write besides the plan itself; a test holds the two equal (it imports torch, so not here)."""
 

@@ -189,6 +189,8 @@ def _plan(args: argparse.Namespace) -> int:
     _done()
     if args.output:
         write(Path(args.output), json.dumps(to_json(result.best)))
+        told = f"{args.output}: not run yet; verify it: python -m planner_core verify {args.output} --ranks 4, and --fake"
+        print(told, file=sys.stderr)
     for note in result.notes:
         print(note, file=sys.stderr)
     return _print(args, data, words)
@@ -216,7 +218,8 @@ def _export(args: argparse.Namespace) -> int:
     from planner_core.export import export_text, nearest_text, write_export
 
     made = (nearest_text if args.nearest else export_text)(read_plan(args.plan), args.to)
-    lines = write_export(made, Path(args.output))
+    unrun = f"this plan was not run by the export; verify it: python -m planner_core verify {args.plan} --ranks 4, and --fake"
+    lines = [*write_export(made, Path(args.output)), unrun]
     priced = made.nearest.to_json() if made.nearest else None
     return _print(args, {"file": args.output, "said": lines[1:], "nearest": priced}, "\n".join(lines))
 

@@ -51,7 +51,7 @@ class Workload:
         if self.zero not in (0, 3):
             raise InputError(
                 f"--zero {self.zero} is not one of 0 (weights kept) or 3 (weights may be sharded and gathered at use); stages 1 and 2, "
-                "which shard optimizer states alone, are not planned"
+                "which keep weights whole and shard optimizer states (and gradients), are not planned"
             )
         if self.recompute not in RECOMPUTE:
             raise InputError(f"--recompute {self.recompute!r} is not one of {', '.join(RECOMPUTE)}")

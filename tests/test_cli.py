@@ -37,6 +37,8 @@ WRONG = [
     ("plan gpt2-xl --cluster {cluster.json}", 2, "num_gpus"), ("plan gpt2-xl --cluster {list.json}", 2, "list.json"), ("plan gpt2-xl --cluster {slow.json}", 2, "-1"),
     ("plan gpt2-xl --cluster nowhere", 2, "nowhere"), ("plan gpt2-xl --batch 0", 2, "0"), ("plan gpt2-xl --batch -3", 2, "-3"), ("plan gpt2-xl --batch x", 2, "x"),
     ("plan gpt2-xl --seq 0", 2, "0"), ("plan gpt2-xl --dtype int3", 2, "int3"), ("plan gpt2-xl --optimizer magic", 2, "magic"), ("plan gpt2-xl --zero 7", 2, "7"),
+    ("plan gpt2-xl --zero 1", 2, "keep weights whole"), ("plan gpt2-xl --zero 2", 2, "are not planned"), ("verify {plan.json}", 2, "--rules"),
+    ("verify {plan.json} --rules --fake", 2, "one of --rules"), ("verify {plan.json} --rules", 2, "schema"),
     ("plan gpt2-xl --recompute some", 2, "some"), ("plan gpt2-xl --memory-gb -1", 2, "-1"), ("plan gpt2-xl --method guess", 2, "guess"),
     ("plan gpt2-xl --objective fun", 2, "fun"), ("plan gpt2-xl --layers 0", 2, "0"), ("plan gpt2-xl --layers -1", 2, "-1"), ("fold nothing", 2, "nothing"),
     ("network nothing", 2, "nothing"), ("compare nothing", 2, "nothing"), ("verify {plan.json} --fake", 2, "schema"), ("verify {broken.json} --fake", 2, "broken.json"),
@@ -127,6 +129,33 @@ def test_a_plan_file_reads_back(tmp_path: Path, capsys: pytest.CaptureFixture[st
         path.write_text(json.dumps(broken))
         status, _, err = run(capsys, "verify", str(path), "--fake")
         assert status == 2 and len(err.strip().splitlines()) == 1
+
+
+def test_rules_are_checked_at_once_and_exports_say_what_was_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "plan.json"
+    _, _, err = run(capsys, "plan", "bert-large", "--cluster", "1x8-h100", "--mesh", "8", "-o", str(path))
+    assert f"not run yet; verify it: python -m planner_core verify {path} --ranks 4, and --fake" in err
+    found = answer(capsys, "verify", str(path), "--rules")
+    assert (found["ok"], found["findings"], found["ranks"]) == (True, [], 8)
+    data = json.loads(path.read_text())
+    data["blocks"][""]["params"]["bert.embeddings.nothing.weight"] = ["R", [], [], {}]
+    path.write_text(json.dumps(data))
+    status, out, _ = run(capsys, "verify", str(path), "--rules")
+    assert (status, out) == (4, "top: parameter 'bert.embeddings.nothing.weight' matches nothing\n")
+    status, out, _ = run(capsys, "export", str(path), "--to", "json", "-o", str(tmp_path / "again.json"))
+    assert status == 0 and "this plan was not run by the export" in out
+
+
+@pytest.mark.parametrize("command", ["plan gpt2-xl --layers 2 --mesh 16 -o", "export {plan} --to json -o", "export {plan} --to torchrun -o"])
+def test_a_read_only_folder_is_one_sentence_and_nothing_half_written(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = Path("/sys") if Path("/sys/kernel").is_dir() else tmp_path / "locked"  # root may write where modes forbid it, but not there
+    folder.mkdir(mode=0o555, exist_ok=True)
+    plan = tmp_path / "plan.json"
+    assert run(capsys, "plan", "gpt2-xl", "--layers", "2", "--mesh", "16", "-o", str(plan))[0] == 0
+    before = sorted(p.name for p in folder.iterdir())
+    status, out, err = run(capsys, *command.replace("{plan}", str(plan)).split(), str(folder / "out.json"))
+    assert (status, out) == (2, "") and f"cannot write {folder / 'out.json'}: " in err
+    assert sorted(p.name for p in folder.iterdir()) == before
 
 
 def test_network_has_the_form_of_the_contract(capsys: pytest.CaptureFixture[str]) -> None:
