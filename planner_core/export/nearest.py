@@ -210,7 +210,7 @@ def _dim(name: str, layout: Layout) -> int | None:
     return SPLIT_DIM[style]
 
 
-def _search(planner: Planner, mesh: DeviceMesh, rules: ExpertRules, zero: int, name: str) -> Plan | None:
+def _search(planner: Planner, mesh: DeviceMesh, rules: AxisRules, zero: int, name: str) -> Plan | None:
     problem = planner.problem(mesh, rules, zero=zero)
     answer = search(problem, objective="time")
     return planner.plan(problem, answer, name, "export", "time") if answer.assignment is not None else None
