@@ -1,7 +1,8 @@
 """The user's Python or exported program, run in a process of its own: whatever it does, only a graph or one sentence comes back.
 
 `capture_apart` starts this file as a program with a time limit and, within it, a memory limit; the graph returns as
-JSON over a pipe. What the user's code prints is dropped, and no process it started outlives it.
+JSON over a pipe. What the user's code prints is dropped, and no process it started outlives it: a session of its own is
+found by the mark in its environment.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import contextlib
 import json
 import os
 import resource
+import secrets
 import select
 import signal
 import subprocess
@@ -26,6 +28,8 @@ LIMIT_S = 120
 LIMIT_BYTES = 2 << 30
 """Memory that the user's code and the capture may take beyond the libraries."""
 LARGEST_REPLY = 1 << 29
+MARK = "SHARDSCOPE_CAPTURE"
+"""Environment variable that a capture and all that it starts carry."""
 
 
 def capture_apart(source: str, *, batch: int, seq: int, flat: bool, limit_s: float | None = None) -> Graph:
@@ -39,9 +43,10 @@ def capture_apart(source: str, *, batch: int, seq: int, flat: bool, limit_s: flo
     root = str(Path(__file__).resolve().parent.parent.parent)
     search = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
     command = [sys.executable, "-m", "planner_core.capture.child", str(write), source, str(batch), str(seq), str(int(flat))]
+    mark = secrets.token_hex(16)
     child = subprocess.Popen(
         command, pass_fds=(write,), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        start_new_session=True, env={**os.environ, "PYTHONPATH": search, "HF_HUB_OFFLINE": "1"},
+        start_new_session=True, env={**os.environ, "PYTHONPATH": search, "HF_HUB_OFFLINE": "1", MARK: mark},
     )  # fmt: skip
     os.close(write)
     try:
@@ -49,12 +54,22 @@ def capture_apart(source: str, *, batch: int, seq: int, flat: bool, limit_s: flo
     finally:
         os.close(read)
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)  # the child, and whatever it started
+            os.killpg(child.pid, signal.SIGKILL)  # the child, and what it started
         status = child.wait()
+        _end_marked(mark)
     if reply is None:
         way = "export fewer layers" if exported else "let the callable build the model on meta and return it"
         raise CaptureError(f"{source} took longer than {limit:g} s; {way}")
     return _graph(source, reply, status)
+
+
+def _end_marked(mark: str) -> None:
+    """End what left the child's group but carries its mark; where there is no /proc, nothing is found."""
+    wanted = f"{MARK}={mark}".encode()
+    for environment in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if wanted in environment.read_bytes().split(b"\0"):
+                os.kill(int(environment.parent.name), signal.SIGKILL)
 
 
 def _read(read: int, limit_s: float) -> bytes | None:
