@@ -23,7 +23,7 @@ from planner_core.cluster import Cluster
 from planner_core.coarsen import CoarseGraph
 from planner_core.eliminate import TooWide
 from planner_core.errors import NoPlanFits
-from planner_core.expert import EXPERT
+from planner_core.expert import EXPERT, expert_plan
 from planner_core.front import corners, front
 from planner_core.graph import Graph
 from planner_core.hardware import CostModel, Workload, cost_model
@@ -82,7 +82,7 @@ def plan_model(request: Request, graph: Graph | None = None, progress: Progress 
     others = baselines(planner, meshes(request, planner.cluster))
     say("candidates")
     scored = block_candidates(planner, chosen)
-    notes = _memory_notes(planner, chosen)
+    notes = (*_memory_notes(planner, chosen), *_without(planner, others))
     timings = {**planner.clock.seconds, "total": time.perf_counter() - start}
     return Result(
         request=request, graph=planner.graph, coarse=planner.coarse, cluster=planner.cluster, workload=planner.workload,
@@ -256,6 +256,13 @@ def baselines(planner: Planner, options: Iterable[DeviceMesh]) -> list[Plan]:
         if best:
             found.append(planner.plan(best[1], best[2], b.name, b.method, "time"))
     return found
+
+
+def _without(planner: Planner, found: Iterable[Plan]) -> tuple[str, ...]:
+    """Which baselines this model has no plan of on these meshes; the expert's only where there is one."""
+    wanted = [b.name for b in methods.BASELINES] + [EXPERT.name] * (expert_plan(planner.graph.config) is not None)
+    missing = [name for name in wanted if name not in {p.name for p in found}]
+    return (f"baselines that no plan of this model follows on these meshes: {', '.join(missing)}",) if missing else ()
 
 
 def block_candidates(planner: Planner, chosen: Plan) -> list[Candidates]:
