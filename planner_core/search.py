@@ -9,7 +9,7 @@ only where that was done; else `gap` is what is left.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -144,12 +144,12 @@ class _Search:
 
 def search(
     problem: Problem, *, objective: str = "time", budget: float = float("inf"), abandon_above: float = float("inf"),
-    stop: Callable[[], bool] = lambda: False, prove: bool = True,
+    stop: Callable[[], bool] = lambda: False, prove: bool = True, known: Iterable[Assignment] = (),
 ) -> Answer:  # fmt: skip
     """The best assignment of `problem` within `budget` bytes per GPU (see the head of the file).
 
     `abandon_above`: give up once the bound shows that nothing below this value exists. `stop` is asked between
-    eliminations. Without `prove` the gap that prices leave stays.
+    eliminations. Without `prove` the gap that prices leave stays. `known` assignments are considered too.
     """
     run = _Search(problem, objective, budget)
     free = run.at(0.0, 1.0)
@@ -163,7 +163,8 @@ def search(
     least = memory_of(small)
     if least > budget:
         return Answer(None, float("inf"), run.bound, least, run.solves, small)
-    run.consider(small)
+    for a in (small, *known):
+        run.consider(a)
     run.start()
 
     def enough() -> bool:
