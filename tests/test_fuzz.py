@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +21,8 @@ from planner_core.planner import Request, meshes, prepare
 from tests.fuzz import configs, mutated, torn, watched
 
 
-def fuzz_configs(count: int, seed: int, folder: Path) -> tuple[int, int]:
+def fuzz_configs(count: int, seed: int, folder: Path, plan: bool = False) -> tuple[int, int]:
+    """Captured; with `plan`, what could be captured is planned too."""
     rng = random.Random(seed)
     made = [(base, mutated(base, rng)) for base, _ in zip(configs(rng), range(count), strict=False)]
     file = folder / "config.json"
@@ -29,10 +32,18 @@ def fuzz_configs(count: int, seed: int, folder: Path) -> tuple[int, int]:
                 watch.on = False
                 file.write_bytes(torn(json.dumps(base), rng))
                 watch.on = True
-                watch.case(f"file {k}", lambda: capture_graph(str(file), batch=1, seq=8))
+                watch.case(f"file {k}", partial(read, str(file), plan))
             elif isinstance(config, dict):
-                watch.case(f"{base['model_type']} {k} {differences(base, config)}", partial(capture_graph, config, batch=1, seq=8))
+                watch.case(f"{base['model_type']} {k} {differences(base, config)}", partial(read, config, plan))
     return watch.fine, watch.refused
+
+
+def read(source: str | dict[str, Any], plan: bool) -> None:
+    graph = capture_graph(source, batch=16, seq=8)
+    if plan:
+        request = Request(model=graph.name, mesh="2x8")
+        planner = prepare(request, graph)
+        choose(planner, meshes(request, planner.cluster))
 
 
 def differences(a: dict[str, object], b: dict[str, object]) -> str:
@@ -84,11 +95,23 @@ def test_a_sample_of_plans_and_clusters(tmp_path: Path) -> None:
     assert min(fuzz_plans(60, 1, tmp_path)) > 0 and min(fuzz_clusters(40, 1, tmp_path)) > 0
 
 
+def test_a_config_that_points_to_code_and_to_the_hub_runs_and_asks_nothing(tmp_path: Path) -> None:
+    """`auto_map` names a class of a file beside the config, which `trust_remote_code` would import."""
+    (tmp_path / "evil.py").write_text("raise SystemExit('run')\nclass Evil: pass\n", encoding="utf-8")
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64, "vocab_size": 64}
+    code = {"auto_map": dict.fromkeys(("AutoConfig", "AutoModelForCausalLM"), "evil.Evil"), "_name_or_path": "someone/something"}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **sizes, **code}), encoding="utf-8")
+    read(str(tmp_path), False)  # imports
+    with watched() as watch:
+        watch.case("folder", lambda: read(str(tmp_path), False))
+    assert watch.fine == 1 and "evil" not in sys.modules
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("seed", range(10))
 def test_two_thousand_configs(seed: int, tmp_path: Path) -> None:
-    assert min(fuzz_configs(200, 100 + seed, tmp_path)) > 0
+    assert min(fuzz_configs(200, 100 + seed, tmp_path, plan=True)) > 0
 
 
 @pytest.mark.slow

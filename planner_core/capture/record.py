@@ -6,6 +6,7 @@ Autograd is on, so `saved_tensors_hooks` tells exactly which tensors each call k
 from __future__ import annotations
 
 import traceback
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -36,7 +37,7 @@ class Recorder(TorchFunctionMode):
         self.stores: list[torch.UntypedStorage] = []
         self.tracked: set[int] = set()  # id(tensor) of parameters and what was computed from them
         self.roots: dict[int, int] = {}  # storage -> first value in it
-        self.born: dict[int, int] = {}  # id(tensor) of a constant -> when it was made
+        self.born: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}  # id(tensor) of a constant -> when it was made
         self.clock = 0
         self.scope_stack: list[Scope] = []
         self.packed: list[torch.Tensor] = []
@@ -72,7 +73,12 @@ class Recorder(TorchFunctionMode):
     def use(self, tensor: torch.Tensor) -> int:
         """The value of an operand; a constant gets its number when it is first used."""
         vid = self.ids.get(id(tensor))
-        return vid if vid is not None else self._new(tensor, "constant", birth=self.born.get(id(tensor), -1))
+        return vid if vid is not None else self._new(tensor, "constant", birth=self.birth(tensor))
+
+    def birth(self, tensor: torch.Tensor) -> int:
+        """When a constant was made, -1 if not in this run; a number outlives its tensor, and may be another's by then."""
+        made, when = self.born.get(id(tensor), (None, -1))
+        return when if made is not None and made() is tensor else -1
 
     def produce(self, tensor: torch.Tensor) -> int:
         """A new value made from tracked tensors."""
@@ -99,12 +105,12 @@ class Recorder(TorchFunctionMode):
         self, fn: str, func: Callable[..., Any], args: Any, kwargs: dict[str, Any], operands: list[torch.Tensor]
     ) -> Any:
         if self.replayer and sites.is_inplace(fn) and operands:
-            self.replayer.wrote(operands[0], self.born.get(id(operands[0]), -1))
+            self.replayer.wrote(operands[0], self.birth(operands[0]))
         out = run_constant(func, args, kwargs, operands)
         for made in sites.tensors(out):
             if not any(made is t for t in operands):
                 self.clock += 1
-                self.born[id(made)] = self.clock
+                self.born[id(made)] = (weakref.ref(made), self.clock)
         return out
 
     def _record(
