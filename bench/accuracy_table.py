@@ -31,7 +31,7 @@ def _head(rows: list[Row]) -> list[str]:
 
     return [
         "# Predicted and measured", "",
-        "Every zoo model under the chosen plan, each baseline, and the plans of TAP and ATP. Made by `python -m bench.accuracy` "
+        "Every zoo model, and Llama-2-7B, under the chosen plan, each baseline, and the plans of TAP and ATP. Made by `python -m bench.accuracy` "
         f"({of('date')}; {of('machine')}; {of('versions')}; {len({r.get('commit') for r in rows})} commits).", "",
         "- Numbers: the plan of 8 GPUs scaled down to meshes (2) and (4), that of 2×8 to (2,2): a small model of the same "
         "architecture on gloo processes, float32 (float64 where rounding alone could be the difference), against one process. "
