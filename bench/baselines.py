@@ -69,7 +69,7 @@ def against(planner: Planner, expert: Baseline) -> dict[str, Any] | None:
     change = ours.value - least.value
     outcome = "MORE" if change > SAME * least.value else "less" if change < -SAME * least.value else "same"
     if not ours.optimal:
-        outcome += f", the least there is is at most {100 * ours.gap:.2g} % below"
+        outcome += f"; the optimum is at most {100 * ours.gap:.2g} % below ours"
     wire = [sum(t.wire_bytes for t in p.cost.traffic) for p in plans]
     return {
         "mesh": str(problem.model.mesh), "outcome": outcome, "seconds": (least.value, ours.value), "wire": wire,
