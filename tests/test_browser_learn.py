@@ -23,7 +23,11 @@ if TYPE_CHECKING:
 
 LLAMA = Learner(Request("llama-3-8b"))
 HERE = re.compile(r"^(?:(?:https?|wss?)://(?:127\.0\.0\.1|localhost)[:/]|data:|blob:|about:|file:)")
-every = pytest.mark.parametrize("lesson", LESSONS, ids=lambda x: f"lesson{x.number}")
+QUICK = (2, 4, 9, 13)
+every = pytest.mark.parametrize(
+    "lesson",
+    [pytest.param(x, id=f"lesson{x.number}", marks=() if x.number in QUICK else pytest.mark.slow) for x in LESSONS],
+)
 
 
 class Visit:

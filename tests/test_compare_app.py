@@ -46,6 +46,7 @@ def test_what_a_method_costs(method: str) -> None:
     assert "nothing is forbidden" in tables(at)
 
 
+@pytest.mark.slow
 def test_other_links_from_the_address() -> None:
     at = open_page("topology", bandwidth="1,0.25", latency="2,1")
     assert not at.exception

@@ -151,7 +151,8 @@ def make():
 """
 
 
-@pytest.mark.parametrize("example", ['{"ids": ids, "labels": ids}', pytest.param("(ids, ids.flip(0))", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("example", ['{"ids": ids, "labels": ids}', "(ids, ids.flip(0))"])
 def test_script_and_verification_of_a_users_own_model(example: str, tmp_path: Path) -> None:
     """The script imports the user's file; its values are those that the file gives for this seed."""
     file = tmp_path / "mine.py"
@@ -181,7 +182,8 @@ def test_script_and_verification_of_a_users_own_model(example: str, tmp_path: Pa
         run(tmp_path / "train.py", 2)
 
 
-@pytest.mark.parametrize("kind", ["mamba", pytest.param("mamba2", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["mamba", "mamba2"])
 def test_script_of_a_model_with_scans_trains_like_one_process(kind: str, tmp_path: Path) -> None:
     own = {"mamba": {"state_size": 8, "intermediate_size": 128, "time_step_rank": 4},
            "mamba2": {"state_size": 8, "num_heads": 8, "head_dim": 16, "n_groups": 8, "chunk_size": 8}}[kind]  # fmt: skip

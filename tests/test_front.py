@@ -38,7 +38,7 @@ def assert_complete(problem: Problem, found: Front, objective: str, points: list
 
 
 @pytest.mark.parametrize("objective", ["time", "communication"])
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(n, marks=pytest.mark.slow) for n in range(2, 6))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 6))])
 def test_front_of_random_models_is_complete(seed: int, objective: str) -> None:
     problem = problem_of(random_graph(seed))
     found = front(problem, objective)

@@ -93,15 +93,17 @@ def _plan(model: str, mesh: str, name: str) -> Plan:
     return found[name]
 
 
-def test_whole_steps_take_what_was_predicted() -> None:
+ONCE_WRONG = [
+    ("mixtral-8x7b", "8", "Megatron-LM + sequence parallel"), ("t5-large", "8", "Megatron-LM + sequence parallel"),
+    ("resnet50-100k", "8", "Megatron-LM"), ("resnet50-100k", "8", "FSDP"), ("llama-3-70b", "2x8", "least memory"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("rows", [[("gpt2-xl", "8", "atp")], pytest.param(ONCE_WRONG, marks=pytest.mark.slow)], ids=["one", "others"])
+def test_whole_steps_take_what_was_predicted(rows: list[tuple[str, str, str]]) -> None:
     """An operand sliced where it is used (Mixtral, sequence parallel), encoder states that every decoder layer keeps
     (T5), a tensor that two readers keep (ResNet), q, k and v of one projection sent their own ways (GPT-2, ATP), and
     gradients gathered whole (Llama-3-70B): each was once counted wrong by 5 to 27 %."""
-    rows = [
-        ("mixtral-8x7b", "8", "Megatron-LM + sequence parallel"), ("t5-large", "8", "Megatron-LM + sequence parallel"),
-        ("resnet50-100k", "8", "Megatron-LM"), ("resnet50-100k", "8", "FSDP"), ("gpt2-xl", "8", "atp"),
-        ("llama-3-70b", "2x8", "least memory"),
-    ]  # fmt: skip
     plans = [_plan(*row) for row in rows]
     for row, report in zip(rows, verify_fake_all(plans), strict=True):
         assert report["collectives_ok"], row

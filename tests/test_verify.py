@@ -66,6 +66,7 @@ def test_every_baseline_of_llama_runs_as_predicted() -> None:
         assert found["ok"], (name, found)
 
 
+@pytest.mark.slow
 def test_running_statistics_of_split_channels_are_whole() -> None:
     """Each rank updates those of its own channels; a checkpoint must hold all of them."""
     plan = small("resnet50-100k", "Megatron-LM")
