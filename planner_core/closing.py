@@ -9,7 +9,7 @@ is found is the optimum; if nothing is found, the plan at hand was it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -43,6 +43,23 @@ FEW_SHARED = 24
 """Shared states that are looked through where all are too many, or while the whole gap is tried."""
 MAX_SHARED = 200
 """Shared states of one run that are compared to close a gap."""
+MAX_WORK = 20_000_000
+"""Labels that one search may form along copies: some seconds. Counted, not timed, so that every machine finds the same."""
+PER_COPY = 5_000
+"""Labels that take as long as a step to the next copy takes however few it carries."""
+
+
+@dataclass
+class Allowance:
+    """The work that is left, in labels."""
+
+    left: int = MAX_WORK
+
+    def take(self, labels: int) -> None:
+        """Raises TooMuch where none is left."""
+        self.left -= labels
+        if self.left < 0:
+            raise TooMuch(f"{MAX_WORK} partial plans along the copies")
 
 
 @dataclass(frozen=True)
@@ -58,6 +75,7 @@ class Goal:
     """Where too many shared states are within the limit, look through the most promising ones only."""
     quick: bool = False
     """Give up early."""
+    work: Allowance = field(default_factory=Allowance)
 
     @property
     def most(self) -> int:
@@ -265,6 +283,7 @@ class _Walk:
             links = self.links[at[mine], to]
             room = (self.goal.limit - least)[mine, to]
             step = join(step, self.block.labels, links, room, self.goal.most)
+            self.goal.work.take(len(step.row) + PER_COPY)
             step.excess[:] = 0.0  # labels of a chain are told apart by what they are made of only
             found = step.take(undominated(step.row, step.cost, self.goal.steps))
             self.steps.append((found.parts[0], found.parts[1]))
@@ -297,6 +316,7 @@ class Closing:
     bound: float
     tie: float
     at_most: float = float("inf")
+    work: Allowance = field(default_factory=Allowance)
 
     @property
     def value(self) -> float:
@@ -329,6 +349,8 @@ class Closing:
             except TooLarge:
                 return
             failures += 1
+            if self.work.left < 0:
+                return
             if failures == MAX_FAILURES:
                 self._look_for_better(stop)
                 return
@@ -366,7 +388,7 @@ class Closing:
         sums[np.arange(ends) + 1, self._ends[:ends]] = 1.0
         prices = np.array([1.0, self.price, 0.0][: 1 + ends])
         steps = np.array([self.value * self.tie * 1e-3, 1e-2, 1e-2][: 1 + ends])
-        return Goal(sums, prices, limit + self.price * self.budget, steps, partial, quick)
+        return Goal(sums, prices, limit + self.price * self.budget, steps, partial, quick, self.work)
 
     @property
     def _ends(self) -> tuple[int, int]:

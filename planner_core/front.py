@@ -22,6 +22,8 @@ from planner_core.search import MEMORY_PRICE, TIE, least_memory, value_of, weigh
 from planner_core.solve import Assignment, Folded, solve
 from planner_core.tables import ENDING, MEMORY, NUM_COMPONENTS
 
+ROUNDING = 1e-9
+"""Both corners lie on the limit between them: sums taken in another order must not fall beyond it."""
 MAX_CORNERS = 64
 FEW_CORNERS = 5
 
@@ -51,8 +53,13 @@ def front(problem: Problem, objective: str = "communication", stop: Callable[[],
     for a in found:
         points.append((float(cost @ a.totals), float(a.totals[MEMORY]), lambda a=a: a))  # type: ignore[misc]
     for a, b in pairwise(found):
-        part = None if stop() else _between(problem, cost, a, b)
-        exact = exact and part is not None
+        if stop():
+            exact = False
+            break
+        try:
+            part = _between(problem, cost, a, b)
+        except TooMuch:
+            part, exact = None, False
         if part is not None:
             points += [(float(c), float(m), lambda f=part, i=i: f.assignment(i)) for i, (c, m) in enumerate(part.cost)]  # type: ignore[misc]
     kept: list[tuple[float, float, Callable[[], Assignment]]] = []
@@ -69,18 +76,15 @@ def front(problem: Problem, objective: str = "communication", stop: Callable[[],
 
 
 def _between(problem: Problem, cost: Floats, a: Assignment, b: Assignment) -> Found | None:
-    """Labels with less cost than `b` and less memory than `a`; None where they are too many."""
+    """Labels with less cost than `b` and less memory than `a`; None where there are none. Raises TooMuch."""
     high = float(cost @ b.totals)
     price = slope((float(cost @ a.totals), float(a.totals[MEMORY])), (high, float(b.totals[MEMORY])))
     sums = np.zeros((2, NUM_COMPONENTS))
     sums[0] = cost
     sums[1, MEMORY] = 1.0
-    limit = high + price * float(a.totals[MEMORY])
+    limit = (high + price * float(a.totals[MEMORY])) * (1 + ROUNDING)
     goal = Goal(sums, np.array([1.0, price]), limit, np.array([high * TIE * 1e-3, 1e-2]))
-    try:
-        return front_of(Folded(problem, goal.weights), goal)
-    except TooMuch:
-        return None
+    return front_of(Folded(problem, goal.weights), goal)
 
 
 def _hull(problem: Problem, cost: Floats) -> list[Assignment]:
