@@ -37,7 +37,16 @@ def hull(fast: T, small: T, at: Callable[[T], Point], priced: Callable[[float], 
         if found is not None and _weighed(at(found), price) < _weighed(at(a), price) * (1 - tie):
             kept.append(found)
             gaps += [(a, found), (found, b)]
-    return sorted(kept, key=at)
+    return _unbeaten(sorted(kept, key=at), at)
+
+
+def _unbeaten(points: list[T], at: Callable[[T], Point]) -> list[T]:
+    """Of points by rising cost those that hold less than all before them: the ends may be beaten by what ties with them in one."""
+    corners: list[T] = []
+    for point in points:
+        if not corners or at(point)[1] < at(corners[-1])[1] - 1:
+            corners.append(point)
+    return corners
 
 
 def _weighed(point: Point, price: float) -> float:

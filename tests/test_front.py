@@ -10,6 +10,7 @@ import pytest
 from planner_core.cluster import load_cluster
 from planner_core.front import Front, front
 from planner_core.hardware import Workload, cost_model
+from planner_core.hull import hull
 from planner_core.mesh import parse_mesh
 from planner_core.models import load_snapshot
 from planner_core.problem import Problem, build_problem
@@ -93,3 +94,19 @@ def test_stopping_leaves_the_corners() -> None:
     corners = front(problem, stop=lambda: True)
     assert not corners.exact
     assert len(corners.cost_s) < len(front(problem).cost_s)
+
+
+def test_a_corner_that_is_beaten_is_none() -> None:
+    """The search for the least memory may end at a point that another beats: between the two lies nothing to look through."""
+    points = [(1.0, 9.0e9), (2.0, 5.0e9), (5.0, 2.0e9), (6.0, 2.0e9)]
+
+    def priced(price: float) -> tuple[float, float]:
+        return min(points, key=lambda p: p[0] + price * p[1])
+
+    assert hull(points[0], points[-1], lambda p: p, priced, 64, 1e-9) == points[:3]
+    assert hull(points[0], points[0], lambda p: p, priced, 64, 1e-9) == points[:1]
+
+
+def test_the_front_of_a_whole_model_on_two_axes_is_all_there_is() -> None:
+    problem = problem_of(load_snapshot("gpt2-xl"), "2x8", "2x8-h100", uniform=True)
+    assert front(problem, "communication").exact
