@@ -18,6 +18,7 @@ from planner_core.chain import Chain, Weights, as_matrix, between_copies, vector
 from planner_core.eliminate import Floats, Table, given
 from planner_core.labels import (
     MAX_LABELS,
+    Allowance,
     BucketTree,
     Ints,
     Labels,
@@ -43,23 +44,8 @@ FEW_SHARED = 24
 """Shared states that are looked through where all are too many, or while the whole gap is tried."""
 MAX_SHARED = 200
 """Shared states of one run that are compared to close a gap."""
-MAX_WORK = 20_000_000
-"""Labels that one search may form along copies: some seconds. Counted, not timed, so that every machine finds the same."""
 PER_COPY = 5_000
 """Labels that take as long as a step to the next copy takes however few it carries."""
-
-
-@dataclass
-class Allowance:
-    """The work that is left, in labels."""
-
-    left: int = MAX_WORK
-
-    def take(self, labels: int) -> None:
-        """Raises TooMuch where none is left."""
-        self.left -= labels
-        if self.left < 0:
-            raise TooMuch(f"{MAX_WORK} partial plans along the copies")
 
 
 @dataclass(frozen=True)

@@ -24,10 +24,10 @@ MAX_LABELS = 400_000
 """Labels held at once; beyond it the search gives up (about 0.1 GB)."""
 MAX_ENTRIES = 3e7
 """Entries of all tables of one tree, kept twice (half a gigabyte)."""
+MAX_WORK = 20_000_000
+"""Labels that one search may form along copies: some seconds. Counted, not timed, so that every machine finds the same."""
 NEAR = 8
 """Predecessors that each label is compared with at once, before groups are gone through one by one."""
-
-
 FITS = 2**62
 """What a whole number of 64 bits holds."""
 
@@ -41,6 +41,19 @@ class TooMuch(PlannerError):
 
 class TooLarge(TooMuch):
     """The tables of the network are too large to keep, whatever the limit."""
+
+
+@dataclass
+class Allowance:
+    """The work that is left, in labels."""
+
+    left: int = MAX_WORK
+
+    def take(self, labels: int) -> None:
+        """Raises TooMuch where none is left."""
+        self.left -= labels
+        if self.left < 0:
+            raise TooMuch(f"{MAX_WORK} partial plans along the copies")
 
 
 @dataclass
