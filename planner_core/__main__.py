@@ -189,8 +189,7 @@ def _plan(args: argparse.Namespace) -> int:
     _done()
     if args.output:
         write(Path(args.output), json.dumps(to_json(result.best)))
-        told = f"{args.output}: not run yet; verify it: python -m planner_core verify {args.output} --ranks 4, and --fake"
-        print(told, file=sys.stderr)
+        print(f"{args.output}: not run yet; {_how_to_verify(args.output)}", file=sys.stderr)
     for note in result.notes:
         print(note, file=sys.stderr)
     return _print(args, data, words)
@@ -214,11 +213,15 @@ def _network(args: argparse.Namespace) -> int:
     return 0
 
 
+def _how_to_verify(plan: str) -> str:
+    return f"verify it: python -m planner_core verify {plan} --ranks 4, and --fake"
+
+
 def _export(args: argparse.Namespace) -> int:
     from planner_core.export import export_text, nearest_text, write_export
 
     made = (nearest_text if args.nearest else export_text)(read_plan(args.plan), args.to)
-    unrun = f"this plan was not run by the export; verify it: python -m planner_core verify {args.plan} --ranks 4, and --fake"
+    unrun = f"this plan was not run by the export; {_how_to_verify(args.plan)}"
     lines = [*write_export(made, Path(args.output)), unrun]
     priced = made.nearest.to_json() if made.nearest else None
     return _print(args, {"file": args.output, "said": lines[1:], "nearest": priced}, "\n".join(lines))

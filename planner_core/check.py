@@ -63,14 +63,14 @@ def _runs_by_rules(where: str, block: Block, bp: BlockPlan, sizes: tuple[int, ..
             taken = tuple((e.dst.forward[axis], e.dst.gradient[axis]) for e in site.inputs)
             made = tuple((e.src.forward[axis], e.src.gradient[axis]) for e in site.outputs)
             same = [row for row in known if (row.inputs, row.outputs) == (taken, made)]
-            uneven = [d for row in same for d in row.divides if d % size]
+            uneven = [[d for d in row.divides if d % size] for row in same]
             if not same:
                 yield (
                     f"{where}: {op.name} takes {_shown(taken)} and makes {_shown(made)} on mesh axis {axis} (tensor|gradient), "
                     f"which is none of the {len(known)} ways that it can run"
                 )
-            elif all(any(d % size for d in row.divides) for row in same):
-                yield f"{where}: {op.name} cannot split {uneven[0]} evenly over the {size} devices of mesh axis {axis}"
+            elif all(uneven):
+                yield f"{where}: {op.name} cannot split {uneven[0][0]} evenly over the {size} devices of mesh axis {axis}"
 
 
 def _shown(pairs: Iterable[Pair]) -> str:

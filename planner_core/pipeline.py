@@ -134,7 +134,7 @@ def no_worse(chosen: Plan, others: Iterable[Plan]) -> Plan:
     """The chosen plan; or, where a search that proved nothing missed it, an expert's that fits and is better."""
 
     def value(plan: Plan) -> float:
-        return plan.cost.step_time_s if chosen.objective == "time" else plan.cost.comm_time_s
+        return plan.cost.seconds(chosen.objective)
 
     if chosen.optimal or chosen.method != "exact" or not chosen.fits:
         return chosen
@@ -366,6 +366,6 @@ def _restriction_cost(plan: Plan, found: Mapping[tuple[str, str], Plan]) -> str:
         best = found.get(("exact", objective))
         if best is None:
             continue
-        mine, least = ((p.cost.step_time_s if objective == "time" else p.cost.comm_time_s) for p in (plan, best))
+        mine, least = (p.cost.seconds(objective) for p in (plan, best))
         parts.append(f"{what} takes {1e3 * mine:.3g} ms, with the exact search {1e3 * least:.3g} ms")
     return "; ".join(parts)

@@ -137,6 +137,10 @@ class Cost:
     traffic: tuple[Traffic, ...]
     memory_bytes: Mapping[str, int]
 
+    def seconds(self, objective: str) -> float:
+        """What an objective minimises: the step time, or the communication alone."""
+        return self.comm_time_s if objective == "communication" else self.step_time_s
+
     def collectives(self) -> dict[str, dict[str, dict[str, int]]]:
         """phase -> kind -> count, bytes, wire_bytes (the form of CONTRACT.md)."""
         table: dict[str, dict[str, dict[str, int]]] = {phase: {} for phase in PHASES}

@@ -6,9 +6,8 @@ import json
 import random
 import re
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from playwright.sync_api import expect
@@ -16,21 +15,7 @@ from playwright.sync_api import expect
 from explorer.own import FOLDER
 from tests.visiting import Visit
 
-if TYPE_CHECKING:
-    from playwright.sync_api import Browser
-
 LONG = 150_000
-
-
-@pytest.fixture
-def person(chromium: Browser, app: str) -> Iterator[Visit]:
-    context = chromium.new_context(viewport={"width": 1440, "height": 1000})
-    page = context.new_page()
-    page.set_default_timeout(90_000)
-    made = Visit(page, app)
-    yield made
-    context.close()
-    assert made.abroad == [] and made.errors == []
 
 
 def config(**fields: Any) -> dict[str, Any]:
@@ -41,13 +26,13 @@ def config(**fields: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def upload(person: Visit, folder: Path, content: str) -> None:
+def upload(visit: Visit, folder: Path, content: str) -> None:
     file = folder / "config.json"
     file.write_text(content)
-    person.open()
-    person.page.locator(".st-key-sentence").get_by_role("button").first.click()
-    person.page.get_by_text("Your own model", exact=True).click()
-    person.page.set_input_files("input[type=file]", file)
+    visit.open()
+    visit.page.locator(".st-key-sentence").get_by_role("button").first.click()
+    visit.page.get_by_text("Your own model", exact=True).click()
+    visit.page.set_input_files("input[type=file]", file)
 
 
 def readers() -> list[str]:
@@ -63,28 +48,28 @@ def readers() -> list[str]:
     return found
 
 
-def test_uploaded_read_and_kept(person: Visit, tmp_path: Path) -> None:
-    page = person.page
-    upload(person, tmp_path, json.dumps(config()))
+def test_uploaded_read_and_kept(visit: Visit, tmp_path: Path) -> None:
+    page = visit.page
+    upload(visit, tmp_path, json.dumps(config()))
     page.get_by_text("qwen3, Qwen3ForCausalLM: 6 layers, 512 wide, 8 heads, 32,000 words").wait_for()
     page.get_by_role("button", name="Plan this model").click()
     page.get_by_text(re.compile(r"reading the model \(at most 120 s\)")).wait_for()
     page.get_by_role("button", name="Stop").wait_for()
     page.wait_for_selector("[data-testid=stApp][data-test-script-state=notRunning]", timeout=LONG)
     page.locator("g.node").first.wait_for()
-    person.asks(lambda query: "model=own-" in query)
+    visit.asks(lambda query: "model=own-" in query)
     page.locator(".st-key-sentence").get_by_role("button").first.click()
     page.get_by_text(re.compile(r"B parameters, [\d,]+ operations, 6 × Qwen3DecoderLayer; read in [\d.]+ s")).wait_for()
 
-    person.open(page.url.removeprefix(person.base))  # again, by its address: kept
+    visit.open(page.url.removeprefix(visit.base))  # again, by its address: kept
     page.locator("g.node").first.wait_for()
     expect(page.get_by_text(re.compile("reading the model"))).to_have_count(0)
     assert not readers()
 
 
-def test_reading_can_be_stopped(person: Visit, tmp_path: Path) -> None:
-    page = person.page
-    upload(person, tmp_path, json.dumps(config()))
+def test_reading_can_be_stopped(visit: Visit, tmp_path: Path) -> None:
+    page = visit.page
+    upload(visit, tmp_path, json.dumps(config()))
     page.get_by_role("button", name="Plan this model").click()
     page.get_by_text(re.compile("reading the model")).wait_for()
     assert readers()
@@ -94,7 +79,7 @@ def test_reading_can_be_stopped(person: Visit, tmp_path: Path) -> None:
     while readers() and time.monotonic() < end:
         time.sleep(0.1)
     assert not readers(), "the reading process is gone"
-    name = re.search(r"own-(\w+)", person.query)
+    name = re.search(r"own-(\w+)", visit.query)
     assert name and not list((FOLDER / name[1]).glob("graph-*"))
     page.get_by_role("button", name="Plan now").click()
     page.wait_for_selector("[data-testid=stApp][data-test-script-state=notRunning]", timeout=LONG)
@@ -110,9 +95,9 @@ def test_reading_can_be_stopped(person: Visit, tmp_path: Path) -> None:
     ],
     ids=["torn", "list", "large"],
 )
-def test_what_is_no_config_is_told_at_once(person: Visit, tmp_path: Path, content: str, says: str) -> None:
-    upload(person, tmp_path, content)
-    person.page.get_by_text(re.compile(says)).first.wait_for()
+def test_what_is_no_config_is_told_at_once(visit: Visit, tmp_path: Path, content: str, says: str) -> None:
+    upload(visit, tmp_path, content)
+    visit.page.get_by_text(re.compile(says)).first.wait_for()
 
 
 @pytest.mark.parametrize(
@@ -123,8 +108,8 @@ def test_what_is_no_config_is_told_at_once(person: Visit, tmp_path: Path, conten
     ],
     ids=["unknown", "negative", "deep"],
 )  # fmt: skip
-def test_what_cannot_be_read_is_told_in_a_sentence(person: Visit, tmp_path: Path, fields: dict[str, Any], says: str) -> None:
-    upload(person, tmp_path, json.dumps(config(**fields)))
-    person.page.get_by_role("button", name="Plan this model").click()
-    person.page.get_by_text(re.compile(says)).first.wait_for(timeout=LONG)
-    expect(person.page.get_by_text("Traceback")).to_have_count(0)
+def test_what_cannot_be_read_is_told_in_a_sentence(visit: Visit, tmp_path: Path, fields: dict[str, Any], says: str) -> None:
+    upload(visit, tmp_path, json.dumps(config(**fields)))
+    visit.page.get_by_role("button", name="Plan this model").click()
+    visit.page.get_by_text(re.compile(says)).first.wait_for(timeout=LONG)
+    expect(visit.page.get_by_text("Traceback")).to_have_count(0)
