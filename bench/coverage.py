@@ -31,8 +31,7 @@ ROWS = ROOT / "bench" / "results" / "coverage.jsonl"
 TABLE = ROOT / "docs" / "COVERAGE.md"
 BATCH, SEQ, MESH, CLUSTER = 16, 512, "2x8", "2x8-h100"
 LIMIT_S = 100
-LIMIT_BYTES = 2 << 30
-"""What a model may take beyond the libraries."""
+"""What a model may take; and `limit_memory`'s 2 GB beyond the libraries."""
 
 
 def main() -> None:
@@ -122,9 +121,9 @@ def in_child(work: Callable[[Any], None]) -> dict[str, Any]:
 
 def _child(write: int, work: Callable[[Any], None]) -> None:
     """Never returns. Every pass reports as it ends, so that a stopped model says how far it came."""
-    pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0])
-    most = pages * os.sysconf("SC_PAGE_SIZE") + LIMIT_BYTES
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    from planner_core.capture.memory import limit_memory
+
+    limit_memory()
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
     os.dup2(null, 2)

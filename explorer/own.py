@@ -31,7 +31,7 @@ CAPTURE = """
 import json, sys
 from pathlib import Path
 import planner_core.capture.hf, transformers
-from planner_core.capture.child import limit_memory
+from planner_core.capture.memory import limit_memory
 from planner_core.graph import to_json
 from planner_core.opening import open_model
 limit_memory()

@@ -39,6 +39,7 @@ def capture_graph(
     Raises InputError or CaptureError, each with one sentence.
     """
     from planner_core.capture.child import capture_apart
+    from planner_core.capture.memory import limited_memory
     from planner_core.capture.sources import resolve
 
     if batch < 1 or seq < 1:
@@ -50,11 +51,13 @@ def capture_graph(
             way = "export" if source.endswith(".pt2") else "let your callable build"
             raise InputError(f"--layers {layers} cannot be applied to {source}; {way} the depth you want")
         return capture_apart(source, batch=batch, seq=seq, flat=flat)
-    model = resolve(source, batch=batch, seq=seq, dtype=dtype, layers=layers)
-    return capture_module(
-        model.module, model.inputs, args=model.args, name=model.name, source=model.source, config=model.config,
-        batch=batch, seq=seq, flat=flat,
-    )  # fmt: skip
+    named = source if isinstance(source, str) else str(source.get("model_type", "the model"))
+    with limited_memory(named, batch=batch, seq=seq):
+        model = resolve(source, batch=batch, seq=seq, dtype=dtype, layers=layers)
+        return capture_module(
+            model.module, model.inputs, args=model.args, name=model.name, source=model.source, config=model.config,
+            batch=batch, seq=seq, flat=flat,
+        )  # fmt: skip
 
 
 def capture_module(

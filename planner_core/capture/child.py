@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import resource
 import secrets
 import select
 import signal
@@ -20,13 +19,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+from planner_core.capture.memory import LIMIT_BYTES, limit_memory
 from planner_core.errors import CaptureError, InputError, PlannerError
 from planner_core.graph import Graph, from_json, to_json
 
 LIMIT_S = 120
 """Seconds for importing torch, running the user's code and capturing."""
-LIMIT_BYTES = 2 << 30
-"""Memory that the user's code and the capture may take beyond the libraries."""
 LARGEST_REPLY = 1 << 29
 MARK = "SHARDSCOPE_CAPTURE"
 """Environment variable that a capture and all that it starts carry."""
@@ -132,13 +130,6 @@ def _capture(source: str, batch: int, seq: int, flat: bool) -> Graph:
         made.module, made.inputs, args=made.args, name=made.name, source=made.source, config=made.config, **size,
         flat=flat, notes=made.notes, replay=not made.workload,
     )  # fmt: skip
-
-
-def limit_memory() -> None:
-    """From now on this process may take `LIMIT_BYTES` more than it has."""
-    pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0])
-    most = pages * os.sysconf("SC_PAGE_SIZE") + LIMIT_BYTES
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
 if __name__ == "__main__":

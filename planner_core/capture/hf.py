@@ -7,6 +7,7 @@ import os
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import difflib
+import importlib
 import inspect
 import logging
 import warnings
@@ -106,13 +107,7 @@ def model_class(config: Any, data: Mapping[str, Any]) -> Any:
 
     named = data.get("architectures")
     if named:
-        name = named[0] if isinstance(named, list) else named
-        cls = getattr(transformers, str(name), None)
-        if cls is None or not inspect.isclass(cls) or not hasattr(cls, "_from_config"):
-            raise InputError(
-                f"architectures names {name!r}, which transformers {_version()} does not have; leave it out or correct it"
-            )
-        return cls
+        return _named_class(config, named[0] if isinstance(named, list) else named)
     for mapping in _MAPPINGS:
         found = getattr(auto, f"MODEL_FOR_{mapping}_MAPPING_NAMES", {}).get(config.model_type)
         if found:
@@ -123,6 +118,26 @@ def model_class(config: Any, data: Mapping[str, Any]) -> Any:
             f"transformers has no model class for model_type {config.model_type!r}; name one in architectures"
         )
     return getattr(transformers, found if isinstance(found, str) else found[0])
+
+
+def _named_class(config: Any, name: Any) -> Any:
+    """A model class of transformers by its name: one that it exports, or one in the modeling file of the config's own type."""
+    import transformers
+
+    where = type(config).__module__.replace(".configuration_", ".modeling_")
+    for place in ("transformers", where):
+        try:
+            found = getattr(importlib.import_module(place), str(name), None)
+        except ImportError:
+            continue
+        if not inspect.isclass(found) or not issubclass(found, transformers.PreTrainedModel):
+            continue
+        if found.__module__.startswith("transformers.models."):  # of a model, and not what a model is made of
+            return found
+    raise InputError(
+        f"architectures names {name!r}, which transformers {_version()} does not have for {config.model_type}; "
+        "leave it out or correct it"
+    )
 
 
 def without_dropout(config: Any) -> None:
@@ -143,11 +158,14 @@ def without_dropout(config: Any) -> None:
 
 
 def own_config(config: Any, cls: Any) -> Any:
-    """The part of a composite config that a class of one of its halves takes (as AutoModelForCausalLM does)."""
+    """The part of a composite config, at any depth, that a class of one of its parts takes (as AutoModelForCausalLM does)."""
     wanted = getattr(cls, "config_class", None)
-    for name, part in (getattr(config, "sub_configs", None) or {}).items():
-        if part is wanted and not isinstance(config, wanted) and getattr(config, name, None) is not None:
-            return getattr(config, name)
+    if wanted is None or isinstance(config, wanted):
+        return config
+    for name in getattr(config, "sub_configs", None) or {}:
+        part = getattr(config, name, None)
+        if part is not None and isinstance(found := own_config(part, cls), wanted):
+            return found
     return config
 
 
@@ -172,6 +190,8 @@ def training_inputs(model: nn.Module, config: Any, batch: int, seq: int, dtype: 
     if getattr(config, "patching_mode", None) and getattr(config, "patch_size", None):  # else bytes are put together by values
         ends = [*range(0, seq, config.patch_size), seq]
         found["patch_lengths"] = torch.tensor(ends).diff().repeat(batch, 1)
+    if kind.startswith("VoxtralRealtimeText"):  # its layers are told the delay of the speech, embedded
+        found["t_cond"] = torch.empty(1, 1, text.hidden_size, dtype=getattr(torch, dtype), device="meta")
     if "labels" in names:
         _add_labels(found, kind, text, batch, seq)
     if not found:

@@ -1,0 +1,62 @@
+"""How much memory a capture may take beyond the libraries: a bound on the address space of the process, set while it runs."""
+
+from __future__ import annotations
+
+import os
+import resource
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from planner_core.errors import CaptureError
+
+LIMIT_BYTES = 2 << 30
+"""Memory that the user's code and the capture may take beyond the libraries."""
+_REFUSALS = ("can't allocate memory", "not enough memory", "bad_alloc", "Cannot allocate memory")
+
+
+def limit_memory() -> None:
+    """From now on this process may take `LIMIT_BYTES` more than it has, and cannot undo that."""
+    most = _most()
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
+@contextmanager
+def limited_memory(source: str, *, batch: int, seq: int) -> Iterator[None]:
+    """A block that may take `LIMIT_BYTES`; raises CaptureError where it would take more.
+
+    The limit is the whole process's, so only the main thread sets it: a server's threads would undo each other's, and
+    what a visitor uploads is captured in a process of its own.
+    """
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    ours = threading.current_thread() is threading.main_thread() and Path("/proc/self/statm").exists()
+    if ours:
+        bounds = [_most(), *(b for b in before if b != resource.RLIM_INFINITY)]
+        resource.setrlimit(resource.RLIMIT_AS, (min(bounds), before[1]))
+    try:
+        yield
+    except Exception as error:
+        if not _is_refusal(error):
+            raise
+        raise CaptureError(
+            f"capturing {source} with batch {batch} and {seq} tokens takes more than {LIMIT_BYTES >> 30} GB of memory; "
+            "give a smaller --batch, --seq or --layers"
+        ) from None
+    finally:
+        if ours:
+            resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def _most() -> int:
+    pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0])
+    return pages * os.sysconf("SC_PAGE_SIZE") + LIMIT_BYTES
+
+
+def _is_refusal(error: BaseException | None) -> bool:
+    """Whether an error, or one that it was made of, says that memory was refused."""
+    while error is not None:
+        if isinstance(error, MemoryError) or any(word in str(error) for word in _REFUSALS):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
