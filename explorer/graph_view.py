@@ -363,11 +363,11 @@ def facts(node: Node) -> list[tuple[str, str]]:
     if node.outputs:
         lines.append(("result", tensor(node.outputs[0])))
     if node.flops:
-        lines.append(("work", f"{units.flops(node.flops)} forward"))
+        lines.append(("work", f"{units.flops(node.flops)} forward, whole"))
     if node.num_params:
         lines.append(("parameters", units.count(node.num_params)))
     if node.saved_bytes:
-        lines.append(("kept for backward", units.memory(node.saved_bytes)))
+        lines.append(("kept for backward", f"{units.memory(node.saved_bytes)}, whole"))
     if node.module:
         lines.append(("module", node.module))
     return lines

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from explorer import units
+from explorer import units, words
 from explorer.graph_view import Node, Scene
 from planner_core.cluster import Cluster
 from planner_core.graph import Graph
@@ -114,4 +114,30 @@ def _message_json(m: Message, plan: Plan) -> dict[str, Any]:
         "count": m.count,
         "where": where,
         "what": m.what,
+    }
+
+
+def without_rule(drawing: Scene, unknown: tuple[str, ...]) -> dict[str, str]:
+    """Nodes with an op that no rule splits, and the sentence about them. `unknown` as in `pipeline.Result.unknown_ops`."""
+    missing = set(unknown)
+    found = {}
+    for scope, content in drawing.scopes.items():
+        for n in (p.node for p in content.nodes):
+            fns = dict.fromkeys(op.fn for op in n.ops if (f"{scope}:{op.name}" if scope else op.name) in missing)
+            if fns:
+                found[n.id] = f"no rule for {', '.join(fns)}: runs whole on every GPU, which may cost more than needed"
+    return found
+
+
+def legends(plan: Plan) -> dict[str, str]:
+    """What each overlay shows, of which plan, in words and with its unit."""
+    mesh = words.mesh_words(plan.mesh)
+    whose = f"{words.title(plan)} on {mesh}"
+    sends = f"under {whose}: bytes of whole tensors, in one copy of each block; thicker is more"
+    return {
+        "placement": f"{whose}; one bar per mesh axis",
+        "memory": f"weights and what is kept for backward, on one GPU under {whose}",
+        "flops": f"forward work of one GPU under {whose}; 2 FLOP a multiplication and addition",
+        "forward": f"forward {sends}",
+        "backward": f"backward {sends}",
     }

@@ -30,11 +30,7 @@ def walk(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) -> dic
     params = sum(s.params * len(blocks[b].prefixes) for b, s in state.items())
     states = sum(s.states * len(blocks[b].prefixes) for b, s in state.items())
     grads = sum(s.grads * len(blocks[b].prefixes) for b, s in state.items())
-    calls = {}
-    for label, bp in blocks.items():
-        if label:
-            calls.update(dict.fromkeys(bp.prefixes, _call(_block(label, graph), bp, model)))
-    top = Layout(Storages(graph.top, blocks[""], model), calls)
+    top = layouts(blocks, graph, model)[""]
     back = Backward(top, {v: Gradient(0) for v in top.results})
     step = Moment(0, grads, 2 * max(s.largest_param for s in state.values()))
     peak = _highest([*top.forward(), *back.run(), step])
@@ -42,6 +38,15 @@ def walk(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) -> dic
         "params": params, "grads": peak.grads, "optimizer": states, "activations": peak.kept, "buffers": peak.flying,
         "peak": params + states + peak.total,
     }  # fmt: skip
+
+
+def layouts(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) -> dict[str, Layout]:
+    """The storages of every block in running order, by label of the plan; the top block's, "", knows what its calls do."""
+    inner = {label: Layout(Storages(_block(label, graph), bp, model)) for label, bp in blocks.items() if label}
+    calls = {}
+    for label, layout in inner.items():
+        calls.update(dict.fromkeys(blocks[label].prefixes, _call(layout)))
+    return {**inner, "": Layout(Storages(graph.top, blocks[""], model), calls)}
 
 
 def _highest(moments: Iterable[Moment]) -> Moment:
@@ -52,10 +57,10 @@ def _block(label: str, graph: Graph) -> Block:
     return graph.blocks[label.partition("#")[0]] if label else graph.top
 
 
-def _call(block: Block, bp: BlockPlan, model: CostModel) -> CallMemory:
+def _call(layout: Layout) -> CallMemory:
     """One copy of a repeated block, as its caller sees it."""
-    s = Storages(block, bp, model)
-    layout = Layout(s)
+    s = layout.storages
+    block, bp = s.block, s.plan
     position: dict[Key | None, int] = {("in", v): k for k, v in reversed(list(enumerate(block.inputs)))}
     at = {v: s.at.get(v, ("in", v)) for v in block.outputs}
     results = tuple(-1 - position[k] if k in position else s.own(k) for k in (at[v] for v in block.outputs))
@@ -66,7 +71,7 @@ def _call(block: Block, bp: BlockPlan, model: CostModel) -> CallMemory:
     kept = sum(map(layout.kept_bytes, range(len(block.items))))
     keeps = tuple(k for k, v in enumerate(block.inputs) if ("in", v) in layout.first)
     kept_results = tuple(k for k, v in enumerate(block.outputs) if at[v] in layout.first and results[k] >= 0)
-    if model.workload.recompute == "full":  # keeps its operands alone, and runs forward again before backward
+    if s.model.workload.recompute == "full":  # keeps its operands alone, and runs forward again before backward
         again = forward + Moment(0, 0, sum(g.num_bytes for g in arriving.values()))
         kept, kept_results, backward = 0, (), _highest([again, backward])
         keeps = tuple(k for k, v in enumerate(block.inputs) if block.values[v].kind == "activation")

@@ -178,15 +178,22 @@ def test_a_new_cluster_plans_again_and_keeps_the_rest(visit: Visit) -> None:
 
 
 def test_the_svg_can_be_kept(visit: Visit, tmp_path: Path) -> None:
-    visit.open()
+    visit.open("/?show=memory&plan=megatron-lm")
     visit.page.locator("g.node").first.wait_for()
-    with visit.page.expect_download() as waiting:
-        visit.page.get_by_role("button", name="SVG").click()
-    waiting.value.save_as(tmp_path / "graph.svg")
-    text = (tmp_path / "graph.svg").read_text(encoding="utf-8")
-    assert text.startswith("<svg")
-    assert "q_proj" in text
-    assert "var(--" not in text.split("<g", 1)[1]
+    said = {}
+    for show in ("memory", "placement", "forward", "graph"):
+        visit.page.get_by_label("Show").select_option(show)
+        with visit.page.expect_download() as waiting:
+            visit.page.get_by_role("button", name="SVG").click()
+        waiting.value.save_as(tmp_path / "graph.svg")
+        said[show] = (tmp_path / "graph.svg").read_text(encoding="utf-8")
+        assert said[show].startswith("<svg") and "q_proj" in said[show]
+        assert "var(--" not in said[show].split("<g", 1)[1]
+    lines = {show: " ".join(re.findall("<text[^>]*>([^<]*)", text.partition('class="key"')[2])) for show, text in said.items()}
+    assert "GiB" in lines["memory"] and "on one GPU under Megatron-LM" in lines["memory"]
+    assert "R: whole on every device" in lines["placement"] and "8 data × 2 tensor" in lines["placement"]
+    assert "sends" in lines["forward"] and lines["graph"] == ""
+    expect(visit.page.locator(".key")).to_have_count(0)
 
 
 @pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.slow)])

@@ -12,12 +12,18 @@ from hypothesis import strategies as st
 from explorer import graph_json, overlay
 from explorer.graph_layout import Box, layout, ranks
 from explorer.graph_view import Scene, choices, scene
+from explorer.loads import loads, to_json
 from explorer.standalone import folded_html
+from explorer.timeline import model_of
 from planner_core.coarsen import coarsen
 from planner_core.graph import TensorMeta
+from planner_core.hardware import op_work
+from planner_core.memory import layouts
 from planner_core.models import ZOO, load_snapshot
+from planner_core.pinned import split_parts
 from planner_core.pipeline import Result, plan_model
 from planner_core.planner import Request
+from planner_core.price import block_of
 
 
 @st.composite
@@ -140,6 +146,27 @@ def test_overlays_name_nodes_of_the_drawing(result: Result) -> None:
         assert all(len(v) == len(plan.mesh.axis_names) for v in placed.values())
         sent = overlay.communication(plan, drawn, result.graph, result.cluster, result.workload)
         assert set(sent) <= ids
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_memory_and_work_of_the_nodes_add_up_to_one_gpu(recompute: str) -> None:
+    found = plan_model(Request("llama-3-8b", recompute=recompute, layers=4))
+    drawn = scene(found.coarse)
+    for plan in found.plans:
+        nodes = loads(plan, drawn, found.graph)
+        assert set(nodes) == set(drawn.node_ids())
+        top = [nodes[p.node.id] for p in drawn.scopes[""].nodes]
+        made = layouts(plan.blocks, found.graph, model_of(plan))[""]
+        kept = sum(map(made.kept_bytes, range(len(found.graph.top.items))))
+        assert sum(memory for memory, _ in top) == plan.cost.memory_bytes["params"] + kept
+        work = sum(
+            len(bp.prefixes) * op_work(op, block.values).flops / split_parts(block, op, bp.sites[op.name], model_of(plan))
+            for label, bp in plan.blocks.items() for block in [block_of(found.graph, label)] for op in block.ops
+        )  # fmt: skip
+        assert sum(flops for _, flops in top) == pytest.approx(work)
+        for shown in to_json(nodes).values():
+            assert all(0 <= shade <= 1 for _, shade in shown["nodes"].values())
+            assert max(shade for node, (_, shade) in shown["nodes"].items() if ":" not in node[:4]) == 1
 
 
 def test_parts_of_the_traffic_add_up_to_the_plans_totals(result: Result) -> None:

@@ -6,13 +6,18 @@ import json
 
 import pytest
 import torch
+from playwright.sync_api import expect
 from torch import nn
 
+from explorer.graph_view import scene
+from explorer.overlay import without_rule
+from explorer.own import keep
 from planner_core.capture import capture_module
 from planner_core.pipeline import plan_model
 from planner_core.placement import R
 from planner_core.planner import Request
 from planner_core.report import report, text, unknown_ops
+from tests.visiting import Visit
 
 FNET = {"model_type": "fnet", "architectures": ["FNetForMaskedLM"], "hidden_size": 64, "num_hidden_layers": 3, "intermediate_size": 128,
         "vocab_size": 128, "max_position_embeddings": 64, "tpu_short_seq_length": 64}  # fmt: skip
@@ -35,6 +40,9 @@ def test_named_counted_and_whole() -> None:
     said = unknown_ops(result)
     assert said.startswith("3 ops have no rule and run whole on every GPU") and "fft_fft ×3 (first at /fft_fft of Layer)" in said
     assert said in text(result)
+    drawn = scene(result.coarse)
+    (node,) = without_rule(drawn, result.unknown_ops)
+    assert node.startswith("Layer:") and "fft_fft" in [op.fn for op in drawn.node(node).ops]  # type: ignore[union-attr]
     block = result.best.blocks["Layer"]
     assert {forward for edge in block.sites["/fft_fft"].inputs for forward in edge.dst.forward} == {R}
 
@@ -47,8 +55,21 @@ def test_nothing_is_said_where_all_have_rules() -> None:
 
 
 @pytest.mark.slow
+def test_the_graph_marks_it(visit: Visit) -> None:
+    model = keep(json.dumps(FNET).encode())
+    visit.open(f"/?model={model}&batch=16&seq=64&dtype=float32&cluster=1x8-h100")
+    page = visit.page
+    marked = page.locator("g.node").filter(has=page.locator(".bare"))
+    marked.and_(page.locator("g.op, g.join")).hover(force=True)
+    expect(page.locator(".card")).to_contain_text("for fft_fftn: runs whole on every GPU")
+    expect(page.locator(".legend")).to_contain_text("no rule: runs whole on every GPU")
+    page.get_by_role("button", name="Collapse").click()
+    expect(marked).to_have_count(1)
+    expect(marked).to_contain_text("×3")
+
+
+@pytest.mark.slow
 def test_the_page_tells_it() -> None:
-    from explorer.own import keep
     from tests.test_app import open_page, words
 
     at = open_page("fold", model=keep(json.dumps(FNET).encode()), batch="16", seq="64", dtype="float32", cluster="1x8-h100")

@@ -1,5 +1,6 @@
 // The model graph as SVG. Python sends positions; here nothing is laid out, only moved apart where a block is opened.
-// data = {key, scene, overlay: {placement, messages}, devices, selected, open, show, marks: {id: how it is in the other graph}, other}
+// data = {key, scene, overlay: {placement, messages, memory, flops, words}, bare: {id: why it runs whole}, devices, selected, open, show,
+//         marks: {id: how it is in the other graph}, other}
 // Sends back: view = {selected, open (null until a block was opened or closed by hand), show}; pan, zoom, hover and search stay in the browser.
 
 const instances = new WeakMap();
@@ -95,7 +96,7 @@ class Graph extends Drawing {
     const shape = this.shapes.find((s) => s.n.id === id);
     this.echoes.push(id);
     const differs = this.data.marks?.[id];
-    this.said.textContent = shape ? `${shape.n.label}, ${shape.n.sub}${differs ? `, differs: ${differs} in ${this.data.other}` : ""}` : "nothing selected";
+    this.said.textContent = shape ? `${shape.n.label}, ${shape.n.sub}${differs ? `, differs: ${differs} in ${this.data.other}` : ""}${this.data.bare?.[id] ? `, ${this.data.bare[id]}` : ""}` : "nothing selected";
     this.tell(0);
   }
 
@@ -260,8 +261,11 @@ class Graph extends Drawing {
     const title = document.createElement("b"), list = document.createElement("dl");
     title.textContent = shape.n.label;
     const axes = this.data.overlay.placement[shape.n.id] || [];
-    const lines = [...(shape.n.facts || []), ...axes.map((a) => [`${a.of} on ${a.axis}`, a.p]),
+    const { memory, flops } = this.data.overlay, id = shape.n.id;
+    const lines = [...(shape.n.facts || []), ...(flops?.nodes[id]?.[0] ? [["work of one GPU", `${flops.nodes[id][0]} forward`]] : []),
+                   ...(memory?.nodes[id]?.[0] ? [["memory of one GPU", memory.nodes[id][0]]] : []), ...axes.map((a) => [`${a.of} on ${a.axis}`, a.p]),
                    ...this.sent(shape.n.id).map((m) => [m.kind, `${m.count > 1 ? `${m.count} × ` : ""}${m.text} on ${m.axis}`])];
+    if (this.data.bare?.[id]) lines.push(["no rule", this.data.bare[id].replace(/^no rule /, "")]);
     if (this.data.marks?.[shape.n.id]) lines.push([`in ${this.data.other}`, this.data.marks[shape.n.id]]);
     for (const [key, value] of lines) {
       const dt = document.createElement("dt"), dd = document.createElement("dd");

@@ -87,10 +87,20 @@ class Drawing {
     else if (second) make("text", { class: "sub", x, y: y + 11.5 }, g, second);
     if (n.kind === "block") this.toggle(g, n, x + n.w / 2 - 2, y - n.h / 2 + 2, "+");
     this.badge(g, n, x - n.w / 2, y - n.h / 2);
+    this.bare(g, n, x + n.w / 2 - 3, y + n.h / 2 - 3);
   }
 
   // A node that differs from the other graph's wears a diamond with ≠ at its corner and a broken outline; a closed block counts its own.
   differing(n) { return (this.data.marks?.[n.id] ? 1 : 0) + (n.scope ? this.scopeOf(n).nodes.filter((m) => this.data.marks?.[m.id]).length : 0); }
+
+  // An op without a rule wears an exclamation mark at its lower right corner, and so does a closed block with one inside.
+  bare(g, n, x, y) {
+    const known = this.data.bare || {};
+    if (!known[n.id] && !(n.scope && this.scopeOf(n).nodes.some((m) => known[m.id]))) return;
+    const b = make("g", { class: "bare" }, g);
+    make("rect", { x: x - 7, y: y - 8, width: 14, height: 16, rx: 3 }, b);
+    make("text", { x, y: y + 4.5 }, b, "!");
+  }
 
   badge(g, n, x, y) {
     const count = this.differing(n);
@@ -126,23 +136,26 @@ class Drawing {
     return (this.data.overlay.messages[id] || []).filter((m) => m.phase === this.show);
   }
 
+  heat(id) { return this.show === "memory" || this.show === "flops" ? this.data.overlay[this.show]?.nodes[id] || ["", 0] : null; }
+
   second(n) {
     if (this.show === "placement") return this.data.overlay.placement[n.id] || n.sub;
-    if (this.show === "memory") return n.memory_text || "";
-    if (this.show === "flops") return n.flops_text || "";
+    if (this.heat(n.id)) return this.heat(n.id)[0];
     if (this.show === "forward" || this.show === "backward") {
       const sent = this.sent(n.id);
       if (!sent.length) return n.kind === "block" ? n.sub : "";
-      return sent.length === 1 ? `${sent[0].kind} ${sent[0].text}` : `${sent[0].kind} … ${sent.length} messages`;
+      return sent.length === 1 ? `${sent[0].kind} ${sent[0].text}` : `${sent[0].kind} +${sent.length - 1} more`;
     }
     return n.sub;
   }
 
   tint(n, body) {
-    const heat = this.show === "memory" ? n.memory_share : this.show === "flops" ? n.flops_share : 0;
-    if (this.show === "memory" || this.show === "flops")
-      body.style.fill = `color-mix(in srgb, ${this.show === "memory" ? "#009E73" : "#0072B2"} ${Math.round(6 + 60 * Math.sqrt(heat || 0))}%, var(--st-background-color))`;
+    if (this.heat(n.id)) body.style.fill = this.shade(this.heat(n.id)[1]);
     if (this.sent(n.id).length) { body.style.stroke = "#D55E00"; body.style.strokeWidth = 2; }
+  }
+
+  shade(share) {
+    return `color-mix(in srgb, ${this.show === "memory" ? "#009E73" : "#0072B2"} ${Math.round(6 + 60 * share)}%, var(--st-background-color))`;
   }
 
   // one bar per mesh axis: grey where whole, slices in device colours where split, hatched where not summed
@@ -159,24 +172,32 @@ class Drawing {
     });
   }
 
-  drawLegend() {
-    const keys = { placement: [["grey", "R: whole on every device"], ["slices", "S(d): split along dim d"], ["stripes", "P: terms not summed yet"]] }[this.show] || [];
-    this.legend.replaceChildren();
-    const axes = this.show === "placement" ? this.data.overlay.axes : "";
-    const words = { memory: "weights and what is kept for backward, whole tensors", flops: "forward work, whole tensors",
-                    forward: this.data.overlay.plan, backward: this.data.overlay.plan }[this.show];
-    for (const [cls, text] of keys) this.entry(text, cls);
-    if (axes) this.entry(axes);
-    if (words) this.entry(words);
-    if (this.data.other) this.entry(`≠ otherwise in ${this.data.other}`, "diamond");
-    this.legend.hidden = !this.legend.childElementCount;
+  // What the legend says: entries of words with a mark before them; the page and a saved picture draw the same ones.
+  keys() {
+    const { words, ...overlay } = this.data.overlay, found = [];
+    if (this.show === "placement") found.push(
+      { mark: "grey", text: "R: whole on every device" }, { mark: "slices", text: "S(d): split along dim d" }, { mark: "stripes", text: "P: terms not summed yet" });
+    for (const [share, text] of (this.heat("") && overlay[this.show]?.scale) || []) found.push({ mark: "shade", fill: this.shade(share), text });
+    if (this.show === "forward" || this.show === "backward") found.push({ mark: "line", text: "sends" });
+    if (words?.[this.show]) found.push({ text: words[this.show] });
+    if (Object.keys(this.data.bare || {}).length) found.push({ mark: "bare", text: "no rule: runs whole on every GPU" });
+    if (this.data.other) found.push({ mark: "diamond", text: `≠ otherwise in ${this.data.other}` });
+    return found;
   }
 
-  entry(text, cls) {
-    const span = document.createElement("span");
-    if (cls) { const i = document.createElement("i"); i.className = cls; span.appendChild(i); }
-    span.append(text);
-    this.legend.appendChild(span);
+  drawLegend() {
+    this.legend.replaceChildren(...this.keys().map(({ mark, fill, text }) => {
+      const span = document.createElement("span");
+      if (mark) {
+        const i = span.appendChild(document.createElement("i"));
+        i.className = mark;
+        if (mark === "bare") i.textContent = "!";
+        if (fill) i.style.background = fill;
+      }
+      span.append(text);
+      return span;
+    }));
+    this.legend.hidden = !this.legend.childElementCount;
   }
 }
 

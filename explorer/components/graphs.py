@@ -8,7 +8,7 @@ from typing import Any
 
 import streamlit as st
 
-from explorer import components, graph_json, graph_view, overlay, pins, settings, state, twins, words
+from explorer import components, graph_json, graph_view, loads, overlay, pins, settings, state, twins, words
 from explorer.components import frame
 from explorer.palette import DEVICES
 from planner_core.pipeline import Result
@@ -30,10 +30,11 @@ def canvas(request: Request, plan_id: str, edit: tuple[str, ...], least: int, wa
         "devices": DEVICES,
         "overlay": {
             "placement": overlay.placements(plan, drawing, way),
-            "axes": f"bars: {words.mesh_words(plan.mesh)}",
+            **loads.to_json(loads.loads(plan, drawing, result.graph, way)),
             "messages": overlay.communication(plan, drawing, result.graph, result.cluster, result.workload, way),
-            "plan": f"communication of {words.title(plan)} on {words.mesh_words(plan.mesh)}, one copy of each block",
+            "words": overlay.legends(plan),
         },
+        "bare": overlay.without_rule(drawing, result.unknown_ops),
     }
 
 

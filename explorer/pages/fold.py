@@ -170,6 +170,8 @@ def node_panel(result: Result, drawing: graph_view.Scene, node: graph_view.Node,
     _meta_rows("reads", node.inputs)
     _meta_rows("makes", node.outputs)
     st.caption(f"{units.flops(node.flops)} forward · {units.memory(node.saved_bytes)} kept for backward, whole")
+    if bare := overlay.without_rule(drawing, result.unknown_ops).get(node.id):
+        st.warning(frame.text(bare[:1].upper() + bare[1:] + "."))
     options = graph_view.choices(node, result.coarse)
     if options:
         st.markdown(f"**{len(options)} choices on one mesh axis**")
