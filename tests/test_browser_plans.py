@@ -68,6 +68,12 @@ def test_a_weight_opens_in_the_graph_and_is_marked_on_the_way_back(visit: Visit)
     page = visit.page
     visit.open("/plans?model=t5-large&candidate=700&block=T5Block")
     row = page.get_by_role("button", name="encoder.block.*.layer.0.SelfAttention.q.weight")
+    visit.settle()
+    page.locator("g.node").first.wait_for()
+    row.hover()  # outlined in the graph beside it, without the server
+    hinted = page.locator("g.node.hinted")
+    expect(hinted).to_have_count(1)
+    expect(hinted).to_have_attribute("data-id", re.compile("^(T5Block:layer.0.SelfAttention.q/linear|run:0)$"))
     row.click()
     page.wait_for_url(re.compile("node="))
     visit.settle()

@@ -8,6 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
 from playwright.sync_api import expect
 
 from explorer import overlay, settings, twins
@@ -101,10 +102,23 @@ def test_a_click_in_one_graph_selects_in_the_other(visit: Visit) -> None:
     page.wait_for_function("location.search.includes('show=placement')")
     visit.settle()
     page.locator(".legend").nth(1).get_by_text("R: whole on every device").wait_for()
-    page.get_by_role("button", name="One graph").click()
+    page.get_by_role("radio", name="One graph").click()
     page.wait_for_function("!location.search.includes('beside')")
     visit.settle()
     expect(page.locator("svg.canvas")).to_have_count(1)
+
+
+@pytest.mark.slow
+def test_taps_plan_stands_beside_the_exact_one_at_one_click(visit: Visit) -> None:
+    page = visit.page
+    visit.open()
+    visit.click(page.get_by_role("radio", name="TAP’s plan"))
+    expect(page.locator("svg.canvas")).to_have_count(2)
+    expect(page.get_by_text("TAP’s plan, 2 data × 8 tensor")).to_be_visible()
+    expect(page.locator(".legend").nth(1)).to_contain_text("≠ otherwise in Exact plan")
+    visit.click(page.get_by_role("radio", name="Another model"))
+    visit.asks(lambda query: "mixtral-8x7b" in query)
+    expect(page.get_by_role("combobox", name="Which")).to_be_visible()
 
 
 def test_the_png_can_be_kept(visit: Visit, tmp_path: Path) -> None:

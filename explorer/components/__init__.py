@@ -63,7 +63,7 @@ def graph(
 ) -> None:
     """Draw `data` (see graph.js). A click, an opened block or another overlay puts `{"selected", "open", "show"}` at
     `st.session_state[key]["view"]`; "open" is None until a block was opened or closed by hand."""
-    _GRAPH(key=key, data=data, height=height, on_view_change=on_view)
+    _GRAPH(key=key, data={**data, "height": height}, height=height, on_view_change=on_view)
 
 
 def address(query: str, stamp: str) -> None:

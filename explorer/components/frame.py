@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 import streamlit as st
 
@@ -104,6 +105,7 @@ def follower(
     names: Callable[[str], str],
     placeholder: str | None = None,
     help: str | None = None,
+    width: int | Literal["stretch"] = "stretch",
 ) -> None:
     """A selectbox for a setting that is also changed elsewhere (a click in the graph, in a chart).
 
@@ -119,14 +121,15 @@ def follower(
         key=widget,
         placeholder=placeholder,
         help=help,
+        width=width,
         on_change=lambda: state.change(**{setting: st.session_state[widget] or ""}),
     )
 
 
-def plan_choice(plans: Mapping[str, Plan], label: str = "Plan") -> tuple[str, Plan]:
+def plan_choice(plans: Mapping[str, Plan], label: str = "Plan", width: int | Literal["stretch"] = "stretch") -> tuple[str, Plan]:
     """A selectbox over all plans, bound to the address; returns the chosen one."""
     name, _ = state.chosen(plans)
-    follower(label, list(plans), "plan", name, lambda n: option(plans[n]), help=PLAN_WORDS)
+    follower(label, list(plans), "plan", name, lambda n: option(plans[n]), help=PLAN_WORDS, width=width)
     return name, plans[name]
 
 

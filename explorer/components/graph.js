@@ -13,7 +13,7 @@ export default function (component) {
     instances.set(root, graph);
   }
   graph.update(component);
-  return () => { graph.observer.disconnect(); clearTimeout(graph.timer); instances.delete(root); };
+  return () => { graph.observer.disconnect(); window.removeEventListener("shardscope:node", graph.hint); clearTimeout(graph.timer); instances.delete(root); };
 }
 
 // What it draws where: graph_draw.js; as a file: graph_save.js.
@@ -31,12 +31,21 @@ class Graph extends Drawing {
     this.listen();
     this.observer = new ResizeObserver(() => { if (!this.moved) this.fit(); });
     this.observer.observe(this.canvas);
+    this.hint = ({ detail }) => this.hinted(detail);
+    window.addEventListener("shardscope:node", this.hint);
+  }
+
+  // What the pointer is on in another graph or table of the page is outlined here; inside a closed block the block is.
+  hinted(id) {
+    const shown = this.shapes.some((s) => s.n.id === id), home = id.slice(0, Math.max(0, id.lastIndexOf(":")));
+    for (const { n, g } of this.shapes) g.classList.toggle("hinted", !!id && (n.id === id || (!shown && !!home && n.scope === home)));
   }
 
   update({ data, setStateValue }) {
     this.send = setStateValue;
     const fresh = data.key !== this.key;
     this.data = data; this.scene = data.scene; this.key = data.key;
+    this.root.querySelector(".graph").style.height = `${data.height || 800}px`;
     if (fresh || data.asked !== this.asked) {
       this.open = new Set(data.open); this.touched = false; this.show = data.show; this.asked = data.asked;
       this.moved = this.moved && !fresh;
@@ -205,7 +214,7 @@ class Graph extends Drawing {
     };
     c.onpointerup = (e) => { const was = from; from = null; c.classList.remove("moving"); if (was && !was.drag) this.click(was.target, e.shiftKey); };
     c.onpointercancel = () => { from = null; };
-    c.onpointerleave = () => { this.card.hidden = true; };
+    c.onpointerleave = () => { this.card.hidden = true; point(""); };
     c.ondblclick = (e) => { const g = e.target.closest(".node.block"); if (g) this.flip(g.dataset.id); };
     c.addEventListener("wheel", (e) => {
       if (!e.ctrlKey && !e.metaKey && this.root.activeElement !== c) return; // the page scrolls until the graph has been clicked
@@ -256,6 +265,7 @@ class Graph extends Drawing {
 
   hover(e) {
     const g = e.target.closest?.(".node"), shape = g && this.shapes.find((s) => s.g === g);
+    point(shape && shape.n.kind !== "port" ? shape.n.id : "");
     if (!shape || shape.n.kind === "port") return void (this.card.hidden = true);
     this.card.replaceChildren();
     const title = document.createElement("b"), list = document.createElement("dl");
@@ -277,4 +287,10 @@ class Graph extends Drawing {
     this.card.style.left = `${Math.max(4, x + 316 > box.width ? x - 16 - this.card.offsetWidth : x + 16)}px`;
     this.card.style.top = `${Math.max(4, Math.min(y + 12, box.height - this.card.offsetHeight - 6))}px`;
   }
+}
+
+// Tell the other drawings and tables of the page what the pointer is on (weights.js does the same).
+let pointed = "";
+function point(id) {
+  if (id !== pointed) window.dispatchEvent(new CustomEvent("shardscope:node", { detail: (pointed = id) }));
 }

@@ -16,6 +16,10 @@ from planner_core.plan import Plan
 from planner_core.planner import Request
 
 DIFFERENCES_SHOWN = 60
+NEAREST = {
+    "llama-3-8b": "mixtral-8x7b", "gpt2-xl": "bert-large", "bert-large": "gpt2-xl", "t5-large": "bert-large", "vit-large": "bert-large",
+}  # fmt: skip
+"""Which model of the zoo is set beside one at first: like it but for a part."""
 
 
 @st.cache_resource(max_entries=64, show_spinner=False)
@@ -138,16 +142,31 @@ def differences(matched: twins.Twins, titles: tuple[str, str]) -> None:
 
 
 def choose_beside(plans: dict[str, Plan], name: str) -> None:
-    """The control: another plan, or another model, beside the one that is drawn."""
+    """The control: nothing, the other method's plan, any plan, or another model beside the one that is drawn."""
     methods = {pins.pin("best", {**state.values(), "method": m}): m for m in settings.METHODS if m != state.value("method")}
+    rival = next(iter(methods)) if state.value("method") != "exact" else next(t for t, m in methods.items() if m == "tap")
     held = [t for t in state.value("compare") if pins.MARK in t and t not in methods]
-    options = [n for n in plans if n != name] + [*methods, *held] + [f"model:{m}" for m in settings.MODELS if m != state.value("model")]
-    titles = {n: frame.option(plans[n]) for n in plans} | {f"model:{m}": t for m, t in settings.MODELS.items()}
-    titles |= {t: f"{words.METHOD_TITLES[m]} for these settings" for t, m in methods.items()}
-    titles |= {t: f"Pinned: {t.replace(pins.MARK, ' ')}" for t in held}
+    others = {
+        "plan": [n for n in plans if n != name] + [t for t in methods if t != rival] + held,
+        "model": [f"model:{m}" for m in settings.MODELS if m != state.value("model")],
+    }
+    first = {"": "", "rival": rival, "plan": others["plan"][0], "model": f"model:{NEAREST.get(state.value('model'), 'llama-3-8b')}"}
     current = state.value("beside")
-    frame.follower(
-        "Beside it", options, "beside", current, lambda o: titles.get(o, o), placeholder="Set another plan or model beside it",
+    kind = "" if not current else "rival" if current == rival else "model" if current.startswith("model:") else "plan"
+    titles = {"": "One graph", "rival": words.METHOD_TITLES[methods[rival]], "plan": "Another plan", "model": "Another model"}
+    widget = f"w_beside_kind:{kind}"  # of each kind its own, as in `frame.follower`
+
+    def choose() -> None:
+        chosen = st.session_state[widget] or ""
+        plain = chosen in ("rival", "plan") and state.value("show") == "graph"  # where plans differ is in the placements
+        state.change(beside=first[chosen], **({"show": "placement"} if plain else {}))
+
+    st.segmented_control(
+        "Beside it", list(titles), format_func=lambda k: titles[k], default=kind, required=True, key=widget, wrap=True,
+        help="A second graph beside this one, with what differs marked in both", on_change=choose,
     )  # fmt: skip
-    if current:
-        st.button("One graph", on_click=lambda: state.change(beside=""), key="one_graph", type="tertiary", icon=":material/close:")
+    if kind in others:
+        called = {n: frame.option(plans[n]) for n in plans} | {f"model:{m}": t for m, t in settings.MODELS.items()}
+        called |= {t: f"{words.METHOD_TITLES[m]} for these settings" for t, m in methods.items()}
+        called |= {t: f"Pinned: {t.replace(pins.MARK, ' ')}" for t in held}
+        frame.follower("Which", others[kind], "beside", current, lambda o: called.get(o, o), width=260)

@@ -41,13 +41,32 @@ function row(item, told, open) {
   if (item.times) first.append(` ×${item.times}`);
   line.append(first, ...item.cells.map((c) => cell(c, told)));
   if (item.picked) line.setAttribute("aria-current", "true");
+  line.dataset.node = item.node || "";
+  for (const come of ["pointerenter", "focusin"]) line.addEventListener(come, () => point(item.node || ""));
+  for (const go of ["pointerleave", "focusout"]) line.addEventListener(go, () => point(""));
   return line;
+}
+
+// What the pointer or the focus is on is outlined in the graphs of the page, and a node there in this table.
+function point(node) {
+  window.dispatchEvent(new CustomEvent("shardscope:node", { detail: node }));
+}
+
+const listening = new WeakMap();
+
+function listen(box) {
+  if (listening.has(box)) return;
+  const hint = ({ detail }) => { for (const line of box.querySelectorAll("tr[data-node]")) line.classList.toggle("hinted", !!detail && line.dataset.node === detail); };
+  listening.set(box, hint);
+  window.addEventListener("shardscope:node", hint);
 }
 
 export default function ({ data, parentElement, setTriggerValue }) {
   const box = parentElement.querySelector(".weights");
   const text = JSON.stringify(data);
-  if (shown.get(box) === text) return;
+  listen(box);
+  const leave = () => { window.removeEventListener("shardscope:node", listening.get(box)); listening.delete(box); };
+  if (shown.get(box) === text) return leave;
   shown.set(box, text);
   const table = document.createElement("table");
   table.setAttribute("aria-label", data.label);
@@ -56,4 +75,5 @@ export default function ({ data, parentElement, setTriggerValue }) {
   const body = table.createTBody();
   body.append(...data.rows.map((r) => row(r, data.told, (node) => setTriggerValue("open", node))));
   box.replaceChildren(table);
+  return leave;
 }

@@ -241,25 +241,21 @@ def page() -> None:
     """The page."""
     result = frame.open_page("fold")
     plans = state.plan_ids(result.plans)
-    name, plan = state.chosen(plans)
+    with st.container(horizontal=True, vertical_alignment="bottom", key="which_graphs"):
+        name, plan = frame.plan_choice(plans, "Plan that the graph shows", width=340)
+        graphs.choose_beside(plans, name)
     with st.container(key="wide"):
         second = graphs.beside(result, plans, name, plan)
+        left, right = st.columns(2 if second else [7, 3], gap="medium")
         if second:
-            left, right = st.columns(2, gap="medium")
             with left:
-                graphs.choose_beside(plans, name)
-                choose_way(result, plan)
-            with right:
-                panel(result, plan)
-            graphs.differences(*second)
+                graphs.differences(*second)
         else:
-            left, right = st.columns([7, 3], gap="medium")
             with left:
                 graphs.draw(result, name)
-            with right:
-                panel(result, plan)
-                choose_way(result, plan)
-                graphs.choose_beside(plans, name)
+        with right:
+            panel(result, plan)
+            choose_way(result, plan)
     algorithm(result)
     st.download_button(
         "Download the folded graph as one HTML page",

@@ -1,0 +1,107 @@
+"""Plans: what the chosen plan places otherwise than another, told below the scatter and marked in a graph beside the weights."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping
+
+import streamlit as st
+
+from explorer import components, state, twins, weight_rows, words
+from explorer.choosing import LETTERS, REFERENCE
+from explorer.components import choice, frame, graphs
+from planner_core.pipeline import Result
+from planner_core.plan import Plan
+
+SHOWN = 8
+"""Weights of one placement that are named below the scatter; the graph marks all."""
+GRAPH_HEIGHT = 720
+
+
+def other(plans: Mapping[str, Plan], chosen: str) -> str:
+    """The plan that the chosen one is held against: the best; for the best itself Megatron-LM's, else the next in the list."""
+    rest = [n for n in plans if n != chosen]
+    best = next(iter(plans))
+    return best if chosen != best else next((n for n in rest if plans[n].method == REFERENCE), rest[0] if rest else "")
+
+
+def found(result: Result, plans: Mapping[str, Plan], chosen: str) -> tuple[twins.Difference, ...]:
+    """The nodes that lie otherwise in the two plans."""
+    there = other(plans, chosen)
+    return twins.of_plans(state.drawing(result.request), plans[chosen], plans[there]).differences if there else ()
+
+
+def line(result: Result, plans: Mapping[str, Plan], chosen: str) -> None:
+    """Which weights change and how they then lie, below the scatter in which the plan was chosen."""
+    there = other(plans, chosen)
+    if not there:
+        return
+    nodes = found(result, plans, chosen)
+    drawing = state.drawing(result.request)
+    mine, theirs = (f"<b>{html.escape(words.title(plans[n]))}</b>" for n in (chosen, there))
+    lie: dict[str, list[str]] = {}
+    for d in nodes:
+        kind, _, how = d.here.partition(" ")
+        node = drawing.node(d.left)
+        if kind == "weight" and node:
+            lie.setdefault(how, []).append(node.label)
+    rest = len(nodes) - sum(map(len, lie.values()))
+    told = [f"{html.escape(how)}: {html.escape(_some(names))}" for how, names in lie.items()]
+    told += [f"{rest} result{'s' * (rest > 1)} otherwise"] if rest else []
+    what = f"{'; '.join(told)}. The graph beside the weights below marks them ≠." if told else "every node lies alike."
+    st.html(f"<p class='told'>{mine} against {theirs}: {what}</p>")
+
+
+def _some(names: list[str]) -> str:
+    shown = list(dict.fromkeys(names))
+    return ", ".join(shown[:SHOWN]) + (f" and {len(shown) - SHOWN} more" if len(shown) > SHOWN else "")
+
+
+def weights(result: Result, plans: Mapping[str, Plan], chosen: str) -> None:
+    """Placement of every weight, by name pattern, beside the graph: what the pointer is on in one is marked in the other, a
+    name opens its node on Fold."""
+    drawing = state.drawing(result.request)
+    one = choice.chosen_block(result)
+    index = choice.picked(one) if one else None
+    marked = (
+        {(one.block, w): LETTERS[int(c)] for w, c in zip(one.weights, one.choice[index], strict=True)}
+        if one is not None and index is not None
+        else {}
+    )
+
+    def open_node() -> None:
+        node = str(st.session_state["weights"].get("open") or "")
+        run = weight_rows.run_of(drawing, node)
+        shown = tuple(dict.fromkeys([*(state.value("open") or ()), run])) if run else state.value("open")
+        if node:
+            state.change(node=node, open=shown)
+            st.session_state["to_fold"] = True
+
+    table = weight_rows.table(plans[chosen], result.coarse, drawing, state.value("node"), marked)
+    with st.container(key="wide_weights"):
+        left, right = st.columns([3, 2], gap="medium")
+    with left:
+        components.weights(table, key="weights", on_open=open_node)
+    with right:
+        _graph(result, plans, chosen)
+
+
+def _graph(result: Result, plans: Mapping[str, Plan], chosen: str) -> None:
+    """The graph with the plan's placements, and marks on what lies otherwise than in the other plan."""
+    there = other(plans, chosen)
+
+    def viewed() -> None:
+        view = st.session_state["plans_graph"].get("view") or {}
+        state.change(node=str(view.get("selected") or ""))
+
+    components.graph(
+        {
+            **graphs.canvas(result.request, chosen, state.edit_of(chosen), state.value("least"), state.value("way")),
+            "selected": state.value("node"), "asked": state.asked(), "show": "placement",
+            "open": graphs.default_open(state.drawing(result.request)),
+            "marks": {d.left: d.there for d in found(result, plans, chosen)}, "other": words.title(plans[there]) if there else "",
+        },
+        key="plans_graph", on_view=viewed, height=GRAPH_HEIGHT,
+    )  # fmt: skip
+    if there:
+        st.caption(frame.text(f"≠ marks what {words.title(plans[there])} places otherwise."))
