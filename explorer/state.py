@@ -279,8 +279,8 @@ def waiting(place: Any, stop: Callable[[], None], patience_s: float = PATIENCE_S
         last = now
         if not line:
             box = place.container(horizontal=True, vertical_alignment="center")
+            box.button("Stop", on_click=stop, key="stop_planning")  # before the words, whose length would move it
             line.append(box.empty())
-            box.button("Stop", on_click=stop, key="stop_planning")
         line[0].markdown(f":material/hourglass_top: Planning: {text}, {taken:.0f} s", width="content")
 
     return say

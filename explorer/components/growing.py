@@ -100,10 +100,10 @@ def _sweep(result: Result, names: Sequence[str], per_gpu: bool) -> dict[str, lis
     place = st.empty()
     found: dict[str, list[Size | str]] = {}
     with place.container():
-        bar = st.progress(0.0, "starting")
         st.button(
             "Stop the sweep", key="stop_grow", on_click=state.change, kwargs={"grow": ()}, help="What is worked out is kept"
         )
+        bar = st.progress(0.0, "starting")
         for i, name in enumerate(names):
             for k, n in enumerate(COUNTS):
                 bar.progress((i * len(COUNTS) + k) / len(names) / len(COUNTS), f"{name}, {n} GPUs")

@@ -106,9 +106,11 @@ def _here(result: Result, x: Axis, y: Axis) -> tuple[float, float]:
 def _work_out(key: tuple[Request, Axis, Axis], place: Any) -> Map:
     """The map, cell by cell; a click on Stop ends this run of the script within a search, and what is known is kept."""
     with place.container():
-        bar = st.progress(0.0, "Planning")
+        # above the words that change, whose lines it would otherwise move with, away from under the pointer
         st.button("Stop", on_click=lambda: st.session_state.pop("map_wanted", None), key="map_stop")
+        bar = st.progress(0.0, "Planning")
         drawn = st.empty()
+        st.caption("■ searched · □ inferred from its neighbours · · still to come")
 
     def waiting() -> None:
         bar.progress(0.0, "Another visitor's map of the same")
@@ -151,10 +153,8 @@ class _Work:
         return tuple(self.cells), tuple(borders), self.searches
 
     def _draw(self) -> None:
-        with self.place.container():
-            head, rows = regions.so_far(self.x, self.y, self.cells)
-            frame.table(head, rows, "points of the map")
-            st.caption("■ searched · □ inferred from its neighbours · · still to come")
+        with self.place:  # one element in place of another: what stands below does not jump
+            frame.table(*regions.so_far(self.x, self.y, self.cells), "points of the map")
 
     def say(self, text: str) -> None:
         """Tell what is under way, not too often; where a click on Stop has come in, Streamlit ends the run here. Raises
