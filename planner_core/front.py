@@ -13,7 +13,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from planner_core.closing import Found, Goal, front_of
+from planner_core.closing import Found, front_of
+from planner_core.copies import Goal
 from planner_core.eliminate import Floats
 from planner_core.hull import Point, hull, slope
 from planner_core.labels import TooMuch

@@ -17,7 +17,7 @@ import numpy as np
 from planner_core.chain import Weights, scalar, vectors
 from planner_core.eliminate import Elimination, Floats, eliminate, given, order
 from planner_core.hull import Point, hull, slope
-from planner_core.labels import BucketTree, TooMuch
+from planner_core.labels import BucketTree, Pruning, TooMuch
 from planner_core.problem import Compiled
 from planner_core.tables import COMM, MEMORY, NUM_COMPONENTS
 
@@ -92,8 +92,7 @@ class _Block:
         sums[0, COMM], sums[1, MEMORY] = 1.0, 1.0
         tables = given(vectors(self.compiled.factors, sums), self.at)
         constant = sum((t for names, t in tables if not names), start=np.zeros(2))
-        labels = tree.carry(
-            [t for t in tables if t[0]], [], right[0] + price * left[1], np.array([max(right[0], 1e-9) * TIE, 1e-2])
-        )
+        pruning = Pruning(right[0] + price * left[1], np.array([max(right[0], 1e-9) * TIE, 1e-2]))
+        labels = tree.carry([t for t in tables if t[0]], [], pruning)
         costs = labels.cost + constant
         return [({**self.at, **tree.assignment(i)[0]}, (float(c), float(m))) for i, (c, m) in enumerate(costs)]

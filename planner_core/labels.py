@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,9 @@ MAX_LABELS = 400_000
 MAX_ENTRIES = 3e7
 """Entries of all tables of one tree, kept twice (half a gigabyte)."""
 MAX_WORK = 20_000_000
-"""Labels that one search may form along copies: some seconds. Counted, not timed, so that every machine finds the same."""
+"""Labels that one search may form: some seconds. Counted, not timed, so that every machine finds the same."""
+CHUNK = 200_000
+"""Labels that are formed at once, before those that others beat are dropped."""
 NEAR = 8
 """Predecessors that each label is compared with at once, before groups are gone through one by one."""
 FITS = 2**62
@@ -53,7 +56,26 @@ class Allowance:
         """Raises TooMuch where none is left."""
         self.left -= labels
         if self.left < 0:
-            raise TooMuch(f"{MAX_WORK} partial plans along the copies")
+            raise TooMuch("more partial plans than a search may form")
+
+
+@dataclass(frozen=True)
+class Pruning:
+    """What labels are dropped: those beyond the `limit` of the weighted cost, those that others beat in whole `steps` of each sum,
+    and with `few` all but a `sample`. More than `most` at once, or than the `work` allows, are too much."""
+
+    limit: float
+    steps: Floats
+    most: int = MAX_LABELS
+    few: int = 0
+    work: Allowance = field(default_factory=Allowance)
+
+    def keep(self, found: Partial) -> Partial:
+        """The undominated ones of each row, in order of rows."""
+        if (np.diff(found.row) > 0).all():
+            return found
+        found = found.take(undominated(found.row, found.cost, self.steps))
+        return found.take(sample(found, self.few)) if self.few else found
 
 
 @dataclass
@@ -95,21 +117,33 @@ def concatenate(parts: Sequence[Partial]) -> Partial:
     )  # fmt: skip
 
 
-def join(mine: Partial, child: Labels, entry: Ints, room: Floats, most: int = MAX_LABELS) -> Partial:
+def join(mine: Partial, child: Labels, entry: Ints, room: Floats, pruning: Pruning) -> Partial:
     """Every label with every label of its entry of `child` (`entry`: one per label) whose excesses together stay within the
-    label's `room`. Raises TooMuch where these are more than `most`."""
+    label's `room`; of each row what is left after `pruning`, in order of rows. Raises TooMuch."""
     first, end = child.first[entry], child.last[entry]
-    last = _bisect(child.excess, first, end, room - mine.excess)
-    counts = last - first
-    total = int(counts.sum())
-    if total > most:
-        raise TooMuch(f"{total} partial plans")
-    take = np.repeat(np.arange(len(counts)), counts)
-    position = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts) + np.repeat(first, counts)
-    return Partial(
-        mine.row[take], mine.cost[take] + child.cost[position], mine.excess[take] + child.excess[position],
-        [*(p[take] for p in mine.parts), position],
-    )  # fmt: skip
+    counts = _bisect(child.excess, first, end, room - mine.excess) - first
+    parts = []
+    for some in _chunks(counts):
+        pruning.work.take(int(counts[some].sum()))
+        take = np.repeat(np.arange(some.start, some.stop), counts[some])
+        start = np.cumsum(counts[some]) - counts[some]
+        position = np.arange(len(take)) - np.repeat(start - first[some], counts[some])
+        formed = Partial(
+            mine.row[take], mine.cost[take] + child.cost[position], mine.excess[take] + child.excess[position],
+            [*(p[take] for p in mine.parts), position],
+        )  # fmt: skip
+        parts.append(pruning.keep(formed))
+        if sum(len(p.row) for p in parts) > pruning.most:
+            parts = [pruning.keep(concatenate(parts))]
+            if len(parts[0].row) > pruning.most:
+                raise TooMuch(f"{len(parts[0].row)} partial plans")
+    return parts[0] if len(parts) == 1 else pruning.keep(concatenate(parts))
+
+
+def _chunks(counts: Ints) -> list[slice]:
+    """Ranges of labels whose `counts` sum up to about `CHUNK`, or that are one label."""
+    ends = np.flatnonzero(np.diff(np.cumsum(counts) // CHUNK)) + 1
+    return [slice(int(i), int(j)) for i, j in pairwise([0, *ends, len(counts)])]
 
 
 def _bisect(values: Floats, first: Ints, last: Ints, most: Floats) -> Ints:
@@ -148,6 +182,26 @@ def undominated(group: Ints, cost: Floats, steps: Floats) -> Ints:
         if size > NEAR:
             keep[end - size : end] = _skyline(k[end - size : end, 1:])
     return order[keep]
+
+
+def sample(found: Partial, count: int) -> Ints:
+    """Indices of at most 2 * `count` labels of each row, in order of which they stand: in each of `count` equal parts of the range
+    of the second sum the one of least excess; and as many in the first of these parts, so that two such samples add up to
+    sums that lie close to each other."""
+    if not len(found.row):
+        return np.zeros(0, dtype=np.int64)
+    starts = np.flatnonzero(np.diff(found.row, prepend=-1))
+    group = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(found.row)))
+    low = np.minimum.reduceat(found.cost[:, 1], starts)[group]
+    span = np.maximum.reduceat(found.cost[:, 1], starts)[group] - low
+    place = (found.cost[:, 1] - low) / np.where(span > 0, span, 1.0) * count
+    order = np.argsort(found.excess, kind="stable")
+    kept = []
+    for scale in (1, count):
+        order = order[place[order] * scale < count + 1]
+        part = group * (count + 1) + np.floor(place * scale)
+        kept.append(order[np.unique(part[order], return_index=True)[1]])
+    return np.unique(np.concatenate(kept))
 
 
 def _by_group(group: Ints, first: Ints) -> Ints:
@@ -264,14 +318,11 @@ class BucketTree:
         found: Floats = least.transpose([left.index(v) for v in names])
         return found
 
-    def carry(
-        self, factors: Iterable[Table], sets: Iterable[tuple[tuple[str, ...], Labels]], limit: float, steps: Floats,
-        most: int = MAX_LABELS,
-    ) -> Labels:  # fmt: skip
-        """Labels of every entry of the root within `limit`.
+    def carry(self, factors: Iterable[Table], sets: Iterable[tuple[tuple[str, ...], Labels]], pruning: Pruning) -> Labels:
+        """Labels of every entry of the root.
 
         `factors` have [sum, entry of their variables]; `sets` are labels of other networks by entry of theirs.
-        Raises TooMuch where one table has more than `most`.
+        Raises TooMuch where one table has too many.
         """
         plain: list[list[Table]] = [[] for _ in range(len(self.buckets) + 1)]
         self.children = [[] for _ in plain]
@@ -280,32 +331,30 @@ class BucketTree:
         for k, (names, labels) in enumerate(sets):
             self.children[self.home(names)].append((-1 - k, names, labels))
         for i, b in enumerate(self.buckets):
-            found = self._fill(i, plain[i], limit, steps, most)
+            found = self._fill(i, plain[i], pruning)
             below = np.where(np.isfinite(b.message), b.message, 0.0)[..., None]
             found.excess = found.excess + (b.total - below).ravel()[found.row]
-            labels, self.chosen[i] = collect(found, found.row // self.sizes[b.name], b.message.size, steps)
+            labels, self.chosen[i] = collect(found, found.row // self.sizes[b.name], b.message.size, pruning)
             self.children[b.parent].append((i, b.others, labels))
-        found = self._fill(-1, plain[-1], limit, steps, most)
-        labels, self.chosen[-1] = collect(found, found.row, self.root.size, steps)
+        found = self._fill(-1, plain[-1], pruning)
+        labels, self.chosen[-1] = collect(found, found.row, self.root.size, pruning)
         return labels
 
-    def _fill(self, i: int, plain: Sequence[Table], limit: float, steps: Floats, most: int) -> Partial:
+    def _fill(self, i: int, plain: Sequence[Table], pruning: Pruning) -> Partial:
         """Every way to fill the entries of a bucket that are within the limit, from its factors and children."""
         scope, margin = self.scope_of(i), self.margins[i].ravel()
-        rows = np.flatnonzero(margin <= limit)
+        rows = np.flatnonzero(margin <= pruning.limit)
         place = dict(zip(scope, np.unravel_index(rows, self.margins[i].shape) if scope else (), strict=True))
-        cost = np.zeros((len(rows), len(steps)))
+        cost = np.zeros((len(rows), len(pruning.steps)))
         for names, table in plain:
             where: tuple[Any, ...] = (slice(None), *(place[v] for v in names))
-            cost += table[where].T.reshape(-1, len(steps))
+            cost += table[where].T.reshape(-1, len(pruning.steps))
         found = Partial(rows, cost, np.zeros(len(rows)))
         for _, names, labels in self.children[i]:
             entry = np.zeros(self.margins[i].size, dtype=np.int64)
             for v in names:
                 entry[rows] = entry[rows] * self.sizes[v] + place[v]
-            found = join(found, labels, entry[found.row], limit - margin[found.row], most)
-            if len(found.row) > len(rows):
-                found = found.take(undominated(found.row, found.cost, steps))
+            found = join(found, labels, entry[found.row], pruning.limit - margin[found.row], pruning)
         return found
 
     def assignment(self, label: int) -> tuple[dict[str, int], dict[int, int]]:
@@ -326,10 +375,9 @@ class BucketTree:
         return at, taken
 
 
-def collect(found: Partial, group: Ints, entries: int, steps: Floats) -> tuple[Labels, Partial]:
-    """The undominated ones of each group as labels of `entries` groups, and themselves in the same order."""
-    best = undominated(group, found.cost, steps)
-    best = best[np.lexsort((found.excess[best], group[best]))]
-    chosen = found.take(best)
-    ends = np.searchsorted(group[best], np.arange(entries + 1))
-    return Labels(ends[:-1], ends[1:], chosen.cost, chosen.excess), chosen
+def collect(found: Partial, group: Ints, entries: int, pruning: Pruning) -> tuple[Labels, Partial]:
+    """What is left of each group as labels of `entries` groups, and itself in the same order."""
+    kept = pruning.keep(Partial(group, found.cost, found.excess, [np.arange(len(group))]))
+    kept = kept.take(np.lexsort((kept.excess, kept.row)))
+    ends = np.searchsorted(kept.row, np.arange(entries + 1))
+    return Labels(ends[:-1], ends[1:], kept.cost, kept.excess), found.take(kept.parts[0])

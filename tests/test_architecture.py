@@ -20,7 +20,7 @@ ORDER = (
     "rules", "rules_scan", "rules_index", "rules_math", "check", "coarsen", "fold",
     "strategy", "hardware", "redistribute", "saving", "pinned", "transit", "storages", "passes", "backward", "memory",
     "price", "states", "tables", "weights", "network",
-    "eliminate", "hull", "labels", "problem", "chain", "solve", "closing",
+    "eliminate", "hull", "labels", "problem", "chain", "solve", "copies", "closing",
     "generate", "candidates", "chunked", "folding", "assemble",
     "search", "fitting", "front", "narrow",
     "methods", "expert", "planner", "pipeline", "edit",

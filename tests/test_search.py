@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planner_core import closing, copies
 from planner_core.chain import Weights
 from planner_core.cluster import Cluster, load_cluster
 from planner_core.hardware import Workload, cost_model
@@ -239,6 +240,39 @@ def test_best_within_a_budget_of_the_zoo_is_proven(name: str) -> None:
     assert_best_within(zoo(name, "8", 2), (0.2, 0.6))
 
 
+@pytest.mark.parametrize("seed", [3, 7, *(pytest.param(n, marks=pytest.mark.slow) for n in range(30, 40))])
+def test_copies_put_together_of_long_parts_are_proven_too(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies are gone along one by one where they are few: here parts of two, four, eight are made first, as for a deep model."""
+    monkeypatch.setattr(copies, "STEPS", 1)
+    monkeypatch.setattr(closing, "QUICKLY", 50)
+    assert_best_within(problem_of(random_graph(seed), load_cluster("1x8-h100"), "8"), (0.1, 0.3, 0.5, 0.7, 0.9))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ZOO)
+def test_long_parts_of_the_zoo_are_proven_too(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copies, "STEPS", 1)
+    assert_best_within(zoo(name, "8", 3), (0.1, 0.3, 0.5, 0.7, 0.9))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "layers"), [("llama-3-8b", 1000), ("gpt2-xl", 100), ("t5-large", 100)])
+def test_no_budget_leaves_a_gap_in_a_deep_model(name: str, layers: int) -> None:
+    assert_no_gap(name, "16", layers)
+
+
+@pytest.mark.parametrize("share", [0.1, pytest.param(0.37, marks=pytest.mark.slow)])
+def test_what_is_left_open_in_a_deep_model_is_little(share: float) -> None:
+    """Copies that differ bring a plan near the bound: what neither price nor sample would do alone."""
+    problem = zoo("mixtral-8x7b", "16", 1000)
+    free, least = search(problem).assignment, search(problem, budget=1.0).least_memory
+    assert free is not None
+    answer = search(problem, budget=least + share * (memory_of(free) - least))
+    assert answer.assignment is not None
+    assert answer.gap < 0.01  # 18 % before samples were taken
+    assert len({str(sorted(c.items())) for c in answer.assignment.calls}) > 1
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ZOO)
 def test_best_within_a_budget_of_three_layers_is_proven(name: str) -> None:
@@ -252,8 +286,8 @@ def test_no_budget_leaves_a_gap(name: str, mesh: str) -> None:
     assert_no_gap(name, mesh)
 
 
-def assert_no_gap(name: str, mesh: str) -> None:
-    problem = zoo(name, mesh, None)
+def assert_no_gap(name: str, mesh: str, layers: int | None = None) -> None:
+    problem = zoo(name, mesh, layers)
     free, least = search(problem).assignment, search(problem, budget=1.0).least_memory
     assert free is not None
     before = float("inf")

@@ -1,0 +1,315 @@
+"""Labels of the copies of a block that follow each other (see `closing` and `labels`): doubled, not gone along one by one, so that
+the work grows with the logarithm of their number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from planner_core.chain import Chain, Weights, as_matrix, between_copies, vectors
+from planner_core.eliminate import Floats, Table, given
+from planner_core.labels import (
+    MAX_LABELS,
+    Allowance,
+    BucketTree,
+    Ints,
+    Labels,
+    Partial,
+    Pruning,
+    TooMuch,
+    collect,
+    concatenate,
+    join,
+)
+from planner_core.tables import MEMORY, NUM_COMPONENTS, Factor
+
+FEW_LABELS = 20_000
+"""Labels held at once while the whole gap is tried."""
+FEW_SHARED = 24
+"""Shared states that are looked through where all are too many, or while the whole gap is tried."""
+MAX_SHARED = 200
+"""Shared states of one run that are compared to close a gap."""
+STEPS = 6
+"""A run is put together of less than 2^6 longest parts."""
+CHUNK = 4_000_000
+"""Numbers that one step of a product of tables holds at once (32 MB)."""
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What labels count: `sums` [sum, component] of the network's components, `prices` of each in the weighted cost, the
+    `limit` of that, and the `steps` in which sums are compared."""
+
+    sums: Floats
+    prices: Floats
+    limit: float
+    steps: Floats
+    few: int = 0
+    """Look through some only: of the labels of each group on the way a `sample` of so many, of shared states a quarter of that."""
+    quick: bool = False
+    """Give up early."""
+    work: Allowance = field(default_factory=Allowance)
+
+    @property
+    def pruning(self) -> Pruning:
+        """What labels are dropped."""
+        return Pruning(self.limit, self.steps, FEW_LABELS if self.quick else MAX_LABELS, self.few, self.work)
+
+    @property
+    def weights(self) -> Weights:
+        """The prices of the network's components."""
+        w = self.prices @ self.sums
+        return (float(w[0]), float(w[1]), float(w[2]), float(w[3]))
+
+    def factors(self, factors: list[Factor]) -> list[Table]:
+        """The sums of each factor's entries."""
+        return vectors(factors, self.sums)
+
+
+class Copies:
+    """The labels of one run of copies by entry of the top variables that it touches, and the way back."""
+
+    def __init__(self, chain: Chain, tree: BucketTree, goal: Goal) -> None:
+        self.chain, self.goal, self.compiled = chain, goal, chain.compiled
+        self.names, self.entries = chain.places
+        self.margin = chain.margins(tree)
+        self.shape = self.margin.shape
+
+    @property
+    def states(self) -> list[int]:
+        """Shared states within the limit."""
+        return [int(s) for s in np.flatnonzero((self.margin <= self.goal.limit).any(axis=(1, 2)))]
+
+    def work_out(self) -> bool:
+        """Make the shared states within the limit exact; False where all are."""
+        if self.chain.count == 1:
+            return False
+        if self.goal.few:
+            least = self.margin.min(axis=(1, 2))
+            self.margin[np.argsort(least)[max(1, self.goal.few // 4) :]] = np.inf
+        states = self.states
+        fresh = [s for s in states if s not in self.chain.powers]
+        if len(states) > MAX_SHARED or (self.goal.quick and len(fresh) > FEW_SHARED):
+            raise TooMuch(f"{len(states)} states of shared tensors")
+        for s in fresh:
+            self.chain.power(s)
+        return bool(fresh)
+
+    def labels(self) -> Labels:
+        """Labels by entry of the top variables. Raises TooMuch."""
+        if self.chain.count == 1:
+            self.block = BlockLabels(self.chain, self.goal, 0, self.margin)
+            return self.block.labels.at(self.entries)
+        kind = _Alike if self.chain.problem.uniform else _Line
+        self.lines = {s: kind(self, s) for s in self.states}
+        found = concatenate([line.carry() for line in self.lines.values()])
+        labels, self.chosen = collect(found, found.row, self.margin.size, self.goal.pruning)
+        return labels.at(self.entries)
+
+    def between(self) -> Floats:
+        """[state, sum]: what the tensor between two copies adds."""
+        table = np.zeros((NUM_COMPONENTS, self.shape[1]))
+        table[MEMORY] = between_copies(self.chain.problem, self.chain.run, (0.0, 1.0, 0.0, 0.0))
+        return (self.goal.sums @ table).T
+
+    def assignments(self, label: int) -> list[dict[str, int]]:
+        """The states of each copy in one of the labels."""
+        if self.chain.count == 1:
+            return [self.block.assignment(label)]
+        s = int(self.chosen.row[label]) // (self.shape[1] * self.shape[2])
+        return self.lines[s].assignments(int(self.chosen.parts[0][label]))
+
+
+class BlockLabels:
+    """Labels of one copy over its boundary in one state of what copies share; `margin` is the least of all through each entry."""
+
+    def __init__(self, chain: Chain, goal: Goal, s: int, margin: Floats) -> None:
+        self.at = chain.shared_at(s) if chain.count > 1 else {}
+        self.alive = chain.compiled.alive
+        self.tree = chain.tree(s)
+        self.tree.weigh(margin)
+        factors = given(goal.factors(chain.compiled.factors), self.at)
+        self.labels = self.tree.carry(factors, [], goal.pruning)
+
+    def assignment(self, label: int) -> dict[str, int]:
+        """The states of one copy, in the network's own numbering."""
+        at, _ = self.tree.assignment(label)
+        return {v: int(self.alive[v][s]) for v, s in (self.at | at).items()}
+
+
+class _Alike:
+    """The copies of a run, all alike, for one state of what they share: as many labels as one copy has."""
+
+    def __init__(self, copies: Copies, s: int) -> None:
+        self.count, self.s, self.between = copies.chain.count, s, copies.between()
+        chain, limit = copies.chain, copies.goal.limit
+        axes, c = chain.axes, chain.compiled
+        margin = limit - (limit - copies.margin[s]) / chain.count
+        self.links = _places(chain)
+        inner = np.full((len(c.alive[axes.entry]), len(c.alive[axes.exit])), np.inf)
+        np.minimum.at(inner.reshape(-1), self.links[self.links >= 0], margin[self.links >= 0])
+        self.block = BlockLabels(chain, copies.goal, s, inner)
+
+    def carry(self) -> Partial:
+        """Labels of the whole run by (shared state, entry, exit)."""
+        n, count, link = len(self.links), self.count, self.block.labels
+        between = self.between * (count - 1)
+        at = link.at(self.links.diagonal())
+        counts = at.last - at.first
+        state = np.repeat(np.arange(n), counts)
+        index = np.concatenate([np.arange(i, j) for i, j in zip(at.first, at.last, strict=True)])
+        return Partial(self.s * n * n + state * n + state, link.cost[index] * count + between[state], link.excess[index] * count, [index])
+
+    def assignments(self, label: int) -> list[dict[str, int]]:
+        """The states of each copy in one of the run's labels."""
+        return [self.block.assignment(label)] * self.count
+
+
+def _places(chain: Chain) -> Ints:
+    """[state k, state l] of the tensor that links copies: the entry of the block's table that goes from k to l, or -1."""
+    c, axes = chain.compiled, chain.axes
+    shape = len(c.alive[axes.entry]), len(c.alive[axes.exit])
+    wide = as_matrix(np.arange(shape[0] * shape[1], dtype=float).reshape(shape), axes, c)
+    return np.where(np.isfinite(wide), wide, -1.0).astype(np.int64)
+
+
+class _Line:
+    """The copies of a run, each on its own, for one state of what they share: from entry states to exit states.
+
+    Labels of 2^j copies in a row, by the states k and l of the tensor before and after them, are made of two of 2^(j-1); the
+    run is put together of these, the longest first, so that the work does not grow with its length. A label is dropped where,
+    with the best of all else, it exceeds the limit: wherever in the run its copies may stand (`outer`), or, from the start of
+    the run on, where they do.
+    """
+
+    def __init__(self, copies: Copies, s: int) -> None:
+        self.s, self.goal, self.kept = s, copies.goal, copies.between()
+        self.chain = chain = copies.chain
+        self.powers = [chain.matrix(s)]
+        while 2 ** len(self.powers) <= chain.count:
+            self.powers.append(_product(self.powers[-1] + chain.between, self.powers[-1]))
+        self.n = len(self.powers[0])
+        margin = copies.margin[s]
+        within = margin <= self.goal.limit
+        self.entries = np.flatnonzero(within.any(axis=1))
+        outside = np.where(within, margin - np.where(within, chain.cost[s], 0.0), np.inf)[self.entries]
+        self.behind, self.ahead = self._behind(), self._ahead(outside)
+        self.links = _places(chain)
+        c, axes = chain.compiled, chain.axes
+        least = self.powers[0] + self.outer(0)
+        inner = np.full((len(c.alive[axes.entry]), len(c.alive[axes.exit])), np.inf)
+        there = self.links >= 0
+        inner.reshape(-1)[self.links[there]] = least[there]
+        self.block = BlockLabels(chain, copies.goal, s, inner)
+        self.halves: list[list[Ints]] = [[]]
+        self.steps: list[tuple[int, list[Ints]]] = []
+
+    def _behind(self) -> Floats:
+        """[p, entry, k]: least cost of the first p copies, with what is kept after each, for a run that stands at k then."""
+        found = np.full((self.chain.count, len(self.entries), self.n), np.inf)
+        found[0, np.arange(len(self.entries)), self.entries] = 0.0
+        for j, cost in enumerate(self.powers):
+            m = 2**j
+            found[m : 2 * m] = _product(found[: min(m, len(found) - m)], cost + self.chain.between)
+        return found
+
+    def _ahead(self, outside: Floats) -> Floats:
+        """[q, entry, l]: least cost of all but the first q copies and what is kept between these, for a run that stands at l then."""
+        found = np.full((self.chain.count, *outside.shape), np.inf)
+        found[0] = outside  # by the number of copies that are left, first
+        for j, cost in enumerate(self.powers):
+            m = 2**j
+            found[m : 2 * m] = _product(found[: min(m, len(found) - m)], (self.chain.between[:, None] + cost).T)
+        return np.concatenate([np.full((1, *outside.shape), np.inf), found[::-1]])
+
+    def outer(self, j: int) -> Floats:
+        """[k, l]: least cost of all but 2^j copies that go from k to l, where in the run these may stand."""
+        m = 2**j
+        places = np.arange(0, self.chain.count // m * m, m)
+        least = np.full((self.n, self.n), np.inf)
+        before, after = self.behind[places].reshape(-1, self.n), self.ahead[places + m].reshape(-1, self.n)
+        size = max(1, CHUNK // self.n**2)
+        for i in range(0, len(before), size):
+            least = np.minimum(least, (before[i : i + size, :, None] + after[i : i + size, None, :]).min(axis=0))
+        return least
+
+    def carry(self) -> Partial:
+        """Labels of the whole run by (shared state, entry, exit)."""
+        # few long parts leave much open where a part may stand: as many as can be gone along; a sample is the better for few
+        top = max(0, len(self.powers) - (1 if self.goal.few else STEPS))
+        parts = [self.block.labels.at(self.links.ravel())]
+        for j in range(top):
+            parts.append(self._doubled(parts[j], j))
+        done = 2**top
+        found = _from(parts[top], self.entries, self.n)
+        found = found.take(found.cost @ self.goal.prices + self.ahead[done].ravel()[found.row] <= self.goal.limit)
+        self.steps = [(top, found.parts)]
+        for j in [top] * (self.chain.count // done - 1) + [j for j in reversed(range(top)) if self.chain.count >> j & 1]:
+            done += 2**j
+            found = self._extended(found, parts[j], j, self.ahead[done], done)
+            self.steps.append((j, found.parts))
+        a, b = self.entries[found.row // self.n], found.row % self.n
+        excess = found.cost @ self.goal.prices - self.chain.cost[self.s][a, b]
+        return Partial(self.s * self.n**2 + a * self.n + b, found.cost, excess, [np.arange(len(a))])
+
+    def _doubled(self, half: Labels, j: int) -> Labels:
+        """Labels of 2^(j+1) copies by (k, l) from those of 2^j."""
+        first = _from(half, np.arange(self.n), self.n)
+        found = self._extended(first, half, j, self.outer(j + 1), 2 ** (j + 1))
+        found.parts[0] = first.parts[0][found.parts[0]]
+        found.excess = found.cost @ self.goal.prices - self.powers[j + 1].ravel()[found.row]
+        labels, found = collect(found, found.row, self.n**2, self.goal.pruning)
+        self.halves.append(found.parts)
+        return labels
+
+    def _extended(self, found: Partial, part: Labels, j: int, beyond: Floats, done: int) -> Partial:
+        """Labels by (a, state) with 2^j further copies, which makes `done` copies; `beyond` [a, l] is the least cost of what is
+        neither in the label nor in these."""
+        n, pruning = self.n, self.goal.pruning
+        least = self.chain.between[:, None] + self.powers[j] + beyond[:, None, :]  # of what is not in the label: [a, state, l]
+        total = (found.cost @ self.goal.prices)[:, None] + least.reshape(-1, n)[found.row]
+        mine, to = np.nonzero(total <= pruning.limit)
+        at = found.row[mine] % n
+        # labels of a line are told apart by what they are made of only: no excess of their own
+        step = Partial(found.row[mine] - at + to, found.cost[mine] + self.kept[at], np.zeros(len(mine)), [mine])
+        pruning = replace(pruning, few=0) if done == self.chain.count else pruning
+        step = join(step, part, at * n + to, pruning.limit - total[mine, to], pruning)
+        step.excess[:] = 0.0
+        return step
+
+    def assignments(self, label: int) -> list[dict[str, int]]:
+        """The states of each copy in one of the run's labels."""
+        path: list[int] = []
+        for j, parts in reversed(self.steps):
+            path = self._copies(j, int(parts[-1][label])) + path
+            label = int(parts[0][label])
+        known = {i: self.block.assignment(i) for i in set(path)}
+        return [known[i] for i in path]
+
+    def _copies(self, j: int, label: int) -> list[int]:
+        """The block's label of each of the 2^j copies in a label."""
+        if j == 0:
+            return [label]
+        first, second = (int(part[label]) for part in self.halves[j])
+        return self._copies(j - 1, first) + self._copies(j - 1, second)
+
+
+def _product(a: Floats, b: Floats) -> Floats:
+    """(min, +) product: least over k of a[..., k] + b[k, l]."""
+    flat = a.reshape(-1, len(b))
+    found = np.empty((len(flat), b.shape[1]))
+    size = max(1, CHUNK // b.size)
+    for i in range(0, len(flat), size):
+        found[i : i + size] = (flat[i : i + size, None, :] + b.T[None]).min(axis=2)
+    return found.reshape(*a.shape[:-1], b.shape[1])
+
+
+def _from(labels: Labels, starts: Ints, n: int) -> Partial:
+    """Labels by (k, l) as partial ones by (number of k among the starts, l)."""
+    entries = (starts[:, None] * n + np.arange(n)).ravel()
+    counts = (labels.last - labels.first)[entries]
+    index = np.concatenate([np.arange(labels.first[e], labels.last[e]) for e in entries]).astype(np.int64)
+    return Partial(np.repeat(np.arange(len(entries)), counts), labels.cost[index], np.zeros(len(index)), [index])
+
