@@ -21,7 +21,8 @@ from planner_core.errors import InputError
 from planner_core.graph import Graph, from_json
 from planner_core.planner import Request
 
-MAX_BYTES = 1_000_000
+MAX_BYTES = 2**20
+"""Of a config; the uploader's own limit, maxUploadSize in .streamlit/config.toml, is the same 1 MB."""
 TIME_LIMIT_S = 120
 KEPT = 50
 """Models that are kept, the latest."""
@@ -50,7 +51,7 @@ FIELDS = (
 def keep(content: bytes) -> str:
     """Store a config under its hash; raises InputError unless it is a config that names its model."""
     if len(content) > MAX_BYTES:
-        raise InputError(f"the file has {len(content)} bytes; a config.json has at most {MAX_BYTES}")
+        raise InputError(f"the file has {len(content)} bytes; a config.json has at most 1 MB, {MAX_BYTES} bytes")
     try:
         data = json.loads(content)
     except (ValueError, RecursionError) as error:

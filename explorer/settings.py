@@ -80,7 +80,7 @@ def _one_of(known: Iterable[str], what: str) -> Parse:
 
     def parse(text: str) -> str:
         if text not in names:
-            raise Unreadable(f"is no {what}; known are {', '.join(names)}")
+            raise Unreadable(f"is no {what}; known are {', '.join(filter(None, names))}")
         return text
 
     return parse
@@ -280,7 +280,7 @@ def read(params: Mapping[str, str]) -> tuple[dict[str, Value], list[str]]:
             values[key] = SETTINGS[key].parse(text)
         except Unreadable as why:
             default = SETTINGS[key].default
-            used = f"using {default}" if default not in (None, "", ()) else "using the default"
+            used = f"using {SETTINGS[key].format(default)}" if default not in (None, "", ()) else "using the default"
             problems.append(f"“{_shown(text)}” for {key} in the address {why}; {used} instead.")
     return values, problems
 

@@ -21,6 +21,7 @@ from explorer.graph_view import Scene, scene
 from explorer.pins import EDITED
 from explorer.settings import Unreadable
 from explorer.shelf import Shelf
+from explorer.words import text as plain
 from explorer.words import title
 from planner_core.errors import PlannerError
 from planner_core.pipeline import Result, plan_model
@@ -157,10 +158,10 @@ def beside_plan(text: str) -> tuple[Request, tuple[str, ...], str, Plan] | None:
         with st.spinner("Planning", show_time=True):
             found = plan_ids(with_edit(plan(settings.request(asked)), asked["edit"]).plans)
     except (Unreadable, PlannerError) as why:
-        st.warning(f"“{text[:40]}” cannot be set beside it: {in_words(str(why))}")
+        st.warning(f"“{plain(text[:40])}” cannot be set beside it: {in_words(str(why))}")
         return None
     if name not in found:
-        st.warning(f"There is no plan “{name[:40]}” at the settings asked for beside it.")
+        st.warning(f"There is no plan “{plain(name[:40])}” at the settings asked for beside it.")
         return None
     note = pins.changed({**asked, "method": values()["method"]}, values())
     called = replace(found[name], name=f"{title(found[name])} ({note})") if note else found[name]
@@ -332,7 +333,7 @@ def chosen(found: Mapping[str, Plan]) -> tuple[str, Plan]:
     name = value("plan")
     if name and name not in found:
         st.warning(
-            f"There is no plan “{name[:40]}” here any more; showing the best one. Plans here: {', '.join(found)}."
+            f"There is no plan “{plain(name[:40])}” here any more; showing the best one. Plans here: {', '.join(found)}."
         )
     name = name if name in found else next(iter(found))
     return name, found[name]
@@ -357,10 +358,10 @@ def with_pinned(plans: Mapping[str, Plan]) -> dict[str, Plan]:
             name, asked = pins.unpin(text, values())
             there = plan_ids(with_edit(plan(settings.request(asked)), asked["edit"]).plans)
         except (Unreadable, PlannerError) as why:
-            st.warning(f"A pinned plan, “{text[:40]}”, cannot be shown: {in_words(str(why))}")
+            st.warning(f"A pinned plan, “{plain(text[:40])}”, cannot be shown: {in_words(str(why))}")
             continue
         if name not in there:
-            st.warning(f"There is no plan “{name[:40]}” at the settings of a pin; it is left out.")
+            st.warning(f"There is no plan “{plain(name[:40])}” at the settings of a pin; it is left out.")
             continue
         note = pins.changed(asked, values())
         if not note:

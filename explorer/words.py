@@ -212,3 +212,10 @@ def fold_sentence(groups: Sequence[FoldGroup], depth: int, stopped: bool) -> str
         return f"Depth {depth}: {shown}{more} are similar, so each kind is kept once."
     end = " The algorithm stops here: what was kept one level deeper is the result." if stopped else ""
     return f"Depth {depth}: {len(groups)} different block{'s' * (len(groups) != 1)}, none repeats.{end}"
+
+
+def text(value: str) -> str:
+    """Text for markdown: nothing in it is read as markup."""
+    for sign in "\\`*_{}[]()#+-!|<>$~:":
+        value = value.replace(sign, "\\" + sign)
+    return value

@@ -91,7 +91,7 @@ def test_reading_can_be_stopped(visit: Visit, tmp_path: Path) -> None:
     [
         ("{", "the file is no JSON"),
         ("[1]", "no model_type"),
-        (json.dumps({"model_type": "qwen3", "pad": "x" * 1_100_000}), "at most 1000000"),
+        (json.dumps({"model_type": "qwen3", "pad": "x" * 1_100_000}), r"File must be 1\.0MB or smaller"),
     ],
     ids=["torn", "list", "large"],
 )

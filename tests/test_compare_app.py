@@ -27,6 +27,9 @@ def test_up_to_four_plans_from_the_address() -> None:
     assert len(at.multiselect(key="w_compare").value) == 4
     assert "All 16 GPUs do the same" in words(at)
     assert tables(at).count("<th") >= 5
+    at = open_page("compare", compare="best,best,nobodys")  # one of them, with what it is compared with at first
+    assert not at.exception and len(at.multiselect(key="w_compare").value) == 2
+    assert "no plan “nobodys”" in at.warning[0].value
 
 
 def test_rows_that_differ_and_all_rows() -> None:

@@ -3,6 +3,8 @@
 import json
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 from explorer import exporting, labels, settings, units, words
 from explorer import scatter as scatters
 from explorer.glossary import define
-from explorer.own import keep
+from explorer.own import MAX_BYTES, keep
 from explorer.palette import DARK, LIGHT, Theme, device_colour
 from planner_core.errors import InputError
 from planner_core.pipeline import Result, plan_model
@@ -134,10 +136,15 @@ def test_plan_file_is_the_plan(result: Result) -> None:
     assert from_json(json.loads(exporting.plan_text(result.best))) == result.best
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b"\xff\xfe", b'{"model_type": 3}', b"{" * 10])
+@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b"\xff\xfe", b'{"model_type": 3}', b"{" * 10, b" " * (MAX_BYTES + 1)])
 def test_an_upload_that_is_no_config_is_refused(content: bytes) -> None:
     with pytest.raises(InputError):
         keep(content)
+
+
+def test_the_uploader_has_the_limit_that_the_reader_has() -> None:
+    config = tomllib.loads((Path(__file__).parent.parent / ".streamlit/config.toml").read_text(encoding="utf-8"))
+    assert config["server"]["maxUploadSize"] * 2**20 == MAX_BYTES
 
 
 @given(st.lists(st.tuples(st.floats(0, 480), st.floats(0, 300)), min_size=1, max_size=6))

@@ -32,6 +32,7 @@ def current() -> choosing.Filter:
 
 
 def _many(label: str, key: str, options: list[str], names: Any, placeholder: str, help: str | None = None) -> None:
+    frame.absent({"meshes": "mesh", "methods": "method"}.get(key, "weight"), state.value(key), options, "“Show all” takes it out of the filter")
     widget = state.seed(f"w_{key}", [x for x in state.value(key) if x in options])
     st.multiselect(
         label, options, format_func=names, key=widget, placeholder=placeholder, help=help,
@@ -119,6 +120,7 @@ def _unmark(**changes: Any) -> None:
 
 def plans_table(plans: Plans, shown: Plans, chosen: str) -> None:
     """Every plan a row, its figures before the long words, which a narrow window cuts off; a click chooses."""
+    frame.absent("plan", state.value("among"), list(plans), "It is left out of what is marked")
     among = [n for n in state.value("among") if n in shown]
     listed = {n: shown[n] for n in among} if among else shown
     if among:
@@ -239,6 +241,7 @@ def candidates(result: Result, plan: Plan, reference: Plan | None) -> None:
         )
         return
     names = [c.block for c in result.candidates]
+    frame.absent("block", [b for b in (state.value("block"),) if b], names, f"Showing {frame.text(one.block)}")
     titles = state.drawing(result.request).titles
     widget = state.seed("w_block", one.block)
     with st.container(horizontal=True, vertical_alignment="center", height=56, border=False):
@@ -252,6 +255,8 @@ def candidates(result: Result, plan: Plan, reference: Plan | None) -> None:
     capacity = result.cluster.gpu.memory_bytes
     keep = current().candidates(one, capacity, reference)
     index = picked(one)
+    if index is None and state.value("candidate") is not None:
+        st.warning(f"There is no candidate {state.value('candidate')} of this block, which has {units.whole(one.space)}; none is chosen.")
     key = f"candidates_{one.block}_{_generation()}"
 
     def pick() -> None:

@@ -14,11 +14,14 @@ from explorer.components import sentence
 from explorer.glossary import GLOSSARY, PLAN_WORDS, define
 from explorer.palette import Theme, theme_of
 from explorer.words import WHOLE, mesh_words, title
+from explorer.words import text as text
 from planner_core.pipeline import Result
 from planner_core.plan import PHASES, Plan
 
 CSS = Path(__file__).resolve().parent / "app.css"
 SHORT_CELL = 18
+LISTED = 12
+"""Names that a warning lists."""
 CHART = {"displaylogo": False, "modeBarButtonsToRemove": ["select2d", "autoScale2d"], "scrollZoom": False}
 
 
@@ -35,13 +38,6 @@ def open_page(name: str) -> Result:
 def theme() -> Theme:
     """Colours for figures in the visitor's theme."""
     return theme_of(getattr(st.context.theme, "type", None))
-
-
-def text(value: str) -> str:
-    """Text for markdown: nothing in it is read as markup."""
-    for sign in "\\`*_{}[]()#+-!|<>$~:":
-        value = value.replace(sign, "\\" + sign)
-    return value
 
 
 def escape(value: str) -> str:
@@ -124,6 +120,14 @@ def follower(
         width=width,
         on_change=lambda: state.change(**{setting: st.session_state[widget] or ""}),
     )
+
+
+def absent(what: str, asked: Sequence[str], known: Sequence[str], then: str = "") -> None:
+    """Tells what the address asks for and is not here, and what happens `then`."""
+    missing = [a for a in asked if a not in known]
+    if missing:
+        here = f"; here: {text(', '.join(known[:LISTED]))}{' …' if len(known) > LISTED else ''}" if known else ""
+        st.warning(f"There is no {what} “{text(missing[0][:60])}”{here}." + (f" {then}." if then else ""))
 
 
 def plan_choice(plans: Mapping[str, Plan], label: str = "Plan", width: int | Literal["stretch"] = "stretch") -> tuple[str, Plan]:

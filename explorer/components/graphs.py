@@ -62,6 +62,7 @@ def viewed(key: str = "graph", names: Mapping[str, str] | None = None) -> None:
 def draw(result: Result, plan_id: str, marks: Mapping[str, str] | None = None, other: str = "") -> None:
     """The graph; `marks` are nodes that lie otherwise in the `other` one beside it."""
     drawing = state.drawing(result.request)
+    frame.absent("block to open", state.value("open") or (), [f"run:{k}" for k in range(len(drawing.runs))], "It is left out")
     components.graph(
         {
             **canvas(result.request, plan_id, state.edit_of(plan_id), state.value("least"), state.value("way")),

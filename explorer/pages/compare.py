@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import streamlit as st
 
-from explorer import glossary, settings, state, words
+from explorer import glossary, pins, settings, state, words
 from explorer.components import comparing, frame, opened, report
 from planner_core.plan import Plan
 
 
 def chosen_plans(plans: dict[str, Plan]) -> dict[str, Plan]:
     """The plans in the address, else the chosen one beside Megatron-LM or what there is."""
-    asked = [n for n in state.value("compare") if n in plans]
-    missing = [n for n in state.value("compare") if n not in plans]
-    if missing:
-        st.warning(f"There is no plan “{frame.text(missing[0][:40])}” here; plans here: {', '.join(plans)}.")
+    asked = list(dict.fromkeys(n for n in state.value("compare") if n in plans))
+    frame.absent("plan", [n for n in state.value("compare") if pins.MARK not in n], list(plans))  # of pins `with_pinned` tells
     if len(asked) < 2:
         first = asked[0] if asked else (state.value("plan") if state.value("plan") in plans else next(iter(plans)))
         rest = sorted((n for n in plans if n != first), key=lambda n: "megatron" not in n)

@@ -215,6 +215,8 @@ def algorithm(result: Result) -> None:
         ),
     )
     current = state.value("depth")
+    if current is not None:
+        frame.absent("depth", [str(current)], list(map(str, depths)), f"Showing {_telling(steps)}")
     widget = state.seed("w_depth", current if current in depths else _telling(steps))
     if len(depths) > 1:
         st.select_slider(
