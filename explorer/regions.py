@@ -134,6 +134,17 @@ def _hover(x: Axis, y: Axis, c: Cell) -> str:
     return f"{at}<br>{c.kind}<br>step {units.seconds(c.step_time_s)}, {units.memory(c.memory_bytes)}{sure}"
 
 
+def row(x: Axis, y: Axis, c: Cell) -> dict[str, Any]:
+    """A point of the map as a row of a table."""
+    none = c.kind in (None, UNKNOWN)
+    return {
+        SHORT[x.name]: c.x, SHORT[y.name]: c.y, "best plan": str(c.kind or NOTHING),
+        "step, ms": None if none else float(f"{c.step_time_s * 1e3:.4g}"),
+        "memory, GiB": None if none else float(f"{c.memory_bytes / units.GIB:.4g}"),
+        "found": "searched" if c.searched else "by its neighbours",
+    }  # fmt: skip
+
+
 MARKS = {True: "■", False: "□", None: "·"}
 
 

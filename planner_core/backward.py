@@ -26,7 +26,10 @@ class Gradient:
 
 @dataclass
 class Backward:
-    """The state of the walk: bytes kept, gradients by value, those of the op at work, and bytes of weights' gradients."""
+    """The state of the walk: bytes kept, gradients by value, those of the op at work, and bytes of weights' gradients.
+
+    `at` is the number of the item at work, -1 at the end; `inside` says that the moment stands inside a called block.
+    """
 
     layout: Layout
     by_value: dict[int, Gradient]
@@ -34,18 +37,21 @@ class Backward:
     at_work: dict[int, Gradient] = field(default_factory=dict)
     weights: dict[str, int] = field(default_factory=dict)
     weight_bytes: int = 0
+    at: int = -1
+    inside: bool = False
 
     def run(self) -> Iterator[Moment]:
         """Moments from the last item to the first."""
         items = self.layout.storages.block.items
         self.kept = sum(map(self.layout.kept_bytes, range(len(items))))
         for number in reversed(range(len(items))):
-            item = items[number]
+            item, self.at = items[number], number
             if isinstance(item, Call):
                 yield from self._call(number, item)
             elif any(v in self.by_value for v in item.outputs):
                 yield from self._op(item)
             self.kept -= self.layout.kept_bytes(number)
+        self.at = -1
         yield self._moment()
 
     def _moment(self, more: int = 0) -> Moment:
@@ -57,7 +63,9 @@ class Backward:
         arrived = [self.by_value.pop(v, None) for v in call.outputs]
         inside = Moment(self.layout.storages.size["call", number])
         here = self._moment()
+        self.inside = True
         yield Moment(here.kept - inside.kept, here.grads, here.flying) + found.backward
+        self.inside = False
         self.weight_bytes += found.grads
         for gradient, result in zip(arrived, found.results, strict=True):
             if gradient is not None and result < 0 and -1 - result not in found.gradients:  # handed through

@@ -60,23 +60,29 @@ def _block(label: str, graph: Graph) -> Block:
 def _call(layout: Layout) -> CallMemory:
     """One copy of a repeated block, as its caller sees it."""
     s = layout.storages
-    block, bp = s.block, s.plan
+    block = s.block
     position: dict[Key | None, int] = {("in", v): k for k, v in reversed(list(enumerate(block.inputs)))}
     at = {v: s.at.get(v, ("in", v)) for v in block.outputs}
     results = tuple(-1 - position[k] if k in position else s.own(k) for k in (at[v] for v in block.outputs))
-    made = {v: e.dst.gradient for op in block.ops for v, e in zip(op.outputs, bp.sites[op.name].outputs, strict=True)}
-    arriving = {v: Gradient(s.bytes_of(v, made[v])) for v in layout.results if v in made and block.values[v].grad}
-    back = Backward(layout, dict(arriving))
+    given = arriving(layout)
+    back = Backward(layout, dict(given))
     forward, backward = _highest(layout.forward()), _highest(back.run())
     kept = sum(map(layout.kept_bytes, range(len(block.items))))
     keeps = tuple(k for k, v in enumerate(block.inputs) if ("in", v) in layout.first)
     kept_results = tuple(k for k, v in enumerate(block.outputs) if at[v] in layout.first and results[k] >= 0)
     if s.model.workload.recompute == "full":  # keeps its operands alone, and runs forward again before backward
-        again = forward + Moment(0, 0, sum(g.num_bytes for g in arriving.values()))
+        again = forward + Moment(0, 0, sum(g.num_bytes for g in given.values()))
         kept, kept_results, backward = 0, (), _highest([again, backward])
         keeps = tuple(k for k, v in enumerate(block.inputs) if block.values[v].kind == "activation")
     gradients = {position["in", v]: g.num_bytes for v, g in back.by_value.items() if ("in", v) in position}
     return CallMemory(kept, keeps, results, kept_results, forward, backward, gradients, back.weight_bytes)
+
+
+def arriving(layout: Layout) -> dict[int, Gradient]:
+    """The gradients of a called block's results, as its caller brings them."""
+    s = layout.storages
+    made = {v: e.dst.gradient for op in s.block.ops for v, e in zip(op.outputs, s.plan.sites[op.name].outputs, strict=True)}
+    return {v: Gradient(s.bytes_of(v, made[v])) for v in layout.results if v in made and s.block.values[v].grad}
 
 
 @dataclass

@@ -52,12 +52,14 @@ class CallMemory:
 
 @dataclass
 class Layout:
-    """The storages of one block in running order; `calls` tells what called blocks do, by prefix (top block only)."""
+    """The storages of one block in running order; `calls` tells what called blocks do, by prefix (top block only). `flying`
+    is what stands in flight at the moment of `forward`, beside what the item at work adds."""
 
     storages: Storages
     calls: Mapping[str, CallMemory] = field(default_factory=dict)
     kept_at: list[tuple[Key, ...]] = field(default_factory=list)  # by item: what it keeps
     first: dict[Key, int] = field(default_factory=dict)  # the first item that keeps a storage: freed with it in backward
+    flying: dict[Key, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for number, item in enumerate(self.storages.block.items):
@@ -103,14 +105,16 @@ class Layout:
         kept: set[Key] = set()
         kept_bytes = 0
         for number, item in enumerate(self.storages.block.items):
-            standing = Moment(kept_bytes, 0, sum(n for k, n in live.items() if k not in kept))
+            self.flying = {k: n for k, n in live.items() if k not in kept}
+            standing = Moment(kept_bytes, 0, sum(self.flying.values()))
             yield standing + (self.calls[item.prefix].forward if isinstance(item, Call) else self._run(item))
             kept.update(k for k in self.kept_at[number] if k not in self.border)
             kept_bytes += self.kept_bytes(number)
             made = (self.storages.at[v] for v in item.outputs)
             live.update((k, size[k]) for k in made if k is not None and k[0] != "in")
             live = {k: n for k, n in live.items() if until.get(k, -1) > number}
-            yield Moment(kept_bytes, 0, sum(n for k, n in live.items() if k not in kept))
+            self.flying = {k: n for k, n in live.items() if k not in kept}
+            yield Moment(kept_bytes, 0, sum(self.flying.values()))
 
     def _run(self, op: Op) -> Moment:
         """How far memory rises while an op runs: operands on their way, results, what it keeps of its own, results sent."""

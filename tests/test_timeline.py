@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
 from explorer import parts
+from explorer.held import held
+from explorer.palette import MEMORY_KINDS
 from explorer.timeline import PHASES, Bar, Timeline, hiding, model_of, timeline
 from planner_core.models import ZOO
 from planner_core.pipeline import Result, plan_model
+from planner_core.plan import Plan
 from planner_core.planner import Request
 from planner_core.price import WeightTraffic, messages, price
 
@@ -40,6 +46,25 @@ def test_every_figure_opens_to_parts_that_add_up(result: Result) -> None:
         assert sum(w.total_s for w in parts.work(plan, result.graph)) == pytest.approx(cost.compute_time_s, rel=1e-9)
         waits = sum(w.seconds for w in parts.waits(plan, result.graph))
         assert waits == pytest.approx(cost.exposed_comm_time_s, rel=1e-9, abs=1e-12)
+        assert tensors_by_kind(plan, result) == {k: n for k in MEMORY_KINDS if (n := cost.memory_bytes[k])}
+
+
+def tensors_by_kind(plan: Plan, result: Result) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for h in held(plan, result.graph):
+        assert h.num_bytes > 0 and h.copies > 0
+        assert not h.dtype or h.num_bytes <= math.prod(h.shape) * 12, "no share is larger than the whole with 32-bit states"
+        found[h.kind] += h.total_bytes
+    return found
+
+
+@pytest.mark.parametrize(("model", "settings"), [("llama-3-8b", {"recompute": "full"}), ("gpt2-xl", {"layers": 2, "recompute": "full"}),
+                                                 ("t5-large", {"layers": 2, "batch": 16, "seq": 16})])  # fmt: skip
+def test_the_memory_opens_wherever_its_peak_stands(model: str, settings: dict[str, Any]) -> None:
+    """Recomputed blocks, the loss, the optimizer's step: each is the peak of one of these."""
+    found = plan_model(Request(model, **settings))
+    for plan in found.plans:
+        assert tensors_by_kind(plan, found) == {k: n for k in MEMORY_KINDS if (n := plan.cost.memory_bytes[k])}
 
 
 def test_the_lanes_fill_the_step_without_gap_or_overlap(result: Result) -> None:

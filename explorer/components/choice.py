@@ -32,7 +32,8 @@ def current() -> choosing.Filter:
 
 
 def _many(label: str, key: str, options: list[str], names: Any, placeholder: str, help: str | None = None) -> None:
-    frame.absent({"meshes": "mesh", "methods": "method"}.get(key, "weight"), state.value(key), options, "“Show all” takes it out of the filter")
+    what = {"meshes": "mesh", "methods": "method"}.get(key, "weight")
+    frame.absent(what, state.value(key), options, "“Show all” takes it out of the filter")
     widget = state.seed(f"w_{key}", [x for x in state.value(key) if x in options])
     st.multiselect(
         label, options, format_func=names, key=widget, placeholder=placeholder, help=help,

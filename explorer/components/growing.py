@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -147,6 +148,50 @@ def _show(found: dict[str, list[Size | str]], result: Result) -> None:
         "Mesh: data axis × tensor axis, the last within a node first. “Weights split t ways”: over how many GPUs the plan "
         f"splits the use of most weights. A larger degree pays if the step gets more than {units.percent(0.05)} shorter."
     )
+    _open(sizes)
+
+
+def _open(sizes: dict[str, list[Size]]) -> None:
+    """What stands behind the table: every mesh and degree that was priced; a row is planned with all its numbers on Plans."""
+    box = st.expander("Open the numbers: every mesh and degree of every size", key="opened_grow", on_change="rerun")
+    if not box.open:
+        return
+    found = [(name, s, o) for name, row in sizes.items() for s in row for o in (*s.meshes, *s.degrees) if math.isfinite(o.step_time_s)]
+    found = list(dict.fromkeys(found))
+    key = f"grow_rows_{'-'.join(sizes)}"
+
+    def pick() -> None:
+        rows = st.session_state[key]["selection"]["rows"]
+        if rows:
+            name, size, option = found[rows[0]]
+            node = load_cluster(name).levels[0].size
+            inner = min(node, size.num_gpus)
+            state.change(
+                cluster=name, nodes=size.num_gpus // inner, gpus=inner if inner != node else None, batch=size.batch, intra=None,
+                inter=None, mesh="x".join(map(str, option.mesh.axis_sizes)), method="exact", objective="time", plan="",
+            )  # fmt: skip
+            st.session_state["to_plans"] = True
+
+    with box:
+        st.caption(
+            "Step = compute + communication that the step waits for. “Split ways”: over how many GPUs the use of most weights is "
+            "split. Choose a row to plan it, with every op, tensor and collective, on Plans."
+        )
+        st.dataframe(
+            [
+                {
+                    "interconnect": name, "GPUs": s.num_gpus, "batch": s.batch, "mesh": " × ".join(map(str, o.mesh.axis_sizes)),
+                    "split ways": o.degree, "step, ms": o.step_time_s * 1e3, "compute, ms": (o.step_time_s - o.exposed_s) * 1e3,
+                    "waited, ms": o.exposed_s * 1e3, "memory, GiB": o.memory_bytes / units.GIB, "fits": "yes" if o.fits else "no",
+                }
+                for name, s, o in found
+            ],
+            hide_index=True, height=300, on_select=pick, selection_mode="single-row", key=key,
+            alt="Every mesh and tensor-parallel degree of every size",
+            column_config={
+                c: st.column_config.NumberColumn(format="%.4g") for c in ("step, ms", "compute, ms", "waited, ms", "memory, GiB")
+            },
+        )  # fmt: skip
 
 
 def _cell(size: Size | None) -> str:

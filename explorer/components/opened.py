@@ -10,12 +10,13 @@ import streamlit as st
 
 from explorer import parts, units, words
 from explorer.components import frame
+from explorer.held import held
 from explorer.palette import MEMORY_KINDS, MEMORY_NAMES
 from planner_core.pipeline import Result
 from planner_core.plan import Plan
 
 MEMORY_FORMULAS = {
-    "params": "the weights that this GPU stores, added up (Plans lists each)",
+    "params": "the weights that this GPU stores, added up",
     "grads": "of the weights stored here, as far as they are there at the peak; as large as the weight",
     "optimizer": "states of the weights stored here: of AdamW two in the weight's number format, or 12 bytes a weight in 32 bit",
     "activations": "what autograd keeps for backward at the peak, each storage once",
@@ -28,7 +29,7 @@ def opened(result: Result, plan: Plan) -> None:
     shows = (
         (_step_title(plan) + ": how it adds up", "step", _step),
         (_sent_title(plan) + ": by phase, collective and axis", "sent", _sent),
-        (_memory_title(plan) + ": by kind", "memory", _memory),
+        (_memory_title(plan) + ": by kind and tensor", "memory", _memory),
     )
     for title, key, show in shows:
         box = st.expander(title, key=f"opened_{key}", on_change="rerun")
@@ -143,3 +144,20 @@ def _memory(plan: Plan, result: Result) -> None:
     rows.append(["peak", units.memory(memory["peak"]), units.whole(memory["peak"]), "their sum at that moment"])
     frame.table(["kind", "size", "bytes", "what it is"], rows, "memory by kind")
     st.caption("The peak is the most that is held at once, found by walking forward and backward, op by op.")
+    st.markdown("**Every tensor at the peak**, largest first; those of equal copies of a block together")
+    st.dataframe(
+        [
+            {
+                "kind": MEMORY_NAMES[h.kind], "tensor": h.what, "block": h.block, "whole shape": units.shape(h.shape) if h.dtype else "",
+                "dtype": h.dtype, "placement": h.placement, "bytes on one GPU": h.num_bytes,
+                "copies": h.copies, "all copies, MiB": h.total_bytes / 2**20,
+            }
+            for h in held(plan, result.graph)
+        ],
+        hide_index=True, height=300, alt="Every tensor that one GPU holds at the peak",
+        column_config={
+            "tensor": st.column_config.TextColumn(width=320),
+            "placement": st.column_config.TextColumn(help=f"One letter per mesh axis: {', '.join(plan.mesh.axis_names)}"),
+            "all copies, MiB": st.column_config.NumberColumn(format="%.4g"),
+        },
+    )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import streamlit as st
@@ -230,9 +230,29 @@ def _show(x: Axis, y: Axis, found: Map, here: tuple[float, float]) -> None:
             regions.figure(x, y, cells, here, frame.theme()), theme=None, key="map_chart", config=frame.CHART,
             on_select=pick, selection_mode="points", alt="Which kind of plan is best as two quantities vary",
         )  # fmt: skip
-        st.caption("A click on a tile opens it in “What if …” above.")
+        st.caption("A click on a tile opens it in “What if …” above, where it can be planned with all its numbers.")
         st.caption(regions.counted(cells, searches))
     with right:
         sentences = regions.told(x, y, borders, letters)
         st.markdown("**Where the choice changes**")
         st.markdown("\n".join(f"- {frame.text(s)}" for s in sentences) or "Nowhere: one kind of plan is best throughout.")
+    _rows(x, y, cells)
+
+
+def _rows(x: Axis, y: Axis, cells: Sequence[Cell]) -> None:
+    """The tiles as a table, which keys reach; a row does what a click on its tile does."""
+    key = f"map_rows_{x.name}_{y.name}"
+
+    def pick() -> None:
+        rows = st.session_state[key]["selection"]["rows"]
+        if rows:
+            cell = cells[rows[0]]
+            state.change(whatif=whatif.write(regions.changes(x, cell.x, y, cell.y)))
+
+    box = st.expander("Every point as a table", key="map_table", on_change="rerun")
+    if box.open:
+        with box:
+            st.dataframe(
+                [regions.row(x, y, c) for c in cells], hide_index=True, height=260, on_select=pick, selection_mode="single-row",
+                key=key, alt="Every point of the map: a row opens it in What if",
+            )  # fmt: skip

@@ -189,6 +189,8 @@ def volume_beside_topology(links: Links) -> None:
 
 def page() -> None:
     """The page."""
+    if st.session_state.pop("to_plans", False):
+        st.switch_page("explorer/pages/plans.py")
     result = frame.open_page("topology")
     plans = state.plan_ids(result.plans)
     left, right = st.columns(2, vertical_alignment="bottom")
