@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from bench.coverage_models import cut
 IMAGE = 16
 """Patches along each side of an image."""
 _MROPE = {"rope_parameters": {"rope_theta": 10000.0, "rope_type": "default", "partial_rotary_factor": 0.5, "mrope_section": [8, 12, 12]}}
+_LINEAR = {"num_hidden_layers": 4, "layer_types": ["linear_attention"] * 4}
 
 
 def _floats(*shape: int) -> Any:
@@ -56,11 +56,13 @@ def _placed(config: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Part:
-    """A class by name, fields that its default config leaves open, and its inputs where they are not tokens."""
+    """A class by name, fields that its default config leaves open, its inputs where they are not tokens, and what of it is
+    not judged."""
 
     cls: str
     fields: dict[str, Any] = field(default_factory=dict)
     inputs: Callable[[Any], dict[str, Any]] | None = None
+    left_out: str = ""
 
 
 PARTS: dict[str, Part] = {
@@ -76,6 +78,8 @@ PARTS: dict[str, Part] = {
     "glm4v_moe_text": Part("Glm4vMoeTextModel", {"head_dim": 128, **_MROPE}),
     "glm4v_text": Part("Glm4vTextModel", _MROPE),
     "glm_image_text": Part("GlmImageTextModel", _MROPE),
+    "glm5_next_text": Part("Glm5NextTextModel", _LINEAR, None, "its linear-attention layers only: the indexer of every fourth layer "
+                           "keeps the pools that computed values name (modeling_glm5_next.py, get_pooled_states), which no graph can hold"),
     "llama4_vision_model": Part("Llama4VisionModel", {"hidden_size": 1408, "image_size": 336, "vision_output_dim": 4096},
                                 lambda c: {"pixel_values": _floats(3, c.image_size, c.image_size)}),
     "muse_glimmer_assistant": Part("MuseGlimmerAssistantModel", {}, lambda c: {
@@ -85,36 +89,32 @@ PARTS: dict[str, Part] = {
     "qwen3_omni_moe_talker_code_predictor": Part("Qwen3OmniMoeTalkerCodePredictorModel", {}, _embedded),
     "qwen3_omni_moe_talker_text": Part("Qwen3OmniMoeTalkerModel", {"shared_expert_intermediate_size": 768}, _embedded),
     "qwen3_omni_moe_text": Part("Qwen3OmniMoeThinkerTextModel", {"head_dim": 128, "num_attention_heads": 32}),
+    "qwen4_exp_text": Part("Qwen4ExpTextModel", _LINEAR, None, "its linear-attention layers only: the indexer of every fourth layer loops "
+                           "over every token in Python and sizes tensors by computed values (Qwen4ExpTextQSAIndexer), which no graph can hold"),
     "step3p5": Part("Step3p7TextModel", {"sliding_window": 512}),
     "t5_gemma_module": Part("T5GemmaEncoder", {"dropout_rate": 0.0}),
     "t5gemma2_decoder": Part("T5Gemma2Decoder", {"dropout_rate": 0.0}, lambda c: {
         "input_ids": _tokens(c), "encoder_hidden_states": _floats(SEQ, c.hidden_size)}),
     "t5gemma2_text": Part("T5Gemma2TextEncoder", {"dropout_rate": 0.0}),
-    "voxtral_realtime_text": Part("VoxtralRealtimeTextModel", {}, lambda c: {"input_ids": _tokens(c), "t_cond": _floats(1, c.hidden_size)}),
+    "voxtral_realtime_text": Part("VoxtralRealtimeTextModel"),
 }  # fmt: skip
 
 
 def part_graph(kind: str) -> Any:
     """The graph of a part on its own, at most four layers deep where its config can be cut."""
-    import torch
     from transformers import CONFIG_MAPPING
 
-    from planner_core import loops, moe
     from planner_core.capture import capture_module, hf
+    from planner_core.errors import PlannerError
 
-    part, made = PARTS[kind], CONFIG_MAPPING[kind]
-    whole = json.loads(json.dumps(made(**PARTS[kind].fields).to_dict(), default=str))
+    part = PARTS[kind]
+    whole = json.loads(json.dumps(CONFIG_MAPPING[kind](**part.fields).to_dict(), default=str))
+    whole.update(model_type=kind, architectures=[part.cls])
     data = json.loads(json.dumps(whole))
     cut(data)
     try:
-        config = hf.read_config({**data, "model_type": kind})
-    except Exception:  # a config that says something of each layer
-        config = hf.read_config({**whole, "model_type": kind})
-    hf.without_dropout(config)
-    file = importlib.import_module(made.__module__.replace(".configuration_", ".modeling_"))
-    moe.register_experts()
-    loops.register_loops()
-    with torch.device("meta"):
-        model = hf._construct(getattr(file, part.cls), config, torch.bfloat16).train()
+        model, config, _ = hf.build(data)
+    except PlannerError:  # a config that says something of each layer
+        model, config, _ = hf.build(whole)
     inputs = part.inputs(config) if part.inputs else hf.training_inputs(model, config, BATCH, SEQ, "bfloat16")
     return capture_module(model, inputs, name=kind, config={"model_type": kind}, batch=BATCH, seq=SEQ)

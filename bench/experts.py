@@ -78,7 +78,7 @@ def _measure(kind: str, cls: str, tell: Any) -> None:
 
     try:
         graph, dtype = (part_graph(kind), "bfloat16") if kind in PARTS else _graph(default_config(kind, cls), kind, cls)
-        tell(**compare(graph, dtype))
+        tell(**compare(graph, dtype), **({"left_out": PARTS[kind].left_out} if kind in PARTS else {}))
     except PlannerError as error:
         tell(outcome="refused", reason=str(error))
     except Exception as error:
@@ -155,8 +155,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     ]  # fmt: skip
     for r in rows:
         mb = [f"{r[k] / 1e6:,.0f}" if k in r else "" for k in ("theirs_bytes", "ours_bytes")]
-        told = r["outcome"] + (f": {r['reason'][:240]}" if r.get("reason") else "")
-        told += f": {r['why']}" if r.get("why") else ""
+        told = ": ".join(filter(None, (r["outcome"], r.get("reason", "")[:240], r.get("why"), r.get("left_out"))))
         cells = (r["type"], r.get("gpus", ""), *mb, told.replace("|", "/"), r.get("theirs", ""), r.get("ours", ""))
         text.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join([*text, ""])

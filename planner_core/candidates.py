@@ -79,11 +79,12 @@ class Candidates:
 
 
 def matrices(block: Block) -> list[int]:
-    """The block's own weight matrices, in order."""
+    """The block's own weight matrices that an op reads, in order."""
+    read = {i for item in block.items for i in item.inputs}
     return [
         i
         for i, v in enumerate(block.values)
-        if v.kind == "parameter" and len(v.meta.shape) >= 2 and i not in block.inputs
+        if v.kind == "parameter" and len(v.meta.shape) >= 2 and i in read and i not in block.inputs
     ]
 
 

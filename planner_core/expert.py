@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -75,7 +75,14 @@ def _regex(pattern: str) -> str:
 
 @dataclass
 class ExpertRules(AxisRules):
-    """As Megatron-LM, but attention may also run whole, where the plan does not split it."""
+    """As Megatron-LM, but attention may also run whole, where the plan does not split it, and what lies between a colwise
+    and a rowwise layer is no residual stream, though it may have its shape (the gate of an attention's result)."""
+
+    between: frozenset[int] = field(default=frozenset(), kw_only=True)
+    """Ids of the values that are made from results of colwise layers alone."""
+
+    def _in_stream(self, value: Value) -> bool:
+        return id(value) not in self.between and super()._in_stream(value)
 
     def _row_passes(
         self, where: Block, net: Network, ops: tuple[Op, ...], rows: tuple[Row, ...], test: PairTest
@@ -90,7 +97,7 @@ def _dims(graph: Graph, plan: Mapping[str, str], parts: int) -> tuple[dict[int, 
     """By id of a parameter: the dim that the plan splits, or None; and those that it would split but cannot, which are free to all."""
     dims: dict[int, int | None] = {}
     idle: set[int] = set()
-    first = {c.block: c.prefix for c in reversed(list(graph.calls()))}
+    first = _first_calls(graph)
     for block in (graph.top, *graph.blocks.values()):
         for value in block.values:
             if value.kind == "parameter":
@@ -99,6 +106,29 @@ def _dims(graph: Graph, plan: Mapping[str, str], parts: int) -> tuple[dict[int, 
                 if dim is not None and not splits_evenly(value.meta.shape, dim, parts, style_of(full, plan).startswith("packed")):
                     idle.add(id(value))
     return dims, idle
+
+
+def _between(graph: Graph, plan: Mapping[str, str]) -> frozenset[int]:
+    """Ids of the values that are made from results of colwise layers alone, up to the next layer with a weight."""
+    found: set[int] = set()
+    first = _first_calls(graph)
+    for block in (graph.top, *graph.blocks.values()):
+        for op in block.ops:
+            ends = [block.values[v] for v in op.inputs]
+            weights = [v for v in ends if v.kind == "parameter" and len(v.meta.shape) > 1]
+            made = [v for v in ends if v.kind == "activation"]
+            if weights:
+                inside = all(style_of(join_name(first.get(block.name, ""), w.name), plan) in ("colwise", "packed_colwise") for w in weights)
+            else:
+                inside = bool(made) and all(id(v) in found for v in made)
+            if inside:
+                found.update(id(block.values[v]) for v in op.outputs)
+    return frozenset(found)
+
+
+def _first_calls(graph: Graph) -> dict[str, str]:
+    """The module that each block stands for where it is first called; `stack@1`, the second call of `stack`, is `stack`."""
+    return {c.block: re.sub(r"@[0-9]+", "", c.prefix) for c in reversed(list(graph.calls()))}
 
 
 def expert_rules(graph: Graph, mesh: DeviceMesh, *, free: bool = False) -> Restriction | None:
@@ -122,9 +152,10 @@ def expert_rules(graph: Graph, mesh: DeviceMesh, *, free: bool = False) -> Restr
             return True
         return isinstance(pair[0], Shard) if free else pair[0] == Shard(dim)
 
+    between = _between(graph, plan)
     if len(mesh.axis_sizes) == 1:
-        return ExpertRules(graph, (whole,), (follows,))
-    return ExpertRules(graph, (batch_split, whole), (summed, follows))
+        return ExpertRules(graph, (whole,), (follows,), between=between)
+    return ExpertRules(graph, (batch_split, whole), (summed, follows), between=between)
 
 
 EXPERT = Baseline("hf-expert", "hf-expert", expert_rules, zero=0)

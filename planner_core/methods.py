@@ -49,9 +49,8 @@ class AxisRules(Restriction):
             value = where.values[index]
             if value.kind == "parameter":
                 tests = [t if t is not split_weight or index in weights else None for t in self.parameters]
-                if index not in where.inputs:
-                    own = [t and [t(value, p) for p in states.pairs] for t in tests]
-                    self._forbid(net, name, states.index, own, lenient=True)
+                own = [t and [t(value, p) for p in states.pairs] for t in tests]
+                self._forbid(net, name, states.index, own, lenient=True)
             elif self._carries_batch(value):
                 batch = [[t(value, p) for p in states.pairs] if t is batch_split else None for t in self.activations]
                 self._forbid(net, name, states.index, batch)

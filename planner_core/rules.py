@@ -353,7 +353,7 @@ def _keeps_equal_dims(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 
 HEAVY = frozenset((
     "linear", "addmm", "baddbmm", "matmul", "bmm", "mm", "rmatmul", "einsum", "embedding", "conv1d", "conv2d",
-    "conv3d", "conv_transpose1d", "conv_transpose2d", "scaled_dot_product_attention", "cross_entropy",
+    "conv3d", "conv_transpose1d", "conv_transpose2d", "scaled_dot_product_attention", "cross_entropy", "nll_loss",
     "moe_experts", "batch_norm", "layer_norm", "rms_norm", "group_norm", "selective_scan", "chunk_scan",
     "delta_rule", "wkv", "mlstm", "expert_linear",
 ))  # fmt: skip

@@ -48,7 +48,7 @@ def _like(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     return Rule(tuple(split(f"d{d}", [d], [d], n) for d, n in enumerate(outs[0]) if n > 1))
 
 
-@rule("log_sigmoid", "GeLUFunction")
+@rule("log_sigmoid", "GeLUFunction", "SqrtBoundDerivative")
 def _own_activation(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     """Elementwise functions that models bring along."""
     return _like(op, ins, outs)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import string
 
-import planner_core.rules_index  # noqa: F401  (registers its rules)
+import planner_core.rules_index
+import planner_core.rules_more  # noqa: F401  (both register their rules)
 from planner_core.graph import Op
 from planner_core.rules import (
     WHOLE,
@@ -21,19 +23,7 @@ from planner_core.rules import (
 )
 from planner_core.rules_scan import SCANS, scan_flops
 
-LINEAR_UNARY = (
-    "neg",
-    "to",
-    "clone",
-    "dropout",
-    "contiguous",
-    "real",
-    "imag",
-    "positive",
-    "detach",
-    "alias",
-    "identity",
-)
+LINEAR_UNARY = ("neg", "to", "clone", "dropout", "contiguous", "real", "imag", "positive", "detach", "alias", "identity")
 UNARY = (
     "gelu", "relu", "silu", "sigmoid", "tanh", "exp", "log", "rsqrt", "sqrt", "pow", "abs", "erf", "sin", "cos", "softplus",
     "leaky_relu", "elu", "hardtanh", "relu6", "hardswish", "hardsigmoid", "mish", "square", "reciprocal", "clamp", "clip", "clamp_min",
@@ -80,19 +70,7 @@ def _binary(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     return Rule(tuple(_elementwise(ins, outs[0])), linear=linear)
 
 
-@rule(
-    "softmax",
-    "log_softmax",
-    "cumsum",
-    "cumprod",
-    "logcumsumexp",
-    "sort",
-    "argsort",
-    "topk",
-    "glu",
-    "normalize",
-    "softmin",
-)
+@rule("softmax", "log_softmax", "cumsum", "cumprod", "logcumsumexp", "sort", "argsort", "topk", "glu", "normalize", "softmin")
 def _along_dim(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     """Works along one dim; any other may be split."""
     rank = len(ins[0])
@@ -104,26 +82,8 @@ def _along_dim(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     return Rule(tuple(split(f"d{d}", [d], [d] * len(outs), ins[0][d]) for d in same))
 
 
-@rule(
-    "sum",
-    "mean",
-    "amax",
-    "amin",
-    "max",
-    "min",
-    "var",
-    "std",
-    "norm",
-    "argmax",
-    "argmin",
-    "logsumexp",
-    "any",
-    "all",
-    "prod",
-    "vector_norm",
-    "linalg_vector_norm",
-    "var_mean",
-)
+@rule("sum", "mean", "amax", "amin", "max", "min", "var", "std", "norm", "argmax", "argmin", "logsumexp", "any", "all", "prod",
+      "vector_norm", "linalg_vector_norm", "var_mean")  # fmt: skip
 def _reduce(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     rank = len(ins[0])
     raw = op.attrs.get("dim", op.attrs.get("dims"))
@@ -210,16 +170,29 @@ def _matmul(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 
 @rule("einsum")
 def _einsum(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    terms, _, result = str(op.attrs["equation"]).replace(" ", "").partition("->")
-    operands = terms.split(",")
-    if "." in terms or any(len(set(t)) != len(t) for t in operands):
+    """A letter that stands for the same extent wherever it is may be split."""
+    *operands, result = einsum_letters(op, ins)
+    if any(len(set(t)) != len(t) for t in operands):
         return Rule((), known=False)
-    extent = {c: n for t, shape in zip(operands, ins, strict=True) for c, n in zip(t, shape, strict=True)}
+    extents: dict[str, set[int]] = {}
+    for t, shape in zip(operands, ins, strict=True):
+        for c, n in zip(t, shape, strict=True):
+            extents.setdefault(c, set()).add(n)
     found = [
-        split(c, [t.index(c) if c in t else None for t in operands], [result.index(c) if c in result else None], n)
-        for c, n in sorted(extent.items()) if n > 1
+        split(c, [t.index(c) if c in t else None for t in operands], [result.index(c) if c in result else None], *n)
+        for c, n in sorted(extents.items()) if n != {1} and len(n) == 1
     ]  # fmt: skip
     return Rule(tuple(found), linear=(0,))
+
+
+def einsum_letters(op: Op, ins: Shapes) -> list[str]:
+    """The letters of each operand and of the result; capitals in place of `...`, aligned at the last."""
+    terms, _, result = str(op.attrs["equation"]).replace(" ", "").partition("->")
+    operands = terms.split(",")
+    ranks = [len(shape) - len(t) + 3 for t, shape in zip(operands, ins, strict=True) if "..." in t]
+    wild = string.ascii_uppercase[: max(ranks, default=0)]
+    own = [t.replace("...", wild[len(wild) + len(t) - 3 - len(s) :]) for t, s in zip(operands, ins, strict=True)]
+    return [*own, result.replace("...", wild)]
 
 
 @rule("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d")
@@ -364,9 +337,8 @@ def forward_flops(op: Op, ins: Shapes, outs: Shapes) -> int:
     if fn in ("matmul", "bmm", "mm", "rmatmul"):
         return 2 * out * ins[0][-1]
     if fn == "einsum":
-        terms = str(op.attrs["equation"]).replace(" ", "").partition("->")[0].split(",")
-        extent = {c: n for t, s in zip(terms, ins, strict=False) for c, n in zip(t, s, strict=False)}
-        return 2 * math.prod(extent.values())
+        letters = [(c, n) for t, s in zip(einsum_letters(op, ins)[:-1], ins, strict=True) for c, n in zip(t, s, strict=True)]
+        return 2 * math.prod(dict(sorted(letters)).values())  # of each letter its largest extent
     if fn.startswith("conv"):
         return 2 * out * math.prod(ins[1][1:])
     if fn == "scaled_dot_product_attention":

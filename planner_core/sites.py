@@ -26,6 +26,7 @@ docs/INTERFACES.md, section 1.
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -161,6 +162,7 @@ class Scopes:
 
         self._patch(nn.Module, "__call__", call)
         self._patch(torch.autograd.Function, "apply", classmethod(_routed(torch.autograd.Function.__dict__["apply"])))
+        self._patch(nn.functional, "multi_head_attention_forward", _opened(nn.functional.multi_head_attention_forward))
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -240,6 +242,13 @@ class Scopes:
                 name = f"{scope}@{count}"
             self.taken.add(name)
         return Frame(module, path, name)
+
+
+def _opened(plain: Any) -> Callable[..., Any]:
+    """A function of torch without its first line, by which a TorchFunctionMode would see one call: its products and its
+    softmax are seen each by itself."""
+    names = {**plain.__globals__, "has_torch_function": lambda operands: False}
+    return types.FunctionType(plain.__code__, names, plain.__name__, plain.__defaults__, plain.__closure__)
 
 
 def _routed(plain: Any) -> Callable[..., Any]:

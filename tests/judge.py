@@ -253,6 +253,16 @@ def _cross_entropy(w: World, rank: Rank, mine: list[torch.Tensor]) -> list[torch
     return [losses / valid if reduction == "mean" else losses]
 
 
+def _nll_loss(w: World, rank: Rank, mine: list[torch.Tensor]) -> list[torch.Tensor]:
+    ignore, reduction = w.case.kwargs.get("ignore_index", -100), w.case.kwargs.get("reduction", "mean")
+    losses = F.nll_loss(*mine, ignore_index=ignore, reduction="sum")
+    return [losses / sum((w.operands[r][1] != ignore).sum() for r in w.peers(rank, "tokens")) if reduction == "mean" else losses]
+
+
+def _as_strided(w: World, rank: Rank, mine: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [mine[0].contiguous().as_strided(w.local_shape(0), w.op.attrs["stride"])]  # type: ignore[arg-type]
+
+
 def _experts(w: World, rank: Rank, mine: list[torch.Tensor]) -> list[torch.Tensor]:
     args, kwargs = put((w.case.args, w.case.kwargs), iter(mine))
     return [moe_experts(*args, **{**kwargs, "first_expert": w.part(rank, 3, 0) * mine[3].shape[0]})]
@@ -265,6 +275,7 @@ LOCAL: dict[str, Callable[[World, Rank, list[torch.Tensor]], list[torch.Tensor]]
     **dict.fromkeys(("mean", "mse_loss", "l1_loss", "smooth_l1_loss", "binary_cross_entropy_with_logits"), _mean),
     **dict.fromkeys(("conv1d", "conv2d", "conv3d"), _conv),
     "embedding": _embedding, "batch_norm": _batch_norm, "cross_entropy": _cross_entropy, "moe_experts": _experts,
+    "nll_loss": _nll_loss, "as_strided": _as_strided,
 }  # fmt: skip
 
 

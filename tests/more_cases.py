@@ -1,5 +1,5 @@
 # ruff: noqa: N803, N806  (A, B, C, D are the names that the papers and transformers give)
-"""Cases for the rules of `rules_index` and `rules_scan`: one call each on small tensors, with references written here."""
+"""Cases for the rules of `rules_index`, `rules_more` and `rules_scan`: one call each on small tensors, with references written here."""
 
 from __future__ import annotations
 
@@ -142,4 +142,34 @@ def scanning() -> list[Case]:
     ]  # fmt: skip
 
 
-MORE = [*picking(), *scanning()]
+def rare() -> list[Case]:
+    x, y = t(4, 8, 12), torch.arange(8)
+    chunks = ((4, 3, 4, 6), (48, 12, 6, 1))  # of 8 tokens, overlapping by half
+    logs, known = F.log_softmax(t(8, 6), -1), torch.where(y % 3 > 0, y % 6, -100)
+    fourier = torch.fft
+    return [
+        Case("_weight_norm", torch._weight_norm, (t(4, 8, 6), t(1, 1, 6), 2), kinds="pp"),
+        Case("_weight_norm", torch._weight_norm, (t(4, 8), t(4, 1)), kinds="pp", name="_weight_norm of rows"),
+        *(Case(f"fft_{fn}", getattr(fourier, fn), (x,)) for fn in ("fft", "rfft", "fft2", "rfft2", "rfftn", "fftn")),
+        *(Case(f"fft_{fn}", getattr(fourier, fn), (x.to(torch.complex128),), kinds="c") for fn in ("ifft", "irfft", "ifft2", "irfft2", "ifftn", "irfftn")),
+        Case("fft_fftn", fourier.fftn, (x,), {"dim": (1, 2)}, name="fft_fftn of dims"),
+        Case("fft_fftn", fourier.fftn, (x, (8,)), name="fft_fftn of sizes"), Case("fft_fft", fourier.fft, (x, None, -2), name="fft_fft of a dim"),
+        Case("unfold", F.unfold, (t(4, 2, 6, 6), 3), name="patches"),
+        Case("unfold", F.unfold, (t(4, 2, 6, 4),), {"kernel_size": (3, 1), "padding": (1, 0), "stride": (2, 1)}, name="patches padded"),
+        Case("unfold", F.unfold, (t(2, 6, 6), 3), name="patches of one image"),
+        Case("unfold", torch.Tensor.unfold, (x, -2, 4, 2), name="windows"),
+        Case("as_strided", torch.as_strided, (t(4, 8, 6), *chunks)),
+        Case("as_strided", torch.as_strided, (t(4, 8, 6), (2, 4), (48, 1)), name="as_strided of some"),
+        Case("nll_loss", F.nll_loss, (logs, known), kinds="ac"),
+        Case("nll_loss", F.nll_loss, (logs, known), {"reduction": "sum"}, "ac", "nll_loss summed"),
+        Case("nll_loss", F.nll_loss, (logs, y % 6), {"ignore_index": 1}, "ac", "nll_loss without a class"),
+        Case("SqrtBoundDerivative", torch.sqrt, (pos(4, 8),)),
+        Case("einsum", torch.einsum, ("...nd,...ng->...gd", t(4, 2, 6, 8), t(4, 2, 6, 4)), name="einsum of any rank"),
+        Case("einsum", torch.einsum, ("...hqk,...khd->...qhd", t(4, 2, 6, 8), t(4, 8, 2, 4)), name="einsum of heads"),
+        Case("einsum", torch.einsum, ("...d,...d->...", t(2, 4, 8), t(4, 8)), name="einsum aligned at the last"),
+        Case("einsum", torch.einsum, ("...d,de->...e", t(4, 1, 8), t(8, 6)), name="einsum with a weight"),
+        Case("einsum", torch.einsum, ("b...d,b...d->b...", t(4, 6, 8), t(4, 1, 8)), name="einsum broadcast"),
+    ]  # fmt: skip
+
+
+MORE = [*picking(), *scanning(), *rare()]

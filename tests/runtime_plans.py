@@ -117,7 +117,7 @@ def _site(
     for i, v in enumerate(op.outputs):
         made = State(tuple(r.outputs[i][0] for r in picked), tuple(r.outputs[i][1] for r in picked))
         value = values[v]
-        last = not value.meta.shape and op.name.endswith(("cross_entropy", "loss/mean"))
+        last = not value.meta.shape and op.name.endswith(("cross_entropy", "nll_loss", "loss/mean"))
         to = State(whole.forward, whole.gradient) if last else stored[v]
         table = moves(value.meta.shape, ITEM_BYTES[value.meta.dtype], sizes, links)
         back = table.steps(to.gradient, made.gradient) if value.grad else ()

@@ -17,7 +17,7 @@ EXPLORER = ROOT / "explorer"
 ORDER = (
     "errors", "mesh", "placement", "graph", "plan", "cluster", "collectives", "routes", "atp", "models",
     "sites*", "moe*", "loops*", "scans*", "capture*", "opening",
-    "rules", "rules_scan", "rules_index", "rules_math", "check", "coarsen", "fold",
+    "rules", "rules_scan", "rules_index", "rules_more", "rules_math", "check", "coarsen", "fold",
     "strategy", "hardware", "redistribute", "saving", "pinned", "transit", "storages", "passes", "backward", "memory",
     "price", "states", "tables", "weights", "network",
     "eliminate", "hull", "labels", "problem", "chain", "solve", "copies", "closing",

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from planner_core.candidates import Candidates, matrices, pareto, score
+from planner_core.capture import capture_graph
 from planner_core.chain import scalar
 from planner_core.eliminate import eliminate
 from planner_core.mesh import DeviceMesh
@@ -147,6 +148,16 @@ def test_a_space_too_large_to_score_is_searched_best_first(tmp_path: Path) -> No
     assert found.space == 3**16
     assert 0 < found.scored < 10_000
     assert sum(result.dropped.values()) == found.space - int((found.on_front & (found.model_memory_bytes < 8e10)).sum())
+
+
+def test_a_matrix_that_no_op_reads_is_no_choice() -> None:
+    """A decoder alone holds the weights of an attention to an encoder that is not there."""
+    sizes = {"hidden_size": 32, "num_decoder_layers": 2, "num_decoder_attention_heads": 4, "decoder_ffn_dim": 64, "vocab_size": 64}
+    config = {"model_type": "prophetnet", "architectures": ["ProphetNetForCausalLM"], **sizes}
+    graph = capture_graph(config, batch=4, seq=16, dtype="float32")
+    layer = graph.blocks["ProphetNetDecoderLayer"]
+    assert "cross_attn.key_proj.weight" in {v.name for v in layer.values}
+    assert matrices(layer) and not any("cross_attn" in layer.values[w].name for w in matrices(layer))
 
 
 WIDE = """

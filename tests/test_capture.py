@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 from planner_core import moe, sites
 from planner_core.capture import OWN_LOSS, STANDIN_LOSS, capture_graph, capture_module, hf
 from planner_core.capture.compare import difference
+from planner_core.capture.sizes import check_numbers
 from planner_core.capture.symbolic import symbolic
 from planner_core.errors import CaptureError, InputError, PlannerError
 from planner_core.graph import Call, from_json, to_json, unfold
@@ -256,6 +257,21 @@ class TwoParents(nn.Module):
         return self.right(self.left(self.first(x))).sum()
 
 
+class Torchs(nn.Module):
+    """Layers of torch itself, whose attention is one function of many ops."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+        self.layers = nn.ModuleList(nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True) for _ in range(3))
+
+    def forward(self, x):
+        x = self.first(x)[None]
+        for layer in self.layers:
+            x = layer(x)
+        return x.sum()
+
+
 class Tied(nn.Module):
     def __init__(self):
         super().__init__()
@@ -332,6 +348,7 @@ TRAPS = {
     "dilation": (lambda: Chain(parts(Convolving, dilation=lambda i: 1 + i % 2)), [2, 2]),
     "twice with different shapes": (Twice, [3]),
     "two parents": (TwoParents, [2]),
+    "torch's own layers": (Torchs, [3]),
     "tied": (Tied, None),
     "loop": (Loop, [4]),
     "functional": (Functional, []),
@@ -348,6 +365,14 @@ def test_traps(name):
     assert folded.num_params == sum(p.numel() for p in make().parameters())
     if repeats is not None:
         assert sorted(folded.num_repeats.values()) == sorted(repeats)
+
+
+def test_attention_as_one_function_is_seen_op_by_op():
+    plain = F.multi_head_attention_forward
+    block = next(iter(capture_module(Torchs().train(), {"x": torch.zeros(6, 8)}).blocks.values()))
+    found = [op.name for op in block.ops]
+    assert {"self_attn/linear", "self_attn/scaled_dot_product_attention", "self_attn/linear.1", "linear1/linear"} <= set(found)
+    assert F.multi_head_attention_forward is plain, "as it was afterwards"
 
 
 def test_training_flag_is_read():
@@ -439,6 +464,25 @@ def test_bad_configs_in_one_sentence(config, words, monkeypatch):
     with pytest.raises((InputError, CaptureError), match=words) as caught:
         capture_graph(config, batch=1, seq=8)
     assert "\n" not in str(caught.value)
+
+
+def test_a_minus_one_is_a_number_where_the_type_starts_from_it():
+    check_numbers({"model_type": "phi4_multimodal", "audio_config": {"chunk_size": -1}})
+    with pytest.raises(InputError, match=r"audio_config\.chunk_size is -2"):
+        check_numbers({"model_type": "phi4_multimodal", "audio_config": {"chunk_size": -2}})
+
+
+@pytest.mark.slow
+def test_no_types_own_default_is_refused_for_its_numbers():
+    """A -1 for "no bound" is no mistake where the model type itself starts from it."""
+    from transformers import CONFIG_MAPPING
+
+    for kind, made in CONFIG_MAPPING.items():
+        try:
+            data = made().to_dict()
+        except Exception:  # a type without a default
+            continue
+        check_numbers({**json.loads(json.dumps(data, default=str)), "model_type": kind})
 
 
 SMALL = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 64}

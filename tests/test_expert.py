@@ -73,6 +73,19 @@ def test_llama_costs_two_all_reduces_a_layer_each_way(layers: int) -> None:
     }
 
 
+HRM = {"model_type": "hrm_text", "num_layers_per_stack": 2, "hidden_size": 256, "num_attention_heads": 4, "head_dim": 64,
+       "intermediate_size": 512, "vocab_size": 1024, "H_cycles": 1, "L_cycles": 2}  # fmt: skip
+
+
+def test_layers_that_run_again_are_split_as_the_expert_says_and_their_gate_is_no_residual_stream() -> None:
+    """HRM calls one stack of layers several times, by names with `@`, and gates its attention's result."""
+    graph = capture_graph(HRM, batch=8, seq=64)
+    plan, theirs, ours = theirs_and_ours(graph, 4)
+    calls = 2 * (2 + 1)  # layers of a stack, and stacks that are run
+    assert {(t.phase, t.kind, t.count) for t in plan.cost.traffic if t.phase == "forward"} == {("forward", "all_reduce", 2 * calls)}
+    assert ours == pytest.approx(theirs, rel=1e-6)
+
+
 def test_stored_as_the_expert_says() -> None:
     plan, _, _ = theirs_and_ours(load_snapshot("llama-3-8b", layers=2))
     stored = {n: p.stored[0] for b in plan.blocks.values() if b.prefixes[0] for n, p in b.params.items()}

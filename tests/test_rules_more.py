@@ -1,4 +1,4 @@
-"""Every row of the rules of `rules_index` and `rules_scan` against the unsharded op; what they refuse; the scans themselves."""
+"""Every row of the rules of `rules_index`, `rules_more` and `rules_scan` against the unsharded op; what they refuse; the scans themselves."""
 
 from __future__ import annotations
 
@@ -39,6 +39,13 @@ def test_the_rows_that_matter_are_there() -> None:
         "selective_scan": {"R", "batch", "channels"}, "chunk_scan": {"R", "batch", "heads"}, "delta_rule": {"R", "batch", "heads"},
         "wkv": {"R", "batch", "channels"}, "mlstm": {"R", "batch", "heads"}, "expert_linear": {"R", "tokens", "out", "in"},
         "setitem by index": {"R", "d0", "d2"}, "view_as_complex": {"R", "d0", "d1", "P"}, "linalg_vector_norm": {"R", "d0", "d2"},
+        "_weight_norm": {"R", "d2"}, "_weight_norm of rows": {"R", "d0"}, "fft_fftn of dims": {"R", "d0", "P"},
+        "fft_fftn of sizes": {"R", "d0", "d1", "P"}, "fft_fft of a dim": {"R", "d0", "d2", "P"}, "fft_rfftn": {"R", "P"},
+        "fft_fft2": {"R", "d0", "P"}, "patches": {"R", "d0", "d1", "P"}, "patches of one image": {"R", "d0", "P"},
+        "windows": {"R", "d0", "d2", "P"}, "as_strided": {"R", "d0", "P"}, "as_strided of some": {"R"}, "nll_loss": {"R", "tokens"},
+        "SqrtBoundDerivative": {"R", "d0", "d1"}, "einsum of any rank": {"R", "A", "B", "d", "g", "n", "P"},
+        "einsum aligned at the last": {"R", "A", "B", "d", "P"}, "einsum with a weight": {"R", "A", "d", "e", "P"},
+        "einsum broadcast": {"R", "b", "d", "P"},
     }  # fmt: skip
     found = {str(c): {r.label for r in all_rows(c)} - {"G"} for c in MORE}
     assert {k: found[k] for k in expected} == expected

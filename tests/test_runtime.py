@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 
 from planner_core.capture import capture_graph
 from planner_core.hardware import OPTIMIZERS, Workload
+from planner_core.rules import rule_of
 from planner_core.runtime.optimizers import make_optimizer
 from planner_core.verify.numbers import verify_all
 from tests.runtime_plans import make_plan, random_choice
@@ -24,6 +27,19 @@ CASES = [
 def test_random_plans_compute_the_same(name: str, sizes: tuple[int, ...]) -> None:
     graph = capture_graph(tiny_config(name), batch=4, seq=16, dtype="float32")
     plans = [make_plan(graph, sizes, random_choice(i), shard_storage=i % 2 == 1, seed=i) for i in range(3)]
+    for i, found in enumerate(verify_all(plans)):
+        assert found["numbers_ok"], (i, found["loss"], found["grad"], found["param"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sizes", [(2,), (2, 2)])
+def test_rare_ops_compute_the_same(sizes: tuple[int, ...]) -> None:
+    """Weight norm, Fourier transform, windows, strided views, `...` in einsum, and attention of torch's own layer, opened."""
+    graph = capture_graph(f"{Path(__file__).parent / 'rare_ops.py'}:make", batch=4, seq=16)
+    ops = [op for b in (graph.top, *graph.blocks.values()) for op in b.ops]
+    assert {"_weight_norm", "fft_fftn", "unfold", "as_strided", "einsum", "nll_loss", "softmax"} <= {op.fn for op in ops}
+    assert all(rule_of(op, b.values).known for b in (graph.top, *graph.blocks.values()) for op in b.ops)
+    plans = [make_plan(graph, sizes, random_choice(i), seed=i) for i in range(4)]
     for i, found in enumerate(verify_all(plans)):
         assert found["numbers_ok"], (i, found["loss"], found["grad"], found["param"])
 

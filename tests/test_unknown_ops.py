@@ -19,8 +19,9 @@ from planner_core.planner import Request
 from planner_core.report import report, text, unknown_ops
 from tests.visiting import Visit
 
-FNET = {"model_type": "fnet", "architectures": ["FNetForMaskedLM"], "hidden_size": 64, "num_hidden_layers": 3, "intermediate_size": 128,
-        "vocab_size": 128, "max_position_embeddings": 64, "tpu_short_seq_length": 64}  # fmt: skip
+LONGFORMER = {"model_type": "longformer", "architectures": ["LongformerForMaskedLM"], "hidden_size": 64, "num_hidden_layers": 3,
+              "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 128, "attention_window": [16, 16, 16],
+              "max_position_embeddings": 130}  # fmt: skip
 
 
 class Layer(nn.Module):
@@ -29,22 +30,22 @@ class Layer(nn.Module):
         self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + torch.fft.fft(self.down(torch.relu(self.up(x)))).real
+        return x + torch.special.i0e(self.down(torch.relu(self.up(x))))
 
 
 def test_named_counted_and_whole() -> None:
     net = nn.Sequential(nn.Linear(8, 8), Layer(), Layer(), Layer())
     graph = capture_module(net, {"input": torch.zeros(16, 8)}, batch=16, seq=1)
     result = plan_model(Request(model="mine", cluster="1x8-h100", mesh="8", batch=16, seq=1), graph)
-    assert result.unknown_ops == ("Layer:/fft_fft",) and report(result)["unknown_ops"] == ["Layer:/fft_fft"]
+    assert result.unknown_ops == ("Layer:/special_i0e",) and report(result)["unknown_ops"] == ["Layer:/special_i0e"]
     said = unknown_ops(result)
-    assert said.startswith("3 ops have no rule and run whole on every GPU") and "fft_fft ×3 (first at /fft_fft of Layer)" in said
+    assert said.startswith("3 ops have no rule and run whole on every GPU") and "special_i0e ×3 (first at /special_i0e of Layer)" in said
     assert said in text(result)
     drawn = scene(result.coarse)
     (node,) = without_rule(drawn, result.unknown_ops)
-    assert node.startswith("Layer:") and "fft_fft" in [op.fn for op in drawn.node(node).ops]  # type: ignore[union-attr]
+    assert node.startswith("Layer:") and "special_i0e" in [op.fn for op in drawn.node(node).ops]  # type: ignore[union-attr]
     block = result.best.blocks["Layer"]
-    assert {forward for edge in block.sites["/fft_fft"].inputs for forward in edge.dst.forward} == {R}
+    assert {forward for edge in block.sites["/special_i0e"].inputs for forward in edge.dst.forward} == {R}
 
 
 def test_nothing_is_said_where_all_have_rules() -> None:
@@ -56,12 +57,12 @@ def test_nothing_is_said_where_all_have_rules() -> None:
 
 @pytest.mark.slow
 def test_the_graph_marks_it(visit: Visit) -> None:
-    model = keep(json.dumps(FNET).encode())
+    model = keep(json.dumps(LONGFORMER).encode())
     visit.open(f"/?model={model}&batch=16&seq=64&dtype=float32&cluster=1x8-h100")
     page = visit.page
     marked = page.locator("g.node").filter(has=page.locator(".bare"))
-    marked.and_(page.locator("g.op, g.join")).hover(force=True)
-    expect(page.locator(".card")).to_contain_text("for fft_fftn: runs whole on every GPU")
+    marked.and_(page.locator("g.op, g.join")).first.hover(force=True)
+    expect(page.locator(".card")).to_contain_text("for as_strided: runs whole on every GPU")
     expect(page.locator(".legend")).to_contain_text("no rule: runs whole on every GPU")
     page.get_by_role("button", name="Collapse").click()
     expect(marked).to_have_count(1)
@@ -72,8 +73,8 @@ def test_the_graph_marks_it(visit: Visit) -> None:
 def test_the_page_tells_it() -> None:
     from tests.test_app import open_page, words
 
-    at = open_page("fold", model=keep(json.dumps(FNET).encode()), batch="16", seq="64", dtype="float32", cluster="1x8-h100")
+    at = open_page("fold", model=keep(json.dumps(LONGFORMER).encode()), batch="16", seq="64", dtype="float32", cluster="1x8-h100")
     assert not at.exception and not at.error
     (warning,) = [w.value for w in at.warning if "no rule" in w.value]
-    assert "3 ops have no rule and run whole on every GPU" in warning and "fft_fftn ×3" in warning
+    assert "6 ops have no rule and run whole on every GPU" in warning and "as_strided ×6" in warning
     assert warning in words(at)

@@ -44,12 +44,16 @@ _NAMES = {
     "pad": "input pad mode value", "clamp": "input min max", "tril": "input diagonal", "triu": "input diagonal",
     "add": "input other", "sub": "input other", "mul": "input other", "div": "input other", "pow": "input exponent",
     "glu": "input dim", "unfold": "input dimension size step", "diff": "input n dim", "flip": "input dims",
-    "linalg_vector_norm": "input ord dim keepdim dtype",
+    "linalg_vector_norm": "input ord dim keepdim dtype", "_weight_norm": "v g dim", "as_strided": "input size stride storage_offset",
     "einsum": "equation operands", "one_hot": "input num_classes", "gelu": "input", "dropout": "input p training",
 }  # fmt: skip
 for _d in ("2", "3"):
     _NAMES[f"conv{_d}d"] = _NAMES["conv1d"]
     _NAMES[f"conv_transpose{_d}d"] = _NAMES["conv_transpose1d"]
+for _d in ("fft", "ifft", "rfft", "irfft"):
+    _NAMES[f"fft_{_d}"] = "input n dim norm"
+for _d in ("fftn", "ifftn", "rfftn", "irfftn", "fft2", "ifft2", "rfft2", "irfft2"):
+    _NAMES[f"fft_{_d}"] = "input s dim norm"
 _SHAPES = frozenset({"view", "reshape", "expand", "view_as", "reshape_as", "expand_as", "flatten", "unflatten", "repeat",
                      "ravel", "broadcast_to", "new_zeros", "new_ones", "new_empty"})  # fmt: skip
 _PERMUTES = frozenset({"transpose", "transpose_", "permute", "t", "T", "mT", "H", "mH", "movedim", "adjoint"})
@@ -85,7 +89,8 @@ def _bind(fn: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
         return _target(func, args, kwargs)
     if fn == "einsum":
         return {"equation": args[0], "operands": args[1:]}
-    table = _NAMES.get(fn, _NAMES.get(fn.rstrip("_"), "")).split()
+    patches = fn == "unfold" and inspect.isfunction(func)  # not the method of this name
+    table = [] if patches else _NAMES.get(fn, _NAMES.get(fn.rstrip("_"), "")).split()
     if not table and inspect.isfunction(func):
         try:
             signature = inspect.signature(func)
@@ -143,7 +148,7 @@ def _normal(
         for name in ("other", "exponent", "arg1"):
             if name in attrs:
                 attrs["scalar"] = attrs.pop(name)
-    _defaults(fn, attrs)
+    _defaults(fn, attrs, first)
     return attrs
 
 
@@ -160,7 +165,7 @@ def _normal_dims(fn: str, attrs: dict[str, Attr], ndim: int) -> None:
         attrs["dim"] = _dims(dim, ndim) if isinstance(dim, tuple) else _dim(dim, ndim)
 
 
-def _defaults(fn: str, attrs: dict[str, Attr]) -> None:
+def _defaults(fn: str, attrs: dict[str, Attr], first: torch.Tensor | None) -> None:
     if fn.startswith("conv"):
         n = int(fn[-2])
         for name, default in (("stride", 1), ("padding", 0), ("dilation", 1)):
@@ -171,6 +176,8 @@ def _defaults(fn: str, attrs: dict[str, Attr]) -> None:
         attrs.pop("dropout_p", None)
         attrs.setdefault("is_causal", False)
         attrs.setdefault("enable_gqa", False)
+    elif fn == "as_strided" and first is not None:
+        attrs["input_stride"] = tuple(first.stride())
     elif fn == "cross_entropy":
         attrs.setdefault("reduction", "mean")
         attrs.setdefault("ignore_index", -100)

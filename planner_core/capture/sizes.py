@@ -23,15 +23,9 @@ _SIZED = ("num_", "n_", "d_", "hidden_size", "intermediate_size", "vocab_size", 
 _DEPTHS = ("n_layer", "depth", "depths")
 
 
-def check_numbers(data: Mapping[str, Any], within: str = "") -> None:
+def check_numbers(data: Mapping[str, Any]) -> None:
     """Sizes that cannot be, here and in the parts of a composite config: raises InputError naming the field."""
-    for key, value in data.items():
-        if not isinstance(key, str):  # labels by number
-            continue
-        name = f"{within}{key}"
-        if isinstance(value, Mapping):
-            check_numbers(value, f"{name}.")
-            continue
+    for name, key, value in _fields(data):
         if key in _DEPTHS or key.endswith("layers"):
             _check_depth(name, value)
         sized = key.startswith(_SIZED) or key.endswith("_size")
@@ -39,10 +33,18 @@ def check_numbers(data: Mapping[str, Any], within: str = "") -> None:
             continue
         if not isinstance(value, (int, float)):
             raise InputError(f"{name} is {value!r}; a number is needed")
-        if value < 0 or value > LARGEST:
+        if not 0 <= value <= LARGEST and value != _by_default(data, name):  # -1 may stand for "no bound"
             raise InputError(f"{name} is {value!r}, which no model has; it must lie between 0 and {LARGEST}")
-    if not within:
-        _check_ratios(data)
+    _check_ratios(data)
+
+
+def _fields(data: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, str, Any]]:
+    """Full name, own name and value of every field."""
+    for key, value in data.items():
+        if isinstance(value, Mapping):
+            yield from _fields(value, f"{within}{key}.")
+        elif isinstance(key, str):  # labels go by number
+            yield f"{within}{key}", key, value
 
 
 def _check_depth(name: str, value: Any) -> None:
@@ -61,21 +63,24 @@ def _check_ratios(data: Mapping[str, Any]) -> None:
     width, heads = data.get("hidden_size"), data.get("num_attention_heads")
     if not isinstance(width, int) or not isinstance(heads, int) or any(data.get(k) for k in _HEAD_SIZES):
         return
-    if heads == 0 or (width % heads and not _by_default(data)):
+    published = all(_by_default(data, n) == data[n] for n in ("hidden_size", "num_attention_heads"))
+    if heads == 0 or (width % heads and not published):
         raise InputError(
             f"hidden_size {width} is not divisible by num_attention_heads {heads}; give head_dim or change one of them"
         )
 
 
-def _by_default(data: Mapping[str, Any]) -> bool:
-    """Whether width and heads are what the model type itself starts from: then they are no mistake."""
+def _by_default(data: Mapping[str, Any], name: str) -> Any:
+    """What the model type itself starts from in a field (`audio_config.chunk_size`): that is no mistake."""
     from transformers import CONFIG_MAPPING
 
     try:
         own = CONFIG_MAPPING[str(data.get("model_type"))]()
     except Exception:
-        return False
-    return all(getattr(own, n, None) == data.get(n) for n in ("hidden_size", "num_attention_heads"))
+        return None
+    for part in name.split("."):
+        own = getattr(own, part, None)
+    return own
 
 
 @contextmanager

@@ -96,6 +96,15 @@ def _expand(call: Call) -> torch.Tensor:
     return expanded
 
 
+@_rule("as_strided")
+def _as_strided(call: Call) -> Any:
+    """Chunks of this rank's samples, whose elements lie as in the whole."""
+    if not call.axes(call.operand(0)):
+        return call.plain()
+    stride = call.kwargs.get("stride", call.args[2] if len(call.args) > 2 else None)
+    return call.args[0].contiguous().as_strided(call.local_shape(), stride)
+
+
 @_rule("split", "chunk", "tensor_split", "split_with_sizes", "unsafe_chunk", "unsafe_split")
 def _split(call: Call) -> Any:
     dim = call.kwargs.get("dim", call.args[2] if len(call.args) > 2 else 0)
@@ -159,12 +168,27 @@ def _split_cross_entropy(
         total = _ParallelCrossEntropy.apply(input, target, ignore_index, start, call.mesh, classes)
     else:
         total = F.cross_entropy(input, target, ignore_index=ignore_index, reduction="sum")
-    if reduction == "sum":
-        return total
-    count = (target != ignore_index).sum().float()  # 4 bytes
-    for axis in tokens:
-        count = all_reduce(count, call.mesh, axis)
-    return (total / count).to(input.dtype)
+    return total if reduction == "sum" else _per_target(total, target != ignore_index, call.mesh, tokens)
+
+
+def _per_target(total: torch.Tensor, valid: torch.Tensor, mesh: DeviceMesh, axes: Iterable[int]) -> torch.Tensor:
+    """A rank's sum over its tokens, divided by the number of valid targets of all ranks."""
+    count = valid.sum().float()  # 4 bytes
+    return (total / _over(count, mesh, axes)).to(total.dtype)
+
+
+@_rule("nll_loss")
+def _nll_loss(call: Call) -> Any:
+    tokens = call.axes(call.operand(0), 0)
+    return _split_nll_loss(call, tokens, *call.args, **call.kwargs) if tokens else call.plain()
+
+
+def _split_nll_loss(
+    call: Call, tokens: list[int], input: torch.Tensor, target: torch.Tensor, weight: None = None, size_average: None = None,
+    ignore_index: int = -100, reduce: None = None, reduction: str = "mean",
+) -> Any:  # fmt: skip
+    total = F.nll_loss(input, target, ignore_index=ignore_index, reduction="sum")
+    return total if reduction == "sum" else _per_target(total, target != ignore_index, call.mesh, tokens)
 
 
 class _ParallelCrossEntropy(torch.autograd.Function):

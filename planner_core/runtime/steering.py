@@ -146,6 +146,8 @@ class Steering(TorchFunctionMode):
             )
         meta = any(t.local.is_meta if isinstance(t, Steered) else t.is_meta for t in operands)
         local = [self._take(site, t, e, meta) for t, e in zip(operands, row.inputs, strict=True)]
+        if fn == "as_strided" and local[0].shape == operands[0].shape:
+            local[0] = _laid_out(local[0], operands[0].stride())
         # a recomputed block keeps nothing, so there it is the recomputation that gathers again
         kept = contextlib.nullcontext() if self._recomputed else self.params.regathered(operands, local, row)
         with kept:
@@ -216,6 +218,13 @@ def _infer(fn: str, func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[list[
         if unchanged:
             return [], unchanged[0]
     return outputs(fn, () if fn == "contiguous" else meta_args, out), None
+
+
+def _laid_out(local: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    """The tensor with its elements in memory where the strides of the whole say: a collective lays them out anew."""
+    if local.stride() == strides:
+        return local
+    return torch.empty_strided(local.shape, strides, dtype=local.dtype, device=local.device).copy_(local)
 
 
 def _meta(tensor: torch.Tensor) -> torch.Tensor:
