@@ -34,12 +34,13 @@ from bench.graph_component import DRAW, DRAWN, SEEN, TOGGLE, grid, mounted, sour
 from explorer import graph_json, scatter  # noqa: E402
 from explorer.graph_view import scene  # noqa: E402
 from explorer.palette import LIGHT  # noqa: E402
+from explorer.whatif import best  # noqa: E402
 from planner_core.candidates import Candidates, pareto  # noqa: E402
 from planner_core.coarsen import coarsen  # noqa: E402
 from planner_core.graph import unfold  # noqa: E402
 from planner_core.opening import open_model  # noqa: E402
-from planner_core.pipeline import choose, plan_model  # noqa: E402
-from planner_core.planner import Request, meshes, prepare  # noqa: E402
+from planner_core.pipeline import plan_model  # noqa: E402
+from planner_core.planner import Request  # noqa: E402
 from tests.conftest import FLAGS, free_port  # noqa: E402
 
 RESULTS = ROOT / "bench" / "results" / "pages.jsonl"
@@ -185,8 +186,7 @@ def replan(place: Place) -> Iterator[Figure]:
             for change in ({}, {"recompute": "full"}, {"optimizer": "adamw-fp32"}, {"cluster": "2x8-h100:inter=50"}, {"zero": 0}):
                 request = Request("llama-3-8b", batch=batch, **change)
                 start, worked = time.perf_counter(), time.process_time()
-                planner = prepare(request)
-                choose(planner, meshes(request, planner.cluster))
+                best(request)
                 taken.append(1e3 * (time.perf_counter() - start))
                 cpu.append(1e3 * (time.process_time() - worked))
     yield spread("re-plan of Llama-3-8B on 2×8 (Python)", taken, "300")

@@ -26,12 +26,14 @@ NODES = (1, 2, 4, 8, 16, 32, 64, 128)
 GPUS = (1, 2, 4, 8, 16)
 GB_PER_S = (1, 2, 4, 8, 12, 16, 25, 32, 50, 64, 100, 150, 200, 300, 400, 450, 600, 800, 900, 1200, 1600, 1800, 3200)
 CHANGED_SHOWN = 12
+WORK = 500_000
+"""Labels that a search may form for a proof: a tenth of a second. What is left open is said, and a plan in full looks further."""
 
 
 def best(request: Request, graph: Graph | None = None, say: Progress = lambda text: None) -> Plan:
     """The best plan alone; raises PlannerError as `plan_model` does."""
     try:
-        planner = prepare(request, graph, say)
+        planner = prepare(request, graph, say, WORK)
         return choose(planner, meshes(request, planner.cluster), say)
     finally:
         give_back()

@@ -8,10 +8,11 @@ walk of its last answer says, until the best that fits lies just below one that 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from planner_core.assemble import assemble
 from planner_core.graph import Graph
+from planner_core.labels import MAX_WORK
 from planner_core.memory import walk
 from planner_core.problem import Problem
 from planner_core.search import Answer, memory_of, search, value_of, weights
@@ -45,10 +46,10 @@ def hopeless(problem: Problem, rough: Answer, budget: float, objective: str) -> 
 
 def fit(
     problem: Problem, graph: Graph, budget: float, objective: str, abandon_above: float = float("inf"), rough: Answer | None = None,
-    stop: Callable[[], bool] = lambda: False,
+    stop: Callable[[], bool] = lambda: False, work: int = MAX_WORK,
 ) -> Answer:  # fmt: skip
-    """The best assignment whose walk stays within `budget` bytes per GPU. `rough`: what a search without proof said; `stop` as
-    in `search`.
+    """The best assignment whose walk stays within `budget` bytes per GPU. `rough`: what a search without proof said; `stop` and
+    `work` as in `search`.
 
     Its bound holds for the network's memory: `optimal` says that no assignment whose memory there is within the budget
     is better. Where nothing fits, `least_memory` and `smallest` are walked too.
@@ -56,7 +57,7 @@ def fit(
     free = rough if rough is not None and rough.solves == 1 else search(problem, objective=objective)
     if free.assignment is None or free.value > abandon_above or walked(problem, graph, free.assignment, budget) <= budget:
         return free
-    aim = _Aim(problem, graph, budget, objective, abandon_above, free.bound, stop)
+    aim = _Aim(problem, graph, budget, objective, abandon_above, free.bound, stop, work)
     high = memory_of(free.assignment)
     at = min(budget * ABOVE, high - 1)
     # where the walk meets the budget is found without proof, and proven there
@@ -75,7 +76,9 @@ class _Aim:
     abandon_above: float
     bound: float
     stop: Callable[[], bool]
+    work: int
     hit: float = 0.0
+    peaks: list[tuple[Assignment, float]] = field(default_factory=list)
 
     def near(self, at: float, high: float, prove: bool) -> Answer:
         """The best answer whose walk fits, sums between 0 and `high` being tried, `at` first."""
@@ -86,7 +89,7 @@ class _Aim:
             if answer.assignment is None or answer.bound > self.abandon_above:
                 break
             self.bound = max(self.bound, answer.bound if at >= self.budget else 0.0)
-            held, peak = memory_of(answer.assignment), walked(self.problem, self.graph, answer.assignment, self.budget)
+            held, peak = memory_of(answer.assignment), self._walked(answer.assignment)
             if peak > self.budget:
                 if held > at and best is None:  # even the least memory is too much
                     return replace(answer, assignment=None, least_memory=peak, smallest=answer.assignment)
@@ -106,12 +109,21 @@ class _Aim:
                 at = (low + high) / 2
         return best or replace(answer, assignment=None)  # given up: something better is known elsewhere
 
+    def _walked(self, assignment: Assignment) -> float:
+        """As `walked`; the same assignment comes back for other budgets, and as the proven one."""
+        known = next((peak for a, peak in self.peaks if a is assignment), None)
+        if known is None:
+            known = walked(self.problem, self.graph, assignment, self.budget)
+            self.peaks.append((assignment, known))
+        return known
+
     def _within(self, budget: float, prove: bool) -> Answer:
         """The best within the budget, or else an assignment that holds nearly the least (not the very least, which may send
         far more for a byte less)."""
         answer = search(
-            self.problem, objective=self.objective, budget=budget, abandon_above=self.abandon_above, stop=self.stop, prove=prove
-        )
+            self.problem, objective=self.objective, budget=budget, abandon_above=self.abandon_above, stop=self.stop, prove=prove,
+            work=self.work,
+        )  # fmt: skip
         if answer.assignment is None and answer.smallest is not None:
             near = solve(self.problem, weights(self.objective, NEAR_LEAST))
             if near is not None:

@@ -171,8 +171,20 @@ def _problems(
     if len(found) == 1:
         return [(None, found[0])], wide
     with planner.clock("search"):
-        rough = [(search(p, objective=objective, budget=planner.budget, stop=_telling(say, p), prove=False), p) for p in found]
-    return [*sorted(rough, key=lambda r: r[0].bound)], wide
+        return _by_promise(found, objective, planner.budget, say), wide
+
+
+def _by_promise(problems: Iterable[Problem], objective: str, budget: float, say: Progress) -> list[tuple[Answer | None, Problem]]:
+    """Problems by what a search without proof says, the lowest bound first; None of one that was given up on the way. Those that
+    are best without a budget go first: they are likely to spare the others the search."""
+    found: list[tuple[float, Answer | None, Problem]] = []
+    best = float("inf")
+    for problem in sorted(problems, key=lambda p: search(p, objective=objective).bound):
+        answer = search(problem, objective=objective, budget=budget, abandon_above=best, stop=_telling(say, problem), prove=False)
+        given_up = answer.assignment is None and answer.bound > best
+        found.append((answer.bound, None if given_up else answer, problem))
+        best = min(best, answer.value)
+    return [(answer, problem) for _, answer, problem in sorted(found, key=lambda f: f[0])]
 
 
 def _telling(say: Progress, problem: Problem) -> Callable[[], bool]:

@@ -20,6 +20,7 @@ from planner_core.errors import InputError
 from planner_core.fitting import fit, hopeless
 from planner_core.graph import Graph
 from planner_core.hardware import Workload, cost_model
+from planner_core.labels import MAX_WORK
 from planner_core.mesh import DeviceMesh, axis_names, parse_mesh
 from planner_core.narrow import NO_BOUND, NOTE, bounded, narrow
 from planner_core.opening import open_model
@@ -86,6 +87,8 @@ class Planner:
     coarse: CoarseGraph
     strategies: Mapping[str, BlockStrategies]
     clock: Clock
+    work: int = MAX_WORK
+    """What a search may spend on proof, as in `search`."""
     networks: dict[tuple[tuple[int, ...], int, bool], Networks] = field(default_factory=dict)
     problems: dict[tuple[tuple[int, ...], int, bool, bool], Problem] = field(default_factory=dict)
 
@@ -135,7 +138,7 @@ class Planner:
         `stop` as in `search`."""
         with self.clock("search"):
             answer = hopeless(problem, rough, self.budget, objective) if rough else None
-            return answer or fit(problem, self.graph, self.budget, objective, abandon_above, rough, stop)
+            return answer or fit(problem, self.graph, self.budget, objective, abandon_above, rough, stop, self.work)
 
     def bounded(self, problem: Problem, answer: Answer, objective: str) -> tuple[Problem, Answer]:
         """A best answer with a bound that holds for the whole space, where states were given up; that may prove it."""
@@ -189,8 +192,10 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def prepare(request: Request, graph: Graph | None = None, say: Progress = lambda text: None) -> Planner:
-    """Everything that does not depend on the mesh. Raises InputError."""
+def prepare(
+    request: Request, graph: Graph | None = None, say: Progress = lambda text: None, work: int = MAX_WORK
+) -> Planner:
+    """Everything that does not depend on the mesh; `work` as in `search`. Raises InputError."""
     if request.method not in METHODS:
         raise InputError(f"--method {request.method!r} is not one of {', '.join(METHODS)}")
     if request.objective not in OBJECTIVES:
@@ -225,7 +230,7 @@ def prepare(request: Request, graph: Graph | None = None, say: Progress = lambda
     with clock("coarsen"):
         coarse = coarsen(graph)
         strategies = {"": block_strategies(coarse.top), **{n: block_strategies(b) for n, b in coarse.blocks.items()}}
-    return Planner(request, graph, cluster, workload, coarse, strategies, clock)
+    return Planner(request, graph, cluster, workload, coarse, strategies, clock, work)
 
 
 def meshes(request: Request, cluster: Cluster) -> list[DeviceMesh]:

@@ -16,6 +16,7 @@ import numpy as np
 
 from planner_core.chain import Weights
 from planner_core.closing import Closing
+from planner_core.labels import MAX_WORK, Allowance
 from planner_core.problem import Problem
 from planner_core.solve import Assignment, solve
 from planner_core.tables import COMM, ENDING, MEMORY, TIME
@@ -89,6 +90,7 @@ class _Search:
     best: Assignment | None = None
     bound: float = 0.0
     solves: int = 0
+    work: int = MAX_WORK
     multipliers: tuple[float, float] = (0.0, 0.0)  # of the bound: prices at the end of forward and of backward
 
     def start(self) -> None:
@@ -124,7 +126,7 @@ class _Search:
         plain = np.array(weights(self.objective)) * (1, 0, 1, 1)
         closing = Closing(
             self.problem, plain, self.budget, forward + backward, backward > forward, self.best, self.bound, TIE,
-            at_most,
+            at_most, Allowance(self.work),
         )  # fmt: skip
         closing.run(stop)
         self.best, self.bound = closing.best, max(self.bound, closing.bound)
@@ -144,14 +146,15 @@ class _Search:
 
 def search(
     problem: Problem, *, objective: str = "time", budget: float = float("inf"), abandon_above: float = float("inf"),
-    stop: Callable[[], bool] = lambda: False, prove: bool = True, known: Iterable[Assignment] = (),
+    stop: Callable[[], bool] = lambda: False, prove: bool = True, known: Iterable[Assignment] = (), work: int = MAX_WORK,
 ) -> Answer:  # fmt: skip
     """The best assignment of `problem` within `budget` bytes per GPU (see the head of the file).
 
     `abandon_above`: give up once the bound shows that nothing below this value exists. `stop` is asked between
     eliminations. Without `prove` the gap that prices leave stays. `known` assignments are considered too.
+    `work`: labels that may be formed to close the gap that prices leave.
     """
-    run = _Search(problem, objective, budget)
+    run = _Search(problem, objective, budget, work=work)
     free = run.at(0.0, 1.0)
     if free is None:
         return Answer(None, float("inf"), float("inf"), float("inf"), run.solves)

@@ -94,3 +94,12 @@ def test_one_node_that_is_given_several_gets_a_link() -> None:
     assert at.query_params["whatif"] == "nodes:4,inter:400"
     at.select_slider(key="wi_nodes").set_value(1).run()
     assert "whatif" not in at.query_params
+
+
+def test_a_passing_answer_says_what_its_search_left_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The panel bounds the work of a proof; a plan in full may look further."""
+    asked = Request("llama-3-8b", batch=32, zero=0)
+    monkeypatch.setattr(whatif, "WORK", 0)
+    found = whatif.best(asked)
+    assert found.fits and not found.optimal
+    assert "above the best there is" in found.notes[0]

@@ -124,6 +124,7 @@ def _answer(before: Plan, after: Plan, taken: float) -> None:
     told = [f"{frame.text(words.describe(after))}."]
     if not after.fits:
         told.append("It does not fit the memory.")
+    told += [f"{frame.text(note[:1].upper() + note[1:])}." for note in after.notes if after.fits and not after.optimal]
     speed = whatif.per_sample(before, after)
     st.markdown(" ".join([*told, f"{frame.text(speed)}." if speed else ""]))
     moved(before, after)
