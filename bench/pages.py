@@ -267,6 +267,32 @@ def panned(place: Place, script: str, drawing: dict[str, Any], what: str) -> Ite
             yield spread(f"{count} {what}, {how}, {seen} of them in the window: frame while panning", taken, "16.7")
 
 
+# --- what jumps --------------------------------------------------------------------------------------------
+
+SHIFTS = """
+() => { window.shifted = 0;
+  new PerformanceObserver((list) => { for (const e of list.getEntries()) if (!e.hadRecentInput) window.shifted += e.value; })
+    .observe({ type: "layout-shift", buffered: true }); }
+"""
+
+
+def shift(place: Place) -> Iterator[Figure]:
+    """How much of each page jumps while it comes: Chromium's cumulative layout shift, a score without unit; 0.1 is called good."""
+    for name in ("Fold", "Plans", "Compare", "Topology", "Export", "Learn"):
+        found = []
+        for _ in range(3):
+            context = place.browser.new_context(viewport={"width": 1440, "height": 1000})
+            page = context.new_page()
+            page.set_default_timeout(60_000)
+            page.add_init_script(f"({SHIFTS.strip()})()")
+            page.goto(f"{place.url}/{'' if name == 'Fold' else name.lower()}")
+            settle(page)
+            page.wait_for_timeout(2000)
+            found.append(page.evaluate("window.shifted"))
+            context.close()
+        yield {**spread(f"{name}: layout shift at the first visit", found, "0.1"), "unit": "score"}
+
+
 # --- twenty people ---------------------------------------------------------------------------------------
 
 
@@ -286,7 +312,7 @@ def soaked(found: dict[str, Any]) -> Iterator[Figure]:
     yield spread(f"{what}; memory {kept}{trimmed}", found["ms"], "2 000")
 
 
-MEASURES: dict[str, Measure] = {m.__name__: m for m in (scatters, lasso, replan, whatif, graphs, soak)}
+MEASURES: dict[str, Measure] = {m.__name__: m for m in (scatters, lasso, replan, whatif, graphs, shift, soak)}
 
 
 # --- running -------------------------------------------------------------------------------------------------
@@ -329,14 +355,17 @@ def measure(names: list[str]) -> list[Figure]:
 
 
 def table(rows: list[Figure]) -> str:
-    head = ["what", "n", "median, ms", "p95, ms", "worst, ms", "goal, ms", "day", "load"]
-    lines = ["# How fast the pages answer", "", MAIN_NOTE, "", "| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
-    for r in rows:
-        cells = [r["what"], r["n"], *(f"{r[k]:.0f}" for k in ("median_ms", "p95_ms", "worst_ms")), r["goal"], r["day"], r["load"]]
-        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    lines = ["# How fast the pages answer", "", MAIN_NOTE]
+    for unit, digits, told in (("ms", 0, ""), ("score", 3, SHIFT_NOTE)):
+        head = ["what", "n", *(f"{k}, {unit}" for k in ("median", "p95", "worst", "goal")), "day", "load"]
+        lines += ["", *([told, ""] if told else []), "| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
+        for r in (r for r in rows if r.get("unit", "ms") == unit):
+            times = [f"{r[k]:.{digits}f}" for k in ("median_ms", "p95_ms", "worst_ms")]
+            lines.append("| " + " | ".join(map(str, [r["what"], r["n"], *times, r["goal"], r["day"], r["load"]])) + " |")
     return "\n".join(lines) + "\n"
 
 
+SHIFT_NOTE = "How much jumps while a page comes, by Chromium's own score (cumulative layout shift, without unit; 0.1 is called good):"
 MAIN_NOTE = (
     "Written by `python -m bench.pages` from `bench/results/pages.jsonl`. Headless Chromium without a GPU (WebGL drawn by the "
     "processor) on two shared cores; “load” is the machine's load average meanwhile."

@@ -40,16 +40,29 @@ async (others) => {
 """
 
 
-def findings(visit: Visit, path: str) -> list[dict[str, Any]]:
-    """Serious and critical findings of a page that are not Streamlit's."""
+def findings(visit: Visit, path: str, opened: bool = False) -> list[dict[str, Any]]:
+    """Serious and critical findings of a page that are not Streamlit's; with every closed section `opened` before."""
     visit.page.goto(visit.base + path)
     visit.page.wait_for_selector("[data-testid=stMainBlockContainer]", timeout=180_000)
     visit.page.wait_for_timeout(1500)
     visit.page.wait_for_selector("[data-testid=stApp][data-test-script-state=notRunning]", timeout=180_000)
     visit.page.wait_for_timeout(700)
+    if opened:
+        open_all(visit)
     visit.page.add_script_tag(content=(files("axe_playwright_python") / "axe.min.js").read_text(encoding="utf-8"))
     found: list[dict[str, Any]] = visit.page.evaluate(RUN, [list(key) for key in STREAMLITS])
     return [f for f in found if not f["theirs"]]
+
+
+def open_all(visit: Visit) -> None:
+    """Open every section of the page, also those that come with others."""
+    closed = visit.page.locator("[data-testid=stExpander] details:not([open]) > summary")
+    for _ in range(20):
+        if not closed.count():
+            return
+        visit.click(closed.first)
+        visit.settle()
+    raise AssertionError("sections without end")
 
 
 @pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
@@ -57,6 +70,18 @@ def findings(visit: Visit, path: str) -> list[dict[str, Any]]:
 def test_axe_finds_nothing_serious(chromium: Browser, app: str, page: str, theme: str) -> None:
     context = chromium.new_context(viewport={"width": 1440, "height": 1000}, color_scheme=theme)  # type: ignore[arg-type]
     found = findings(Visit(context.new_page(), app), PAGES[page])
+    context.close()
+    assert not found, json.dumps(found[:5], indent=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("path", ["/?node=LlamaDecoderLayer:self_attn.q_proj/linear", "/plans?candidate=5", "/compare", "/topology", "/export"])
+def test_axe_finds_nothing_serious_in_opened_sections(chromium: Browser, app: str, path: str, theme: str) -> None:
+    context = chromium.new_context(viewport={"width": 1440, "height": 1000}, color_scheme=theme)  # type: ignore[arg-type]
+    page = context.new_page()
+    page.set_default_timeout(90_000)
+    found = findings(Visit(page, app), path, opened=True)
     context.close()
     assert not found, json.dumps(found[:5], indent=1)
 

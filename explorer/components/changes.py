@@ -9,7 +9,7 @@ import streamlit as st
 
 from explorer import components, state, twins, weight_rows, words
 from explorer.choosing import LETTERS, REFERENCE
-from explorer.components import choice, frame, graphs
+from explorer.components import choice, graphs
 from planner_core.pipeline import Result
 from planner_core.plan import Plan
 
@@ -103,5 +103,3 @@ def _graph(result: Result, plans: Mapping[str, Plan], chosen: str) -> None:
         },
         key="plans_graph", on_view=viewed, height=GRAPH_HEIGHT,
     )  # fmt: skip
-    if there:
-        st.caption(frame.text(f"≠ marks what {words.title(plans[there])} places otherwise."))

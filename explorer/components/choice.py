@@ -159,6 +159,7 @@ def plans_table(plans: Plans, shown: Plans, chosen: str) -> None:
         selection_default={"selection": {"rows": [list(listed).index(chosen)] if chosen in listed else []}},
         column_config=_columns(), alt="The plans as a table",
     )  # fmt: skip
+    st.caption("A row chooses its plan, as a click on its point does; so does “Chosen plan” below, which keys reach.")
 
 
 def _columns() -> dict[str, Any]:
@@ -275,6 +276,7 @@ def candidates(result: Result, plan: Plan, reference: Plan | None) -> None:
         theme=None, key=key, on_select=pick, selection_mode=("points", "box", "lasso"), config=CHOOSING,
         alt=f"All candidates of {one.block} by communication and memory",
     )  # fmt: skip
+    front_choice(one, keep, index)
     candidate_words(one, index, index is None or bool(keep[index]))
     candidates_table(one, keep, index, capacity)
 
@@ -291,6 +293,22 @@ def picked(found: Candidates) -> int | None:
     return index if index is not None and index < found.space else None
 
 
+def front_choice(found: Candidates, keep: choosing.Bools, index: int | None) -> None:
+    """The candidates of the front in a list, for those who use no mouse."""
+    front = sorted((found.on_front & keep).nonzero()[0].tolist(), key=lambda i: float(found.model_comm_s[i]))
+    options = [*front, *([index] if index is not None and index not in front else [])]
+    if not options:
+        return
+    widget = f"w_candidate:{found.block}:{index}"  # of each choice its own, as in `frame.follower`
+    st.selectbox(
+        "Candidate", options, index=options.index(index) if index is not None else None, key=widget, label_visibility="collapsed",
+        placeholder="Click a point, or choose one of the front here",
+        format_func=lambda i: f"{units.seconds(float(found.model_comm_s[i]))}, {units.memory(float(found.model_memory_bytes[i]))}"
+        + ("" if i in front else ", off the front"),
+        on_change=lambda: state.change(candidate=st.session_state[widget], block=found.block),
+    )  # fmt: skip
+
+
 def candidate_words(found: Candidates, index: int | None, shown: bool) -> None:
     """Which point was clicked, and whether the filter leaves it `shown`; or what the points are."""
     if index is None:
@@ -298,7 +316,7 @@ def candidate_words(found: Candidates, index: int | None, shown: bool) -> None:
             f"Each point puts every one of {len(found.weights)} weight matrices whole (R), split by rows S(0) or "
             "by columns S(1) over "
             f"{found.axis_size} GPUs, in all {found.repeats} copies; the other GPUs split the batch, weights are kept, "
-            "and the rest of the model is chosen best. Click a point for its placements, or mark several with the lasso."
+            "and the rest of the model is chosen best. Choose one for its placements, or mark several with the lasso."
         )
         return
     chips = zip(found.weights, found.choice[index], strict=True)
