@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 import streamlit as st
 
-from explorer import components, state, twins, weight_rows, words
+from explorer import choosing, components, state, twins, weight_rows, words
 from explorer.choosing import LETTERS, REFERENCE
-from explorer.components import choice, graphs
+from explorer.components import candidates, graphs
 from planner_core.pipeline import Result
 from planner_core.plan import Plan
 
@@ -61,13 +61,10 @@ def weights(result: Result, plans: Mapping[str, Plan], chosen: str) -> None:
     """Placement of every weight, by name pattern, beside the graph: what the pointer is on in one is marked in the other, a
     name opens its node on Fold."""
     drawing = state.drawing(result.request)
-    one = choice.chosen_block(result)
-    index = choice.picked(one) if one else None
-    marked = (
-        {(one.block, w): LETTERS[int(c)] for w, c in zip(one.weights, one.choice[index], strict=True)}
-        if one is not None and index is not None
-        else {}
-    )
+    one = candidates.chosen_block(result)
+    index = candidates.picked(one) if one else None
+    picked = {w: LETTERS[int(c)] for w, c in zip(one.weights, one.choice[index], strict=True)} if one and index is not None else {}
+    marked = {(one.block, w): letter for w, letter in picked.items()} if one else {}
 
     def open_node() -> None:
         node = str(st.session_state["weights"].get("open") or "")
@@ -83,12 +80,18 @@ def weights(result: Result, plans: Mapping[str, Plan], chosen: str) -> None:
     with left:
         components.weights(table, key="weights", on_open=open_node)
     with right:
-        _graph(result, plans, chosen)
+        if one and picked:
+            theirs = choosing.letters(one, plans[chosen])
+            homes = weight_rows.by_weight(drawing)
+            marks = {homes[k]: f"weight {p}" for k, p in marked.items() if k in homes and LETTERS[theirs.get(k[1], 0)] != p}
+            _graph(result, chosen, marks, "the chosen candidate")
+        else:
+            marks = {d.left: d.there for d in found(result, plans, chosen)}
+            _graph(result, chosen, marks, words.title(plans[other(plans, chosen)]) if marks else "")
 
 
-def _graph(result: Result, plans: Mapping[str, Plan], chosen: str) -> None:
-    """The graph with the plan's placements, and marks on what lies otherwise than in the other plan."""
-    there = other(plans, chosen)
+def _graph(result: Result, chosen: str, marks: dict[str, str], otherwise: str) -> None:
+    """The graph with the plan's placements, and marks on the nodes that lie otherwise somewhere else."""
 
     def viewed() -> None:
         view = st.session_state["plans_graph"].get("view") or {}
@@ -99,7 +102,7 @@ def _graph(result: Result, plans: Mapping[str, Plan], chosen: str) -> None:
             **graphs.canvas(result.request, chosen, state.edit_of(chosen), state.value("least"), state.value("way")),
             "selected": state.value("node"), "asked": state.asked(), "show": "placement",
             "open": graphs.default_open(state.drawing(result.request)),
-            "marks": {d.left: d.there for d in found(result, plans, chosen)}, "other": words.title(plans[there]) if there else "",
+            "marks": marks, "other": otherwise,
         },
         key="plans_graph", on_view=viewed, height=GRAPH_HEIGHT,
     )  # fmt: skip

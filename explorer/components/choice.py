@@ -1,4 +1,4 @@
-"""Choosing a plan: filters, the two scatters, the tables below them, and pins."""
+"""Choosing a plan: filters, the scatter of whole-model plans, its table, and pins; candidates of a block: `candidates`."""
 
 from __future__ import annotations
 
@@ -7,15 +7,12 @@ from typing import Any
 import streamlit as st
 
 from explorer import choosing, glossary, pins, scatter, settings, state, units, words
-from explorer.choosing import LETTERS
 from explorer.components import frame
-from planner_core.candidates import Candidates
 from planner_core.pipeline import Result
 from planner_core.plan import Plan
 
 CHOOSING = {**frame.CHART, "modeBarButtonsToRemove": ["autoScale2d"], "displayModeBar": True}
 AXES = {"communication": "communication", "exposed": "exposed communication", "step": "step time"}
-ROWS_SHOWN = 500
 METHOD_NAMES = {
     **{k: v.removesuffix("’s plan") for k, v in words.METHOD_TITLES.items()},
     "exact": "exact search", "data-parallel": "data parallel", "fsdp": "FSDP", "megatron": "Megatron-LM",
@@ -88,11 +85,11 @@ def plans_chart(result: Result, plans: Plans, shown: Plans, chosen: str) -> None
     figure = scatter.plans_scatter(
         shown, chosen, choosing.baselines(plans), capacity, frame.theme(), state.value("axis"), plans
     )
-    key = f"plans_chart{_generation()}"
+    key = f"plans_chart{generation()}"
 
     def pick() -> None:
         selection = st.session_state[key]["selection"]
-        names = [n for n in dict.fromkeys(_data(p) for p in selection["points"]) if n in plans]
+        names = [n for n in dict.fromkeys(data_of(p) for p in selection["points"]) if n in plans]
         if selection.get("lasso") or selection.get("box"):
             state.change(among=tuple(names))
         elif names:
@@ -104,18 +101,20 @@ def plans_chart(result: Result, plans: Plans, shown: Plans, chosen: str) -> None
     )  # fmt: skip
 
 
-def _data(point: Any) -> Any:
+def data_of(point: Any) -> Any:
+    """What a figure wrote to a point of its own."""
     data = point.get("customdata")
     return data[0] if isinstance(data, list) else data
 
 
-def _generation() -> int:
+def generation() -> int:
     """Part of the charts' keys, so that the browser forgets what was marked in them when the page does."""
     return int(st.session_state.get("marked_generation", 0))
 
 
-def _unmark(**changes: Any) -> None:
-    st.session_state["marked_generation"] = _generation() + 1
+def unmark(**changes: Any) -> None:
+    """Change settings, and forget what is marked in the charts."""
+    st.session_state["marked_generation"] = generation() + 1
     state.change(**changes)
 
 
@@ -127,7 +126,7 @@ def plans_table(plans: Plans, shown: Plans, chosen: str) -> None:
     if among:
         with st.container(horizontal=True, vertical_alignment="center"):
             st.caption(f"{len(among)} plans marked in the chart", width="content")
-            st.button("Show all plans", on_click=_unmark, kwargs={"among": ()}, key="unmark_plans", type="tertiary")
+            st.button("Show all plans", on_click=unmark, kwargs={"among": ()}, key="unmark_plans", type="tertiary")
     if not listed:
         st.info("No plan passes the filter.")
         return
@@ -229,163 +228,3 @@ def pinned(plans: Plans, chosen: str) -> None:
 
 def _hold(held: list[str]) -> None:
     state.change(compare=tuple(held))
-
-
-# --- candidates of a block ------------------------------------------------------------------------------
-
-
-def candidates(result: Result, plan: Plan, reference: Plan | None) -> None:
-    """Every assignment of one unique block."""
-    one = chosen_block(result)
-    if one is None:
-        st.caption(
-            "No block of this model repeats, so there is no block to enumerate; the search covers the whole graph."
-        )
-        return
-    names = [c.block for c in result.candidates]
-    frame.absent("block", [b for b in (state.value("block"),) if b], names, f"Showing {frame.text(one.block)}")
-    titles = state.drawing(result.request).titles
-    widget = state.seed("w_block", one.block)
-    with st.container(horizontal=True, vertical_alignment="center", height=56, border=False):
-        st.markdown("**Every candidate of** " + frame.text("" if len(names) > 1 else titles.get(one.block, one.block)), width="content")
-        if len(names) > 1:
-            st.selectbox(
-                "Block", names, key=widget, format_func=lambda n: titles.get(n, n), width=230,
-                on_change=lambda: _unmark(block=st.session_state[widget], candidate=None, lasso=()),
-                label_visibility="collapsed",
-            )  # fmt: skip
-    capacity = result.cluster.gpu.memory_bytes
-    keep = current().candidates(one, capacity, reference)
-    index = picked(one)
-    if index is None and state.value("candidate") is not None:
-        st.warning(f"There is no candidate {state.value('candidate')} of this block, which has {units.whole(one.space)}; none is chosen.")
-    key = f"candidates_{one.block}_{_generation()}"
-
-    def pick() -> None:
-        selection = st.session_state[key]["selection"]
-        region = choosing.corners(selection)
-        if region:
-            state.change(lasso=region, block=one.block)
-        elif selection["points"]:
-            state.change(candidate=int(_data(selection["points"][0])), block=one.block)
-
-    st.plotly_chart(
-        scatter.candidates_scatter(
-            one, index, capacity, frame.theme(), keep=keep, region=state.value("lasso"), same=choosing.of_plan(one, plan)
-        ),
-        theme=None, key=key, on_select=pick, selection_mode=("points", "box", "lasso"), config=CHOOSING,
-        alt=f"All candidates of {one.block} by communication and memory",
-    )  # fmt: skip
-    front_choice(one, keep, index)
-    candidate_words(one, index, index is None or bool(keep[index]))
-    candidates_table(one, keep, index, capacity)
-
-
-def chosen_block(result: Result) -> Candidates | None:
-    """The block in the address, else the first."""
-    found = {c.block: c for c in result.candidates}
-    return found.get(state.value("block")) or next(iter(found.values()), None)
-
-
-def picked(found: Candidates) -> int | None:
-    """The candidate in the address."""
-    index = state.value("candidate")
-    return index if index is not None and index < found.space else None
-
-
-def front_choice(found: Candidates, keep: choosing.Bools, index: int | None) -> None:
-    """The candidates of the front in a list, for those who use no mouse."""
-    front = sorted((found.on_front & keep).nonzero()[0].tolist(), key=lambda i: float(found.model_comm_s[i]))
-    options = [*front, *([index] if index is not None and index not in front else [])]
-    if not options:
-        return
-    widget = f"w_candidate:{found.block}:{index}"  # of each choice its own, as in `frame.follower`
-    st.selectbox(
-        "Candidate", options, index=options.index(index) if index is not None else None, key=widget, label_visibility="collapsed",
-        placeholder="Click a point, or choose one of the front here",
-        format_func=lambda i: f"{units.seconds(float(found.model_comm_s[i]))}, {units.memory(float(found.model_memory_bytes[i]))}"
-        + ("" if i in front else ", off the front"),
-        on_change=lambda: state.change(candidate=st.session_state[widget], block=found.block),
-    )  # fmt: skip
-
-
-def candidate_words(found: Candidates, index: int | None, shown: bool) -> None:
-    """Which point was clicked, and whether the filter leaves it `shown`; or what the points are."""
-    if index is None:
-        st.caption(
-            f"Each point puts every one of {len(found.weights)} weight matrices whole (R), split by rows S(0) or "
-            "by columns S(1) over "
-            f"{found.axis_size} GPUs, in all {found.repeats} copies; the other GPUs split the batch, weights are kept, "
-            "and the rest of the model is chosen best. Choose one for its placements, or mark several with the lasso."
-        )
-        return
-    chips = zip(found.weights, found.choice[index], strict=True)
-    st.html(" ".join(f"{frame.escape(choosing.short(w))} {frame.chip(LETTERS[int(c)])}" for w, c in chips))
-    alike = len(choosing.alike(found, index))
-    st.caption(
-        f"{units.seconds(float(found.model_comm_s[index]))} of communication = {found.repeats} × "
-        f"{units.seconds(float(found.comm_s[index]))} in the copies + {units.seconds(found.rest_comm_s)} in the rest; "
-        f"{units.memory(float(found.model_memory_bytes[index]))} = {found.repeats} × "
-        f"{units.memory(float(found.memory_bytes[index]))} + {units.memory(found.rest_memory_bytes)}, at the end of forward."
-        + (f" {units.whole(alike)} candidates cost the same." if alike > 1 else "")
-        + ("" if shown else " The filter leaves it out of the chart.")
-    )
-    st.button("Let go of this candidate", on_click=_unmark, kwargs={"candidate": None}, key="unpick", type="tertiary")
-
-
-def candidates_table(found: Candidates, keep: choosing.Bools, index: int | None, capacity: int) -> None:
-    """What the lasso marked, or what costs the same as the chosen candidate; a row chooses."""
-    region = state.value("lasso")
-    if region:
-        marked = choosing.inside(region, found.model_comm_s * 1e3, found.model_memory_bytes / units.GIB) & keep
-        rows = marked.nonzero()[0]
-    elif index is not None:
-        rows = choosing.alike(found, index)
-    else:
-        return
-    if len(rows) < 2 and not region:
-        return
-    rows = rows[found.model_comm_s[rows].argsort(kind="stable")]
-    with st.container(horizontal=True, vertical_alignment="center"):
-        more = f", the first {ROWS_SHOWN} listed" if len(rows) > ROWS_SHOWN else ""
-        what = "marked" if region else "of equal cost"
-        st.caption(f"{units.whole(len(rows))} candidate{'s' * (len(rows) != 1)} {what}{more}", width="content")
-        if region:
-            st.button("Clear the mark", on_click=_unmark, kwargs={"lasso": ()}, key="unmark", type="tertiary")
-    rows = rows[:ROWS_SHOWN]
-    if not len(rows):
-        return
-    table = {
-        "communication, ms": [figure(float(v) * 1e3) for v in found.model_comm_s[rows]],
-        "memory, GiB": [figure(float(v) / units.GIB) for v in found.model_memory_bytes[rows]],
-        "fits": ["yes" if v <= capacity else "no" for v in found.model_memory_bytes[rows]],
-        **{choosing.short(w): [LETTERS[int(c)] for c in found.choice[rows, k]] for k, w in enumerate(found.weights)},
-    }
-    key = f"candidate_rows_{found.block}_{hash(region)}_{'' if region else index}"
-
-    def pick() -> None:
-        selected = st.session_state[key]["selection"]["rows"]
-        if selected:
-            state.change(candidate=int(rows[selected[0]]), block=found.block)
-
-    st.dataframe(
-        table, hide_index=True, on_select=pick, selection_mode="single-row", key=key, height=220,
-        alt="The marked candidates: costs and the placement of every weight",
-    )  # fmt: skip
-
-
-def dropped(result: Result) -> None:
-    """How many candidates there were, and why most are not shown as choices."""
-    space = sum(c.space for c in result.candidates)
-    d = result.dropped
-    why = [
-        f"{units.whole(d[k])} {text}"
-        for k, text in (
-            ("uneven", "would split unevenly"),
-            ("memory", "take too much memory"),
-            ("dominated", "are beaten in both"),
-        )
-        if d.get(k)
-    ]
-    if space:
-        st.caption(f"{units.whole(space)} candidates; of them {', '.join(why) or 'none were dropped'}.")

@@ -6,7 +6,7 @@ import streamlit as st
 
 from explorer import glossary, state, words
 from explorer.choosing import REFERENCE
-from explorer.components import changes, choice, edit_panel, frame, opened, regions_panel, whatif_panel
+from explorer.components import candidates, changes, choice, edit_panel, frame, opened, regions_panel, whatif_panel
 
 FOLD = "explorer/pages/fold.py"
 
@@ -26,10 +26,10 @@ def page() -> None:
             choice.plans_chart(result, plans, shown, chosen)
             changes.line(result, plans, chosen)
         with right:
-            choice.candidates(result, plan, next((p for p in plans.values() if p.method == REFERENCE), None))
+            candidates.section(result, plan, next((p for p in plans.values() if p.method == REFERENCE), None))
     choice.plans_table(plans, shown, chosen)
     choice.ties(plans)
-    choice.dropped(result)
+    candidates.dropped(result)
     with st.expander("What if …", expanded=bool(state.value("whatif"))):
         whatif_panel.panel(result, plan)
     st.markdown(f"### {frame.text(words.title(plan))}")
