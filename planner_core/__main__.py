@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
 from planner_core.errors import InputError, PlannerError
+from planner_core.files import is_file, is_there
 from planner_core.planner import METHODS, Request
 
 USAGE_ERROR = 2
@@ -18,7 +20,7 @@ class _Parser(argparse.ArgumentParser):
     """Wrong options in one or two lines, as every other wrong input."""
 
     def error(self, message: str) -> Any:
-        self.exit(USAGE_ERROR, f"{self.prog}: {message}; see {self.prog} --help\n")
+        self.exit(USAGE_ERROR, f"{self.prog}: {_shortened(message)}; see {self.prog} --help\n")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -27,13 +29,18 @@ def main(argv: list[str] | None = None) -> int:
     try:
         return int(args.run(args))
     except PlannerError as error:
-        print(str(error), file=sys.stderr)
+        print(_shortened(str(error)), file=sys.stderr)
         return error.exit_status
     except BrokenPipeError:
         return 0
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130
+
+
+def _shortened(text: str) -> str:
+    """A sentence without the middle of words of hundreds of letters, which repeat what was given."""
+    return re.sub(r"(\S{60})\S{140,}", r"\1...", text)
 
 
 def _parser() -> _Parser:
@@ -254,6 +261,8 @@ def read_plan(name: str) -> Any:
     from planner_core.plan import from_json
 
     path = Path(name)
+    if is_there(path) and not is_file(path):
+        raise InputError(f"cannot read {name}: it is no regular file")
     try:
         if path.stat().st_size > 50_000_000:
             raise InputError(f"{name} is larger than 50 MB, which no plan is")
@@ -271,7 +280,8 @@ def write(path: Path, text: str) -> None:
         part.write_text(text, encoding="utf-8")
         part.replace(path)
     except OSError as error:
-        part.unlink(missing_ok=True) if part.exists() else None
+        if is_there(part):
+            part.unlink()
         raise InputError(f"cannot write {path}: {error.strerror}") from None
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from planner_core.errors import InputError
+from planner_core.files import is_file, is_folder, is_there
 
 SCHEMA = "shardscope.cluster/1"
 GPU_SCHEMA = "shardscope.gpu/1"
@@ -191,7 +192,7 @@ def load_cluster(name_or_path: str | Path) -> Cluster:
         path = ASSETS / "clusters" / f"{text}.json"
         return Cluster.from_json(_read(path), where=f"cluster {text}", name=text)
     path = Path(text)
-    if path.suffix == ".json" or "/" in text or path.is_file():
+    if path.suffix == ".json" or "/" in text or is_file(path):
         return Cluster.from_json(_read(path), where=f"cluster file {path.name}", name=path.stem)
     raise InputError(f"no cluster is called {_short(text)}; {_nearest(text, cluster_names())}, or give a JSON file")
 
@@ -236,6 +237,8 @@ def load_gpu(name: str) -> Gpu:
 
 
 def _read(path: Path) -> Any:
+    if is_there(path) and not (is_file(path) or is_folder(path)):
+        raise InputError(f"{path} cannot be read (it is no regular file); {_nearest(path.stem, cluster_names())}")
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise InputError(

@@ -15,7 +15,7 @@ EXPLORER = ROOT / "explorer"
 # A module may import only what stands before it; a star marks those that may import torch and transformers.
 # A sub-package counts as one.
 ORDER = (
-    "errors", "mesh", "placement", "graph", "plan", "cluster", "collectives", "routes", "atp", "models",
+    "errors", "files", "mesh", "placement", "graph", "plan", "cluster", "collectives", "routes", "atp", "models",
     "sites*", "moe*", "loops*", "scans*", "capture*", "opening",
     "rules", "rules_scan", "rules_index", "rules_more", "rules_math", "check", "coarsen", "fold",
     "strategy", "hardware", "redistribute", "saving", "pinned", "transit", "storages", "passes", "backward", "memory",

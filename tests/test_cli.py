@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,59 @@ WRONG = [
     ("verify missing.json --fake", 2, "missing.json"), ("export {plan.json} --to torchrun -o {out}", 2, "schema"), ("plan gpt2-xl -o /no/such/place/plan.json", 2, "/no/such/place"),
     ("plan llama-3-70b --cluster 1x4-a100-pcie --memory-gb 1", 3, "least memory"), ("plan gpt2-xl --memory-gb 0.001", 3, "least memory"),
 ]  # fmt: skip
+
+
+SMALL = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 1, "intermediate_size": 64, "vocab_size": 64}
+NONSENSE: dict[str, tuple[bytes, str]] = {
+    "packed.json": (gzip.compress(b"{}"), "is compressed; unpack it first"),
+    "lists.json": (b'{"model_type": "llama", "x": ' + b"[" * 10**5 + b"]" * 10**5 + b"}", "nested more than 100 levels deep"),
+    "objects.json": (b'{"model_type": "llama", "x": ' + b'{"a":' * 300 + b"1" + b"}" * 300 + b"}", "nested more than 100 levels deep"),
+    "huge.json": (b'{"x": "' + b"a" * (5 << 20) + b'"}', "at most 4194304"),
+    "nan.json": (json.dumps({**SMALL, "hidden_size": float("nan")}).encode(), "hidden_size is nan"),
+    "layers.json": (json.dumps({**SMALL, "num_hidden_layers": float("inf")}).encode(), "num_hidden_layers is inf"),
+    "digits.json": (b'{"model_type": "llama", "hidden_size": 1' + b"0" * 4000 + b"}", "(4001 characters), which no model has"),
+    "kind.json": (json.dumps({"model_type": "x" * 10**5}).encode(), "(100002 characters) is not known"),
+    "words.json": (json.dumps({**SMALL, "vocab_size": 0}).encode(), "vocab_size is 0; it must be at least 1"),
+    "act.json": (json.dumps({**SMALL, "hidden_act": "nope"}).encode(), "hidden_act is 'nope', which transformers"),
+}
+
+
+@pytest.mark.parametrize("name", NONSENSE)
+def test_nonsense_is_told_in_one_sentence(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / name).write_bytes(NONSENSE[name][0])
+    status, out, err = run(capsys, "plan", str(tmp_path / name), "--batch", "8", "--seq", "16")
+    assert (status, out) == (2, "") and NONSENSE[name][1] in err
+    assert len(err.splitlines()) == 1 and len(err) < 400
+
+
+LONG = "x" * 5000
+
+
+@pytest.mark.parametrize(
+    ("command", "names"),
+    [
+        ("plan {folder}", "holds no config.json"), ("plan {pipe}", "is no regular file"), ("plan /dev/zero", "is no regular file"),
+        ("plan somebody/some-model", "nothing is downloaded"), (f"plan {LONG}", "(5002 characters) is neither"), (f"plan {LONG}.py:make", "is not a file"),
+        (f"plan {LONG}.pt2", "is not a file"), (f"plan gpt2-xl --cluster {LONG}", "no cluster is called"), ("plan gpt2-xl --cluster /dev/zero", "no regular file"),
+        ("verify {pipe} --rules", "is no regular file"), (f"verify {LONG} --rules", "cannot read"), (f"plan gpt2-xl --mesh {LONG}", "mesh 'xxx"),
+        (f"plan gpt2-xl --batch {LONG}", "invalid int"), (f"plan gpt2-xl --layers 1 --mesh 16 -o {LONG}", "cannot write"),
+    ],
+    ids=lambda text: text[:30],
+)  # fmt: skip
+def test_names_that_are_no_files_are_told_in_one_sentence(command: str, names: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    args = [a.format(pipe=tmp_path / "pipe", folder=tmp_path / "folder") if "{" in a else a for a in command.split()]
+    status, out, err = run(capsys, *args)
+    assert (status, out) == (2, "") and names in err
+    assert len(err.splitlines()) == 1 and len(err) < 400
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_a_config_may_begin_with_a_byte_order_mark(encoding: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "real.json").write_bytes(json.dumps({**SMALL, "num_hidden_layers": 2}).encode(encoding))
+    (tmp_path / "config.json").symlink_to("real.json")
+    assert answer(capsys, "fold", str(tmp_path), "--batch", "8", "--seq", "16")["unique_blocks"]
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from typing import Any
 
 from planner_core.capture.memory import LIMIT_BYTES, limit_memory
 from planner_core.errors import CaptureError, InputError, PlannerError
+from planner_core.files import is_file
 from planner_core.graph import Graph, from_json, to_json
 
 LIMIT_S = 120
@@ -34,7 +35,7 @@ def capture_apart(source: str, *, batch: int, seq: int, flat: bool, limit_s: flo
     """The graph of `path.py:callable` or of a .pt2 file. Raises InputError or CaptureError, as the child says or for what became of it."""
     exported = source.endswith(".pt2")
     path = source if exported else source.rpartition(":")[0]
-    if not Path(path).is_file():
+    if not is_file(path):
         raise InputError(f"{path} is not a file; give path/to/file.py:callable, or a file of torch.export.save")
     limit = LIMIT_S if limit_s is None else limit_s
     read, write = os.pipe()

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from planner_core import loops, moe, scans
-from planner_core.capture.sizes import check_numbers, without_values
+from planner_core.capture.sizes import check_numbers, fields, shown, without_values
 from planner_core.errors import CaptureError, InputError
 
 DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers", "encoder_layers", "decoder_layers",
@@ -53,12 +53,19 @@ def build(
         except ImportError as error:
             raise CaptureError(f"{cls.__name__} needs a package that is not installed: {_line(error)}") from None
         except Exception as error:
-            reason = f"{type(error).__name__}: {_line(error)}"
+            reason = _unknown_word(error, data) or f"{type(error).__name__}: {_line(error)}"
             raise CaptureError(f"{cls.__name__} cannot be built from this config: {reason}") from error
         scans.register_scans()  # again: files that the model's parts brought in
         loops.register_loops()
         del transformers
     return model.train(), parsed, data
+
+
+def _unknown_word(error: Exception, data: Mapping[str, Any]) -> str:
+    """The field whose value a table of transformers does not have (an activation, a kind of rope); empty if it is none."""
+    word = error.args[0] if isinstance(error, KeyError) and error.args else None
+    field = next((name for name, _, value in fields(data) if isinstance(word, str) and value == word), "")
+    return f"{field} is {shown(word)}, which transformers {_version()} does not have" if field else ""
 
 
 def _construct(cls: Any, config: Any, dtype: torch.dtype) -> nn.Module:
@@ -89,11 +96,11 @@ def read_config(data: Mapping[str, Any]) -> Any:
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
         near = difflib.get_close_matches(str(kind), list(CONFIG_MAPPING.keys()), 1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise InputError(f"model_type {kind!r} is not known to transformers {_version()}{hint}")
+        raise InputError(f"model_type {shown(kind)} is not known to transformers {_version()}{hint}")
     check_numbers(data)
-    fields = {k: v for k, v in data.items() if k not in _NOT_FIELDS}
+    given = {k: v for k, v in data.items() if k not in _NOT_FIELDS}
     try:
-        config = AutoConfig.for_model(kind, **fields)
+        config = AutoConfig.for_model(kind, **given)
     except Exception as error:
         raise InputError(f"the {kind} config is not valid: {_line(error)}") from None
     config.use_cache = False
@@ -135,7 +142,7 @@ def _named_class(config: Any, name: Any) -> Any:
         if found.__module__.startswith("transformers.models."):  # of a model, and not what a model is made of
             return found
     raise InputError(
-        f"architectures names {name!r}, which transformers {_version()} does not have for {config.model_type}; "
+        f"architectures names {shown(name)}, which transformers {_version()} does not have for {config.model_type}; "
         "leave it out or correct it"
     )
 

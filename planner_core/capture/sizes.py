@@ -20,29 +20,38 @@ LARGEST = 10**8
 _HEAD_SIZES = ("head_dim", "qk_head_dim", "qk_rope_head_dim", "attention_head_dim", "d_kv", "kv_channels", "partial_rotary_factor",
                "head_size", "attention_hidden_size", "mamba_headdim")  # fmt: skip
 _SIZED = ("num_", "n_", "d_", "hidden_size", "intermediate_size", "vocab_size", "max_position")
+_AT_LEAST_ONE = ("vocab_size", "hidden_size")
 _DEPTHS = ("n_layer", "depth", "depths")
+
+
+def shown(value: Any) -> str:
+    """A value as a sentence may hold it: not longer than 60 characters."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:50]}... ({len(text)} characters)"
 
 
 def check_numbers(data: Mapping[str, Any]) -> None:
     """Sizes that cannot be, here and in the parts of a composite config: raises InputError naming the field."""
-    for name, key, value in _fields(data):
+    for name, key, value in fields(data):
         if key in _DEPTHS or key.endswith("layers"):
             _check_depth(name, value)
         sized = key.startswith(_SIZED) or key.endswith("_size")
         if not sized or key.endswith(("_ids", "_id")) or value is None or isinstance(value, (list, bool)):
             continue
         if not isinstance(value, (int, float)):
-            raise InputError(f"{name} is {value!r}; a number is needed")
+            raise InputError(f"{name} is {shown(value)}; a number is needed")
         if not 0 <= value <= LARGEST and value != _by_default(data, name):  # -1 may stand for "no bound"
-            raise InputError(f"{name} is {value!r}, which no model has; it must lie between 0 and {LARGEST}")
+            raise InputError(f"{name} is {shown(value)}, which no model has; it must lie between 0 and {LARGEST}")
+        if value == 0 and key in _AT_LEAST_ONE:
+            raise InputError(f"{name} is 0; it must be at least 1")
     _check_ratios(data)
 
 
-def _fields(data: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, str, Any]]:
+def fields(data: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, str, Any]]:
     """Full name, own name and value of every field."""
     for key, value in data.items():
         if isinstance(value, Mapping):
-            yield from _fields(value, f"{within}{key}.")
+            yield from fields(value, f"{within}{key}.")
         elif isinstance(key, str):  # labels go by number
             yield f"{within}{key}", key, value
 
@@ -52,7 +61,7 @@ def _check_depth(name: str, value: Any) -> None:
     layers = [v for v in (value if isinstance(value, list) else [value]) if isinstance(v, (int, float))]
     one_each = not name.endswith("layers") or not isinstance(value, list)  # a list of layers names them
     if one_each and sum(layers) > MOST_LAYERS:
-        raise InputError(f"{name} is {value!r}; at most {MOST_LAYERS} layers are planned")
+        raise InputError(f"{name} is {shown(value)}; at most {MOST_LAYERS} layers are planned")
 
 
 def _check_ratios(data: Mapping[str, Any]) -> None:

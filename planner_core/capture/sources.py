@@ -16,9 +16,14 @@ import torch
 from torch import nn
 
 from planner_core import models
+from planner_core.capture.sizes import shown
 from planner_core.errors import CaptureError, InputError
+from planner_core.files import is_file, is_folder, is_there
 
 LARGEST_CONFIG_BYTES = 4 << 20
+MOST_LEVELS = 100
+"""Objects and lists within each other: a composite config has five."""
+GZIP = b"\x1f\x8b"
 
 
 @dataclass(slots=True)
@@ -45,11 +50,9 @@ def resolve(source: str | Mapping[str, Any], *, batch: int, seq: int, dtype: str
     if ".py:" in source or source.endswith(".pt2"):
         return python_source(source)
     path = Path(source)
-    file = path / "config.json" if path.is_dir() else path
-    if not file.exists():
-        near = difflib.get_close_matches(source, list(models.ZOO), 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"the zoo has {', '.join(models.ZOO)}"
-        raise InputError(f"{source!r} is neither a model of the zoo nor a file; {hint}")
+    file = path / "config.json" if is_folder(path) else path
+    if not is_there(file):
+        raise _nothing(source)
     data = read_json(file)
     name = path.name if path.is_dir() else (file.parent.name or file.stem) if file.name == "config.json" else file.stem
     return _config(name, str(source), data, batch, seq, dtype, layers)
@@ -64,22 +67,46 @@ def exported_source(path: Path) -> Source:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """A config file as plain data; raises InputError."""
+    """A config file as plain data, in UTF-8 or UTF-16; raises InputError."""
+    if not is_file(file):
+        raise InputError(f"{file} is no regular file; give a Hugging Face config.json")
     try:
         if file.stat().st_size > LARGEST_CONFIG_BYTES:
-            raise InputError(
-                f"{file} has {file.stat().st_size} bytes; a config.json has at most {LARGEST_CONFIG_BYTES}"
-            )
-        data = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, RecursionError) as error:
-        raise InputError(
-            f"{file} cannot be read: {error.__class__.__name__}; give a Hugging Face config.json"
-        ) from None
+            raise InputError(f"{file} has {file.stat().st_size} bytes; a config.json has at most {LARGEST_CONFIG_BYTES}")
+        content = file.read_bytes()
+        data = json.loads(content)
+    except OSError as error:
+        raise InputError(f"{file} cannot be read: {error.strerror}; give a Hugging Face config.json") from None
+    except RecursionError:
+        raise _too_deep(file) from None
+    except UnicodeDecodeError:
+        what = "is compressed; unpack it first" if content.startswith(GZIP) else "is no text; give a Hugging Face config.json"
+        raise InputError(f"{file} {what}") from None
     except ValueError as error:
         raise InputError(f"{file} is not JSON ({error}); give a Hugging Face config.json") from None
     if not isinstance(data, dict):
         raise InputError(f"{file} holds a {type(data).__name__}, not an object with a model_type")
-    return data
+    level: list[Any] = [data]
+    for _ in range(MOST_LEVELS):
+        level = [v for x in level for v in (x.values() if isinstance(x, dict) else x) if isinstance(v, (dict, list))]
+        if not level:
+            return data
+    raise _too_deep(file)
+
+
+def _too_deep(file: Path) -> InputError:
+    return InputError(f"{file} is nested more than {MOST_LEVELS} levels deep, which no config.json is")
+
+
+def _nothing(source: str) -> InputError:
+    """What to say of a name that is neither of the zoo nor a file with a config."""
+    if source.strip() and is_folder(source):
+        return InputError(f"the folder {source} holds no config.json; give a folder that does, or the file itself")
+    near = difflib.get_close_matches(source, list(models.ZOO), 1)
+    hint = f"did you mean {near[0]!r}?" if near else f"the zoo has {', '.join(models.ZOO)}"
+    if not near and "/" in source and not source.endswith(".json"):
+        hint = "nothing is downloaded: give the config.json of the model, or its folder, on this machine"
+    return InputError(f"{shown(source)} is neither a model of the zoo nor a file; {hint}")
 
 
 def _config(
@@ -97,7 +124,7 @@ def python_source(source: str, device: str = "meta") -> Source:
         return exported_source(Path(source))
     text, _, attribute = source.rpartition(":")
     path = Path(text)
-    if not path.is_file():
+    if not is_file(path):
         raise InputError(f"{text} is not a file; give path/to/file.py:callable")
     spec = importlib.util.spec_from_file_location(f"shardscope_user_{path.stem}", path)
     assert spec is not None and spec.loader is not None
