@@ -6,7 +6,10 @@ over. No Streamlit here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,17 +29,36 @@ NODES = (1, 2, 4, 8, 16, 32, 64, 128)
 GPUS = (1, 2, 4, 8, 16)
 GB_PER_S = (1, 2, 4, 8, 12, 16, 25, 32, 50, 64, 100, 150, 200, 300, 400, 450, 600, 800, 900, 1200, 1600, 1800, 3200)
 CHANGED_SHOWN = 12
+PATIENCE_S = 2.0
+_TURN = threading.Lock()
 WORK = 500_000
 """Labels that a search may form for a proof: a tenth of a second. What is left open is said, and a plan in full looks further."""
 
 
 def best(request: Request, graph: Graph | None = None, say: Progress = lambda text: None) -> Plan:
     """The best plan alone; raises PlannerError as `plan_model` does."""
+    with _turn(say):
+        try:
+            planner = prepare(request, graph, say, WORK)
+            return choose(planner, meshes(request, planner.cluster), say)
+        finally:
+            give_back()
+
+
+@contextmanager
+def _turn(say: Progress) -> Iterator[None]:
+    """One plan after another: threads of one interpreter that plan at once all end late. After `PATIENCE_S` it is everyone's
+    turn: the one before may be long."""
+    mine = False
+    start = time.monotonic()
+    while not mine and time.monotonic() - start < PATIENCE_S:
+        if not (mine := _TURN.acquire(timeout=0.1)):
+            say("another visitor's plan")
     try:
-        planner = prepare(request, graph, say, WORK)
-        return choose(planner, meshes(request, planner.cluster), say)
+        yield
     finally:
-        give_back()
+        if mine:
+            _TURN.release()
 
 
 def read(texts: tuple[str, ...]) -> dict[str, Any]:

@@ -103,3 +103,25 @@ def test_a_passing_answer_says_what_its_search_left_open(monkeypatch: pytest.Mon
     found = whatif.best(asked)
     assert found.fits and not found.optimal
     assert "above the best there is" in found.notes[0]
+
+
+def test_people_take_turns_but_a_long_plan_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(whatif, "PATIENCE_S", 0.3)
+    said: list[str] = []
+    with whatif._turn(said.append):
+        assert not said
+        with whatif._turn(said.append):
+            assert said
+    with whatif._turn(lambda text: said.clear()):  # the turn was given back, once
+        pass
+    assert said
+
+
+def test_who_gives_up_waiting_takes_no_turn() -> None:
+    def leave(text: str) -> None:
+        raise InterruptedError(text)
+
+    with whatif._turn(print), pytest.raises(InterruptedError), whatif._turn(leave):
+        raise AssertionError("not reached")
+    with whatif._turn(leave):
+        pass
