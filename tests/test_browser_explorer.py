@@ -182,7 +182,7 @@ def test_the_svg_can_be_kept(visit: Visit, tmp_path: Path) -> None:
     visit.page.locator("g.node").first.wait_for()
     said = {}
     for show in ("memory", "placement", "forward", "graph"):
-        visit.page.get_by_label("Show").select_option(show)
+        visit.page.locator("select[data-do=overlay]").select_option(show)
         with visit.page.expect_download() as waiting:
             visit.page.get_by_role("button", name="SVG").click()
         waiting.value.save_as(tmp_path / "graph.svg")

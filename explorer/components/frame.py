@@ -68,15 +68,16 @@ def chips(cell: str) -> str:
 def phases() -> tuple[str, ...]:
     """The control: which part of the step; returns its phases."""
     widget = state.seed("w_phase", state.value("phase"))
-    st.segmented_control(
-        "Part of the step",
-        list(settings.PHASES),
-        format_func=lambda p: {"all": "whole step"}.get(p, p),
-        key=widget,
-        required=True,
-        on_change=state.from_widget,
-        args=("phase", widget),
-    )
+    with st.container(key="labelled_phase"):
+        st.segmented_control(
+            "Part of the step",
+            list(settings.PHASES),
+            format_func=lambda p: {"all": "whole step"}.get(p, p),
+            key=widget,
+            required=True,
+            on_change=state.from_widget,
+            args=("phase", widget),
+        )
     chosen = state.value("phase")
     return PHASES if chosen == "all" else (chosen,)
 
@@ -133,7 +134,8 @@ def absent(what: str, asked: Sequence[str], known: Sequence[str], then: str = ""
 def plan_choice(plans: Mapping[str, Plan], label: str = "Plan", width: int | Literal["stretch"] = "stretch") -> tuple[str, Plan]:
     """A selectbox over all plans, bound to the address; returns the chosen one."""
     name, _ = state.chosen(plans)
-    follower(label, list(plans), "plan", name, lambda n: option(plans[n]), help=PLAN_WORDS, width=width)
+    with st.container(key=f"labelled_{label.lower().replace(' ', '_')}", width=width):
+        follower(label, list(plans), "plan", name, lambda n: option(plans[n]), help=PLAN_WORDS)
     return name, plans[name]
 
 

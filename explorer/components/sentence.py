@@ -19,7 +19,7 @@ from planner_core.pipeline import Result
 from planner_core.report import unknown_ops
 
 LAYERS_HELP = "How many copies of the repeated block; empty: as published"
-ZERO_NAMES = {0: "weights kept whole or split by the plan", 3: "weights may also be sharded and gathered at use"}
+ZERO_NAMES = {0: "kept, whole or split", 3: "also sharded, gathered at use"}
 
 LINKS = {"intra": "GB/s out of a GPU inside a node, one way", "inter": "GB/s out of a node to the others, one way"}
 

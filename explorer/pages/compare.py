@@ -46,7 +46,8 @@ def page() -> None:
     current = chosen_plans(plans)
     names = list(current)
     st.markdown(f"### {frame.text(words.headline(current[names[0]], current[names[1]]))}")
-    choose(plans, current)
+    with st.container(key="labelled_plans"):
+        choose(plans, current)
     st.markdown(
         "  \n".join(f"**{frame.text(words.title(p))}**: {frame.text(words.describe(p))}." for p in current.values())
     )
