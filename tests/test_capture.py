@@ -418,6 +418,15 @@ def test_data_dependent_control_flow_names_the_line():
         capture_module(Deciding(), {"x": torch.zeros(2, 4)})
 
 
+def test_an_input_that_nobody_knows_is_named():
+    class Both(nn.Linear):
+        def forward(self, x, y):
+            return super().forward(x) + y
+
+    with pytest.raises(CaptureError, match="Both needs 'y', for which no example input is known"):
+        capture_module(Both(4, 4), {"x": torch.zeros(2, 4)})
+
+
 def test_constant_control_flow_runs():
     class Masked(nn.Module):
         def __init__(self):

@@ -5,6 +5,7 @@ Autograd is on, so `saved_tensors_hooks` tells exactly which tensors each call k
 
 from __future__ import annotations
 
+import re
 import traceback
 import weakref
 from collections.abc import Callable
@@ -270,6 +271,9 @@ def explain(error: BaseException, model: str) -> str:
             f"{model} decides by the values of computed tensors{where}, which no graph can hold; "
             "use a form of the model without data-dependent control flow"
         )
+    missing = re.search(rf"{model}\.forward\(\) missing \d+ required positional arguments?: (.+)", text)
+    if missing:
+        return f"{model} needs {missing[1]}, for which no example input is known; give path.py:callable, which returns both"
     if len(text) > 200:
         text = text[:200] + "..."
     if "expected scalar type" in text or "Unsupported dtype" in text or "must have the same dtype" in text:
