@@ -18,6 +18,8 @@ from explorer.words import text as text
 from planner_core.pipeline import Result
 from planner_core.plan import PHASES, Plan
 
+LABELLED = 68
+"""Pixels of a list with its label."""
 CSS = Path(__file__).resolve().parent / "app.css"
 SHORT_CELL = 18
 LISTED = 12
@@ -134,7 +136,8 @@ def absent(what: str, asked: Sequence[str], known: Sequence[str], then: str = ""
 def plan_choice(plans: Mapping[str, Plan], label: str = "Plan", width: int | Literal["stretch"] = "stretch") -> tuple[str, Plan]:
     """A selectbox over all plans, bound to the address; returns the chosen one."""
     name, _ = state.chosen(plans)
-    with st.container(key=f"labelled_{label.lower().replace(' ', '_')}", width=width):
+    # a list loads a moment after its page, the style sheet too: its room is kept, so that what stands below does not jump
+    with st.container(height=LABELLED, border=False, key=f"labelled_{label.lower().replace(' ', '_')}", width=width):
         follower(label, list(plans), "plan", name, lambda n: option(plans[n]), help=PLAN_WORDS)
     return name, plans[name]
 
