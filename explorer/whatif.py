@@ -74,6 +74,11 @@ def read(texts: tuple[str, ...]) -> dict[str, Any]:
     return found
 
 
+def unreadable(texts: tuple[str, ...]) -> list[str]:
+    """What `read` left out."""
+    return [t for t in texts if not read((t,))]
+
+
 def write(changes: Mapping[str, Any]) -> tuple[str, ...]:
     """The changes as the address keeps them."""
     return tuple(f"{k}:{SETTINGS[k].format(v)}" for k, v in changes.items() if k in KEYS and v is not None)

@@ -1,10 +1,9 @@
-"""Depth is free, and memory bounded: the published sizes within the times and the memory of issue 5, and what is refused beyond."""
+"""The published sizes become graphs within the memory of issue 5 (`bench/depth` times them), and what is refused beyond."""
 
 from __future__ import annotations
 
 import resource
 import threading
-import time
 from typing import Any
 
 import pytest
@@ -22,29 +21,26 @@ LIBRARIES_BYTES = 400 << 20
 """What a process that imported torch and transformers takes: 340 MB."""
 
 
-def captured(config: dict[str, Any], within_s: float, monkeypatch: pytest.MonkeyPatch) -> Graph:
-    """The graph of a config, made in less than 1 GB and `within_s` seconds of one core, imports excluded."""
+def captured(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Graph:
+    """The graph of a config, made in less than 1 GB."""
     capture_graph({**config, "num_hidden_layers": 4}, batch=1, seq=8)  # imports
     monkeypatch.setattr(memory, "LIMIT_BYTES", 10**9 - LIBRARIES_BYTES)
-    began = time.process_time()
-    graph = capture_graph(config, batch=2, seq=4096)
-    assert time.process_time() - began < within_s
-    return graph
+    return capture_graph(config, batch=2, seq=4096)
 
 
 def test_405b(monkeypatch: pytest.MonkeyPatch) -> None:
-    graph = captured(LLAMA, 1.5, monkeypatch)
+    graph = captured(LLAMA, monkeypatch)
     assert graph.num_repeats == {"LlamaDecoderLayer": 126} and 405e9 < graph.num_params < 406e9
 
 
 def test_671b(monkeypatch: pytest.MonkeyPatch) -> None:
-    graph = captured({"model_type": "deepseek_v3"}, 1.5, monkeypatch)
+    graph = captured({"model_type": "deepseek_v3"}, monkeypatch)
     assert sorted(graph.num_repeats.values()) == [3, 58] and 670e9 < graph.num_params < 672e9
 
 
 @pytest.mark.slow
 def test_a_thousand_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    graph = captured({**LLAMA, "num_hidden_layers": 1000}, 5.0, monkeypatch)
+    graph = captured({**LLAMA, "num_hidden_layers": 1000}, monkeypatch)
     assert graph.num_repeats == {"LlamaDecoderLayer": 1000} and graph.num_params > 3e12
 
 

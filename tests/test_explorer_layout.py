@@ -2,7 +2,6 @@
 
 import json
 import random
-import time
 from itertools import pairwise
 
 import pytest
@@ -73,13 +72,13 @@ def test_an_edge_that_points_up_is_refused() -> None:
         ranks(["a", "b"], [("b", "a")])
 
 
-def test_three_thousand_nodes_take_a_moment() -> None:
+def test_three_thousand_nodes_are_laid_out_downwards() -> None:
+    """How fast: `bench/pages`."""
     pick = random.Random(1)
     boxes = [Box(f"n{i}", 100, 34) for i in range(3000)]
     edges = [(f"n{max(0, i - pick.randrange(1, 6))}", f"n{i}") for i in range(1, 3000)]
-    start = time.perf_counter()
-    layout(boxes, edges)
-    assert time.perf_counter() - start < 5
+    centres = layout(boxes, edges).centres
+    assert all(centres[a][1] < centres[b][1] for a, b in edges)
 
 
 def drawing(model: str) -> Scene:

@@ -168,3 +168,8 @@ def test_all_lessons_as_files() -> None:
     with zipfile.ZipFile(io.BytesIO(export.all_pages(LESSONS, LLAMA))) as archive:
         assert archive.namelist() == [export.file_name(x) for x in LESSONS]
         assert all(i.file_size < 4_000_000 for i in archive.infolist())
+
+
+def test_a_step_that_is_not_there_is_told() -> None:
+    at = opened(lesson="1", step="99")
+    assert "there is no step 99; showing the last" in words(at)

@@ -36,7 +36,9 @@ def test_changes_stand_in_the_address() -> None:
     assert whatif.read(whatif.write(changes)) == changes
     text = ",".join(whatif.write(changes))
     assert settings.read({"whatif": text})[0]["whatif"] == whatif.write(changes)
-    assert whatif.read(("batch:x", "model:gpt2-xl", "nonsense", "seq:128")) == {"seq": 128}
+    nonsense = ("batch:x", "model:gpt2-xl", "nonsense", "seq:128")
+    assert whatif.read(nonsense) == {"seq": 128}
+    assert whatif.unreadable(nonsense) == list(nonsense[:3])
     values, _ = settings.read({"mesh": "2x8", "optimizer": "sgd"})
     asked = whatif.request(values, {"nodes": 4})
     assert asked.mesh is None and asked.optimizer == "sgd" and asked.cluster == "2x8-h100:nodes=4"

@@ -61,6 +61,7 @@ def panel(result: Result, chosen: Plan) -> None:
     if st.session_state.pop("whatif_taken", False):
         st.rerun()
     changes = whatif.read(state.value("whatif"))
+    frame.absent("what-if setting", whatif.unreadable(state.value("whatif")), (), "It is left out")
     stands = whatif.standing(result.cluster, result.workload.batch, result.workload.seq)
     with st.container(horizontal=True, key="whatif", gap="medium"):
         for key, steps in STEPS.items():

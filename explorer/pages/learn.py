@@ -36,7 +36,7 @@ def begin() -> Lesson:
         left = s["learn"].get(lesson.number)
         # a link of the rail leads back to where the lesson was left, with its answer
         if not left or (left["values"], left["step"]) != (values, step):
-            s["learn"][lesson.number] = {"values": values, "step": step, "open": step > 0, "told": None}
+            s["learn"][lesson.number] = {"values": values, "step": step, "asked": step, "open": step > 0, "told": None}
         s["learn_number"] = lesson.number
     s.setdefault("learn_number", 1)
     return LESSONS[int(s["learn_number"]) - 1]
@@ -245,6 +245,8 @@ def body(number: int) -> None:
     except PlannerError as error:
         st.error(state.in_words(str(error)))
         return
+    if (asked := here.pop("asked", 0)) >= len(scene.steps):
+        st.warning(f"This lesson has {len(scene.steps)} steps, there is no step {asked + 1}; showing the last.")
     here["step"] = min(here["step"], len(scene.steps) - 1)
     prefetch(number, who, state.plan)
     to_address(lesson)
