@@ -374,6 +374,8 @@ MAIN_NOTE = (
 
 def main() -> None:
     names = sys.argv[1:] or list(MEASURES)
+    if unknown := [n for n in names if n not in MEASURES]:
+        raise SystemExit(f"{unknown[0]!r} is not one of {', '.join(MEASURES)}")
     rows = measure(names)
     old = [json.loads(line) for line in RESULTS.read_text(encoding="utf-8").splitlines()] if RESULTS.exists() else []
     kept = [r for r in old if r["measure"] not in names] + rows

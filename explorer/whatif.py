@@ -31,8 +31,8 @@ GB_PER_S = (1, 2, 4, 8, 12, 16, 25, 32, 50, 64, 100, 150, 200, 300, 400, 450, 60
 CHANGED_SHOWN = 12
 PATIENCE_S = 2.0
 _TURN = threading.Lock()
-WORK = 500_000
-"""Labels that a search may form for a proof: a tenth of a second. What is left open is said, and a plan in full looks further."""
+WORK = 200_000
+"""Labels that a search may form for a proof: less than a tenth of a second. What is left open is said, and a plan in full looks further."""
 
 
 def best(request: Request, graph: Graph | None = None, say: Progress = lambda text: None) -> Plan:
