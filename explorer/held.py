@@ -7,13 +7,13 @@ that (operands on their way, results, gathered weights) is one row.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
 from explorer.timeline import model_of
 from planner_core.backward import Backward, Gradient
-from planner_core.graph import ITEM_BYTES, Call, Graph, Op
+from planner_core.graph import ITEM_BYTES, Call, Graph, Op, Value
 from planner_core.memory import arriving, layouts
 from planner_core.passes import Layout, Moment
 from planner_core.pinned import local_bytes
@@ -66,55 +66,51 @@ class _Walk:
             if h.num_bytes:
                 yield Held(h.kind, h.what, h.block, h.shape, h.dtype, h.placement, h.num_bytes, copies)
 
+    def value(self, label: str, number: int) -> Value:
+        """A value of a block of the plan."""
+        return self.made[label].storages.block.values[number]
+
     def add(self, kind: str, what: str, label: str, value: int | None, placed: Placements | None, num_bytes: int, copies: int = 1) -> None:
-        meta = self.made[label].storages.block.values[value].meta if value is not None else None
+        meta = self.value(label, value).meta if value is not None else None
         row = Held(
             kind, what, label, meta.shape if meta else (), meta.dtype if meta else "", " ".join(map(str, placed or ())), num_bytes,
         )  # fmt: skip
         self.found[row] = self.found.get(row, 0) + copies
 
-    def standing(self) -> None:
-        """Weights and their optimizer states: there all the time."""
+    def weights(self) -> Iterator[tuple[str, int, Placements, int, int]]:
+        """Every weight: label of its block, its number there, how it is stored, bytes of one copy on one GPU, copies."""
         for label, bp in self.plan.blocks.items():
             block = self.made[label].storages.block
             for v, value in enumerate(block.values):
-                param = bp.params.get(value.name) if value.kind == "parameter" else None
-                if param is None:
-                    continue
-                size, item = local_bytes(block, v, param.stored, self.model), ITEM_BYTES[value.meta.dtype]
-                self.add("params", value.name, label, v, param.stored, size, len(bp.prefixes))
-                if value.grad:
-                    states = size // item * self.model.workload.state_bytes(item)
-                    self.add("optimizer", f"states of {value.name}", label, v, param.stored, states, len(bp.prefixes))
+                if value.kind == "parameter" and value.name in bp.params:
+                    stored = bp.params[value.name].stored
+                    yield label, v, stored, local_bytes(block, v, stored, self.model), len(bp.prefixes)
+
+    def standing(self) -> None:
+        """Weights and their optimizer states: there all the time."""
+        for label, v, stored, size, copies in self.weights():
+            value = self.value(label, v)
+            self.add("params", value.name, label, v, stored, size, copies)
+            if value.grad:
+                item = ITEM_BYTES[value.meta.dtype]
+                states = size // item * self.model.workload.state_bytes(item)
+                self.add("optimizer", f"states of {value.name}", label, v, stored, states, copies)
 
     def peak(self) -> None:
         """What stands at the highest moment."""
         top = self.made[""]
         phase, index, moment = _highest(top, {v: Gradient(0) for v in top.results})
-        grads = sum(h.num_bytes * n for h, n in self._gradients())
-        largest = max((h.num_bytes for h, _ in self._gradients()), default=0)
+        trained = [w for w in self.weights() if self.value(*w[:2]).grad]  # their gradients are as large as they are stored
+        grads = sum(size * copies for *_, size, copies in trained)
+        largest = max((size for *_, size, _ in trained), default=0)
         if grads + 2 * largest > moment.total:
-            for h, n in self._gradients():
-                self.found[h] = self.found.get(h, 0) + n
+            for label, v, stored, size, copies in trained:
+                self.add("grads", f"gradient of {self.value(label, v).name}", label, v, stored, size, copies)
             self.add("buffers", "the optimizer at work: two tensors of the largest weight", "", None, None, 2 * largest)
         elif phase == FORWARD:
             self.forward("", index)
         else:
             self.backward("", index, {v: Gradient(0) for v in top.results})
-
-    def _gradients(self) -> list[tuple[Held, int]]:
-        """Of every weight, as large as it is stored."""
-        found = []
-        for label, bp in self.plan.blocks.items():
-            block = self.made[label].storages.block
-            for v, value in enumerate(block.values):
-                if value.kind == "parameter" and value.grad and value.name in bp.params:
-                    stored = bp.params[value.name].stored
-                    letters = " ".join(map(str, stored))
-                    size = local_bytes(block, v, stored, self.model)
-                    what = f"gradient of {value.name}"
-                    found.append((Held("grads", what, label, value.meta.shape, value.meta.dtype, letters, size), len(bp.prefixes)))
-        return found
 
     # --- one block at one moment ------------------------------------------------------------------
 

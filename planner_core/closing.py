@@ -2,8 +2,9 @@
 
 A price of memory gives a lower bound and some plan within the budget. A better plan must cost less than that plan
 and hold no more than the budget, so its *priced* cost is at most `limit`; the labels within that limit are carried
-through the blocks, through their copies one after another, and through the top network. Copies may all differ. What
-is found is the optimum; if nothing is found, the plan at hand was it.
+through the blocks, through their copies (`copies`), and through the top network. Copies may all differ. What is found is
+the optimum; if nothing is found, the plan at hand was it. Where that is too much, a sample of the labels brings a better plan
+first, without proof, and the limit is then widened from the bound on.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from planner_core.tables import MEMORY, NUM_COMPONENTS, Factor
 FEW_LABELS = 20_000
 """Labels held at once while the whole gap is tried."""
 FEW_SHARED = 24
-"""Shared states that are looked through where all are too many, or while the whole gap is tried."""
+"""Shared states that are worked out while the whole gap is tried."""
 MAX_SHARED = 200
 """Shared states of one run that are compared to close a gap."""
 STEPS = 6
@@ -145,21 +145,15 @@ class _Alike:
     def __init__(self, copies: Copies, s: int) -> None:
         self.count, self.s, self.between = copies.chain.count, s, copies.between()
         chain, limit = copies.chain, copies.goal.limit
-        axes, c = chain.axes, chain.compiled
         margin = limit - (limit - copies.margin[s]) / chain.count
         self.links = _places(chain)
-        inner = np.full((len(c.alive[axes.entry]), len(c.alive[axes.exit])), np.inf)
-        np.minimum.at(inner.reshape(-1), self.links[self.links >= 0], margin[self.links >= 0])
-        self.block = BlockLabels(chain, copies.goal, s, inner)
+        self.block = BlockLabels(chain, copies.goal, s, _own(chain, self.links, margin))
 
     def carry(self) -> Partial:
         """Labels of the whole run by (shared state, entry, exit)."""
         n, count, link = len(self.links), self.count, self.block.labels
         between = self.between * (count - 1)
-        at = link.at(self.links.diagonal())
-        counts = at.last - at.first
-        state = np.repeat(np.arange(n), counts)
-        index = np.concatenate([np.arange(i, j) for i, j in zip(at.first, at.last, strict=True)])
+        state, index = _spread(link.at(self.links.diagonal()), np.arange(n))
         return Partial(self.s * n * n + state * n + state, link.cost[index] * count + between[state], link.excess[index] * count, [index])
 
     def assignments(self, label: int) -> list[dict[str, int]]:
@@ -173,6 +167,14 @@ def _places(chain: Chain) -> Ints:
     shape = len(c.alive[axes.entry]), len(c.alive[axes.exit])
     wide = as_matrix(np.arange(shape[0] * shape[1], dtype=float).reshape(shape), axes, c)
     return np.where(np.isfinite(wide), wide, -1.0).astype(np.int64)
+
+
+def _own(chain: Chain, links: Ints, table: Floats) -> Floats:
+    """A table [state k, state l] over the states of the block's own entry and exit; `links` as `_places` says."""
+    c, axes = chain.compiled, chain.axes
+    found = np.full((len(c.alive[axes.entry]), len(c.alive[axes.exit])), np.inf)
+    found.reshape(-1)[links[links >= 0]] = table[links >= 0]
+    return found
 
 
 class _Line:
@@ -197,12 +199,7 @@ class _Line:
         outside = np.where(within, margin - np.where(within, chain.cost[s], 0.0), np.inf)[self.entries]
         self.behind, self.ahead = self._behind(), self._ahead(outside)
         self.links = _places(chain)
-        c, axes = chain.compiled, chain.axes
-        least = self.powers[0] + self.outer(0)
-        inner = np.full((len(c.alive[axes.entry]), len(c.alive[axes.exit])), np.inf)
-        there = self.links >= 0
-        inner.reshape(-1)[self.links[there]] = least[there]
-        self.block = BlockLabels(chain, copies.goal, s, inner)
+        self.block = BlockLabels(chain, copies.goal, s, _own(chain, self.links, self.powers[0] + self.outer(0)))
         self.halves: list[list[Ints]] = [[]]
         self.steps: list[tuple[int, list[Ints]]] = []
 
@@ -308,8 +305,13 @@ def _product(a: Floats, b: Floats) -> Floats:
 
 def _from(labels: Labels, starts: Ints, n: int) -> Partial:
     """Labels by (k, l) as partial ones by (number of k among the starts, l)."""
-    entries = (starts[:, None] * n + np.arange(n)).ravel()
+    row, index = _spread(labels, (starts[:, None] * n + np.arange(n)).ravel())
+    return Partial(row, labels.cost[index], np.zeros(len(index)), [index])
+
+
+def _spread(labels: Labels, entries: Ints) -> tuple[Ints, Ints]:
+    """Every label of some entries: which of these it has, and its index."""
     counts = (labels.last - labels.first)[entries]
     index = np.concatenate([np.arange(labels.first[e], labels.last[e]) for e in entries]).astype(np.int64)
-    return Partial(np.repeat(np.arange(len(entries)), counts), labels.cost[index], np.zeros(len(index)), [index])
+    return np.repeat(np.arange(len(entries)), counts), index
 

@@ -56,7 +56,7 @@ class Allowance:
         """Raises TooMuch where none is left."""
         self.left -= labels
         if self.left < 0:
-            raise TooMuch("more partial plans than a search may form")
+            raise TooMuch("the partial plans of this part")
 
 
 @dataclass(frozen=True)

@@ -110,12 +110,15 @@ def candidate_words(found: Candidates, index: int | None, shown: bool) -> None:
         return
     chips = zip(found.weights, found.choice[index], strict=True)
     st.html(" ".join(f"{frame.escape(choosing.short(w))} {frame.chip(LETTERS[int(c)])}" for w, c in chips))
+    st.caption(_cost_words(found, index, shown))
+    st.button("Let go of this candidate", on_click=unmark, kwargs={"candidate": None}, key="unpick", type="tertiary")
+
+
+def _cost_words(found: Candidates, index: int, shown: bool) -> str:
     if not math.isfinite(float(found.comm_s[index])):
-        st.caption(f"It would split unevenly over {found.axis_size} GPUs, so it cannot run and has no cost.")
-        st.button("Let go of this candidate", on_click=unmark, kwargs={"candidate": None}, key="unpick", type="tertiary")
-        return
+        return f"It would split unevenly over {found.axis_size} GPUs, so it cannot run and has no cost."
     alike = len(choosing.alike(found, index))
-    st.caption(
+    return (
         f"{units.seconds(float(found.model_comm_s[index]))} of communication = {found.repeats} × "
         f"{units.seconds(float(found.comm_s[index]))} in the copies + {units.seconds(found.rest_comm_s)} in the rest; "
         f"{units.memory(float(found.model_memory_bytes[index]))} = {found.repeats} × "
@@ -123,7 +126,6 @@ def candidate_words(found: Candidates, index: int | None, shown: bool) -> None:
         + (f" {units.whole(alike)} candidates cost the same." if alike > 1 else "")
         + ("" if shown else " The filter leaves it out of the chart.")
     )
-    st.button("Let go of this candidate", on_click=unmark, kwargs={"candidate": None}, key="unpick", type="tertiary")
 
 
 def candidates_table(found: Candidates, keep: choosing.Bools, index: int | None, capacity: int) -> None:

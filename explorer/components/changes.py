@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import streamlit as st
 
@@ -31,12 +31,11 @@ def found(result: Result, plans: Mapping[str, Plan], chosen: str) -> tuple[twins
     return twins.of_plans(state.drawing(result.request), plans[chosen], plans[there]).differences if there else ()
 
 
-def line(result: Result, plans: Mapping[str, Plan], chosen: str) -> None:
-    """Which weights change and how they then lie, below the scatter in which the plan was chosen."""
+def line(result: Result, plans: Mapping[str, Plan], chosen: str, nodes: Sequence[twins.Difference]) -> None:
+    """Which weights change and how they then lie (`nodes` as `found` says), below the scatter in which the plan was chosen."""
     there = other(plans, chosen)
     if not there:
         return
-    nodes = found(result, plans, chosen)
     drawing = state.drawing(result.request)
     mine, theirs = (f"<b>{html.escape(words.title(plans[n]))}</b>" for n in (chosen, there))
     lie: dict[str, list[str]] = {}
@@ -57,7 +56,7 @@ def _some(names: list[str]) -> str:
     return ", ".join(shown[:SHOWN]) + (f" and {len(shown) - SHOWN} more" if len(shown) > SHOWN else "")
 
 
-def weights(result: Result, plans: Mapping[str, Plan], chosen: str) -> None:
+def weights(result: Result, plans: Mapping[str, Plan], chosen: str, nodes: Sequence[twins.Difference]) -> None:
     """Placement of every weight, by name pattern, beside the graph: what the pointer is on in one is marked in the other, a
     name opens its node on Fold."""
     drawing = state.drawing(result.request)
@@ -86,7 +85,7 @@ def weights(result: Result, plans: Mapping[str, Plan], chosen: str) -> None:
             marks = {homes[k]: f"weight {p}" for k, p in marked.items() if k in homes and LETTERS[theirs.get(k[1], 0)] != p}
             _graph(result, chosen, marks, "the chosen candidate")
         else:
-            marks = {d.left: d.there for d in found(result, plans, chosen)}
+            marks = {d.left: d.there for d in nodes}
             _graph(result, chosen, marks, words.title(plans[other(plans, chosen)]) if marks else "")
 
 

@@ -20,11 +20,12 @@ def page() -> None:
     chosen, plan = state.chosen(plans)
     shown = choice.current().plans(plans)
     choice.filters(plans, shown)
+    differing = changes.found(result, plans, chosen)
     with st.container(key="wide"):
         left, right = st.columns(2, gap="large")
         with left:
             choice.plans_chart(result, plans, shown, chosen)
-            changes.line(result, plans, chosen)
+            changes.line(result, plans, chosen, differing)
         with right:
             candidates.section(result, plan, next((p for p in plans.values() if p.method == REFERENCE), None))
     choice.plans_table(plans, shown, chosen)
@@ -41,7 +42,7 @@ def page() -> None:
     opened.opened(result, plan)
     count = sum(len(b.params) for b in plan.blocks.values())
     with st.expander(f"Placement of every weight ({count} patterns)", expanded=True):
-        changes.weights(result, plans, chosen)
+        changes.weights(result, plans, chosen, differing)
     with st.expander("Change a placement by hand", expanded=bool(state.value("edit"))):
         edit_panel.panel(result, plans, chosen)
     regions_panel.panel(result)
