@@ -15,7 +15,13 @@ PAGES = (
 
 st.navigation(
     [
-        st.Page(f"explorer/pages/{name}.py", title=name.title(), help=text, default=name == "fold", url_path="" if name == "fold" else name)
+        st.Page(
+            f"explorer/pages/{name}.py",
+            title=name.title(),
+            help=text,
+            default=name == "fold",
+            url_path="" if name == "fold" else name,
+        )
         for name, text in PAGES
     ]
     + [

@@ -103,16 +103,24 @@ def plans(model: str, mesh: str) -> dict[str, Plan]:
     from planner_core.pipeline import baselines, choose
     from planner_core.planner import Request, meshes, prepare, replace_request
 
-    planner = prepare(Request(str(OTHERS.get(model, model)), cluster=MESHES[mesh], mesh=mesh, batch=64 if mesh == "64x8" else 16))
+    planner = prepare(
+        Request(str(OTHERS.get(model, model)), cluster=MESHES[mesh], mesh=mesh, batch=64 if mesh == "64x8" else 16)
+    )
     options = meshes(planner.request, planner.cluster)
     chosen = choose(planner, options)
     found = {chosen.name: chosen, **{p.name: p for p in baselines(planner, options)}}
     for baseline in (*BASELINES, EXPERT):
         if baseline.name not in found:
-            write(("plan", model, mesh, baseline.name), ok=True, reason=f"no plan: {_why_none(baseline, planner.graph, options[0])}")
+            write(
+                ("plan", model, mesh, baseline.name),
+                ok=True,
+                reason=f"no plan: {_why_none(baseline, planner.graph, options[0])}",
+            )
     for method in ("tap", "atp"):
         try:
-            found[method.upper()] = replace(choose(replace_request(planner, method=method), options), name=method.upper())
+            found[method.upper()] = replace(
+                choose(replace_request(planner, method=method), options), name=method.upper()
+            )
         except NoPlanFits as error:
             write(("plan", model, mesh, method.upper()), ok=True, reason=f"no plan: {error}")
     return found
@@ -198,7 +206,9 @@ def write(key: Key, **found: Any) -> None:
     row = {"check": check, "model": model, "mesh": mesh, "plan": plan, **found, **_place()}
     with ROWS.open("a", encoding="utf-8") as file:
         file.write(json.dumps(row) + "\n")
-    told = " ".join(f"{k}={row[k]}" for k in ("ok", "collectives_ok", "grad_error", "memory_error", "reason") if k in row)
+    told = " ".join(
+        f"{k}={row[k]}" for k in ("ok", "collectives_ok", "grad_error", "memory_error", "reason") if k in row
+    )
     print(f"{check:8} {model:14} {mesh:5} {plan:32} {told}", flush=True)
 
 
@@ -206,7 +216,9 @@ def _place() -> dict[str, str]:
     import torch
     import transformers
 
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
+    ).stdout.strip()
     machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
     versions = f"python {platform.python_version()}, torch {torch.__version__}, transformers {transformers.__version__}"
     return {"date": time.strftime("%Y-%m-%d"), "commit": commit, "machine": machine, "versions": versions}

@@ -14,11 +14,18 @@ BIG = ("8", "2x8", "8x8", "64x8")
 def table(rows: list[Row], models: Iterable[str]) -> str:
     """The whole page."""
     order = {m: i for i, m in enumerate(models)}
-    rows = sorted(rows, key=lambda r: (order.get(r["model"], 99), r["mesh"].count("x"), len(r["mesh"]), r["mesh"], r["plan"]))
+    rows = sorted(
+        rows, key=lambda r: (order.get(r["model"], 99), r["mesh"].count("x"), len(r["mesh"]), r["mesh"], r["plan"])
+    )
     numbers = [r for r in rows if r["check"] == "numbers"]
     fake = [r for r in rows if r["check"] in BIG]
     none = [r for r in rows if r["check"] == "plan"]
-    missing = [f"{m} on {c}" for m in order for c in ("numbers", *BIG) if not any(r["model"] == m and r["check"] == c for r in rows)]
+    missing = [
+        f"{m} on {c}"
+        for m in order
+        for c in ("numbers", *BIG)
+        if not any(r["model"] == m and r["check"] == c for r in rows)
+    ]
     return "\n".join([
         *_head(rows), *_summary(numbers, fake), *_left_out(none, missing), *_differences(rows),
         *_numbers(numbers), *_traffic(fake), "",
@@ -48,14 +55,20 @@ def _summary(numbers: list[Row], fake: list[Row]) -> list[str]:
     lines = ["## Summary", ""]
     if numbers:
         worst = max((r["grad_error"] for r in numbers if r.get("numbers_ok")), default=0.0)
-        lines += [f"- numbers equal in {sum(bool(r.get('numbers_ok')) for r in numbers)} of {len(numbers)} runs, their collectives as "
-                  f"predicted in {sum(bool(r.get('collectives_ok')) for r in numbers)}; worst gradient error among the equal {worst:.1e}"]
+        lines += [
+            f"- numbers equal in {sum(bool(r.get('numbers_ok')) for r in numbers)} of {len(numbers)} runs, their collectives as "
+            f"predicted in {sum(bool(r.get('collectives_ok')) for r in numbers)}; worst gradient error among the equal {worst:.1e}"
+        ]
     if fake:
         errors = sorted(r["memory_error"] for r in fake if "memory_error" in r)
-        lines += [f"- collectives at full size as predicted in {sum(bool(r.get('collectives_ok')) for r in fake)} of {len(fake)} runs"]
+        lines += [
+            f"- collectives at full size as predicted in {sum(bool(r.get('collectives_ok')) for r in fake)} of {len(fake)} runs"
+        ]
         if errors:
-            lines += [f"- memory within 5 % in {sum(e <= 0.05 for e in errors)} of {len(errors)}: median error "
-                      f"{100 * errors[len(errors) // 2]:.2f} %, worst {100 * errors[-1]:.2f} %"]
+            lines += [
+                f"- memory within 5 % in {sum(e <= 0.05 for e in errors)} of {len(errors)}: median error "
+                f"{100 * errors[len(errors) // 2]:.2f} %, worst {100 * errors[-1]:.2f} %"
+            ]
     return [*lines, ""]
 
 
@@ -79,7 +92,12 @@ def _differences(rows: list[Row]) -> list[str]:
     bad = [r for r in rows if not r["ok"]]
     if not bad:
         return ["## Differences", "", "None.", ""]
-    return ["## Differences", "", *(f"- {r['model']}, {r['plan']}, mesh {r['mesh']} ({r['check']}): {_why(r)}" for r in bad), ""]
+    return [
+        "## Differences",
+        "",
+        *(f"- {r['model']}, {r['plan']}, mesh {r['mesh']} ({r['check']}): {_why(r)}" for r in bad),
+        "",
+    ]
 
 
 def _why(row: Row) -> str:
@@ -108,8 +126,12 @@ def _short(side: dict[str, Any], phase: str, kind: str) -> str:
 
 
 def _numbers(rows: list[Row]) -> list[str]:
-    lines = ["## Numbers", "", "| model | mesh | plan | collectives as predicted | worst gradient error | loss error | in |",
-             "|---|---|---|---|---:|---:|---|"]
+    lines = [
+        "## Numbers",
+        "",
+        "| model | mesh | plan | collectives as predicted | worst gradient error | loss error | in |",
+        "|---|---|---|---|---:|---:|---|",
+    ]
     for r in rows:
         if "grad_error" not in r:
             lines.append(f"| {r['model']} | {_mesh(r)} | {r['plan']} | not run | | | |")

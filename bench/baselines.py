@@ -34,7 +34,15 @@ def main() -> None:
         for cluster in cluster_names():
             for row in compare(model, cluster):
                 rows.append(row)
-                print(model, cluster, row["baseline"], row["mesh"], row["outcome"], f"{time.perf_counter() - start:.0f} s", flush=True)
+                print(
+                    model,
+                    cluster,
+                    row["baseline"],
+                    row["mesh"],
+                    row["outcome"],
+                    f"{time.perf_counter() - start:.0f} s",
+                    flush=True,
+                )
     TABLE.write_text(table(rows), encoding="utf-8")
     sys.exit(any(r["outcome"].startswith("MORE") for r in rows))
 

@@ -36,7 +36,13 @@ LIMIT_S = 100
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--redo", nargs="*", default=[], metavar="NAME", help="`failed`, `unknown` (with unknown ops), `all` or model types")
+    parser.add_argument(
+        "--redo",
+        nargs="*",
+        default=[],
+        metavar="NAME",
+        help="`failed`, `unknown` (with unknown ops), `all` or model types",
+    )
     parser.add_argument("--only", nargs="*", default=[], metavar="NAME")
     parser.add_argument("--table", action="store_true")
     args = parser.parse_args()
@@ -61,14 +67,19 @@ def sweep(redo: set[str], only: set[str]) -> None:
     ROWS.parent.mkdir(exist_ok=True)
     for kind, model_type, cls in models:
         old = done.get((kind, model_type))
-        again = "all" in redo or model_type in redo or (old is not None and "failed" in redo and old["outcome"] != "plan")
+        again = (
+            "all" in redo or model_type in redo or (old is not None and "failed" in redo and old["outcome"] != "plan")
+        )
         again = again or (old is not None and "unknown" in redo and bool(old.get("unknown")))
         if (only and model_type not in only) or (old is not None and not again):
             continue
         row = {"kind": kind, "type": model_type, "class": cls, **limited(model_type, cls)}
         with ROWS.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
-        print(f"{kind:12} {model_type:28} {row['outcome']:14} {row.get('total_s', 0):7.1f} s  {row.get('reason', '')[:150]}", flush=True)
+        print(
+            f"{kind:12} {model_type:28} {row['outcome']:14} {row.get('total_s', 0):7.1f} s  {row.get('reason', '')[:150]}",
+            flush=True,
+        )
 
 
 def warm() -> None:
@@ -257,7 +268,10 @@ def shares(rows: list[dict[str, Any]]) -> tuple[int, int, int]:
 
 def summary(rows: list[dict[str, Any]]) -> str:
     lines = []
-    for title, part in (("causal", [r for r in rows if r["kind"] == "causal"]), ("others", [r for r in rows if r["kind"] != "causal"])):
+    for title, part in (
+        ("causal", [r for r in rows if r["kind"] == "causal"]),
+        ("others", [r for r in rows if r["kind"] != "causal"]),
+    ):
         good, count, broken = shares(part)
         if count:
             rest = max(count - broken, 1)

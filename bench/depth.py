@@ -35,7 +35,14 @@ def main() -> None:
             def measure(tell: Any, config: dict[str, Any] = config) -> None:
                 rows = [_once(config) for _ in range(5)]
                 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-                tell(**{**rows[0], "wall_s": min(r["wall_s"] for r in rows), "cpu_s": min(r["cpu_s"] for r in rows), "rss_mb": peak})
+                tell(
+                    **{
+                        **rows[0],
+                        "wall_s": min(r["wall_s"] for r in rows),
+                        "cpu_s": min(r["cpu_s"] for r in rows),
+                        "rss_mb": peak,
+                    }
+                )
 
             row = {"name": name, **in_child(measure)}
             print(row, flush=True)

@@ -13,7 +13,14 @@ from bench.coverage_models import cut
 
 IMAGE = 16
 """Patches along each side of an image."""
-_MROPE = {"rope_parameters": {"rope_theta": 10000.0, "rope_type": "default", "partial_rotary_factor": 0.5, "mrope_section": [8, 12, 12]}}
+_MROPE = {
+    "rope_parameters": {
+        "rope_theta": 10000.0,
+        "rope_type": "default",
+        "partial_rotary_factor": 0.5,
+        "mrope_section": [8, 12, 12],
+    }
+}
 _LINEAR = {"num_hidden_layers": 4, "layer_types": ["linear_attention"] * 4}
 
 
@@ -40,7 +47,10 @@ def _patches(name: str, depth: int = 1) -> Callable[[Any], dict[str, Any]]:
         import torch
 
         width = 3 * config.patch_size**2 * depth
-        return {name: _floats(IMAGE * IMAGE, width).flatten(0, 1), "grid_thw": torch.tensor([[1, IMAGE, IMAGE]] * BATCH)}
+        return {
+            name: _floats(IMAGE * IMAGE, width).flatten(0, 1),
+            "grid_thw": torch.tensor([[1, IMAGE, IMAGE]] * BATCH),
+        }
 
     return made
 
@@ -51,7 +61,10 @@ def _placed(config: Any) -> dict[str, Any]:
 
     side = 4 * config.pooling_kernel_size
     places = torch.cartesian_prod(torch.arange(side), torch.arange(side))
-    return {"pixel_values": _floats(side * side, 3 * config.patch_size**2), "pixel_position_ids": places.repeat(BATCH, 1, 1)}
+    return {
+        "pixel_values": _floats(side * side, 3 * config.patch_size**2),
+        "pixel_position_ids": places.repeat(BATCH, 1, 1),
+    }
 
 
 @dataclass(frozen=True)

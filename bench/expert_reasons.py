@@ -59,7 +59,10 @@ def apart(planner: Planner) -> Planner:
     """The same planner with a group for every op: a plan may then gather a product's result before it is taken apart."""
     coarse = planner.coarse
     split = CoarseGraph(coarse.graph, _apart(coarse.top), {n: _apart(b) for n, b in coarse.blocks.items()})
-    strategies: dict[str, Any] = {"": block_strategies(split.top), **{n: block_strategies(b) for n, b in split.blocks.items()}}
+    strategies: dict[str, Any] = {
+        "": block_strategies(split.top),
+        **{n: block_strategies(b) for n, b in split.blocks.items()},
+    }
     return replace(planner, coarse=split, strategies=strategies, networks={})
 
 

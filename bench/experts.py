@@ -30,13 +30,22 @@ def main() -> None:
     ROWS.parent.mkdir(exist_ok=True)
     done = {r["type"] for r in read_rows()}
     for kind in expert_plans():
-        if (kind in done and "all" not in sys.argv and kind not in sys.argv) or (len(sys.argv) > 1 and not {"all", kind} & set(sys.argv)):
+        if (kind in done and "all" not in sys.argv and kind not in sys.argv) or (
+            len(sys.argv) > 1 and not {"all", kind} & set(sys.argv)
+        ):
             continue
         cls = PARTS[kind].cls if kind in PARTS else model_class(kind)
         row = {"type": kind, **(in_child(partial(_measure, kind, cls)) if cls else {"outcome": "no class"})}
         with ROWS.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
-        print(kind, row.get("outcome"), row.get("theirs_bytes"), row.get("ours_bytes"), str(row.get("reason", ""))[:120], flush=True)
+        print(
+            kind,
+            row.get("outcome"),
+            row.get("theirs_bytes"),
+            row.get("ours_bytes"),
+            str(row.get("reason", ""))[:120],
+            flush=True,
+        )
     TABLE.write_text(table(read_rows()), encoding="utf-8")
 
 
@@ -64,7 +73,11 @@ def _beside(kind: str) -> str:
         file = importlib.import_module(made.__module__.replace(".configuration_", ".modeling_"))
     except ImportError:
         return ""
-    fits = [n for n, c in vars(file).items() if getattr(c, "config_class", None) is made and hasattr(transformers, n) and "PreTrained" not in n]
+    fits = [
+        n
+        for n, c in vars(file).items()
+        if getattr(c, "config_class", None) is made and hasattr(transformers, n) and "PreTrained" not in n
+    ]
     return min(fits, key=lambda n: ("For" not in n, len(n)), default="")
 
 

@@ -61,9 +61,20 @@ def mounted(browser: Any) -> Iterator[Any]:
 def grid(columns: int = 75, rows: int = 41) -> dict[str, Any]:
     """A made-up drawing whose nodes can all be in the window at once, each with an edge to the next two."""
     nodes = [
-        {"id": f"n{i}", "label": f"node {i}", "sub": "16×4096", "kind": "weight", "x": 120 * (i % columns), "y": 70 * (i // columns), "w": 96, "h": 34}
+        {
+            "id": f"n{i}",
+            "label": f"node {i}",
+            "sub": "16×4096",
+            "kind": "weight",
+            "x": 120 * (i % columns),
+            "y": 70 * (i // columns),
+            "w": 96,
+            "h": 34,
+        }
         for i in range(columns * rows)
     ]
     ends = [(i, j) for i in range(len(nodes)) for j in (i + 1, i + columns) if j < len(nodes)]
-    wires = [[f"n{i}", f"n{j}", [nodes[i]["x"], nodes[i]["y"] + 17, nodes[j]["x"], nodes[j]["y"] - 17]] for i, j in ends]
+    wires = [
+        [f"n{i}", f"n{j}", [nodes[i]["x"], nodes[i]["y"] + 17, nodes[j]["x"], nodes[j]["y"] - 17]] for i, j in ends
+    ]
     return {"title": "grid", "scopes": {"": {"w": 120 * columns, "h": 70 * rows, "nodes": nodes, "wires": wires}}}

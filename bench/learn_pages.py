@@ -275,10 +275,15 @@ def measure(numbers: set[int], rounds: int) -> None:
         for k, lesson in itertools.product(range(rounds), (x for x in LESSONS if x.number in numbers)):
             rows = play(browser, where, lesson, learner)
             found += [{**r, "round": k, "day": time.strftime("%Y-%m-%d")} for r in rows]
-            lines = (json.dumps(r, ensure_ascii=False) + "\n" for r in sorted(found, key=lambda r: (r["lesson"], r["round"])))
+            lines = (
+                json.dumps(r, ensure_ascii=False) + "\n" for r in sorted(found, key=lambda r: (r["lesson"], r["round"]))
+            )
             ROWS.write_text("".join(lines), encoding="utf-8")
             middle, most = statistics.median(r["ms"] for r in rows), max(r["ms"] for r in rows)
-            print(f"round {k}, lesson {lesson.number}: {rows[-1]['busy']:.0%} busy, median {middle:.0f} ms, slowest {most:.0f} ms", flush=True)
+            print(
+                f"round {k}, lesson {lesson.number}: {rows[-1]['busy']:.0%} busy, median {middle:.0f} ms, slowest {most:.0f} ms",
+                flush=True,
+            )
         browser.close()
 
 
@@ -305,8 +310,13 @@ def table(rows: list[dict[str, Any]]) -> str:
     for key, name in (("ms", "time"), ("cpu_ms", "CPU time")):
         one = medians(rows, key)
         slow = {k: v for k, v in one.items() if v > LIMIT_MS}
-        lines += ["", f"Median of the {name}: {statistics.median(r[key] for r in rows):.0f} ms. Above {LIMIT_MS} ms: {len(slow)} of {len(one)} interactions."]
-        lines += [f"- lesson {k[0]}, {k[1]}, {k[2]}: {v:.0f} ms" for k, v in sorted(slow.items(), key=lambda x: -x[1])[:20]]
+        lines += [
+            "",
+            f"Median of the {name}: {statistics.median(r[key] for r in rows):.0f} ms. Above {LIMIT_MS} ms: {len(slow)} of {len(one)} interactions.",
+        ]
+        lines += [
+            f"- lesson {k[0]}, {k[1]}, {k[2]}: {v:.0f} ms" for k, v in sorted(slow.items(), key=lambda x: -x[1])[:20]
+        ]
     return "\n".join(lines) + "\n"
 
 

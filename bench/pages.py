@@ -121,10 +121,14 @@ def scatters(place: Place) -> Iterator[Figure]:
         figure = scatter.candidates_scatter(found, None, 80 * 2**30, LIGHT)
         text = figure.to_json()
         marks = len(figure.data[0].x)
-        yield spread(f"{name}: figure in Python ({marks} marks, {len(text) / 1e6:.2f} MB)", [1e3 * (time.perf_counter() - start)])
+        yield spread(
+            f"{name}: figure in Python ({marks} marks, {len(text) / 1e6:.2f} MB)", [1e3 * (time.perf_counter() - start)]
+        )
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "chart.html"
-            file.write_text(f"<div id=c style='width:640px;height:430px'></div><script src='{script}'></script>", encoding="utf-8")
+            file.write_text(
+                f"<div id=c style='width:640px;height:430px'></div><script src='{script}'></script>", encoding="utf-8"
+            )
             page = place.browser.new_page()
             page.goto(file.as_uri())
             page.set_default_timeout(60_000)
@@ -183,7 +187,13 @@ def replan(place: Place) -> Iterator[Figure]:
     taken, cpu = [], []
     for _ in range(2):
         for batch in (8, 16, 32, 64, 128):
-            for change in ({}, {"recompute": "full"}, {"optimizer": "adamw-fp32"}, {"cluster": "2x8-h100:inter=50"}, {"zero": 0}):
+            for change in (
+                {},
+                {"recompute": "full"},
+                {"optimizer": "adamw-fp32"},
+                {"cluster": "2x8-h100:inter=50"},
+                {"zero": 0},
+            ):
                 request = Request("llama-3-8b", batch=batch, **change)
                 start, worked = time.perf_counter(), time.process_time()
                 best(request)
@@ -225,6 +235,7 @@ def whatif(place: Place) -> Iterator[Figure]:
 
 # --- the graph -------------------------------------------------------------------------------------------
 
+
 def graphs(place: Place) -> Iterator[Figure]:
     """The graph component by itself as on the page: first drawing, opening a block, panning many nodes."""
     script = source()
@@ -240,7 +251,9 @@ def graphs(place: Place) -> Iterator[Figure]:
                 before = page.locator("g.node").count()
                 expand.append(page.evaluate(TOGGLE))
                 assert page.locator("g.node").count() != before, "the block was neither opened nor closed"
-    yield spread(f"graph of {deep.num_ops} ops (Llama-3-8B of 190 layers), folded: positions and JSON in Python", python)
+    yield spread(
+        f"graph of {deep.num_ops} ops (Llama-3-8B of 190 layers), folded: positions and JSON in Python", python
+    )
     yield spread("the same: first drawing in the browser", first, "1 000")
     yield spread("the same: a block opened or closed", expand, "100")
     flat = scene(coarsen(unfold(open_model("llama-3-8b", layers=180))))
@@ -257,7 +270,9 @@ def panned(place: Place, script: str, drawing: dict[str, Any], what: str) -> Ite
         yield spread(f"{count} {what}: first drawing", [drawn])
         box = page.locator(".canvas").bounding_box()
         for steps in (0, 20):
-            page.evaluate("(n) => { for (let i = 0; i < n; i++) document.querySelector('[data-do=out]').click(); }", steps)
+            page.evaluate(
+                "(n) => { for (let i = 0; i < n; i++) document.querySelector('[data-do=out]').click(); }", steps
+            )
             if steps and what.endswith("edges"):
                 page.evaluate("() => { for (let i = 0; i < 4; i++) document.querySelector('[data-do=in]').click(); }")
             seen, at = page.evaluate(SEEN), page.locator(".world").get_attribute("transform")
@@ -308,7 +323,9 @@ def soaked(found: dict[str, Any]) -> Iterator[Figure]:
     assert not found["errors"], found["errors"][0]
     kept = ", ".join(f"{mb:.0f} MB after {n}" for n, mb in found["memory_mb"][1::2])
     what = f"re-plan of Llama-3-8B on 2×8, {found['people']} people at once (threads of one process, one re-plan each {found['think_s']:g} s)"
-    trimmed = f", {found['trimmed_mb']:.0f} MB once the allocator gave back what it held" if "trimmed_mb" in found else ""
+    trimmed = (
+        f", {found['trimmed_mb']:.0f} MB once the allocator gave back what it held" if "trimmed_mb" in found else ""
+    )
     yield spread(f"{what}; memory {kept}{trimmed}", found["ms"], "2 000")
 
 
@@ -347,7 +364,13 @@ def measure(names: list[str]) -> list[Figure]:
         for name in names:
             for one in MEASURES[name](Place(browser, url)):
                 day = datetime.datetime.now(datetime.UTC).date().isoformat()
-                row = {"measure": name, **one, "day": day, "cores": os.cpu_count(), "load": round(os.getloadavg()[0], 1)}
+                row = {
+                    "measure": name,
+                    **one,
+                    "day": day,
+                    "cores": os.cpu_count(),
+                    "load": round(os.getloadavg()[0], 1),
+                }
                 print(json.dumps(row, ensure_ascii=False), flush=True)
                 found.append(row)
         browser.close()
@@ -361,7 +384,9 @@ def table(rows: list[Figure]) -> str:
         lines += ["", *([told, ""] if told else []), "| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
         for r in (r for r in rows if r.get("unit", "ms") == unit):
             times = [f"{r[k]:.{digits}f}" for k in ("median_ms", "p95_ms", "worst_ms")]
-            lines.append("| " + " | ".join(map(str, [r["what"], r["n"], *times, r["goal"], r["day"], r["load"]])) + " |")
+            lines.append(
+                "| " + " | ".join(map(str, [r["what"], r["n"], *times, r["goal"], r["day"], r["load"]])) + " |"
+            )
     return "\n".join(lines) + "\n"
 
 

@@ -76,7 +76,14 @@ def zoo() -> list[str]:
     rows = []
     for name in ZOO:
         planner, built = problem(name, (2, 8))
-        network = seconds(lambda p=planner: (p.networks.clear(), p.problems.clear(), p.problem(DeviceMesh(("data", "tensor"), (2, 8)))), 3)
+        network = seconds(
+            lambda p=planner: (
+                p.networks.clear(),
+                p.problems.clear(),
+                p.problem(DeviceMesh(("data", "tensor"), (2, 8))),
+            ),
+            3,
+        )
         rows.append([name, ms(network), ms(anew(built, search))])
     return ["## Network and search alone, (2, 8), memory ample", "", *table(["model", "network", "search"], rows)]
 
@@ -110,15 +117,27 @@ def budgets() -> list[str]:
 def fronts() -> list[str]:
     """Every plan with uniform repeats that no other beats."""
     rows = []
-    for name, mesh in (("llama-3-8b", (2, 8)), ("gpt2-xl", (2, 8)), ("mixtral-8x7b", (2, 8)), ("t5-large", (16,)), ("vit-large", (2, 8))):
+    for name, mesh in (
+        ("llama-3-8b", (2, 8)),
+        ("gpt2-xl", (2, 8)),
+        ("mixtral-8x7b", (2, 8)),
+        ("t5-large", (16,)),
+        ("vit-large", (2, 8)),
+    ):
         planner = prepare(Request(name, cluster="2x8-h100"))
         built = planner.problem(DeviceMesh(("data", "tensor")[-len(mesh) :], mesh), uniform=True)
         for objective in ("time", "communication"):
             start = time.perf_counter()
             found = front(built, objective)
             took = time.perf_counter() - start
-            rows.append([name, str(mesh), objective, str(len(found.cost_s)), "yes" if found.exact else "no", f"{took:.2f} s"])
-    return ["## Exact front, all copies alike", "", *table(["model", "mesh", "objective", "points", "all of them", "time"], rows)]
+            rows.append(
+                [name, str(mesh), objective, str(len(found.cost_s)), "yes" if found.exact else "no", f"{took:.2f} s"]
+            )
+    return [
+        "## Exact front, all copies alike",
+        "",
+        *table(["model", "mesh", "objective", "points", "all of them", "time"], rows),
+    ]
 
 
 def topology() -> list[str]:
@@ -131,7 +150,13 @@ def topology() -> list[str]:
             a = choose(planner, options)
             b = choose(planner, options, lens=replace(LENSES["taps"], by_volume=True))
             t, v = a.cost.comm_time_s, b.cost.comm_time_s
-            saved = "neither fits" if not (a.fits and b.fits) else "both send nothing" if not v else f"{100 * (1 - t / v):.1f} %"
+            saved = (
+                "neither fits"
+                if not (a.fits and b.fits)
+                else "both send nothing"
+                if not v
+                else f"{100 * (1 - t / v):.1f} %"
+            )
             rows.append([cluster, name, f"{a.mesh}: {ms(t)}", f"{b.mesh}: {ms(v)}", saved])
     head = ["cluster", "model", "by topology", "by volume", "communication saved"]
     return ["## TAPS: cost by topology against cost by volume, weights kept", "", *table(head, rows)]
@@ -185,7 +210,13 @@ def against_highs(depths: tuple[int, ...], limit_s: float) -> list[str]:
                 break
     (ROOT / "docs" / "images" / "bench_search.svg").write_text(plot(points), encoding="utf-8")
     head = ["mesh", "layers", "folded", "HiGHS, one-hot", "ratio", "HiGHS has a solution"]
-    return ["![time by depth](images/bench_search.svg)", "", "## Folded search against HiGHS on the unfolded network, Llama-3-8B", "", *table(head, rows)]
+    return [
+        "![time by depth](images/bench_search.svg)",
+        "",
+        "## Folded search against HiGHS on the unfolded network, Llama-3-8B",
+        "",
+        *table(head, rows),
+    ]
 
 
 def plot(points: dict[str, list[tuple[int, float, float]]]) -> str:
@@ -202,13 +233,21 @@ def plot(points: dict[str, list[tuple[int, float, float]]]) -> str:
 
     parts = [f'<line x1="{left}" x2="{width - 150}" y1="{y(t):.1f}" y2="{y(t):.1f}" stroke="#ccc"/>'
              f'<text x="{left - 8}" y="{y(t) + 4:.1f}" text-anchor="end">{t:g} s</text>' for t in ticks]  # fmt: skip
-    parts += [f'<text x="{x(n):.1f}" y="{height - bottom + 20}" text-anchor="middle">{n}</text>' for n in (2, 4, 8, 16, 32)]
-    parts.append(f'<text x="{(left + width - 150) / 2}" y="{height - 8}" text-anchor="middle">layers of Llama-3-8B</text>')
+    parts += [
+        f'<text x="{x(n):.1f}" y="{height - bottom + 20}" text-anchor="middle">{n}</text>' for n in (2, 4, 8, 16, 32)
+    ]
+    parts.append(
+        f'<text x="{(left + width - 150) / 2}" y="{height - 8}" text-anchor="middle">layers of Llama-3-8B</text>'
+    )
     for colour, (mesh, found) in zip(colours, points.items(), strict=False):
         for column, dash, name in ((1, "", "folded"), (2, "6 4", "HiGHS")):
             path = " ".join(f"{x(p[0]):.1f},{y(p[column]):.1f}" for p in found)
-            parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2" stroke-dasharray="{dash}"/>')
-            parts.append(f'<text x="{x(found[-1][0]) + 8:.1f}" y="{y(found[-1][column]) + 4:.1f}" fill="{colour}">{name} {mesh}</text>')
+            parts.append(
+                f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2" stroke-dasharray="{dash}"/>'
+            )
+            parts.append(
+                f'<text x="{x(found[-1][0]) + 8:.1f}" y="{y(found[-1][column]) + 4:.1f}" fill="{colour}">{name} {mesh}</text>'
+            )
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="13">'
     return f'{head}<rect width="100%" height="100%" fill="#fff"/>{"".join(parts)}</svg>\n'
 
@@ -243,7 +282,17 @@ def main() -> None:
         f"Python {platform.python_version()}, numpy {np.__version__}, scipy {scipy.__version__} (its HiGHS)", "",
     ]  # fmt: skip
     depths, limit = ((2,), 20.0) if quick else ((2, 4, 8, 16, 32), HIGHS_LIMIT_S)
-    lines = [*head, *zoo(), *depth(), *whole(), *budgets(), *fronts(), *topology(), *captured(), *against_highs(depths, limit)]
+    lines = [
+        *head,
+        *zoo(),
+        *depth(),
+        *whole(),
+        *budgets(),
+        *fronts(),
+        *topology(),
+        *captured(),
+        *against_highs(depths, limit),
+    ]
     path = ROOT / "docs" / "BENCHMARKS.md"
     path.write_text("\n".join(lines), encoding="utf-8")
     print("\n".join(lines))

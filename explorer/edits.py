@@ -1,7 +1,7 @@
 """Placements changed by hand, as the address keeps them, and the plan that they make. No Streamlit here.
 
-    best:keep,LlamaDecoderLayer/mlp.up_proj.weight:R.S(0)      from the best plan, all other weights as they lie there
-    megatron-lm:anew,lm_head.weight:S(1)                       from Megatron-LM's, the rest chosen anew around it
+best:keep,LlamaDecoderLayer/mlp.up_proj.weight:R.S(0)      from the best plan, all other weights as they lie there
+megatron-lm:anew,lm_head.weight:S(1)                       from Megatron-LM's, the rest chosen anew around it
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ class Edits:
         """As the address keeps them; empty where nothing is changed."""
         if not self.changes:
             return ()
-        return f"{self.base}:{self.rest}", *(f"{k}:{format_placements(p).replace(',', '.')}" for k, p in self.changes.items())
+        return f"{self.base}:{self.rest}", *(
+            f"{k}:{format_placements(p).replace(',', '.')}" for k, p in self.changes.items()
+        )
 
     def put(self, key: str, placements: Placements, before: tuple[Placements, ...]) -> Edits:
         """With one weight placed so; none where it lay so `before`."""
@@ -50,7 +52,9 @@ def made(result: Result, plans: Mapping[str, Plan], texts: tuple[str, ...]) -> P
     """The plan with these edits; raises PlannerError with one sentence where it cannot be."""
     asked = read(texts)
     if asked.base not in plans:
-        raise InputError(f"the plan {asked.base!r} that was edited is not here any more; plans here: {', '.join(plans)}")
+        raise InputError(
+            f"the plan {asked.base!r} that was edited is not here any more; plans here: {', '.join(plans)}"
+        )
     base = plans[asked.base]
     weights = {edit.key_of(e.weight): e.weight for e in edit.editable(result.graph, base)}
     missing = [k for k in asked.changes if k not in weights]

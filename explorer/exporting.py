@@ -41,9 +41,16 @@ TARGETS = (
         ".py",
         "A Python module to import into your own trainer: stock PyTorch styles, for plans that split matrices in pairs.",
     ),
-    Target("hf", "Hugging Face", ".json", "A DistributedConfig for from_pretrained, for plans that split matrices in pairs."),
+    Target(
+        "hf",
+        "Hugging Face",
+        ".json",
+        "A DistributedConfig for from_pretrained, for plans that split matrices in pairs.",
+    ),
     Target("deepspeed", "DeepSpeed", ".json", "A configuration for AutoTP, for plans that split matrices in pairs."),
-    Target("megatron", "Megatron-LM", ".txt", "Degrees and flags only: Megatron-LM cannot be told where each weight goes."),
+    Target(
+        "megatron", "Megatron-LM", ".txt", "Degrees and flags only: Megatron-LM cannot be told where each weight goes."
+    ),
     Target(
         "torchtitan",
         "torchtitan",
@@ -75,7 +82,17 @@ def export(plan: Plan, target: str, suffix: str, *, near: bool = False) -> Expor
     with tempfile.TemporaryDirectory() as folder:
         source, result = Path(folder) / "plan.json", Path(folder) / f"train{suffix}"
         source.write_text(plan_text(plan), encoding="utf-8")
-        command = [*_python(), "export", str(source), "--to", target, "-o", str(result), "--json", *(["--nearest"] * near)]
+        command = [
+            *_python(),
+            "export",
+            str(source),
+            "--to",
+            target,
+            "-o",
+            str(result),
+            "--json",
+            *(["--nearest"] * near),
+        ]
         try:
             done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIME_LIMIT_S, check=False)
         except subprocess.TimeoutExpired:

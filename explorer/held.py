@@ -70,7 +70,16 @@ class _Walk:
         """A value of a block of the plan."""
         return self.made[label].storages.block.values[number]
 
-    def add(self, kind: str, what: str, label: str, value: int | None, placed: Placements | None, num_bytes: int, copies: int = 1) -> None:
+    def add(
+        self,
+        kind: str,
+        what: str,
+        label: str,
+        value: int | None,
+        placed: Placements | None,
+        num_bytes: int,
+        copies: int = 1,
+    ) -> None:
         meta = self.value(label, value).meta if value is not None else None
         row = Held(
             kind, what, label, meta.shape if meta else (), meta.dtype if meta else "", " ".join(map(str, placed or ())), num_bytes,
@@ -100,7 +109,9 @@ class _Walk:
         """What stands at the highest moment."""
         top = self.made[""]
         phase, index, moment = _highest(top, {v: Gradient(0) for v in top.results})
-        trained = [w for w in self.weights() if self.value(*w[:2]).grad]  # their gradients are as large as they are stored
+        trained = [
+            w for w in self.weights() if self.value(*w[:2]).grad
+        ]  # their gradients are as large as they are stored
         grads = sum(size * copies for *_, size, copies in trained)
         largest = max((size for *_, size, _ in trained), default=0)
         if grads + 2 * largest > moment.total:
@@ -209,7 +220,9 @@ class _Walk:
         elif name == "taken" and len(key) == 3:
             op = next(o for o in s.block.ops if o.name == key[1])
             edge = s.plan.sites[op.name].inputs[key[2]]
-            self.add(kind, f"operand {key[2]} of {op.name}, as it needs it", label, op.inputs[key[2]], edge.dst.forward, size)
+            self.add(
+                kind, f"operand {key[2]} of {op.name}, as it needs it", label, op.inputs[key[2]], edge.dst.forward, size
+            )
         else:
             value = int(str(key[1]))
             self.add(kind, f"{_maker(layout, value)}{', as it is sent on' if name == 'given' else ''}", label, value,
@@ -221,7 +234,14 @@ class _Walk:
         self.add("grads", f"gradient of {name}", label, value, param.stored if param else None, size)
 
     def at_work(self, label: str, name: str, phase: str, size: int) -> None:
-        self.add("buffers", f"while {name} runs {phase}: operands on their way, results, gathered weights", label, None, None, size)
+        self.add(
+            "buffers",
+            f"while {name} runs {phase}: operands on their way, results, gathered weights",
+            label,
+            None,
+            None,
+            size,
+        )
 
 
 def _highest(layout: Layout, given: dict[int, Gradient] | None = None, only: str = "") -> tuple[str, int, Moment]:

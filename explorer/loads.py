@@ -47,7 +47,11 @@ def loads(plan: Plan, drawing: Scene, graph: Graph, way: str = "") -> Loads:
     whole = {label: _whole(block_of(graph, label), plan.blocks[label], model) for label in set(label_of.values())}
     number = {item.prefix: k for k, item in enumerate(graph.top.items) if isinstance(item, Call)}
     for k, run in enumerate(drawing.runs):
-        calls = [(whole[label_of[c.prefix]], made[""].kept_bytes(number[c.prefix])) for c in run.calls if c.prefix in label_of]
+        calls = [
+            (whole[label_of[c.prefix]], made[""].kept_bytes(number[c.prefix]))
+            for c in run.calls
+            if c.prefix in label_of
+        ]
         found[f"run:{k}"] = sum(w + kept for (w, _), kept in calls), sum(work for (_, work), _ in calls)
     return found
 
@@ -65,7 +69,9 @@ def _node(node: Node, block: Block, bp: BlockPlan, kept: Mapping[str, int], mode
 
 
 def _whole(block: Block, bp: BlockPlan, model: CostModel) -> tuple[float, float]:
-    return sum(_stored(block, bp, name, model) for name in bp.params), sum(_work(block, bp, op, model) for op in block.ops)
+    return sum(_stored(block, bp, name, model) for name in bp.params), sum(
+        _work(block, bp, op, model) for op in block.ops
+    )
 
 
 def _stored(block: Block, bp: BlockPlan, name: str, model: CostModel) -> int:
@@ -79,10 +85,15 @@ def _work(block: Block, bp: BlockPlan, op: Op, model: CostModel) -> float:
 
 def to_json(found: Loads) -> dict[str, Any]:
     """What the component draws: per overlay each node's words and shade, and the scale of the shades."""
-    kinds: tuple[tuple[str, int, Callable[[float], str]], ...] = (("memory", 0, units.memory), ("flops", 1, units.flops))
+    kinds: tuple[tuple[str, int, Callable[[float], str]], ...] = (
+        ("memory", 0, units.memory),
+        ("flops", 1, units.flops),
+    )
     told: dict[str, Any] = {}
     for name, k, words in kinds:
         most = max((v[k] for node, v in found.items() if not node.startswith("run:")), default=0.0) or 1.0
-        nodes = {node: [words(v[k]) if v[k] else "", round(min(1.0, math.sqrt(v[k] / most)), 3)] for node, v in found.items()}
+        nodes = {
+            node: [words(v[k]) if v[k] else "", round(min(1.0, math.sqrt(v[k] / most)), 3)] for node, v in found.items()
+        }
         told[name] = {"nodes": nodes, "scale": [[s, words(most * s * s) if s else "0"] for s in SHADES]}
     return told

@@ -81,7 +81,9 @@ def understood(name: str) -> str:
     parts = [data, *(v for k, v in data.items() if isinstance(v, Mapping) and k.endswith("_config"))]
     sizes = []
     for word, names in FIELDS:
-        found = next((p[n] for p in parts for n in names if isinstance(p.get(n), int) and not isinstance(p[n], bool)), None)
+        found = next(
+            (p[n] for p in parts for n in names if isinstance(p.get(n), int) and not isinstance(p[n], bool)), None
+        )
         if found is not None:
             sizes.append(f"{found:,} {word}")
     return f"{who}: {', '.join(sizes)}" if sizes else who
@@ -116,7 +118,12 @@ def load_own(request: Request, say: Callable[[str], None] | None = None) -> Grap
     start = time.monotonic()
     _capture(folder / "config.json", options, target, say or (lambda text: None))
     graph = from_json(json.loads(target.read_text(encoding="utf-8")))
-    found = {"seconds": time.monotonic() - start, "params": graph.num_params, "ops": graph.num_ops, "blocks": graph.num_repeats}
+    found = {
+        "seconds": time.monotonic() - start,
+        "params": graph.num_params,
+        "ops": graph.num_ops,
+        "blocks": graph.num_repeats,
+    }
     (folder / "told.json").write_text(json.dumps(found), encoding="utf-8")
     return graph
 

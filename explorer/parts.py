@@ -101,7 +101,12 @@ def waits(plan: Plan, graph: Graph) -> list[Wait]:
         if m.category == WAIT
     ]
     found += [
-        Wait(w.weight, w.label, "its gradient sums and gathers, beyond what hides behind the ops that use it", w.exposed_s)
+        Wait(
+            w.weight,
+            w.label,
+            "its gradient sums and gathers, beyond what hides behind the ops that use it",
+            w.exposed_s,
+        )
         for w in weight_traffic(sent, plan.blocks, graph, model)
         if w.exposed_s
     ]

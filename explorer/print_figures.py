@@ -47,11 +47,17 @@ def memory(plans: Mapping[str, Plan]) -> str:
             told = f"{MEMORY_NAMES[kind]} {units.memory(size)}"
             parts.append(_rect(x, y, wide, BAR_H - 8, MEMORY_COLOURS[kind], told))
             if wide > 34:
-                parts.append(_inside(x + wide / 2, y + 12.5, units.significant(size / units.GIB), on_colour(MEMORY_COLOURS[kind])))
+                parts.append(
+                    _inside(
+                        x + wide / 2, y + 12.5, units.significant(size / units.GIB), on_colour(MEMORY_COLOURS[kind])
+                    )
+                )
             x += wide
         parts.append(_text(x + 5, y + 13, units.memory(p.cost.memory_bytes["peak"])))
         y += BAR_H
-    told = f"GPU memory {units.memory(capacities[0])}; in the bars GiB" if len(set(capacities)) == 1 else "in the bars GiB"
+    told = (
+        f"GPU memory {units.memory(capacities[0])}; in the bars GiB" if len(set(capacities)) == 1 else "in the bars GiB"
+    )
     parts.append(_text(LABEL + max(capacities) / most * SPAN, 10, told, anchor="end"))
     y += 6
     for i, kind in enumerate(MEMORY_KINDS):
@@ -93,7 +99,9 @@ def timeline(lines: Mapping[str, Timeline]) -> str:
 def _bar(bar: Bar, widest: float, y: float) -> str:
     x, wide = LABEL + bar.start_s / widest * SPAN, bar.seconds / widest * SPAN
     told = f"{bar.phase}, {bar.part}" + (f" {bar.copy} of {bar.copies}" if bar.copies > 1 else "")
-    return _rect(x, y, wide, LANE_H - 2.5, FILLS[bar.lane], f"{told}: {LANE_NAMES[bar.lane]} {units.seconds(bar.seconds)}")
+    return _rect(
+        x, y, wide, LANE_H - 2.5, FILLS[bar.lane], f"{told}: {LANE_NAMES[bar.lane]} {units.seconds(bar.seconds)}"
+    )
 
 
 def _spans(line: Timeline, widest: float, y: float) -> str:
@@ -105,7 +113,9 @@ def _spans(line: Timeline, widest: float, y: float) -> str:
             if phase == "backward":
                 parts.append(_text(LABEL + start / widest * SPAN, y - 4, "backward", muted=True))
         elif (end - start) / widest * SPAN > 60:
-            parts.append(f'<rect x="{middle - 26:.1f}" y="{y:.1f}" width="52" height="{LANE_H - 2.5}" fill="{COMPUTE}"/>')
+            parts.append(
+                f'<rect x="{middle - 26:.1f}" y="{y:.1f}" width="52" height="{LANE_H - 2.5}" fill="{COMPUTE}"/>'
+            )
             parts.append(_inside(middle, y + 9, phase, "#ffffff"))
     return "".join(parts)
 
@@ -128,7 +138,9 @@ def round_step(value: float) -> float:
 
 def _inside(x: float, y: float, words: str, ink: str) -> str:
     """Words in the middle of a bar."""
-    return f'<text x="{x:.1f}" y="{y:.1f}" font-size="9.5" text-anchor="middle" fill="{ink}">{html.escape(words)}</text>'
+    return (
+        f'<text x="{x:.1f}" y="{y:.1f}" font-size="9.5" text-anchor="middle" fill="{ink}">{html.escape(words)}</text>'
+    )
 
 
 def _rect(x: float, y: float, width: float, height: float, fill: str, told: str = "") -> str:
@@ -140,9 +152,7 @@ def _rect(x: float, y: float, width: float, height: float, fill: str, told: str 
 def _text(x: float, y: float, words: str, anchor: str = "start", bold: bool = False, muted: bool = False) -> str:
     weight = ' font-weight="600"' if bold else ""
     fill = LIGHT.muted if muted else LIGHT.text
-    return (
-        f'<text x="{x:.1f}" y="{y:.1f}" font-size="10.5" text-anchor="{anchor}" fill="{fill}"{weight}>{html.escape(words)}</text>'
-    )
+    return f'<text x="{x:.1f}" y="{y:.1f}" font-size="10.5" text-anchor="{anchor}" fill="{fill}"{weight}>{html.escape(words)}</text>'
 
 
 def _svg(height: float, body: str, label: str) -> str:

@@ -53,7 +53,9 @@ def sort_of(plan: Plan) -> Hashable:
     for axis, n in enumerate(plan.mesh.axis_sizes):
         if n == 1:
             continue
-        params = [(p, len(b.prefixes)) for b in plan.blocks.values() for w, p in b.params.items() if not words.is_vector(w)]
+        params = [
+            (p, len(b.prefixes)) for b in plan.blocks.values() for w, p in b.params.items() if not words.is_vector(w)
+        ]
         copies = sum(k for _, k in params)
         gathered = sum(k for p, k in params if axis in p.gathered)
         split = sum(k for p, k in params if isinstance(p.stored[axis], Shard) and axis not in p.gathered)
@@ -118,7 +120,9 @@ def figure(x: Axis, y: Axis, cells: Sequence[Cell], here: tuple[float, float] | 
             ticktext=[_number(axis, v, 3) for v in axis.values], showgrid=False, zeroline=False,
         )  # fmt: skip
     styled = style(drawn, theme, 150 + 48 * len(ys) + 26 * (len(letters) + 1))
-    styled.update_layout(legend={"orientation": "v", "itemsizing": "constant"}, margin={"b": 70 + 26 * (len(letters) + 1)})
+    styled.update_layout(
+        legend={"orientation": "v", "itemsizing": "constant"}, margin={"b": 70 + 26 * (len(letters) + 1)}
+    )
     return styled
 
 

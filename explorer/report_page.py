@@ -72,14 +72,16 @@ def file_name(shown: Mapping[str, Plan]) -> str:
 def versions() -> str:
     """What made the report."""
     project = tomllib.loads((HERE.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    return (
-        f"Shardscope {project['version']}, {SCHEMA}, Python {platform.python_version()}, numpy {metadata.version('numpy')}"
-    )
+    return f"Shardscope {project['version']}, {SCHEMA}, Python {platform.python_version()}, numpy {metadata.version('numpy')}"
 
 
 def notes(plans: Iterable[Plan], result: Result) -> list[str]:
     """What was assumed of the model and of the cost, and what each plan says of itself."""
-    own = [f"{words.title(p)}: {note}." if not note.endswith(".") else f"{words.title(p)}: {note}" for p in plans for note in p.notes]
+    own = [
+        f"{words.title(p)}: {note}." if not note.endswith(".") else f"{words.title(p)}: {note}"
+        for p in plans
+        for note in p.notes
+    ]
     missing = list(filter(None, [unknown_ops(result)]))
     level = [f"{x.name} reaches {units.significant(x.bytes_per_s / 1e9)} GB/s per unit." for x in result.cluster.levels]
     return list(dict.fromkeys([*own, *result.notes, *result.graph.assumptions, *missing, *level, *COST_MODEL]))
@@ -98,11 +100,24 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def _workload(plan: Plan) -> str:
     w = plan.workload
     recompute = "no recomputation" if w["recompute"] == "none" else f"{w['recompute']} recomputation"
-    return f"Batch {units.whole(w['batch'])} × {units.whole(w['seq'])} tokens, {w['dtype']}, {w['optimizer']}, {recompute}"
+    return (
+        f"Batch {units.whole(w['batch'])} × {units.whole(w['seq'])} tokens, {w['dtype']}, {w['optimizer']}, {recompute}"
+    )
 
 
 def _plans(plans: Iterable[Plan]) -> str:
-    head = ["plan", "mesh", "step", "compute", "waits", "communication", "sent per GPU", "memory per GPU", "fits", "best of its kind"]
+    head = [
+        "plan",
+        "mesh",
+        "step",
+        "compute",
+        "waits",
+        "communication",
+        "sent per GPU",
+        "memory per GPU",
+        "fits",
+        "best of its kind",
+    ]
     rows = []
     for p in plans:
         c = p.cost
@@ -126,7 +141,9 @@ def _traffic(plan: Plan) -> str:
         return "<p>Nothing is sent.</p>"
     total = ["sum", "", "", "", units.whole(sum(t.count for t in sent)), "", units.traffic(sum(t.wire_bytes for t in sent)),
              units.seconds(plan.cost.comm_time_s)]  # fmt: skip
-    return _table(["phase", "collective", "axis", "mostly by", "calls", "tensors", "sent", "time"], [*map(row, sent), total])
+    return _table(
+        ["phase", "collective", "axis", "mostly by", "calls", "tensors", "sent", "time"], [*map(row, sent), total]
+    )
 
 
 def _links(plan: Plan) -> str:
@@ -135,7 +152,10 @@ def _links(plan: Plan) -> str:
         size, time = out.get(x.level, (0.0, 0.0))
         out[x.level] = size + x.num_bytes, time + x.time_s
     levels = topology.cluster_of(plan).levels
-    told = [f"{levels[i].name}: {units.traffic(s)} out of one unit, {units.seconds(t)} on the wire" for i, (s, t) in sorted(out.items())]
+    told = [
+        f"{levels[i].name}: {units.traffic(s)} out of one unit, {units.seconds(t)} on the wire"
+        for i, (s, t) in sorted(out.items())
+    ]
     return "; ".join(told) + "." if told else "Nothing is sent."
 
 

@@ -39,7 +39,13 @@ def plans_scatter(
     others = {n: plans[n] for n in baselines if n in plans}
     _plan_points(figure, others, ends, "baselines", "diamond", COMMUNICATION, theme)
     tied = [n for n in choosing.ties(plans) if n in plans]
-    _rings(figure, [ends[n] for n in tied], f"tie: within {units.percent(MODEL_ERROR)} of the fastest", (19, 1.2), theme.muted)
+    _rings(
+        figure,
+        [ends[n] for n in tied],
+        f"tie: within {units.percent(MODEL_ERROR)} of the fastest",
+        (19, 1.2),
+        theme.muted,
+    )
     _rings(figure, [ends[chosen]] if chosen in plans else [], "chosen", (25, 2.0), theme.text)
     reach = [_where(p, axis) for p in (all_plans or plans).values()]
     wide = max((x for x, _ in reach), default=1.0) * 1.28 or 1.0
@@ -92,7 +98,11 @@ def _rings(
 
 
 def _names(
-    figure: go.Figure, plans: Mapping[str, Plan], ends: Sequence[tuple[float, float]], size: tuple[float, float], theme: Theme
+    figure: go.Figure,
+    plans: Mapping[str, Plan],
+    ends: Sequence[tuple[float, float]],
+    size: tuple[float, float],
+    theme: Theme,
 ) -> None:
     """The plans' names beside their marks."""
     wide, high = size

@@ -96,7 +96,14 @@ def change(**new: Any) -> None:
     if "model" in new and new["model"] != current["model"]:
         new = {**OF_THE_MODEL, **new}
     if "cluster" in new and new["cluster"] != current["cluster"]:
-        new = {"mesh": None, "memory": None, "bandwidth": (), "latency": (), **dict.fromkeys(settings.CLUSTER_KEYS), **new}
+        new = {
+            "mesh": None,
+            "memory": None,
+            "bandwidth": (),
+            "latency": (),
+            **dict.fromkeys(settings.CLUSTER_KEYS),
+            **new,
+        }
     if any(k in new and new[k] != current[k] for k in ("nodes", "gpus")):
         new = {"mesh": None, **new}
     if any(k in new and new[k] != current[k] for k in settings.REQUEST_KEYS):

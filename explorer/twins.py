@@ -65,7 +65,11 @@ def lies(node: Node, block: BlockPlan, mesh: DeviceMesh) -> str:
     found = node_placement(node, block) if node.ops else None
     if found is None:
         return ""
-    cut = [f"{p} on {name}" for p, name, n in zip(found[1], mesh.axis_names, mesh.axis_sizes, strict=True) if n > 1 and p != "R"]
+    cut = [
+        f"{p} on {name}"
+        for p, name, n in zip(found[1], mesh.axis_names, mesh.axis_sizes, strict=True)
+        if n > 1 and p != "R"
+    ]
     return f"{found[0]} {', '.join(cut) or 'whole'}"
 
 

@@ -29,7 +29,10 @@ def table(
         pattern = glob_name(block.prefixes)
         for weight, p in block.params.items():
             home = nodes.get((name, weight), "")
-            cells: list[Any] = [units.shape(shapes[weight].shape) if weight in shapes else "", *(_cell(p, i) for i, _ in axes)]
+            cells: list[Any] = [
+                units.shape(shapes[weight].shape) if weight in shapes else "",
+                *(_cell(p, i) for i, _ in axes),
+            ]
             if candidate:
                 letter = candidate.get((name, weight))
                 cells.append({"chip": letter} if letter else "")

@@ -57,7 +57,9 @@ def _parser() -> _Parser:
     fold.set_defaults(run=_fold)
     plan = _with_options(_with_model(commands.add_parser("plan", help="derive, score and rank plans")))
     plan.add_argument("-o", "--output", metavar="FILE", help="write the chosen plan")
-    plan.add_argument("--front", action="store_true", help="also every plan that no other beats in the objective and memory")
+    plan.add_argument(
+        "--front", action="store_true", help="also every plan that no other beats in the objective and memory"
+    )
     plan.set_defaults(run=_plan)
     compare = _with_options(_with_model(commands.add_parser("compare", help="every method and baseline side by side")))
     compare.set_defaults(run=_compare)
@@ -67,12 +69,18 @@ def _parser() -> _Parser:
     export.add_argument("plan")
     export.add_argument("--to", required=True)
     export.add_argument("-o", "--output", required=True, metavar="PATH")
-    export.add_argument("--nearest", action="store_true", help="where the form cannot hold the plan, the nearest plan that it can")
-    export.add_argument("--json", action="store_true", help="what is said, and the cost beside the plan's, as one JSON object")
+    export.add_argument(
+        "--nearest", action="store_true", help="where the form cannot hold the plan, the nearest plan that it can"
+    )
+    export.add_argument(
+        "--json", action="store_true", help="what is said, and the cost beside the plan's, as one JSON object"
+    )
     export.set_defaults(run=_export)
     verify = commands.add_parser("verify", help="run a plan and compare with the prediction")
     verify.add_argument("plan")
-    verify.add_argument("--rules", action="store_true", help="at once, without a run: names, ties, even splits, ways to run")
+    verify.add_argument(
+        "--rules", action="store_true", help="at once, without a run: names, ties, even splits, ways to run"
+    )
     verify.add_argument("--ranks", type=int, help="real gloo processes, on a scaled-down model")
     verify.add_argument("--fake", action="store_true", help="the plan's own world size and model, without data")
     verify.add_argument("--json", action="store_true")
@@ -246,7 +254,9 @@ def _verify(args: argparse.Namespace) -> int:
         from planner_core.check import verify_rules
 
         data = verify_rules(plan)
-        shown = "\n".join(data["findings"]) or "every rule is kept: names, ties, even splits, ways to run, what is summed"
+        shown = (
+            "\n".join(data["findings"]) or "every rule is kept: names, ties, even splits, ways to run, what is summed"
+        )
     else:
         from planner_core.verify import verify, verify_text
 

@@ -105,7 +105,11 @@ class Backward:
         s = self.layout.storages
         whole = peak = 0
         for position, (value, edge) in enumerate(zip(op.inputs, s.plan.sites[op.name].inputs, strict=True)):
-            if s.block.values[value].kind == "parameter" and value in op.saved and any(x.collective for x in edge.forward):
+            if (
+                s.block.values[value].kind == "parameter"
+                and value in op.saved
+                and any(x.collective for x in edge.forward)
+            ):
                 peak = max(peak, whole + s.transit(value, edge.src.forward, edge.forward, edge).peak)
                 whole += s.own(("taken", op.name, position))
         return whole, peak

@@ -33,7 +33,9 @@ SMALL = 1_000_000
 def scalar(factors: Sequence[Factor], weights: Weights) -> list[Table]:
     """Tables of one number per entry: the weighted components, infinite where impossible."""
     w = np.asarray(weights)
-    return [_open(f.vars, (w @ f.cost.reshape(NUM_COMPONENTS, -1)).reshape(f.allowed.shape) + f.barrier) for f in factors]
+    return [
+        _open(f.vars, (w @ f.cost.reshape(NUM_COMPONENTS, -1)).reshape(f.allowed.shape) + f.barrier) for f in factors
+    ]
 
 
 def vectors(factors: Sequence[Factor], sums: Floats) -> list[Table]:
@@ -151,7 +153,9 @@ class Solver:
         c = self.compiled
         return self._order(keep, at, c.sequence, [f.vars for f in c.factors])
 
-    def _order(self, key: tuple[str, ...], at: Mapping[str, int], free: Sequence[str], scopes: Sequence[Sequence[str]]) -> list[str]:
+    def _order(
+        self, key: tuple[str, ...], at: Mapping[str, int], free: Sequence[str], scopes: Sequence[Sequence[str]]
+    ) -> list[str]:
         """An order for the variables in `free` and those of the boundary that are neither kept nor given."""
         c = self.compiled
         left = [v for v in (*free, *c.keep) if v not in at and v not in key]
@@ -160,7 +164,9 @@ class Solver:
         where = (key, tuple(at))
         if where not in c.orders:
             sizes = {v: n for v, n in c.sizes.items() if v in left or v in key}
-            c.orders[where] = order(sizes, [[v for v in scope if v in sizes] for scope in scopes], [v for v in key if v in sizes])
+            c.orders[where] = order(
+                sizes, [[v for v in scope if v in sizes] for scope in scopes], [v for v in key if v in sizes]
+            )
         return c.orders[where]
 
 

@@ -97,9 +97,7 @@ def _block(
             yield from _site(where, block, item, bp, plan, delivered)
 
 
-def _call(
-    call: Call, plan: Plan, outer: dict[int, State], labels: Mapping[str, str], graph: Graph
-) -> Iterator[str]:
+def _call(call: Call, plan: Plan, outer: dict[int, State], labels: Mapping[str, str], graph: Graph) -> Iterator[str]:
     if call.prefix not in labels:
         return
     block = graph.blocks[call.block]
@@ -157,7 +155,9 @@ def _walk(name: str, steps: Iterable[Step], src: Placements, dst: Placements) ->
         yield f"{name} steps lead from {format_placements(src)} to {format_placements(here)}, not to {format_placements(dst)}"
 
 
-def _even(name: str, shape: tuple[int, ...], placements: Placements, plan: Plan, edge: Edge | None = None) -> Iterator[str]:
+def _even(
+    name: str, shape: tuple[int, ...], placements: Placements, plan: Plan, edge: Edge | None = None
+) -> Iterator[str]:
     parts = edge.segments if edge else {}
     try:
         local_shape(shape, placements, plan.mesh.axis_sizes)

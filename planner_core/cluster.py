@@ -213,12 +213,16 @@ def _changed(cluster: Cluster, changes: str) -> Cluster:
         given[key] = value
     inner, *outer = cluster.levels
     if len(outer) > 1 and "nodes" in given:
-        raise InputError(f"{where}: {len(outer)} levels of links join its nodes; give a JSON file to change their number")
+        raise InputError(
+            f"{where}: {len(outer)} levels of links join its nodes; give a JSON file to change their number"
+        )
     nodes = int(given.get("nodes", outer[0].size if outer else 1))
     if nodes > 1 and not outer and "inter" not in given:
         raise InputError(f"{where}: one node has no link to others; give its GB/s too, for example inter=50")
     inner = replace(
-        inner, size=int(given.get("gpus", inner.size)), unit_bytes_per_s=given.get("intra", inner.unit_bytes_per_s / 1e9) * 1e9
+        inner,
+        size=int(given.get("gpus", inner.size)),
+        unit_bytes_per_s=given.get("intra", inner.unit_bytes_per_s / 1e9) * 1e9,
     )
     link = outer[0] if outer else Level("network", nodes, 0.0, OUTER_LATENCY_S)
     speed = given.get("inter", link.unit_bytes_per_s / 1e9) * 1e9

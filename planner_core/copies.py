@@ -154,7 +154,12 @@ class _Alike:
         n, count, link = len(self.links), self.count, self.block.labels
         between = self.between * (count - 1)
         state, index = _spread(link.at(self.links.diagonal()), np.arange(n))
-        return Partial(self.s * n * n + state * n + state, link.cost[index] * count + between[state], link.excess[index] * count, [index])
+        return Partial(
+            self.s * n * n + state * n + state,
+            link.cost[index] * count + between[state],
+            link.excess[index] * count,
+            [index],
+        )
 
     def assignments(self, label: int) -> list[dict[str, int]]:
         """The states of each copy in one of the run's labels."""
@@ -243,7 +248,9 @@ class _Line:
         found = _from(parts[top], self.entries, self.n)
         found = found.take(found.cost @ self.goal.prices + self.ahead[done].ravel()[found.row] <= self.goal.limit)
         self.steps = [(top, found.parts)]
-        for j in [top] * (self.chain.count // done - 1) + [j for j in reversed(range(top)) if self.chain.count >> j & 1]:
+        for j in [top] * (self.chain.count // done - 1) + [
+            j for j in reversed(range(top)) if self.chain.count >> j & 1
+        ]:
             done += 2**j
             found = self._extended(found, parts[j], j, self.ahead[done], done)
             self.steps.append((j, found.parts))
@@ -265,7 +272,9 @@ class _Line:
         """Labels by (a, state) with 2^j further copies, which makes `done` copies; `beyond` [a, l] is the least cost of what is
         neither in the label nor in these."""
         n, pruning = self.n, self.goal.pruning
-        least = self.chain.between[:, None] + self.powers[j] + beyond[:, None, :]  # of what is not in the label: [a, state, l]
+        least = (
+            self.chain.between[:, None] + self.powers[j] + beyond[:, None, :]
+        )  # of what is not in the label: [a, state, l]
         total = (found.cost @ self.goal.prices)[:, None] + least.reshape(-1, n)[found.row]
         mine, to = np.nonzero(total <= pruning.limit)
         at = found.row[mine] % n
@@ -314,4 +323,3 @@ def _spread(labels: Labels, entries: Ints) -> tuple[Ints, Ints]:
     counts = (labels.last - labels.first)[entries]
     index = np.concatenate([np.arange(labels.first[e], labels.last[e]) for e in entries]).astype(np.int64)
     return np.repeat(np.arange(len(entries)), counts), index
-

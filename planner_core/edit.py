@@ -79,7 +79,13 @@ def editable(graph: Graph, plan: Plan) -> list[Editable]:
     prefixes = {name: tuple(c.prefix for c in graph.calls() if c.block == name) for name in graph.blocks}
     metas = {(b, v.name): v.meta for b in ("", *graph.blocks) for v in _block(graph, b).values if v.kind == "parameter"}
     return [
-        Editable((b, n), join_name(glob_name(prefixes[b]), n) if b else n, metas[b, n], len(prefixes.get(b, ("",))), tuple(ways))
+        Editable(
+            (b, n),
+            join_name(glob_name(prefixes[b]), n) if b else n,
+            metas[b, n],
+            len(prefixes.get(b, ("",))),
+            tuple(ways),
+        )
         for (b, n), ways in found.items()
     ]
 
@@ -95,10 +101,14 @@ def pin(planner: Planner, plan: Plan, changes: Mapping[Weight, Placements], *, k
     free = planner.problem(plan.mesh, zero=zero)
     for weight, placements in changes.items():
         if weight not in weights:
-            raise InputError(f"there is no weight {join_name(*weight)!r} in this plan; its weights are listed on the page Plans")
+            raise InputError(
+                f"there is no weight {join_name(*weight)!r} in this plan; its weights are listed on the page Plans"
+            )
         if len(placements) != len(plan.mesh.axis_sizes):
             needed, told_short = len(plan.mesh.axis_sizes), format_placements(placements)
-            raise InputError(f"{weights[weight].pattern} needs a placement on each of {needed} mesh axes, not {told_short}")
+            raise InputError(
+                f"{weights[weight].pattern} needs a placement on each of {needed} mesh axes, not {told_short}"
+            )
         why = _why_not(planner.graph, free, weights[weight], placements)
         if why:
             raise InputError(f"{weights[weight].pattern} cannot be stored as {told(placements, plan.mesh)}: {why}")
@@ -138,7 +148,9 @@ def told(placements: Placements, mesh: DeviceMesh) -> str:
     return ", ".join(f"{p} on {name}" for name, p in zip(mesh.axis_names, placements, strict=True))
 
 
-def _notes(weights: Mapping[Weight, Editable], changes: Mapping[Weight, Placements], plan: Plan, keep: bool) -> tuple[str, ...]:
+def _notes(
+    weights: Mapping[Weight, Editable], changes: Mapping[Weight, Placements], plan: Plan, keep: bool
+) -> tuple[str, ...]:
     """What was done to which plan."""
     done = "; ".join(f"{weights[w].pattern} as {told(p, plan.mesh)}" for w, p in changes.items())
     several = sum(len(e.stored) > 1 for w, e in weights.items() if w not in changes) if keep else 0
@@ -157,7 +169,11 @@ def _refusal(planner: Planner, answer: Answer, changes: list[Editable], keep: bo
             f"with {names} stored so, the least memory that any plan needs is {answer.least_memory / 1e9:.1f} GB per GPU, but "
             f"there are {planner.budget / 1e9:.1f} GB; split it, or re-optimise the rest"
         )
-    shared = [f"{e.pattern}, which {_users(planner.graph, e.weight)} share" for e in changes if len(_using(planner.graph, e.weight)) > 1]
+    shared = [
+        f"{e.pattern}, which {_users(planner.graph, e.weight)} share"
+        for e in changes
+        if len(_using(planner.graph, e.weight)) > 1
+    ]
     tie = f" ({'; '.join(shared)})" if shared else ""
     way_out = "re-optimise the rest, or edit those as well" if keep else "take back one of the edits"
     return InputError(f"no layout has {names} stored so together with the other pinned weights{tie}; {way_out}")
@@ -186,7 +202,9 @@ def _why_not(graph: Graph, free: Problem, e: Editable, placements: Placements) -
     if free.model.workload.zero != 3 and all(isinstance(p, Shard) for p in placements):
         return f"no way to run {_users(graph, e.weight)} uses it split so, and this plan does not gather weights at use"
     if len(shape) < 2:
-        return f"no way to run {_users(graph, e.weight)} uses it split so, and weights of one dim are not gathered at use"
+        return (
+            f"no way to run {_users(graph, e.weight)} uses it split so, and weights of one dim are not gathered at use"
+        )
     return f"no way to run {_users(graph, e.weight)} takes it so"
 
 
@@ -198,7 +216,11 @@ def _uneven(
         parts = math.prod(n for p, n in zip(placements, sizes, strict=True) if p == Shard(dim))
         for size in segments.get(dim, (extent,)):
             if size % parts:
-                of = f" ({extent} in fused parts of {', '.join(map(str, dict.fromkeys(segments[dim])))})" if dim in segments else ""
+                of = (
+                    f" ({extent} in fused parts of {', '.join(map(str, dict.fromkeys(segments[dim])))})"
+                    if dim in segments
+                    else ""
+                )
                 return f"dim {dim} has {size} elements{of}, which {parts} GPUs cannot share evenly"
     return f"a dim of one element is not split, and its shape is {list(shape)}"
 
@@ -219,7 +241,9 @@ def _own_weights(where: Block, net: Network) -> list[tuple[int, str]]:
     """(value, name) of the parameters that a block holds itself; those it is given belong to who gives them."""
     given = set(where.inputs)
     return [
-        (i, v.name) for i, v in enumerate(where.values) if v.kind == "parameter" and i not in given and tensor_name(i) in net.tensors
+        (i, v.name)
+        for i, v in enumerate(where.values)
+        if v.kind == "parameter" and i not in given and tensor_name(i) in net.tensors
     ]
 
 
@@ -229,7 +253,9 @@ def _using(graph: Graph, weight: Weight) -> list[str]:
     where = _block(graph, block)
     index = next(i for i, v in enumerate(where.values) if v.kind == "parameter" and v.name == name)
     return [
-        item.name.rpartition("/")[0] or item.fn if isinstance(item, Op) else item.prefix for item in where.items if index in item.inputs
+        item.name.rpartition("/")[0] or item.fn if isinstance(item, Op) else item.prefix
+        for item in where.items
+        if index in item.inputs
     ]
 
 

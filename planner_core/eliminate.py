@@ -51,7 +51,10 @@ class Elimination:
         """The best state of every variable, given those that were kept."""
         found = dict(kept)
         for name, tables in reversed(self.steps):
-            costs = sum((array[tuple(slice(None) if v == name else found[v] for v in names)] for names, array in tables), start=ZERO)
+            costs = sum(
+                (array[tuple(slice(None) if v == name else found[v] for v in names)] for names, array in tables),
+                start=ZERO,
+            )
             found[name] = int(costs.argmin())
         return found
 
@@ -146,7 +149,9 @@ def lower_bound(sizes: Mapping[str, int], tables: Iterable[Table], sequence: Seq
     return total
 
 
-def _parts(v: str, tables: list[Table], sizes: Mapping[str, int], largest: float) -> list[tuple[list[Table], tuple[str, ...]]]:
+def _parts(
+    v: str, tables: list[Table], sizes: Mapping[str, int], largest: float
+) -> list[tuple[list[Table], tuple[str, ...]]]:
     """The tables in parts that fit, large ones first, each with its variables other than `v`."""
     parts: list[tuple[list[Table], set[str]]] = []
     for table in sorted(tables, key=lambda t: -t[1].size):

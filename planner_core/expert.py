@@ -52,7 +52,12 @@ def splits_evenly(shape: tuple[int, ...], dim: int, parts: int, packed: bool) ->
 def style_of(name: str, plan: Mapping[str, str]) -> str:
     """The style that `plan` gives a parameter or its module; empty if none that splits."""
     module = name.rpartition(".")[0]
-    found = (s for p, s in plan.items() for path in (name, module) if s in FROM_LAST and re.search(rf"(^|\.){_regex(p)}$", path))
+    found = (
+        s
+        for p, s in plan.items()
+        for path in (name, module)
+        if s in FROM_LAST and re.search(rf"(^|\.){_regex(p)}$", path)
+    )
     return next(found, "")
 
 
@@ -103,7 +108,9 @@ def _dims(graph: Graph, plan: Mapping[str, str], parts: int) -> tuple[dict[int, 
             if value.kind == "parameter":
                 full = join_name(first.get(block.name, ""), value.name)
                 dims[id(value)] = dim = split_dim(full, len(value.meta.shape), plan)
-                if dim is not None and not splits_evenly(value.meta.shape, dim, parts, style_of(full, plan).startswith("packed")):
+                if dim is not None and not splits_evenly(
+                    value.meta.shape, dim, parts, style_of(full, plan).startswith("packed")
+                ):
                     idle.add(id(value))
     return dims, idle
 
@@ -118,7 +125,10 @@ def _between(graph: Graph, plan: Mapping[str, str]) -> frozenset[int]:
             weights = [v for v in ends if v.kind == "parameter" and len(v.meta.shape) > 1]
             made = [v for v in ends if v.kind == "activation"]
             if weights:
-                inside = all(style_of(join_name(first.get(block.name, ""), w.name), plan) in ("colwise", "packed_colwise") for w in weights)
+                inside = all(
+                    style_of(join_name(first.get(block.name, ""), w.name), plan) in ("colwise", "packed_colwise")
+                    for w in weights
+                )
             else:
                 inside = bool(made) and all(id(v) in found for v in made)
             if inside:

@@ -55,7 +55,11 @@ def fit(
     is better. Where nothing fits, `least_memory` and `smallest` are walked too.
     """
     free = rough if rough is not None and rough.solves == 1 else search(problem, objective=objective)
-    if free.assignment is None or free.value > abandon_above or walked(problem, graph, free.assignment, budget) <= budget:
+    if (
+        free.assignment is None
+        or free.value > abandon_above
+        or walked(problem, graph, free.assignment, budget) <= budget
+    ):
         return free
     aim = _Aim(problem, graph, budget, objective, abandon_above, free.bound, stop, work)
     high = memory_of(free.assignment)

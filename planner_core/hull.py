@@ -21,7 +21,9 @@ def slope(a: Point, b: Point) -> float:
     return slower / saved if saved > 1 and slower > 0 else 0.0
 
 
-def hull(fast: T, small: T, at: Callable[[T], Point], priced: Callable[[float], T | None], most: int, tie: float) -> list[T]:
+def hull(
+    fast: T, small: T, at: Callable[[T], Point], priced: Callable[[float], T | None], most: int, tie: float
+) -> list[T]:
     """Corners between the one of least cost and the one of least memory, by rising cost: these two and at most `most` in all.
 
     `at` gives cost and bytes of a corner, `priced` what is best at a price per byte; `tie` is the relative difference below

@@ -91,7 +91,9 @@ class Labels:
     def at(self, entries: Ints) -> Labels:
         """The same labels under other entries; entry -1 has none."""
         there = entries >= 0
-        return Labels(np.where(there, self.first[entries], 0), np.where(there, self.last[entries], 0), self.cost, self.excess)
+        return Labels(
+            np.where(there, self.first[entries], 0), np.where(there, self.last[entries], 0), self.cost, self.excess
+        )
 
 
 @dataclass
@@ -318,7 +320,9 @@ class BucketTree:
         found: Floats = least.transpose([left.index(v) for v in names])
         return found
 
-    def carry(self, factors: Iterable[Table], sets: Iterable[tuple[tuple[str, ...], Labels]], pruning: Pruning) -> Labels:
+    def carry(
+        self, factors: Iterable[Table], sets: Iterable[tuple[tuple[str, ...], Labels]], pruning: Pruning
+    ) -> Labels:
         """Labels of every entry of the root.
 
         `factors` have [sum, entry of their variables]; `sets` are labels of other networks by entry of theirs.

@@ -41,7 +41,9 @@ class _GroupedLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: torch.Tensor, index: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """Kept: permuted hidden [t, i], the permutation [t], offsets [E]."""
-        ctx.save_for_backward(torch.empty_like(hidden), weight, index.new_empty(len(index)), index.new_empty(len(weight)))
+        ctx.save_for_backward(
+            torch.empty_like(hidden), weight, index.new_empty(len(index)), index.new_empty(len(weight))
+        )
         ctx.like = hidden
         return hidden.new_empty(len(hidden), weight.shape[1])
 
@@ -55,7 +57,9 @@ class _GroupedLinear(torch.autograd.Function):
 # --- what takes the place of what ---------------------------------------------------------------------------
 
 
-def longcat_experts(self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> torch.Tensor:
+def longcat_experts(
+    self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+) -> torch.Tensor:
     """LongCat-Flash: experts from number `num_routed_experts` on hand back what they are given."""
     share = (top_k_weights * (top_k_index >= self.num_routed_experts)).sum(-1, keepdim=True)
     passed: torch.Tensor = hidden_states * share.to(hidden_states.dtype)
@@ -68,7 +72,9 @@ def longcat_experts(self: Any, hidden_states: torch.Tensor, top_k_index: torch.T
     return run + passed if self.total_experts > self.num_routed_experts else run
 
 
-def step_experts(self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> torch.Tensor:
+def step_experts(
+    self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+) -> torch.Tensor:
     """Step-3.7: gate and up in one, clamped."""
     return moe_experts(
         hidden_states, top_k_index, top_k_weights, self.gate_up_proj, self.down_proj, apply_gate=self._apply_gate,
@@ -76,20 +82,26 @@ def step_experts(self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tens
     )  # fmt: skip
 
 
-def switch_experts(self: Any, hidden_states: torch.Tensor, selected_experts: torch.Tensor, routing_weights: torch.Tensor) -> torch.Tensor:
+def switch_experts(
+    self: Any, hidden_states: torch.Tensor, selected_experts: torch.Tensor, routing_weights: torch.Tensor
+) -> torch.Tensor:
     """Switch Transformer: one expert a token, none for tokens beyond its capacity; `selected_experts` [t, 1, E] is 1 at it."""
     chosen = selected_experts.argmax(-1)
     weights = routing_weights * selected_experts.sum(-1).to(routing_weights.dtype)
     return _separate(self, hidden_states, chosen, weights, "wi", "wo")
 
 
-def nllb_experts(self: Any, hidden_states: torch.Tensor, router_mask: torch.Tensor, router_probs: torch.Tensor) -> torch.Tensor:
+def nllb_experts(
+    self: Any, hidden_states: torch.Tensor, router_mask: torch.Tensor, router_probs: torch.Tensor
+) -> torch.Tensor:
     """NLLB-MoE, as transformers runs it: the entries of `router_mask` [t, E] are taken for numbers of experts."""
     keep = 1.0 if self.training else 1.0 - self.moe_token_dropout
     return _separate(self, hidden_states, router_mask, router_probs * keep, "fc1", "fc2")
 
 
-def _separate(self: Any, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, up: str, down: str) -> torch.Tensor:
+def _separate(
+    self: Any, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, up: str, down: str
+) -> torch.Tensor:
     """Experts that are modules of their own, with their weights stacked: [E, inner, width] and [E, width, inner]."""
     parts = [self[f"expert_{k}"] for k in range(self.num_experts)]
     ups, downs = [getattr(p, up) for p in parts], [getattr(p, down) for p in parts]
@@ -101,7 +113,9 @@ def _separate(self: Any, hidden: torch.Tensor, index: torch.Tensor, weights: tor
     )  # fmt: skip
 
 
-def dbrx_experts(self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> torch.Tensor:
+def dbrx_experts(
+    self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+) -> torch.Tensor:
     """DBRX: all experts' matrices in one, [E x inner, width] each for gate, up and down."""
     shape = (self.num_experts, self.ffn_hidden_size, self.hidden_size)
     both = torch.cat([self.mlp.w1.view(shape), self.mlp.v1.view(shape)], dim=1)
@@ -131,7 +145,9 @@ def jetmoe_experts(self: Any, layer_input: torch.Tensor) -> torch.Tensor:
     return result
 
 
-def jetmoe_queries(self: Any, layer_input: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
+def jetmoe_queries(
+    self: Any, layer_input: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
     """JetMoE's attention experts, in: every token's query by each of its k experts, [b, s, k, heads x width]."""
     b, s, width = layer_input.shape
     hidden = layer_input.reshape(-1, width)

@@ -81,7 +81,9 @@ def _call(layout: Layout) -> CallMemory:
 def arriving(layout: Layout) -> dict[int, Gradient]:
     """The gradients of a called block's results, as its caller brings them."""
     s = layout.storages
-    made = {v: e.dst.gradient for op in s.block.ops for v, e in zip(op.outputs, s.plan.sites[op.name].outputs, strict=True)}
+    made = {
+        v: e.dst.gradient for op in s.block.ops for v, e in zip(op.outputs, s.plan.sites[op.name].outputs, strict=True)
+    }
     return {v: Gradient(s.bytes_of(v, made[v])) for v in layout.results if v in made and s.block.values[v].grad}
 
 
@@ -109,5 +111,3 @@ def _state(block: Block, bp: BlockPlan, model: CostModel) -> _State:
             found.states += elements * model.workload.state_bytes(item)
             found.largest_param = max(found.largest_param, elements * item)
     return found
-
-

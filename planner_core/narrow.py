@@ -92,7 +92,10 @@ class Narrow(Restriction):
 
 
 def narrow(
-    networks: Networks, like: Callable[[Networks, Restriction], Problem], coarse: CoarseGraph, restrict: Restriction | None
+    networks: Networks,
+    like: Callable[[Networks, Restriction], Problem],
+    coarse: CoarseGraph,
+    restrict: Restriction | None,
 ) -> Problem:
     """`like` of the networks under a restriction that gives up as few states as it takes. Raises TooWide where that is never
     enough."""
@@ -100,10 +103,16 @@ def narrow(
     left: dict[tuple[str, str], Bools] = {}
     fixed: dict[int, int] = {}  # value of the top block -> its state
     calls = [c.block for c in coarse.graph.calls()]
-    for name in sorted(networks.blocks, key=lambda n: -calls.count(n) * len(coarse.graph.blocks[n].ops)):  # most work first
+    for name in sorted(
+        networks.blocks, key=lambda n: -calls.count(n) * len(coarse.graph.blocks[n].ops)
+    ):  # most work first
         left |= _narrow_block(name, networks.blocks[name], coarse, restrict, fixed)
     top = networks.top
-    left |= {("", tensor_name(o)): np.arange(top.sizes[tensor_name(o)]) == s for o, s in fixed.items() if tensor_name(o) in top.sizes}
+    left |= {
+        ("", tensor_name(o)): np.arange(top.sizes[tensor_name(o)]) == s
+        for o, s in fixed.items()
+        if tensor_name(o) in top.sizes
+    }
     steps = [_limit("", range(len(coarse.graph.top.values)), coarse.graph.top, top, level) for level in LEVELS]
     for fewer in ({}, *steps):
         try:
@@ -234,7 +243,9 @@ def loosen(problem: Problem, whole: Networks, largest: float | None = None) -> P
                     raise
                 gone = go.pop()
                 keep = tuple(k for k in keep if k != gone)
-    return put_together(problem.coarse, problem.strategies, problem.model, whole.runs, whole.top, blocks, largest=largest)
+    return put_together(
+        problem.coarse, problem.strategies, problem.model, whole.runs, whole.top, blocks, largest=largest
+    )
 
 
 def _in_parts(problem: Problem, whole: Networks, objective: str) -> float:
@@ -253,4 +264,6 @@ def _may_go(problem: Problem, name: str, whole: Networks) -> list[str]:
     runs = [r for r in whole.runs if r.block == name and r.chain_in >= 0]
     ends = {tensor_name(v) for r in runs for v in (block.inputs[r.chain_in], block.outputs[r.chain_out])}
     weights_ = {tensor_name(v) for _, v in _given_weights(block)}
-    return sorted((p for p in ports(block) if p not in ends), key=lambda p: (p in weights_, whole.blocks[name].sizes[p]))
+    return sorted(
+        (p for p in ports(block) if p not in ends), key=lambda p: (p in weights_, whole.blocks[name].sizes[p])
+    )

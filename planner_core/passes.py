@@ -58,7 +58,9 @@ class Layout:
     storages: Storages
     calls: Mapping[str, CallMemory] = field(default_factory=dict)
     kept_at: list[tuple[Key, ...]] = field(default_factory=list)  # by item: what it keeps
-    first: dict[Key, int] = field(default_factory=dict)  # the first item that keeps a storage: freed with it in backward
+    first: dict[Key, int] = field(
+        default_factory=dict
+    )  # the first item that keeps a storage: freed with it in backward
     flying: dict[Key, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

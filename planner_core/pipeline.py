@@ -142,7 +142,14 @@ def no_worse(chosen: Plan, others: Iterable[Plan]) -> Plan:
     if value(better) >= value(chosen):
         return chosen
     told = f"laid out as {better.name}, which is better than what the search found"
-    return replace(better, name=chosen.name, method=chosen.method, objective=chosen.objective, optimal=False, notes=(told, *chosen.notes))
+    return replace(
+        better,
+        name=chosen.name,
+        method=chosen.method,
+        objective=chosen.objective,
+        optimal=False,
+        notes=(told, *chosen.notes),
+    )
 
 
 def _problems(
@@ -174,13 +181,17 @@ def _problems(
         return _by_promise(found, objective, planner.budget, say), wide
 
 
-def _by_promise(problems: Iterable[Problem], objective: str, budget: float, say: Progress) -> list[tuple[Answer | None, Problem]]:
+def _by_promise(
+    problems: Iterable[Problem], objective: str, budget: float, say: Progress
+) -> list[tuple[Answer | None, Problem]]:
     """Problems by what a search without proof says, the lowest bound first; None of one that was given up on the way. Those that
     are best without a budget go first: they are likely to spare the others the search."""
     found: list[tuple[float, Answer | None, Problem]] = []
     best = float("inf")
     for problem in sorted(problems, key=lambda p: search(p, objective=objective).bound):
-        answer = search(problem, objective=objective, budget=budget, abandon_above=best, stop=_telling(say, problem), prove=False)
+        answer = search(
+            problem, objective=objective, budget=budget, abandon_above=best, stop=_telling(say, problem), prove=False
+        )
         given_up = answer.assignment is None and answer.bound > best
         found.append((answer.bound, None if given_up else answer, problem))
         best = min(best, answer.value)

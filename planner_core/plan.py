@@ -264,7 +264,9 @@ def _check_form(data: Mapping[str, Any]) -> None:
 def _form() -> Any:
     from jsonschema.validators import Draft202012Validator, extend
 
-    exact = Draft202012Validator.TYPE_CHECKER.redefine("integer", lambda _, x: isinstance(x, int) and not isinstance(x, bool))
+    exact = Draft202012Validator.TYPE_CHECKER.redefine(
+        "integer", lambda _, x: isinstance(x, int) and not isinstance(x, bool)
+    )
     return extend(Draft202012Validator, type_checker=exact)(json.loads(FORM.read_text(encoding="utf-8")))
 
 

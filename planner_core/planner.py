@@ -171,7 +171,9 @@ def _told(problem: Problem, answer: Answer) -> tuple[str, ...]:
     gap = f"best found: at most {100 * answer.gap:.2g} % above the best there is"
     if problem.whole is None:
         return () if answer.optimal else (gap,)
-    return (f"{NOTE}, {gap}" if answer.bound and 0 < answer.gap < 10 else NOTE + NO_BOUND,)  # tenfold is no bound to speak of
+    return (
+        f"{NOTE}, {gap}" if answer.bound and 0 < answer.gap < 10 else NOTE + NO_BOUND,
+    )  # tenfold is no bound to speak of
 
 
 def model_identity(graph: Graph) -> dict[str, Any]:

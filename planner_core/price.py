@@ -171,9 +171,7 @@ def _leaders(coarse: CoarseBlock) -> _Leaders:
     return _Leaders(group, members, {w: tuple(g) for w, g in used.items()})
 
 
-def op_seconds(
-    block: Block, op: Op, bp: BlockPlan, again: Mapping[str, bool], model: CostModel
-) -> tuple[float, float]:
+def op_seconds(block: Block, op: Op, bp: BlockPlan, again: Mapping[str, bool], model: CostModel) -> tuple[float, float]:
     """Seconds forward and backward of one op of one copy; what runs `again` (see `recomputed`) counts as backward."""
     forward, backward = site_time(block, op, bp.sites[op.name], model)
     return forward, backward + (forward if op.name in again else 0.0)

@@ -48,7 +48,9 @@ class Compiled:
     alive: dict[str, NDArray[np.int64]]
     factors: list[Factor]
     sequence: list[str]
-    orders: dict[tuple[tuple[str, ...], tuple[str, ...]], list[str]] = field(default_factory=dict)  # for other boundaries
+    orders: dict[tuple[tuple[str, ...], tuple[str, ...]], list[str]] = field(
+        default_factory=dict
+    )  # for other boundaries
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -74,7 +76,9 @@ class Problem:
     uniform: bool = False
     scopes: dict[int, tuple[str, ...]] = field(default_factory=dict)
     whole: Networks | None = None  # what states were given up of, so that it can be solved (see `narrow`)
-    solved: dict[tuple[float, float, float, float], Any] = field(default_factory=dict)  # assignments by weights (see `solve`)
+    solved: dict[tuple[float, float, float, float], Any] = field(
+        default_factory=dict
+    )  # assignments by weights (see `solve`)
 
     @property
     def impossible(self) -> bool:
@@ -92,7 +96,11 @@ class Networks:
 
     def without(self, restrict: Restriction | None) -> Networks:
         """The same without what `restrict` forbids."""
-        return Networks(self.runs, restricted("", self.top, restrict), {n: restricted(n, net, restrict) for n, net in self.blocks.items()})
+        return Networks(
+            self.runs,
+            restricted("", self.top, restrict),
+            {n: restricted(n, net, restrict) for n, net in self.blocks.items()},
+        )
 
 
 def build_networks(coarse: CoarseGraph, strategies: Mapping[str, BlockStrategies], model: CostModel) -> Networks:

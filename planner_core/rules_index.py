@@ -76,7 +76,9 @@ def _one_hot(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 @rule("copy_")
 def _copy(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     rank = len(outs[0])
-    return Rule(tuple(split(f"d{d}", [aligned(s, rank, d) for s in ins], [d], n) for d, n in enumerate(outs[0]) if n > 1))
+    return Rule(
+        tuple(split(f"d{d}", [aligned(s, rank, d) for s in ins], [d], n) for d, n in enumerate(outs[0]) if n > 1)
+    )
 
 
 @rule("setitem")

@@ -23,7 +23,19 @@ from planner_core.rules import (
 )
 from planner_core.rules_scan import SCANS, scan_flops
 
-LINEAR_UNARY = ("neg", "to", "clone", "dropout", "contiguous", "real", "imag", "positive", "detach", "alias", "identity")
+LINEAR_UNARY = (
+    "neg",
+    "to",
+    "clone",
+    "dropout",
+    "contiguous",
+    "real",
+    "imag",
+    "positive",
+    "detach",
+    "alias",
+    "identity",
+)
 UNARY = (
     "gelu", "relu", "silu", "sigmoid", "tanh", "exp", "log", "rsqrt", "sqrt", "pow", "abs", "erf", "sin", "cos", "softplus",
     "leaky_relu", "elu", "hardtanh", "relu6", "hardswish", "hardsigmoid", "mish", "square", "reciprocal", "clamp", "clip", "clamp_min",
@@ -70,7 +82,19 @@ def _binary(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     return Rule(tuple(_elementwise(ins, outs[0])), linear=linear)
 
 
-@rule("softmax", "log_softmax", "cumsum", "cumprod", "logcumsumexp", "sort", "argsort", "topk", "glu", "normalize", "softmin")
+@rule(
+    "softmax",
+    "log_softmax",
+    "cumsum",
+    "cumprod",
+    "logcumsumexp",
+    "sort",
+    "argsort",
+    "topk",
+    "glu",
+    "normalize",
+    "softmin",
+)
 def _along_dim(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     """Works along one dim; any other may be split."""
     rank = len(ins[0])
@@ -298,7 +322,13 @@ def _moe_experts(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 def _expert_linear(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     """Rows; features out; features in, whose products are summed. Operands: hidden [t, i], index [t], weight [E, o, i]."""
     (t, i), _, (_, o, _) = ins
-    return Rule((split("tokens", [0, 0, None], [0], t), split("out", [None, None, 1], [1], o), split("in", [1, None, 2], [None], i)))
+    return Rule(
+        (
+            split("tokens", [0, 0, None], [0], t),
+            split("out", [None, None, 1], [1], o),
+            split("in", [1, None, 2], [None], i),
+        )
+    )
 
 
 # --- what autograd keeps -----------------------------------------------------------------------------
@@ -337,7 +367,9 @@ def forward_flops(op: Op, ins: Shapes, outs: Shapes) -> int:
     if fn in ("matmul", "bmm", "mm", "rmatmul"):
         return 2 * out * ins[0][-1]
     if fn == "einsum":
-        letters = [(c, n) for t, s in zip(einsum_letters(op, ins)[:-1], ins, strict=True) for c, n in zip(t, s, strict=True)]
+        letters = [
+            (c, n) for t, s in zip(einsum_letters(op, ins)[:-1], ins, strict=True) for c, n in zip(t, s, strict=True)
+        ]
         return 2 * math.prod(dict(sorted(letters)).values())  # of each letter its largest extent
     if fn.startswith("conv"):
         return 2 * out * math.prod(ins[1][1:])

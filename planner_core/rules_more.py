@@ -45,7 +45,9 @@ def _unfold(op: Op, ins: Shapes, outs: Shapes) -> Rule:
         dims = range(len(x) - 2)  # a sample may come without a batch
         return Rule(tuple(split(f"d{d}", [d], [d], x[d]) for d in dims if x[d] > 1), linear=(0,))
     (along,) = dims_attr(op, "dimension", len(x))
-    return Rule(tuple(split(f"d{d}", [d], [d], n) for d, n in enumerate(x) if d != along and n == out[d] > 1), linear=(0,))
+    return Rule(
+        tuple(split(f"d{d}", [d], [d], n) for d, n in enumerate(x) if d != along and n == out[d] > 1), linear=(0,)
+    )
 
 
 @rule("as_strided")

@@ -44,7 +44,14 @@ def chunk_scan(
 
 
 def delta_rule(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, *, plain: Plain, **options: Any
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    *,
+    plain: Plain,
+    **options: Any,
 ) -> Any:
     """Gated delta rule and Kimi delta attention: query, key [b, s, h, k]; value [b, s, h, v]; g [b, s, h(, k)]; beta [b, s, h].
 
@@ -54,13 +61,28 @@ def delta_rule(
     return _scan(delta_rule, given, plain, options, value.shape, (*value.shape[:3], CHUNK), pair=True)
 
 
-def wkv(time_decay: torch.Tensor, time_first: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, plain: Plain, **options: Any) -> Any:
+def wkv(
+    time_decay: torch.Tensor,
+    time_first: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    plain: Plain,
+    **options: Any,
+) -> Any:
     """RWKV: decay and first [d]; key, value [b, s, d] -> ([b, s, d], None)."""
     return _scan(wkv, (time_decay, time_first, key, value), plain, options, key.shape, key.shape, pair=True)
 
 
 def mlstm(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, igate: torch.Tensor, fgate: torch.Tensor, *, plain: Plain, **options: Any
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    igate: torch.Tensor,
+    fgate: torch.Tensor,
+    *,
+    plain: Plain,
+    **options: Any,
 ) -> Any:
     """xLSTM's matrix memory: query, key [b, h, s, k]; value [b, h, s, v]; gates [b, h, s] -> ([b, h, s, v], None)."""
     chunks = -(-query.shape[2] // int(options.get("chunk_size", CHUNK)))
@@ -69,7 +91,13 @@ def mlstm(
 
 
 def _scan(
-    fn: Plain, given: tuple[Any, ...], plain: Plain, options: dict[str, Any], out: Sequence[int], kept: Sequence[int], pair: bool = False
+    fn: Plain,
+    given: tuple[Any, ...],
+    plain: Plain,
+    options: dict[str, Any],
+    out: Sequence[int],
+    kept: Sequence[int],
+    pair: bool = False,
 ) -> Any:
     operands = tuple(t for t in given if isinstance(t, torch.Tensor))
     if has_torch_function(operands):
@@ -88,7 +116,9 @@ class _Fused(torch.autograd.Function):
     _shardscope = True
 
     @staticmethod
-    def forward(ctx: Any, dtype: torch.dtype, out: tuple[int, ...], kept: tuple[int, ...], *operands: torch.Tensor) -> torch.Tensor:
+    def forward(
+        ctx: Any, dtype: torch.dtype, out: tuple[int, ...], kept: tuple[int, ...], *operands: torch.Tensor
+    ) -> torch.Tensor:
         """Kept states are float32."""
         ctx.save_for_backward(*operands, operands[0].new_empty(kept, dtype=torch.float32))
         return operands[0].new_empty(out, dtype=dtype)

@@ -116,7 +116,9 @@ def _line(points: Sequence[tuple[float, float]], look: Look, priced: Priced) -> 
     yield from _between_ends(list(points[1:-1]), ends[0], ends[1], look, priced)
 
 
-def _between_ends(points: list[tuple[float, float]], low: Cell, high: Cell, look: Look, priced: Priced) -> Iterator[Cell]:
+def _between_ends(
+    points: list[tuple[float, float]], low: Cell, high: Cell, look: Look, priced: Priced
+) -> Iterator[Cell]:
     """Cells between two searched ones, the fastest links first: inferred as long as that can be said, else searched."""
     while points:
         known = _inferred(points[-1], low, high, priced)

@@ -236,7 +236,9 @@ class Scopes:
         local = path[len(under) :]
         scope = f"{caller.scope}.{local}" if caller.scope else local
         name = f"{scope}@{count}" if count else scope
-        if self._stack[0].module is self.root:  # not while a layer is recomputed, whose names are those of its first run
+        if (
+            self._stack[0].module is self.root
+        ):  # not while a layer is recomputed, whose names are those of its first run
             while name in self.taken:  # called by its parent and by its parent's parent: they count apart
                 count += 1
                 name = f"{scope}@{count}"

@@ -55,23 +55,39 @@ def main(target: str, folder: Path) -> None:
     torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-2, foreach=False).step()
     torch.optim.AdamW(whole.parameters(), lr=1e-3, eps=1e-2).step()
     after = float(model(**inputs).loss), float(whole(**inputs).loss)
-    print_row(single=float(single), parallel=float(loss), grad_error=error, worst=worst, collectives=collectives, split=split, after=after)
+    print_row(
+        single=float(single),
+        parallel=float(loss),
+        grad_error=error,
+        worst=worst,
+        collectives=collectives,
+        split=split,
+        after=after,
+    )
 
 
-def deepspeed_step(model: nn.Module, folder: Path, inputs: dict[str, Any], whole: nn.Module, single: float) -> dict[str, Any]:
+def deepspeed_step(
+    model: nn.Module, folder: Path, inputs: dict[str, Any], whole: nn.Module, single: float
+) -> dict[str, Any]:
     """Losses before and after a step; DeepSpeed's layers are its own, so gradients are judged by the step they make."""
     import deepspeed  # type: ignore[import-not-found, unused-ignore]
 
-    config = {**json.loads((folder / "plan.json").read_text()), "gradient_clipping": 0.0}  # DeepSpeed clips to 1.0 unless told
-    engine, *_ = deepspeed.initialize(
-        model=model, config=config, optimizer=torch.optim.SGD(model.parameters(), lr=0.1)
-    )
+    config = {
+        **json.loads((folder / "plan.json").read_text()),
+        "gradient_clipping": 0.0,
+    }  # DeepSpeed clips to 1.0 unless told
+    engine, *_ = deepspeed.initialize(model=model, config=config, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
     loss = engine(**inputs).loss
     engine.backward(loss)
     engine.step()
     torch.optim.SGD(whole.parameters(), lr=0.1).step()
     kinds = sorted({type(m).__name__ for m in engine.module.modules()})
-    return {"single": single, "parallel": float(loss), "kinds": kinds, "after": (float(engine(**inputs).loss), float(whole(**inputs).loss))}
+    return {
+        "single": single,
+        "parallel": float(loss),
+        "kinds": kinds,
+        "after": (float(engine(**inputs).loss), float(whole(**inputs).loss)),
+    }
 
 
 def make(shape: list[int], kind: str, high: int) -> torch.Tensor:

@@ -131,7 +131,9 @@ def models() -> dict[str, tuple[nn.Module, tuple[torch.Tensor, ...], Any]]:
     ids = torch.ones(4, TOKENS, dtype=torch.long)
     from transformers import ResNetConfig, ResNetForImageClassification
 
-    resnet = ResNetForImageClassification(ResNetConfig(embedding_size=16, hidden_sizes=[16, 32], depths=[2, 2], num_labels=8))
+    resnet = ResNetForImageClassification(
+        ResNetConfig(embedding_size=16, hidden_sizes=[16, 32], depths=[2, 2], num_labels=8)
+    )
     mlp = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.LayerNorm(16), nn.Linear(16, 4))
     return {
         "gpt2-like": (Gpt2Like(), (ids, ids), None), "llama-like": (LlamaLike(), (ids, ids), None), "mlp": (mlp, (torch.randn(4, 8),), None),

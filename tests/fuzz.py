@@ -145,7 +145,9 @@ class Watch:
 
 def _writes(args: tuple[Any, ...]) -> bool:
     mode, flags = args[1], args[2]
-    return any(c in mode for c in "wax+") if isinstance(mode, str) else bool(int(flags or 0) & (os.O_WRONLY | os.O_RDWR))
+    return (
+        any(c in mode for c in "wax+") if isinstance(mode, str) else bool(int(flags or 0) & (os.O_WRONLY | os.O_RDWR))
+    )
 
 
 _WATCHES: list[Watch] = []
@@ -189,7 +191,11 @@ def _audit(event: str, args: tuple[Any, ...]) -> None:
 def children() -> set[str]:
     """Processes of ours."""
     found = Path("/proc/self/task")
-    return {pid for task in found.iterdir() for pid in (task / "children").read_text().split()} if found.exists() else set()
+    return (
+        {pid for task in found.iterdir() for pid in (task / "children").read_text().split()}
+        if found.exists()
+        else set()
+    )
 
 
 def _late(signum: int, frame: Any) -> None:

@@ -53,11 +53,12 @@ class Case:
         outs = self.call(tensors)
         kinds = (self.kinds or "a" + "p" * len(tensors))[: len(tensors)]
         long = {"a": "activation", "p": "parameter", "c": "constant"}
-        values = [value(t, long[k], k != "c" and (t.is_floating_point() or t.is_complex())) for t, k in zip(tensors, kinds, strict=True)]
-        tracked = any(v.grad for v in values)
-        values += [
-            value(t, "activation", tracked and (t.is_floating_point() or t.is_complex())) for t in outs
+        values = [
+            value(t, long[k], k != "c" and (t.is_floating_point() or t.is_complex()))
+            for t, k in zip(tensors, kinds, strict=True)
         ]
+        tracked = any(v.grad for v in values)
+        values += [value(t, "activation", tracked and (t.is_floating_point() or t.is_complex())) for t in outs]
         attrs = describe(self.fn, self.func, self.args, self.kwargs, outs)
         ids = tuple(range(len(values)))
         return Op(f"m/{self.fn}", self.fn, ids[: len(tensors)], ids[len(tensors) :], attrs), tuple(values)
@@ -256,7 +257,11 @@ def _cross_entropy(w: World, rank: Rank, mine: list[torch.Tensor]) -> list[torch
 def _nll_loss(w: World, rank: Rank, mine: list[torch.Tensor]) -> list[torch.Tensor]:
     ignore, reduction = w.case.kwargs.get("ignore_index", -100), w.case.kwargs.get("reduction", "mean")
     losses = F.nll_loss(*mine, ignore_index=ignore, reduction="sum")
-    return [losses / sum((w.operands[r][1] != ignore).sum() for r in w.peers(rank, "tokens")) if reduction == "mean" else losses]
+    return [
+        losses / sum((w.operands[r][1] != ignore).sum() for r in w.peers(rank, "tokens"))
+        if reduction == "mean"
+        else losses
+    ]
 
 
 def _as_strided(w: World, rank: Rank, mine: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -98,7 +98,9 @@ def delta(query: Any, key: Any, value: Any, g: Any, beta: Any) -> tuple[torch.Te
     for i in range(query.shape[1]):
         k, decay = key[:, i], g[:, i].exp()
         state = state * (decay[..., None] if decay.dim() == 3 else decay[..., None, None])
-        state = state + k[..., None] * (beta[:, i, :, None] * (value[:, i] - (state * k[..., None]).sum(-2)))[..., None, :]
+        state = (
+            state + k[..., None] * (beta[:, i, :, None] * (value[:, i] - (state * k[..., None]).sum(-2)))[..., None, :]
+        )
         out.append((state * query[:, i, :, :, None]).sum(-2))
     return torch.stack(out, 1), None
 
@@ -108,7 +110,10 @@ def rwkv(time_decay: Any, time_first: Any, key: Any, value: Any) -> tuple[torch.
     for i in range(key.shape[1]):
         now = (time_first + key[:, i]).exp()
         out.append((top + now * value[:, i]) / (bottom + now))
-        top, bottom = (x * torch.exp(-time_decay.exp()) + y for x, y in ((top, key[:, i].exp() * value[:, i]), (bottom, key[:, i].exp())))
+        top, bottom = (
+            x * torch.exp(-time_decay.exp()) + y
+            for x, y in ((top, key[:, i].exp() * value[:, i]), (bottom, key[:, i].exp()))
+        )
     return torch.stack(out, 1), None
 
 

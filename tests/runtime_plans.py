@@ -47,7 +47,9 @@ def _joint(picked: list[Row], sizes: tuple[int, ...]) -> bool:
     return all(e % same[r.label] == 0 for r in picked if r.splits_work for e in r.divides)
 
 
-def make_plan(graph: Graph, sizes: tuple[int, ...], choose: Choose, *, shard_storage: bool = False, seed: int = 0) -> Plan:
+def make_plan(
+    graph: Graph, sizes: tuple[int, ...], choose: Choose, *, shard_storage: bool = False, seed: int = 0
+) -> Plan:
     """A plan of the unfolded graph in which `choose` picks the rows; storage is whole, or sharded at random (gathered at use)."""
     top = unfold(graph).top
     dice = random.Random(seed)
@@ -68,7 +70,9 @@ def make_plan(graph: Graph, sizes: tuple[int, ...], choose: Choose, *, shard_sto
     cost = Cost(0.0, 0.0, 0.0, 0.0, (), {})
     model = {"name": graph.name, "loss": graph.loss, "config": graph.config}
     workload = {**graph.workload, "dtype": "float32", "optimizer": "adamw", "zero": 0, "recompute": "none"}
-    return Plan("random", "random", "none", False, model, workload, {}, mesh, {"": BlockPlan(("",), params, sites)}, cost)
+    return Plan(
+        "random", "random", "none", False, model, workload, {}, mesh, {"": BlockPlan(("",), params, sites)}, cost
+    )
 
 
 def _stored(value: Value, sizes: tuple[int, ...], dice: random.Random | None) -> State:
@@ -89,7 +93,9 @@ def _even(value: Value, placements: tuple[object, ...], sizes: tuple[int, ...]) 
     return True
 
 
-def _pick(op: Op, values: tuple[Value, ...], found: tuple[Row, ...], sizes: tuple[int, ...], choose: Choose) -> list[Row]:
+def _pick(
+    op: Op, values: tuple[Value, ...], found: tuple[Row, ...], sizes: tuple[int, ...], choose: Choose
+) -> list[Row]:
     for _ in range(20):
         picked = [choose(op, found, axis) for axis in range(len(sizes))]
         if fits(op, values, picked, sizes):
@@ -133,6 +139,7 @@ def all_labels(graph: Graph) -> list[tuple[str, str]]:
 
 def forced(fn: str, label: str, sizes: tuple[int, ...]) -> list[Choose]:
     """Choices that run every `fn` by the row `label` on one axis of the mesh, all else whole."""
+
     def on(axis: int) -> Choose:
         def choose(op: Op, found: tuple[Row, ...], at: int) -> Row:
             return next((r for r in found if at == axis and op.fn == fn and r.label == label), found[0])

@@ -25,8 +25,14 @@ PAGES = {
     "teacher": "/teacher",
 }
 STREAMLITS = {
-    ("color-contrast", "[data-testid=stCode]"): "the colours of st.code's syntax highlighting cannot be set from outside",
-    ("scrollable-region-focusable", "[data-testid=stCode]"): "st.code's own scrolling <pre> takes no focus; its copy button does",
+    (
+        "color-contrast",
+        "[data-testid=stCode]",
+    ): "the colours of st.code's syntax highlighting cannot be set from outside",
+    (
+        "scrollable-region-focusable",
+        "[data-testid=stCode]",
+    ): "st.code's own scrolling <pre> takes no focus; its copy button does",
 }
 """Findings inside widgets of Streamlit's that it gives no way to change: (rule, where), and why."""
 RUN = """
@@ -76,7 +82,10 @@ def test_axe_finds_nothing_serious(chromium: Browser, app: str, page: str, theme
 
 @pytest.mark.slow
 @pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("path", ["/?node=LlamaDecoderLayer:self_attn.q_proj/linear", "/plans?candidate=5", "/compare", "/topology", "/export"])
+@pytest.mark.parametrize(
+    "path",
+    ["/?node=LlamaDecoderLayer:self_attn.q_proj/linear", "/plans?candidate=5", "/compare", "/topology", "/export"],
+)
 def test_axe_finds_nothing_serious_in_opened_sections(chromium: Browser, app: str, path: str, theme: str) -> None:
     context = chromium.new_context(viewport={"width": 1440, "height": 1000}, color_scheme=theme)  # type: ignore[arg-type]
     page = context.new_page()
@@ -90,7 +99,9 @@ def test_axe_sees_what_is_wrong(chromium: Browser, app: str) -> None:
     """Broken on purpose: a button without a name and faint text are found."""
     context = chromium.new_context(viewport={"width": 1440, "height": 1000})
     page = context.new_page()
-    page.set_content("<html lang=en><title>x</title><main><button></button><p style='color:#ccc;background:#fff'>faint</p></main>")
+    page.set_content(
+        "<html lang=en><title>x</title><main><button></button><p style='color:#ccc;background:#fff'>faint</p></main>"
+    )
     page.add_script_tag(content=(files("axe_playwright_python") / "axe.min.js").read_text(encoding="utf-8"))
     rules = {f["rule"] for f in page.evaluate(RUN, [list(key) for key in STREAMLITS])}
     context.close()

@@ -107,7 +107,11 @@ def test_unknown_plan_and_node_are_told() -> None:
     assert any("no plan" in w.value for w in open_page("plans", plan="nobodys").warning)
     assert any("no node" in w.value for w in open_page("fold", node="nothing/at/all").warning)
     found = [w.value for w in open_page("fold", depth="99", open="run:99").warning]
-    assert len(found) == 2 and any("no depth “99”" in w for w in found) and any("no block to open “run\\:99”" in w for w in found)
+    assert (
+        len(found) == 2
+        and any("no depth “99”" in w for w in found)
+        and any("no block to open “run\\:99”" in w for w in found)
+    )
     assert any("no mesh “9x9”" in w.value for w in open_page("plans", meshes="9x9").warning)
 
 

@@ -61,7 +61,10 @@ def test_the_report_opens_alone_and_prints_on_one_page(visit: Visit, tmp_path: P
     expect(alone.locator("svg[aria-label^='One training step']")).to_have_count(1)
     assert alone.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
     printed = alone.pdf(prefer_css_page_size=True, print_background=True)
-    assert re.findall(rb"/Type /Pages.{0,200}?/Count (\d+)|/Count (\d+)", printed, re.DOTALL)[0] in ((b"1", b""), (b"", b"1"))
+    assert re.findall(rb"/Type /Pages.{0,200}?/Count (\d+)|/Count (\d+)", printed, re.DOTALL)[0] in (
+        (b"1", b""),
+        (b"", b"1"),
+    )
 
 
 def test_a_third_plan_beside_the_two(visit: Visit) -> None:

@@ -189,7 +189,10 @@ def test_the_svg_can_be_kept(visit: Visit, tmp_path: Path) -> None:
         said[show] = (tmp_path / "graph.svg").read_text(encoding="utf-8")
         assert said[show].startswith("<svg") and "q_proj" in said[show]
         assert "var(--" not in said[show].split("<g", 1)[1]
-    lines = {show: " ".join(re.findall("<text[^>]*>([^<]*)", text.partition('class="key"')[2])) for show, text in said.items()}
+    lines = {
+        show: " ".join(re.findall("<text[^>]*>([^<]*)", text.partition('class="key"')[2]))
+        for show, text in said.items()
+    }
     assert "GiB" in lines["memory"] and "on one GPU under Megatron-LM" in lines["memory"]
     assert "R: whole on every device" in lines["placement"] and "8 data × 2 tensor" in lines["placement"]
     assert "sends" in lines["forward"] and lines["graph"] == ""

@@ -108,7 +108,9 @@ def test_what_is_no_config_is_told_at_once(visit: Visit, tmp_path: Path, content
     ],
     ids=["unknown", "negative", "deep"],
 )  # fmt: skip
-def test_what_cannot_be_read_is_told_in_a_sentence(visit: Visit, tmp_path: Path, fields: dict[str, Any], says: str) -> None:
+def test_what_cannot_be_read_is_told_in_a_sentence(
+    visit: Visit, tmp_path: Path, fields: dict[str, Any], says: str
+) -> None:
     upload(visit, tmp_path, json.dumps(config(**fields)))
     visit.page.get_by_role("button", name="Plan this model").click()
     visit.page.get_by_text(re.compile(says)).first.wait_for(timeout=LONG)

@@ -152,7 +152,13 @@ def test_a_space_too_large_to_score_is_searched_best_first(tmp_path: Path) -> No
 
 def test_a_matrix_that_no_op_reads_is_no_choice() -> None:
     """A decoder alone holds the weights of an attention to an encoder that is not there."""
-    sizes = {"hidden_size": 32, "num_decoder_layers": 2, "num_decoder_attention_heads": 4, "decoder_ffn_dim": 64, "vocab_size": 64}
+    sizes = {
+        "hidden_size": 32,
+        "num_decoder_layers": 2,
+        "num_decoder_attention_heads": 4,
+        "decoder_ffn_dim": 64,
+        "vocab_size": 64,
+    }
     config = {"model_type": "prophetnet", "architectures": ["ProphetNetForCausalLM"], **sizes}
     graph = capture_graph(config, batch=4, seq=16, dtype="float32")
     layer = graph.blocks["ProphetNetDecoderLayer"]

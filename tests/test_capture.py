@@ -251,7 +251,11 @@ class TwoParents(nn.Module):
     def __init__(self):
         super().__init__()
         shared = Part()
-        self.first, self.left, self.right = nn.Linear(8, 8), nn.Sequential(Part(), shared), nn.Sequential(Part(), shared)
+        self.first, self.left, self.right = (
+            nn.Linear(8, 8),
+            nn.Sequential(Part(), shared),
+            nn.Sequential(Part(), shared),
+        )
 
     def forward(self, x):
         return self.right(self.left(self.first(x))).sum()
@@ -263,7 +267,9 @@ class Torchs(nn.Module):
     def __init__(self):
         super().__init__()
         self.first = nn.Linear(8, 8)
-        self.layers = nn.ModuleList(nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True) for _ in range(3))
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True) for _ in range(3)
+        )
 
     def forward(self, x):
         x = self.first(x)[None]
@@ -371,7 +377,12 @@ def test_attention_as_one_function_is_seen_op_by_op():
     plain = F.multi_head_attention_forward
     block = next(iter(capture_module(Torchs().train(), {"x": torch.zeros(6, 8)}).blocks.values()))
     found = [op.name for op in block.ops]
-    assert {"self_attn/linear", "self_attn/scaled_dot_product_attention", "self_attn/linear.1", "linear1/linear"} <= set(found)
+    assert {
+        "self_attn/linear",
+        "self_attn/scaled_dot_product_attention",
+        "self_attn/linear.1",
+        "linear1/linear",
+    } <= set(found)
     assert F.multi_head_attention_forward is plain, "as it was afterwards"
 
 
@@ -458,11 +469,20 @@ def test_constant_control_flow_runs():
         ({"model_type": "gpt2", "n_layer": 100_000}, "n_layer is 100000; at most 2000"),
         ({"model_type": "bart", "encoder_layers": 100_000}, "encoder_layers is 100000; at most 2000"),
         ({"model_type": "resnet", "depths": [3, 4000, 6, 3]}, "depths is .*; at most 2000"),
-        ({"model_type": "llava", "text_config": {"model_type": "llama", "num_hidden_layers": 9999}}, "text_config.num_hidden_layers is 9999"),
+        (
+            {"model_type": "llava", "text_config": {"model_type": "llama", "num_hidden_layers": 9999}},
+            "text_config.num_hidden_layers is 9999",
+        ),
         ({"model_type": "funnel", "block_sizes": [100_000]}, "FunnelForMaskedLM has more than 400 modules"),
         ({"model_type": "llama", "architectures": ["NoSuchModel"]}, "NoSuchModel"),
-        ({"model_type": "llama", "architectures": ["LlamaAttention"]}, "'LlamaAttention', which transformers .* does not have for llama"),
-        ({"model_type": "llama", "architectures": ["OPTDecoder"]}, "'OPTDecoder', which transformers .* does not have for llama"),
+        (
+            {"model_type": "llama", "architectures": ["LlamaAttention"]},
+            "'LlamaAttention', which transformers .* does not have for llama",
+        ),
+        (
+            {"model_type": "llama", "architectures": ["OPTDecoder"]},
+            "'OPTDecoder', which transformers .* does not have for llama",
+        ),
         ({"model_type": "llama", "architectures": ["PreTrainedModel"]}, "does not have for llama"),
         ({"model_type": "llama", "architectures": ["AutoModel"]}, "does not have for llama"),
         ({"model_type": "llama", "architectures": ["os"]}, "does not have for llama"),
@@ -494,7 +514,13 @@ def test_no_types_own_default_is_refused_for_its_numbers():
         check_numbers({**json.loads(json.dumps(data, default=str)), "model_type": kind})
 
 
-SMALL = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 64}
+SMALL = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 64,
+}
 
 
 @pytest.mark.parametrize(
@@ -503,7 +529,10 @@ SMALL = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "n
         ({"model_type": "voxtral_realtime_text", **SMALL}, "VoxtralRealtimeTextModel"),
         ({"model_type": "t5gemma2_text", "dropout_rate": 0.0, **SMALL}, "T5Gemma2TextEncoder"),
         ({"model_type": "opt", "num_hidden_layers": 2}, "OPTDecoder"),
-        ({"model_type": "t5gemma2", "encoder": {"text_config": SMALL}, "decoder": SMALL}, "T5Gemma2TextEncoder"),  # a part of a part
+        (
+            {"model_type": "t5gemma2", "encoder": {"text_config": SMALL}, "decoder": SMALL},
+            "T5Gemma2TextEncoder",
+        ),  # a part of a part
     ],
 )
 def test_architectures_may_name_a_class_that_only_the_types_own_file_has(config, block):

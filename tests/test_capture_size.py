@@ -16,7 +16,13 @@ LLAMA: dict[str, Any] = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 16384, "num_attention_heads": 128,
     "num_key_value_heads": 8, "intermediate_size": 53248, "vocab_size": 128256, "num_hidden_layers": 126,
 }  # fmt: skip
-TINY = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 1, "intermediate_size": 64}
+TINY = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 1,
+    "intermediate_size": 64,
+}
 LIBRARIES_BYTES = 400 << 20
 """What a process that imported torch and transformers takes: 340 MB."""
 
@@ -68,7 +74,9 @@ def test_a_servers_threads_do_not_bound_each_other() -> None:
     assert seen == [before]
 
 
-@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory"), RuntimeError("std::bad_alloc")])
+@pytest.mark.parametrize(
+    "error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory"), RuntimeError("std::bad_alloc")]
+)
 def test_refused_memory_is_told_whoever_met_it(error: Exception) -> None:
     with pytest.raises(CaptureError, match="more than 2 GB"), memory.limited_memory("a model", batch=1, seq=1):
         try:

@@ -129,7 +129,11 @@ def test_a_long_lasso_is_thinned_to_what_the_address_keeps() -> None:
     region = choosing.corners({"lasso": [{"x": list(np.cos(turn)), "y": list(np.sin(turn))}]})
     assert 6 <= len(region) <= 2 * settings.MAX_CORNERS
     assert settings.SETTINGS["lasso"].parse(",".join(region)) == region
-    assert choosing.inside(region, np.array([0.0, 0.95, 1.2]), np.array([0.0, 0.0, 0.0])).tolist() == [True, True, False]
+    assert choosing.inside(region, np.array([0.0, 0.95, 1.2]), np.array([0.0, 0.0, 0.0])).tolist() == [
+        True,
+        True,
+        False,
+    ]
     assert choosing.corners({"points": [1], "lasso": [], "box": []}) == ()
 
 
@@ -189,7 +193,9 @@ def test_changes_of_the_cluster_reach_the_request() -> None:
 def test_rows_of_the_weight_table_know_their_node(result: Result) -> None:
     drawing = scene(result.coarse)
     node = "LlamaDecoderLayer:self_attn.q_proj/linear"
-    found = weight_rows.table(result.best, result.coarse, drawing, node, {("LlamaDecoderLayer", "mlp.up_proj.weight"): "S(1)"})
+    found = weight_rows.table(
+        result.best, result.coarse, drawing, node, {("LlamaDecoderLayer", "mlp.up_proj.weight"): "S(1)"}
+    )
     rows = {r["name"]: r for r in found["rows"]}
     assert [r["name"] for r in found["rows"] if r["picked"]] == ["model.layers.*.self_attn.q_proj.weight"]
     assert rows["model.layers.*.mlp.up_proj.weight"]["cells"][-2] == {"chip": "S(1)"}

@@ -25,7 +25,12 @@ def test_forward_by_hand(atp: Result) -> None:
     for chunks in CHUNKS:
         total = 0.0
         for m in messages(plan.blocks, graph, model):
-            if m.phase != "forward" or not m.what.startswith("result") or m.kind not in REDUCTIONS or m.category != WAIT:
+            if (
+                m.phase != "forward"
+                or not m.what.startswith("result")
+                or m.kind not in REDUCTIONS
+                or m.category != WAIT
+            ):
                 continue
             block = graph.blocks[m.label.partition("#")[0]] if m.label else graph.top
             op = next(o for o in block.ops if o.name == m.site)

@@ -1,4 +1,3 @@
-
 """The command line of CONTRACT.md: commands, JSON, exit statuses, and one clear sentence for every wrong input."""
 
 from __future__ import annotations
@@ -49,15 +48,31 @@ WRONG = [
 ]  # fmt: skip
 
 
-SMALL = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 1, "intermediate_size": 64, "vocab_size": 64}
+SMALL = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 1,
+    "intermediate_size": 64,
+    "vocab_size": 64,
+}
 NONSENSE: dict[str, tuple[bytes, str]] = {
     "packed.json": (gzip.compress(b"{}"), "is compressed; unpack it first"),
-    "lists.json": (b'{"model_type": "llama", "x": ' + b"[" * 10**5 + b"]" * 10**5 + b"}", "nested more than 100 levels deep"),
-    "objects.json": (b'{"model_type": "llama", "x": ' + b'{"a":' * 300 + b"1" + b"}" * 300 + b"}", "nested more than 100 levels deep"),
+    "lists.json": (
+        b'{"model_type": "llama", "x": ' + b"[" * 10**5 + b"]" * 10**5 + b"}",
+        "nested more than 100 levels deep",
+    ),
+    "objects.json": (
+        b'{"model_type": "llama", "x": ' + b'{"a":' * 300 + b"1" + b"}" * 300 + b"}",
+        "nested more than 100 levels deep",
+    ),
     "huge.json": (b'{"x": "' + b"a" * (5 << 20) + b'"}', "at most 4194304"),
     "nan.json": (json.dumps({**SMALL, "hidden_size": float("nan")}).encode(), "hidden_size is nan"),
     "layers.json": (json.dumps({**SMALL, "num_hidden_layers": float("inf")}).encode(), "num_hidden_layers is inf"),
-    "digits.json": (b'{"model_type": "llama", "hidden_size": 1' + b"0" * 4000 + b"}", "(4001 characters), which no model has"),
+    "digits.json": (
+        b'{"model_type": "llama", "hidden_size": 1' + b"0" * 4000 + b"}",
+        "(4001 characters), which no model has",
+    ),
     "kind.json": (json.dumps({"model_type": "x" * 10**5}).encode(), "(100002 characters) is not known"),
     "words.json": (json.dumps({**SMALL, "vocab_size": 0}).encode(), "vocab_size is 0; it must be at least 1"),
     "act.json": (json.dumps({**SMALL, "hidden_act": "nope"}).encode(), "hidden_act is 'nope', which transformers"),
@@ -86,7 +101,9 @@ LONG = "x" * 5000
     ],
     ids=lambda text: text[:30],
 )  # fmt: skip
-def test_names_that_are_no_files_are_told_in_one_sentence(command: str, names: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_that_are_no_files_are_told_in_one_sentence(
+    command: str, names: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "folder").mkdir()
     args = [a.format(pipe=tmp_path / "pipe", folder=tmp_path / "folder") if "{" in a else a for a in command.split()]
@@ -96,7 +113,9 @@ def test_names_that_are_no_files_are_told_in_one_sentence(command: str, names: s
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
-def test_a_config_may_begin_with_a_byte_order_mark(encoding: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_config_may_begin_with_a_byte_order_mark(
+    encoding: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "real.json").write_bytes(json.dumps({**SMALL, "num_hidden_layers": 2}).encode(encoding))
     (tmp_path / "config.json").symlink_to("real.json")
     assert answer(capsys, "fold", str(tmp_path), "--batch", "8", "--seq", "16")["unique_blocks"]
@@ -127,7 +146,12 @@ def answer(capsys: pytest.CaptureFixture[str], *args: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("command", "status", "names"), WRONG, ids=[w[0] for w in WRONG])
 def test_wrong_input_is_told_in_one_sentence(
-    command: str, status: int, names: str, files: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    command: str,
+    status: int,
+    names: str,
+    files: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(files)
     args = [str(files / a[1:].replace("}", "")) if a.startswith("{") else a for a in command.split()]
@@ -154,7 +178,11 @@ def test_report_has_the_keys_of_the_contract(capsys: pytest.CaptureFixture[str])
     assert {"name", "repeats", "nodes", "weights"} <= r["graph"]["unique_blocks"][0].keys()
     assert r["workload"].keys() >= {"batch", "seq", "dtype", "optimizer", "zero", "recompute"}
     assert r["cluster"].keys() >= {"name", "num_gpus", "gpu", "memory_bytes"}
-    assert r["candidates"].keys() >= {"space", "scored", "dropped"} and r["candidates"]["dropped"].keys() >= {"uneven", "memory", "dominated"}
+    assert r["candidates"].keys() >= {"space", "scored", "dropped"} and r["candidates"]["dropped"].keys() >= {
+        "uneven",
+        "memory",
+        "dominated",
+    }
     assert r["timings_s"].keys() >= {"capture", "coarsen", "fold", "network", "search", "total"}
     assert r["unknown_ops"] == []
     for p in r["plans"]:
@@ -180,13 +208,19 @@ def test_a_plan_file_reads_back(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert status == 0 and "transformer.h.*" in out
     data = json.loads(path.read_text())
     assert to_json(from_json(data)) == data
-    for broken in ({**data, "mesh": {"axes": ["a"], "sizes": [-1]}}, {k: v for k, v in data.items() if k != "blocks"}, {**data, "cost": 3}):
+    for broken in (
+        {**data, "mesh": {"axes": ["a"], "sizes": [-1]}},
+        {k: v for k, v in data.items() if k != "blocks"},
+        {**data, "cost": 3},
+    ):
         path.write_text(json.dumps(broken))
         status, _, err = run(capsys, "verify", str(path), "--fake")
         assert status == 2 and len(err.strip().splitlines()) == 1
 
 
-def test_rules_are_checked_at_once_and_exports_say_what_was_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rules_are_checked_at_once_and_exports_say_what_was_not_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "plan.json"
     _, _, err = run(capsys, "plan", "bert-large", "--cluster", "1x8-h100", "--mesh", "8", "-o", str(path))
     assert f"not run yet; verify it: python -m planner_core verify {path} --ranks 4, and --fake" in err
@@ -201,9 +235,15 @@ def test_rules_are_checked_at_once_and_exports_say_what_was_not_run(tmp_path: Pa
     assert status == 0 and "this plan was not run by the export" in out
 
 
-@pytest.mark.parametrize("command", ["plan gpt2-xl --layers 2 --mesh 16 -o", "export {plan} --to json -o", "export {plan} --to torchrun -o"])
-def test_a_read_only_folder_is_one_sentence_and_nothing_half_written(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = Path("/sys") if Path("/sys/kernel").is_dir() else tmp_path / "locked"  # root may write where modes forbid it, but not there
+@pytest.mark.parametrize(
+    "command", ["plan gpt2-xl --layers 2 --mesh 16 -o", "export {plan} --to json -o", "export {plan} --to torchrun -o"]
+)
+def test_a_read_only_folder_is_one_sentence_and_nothing_half_written(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = (
+        Path("/sys") if Path("/sys/kernel").is_dir() else tmp_path / "locked"
+    )  # root may write where modes forbid it, but not there
     folder.mkdir(mode=0o555, exist_ok=True)
     plan = tmp_path / "plan.json"
     assert run(capsys, "plan", "gpt2-xl", "--layers", "2", "--mesh", "16", "-o", str(plan))[0] == 0
@@ -226,7 +266,9 @@ def test_network_has_the_form_of_the_contract(capsys: pytest.CaptureFixture[str]
 def test_fold_counts(capsys: pytest.CaptureFixture[str]) -> None:
     blocks = answer(capsys, "fold", "t5-large")["unique_blocks"]
     assert {729, 59049} <= {b["candidates"] for b in blocks}
-    assert sorted((b["repeats"] for b in blocks), reverse=True)[:2] == [24, 24] or sum(b["repeats"] for b in blocks) == 48
+    assert (
+        sorted((b["repeats"] for b in blocks), reverse=True)[:2] == [24, 24] or sum(b["repeats"] for b in blocks) == 48
+    )
 
 
 def test_compare_shows_methods_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:

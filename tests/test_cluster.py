@@ -237,7 +237,14 @@ def test_a_cluster_by_name_with_changes() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["2x8-h100:nodes=0", "2x8-h100:nodes=1.5", "2x8-h100:bogus=3", "2x8-h100:nodes", "2x8-h100:inter=nan", "1x8-h100:nodes=2"],
+    [
+        "2x8-h100:nodes=0",
+        "2x8-h100:nodes=1.5",
+        "2x8-h100:bogus=3",
+        "2x8-h100:nodes",
+        "2x8-h100:inter=nan",
+        "1x8-h100:nodes=2",
+    ],
 )
 def test_a_change_that_cannot_be_is_one_sentence(text: str) -> None:
     with pytest.raises(InputError, match="give"):

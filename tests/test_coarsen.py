@@ -56,4 +56,6 @@ def test_random_models(seed: int) -> None:
     graph = random_graph(seed)
     coarse = coarsen(graph)
     for b in (coarse.top, *coarse.blocks.values()):
-        assert sorted(p for g in b.groups for p in g.items) == [p for p, i in enumerate(b.block.items) if isinstance(i, Op)]
+        assert sorted(p for g in b.groups for p in g.items) == [
+            p for p, i in enumerate(b.block.items) if isinstance(i, Op)
+        ]

@@ -27,7 +27,11 @@ def planned(model: str, mesh: str | None = "2x8", **asked: object) -> tuple[Plan
 
 def stored(plan: Plan, weight: Weight) -> set[str]:
     block, name = weight
-    return {",".join(map(str, b.params[name].stored)) for label, b in plan.blocks.items() if label.partition("#")[0] == block}
+    return {
+        ",".join(map(str, b.params[name].stored))
+        for label, b in plan.blocks.items()
+        if label.partition("#")[0] == block
+    }
 
 
 @pytest.mark.parametrize("keep", [True, False])
@@ -79,7 +83,9 @@ def test_what_cannot_be_says_why() -> None:
             edit.pin(planner, of or result.best, {weight: placements}, keep=False)  # type: ignore[dict-item]
         return str(told.value)
 
-    assert "dim 0 has 50257 elements, which 8 GPUs cannot share evenly" in why(("", "transformer.wte.weight"), R, Shard(0))
+    assert "dim 0 has 50257 elements, which 8 GPUs cannot share evenly" in why(
+        ("", "transformer.wte.weight"), R, Shard(0)
+    )
     assert "has 1 dim" in why(("GPT2Block", "ln_1.weight"), R, Shard(1))
     assert "never stored as the terms of a sum" in why(("GPT2Block", "mlp.c_fc.weight"), P, R)
     assert "there is no weight" in why(("GPT2Block", "no.such"), R, R)
@@ -97,7 +103,9 @@ def test_what_does_not_fit_the_memory_says_how_much_it_needs() -> None:
     planner, result = planned("llama-3-8b", memory_gb=11.0)
     assert result.best.fits
     whole = {e.weight: (R, R) for e in edit.editable(planner.graph, result.best)}
-    with pytest.raises(NoPlanFits, match=r"least memory that any plan needs is [\d.]+ GB per GPU, but there are 11.0 GB"):
+    with pytest.raises(
+        NoPlanFits, match=r"least memory that any plan needs is [\d.]+ GB per GPU, but there are 11.0 GB"
+    ):
         edit.pin(planner, result.best, whole, keep=True)
 
 

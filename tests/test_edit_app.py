@@ -25,7 +25,15 @@ def test_edits_stand_in_the_address() -> None:
     assert text == f"best:keep,{UP}:R.S(0),{HEAD}:S(1).R"
     assert edits.read(settings.read({"edit": text})[0]["edit"]) == asked
     assert asked.put(UP, (R, R), ((R, R),)).put(HEAD, (R, R), ((R, R),)).write() == ()
-    for bad in ("best", "best:keep", "x:soon,a:R", "best:keep,a", "best:keep,a:Q", "best:keep,<b>:R", "best:keep" + ",a:R" * 41):
+    for bad in (
+        "best",
+        "best:keep",
+        "x:soon,a:R",
+        "best:keep,a",
+        "best:keep,a:Q",
+        "best:keep,<b>:R",
+        "best:keep" + ",a:R" * 41,
+    ):
         values, told = settings.read({"edit": bad})
         assert values["edit"] == () and len(told) == 1
 
@@ -86,7 +94,9 @@ def test_a_person_edits_a_weight_pins_the_plan_and_shares_the_link(visit: Visit)
     visit.click(page.get_by_role("combobox", name=re.compile("On world")))
     page.get_by_role("option", name="R", exact=True).click()
     page.wait_for_function("location.search.includes('edit=')")
-    page.wait_for_function(r"/memory per GPU[^]*\+[\d.]+ GiB/.test(document.querySelector('.st-key-edit_answer')?.innerText ?? '')")
+    page.wait_for_function(
+        r"/memory per GPU[^]*\+[\d.]+ GiB/.test(document.querySelector('.st-key-edit_answer')?.innerText ?? '')"
+    )
     visit.settle()
     told = page.locator(".st-key-edit_answer").inner_text()
     assert "memory per GPU" in told and re.search(r"\+[\d.]+ GiB", told)

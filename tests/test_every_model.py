@@ -24,7 +24,9 @@ def _compare(model_type: str, cls: str, tell: Any) -> None:
     for dtype in ("bfloat16", "float32"):
         try:
             config = default_config(model_type, cls)
-            seq = min(tokens(config), 64 if model_type not in ("longformer", "led", "bigbird_pegasus", "big_bird") else 512)
+            seq = min(
+                tokens(config), 64 if model_type not in ("longformer", "led", "bigbird_pegasus", "big_bird") else 512
+            )
             folded = capture_graph(config, batch=BATCH, seq=seq, dtype=dtype)
         except PlannerError as error:
             if "--dtype float32" in str(error):
@@ -36,7 +38,10 @@ def _compare(model_type: str, cls: str, tell: Any) -> None:
         except Exception as error:  # a default that transformers cannot make
             tell(outcome="plan", found=f"refused: {error}"[:200])
             return
-        tell(outcome="plan", found=difference(folded, capture_graph(config, batch=BATCH, seq=seq, dtype=dtype, flat=True)) or "")
+        tell(
+            outcome="plan",
+            found=difference(folded, capture_graph(config, batch=BATCH, seq=seq, dtype=dtype, flat=True)) or "",
+        )
         return
 
 
@@ -44,7 +49,9 @@ def _check(models: list[tuple[str, str]]) -> tuple[dict[str, str], int]:
     """What differs, by model, and how many were compared."""
     warm()
     rows = {f"{kind} {cls}": in_child(partial(_compare, kind, cls)) for kind, cls in models}
-    wrong = {name: str(row.get("found", row.get("reason"))) for name, row in rows.items() if row.get("found", "?") != ""}
+    wrong = {
+        name: str(row.get("found", row.get("reason"))) for name, row in rows.items() if row.get("found", "?") != ""
+    }
     wrong = {name: what for name, what in wrong.items() if not what.startswith("refused")}
     return wrong, sum(row.get("found") == "" for row in rows.values())
 

@@ -45,7 +45,13 @@ def test_experts_are_split_inside() -> None:
 def test_text_half_of_a_composite_config() -> None:
     assert expert_plan({"model_type": "llava", "text_config": {"model_type": "llama"}}) == LLAMA
     assert expert_plan({"model_type": "t5"}) is None
-    both = expert_plan({"model_type": "llama4", "vision_config": {"model_type": "llama4_vision_model"}, "text_config": {"model_type": "llama"}})
+    both = expert_plan(
+        {
+            "model_type": "llama4",
+            "vision_config": {"model_type": "llama4_vision_model"},
+            "text_config": {"model_type": "llama"},
+        }
+    )
     assert both == {**LLAMA, **expert_plans()["llama4"]}, "the plan of the whole and that of its text, not its vision's"
 
 
@@ -82,7 +88,9 @@ def test_layers_that_run_again_are_split_as_the_expert_says_and_their_gate_is_no
     graph = capture_graph(HRM, batch=8, seq=64)
     plan, theirs, ours = theirs_and_ours(graph, 4)
     calls = 2 * (2 + 1)  # layers of a stack, and stacks that are run
-    assert {(t.phase, t.kind, t.count) for t in plan.cost.traffic if t.phase == "forward"} == {("forward", "all_reduce", 2 * calls)}
+    assert {(t.phase, t.kind, t.count) for t in plan.cost.traffic if t.phase == "forward"} == {
+        ("forward", "all_reduce", 2 * calls)
+    }
     assert ours == pytest.approx(theirs, rel=1e-6)
 
 

@@ -136,7 +136,9 @@ def test_plan_file_is_the_plan(result: Result) -> None:
     assert from_json(json.loads(exporting.plan_text(result.best))) == result.best
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b"\xff\xfe", b'{"model_type": 3}', b"{" * 10, b" " * (MAX_BYTES + 1)])
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b"{}", b"\xff\xfe", b'{"model_type": 3}', b"{" * 10, b" " * (MAX_BYTES + 1)]
+)
 def test_an_upload_that_is_no_config_is_refused(content: bytes) -> None:
     with pytest.raises(InputError):
         keep(content)
@@ -175,7 +177,9 @@ def test_the_torchrun_script_is_python(result: Result) -> None:
 
 
 def test_a_word_is_defined_where_it_stands_first_and_markup_is_left_alone() -> None:
-    text = define('<td title="a ring">ring of all_gather, all_gather</td><span class="chip S" title="ring">world S(1)</span> rings')
+    text = define(
+        '<td title="a ring">ring of all_gather, all_gather</td><span class="chip S" title="ring">world S(1)</span> rings'
+    )
     assert text.count('class="term"') == 2
     assert text.startswith('<td title="a ring"><span class="term" tabindex="0" title="each GPU passes')
     assert text.endswith('all_gather</td><span class="chip S" title="ring">world S(1)</span> rings')

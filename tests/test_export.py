@@ -38,7 +38,15 @@ def planned(name: str, which: str) -> Plan:
 
 def run(script: Path, ranks: int, *options: str) -> tuple[list[float], dict[str, Any]]:
     """Losses by step and the collectives of the last one. Runs where no module of ours can be imported."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), str(script)]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        str(ranks),
+        str(script),
+    ]
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [*command, "--count", *options], cwd=script.parent, env=environment, capture_output=True, text=True, timeout=240,
@@ -73,8 +81,10 @@ def plain_losses(plan: Plan, steps: int) -> list[float]:
 @pytest.mark.parametrize(
     ("name", "which", "ranks"),
     [
-        ("gpt2-xl", "best", 2), ("llama-3-8b", "Megatron-LM + sequence parallel", 4),
-        pytest.param("gpt2-xl", "best", 4, marks=pytest.mark.slow), pytest.param("llama-3-8b", "best", 2, marks=pytest.mark.slow),
+        ("gpt2-xl", "best", 2),
+        ("llama-3-8b", "Megatron-LM + sequence parallel", 4),
+        pytest.param("gpt2-xl", "best", 4, marks=pytest.mark.slow),
+        pytest.param("llama-3-8b", "best", 2, marks=pytest.mark.slow),
     ],
 )
 def test_torchrun_script_trains_like_one_process(name: str, which: str, ranks: int, tmp_path: Path) -> None:

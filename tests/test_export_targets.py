@@ -49,17 +49,29 @@ def consume(name: str, which: str, target: str, folder: Path) -> dict[str, Any]:
     model.save_pretrained(folder / "model")
     found = model_spec(config)
     sizes = {"batch": BATCH, "seq": SEQ}
-    inputs = {k: [[sizes.get(d, d) for d in shape], kind, high] for k, (shape, kind, high) in found["full"]["inputs"].items()}
+    inputs = {
+        k: [[sizes.get(d, d) for d in shape], kind, high] for k, (shape, kind, high) in found["full"]["inputs"].items()
+    }
     (folder / "spec.json").write_text(json.dumps({"class": found["class"], "inputs": inputs}))
     export_plan(plan, target, folder / ("plan.py" if target == "parallelize_module" else "plan.json"))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(ROOT / "tests" / "export_consumer.py")]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        str(ROOT / "tests" / "export_consumer.py"),
+    ]
     paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     done = subprocess.run(
         [*command, target, str(folder)], env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}, capture_output=True,
         text=True, timeout=240, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
-    row: dict[str, Any] = next(json.loads(x.removeprefix("ROW ")) for x in done.stdout.splitlines() if x.startswith("ROW "))
+    row: dict[str, Any] = next(
+        json.loads(x.removeprefix("ROW ")) for x in done.stdout.splitlines() if x.startswith("ROW ")
+    )
     assert row["parallel"] == pytest.approx(row["single"], rel=1e-6)
     assert row["after"][0] == pytest.approx(row["after"][1], rel=1e-5)
     assert row["after"][0] < row["single"]
@@ -76,7 +88,10 @@ def test_parallelize_module_trains_like_one_process(tmp_path: Path) -> None:
     assert len([n for n in row["split"] if ".layers." in n]) == 7 * LAYERS
     forward, backward = counts(row, "forward"), counts(row, "backward")
     assert forward["all_reduce"] == (2 * LAYERS, 2 * LAYERS * PAYLOAD)
-    assert backward["all_reduce"] == ((2 * LAYERS + 1), (2 * LAYERS + 1) * PAYLOAD)  # one for each shared input, one for the head's
+    assert backward["all_reduce"] == (
+        (2 * LAYERS + 1),
+        (2 * LAYERS + 1) * PAYLOAD,
+    )  # one for each shared input, one for the head's
     predicted = scaled(planned("llama-3-8b")["Megatron-LM"], 2).cost.collectives()["backward"]["all_reduce"]
     assert predicted["count"] == backward["all_reduce"][0]  # the same collectives as the plan, at this batch and length
     assert predicted["bytes"] * BATCH * SEQ == backward["all_reduce"][1] * 8 * 32
@@ -88,7 +103,9 @@ def test_parallelize_module_splits_tokens_where_the_plan_does(tmp_path: Path) ->
     text = (tmp_path / "plan.py").read_text()
     assert '"model.layers.*.input_layernorm": SequenceParallel()' in text
     forward, backward = counts(row, "forward"), counts(row, "backward")
-    assert forward["reduce_scatter"][0] == 2 * LAYERS and backward["reduce_scatter"][0] == 2 * LAYERS + 1  # the head's input
+    assert (
+        forward["reduce_scatter"][0] == 2 * LAYERS and backward["reduce_scatter"][0] == 2 * LAYERS + 1
+    )  # the head's input
     assert forward["all_gather"][0] >= 2 * LAYERS + 1 and "all_reduce" not in forward
 
 
@@ -109,7 +126,12 @@ def test_parallelize_module_of_other_models(name: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "which"),
-    [("llama-3-8b", "Megatron-LM"), ("mixtral-8x7b", "hf-expert"), ("bert-large", "Megatron-LM"), ("vit-large", "Megatron-LM")],
+    [
+        ("llama-3-8b", "Megatron-LM"),
+        ("mixtral-8x7b", "hf-expert"),
+        ("bert-large", "Megatron-LM"),
+        ("vit-large", "Megatron-LM"),
+    ],
 )
 def test_hf_trains_like_one_process(name: str, which: str, tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
@@ -117,8 +139,13 @@ def test_hf_trains_like_one_process(name: str, which: str, tmp_path: Path) -> No
     assert row["grad_error"] < 2e-5, row["worst"]
     if name == "llama-3-8b":
         assert counts(row, "forward")["all_reduce"] == (2 * LAYERS, 2 * LAYERS * PAYLOAD)
-        assert counts(row, "backward")["all_reduce"] == ((5 * LAYERS + 1), (5 * LAYERS + 1) * PAYLOAD)  # each column by itself
-        assert f"{5 * LAYERS} backward all_reduces" in " ".join(export_text(scaled(planned(name)[which], 2), "hf").remarks)
+        assert counts(row, "backward")["all_reduce"] == (
+            (5 * LAYERS + 1),
+            (5 * LAYERS + 1) * PAYLOAD,
+        )  # each column by itself
+        assert f"{5 * LAYERS} backward all_reduces" in " ".join(
+            export_text(scaled(planned(name)[which], 2), "hf").remarks
+        )
 
 
 @pytest.mark.slow
@@ -202,13 +229,20 @@ def test_megatron_core_takes_the_flags(name: str) -> None:
 
 def test_torchtitan_takes_the_options() -> None:
     """With torchtitan 0.3.0 and tyro (requirements-targets.txt)."""
-    configs, manager = pytest.importorskip("torchtitan.config.configs"), pytest.importorskip("torchtitan.config.manager")
+    configs, manager = (
+        pytest.importorskip("torchtitan.config.configs"),
+        pytest.importorskip("torchtitan.config.manager"),
+    )
     import tyro  # type: ignore[import-not-found, unused-ignore]
 
     sections = {"training": configs.TrainingConfig, "parallelism": configs.ParallelismConfig}
     fields = [(name, kind, field(default_factory=kind)) for name, kind in sections.items()]
     form = make_dataclass("Form", fields)
-    for which, tensor, sequence in (("Megatron-LM", 8, False), ("Megatron-LM + sequence parallel", 8, True), ("best", 1, True)):
+    for which, tensor, sequence in (
+        ("Megatron-LM", 8, False),
+        ("Megatron-LM + sequence parallel", 8, True),
+        ("best", 1, True),
+    ):
         text = export_text(planned("llama-3-8b")[which], "torchtitan").text
         options = " ".join(line for line in text.splitlines() if not line.startswith("#")).split()
         found = tyro.cli(form, args=options, default=form(), registry=manager.custom_registry).parallelism
@@ -237,23 +271,31 @@ def test_every_column_sums_by_itself_in_the_price() -> None:
     more = 3 * 32 * wire_bytes("all_reduce", payload, 8)  # q, k, v and gate, up: 5 in place of 2 in every layer
     assert each[1].wire_bytes - one[1].wire_bytes == more
     # along the tensor axis: two in every layer and the head's; the rest are gradients of weights
-    assert sum(t.count for t in one[0].cost.traffic if (t.phase, t.kind, t.axis) == ("backward", "all_reduce", 1)) == 2 * 32 + 1
+    assert (
+        sum(t.count for t in one[0].cost.traffic if (t.phase, t.kind, t.axis) == ("backward", "all_reduce", 1))
+        == 2 * 32 + 1
+    )
 
 
 @pytest.mark.parametrize("target", ["parallelize_module", "hf", "deepspeed"])
 def test_the_nearest_plan_is_offered_with_its_price(target: str, tmp_path: Path) -> None:
     plan = planned("llama-3-8b")["best"]
-    with pytest.raises(InputError, match=r"Megatron-LM's plan on 8 data×2 tensor is the nearest that it holds \(--nearest\): .* ms a step"):
+    with pytest.raises(
+        InputError,
+        match=r"Megatron-LM's plan on 8 data×2 tensor is the nearest that it holds \(--nearest\): .* ms a step",
+    ):
         export_text(plan, target)
     said = export_plan(plan, target, tmp_path / "near", near=True)
-    assert said[1].startswith("Megatron-LM's plan on 8 data×2 tensor in place of \"best\"")
+    assert said[1].startswith('Megatron-LM\'s plan on 8 data×2 tensor in place of "best"')
     assert said[-1].startswith("in this form: ")
     assert (tmp_path / "near").stat().st_size > 300
 
 
 def test_where_no_split_can_be_held_the_nearest_needs_no_file() -> None:
     """GPT-2's Conv1D: no form splits it, so what is left is data parallelism, with its price."""
-    with pytest.raises(InputError, match=r"(DDP|FSDP2) over all GPUs is the nearest, and needs no file: .* ms a step, the plan ") as found:
+    with pytest.raises(
+        InputError, match=r"(DDP|FSDP2) over all GPUs is the nearest, and needs no file: .* ms a step, the plan "
+    ) as found:
         export_text(planned("gpt2-xl")["best"], "hf")
     assert "--nearest" not in str(found.value)
 
@@ -263,7 +305,10 @@ def test_the_command_line_says_the_price_as_data(tmp_path: Path, capsys: pytest.
     from planner_core.plan import to_json
 
     (tmp_path / "plan.json").write_text(json.dumps(to_json(planned("llama-3-8b")["Megatron-LM + sequence parallel"])))
-    assert main(["export", str(tmp_path / "plan.json"), "--to", "deepspeed", "-o", str(tmp_path / "ds.json"), "--json"]) == 0
+    assert (
+        main(["export", str(tmp_path / "plan.json"), "--to", "deepspeed", "-o", str(tmp_path / "ds.json"), "--json"])
+        == 0
+    )
     found = json.loads(capsys.readouterr().out)
     assert found["nearest"]["step_time_s"] > found["nearest"]["plan_step_time_s"] > 0
     assert found["nearest"]["fits"] is False

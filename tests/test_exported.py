@@ -63,7 +63,9 @@ def _bare(graph: Graph) -> Graph:
     """Without the attributes of pooling and GELU, whose module spells out defaults that ATen leaves out."""
 
     def bare(block: Block) -> Block:
-        items = [replace(i, attrs={}) if isinstance(i, Op) and ("pool" in i.fn or i.fn == "gelu") else i for i in block.items]
+        items = [
+            replace(i, attrs={}) if isinstance(i, Op) and ("pool" in i.fn or i.fn == "gelu") else i for i in block.items
+        ]
         return replace(block, items=tuple(items))
 
     return replace(graph, top=bare(graph.top), blocks={n: bare(b) for n, b in graph.blocks.items()})
@@ -96,7 +98,13 @@ def test_hugging_face_experts_are_one_op(tmp_path: Path) -> None:
     """Exported with transformers' own grouped matmuls, which are no ATen op."""
     import transformers
 
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 4, "num_local_experts": 4}
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "num_local_experts": 4,
+    }
     config = transformers.MixtralConfig(**sizes, num_hidden_layers=2, vocab_size=64, use_cache=False)
     model = transformers.MixtralForCausalLM(config).train()
     ids = torch.ones(2, 8, dtype=torch.long)
@@ -105,7 +113,11 @@ def test_hugging_face_experts_are_one_op(tmp_path: Path) -> None:
     graph = read(path)
     (op,) = [op for op in graph.blocks["MixtralDecoderLayer"].ops if op.fn == "moe_experts"]
     shapes = [graph.blocks["MixtralDecoderLayer"].values[v].meta.shape for v in op.inputs]
-    assert shapes == [(16, 32), (16, 2), (16, 2), (4, 96, 32), (4, 32, 48)] and op.attrs["gated"] and not op.attrs["transposed"]
+    assert (
+        shapes == [(16, 32), (16, 2), (16, 2), (4, 96, 32), (4, 32, 48)]
+        and op.attrs["gated"]
+        and not op.attrs["transposed"]
+    )
     assert graph.num_repeats == {"MixtralDecoderLayer": 2}
 
 
@@ -116,13 +128,18 @@ def test_the_command_line_plans_one(files: Callable[[str], Path], capsys: pytest
     report = json.loads(capsys.readouterr().out)
     assert report["workload"]["batch"] == 4 and report["workload"]["seq"] == 16
     assert {b["name"]: b["repeats"] for b in report["graph"]["unique_blocks"]} == {"Layer": 3}
-    for more, says in ((["--batch", "3"], "exported with batch 4"), (["--layers", "2"], "--layers 2 cannot be applied")):
+    for more, says in (
+        (["--batch", "3"], "exported with batch 4"),
+        (["--layers", "2"], "--layers 2 cannot be applied"),
+    ):
         assert main(["plan", path, "--mesh", "8", "--cluster", "1x8-h100", *more]) == 2
         out = capsys.readouterr()
         assert says in out.err and len(out.err.splitlines()) == 1 and not out.out
 
 
-def test_a_plan_of_one_is_verified_on_a_fake_group(files: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_of_one_is_verified_on_a_fake_group(
+    files: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     plan = tmp_path / "plan.json"
     assert main(["plan", str(files("llama-like")), "--mesh", "4", "--cluster", "1x4-a100-pcie", "-o", str(plan)]) == 0
     status = main(["verify", str(plan), "--fake"])
@@ -194,7 +211,11 @@ def test_what_is_no_program_is_refused_and_nothing_is_unpickled(files: Callable[
     for name, (content, _) in cases.items():
         (tmp_path / f"{name}.pt2").write_bytes(content)
     torch.save(Bomb(), tmp_path / "pickle.pt2")
-    for name, inner in (("old", "serialized_exported_program.json"), ("compiled", "x/data/aotinductor/m.so"), ("text-graph", "x/models/x.json")):
+    for name, inner in (
+        ("old", "serialized_exported_program.json"),
+        ("compiled", "x/data/aotinductor/m.so"),
+        ("text-graph", "x/models/x.json"),
+    ):
         with zipfile.ZipFile(tmp_path / f"{name}.pt2", "w") as archive:
             archive.writestr(inner, "hello")
     with zipfile.ZipFile(tmp_path / "bomb.pt2", "w", zipfile.ZIP_DEFLATED) as archive:

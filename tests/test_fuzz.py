@@ -98,8 +98,17 @@ def test_a_sample_of_plans_and_clusters(tmp_path: Path) -> None:
 def test_a_config_that_points_to_code_and_to_the_hub_runs_and_asks_nothing(tmp_path: Path) -> None:
     """`auto_map` names a class of a file beside the config, which `trust_remote_code` would import."""
     (tmp_path / "evil.py").write_text("raise SystemExit('run')\nclass Evil: pass\n", encoding="utf-8")
-    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64, "vocab_size": 64}
-    code = {"auto_map": dict.fromkeys(("AutoConfig", "AutoModelForCausalLM"), "evil.Evil"), "_name_or_path": "someone/something"}
+    sizes = {
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 64,
+        "vocab_size": 64,
+    }
+    code = {
+        "auto_map": dict.fromkeys(("AutoConfig", "AutoModelForCausalLM"), "evil.Evil"),
+        "_name_or_path": "someone/something",
+    }
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **sizes, **code}), encoding="utf-8")
     read(str(tmp_path), False)  # imports
     with watched() as watch:

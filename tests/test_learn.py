@@ -389,7 +389,15 @@ FIRST = (
 def said(lesson: Lesson) -> str:
     """All that a lesson says at its defaults."""
     scene, question = lesson.scene(LLAMA, lesson.defaults()), lesson.question(LLAMA, lesson.defaults())
-    parts = [lesson.title, lesson.idea, *lesson.text, question.ask, *question.options, *question.why, *(c.label for c in lesson.controls)]
+    parts = [
+        lesson.title,
+        lesson.idea,
+        *lesson.text,
+        question.ask,
+        *question.options,
+        *question.why,
+        *(c.label for c in lesson.controls),
+    ]
     pictures = [re.sub(r"<[^>]+>", " ", s.picture) for s in scene.steps]
     return " ".join([*parts, *(m for _, m in lesson.terms), *(s.title + " " + s.says for s in scene.steps), *pictures])
 
@@ -434,7 +442,9 @@ def test_text_in_pictures_is_escaped() -> None:
 def test_a_colour_that_comes_again_has_a_second_mark() -> None:
     first, again = draw.tile(30, 20, ("S", 1)).body, draw.tile(30, 20, ("S", 9)).body
     assert "stroke-dasharray" in again and "stroke-dasharray" not in first
-    assert "GPU 9" in draw.device(9, draw.Box(10, 10)).body and "stroke-dasharray" in draw.device(9, draw.Box(10, 10)).body
+    assert (
+        "GPU 9" in draw.device(9, draw.Box(10, 10)).body and "stroke-dasharray" in draw.device(9, draw.Box(10, 10)).body
+    )
     dealt = LESSONS[5].scene(LLAMA, {"t": 16}).steps[1].picture
     assert all(f">GPU {r}<" in dealt for r in range(16)) and "stroke-dasharray" in dealt
 

@@ -52,7 +52,9 @@ def same(module: nn.Module, method: str, *args: Any) -> None:
         module.zero_grad()
         out = run(module, *args)
         out.pow(2).sum().backward()
-        found.append((out.detach(), [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in module.parameters()]))
+        found.append(
+            (out.detach(), [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in module.parameters()])
+        )
     (theirs, grads), (mine, more) = found
     torch.testing.assert_close(mine, theirs)
     for a, b in zip(grads, more, strict=True):
@@ -66,7 +68,9 @@ def routing(tokens: int, experts: int, k: int) -> tuple[torch.Tensor, torch.Tens
 
 
 def test_longcat_with_experts_that_hand_back() -> None:
-    made = config("longcat_flash", hidden_size=8, expert_ffn_hidden_size=6, n_routed_experts=4, zero_expert_num=2, num_layers=1)
+    made = config(
+        "longcat_flash", hidden_size=8, expert_ffn_hidden_size=6, n_routed_experts=4, zero_expert_num=2, num_layers=1
+    )
     experts = filled(unpatched("longcat_flash").LongcatFlashExperts(made))
     index, weights = routing(10, 6, 3)
     assert (index >= 4).any()
@@ -81,14 +85,28 @@ def test_step_with_a_clamp() -> None:
 
 
 def test_switch_with_tokens_beyond_capacity() -> None:
-    experts = filled(unpatched("switch_transformers").SwitchTransformersExperts(config("switch_transformers", d_model=8, d_ff=6, num_experts=4, dropout_rate=0.0)))
+    experts = filled(
+        unpatched("switch_transformers").SwitchTransformersExperts(
+            config("switch_transformers", d_model=8, d_ff=6, num_experts=4, dropout_rate=0.0)
+        )
+    )
     mask = nn.functional.one_hot(torch.randint(4, (10,)), 4)
     mask[::3] = 0  # dropped
-    same(experts, "forward", torch.randn(10, 8, dtype=torch.float64), mask[:, None], torch.rand(10, 1, dtype=torch.float64))
+    same(
+        experts,
+        "forward",
+        torch.randn(10, 8, dtype=torch.float64),
+        mask[:, None],
+        torch.rand(10, 1, dtype=torch.float64),
+    )
 
 
 def test_nllb_as_transformers_runs_it() -> None:
-    experts = filled(unpatched("nllb_moe").NllbMoeExperts(config("nllb-moe", d_model=8, num_experts=4, moe_token_dropout=0.0, activation_dropout=0.0), 6))
+    experts = filled(
+        unpatched("nllb_moe").NllbMoeExperts(
+            config("nllb-moe", d_model=8, num_experts=4, moe_token_dropout=0.0, activation_dropout=0.0), 6
+        )
+    )
     mask = nn.functional.one_hot(torch.randint(4, (10,)), 4)
     same(experts, "forward", torch.randn(10, 8, dtype=torch.float64), mask, torch.rand(10, 4, dtype=torch.float64))
 
@@ -101,13 +119,25 @@ def test_dbrx() -> None:
 
 
 def test_jetmoe_attention_and_feed_forward_experts() -> None:
-    made = config("jetmoe", hidden_size=8, intermediate_size=6, num_local_experts=4, num_experts_per_tok=2, kv_channels=4, num_key_value_heads=2)
+    made = config(
+        "jetmoe",
+        hidden_size=8,
+        intermediate_size=6,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        kv_channels=4,
+        num_key_value_heads=2,
+    )
     plain = unpatched("jetmoe")
     hidden = torch.randn(2, 5, 8, dtype=torch.float64)
     moe, moa = filled(plain.JetMoeMoE(made)), filled(plain.JetMoeMoA(made))
     results = []
     for patched in (False, True):
-        owners = {"JetMoeTopKGating": plain.JetMoeTopKGating, "JetMoeMoE": plain.JetMoeMoE, "JetMoeMoA": plain.JetMoeMoA}
+        owners = {
+            "JetMoeTopKGating": plain.JetMoeTopKGating,
+            "JetMoeMoE": plain.JetMoeMoE,
+            "JetMoeMoA": plain.JetMoeMoA,
+        }
         if patched:
             for (kind, method), ours in loops.LOOPS.items():
                 if kind in owners:
@@ -119,13 +149,30 @@ def test_jetmoe_attention_and_feed_forward_experts() -> None:
 
 
 SMALL: dict[str, dict[str, Any]] = {
-    "jetmoe": {"hidden_size": 32, "num_hidden_layers": 2, "num_key_value_heads": 2, "kv_channels": 8, "intermediate_size": 16, "num_local_experts": 4},
-    "switch_transformers": {"d_model": 32, "d_ff": 16, "d_kv": 8, "num_heads": 4, "num_layers": 4, "num_decoder_layers": 4, "num_experts": 4},
+    "jetmoe": {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_key_value_heads": 2,
+        "kv_channels": 8,
+        "intermediate_size": 16,
+        "num_local_experts": 4,
+    },
+    "switch_transformers": {
+        "d_model": 32,
+        "d_ff": 16,
+        "d_kv": 8,
+        "num_heads": 4,
+        "num_layers": 4,
+        "num_decoder_layers": 4,
+        "num_experts": 4,
+    },
     "xlstm": {"hidden_size": 64, "embedding_dim": 64, "num_heads": 2, "num_blocks": 2, "num_hidden_layers": 2},
 }
 
 
-@pytest.mark.parametrize(("kind", "fn"), [("jetmoe", "expert_linear"), ("switch_transformers", "moe_experts"), ("xlstm", "mlstm")])
+@pytest.mark.parametrize(
+    ("kind", "fn"), [("jetmoe", "expert_linear"), ("switch_transformers", "moe_experts"), ("xlstm", "mlstm")]
+)
 def test_they_are_captured_and_folded(kind: str, fn: str) -> None:
     made = {"model_type": kind, "vocab_size": 64, **SMALL[kind]}
     folded, flat = (capture_graph(made, batch=2, seq=64, flat=f) for f in (False, True))

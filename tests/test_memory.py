@@ -99,7 +99,9 @@ ONCE_WRONG = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("rows", [[("gpt2-xl", "8", "atp")], pytest.param(ONCE_WRONG, marks=pytest.mark.slow)], ids=["one", "others"])
+@pytest.mark.parametrize(
+    "rows", [[("gpt2-xl", "8", "atp")], pytest.param(ONCE_WRONG, marks=pytest.mark.slow)], ids=["one", "others"]
+)
 def test_whole_steps_take_what_was_predicted(rows: list[tuple[str, str, str]]) -> None:
     """An operand sliced where it is used (Mixtral, sequence parallel), encoder states that every decoder layer keeps
     (T5), a tensor that two readers keep (ResNet), q, k and v of one projection sent their own ways (GPT-2, ATP), and
@@ -114,7 +116,9 @@ def test_whole_steps_take_what_was_predicted(rows: list[tuple[str, str, str]]) -
 def test_recomputed_blocks_take_what_was_predicted() -> None:
     found = []
     for how, names in (("none", ["Megatron-LM"]), ("full", ["Megatron-LM", "best", "FSDP"])):
-        planner = prepare(Request("llama-3-8b", cluster="1x8-h100", mesh="8", batch=16, recompute=how, memory_gb=1000.0))
+        planner = prepare(
+            Request("llama-3-8b", cluster="1x8-h100", mesh="8", batch=16, recompute=how, memory_gb=1000.0)
+        )
         options = meshes(planner.request, planner.cluster)
         by_name = {p.name: p for p in (choose(planner, options), *baselines(planner, options))}
         found += [by_name[name] for name in names]

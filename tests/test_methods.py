@@ -1,4 +1,3 @@
-
 """The baselines are their authors' plans, collective for collective (FACTS.md), and never beat the optimum."""
 
 from __future__ import annotations
@@ -136,7 +135,9 @@ def test_tap_splits_the_feed_forward_alone_where_memory_is_not_tight() -> None:
     inside = {n: p for n, p in placements_by_pattern(plan).items() if ".layer.*." in n}
     split = {n for n, p in inside.items() if p != ["R"]}
     assert split
-    assert all(n.endswith(("layer.*.output.dense.weight", "intermediate.dense.weight")) and "attention" not in n for n in split)
+    assert all(
+        n.endswith(("layer.*.output.dense.weight", "intermediate.dense.weight")) and "attention" not in n for n in split
+    )
 
 
 @pytest.mark.parametrize(("name", "cluster", "least"), [("gpt2-xl", "2x8-v100-eth", 0.85), ("llama-3-8b", "2x8-h100", 0.2)])  # fmt: skip
@@ -155,7 +156,9 @@ def test_an_expert_that_the_search_missed_is_taken() -> None:
     result = plan_model(Request("bert-large", cluster="1x8-h100", layers=2))
     best, expert = result.best, next(p for p in result.plans if p.name == "Megatron-LM")
     assert no_worse(best, [expert]) is best
-    missed = replace(best, optimal=False, notes=("gap",), cost=replace(best.cost, step_time_s=2 * expert.cost.step_time_s))
+    missed = replace(
+        best, optimal=False, notes=("gap",), cost=replace(best.cost, step_time_s=2 * expert.cost.step_time_s)
+    )
     taken = no_worse(missed, [expert])
     assert (taken.blocks, taken.cost) == (expert.blocks, expert.cost)
     assert (taken.name, taken.method, taken.optimal, taken.notes[1:]) == (best.name, best.method, False, ("gap",))
@@ -171,7 +174,9 @@ def test_an_expert_never_communicates_less_under_its_own_constraints(name: str, 
     assert [r["baseline"] for r in rows if r["outcome"].startswith("MORE")] == []
 
 
-@pytest.mark.parametrize(("name", "cluster"), [("llama-3-8b", "2x8-h100"), ("gpt2-xl", "1x4-a100-pcie"), ("resnet50-100k", "1x8-h100")])
+@pytest.mark.parametrize(
+    ("name", "cluster"), [("llama-3-8b", "2x8-h100"), ("gpt2-xl", "1x4-a100-pcie"), ("resnet50-100k", "1x8-h100")]
+)
 def test_experts_of_a_few_models_never_communicate_less(name: str, cluster: str) -> None:
     rows = list(compare(name, cluster))
     assert {r["baseline"] for r in rows} >= {"data parallel", "FSDP"}

@@ -38,7 +38,9 @@ def test_weights_shared_by_every_layer_are_planned() -> None:
     planner = prepare(request, capture_graph(ALBERT, batch=16, seq=128))
     plan = choose(planner, meshes(request, planner.cluster))
     assert plan.fits
-    assert plan.optimal or gap(plan) < 0.05  # each copy by itself would have the weights as all have them: that proves it
+    assert (
+        plan.optimal or gap(plan) < 0.05
+    )  # each copy by itself would have the weights as all have them: that proves it
 
 
 def test_a_narrow_plan_is_one_of_the_wide_space() -> None:
@@ -61,7 +63,9 @@ def test_a_narrow_plan_is_one_of_the_wide_space() -> None:
         net = nets.blocks[block] if block else nets.top
         assert 0 < left.sum() <= len(left) == net.sizes[name]
     found = search(cut)
-    assert found.value == pytest.approx(search(like(nets, seen[-1])).value, rel=1e-9)  # borne by copies, weights cost the same
+    assert found.value == pytest.approx(
+        search(like(nets, seen[-1])).value, rel=1e-9
+    )  # borne by copies, weights cost the same
     assert 0 < bounded(cut, found, "time", float("inf")).bound <= found.value
 
 
@@ -108,7 +112,15 @@ def test_no_assignment_is_below_the_bound_in_parts() -> None:
     for _ in range(20):
         sizes = {f"v{i}": int(dice.integers(2, 5)) for i in range(6)}
         pairs = [(a, b) for a in sizes for b in sizes if a < b and dice.random() < 0.7]
-        tables = [(p, np.where(dice.random((sizes[p[0]], sizes[p[1]])) < 0.1, np.inf, dice.random((sizes[p[0]], sizes[p[1]])))) for p in pairs]
+        tables = [
+            (
+                p,
+                np.where(
+                    dice.random((sizes[p[0]], sizes[p[1]])) < 0.1, np.inf, dice.random((sizes[p[0]], sizes[p[1]]))
+                ),
+            )
+            for p in pairs
+        ]
         sequence = order(sizes, pairs, ())
         exact = float(eliminate.eliminate(sizes, tables, sequence, ()).table)
         bounds = [lower_bound(sizes, tables, sequence, largest) for largest in (4, 16, 64, 1e9)]

@@ -1,4 +1,3 @@
-
 """Elimination and (min, +) powers against brute force and two independent solvers; the network's own promises."""
 
 from __future__ import annotations

@@ -19,7 +19,9 @@ def split(plan: Plan, part: str) -> dict[str, list[str]]:
 @pytest.mark.parametrize("name", ["gpt2-xl", "bert-large", "vit-large", "t5-large"])
 def test_ample_memory_and_a_large_batch_give_data_parallel(name: str) -> None:
     """Within the model's own error (a few per cent) of pure data parallelism, and every matrix of a block is kept whole."""
-    best = plan_model(Request(name, cluster="1x8-h200", batch=4096 if name != "vit-large" else 8192, memory_gb=100000.0, zero=0)).best
+    best = plan_model(
+        Request(name, cluster="1x8-h200", batch=4096 if name != "vit-large" else 8192, memory_gb=100000.0, zero=0)
+    ).best
     assert split(best, "layer") == {} and split(best, ".h.") == {} and split(best, "block") == {}
 
 

@@ -65,7 +65,22 @@ def mutated(data: dict[str, Any], dice: random.Random) -> tuple[Path, dict[str, 
     for key in where[:-1]:
         owner = owner[key]
     old = owner[where[-1]]
-    words = ("R", "P", "S(0)", "S(99)", "S(-1)", "R,R", "R|R", "R,R|R,R", "0:P>R", "7:P>R", "", "x", "forward", "float32")
+    words = (
+        "R",
+        "P",
+        "S(0)",
+        "S(99)",
+        "S(-1)",
+        "R,R",
+        "R|R",
+        "R,R|R,R",
+        "0:P>R",
+        "7:P>R",
+        "",
+        "x",
+        "forward",
+        "float32",
+    )
     kind = dice.choice(("type", "type", "size", "gone", "double", "word"))
     if kind == "gone":
         del owner[where[-1]]

@@ -122,7 +122,9 @@ def test_other_models_and_one_plan(model: str) -> None:
 
 
 def test_the_command_makes_the_same_plan(result: Result) -> None:
-    text = commands.plan(Request("gpt2-xl", cluster="1x8-h100", batch=8, recompute="full", memory_gb=40.0), "my plan.json")
+    text = commands.plan(
+        Request("gpt2-xl", cluster="1x8-h100", batch=8, recompute="full", memory_gb=40.0), "my plan.json"
+    )
     assert text == (
         "python -m planner_core plan gpt2-xl --cluster 1x8-h100 --batch 8 --recompute full --memory-gb 40.0 -o 'my plan.json'"
     )

@@ -1,4 +1,3 @@
-
 """Every row of every rule, on one and two mesh axes, against the unsharded op: results and gradients (see `judge`)."""
 
 from __future__ import annotations

@@ -37,7 +37,9 @@ def test_rare_ops_compute_the_same(sizes: tuple[int, ...]) -> None:
     """Weight norm, Fourier transform, windows, strided views, `...` in einsum, and attention of torch's own layer, opened."""
     graph = capture_graph(f"{Path(__file__).parent / 'rare_ops.py'}:make", batch=4, seq=16)
     ops = [op for b in (graph.top, *graph.blocks.values()) for op in b.ops]
-    assert {"_weight_norm", "fft_fftn", "unfold", "as_strided", "einsum", "nll_loss", "softmax"} <= {op.fn for op in ops}
+    assert {"_weight_norm", "fft_fftn", "unfold", "as_strided", "einsum", "nll_loss", "softmax"} <= {
+        op.fn for op in ops
+    }
     assert all(rule_of(op, b.values).known for b in (graph.top, *graph.blocks.values()) for op in b.ops)
     plans = [make_plan(graph, sizes, random_choice(i), seed=i) for i in range(4)]
     for i, found in enumerate(verify_all(plans)):

@@ -227,7 +227,9 @@ def assert_best_within(problem: Problem, shares: Sequence[float]) -> None:
         assert answer.assignment is not None
         assert answer.optimal
         assert memory_of(answer.assignment) <= budget
-        assert np.dot(price, answer.assignment.totals) == pytest.approx(highs(net, [(m, budget) for m in memory]), rel=2e-6)
+        assert np.dot(price, answer.assignment.totals) == pytest.approx(
+            highs(net, [(m, budget) for m in memory]), rel=2e-6
+        )
 
 
 @pytest.mark.parametrize("seed", [*range(12), *(pytest.param(n, marks=pytest.mark.slow) for n in range(12, 30))])

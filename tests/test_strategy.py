@@ -28,12 +28,20 @@ def test_what_one_op_makes_the_next_takes(name: str) -> None:
 def test_fused_q_k_v_keep_their_parts() -> None:
     block = next(iter(coarsen(load_snapshot("gpt2-xl")).blocks.values()))
     segments = block_strategies(block).segments
-    fused = {block.block.values[v].name: parts for (v, _), parts in segments.items() if block.block.values[v].kind == "parameter"}
+    fused = {
+        block.block.values[v].name: parts
+        for (v, _), parts in segments.items()
+        if block.block.values[v].kind == "parameter"
+    }
     assert fused == {"attn.c_attn.weight": (1600, 1600, 1600), "attn.c_attn.bias": (1600, 1600, 1600)}
 
 
 def test_fused_gate_and_up_keep_their_parts() -> None:
     block = next(iter(coarsen(load_snapshot("mixtral-8x7b")).blocks.values()))
     segments = block_strategies(block).segments
-    fused = {block.block.values[v].name: parts for (v, _), parts in segments.items() if block.block.values[v].kind == "parameter"}
+    fused = {
+        block.block.values[v].name: parts
+        for (v, _), parts in segments.items()
+        if block.block.values[v].kind == "parameter"
+    }
     assert list(fused.values()) == [(14336, 14336)]

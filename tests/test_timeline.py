@@ -53,7 +53,9 @@ def tensors_by_kind(plan: Plan, result: Result) -> Counter[str]:
     found: Counter[str] = Counter()
     for h in held(plan, result.graph):
         assert h.num_bytes > 0 and h.copies > 0
-        assert not h.dtype or h.num_bytes <= math.prod(h.shape) * 12, "no share is larger than the whole with 32-bit states"
+        assert not h.dtype or h.num_bytes <= math.prod(h.shape) * 12, (
+            "no share is larger than the whole with 32-bit states"
+        )
         found[h.kind] += h.total_bytes
     return found
 

@@ -39,7 +39,10 @@ def test_named_counted_and_whole() -> None:
     result = plan_model(Request(model="mine", cluster="1x8-h100", mesh="8", batch=16, seq=1), graph)
     assert result.unknown_ops == ("Layer:/special_i0e",) and report(result)["unknown_ops"] == ["Layer:/special_i0e"]
     said = unknown_ops(result)
-    assert said.startswith("3 ops have no rule and run whole on every GPU") and "special_i0e ×3 (first at /special_i0e of Layer)" in said
+    assert (
+        said.startswith("3 ops have no rule and run whole on every GPU")
+        and "special_i0e ×3 (first at /special_i0e of Layer)" in said
+    )
     assert said in text(result)
     drawn = scene(result.coarse)
     (node,) = without_rule(drawn, result.unknown_ops)
@@ -73,7 +76,9 @@ def test_the_graph_marks_it(visit: Visit) -> None:
 def test_the_page_tells_it() -> None:
     from tests.test_app import open_page, words
 
-    at = open_page("fold", model=keep(json.dumps(LONGFORMER).encode()), batch="16", seq="64", dtype="float32", cluster="1x8-h100")
+    at = open_page(
+        "fold", model=keep(json.dumps(LONGFORMER).encode()), batch="16", seq="64", dtype="float32", cluster="1x8-h100"
+    )
     assert not at.exception and not at.error
     (warning,) = [w.value for w in at.warning if "no rule" in w.value]
     assert "6 ops have no rule and run whole on every GPU" in warning and "as_strided ×6" in warning

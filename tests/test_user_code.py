@@ -71,7 +71,9 @@ def test_a_file_that_hangs_is_stopped_with_all_it_started(tmp_path: Path) -> Non
     """Also what started a session of its own."""
     mark = tmp_path / "pids"
     start = "[subprocess.Popen(['sleep', '600'], start_new_session=own).pid for own in (False, True)]"
-    source = made(tmp_path, f"import subprocess\npids = {start}\nopen({str(mark)!r}, 'w').write(str(pids))\nwhile True: pass\n")
+    source = made(
+        tmp_path, f"import subprocess\npids = {start}\nopen({str(mark)!r}, 'w').write(str(pids))\nwhile True: pass\n"
+    )
     for limit_s in (10, 40, 120):  # a busy machine may not have imported torch within the first
         with pytest.raises(CaptureError, match=f"longer than {limit_s} s"):
             child.capture_apart(source, batch=1, seq=1, flat=False, limit_s=limit_s)
@@ -110,4 +112,9 @@ def test_the_command_line_exits_with_two(tmp_path: Path) -> None:
     source = made(tmp_path, "import os\nprint('x' * 10)\nos._exit(0)\n")
     command = [sys.executable, "-m", "planner_core", "plan", source, "--mesh", "2x8"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 2 and done.stdout == "" and len(done.stderr.splitlines()) == 1 and "Traceback" not in done.stderr
+    assert (
+        done.returncode == 2
+        and done.stdout == ""
+        and len(done.stderr.splitlines()) == 1
+        and "Traceback" not in done.stderr
+    )

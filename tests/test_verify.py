@@ -44,6 +44,7 @@ def small(name: str, which: str) -> Plan:
 
 def with_site(plan: Plan, suffix: str, change: Callable[[SitePlan], SitePlan]) -> Plan:
     """The plan with one op's row changed, in every block that has it."""
+
     def block(b: BlockPlan) -> BlockPlan:
         return replace(b, sites={n: change(s) if n.endswith(suffix) else s for n, s in b.sites.items()})
 
@@ -70,7 +71,13 @@ def test_every_baseline_of_llama_runs_as_predicted() -> None:
 def test_running_statistics_of_split_channels_are_whole() -> None:
     """Each rank updates those of its own channels; a checkpoint must hold all of them."""
     plan = small("resnet50-100k", "Megatron-LM")
-    assert any(e.dst.forward[-1] == Shard(0) for b in plan.blocks.values() for n, s in b.sites.items() if n.endswith("batch_norm") for e in s.inputs[1:3])
+    assert any(
+        e.dst.forward[-1] == Shard(0)
+        for b in plan.blocks.values()
+        for n, s in b.sites.items()
+        if n.endswith("batch_norm")
+        for e in s.inputs[1:3]
+    )
     (found,) = verify_all([plan])
     assert found["ok"], found
     (left,) = run_ranks(_without_gathering, 2, (to_json(plan),))[:1]
@@ -89,13 +96,21 @@ def whole_keys(plan: Plan) -> Plan:
     """Keys and values gathered beside query heads that stay split: nothing raises, heads meet the wrong ones."""
     split, whole = State((Shard(0), Shard(1)), (Shard(0), Shard(1))), State((Shard(0), R), (Shard(0), P))
     gathered = Edge(split, whole, (Step(1, Shard(1), R),), (Step(1, P, Shard(1)),))
-    return with_site(plan, "scaled_dot_product_attention", lambda s: replace(s, inputs=(s.inputs[0], gathered, gathered)))
+    return with_site(
+        plan, "scaled_dot_product_attention", lambda s: replace(s, inputs=(s.inputs[0], gathered, gathered))
+    )
 
 
 def misplaced(plan: Plan) -> Plan:
     """A half of each half of the query heads on every device, where the ops after it expect one half."""
+
     def block(b: BlockPlan) -> BlockPlan:
-        return replace(b, params={n: replace(p, segments={0: (32, 32)}) if n.endswith("q_proj.weight") else p for n, p in b.params.items()})
+        return replace(
+            b,
+            params={
+                n: replace(p, segments={0: (32, 32)}) if n.endswith("q_proj.weight") else p for n, p in b.params.items()
+            },
+        )
 
     return replace(plan, blocks={label: block(b) for label, b in plan.blocks.items()})
 
@@ -111,7 +126,10 @@ def test_planted_faults_are_found() -> None:
     sequence = small("llama-3-8b", "Megatron-LM + sequence parallel")
     unsynced = replace(
         sequence,
-        blocks={k: replace(b, params={n: replace(p, sync=()) for n, p in b.params.items()}) for k, b in sequence.blocks.items()},
+        blocks={
+            k: replace(b, params={n: replace(p, sync=()) for n, p in b.params.items()})
+            for k, b in sequence.blocks.items()
+        },
     )
     *found, missing = verify_all([*faults, sequence, unsynced])
     assert [f["numbers_ok"] for f in found] == [False] * 5 + [True], [f["grad"] for f in found]
@@ -140,7 +158,9 @@ def test_rules_name_what_is_wrong() -> None:
     found = check_rules(with_site(plan, "scaled_dot_product_attention", keys_whole), graph)
     assert any("splits query heads" in f for f in found)
 
-    silent = with_site(plan, "mlp.down_proj/linear", lambda s: replace(s, outputs=tuple(no_steps(e, forward=True) for e in s.outputs)))
+    silent = with_site(
+        plan, "mlp.down_proj/linear", lambda s: replace(s, outputs=tuple(no_steps(e, forward=True) for e in s.outputs))
+    )
     assert any("steps lead from" in f for f in check_rules(silent, graph))
 
     label = next(k for k in plan.blocks if k)
@@ -254,7 +274,9 @@ def test_a_plan_for_another_model_is_refused() -> None:
 def test_ranks_must_suit() -> None:
     with pytest.raises(InputError, match="--ranks 1 "):
         verify(plans("llama-3-8b")["best"], ranks=1)
-    callable_plan = replace(plans("llama-3-8b")["best"], model={"name": "mine", "params": 8 * 10**9, "config": {"callable": "a.py:f"}})
+    callable_plan = replace(
+        plans("llama-3-8b")["best"], model={"name": "mine", "params": 8 * 10**9, "config": {"callable": "a.py:f"}}
+    )
     with pytest.raises(InputError, match=r"8,000,000,000 parameters.*cannot be scaled"):
         verify(callable_plan, ranks=2)
 

@@ -31,7 +31,10 @@ def section(result: Result, plan: Plan, reference: Plan | None) -> None:
     titles = state.drawing(result.request).titles
     widget = state.seed("w_block", one.block)
     with st.container(horizontal=True, vertical_alignment="center", height=56, border=False):
-        st.markdown("**Every candidate of** " + frame.text("" if len(names) > 1 else titles.get(one.block, one.block)), width="content")
+        st.markdown(
+            "**Every candidate of** " + frame.text("" if len(names) > 1 else titles.get(one.block, one.block)),
+            width="content",
+        )
         if len(names) > 1:
             st.selectbox(
                 "Block", names, key=widget, format_func=lambda n: titles.get(n, n), width=230,
@@ -42,7 +45,9 @@ def section(result: Result, plan: Plan, reference: Plan | None) -> None:
     keep = current().candidates(one, capacity, reference)
     index = picked(one)
     if index is None and state.value("candidate") is not None:
-        st.warning(f"There is no candidate {state.value('candidate')} of this block, which has {units.whole(one.space)}; none is chosen.")
+        st.warning(
+            f"There is no candidate {state.value('candidate')} of this block, which has {units.whole(one.space)}; none is chosen."
+        )
     key = f"candidates_{one.block}_{generation()}"
 
     def pick() -> None:

@@ -62,7 +62,11 @@ def weights(result: Result, plans: Mapping[str, Plan], chosen: str, nodes: Seque
     drawing = state.drawing(result.request)
     one = candidates.chosen_block(result)
     index = candidates.picked(one) if one else None
-    picked = {w: LETTERS[int(c)] for w, c in zip(one.weights, one.choice[index], strict=True)} if one and index is not None else {}
+    picked = (
+        {w: LETTERS[int(c)] for w, c in zip(one.weights, one.choice[index], strict=True)}
+        if one and index is not None
+        else {}
+    )
     marked = {(one.block, w): letter for w, letter in picked.items()} if one else {}
 
     def open_node() -> None:
@@ -82,7 +86,9 @@ def weights(result: Result, plans: Mapping[str, Plan], chosen: str, nodes: Seque
         if one and picked:
             theirs = choosing.letters(one, plans[chosen])
             homes = weight_rows.by_weight(drawing)
-            marks = {homes[k]: f"weight {p}" for k, p in marked.items() if k in homes and LETTERS[theirs.get(k[1], 0)] != p}
+            marks = {
+                homes[k]: f"weight {p}" for k, p in marked.items() if k in homes and LETTERS[theirs.get(k[1], 0)] != p
+            }
             _graph(result, chosen, marks, "the chosen candidate")
         else:
             marks = {d.left: d.there for d in nodes}

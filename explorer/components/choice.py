@@ -171,7 +171,9 @@ def _columns() -> dict[str, Any]:
         "communication, ms": number(help="Time of all collectives of a step, hidden or not"),
         "memory, GiB": number(help="The most that one GPU holds at once"),
         "mesh": text(help=glossary.GLOSSARY["mesh"]),
-        "tie": text(width=50, help=f"Within {within} of the fastest plan that fits: the estimate cannot tell them apart"),
+        "tie": text(
+            width=50, help=f"Within {within} of the fastest plan that fits: the estimate cannot tell them apart"
+        ),
         "of it exposed, ms": number(help=glossary.GLOSSARY["exposed"]),
         "proof": text(
             help="optimal: proven the best of its kind under the stated cost model; best found: a small gap is left"

@@ -25,7 +25,9 @@ def step(shown: Plans, homes: Mapping[str, Result]) -> None:
     st.markdown("**One training step in time**", help=f"Exposed: {glossary.GLOSSARY['exposed']}")
     updates = [t.update_s for t in lines.values()]
     first, *others = {p.mesh.num_devices for p in shown.values()}
-    all_of, last = ("All GPUs of a plan", "all its ranks") if others else (f"All {first} GPUs", f"ranks 0 to {first - 1}")
+    all_of, last = (
+        ("All GPUs of a plan", "all its ranks") if others else (f"All {first} GPUs", f"ranks 0 to {first - 1}")
+    )
     st.caption(
         f"{all_of} do the same: every rank holds an equal share and runs the same operations, so three lanes stand for "
         f"{last}. Compute and waiting add up to the step; what is sent behind compute costs no time. The "
@@ -110,9 +112,7 @@ def who_to_whom(shown: Plans) -> None:
                 key=f"matrix_{k}",
                 alt=f"Bytes that each {grids[name].unit} sends each other one under {words.title(plan)}",
             )
-            components.svg(
-                topology.drawing(plan, phases, look, list(shown.values()), per_row=2), key=f"drawing_{k}"
-            )
+            components.svg(topology.drawing(plan, phases, look, list(shown.values()), per_row=2), key=f"drawing_{k}")
 
 
 # --- weights -----------------------------------------------------------------------------------------

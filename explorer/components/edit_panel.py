@@ -30,7 +30,9 @@ def panel(result: Result, plans: dict[str, Plan], chosen: str) -> None:
     if base is not None:
         _controls(result, asked, base)
     if not texts:
-        st.caption("Give one weight another placement: what it costs is told at once, and the edited plan joins the list above.")
+        st.caption(
+            "Give one weight another placement: what it costs is told at once, and the edited plan joins the list above."
+        )
         return
     found = state.edited(state.plan(result.request), texts)
     if isinstance(found, str):
@@ -115,7 +117,12 @@ def _undo(asked: edits.Edits, good: bool) -> None:
             )  # fmt: skip
     with st.container(horizontal=True):
         if good:
-            st.button("Choose the edited plan", type="primary", key="edit_choose", on_click=lambda: state.change(plan=pins.EDITED))
+            st.button(
+                "Choose the edited plan",
+                type="primary",
+                key="edit_choose",
+                on_click=lambda: state.change(plan=pins.EDITED),
+            )
         st.button("Take back all edits", on_click=_forget, key="edit_forget")
 
 

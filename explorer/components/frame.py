@@ -51,7 +51,9 @@ def chip(letter: str, axis: str = "") -> str:
     """One placement as a small mark: letter, look and a definition on hover."""
     kind = letter[:1]
     label = f"{axis} {letter}".strip()
-    told = GLOSSARY.get(kind, "") + (f". On the mesh axis {axis}: {GLOSSARY.get(axis, 'a group of the GPUs')}" if axis else "")
+    told = GLOSSARY.get(kind, "") + (
+        f". On the mesh axis {axis}: {GLOSSARY.get(axis, 'a group of the GPUs')}" if axis else ""
+    )
     return f'<span class="chip {html.escape(kind)}" title="{html.escape(told)}">{html.escape(label)}</span>'
 
 
@@ -133,7 +135,9 @@ def absent(what: str, asked: Sequence[str], known: Sequence[str], then: str = ""
         st.warning(f"There is no {what} “{text(missing[0][:60])}”{here}." + (f" {then}." if then else ""))
 
 
-def plan_choice(plans: Mapping[str, Plan], label: str = "Plan", width: int | Literal["stretch"] = "stretch") -> tuple[str, Plan]:
+def plan_choice(
+    plans: Mapping[str, Plan], label: str = "Plan", width: int | Literal["stretch"] = "stretch"
+) -> tuple[str, Plan]:
     """A selectbox over all plans, bound to the address; returns the chosen one."""
     name, _ = state.chosen(plans)
     # a list loads a moment after its page, the style sheet too: its room is kept, so that what stands below does not jump

@@ -62,7 +62,9 @@ def viewed(key: str = "graph", names: Mapping[str, str] | None = None) -> None:
 def draw(result: Result, plan_id: str, marks: Mapping[str, str] | None = None, other: str = "") -> None:
     """The graph; `marks` are nodes that lie otherwise in the `other` one beside it."""
     drawing = state.drawing(result.request)
-    frame.absent("block to open", state.value("open") or (), [f"run:{k}" for k in range(len(drawing.runs))], "It is left out")
+    frame.absent(
+        "block to open", state.value("open") or (), [f"run:{k}" for k in range(len(drawing.runs))], "It is left out"
+    )
     components.graph(
         {
             **canvas(result.request, plan_id, state.edit_of(plan_id), state.value("least"), state.value("way")),
@@ -111,7 +113,9 @@ def beside(result: Result, plans: dict[str, Plan], name: str, plan: Plan) -> tup
         matched = twins.of_plans(scene, plan, other, state.value("way"))
         second = canvas(result.request, kind, state.edit_of(kind), least)
     else:
-        st.warning(f"There is no plan “{frame.text(kind[:40])}” to set beside this one; plans here: {', '.join(plans)}.")
+        st.warning(
+            f"There is no plan “{frame.text(kind[:40])}” to set beside this one; plans here: {', '.join(plans)}."
+        )
         return None
     marks = matched.marks()
     left, right = st.columns(2, gap="small")
@@ -120,7 +124,13 @@ def beside(result: Result, plans: dict[str, Plan], name: str, plan: Plan) -> tup
         draw(result, name, marks[0], titles[1])
     with right:
         st.markdown(f"**{frame.text(titles[1])}**, {words.mesh_words(other.mesh)}")
-        data = {**second, "selected": matched.right.get(state.value("node"), ""), **_shared(scene), "marks": marks[1], "other": titles[0]}
+        data = {
+            **second,
+            "selected": matched.right.get(state.value("node"), ""),
+            **_shared(scene),
+            "marks": marks[1],
+            "other": titles[0],
+        }
         components.graph(data, key="graph2", on_view=lambda: viewed("graph2", matched.left))
     return matched, titles
 
@@ -144,22 +154,38 @@ def differences(matched: twins.Twins, titles: tuple[str, str]) -> None:
 
 def choose_beside(plans: dict[str, Plan], name: str) -> None:
     """The control: nothing, the other method's plan, any plan, or another model beside the one that is drawn."""
-    methods = {pins.pin("best", {**state.values(), "method": m}): m for m in settings.METHODS if m != state.value("method")}
-    rival = next(iter(methods)) if state.value("method") != "exact" else next(t for t, m in methods.items() if m == "tap")
+    methods = {
+        pins.pin("best", {**state.values(), "method": m}): m for m in settings.METHODS if m != state.value("method")
+    }
+    rival = (
+        next(iter(methods)) if state.value("method") != "exact" else next(t for t, m in methods.items() if m == "tap")
+    )
     held = [t for t in state.value("compare") if pins.MARK in t and t not in methods]
     others = {
         "plan": [n for n in plans if n != name] + [t for t in methods if t != rival] + held,
         "model": [f"model:{m}" for m in settings.MODELS if m != state.value("model")],
     }
-    first = {"": "", "rival": rival, "plan": others["plan"][0], "model": f"model:{NEAREST.get(state.value('model'), 'llama-3-8b')}"}
+    first = {
+        "": "",
+        "rival": rival,
+        "plan": others["plan"][0],
+        "model": f"model:{NEAREST.get(state.value('model'), 'llama-3-8b')}",
+    }
     current = state.value("beside")
     kind = "" if not current else "rival" if current == rival else "model" if current.startswith("model:") else "plan"
-    titles = {"": "One graph", "rival": words.METHOD_TITLES[methods[rival]], "plan": "Another plan", "model": "Another model"}
+    titles = {
+        "": "One graph",
+        "rival": words.METHOD_TITLES[methods[rival]],
+        "plan": "Another plan",
+        "model": "Another model",
+    }
     widget = f"w_beside_kind:{kind}"  # of each kind its own, as in `frame.follower`
 
     def choose() -> None:
         chosen = st.session_state[widget] or ""
-        plain = chosen in ("rival", "plan") and state.value("show") == "graph"  # where plans differ is in the placements
+        plain = (
+            chosen in ("rival", "plan") and state.value("show") == "graph"
+        )  # where plans differ is in the placements
         state.change(beside=first[chosen], **({"show": "placement"} if plain else {}))
 
     st.segmented_control(

@@ -102,7 +102,11 @@ def _sweep(result: Result, names: Sequence[str], per_gpu: bool) -> dict[str, lis
     found: dict[str, list[Size | str]] = {}
     with place.container():
         st.button(
-            "Stop the sweep", key="stop_grow", on_click=state.change, kwargs={"grow": ()}, help="What is worked out is kept"
+            "Stop the sweep",
+            key="stop_grow",
+            on_click=state.change,
+            kwargs={"grow": ()},
+            help="What is worked out is kept",
         )
         bar = st.progress(0.0, "starting")
         for i, name in enumerate(names):
@@ -156,7 +160,13 @@ def _open(sizes: dict[str, list[Size]]) -> None:
     box = st.expander("Open the numbers: every mesh and degree of every size", key="opened_grow", on_change="rerun")
     if not box.open:
         return
-    found = [(name, s, o) for name, row in sizes.items() for s in row for o in (*s.meshes, *s.degrees) if math.isfinite(o.step_time_s)]
+    found = [
+        (name, s, o)
+        for name, row in sizes.items()
+        for s in row
+        for o in (*s.meshes, *s.degrees)
+        if math.isfinite(o.step_time_s)
+    ]
     found = list(dict.fromkeys(found))
     key = f"grow_rows_{'-'.join(sizes)}"
 

@@ -51,7 +51,9 @@ def elsewhere(plans: Mapping[str, Plan], homes: Mapping[str, Result]) -> None:
                 key=f"opened_plan_{'-'.join(plans)}", wrap=True,
             )  # fmt: skip
         plan, result = plans[name], homes[name]
-        for tab, show in zip(st.tabs([_step_title(plan), _sent_title(plan), _memory_title(plan)]), (_step, _sent, _memory), strict=True):
+        for tab, show in zip(
+            st.tabs([_step_title(plan), _sent_title(plan), _memory_title(plan)]), (_step, _sent, _memory), strict=True
+        ):
             with tab:
                 show(plan, result)
 
@@ -112,7 +114,9 @@ def _sent(plan: Plan, result: Result) -> None:
         ]
         for t in plan.cost.traffic
     ]  # fmt: skip
-    frame.table(["phase", "collective", "axis", "calls", "whole tensors", "sent per GPU", "time", "algorithm"], rows, "traffic")
+    frame.table(
+        ["phase", "collective", "axis", "calls", "whole tensors", "sent per GPU", "time", "algorithm"], rows, "traffic"
+    )
     st.caption(
         "A ring of n sends 2 (n – 1) / n of the bytes for all_reduce, (n – 1) / n for all_gather and "
         "reduce_scatter, (n – 1) / n² for all_to_all. One collective takes fixed + bytes ÷ rate: the line of the cheapest "

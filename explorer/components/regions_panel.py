@@ -23,7 +23,12 @@ from planner_core.sensitivity import Axis, Cell, Crossover
 
 CELLS, MAPS = 1000, 64
 """Cells and whole maps kept for all sessions."""
-NAMES = {"inter": "bandwidth between nodes", "intra": "bandwidth inside a node", "batch": "batch", "nodes": "number of nodes"}
+NAMES = {
+    "inter": "bandwidth between nodes",
+    "intra": "bandwidth inside a node",
+    "batch": "batch",
+    "nodes": "number of nodes",
+}
 SWEEP_SHARE = 0.6
 """Share of the progress bar for the grid; the rest is for the crossovers."""
 
@@ -235,7 +240,9 @@ def _show(x: Axis, y: Axis, found: Map, here: tuple[float, float]) -> None:
     with right:
         sentences = regions.told(x, y, borders, letters)
         st.markdown("**Where the choice changes**")
-        st.markdown("\n".join(f"- {frame.text(s)}" for s in sentences) or "Nowhere: one kind of plan is best throughout.")
+        st.markdown(
+            "\n".join(f"- {frame.text(s)}" for s in sentences) or "Nowhere: one kind of plan is best throughout."
+        )
     _rows(x, y, cells)
 
 

@@ -59,7 +59,11 @@ def cluster_name(name: str) -> str:
 
 def _cluster_words(v: dict[str, Any]) -> str:
     """The cluster with its changes; a change that cannot be is told where the plans would stand."""
-    links = [f"{units.significant(v[k])} GB/s {where}" for k, where in (("intra", "inside"), ("inter", "between nodes")) if v[k]]
+    links = [
+        f"{units.significant(v[k])} GB/s {where}"
+        for k, where in (("intra", "inside"), ("inter", "between nodes"))
+        if v[k]
+    ]
     try:
         name = cluster_words(load_cluster(settings.cluster(v)))
     except InputError:
@@ -137,7 +141,9 @@ def _upload() -> None:
         except InputError as error:
             st.error(str(error))
             return
-        st.caption(f"{understood(name)}. The first reading takes some ten seconds, at most {TIME_LIMIT_S}; then it is kept.")
+        st.caption(
+            f"{understood(name)}. The first reading takes some ten seconds, at most {TIME_LIMIT_S}; then it is kept."
+        )
         if state.value("model") != name:
             st.button("Plan this model", on_click=state.change, kwargs={"model": name}, type="primary")
 
@@ -196,7 +202,13 @@ def _load(v: dict[str, Any]) -> None:
 
 
 def _training(v: dict[str, Any]) -> None:
-    _pick("Numbers", "dtype", list(settings.DTYPES), lambda d: settings.DTYPES[d], "bf16 and fp16 take 2 bytes a value, fp32 takes 4")
+    _pick(
+        "Numbers",
+        "dtype",
+        list(settings.DTYPES),
+        lambda d: settings.DTYPES[d],
+        "bf16 and fp16 take 2 bytes a value, fp32 takes 4",
+    )
     _pick(
         "Optimizer", "optimizer", list(OPTIMIZERS), lambda o: settings.OPTIMIZER_NAMES.get(o, o),
         "AdamW keeps two states a weight, SGD none, with momentum one",

@@ -72,7 +72,9 @@ def panel(result: Result, chosen: Plan) -> None:
         for key, names in CHOICES.items():
             _choice(key, names, changes)
     if not changes:
-        st.caption("Move a slider: the best plan for it is found at once and set against the chosen plan. Nothing else changes.")
+        st.caption(
+            "Move a slider: the best plan for it is found at once and set against the chosen plan. Nothing else changes."
+        )
         return
     asked = whatif.request(state.values(), changes)
     try:
@@ -121,7 +123,14 @@ def _answer(before: Plan, after: Plan, taken: float) -> None:
     with st.container(horizontal=True, key="whatif_answer", gap="large"):
         figures(before, after)
         old, new = words.mesh_words(before.mesh), words.mesh_words(after.mesh)
-        st.metric("mesh", new, "as before" if old == new else f"before: {old}", delta_color="off", delta_arrow="off", width="content")
+        st.metric(
+            "mesh",
+            new,
+            "as before" if old == new else f"before: {old}",
+            delta_color="off",
+            delta_arrow="off",
+            width="content",
+        )
     told = [f"{frame.text(words.describe(after))}."]
     if not after.fits:
         told.append("It does not fit the memory.")
@@ -129,7 +138,9 @@ def _answer(before: Plan, after: Plan, taken: float) -> None:
     speed = whatif.per_sample(before, after)
     st.markdown(" ".join([*told, f"{frame.text(speed)}." if speed else ""]))
     moved(before, after)
-    st.caption(f"Set against {frame.text(words.title(before))}. Planned in {units.seconds(taken)}: the best plan alone, on every mesh.")
+    st.caption(
+        f"Set against {frame.text(words.title(before))}. Planned in {units.seconds(taken)}: the best plan alone, on every mesh."
+    )
 
 
 def figures(before: Plan, after: Plan) -> None:
@@ -145,7 +156,9 @@ def moved(before: Plan, after: Plan) -> None:
     """The weights that lie otherwise."""
     found = whatif.moved(before, after)
     if found:
-        with st.expander(f"{len(found)} placement{'s differ' if len(found) > 1 else ' differs'} from {words.title(before)}"):
+        with st.expander(
+            f"{len(found)} placement{'s differ' if len(found) > 1 else ' differs'} from {words.title(before)}"
+        ):
             rows = [[html.escape(w), html.escape(a), html.escape(b)] for w, a, b in found[: whatif.CHANGED_SHOWN]]
             frame.table(["weight", "before", "after"], rows, "placements that changed")
             if len(found) > whatif.CHANGED_SHOWN:

@@ -12,7 +12,9 @@ from planner_core.plan import Plan
 def chosen_plans(plans: dict[str, Plan]) -> dict[str, Plan]:
     """The plans in the address, else the chosen one beside Megatron-LM or what there is."""
     asked = list(dict.fromkeys(n for n in state.value("compare") if n in plans))
-    frame.absent("plan", [n for n in state.value("compare") if pins.MARK not in n], list(plans))  # of pins `with_pinned` tells
+    frame.absent(
+        "plan", [n for n in state.value("compare") if pins.MARK not in n], list(plans)
+    )  # of pins `with_pinned` tells
     if len(asked) < 2:
         first = asked[0] if asked else (state.value("plan") if state.value("plan") in plans else next(iter(plans)))
         rest = sorted((n for n in plans if n != first), key=lambda n: "megatron" not in n)

@@ -81,7 +81,9 @@ def target_tab(result: Result, name: str, target: exporting.Target) -> None:
         made = exported(result.request, name, state.edit_of(name), target.name, target.suffix)
     if made.problem:
         st.info(f"This plan cannot leave in this form: {frame.text(made.problem)}")
-        if "--nearest" not in made.problem or not st.toggle("Export the nearest plan instead", key=f"near_{target.name}"):
+        if "--nearest" not in made.problem or not st.toggle(
+            "Export the nearest plan instead", key=f"near_{target.name}"
+        ):
             return
         with st.spinner("Writing the nearest plan"):
             made = exported(result.request, name, state.edit_of(name), target.name, target.suffix, near=True)
@@ -120,14 +122,21 @@ def beside(priced: Mapping[str, Any]) -> str:
     lines = ["| figure | in this form | the plan | difference |\n|---|---:|---:|---:|"]
     for title, show, key in rows:
         here, there = priced[key], priced[f"plan_{key}"]
-        change = "the same" if abs(here - there) < 0.0005 * there else f"{100 * (here / there - 1):+.1f} %" if there else ""
+        change = (
+            "the same" if abs(here - there) < 0.0005 * there else f"{100 * (here / there - 1):+.1f} %" if there else ""
+        )
         lines.append(f"| {title} | {show(here)} | {show(there)} | {change} |")
     return "\n".join(lines) + ("" if priced["fits"] else "\n\nIn this form the model does not fit.")
 
 
 # the depths of verification: key, title, options on the command line, and how
 DEPTHS = (
-    ("rules", "Keeps the rules", (), "names, ties, even splits, and that every op runs in one of its ways; at once, without a run"),
+    (
+        "rules",
+        "Keeps the rules",
+        (),
+        "names, ties, even splits, and that every op runs in one of its ways; at once, without a run",
+    ),
     (
         "numbers",
         "Same numbers as one GPU",

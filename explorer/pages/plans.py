@@ -34,7 +34,9 @@ def page() -> None:
     with st.expander("What if …", expanded=bool(state.value("whatif"))):
         whatif_panel.panel(result, plan)
     st.markdown(f"### {frame.text(words.title(plan))}")
-    frame.follower("Chosen plan", list(plans), "plan", chosen, lambda n: frame.option(plans[n]), help=glossary.PLAN_WORDS)
+    frame.follower(
+        "Chosen plan", list(plans), "plan", chosen, lambda n: frame.option(plans[n]), help=glossary.PLAN_WORDS
+    )
     choice.pinned(plans, chosen)
     st.markdown(f"{frame.text(words.describe(plan))}.")
     for note in plan.notes:

@@ -43,7 +43,9 @@ def sliders(cluster: Cluster) -> Links:
     for key, words_of in (("bandwidth", linked.bandwidth_words), ("latency", linked.latency_words)):
         current = [*state.value(key)[: len(levels)], *["1"] * (len(levels) - len(state.value(key)))]
         for factor in dict.fromkeys(f for f in current if f not in linked.FACTORS):
-            st.warning(f"“{frame.text(factor)}” for {key} in the address is none of {', '.join(linked.FACTORS)}; using 1 instead.")
+            st.warning(
+                f"“{frame.text(factor)}” for {key} in the address is none of {', '.join(linked.FACTORS)}; using 1 instead."
+            )
         current = [f if f in linked.FACTORS else "1" for f in current]
         for i, level in enumerate(levels):
             widget = state.seed(f"w_{key}_{i}", current[i])

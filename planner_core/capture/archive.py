@@ -90,10 +90,23 @@ def read_exported(path: Path) -> Exported:
     except InputError:
         raise
     except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError, UnicodeError):
-        raise InputError(f"{path} is truncated or not an exported program (no complete zip archive); {WAY_OUT}") from None
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError, OverflowError, RuntimeError) as error:
+        raise InputError(
+            f"{path} is truncated or not an exported program (no complete zip archive); {WAY_OUT}"
+        ) from None
+    except (
+        KeyError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        IndexError,
+        RecursionError,
+        OverflowError,
+        RuntimeError,
+    ) as error:
         why = f"{type(error).__name__}: {' '.join(str(error).split())[:80]}"
-        raise InputError(f"{path} is an exported program that cannot be read ({why}); export it again with torch.export.save") from None
+        raise InputError(
+            f"{path} is an exported program that cannot be read ({why}); export it again with torch.export.save"
+        ) from None
 
 
 def _read(path: Path, archive: zipfile.ZipFile) -> Exported:
@@ -101,7 +114,9 @@ def _read(path: Path, archive: zipfile.ZipFile) -> Exported:
     found = [n for n in names if re.fullmatch(r"[^/]+/models/[^/]+\.json", n)]
     if not found:
         if any(n.endswith("serialized_exported_program.json") for n in names):
-            raise InputError(f"{path} is in the archive format of torch 2.6 and older; export it again with a newer torch")
+            raise InputError(
+                f"{path} is in the archive format of torch 2.6 and older; export it again with a newer torch"
+            )
         if any("aotinductor" in n for n in names):
             raise InputError(f"{path} holds compiled code and no graph; {WAY_OUT}")
         raise InputError(f"{path} is an archive, but not an exported program; {WAY_OUT}")
@@ -165,7 +180,9 @@ def _bind(program: Exported, specs: list[Mapping[str, Any]]) -> None:
         elif kind == "tensor_constant":
             program.constants.append(str(what["arg"]["name"]))
         elif kind != "constant_input":
-            raise InputError(f"the program takes a {kind.replace('_', ' ')}, which is no tensor; export the module without it")
+            raise InputError(
+                f"the program takes a {kind.replace('_', ' ')}, which is no tensor; export the module without it"
+            )
 
 
 def _add_graph(program: Exported, graph: Mapping[str, Any], prefix: str, grad: bool, depth: int) -> None:
@@ -175,7 +192,9 @@ def _add_graph(program: Exported, graph: Mapping[str, Any], prefix: str, grad: b
     for name, meta in graph["tensor_values"].items():
         sizes = tuple(_size(s, program) for s in meta["sizes"])
         if meta["dtype"] not in DTYPES or any(s < 0 for s in sizes):
-            raise InputError(f"tensor {name!r} of the program has dtype {meta['dtype']!r} and sizes {sizes}, which is no tensor known here")
+            raise InputError(
+                f"tensor {name!r} of the program has dtype {meta['dtype']!r} and sizes {sizes}, which is no tensor known here"
+            )
         program.tensors[prefix + name] = Tensor(sizes, DTYPES[meta["dtype"]], bool(meta["requires_grad"]))
     for node in graph["nodes"]:
         if len(program.steps) >= MOST_STEPS:
@@ -193,7 +212,10 @@ def _inner(program: Exported, node: Mapping[str, Any], name: str, prefix: str, g
     """A higher-order op that runs one graph once: its steps, with what goes in and out renamed."""
     given = [_argument(a["arg"], program, prefix) for a in node["inputs"] if "as_graph" not in a["arg"]]
     graphs = [a["arg"]["as_graph"] for a in node["inputs"] if "as_graph" in a["arg"]]
-    if name not in ("wrap_with_set_grad_enabled", "wrap_with_autocast", "tag_activation_checkpoint", "invoke_subgraph") or len(graphs) != 1:
+    if (
+        name not in ("wrap_with_set_grad_enabled", "wrap_with_autocast", "tag_activation_checkpoint", "invoke_subgraph")
+        or len(graphs) != 1
+    ):
         raise InputError(
             f"the program uses torch.ops.higher_order.{name}{_line(node)}, which decides or repeats by computed values or holds code; "
             "export a form of the model without it"
@@ -225,12 +247,16 @@ def _step(node: Mapping[str, Any], target: str, args: Any, outputs: tuple[Any, .
             break
         call = path + (key[key.rindex("@") :] if re.search(r"@\d+$", key) else "")
         stack.append((call, path, re.sub(r"\W", "_", kind.rpartition(".")[2])[:100]))
-    return Step(target, args, outputs, tuple(stack[:100]), str(meta.get("torch_fn", "")).split(";")[0], _line(node), grad)
+    return Step(
+        target, args, outputs, tuple(stack[:100]), str(meta.get("torch_fn", "")).split(";")[0], _line(node), grad
+    )
 
 
 def _line(node: Mapping[str, Any]) -> str:
     """' at file:line (code)' of the model's own code, if the export kept it."""
-    places = re.findall(r'File "([^"]+)", line (\d+), in \w+\n\s*(.*)', str(node.get("metadata", {}).get("stack_trace", "")))
+    places = re.findall(
+        r'File "([^"]+)", line (\d+), in \w+\n\s*(.*)', str(node.get("metadata", {}).get("stack_trace", ""))
+    )
     own = [p for p in places if "/torch/" not in p[0]] or places
     if not own:
         return ""
@@ -246,7 +272,9 @@ def _argument(arg: Mapping[str, Any], program: Exported, prefix: str) -> Any:
         return None
     read = _READ.get(kind)
     if read is None:
-        raise InputError(f"the program passes {kind.removeprefix('as_').replace('_', ' ')} to an op, which is no tensor and no number")
+        raise InputError(
+            f"the program passes {kind.removeprefix('as_').replace('_', ' ')} to an op, which is no tensor and no number"
+        )
     return read(value, program, prefix)
 
 

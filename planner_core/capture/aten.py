@@ -22,10 +22,18 @@ Spelling = Callable[[Args], Any]
 _PRIVATE = frozenset({"_softmax", "_log_softmax", "_to_copy", "_unsafe_view", "_grouped_mm", "_weight_norm", "_weight_norm_interface",
                       "_native_batch_norm_legit", "_reshape_alias", "_fft_r2c", "_fft_c2r", "_fft_c2c", "_euclidean_dist", "_cdist_forward",
                       "_adaptive_avg_pool2d", "_conj", "_conj_physical", "_neg_view"})  # fmt: skip
-_STRINGS = frozenset({"approximate", "rounding_mode", "equation", "indexing", "padding", "mode", "ord", "reduce", "UPLO", "side"})
+_STRINGS = frozenset(
+    {"approximate", "rounding_mode", "equation", "indexing", "padding", "mode", "ord", "reduce", "UPLO", "side"}
+)
 _TYPES = frozenset({"Tensor", "int", "SymInt", "float", "bool", "number", "Scalar", "ScalarType", "Layout", "Device", "MemoryFormat",
                     "complex"})  # fmt: skip
-_RENAMED = {"numpy_T": "T", "matrix_H": "H", "_unsafe_view": "view", "_reshape_alias": "view", "split_with_sizes": "split"}
+_RENAMED = {
+    "numpy_T": "T",
+    "matrix_H": "H",
+    "_unsafe_view": "view",
+    "_reshape_alias": "view",
+    "split_with_sizes": "split",
+}
 _REDUCTIONS = ("none", "mean", "sum")
 
 
@@ -51,11 +59,19 @@ def overload(target: str) -> Any:
         op = getattr(getattr(torch.ops.aten, parts[1]), parts[2])
         schema = op._schema
     except AttributeError:
-        raise InputError(f"the program uses the op aten.{parts[1]}.{parts[2]}, which torch {torch.__version__} does not have") from None
+        raise InputError(
+            f"the program uses the op aten.{parts[1]}.{parts[2]}, which torch {torch.__version__} does not have"
+        ) from None
     for argument in schema.arguments:
         kind = str(argument.type)
-        if not (_harmless(kind) or (kind in ("str", "Optional[str]") and argument.name in _STRINGS) or kind == "Optional[Generator]"):
-            raise InputError(f"{refused} (it takes a {kind[:40]}); export the model with plain torch functions in its place")
+        if not (
+            _harmless(kind)
+            or (kind in ("str", "Optional[str]") and argument.name in _STRINGS)
+            or kind == "Optional[Generator]"
+        ):
+            raise InputError(
+                f"{refused} (it takes a {kind[:40]}); export the model with plain torch functions in its place"
+            )
     return op
 
 
@@ -80,7 +96,9 @@ def call(target: str, args: Mapping[str, Any], by_keyword: frozenset[str]) -> An
 
 def run(function: Named, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """Call an op so that a TorchFunctionMode sees it."""
-    tensors = [t for a in (*args, *kwargs.values()) for t in (a if isinstance(a, list) else [a]) if isinstance(t, torch.Tensor)]
+    tensors = [
+        t for a in (*args, *kwargs.values()) for t in (a if isinstance(a, list) else [a]) if isinstance(t, torch.Tensor)
+    ]
     if not torch.overrides.has_torch_function(tuple(tensors)):
         return function(*args, **kwargs)
     return torch.overrides.handle_torch_function(function, tensors, *args, **kwargs)
@@ -129,7 +147,14 @@ def _attention(a: Args) -> Any:
 
 def _batch_norm(a: Args) -> Any:
     return F.batch_norm(
-        a["input"], a["running_mean"], a["running_var"], a.get("weight"), a.get("bias"), a["training"], a["momentum"], a["eps"]
+        a["input"],
+        a["running_mean"],
+        a["running_var"],
+        a.get("weight"),
+        a.get("bias"),
+        a["training"],
+        a["momentum"],
+        a["eps"],
     )
 
 

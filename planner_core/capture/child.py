@@ -41,7 +41,16 @@ def capture_apart(source: str, *, batch: int, seq: int, flat: bool, limit_s: flo
     read, write = os.pipe()
     root = str(Path(__file__).resolve().parent.parent.parent)
     search = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
-    command = [sys.executable, "-m", "planner_core.capture.child", str(write), source, str(batch), str(seq), str(int(flat))]
+    command = [
+        sys.executable,
+        "-m",
+        "planner_core.capture.child",
+        str(write),
+        source,
+        str(batch),
+        str(seq),
+        str(int(flat)),
+    ]
     mark = secrets.token_hex(16)
     child = subprocess.Popen(
         command, pass_fds=(write,), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
@@ -92,7 +101,9 @@ def _graph(source: str, reply: bytes, status: int) -> Graph:
         data: dict[str, Any] = json.loads(reply)
     except ValueError:
         how = f"signal {-status}" if status < 0 and status != -signal.SIGKILL else f"status {max(status, 0)}"
-        raise CaptureError(f"{source} ended the process ({how}) before it returned a model; remove the exit from it") from None
+        raise CaptureError(
+            f"{source} ended the process ({how}) before it returned a model; remove the exit from it"
+        ) from None
     if "error" in data:
         raise (InputError if data.get("kind") == "InputError" else CaptureError)(str(data["error"]))
     return from_json(data["graph"])
@@ -108,9 +119,13 @@ def main(argv: list[str]) -> None:
     except PlannerError as error:
         reply = {"error": str(error), "kind": type(error).__name__}
     except MemoryError:
-        reply = {"error": f"{source} needs more than {LIMIT_BYTES >> 30} GB of memory; build the model on meta, without real weights"}
+        reply = {
+            "error": f"{source} needs more than {LIMIT_BYTES >> 30} GB of memory; build the model on meta, without real weights"
+        }
     except BaseException as error:
-        reply = {"error": f"{source} could not be captured: {type(error).__name__}: {' '.join(str(error).split())[:200]}"}
+        reply = {
+            "error": f"{source} could not be captured: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        }
     with os.fdopen(write, "wb") as out:
         out.write(json.dumps(reply).encode() + b"\n")
     sys.stdout.flush()

@@ -13,7 +13,9 @@ from typing import Any
 import torch
 
 LIMIT = 1 << 23  # elements of the largest constant that is computed
-SHAPES = frozenset({"view", "reshape", "expand", "repeat", "unflatten", "new_zeros", "new_ones", "new_empty", "new_full", "as_strided"})
+SHAPES = frozenset(
+    {"view", "reshape", "expand", "repeat", "unflatten", "new_zeros", "new_ones", "new_empty", "new_full", "as_strided"}
+)
 META = torch.device("meta")
 CPU = torch.device("cpu")
 _RANDOM = ("dropout", "normal", "uniform", "bernoulli", "exponential", "rand", "multinomial")

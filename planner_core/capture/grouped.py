@@ -28,7 +28,9 @@ def experts_call(
     made = {r.name for s in steps for r in refs(s.outputs)}
     taken = dict.fromkeys(r.name for s in steps for r in refs([a for *_, a in s.args]) if r.name not in made)
     given = [env[n] for n in taken if isinstance(env.get(n), torch.Tensor) and not isinstance(env[n], nn.Parameter)]
-    later = {r.name for s in exported.steps[end:] for r in refs([a for *_, a in s.args])} | {r.name for r in refs(exported.outputs)}
+    later = {r.name for s in exported.steps[end:] for r in refs([a for *_, a in s.args])} | {
+        r.name for r in refs(exported.outputs)
+    }
     results = [n for n in dict.fromkeys(r.name for s in steps for r in refs(s.outputs)) if n in later]
     chosen = [t for t in given if t.dim() == 2 and not t.is_floating_point()]
     weights = [t for t in given if chosen and t.is_floating_point() and t.shape == chosen[0].shape]
@@ -39,7 +41,9 @@ def experts_call(
     transposed = not (up.shape[-1] == width == down.shape[-2])
     if exported.tensors[results[0]].shape != tokens[0].shape:
         return None
-    act = next((s.target.split(".")[3] for s in steps if s.target.split(".")[-2:-1] and s.target.split(".")[-2] in _ACTS), "")
+    act = next(
+        (s.target.split(".")[3] for s in steps if s.target.split(".")[-2:-1] and s.target.split(".")[-2] in _ACTS), ""
+    )
     out = moe.moe_experts(
         tokens[0], chosen[0], weights[0], up, down,
         tables.get("gate_up_proj_bias" if gated else "up_proj_bias"), tables.get("down_proj_bias"),

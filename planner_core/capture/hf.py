@@ -158,7 +158,9 @@ def without_dropout(config: Any) -> None:
         config.apply_spec_augment = False
     if hasattr(config, "use_cache"):
         config.use_cache = False
-    if getattr(config, "image_token_id", 0) is None and hasattr(config, "text_config"):  # where the text names no place for images
+    if getattr(config, "image_token_id", 0) is None and hasattr(
+        config, "text_config"
+    ):  # where the text names no place for images
         config.image_token_id = config.text_config.vocab_size - 1
     if getattr(config, "is_encoder_decoder", False) and getattr(config, "decoder_start_token_id", None) is None:
         config.decoder_start_token_id = getattr(config, "pad_token_id", None) or 0
@@ -194,7 +196,9 @@ def training_inputs(model: nn.Module, config: Any, batch: int, seq: int, dtype: 
     if {"input_ids", "pixel_values"} <= names and needs_both:  # contrastive models read a text and an image
         found.setdefault("input_ids", _ids(text, batch, seq))
         found.setdefault("pixel_values", _signal("pixel_values", config, batch, seq, getattr(torch, dtype)))
-    if getattr(config, "patching_mode", None) and getattr(config, "patch_size", None):  # else bytes are put together by values
+    if getattr(config, "patching_mode", None) and getattr(
+        config, "patch_size", None
+    ):  # else bytes are put together by values
         ends = [*range(0, seq, config.patch_size), seq]
         found["patch_lengths"] = torch.tensor(ends).diff().repeat(batch, 1)
     if kind.startswith("VoxtralRealtimeText"):  # its layers are told the delay of the speech, embedded

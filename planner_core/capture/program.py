@@ -34,7 +34,15 @@ _SIZES: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 """What computes sizes from sizes."""
 _CHECKS = ("_assert", "sym_constrain", "_functional_assert", "_functional_sym")
-_ASKS = ("aten.item.", "aten._local_scalar_dense.", "aten.nonzero", "aten.masked_select.", "aten.unique", "aten.is_nonzero.", "aten.equal.")
+_ASKS = (
+    "aten.item.",
+    "aten._local_scalar_dense.",
+    "aten.nonzero",
+    "aten.masked_select.",
+    "aten.unique",
+    "aten.is_nonzero.",
+    "aten.equal.",
+)
 _INDEXING = ("slice.Tensor", "select.int", "unsqueeze.default", "alias.default", "index.Tensor")
 
 
@@ -54,7 +62,9 @@ class Program:
     def __init__(self, exported: Exported) -> None:
         self.exported = exported
         self.parts: dict[str, Shell] = {}
-        self.homes: dict[str, tuple[dict[str, Any], str]] = {}  # value of a parameter or buffer -> where its module keeps it
+        self.homes: dict[
+            str, tuple[dict[str, Any], str]
+        ] = {}  # value of a parameter or buffer -> where its module keeps it
         kinds = {path: kind for step in exported.steps for _, path, kind in step.stack}
         self.root = self._part("", kinds)
         self._fill(kinds)
@@ -188,10 +198,14 @@ class Program:
             raise
         except Exception as error:
             words = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
-            raise CaptureError(f"step {self.at} of the program ({step.target[:80]}{step.line}) cannot be run: {words}") from error
+            raise CaptureError(
+                f"step {self.at} of the program ({step.target[:80]}{step.line}) cannot be run: {words}"
+            ) from error
 
     def _run(self, step: Step) -> Any:
-        self.device = "cpu" if all(_small(self._form(r)) for r in refs(step.outputs)) else "meta"  # of what is made from nothing
+        self.device = (
+            "cpu" if all(_small(self._form(r)) for r in refs(step.outputs)) else "meta"
+        )  # of what is made from nothing
         args = {name: self._value(value) for name, _, value in step.args}
         if step.target == "same":
             return args["self"]
@@ -252,7 +266,12 @@ class Program:
         names = [s.target.removeprefix("torch.ops.aten.") for s in steps]
         source = self._value(steps[0].args[0][2])
         linked = all(b.args[0][2] == a.outputs[0] for a, b in pairwise(steps))
-        if not linked or any(n not in _INDEXING for n in names) or "index.Tensor" in names[:-1] or not isinstance(source, torch.Tensor):
+        if (
+            not linked
+            or any(n not in _INDEXING for n in names)
+            or "index.Tensor" in names[:-1]
+            or not isinstance(source, torch.Tensor)
+        ):
             return None
         items: list[Any] = [slice(None)] * source.dim()
         dims = list(range(source.dim()))  # for each dim of the view so far, its place in items
@@ -298,7 +317,11 @@ def example(exported: Exported, name: str) -> torch.Tensor:
     form = exported.tensors[name]
     dtype = getattr(torch, form.dtype)
     plain = not dtype.is_floating_point or name in exported.constants
-    return torch.zeros(form.shape, dtype=dtype) if plain and _small(form.shape) else torch.empty(form.shape, dtype=dtype, device="meta")
+    return (
+        torch.zeros(form.shape, dtype=dtype)
+        if plain and _small(form.shape)
+        else torch.empty(form.shape, dtype=dtype, device="meta")
+    )
 
 
 def workload(exported: Exported) -> dict[str, int]:
@@ -314,7 +337,9 @@ def load(path: Path) -> tuple[nn.Module, tuple[torch.Tensor, ...], dict[str, int
     exported = read_exported(path)
     program = Program(exported)
     size = workload(exported)
-    said = [f"batch {size['batch']} and sequence length {size['seq']} are those of the inputs that the program was exported with"]
+    said = [
+        f"batch {size['batch']} and sequence length {size['seq']} are those of the inputs that the program was exported with"
+    ]
     if exported.symbols:
         told = ", ".join(f"{k} = {v}" for k, v in sorted(exported.symbols.items()))
         said.append(f"symbolic sizes are taken as in the export's example: {told}")

@@ -64,7 +64,9 @@ class Recorder(TorchFunctionMode):
         meta = TensorMeta(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
         root = self.roots.get(key, -1)
         if root < 0 and tensor.layout == torch.strided:
-            self.stores.append(tensor.untyped_storage())  # a module that converts its weights lets theirs go, and its address is used anew
+            self.stores.append(
+                tensor.untyped_storage()
+            )  # a module that converts its weights lets theirs go, and its address is used anew
         vid = self.recording.add(Value(meta, kind, name, root, tensor.requires_grad and kind != "constant"), birth)
         self.roots.setdefault(key, vid)
         self.ids[id(tensor)] = vid

@@ -103,7 +103,9 @@ def without_values(model: str) -> Iterator[None]:
         nonlocal count
         count += 1
         if count > MOST_MODULES:
-            raise CaptureError(f"{model} has more than {MOST_MODULES:,} modules with this config; give fewer layers, stages or experts")
+            raise CaptureError(
+                f"{model} has more than {MOST_MODULES:,} modules with this config; give fewer layers, stages or experts"
+            )
 
     hook = register_module_module_registration_hook(one_more)
     collecting = gc.isenabled()

@@ -37,7 +37,9 @@ def experts() -> dict[str, dict[str, str]]:
 def main(names: list[str]) -> None:
     """Write the named snapshots (default: all), or with --experts the experts' plans."""
     if names == ["--experts"]:
-        (models.ASSETS.parent / "experts.json").write_text(json.dumps(experts(), separators=(",", ":")) + "\n", encoding="utf-8")
+        (models.ASSETS.parent / "experts.json").write_text(
+            json.dumps(experts(), separators=(",", ":")) + "\n", encoding="utf-8"
+        )
         return
     models.ASSETS.mkdir(parents=True, exist_ok=True)
     for name in names or list(models.ZOO):

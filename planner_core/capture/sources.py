@@ -72,7 +72,9 @@ def read_json(file: Path) -> dict[str, Any]:
         raise InputError(f"{file} is no regular file; give a Hugging Face config.json")
     try:
         if file.stat().st_size > LARGEST_CONFIG_BYTES:
-            raise InputError(f"{file} has {file.stat().st_size} bytes; a config.json has at most {LARGEST_CONFIG_BYTES}")
+            raise InputError(
+                f"{file} has {file.stat().st_size} bytes; a config.json has at most {LARGEST_CONFIG_BYTES}"
+            )
         content = file.read_bytes()
         data = json.loads(content)
     except OSError as error:
@@ -80,7 +82,11 @@ def read_json(file: Path) -> dict[str, Any]:
     except RecursionError:
         raise _too_deep(file) from None
     except UnicodeDecodeError:
-        what = "is compressed; unpack it first" if content.startswith(GZIP) else "is no text; give a Hugging Face config.json"
+        what = (
+            "is compressed; unpack it first"
+            if content.startswith(GZIP)
+            else "is no text; give a Hugging Face config.json"
+        )
         raise InputError(f"{file} {what}") from None
     except ValueError as error:
         raise InputError(f"{file} is not JSON ({error}); give a Hugging Face config.json") from None

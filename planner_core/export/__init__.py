@@ -1,6 +1,6 @@
 """A plan in the form of another program.
 
-    export_plan(plan, "torchrun", Path("train.py"))      # writes the file whole or not at all, returns what to say
+export_plan(plan, "torchrun", Path("train.py"))      # writes the file whole or not at all, returns what to say
 """
 
 from __future__ import annotations
@@ -42,7 +42,10 @@ def _torchrun(plan: Plan) -> Exported:
     own = f"It imports {source}, builds the model whole on every rank, and trains on its example inputs: put your data loader there"
     return Exported(
         torchrun_script(plan),
-        (f"Run it on {n} GPUs: torchrun --nproc-per-node {min(n, 8)} --nnodes {max(1, n // 8)} FILE", own if source else tiny),
+        (
+            f"Run it on {n} GPUs: torchrun --nproc-per-node {min(n, 8)} --nnodes {max(1, n // 8)} FILE",
+            own if source else tiny,
+        ),
     )
 
 
@@ -107,8 +110,10 @@ def nearest_text(plan: Plan, target: str) -> Exported:
         other = _other(plan, target)
         if other is None:
             raise
-        said = f"{other.name} in place of \"{plan.name}\": {error}"
-        return Exported(other.made.text, (said, *other.made.remarks[:-1], f"in this form: {other.priced.sentence()}"), other.priced)
+        said = f'{other.name} in place of "{plan.name}": {error}'
+        return Exported(
+            other.made.text, (said, *other.made.remarks[:-1], f"in this form: {other.priced.sentence()}"), other.priced
+        )
 
 
 PAIRED = ("parallelize_module", "hf", "deepspeed", "megatron", "torchtitan")

@@ -24,9 +24,13 @@ def hf_text(plan: Plan) -> tuple[str, tuple[str, ...], Layout]:
     layout = tensor_layout(plan)
     seen = observe(plan, layout)
     tp_plan = {name: HF[style] for name, style in rules(plan, layout).items()}
-    tp_plan.update({starred(n.rpartition(".")[0]): "replicated_with_grad_allreduce" for g in layout.groups for n in g.summed})
+    tp_plan.update(
+        {starred(n.rpartition(".")[0]): "replicated_with_grad_allreduce" for g in layout.groups for n in g.summed}
+    )
     for name in dict.fromkeys(map(starred, layout.experts)):
-        tp_plan.update({f"{name}.gate_up_proj": "packed_colwise", f"{name}.down_proj": "rowwise", name: "moe_tp_experts"})
+        tp_plan.update(
+            {f"{name}.gate_up_proj": "packed_colwise", f"{name}.down_proj": "rowwise", name: "moe_tp_experts"}
+        )
     off = [key for key in seen.built_in if key not in tp_plan]
     tp_plan.update(dict.fromkeys(off, "replicate"))
     remarks = [
@@ -43,9 +47,13 @@ def deepspeed_text(plan: Plan) -> tuple[str, tuple[str, ...], Layout]:
     drop_summed(layout)
     observe(plan, layout)
     found = rules(plan, layout)
-    left = [n for n, s in found.items() if s not in ("colwise", "rowwise")] + list(dict.fromkeys(map(starred, layout.experts)))
+    left = [n for n, s in found.items() if s not in ("colwise", "rowwise")] + list(
+        dict.fromkeys(map(starred, layout.experts))
+    )
     if left:
-        layout.differences.append(f"{patterns(left)}: split in the plan, whole here; AutoTP is told of column and row pairs only")
+        layout.differences.append(
+            f"{patterns(left)}: split in the plan, whole here; AutoTP is told of column and row pairs only"
+        )
     if not layout.groups:
         raise InputError(
             f'the plan "{plan.name}" splits experts only ({patterns(layout.experts)}), which AutoTP does not; use --to torchrun'
@@ -56,7 +64,10 @@ def deepspeed_text(plan: Plan) -> tuple[str, tuple[str, ...], Layout]:
     ]
     data = {
         "train_batch_size": plan.workload["batch"],
-        "tensor_parallel": {"autotp_size": layout.size, "partition_config": {"use_default_specs": False, "layer_specs": specs}},
+        "tensor_parallel": {
+            "autotp_size": layout.size,
+            "partition_config": {"use_default_specs": False, "layer_specs": specs},
+        },
         "zero_optimization": {"stage": min(int(plan.workload.get("zero", 0)), 2)},
         **({"bf16": {"enabled": True}} if plan.workload["dtype"] == "bfloat16" else {}),
     }
@@ -75,7 +86,9 @@ def megatron_text(plan: Plan) -> tuple[str, tuple[str, ...], Layout]:
             f"{plan.model['name']} has no hidden_size and num_attention_heads in its config, so Megatron-LM's flags do not describe it"
         )
     sequence = any("sequence parallelism" in d for d in layout.differences)
-    layout.differences = [d for d in layout.differences if "sequence parallelism" not in d and "is gathered here" not in d]
+    layout.differences = [
+        d for d in layout.differences if "sequence parallelism" not in d and "is gathered here" not in d
+    ]
     flags: dict[str, Any] = {
         "tensor-model-parallel-size": layout.size, "pipeline-model-parallel-size": 1, **({"sequence-parallel": True} if sequence else {}),
         **_sizes(plan, config), "global-batch-size": plan.workload["batch"],
@@ -134,7 +147,9 @@ def torchtitan_text(plan: Plan) -> tuple[str, tuple[str, ...], Layout]:
     lines = [f"--{name} {value}" for name, value in options.items()]
     lines += [] if layout.sequence or layout.size == 1 else ["--parallelism.no-enable_sequence_parallel"]
     head = f"# {plan.model['name']}, plan {json.dumps(plan.name)}: the degrees that torchtitan knows."
-    layout.differences = [d for d in layout.differences if "sequence parallelism" not in d and "is gathered here" not in d]
+    layout.differences = [
+        d for d in layout.differences if "sequence parallelism" not in d and "is gathered here" not in d
+    ]
     return "\n".join([head, *lines, ""]), remarks_of(layout, [
         "torchrun ... -m torchtitan.train --module MODEL --config CONFIG $(grep -v '^#' FILE), by torchtitan 0.3",
         "Degrees only: torchtitan splits each model its own way. Its options are checked against its ParallelismConfig; it was not run.",

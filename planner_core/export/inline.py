@@ -68,4 +68,6 @@ def _body(text: str, tree: ast.Module) -> str:
         doc = i == 0 and isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
         if doc or isinstance(node, (ast.Import, ast.ImportFrom)):
             dropped.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
-    return "\n".join(line for n, line in enumerate(lines, 1) if n not in dropped and not line.startswith("# mypy:")).strip()
+    return "\n".join(
+        line for n, line in enumerate(lines, 1) if n not in dropped and not line.startswith("# mypy:")
+    ).strip()

@@ -53,7 +53,12 @@ class Nearest:
     def beside(self, plan: Plan) -> Nearest:
         """The same beside another plan."""
         cost = plan.cost
-        return replace(self, plan_step_time_s=cost.step_time_s, plan_wire_bytes=_sent(plan), plan_peak_bytes=cost.memory_bytes["peak"])
+        return replace(
+            self,
+            plan_step_time_s=cost.step_time_s,
+            plan_wire_bytes=_sent(plan),
+            plan_peak_bytes=cost.memory_bytes["peak"],
+        )
 
     def sentence(self) -> str:
         """The difference in words."""
@@ -61,7 +66,10 @@ class Nearest:
             (1e3, self.step_time_s, self.plan_step_time_s, "ms a step"), (1e-9, self.wire_bytes, self.plan_wire_bytes, "GB sent per GPU"),
             (2**-30, self.peak_bytes, self.plan_peak_bytes, "GiB at the peak"),
         )  # fmt: skip
-        told = [f"{by * here:.4g} {unit}, the plan {by * there:.4g}{_percent(here, there)}" for by, here, there, unit in rows]
+        told = [
+            f"{by * here:.4g} {unit}, the plan {by * there:.4g}{_percent(here, there)}"
+            for by, here, there, unit in rows
+        ]
         return "; ".join(told) + ("" if self.fits else "; it does not fit")
 
 
@@ -88,12 +96,19 @@ class FormRules(ExpertRules):
             meta = where.values[int(name[1:])].meta
             if where.values[int(name[1:])].kind == "activation" and meta.shape and meta.shape[-1] in wide:
                 good = np.array([p != Shard(len(meta.shape) - 1) for p, _ in states.pairs], dtype=bool)
-                net.factors.append(Factor((name,), np.zeros((NUM_COMPONENTS, len(states))), good[states.index[:, axis]]))
+                net.factors.append(
+                    Factor((name,), np.zeros((NUM_COMPONENTS, len(states))), good[states.index[:, axis]])
+                )
         for name, node in net.nodes.items():
-            rows = [[r.label for o, r in zip(node.strategy.ops, row, strict=True) if o.fn == "cross_entropy"] for row in node.strategy.rows]
+            rows = [
+                [r.label for o, r in zip(node.strategy.ops, row, strict=True) if o.fn == "cross_entropy"]
+                for row in node.strategy.rows
+            ]
             if wide and any(rows):
                 good = np.array(["classes" not in labels for labels in rows], dtype=bool)
-                net.factors.append(Factor((name,), np.zeros((NUM_COMPONENTS, len(node.index))), good[node.index[:, axis]]))
+                net.factors.append(
+                    Factor((name,), np.zeros((NUM_COMPONENTS, len(node.index))), good[node.index[:, axis]])
+                )
 
     def _gathered_widths(self, block: str, where: Block) -> set[int]:
         prefix = next((c.prefix for c in self.graph.calls() if c.block == block), "")
@@ -108,7 +123,9 @@ def on_cluster(plan: Plan) -> bool:
     return plan.mesh.num_devices == Cluster.from_json(dict(plan.cluster)).num_gpus
 
 
-def nearest(plan: Plan, layout: Layout, *, each_column: bool = False, sequence: bool = False) -> tuple[Plan, Nearest] | None:
+def nearest(
+    plan: Plan, layout: Layout, *, each_column: bool = False, sequence: bool = False
+) -> tuple[Plan, Nearest] | None:
     """The best plan under what the form does, and its price; None where the search finds none.
 
     `each_column`: every column-split layer sums its input's gradient by itself.
@@ -137,7 +154,9 @@ def by_degrees(plan: Plan, layout: Layout, *, sequence: bool, may_shard: bool = 
     axes = [(layout.data, batch_split, data), (layout.size, sequence_split if sequence else whole, split_weight)]
     sizes, streams, weights = zip(*[a for a in axes if a[0] > 1] or axes[:1], strict=True)
     mesh = DeviceMesh(axis_names(len(sizes)), sizes)
-    found = _search(planner, mesh, ExpertRules(planner.graph, streams, weights), 3 if data is sharded else 0, "by degrees")
+    found = _search(
+        planner, mesh, ExpertRules(planner.graph, streams, weights), 3 if data is sharded else 0, "by degrees"
+    )
     return (found, _priced(plan, found, planner)) if found else None
 
 
@@ -150,7 +169,9 @@ def instead(plan: Plan) -> tuple[Plan, Nearest] | None:
     found = []
     for mesh in options:
         one = len(mesh.axis_sizes) == 1
-        rules = ExpertRules(planner.graph, (whole,) if one else (batch_split, whole), (split_weight,) if one else (summed, split_weight))
+        rules = ExpertRules(
+            planner.graph, (whole,) if one else (batch_split, whole), (split_weight,) if one else (summed, split_weight)
+        )
         plans = _search(planner, mesh, rules, 0, "Megatron-LM")
         found += [plans] if plans else []
     best = min(found, key=lambda p: (not p.fits, p.cost.step_time_s), default=None)
@@ -250,5 +271,3 @@ def _priced(plan: Plan, found: Plan, planner: Planner, more_s: float = 0.0, more
 
 def _sent(plan: Plan) -> int:
     return sum(t.wire_bytes for t in plan.cost.traffic)
-
-

@@ -80,7 +80,9 @@ def _stock_only(layout: Layout, model: nn.Module) -> None:
         )
 
 
-def _shared_inputs(model: nn.Module, inputs: dict[str, Any], groups: Sequence[Group]) -> tuple[tuple[Shared, ...], tuple[str, ...]]:
+def _shared_inputs(
+    model: nn.Module, inputs: dict[str, Any], groups: Sequence[Group]
+) -> tuple[tuple[Shared, ...], tuple[str, ...]]:
     """For every group with several columns the module that is handed their common input, as far as there is one."""
     modules, seen = dict(model.named_modules()), dict[str, Any]()
     parents = {starred(g.columns[0]): _parent(g.columns) for g in groups if len(g.columns) > 1}
@@ -143,7 +145,9 @@ def _agree(layout: Layout, tied: tuple[tuple[str, ...], ...]) -> None:
         if styles != {None} and not vocabulary:
             for m in modules:
                 layout.styles.pop(m, None)
-            layout.differences.append(f"{patterns(modules)}: one weight in several roles, split in the plan, whole here")
+            layout.differences.append(
+                f"{patterns(modules)}: one weight in several roles, split in the plan, whole here"
+            )
 
 
 def rules(plan: Plan, layout: Layout) -> dict[str, str]:

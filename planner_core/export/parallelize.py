@@ -66,7 +66,10 @@ def parallelize_text(plan: Plan) -> tuple[str, tuple[str, ...], Layout]:
         why = runs(text, dict(plan.model["config"])) if layout.sequence else ""
         if layout.sequence and not why:
             return text, _remarks(layout, seen), layout
-        layout.sequence, layout.differences = False, told + [f"with tokens split this model's code does not run: {why}"] * bool(why)
+        layout.sequence, layout.differences = (
+            False,
+            told + [f"with tokens split this model's code does not run: {why}"] * bool(why),
+        )
     return _text(plan, layout, seen, found), _remarks(layout, seen), layout
 
 
@@ -101,6 +104,7 @@ def _text(plan: Plan, layout: Layout, seen: Observed, found: Mapping[str, str]) 
 
 def _prepare(s: Shared, tokens: bool) -> str:
     """One PrepareModuleInput, so that the gradients of all columns are summed (or `tokens` gathered) by one collective."""
+
     def layouts(placement: str) -> str:
         if s.position is None:
             return f'{{"{s.keyword}": {placement}}}'
@@ -126,15 +130,23 @@ def drop_summed(layout: Layout) -> None:
 
 def _name_experts(layout: Layout) -> None:
     if layout.experts:
-        layout.differences.append(f"{patterns(layout.experts)}: experts split in the plan, whole here; no stock style splits fused experts")
+        layout.differences.append(
+            f"{patterns(layout.experts)}: experts split in the plan, whole here; no stock style splits fused experts"
+        )
         layout.experts = []
 
 
 def _wiring(layout: Layout, seen: Observed) -> list[str]:
-    lines = ["tokens are split between the blocks (SequenceParallel): gradients of norms are summed by the optimizer"] * layout.sequence
-    lines += ["AdamW needs foreach=False, or FSDP2 over the data axis: split parameters are DTensors, the others are not"]
+    lines = [
+        "tokens are split between the blocks (SequenceParallel): gradients of norms are summed by the optimizer"
+    ] * layout.sequence
+    lines += [
+        "AdamW needs foreach=False, or FSDP2 over the data axis: split parameters are DTensors, the others are not"
+    ]
     if seen.unshared:
-        lines.append(f"{patterns(seen.unshared)} and its neighbours share no module of their own: one backward all_reduce for each of them")
+        lines.append(
+            f"{patterns(seen.unshared)} and its neighbours share no module of their own: one backward all_reduce for each of them"
+        )
     return lines
 
 
@@ -143,7 +155,8 @@ def remarks_of(layout: Layout, more: list[str]) -> tuple[str, ...]:
     lines = list(more)
     if layout.data > 1:
         lines.insert(
-            0, f"the data axis is the trainer's: data parallelism (DDP or FSDP2) over {layout.data}, tensor parallelism over {layout.size}"
+            0,
+            f"the data axis is the trainer's: data parallelism (DDP or FSDP2) over {layout.data}, tensor parallelism over {layout.size}",
         )
     return (*lines, *(f"differs from the plan: {d}" for d in layout.differences))
 

@@ -51,7 +51,11 @@ def on_tokens(plan: Plan, layout: Layout) -> dict[str, str]:
             if fn == "embedding" and site.outputs[0].dst.forward[layout.axis] == Shard(1):
                 found[starred(full)] = "embedding"
             weighs = any(p.rpartition(".")[0] == scope for p in block.params)
-            if weighs and fn not in ("linear", "embedding") and any(e.dst.forward[layout.axis] == Shard(1) for e in site.inputs):
+            if (
+                weighs
+                and fn not in ("linear", "embedding")
+                and any(e.dst.forward[layout.axis] == Shard(1) for e in site.inputs)
+            ):
                 found[starred(full)] = "norm"
     return found
 

@@ -79,7 +79,8 @@ def tensor_layout(plan: Plan) -> Layout:
             layout.groups += [g.under(prefix) for g in read.groups]
             layout.experts += [join_name(prefix, e) for e in read.experts]
         layout.differences += [
-            sentence.format(patterns(join_name(block.prefixes[0], n) for n in names)) for sentence, names in read.notes.items()
+            sentence.format(patterns(join_name(block.prefixes[0], n) for n in names))
+            for sentence, names in read.notes.items()
         ]
     if not layout.groups and not layout.experts:
         raise InputError(
@@ -188,7 +189,11 @@ class _Reader:
         elif fn == "embedding":
             self._embedding(scope, site)
         else:
-            if fn == "moe_experts" and _on(site.inputs[3], self.axis) == Shard(1) and _on(site.inputs[4], self.axis) == Shard(2):
+            if (
+                fn == "moe_experts"
+                and _on(site.inputs[3], self.axis) == Shard(1)
+                and _on(site.inputs[4], self.axis) == Shard(2)
+            ):
                 self.experts.append(scope)
             if self._open:
                 self._between.append((scope, fn, site))

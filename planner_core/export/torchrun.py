@@ -38,7 +38,11 @@ def torchrun_script(plan: Plan) -> str:
     files = [ROOT / f"{name}.py" for name in MODULES if not left_out.get(name)]
     start = "    register_experts()  # a layer of experts runs as one call\n" if experts else ""
     call = f"train(PLAN, MODEL, [{', '.join(loaded)}])" if loaded else "train(PLAN, MODEL)"
-    model = {"callable": f"{Path(own.rpartition(':')[0]).resolve()}:{own.rpartition(':')[2]}"} if own else model_spec(config, experts)
+    model = (
+        {"callable": f"{Path(own.rpartition(':')[0]).resolve()}:{own.rpartition(':')[2]}"}
+        if own
+        else model_spec(config, experts)
+    )
     parts = [
         _head(plan), "from __future__ import annotations\n\n", inline(files, "planner_core"), "\n\n",
         _data("MODEL", model), _data("PLAN", to_json(plan)),
@@ -62,7 +66,10 @@ def model_spec(config: Mapping[str, Any], experts: bool = False) -> dict[str, An
         found[scale] = {"config": used, "inputs": inputs}
         found["class"] = type(module).__name__
         attention = getattr(parsed, "_attn_implementation", None) or "eager"
-        found["options"] = {"attn_implementation": attention, **({"experts_implementation": "shardscope"} if experts else {})}
+        found["options"] = {
+            "attn_implementation": attention,
+            **({"experts_implementation": "shardscope"} if experts else {}),
+        }
     return found
 
 

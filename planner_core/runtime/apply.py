@@ -44,7 +44,9 @@ def apply(model: nn.Module, plan: Mapping[str, Any], mesh: DeviceMesh, *, init: 
             inside = False
 
     def stay(*args: Any, **kwargs: Any) -> Any:
-        raise PlanMismatch("a model under a plan cannot be moved or cast, which would drop its gradient sums; do it before apply")
+        raise PlanMismatch(
+            "a model under a plan cannot be moved or cast, which would drop its gradient sums; do it before apply"
+        )
 
     model.__dict__.update(_apply=stay, forward=forward)
     return steering

@@ -162,7 +162,9 @@ def _split_cross_entropy(
     label_smoothing: float = 0.0,
 ) -> Any:  # fmt: skip
     if weight is not None or label_smoothing or reduction not in ("mean", "sum"):
-        raise NotImplementedError("cross_entropy with class weights, label smoothing or reduction='none' cannot be split")
+        raise NotImplementedError(
+            "cross_entropy with class weights, label smoothing or reduction='none' cannot be split"
+        )
     if classes:
         start = position(call.operand(0), 1, call.mesh) * input.shape[1]
         total = _ParallelCrossEntropy.apply(input, target, ignore_index, start, call.mesh, classes)
@@ -198,7 +200,13 @@ class _ParallelCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, logits: torch.Tensor, target: torch.Tensor, ignore_index: int, start: int, mesh: DeviceMesh, axes: list[int]
+        ctx: Any,
+        logits: torch.Tensor,
+        target: torch.Tensor,
+        ignore_index: int,
+        start: int,
+        mesh: DeviceMesh,
+        axes: list[int],
     ) -> torch.Tensor:
         valid = target != ignore_index
         index = target - start
@@ -361,7 +369,9 @@ class _FlashMemory(torch.autograd.Function):
     _shardscope = True
 
     @staticmethod
-    def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    def forward(
+        ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
+    ) -> torch.Tensor:
         *lead, heads, length, _ = query.shape
         out = query.new_empty((*lead, length, heads, value.shape[-1])).transpose(-2, -3)
         sums = query.new_empty((*lead, heads, length), dtype=torch.float32)

@@ -46,7 +46,9 @@ class MasterAdamW(torch.optim.Optimizer):
         param.copy_(state["master"])
 
 
-def make_optimizer(name: str, params: Iterable[nn.Parameter], lr: float, *, fused: bool = False) -> torch.optim.Optimizer:
+def make_optimizer(
+    name: str, params: Iterable[nn.Parameter], lr: float, *, fused: bool = False
+) -> torch.optim.Optimizer:
     """`adamw`, `adamw-fp32`, `sgd` or `sgd-momentum` of the plan's workload; one parameter at a time, so that no temporary
     copies of all of them are made."""
     if name == "adamw-fp32":

@@ -48,7 +48,9 @@ class Steered(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        raise PlanMismatch(f"{func} was called on a tensor of a running plan outside the model; use .full_tensor() first")
+        raise PlanMismatch(
+            f"{func} was called on a tensor of a running plan outside the model; use .full_tensor() first"
+        )
 
     def full_tensor(self) -> torch.Tensor:
         """The whole tensor on every rank, without gradient."""
@@ -97,7 +99,9 @@ class Steering(TorchFunctionMode):
         finally:
             self.params.sync_gradients = True
 
-    def _module_call(self, frame: Frame, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _module_call(
+        self, frame: Frame, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         if frame.scope not in self.recompute or not torch.is_grad_enabled():
             return call(*args, **kwargs)
         from torch.utils.checkpoint import checkpoint
@@ -139,7 +143,9 @@ class Steering(TorchFunctionMode):
     ) -> Any:  # fmt: skip
         row = self.rows.get(site)
         if row is None:
-            raise PlanMismatch(f"{site} is not in the plan: the running model is not the one that was planned{self.versions}")
+            raise PlanMismatch(
+                f"{site} is not in the plan: the running model is not the one that was planned{self.versions}"
+            )
         if len(row.inputs) != len(operands) or len(row.outputs) != len(whole):
             raise PlanMismatch(
                 f"{site} has {len(operands)} operands and {len(whole)} results, the plan {len(row.inputs)} and {len(row.outputs)}"
@@ -194,7 +200,9 @@ class Steering(TorchFunctionMode):
         target.local, target.placements = deliver(local, edge, self.mesh), edge.dst
         return target
 
-    def _whole_results(self, fn: str, func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[list[torch.Tensor], int | None]:
+    def _whole_results(
+        self, fn: str, func: Any, args: Any, kwargs: dict[str, Any]
+    ) -> tuple[list[torch.Tensor], int | None]:
         """Metadata of the whole results, or the number of the operand that the call hands back unchanged."""
         key = (func, _signature(args), _signature(kwargs))
         if key not in self.seen:

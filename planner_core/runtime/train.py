@@ -48,7 +48,12 @@ def options(plan: Mapping[str, Any]) -> argparse.Namespace:
     add("--checkpoint", type=Path, help="folder of safetensors files to start from")
     add("--save", type=Path, help="folder to save to after the last step")
     add("--resume", type=Path, help="folder saved before, by the same plan")
-    add("--scale", choices=("full", "tiny"), default="full", help="tiny: same architecture and plan, small enough for a laptop")
+    add(
+        "--scale",
+        choices=("full", "tiny"),
+        default="full",
+        help="tiny: same architecture and plan, small enough for a laptop",
+    )
     add("--count", action="store_true", help="print the collectives of the last step as JSON")
     return parser.parse_args()
 
@@ -79,25 +84,41 @@ def _known(spec: Mapping[str, Any], args: argparse.Namespace, device: str) -> tu
     """A model of transformers by its config: on meta, with what gives its weights their values, and its data."""
     scale = spec[args.scale]
     model = build_model(spec["class"], scale["config"], spec["options"], args.dtype)
-    init = initializer(model, args.seed, device) if args.checkpoint is None else _from_safetensors(model, args.checkpoint, args)
+    init = (
+        initializer(model, args.seed, device)
+        if args.checkpoint is None
+        else _from_safetensors(model, args.checkpoint, args)
+    )
     return model, init, lambda first: _batches(scale["inputs"], args, first)
 
 
 def _own(source: str, args: argparse.Namespace) -> tuple[nn.Module, Init, Batches]:
     """A user's own model, built whole on every rank from the same seed, and its example inputs as data at every step."""
     if args.scale != "full" or args.checkpoint or args.data:
-        raise PlanMismatch("--scale tiny, --checkpoint and --data are for models built from a config; this one is built by your own code")
+        raise PlanMismatch(
+            "--scale tiny, --checkpoint and --data are for models built from a config; this one is built by your own code"
+        )
     source = args.model or source
     path, _, name = source.rpartition(":")
     if not Path(path).is_file():
-        raise PlanMismatch(f"{path}, whose {name} builds the model, is not here; give its place with --model path.py:{name}")
+        raise PlanMismatch(
+            f"{path}, whose {name} builds the model, is not here; give its place with --model path.py:{name}"
+        )
     spec = importlib.util.spec_from_file_location(Path(path).stem, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     model, inputs = getattr(module, name)()
-    named = inputs if isinstance(inputs, dict) else dict(enumerate(inputs if isinstance(inputs, (tuple, list)) else (inputs,)))
-    return model.train(), lambda _, param: param.detach(), lambda _: itertools.repeat({str(k): v for k, v in named.items()})
+    named = (
+        inputs
+        if isinstance(inputs, dict)
+        else dict(enumerate(inputs if isinstance(inputs, (tuple, list)) else (inputs,)))
+    )
+    return (
+        model.train(),
+        lambda _, param: param.detach(),
+        lambda _: itertools.repeat({str(k): v for k, v in named.items()}),
+    )
 
 
 def _run(
@@ -150,7 +171,9 @@ def planned_loss(steering: Steering, batch: Mapping[str, torch.Tensor]) -> torch
         out = steering.model(*(batch[p] for p in places), **{k: v for k, v in batch.items() if k not in places})
         loss = out.get("loss") if isinstance(out, dict) else out
         if not isinstance(loss, torch.Tensor) or loss.dim():
-            values = list(out.values()) if isinstance(out, dict) else list(out) if isinstance(out, (tuple, list)) else [out]
+            values = (
+                list(out.values()) if isinstance(out, dict) else list(out) if isinstance(out, (tuple, list)) else [out]
+            )
             with scopes.named("loss"):
                 loss = next(v for v in values if isinstance(v, Steered)).float().pow(2).mean()
     return loss.local if isinstance(loss, Steered) else loss
@@ -226,7 +249,9 @@ def _memory_gib() -> float:
 
 def _batches(inputs: Mapping[str, Any], args: argparse.Namespace, first: int) -> Iterator[dict[str, torch.Tensor]]:
     """Global batches, the same on every rank: step n always sees the same data, so a resumed run goes on where it was."""
-    tokens = torch.from_file(str(args.data), size=args.data.stat().st_size // 4, dtype=torch.int32) if args.data else None
+    tokens = (
+        torch.from_file(str(args.data), size=args.data.stat().st_size // 4, dtype=torch.int32) if args.data else None
+    )
     step = first
     while True:
         random = torch.Generator().manual_seed(args.seed * 1_000_003 + step)
@@ -270,7 +295,9 @@ def _from_safetensors(model: nn.Module, folder: Path, args: argparse.Namespace) 
         with safe_open(str(where[found]), "pt") as opened:
             value: torch.Tensor = opened.get_tensor(found)
         if value.shape != param.shape:
-            raise PlanMismatch(f"{found} in {folder} has shape {tuple(value.shape)}, the model needs {tuple(param.shape)}")
+            raise PlanMismatch(
+                f"{found} in {folder} has shape {tuple(value.shape)}, the model needs {tuple(param.shape)}"
+            )
         return value.to(param.dtype)
 
     return init

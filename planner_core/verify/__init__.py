@@ -1,8 +1,8 @@
 """Plans are run, and held against what was predicted.
 
-    verify_rules(plan)            # at once: what is wrong can be read off the plan
-    verify(plan, ranks=4)         # numbers: the same architecture and plan, scaled down, on real gloo ranks
-    verify(plan)                  # traffic and memory: full size, on a fake process group of the plan's world size
+verify_rules(plan)            # at once: what is wrong can be read off the plan
+verify(plan, ranks=4)         # numbers: the same architecture and plan, scaled down, on real gloo ranks
+verify(plan)                  # traffic and memory: full size, on a fake process group of the plan's world size
 """
 
 from __future__ import annotations
@@ -28,7 +28,11 @@ LARGEST_WHOLE = 50_000_000
 
 
 def verify(
-    plan: Plan, *, ranks: int | None = None, timeout_s: float = 600.0, progress: Callable[[str], None] = lambda text: None
+    plan: Plan,
+    *,
+    ranks: int | None = None,
+    timeout_s: float = 600.0,
+    progress: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """`verify --json` of CONTRACT.md: on `ranks` gloo processes, or (None) the plan's own world size, faked.
 

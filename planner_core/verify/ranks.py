@@ -51,7 +51,9 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
     try:
         return tempfile.TemporaryDirectory(prefix="shardscope-")
     except OSError as error:
-        raise VerificationFailed(f"no folder for the ranks to meet in can be made: {error.strerror}; set TMPDIR to one") from None
+        raise VerificationFailed(
+            f"no folder for the ranks to meet in can be made: {error.strerror}; set TMPDIR to one"
+        ) from None
 
 
 def _wait(ranks: list[Any], folder: str, deadline: float, timeout_s: float) -> None:

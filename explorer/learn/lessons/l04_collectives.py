@@ -232,7 +232,10 @@ def question(learner: Learner, values: Values) -> Question:
             f"B/{n} instead.",
         ),
         (t(right / 2), f"That is {n - 1} chunks: the reduce-scatter alone. The finished chunks must still go round."),
-        (t(2 * n * size), f"That is {2 * n} times the whole tensor. In the ring a GPU sends one chunk of B/{n} a step."),
+        (
+            t(2 * n * size),
+            f"That is {2 * n} times the whole tensor. In the ring a GPU sends one chunk of B/{n} a step.",
+        ),
     )
     why = (
         f"{2 * (n - 1)} steps, each with one chunk of {t(size / n)}: {t(right)}. It hardly grows with n: never "

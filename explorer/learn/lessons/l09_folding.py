@@ -116,7 +116,9 @@ def _says(s: FoldStep) -> str:
 def _told(learner: Learner, top: int) -> str:
     """Where the matrices stand, so that the question can be worked out."""
     repeats = learner.graph.num_repeats
-    parts = [f"{len(matrices(b))} in each of {repeats[name]} copies of a block" for name, b in learner.graph.blocks.items()]
+    parts = [
+        f"{len(matrices(b))} in each of {repeats[name]} copies of a block" for name, b in learner.graph.blocks.items()
+    ]
     return ", ".join([*parts, f"{top} outside"])
 
 

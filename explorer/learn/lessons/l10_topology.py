@@ -195,7 +195,11 @@ def _table(found: list[Option], by_volume: Option, by_time: Option, weights: int
                 ", ".join(marks),
             )
         )
-    return table(("mesh", "weights per GPU", "sent per GPU", "tensor groups", "gradients", "together", ""), rows, found.index(by_time))
+    return table(
+        ("mesh", "weights per GPU", "sent per GPU", "tensor groups", "gradients", "together", ""),
+        rows,
+        found.index(by_time),
+    )
 
 
 def question(learner: Learner, values: Values) -> Question:
