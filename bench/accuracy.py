@@ -27,11 +27,11 @@ from random import Random
 from typing import Any
 
 from bench.accuracy_table import table
-from planner_core.graph import Graph
-from planner_core.mesh import DeviceMesh
+from planner_core.core.graph import Graph
+from planner_core.core.mesh import DeviceMesh
+from planner_core.core.plan import Plan
 from planner_core.methods import Baseline
 from planner_core.models import ZOO
-from planner_core.plan import Plan
 
 ROOT = Path(__file__).resolve().parent.parent
 ROWS = ROOT / "bench" / "results" / "accuracy.jsonl"
@@ -97,7 +97,7 @@ def sweep(check: str, model: str, redo: bool, every: bool, again: bool = False, 
 
 def plans(model: str, mesh: str) -> dict[str, Plan]:
     """The chosen plan, the baselines and the plans of TAP and ATP, by name; a baseline that suits no mesh is left out."""
-    from planner_core.errors import NoPlanFits
+    from planner_core.core.errors import NoPlanFits
     from planner_core.expert import EXPERT
     from planner_core.methods import BASELINES
     from planner_core.pipeline import baselines, choose
@@ -136,7 +136,7 @@ def _why_none(baseline: Baseline, graph: Graph, mesh: DeviceMesh) -> str:
 
 
 def _small(model: str, asked: Callable[[Key], bool]) -> Iterator[tuple[Key, Plan]]:
-    from planner_core.errors import PlannerError
+    from planner_core.core.errors import PlannerError
     from planner_core.verify import scaled
 
     by_mesh: dict[str, dict[str, Plan]] = {}
@@ -155,7 +155,7 @@ def _small(model: str, asked: Callable[[Key], bool]) -> Iterator[tuple[Key, Plan
 
 def _run(jobs: list[tuple[Key, Plan]], work: Callable[[list[Plan]], list[dict[str, Any]]]) -> None:
     """All jobs by the same processes; one by one where that fails, so that the row that failed is known."""
-    from planner_core.errors import PlannerError
+    from planner_core.core.errors import PlannerError
 
     if not jobs:
         return

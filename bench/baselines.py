@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.expert_reasons import why
-from planner_core.cluster import cluster_names
+from planner_core.core.cluster import cluster_names
 from planner_core.expert import EXPERT
 from planner_core.methods import BASELINES, Baseline
 from planner_core.models import ZOO

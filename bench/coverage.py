@@ -151,7 +151,7 @@ def _child(write: int, work: Callable[[Any], None]) -> None:
 
 
 def _measure(model_type: str, cls: str, tell: Any) -> None:
-    from planner_core.errors import PlannerError
+    from planner_core.core.errors import PlannerError
     from planner_core.pipeline import choose
     from planner_core.planner import Request, meshes, prepare
 
@@ -192,7 +192,7 @@ def _measure(model_type: str, cls: str, tell: Any) -> None:
 def _graph(config: dict[str, Any], model_type: str, cls: str) -> tuple[Any, str]:
     """The capture, at full depth where the cut broke the config, in float32 where the model's own code needs that."""
     from planner_core.capture import capture_graph
-    from planner_core.errors import PlannerError
+    from planner_core.core.errors import PlannerError
 
     seq, dtype = tokens(config), "bfloat16"
     for _ in range(3):

@@ -118,7 +118,7 @@ def part_graph(kind: str) -> Any:
     from transformers import CONFIG_MAPPING
 
     from planner_core.capture import capture_module, hf
-    from planner_core.errors import PlannerError
+    from planner_core.core.errors import PlannerError
 
     part = PARTS[kind]
     whole = json.loads(json.dumps(CONFIG_MAPPING[kind](**part.fields).to_dict(), default=str))

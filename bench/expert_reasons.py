@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from planner_core.coarsen import CoarseBlock, CoarseGraph, Group
-from planner_core.graph import Op
-from planner_core.plan import Plan, glob_name, placements_by_pattern
+from planner_core.core.graph import Op
+from planner_core.core.plan import Plan, glob_name, placements_by_pattern
 from planner_core.planner import Planner
 from planner_core.strategy import block_strategies
 

@@ -87,7 +87,7 @@ def read_rows() -> list[dict[str, Any]]:
 
 
 def _measure(kind: str, cls: str, tell: Any) -> None:
-    from planner_core.errors import PlannerError
+    from planner_core.core.errors import PlannerError
 
     try:
         graph, dtype = (part_graph(kind), "bfloat16") if kind in PARTS else _graph(default_config(kind, cls), kind, cls)
@@ -142,7 +142,7 @@ def _on(gpus: int, graph: Any, dtype: str, fine: bool) -> dict[str, Any]:
 
 def node(gpus: int) -> dict[str, Any]:
     """A node of H100s with fewer GPUs."""
-    from planner_core.cluster import load_cluster
+    from planner_core.core.cluster import load_cluster
 
     data = load_cluster("1x8-h100").to_json()
     return {**data, "name": f"1x{gpus}-h100", "num_gpus": gpus, "levels": [{**data["levels"][0], "size": gpus}]}

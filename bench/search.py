@@ -23,8 +23,8 @@ import scipy
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from planner_core.core.mesh import DeviceMesh  # noqa: E402
 from planner_core.front import front  # noqa: E402
-from planner_core.mesh import DeviceMesh  # noqa: E402
 from planner_core.methods import LENSES  # noqa: E402
 from planner_core.models import ZOO  # noqa: E402
 from planner_core.pipeline import block_candidates, choose, plan_model  # noqa: E402

@@ -23,7 +23,7 @@ from explorer.palette import (
 from explorer.timeline import LANES, Timeline
 from explorer.topology import Grid, capacity
 from explorer.words import title
-from planner_core.plan import PHASES, Plan
+from planner_core.core.plan import PHASES, Plan
 
 GIB = units.GIB
 PATTERNS = ("", "/", ".")

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from explorer import words
 from explorer.settings import MAX_CORNERS
 from planner_core.candidates import Candidates
-from planner_core.placement import Shard
-from planner_core.plan import Plan
+from planner_core.core.placement import Shard
+from planner_core.core.plan import Plan
 
 LETTERS = ("R", "S(0)", "S(1)")
 SEARCHED = {"exact", "tap", "taps", "atp", "edited"}

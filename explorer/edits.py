@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from planner_core import edit
+from planner_core.core.errors import InputError
+from planner_core.core.placement import Placements, R, Shard, format_placements
+from planner_core.core.plan import Plan
 from planner_core.edit import Editable
-from planner_core.errors import InputError
 from planner_core.pipeline import Result
-from planner_core.placement import Placements, R, Shard, format_placements
-from planner_core.plan import Plan
 from planner_core.planner import prepare
 
 REST = {"keep": "stay as they are", "anew": "are chosen anew"}

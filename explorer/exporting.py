@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from planner_core.errors import PlannerError
-from planner_core.plan import Plan, to_json
+from planner_core.core.errors import PlannerError
+from planner_core.core.plan import Plan, to_json
 
 ROOT = Path(__file__).resolve().parent.parent
 TIME_LIMIT_S = 120

@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from explorer import units
 from explorer.figure import style
 from explorer.palette import COMMUNICATION, COMPUTE, Theme
-from planner_core.cluster import Cluster
+from planner_core.core.cluster import Cluster
 from planner_core.scaling import Size
 
 COLOURS = (COMPUTE, COMMUNICATION, "#009E73", "#CC79A7", "#8C8C8C", "#56B4E9")

@@ -13,12 +13,12 @@ from itertools import islice
 
 from explorer.timeline import model_of
 from planner_core.backward import Backward, Gradient
-from planner_core.graph import ITEM_BYTES, Call, Graph, Op, Value
+from planner_core.core.graph import ITEM_BYTES, Call, Graph, Op, Value
+from planner_core.core.placement import Placements
+from planner_core.core.plan import Plan
 from planner_core.memory import arriving, layouts
 from planner_core.passes import Layout, Moment
 from planner_core.pinned import local_bytes
-from planner_core.placement import Placements
-from planner_core.plan import Plan
 from planner_core.storages import Key
 
 FORWARD, BACKWARD, STEP = "forward", "backward", "optimizer"

@@ -6,15 +6,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from explorer import units
-from planner_core.cluster import Cluster, Level
 from planner_core.coarsen import CoarseGraph
-from planner_core.errors import NoPlanFits
-from planner_core.graph import Graph
+from planner_core.core.cluster import Cluster, Level
+from planner_core.core.errors import NoPlanFits
+from planner_core.core.graph import Graph
+from planner_core.core.mesh import DeviceMesh
+from planner_core.core.plan import Plan
 from planner_core.hardware import Workload, cost_model
-from planner_core.mesh import DeviceMesh
 from planner_core.methods import Lens
 from planner_core.pipeline import choose
-from planner_core.plan import Plan
 from planner_core.planner import Request, meshes, prepare
 from planner_core.price import exposed, messages, price
 from planner_core.problem import Restriction

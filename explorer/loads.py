@@ -14,12 +14,12 @@ from explorer import units
 from explorer.graph_view import Node, Scene
 from explorer.overlay import variant
 from explorer.timeline import model_of
-from planner_core.graph import Block, Call, Graph, Op
+from planner_core.core.graph import Block, Call, Graph, Op
+from planner_core.core.plan import BlockPlan, Plan
 from planner_core.hardware import CostModel, op_work
 from planner_core.memory import layouts
 from planner_core.passes import Layout
 from planner_core.pinned import local_bytes, split_parts
-from planner_core.plan import BlockPlan, Plan
 from planner_core.price import block_of
 
 Loads = dict[str, tuple[float, float]]

@@ -7,10 +7,10 @@ from typing import Any
 
 from explorer import units, words
 from explorer.graph_view import Node, Scene
-from planner_core.cluster import Cluster
-from planner_core.graph import Graph
+from planner_core.core.cluster import Cluster
+from planner_core.core.graph import Graph
+from planner_core.core.plan import BlockPlan, Plan
 from planner_core.hardware import Workload, cost_model
-from planner_core.plan import BlockPlan, Plan
 from planner_core.price import Message, messages
 
 

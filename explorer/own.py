@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from planner_core.errors import InputError
-from planner_core.graph import Graph, from_json
+from planner_core.core.errors import InputError
+from planner_core.core.graph import Graph, from_json
 from planner_core.planner import Request
 
 MAX_BYTES = 2**20
@@ -33,7 +33,7 @@ import json, sys
 from pathlib import Path
 import planner_core.capture.hf, transformers
 from planner_core.capture.memory import limit_memory
-from planner_core.graph import to_json
+from planner_core.core.graph import to_json
 from planner_core.opening import open_model
 limit_memory()
 graph = open_model(sys.argv[1], **json.loads(sys.argv[2]))

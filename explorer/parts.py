@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from explorer.timeline import model_of
 from planner_core.collectives import algorithms, wire_bytes
-from planner_core.graph import Graph
-from planner_core.plan import Plan
+from planner_core.core.graph import Graph
+from planner_core.core.plan import Plan
 from planner_core.price import (
     WAIT,
     Message,

@@ -15,7 +15,7 @@ from explorer.palette import COMMUNICATION, COMPUTE, LIGHT, MEMORY_COLOURS, MEMO
 from explorer.timeline import LANES, Bar, Timeline
 from explorer.topology import capacity
 from explorer.words import title
-from planner_core.plan import Plan
+from planner_core.core.plan import Plan
 
 WIDTH, LABEL, END = 520.0, 92.0, 56.0
 """Pixels of a figure, of the names on its left, and of the figures on its right."""

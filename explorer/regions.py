@@ -11,9 +11,9 @@ import plotly.graph_objects as go
 from explorer import units, words
 from explorer.figure import style
 from explorer.palette import DEVICES, Theme
-from planner_core.cluster import Cluster
-from planner_core.placement import Shard
-from planner_core.plan import Plan
+from planner_core.core.cluster import Cluster
+from planner_core.core.placement import Shard
+from planner_core.core.plan import Plan
 from planner_core.sensitivity import SAME, UNKNOWN, Axis, Cell, Crossover
 
 LABELS = {

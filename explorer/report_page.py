@@ -18,9 +18,9 @@ from pathlib import Path
 from explorer import commands, differences, print_figures, topology, units, words
 from explorer.palette import LIGHT
 from explorer.timeline import timeline
-from planner_core.graph import Graph
+from planner_core.core.graph import Graph
+from planner_core.core.plan import PHASES, SCHEMA, Plan, Traffic
 from planner_core.pipeline import Result
-from planner_core.plan import PHASES, SCHEMA, Plan, Traffic
 from planner_core.planner import USABLE_MEMORY
 from planner_core.report import unknown_ops
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from planner_core.cluster import cluster_names
+from planner_core.core.cluster import cluster_names
 from planner_core.hardware import OPTIMIZERS, RECOMPUTE
 from planner_core.models import ZOO
 from planner_core.planner import Request
@@ -51,7 +51,7 @@ TIMES = ("communication", "exposed", "step")
 SWEPT = ("inter", "intra", "batch", "nodes")
 """What a map of regions may vary: GB/s out of a node, GB/s out of a GPU inside it, samples per step, nodes."""
 CLUSTER_KEYS = ("nodes", "gpus", "intra", "inter")
-"""Changes of the cluster: see `planner_core.cluster.CHANGES`."""
+"""Changes of the cluster: see `planner_core.core.cluster.CHANGES`."""
 
 Value = Any
 Parse = Callable[[str], Value]

@@ -23,9 +23,9 @@ from explorer.settings import Unreadable
 from explorer.shelf import Shelf
 from explorer.words import text as plain
 from explorer.words import title
-from planner_core.errors import PlannerError
+from planner_core.core.errors import PlannerError
+from planner_core.core.plan import Plan
 from planner_core.pipeline import Result, plan_model
-from planner_core.plan import Plan
 from planner_core.planner import Progress, Request
 
 CACHED_RESULTS = 24

@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from planner_core.cluster import Cluster
-from planner_core.graph import Block, Call, Graph, Op
+from planner_core.core.cluster import Cluster
+from planner_core.core.graph import Block, Call, Graph, Op
+from planner_core.core.plan import Plan
 from planner_core.hardware import CostModel, Workload, cost_model
-from planner_core.plan import Plan
 from planner_core.price import (
     WAIT,
     Message,

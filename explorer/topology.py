@@ -14,9 +14,9 @@ import numpy as np
 
 from explorer import units
 from explorer.palette import COMMUNICATION, Theme, device_colour
-from planner_core.cluster import Cluster
 from planner_core.collectives import axis_links
-from planner_core.plan import PHASES, Plan
+from planner_core.core.cluster import Cluster
+from planner_core.core.plan import PHASES, Plan
 from planner_core.routes import Floats, leaving, route, sent
 
 MAX_GPUS = 16

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from explorer.graph_view import Node, Scene
 from explorer.overlay import node_placement, variant
-from planner_core.mesh import DeviceMesh
-from planner_core.plan import BlockPlan, Plan
+from planner_core.core.mesh import DeviceMesh
+from planner_core.core.plan import BlockPlan, Plan
 
 ABSENT = "not there"
 

@@ -16,10 +16,10 @@ from typing import Any
 from explorer import settings, units, words
 from explorer.give_back import give_back
 from explorer.settings import SETTINGS, Unreadable
-from planner_core.cluster import Cluster
-from planner_core.graph import Graph, join_name
+from planner_core.core.cluster import Cluster
+from planner_core.core.graph import Graph, join_name
+from planner_core.core.plan import Plan, glob_name
 from planner_core.pipeline import choose
-from planner_core.plan import Plan, glob_name
 from planner_core.planner import Progress, Request, meshes, prepare
 
 KEYS = ("batch", "seq", "dtype", "optimizer", "zero", "recompute", "nodes", "gpus", "intra", "inter")

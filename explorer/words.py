@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from explorer import units
-from planner_core.cluster import Cluster
+from planner_core.core.cluster import Cluster
+from planner_core.core.mesh import DeviceMesh
+from planner_core.core.placement import Shard
+from planner_core.core.plan import Plan
 from planner_core.fold import FoldGroup
-from planner_core.mesh import DeviceMesh
-from planner_core.placement import Shard
-from planner_core.plan import Plan
 
 FAMILIES = (
     ("experts", ("expert", "moe")),

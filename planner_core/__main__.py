@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from planner_core.errors import InputError, PlannerError
-from planner_core.files import is_file, is_there
+from planner_core.core.errors import InputError, PlannerError
+from planner_core.core.files import is_file, is_there
 from planner_core.planner import METHODS, Request
 
 USAGE_ERROR = 2
@@ -166,7 +166,7 @@ def _models(args: argparse.Namespace) -> int:
 
 
 def _clusters(args: argparse.Namespace) -> int:
-    from planner_core.cluster import cluster_names, load_cluster
+    from planner_core.core.cluster import cluster_names, load_cluster
     from planner_core.report import table
 
     found = [load_cluster(n) for n in cluster_names()]
@@ -188,8 +188,8 @@ def _fold(args: argparse.Namespace) -> int:
 
 
 def _plan(args: argparse.Namespace) -> int:
+    from planner_core.core.plan import to_json
     from planner_core.pipeline import exact_front, plan_model
-    from planner_core.plan import to_json
     from planner_core.planner import meshes, prepare
     from planner_core.report import front_report, front_text, report, text
 
@@ -243,7 +243,7 @@ def _export(args: argparse.Namespace) -> int:
 
 
 def _verify(args: argparse.Namespace) -> int:
-    from planner_core.errors import VerificationFailed
+    from planner_core.core.errors import VerificationFailed
 
     if args.rules + args.fake + (args.ranks is not None) != 1:
         raise InputError(
@@ -268,7 +268,7 @@ def _verify(args: argparse.Namespace) -> int:
 
 def read_plan(name: str) -> Any:
     """A plan file; raises InputError."""
-    from planner_core.plan import from_json
+    from planner_core.core.plan import from_json
 
     path = Path(name)
     if is_there(path) and not is_file(path):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from planner_core.graph import ITEM_BYTES, Block, Op
+from planner_core.core.graph import ITEM_BYTES, Block, Op
+from planner_core.core.placement import P, Placements, R, Shard, State
+from planner_core.core.plan import BlockPlan, Edge, ParamPlan, SitePlan, Step
 from planner_core.hardware import CostModel
-from planner_core.placement import P, Placements, R, Shard, State
-from planner_core.plan import BlockPlan, Edge, ParamPlan, SitePlan, Step
 from planner_core.problem import Problem
 from planner_core.redistribute import Moves, Segments, moves
 from planner_core.solve import Assignment

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from planner_core.graph import Call, Op
+from planner_core.core.graph import Call, Op
 from planner_core.passes import Layout, Moment
 
 HANDED_ON = ("add", "radd", "identity", "detach", "alias", "contiguous", "positive")

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from planner_core.atp import chunked_time_s
 from planner_core.collectives import collective_time
-from planner_core.graph import Block, Graph, Op
+from planner_core.core.graph import Block, Graph, Op
+from planner_core.core.plan import BlockPlan
 from planner_core.hardware import CostModel
-from planner_core.plan import BlockPlan
 from planner_core.price import WAIT, Message, block_of, messages, op_seconds, recomputed
 
 CHUNKS = (2, 4, 8)

@@ -20,9 +20,9 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from planner_core.cluster import Cluster
-from planner_core.errors import InputError
-from planner_core.mesh import DeviceMesh
+from planner_core.core.cluster import Cluster
+from planner_core.core.errors import InputError
+from planner_core.core.mesh import DeviceMesh
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 Array: TypeAlias = NDArray[np.float64]

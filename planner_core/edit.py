@@ -15,13 +15,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner_core.errors import InputError, NoPlanFits
+from planner_core.core.errors import InputError, NoPlanFits
+from planner_core.core.graph import Block, Graph, Op, TensorMeta, Value, join_name
+from planner_core.core.mesh import DeviceMesh
+from planner_core.core.placement import Partial, Placement, Placements, Shard, format_placements, parse_placements
+from planner_core.core.plan import Plan, glob_name
 from planner_core.expert import EXPERT
-from planner_core.graph import Block, Graph, Op, TensorMeta, Value, join_name
-from planner_core.mesh import DeviceMesh
 from planner_core.methods import BASELINES, AxisRules
-from planner_core.placement import Partial, Placement, Placements, Shard, format_placements, parse_placements
-from planner_core.plan import Plan, glob_name
 from planner_core.planner import Planner
 from planner_core.problem import Problem, Restriction
 from planner_core.rules import Pair

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from planner_core.graph import Block, Graph, Op, Value, join_name
-from planner_core.mesh import DeviceMesh
+from planner_core.core.graph import Block, Graph, Op, Value, join_name
+from planner_core.core.mesh import DeviceMesh
+from planner_core.core.placement import R, Shard
 from planner_core.methods import AxisRules, Baseline, PairTest, batch_split, summed, whole
 from planner_core.models import ASSETS
-from planner_core.placement import R, Shard
 from planner_core.problem import Restriction
 from planner_core.rules import Pair, Row
 from planner_core.tables import Network

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from planner_core.assemble import assemble
-from planner_core.graph import Graph
+from planner_core.core.graph import Graph
 from planner_core.labels import MAX_WORK
 from planner_core.memory import walk
 from planner_core.problem import Problem

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from planner_core.core.errors import PlannerError
 from planner_core.eliminate import Floats, Table, add
-from planner_core.errors import PlannerError
 
 Ints = NDArray[np.int64]
 MAX_LABELS = 400_000

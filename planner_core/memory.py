@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner_core.backward import Backward, Gradient
-from planner_core.graph import ITEM_BYTES, Block, Graph
+from planner_core.core.graph import ITEM_BYTES, Block, Graph
+from planner_core.core.placement import local_shape
+from planner_core.core.plan import BlockPlan
 from planner_core.hardware import CostModel
 from planner_core.passes import CallMemory, Layout, Moment
-from planner_core.placement import local_shape
-from planner_core.plan import BlockPlan
 from planner_core.storages import Key, Storages
 
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner_core.graph import Block, Graph, Op, Value
-from planner_core.mesh import DeviceMesh
-from planner_core.placement import P, R, Shard
+from planner_core.core.graph import Block, Graph, Op, Value
+from planner_core.core.mesh import DeviceMesh
+from planner_core.core.placement import P, R, Shard
 from planner_core.problem import Restriction
 from planner_core.rules import Pair, Row
 from planner_core.states import Ints

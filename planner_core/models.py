@@ -12,8 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from planner_core.errors import InputError
-from planner_core.graph import Block, Call, Graph, Op, Value, from_json
+from planner_core.core.errors import InputError
+from planner_core.core.graph import Block, Call, Graph, Op, Value, from_json
 
 ASSETS = Path(__file__).resolve().parent.parent / "assets" / "models"
 

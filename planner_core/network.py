@@ -20,9 +20,9 @@ import numpy as np
 
 from planner_core.coarsen import CoarseBlock
 from planner_core.collectives import collective_times
-from planner_core.graph import ITEM_BYTES, Call
+from planner_core.core.graph import ITEM_BYTES, Call
+from planner_core.core.placement import P, Shard
 from planner_core.hardware import CostModel, op_time, op_work
-from planner_core.placement import P, Shard
 from planner_core.redistribute import Moves, Segments, digit, moves
 from planner_core.rules import Pair
 from planner_core.rules_math import loss_bytes, shrinks_kept

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from planner_core.errors import InputError
-from planner_core.graph import Block, Graph, Op, TensorMeta
-from planner_core.plan import Plan
+from planner_core.core.errors import InputError
+from planner_core.core.graph import Block, Graph, Op, TensorMeta
+from planner_core.core.plan import Plan
 
 DEFAULT_BATCH, DEFAULT_SEQ = 16, 2048
 """Workload of a model that is not in the zoo."""

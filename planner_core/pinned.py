@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner_core.errors import InputError
-from planner_core.graph import ITEM_BYTES, Block, Op
+from planner_core.core.errors import InputError
+from planner_core.core.graph import ITEM_BYTES, Block, Op
+from planner_core.core.placement import Placements, local_shape
+from planner_core.core.plan import SitePlan
 from planner_core.hardware import CostModel
-from planner_core.placement import Placements, local_shape
-from planner_core.plan import SitePlan
 from planner_core.rules import Row, rows
 
 

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner_core.coarsen import CoarseGraph
+from planner_core.core.graph import Block, Call
 from planner_core.eliminate import order
-from planner_core.graph import Block, Call
 from planner_core.hardware import CostModel
 from planner_core.network import build_block
 from planner_core.saving import kept_results

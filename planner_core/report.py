@@ -8,8 +8,8 @@ from typing import Any
 
 from planner_core.candidates import matrices
 from planner_core.coarsen import CoarseGraph
+from planner_core.core.plan import Plan, placements_by_pattern
 from planner_core.pipeline import FrontPoint, Result
-from planner_core.plan import Plan, placements_by_pattern
 
 SCHEMA = "shardscope.report/1"
 

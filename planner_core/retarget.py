@@ -12,12 +12,12 @@ from dataclasses import replace
 from typing import Any
 
 from planner_core.coarsen import coarsen_block
-from planner_core.errors import InputError
-from planner_core.graph import ITEM_BYTES, Block, Call, Graph, Op, join_name
+from planner_core.core.errors import InputError
+from planner_core.core.graph import ITEM_BYTES, Block, Call, Graph, Op, join_name
+from planner_core.core.mesh import DeviceMesh
+from planner_core.core.placement import P, Placements, R, State
+from planner_core.core.plan import BlockPlan, Edge, ParamPlan, Plan, SitePlan, Step
 from planner_core.hardware import CostModel
-from planner_core.mesh import DeviceMesh
-from planner_core.placement import P, Placements, R, State
-from planner_core.plan import BlockPlan, Edge, ParamPlan, Plan, SitePlan, Step
 from planner_core.price import price
 from planner_core.redistribute import Moves, Segments, moves
 from planner_core.strategy import SegmentMap, block_strategies

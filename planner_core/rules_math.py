@@ -7,7 +7,7 @@ import string
 
 import planner_core.rules_index
 import planner_core.rules_more  # noqa: F401  (both register their rules)
-from planner_core.graph import Op
+from planner_core.core.graph import Op
 from planner_core.rules import (
     WHOLE,
     DimOf,

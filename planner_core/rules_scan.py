@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from planner_core.graph import Op
+from planner_core.core.graph import Op
 from planner_core.rules import DimOf, Rule, Shapes, Split, rule, split
 
 CHUNK = 64

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from planner_core import methods
-from planner_core.errors import NoPlanFits
-from planner_core.graph import Graph
-from planner_core.mesh import DeviceMesh
+from planner_core.core.errors import NoPlanFits
+from planner_core.core.graph import Graph
+from planner_core.core.mesh import DeviceMesh
+from planner_core.core.plan import Plan
 from planner_core.pipeline import choose
-from planner_core.plan import Plan
 from planner_core.planner import Planner, Progress, meshes, replace_request
 from planner_core.problem import Restriction
 

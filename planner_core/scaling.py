@@ -11,15 +11,15 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from planner_core.cluster import Cluster
+from planner_core.core.cluster import Cluster
+from planner_core.core.errors import InputError, PlannerError
+from planner_core.core.graph import Graph, Value, join_name
+from planner_core.core.mesh import DeviceMesh, axis_names
+from planner_core.core.placement import Shard
+from planner_core.core.plan import Plan
 from planner_core.eliminate import TooWide
-from planner_core.errors import InputError, PlannerError
-from planner_core.graph import Graph, Value, join_name
-from planner_core.mesh import DeviceMesh, axis_names
 from planner_core.methods import AxisRules, Lens, batch_split, sequence_split, split_weight, whole
 from planner_core.pipeline import choose
-from planner_core.placement import Shard
-from planner_core.plan import Plan
 from planner_core.planner import Planner, Progress, Request, meshes, prepare
 from planner_core.problem import Restriction
 from planner_core.rules import Pair

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from planner_core.graph import TensorMeta
-from planner_core.placement import P, R, Shard, State
+from planner_core.core.graph import TensorMeta
+from planner_core.core.placement import P, R, Shard, State
 from planner_core.redistribute import Segments, decode, digit
 from planner_core.rules import Pair
 

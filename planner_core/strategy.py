@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from planner_core.coarsen import CoarseBlock, Group
-from planner_core.graph import Block, Op
-from planner_core.placement import Shard
+from planner_core.core.graph import Block, Op
+from planner_core.core.placement import Shard
 from planner_core.rules import Pair, Row, rows, rule_of
 
 ValueDim = tuple[int, int]

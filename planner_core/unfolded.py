@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from planner_core.chain import Weights
-from planner_core.graph import Call
+from planner_core.core.graph import Call
 from planner_core.planner import Planner, meshes
 from planner_core.problem import Compiled, Problem
 from planner_core.search import weights

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from planner_core.collectives import collective_times
-from planner_core.graph import ITEM_BYTES, Op
+from planner_core.core.graph import ITEM_BYTES, Op
+from planner_core.core.placement import P, R
 from planner_core.hardware import CostModel
-from planner_core.placement import P, R
 from planner_core.redistribute import digit
 from planner_core.rules import Pair
 from planner_core.states import Floats, Ints, TensorStates, joint_codes

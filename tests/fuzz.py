@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from planner_core.errors import PlannerError
+from planner_core.core.errors import PlannerError
 from planner_core.models import ZOO
 
 LIMIT_S = 20

@@ -10,11 +10,11 @@ from collections.abc import Callable
 
 from planner_core import rules_math  # noqa: F401  (registers its rules)
 from planner_core.collectives import AxisLink
-from planner_core.errors import ShardingError
-from planner_core.graph import ITEM_BYTES, Graph, Op, Value, unfold
-from planner_core.mesh import DeviceMesh, axis_names
-from planner_core.placement import P, Placements, R, Shard, State, local_shape
-from planner_core.plan import BlockPlan, Cost, Edge, ParamPlan, Plan, SitePlan, Step
+from planner_core.core.errors import ShardingError
+from planner_core.core.graph import ITEM_BYTES, Graph, Op, Value, unfold
+from planner_core.core.mesh import DeviceMesh, axis_names
+from planner_core.core.placement import P, Placements, R, Shard, State, local_shape
+from planner_core.core.plan import BlockPlan, Cost, Edge, ParamPlan, Plan, SitePlan, Step
 from planner_core.redistribute import moves
 from planner_core.rules import Row, rows
 

@@ -16,8 +16,8 @@ from planner_core.capture import OWN_LOSS, STANDIN_LOSS, capture_graph, capture_
 from planner_core.capture.compare import difference
 from planner_core.capture.sizes import check_numbers
 from planner_core.capture.symbolic import symbolic
-from planner_core.errors import CaptureError, InputError, PlannerError
-from planner_core.graph import Call, from_json, to_json, unfold
+from planner_core.core.errors import CaptureError, InputError, PlannerError
+from planner_core.core.graph import Call, from_json, to_json, unfold
 from planner_core.models import ZOO
 
 LAYERS = {name: 3 if model.depth else None for name, model in ZOO.items()}

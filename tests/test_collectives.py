@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner_core.cluster import Cluster, Level, load_cluster, load_gpu
 from planner_core.collectives import (
     KINDS,
     AxisLink,
@@ -19,8 +18,9 @@ from planner_core.collectives import (
     collective_times,
     wire_bytes,
 )
-from planner_core.errors import InputError
-from planner_core.mesh import DeviceMesh, axis_names, parse_mesh
+from planner_core.core.cluster import Cluster, Level, load_cluster, load_gpu
+from planner_core.core.errors import InputError
+from planner_core.core.mesh import DeviceMesh, axis_names, parse_mesh
 
 GPU = load_gpu("h100-sxm")
 B_INTRA, B_NODE = 450e9, 400e9

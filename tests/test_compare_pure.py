@@ -12,10 +12,10 @@ import pytest
 from explorer import charts, differences, grow_charts, linked, print_figures, topology, units, words
 from explorer.palette import DARK, LIGHT, Theme
 from explorer.timeline import timeline
-from planner_core.cluster import load_cluster
-from planner_core.mesh import DeviceMesh
+from planner_core.core.cluster import load_cluster
+from planner_core.core.mesh import DeviceMesh
+from planner_core.core.plan import PHASES, Plan
 from planner_core.pipeline import Result, plan_model
-from planner_core.plan import PHASES, Plan
 from planner_core.planner import Request, prepare
 from planner_core.rungs import SAYS, rungs
 from planner_core.scaling import Option, Size

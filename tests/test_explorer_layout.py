@@ -15,7 +15,7 @@ from explorer.loads import loads, to_json
 from explorer.standalone import folded_html
 from explorer.timeline import model_of
 from planner_core.coarsen import coarsen
-from planner_core.graph import TensorMeta
+from planner_core.core.graph import TensorMeta
 from planner_core.hardware import op_work
 from planner_core.memory import layouts
 from planner_core.models import ZOO, load_snapshot

@@ -16,9 +16,9 @@ from explorer import scatter as scatters
 from explorer.glossary import define
 from explorer.own import MAX_BYTES, keep
 from explorer.palette import DARK, LIGHT, Theme, device_colour
-from planner_core.errors import InputError
+from planner_core.core.errors import InputError
+from planner_core.core.plan import from_json
 from planner_core.pipeline import Result, plan_model
-from planner_core.plan import from_json
 from planner_core.planner import Request
 
 

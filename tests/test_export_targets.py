@@ -17,13 +17,13 @@ import torch
 
 from planner_core.capture.hf import build
 from planner_core.collectives import wire_bytes
-from planner_core.errors import InputError
+from planner_core.core.errors import InputError
+from planner_core.core.plan import Plan
 from planner_core.export import TARGETS, export_plan, export_text
 from planner_core.export.nearest import nearest
 from planner_core.export.tensor import tensor_layout
 from planner_core.export.torchrun import model_spec
 from planner_core.pipeline import plan_model
-from planner_core.plan import Plan
 from planner_core.planner import Request
 from planner_core.verify import scaled
 from planner_core.verify.models import gentle_initializer, materialise
@@ -302,7 +302,7 @@ def test_where_no_split_can_be_held_the_nearest_needs_no_file() -> None:
 
 def test_the_command_line_says_the_price_as_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from planner_core.__main__ import main
-    from planner_core.plan import to_json
+    from planner_core.core.plan import to_json
 
     (tmp_path / "plan.json").write_text(json.dumps(to_json(planned("llama-3-8b")["Megatron-LM + sequence parallel"])))
     assert (

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planner_core.cluster import load_cluster
+from planner_core.core.cluster import load_cluster
+from planner_core.core.mesh import parse_mesh
 from planner_core.front import Front, front
 from planner_core.hardware import Workload, cost_model
 from planner_core.hull import hull
-from planner_core.mesh import parse_mesh
 from planner_core.models import load_snapshot
 from planner_core.problem import Problem, build_problem
 from planner_core.search import search, weights

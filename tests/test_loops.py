@@ -13,7 +13,7 @@ from torch import nn
 from planner_core import loops
 from planner_core.capture import capture_graph, capture_module
 from planner_core.capture.compare import difference
-from planner_core.errors import CaptureError
+from planner_core.core.errors import CaptureError
 
 
 def unpatched(kind: str) -> Any:

@@ -11,14 +11,14 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from planner_core.cluster import load_cluster
 from planner_core.collectives import AxisLink
-from planner_core.errors import NoPlanFits
+from planner_core.core.cluster import load_cluster
+from planner_core.core.errors import NoPlanFits
+from planner_core.core.mesh import DeviceMesh
+from planner_core.core.placement import Placements, local_shape
+from planner_core.core.plan import Plan, Step
 from planner_core.hardware import Workload, cost_model
-from planner_core.mesh import DeviceMesh
 from planner_core.pipeline import baselines, choose
-from planner_core.placement import Placements, local_shape
-from planner_core.plan import Plan, Step
 from planner_core.planner import Request, meshes, prepare, replace_request
 from planner_core.redistribute import decode, moves, splits_evenly
 from planner_core.transit import transit

@@ -7,8 +7,8 @@ import pytest
 from planner_core.capture import capture_graph
 from planner_core.capture.compare import difference
 from planner_core.capture.snapshots import snapshot
-from planner_core.errors import InputError
-from planner_core.graph import check
+from planner_core.core.errors import InputError
+from planner_core.core.graph import check
 from planner_core.models import ASSETS, ZOO, load_snapshot
 
 PARAMS = {

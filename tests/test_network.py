@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planner_core.cluster import load_cluster
+from planner_core.core.cluster import load_cluster
+from planner_core.core.graph import Op
+from planner_core.core.mesh import parse_mesh
 from planner_core.eliminate import Power, TooWide, eliminate, order, power, times
-from planner_core.graph import Op
 from planner_core.hardware import Workload, cost_model
-from planner_core.mesh import parse_mesh
 from planner_core.models import ZOO, load_snapshot
 from planner_core.network import build_block
 from planner_core.problem import build_problem

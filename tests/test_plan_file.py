@@ -12,9 +12,9 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from planner_core.check import check_rules
-from planner_core.errors import InputError, PlannerError
+from planner_core.core.errors import InputError, PlannerError
+from planner_core.core.plan import FORM, from_json, to_json
 from planner_core.pipeline import Result, plan_model
-from planner_core.plan import FORM, from_json, to_json
 from planner_core.planner import Request
 
 Path = tuple[Any, ...]

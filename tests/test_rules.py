@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner_core import rules_math, rules_scan, scans  # noqa: F401  (registers their rules)
+from planner_core.core.placement import P, R, Shard
 from planner_core.models import ZOO, load_snapshot
 from planner_core.moe import moe_experts
-from planner_core.placement import P, R, Shard
 from planner_core.rules import Row, known_functions, rows, rule_of
 from tests.judge import Case, all_rows, even, judge
 from tests.more_cases import MORE

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from planner_core.cluster import cluster_names, load_cluster
-from planner_core.errors import InputError
+from planner_core.core.cluster import cluster_names, load_cluster
+from planner_core.core.errors import InputError
 from planner_core.pipeline import plan_model
 from planner_core.planner import Request
 from planner_core.scaling import COUNTS, PAYS, Size, grow, resized, tensor_degree

@@ -10,10 +10,10 @@ import pytest
 
 from explorer import linked, regions, settings, whatif
 from explorer.palette import DARK, LIGHT
-from planner_core.cluster import load_cluster
-from planner_core.errors import NoPlanFits
+from planner_core.core.cluster import load_cluster
+from planner_core.core.errors import NoPlanFits
+from planner_core.core.plan import Plan
 from planner_core.pipeline import plan_model
-from planner_core.plan import Plan
 from planner_core.planner import Request
 from planner_core.sensitivity import (
     CLOSE,

@@ -13,8 +13,8 @@ from explorer.graph_view import scene
 from explorer.overlay import without_rule
 from explorer.own import keep
 from planner_core.capture import capture_module
+from planner_core.core.placement import R
 from planner_core.pipeline import plan_model
-from planner_core.placement import R
 from planner_core.planner import Request
 from planner_core.report import report, text, unknown_ops
 from tests.visiting import Visit

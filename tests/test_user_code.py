@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from planner_core.capture import capture_graph, child
-from planner_core.errors import CaptureError, InputError
+from planner_core.core.errors import CaptureError, InputError
 
 MODEL = """
 import torch

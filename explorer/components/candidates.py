@@ -11,8 +11,8 @@ from explorer.choosing import LETTERS
 from explorer.components import frame
 from explorer.components.choice import CHOOSING, current, data_of, figure, generation, unmark
 from planner_core.candidates import Candidates
+from planner_core.core.plan import Plan
 from planner_core.pipeline import Result
-from planner_core.plan import Plan
 
 ROWS_SHOWN = 500
 """Rows of the table of what is marked."""

@@ -10,8 +10,8 @@ import streamlit as st
 from explorer import choosing, components, state, twins, weight_rows, words
 from explorer.choosing import LETTERS, REFERENCE
 from explorer.components import candidates, graphs
+from planner_core.core.plan import Plan
 from planner_core.pipeline import Result
-from planner_core.plan import Plan
 
 SHOWN = 8
 """Weights of one placement that are named below the scatter; the graph marks all."""

@@ -11,8 +11,8 @@ import streamlit as st
 from explorer import components, graph_json, graph_view, loads, overlay, pins, settings, state, twins, words
 from explorer.components import frame
 from explorer.palette import DEVICES
+from planner_core.core.plan import Plan
 from planner_core.pipeline import Result
-from planner_core.plan import Plan
 from planner_core.planner import Request
 
 DIFFERENCES_SHOWN = 60

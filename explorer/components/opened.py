@@ -12,8 +12,8 @@ from explorer import parts, units, words
 from explorer.components import frame
 from explorer.held import held
 from explorer.palette import MEMORY_KINDS, MEMORY_NAMES
+from planner_core.core.plan import Plan
 from planner_core.pipeline import Result
-from planner_core.plan import Plan
 
 MEMORY_FORMULAS = {
     "params": "the weights that this GPU stores, added up",

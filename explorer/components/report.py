@@ -8,8 +8,8 @@ from datetime import datetime
 import streamlit as st
 
 from explorer import report_page
+from planner_core.core.plan import Plan
 from planner_core.pipeline import Result
-from planner_core.plan import Plan
 
 
 def download(shown: Mapping[str, Plan], homes: Mapping[str, Result]) -> None:

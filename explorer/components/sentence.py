@@ -10,8 +10,8 @@ from explorer import settings, state, units
 from explorer.components import address
 from explorer.own import TIME_LIMIT_S, keep, told, understood
 from explorer.words import cluster_words
-from planner_core.cluster import cluster_names, load_cluster
-from planner_core.errors import InputError
+from planner_core.core.cluster import cluster_names, load_cluster
+from planner_core.core.errors import InputError
 from planner_core.hardware import OPTIMIZERS, RECOMPUTE
 from planner_core.models import ZOO
 from planner_core.opening import DEFAULT_BATCH, DEFAULT_SEQ

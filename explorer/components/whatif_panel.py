@@ -11,10 +11,10 @@ import streamlit as st
 from explorer import settings, state, units, whatif, words
 from explorer.components import frame
 from explorer.shelf import Shelf
-from planner_core.errors import PlannerError
+from planner_core.core.errors import PlannerError
+from planner_core.core.plan import Plan
 from planner_core.hardware import OPTIMIZERS, RECOMPUTE
 from planner_core.pipeline import Result
-from planner_core.plan import Plan
 from planner_core.planner import Progress, Request
 
 KEPT = 200

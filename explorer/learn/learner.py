@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from explorer.settings import MODELS
-from planner_core.cluster import Cluster
-from planner_core.graph import Graph
+from planner_core.core.cluster import Cluster
+from planner_core.core.graph import Graph
 from planner_core.planner import Planner, Request, prepare
 
 STANDARD = "llama-3-8b"

@@ -11,9 +11,9 @@ import numpy as np
 from explorer.learn.learner import Learner
 from planner_core.assemble import assemble
 from planner_core.collectives import collective_time
-from planner_core.graph import Block, Op
-from planner_core.mesh import DeviceMesh
-from planner_core.plan import BlockPlan, Edge
+from planner_core.core.graph import Block, Op
+from planner_core.core.mesh import DeviceMesh
+from planner_core.core.plan import BlockPlan, Edge
 from planner_core.planner import Planner
 from planner_core.price import Message, messages
 from planner_core.problem import Problem, Restriction

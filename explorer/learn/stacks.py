@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from explorer.learn.learner import Learner
 from planner_core.assemble import assemble
-from planner_core.mesh import DeviceMesh
+from planner_core.core.mesh import DeviceMesh
 from planner_core.methods import BASELINES
 from planner_core.price import price
 from planner_core.problem import Problem

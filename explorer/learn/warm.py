@@ -11,7 +11,7 @@ from functools import lru_cache, partial
 from explorer.learn.learner import Learner
 from explorer.learn.lessons import LESSONS
 from explorer.learn.recent import seen, shown
-from planner_core.errors import PlannerError
+from planner_core.core.errors import PlannerError
 from planner_core.planner import Request
 
 PAUSE_S, BREATH_S = 1.0, 0.05

@@ -6,7 +6,7 @@ import streamlit as st
 
 from explorer import glossary, pins, settings, state, words
 from explorer.components import comparing, frame, opened, report
-from planner_core.plan import Plan
+from planner_core.core.plan import Plan
 
 
 def chosen_plans(plans: dict[str, Plan]) -> dict[str, Plan]:

@@ -19,7 +19,7 @@ from explorer.learn.lesson import Control, Lesson, Question, Scene
 from explorer.learn.lessons import LESSONS
 from explorer.learn.recent import seen, shown
 from explorer.learn.warm import prefetch, warm
-from planner_core.errors import PlannerError
+from planner_core.core.errors import PlannerError
 
 CSS = frame.CSS.parent / "learn.css"
 PAGE = "explorer/pages/{}.py"

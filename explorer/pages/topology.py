@@ -9,10 +9,10 @@ import streamlit as st
 
 from explorer import components, linked, state, topology, units, words
 from explorer.components import frame, growing, opened
-from planner_core.cluster import Cluster
-from planner_core.errors import PlannerError
+from planner_core.core.cluster import Cluster
+from planner_core.core.errors import PlannerError
+from planner_core.core.plan import PHASES, Plan
 from planner_core.pipeline import Result
-from planner_core.plan import PHASES, Plan
 from planner_core.planner import Request
 
 # factors of bandwidth and of latency by level, as in the address (a string here would be shown on the page)

@@ -15,8 +15,8 @@ from torch import nn
 
 from planner_core.capture.build import Builder
 from planner_core.capture.record import Recorder
-from planner_core.errors import CaptureError, InputError
-from planner_core.graph import Block, Graph, check, with_result
+from planner_core.core.errors import CaptureError, InputError
+from planner_core.core.graph import Block, Graph, check, with_result
 
 __all__ = ["capture_graph", "capture_module", "standin_loss"]
 OWN_LOSS = "the model's own loss"

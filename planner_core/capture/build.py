@@ -15,7 +15,7 @@ from typing import Any
 
 from planner_core.capture.literals import per_call, plans_alike
 from planner_core.capture.tree import BUFFER, Record, Recording, Replay, Scope, walk
-from planner_core.graph import Block, Call, Op, Value
+from planner_core.core.graph import Block, Call, Op, Value
 
 Node = Scope | Replay
 

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from planner_core.capture.memory import LIMIT_BYTES, limit_memory
-from planner_core.errors import CaptureError, InputError, PlannerError
-from planner_core.files import is_file
-from planner_core.graph import Graph, from_json, to_json
+from planner_core.core.errors import CaptureError, InputError, PlannerError
+from planner_core.core.files import is_file
+from planner_core.core.graph import Graph, from_json, to_json
 
 LIMIT_S = 120
 """Seconds for importing torch, running the user's code and capturing."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from planner_core.capture.tree import Record
-from planner_core.graph import PER_CALL, Attr
+from planner_core.core.graph import PER_CALL, Attr
 
 
 def plans_alike(attrs: Mapping[str, Attr]) -> tuple[tuple[str, Attr], ...]:

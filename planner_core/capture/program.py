@@ -20,7 +20,7 @@ from planner_core.capture import aten
 from planner_core.capture.archive import Exported, Named, Ref, Step, read_exported
 from planner_core.capture.constants import LIMIT
 from planner_core.capture.grouped import experts_call, refs
-from planner_core.errors import CaptureError, InputError
+from planner_core.core.errors import CaptureError, InputError
 
 _SIZES: dict[str, Callable[..., Any]] = {
     "_operator.add": operator.add, "_operator.sub": operator.sub, "_operator.mul": operator.mul, "_operator.floordiv": operator.floordiv,

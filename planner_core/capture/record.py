@@ -21,8 +21,8 @@ from planner_core.capture.constants import SHAPES, run_constant, stay_on_meta, t
 from planner_core.capture.kernels import attention
 from planner_core.capture.replay import Replayer
 from planner_core.capture.tree import BUFFER, Record, Recording, Scope
-from planner_core.errors import CaptureError, PlannerError
-from planner_core.graph import TensorMeta, Value
+from planner_core.core.errors import CaptureError, PlannerError
+from planner_core.core.graph import TensorMeta, Value
 
 _SUMS = ("add_", "sub_", "mul_", "div_")
 

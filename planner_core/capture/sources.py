@@ -17,8 +17,8 @@ from torch import nn
 
 from planner_core import models
 from planner_core.capture.sizes import shown
-from planner_core.errors import CaptureError, InputError
-from planner_core.files import is_file, is_folder, is_there
+from planner_core.core.errors import CaptureError, InputError
+from planner_core.core.files import is_file, is_folder, is_there
 
 LARGEST_CONFIG_BYTES = 4 << 20
 MOST_LEVELS = 100

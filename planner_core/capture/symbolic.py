@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from planner_core.capture.compare import difference
-from planner_core.errors import CaptureError
-from planner_core.graph import Graph, from_json, to_json
+from planner_core.core.errors import CaptureError
+from planner_core.core.graph import Graph, from_json, to_json
 
 
 def symbolic(graphs: Sequence[Graph]) -> dict[str, Any]:

@@ -10,13 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from planner_core.errors import InputError
+from planner_core.core.errors import InputError
+from planner_core.core.plan import Plan, to_json
 from planner_core.export.configs import deepspeed_text, hf_text, megatron_text, torchtitan_text
 from planner_core.export.nearest import Nearest, by_degrees, instead, nearest, on_cluster, without_file
 from planner_core.export.parallelize import parallelize_text
 from planner_core.export.tensor import Layout
 from planner_core.export.torchrun import torchrun_script
-from planner_core.plan import Plan, to_json
 
 __all__ = ["TARGETS", "Exported", "export_plan", "export_text", "nearest_text", "write_export"]
 

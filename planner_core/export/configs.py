@@ -7,11 +7,11 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from planner_core.errors import InputError
+from planner_core.core.errors import InputError
+from planner_core.core.plan import Plan
 from planner_core.export.observe import observe, rules
 from planner_core.export.parallelize import drop_summed, remarks_of
 from planner_core.export.tensor import Layout, NothingSplit, patterns, split_site, starred, tensor_layout
-from planner_core.plan import Plan
 
 HF = {"colwise": "colwise", "gathered": "colwise_gather_output", "rowwise": "rowwise", "sliced": "rowwise_split_input",
       "vocabulary": "embedding_rowwise", "features": "embedding_colwise"}  # fmt: skip

@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 from planner_core.capture.hf import build, training_inputs
-from planner_core.errors import InputError
+from planner_core.core.errors import InputError
+from planner_core.core.plan import Plan
 from planner_core.export.tensor import Group, Layout, compress, patterns, starred
-from planner_core.plan import Plan
 from planner_core.retarget import shrink
 from planner_core.runtime.initial import initializer
 from planner_core.verify.models import materialise

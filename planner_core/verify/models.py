@@ -11,7 +11,7 @@ from torch import nn
 from planner_core.capture import own_loss, standin_loss
 from planner_core.capture.hf import build, training_inputs
 from planner_core.capture.sources import Source, python_source
-from planner_core.errors import InputError
+from planner_core.core.errors import InputError
 from planner_core.runtime.initial import initializer
 from planner_core.runtime.params import Init
 from planner_core.runtime.steering import Steered, Steering

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from planner_core.plan import Plan, to_json
+from planner_core.core.plan import Plan, to_json
 from planner_core.runtime.apply import apply
 from planner_core.runtime.reading import PlanMismatch
 from planner_core.runtime.traffic import CountCollectives

@@ -11,7 +11,7 @@ from explorer.learn.draw import svg
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
 from explorer.palette import MEMORY_COLOURS, MEMORY_KINDS, MEMORY_NAMES
-from planner_core.graph import Graph
+from planner_core.core.graph import Graph
 
 BATCHES = (1, 2, 4, 8, 16)
 CODE = """\

@@ -10,8 +10,8 @@ from explorer.learn.draw import Box, arrow, column, device, legend, matrix, owne
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
 from planner_core.collectives import wire_bytes
-from planner_core.placement import P, Placement, R, Shard, parse_placement
-from planner_core.plan import Step as Move
+from planner_core.core.placement import P, Placement, R, Shard, parse_placement
+from planner_core.core.plan import Step as Move
 
 SIZE, ITEM = 4, 4
 CASES = (

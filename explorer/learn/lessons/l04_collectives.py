@@ -13,7 +13,7 @@ from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
 from explorer.palette import DEVICES
 from planner_core.collectives import AxisLink, algorithms, axis_links, collective_time, wire_bytes
-from planner_core.mesh import DeviceMesh
+from planner_core.core.mesh import DeviceMesh
 
 SIZES = (2**14, 2**17, 2**20, 2**23, 2**26, 2**29)
 CODE = """\

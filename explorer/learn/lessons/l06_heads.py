@@ -10,8 +10,8 @@ from explorer.learn.charts import wrap
 from explorer.learn.draw import Box, column, device, difference, row, svg, table, text, tile
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
-from planner_core.errors import ShardingError
-from planner_core.placement import Shard, local_shape
+from planner_core.core.errors import ShardingError
+from planner_core.core.placement import Shard, local_shape
 
 DEGREES = (2, 3, 4, 6, 8, 16)
 CODE = """\

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from planner_core.errors import InputError
+from planner_core.core.errors import InputError
 
 
 @dataclass(frozen=True, slots=True)

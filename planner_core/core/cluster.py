@@ -15,8 +15,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from planner_core.errors import InputError
-from planner_core.files import is_file, is_folder, is_there
+from planner_core.core.errors import InputError
+from planner_core.core.files import is_file, is_folder, is_there
 
 SCHEMA = "shardscope.cluster/1"
 GPU_SCHEMA = "shardscope.gpu/1"

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from planner_core.errors import ShardingError
+from planner_core.core.errors import ShardingError
 
 
 @dataclass(frozen=True, slots=True)

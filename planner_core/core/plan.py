@@ -21,9 +21,9 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from planner_core.errors import InputError
-from planner_core.mesh import DeviceMesh
-from planner_core.placement import (
+from planner_core.core.errors import InputError
+from planner_core.core.mesh import DeviceMesh
+from planner_core.core.placement import (
     Partial,
     Placement,
     Placements,

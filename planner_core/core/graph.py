@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from planner_core.errors import InputError
+from planner_core.core.errors import InputError
 
 Attr: TypeAlias = int | float | str | bool | tuple["Attr", ...] | None
 
