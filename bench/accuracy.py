@@ -31,7 +31,7 @@ from planner_core.core.graph import Graph
 from planner_core.core.mesh import DeviceMesh
 from planner_core.core.plan import Plan
 from planner_core.methods import Baseline
-from planner_core.models import ZOO
+from planner_core.models.zoo import ZOO
 
 ROOT = Path(__file__).resolve().parent.parent
 ROWS = ROOT / "bench" / "results" / "accuracy.jsonl"

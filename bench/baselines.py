@@ -19,7 +19,7 @@ from bench.expert_reasons import why
 from planner_core.core.cluster import cluster_names
 from planner_core.expert import EXPERT
 from planner_core.methods import BASELINES, Baseline
-from planner_core.models import ZOO
+from planner_core.models.zoo import ZOO
 from planner_core.planner import Planner, Request, meshes, prepare
 from planner_core.search import memory_of, search
 

@@ -87,9 +87,9 @@ def warm() -> None:
     import torch
 
     torch.set_num_threads(1)
+    import planner_core.capture.hf
     import transformers  # noqa: F401
 
-    import planner_core.capture.hf
     import planner_core.pipeline
     import planner_core.rules_math  # noqa: F401
 
@@ -132,7 +132,7 @@ def in_child(work: Callable[[Any], None]) -> dict[str, Any]:
 
 def _child(write: int, work: Callable[[Any], None]) -> None:
     """Never returns. Every pass reports as it ends, so that a stopped model says how far it came."""
-    from planner_core.capture.memory import limit_memory
+    from planner_core.models.sandbox.memory_limit import limit_memory
 
     limit_memory()
     null = os.open(os.devnull, os.O_WRONLY)
@@ -191,8 +191,8 @@ def _measure(model_type: str, cls: str, tell: Any) -> None:
 
 def _graph(config: dict[str, Any], model_type: str, cls: str) -> tuple[Any, str]:
     """The capture, at full depth where the cut broke the config, in float32 where the model's own code needs that."""
-    from planner_core.capture import capture_graph
     from planner_core.core.errors import PlannerError
+    from planner_core.models.capture.module import capture_graph
 
     seq, dtype = tokens(config), "bfloat16"
     for _ in range(3):
@@ -233,7 +233,7 @@ def plainly(model_type: str, cls: str) -> str:
     import torch
     import transformers
 
-    from planner_core.capture.hf import own_config, training_inputs
+    from planner_core.models.huggingface import own_config, training_inputs
 
     made: Any = None
     try:

@@ -117,8 +117,9 @@ def part_graph(kind: str) -> Any:
     """The graph of a part on its own, at most four layers deep where its config can be cut."""
     from transformers import CONFIG_MAPPING
 
-    from planner_core.capture import capture_module, hf
     from planner_core.core.errors import PlannerError
+    from planner_core.models import huggingface as hf
+    from planner_core.models.capture.module import capture_module
 
     part = PARTS[kind]
     whole = json.loads(json.dumps(CONFIG_MAPPING[kind](**part.fields).to_dict(), default=str))

@@ -53,7 +53,7 @@ def model_class(kind: str) -> str:
     """The causal class of a model type, else the first of another training kind, else its base model; empty if it has none."""
     from transformers.models.auto import modeling_auto as auto
 
-    from planner_core.capture.hf import _MAPPINGS
+    from planner_core.models.huggingface import _MAPPINGS
 
     for name in (*_MAPPINGS, ""):
         table = getattr(auto, f"MODEL_FOR_{name}_MAPPING_NAMES" if name else "MODEL_MAPPING_NAMES", {})

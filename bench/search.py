@@ -26,7 +26,7 @@ sys.path.insert(0, str(ROOT))
 from planner_core.core.mesh import DeviceMesh  # noqa: E402
 from planner_core.front import front  # noqa: E402
 from planner_core.methods import LENSES  # noqa: E402
-from planner_core.models import ZOO  # noqa: E402
+from planner_core.models.zoo import ZOO  # noqa: E402
 from planner_core.pipeline import block_candidates, choose, plan_model  # noqa: E402
 from planner_core.planner import Request, meshes, prepare  # noqa: E402
 from planner_core.search import least_memory, memory_of, search, weights  # noqa: E402
@@ -164,7 +164,7 @@ def topology() -> list[str]:
 
 def captured() -> list[str]:
     """From a config to the chosen plan, torch and transformers imported before."""
-    from planner_core.opening import open_model
+    from planner_core.models.opening import open_model
 
     with tempfile.TemporaryDirectory() as where:
         config = Path(where) / "config.json"

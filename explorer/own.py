@@ -31,10 +31,10 @@ FOLDER = Path(tempfile.gettempdir()) / "shardscope-own"
 CAPTURE = """
 import json, sys
 from pathlib import Path
-import planner_core.capture.hf, transformers
-from planner_core.capture.memory import limit_memory
+import planner_core.models.huggingface, transformers
+from planner_core.models.sandbox.memory_limit import limit_memory
 from planner_core.core.graph import to_json
-from planner_core.opening import open_model
+from planner_core.models.opening import open_model
 limit_memory()
 graph = open_model(sys.argv[1], **json.loads(sys.argv[2]))
 Path(sys.argv[3]).write_text(json.dumps(to_json(graph)), encoding="utf-8")

@@ -13,7 +13,7 @@ from typing import Any
 
 from planner_core.core.cluster import cluster_names
 from planner_core.hardware import OPTIMIZERS, RECOMPUTE
-from planner_core.models import ZOO
+from planner_core.models.zoo import ZOO
 from planner_core.planner import Request
 
 MODELS = {

@@ -11,7 +11,7 @@ from planner_core.core.cluster import Cluster
 from planner_core.core.mesh import DeviceMesh
 from planner_core.core.placement import Shard
 from planner_core.core.plan import Plan
-from planner_core.fold import FoldGroup
+from planner_core.models.fold import FoldGroup
 
 FAMILIES = (
     ("experts", ("expert", "moe")),

@@ -146,7 +146,7 @@ def _print(args: argparse.Namespace, data: dict[str, Any], shown: str) -> int:
 
 
 def _models(args: argparse.Namespace) -> int:
-    from planner_core.models import ZOO, load_snapshot
+    from planner_core.models.zoo import ZOO, load_snapshot
     from planner_core.report import table
 
     rows: list[dict[str, Any]] = [

@@ -14,7 +14,7 @@ from planner_core.core.errors import ShardingError
 from planner_core.core.graph import Block, Call, Graph, Op
 from planner_core.core.placement import Partial, Placements, Replicate, Shard, State, format_placements, local_shape
 from planner_core.core.plan import BlockPlan, Edge, ParamPlan, Plan, SitePlan, Step
-from planner_core.opening import graph_of
+from planner_core.models.opening import graph_of
 from planner_core.rules import Pair, rows
 
 

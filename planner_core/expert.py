@@ -2,7 +2,7 @@
 
 A plan maps patterns of module names to styles: a `colwise` linear layer is split by its output features, a `rowwise`
 one by its input features, what no pattern names is replicated, and the residual stream is whole. The plans are data,
-`assets/experts.json`, by model type; `python -m planner_core.capture.snapshots --experts` writes it.
+`assets/experts.json`, by model type; `python -m planner_core.models.snapshots.write --experts` writes it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from planner_core.core.graph import Block, Graph, Op, Value, join_name
 from planner_core.core.mesh import DeviceMesh
 from planner_core.core.placement import R, Shard
 from planner_core.methods import AxisRules, Baseline, PairTest, batch_split, summed, whole
-from planner_core.models import ASSETS
+from planner_core.models.zoo import ASSETS
 from planner_core.problem import Restriction
 from planner_core.rules import Pair, Row
 from planner_core.tables import Network

@@ -6,7 +6,7 @@ from typing import Any
 
 from planner_core.candidates import matrices
 from planner_core.coarsen import CoarseGraph
-from planner_core.fold import fold_steps, weight_nodes
+from planner_core.models.fold import fold_steps, weight_nodes
 
 
 def fold_report(coarse: CoarseGraph, min_duplicate: int = 2) -> dict[str, Any]:

@@ -23,8 +23,8 @@ from planner_core.eliminate import TooWide
 from planner_core.fitting import fit, hopeless
 from planner_core.hardware import Workload, cost_model
 from planner_core.labels import MAX_WORK
+from planner_core.models.opening import open_model
 from planner_core.narrow import NO_BOUND, NOTE, bounded, narrow
-from planner_core.opening import open_model
 from planner_core.price import price
 from planner_core.problem import Networks, Problem, Restriction, build_networks, build_problem
 from planner_core.search import OBJECTIVES, Answer

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from planner_core.core.errors import PlannerError
-from planner_core.models import ZOO
+from planner_core.models.zoo import ZOO
 
 LIMIT_S = 20
 """Seconds of processor time, so that a busy machine makes no difference."""

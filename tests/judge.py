@@ -14,10 +14,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from planner_core.capture.attrs import describe
 from planner_core.core.graph import Op, TensorMeta, Value
 from planner_core.core.placement import P, Placement, R, Shard
-from planner_core.moe import moe_experts
+from planner_core.models.capture.attributes import describe
+from planner_core.models.hooks.moe import moe_experts
 from planner_core.rules import Row, rows
 
 Rank = tuple[int, ...]

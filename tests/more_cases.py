@@ -8,7 +8,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from planner_core import loops, scans
+from planner_core.models.hooks import moe_loops as loops
+from planner_core.models.hooks import scans
 from tests.judge import Case
 
 

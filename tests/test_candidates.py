@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from planner_core.candidates import Candidates, matrices, pareto, score
-from planner_core.capture import capture_graph
 from planner_core.chain import scalar
 from planner_core.core.mesh import DeviceMesh
 from planner_core.core.placement import R, Shard
 from planner_core.eliminate import eliminate
+from planner_core.models.capture.module import capture_graph
 from planner_core.network import COMM, Network, build_block, tensor_name
 from planner_core.pipeline import _one_axis, plan_model
 from planner_core.planner import Planner, Request, prepare

@@ -11,14 +11,16 @@ from torch import nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from planner_core import moe, sites
-from planner_core.capture import OWN_LOSS, STANDIN_LOSS, capture_graph, capture_module, hf
-from planner_core.capture.compare import difference
-from planner_core.capture.sizes import check_numbers
-from planner_core.capture.symbolic import symbolic
 from planner_core.core.errors import CaptureError, InputError, PlannerError
 from planner_core.core.graph import Call, from_json, to_json, unfold
-from planner_core.models import ZOO
+from planner_core.models import huggingface as hf
+from planner_core.models.capture.module import OWN_LOSS, STANDIN_LOSS, capture_graph, capture_module
+from planner_core.models.config_limits import check_numbers
+from planner_core.models.hooks import callsites as sites
+from planner_core.models.hooks import moe
+from planner_core.models.snapshots.compare import difference
+from planner_core.models.snapshots.symbolic import symbolic
+from planner_core.models.zoo import ZOO
 
 LAYERS = {name: 3 if model.depth else None for name, model in ZOO.items()}
 
@@ -489,7 +491,7 @@ def test_constant_control_flow_runs():
     ],
 )
 def test_bad_configs_in_one_sentence(config, words, monkeypatch):
-    monkeypatch.setattr("planner_core.capture.sizes.MOST_MODULES", 400)  # so that it takes no time to get there
+    monkeypatch.setattr("planner_core.models.config_limits.MOST_MODULES", 400)  # so that it takes no time to get there
     with pytest.raises((InputError, CaptureError), match=words) as caught:
         capture_graph(config, batch=1, seq=8)
     assert "\n" not in str(caught.value)

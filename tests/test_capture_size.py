@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from planner_core.capture import capture_graph, memory
 from planner_core.core.errors import CaptureError
 from planner_core.core.graph import Graph
+from planner_core.models.capture.module import capture_graph
+from planner_core.models.sandbox import memory_limit as memory
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 16384, "num_attention_heads": 128,

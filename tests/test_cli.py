@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from planner_core.__main__ import main
-from planner_core.models import ZOO
+from planner_core.models.zoo import ZOO
 
 KINDS = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all"}
 LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": -4}

@@ -6,7 +6,7 @@ import pytest
 
 from planner_core.coarsen import CoarseBlock, coarsen
 from planner_core.core.graph import Op
-from planner_core.models import ZOO, load_snapshot
+from planner_core.models.zoo import ZOO, load_snapshot
 from planner_core.rules import is_heavy
 from planner_core.strategy import block_strategies
 from tests.random_graphs import random_graph

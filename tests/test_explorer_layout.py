@@ -18,7 +18,7 @@ from planner_core.coarsen import coarsen
 from planner_core.core.graph import TensorMeta
 from planner_core.hardware import op_work
 from planner_core.memory import layouts
-from planner_core.models import ZOO, load_snapshot
+from planner_core.models.zoo import ZOO, load_snapshot
 from planner_core.pinned import split_parts
 from planner_core.pipeline import Result, plan_model
 from planner_core.planner import Request

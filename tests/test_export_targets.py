@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import torch
 
-from planner_core.capture.hf import build
 from planner_core.collectives import wire_bytes
 from planner_core.core.errors import InputError
 from planner_core.core.plan import Plan
@@ -23,6 +22,7 @@ from planner_core.export import TARGETS, export_plan, export_text
 from planner_core.export.nearest import nearest
 from planner_core.export.tensor import tensor_layout
 from planner_core.export.torchrun import model_spec
+from planner_core.models.huggingface import build
 from planner_core.pipeline import plan_model
 from planner_core.planner import Request
 from planner_core.verify import scaled

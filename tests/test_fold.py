@@ -1,6 +1,6 @@
 import pytest
 
-from planner_core.fold import (
+from planner_core.models.fold import (
     WeightNode,
     candidates,
     fold_steps,
@@ -9,7 +9,7 @@ from planner_core.fold import (
     weight_nodes,
     why_not_folded,
 )
-from planner_core.models import ZOO, load_snapshot
+from planner_core.models.zoo import ZOO, load_snapshot
 
 
 def nodes(*paths, shape=(4, 4)):

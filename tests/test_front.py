@@ -12,7 +12,7 @@ from planner_core.core.mesh import parse_mesh
 from planner_core.front import Front, front
 from planner_core.hardware import Workload, cost_model
 from planner_core.hull import hull
-from planner_core.models import load_snapshot
+from planner_core.models.zoo import load_snapshot
 from planner_core.problem import Problem, build_problem
 from planner_core.search import search, weights
 from planner_core.tables import COMM, MEMORY, TIME

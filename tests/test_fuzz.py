@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from planner_core.__main__ import read_plan
-from planner_core.capture import capture_graph
 from planner_core.core.cluster import cluster_names, load_cluster
 from planner_core.core.errors import InputError
 from planner_core.core.plan import to_json
+from planner_core.models.capture.module import capture_graph
 from planner_core.pipeline import choose
 from planner_core.planner import Request, meshes, prepare
 from tests.fuzz import configs, mutated, torn, watched

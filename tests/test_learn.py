@@ -33,7 +33,7 @@ from explorer.learn.lessons import (
     l13_choose,
 )
 from explorer.palette import DEVICES
-from planner_core.models import load_snapshot
+from planner_core.models.zoo import load_snapshot
 from planner_core.planner import Request
 
 ROOT = Path(__file__).resolve().parent.parent

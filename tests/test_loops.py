@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from planner_core import loops
-from planner_core.capture import capture_graph, capture_module
-from planner_core.capture.compare import difference
 from planner_core.core.errors import CaptureError
+from planner_core.models.capture.module import capture_graph, capture_module
+from planner_core.models.hooks import moe_loops as loops
+from planner_core.models.snapshots.compare import difference
 
 
 def unpatched(kind: str) -> Any:

@@ -12,7 +12,7 @@ from bench.baselines import SAME, compare
 from planner_core.core.cluster import cluster_names
 from planner_core.core.plan import Plan, placements_by_pattern
 from planner_core.methods import LENSES
-from planner_core.models import ZOO
+from planner_core.models.zoo import ZOO
 from planner_core.pipeline import baselines, choose, no_worse, plan_model
 from planner_core.planner import Planner, Request, meshes, prepare
 

@@ -4,12 +4,12 @@ import sys
 
 import pytest
 
-from planner_core.capture import capture_graph
-from planner_core.capture.compare import difference
-from planner_core.capture.snapshots import snapshot
 from planner_core.core.errors import InputError
 from planner_core.core.graph import check
-from planner_core.models import ASSETS, ZOO, load_snapshot
+from planner_core.models.capture.module import capture_graph
+from planner_core.models.snapshots.compare import difference
+from planner_core.models.snapshots.write import snapshot
+from planner_core.models.zoo import ASSETS, ZOO, load_snapshot
 
 PARAMS = {
     "gpt2-xl": 1_557_611_200, "llama-3-8b": 8_030_261_248, "llama-3-70b": 70_553_706_496, "t5-large": 737_668_096,
@@ -72,7 +72,7 @@ def test_what_cannot_be(name, layers, words):
 
 def test_snapshots_open_without_torch():
     code = (
-        "import sys; from planner_core.models import load_snapshot; from planner_core import fold\n"
+        "import sys; from planner_core.models.zoo import load_snapshot; from planner_core import fold\n"
         "g = load_snapshot('t5-large'); fold.fold_steps(fold.weight_nodes(g)); print(g.num_ops)\n"
         "assert not {'torch', 'transformers', 'numpy'} & set(sys.modules)"
     )

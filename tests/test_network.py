@@ -14,7 +14,7 @@ from planner_core.core.graph import Op
 from planner_core.core.mesh import parse_mesh
 from planner_core.eliminate import Power, TooWide, eliminate, order, power, times
 from planner_core.hardware import Workload, cost_model
-from planner_core.models import ZOO, load_snapshot
+from planner_core.models.zoo import ZOO, load_snapshot
 from planner_core.network import build_block
 from planner_core.problem import build_problem
 from planner_core.tables import NUM_COMPONENTS, rows_of

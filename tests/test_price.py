@@ -8,7 +8,7 @@ import pytest
 
 from planner_core.assemble import assemble
 from planner_core.collectives import collective_time, wire_bytes
-from planner_core.models import ZOO
+from planner_core.models.zoo import ZOO
 from planner_core.network import COMM, TIME
 from planner_core.planner import Planner, Request, meshes, prepare
 from planner_core.price import messages, price

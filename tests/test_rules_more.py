@@ -8,7 +8,8 @@ import random
 import pytest
 import torch
 
-from planner_core import rules_math, scans  # noqa: F401  (registers its rules)
+from planner_core import rules_math
+from planner_core.models.hooks import scans  # noqa: F401  (registers its rules)
 from planner_core.rules import rule_of
 from planner_core.rules_scan import SCANS, scan_flops
 from tests.judge import Case, all_rows, even, judge

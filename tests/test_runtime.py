@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from planner_core.capture import capture_graph
 from planner_core.hardware import OPTIMIZERS, Workload
+from planner_core.models.capture.module import capture_graph
 from planner_core.rules import rule_of
 from planner_core.runtime.optimizers import make_optimizer
 from planner_core.verify.numbers import verify_all

@@ -4,7 +4,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from planner_core.sites import Scopes, canonical, is_inplace, outputs, tensors
+from planner_core.models.hooks.callsites import Scopes, canonical, is_inplace, outputs, tensors
 
 
 class Recorder(TorchFunctionMode):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from planner_core.coarsen import coarsen
-from planner_core.models import ZOO, load_snapshot
+from planner_core.models.zoo import ZOO, load_snapshot
 from planner_core.strategy import block_strategies
 
 

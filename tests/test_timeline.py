@@ -15,7 +15,7 @@ from explorer.held import held
 from explorer.palette import MEMORY_KINDS
 from explorer.timeline import PHASES, Bar, Timeline, hiding, model_of, timeline
 from planner_core.core.plan import Plan
-from planner_core.models import ZOO
+from planner_core.models.zoo import ZOO
 from planner_core.pipeline import Result, plan_model
 from planner_core.planner import Request
 from planner_core.price import WeightTraffic, messages, price

@@ -12,8 +12,8 @@ from torch import nn
 from explorer.graph_view import scene
 from explorer.overlay import without_rule
 from explorer.own import keep
-from planner_core.capture import capture_module
 from planner_core.core.placement import R
+from planner_core.models.capture.module import capture_module
 from planner_core.pipeline import plan_model
 from planner_core.planner import Request
 from planner_core.report import report, text, unknown_ops

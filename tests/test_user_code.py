@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from planner_core.capture import capture_graph, child
 from planner_core.core.errors import CaptureError, InputError
+from planner_core.models.capture.module import capture_graph
+from planner_core.models.sandbox import child
 
 MODEL = """
 import torch

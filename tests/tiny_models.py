@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from planner_core.models import ZOO
+from planner_core.models.zoo import ZOO
 
 _SIZES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama-3-8b", {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4,

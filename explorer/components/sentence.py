@@ -13,8 +13,8 @@ from explorer.words import cluster_words
 from planner_core.core.cluster import cluster_names, load_cluster
 from planner_core.core.errors import InputError
 from planner_core.hardware import OPTIMIZERS, RECOMPUTE
-from planner_core.models import ZOO
-from planner_core.opening import DEFAULT_BATCH, DEFAULT_SEQ
+from planner_core.models.opening import DEFAULT_BATCH, DEFAULT_SEQ
+from planner_core.models.zoo import ZOO
 from planner_core.pipeline import Result
 from planner_core.report import unknown_ops
 

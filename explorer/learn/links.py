@@ -8,7 +8,7 @@ from explorer.learn.learner import Learner, instead
 from explorer.learn.lesson import Values
 from planner_core.candidates import matrices
 from planner_core.core.graph import Block, Op
-from planner_core.fold import fold_steps, weight_nodes
+from planner_core.models.fold import fold_steps, weight_nodes
 
 EXPERTS = "mixtral-8x7b"
 MEGATRON, SEQUENCE, DATA, FSDP = "megatron-lm", "megatron-lm-sequence-parallel", "data-parallel", "fsdp"

@@ -11,8 +11,8 @@ import streamlit as st
 from explorer import graph_view, overlay, state, units, words
 from explorer.components import frame, graphs
 from explorer.standalone import folded_html
-from planner_core import fold
 from planner_core.core.plan import Plan
+from planner_core.models import fold
 from planner_core.pipeline import Result
 from planner_core.planner import Request
 from planner_core.problem import Run

@@ -15,12 +15,12 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from planner_core.capture.hf import build, training_inputs
 from planner_core.core.errors import VerificationFailed
 from planner_core.core.graph import join_name
 from planner_core.core.placement import Shard
 from planner_core.core.plan import Plan
 from planner_core.export.tensor import Layout, split_site, starred
+from planner_core.models.huggingface import build, training_inputs
 from planner_core.retarget import shrink
 from planner_core.runtime.initial import initializer
 from planner_core.verify.models import materialise

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import planner_core
-from planner_core.capture.hf import build, training_inputs
 from planner_core.core.errors import InputError
 from planner_core.core.plan import Plan, placements_by_pattern, to_json
 from planner_core.export.inline import inline
+from planner_core.models.huggingface import build, training_inputs
 from planner_core.retarget import shrink
 from planner_core.rules_scan import SCANS
 

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from planner_core.capture import own_loss, standin_loss
-from planner_core.capture.hf import build, training_inputs
-from planner_core.capture.sources import Source, python_source
 from planner_core.core.errors import InputError
+from planner_core.models.capture.module import own_loss, standin_loss
+from planner_core.models.huggingface import build, training_inputs
+from planner_core.models.sources import Source, python_source
 from planner_core.runtime.initial import initializer
 from planner_core.runtime.params import Init
 from planner_core.runtime.steering import Steered, Steering

@@ -12,7 +12,7 @@ from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
 from explorer.palette import COMPUTE
 from planner_core.candidates import matrices
-from planner_core.fold import FoldGroup, FoldStep, fold_steps, shared_subgraphs, weight_nodes
+from planner_core.models.fold import FoldGroup, FoldStep, fold_steps, shared_subgraphs, weight_nodes
 
 SHOWN = 7
 CODE = """\

@@ -13,7 +13,7 @@ from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
 from explorer.palette import KIND_COLOURS
 from planner_core.collectives import wire_bytes
-from planner_core.models import ZOO
+from planner_core.models.zoo import ZOO
 
 TOKENS, HIDDEN = 16, 3
 CODE = """\

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from planner_core import models
-from planner_core.capture.sizes import shown
 from planner_core.core.errors import CaptureError, InputError
 from planner_core.core.files import is_file, is_folder, is_there
+from planner_core.models import zoo as models
+from planner_core.models.config_limits import shown
 
 LARGEST_CONFIG_BYTES = 4 << 20
 MOST_LEVELS = 100
@@ -60,7 +60,7 @@ def resolve(source: str | Mapping[str, Any], *, batch: int, seq: int, dtype: str
 
 def exported_source(path: Path) -> Source:
     """What `torch.export.save` wrote, read as data; its inputs are those of the export."""
-    from planner_core.capture.program import load
+    from planner_core.models.exported.program import load
 
     module, args, size, notes = load(path)
     return Source(path.stem, str(path), module.train(), {}, args, {"callable": str(path)}, size, notes)
@@ -118,7 +118,7 @@ def _nothing(source: str) -> InputError:
 def _config(
     name: str, source: str, data: Mapping[str, Any], batch: int, seq: int, dtype: str, layers: int | None
 ) -> Source:
-    from planner_core.capture import hf
+    from planner_core.models import huggingface as hf
 
     module, parsed, used = hf.build(data, dtype, layers)
     return Source(name, source, module, hf.training_inputs(module, parsed, batch, seq, dtype), config=used)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from planner_core.capture.compare import difference
 from planner_core.core.errors import CaptureError
 from planner_core.core.graph import Graph, from_json, to_json
+from planner_core.models.snapshots.compare import difference
 
 
 def symbolic(graphs: Sequence[Graph]) -> dict[str, Any]:

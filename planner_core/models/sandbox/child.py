@@ -19,10 +19,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from planner_core.capture.memory import LIMIT_BYTES, limit_memory
 from planner_core.core.errors import CaptureError, InputError, PlannerError
 from planner_core.core.files import is_file
 from planner_core.core.graph import Graph, from_json, to_json
+from planner_core.models.sandbox.memory_limit import LIMIT_BYTES, limit_memory
 
 LIMIT_S = 120
 """Seconds for importing torch, running the user's code and capturing."""
@@ -44,7 +44,7 @@ def capture_apart(source: str, *, batch: int, seq: int, flat: bool, limit_s: flo
     command = [
         sys.executable,
         "-m",
-        "planner_core.capture.child",
+        "planner_core.models.sandbox.child",
         str(write),
         source,
         str(batch),
@@ -135,8 +135,8 @@ def main(argv: list[str]) -> None:
 def _capture(source: str, batch: int, seq: int, flat: bool) -> Graph:
     import torch
 
-    from planner_core.capture import capture_module
-    from planner_core.capture.sources import python_source
+    from planner_core.models.capture.module import capture_module
+    from planner_core.models.sources import python_source
 
     torch.set_num_threads(1)
     limit_memory()

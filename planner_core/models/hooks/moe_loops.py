@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.overrides import handle_torch_function, has_torch_function
 
-from planner_core.moe import moe_experts
+from planner_core.models.hooks.moe import moe_experts
 
 
 def expert_linear(hidden: torch.Tensor, index: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

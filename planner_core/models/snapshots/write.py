@@ -1,4 +1,4 @@
-"""Write the zoo's snapshots: `python -m planner_core.capture.snapshots [NAME...]`."""
+"""Write the zoo's snapshots: `python -m planner_core.models.snapshots.write [NAME...]`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import json
 import sys
 from typing import Any
 
-from planner_core import models
-from planner_core.capture import capture_graph
-from planner_core.capture.symbolic import symbolic
+from planner_core.models import zoo as models
+from planner_core.models.capture.module import capture_graph
+from planner_core.models.snapshots.symbolic import symbolic
 
 BATCH, SEQ = 3, 40  # where the captures are made; unlike any size of a model
 

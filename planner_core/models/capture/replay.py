@@ -19,11 +19,11 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from planner_core import sites
-from planner_core.capture.tree import BUFFER, Replay, Scope, walk
+from planner_core.models.capture.recording import BUFFER, Replay, Scope, walk
+from planner_core.models.hooks import callsites as sites
 
 if TYPE_CHECKING:
-    from planner_core.capture.record import Recorder
+    from planner_core.models.capture.recorder import Recorder
 
 _OWN = frozenset(nn.Module().__dict__) | {"__class__", "__dict__", "forward", "_call_impl", "_wrapped_call_impl", "_slow_forward",
                                           "_compiled_call_impl", "_get_name", "__call__"}  # fmt: skip

@@ -107,7 +107,7 @@ def _read(name: str) -> dict[str, Any]:
         data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(
-            f"no snapshot of {name}: {error.strerror} ({path}); make it with python -m planner_core.capture.snapshots"
+            f"no snapshot of {name}: {error.strerror} ({path}); make it with python -m planner_core.models.snapshots.write"
         ) from None
     return data
 

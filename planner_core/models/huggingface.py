@@ -18,9 +18,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from planner_core import loops, moe, scans
-from planner_core.capture.sizes import check_numbers, fields, shown, without_values
 from planner_core.core.errors import CaptureError, InputError
+from planner_core.models.config_limits import check_numbers, fields, shown, without_values
+from planner_core.models.hooks import moe, scans
+from planner_core.models.hooks import moe_loops as loops
 
 DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers", "encoder_layers", "decoder_layers",
           "num_encoder_layers", "layers")  # fmt: skip

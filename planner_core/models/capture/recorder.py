@@ -15,14 +15,14 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from planner_core import sites
-from planner_core.capture.attrs import describe
-from planner_core.capture.constants import SHAPES, run_constant, stay_on_meta, to_meta, with_picks, with_sizes
-from planner_core.capture.kernels import attention
-from planner_core.capture.replay import Replayer
-from planner_core.capture.tree import BUFFER, Record, Recording, Scope
 from planner_core.core.errors import CaptureError, PlannerError
 from planner_core.core.graph import TensorMeta, Value
+from planner_core.models.capture.attributes import describe
+from planner_core.models.capture.constants import SHAPES, run_constant, stay_on_meta, to_meta, with_picks, with_sizes
+from planner_core.models.capture.fused_kernels import attention
+from planner_core.models.capture.recording import BUFFER, Record, Recording, Scope
+from planner_core.models.capture.replay import Replayer
+from planner_core.models.hooks import callsites as sites
 
 _SUMS = ("add_", "sub_", "mul_", "div_")
 

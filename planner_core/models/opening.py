@@ -19,13 +19,13 @@ def open_model(
     model: str, *, batch: int | None = None, seq: int | None = None, dtype: str | None = None, layers: int | None = None
 ) -> Graph:
     """The graph of a MODEL argument: a snapshot of the zoo where there is one, else a capture (which imports torch)."""
-    from planner_core.models import ZOO, load_snapshot
+    from planner_core.models.zoo import ZOO, load_snapshot
 
     dtype = dtype or SNAPSHOT_DTYPES[0]
     if model in ZOO and dtype in SNAPSHOT_DTYPES:
         graph = load_snapshot(model, batch=batch, seq=seq, layers=layers)
         return graph if dtype == SNAPSHOT_DTYPES[0] else with_dtype(graph, dtype)
-    from planner_core.capture import capture_graph
+    from planner_core.models.capture.module import capture_graph
 
     asked = {"batch": batch, "seq": seq}
     default = ZOO.get(model)
@@ -40,7 +40,7 @@ def open_model(
 def graph_of(plan: Plan) -> Graph:
     """The graph of a plan's model at the plan's workload: a zoo model's snapshot if it is of the zoo's own depth, else a
     capture of its config."""
-    from planner_core.models import ZOO
+    from planner_core.models.zoo import ZOO
 
     config, load = plan.model["config"], plan.workload
     given = {"batch": load["batch"], "seq": load["seq"], "dtype": load["dtype"]}
@@ -49,7 +49,7 @@ def graph_of(plan: Plan) -> Graph:
         graph = open_model(name, **given)
         if dict(graph.config) == config:
             return graph
-    from planner_core.capture import capture_graph
+    from planner_core.models.capture.module import capture_graph
 
     return capture_graph(config.get("callable", config), **given)
 

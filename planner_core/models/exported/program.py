@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from planner_core.capture import aten
-from planner_core.capture.archive import Exported, Named, Ref, Step, read_exported
-from planner_core.capture.constants import LIMIT
-from planner_core.capture.grouped import experts_call, refs
 from planner_core.core.errors import CaptureError, InputError
+from planner_core.models.capture.constants import LIMIT
+from planner_core.models.exported import aten
+from planner_core.models.exported.archive import Exported, Named, Ref, Step, read_exported
+from planner_core.models.exported.grouped_mm import experts_call, refs
 
 _SIZES: dict[str, Callable[..., Any]] = {
     "_operator.add": operator.add, "_operator.sub": operator.sub, "_operator.mul": operator.mul, "_operator.floordiv": operator.floordiv,

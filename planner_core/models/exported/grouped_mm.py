@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from planner_core import moe
-from planner_core.capture.archive import Exported, Ref, Step
+from planner_core.models.exported.archive import Exported, Ref, Step
+from planner_core.models.hooks import moe
 
 
 def experts_call(

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from planner_core.capture.build import Builder
-from planner_core.capture.record import Recorder
 from planner_core.core.errors import CaptureError, InputError
 from planner_core.core.graph import Block, Graph, check, with_result
+from planner_core.models.capture.graph_builder import Builder
+from planner_core.models.capture.recorder import Recorder
 
 __all__ = ["capture_graph", "capture_module", "standin_loss"]
 OWN_LOSS = "the model's own loss"
@@ -38,9 +38,9 @@ def capture_graph(
     `layers` overrides the depth; `flat` traces every module call and folds nothing (it judges the folding).
     Raises InputError or CaptureError, each with one sentence.
     """
-    from planner_core.capture.child import capture_apart
-    from planner_core.capture.memory import limited_memory
-    from planner_core.capture.sources import resolve
+    from planner_core.models.sandbox.child import capture_apart
+    from planner_core.models.sandbox.memory_limit import limited_memory
+    from planner_core.models.sources import resolve
 
     if batch < 1 or seq < 1:
         raise InputError(f"batch {batch} and sequence length {seq} must both be at least 1")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from planner_core.capture.tree import Record
 from planner_core.core.graph import PER_CALL, Attr
+from planner_core.models.capture.recording import Record
 
 
 def plans_alike(attrs: Mapping[str, Attr]) -> tuple[tuple[str, Attr], ...]:
