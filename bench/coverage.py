@@ -88,10 +88,10 @@ def warm() -> None:
 
     torch.set_num_threads(1)
     import planner_core.capture.hf
+    import planner_core.rules_math  # noqa: F401
     import transformers  # noqa: F401
 
     import planner_core.pipeline
-    import planner_core.rules_math  # noqa: F401
 
 
 def limited(model_type: str, cls: str) -> dict[str, Any]:
@@ -217,7 +217,7 @@ def tokens(config: dict[str, Any]) -> int:
 
 
 def _unknown(planner: Any) -> Iterable[str]:
-    from planner_core.rules import rule_of
+    from planner_core.ops.registry import rule_of
 
     for part in (planner.coarse.top, *planner.coarse.blocks.values()):
         for op in part.block.ops:

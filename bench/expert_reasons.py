@@ -6,11 +6,11 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
-from planner_core.coarsen import CoarseBlock, CoarseGraph, Group
 from planner_core.core.graph import Op
 from planner_core.core.plan import Plan, glob_name, placements_by_pattern
+from planner_core.ops.grouping import CoarseBlock, CoarseGraph, Group
+from planner_core.ops.strategy import block_strategies
 from planner_core.planner import Planner
-from planner_core.strategy import block_strategies
 
 MOST = 3
 """Sites and weights that are told of each kind."""

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from explorer import words
 from explorer.timeline import model_of
-from planner_core.coarsen import coarsen_block
 from planner_core.core.graph import Block, Graph, Op, join_name
 from planner_core.core.plan import Plan, glob_name
+from planner_core.ops.grouping import coarsen_block
 from planner_core.price import WAIT, block_of, message_time, messages, weight_traffic
 
 NO_WEIGHT = "ops without a weight"

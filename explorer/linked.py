@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from explorer import units
-from planner_core.coarsen import CoarseGraph
 from planner_core.core.cluster import Cluster, Level
 from planner_core.core.errors import NoPlanFits
 from planner_core.core.graph import Graph
@@ -14,6 +13,7 @@ from planner_core.core.mesh import DeviceMesh
 from planner_core.core.plan import Plan
 from planner_core.hardware import Workload, cost_model
 from planner_core.methods import Lens
+from planner_core.ops.grouping import CoarseGraph
 from planner_core.pipeline import choose
 from planner_core.planner import Request, meshes, prepare
 from planner_core.price import exposed, messages, price

@@ -9,7 +9,7 @@ from itertools import pairwise
 from pyvis.network import Network
 
 from explorer.graph_view import Placed, Scene, Scope, Wire, facts, scene
-from planner_core.coarsen import CoarseGraph
+from planner_core.ops.grouping import CoarseGraph
 
 COLOURS = {
     "weight": "#cfe3f1",

@@ -9,9 +9,9 @@ from typing import Any
 from explorer import units
 from explorer.glossary import GLOSSARY
 from explorer.graph_view import Scene
-from planner_core.coarsen import CoarseGraph
 from planner_core.core.graph import TensorMeta
 from planner_core.core.plan import ParamPlan, Plan, glob_name
+from planner_core.ops.grouping import CoarseGraph
 
 
 def table(

@@ -14,15 +14,15 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from planner_core.coarsen import CoarseBlock
 from planner_core.core.graph import Block
 from planner_core.core.placement import R, Shard
 from planner_core.eliminate import order
 from planner_core.generate import generate
 from planner_core.hardware import CostModel
 from planner_core.network import build_block
+from planner_core.ops.grouping import CoarseBlock
+from planner_core.ops.strategy import BlockStrategies
 from planner_core.problem import Compiled, Restriction, compile_network, ports
-from planner_core.strategy import BlockStrategies
 from planner_core.tables import COMM, MEMORY, tensor_name
 
 Floats = NDArray[np.float64]

@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from planner_core import rules_index, rules_math, rules_scan  # noqa: F401  (they register their rules)
 from planner_core.core.errors import ShardingError
 from planner_core.core.graph import Block, Call, Graph, Op
 from planner_core.core.placement import Partial, Placements, Replicate, Shard, State, format_placements, local_shape
 from planner_core.core.plan import BlockPlan, Edge, ParamPlan, Plan, SitePlan, Step
 from planner_core.models.opening import graph_of
-from planner_core.rules import Pair, rows
+from planner_core.ops.catalog import indexing as rules_index
+from planner_core.ops.catalog import nn as rules_math
+from planner_core.ops.catalog import scans as rules_scan  # noqa: F401  (they register their rules)
+from planner_core.ops.registry import Pair, rows
 
 
 def check_rules(plan: Plan, graph: Graph) -> list[str]:

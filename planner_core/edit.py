@@ -22,9 +22,9 @@ from planner_core.core.placement import Partial, Placement, Placements, Shard, f
 from planner_core.core.plan import Plan, glob_name
 from planner_core.expert import EXPERT
 from planner_core.methods import BASELINES, AxisRules
+from planner_core.ops.registry import Pair
 from planner_core.planner import Planner
 from planner_core.problem import Problem, Restriction
-from planner_core.rules import Pair
 from planner_core.search import Answer
 from planner_core.states import Bools, Ints
 from planner_core.tables import NUM_COMPONENTS, Factor, Network, tensor_name

@@ -19,8 +19,8 @@ from planner_core.core.mesh import DeviceMesh
 from planner_core.core.placement import R, Shard
 from planner_core.methods import AxisRules, Baseline, PairTest, batch_split, summed, whole
 from planner_core.models.zoo import ASSETS
+from planner_core.ops.registry import Pair, Row
 from planner_core.problem import Restriction
-from planner_core.rules import Pair, Row
 from planner_core.tables import Network
 
 TABLE = ASSETS.parent / "experts.json"

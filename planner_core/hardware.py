@@ -17,7 +17,7 @@ from planner_core.core.cluster import Cluster
 from planner_core.core.errors import InputError
 from planner_core.core.graph import Op, Value
 from planner_core.core.mesh import DeviceMesh
-from planner_core.rules_math import backward_factor, forward_flops, is_view
+from planner_core.ops.catalog.nn import backward_factor, forward_flops, is_view
 
 Array = NDArray[np.float64]
 

@@ -14,8 +14,8 @@ import numpy as np
 from planner_core.core.graph import Block, Graph, Op, Value
 from planner_core.core.mesh import DeviceMesh
 from planner_core.core.placement import P, R, Shard
+from planner_core.ops.registry import Pair, Row
 from planner_core.problem import Restriction
-from planner_core.rules import Pair, Row
 from planner_core.states import Ints
 from planner_core.tables import NUM_COMPONENTS, Factor, Network, tensor_name
 

@@ -18,10 +18,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from planner_core.chain import scalar
-from planner_core.coarsen import CoarseGraph
 from planner_core.core.graph import Block
 from planner_core.core.placement import P, Placement, R, Shard
 from planner_core.eliminate import TooWide, eliminate, lower_bound
+from planner_core.ops.grouping import CoarseGraph
 from planner_core.problem import (
     Compiled,
     Networks,

@@ -9,7 +9,7 @@ from planner_core.core.graph import ITEM_BYTES, Block, Op
 from planner_core.core.placement import Placements, local_shape
 from planner_core.core.plan import SitePlan
 from planner_core.hardware import CostModel
-from planner_core.rules import Row, rows
+from planner_core.ops.registry import Row, rows
 
 
 def split_parts(block: Block, op: Op, site: SitePlan, model: CostModel) -> int:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from planner_core.assemble import assemble
-from planner_core.coarsen import CoarseGraph, coarsen
 from planner_core.collectives import volume_link
 from planner_core.core.cluster import Cluster, load_cluster
 from planner_core.core.errors import InputError
@@ -25,10 +24,11 @@ from planner_core.hardware import Workload, cost_model
 from planner_core.labels import MAX_WORK
 from planner_core.models.opening import open_model
 from planner_core.narrow import NO_BOUND, NOTE, bounded, narrow
+from planner_core.ops.grouping import CoarseGraph, coarsen
+from planner_core.ops.strategy import BlockStrategies, block_strategies
 from planner_core.price import price
 from planner_core.problem import Networks, Problem, Restriction, build_networks, build_problem
 from planner_core.search import OBJECTIVES, Answer
-from planner_core.strategy import BlockStrategies, block_strategies
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

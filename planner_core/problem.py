@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from planner_core.coarsen import CoarseGraph
 from planner_core.core.graph import Block, Call
 from planner_core.eliminate import order
 from planner_core.hardware import CostModel
 from planner_core.network import build_block
+from planner_core.ops.grouping import CoarseGraph
+from planner_core.ops.strategy import BlockStrategies
 from planner_core.saving import kept_results
 from planner_core.states import Bools
-from planner_core.strategy import BlockStrategies
 from planner_core.tables import NUM_COMPONENTS, Factor, Network, tensor_name
 
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from planner_core.candidates import matrices
-from planner_core.coarsen import CoarseGraph
 from planner_core.core.plan import Plan, placements_by_pattern
+from planner_core.ops.grouping import CoarseGraph
 from planner_core.pipeline import FrontPoint, Result
 
 SCHEMA = "shardscope.report/1"

@@ -8,8 +8,8 @@ from planner_core.collectives import collective_times
 from planner_core.core.graph import ITEM_BYTES, Op
 from planner_core.core.placement import P, R
 from planner_core.hardware import CostModel
+from planner_core.ops.registry import Pair
 from planner_core.redistribute import digit
-from planner_core.rules import Pair
 from planner_core.states import Floats, Ints, TensorStates, joint_codes
 
 

@@ -18,7 +18,7 @@ from planner_core.core.graph import Op, TensorMeta, Value
 from planner_core.core.placement import P, Placement, R, Shard
 from planner_core.models.capture.attributes import describe
 from planner_core.models.hooks.moe import moe_experts
-from planner_core.rules import Row, rows
+from planner_core.ops.registry import Row, rows
 
 Rank = tuple[int, ...]
 Pieces = dict[Rank, torch.Tensor]

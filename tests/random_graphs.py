@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 
-from planner_core.coarsen import coarsen
 from planner_core.core.graph import Block, Call, Graph, Op, TensorMeta, Value, check
-from planner_core.strategy import block_strategies
+from planner_core.ops.grouping import coarsen
+from planner_core.ops.strategy import block_strategies
 
 B, S, H = 16, 32, 64
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from planner_core.coarsen import CoarseBlock, coarsen
 from planner_core.core.graph import Op
 from planner_core.models.zoo import ZOO, load_snapshot
-from planner_core.rules import is_heavy
-from planner_core.strategy import block_strategies
+from planner_core.ops.grouping import CoarseBlock, coarsen
+from planner_core.ops.registry import is_heavy
+from planner_core.ops.strategy import block_strategies
 from tests.random_graphs import random_graph
 
 

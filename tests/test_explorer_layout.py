@@ -14,11 +14,11 @@ from explorer.graph_view import Scene, choices, scene
 from explorer.loads import loads, to_json
 from explorer.standalone import folded_html
 from explorer.timeline import model_of
-from planner_core.coarsen import coarsen
 from planner_core.core.graph import TensorMeta
 from planner_core.hardware import op_work
 from planner_core.memory import layouts
 from planner_core.models.zoo import ZOO, load_snapshot
+from planner_core.ops.grouping import coarsen
 from planner_core.pinned import split_parts
 from planner_core.pipeline import Result, plan_model
 from planner_core.planner import Request

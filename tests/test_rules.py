@@ -13,12 +13,13 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner_core import rules_math, rules_scan
 from planner_core.core.placement import P, R, Shard
 from planner_core.models.hooks import scans  # noqa: F401  (registers their rules)
 from planner_core.models.hooks.moe import moe_experts
 from planner_core.models.zoo import ZOO, load_snapshot
-from planner_core.rules import Row, known_functions, rows, rule_of
+from planner_core.ops.catalog import nn as rules_math
+from planner_core.ops.catalog import scans as rules_scan
+from planner_core.ops.registry import Row, known_functions, rows, rule_of
 from tests.judge import Case, all_rows, even, judge
 from tests.more_cases import MORE
 

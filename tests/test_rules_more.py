@@ -8,10 +8,10 @@ import random
 import pytest
 import torch
 
-from planner_core import rules_math
 from planner_core.models.hooks import scans  # noqa: F401  (registers its rules)
-from planner_core.rules import rule_of
-from planner_core.rules_scan import SCANS, scan_flops
+from planner_core.ops.catalog import nn as rules_math
+from planner_core.ops.catalog.scans import SCANS, scan_flops
+from planner_core.ops.registry import rule_of
 from tests.judge import Case, all_rows, even, judge
 from tests.more_cases import MORE, t
 

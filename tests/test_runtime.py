@@ -10,7 +10,7 @@ from torch import nn
 
 from planner_core.hardware import OPTIMIZERS, Workload
 from planner_core.models.capture.module import capture_graph
-from planner_core.rules import rule_of
+from planner_core.ops.registry import rule_of
 from planner_core.runtime.optimizers import make_optimizer
 from planner_core.verify.numbers import verify_all
 from tests.runtime_plans import make_plan, random_choice

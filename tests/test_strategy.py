@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from planner_core.coarsen import coarsen
 from planner_core.models.zoo import ZOO, load_snapshot
-from planner_core.strategy import block_strategies
+from planner_core.ops.grouping import coarsen
+from planner_core.ops.strategy import block_strategies
 
 
 @pytest.mark.parametrize("name", ZOO)

@@ -13,10 +13,10 @@ from explorer import linked, regions, settings, state, units, whatif, words
 from explorer.components import frame
 from explorer.shelf import Shelf
 from planner_core import sensitivity
-from planner_core.coarsen import CoarseGraph
 from planner_core.core.cluster import Cluster, load_cluster
 from planner_core.core.graph import Graph
 from planner_core.core.plan import Plan
+from planner_core.ops.grouping import CoarseGraph
 from planner_core.pipeline import Result
 from planner_core.planner import Request, prepare
 from planner_core.sensitivity import Axis, Cell, Crossover

@@ -21,10 +21,10 @@ from planner_core.export.tensor import SPLIT_DIM, Layout, split_site, starred
 from planner_core.hardware import CostModel, cost_model
 from planner_core.methods import AxisRules, PairTest, batch_split, sequence_split, sharded, split_weight, summed, whole
 from planner_core.models.opening import graph_of
+from planner_core.ops.registry import Pair
 from planner_core.pinned import local_bytes
 from planner_core.planner import Planner, Request, prepare
 from planner_core.price import block_of
-from planner_core.rules import Pair
 from planner_core.search import search
 from planner_core.tables import NUM_COMPONENTS, Factor, Network
 

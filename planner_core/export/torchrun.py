@@ -12,8 +12,8 @@ from planner_core.core.errors import InputError
 from planner_core.core.plan import Plan, placements_by_pattern, to_json
 from planner_core.export.inline import inline
 from planner_core.models.huggingface import build, training_inputs
+from planner_core.ops.catalog.scans import SCANS
 from planner_core.retarget import shrink
-from planner_core.rules_scan import SCANS
 
 ROOT = Path(planner_core.__path__[0])
 MODULES = ("sites", "moe", "loops", "scans", "runtime/reading", "runtime/moves", "runtime/local_ops", "runtime/params", "runtime/steering",

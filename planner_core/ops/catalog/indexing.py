@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from planner_core.core.graph import Op
-from planner_core.rules import WHOLE, DimOf, Rule, Shapes, aligned, arg, dims_attr, rule, split
+from planner_core.ops.registry import WHOLE, DimOf, Rule, Shapes, aligned, arg, dims_attr, rule, split
 
 
 @rule("embedding")

@@ -7,8 +7,10 @@ import string
 
 import planner_core.rules_index
 import planner_core.rules_more  # noqa: F401  (both register their rules)
+
 from planner_core.core.graph import Op
-from planner_core.rules import (
+from planner_core.ops.catalog.scans import SCANS, scan_flops
+from planner_core.ops.registry import (
     WHOLE,
     DimOf,
     Internal,
@@ -21,7 +23,6 @@ from planner_core.rules import (
     rule,
     split,
 )
-from planner_core.rules_scan import SCANS, scan_flops
 
 LINEAR_UNARY = (
     "neg",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from planner_core.core.graph import Op
-from planner_core.rules import DimOf, Rule, Shapes, Split, rule, split
+from planner_core.ops.registry import DimOf, Rule, Shapes, Split, rule, split
 
 CHUNK = 64
 """Tokens of a chunk where the call names none."""
