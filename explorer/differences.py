@@ -10,8 +10,8 @@ from explorer import words
 from explorer.timeline import model_of
 from planner_core.core.graph import Block, Graph, Op, join_name
 from planner_core.core.plan import Plan, glob_name
+from planner_core.cost.step import WAIT, block_of, message_time, messages, weight_traffic
 from planner_core.ops.grouping import coarsen_block
-from planner_core.price import WAIT, block_of, message_time, messages, weight_traffic
 
 NO_WEIGHT = "ops without a weight"
 Key = tuple[str, str, str]

@@ -17,7 +17,7 @@ from typing import Any
 from explorer import units
 from explorer.graph_layout import Box, layout, text_width
 from planner_core.core.graph import ITEM_BYTES, Block, Call, Op, TensorMeta
-from planner_core.hardware import op_work
+from planner_core.cost.model import op_work
 from planner_core.ops.grouping import CoarseBlock, CoarseGraph, Group
 from planner_core.ops.registry import is_heavy, rows
 from planner_core.problem import Run, find_runs

@@ -1,6 +1,6 @@
 """The tensors that fill one GPU at the peak of a plan: the parts of its memory, by kind. Pure.
 
-Finds the highest moment of the walk (`planner_core.memory`) again and lists what stands there: weights, their gradients and
+Finds the highest moment of the walk (`planner_core.cost.memory.peak`) again and lists what stands there: weights, their gradients and
 states; what autograd keeps, each storage with the op that keeps it first; and what is in flight. What the op at work adds to
 that (operands on their way, results, gathered weights) is one row.
 """
@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from itertools import islice
 
 from explorer.timeline import model_of
-from planner_core.backward import Backward, Gradient
 from planner_core.core.graph import ITEM_BYTES, Call, Graph, Op, Value
 from planner_core.core.placement import Placements
 from planner_core.core.plan import Plan
-from planner_core.memory import arriving, layouts
-from planner_core.passes import Layout, Moment
-from planner_core.pinned import local_bytes
-from planner_core.storages import Key
+from planner_core.cost.memory.backward import Backward, Gradient
+from planner_core.cost.memory.forward import Layout, Moment
+from planner_core.cost.memory.peak import arriving, layouts
+from planner_core.cost.memory.storages import Key
+from planner_core.cost.resolved_ops import local_bytes
 
 FORWARD, BACKWARD, STEP = "forward", "backward", "optimizer"
 

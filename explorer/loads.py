@@ -16,11 +16,11 @@ from explorer.overlay import variant
 from explorer.timeline import model_of
 from planner_core.core.graph import Block, Call, Graph, Op
 from planner_core.core.plan import BlockPlan, Plan
-from planner_core.hardware import CostModel, op_work
-from planner_core.memory import layouts
-from planner_core.passes import Layout
-from planner_core.pinned import local_bytes, split_parts
-from planner_core.price import block_of
+from planner_core.cost.memory.forward import Layout
+from planner_core.cost.memory.peak import layouts
+from planner_core.cost.model import CostModel, op_work
+from planner_core.cost.resolved_ops import local_bytes, split_parts
+from planner_core.cost.step import block_of
 
 Loads = dict[str, tuple[float, float]]
 """Node -> bytes, and forward FLOPs, of one copy on one GPU; of all copies for a run."""

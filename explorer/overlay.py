@@ -10,8 +10,8 @@ from explorer.graph_view import Node, Scene
 from planner_core.core.cluster import Cluster
 from planner_core.core.graph import Graph
 from planner_core.core.plan import BlockPlan, Plan
-from planner_core.hardware import Workload, cost_model
-from planner_core.price import Message, messages
+from planner_core.cost.model import Workload, cost_model
+from planner_core.cost.step import Message, messages
 
 
 def variant(plan: Plan, drawing: Scene, scope: str, way: str = "") -> tuple[str, BlockPlan] | None:

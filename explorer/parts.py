@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from explorer.timeline import model_of
-from planner_core.collectives import algorithms, wire_bytes
 from planner_core.core.graph import Graph
 from planner_core.core.plan import Plan
-from planner_core.price import (
+from planner_core.cost.communication.collectives import algorithms, wire_bytes
+from planner_core.cost.step import (
     WAIT,
     Message,
     block_of,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from planner_core.core.cluster import cluster_names
-from planner_core.hardware import OPTIMIZERS, RECOMPUTE
+from planner_core.cost.model import OPTIMIZERS, RECOMPUTE
 from planner_core.models.zoo import ZOO
 from planner_core.planner import Request
 

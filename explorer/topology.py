@@ -1,6 +1,6 @@
 """The cluster as nested boxes with a plan's traffic on its links. Pure: values in, numbers and SVG out.
 
-Who sends to whom follows the algorithm that the plan names (planner_core/routes.py). A message that leaves a node first
+Who sends to whom follows the algorithm that the plan names (planner_core/cost/communication/routes.py). A message that leaves a node first
 leaves its GPU, so a link of a level carries all that goes beyond its unit.
 """
 
@@ -14,10 +14,10 @@ import numpy as np
 
 from explorer import units
 from explorer.palette import COMMUNICATION, Theme, device_colour
-from planner_core.collectives import axis_links
 from planner_core.core.cluster import Cluster
 from planner_core.core.plan import PHASES, Plan
-from planner_core.routes import Floats, leaving, route, sent
+from planner_core.cost.communication.collectives import axis_links
+from planner_core.cost.communication.routes import Floats, leaving, route, sent
 
 MAX_GPUS = 16
 MAX_RANKS = 64

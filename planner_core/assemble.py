@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from planner_core.core.graph import ITEM_BYTES, Block, Op
 from planner_core.core.placement import P, Placements, R, Shard, State
 from planner_core.core.plan import BlockPlan, Edge, ParamPlan, SitePlan, Step
-from planner_core.hardware import CostModel
+from planner_core.cost.communication.redistribution import Moves, Segments, moves
+from planner_core.cost.model import CostModel
 from planner_core.problem import Problem
-from planner_core.redistribute import Moves, Segments, moves
 from planner_core.solve import Assignment
 from planner_core.states import TensorStates
 from planner_core.tables import NodeRows, tensor_name

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from planner_core.core.graph import Block
 from planner_core.core.placement import R, Shard
+from planner_core.cost.model import CostModel
 from planner_core.eliminate import order
 from planner_core.generate import generate
-from planner_core.hardware import CostModel
 from planner_core.network import build_block
 from planner_core.ops.grouping import CoarseBlock
 from planner_core.ops.strategy import BlockStrategies

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 
 from planner_core.assemble import assemble
 from planner_core.core.graph import Graph
+from planner_core.cost.memory.peak import walk
 from planner_core.labels import MAX_WORK
-from planner_core.memory import walk
 from planner_core.problem import Problem
 from planner_core.search import Answer, memory_of, search, value_of, weights
 from planner_core.solve import Assignment, solve

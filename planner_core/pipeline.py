@@ -18,16 +18,16 @@ import numpy as np
 
 from planner_core import methods
 from planner_core.candidates import Candidates, score
-from planner_core.chunked import overlap
 from planner_core.core.cluster import Cluster
 from planner_core.core.errors import NoPlanFits
 from planner_core.core.graph import Graph
 from planner_core.core.mesh import DeviceMesh, axis_names
 from planner_core.core.plan import Plan
+from planner_core.cost.communication.chunk_overlap import overlap
+from planner_core.cost.model import CostModel, Workload, cost_model
 from planner_core.eliminate import TooWide
 from planner_core.expert import EXPERT, expert_plan
 from planner_core.front import corners, front
-from planner_core.hardware import CostModel, Workload, cost_model
 from planner_core.ops.grouping import CoarseGraph
 from planner_core.planner import METHODS, Planner, Progress, Request, meshes, prepare, replace_request
 from planner_core.problem import Problem

@@ -12,21 +12,21 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from planner_core.assemble import assemble
-from planner_core.collectives import volume_link
 from planner_core.core.cluster import Cluster, load_cluster
 from planner_core.core.errors import InputError
 from planner_core.core.graph import Graph
 from planner_core.core.mesh import DeviceMesh, axis_names, parse_mesh
 from planner_core.core.plan import Plan
+from planner_core.cost.communication.collectives import volume_link
+from planner_core.cost.model import Workload, cost_model
+from planner_core.cost.step import price
 from planner_core.eliminate import TooWide
 from planner_core.fitting import fit, hopeless
-from planner_core.hardware import Workload, cost_model
 from planner_core.labels import MAX_WORK
 from planner_core.models.opening import open_model
 from planner_core.narrow import NO_BOUND, NOTE, bounded, narrow
 from planner_core.ops.grouping import CoarseGraph, coarsen
 from planner_core.ops.strategy import BlockStrategies, block_strategies
-from planner_core.price import price
 from planner_core.problem import Networks, Problem, Restriction, build_networks, build_problem
 from planner_core.search import OBJECTIVES, Answer
 

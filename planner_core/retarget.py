@@ -16,11 +16,11 @@ from planner_core.core.graph import ITEM_BYTES, Block, Call, Graph, Op, join_nam
 from planner_core.core.mesh import DeviceMesh
 from planner_core.core.placement import P, Placements, R, State
 from planner_core.core.plan import BlockPlan, Edge, ParamPlan, Plan, SitePlan, Step
-from planner_core.hardware import CostModel
+from planner_core.cost.communication.redistribution import Moves, Segments, moves
+from planner_core.cost.model import CostModel
+from planner_core.cost.step import price
 from planner_core.ops.grouping import coarsen_block
 from planner_core.ops.strategy import SegmentMap, block_strategies
-from planner_core.price import price
-from planner_core.redistribute import Moves, Segments, moves
 
 SMALL: tuple[tuple[str, int], ...] = (
     (r"num_key_value_heads|num_kv_heads", 4),

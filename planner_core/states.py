@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from planner_core.core.graph import TensorMeta
 from planner_core.core.placement import P, R, Shard, State
+from planner_core.cost.communication.redistribution import Segments, decode, digit
 from planner_core.ops.registry import Pair
-from planner_core.redistribute import Segments, decode, digit
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner_core.collectives import collective_times
 from planner_core.core.graph import ITEM_BYTES, Op
 from planner_core.core.placement import P, R
-from planner_core.hardware import CostModel
+from planner_core.cost.communication.collectives import collective_times
+from planner_core.cost.communication.redistribution import digit
+from planner_core.cost.model import CostModel
 from planner_core.ops.registry import Pair
-from planner_core.redistribute import digit
 from planner_core.states import Floats, Ints, TensorStates, joint_codes
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner_core.atp import (
+from planner_core.cost.communication.atp import (
     best_mesh,
     bracket,
     chunk_timeline,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from planner_core.chunked import CHUNKS, REDUCTIONS, overlap
-from planner_core.collectives import collective_time
-from planner_core.hardware import cost_model
+from planner_core.cost.communication.chunk_overlap import CHUNKS, REDUCTIONS, overlap
+from planner_core.cost.communication.collectives import collective_time
+from planner_core.cost.model import cost_model
+from planner_core.cost.step import WAIT, message_time, messages, op_seconds
 from planner_core.pipeline import Result, plan_model
 from planner_core.planner import Request
-from planner_core.price import WAIT, message_time, messages, op_seconds
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner_core.collectives import (
+from planner_core.core.cluster import Cluster, Level, load_cluster, load_gpu
+from planner_core.core.errors import InputError
+from planner_core.core.mesh import DeviceMesh, axis_names, parse_mesh
+from planner_core.cost.communication.collectives import (
     KINDS,
     AxisLink,
     algorithms,
@@ -18,9 +21,6 @@ from planner_core.collectives import (
     collective_times,
     wire_bytes,
 )
-from planner_core.core.cluster import Cluster, Level, load_cluster, load_gpu
-from planner_core.core.errors import InputError
-from planner_core.core.mesh import DeviceMesh, axis_names, parse_mesh
 
 GPU = load_gpu("h100-sxm")
 B_INTRA, B_NODE = 450e9, 400e9

@@ -15,14 +15,14 @@ from explorer.loads import loads, to_json
 from explorer.standalone import folded_html
 from explorer.timeline import model_of
 from planner_core.core.graph import TensorMeta
-from planner_core.hardware import op_work
-from planner_core.memory import layouts
+from planner_core.cost.memory.peak import layouts
+from planner_core.cost.model import op_work
+from planner_core.cost.resolved_ops import split_parts
+from planner_core.cost.step import block_of
 from planner_core.models.zoo import ZOO, load_snapshot
 from planner_core.ops.grouping import coarsen
-from planner_core.pinned import split_parts
 from planner_core.pipeline import Result, plan_model
 from planner_core.planner import Request
-from planner_core.price import block_of
 
 
 @st.composite

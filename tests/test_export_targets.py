@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import torch
 
-from planner_core.collectives import wire_bytes
 from planner_core.core.errors import InputError
 from planner_core.core.plan import Plan
+from planner_core.cost.communication.collectives import wire_bytes
 from planner_core.export import TARGETS, export_plan, export_text
 from planner_core.export.nearest import nearest
 from planner_core.export.tensor import tensor_layout

@@ -9,8 +9,8 @@ import pytest
 
 from planner_core.core.cluster import load_cluster
 from planner_core.core.mesh import parse_mesh
+from planner_core.cost.model import Workload, cost_model
 from planner_core.front import Front, front
-from planner_core.hardware import Workload, cost_model
 from planner_core.hull import hull
 from planner_core.models.zoo import load_snapshot
 from planner_core.problem import Problem, build_problem

@@ -11,17 +11,17 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from planner_core.collectives import AxisLink
 from planner_core.core.cluster import load_cluster
 from planner_core.core.errors import NoPlanFits
 from planner_core.core.mesh import DeviceMesh
 from planner_core.core.placement import Placements, local_shape
 from planner_core.core.plan import Plan, Step
-from planner_core.hardware import Workload, cost_model
+from planner_core.cost.communication.collectives import AxisLink
+from planner_core.cost.communication.redistribution import decode, moves, splits_evenly
+from planner_core.cost.memory.redistribution_buffers import transit
+from planner_core.cost.model import Workload, cost_model
 from planner_core.pipeline import baselines, choose
 from planner_core.planner import Request, meshes, prepare, replace_request
-from planner_core.redistribute import decode, moves, splits_evenly
-from planner_core.transit import transit
 from planner_core.verify.fake import verify_fake_all
 from planner_core.verify.memory import TrackMemory
 from planner_core.verify.ranks import run_ranks

@@ -9,8 +9,8 @@ import pytest
 
 from planner_core import eliminate
 from planner_core.core.plan import Plan
+from planner_core.cost.model import cost_model
 from planner_core.eliminate import TooWide, lower_bound, order
-from planner_core.hardware import cost_model
 from planner_core.models.capture.module import capture_graph
 from planner_core.narrow import NO_BOUND, NOTE, Narrow, bounded, narrow
 from planner_core.pipeline import choose

@@ -12,8 +12,8 @@ import pytest
 from planner_core.core.cluster import load_cluster
 from planner_core.core.graph import Op
 from planner_core.core.mesh import parse_mesh
+from planner_core.cost.model import Workload, cost_model
 from planner_core.eliminate import Power, TooWide, eliminate, order, power, times
-from planner_core.hardware import Workload, cost_model
 from planner_core.models.zoo import ZOO, load_snapshot
 from planner_core.network import build_block
 from planner_core.problem import build_problem
@@ -164,7 +164,7 @@ def test_pruned_states_are_in_no_solution(name: str) -> None:
 
 def test_data_parallel_gradient_sums_are_the_bytes_of_the_weights() -> None:
     """Along one axis with everything split by batch, the network's communication is one all_reduce of every parameter."""
-    from planner_core.collectives import collective_time
+    from planner_core.cost.communication.collectives import collective_time
     from planner_core.methods import BASELINES
     from planner_core.search import search
     from planner_core.tables import COMM

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from planner_core.assemble import assemble
-from planner_core.collectives import collective_time, wire_bytes
+from planner_core.cost.communication.collectives import collective_time, wire_bytes
+from planner_core.cost.step import messages, price
 from planner_core.models.zoo import ZOO
 from planner_core.network import COMM, TIME
 from planner_core.planner import Planner, Request, meshes, prepare
-from planner_core.price import messages, price
 from planner_core.problem import Compiled, Problem
 from planner_core.search import search
 from planner_core.unfolded import unfold_problem

@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from planner_core.collectives import KINDS, axis_links, collective_time, wire_bytes
 from planner_core.core.cluster import Cluster, load_cluster
 from planner_core.core.mesh import DeviceMesh, axis_names
 from planner_core.core.plan import PHASES, Cost, Plan, Traffic
+from planner_core.cost.communication.collectives import KINDS, axis_links, collective_time, wire_bytes
+from planner_core.cost.communication.routes import axis_groups, hops, leaving, routes, sent
 from planner_core.pipeline import plan_model
 from planner_core.planner import Request
-from planner_core.routes import axis_groups, hops, leaving, routes, sent
 
 EXACT = ("ring", "hierarchical", "pairwise")
 

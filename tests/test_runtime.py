@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from planner_core.hardware import OPTIMIZERS, Workload
+from planner_core.cost.model import OPTIMIZERS, Workload
 from planner_core.models.capture.module import capture_graph
 from planner_core.ops.registry import rule_of
 from planner_core.runtime.optimizers import make_optimizer

@@ -17,7 +17,7 @@ from planner_core import closing, copies
 from planner_core.chain import Weights
 from planner_core.core.cluster import Cluster, load_cluster
 from planner_core.core.mesh import parse_mesh
-from planner_core.hardware import Workload, cost_model
+from planner_core.cost.model import Workload, cost_model
 from planner_core.models.zoo import ZOO, load_snapshot
 from planner_core.problem import Problem, build_problem
 from planner_core.search import memory_of, search, weights

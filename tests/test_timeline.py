@@ -15,10 +15,10 @@ from explorer.held import held
 from explorer.palette import MEMORY_KINDS
 from explorer.timeline import PHASES, Bar, Timeline, hiding, model_of, timeline
 from planner_core.core.plan import Plan
+from planner_core.cost.step import WeightTraffic, messages, price
 from planner_core.models.zoo import ZOO
 from planner_core.pipeline import Result, plan_model
 from planner_core.planner import Request
-from planner_core.price import WeightTraffic, messages, price
 
 
 @pytest.fixture(scope="module", params=ZOO)
@@ -124,7 +124,7 @@ def test_what_hides_and_what_shows_are_all_of_it(forward: float, backward: float
 
 
 def test_messages_of_every_weight_are_in_its_traffic(result: Result) -> None:
-    from planner_core.price import message_time, weight_traffic
+    from planner_core.cost.step import message_time, weight_traffic
 
     model = model_of(result.best)
     found = list(messages(result.best.blocks, result.graph, model))

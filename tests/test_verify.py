@@ -18,7 +18,7 @@ from torch import nn
 from planner_core.core.errors import InputError, VerificationFailed
 from planner_core.core.placement import P, R, Shard, State
 from planner_core.core.plan import BlockPlan, Edge, Plan, SitePlan, Step, to_json
-from planner_core.hardware import OPTIMIZERS
+from planner_core.cost.model import OPTIMIZERS
 from planner_core.pipeline import Result, plan_model
 from planner_core.planner import Request
 from planner_core.runtime import reading

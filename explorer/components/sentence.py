@@ -12,7 +12,7 @@ from explorer.own import TIME_LIMIT_S, keep, told, understood
 from explorer.words import cluster_words
 from planner_core.core.cluster import cluster_names, load_cluster
 from planner_core.core.errors import InputError
-from planner_core.hardware import OPTIMIZERS, RECOMPUTE
+from planner_core.cost.model import OPTIMIZERS, RECOMPUTE
 from planner_core.models.opening import DEFAULT_BATCH, DEFAULT_SEQ
 from planner_core.models.zoo import ZOO
 from planner_core.pipeline import Result

@@ -13,7 +13,7 @@ from explorer.components import frame
 from explorer.shelf import Shelf
 from planner_core.core.errors import PlannerError
 from planner_core.core.plan import Plan
-from planner_core.hardware import OPTIMIZERS, RECOMPUTE
+from planner_core.cost.model import OPTIMIZERS, RECOMPUTE
 from planner_core.pipeline import Result
 from planner_core.planner import Progress, Request
 

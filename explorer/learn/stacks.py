@@ -8,8 +8,8 @@ from functools import lru_cache
 from explorer.learn.learner import Learner
 from planner_core.assemble import assemble
 from planner_core.core.mesh import DeviceMesh
+from planner_core.cost.step import price
 from planner_core.methods import BASELINES
-from planner_core.price import price
 from planner_core.problem import Problem
 from planner_core.search import least_memory, search
 from planner_core.solve import Assignment

@@ -10,21 +10,21 @@ from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
-from planner_core.collectives import collective_time, wire_bytes
 from planner_core.core.cluster import Cluster
 from planner_core.core.graph import Block, Graph, Value, join_name
 from planner_core.core.mesh import DeviceMesh, axis_names
 from planner_core.core.placement import R, Shard
 from planner_core.core.plan import Plan
+from planner_core.cost.communication.collectives import collective_time, wire_bytes
+from planner_core.cost.model import CostModel, cost_model
+from planner_core.cost.resolved_ops import local_bytes
+from planner_core.cost.step import block_of
 from planner_core.expert import ExpertRules
 from planner_core.export.tensor import SPLIT_DIM, Layout, split_site, starred
-from planner_core.hardware import CostModel, cost_model
 from planner_core.methods import AxisRules, PairTest, batch_split, sequence_split, sharded, split_weight, summed, whole
 from planner_core.models.opening import graph_of
 from planner_core.ops.registry import Pair
-from planner_core.pinned import local_bytes
 from planner_core.planner import Planner, Request, prepare
-from planner_core.price import block_of
 from planner_core.search import search
 from planner_core.tables import NUM_COMPONENTS, Factor, Network
 

@@ -15,7 +15,7 @@ from planner_core.check import check_rules, verify_rules
 from planner_core.core.cluster import Cluster
 from planner_core.core.errors import InputError
 from planner_core.core.plan import Plan
-from planner_core.hardware import Workload, cost_model
+from planner_core.cost.model import Workload, cost_model
 from planner_core.models.capture.module import capture_graph
 from planner_core.retarget import retarget, shrink, small_mesh
 from planner_core.verify.fake import verify_fake

@@ -12,8 +12,8 @@ from explorer.learn.draw import Box, Style, amount, column, device, row, svg, te
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
 from explorer.palette import DEVICES
-from planner_core.collectives import AxisLink, algorithms, axis_links, collective_time, wire_bytes
 from planner_core.core.mesh import DeviceMesh
+from planner_core.cost.communication.collectives import AxisLink, algorithms, axis_links, collective_time, wire_bytes
 
 SIZES = (2**14, 2**17, 2**20, 2**23, 2**26, 2**29)
 CODE = """\

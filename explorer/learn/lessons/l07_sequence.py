@@ -29,7 +29,7 @@ from explorer.learn.learner import STANDARD, Learner, standard
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
 from explorer.palette import KIND_COLOURS, MEMORY_COLOURS
 from explorer.settings import MODELS
-from planner_core.collectives import wire_bytes
+from planner_core.cost.communication.collectives import wire_bytes
 
 TOKENS, VOCAB = 4, 8
 CODE = """\

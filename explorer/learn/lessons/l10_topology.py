@@ -11,9 +11,9 @@ from explorer.learn.draw import Box, amount, column, svg, table, text
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
 from explorer.palette import COMMUNICATION, COMPUTE
-from planner_core.collectives import axis_links, collective_time, wire_bytes
 from planner_core.core.cluster import Cluster, load_cluster
 from planner_core.core.mesh import DeviceMesh
+from planner_core.cost.communication.collectives import axis_links, collective_time, wire_bytes
 
 BATCHES = (2, 4, 8, 16, 32, 64)
 CODE = """\

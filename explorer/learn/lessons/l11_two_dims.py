@@ -12,8 +12,15 @@ from explorer.learn.draw import Box, amount, column, device, matrix, number, own
 from explorer.learn.learner import Layer, Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
 from explorer.palette import COMMUNICATION, COMPUTE
-from planner_core.atp import best_mesh, bracket, chunk_timeline, layer_wire_bytes, reductions, ring_time_s
-from planner_core.collectives import wire_bytes
+from planner_core.cost.communication.atp import (
+    best_mesh,
+    bracket,
+    chunk_timeline,
+    layer_wire_bytes,
+    reductions,
+    ring_time_s,
+)
+from planner_core.cost.communication.collectives import wire_bytes
 
 COUNTS = (4, 8, 16, 32, 64, 128, 256, 512)
 CODE = """\

@@ -12,7 +12,7 @@ from explorer.learn.draw import Box, amount, column, device, row, svg, table, te
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
 from explorer.palette import KIND_COLOURS
-from planner_core.collectives import wire_bytes
+from planner_core.cost.communication.collectives import wire_bytes
 from planner_core.models.zoo import ZOO
 
 TOKENS, HIDDEN = 16, 3

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from planner_core.core.graph import Call, Op
-from planner_core.passes import Layout, Moment
+from planner_core.cost.memory.forward import Layout, Moment
 
 HANDED_ON = ("add", "radd", "identity", "detach", "alias", "contiguous", "positive")
 """Ops whose operands' gradients are the result's own tensor, where the shapes agree."""

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner_core.backward import Backward, Gradient
 from planner_core.core.graph import ITEM_BYTES, Block, Graph
 from planner_core.core.placement import local_shape
 from planner_core.core.plan import BlockPlan
-from planner_core.hardware import CostModel
-from planner_core.passes import CallMemory, Layout, Moment
-from planner_core.storages import Key, Storages
+from planner_core.cost.memory.backward import Backward, Gradient
+from planner_core.cost.memory.forward import CallMemory, Layout, Moment
+from planner_core.cost.memory.storages import Key, Storages
+from planner_core.cost.model import CostModel
 
 
 def walk(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) -> dict[str, int]:

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from planner_core.collectives import AxisLink, axis_links
 from planner_core.core.cluster import Cluster
 from planner_core.core.errors import InputError
 from planner_core.core.graph import Op, Value
 from planner_core.core.mesh import DeviceMesh
+from planner_core.cost.communication.collectives import AxisLink, axis_links
 from planner_core.ops.catalog.nn import backward_factor, forward_flops, is_view
 
 Array = NDArray[np.float64]

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from planner_core.collectives import wire_bytes
+from planner_core.cost.communication.collectives import wire_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from planner_core.collectives import AxisLink, collective_times
 from planner_core.core.placement import P, Placement, Placements, R, Shard
 from planner_core.core.plan import Step
+from planner_core.cost.communication.collectives import AxisLink, collective_times
 
 STEP_S = 1e-9
 """Price of a local move, so that of two free ways the shorter wins."""

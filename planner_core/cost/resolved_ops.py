@@ -8,7 +8,7 @@ from planner_core.core.errors import InputError
 from planner_core.core.graph import ITEM_BYTES, Block, Op
 from planner_core.core.placement import Placements, local_shape
 from planner_core.core.plan import SitePlan
-from planner_core.hardware import CostModel
+from planner_core.cost.model import CostModel
 from planner_core.ops.registry import Row, rows
 
 

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from planner_core.collectives import AxisLink, axis_links
 from planner_core.core.cluster import Cluster
 from planner_core.core.mesh import DeviceMesh
 from planner_core.core.plan import PHASES, Plan, Traffic
+from planner_core.cost.communication.collectives import AxisLink, axis_links
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from planner_core.atp import chunked_time_s
-from planner_core.collectives import collective_time
 from planner_core.core.graph import Block, Graph, Op
 from planner_core.core.plan import BlockPlan
-from planner_core.hardware import CostModel
-from planner_core.price import WAIT, Message, block_of, messages, op_seconds, recomputed
+from planner_core.cost.communication.atp import chunked_time_s
+from planner_core.cost.communication.collectives import collective_time
+from planner_core.cost.model import CostModel
+from planner_core.cost.step import WAIT, Message, block_of, messages, op_seconds, recomputed
 
 CHUNKS = (2, 4, 8)
 REDUCTIONS = ("all_reduce", "reduce_scatter")
