@@ -21,7 +21,7 @@ from planner_core.expert import EXPERT
 from planner_core.methods import BASELINES, Baseline
 from planner_core.models.zoo import ZOO
 from planner_core.planner import Planner, Request, meshes, prepare
-from planner_core.search import memory_of, search
+from planner_core.search.lagrangian import memory_of, search
 
 TABLE = Path(__file__).resolve().parent.parent / "docs" / "BASELINES.md"
 SAME = 1e-5

@@ -114,7 +114,7 @@ def _on(gpus: int, graph: Any, dtype: str, fine: bool) -> dict[str, Any]:
     from bench.expert_reasons import apart, why
     from planner_core.expert import expert_rules
     from planner_core.planner import Request, meshes, prepare
-    from planner_core.search import search
+    from planner_core.search.lagrangian import search
 
     request = Request(model=graph.name, cluster=node(gpus), mesh=str(gpus), dtype=dtype)
     planner = prepare(request, graph)

@@ -35,12 +35,12 @@ from explorer import graph_json, scatter  # noqa: E402
 from explorer.graph_view import scene  # noqa: E402
 from explorer.palette import LIGHT  # noqa: E402
 from explorer.whatif import best  # noqa: E402
-from planner_core.candidates import Candidates, pareto  # noqa: E402
 from planner_core.core.graph import unfold  # noqa: E402
 from planner_core.models.opening import open_model  # noqa: E402
 from planner_core.ops.grouping import coarsen  # noqa: E402
 from planner_core.pipeline import plan_model  # noqa: E402
 from planner_core.planner import Request  # noqa: E402
+from planner_core.search.candidates.score import Candidates, pareto  # noqa: E402
 from tests.conftest import FLAGS, free_port  # noqa: E402
 
 RESULTS = ROOT / "bench" / "results" / "pages.jsonl"

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from explorer import words
 from explorer.settings import MAX_CORNERS
-from planner_core.candidates import Candidates
 from planner_core.core.placement import Shard
 from planner_core.core.plan import Plan
+from planner_core.search.candidates.score import Candidates
 
 LETTERS = ("R", "S(0)", "S(1)")
 SEARCHED = {"exact", "tap", "taps", "atp", "edited"}

@@ -20,7 +20,7 @@ from planner_core.core.graph import ITEM_BYTES, Block, Call, Op, TensorMeta
 from planner_core.cost.model import op_work
 from planner_core.ops.grouping import CoarseBlock, CoarseGraph, Group
 from planner_core.ops.registry import is_heavy, rows
-from planner_core.problem import Run, find_runs
+from planner_core.search.network.folded import Run, find_runs
 
 NODE_HEIGHT = 34.0
 PORT_HEIGHT = 16.0

@@ -17,7 +17,7 @@ from planner_core.methods import Lens
 from planner_core.ops.grouping import CoarseGraph
 from planner_core.pipeline import choose
 from planner_core.planner import Request, meshes, prepare
-from planner_core.problem import Restriction
+from planner_core.search.network.folded import Restriction
 
 FACTORS = ("0.03125", "0.0625", "0.125", "0.25", "0.5", "1", "2", "4", "8", "16")
 """By how much a bandwidth or latency may be changed with a slider, as text for the address."""

@@ -12,8 +12,8 @@ from explorer.choosing import Bools
 from explorer.figure import GIB, capacity_line, style
 from explorer.palette import COMMUNICATION, COMPUTE, Theme
 from explorer.words import MODEL_ERROR, title
-from planner_core.candidates import Candidates
 from planner_core.core.plan import Plan
+from planner_core.search.candidates.score import Candidates
 
 PLOT_WIDTH, PLOT_HEIGHT = 480.0, 300.0
 """About the pixels of a scatter's axes, to keep names apart."""

@@ -24,10 +24,10 @@ from planner_core.expert import EXPERT
 from planner_core.methods import BASELINES, AxisRules
 from planner_core.ops.registry import Pair
 from planner_core.planner import Planner
-from planner_core.problem import Problem, Restriction
-from planner_core.search import Answer
-from planner_core.states import Bools, Ints
-from planner_core.tables import NUM_COMPONENTS, Factor, Network, tensor_name
+from planner_core.search.lagrangian import Answer
+from planner_core.search.network.factors import NUM_COMPONENTS, Factor, Network, tensor_name
+from planner_core.search.network.folded import Problem, Restriction
+from planner_core.search.network.states import Bools, Ints
 
 Weight = tuple[str, str]
 """(block, name of the parameter in it); the top block is ""."""

@@ -20,8 +20,8 @@ from planner_core.core.placement import R, Shard
 from planner_core.methods import AxisRules, Baseline, PairTest, batch_split, summed, whole
 from planner_core.models.zoo import ASSETS
 from planner_core.ops.registry import Pair, Row
-from planner_core.problem import Restriction
-from planner_core.tables import Network
+from planner_core.search.network.factors import Network
+from planner_core.search.network.folded import Restriction
 
 TABLE = ASSETS.parent / "experts.json"
 FROM_LAST = {"colwise": 2, "colwise_gather_output": 2, "packed_colwise": 2, "rowwise": 1, "rowwise_split_input": 1, "packed_rowwise": 1,

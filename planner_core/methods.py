@@ -15,9 +15,9 @@ from planner_core.core.graph import Block, Graph, Op, Value
 from planner_core.core.mesh import DeviceMesh
 from planner_core.core.placement import P, R, Shard
 from planner_core.ops.registry import Pair, Row
-from planner_core.problem import Restriction
-from planner_core.states import Ints
-from planner_core.tables import NUM_COMPONENTS, Factor, Network, tensor_name
+from planner_core.search.network.factors import NUM_COMPONENTS, Factor, Network, tensor_name
+from planner_core.search.network.folded import Restriction
+from planner_core.search.network.states import Ints
 
 PairTest = Callable[[Value, Pair], bool]
 PRODUCTS = frozenset((

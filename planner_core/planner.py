@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from planner_core.assemble import assemble
 from planner_core.core.cluster import Cluster, load_cluster
 from planner_core.core.errors import InputError
 from planner_core.core.graph import Graph
@@ -20,15 +19,16 @@ from planner_core.core.plan import Plan
 from planner_core.cost.communication.collectives import volume_link
 from planner_core.cost.model import Workload, cost_model
 from planner_core.cost.step import price
-from planner_core.eliminate import TooWide
-from planner_core.fitting import fit, hopeless
-from planner_core.labels import MAX_WORK
 from planner_core.models.opening import open_model
-from planner_core.narrow import NO_BOUND, NOTE, bounded, narrow
 from planner_core.ops.grouping import CoarseGraph, coarsen
 from planner_core.ops.strategy import BlockStrategies, block_strategies
-from planner_core.problem import Networks, Problem, Restriction, build_networks, build_problem
-from planner_core.search import OBJECTIVES, Answer
+from planner_core.search.algebra.elimination import TooWide
+from planner_core.search.algebra.pareto_labels import MAX_WORK
+from planner_core.search.extract_plan import assemble
+from planner_core.search.lagrangian import OBJECTIVES, Answer
+from planner_core.search.memory_fit import fit, hopeless
+from planner_core.search.network.folded import Networks, Problem, Restriction, build_networks, build_problem
+from planner_core.search.network.restricted_states import NO_BOUND, NOTE, bounded, narrow
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

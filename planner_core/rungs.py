@@ -17,7 +17,7 @@ from planner_core.core.mesh import DeviceMesh
 from planner_core.core.plan import Plan
 from planner_core.pipeline import choose
 from planner_core.planner import Planner, Progress, meshes, replace_request
-from planner_core.problem import Restriction
+from planner_core.search.network.folded import Restriction
 
 SAYS = {
     "exact": "nothing is forbidden, least step time",

@@ -17,12 +17,12 @@ from planner_core.core.graph import Graph, Value, join_name
 from planner_core.core.mesh import DeviceMesh, axis_names
 from planner_core.core.placement import Shard
 from planner_core.core.plan import Plan
-from planner_core.eliminate import TooWide
 from planner_core.methods import AxisRules, Lens, batch_split, sequence_split, split_weight, whole
 from planner_core.ops.registry import Pair
 from planner_core.pipeline import choose
 from planner_core.planner import Planner, Progress, Request, meshes, prepare
-from planner_core.problem import Restriction
+from planner_core.search.algebra.elimination import TooWide
+from planner_core.search.network.folded import Restriction
 
 COUNTS = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 PAYS = 0.05

@@ -8,16 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from planner_core.candidates import Candidates, matrices, pareto, score
-from planner_core.chain import scalar
 from planner_core.core.mesh import DeviceMesh
 from planner_core.core.placement import R, Shard
-from planner_core.eliminate import eliminate
 from planner_core.models.capture.module import capture_graph
-from planner_core.network import COMM, Network, build_block, tensor_name
 from planner_core.pipeline import _one_axis, plan_model
 from planner_core.planner import Planner, Request, prepare
-from planner_core.problem import compile_network, ports
+from planner_core.search.algebra.elimination import eliminate
+from planner_core.search.candidates.score import Candidates, matrices, pareto, score
+from planner_core.search.network.block import COMM, Network, build_block, tensor_name
+from planner_core.search.network.folded import compile_network, ports
+from planner_core.search.repeated_block import scalar
 
 COUNTS = {
     "t5-large": [729, 59049],
@@ -127,7 +127,7 @@ def test_pareto(seed: int) -> None:
 def test_generated_candidates_beat_or_equal_all_scored_ones(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if there were too many to score: what is generated is no worse than the front of all, and what it says is true."""
     _, every = scored(name)
-    monkeypatch.setattr("planner_core.candidates.MAX_CANDIDATES", 1)
+    monkeypatch.setattr("planner_core.search.candidates.score.MAX_CANDIDATES", 1)
     _, generated = scored.__wrapped__(name)
     for whole, few in zip(every, generated, strict=True):
         assert (few.block, few.space) == (whole.block, whole.space)

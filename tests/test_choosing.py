@@ -14,9 +14,9 @@ from explorer.graph_view import scene
 from explorer.palette import LIGHT, MEMORY_KINDS
 from explorer.settings import Unreadable
 from explorer.shelf import Shelf
-from planner_core.candidates import Candidates
 from planner_core.pipeline import Result, plan_model
 from planner_core.planner import Request
+from planner_core.search.candidates.score import Candidates
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from planner_core.models.snapshots.write import experts
 from planner_core.models.zoo import ZOO, load_snapshot
 from planner_core.pipeline import baselines
 from planner_core.planner import Request, meshes, prepare
-from planner_core.search import search, value_of
+from planner_core.search.lagrangian import search, value_of
 
 LLAMA = expert_plans()["llama"]
 SAMPLE = {"llama": 8, "qwen3": 8, "gemma2": 4, "mixtral": 8, "olmo2": 8, "cohere": 8, "phi": 8}

@@ -7,16 +7,16 @@ import re
 import numpy as np
 import pytest
 
-from planner_core import eliminate
 from planner_core.core.plan import Plan
 from planner_core.cost.model import cost_model
-from planner_core.eliminate import TooWide, lower_bound, order
 from planner_core.models.capture.module import capture_graph
-from planner_core.narrow import NO_BOUND, NOTE, Narrow, bounded, narrow
 from planner_core.pipeline import choose
 from planner_core.planner import Request, meshes, prepare
-from planner_core.problem import Networks, Problem, Restriction, build_networks, build_problem
-from planner_core.search import search
+from planner_core.search.algebra import elimination as eliminate
+from planner_core.search.algebra.elimination import TooWide, lower_bound, order
+from planner_core.search.lagrangian import search
+from planner_core.search.network.folded import Networks, Problem, Restriction, build_networks, build_problem
+from planner_core.search.network.restricted_states import NO_BOUND, NOTE, Narrow, bounded, narrow
 
 ALBERT = {"model_type": "albert", "architectures": ["AlbertForMaskedLM"], "hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 6,
           "num_attention_heads": 16, "embedding_size": 128, "vocab_size": 1024}  # fmt: skip

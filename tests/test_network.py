@@ -13,11 +13,11 @@ from planner_core.core.cluster import load_cluster
 from planner_core.core.graph import Op
 from planner_core.core.mesh import parse_mesh
 from planner_core.cost.model import Workload, cost_model
-from planner_core.eliminate import Power, TooWide, eliminate, order, power, times
 from planner_core.models.zoo import ZOO, load_snapshot
-from planner_core.network import build_block
-from planner_core.problem import build_problem
-from planner_core.tables import NUM_COMPONENTS, rows_of
+from planner_core.search.algebra.elimination import Power, TooWide, eliminate, order, power, times
+from planner_core.search.network.block import build_block
+from planner_core.search.network.factors import NUM_COMPONENTS, rows_of
+from planner_core.search.network.folded import build_problem
 from tests.random_graphs import B, S, prepared, random_graph
 from tests.solvers import brute_force, evaluate, highs, toulbar2
 
@@ -166,8 +166,8 @@ def test_data_parallel_gradient_sums_are_the_bytes_of_the_weights() -> None:
     """Along one axis with everything split by batch, the network's communication is one all_reduce of every parameter."""
     from planner_core.cost.communication.collectives import collective_time
     from planner_core.methods import BASELINES
-    from planner_core.search import search
-    from planner_core.tables import COMM
+    from planner_core.search.lagrangian import search
+    from planner_core.search.network.factors import COMM
 
     graph = load_snapshot("llama-3-8b", layers=2)
     c = load_cluster("1x8-h100")

@@ -13,16 +13,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner_core import closing, copies
-from planner_core.chain import Weights
 from planner_core.core.cluster import Cluster, load_cluster
 from planner_core.core.mesh import parse_mesh
 from planner_core.cost.model import Workload, cost_model
 from planner_core.models.zoo import ZOO, load_snapshot
-from planner_core.problem import Problem, build_problem
-from planner_core.search import memory_of, search, weights
-from planner_core.solve import solve
-from planner_core.tables import ENDING, MEMORY
+from planner_core.search import copy_labels as copies
+from planner_core.search import gap_closing as closing
+from planner_core.search.lagrangian import memory_of, search, weights
+from planner_core.search.network.factors import ENDING, MEMORY
+from planner_core.search.network.folded import Problem, build_problem
+from planner_core.search.repeated_block import Weights
+from planner_core.search.solve import solve
 from planner_core.unfolded import unfold_problem
 from tests.random_graphs import prepared, random_graph
 from tests.solvers import highs, toulbar2
@@ -116,7 +117,7 @@ def test_lazy_shared_states_change_nothing(mesh: str, monkeypatch: pytest.Monkey
     """T5's decoder layers all read the encoder's output: powers worked out for every state of it, or only where asked."""
     problem = zoo("t5-large", mesh, 3)
     lazy = claimed(problem, ALL_COSTS)
-    monkeypatch.setattr("planner_core.chain.EAGER", 10**9)
+    monkeypatch.setattr("planner_core.search.repeated_block.EAGER", 10**9)
     problem.solved.clear()
     assert claimed(problem, ALL_COSTS) == lazy
 

@@ -10,9 +10,9 @@ from explorer import choosing, scatter, state, units
 from explorer.choosing import LETTERS
 from explorer.components import frame
 from explorer.components.choice import CHOOSING, current, data_of, figure, generation, unmark
-from planner_core.candidates import Candidates
 from planner_core.core.plan import Plan
 from planner_core.pipeline import Result
+from planner_core.search.candidates.score import Candidates
 
 ROWS_SHOWN = 500
 """Rows of the table of what is marked."""

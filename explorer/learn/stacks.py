@@ -6,13 +6,13 @@ from dataclasses import replace
 from functools import lru_cache
 
 from explorer.learn.learner import Learner
-from planner_core.assemble import assemble
 from planner_core.core.mesh import DeviceMesh
 from planner_core.cost.step import price
 from planner_core.methods import BASELINES
-from planner_core.problem import Problem
-from planner_core.search import least_memory, search
-from planner_core.solve import Assignment
+from planner_core.search.extract_plan import assemble
+from planner_core.search.lagrangian import least_memory, search
+from planner_core.search.network.folded import Problem
+from planner_core.search.solve import Assignment
 
 BY_METHOD = {b.method: b for b in BASELINES}
 

@@ -25,8 +25,8 @@ from planner_core.methods import AxisRules, PairTest, batch_split, sequence_spli
 from planner_core.models.opening import graph_of
 from planner_core.ops.registry import Pair
 from planner_core.planner import Planner, Request, prepare
-from planner_core.search import search
-from planner_core.tables import NUM_COMPONENTS, Factor, Network
+from planner_core.search.lagrangian import search
+from planner_core.search.network.factors import NUM_COMPONENTS, Factor, Network
 
 EXPERTS = {"gate_up_proj": 1, "down_proj": 2}
 """Which dim of fused experts is split by their inner width."""

@@ -11,8 +11,8 @@ from explorer.learn.draw import Box, at, column, row, svg, table, text
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
 from explorer.palette import COMPUTE
-from planner_core.candidates import matrices
 from planner_core.models.fold import FoldGroup, FoldStep, fold_steps, shared_subgraphs, weight_nodes
+from planner_core.search.candidates.score import matrices
 
 SHOWN = 7
 CODE = """\

@@ -17,10 +17,10 @@ from explorer.learn.learner import STANDARD, Learner, standard
 from explorer.learn.lesson import Choice, Control, Lesson, Question, Scene, Step, Values, asked
 from explorer.palette import COMMUNICATION, COMPUTE
 from explorer.settings import MODELS
-from planner_core.candidates import Candidates, matrices, score
 from planner_core.core.mesh import DeviceMesh
 from planner_core.cost.communication.collectives import collective_time
 from planner_core.cost.model import CostModel, cost_model
+from planner_core.search.candidates.score import Candidates, matrices, score
 
 WEIGHTS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 LETTERS = ("R", "S(0)", "S(1)")

@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from planner_core.core.graph import Block
 from planner_core.core.placement import R, Shard
 from planner_core.cost.model import CostModel
-from planner_core.eliminate import order
-from planner_core.generate import generate
-from planner_core.network import build_block
 from planner_core.ops.grouping import CoarseBlock
 from planner_core.ops.strategy import BlockStrategies
-from planner_core.problem import Compiled, Restriction, compile_network, ports
-from planner_core.tables import COMM, MEMORY, tensor_name
+from planner_core.search.algebra.elimination import order
+from planner_core.search.candidates.generate import generate
+from planner_core.search.network.block import build_block
+from planner_core.search.network.factors import COMM, MEMORY, tensor_name
+from planner_core.search.network.folded import Compiled, Restriction, compile_network, ports
 
 Floats = NDArray[np.float64]
 MAX_CANDIDATES = 3**11

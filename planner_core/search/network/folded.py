@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 from planner_core.core.graph import Block, Call
 from planner_core.cost.memory.saved import kept_results
 from planner_core.cost.model import CostModel
-from planner_core.eliminate import order
-from planner_core.network import build_block
 from planner_core.ops.grouping import CoarseGraph
 from planner_core.ops.strategy import BlockStrategies
-from planner_core.states import Bools
-from planner_core.tables import NUM_COMPONENTS, Factor, Network, tensor_name
+from planner_core.search.algebra.elimination import order
+from planner_core.search.network.block import build_block
+from planner_core.search.network.factors import NUM_COMPONENTS, Factor, Network, tensor_name
+from planner_core.search.network.states import Bools
 
 
 @dataclass(frozen=True, slots=True)

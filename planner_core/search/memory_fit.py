@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from planner_core.assemble import assemble
 from planner_core.core.graph import Graph
 from planner_core.cost.memory.peak import walk
-from planner_core.labels import MAX_WORK
-from planner_core.problem import Problem
-from planner_core.search import Answer, memory_of, search, value_of, weights
-from planner_core.solve import Assignment, solve
+from planner_core.search.algebra.pareto_labels import MAX_WORK
+from planner_core.search.extract_plan import assemble
+from planner_core.search.lagrangian import Answer, memory_of, search, value_of, weights
+from planner_core.search.network.folded import Problem
+from planner_core.search.solve import Assignment, solve
 
 WALKS = 6
 """How often a search is asked for another budget."""

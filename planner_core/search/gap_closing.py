@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from planner_core.copies import Copies, Goal
-from planner_core.eliminate import Floats
-from planner_core.labels import Allowance, BucketTree, TooLarge, TooMuch
-from planner_core.problem import Problem
-from planner_core.solve import Assignment, Folded, finish
-from planner_core.tables import ENDING, MEMORY, NUM_COMPONENTS
+from planner_core.search.algebra.elimination import Floats
+from planner_core.search.algebra.pareto_labels import Allowance, BucketTree, TooLarge, TooMuch
+from planner_core.search.copy_labels import Copies, Goal
+from planner_core.search.network.factors import ENDING, MEMORY, NUM_COMPONENTS
+from planner_core.search.network.folded import Problem
+from planner_core.search.solve import Assignment, Folded, finish
 
 FIRST, WIDER = 64, 4
 """Where the whole gap holds too much: the part of it that is looked through first, and how much wider each next one is."""

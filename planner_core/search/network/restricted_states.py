@@ -17,12 +17,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner_core.chain import scalar
 from planner_core.core.graph import Block
 from planner_core.core.placement import P, Placement, R, Shard
-from planner_core.eliminate import TooWide, eliminate, lower_bound
 from planner_core.ops.grouping import CoarseGraph
-from planner_core.problem import (
+from planner_core.search.algebra.elimination import TooWide, eliminate, lower_bound
+from planner_core.search.lagrangian import Answer, memory_of, search, weights
+from planner_core.search.network.factors import NUM_COMPONENTS, Factor, Network, tensor_name
+from planner_core.search.network.folded import (
     Compiled,
     Networks,
     Problem,
@@ -34,10 +35,9 @@ from planner_core.problem import (
     put_together,
     restricted,
 )
-from planner_core.search import Answer, memory_of, search, weights
-from planner_core.solve import Folded
-from planner_core.states import Bools, TensorStates
-from planner_core.tables import NUM_COMPONENTS, Factor, Network, tensor_name
+from planner_core.search.network.states import Bools, TensorStates
+from planner_core.search.repeated_block import scalar
+from planner_core.search.solve import Folded
 
 NOTE = "too many tensors are shared between the parts of this model for an exact search on this mesh: the best plan of a smaller space"
 NO_BOUND = ", with no bound on what is better"

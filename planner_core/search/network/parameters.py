@@ -10,7 +10,7 @@ from planner_core.cost.communication.collectives import collective_times
 from planner_core.cost.communication.redistribution import digit
 from planner_core.cost.model import CostModel
 from planner_core.ops.registry import Pair
-from planner_core.states import Floats, Ints, TensorStates, joint_codes
+from planner_core.search.network.states import Floats, Ints, TensorStates, joint_codes
 
 
 def weight_traffic(

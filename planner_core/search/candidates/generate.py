@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from planner_core.chain import Weights, scalar, vectors
-from planner_core.eliminate import Elimination, Floats, eliminate, given, order
-from planner_core.hull import Point, hull, slope
-from planner_core.labels import BucketTree, Pruning, TooMuch
-from planner_core.problem import Compiled
-from planner_core.tables import COMM, MEMORY, NUM_COMPONENTS
+from planner_core.search.algebra.convex_hull import Point, hull, slope
+from planner_core.search.algebra.elimination import Elimination, Floats, eliminate, given, order
+from planner_core.search.algebra.pareto_labels import BucketTree, Pruning, TooMuch
+from planner_core.search.network.factors import COMM, MEMORY, NUM_COMPONENTS
+from planner_core.search.network.folded import Compiled
+from planner_core.search.repeated_block import Weights, scalar, vectors
 
 MAX_CORNERS = 40
 TIE = 1e-9

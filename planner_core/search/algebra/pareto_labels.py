@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner_core.core.errors import PlannerError
-from planner_core.eliminate import Floats, Table, add
+from planner_core.search.algebra.elimination import Floats, Table, add
 
 Ints = NDArray[np.int64]
 MAX_LABELS = 400_000

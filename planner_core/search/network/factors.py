@@ -9,7 +9,7 @@ import numpy as np
 
 from planner_core.ops.registry import Row
 from planner_core.ops.strategy import GroupStrategy
-from planner_core.states import Bools, Floats, Ints, TensorStates
+from planner_core.search.network.states import Bools, Floats, Ints, TensorStates
 
 TIME, MEMORY, COMM, ENDING = range(4)
 NUM_COMPONENTS = 4

@@ -10,10 +10,10 @@ from planner_core.core.placement import P, Placements, R, Shard, State
 from planner_core.core.plan import BlockPlan, Edge, ParamPlan, SitePlan, Step
 from planner_core.cost.communication.redistribution import Moves, Segments, moves
 from planner_core.cost.model import CostModel
-from planner_core.problem import Problem
-from planner_core.solve import Assignment
-from planner_core.states import TensorStates
-from planner_core.tables import NodeRows, tensor_name
+from planner_core.search.network.factors import NodeRows, tensor_name
+from planner_core.search.network.folded import Problem
+from planner_core.search.network.states import TensorStates
+from planner_core.search.solve import Assignment
 
 
 def assemble(problem: Problem, assignment: Assignment) -> dict[str, BlockPlan]:

@@ -15,10 +15,21 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from planner_core.eliminate import Elimination, Floats, Power, Table, eliminate, given, order, power, reduce, times
-from planner_core.labels import BucketTree
-from planner_core.problem import Compiled, Problem, Run
-from planner_core.tables import MEMORY, NUM_COMPONENTS, Factor, tensor_name
+from planner_core.search.algebra.elimination import (
+    Elimination,
+    Floats,
+    Power,
+    Table,
+    eliminate,
+    given,
+    order,
+    power,
+    reduce,
+    times,
+)
+from planner_core.search.algebra.pareto_labels import BucketTree
+from planner_core.search.network.factors import MEMORY, NUM_COMPONENTS, Factor, tensor_name
+from planner_core.search.network.folded import Compiled, Problem, Run
 
 Weights = tuple[float, float, float, float]
 """Prices of the components of `network`: time, memory, communication, memory at the end of backward."""

@@ -28,7 +28,19 @@ from planner_core.ops.catalog.nn import loss_bytes, shrinks_kept
 from planner_core.ops.grouping import CoarseBlock
 from planner_core.ops.registry import Pair
 from planner_core.ops.strategy import BlockStrategies, GroupStrategy
-from planner_core.states import (
+from planner_core.search.network.factors import (
+    COMM,
+    ENDING,
+    MEMORY,
+    NUM_COMPONENTS,
+    TIME,
+    Factor,
+    Network,
+    NodeRows,
+    tensor_name,
+)
+from planner_core.search.network.parameters import gradient_sum, parameter_memory, weight_traffic
+from planner_core.search.network.states import (
     Bools,
     Floats,
     Ints,
@@ -41,8 +53,6 @@ from planner_core.states import (
     stored_for,
     tensor_states,
 )
-from planner_core.tables import COMM, ENDING, MEMORY, NUM_COMPONENTS, TIME, Factor, Network, NodeRows, tensor_name
-from planner_core.weights import gradient_sum, parameter_memory, weight_traffic
 
 SMALL_WEIGHT_DIMS = 1
 """Parameters of at most this many dims (biases, norms) are always kept: gathering them saves nothing worth a message."""

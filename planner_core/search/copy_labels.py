@@ -8,9 +8,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from planner_core.chain import Chain, Weights, as_matrix, between_copies, vectors
-from planner_core.eliminate import Floats, Table, given
-from planner_core.labels import (
+from planner_core.search.algebra.elimination import Floats, Table, given
+from planner_core.search.algebra.pareto_labels import (
     MAX_LABELS,
     Allowance,
     BucketTree,
@@ -23,7 +22,8 @@ from planner_core.labels import (
     concatenate,
     join,
 )
-from planner_core.tables import MEMORY, NUM_COMPONENTS, Factor
+from planner_core.search.network.factors import MEMORY, NUM_COMPONENTS, Factor
+from planner_core.search.repeated_block import Chain, Weights, as_matrix, between_copies, vectors
 
 FEW_LABELS = 20_000
 """Labels held at once while the whole gap is tried."""
