@@ -88,10 +88,9 @@ def warm() -> None:
 
     torch.set_num_threads(1)
     import planner_core.capture.hf
+    import planner_core.pipeline
     import planner_core.rules_math  # noqa: F401
     import transformers  # noqa: F401
-
-    import planner_core.pipeline
 
 
 def limited(model_type: str, cls: str) -> dict[str, Any]:
@@ -152,8 +151,8 @@ def _child(write: int, work: Callable[[Any], None]) -> None:
 
 def _measure(model_type: str, cls: str, tell: Any) -> None:
     from planner_core.core.errors import PlannerError
-    from planner_core.pipeline import choose
-    from planner_core.planner import Request, meshes, prepare
+    from planner_core.planning.pipeline import choose
+    from planner_core.planning.session import Request, meshes, prepare
 
     try:
         config = default_config(model_type, cls)

@@ -24,7 +24,7 @@ TABLE = ROOT / "docs" / "EXPERTS.md"
 
 
 def main() -> None:
-    from planner_core.expert import expert_plans
+    from planner_core.planning.methods.hf_tp_plan import expert_plans
 
     warm()
     ROWS.parent.mkdir(exist_ok=True)
@@ -112,8 +112,8 @@ def compare(graph: Any, dtype: str = "bfloat16") -> dict[str, Any]:
 def _on(gpus: int, graph: Any, dtype: str, fine: bool) -> dict[str, Any]:
     """Bytes on the wire per GPU and step, theirs and ours, the collectives of each, and what makes the difference."""
     from bench.expert_reasons import apart, why
-    from planner_core.expert import expert_rules
-    from planner_core.planner import Request, meshes, prepare
+    from planner_core.planning.methods.hf_tp_plan import expert_rules
+    from planner_core.planning.session import Request, meshes, prepare
     from planner_core.search.lagrangian import search
 
     request = Request(model=graph.name, cluster=node(gpus), mesh=str(gpus), dtype=dtype)

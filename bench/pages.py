@@ -38,8 +38,8 @@ from explorer.whatif import best  # noqa: E402
 from planner_core.core.graph import unfold  # noqa: E402
 from planner_core.models.opening import open_model  # noqa: E402
 from planner_core.ops.grouping import coarsen  # noqa: E402
-from planner_core.pipeline import plan_model  # noqa: E402
-from planner_core.planner import Request  # noqa: E402
+from planner_core.planning.pipeline import plan_model  # noqa: E402
+from planner_core.planning.session import Request  # noqa: E402
 from planner_core.search.candidates.score import Candidates, pareto  # noqa: E402
 from tests.conftest import FLAGS, free_port  # noqa: E402
 

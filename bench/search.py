@@ -24,14 +24,14 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from planner_core.core.mesh import DeviceMesh  # noqa: E402
-from planner_core.methods import LENSES  # noqa: E402
 from planner_core.models.zoo import ZOO  # noqa: E402
-from planner_core.pipeline import block_candidates, choose, plan_model  # noqa: E402
-from planner_core.planner import Request, meshes, prepare  # noqa: E402
+from planner_core.planning.analysis.network_json import unfold_problem  # noqa: E402
+from planner_core.planning.methods.restrictions import LENSES  # noqa: E402
+from planner_core.planning.pipeline import block_candidates, choose, plan_model  # noqa: E402
+from planner_core.planning.session import Request, meshes, prepare  # noqa: E402
 from planner_core.search.lagrangian import least_memory, memory_of, search, weights  # noqa: E402
 from planner_core.search.pareto_front import front  # noqa: E402
 from planner_core.search.solve import solve  # noqa: E402
-from planner_core.unfolded import unfold_problem  # noqa: E402
 from tests.solvers import highs  # noqa: E402
 
 HIGHS_LIMIT_S = 60.0

@@ -11,7 +11,7 @@ from explorer import units
 from explorer.figure import style
 from explorer.palette import COMMUNICATION, COMPUTE, Theme
 from planner_core.core.cluster import Cluster
-from planner_core.scaling import Size
+from planner_core.planning.analysis.scaling import Size
 
 COLOURS = (COMPUTE, COMMUNICATION, "#009E73", "#CC79A7", "#8C8C8C", "#56B4E9")
 SYMBOLS = ("circle", "diamond", "square", "triangle-up", "cross", "x")

@@ -13,10 +13,10 @@ from planner_core.core.mesh import DeviceMesh
 from planner_core.core.plan import Plan
 from planner_core.cost.model import Workload, cost_model
 from planner_core.cost.step import exposed, messages, price
-from planner_core.methods import Lens
 from planner_core.ops.grouping import CoarseGraph
-from planner_core.pipeline import choose
-from planner_core.planner import Request, meshes, prepare
+from planner_core.planning.methods.restrictions import Lens
+from planner_core.planning.pipeline import choose
+from planner_core.planning.session import Request, meshes, prepare
 from planner_core.search.network.folded import Restriction
 
 FACTORS = ("0.03125", "0.0625", "0.125", "0.25", "0.5", "1", "2", "4", "8", "16")

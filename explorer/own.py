@@ -19,7 +19,7 @@ from typing import Any
 
 from planner_core.core.errors import InputError
 from planner_core.core.graph import Graph, from_json
-from planner_core.planner import Request
+from planner_core.planning.session import Request
 
 MAX_BYTES = 2**20
 """Of a config; the uploader's own limit, maxUploadSize in .streamlit/config.toml, is the same 1 MB."""

@@ -14,7 +14,7 @@ from explorer.palette import DEVICES, Theme
 from planner_core.core.cluster import Cluster
 from planner_core.core.placement import Shard
 from planner_core.core.plan import Plan
-from planner_core.sensitivity import SAME, UNKNOWN, Axis, Cell, Crossover
+from planner_core.planning.analysis.sensitivity import SAME, UNKNOWN, Axis, Cell, Crossover
 
 LABELS = {
     "inter": "GB/s out of a node", "intra": "GB/s out of a GPU inside a node", "batch": "batch, samples a step",

@@ -20,9 +20,9 @@ from explorer.palette import LIGHT
 from explorer.timeline import timeline
 from planner_core.core.graph import Graph
 from planner_core.core.plan import PHASES, SCHEMA, Plan, Traffic
-from planner_core.pipeline import Result
-from planner_core.planner import USABLE_MEMORY
-from planner_core.report import unknown_ops
+from planner_core.planning.analysis.report import unknown_ops
+from planner_core.planning.pipeline import Result
+from planner_core.planning.session import USABLE_MEMORY
 
 HERE = Path(__file__).resolve().parent
 SLOT = re.compile(r"\{\{(\w+)\}\}")

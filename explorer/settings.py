@@ -14,7 +14,7 @@ from typing import Any
 from planner_core.core.cluster import cluster_names
 from planner_core.cost.model import OPTIMIZERS, RECOMPUTE
 from planner_core.models.zoo import ZOO
-from planner_core.planner import Request
+from planner_core.planning.session import Request
 
 MODELS = {
     "llama-3-8b": "Llama-3-8B",

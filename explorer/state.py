@@ -25,8 +25,8 @@ from explorer.words import text as plain
 from explorer.words import title
 from planner_core.core.errors import PlannerError
 from planner_core.core.plan import Plan
-from planner_core.pipeline import Result, plan_model
-from planner_core.planner import Progress, Request
+from planner_core.planning.pipeline import Result, plan_model
+from planner_core.planning.session import Progress, Request
 
 CACHED_RESULTS = 24
 EDITED_KEPT = 100

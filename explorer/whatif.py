@@ -19,8 +19,8 @@ from explorer.settings import SETTINGS, Unreadable
 from planner_core.core.cluster import Cluster
 from planner_core.core.graph import Graph, join_name
 from planner_core.core.plan import Plan, glob_name
-from planner_core.pipeline import choose
-from planner_core.planner import Progress, Request, meshes, prepare
+from planner_core.planning.pipeline import choose
+from planner_core.planning.session import Progress, Request, meshes, prepare
 
 KEYS = ("batch", "seq", "dtype", "optimizer", "zero", "recompute", "nodes", "gpus", "intra", "inter")
 """What the panel may change."""

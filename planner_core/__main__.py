@@ -11,7 +11,7 @@ from typing import Any
 
 from planner_core.core.errors import InputError, PlannerError
 from planner_core.core.files import is_file, is_there
-from planner_core.planner import METHODS, Request
+from planner_core.planning.session import METHODS, Request
 
 USAGE_ERROR = 2
 
@@ -147,7 +147,7 @@ def _print(args: argparse.Namespace, data: dict[str, Any], shown: str) -> int:
 
 def _models(args: argparse.Namespace) -> int:
     from planner_core.models.zoo import ZOO, load_snapshot
-    from planner_core.report import table
+    from planner_core.planning.analysis.report import table
 
     rows: list[dict[str, Any]] = [
         {
@@ -167,7 +167,7 @@ def _models(args: argparse.Namespace) -> int:
 
 def _clusters(args: argparse.Namespace) -> int:
     from planner_core.core.cluster import cluster_names, load_cluster
-    from planner_core.report import table
+    from planner_core.planning.analysis.report import table
 
     found = [load_cluster(n) for n in cluster_names()]
     shown = table([["name", "GPUs", "what"]] + [[c.name, str(c.num_gpus), c.description] for c in found])
@@ -175,8 +175,8 @@ def _clusters(args: argparse.Namespace) -> int:
 
 
 def _fold(args: argparse.Namespace) -> int:
-    from planner_core.folding import fold_report, fold_text
-    from planner_core.planner import prepare
+    from planner_core.planning.analysis.fold_report import fold_report, fold_text
+    from planner_core.planning.session import prepare
 
     planner = prepare(_request(args), say=_say)
     if args.html:
@@ -189,9 +189,9 @@ def _fold(args: argparse.Namespace) -> int:
 
 def _plan(args: argparse.Namespace) -> int:
     from planner_core.core.plan import to_json
-    from planner_core.pipeline import exact_front, plan_model
-    from planner_core.planner import meshes, prepare
-    from planner_core.report import front_report, front_text, report, text
+    from planner_core.planning.analysis.report import front_report, front_text, report, text
+    from planner_core.planning.pipeline import exact_front, plan_model
+    from planner_core.planning.session import meshes, prepare
 
     request = _request(args)
     result = plan_model(request, progress=_say)
@@ -211,16 +211,16 @@ def _plan(args: argparse.Namespace) -> int:
 
 
 def _compare(args: argparse.Namespace) -> int:
-    from planner_core.pipeline import compare_methods
-    from planner_core.report import report, text
+    from planner_core.planning.analysis.report import report, text
+    from planner_core.planning.pipeline import compare_methods
 
     result = compare_methods(_request(args), progress=_say)
     return _print(args, report(result), text(result))
 
 
 def _network(args: argparse.Namespace) -> int:
-    from planner_core.planner import prepare
-    from planner_core.unfolded import network_json
+    from planner_core.planning.analysis.network_json import network_json
+    from planner_core.planning.session import prepare
 
     planner = prepare(_request(args), say=_say)
     _done()

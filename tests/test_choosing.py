@@ -14,8 +14,8 @@ from explorer.graph_view import scene
 from explorer.palette import LIGHT, MEMORY_KINDS
 from explorer.settings import Unreadable
 from explorer.shelf import Shelf
-from planner_core.pipeline import Result, plan_model
-from planner_core.planner import Request
+from planner_core.planning.pipeline import Result, plan_model
+from planner_core.planning.session import Request
 from planner_core.search.candidates.score import Candidates
 
 

@@ -15,10 +15,10 @@ from explorer.timeline import timeline
 from planner_core.core.cluster import load_cluster
 from planner_core.core.mesh import DeviceMesh
 from planner_core.core.plan import PHASES, Plan
-from planner_core.pipeline import Result, plan_model
-from planner_core.planner import Request, prepare
-from planner_core.rungs import SAYS, rungs
-from planner_core.scaling import Option, Size
+from planner_core.planning.analysis.ablation import SAYS, rungs
+from planner_core.planning.analysis.scaling import Option, Size
+from planner_core.planning.pipeline import Result, plan_model
+from planner_core.planning.session import Request, prepare
 
 SVG = "{http://www.w3.org/2000/svg}"
 

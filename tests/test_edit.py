@@ -6,13 +6,13 @@ from functools import lru_cache
 
 import pytest
 
-from planner_core import edit
 from planner_core.core.errors import InputError, NoPlanFits, ShardingError
 from planner_core.core.placement import P, R, Shard, parse_placements
 from planner_core.core.plan import Plan
-from planner_core.edit import Weight
-from planner_core.pipeline import Result, plan_model
-from planner_core.planner import Planner, Request, prepare
+from planner_core.planning import edit
+from planner_core.planning.edit import Weight
+from planner_core.planning.pipeline import Result, plan_model
+from planner_core.planning.session import Planner, Request, prepare
 
 UP: Weight = ("LlamaDecoderLayer", "mlp.up_proj.weight")
 SAME = 1e-9

@@ -21,8 +21,8 @@ from planner_core.cost.resolved_ops import split_parts
 from planner_core.cost.step import block_of
 from planner_core.models.zoo import ZOO, load_snapshot
 from planner_core.ops.grouping import coarsen
-from planner_core.pipeline import Result, plan_model
-from planner_core.planner import Request
+from planner_core.planning.pipeline import Result, plan_model
+from planner_core.planning.session import Request
 
 
 @st.composite

@@ -18,8 +18,8 @@ from explorer.own import MAX_BYTES, keep
 from explorer.palette import DARK, LIGHT, Theme, device_colour
 from planner_core.core.errors import InputError
 from planner_core.core.plan import from_json
-from planner_core.pipeline import Result, plan_model
-from planner_core.planner import Request
+from planner_core.planning.pipeline import Result, plan_model
+from planner_core.planning.session import Request
 
 
 @pytest.fixture(scope="module")

@@ -19,8 +19,8 @@ from planner_core.core.errors import InputError
 from planner_core.core.plan import Plan, from_json
 from planner_core.export import export_plan, export_text
 from planner_core.export.torchrun import model_spec
-from planner_core.pipeline import plan_model
-from planner_core.planner import Request
+from planner_core.planning.pipeline import plan_model
+from planner_core.planning.session import Request
 from planner_core.runtime.initial import initializer
 from planner_core.runtime.train import _batches, build_model
 from planner_core.verify import scaled, verify

@@ -23,8 +23,8 @@ from planner_core.export.nearest import nearest
 from planner_core.export.tensor import tensor_layout
 from planner_core.export.torchrun import model_spec
 from planner_core.models.huggingface import build
-from planner_core.pipeline import plan_model
-from planner_core.planner import Request
+from planner_core.planning.pipeline import plan_model
+from planner_core.planning.session import Request
 from planner_core.verify import scaled
 from planner_core.verify.models import gentle_initializer, materialise
 

@@ -11,12 +11,12 @@ from planner_core.core.cluster import load_cluster
 from planner_core.core.mesh import parse_mesh
 from planner_core.cost.model import Workload, cost_model
 from planner_core.models.zoo import load_snapshot
+from planner_core.planning.analysis.network_json import unfold_problem
 from planner_core.search.algebra.convex_hull import hull
 from planner_core.search.lagrangian import search, weights
 from planner_core.search.network.factors import COMM, MEMORY, TIME
 from planner_core.search.network.folded import Problem, build_problem
 from planner_core.search.pareto_front import Front, front
-from planner_core.unfolded import unfold_problem
 from tests.random_graphs import prepared, random_graph
 from tests.solvers import highs
 

@@ -16,8 +16,8 @@ from planner_core.core.cluster import cluster_names, load_cluster
 from planner_core.core.errors import InputError
 from planner_core.core.plan import to_json
 from planner_core.models.capture.module import capture_graph
-from planner_core.pipeline import choose
-from planner_core.planner import Request, meshes, prepare
+from planner_core.planning.pipeline import choose
+from planner_core.planning.session import Request, meshes, prepare
 from tests.fuzz import configs, mutated, torn, watched
 
 

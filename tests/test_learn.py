@@ -34,7 +34,7 @@ from explorer.learn.lessons import (
 )
 from explorer.palette import DEVICES
 from planner_core.models.zoo import load_snapshot
-from planner_core.planner import Request
+from planner_core.planning.session import Request
 
 ROOT = Path(__file__).resolve().parent.parent
 LLAMA = Learner(Request("llama-3-8b"))

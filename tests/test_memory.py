@@ -20,8 +20,8 @@ from planner_core.cost.communication.collectives import AxisLink
 from planner_core.cost.communication.redistribution import decode, moves, splits_evenly
 from planner_core.cost.memory.redistribution_buffers import transit
 from planner_core.cost.model import Workload, cost_model
-from planner_core.pipeline import baselines, choose
-from planner_core.planner import Request, meshes, prepare, replace_request
+from planner_core.planning.pipeline import baselines, choose
+from planner_core.planning.session import Request, meshes, prepare, replace_request
 from planner_core.verify.fake import verify_fake_all
 from planner_core.verify.memory import TrackMemory
 from planner_core.verify.ranks import run_ranks

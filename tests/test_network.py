@@ -165,7 +165,7 @@ def test_pruned_states_are_in_no_solution(name: str) -> None:
 def test_data_parallel_gradient_sums_are_the_bytes_of_the_weights() -> None:
     """Along one axis with everything split by batch, the network's communication is one all_reduce of every parameter."""
     from planner_core.cost.communication.collectives import collective_time
-    from planner_core.methods import BASELINES
+    from planner_core.planning.methods.restrictions import BASELINES
     from planner_core.search.lagrangian import search
     from planner_core.search.network.factors import COMM
 

@@ -14,8 +14,8 @@ from jsonschema import Draft202012Validator
 from planner_core.check import check_rules
 from planner_core.core.errors import InputError, PlannerError
 from planner_core.core.plan import FORM, from_json, to_json
-from planner_core.pipeline import Result, plan_model
-from planner_core.planner import Request
+from planner_core.planning.pipeline import Result, plan_model
+from planner_core.planning.session import Request
 
 Path = tuple[Any, ...]
 CASES = [

@@ -9,12 +9,12 @@ import pytest
 from planner_core.cost.communication.collectives import collective_time, wire_bytes
 from planner_core.cost.step import messages, price
 from planner_core.models.zoo import ZOO
-from planner_core.planner import Planner, Request, meshes, prepare
+from planner_core.planning.analysis.network_json import unfold_problem
+from planner_core.planning.session import Planner, Request, meshes, prepare
 from planner_core.search.extract_plan import assemble
 from planner_core.search.lagrangian import search
 from planner_core.search.network.block import COMM, TIME
 from planner_core.search.network.folded import Compiled, Problem
-from planner_core.unfolded import unfold_problem
 from tests.solvers import evaluate
 
 TOLERANCE = 1e-4

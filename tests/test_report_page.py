@@ -13,8 +13,8 @@ from explorer import commands, report_page, units, words
 from explorer.palette import MEMORY_KINDS, MEMORY_NAMES
 from explorer.timeline import timeline
 from planner_core.core.plan import Plan
-from planner_core.pipeline import Result, plan_model
-from planner_core.planner import Request
+from planner_core.planning.pipeline import Result, plan_model
+from planner_core.planning.session import Request
 
 NOW = datetime(2026, 11, 21, 12, 30, tzinfo=UTC)
 HTML, SVG = "{http://www.w3.org/1999/xhtml}", "{http://www.w3.org/2000/svg}"

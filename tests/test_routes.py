@@ -12,8 +12,8 @@ from planner_core.core.mesh import DeviceMesh, axis_names
 from planner_core.core.plan import PHASES, Cost, Plan, Traffic
 from planner_core.cost.communication.collectives import KINDS, axis_links, collective_time, wire_bytes
 from planner_core.cost.communication.routes import axis_groups, hops, leaving, routes, sent
-from planner_core.pipeline import plan_model
-from planner_core.planner import Request
+from planner_core.planning.pipeline import plan_model
+from planner_core.planning.session import Request
 
 EXACT = ("ring", "hierarchical", "pairwise")
 

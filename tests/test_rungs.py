@@ -6,10 +6,10 @@ from itertools import pairwise
 
 import pytest
 
-from planner_core.methods import LENSES
-from planner_core.pipeline import choose
-from planner_core.planner import Request, meshes, prepare, replace_request
-from planner_core.rungs import SAYS, rungs
+from planner_core.planning.analysis.ablation import SAYS, rungs
+from planner_core.planning.methods.restrictions import LENSES
+from planner_core.planning.pipeline import choose
+from planner_core.planning.session import Request, meshes, prepare, replace_request
 
 
 @pytest.mark.parametrize("method", LENSES)

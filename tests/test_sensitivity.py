@@ -13,9 +13,7 @@ from explorer.palette import DARK, LIGHT
 from planner_core.core.cluster import load_cluster
 from planner_core.core.errors import NoPlanFits
 from planner_core.core.plan import Plan
-from planner_core.pipeline import plan_model
-from planner_core.planner import Request
-from planner_core.sensitivity import (
+from planner_core.planning.analysis.sensitivity import (
     CLOSE,
     SAME,
     UNKNOWN,
@@ -28,6 +26,8 @@ from planner_core.sensitivity import (
     mesh_kind,
     sweep,
 )
+from planner_core.planning.pipeline import plan_model
+from planner_core.planning.session import Request
 from tests.test_app import open_page, words
 
 

@@ -17,8 +17,8 @@ from explorer.timeline import PHASES, Bar, Timeline, hiding, model_of, timeline
 from planner_core.core.plan import Plan
 from planner_core.cost.step import WeightTraffic, messages, price
 from planner_core.models.zoo import ZOO
-from planner_core.pipeline import Result, plan_model
-from planner_core.planner import Request
+from planner_core.planning.pipeline import Result, plan_model
+from planner_core.planning.session import Request
 
 
 @pytest.fixture(scope="module", params=ZOO)

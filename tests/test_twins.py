@@ -13,10 +13,10 @@ from playwright.sync_api import expect
 
 from explorer import overlay, settings, twins
 from explorer.graph_view import Scene, scene
-from planner_core import edit
 from planner_core.core.placement import R
-from planner_core.pipeline import Result, plan_model
-from planner_core.planner import Request, prepare
+from planner_core.planning import edit
+from planner_core.planning.pipeline import Result, plan_model
+from planner_core.planning.session import Request, prepare
 from tests.test_app import open_page, words
 from tests.visiting import Visit
 

@@ -19,8 +19,8 @@ from planner_core.core.errors import InputError, VerificationFailed
 from planner_core.core.placement import P, R, Shard, State
 from planner_core.core.plan import BlockPlan, Edge, Plan, SitePlan, Step, to_json
 from planner_core.cost.model import OPTIMIZERS
-from planner_core.pipeline import Result, plan_model
-from planner_core.planner import Request
+from planner_core.planning.pipeline import Result, plan_model
+from planner_core.planning.session import Request
 from planner_core.runtime import reading
 from planner_core.verify import check_rules, scaled, verify
 from planner_core.verify.fake import verify_fake

@@ -9,8 +9,8 @@ from explorer import settings, whatif
 from explorer.give_back import give_back
 from planner_core.core.cluster import load_cluster
 from planner_core.core.errors import PlannerError
-from planner_core.pipeline import plan_model
-from planner_core.planner import Request
+from planner_core.planning.pipeline import plan_model
+from planner_core.planning.session import Request
 from tests.test_app import open_page, words
 
 

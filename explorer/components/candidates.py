@@ -11,7 +11,7 @@ from explorer.choosing import LETTERS
 from explorer.components import frame
 from explorer.components.choice import CHOOSING, current, data_of, figure, generation, unmark
 from planner_core.core.plan import Plan
-from planner_core.pipeline import Result
+from planner_core.planning.pipeline import Result
 from planner_core.search.candidates.score import Candidates
 
 ROWS_SHOWN = 500

@@ -11,7 +11,7 @@ from explorer import choosing, components, state, twins, weight_rows, words
 from explorer.choosing import LETTERS, REFERENCE
 from explorer.components import candidates, graphs
 from planner_core.core.plan import Plan
-from planner_core.pipeline import Result
+from planner_core.planning.pipeline import Result
 
 SHOWN = 8
 """Weights of one placement that are named below the scatter; the graph marks all."""

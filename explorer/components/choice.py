@@ -9,7 +9,7 @@ import streamlit as st
 from explorer import choosing, glossary, pins, scatter, settings, state, units, words
 from explorer.components import frame
 from planner_core.core.plan import Plan
-from planner_core.pipeline import Result
+from planner_core.planning.pipeline import Result
 
 CHOOSING = {**frame.CHART, "modeBarButtonsToRemove": ["autoScale2d"], "displayModeBar": True}
 AXES = {"communication": "communication", "exposed": "exposed communication", "step": "step time"}

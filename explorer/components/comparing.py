@@ -11,9 +11,9 @@ import streamlit as st
 from explorer import charts, components, differences, glossary, settings, state, timeline, topology, units, words
 from explorer.components import frame
 from planner_core.core.plan import Plan
-from planner_core.pipeline import Result
-from planner_core.planner import Request, prepare
-from planner_core.rungs import SAYS, Rung, rungs
+from planner_core.planning.analysis.ablation import SAYS, Rung, rungs
+from planner_core.planning.pipeline import Result
+from planner_core.planning.session import Request, prepare
 
 Plans = Mapping[str, Plan]
 

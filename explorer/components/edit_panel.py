@@ -6,12 +6,12 @@ import streamlit as st
 
 from explorer import edits, glossary, pins, state, weight_rows, whatif, words
 from explorer.components import frame, whatif_panel
-from planner_core import edit
 from planner_core.core.errors import PlannerError
 from planner_core.core.placement import Placements, parse_placement
 from planner_core.core.plan import Plan
-from planner_core.edit import Editable
-from planner_core.pipeline import Result
+from planner_core.planning import edit
+from planner_core.planning.edit import Editable
+from planner_core.planning.pipeline import Result
 
 WIDE = 150
 """Pixels of a control."""

@@ -16,7 +16,7 @@ from explorer.palette import Theme, theme_of
 from explorer.words import WHOLE, mesh_words, title
 from explorer.words import text as text
 from planner_core.core.plan import PHASES, Plan
-from planner_core.pipeline import Result
+from planner_core.planning.pipeline import Result
 
 LABELLED = 68
 """Pixels of a list with its label."""

@@ -12,8 +12,8 @@ from explorer import components, graph_json, graph_view, loads, overlay, pins, s
 from explorer.components import frame
 from explorer.palette import DEVICES
 from planner_core.core.plan import Plan
-from planner_core.pipeline import Result
-from planner_core.planner import Request
+from planner_core.planning.pipeline import Result
+from planner_core.planning.session import Request
 
 DIFFERENCES_SHOWN = 60
 NEAREST = {

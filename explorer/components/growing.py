@@ -13,9 +13,9 @@ from explorer import grow_charts, settings, state, units, words
 from explorer.components import frame
 from planner_core.core.cluster import cluster_names, load_cluster
 from planner_core.core.errors import InputError
-from planner_core.pipeline import Result
-from planner_core.planner import Request
-from planner_core.scaling import COUNTS, Size, grow, resized
+from planner_core.planning.analysis.scaling import COUNTS, Size, grow, resized
+from planner_core.planning.pipeline import Result
+from planner_core.planning.session import Request
 
 CACHED_SIZES = 400
 

@@ -13,7 +13,7 @@ from explorer.components import frame
 from explorer.held import held
 from explorer.palette import MEMORY_KINDS, MEMORY_NAMES
 from planner_core.core.plan import Plan
-from planner_core.pipeline import Result
+from planner_core.planning.pipeline import Result
 
 MEMORY_FORMULAS = {
     "params": "the weights that this GPU stores, added up",

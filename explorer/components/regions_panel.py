@@ -12,14 +12,14 @@ import streamlit as st
 from explorer import linked, regions, settings, state, units, whatif, words
 from explorer.components import frame
 from explorer.shelf import Shelf
-from planner_core import sensitivity
 from planner_core.core.cluster import Cluster, load_cluster
 from planner_core.core.graph import Graph
 from planner_core.core.plan import Plan
 from planner_core.ops.grouping import CoarseGraph
-from planner_core.pipeline import Result
-from planner_core.planner import Request, prepare
-from planner_core.sensitivity import Axis, Cell, Crossover
+from planner_core.planning.analysis import sensitivity
+from planner_core.planning.analysis.sensitivity import Axis, Cell, Crossover
+from planner_core.planning.pipeline import Result
+from planner_core.planning.session import Request, prepare
 
 CELLS, MAPS = 1000, 64
 """Cells and whole maps kept for all sessions."""

@@ -9,7 +9,7 @@ import streamlit as st
 
 from explorer import report_page
 from planner_core.core.plan import Plan
-from planner_core.pipeline import Result
+from planner_core.planning.pipeline import Result
 
 
 def download(shown: Mapping[str, Plan], homes: Mapping[str, Result]) -> None:

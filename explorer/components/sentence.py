@@ -15,8 +15,8 @@ from planner_core.core.errors import InputError
 from planner_core.cost.model import OPTIMIZERS, RECOMPUTE
 from planner_core.models.opening import DEFAULT_BATCH, DEFAULT_SEQ
 from planner_core.models.zoo import ZOO
-from planner_core.pipeline import Result
-from planner_core.report import unknown_ops
+from planner_core.planning.analysis.report import unknown_ops
+from planner_core.planning.pipeline import Result
 
 LAYERS_HELP = "How many copies of the repeated block; empty: as published"
 ZERO_NAMES = {0: "kept, whole or split", 3: "also sharded, gathered at use"}

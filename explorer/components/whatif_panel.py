@@ -14,8 +14,8 @@ from explorer.shelf import Shelf
 from planner_core.core.errors import PlannerError
 from planner_core.core.plan import Plan
 from planner_core.cost.model import OPTIMIZERS, RECOMPUTE
-from planner_core.pipeline import Result
-from planner_core.planner import Progress, Request
+from planner_core.planning.pipeline import Result
+from planner_core.planning.session import Progress, Request
 
 KEPT = 200
 """Answers kept for all sessions."""

@@ -12,7 +12,7 @@ from functools import lru_cache
 from explorer.settings import MODELS
 from planner_core.core.cluster import Cluster
 from planner_core.core.graph import Graph
-from planner_core.planner import Planner, Request, prepare
+from planner_core.planning.session import Planner, Request, prepare
 
 STANDARD = "llama-3-8b"
 """The model that stands in where the learner's own has no transformer layers."""

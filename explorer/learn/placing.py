@@ -14,7 +14,7 @@ from planner_core.core.mesh import DeviceMesh
 from planner_core.core.plan import BlockPlan, Edge
 from planner_core.cost.communication.collectives import collective_time
 from planner_core.cost.step import Message, messages
-from planner_core.planner import Planner
+from planner_core.planning.session import Planner
 from planner_core.search.extract_plan import assemble
 from planner_core.search.lagrangian import search
 from planner_core.search.network.factors import NUM_COMPONENTS, Factor, Network

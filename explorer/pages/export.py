@@ -14,8 +14,8 @@ from planner_core.core.cluster import Cluster
 from planner_core.core.errors import PlannerError
 from planner_core.core.graph import Graph
 from planner_core.core.plan import Plan
-from planner_core.pipeline import Result
-from planner_core.planner import Request
+from planner_core.planning.pipeline import Result
+from planner_core.planning.session import Request
 
 PREVIEW_LINES = 60
 

@@ -19,12 +19,21 @@ from planner_core.cost.communication.collectives import collective_time, wire_by
 from planner_core.cost.model import CostModel, cost_model
 from planner_core.cost.resolved_ops import local_bytes
 from planner_core.cost.step import block_of
-from planner_core.expert import ExpertRules
 from planner_core.export.tensor import SPLIT_DIM, Layout, split_site, starred
-from planner_core.methods import AxisRules, PairTest, batch_split, sequence_split, sharded, split_weight, summed, whole
 from planner_core.models.opening import graph_of
 from planner_core.ops.registry import Pair
-from planner_core.planner import Planner, Request, prepare
+from planner_core.planning.methods.hf_tp_plan import ExpertRules
+from planner_core.planning.methods.restrictions import (
+    AxisRules,
+    PairTest,
+    batch_split,
+    sequence_split,
+    sharded,
+    split_weight,
+    summed,
+    whole,
+)
+from planner_core.planning.session import Planner, Request, prepare
 from planner_core.search.lagrangian import search
 from planner_core.search.network.factors import NUM_COMPONENTS, Factor, Network
 

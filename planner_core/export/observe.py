@@ -17,7 +17,7 @@ from planner_core.core.errors import InputError
 from planner_core.core.plan import Plan
 from planner_core.export.tensor import Group, Layout, compress, patterns, starred
 from planner_core.models.huggingface import build, training_inputs
-from planner_core.retarget import shrink
+from planner_core.planning.retarget import shrink
 from planner_core.runtime.initial import initializer
 from planner_core.verify.models import materialise
 

@@ -13,7 +13,7 @@ from planner_core.core.plan import Plan, placements_by_pattern, to_json
 from planner_core.export.inline import inline
 from planner_core.models.huggingface import build, training_inputs
 from planner_core.ops.catalog.scans import SCANS
-from planner_core.retarget import shrink
+from planner_core.planning.retarget import shrink
 
 ROOT = Path(planner_core.__path__[0])
 MODULES = ("sites", "moe", "loops", "scans", "runtime/reading", "runtime/moves", "runtime/local_ops", "runtime/params", "runtime/steering",

@@ -17,7 +17,7 @@ from planner_core.core.errors import InputError
 from planner_core.core.plan import Plan
 from planner_core.cost.model import Workload, cost_model
 from planner_core.models.capture.module import capture_graph
-from planner_core.retarget import retarget, shrink, small_mesh
+from planner_core.planning.retarget import retarget, shrink, small_mesh
 from planner_core.verify.fake import verify_fake
 from planner_core.verify.numbers import verify_numbers
 

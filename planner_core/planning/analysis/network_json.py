@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from planner_core.core.graph import Call
-from planner_core.planner import Planner, meshes
+from planner_core.planning.session import Planner, meshes
 from planner_core.search.lagrangian import weights
 from planner_core.search.network.factors import MEMORY, tensor_name
 from planner_core.search.network.folded import Compiled, Problem

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from planner_core import methods
 from planner_core.core.errors import NoPlanFits
 from planner_core.core.graph import Graph
 from planner_core.core.mesh import DeviceMesh
 from planner_core.core.plan import Plan
-from planner_core.pipeline import choose
-from planner_core.planner import Planner, Progress, meshes, replace_request
+from planner_core.planning.methods import restrictions as methods
+from planner_core.planning.pipeline import choose
+from planner_core.planning.session import Planner, Progress, meshes, replace_request
 from planner_core.search.network.folded import Restriction
 
 SAYS = {

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from planner_core import methods
 from planner_core.core.cluster import Cluster
 from planner_core.core.errors import NoPlanFits
 from planner_core.core.graph import Graph
@@ -24,9 +23,10 @@ from planner_core.core.mesh import DeviceMesh, axis_names
 from planner_core.core.plan import Plan
 from planner_core.cost.communication.chunk_overlap import overlap
 from planner_core.cost.model import CostModel, Workload, cost_model
-from planner_core.expert import EXPERT, expert_plan
 from planner_core.ops.grouping import CoarseGraph
-from planner_core.planner import METHODS, Planner, Progress, Request, meshes, prepare, replace_request
+from planner_core.planning.methods import restrictions as methods
+from planner_core.planning.methods.hf_tp_plan import EXPERT, expert_plan
+from planner_core.planning.session import METHODS, Planner, Progress, Request, meshes, prepare, replace_request
 from planner_core.search.algebra.elimination import TooWide
 from planner_core.search.candidates.score import Candidates, score
 from planner_core.search.lagrangian import OBJECTIVES, Answer, memory_of, search, value_of, weights

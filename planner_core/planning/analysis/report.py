@@ -8,7 +8,7 @@ from typing import Any
 
 from planner_core.core.plan import Plan, placements_by_pattern
 from planner_core.ops.grouping import CoarseGraph
-from planner_core.pipeline import FrontPoint, Result
+from planner_core.planning.pipeline import FrontPoint, Result
 from planner_core.search.candidates.score import matrices
 
 SCHEMA = "shardscope.report/1"

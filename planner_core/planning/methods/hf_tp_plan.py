@@ -17,9 +17,9 @@ from typing import Any
 from planner_core.core.graph import Block, Graph, Op, Value, join_name
 from planner_core.core.mesh import DeviceMesh
 from planner_core.core.placement import R, Shard
-from planner_core.methods import AxisRules, Baseline, PairTest, batch_split, summed, whole
 from planner_core.models.zoo import ASSETS
 from planner_core.ops.registry import Pair, Row
+from planner_core.planning.methods.restrictions import AxisRules, Baseline, PairTest, batch_split, summed, whole
 from planner_core.search.network.factors import Network
 from planner_core.search.network.folded import Restriction
 
