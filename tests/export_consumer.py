@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from transformers.distributed import DistributedConfig
 
-from planner_core.runtime.traffic import CountCollectives
+from planner_core.runtime.collective_counter import CountCollectives
 
 FLOOR = 1e-3
 

@@ -21,7 +21,7 @@ from planner_core.export import export_plan, export_text
 from planner_core.export.torchrun import model_spec
 from planner_core.planning.pipeline import plan_model
 from planner_core.planning.session import Request
-from planner_core.runtime.initial import initializer
+from planner_core.runtime.initialize import initializer
 from planner_core.runtime.train import _batches, build_model
 from planner_core.verify import scaled, verify
 from planner_core.verify.models import materialise

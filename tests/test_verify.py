@@ -21,7 +21,7 @@ from planner_core.core.plan import BlockPlan, Edge, Plan, SitePlan, Step, to_jso
 from planner_core.cost.model import OPTIMIZERS
 from planner_core.planning.pipeline import Result, plan_model
 from planner_core.planning.session import Request
-from planner_core.runtime import reading
+from planner_core.runtime import plan_reader as reading
 from planner_core.verify import check_rules, scaled, verify
 from planner_core.verify.fake import verify_fake
 from planner_core.verify.numbers import verify_all
@@ -85,7 +85,7 @@ def test_running_statistics_of_split_channels_are_whole() -> None:
 
 
 def _without_gathering(plan: dict[str, Any]) -> dict[str, Any]:
-    from planner_core.runtime.params import Parameters
+    from planner_core.runtime.parameters import Parameters
     from planner_core.verify.numbers import compare
 
     Parameters.gather_buffers = lambda self, model: None  # type: ignore[method-assign]
@@ -289,7 +289,7 @@ def _move_after_apply() -> str:
     from torch.distributed.device_mesh import init_device_mesh
 
     from planner_core.runtime.apply import apply
-    from planner_core.runtime.reading import PlanMismatch
+    from planner_core.runtime.plan_reader import PlanMismatch
 
     model: Any = nn.Linear(2, 2)
     plan = {"mesh": {"sizes": [1]}, "workload": {}, "blocks": {}}

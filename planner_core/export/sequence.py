@@ -22,7 +22,7 @@ from planner_core.core.plan import Plan
 from planner_core.export.tensor import Layout, split_site, starred
 from planner_core.models.huggingface import build, training_inputs
 from planner_core.planning.retarget import shrink
-from planner_core.runtime.initial import initializer
+from planner_core.runtime.initialize import initializer
 from planner_core.verify.models import materialise
 from planner_core.verify.ranks import run_ranks
 

@@ -9,9 +9,9 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils import _pytree as pytree
 
-from planner_core.runtime.params import Init, Parameters
-from planner_core.runtime.reading import PlanMismatch, check_torch, read_params
-from planner_core.runtime.steering import Steered, Steering
+from planner_core.runtime.dispatch_mode import Steered, Steering
+from planner_core.runtime.parameters import Init, Parameters
+from planner_core.runtime.plan_reader import PlanMismatch, check_torch, read_params
 
 
 def apply(model: nn.Module, plan: Mapping[str, Any], mesh: DeviceMesh, *, init: Init | None = None) -> Steering:

@@ -20,9 +20,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from planner_core.core.plan import Plan, to_json
 from planner_core.runtime.apply import apply
-from planner_core.runtime.initial import initializer
+from planner_core.runtime.collective_counter import CountCollectives
+from planner_core.runtime.initialize import initializer
 from planner_core.runtime.optimizers import make_optimizer
-from planner_core.runtime.traffic import CountCollectives
 from planner_core.verify.memory import TrackMemory
 from planner_core.verify.models import build_model, example_inputs, planned_loss
 from planner_core.verify.numbers import same_traffic

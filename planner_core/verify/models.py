@@ -12,9 +12,9 @@ from planner_core.core.errors import InputError
 from planner_core.models.capture.module import own_loss, standin_loss
 from planner_core.models.huggingface import build, training_inputs
 from planner_core.models.sources import Source, python_source
-from planner_core.runtime.initial import initializer
-from planner_core.runtime.params import Init
-from planner_core.runtime.steering import Steered, Steering
+from planner_core.runtime.dispatch_mode import Steered, Steering
+from planner_core.runtime.initialize import initializer
+from planner_core.runtime.parameters import Init
 
 SPREAD = 0.05
 ARGS = "*"

@@ -12,8 +12,8 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from planner_core.core.plan import Plan, to_json
 from planner_core.runtime.apply import apply
-from planner_core.runtime.reading import PlanMismatch
-from planner_core.runtime.traffic import CountCollectives
+from planner_core.runtime.collective_counter import CountCollectives
+from planner_core.runtime.plan_reader import PlanMismatch
 from planner_core.verify.models import (
     build_model,
     example_inputs,

@@ -20,9 +20,17 @@ from torch.overrides import TorchFunctionMode
 
 from planner_core.models.hooks.callsites import DROPOUTS, Frame, Scopes, canonical, is_inplace, outputs, tensors
 from planner_core.runtime.local_ops import Call, attention, on_meta, run_local
-from planner_core.runtime.moves import deliver, place
-from planner_core.runtime.params import Parameters
-from planner_core.runtime.reading import Edge, Placements, PlanMismatch, Row, block_prefixes, other_versions, read_rows
+from planner_core.runtime.parameters import Parameters
+from planner_core.runtime.plan_reader import (
+    Edge,
+    Placements,
+    PlanMismatch,
+    Row,
+    block_prefixes,
+    other_versions,
+    read_rows,
+)
+from planner_core.runtime.redistribute import deliver, place
 
 
 class Steered(torch.Tensor):

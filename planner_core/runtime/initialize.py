@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from planner_core.runtime.params import Init
+from planner_core.runtime.parameters import Init
 
 
 def initializer(model: nn.Module, seed: int = 0, device: str = "cpu") -> Init:

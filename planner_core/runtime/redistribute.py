@@ -16,7 +16,7 @@ import torch.distributed._functional_collectives as collectives
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard
 
-from planner_core.runtime.reading import Edge, Placements, Segments, Step
+from planner_core.runtime.plan_reader import Edge, Placements, Segments, Step
 
 
 def deliver(x: torch.Tensor, edge: Edge, mesh: DeviceMesh) -> torch.Tensor:

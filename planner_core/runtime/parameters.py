@@ -13,8 +13,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from planner_core.runtime.local_ops import SPLIT
-from planner_core.runtime.moves import move, place
-from planner_core.runtime.reading import Edge, Row, Step, Stored
+from planner_core.runtime.plan_reader import Edge, Row, Step, Stored
+from planner_core.runtime.redistribute import move, place
 
 Init = Callable[[str, torch.Tensor], torch.Tensor]
 """The whole value of a parameter, given its name and the parameter (which may be on meta)."""
