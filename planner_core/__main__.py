@@ -251,14 +251,14 @@ def _verify(args: argparse.Namespace) -> int:
         )
     plan = read_plan(args.plan)
     if args.rules:
-        from planner_core.check import verify_rules
+        from planner_core.verify.static import verify_rules
 
         data = verify_rules(plan)
         shown = (
             "\n".join(data["findings"]) or "every rule is kept: names, ties, even splits, ways to run, what is summed"
         )
     else:
-        from planner_core.verify import verify, verify_text
+        from planner_core.verify.api import verify, verify_text
 
         data = verify(plan, ranks=args.ranks, progress=_say)
         shown = verify_text(data)

@@ -23,9 +23,9 @@ from planner_core.planning.pipeline import plan_model
 from planner_core.planning.session import Request
 from planner_core.runtime.initialize import initializer
 from planner_core.runtime.train import _batches, build_model
-from planner_core.verify import scaled, verify
-from planner_core.verify.models import materialise
-from planner_core.verify.numbers import same_traffic
+from planner_core.verify.api import scaled, verify
+from planner_core.verify.build_models import materialise
+from planner_core.verify.numerics import same_traffic
 
 STEPS = 3
 

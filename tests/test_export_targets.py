@@ -25,8 +25,8 @@ from planner_core.export.torchrun import model_spec
 from planner_core.models.huggingface import build
 from planner_core.planning.pipeline import plan_model
 from planner_core.planning.session import Request
-from planner_core.verify import scaled
-from planner_core.verify.models import gentle_initializer, materialise
+from planner_core.verify.api import scaled
+from planner_core.verify.build_models import gentle_initializer, materialise
 
 ROOT = Path(__file__).resolve().parent.parent
 BATCH, SEQ, WIDTH, LAYERS = 4, 16, 64, 2

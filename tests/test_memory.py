@@ -22,9 +22,9 @@ from planner_core.cost.memory.redistribution_buffers import transit
 from planner_core.cost.model import Workload, cost_model
 from planner_core.planning.pipeline import baselines, choose
 from planner_core.planning.session import Request, meshes, prepare, replace_request
-from planner_core.verify.fake import verify_fake_all
-from planner_core.verify.memory import TrackMemory
-from planner_core.verify.ranks import run_ranks
+from planner_core.verify.fake_group import verify_fake_all
+from planner_core.verify.memory_tracker import TrackMemory
+from planner_core.verify.processes import run_ranks
 
 SHAPES = ((8, 12, 4), (4, 16), (1, 8, 16))
 SIZES = (2, 4)

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from planner_core.check import check_rules
 from planner_core.core.errors import InputError, PlannerError
 from planner_core.core.plan import FORM, from_json, to_json
 from planner_core.planning.pipeline import Result, plan_model
 from planner_core.planning.session import Request
+from planner_core.verify.static import check_rules
 
 Path = tuple[Any, ...]
 CASES = [

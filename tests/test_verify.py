@@ -22,10 +22,10 @@ from planner_core.cost.model import OPTIMIZERS
 from planner_core.planning.pipeline import Result, plan_model
 from planner_core.planning.session import Request
 from planner_core.runtime import plan_reader as reading
-from planner_core.verify import check_rules, scaled, verify
-from planner_core.verify.fake import verify_fake
-from planner_core.verify.numbers import verify_all
-from planner_core.verify.ranks import run_ranks
+from planner_core.verify.api import check_rules, scaled, verify
+from planner_core.verify.fake_group import verify_fake
+from planner_core.verify.numerics import verify_all
+from planner_core.verify.processes import run_ranks
 
 
 @cache
@@ -86,7 +86,7 @@ def test_running_statistics_of_split_channels_are_whole() -> None:
 
 def _without_gathering(plan: dict[str, Any]) -> dict[str, Any]:
     from planner_core.runtime.parameters import Parameters
-    from planner_core.verify.numbers import compare
+    from planner_core.verify.numerics import compare
 
     Parameters.gather_buffers = lambda self, model: None  # type: ignore[method-assign]
     return compare(plan, 0, "float64")

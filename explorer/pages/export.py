@@ -9,13 +9,13 @@ import streamlit as st
 
 from explorer import commands, exporting, settings, state, units, words
 from explorer.components import frame, opened, report
-from planner_core.check import check_rules
 from planner_core.core.cluster import Cluster
 from planner_core.core.errors import PlannerError
 from planner_core.core.graph import Graph
 from planner_core.core.plan import Plan
 from planner_core.planning.pipeline import Result
 from planner_core.planning.session import Request
+from planner_core.verify.static import check_rules
 
 PREVIEW_LINES = 60
 

@@ -19,7 +19,7 @@ from planner_core.export.tensor import Group, Layout, compress, patterns, starre
 from planner_core.models.huggingface import build, training_inputs
 from planner_core.planning.retarget import shrink
 from planner_core.runtime.initialize import initializer
-from planner_core.verify.models import materialise
+from planner_core.verify.build_models import materialise
 
 HEADS = ("num_attention_heads", "n_head", "num_heads", "num_key_value_heads", "num_kv_heads")
 

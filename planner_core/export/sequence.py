@@ -23,8 +23,8 @@ from planner_core.export.tensor import Layout, split_site, starred
 from planner_core.models.huggingface import build, training_inputs
 from planner_core.planning.retarget import shrink
 from planner_core.runtime.initialize import initializer
-from planner_core.verify.models import materialise
-from planner_core.verify.ranks import run_ranks
+from planner_core.verify.build_models import materialise
+from planner_core.verify.processes import run_ranks
 
 STYLES = {
     "colwise": "ColwiseParallel()", "gathered": "ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate())",

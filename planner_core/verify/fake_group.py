@@ -23,10 +23,10 @@ from planner_core.runtime.apply import apply
 from planner_core.runtime.collective_counter import CountCollectives
 from planner_core.runtime.initialize import initializer
 from planner_core.runtime.optimizers import make_optimizer
-from planner_core.verify.memory import TrackMemory
-from planner_core.verify.models import build_model, example_inputs, planned_loss
-from planner_core.verify.numbers import same_traffic
-from planner_core.verify.ranks import run_ranks
+from planner_core.verify.build_models import build_model, example_inputs, planned_loss
+from planner_core.verify.memory_tracker import TrackMemory
+from planner_core.verify.numerics import same_traffic
+from planner_core.verify.processes import run_ranks
 
 MEMORY_TOLERANCE = 0.05
 

@@ -14,7 +14,7 @@ from planner_core.core.plan import Plan, to_json
 from planner_core.runtime.apply import apply
 from planner_core.runtime.collective_counter import CountCollectives
 from planner_core.runtime.plan_reader import PlanMismatch
-from planner_core.verify.models import (
+from planner_core.verify.build_models import (
     build_model,
     example_inputs,
     gentle_initializer,
@@ -22,7 +22,7 @@ from planner_core.verify.models import (
     planned_loss,
     single_loss,
 )
-from planner_core.verify.ranks import run_ranks
+from planner_core.verify.processes import run_ranks
 
 TOLERANCE = 1e-5
 FLOOR = 1e-3

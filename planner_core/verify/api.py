@@ -1,0 +1,103 @@
+"""Plans are run, and held against what was predicted.
+
+verify_rules(plan)            # at once: what is wrong can be read off the plan
+verify(plan, ranks=4)         # numbers: the same architecture and plan, scaled down, on real gloo ranks
+verify(plan)                  # traffic and memory: full size, on a fake process group of the plan's world size
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from planner_core.core.cluster import Cluster
+from planner_core.core.errors import InputError
+from planner_core.core.plan import Plan
+from planner_core.cost.model import Workload, cost_model
+from planner_core.models.capture.module import capture_graph
+from planner_core.planning.retarget import retarget, shrink, small_mesh
+from planner_core.verify.fake_group import verify_fake
+from planner_core.verify.numerics import verify_numbers
+from planner_core.verify.static import check_rules, verify_rules
+
+__all__ = ["check_rules", "scaled", "verify", "verify_fake", "verify_numbers", "verify_rules", "verify_text"]
+MOST_RANKS = 16
+LARGEST_WHOLE = 50_000_000
+"""Parameters of a user's own model that is verified on real processes."""
+
+
+def verify(
+    plan: Plan,
+    *,
+    ranks: int | None = None,
+    timeout_s: float = 600.0,
+    progress: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """`verify --json` of CONTRACT.md: on `ranks` gloo processes, or (None) the plan's own world size, faked.
+
+    Raises InputError for a plan that cannot be scaled so, VerificationFailed where a process fails or hangs.
+    """
+    if ranks is None:
+        progress(f"one step of rank 0 of {plan.mesh.num_devices}")
+        return verify_fake(plan, timeout_s=timeout_s)
+    if not 1 < ranks <= MOST_RANKS:
+        raise InputError(f"--ranks {ranks} is not between 2 and {MOST_RANKS}")
+    progress("a small model with the same plan")
+    small = scaled(plan, ranks)
+    progress(f"{ranks} gloo processes")
+    return verify_numbers(small, timeout_s=timeout_s)
+
+
+def scaled(plan: Plan, ranks: int) -> Plan:
+    """The same plan on a small model of the same architecture and a mesh of `ranks` devices, in float32."""
+    config = plan.model.get("config") or {}
+    mesh = small_mesh(plan.mesh, ranks)
+    w = plan.workload
+    if "callable" in config:
+        _small_enough(plan)
+        batch, seq, source = w["batch"], w["seq"], config["callable"]
+    else:
+        batch, seq, source = 4 * ranks, 32, shrink(config)
+    graph = capture_graph(source, batch=batch, seq=seq, dtype="float32")
+    cluster = Cluster.from_json(dict(plan.cluster))
+    workload = Workload(batch, seq, "float32", w["optimizer"], w["zero"], w["recompute"])
+    big = cost_model(cluster, plan.mesh, workload)
+    # the small mesh has no place of its own on the cluster: its axes keep the links of the plan's
+    links = tuple(replace(link, size=n, stages=()) for link, n in zip(big.links, mesh.axis_sizes, strict=True))
+    return retarget(plan, graph, replace(big, mesh=mesh, links=links))
+
+
+def _small_enough(plan: Plan) -> None:
+    """A user's own model has no config to scale down, so it runs as it is."""
+    count = int(plan.model["params"])
+    if str(plan.model["config"]["callable"]).endswith(".pt2"):
+        raise InputError("an exported program cannot be scaled down; verify its plan with --fake")
+    if count > LARGEST_WHOLE:
+        raise InputError(
+            f"{plan.model['name']} has {count:,} parameters; a model given as path.py:callable cannot be scaled down, and one of more "
+            f"than {LARGEST_WHOLE:,} is not run whole on CPU processes; verify its plan with --fake, or let the callable build less"
+        )
+
+
+def verify_text(data: Mapping[str, Any]) -> str:
+    """A report as a few lines."""
+    lines = [f"{'equal' if data['ok'] else 'DIFFERENT'}: {data['ranks']} ranks, {data['backend']}"]
+    if data.get("loss"):
+        loss, grad, param = data["loss"], data["grad"], data["param"]
+        lines.append(f"loss       {loss['single']:.8g} in one process, {loss['parallel']:.8g} here")
+        lines.append(f"gradients  largest relative error {grad['max_rel_error']:.2g} ({grad['worst']})")
+        lines.append(f"AdamW step largest relative error {param['max_rel_error']:.2g} ({param['worst']})")
+    if data.get("memory_bytes"):
+        memory = data["memory_bytes"]
+        lines.append(
+            f"peak       {memory['measured'] / 2**30:.2f} GiB measured, {memory['predicted'] / 2**30:.2f} GiB predicted "
+            f"({100 * memory['rel_error']:.1f} % apart)"
+        )
+    predicted, measured = data["collectives"]["predicted"], data["collectives"]["measured"]
+    for phase in ("forward", "backward", "optimizer"):
+        for kind in sorted({*predicted.get(phase, {}), *measured.get(phase, {})}):
+            rows = [table.get(phase, {}).get(kind, {"count": 0, "bytes": 0}) for table in (measured, predicted)]
+            same = "" if rows[0] == rows[1] else f"   predicted {rows[1]['count']} x, {rows[1]['bytes']:,} bytes"
+            lines.append(f"{phase:10} {kind:15} {rows[0]['count']:5} x {rows[0]['bytes']:>18,} bytes{same}")
+    return "\n".join(lines)
