@@ -233,7 +233,7 @@ def _how_to_verify(plan: str) -> str:
 
 
 def _export(args: argparse.Namespace) -> int:
-    from planner_core.export import export_text, nearest_text, write_export
+    from planner_core.export.api import export_text, nearest_text, write_export
 
     made = (nearest_text if args.nearest else export_text)(read_plan(args.plan), args.to)
     unrun = f"this plan was not run by the export; {_how_to_verify(args.plan)}"

@@ -17,7 +17,7 @@ import torch
 
 from planner_core.core.errors import InputError
 from planner_core.core.plan import Plan, from_json
-from planner_core.export import export_plan, export_text
+from planner_core.export.api import export_plan, export_text
 from planner_core.export.torchrun import model_spec
 from planner_core.planning.pipeline import plan_model
 from planner_core.planning.session import Request

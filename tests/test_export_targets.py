@@ -18,10 +18,10 @@ import torch
 from planner_core.core.errors import InputError
 from planner_core.core.plan import Plan
 from planner_core.cost.communication.collectives import wire_bytes
-from planner_core.export import TARGETS, export_plan, export_text
+from planner_core.export.api import TARGETS, export_plan, export_text
 from planner_core.export.nearest import nearest
-from planner_core.export.tensor import tensor_layout
 from planner_core.export.torchrun import model_spec
+from planner_core.export.tp_layout import tensor_layout
 from planner_core.models.huggingface import build
 from planner_core.planning.pipeline import plan_model
 from planner_core.planning.session import Request

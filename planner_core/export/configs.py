@@ -10,8 +10,8 @@ from typing import Any
 from planner_core.core.errors import InputError
 from planner_core.core.plan import Plan
 from planner_core.export.observe import observe, rules
-from planner_core.export.parallelize import drop_summed, remarks_of
-from planner_core.export.tensor import Layout, NothingSplit, patterns, split_site, starred, tensor_layout
+from planner_core.export.parallelize_module import drop_summed, remarks_of
+from planner_core.export.tp_layout import Layout, NothingSplit, patterns, split_site, starred, tensor_layout
 
 HF = {"colwise": "colwise", "gathered": "colwise_gather_output", "rowwise": "rowwise", "sliced": "rowwise_split_input",
       "vocabulary": "embedding_rowwise", "features": "embedding_colwise"}  # fmt: skip

@@ -19,7 +19,7 @@ from planner_core.cost.communication.collectives import collective_time, wire_by
 from planner_core.cost.model import CostModel, cost_model
 from planner_core.cost.resolved_ops import local_bytes
 from planner_core.cost.step import block_of
-from planner_core.export.tensor import SPLIT_DIM, Layout, split_site, starred
+from planner_core.export.tp_layout import SPLIT_DIM, Layout, split_site, starred
 from planner_core.models.opening import graph_of
 from planner_core.ops.registry import Pair
 from planner_core.planning.methods.hf_tp_plan import ExpertRules

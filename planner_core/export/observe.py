@@ -15,7 +15,7 @@ from torch import nn
 
 from planner_core.core.errors import InputError
 from planner_core.core.plan import Plan
-from planner_core.export.tensor import Group, Layout, compress, patterns, starred
+from planner_core.export.tp_layout import Group, Layout, compress, patterns, starred
 from planner_core.models.huggingface import build, training_inputs
 from planner_core.planning.retarget import shrink
 from planner_core.runtime.initialize import initializer

@@ -19,7 +19,7 @@ from planner_core.core.errors import VerificationFailed
 from planner_core.core.graph import join_name
 from planner_core.core.placement import Shard
 from planner_core.core.plan import Plan
-from planner_core.export.tensor import Layout, split_site, starred
+from planner_core.export.tp_layout import Layout, split_site, starred
 from planner_core.models.huggingface import build, training_inputs
 from planner_core.planning.retarget import shrink
 from planner_core.runtime.initialize import initializer
