@@ -31,10 +31,11 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from bench.graph_component import DRAW, DRAWN, SEEN, TOGGLE, grid, mounted, source  # noqa: E402
-from explorer import graph_json, scatter  # noqa: E402
-from explorer.graph_view import scene  # noqa: E402
-from explorer.palette import LIGHT  # noqa: E402
-from explorer.whatif import best  # noqa: E402
+from explorer.analysis.what_if import best  # noqa: E402
+from explorer.figures import scatter  # noqa: E402
+from explorer.figures.palette import LIGHT  # noqa: E402
+from explorer.graph import scene_json as graph_json
+from explorer.graph.scene import scene  # noqa: E402
 from planner_core.core.graph import unfold  # noqa: E402
 from planner_core.models.opening import open_model  # noqa: E402
 from planner_core.ops.grouping import coarsen  # noqa: E402

@@ -23,7 +23,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from explorer.whatif import best
+from explorer.analysis.what_if import best
 from planner_core.planning.session import Request
 
 CHANGES: tuple[dict[str, Any], ...] = (

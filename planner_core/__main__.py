@@ -180,7 +180,7 @@ def _fold(args: argparse.Namespace) -> int:
 
     planner = prepare(_request(args), say=_say)
     if args.html:
-        from explorer.standalone import folded_html
+        from explorer.graph.pyvis_page import folded_html
 
         write(Path(args.html), folded_html(planner.coarse, planner.graph.name))
     data = fold_report(planner.coarse)

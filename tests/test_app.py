@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from explorer import exporting
+from explorer.jobs import export as exporting
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ("fold", "plans", "compare", "topology", "export")

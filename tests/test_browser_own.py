@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import expect
 
-from explorer.own import FOLDER
+from explorer.jobs.upload import FOLDER
 from tests.visiting import Visit
 
 LONG = 150_000

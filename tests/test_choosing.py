@@ -9,11 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from explorer import choosing, parts, pins, scatter, settings, state, weight_rows
-from explorer.graph_view import scene
-from explorer.palette import LIGHT, MEMORY_KINDS
-from explorer.settings import Unreadable
-from explorer.shelf import Shelf
+from explorer.address import pins, settings
+from explorer.address.settings import Unreadable
+from explorer.analysis import breakdown as parts
+from explorer.analysis import filters as choosing
+from explorer.figures import scatter
+from explorer.figures.palette import LIGHT, MEMORY_KINDS
+from explorer.graph import weight_table as weight_rows
+from explorer.graph.scene import scene
+from explorer.jobs.result_cache import Shelf
+from explorer.session import state
 from planner_core.planning.pipeline import Result, plan_model
 from planner_core.planning.session import Request
 from planner_core.search.candidates.score import Candidates

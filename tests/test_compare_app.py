@@ -7,7 +7,7 @@ import json
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from explorer import units
+from explorer.text import units
 from planner_core.planning.pipeline import plan_model
 from planner_core.planning.session import Request
 from tests.test_app import open_page, words

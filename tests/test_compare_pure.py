@@ -9,9 +9,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from explorer import charts, differences, grow_charts, linked, print_figures, topology, units, words
-from explorer.palette import DARK, LIGHT, Theme
-from explorer.timeline import timeline
+from explorer.analysis import differences
+from explorer.analysis import other_links as linked
+from explorer.analysis.timeline import timeline
+from explorer.figures import compare as charts
+from explorer.figures import print_figures, topology
+from explorer.figures import scaling as grow_charts
+from explorer.figures.palette import DARK, LIGHT, Theme
+from explorer.text import units, words
 from planner_core.core.cluster import load_cluster
 from planner_core.core.mesh import DeviceMesh
 from planner_core.core.plan import PHASES, Plan

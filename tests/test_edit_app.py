@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from explorer import edits, pins, settings
+from explorer.address import edits, pins, settings
 from planner_core.core.placement import R, Shard
 from tests.test_app import open_page, words
 from tests.visiting import Visit

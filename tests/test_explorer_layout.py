@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from explorer import graph_json, overlay
-from explorer.graph_layout import Box, layout, ranks
-from explorer.graph_view import Scene, choices, scene
-from explorer.loads import loads, to_json
-from explorer.standalone import folded_html
-from explorer.timeline import model_of
+from explorer.analysis.timeline import model_of
+from explorer.graph import overlay
+from explorer.graph import scene_json as graph_json
+from explorer.graph.layout import Box, layout, ranks
+from explorer.graph.loads import loads, to_json
+from explorer.graph.pyvis_page import folded_html
+from explorer.graph.scene import Scene, choices, scene
 from planner_core.core.graph import TensorMeta
 from planner_core.cost.memory.peak import layouts
 from planner_core.cost.model import op_work

@@ -11,11 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from explorer import exporting, labels, settings, units, words
-from explorer import scatter as scatters
-from explorer.glossary import define
-from explorer.own import MAX_BYTES, keep
-from explorer.palette import DARK, LIGHT, Theme, device_colour
+from explorer.address import settings
+from explorer.figures import label_placement as labels
+from explorer.figures import scatter as scatters
+from explorer.figures.palette import DARK, LIGHT, Theme, device_colour
+from explorer.jobs import export as exporting
+from explorer.jobs.upload import MAX_BYTES, keep
+from explorer.text import units, words
+from explorer.text.glossary import define
 from planner_core.core.errors import InputError
 from planner_core.core.plan import from_json
 from planner_core.planning.pipeline import Result, plan_model

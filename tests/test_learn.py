@@ -14,8 +14,10 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from explorer import settings
-from explorer.learn import address, draw, export, recent, warm
+from explorer.address import settings
+from explorer.figures import svg_tensors as draw
+from explorer.figures.palette import DEVICES
+from explorer.learn import address, export, recent, warm
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Lesson
 from explorer.learn.lessons import (
@@ -32,7 +34,6 @@ from explorer.learn.lessons import (
     l12_experts,
     l13_choose,
 )
-from explorer.palette import DEVICES
 from planner_core.models.zoo import load_snapshot
 from planner_core.planning.session import Request
 

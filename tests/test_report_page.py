@@ -9,9 +9,10 @@ from datetime import UTC, datetime
 
 import pytest
 
-from explorer import commands, report_page, units, words
-from explorer.palette import MEMORY_KINDS, MEMORY_NAMES
-from explorer.timeline import timeline
+from explorer.analysis.timeline import timeline
+from explorer.figures import report_page
+from explorer.figures.palette import MEMORY_KINDS, MEMORY_NAMES
+from explorer.text import commands, units, words
 from planner_core.core.plan import Plan
 from planner_core.planning.pipeline import Result, plan_model
 from planner_core.planning.session import Request

@@ -8,8 +8,11 @@ import re
 
 import pytest
 
-from explorer import linked, regions, settings, whatif
-from explorer.palette import DARK, LIGHT
+from explorer.address import settings
+from explorer.analysis import other_links as linked
+from explorer.analysis import what_if as whatif
+from explorer.figures import regions
+from explorer.figures.palette import DARK, LIGHT
 from planner_core.core.cluster import load_cluster
 from planner_core.core.errors import NoPlanFits
 from planner_core.core.plan import Plan

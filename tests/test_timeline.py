@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from explorer import parts
-from explorer.held import held
-from explorer.palette import MEMORY_KINDS
-from explorer.timeline import PHASES, Bar, Timeline, hiding, model_of, timeline
+from explorer.analysis import breakdown as parts
+from explorer.analysis.peak_memory import held
+from explorer.analysis.timeline import PHASES, Bar, Timeline, hiding, model_of, timeline
+from explorer.figures.palette import MEMORY_KINDS
 from planner_core.core.plan import Plan
 from planner_core.cost.step import WeightTraffic, messages, price
 from planner_core.models.zoo import ZOO

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 import pytest
 from playwright.sync_api import expect
 
-from explorer import overlay, settings, twins
-from explorer.graph_view import Scene, scene
+from explorer.address import settings
+from explorer.graph import diff as twins
+from explorer.graph import overlay
+from explorer.graph.scene import Scene, scene
 from planner_core.core.placement import R
 from planner_core.planning import edit
 from planner_core.planning.pipeline import Result, plan_model

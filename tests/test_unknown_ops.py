@@ -9,9 +9,9 @@ import torch
 from playwright.sync_api import expect
 from torch import nn
 
-from explorer.graph_view import scene
-from explorer.overlay import without_rule
-from explorer.own import keep
+from explorer.graph.overlay import without_rule
+from explorer.graph.scene import scene
+from explorer.jobs.upload import keep
 from planner_core.core.placement import R
 from planner_core.models.capture.module import capture_module
 from planner_core.planning.analysis.report import report, text, unknown_ops

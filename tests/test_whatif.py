@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from bench.soak import resident_mb
-from explorer import settings, whatif
-from explorer.give_back import give_back
+from explorer.address import settings
+from explorer.analysis import what_if as whatif
+from explorer.jobs.malloc_trim import give_back
 from planner_core.core.cluster import load_cluster
 from planner_core.core.errors import PlannerError
 from planner_core.planning.pipeline import plan_model

@@ -8,8 +8,14 @@ from dataclasses import replace
 
 import streamlit as st
 
-from explorer import charts, components, differences, glossary, settings, state, timeline, topology, units, words
+from explorer import components
+from explorer.address import settings
+from explorer.analysis import differences, timeline
 from explorer.components import frame
+from explorer.figures import compare as charts
+from explorer.figures import topology
+from explorer.session import state
+from explorer.text import glossary, units, words
 from planner_core.core.plan import Plan
 from planner_core.planning.analysis.ablation import SAYS, Rung, rungs
 from planner_core.planning.pipeline import Result

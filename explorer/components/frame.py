@@ -9,12 +9,13 @@ from typing import Literal
 
 import streamlit as st
 
-from explorer import settings, state
+from explorer.address import settings
 from explorer.components import sentence
-from explorer.glossary import GLOSSARY, PLAN_WORDS, define
-from explorer.palette import Theme, theme_of
-from explorer.words import WHOLE, mesh_words, title
-from explorer.words import text as text
+from explorer.figures.palette import Theme, theme_of
+from explorer.session import state
+from explorer.text.glossary import GLOSSARY, PLAN_WORDS, define
+from explorer.text.words import WHOLE, mesh_words, title
+from explorer.text.words import text as text
 from planner_core.core.plan import PHASES, Plan
 from planner_core.planning.pipeline import Result
 

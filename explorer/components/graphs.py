@@ -8,9 +8,16 @@ from typing import Any
 
 import streamlit as st
 
-from explorer import components, graph_json, graph_view, loads, overlay, pins, settings, state, twins, words
+from explorer import components
+from explorer.address import pins, settings
 from explorer.components import frame
-from explorer.palette import DEVICES
+from explorer.figures.palette import DEVICES
+from explorer.graph import diff as twins
+from explorer.graph import loads, overlay
+from explorer.graph import scene as graph_view
+from explorer.graph import scene_json as graph_json
+from explorer.session import state
+from explorer.text import words
 from planner_core.core.plan import Plan
 from planner_core.planning.pipeline import Result
 from planner_core.planning.session import Request

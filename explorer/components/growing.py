@@ -9,8 +9,11 @@ from dataclasses import replace
 
 import streamlit as st
 
-from explorer import grow_charts, settings, state, units, words
+from explorer.address import settings
 from explorer.components import frame
+from explorer.figures import scaling as grow_charts
+from explorer.session import state
+from explorer.text import units, words
 from planner_core.core.cluster import cluster_names, load_cluster
 from planner_core.core.errors import InputError
 from planner_core.planning.analysis.scaling import COUNTS, Size, grow, resized

@@ -8,10 +8,11 @@ from typing import Any
 
 import streamlit as st
 
-from explorer import parts, units, words
+from explorer.analysis import breakdown as parts
+from explorer.analysis.peak_memory import held
 from explorer.components import frame
-from explorer.held import held
-from explorer.palette import MEMORY_KINDS, MEMORY_NAMES
+from explorer.figures.palette import MEMORY_KINDS, MEMORY_NAMES
+from explorer.text import units, words
 from planner_core.core.plan import Plan
 from planner_core.planning.pipeline import Result
 

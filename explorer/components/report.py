@@ -7,7 +7,7 @@ from datetime import datetime
 
 import streamlit as st
 
-from explorer import report_page
+from explorer.figures import report_page
 from planner_core.core.plan import Plan
 from planner_core.planning.pipeline import Result
 

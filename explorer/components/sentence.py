@@ -6,10 +6,12 @@ from typing import Any
 
 import streamlit as st
 
-from explorer import settings, state, units
+from explorer.address import settings
 from explorer.components import address
-from explorer.own import TIME_LIMIT_S, keep, told, understood
-from explorer.words import cluster_words
+from explorer.jobs.upload import TIME_LIMIT_S, keep, told, understood
+from explorer.session import state
+from explorer.text import units
+from explorer.text.words import cluster_words
 from planner_core.core.cluster import cluster_names, load_cluster
 from planner_core.core.errors import InputError
 from planner_core.cost.model import OPTIMIZERS, RECOMPUTE

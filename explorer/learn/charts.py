@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from explorer.learn.draw import PAPER, Box, at, column, dots, on_colour, row, text, tile
+from explorer.figures.svg_tensors import PAPER, Box, at, column, dots, on_colour, row, text, tile
 
 WIDTH = 640.0
 

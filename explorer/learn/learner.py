@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from explorer.settings import MODELS
+from explorer.address.settings import MODELS
 from planner_core.core.cluster import Cluster
 from planner_core.core.graph import Graph
 from planner_core.planning.session import Planner, Request, prepare

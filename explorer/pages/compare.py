@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import streamlit as st
 
-from explorer import glossary, pins, settings, state, words
+from explorer.address import pins, settings
 from explorer.components import comparing, frame, opened, report
+from explorer.session import state
+from explorer.text import glossary, words
 from planner_core.core.plan import Plan
 
 

@@ -7,8 +7,11 @@ from typing import Any
 
 import streamlit as st
 
-from explorer import commands, exporting, settings, state, units, words
+from explorer.address import settings
 from explorer.components import frame, opened, report
+from explorer.jobs import export as exporting
+from explorer.session import state
+from explorer.text import commands, units, words
 from planner_core.core.cluster import Cluster
 from planner_core.core.errors import PlannerError
 from planner_core.core.graph import Graph

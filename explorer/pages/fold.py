@@ -8,9 +8,12 @@ from typing import Any
 
 import streamlit as st
 
-from explorer import graph_view, overlay, state, units, words
 from explorer.components import frame, graphs
-from explorer.standalone import folded_html
+from explorer.graph import overlay
+from explorer.graph import scene as graph_view
+from explorer.graph.pyvis_page import folded_html
+from explorer.session import state
+from explorer.text import units, words
 from planner_core.core.plan import Plan
 from planner_core.models import fold
 from planner_core.planning.pipeline import Result

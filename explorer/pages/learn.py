@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 
 import streamlit as st
 
-from explorer import settings, state
+from explorer.address import settings
 from explorer.components import frame, sentence
 from explorer.components.lesson import picture
 from explorer.components.lesson import rail as lesson_links
@@ -19,6 +19,7 @@ from explorer.learn.lesson import Control, Lesson, Question, Scene
 from explorer.learn.lessons import LESSONS
 from explorer.learn.recent import seen, shown
 from explorer.learn.warm import prefetch, warm
+from explorer.session import state
 from planner_core.core.errors import PlannerError
 
 CSS = frame.CSS.parent / "learn.css"

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import streamlit as st
 
-from explorer import glossary, state, words
-from explorer.choosing import REFERENCE
-from explorer.components import candidates, changes, choice, edit_panel, frame, opened, regions_panel, whatif_panel
+from explorer.analysis.filters import REFERENCE
+from explorer.components import frame, opened
+from explorer.components.plans import candidates, changes, choice, edit_panel, regions_panel, whatif_panel
+from explorer.session import state
+from explorer.text import glossary, words
 
 FOLD = "explorer/pages/fold.py"
 

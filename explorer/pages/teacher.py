@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import streamlit as st
 
-from explorer import settings, state
+from explorer.address import settings
 from explorer.components import frame
 from explorer.learn import export
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Lesson
 from explorer.learn.lessons import LESSONS
+from explorer.session import state
 
 CSS = frame.CSS.parent / "learn.css"
 

@@ -7,8 +7,12 @@ from functools import partial
 
 import streamlit as st
 
-from explorer import components, linked, state, topology, units, words
+from explorer import components
+from explorer.analysis import other_links as linked
 from explorer.components import frame, growing, opened
+from explorer.figures import topology
+from explorer.session import state
+from explorer.text import units, words
 from planner_core.core.cluster import Cluster
 from planner_core.core.errors import PlannerError
 from planner_core.core.plan import PHASES, Plan

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from explorer import units
+from explorer.figures.palette import MEMORY_COLOURS, MEMORY_KINDS, MEMORY_NAMES
+from explorer.figures.svg_tensors import svg
 from explorer.learn import links, stacks
 from explorer.learn.charts import Bar, Part, bars
-from explorer.learn.draw import svg
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
-from explorer.palette import MEMORY_COLOURS, MEMORY_KINDS, MEMORY_NAMES
+from explorer.text import units
 from planner_core.core.graph import Graph
 
 BATCHES = (1, 2, 4, 8, 16)

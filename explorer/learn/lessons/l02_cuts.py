@@ -5,8 +5,21 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
+from explorer.figures.svg_tensors import (
+    arrow,
+    column,
+    device,
+    legend,
+    matrix,
+    number,
+    owned,
+    replicated,
+    row,
+    sign,
+    sliced,
+    svg,
+)
 from explorer.learn import links
-from explorer.learn.draw import arrow, column, device, legend, matrix, number, owned, replicated, row, sign, sliced, svg
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
 

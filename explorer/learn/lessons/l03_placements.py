@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
+from explorer.figures.svg_tensors import Box, arrow, column, device, legend, matrix, owned, replicated, row, svg, table
 from explorer.learn import links
-from explorer.learn.draw import Box, arrow, column, device, legend, matrix, owned, replicated, row, svg, table
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
 from planner_core.core.placement import P, Placement, R, Shard, parse_placement

@@ -6,12 +6,12 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from explorer import units
+from explorer.figures.palette import DEVICES
+from explorer.figures.svg_tensors import Box, Style, amount, column, device, row, svg, text, tile
 from explorer.learn.charts import Line, plot
-from explorer.learn.draw import Box, Style, amount, column, device, row, svg, text, tile
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
-from explorer.palette import DEVICES
+from explorer.text import units
 from planner_core.core.mesh import DeviceMesh
 from planner_core.cost.communication.collectives import AxisLink, algorithms, axis_links, collective_time, wire_bytes
 
@@ -171,8 +171,8 @@ def _grid(state: dict[str, Any], n: int, sent: float) -> Box:
 
 
 def _bill(n: int, size: int) -> Box:
+    from explorer.figures.palette import KIND_COLOURS
     from explorer.learn.charts import Bar, Part, bars
-    from explorer.palette import KIND_COLOURS
 
     half = float(wire_bytes("reduce_scatter", size, n))
     parts = (

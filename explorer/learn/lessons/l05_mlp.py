@@ -5,8 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from explorer.learn import links
-from explorer.learn.draw import (
+from explorer.figures.svg_tensors import (
     Box,
     arrow,
     column,
@@ -20,6 +19,7 @@ from explorer.learn.draw import (
     sign,
     svg,
 )
+from explorer.learn import links
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
+from explorer.figures.svg_tensors import Box, column, device, difference, row, svg, table, text, tile
 from explorer.learn import links
 from explorer.learn.charts import wrap
-from explorer.learn.draw import Box, column, device, difference, row, svg, table, text, tile
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
 from planner_core.core.errors import ShardingError

@@ -5,10 +5,9 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from explorer import units
-from explorer.learn import links, stacks
-from explorer.learn.charts import Bar, Part, bars
-from explorer.learn.draw import (
+from explorer.address.settings import MODELS
+from explorer.figures.palette import KIND_COLOURS, MEMORY_COLOURS
+from explorer.figures.svg_tensors import (
     Box,
     amount,
     arrow,
@@ -25,10 +24,11 @@ from explorer.learn.draw import (
     text,
     tile,
 )
+from explorer.learn import links, stacks
+from explorer.learn.charts import Bar, Part, bars
 from explorer.learn.learner import STANDARD, Learner, standard
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
-from explorer.palette import KIND_COLOURS, MEMORY_COLOURS
-from explorer.settings import MODELS
+from explorer.text import units
 from planner_core.cost.communication.collectives import wire_bytes
 
 TOKENS, VOCAB = 4, 8

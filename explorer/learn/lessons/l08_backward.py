@@ -6,8 +6,21 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from explorer.figures.svg_tensors import (
+    Box,
+    arrow,
+    column,
+    device,
+    legend,
+    matrix,
+    number,
+    owned,
+    replicated,
+    row,
+    svg,
+    table,
+)
 from explorer.learn import links
-from explorer.learn.draw import Box, arrow, column, device, legend, matrix, number, owned, replicated, row, svg, table
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
-from explorer import units
+from explorer.figures.palette import COMPUTE
+from explorer.figures.svg_tensors import Box, at, column, row, svg, table, text
 from explorer.learn import links
-from explorer.learn.draw import Box, at, column, row, svg, table, text
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
-from explorer.palette import COMPUTE
+from explorer.text import units
 from planner_core.models.fold import FoldGroup, FoldStep, fold_steps, shared_subgraphs, weight_nodes
 from planner_core.search.candidates.score import matrices
 

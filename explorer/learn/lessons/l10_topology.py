@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from explorer import units
+from explorer.figures.palette import COMMUNICATION, COMPUTE
+from explorer.figures.svg_tensors import Box, amount, column, svg, table, text
 from explorer.learn import links
 from explorer.learn.charts import Bar, Part, bars, nodes
-from explorer.learn.draw import Box, amount, column, svg, table, text
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
-from explorer.palette import COMMUNICATION, COMPUTE
+from explorer.text import units
 from planner_core.core.cluster import Cluster, load_cluster
 from planner_core.core.mesh import DeviceMesh
 from planner_core.cost.communication.collectives import axis_links, collective_time, wire_bytes

@@ -5,13 +5,13 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from explorer import units
+from explorer.figures.palette import COMMUNICATION, COMPUTE
+from explorer.figures.svg_tensors import Box, amount, column, device, matrix, number, owned, row, svg, table
 from explorer.learn import links
 from explorer.learn.charts import Bar, Part, bars, timeline
-from explorer.learn.draw import Box, amount, column, device, matrix, number, owned, row, svg, table
 from explorer.learn.learner import Layer, Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
-from explorer.palette import COMMUNICATION, COMPUTE
+from explorer.text import units
 from planner_core.cost.communication.atp import (
     best_mesh,
     bracket,

@@ -5,13 +5,13 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from explorer import units
+from explorer.figures.palette import KIND_COLOURS
+from explorer.figures.svg_tensors import Box, amount, column, device, row, svg, table, text, tile
 from explorer.learn import links
 from explorer.learn.charts import Bar, Part, bars
-from explorer.learn.draw import Box, amount, column, device, row, svg, table, text, tile
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
-from explorer.palette import KIND_COLOURS
+from explorer.text import units
 from planner_core.cost.communication.collectives import wire_bytes
 from planner_core.models.zoo import ZOO
 

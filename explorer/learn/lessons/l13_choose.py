@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from explorer import units
+from explorer.address.settings import MODELS
+from explorer.figures.palette import COMMUNICATION, COMPUTE
+from explorer.figures.svg_tensors import PAPER, Box, amount, column, row, svg, table, text, tile
 from explorer.learn import placing
 from explorer.learn.charts import WIDTH
-from explorer.learn.draw import PAPER, Box, amount, column, row, svg, table, text, tile
 from explorer.learn.learner import STANDARD, Learner, standard
 from explorer.learn.lesson import Choice, Control, Lesson, Question, Scene, Step, Values, asked
-from explorer.palette import COMMUNICATION, COMPUTE
-from explorer.settings import MODELS
+from explorer.text import units
 from planner_core.core.mesh import DeviceMesh
 from planner_core.cost.communication.collectives import collective_time
 from planner_core.cost.model import CostModel, cost_model

@@ -1,0 +1,70 @@
+"""Pinned plans: a plan by its name and the settings that made it, as text for the address.
+
+    best@                       the best plan of the model at the default settings
+    fsdp@batch:32;nodes:4       FSDP at batch 32 on four nodes
+    edited@edit:best:keep~lm_head.weight:S(1)
+                                a plan changed by hand (see `edits`)
+
+An entry without `@` is a plan of the settings as they stand, and follows them. No Streamlit here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from explorer.address import settings
+from explorer.address.settings import REQUEST_KEYS, SETTINGS, Unreadable
+
+MARK = "@"
+EDITED = "edited"
+"""The name in the address of the plan that was changed by hand."""
+SHOWN = {
+    "cluster": "{}", "nodes": "{} nodes", "gpus": "{} GPUs a node", "intra": "{} GB/s inside", "inter": "{} GB/s between",
+    "batch": "batch {}", "seq": "{} tokens", "layers": "{} layers", "memory": "within {} GB", "mesh": "mesh {}",
+    "method": "{}", "objective": "least {}", "zero": "ZeRO {}",
+}  # fmt: skip
+NAMES: dict[str, Mapping[str, str]] = {
+    "dtype": settings.DTYPES,
+    "optimizer": settings.OPTIMIZER_NAMES,
+    "recompute": settings.RECOMPUTE_NAMES,
+}
+
+
+def pin(plan_id: str, values: Mapping[str, Any]) -> str:
+    """The text of a plan at these settings."""
+    written = settings.write(values)
+    parts = [f"{k}:{written[k]}" for k in REQUEST_KEYS if k != "model" and k in written]
+    if plan_id == EDITED and values["edit"]:  # a pin stands in a list, so it holds no comma
+        parts.append(f"edit:{'~'.join(values['edit'])}")
+    return f"{plan_id}{MARK}" + ";".join(parts)
+
+
+def unpin(text: str, values: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """(plan id, settings) of a pin, for the model of `values`; raises Unreadable."""
+    plan_id, _, rest = text.partition(MARK)
+    found = {key: s.default for key, s in SETTINGS.items()} | {"model": values["model"]}
+    for part in filter(None, rest.split(";")):
+        key, _, value = part.partition(":")
+        if key == "edit":
+            value = value.replace("~", ",")
+        elif key not in REQUEST_KEYS or key == "model":
+            raise Unreadable(f"names “{key[:20]}”, which is no setting")
+        found[key] = SETTINGS[key].parse(value)
+    return plan_id, found
+
+
+def changed(values: Mapping[str, Any], current: Mapping[str, Any]) -> str:
+    """What of the settings is not as in `current`, in words; empty where all is."""
+    told = [_words(k, values[k]) for k in REQUEST_KEYS if values[k] != current[k]]
+    if values["edit"] and values["edit"] != current["edit"]:
+        told.append("edits " + "; ".join(e.rpartition("/")[2].replace(":", " ") for e in values["edit"][1:]))
+    return ", ".join(told)
+
+
+def _words(key: str, value: Any) -> str:
+    if value is None:
+        return f"usual {key}"
+    if key in NAMES:
+        return NAMES[key].get(value, str(value))
+    return SHOWN.get(key, "{}").format(SETTINGS[key].format(value))

@@ -1,0 +1,323 @@
+"""The whole state of a page as text in the address: names, defaults, and what each value may be. No Streamlit here.
+
+A value at its default is left out of the address. One that cannot be read gives a sentence and falls back to its
+default; the rest of the link is kept.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from planner_core.core.cluster import cluster_names
+from planner_core.cost.model import OPTIMIZERS, RECOMPUTE
+from planner_core.models.zoo import ZOO
+from planner_core.planning.session import Request
+
+MODELS = {
+    "llama-3-8b": "Llama-3-8B",
+    "llama-3-70b": "Llama-3-70B",
+    "gpt2-xl": "GPT-2 XL",
+    "bert-large": "BERT-large",
+    "t5-large": "T5-large",
+    "vit-large": "ViT-L",
+    "mixtral-8x7b": "Mixtral-8x7B",
+    "resnet50-100k": "ResNet-50, 100 000 classes",
+}
+DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+OPTIMIZER_NAMES = {
+    "adamw": "AdamW",
+    "adamw-fp32": "AdamW with 32-bit states",
+    "sgd": "SGD",
+    "sgd-momentum": "SGD with momentum",
+}
+RECOMPUTE_NAMES = {"none": "no recomputation", "full": "full recomputation"}
+METHODS = {"exact": "exact search", "tap": "TAP", "taps": "TAPS", "atp": "ATP"}
+OBJECTIVES = {"time": "step time", "communication": "communication"}
+OVERLAYS = ("graph", "placement", "memory", "flops", "forward", "backward")
+PHASES = ("all", "forward", "backward", "optimizer")
+GROW_BATCH = {"fixed": "the same for the whole cluster", "per-gpu": "the same per GPU"}
+MAX_COMPARED = 4
+MAX_TEXT = 2000
+MAX_CORNERS = 40
+"""Corners of a lasso that the address keeps."""
+MAX_EDITS = 40
+EDIT_HEAD = re.compile(r"[a-z0-9-]{1,80}:(?:keep|anew)")
+EDIT_ONE = re.compile(r"[\w./-]{1,200}:[RS]\S{0,40}")
+TIMES = ("communication", "exposed", "step")
+"""What the scatter of plans has on its first axis."""
+SWEPT = ("inter", "intra", "batch", "nodes")
+"""What a map of regions may vary: GB/s out of a node, GB/s out of a GPU inside it, samples per step, nodes."""
+CLUSTER_KEYS = ("nodes", "gpus", "intra", "inter")
+"""Changes of the cluster: see `planner_core.core.cluster.CHANGES`."""
+
+Value = Any
+Parse = Callable[[str], Value]
+
+
+class Unreadable(ValueError):
+    """Why a text in the address is not a value; the message ends the sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One entry of the address."""
+
+    default: Value
+    parse: Parse
+
+    def format(self, value: Value) -> str:
+        """The text that `parse` reads back."""
+        if isinstance(value, float):
+            return f"{value:.10g}"
+        return ",".join(value) if isinstance(value, tuple) else str(value)
+
+
+def _one_of(known: Iterable[str], what: str) -> Parse:
+    names = tuple(known)
+
+    def parse(text: str) -> str:
+        if text not in names:
+            raise Unreadable(f"is no {what}; known are {', '.join(filter(None, names))}")
+        return text
+
+    return parse
+
+
+def _number(least: int, most: int) -> Parse:
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise Unreadable("is not a whole number") from None
+        if not least <= value <= most:
+            raise Unreadable(f"is not between {least} and {most}")
+        return value
+
+    return parse
+
+
+def _decimal(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise Unreadable("is not a number") from None
+    if not 0 < value < 1e6:
+        raise Unreadable("is not between 0 and 1 000 000")
+    return value
+
+
+def _mesh(text: str) -> str:
+    parts = text.lower().replace("×", "x").split("x")
+    if not 1 <= len(parts) <= 3 or not all(p.isdecimal() and int(p) for p in parts):
+        raise Unreadable("is not of the form 8 or 2x8")
+    return "x".join(parts)
+
+
+def _zero(text: str) -> int:
+    if text not in ("0", "3"):
+        raise Unreadable("is neither 0 (weights kept) nor 3 (weights may be sharded and gathered at use)")
+    return int(text)
+
+
+def _text(text: str) -> str:
+    if len(text) > MAX_TEXT:
+        raise Unreadable(f"is longer than {MAX_TEXT} characters")
+    return text
+
+
+def _list(text: str) -> tuple[str, ...]:
+    return tuple(t for t in _text(text).split(",") if t)
+
+
+def _corners(text: str) -> tuple[str, ...]:
+    parts = _list(text)
+    if len(parts) % 2 or not 6 <= len(parts) <= 2 * MAX_CORNERS:
+        raise Unreadable(f"is not three to {MAX_CORNERS} corners, x and y in turn")
+    for part in parts:
+        try:
+            finite = abs(float(part)) < 1e12
+        except ValueError:
+            finite = False
+        if not finite:
+            raise Unreadable("holds something that is not a number")
+    return parts
+
+
+def _swept(text: str) -> tuple[str, ...]:
+    parts = _list(text)
+    if len(set(parts)) != 2 or len(parts) != 2 or not set(parts) <= set(SWEPT):
+        raise Unreadable(f"is not two of {', '.join(SWEPT)}")
+    return parts
+
+
+def _factors(text: str) -> tuple[str, ...]:
+    """`1,0.25`: a factor per level of links."""
+    parts = text.split(",")
+    for part in parts:
+        try:
+            factor = float(part)
+        except ValueError:
+            raise Unreadable("is not a list of factors such as 1,0.25") from None
+        if not 1e-3 <= factor <= 1e3:
+            raise Unreadable("has a factor that is not between 0.001 and 1000")
+    return tuple(parts)
+
+
+def _edit(text: str) -> tuple[str, ...]:
+    """`best:keep,Block/weight:R.S(0),...`: see `explorer.address.edits`."""
+    head, *rest = _list(text) or ("",)
+    if not EDIT_HEAD.fullmatch(head) or not rest:
+        raise Unreadable("is not of the form best:keep,Block/weight:R.S(0)")
+    if len(rest) > MAX_EDITS:
+        raise Unreadable(f"holds more than {MAX_EDITS} edits")
+    for one in rest:
+        if not EDIT_ONE.fullmatch(one):
+            raise Unreadable("holds something that is not of the form Block/weight:R.S(0)")
+    return (head, *rest)
+
+
+def _beside(text: str) -> str:
+    """A plan's name, a pinned plan (see `pins`), or `model:` and a model of the zoo."""
+    kind, mark, name = _text(text).partition(":")
+    if mark and "@" not in kind and (kind != "model" or name not in ZOO):
+        raise Unreadable(f"is neither a plan nor model: and one of {', '.join(ZOO)}")
+    return text
+
+
+def _grown(text: str) -> tuple[str, ...]:
+    names = tuple(t for t in text.split(",") if t)
+    known = cluster_names()
+    for name in names:
+        if name not in known:
+            raise Unreadable(f"names a cluster that is not there; known are {', '.join(known)}")
+    return names
+
+
+def _model(text: str) -> str:
+    if text in ZOO or (text.startswith("own-") and text[4:].isalnum() and len(text) < 40):
+        return text
+    raise Unreadable(f"is no model of the zoo; known are {', '.join(ZOO)}")
+
+
+SETTINGS: dict[str, Setting] = {
+    "model": Setting("llama-3-8b", _model),
+    "cluster": Setting("2x8-h100", _one_of(cluster_names(), "cluster")),
+    "nodes": Setting(None, _number(1, 10_000)),
+    "gpus": Setting(None, _number(1, 1_000)),
+    "intra": Setting(None, _decimal),
+    "inter": Setting(None, _decimal),
+    "batch": Setting(None, _number(1, 10**6)),
+    "seq": Setting(None, _number(1, 10**6)),
+    "layers": Setting(None, _number(1, 1000)),
+    "dtype": Setting("bfloat16", _one_of(DTYPES, "number format")),
+    "optimizer": Setting("adamw", _one_of(OPTIMIZERS, "optimizer")),
+    "recompute": Setting("none", _one_of(RECOMPUTE, "way of recomputation")),
+    "zero": Setting(3, _zero),
+    "memory": Setting(None, _decimal),
+    "mesh": Setting(None, _mesh),
+    "method": Setting("exact", _one_of(METHODS, "method")),
+    "objective": Setting("time", _one_of(OBJECTIVES, "objective")),
+    "plan": Setting("", _text),
+    "compare": Setting((), _list),
+    "node": Setting("", _text),
+    "open": Setting(None, _list),
+    "show": Setting("graph", _one_of(OVERLAYS, "overlay")),
+    "beside": Setting("", _beside),
+    "way": Setting("", _text),
+    "least": Setting(2, _number(2, 1001)),
+    "depth": Setting(None, _number(1, 100)),
+    "block": Setting("", _text),
+    "phase": Setting("all", _one_of(PHASES, "phase")),
+    "target": Setting("", _text),
+    "axis": Setting("communication", _one_of(TIMES, "axis")),
+    "candidate": Setting(None, _number(0, 10**6)),
+    "lasso": Setting((), _corners),
+    "among": Setting((), _list),
+    "fits": Setting("all", _one_of(("all", "only"), "filter by memory")),
+    "meshes": Setting((), _list),
+    "methods": Setting((), _list),
+    "differs": Setting((), _list),
+    "whatif": Setting((), _list),
+    "edit": Setting((), _edit),
+    "map": Setting(("inter", "batch"), _swept),
+    # Compare and Topology
+    "rows": Setting("differing", _one_of(("differing", "all"), "choice of rows")),
+    "rungs": Setting("", _one_of(("", *(m for m in METHODS if m != "exact")), "method of the papers")),
+    "bandwidth": Setting((), _factors),
+    "latency": Setting((), _factors),
+    "grow": Setting((), _grown),
+    "grow_batch": Setting("fixed", _one_of(GROW_BATCH, "way to choose the batch")),
+}
+REQUEST_KEYS = (
+    "model",
+    "cluster",
+    *CLUSTER_KEYS,
+    "batch",
+    "seq",
+    "layers",
+    "dtype",
+    "optimizer",
+    "recompute",
+    "zero",
+    "memory",
+    "mesh",
+    "method",
+    "objective",
+)
+
+
+def read(params: Mapping[str, str]) -> tuple[dict[str, Value], list[str]]:
+    """Every setting (its default where absent), and a sentence for each text that cannot be read."""
+    values = {key: s.default for key, s in SETTINGS.items()}
+    problems = []
+    for key, text in params.items():
+        if key not in SETTINGS:
+            continue
+        try:
+            values[key] = SETTINGS[key].parse(text)
+        except Unreadable as why:
+            default = SETTINGS[key].default
+            used = f"using {SETTINGS[key].format(default)}" if default not in (None, "", ()) else "using the default"
+            problems.append(f"“{_shown(text)}” for {key} in the address {why}; {used} instead.")
+    return values, problems
+
+
+def _shown(text: str) -> str:
+    return text if len(text) <= 40 else text[:37] + "…"
+
+
+def write(values: Mapping[str, Value]) -> dict[str, str]:
+    """The address of these values: those that are not at their default."""
+    return {
+        key: setting.format(values[key])
+        for key, setting in SETTINGS.items()
+        if values[key] != setting.default and values[key] is not None
+    }
+
+
+def cluster(values: Mapping[str, Value]) -> str:
+    """The cluster's name with its changes, as the command line and `load_cluster` read it."""
+    changes = ",".join(f"{k}={SETTINGS[k].format(values[k])}" for k in CLUSTER_KEYS if values[k] is not None)
+    return f"{values['cluster']}:{changes}" if changes else str(values["cluster"])
+
+
+def request(values: Mapping[str, Value]) -> Request:
+    """What the planner is asked."""
+    return Request(
+        model=values["model"],
+        cluster=cluster(values),
+        mesh=values["mesh"],
+        batch=values["batch"],
+        seq=values["seq"],
+        dtype=values["dtype"],
+        optimizer=values["optimizer"],
+        zero=values["zero"],
+        recompute=values["recompute"],
+        memory_gb=values["memory"],
+        layers=values["layers"],
+        method=values["method"],
+        objective=values["objective"],
+    )

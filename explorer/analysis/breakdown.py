@@ -1,0 +1,113 @@
+"""The parts of a plan's figures: every operation's compute, every collective, and all that the step waits for. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from explorer.analysis.timeline import model_of
+from planner_core.core.graph import Graph
+from planner_core.core.plan import Plan
+from planner_core.cost.communication.collectives import algorithms, wire_bytes
+from planner_core.cost.step import (
+    WAIT,
+    Message,
+    block_of,
+    message_time,
+    messages,
+    op_seconds,
+    recomputed,
+    touch_time,
+    weight_traffic,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Compute of one op in one copy of its block; seconds on one GPU. `pads_s`: padding and dividing its operands."""
+
+    op: str
+    block: str
+    copies: int
+    forward_s: float
+    backward_s: float
+    pads_s: float
+
+    @property
+    def total_s(self) -> float:
+        """Of all copies."""
+        return self.copies * (self.forward_s + self.backward_s + self.pads_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Communication of all copies that the step waits for, at an op or for a weight."""
+
+    where: str
+    block: str
+    why: str
+    seconds: float
+
+
+def work(plan: Plan, graph: Graph) -> list[Work]:
+    """Every op; the totals add up to the plan's compute time."""
+    model = model_of(plan)
+    found = []
+    for label, bp in plan.blocks.items():
+        block = block_of(graph, label)
+        again = recomputed(block, label, model)
+        for op in block.ops:
+            forward, backward = op_seconds(block, op, bp, again, model)
+            pads = touch_time(block, op, bp.sites[op.name], model)
+            found.append(Work(op.name, label, len(bp.prefixes), forward, backward, pads))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """One collective of the plan with its price: `each_s` = fixed_s + bytes · s_per_byte of its cheapest algorithm."""
+
+    message: Message
+    wire_bytes: int
+    algorithm: str
+    fixed_s: float
+    s_per_byte: float
+
+    @property
+    def each_s(self) -> float:
+        """Seconds of one."""
+        return self.fixed_s + self.message.num_bytes * self.s_per_byte
+
+
+def collectives(plan: Plan, graph: Graph) -> list[Sent]:
+    """Every collective; times of all copies add up to the plan's communication, bytes to what it sends."""
+    model = model_of(plan)
+    found = []
+    for m in messages(plan.blocks, graph, model):
+        link = model.links[m.axis]
+        if link.size == 1 or m.num_bytes <= 0:
+            continue
+        best = min(algorithms(m.kind, link), key=lambda a: a.seconds(m.num_bytes))
+        found.append(Sent(m, wire_bytes(m.kind, m.num_bytes, link.size), best.name, best.fixed_s, best.s_per_byte))
+    return found
+
+
+def waits(plan: Plan, graph: Graph) -> list[Wait]:
+    """What is waited for, longest first; the seconds add up to the plan's exposed communication."""
+    model = model_of(plan)
+    sent = list(messages(plan.blocks, graph, model))
+    found = [
+        Wait(m.site, m.label, f"{m.kind} of its {m.what}, {m.phase}", message_time(m, model))
+        for m in sent
+        if m.category == WAIT
+    ]
+    found += [
+        Wait(
+            w.weight,
+            w.label,
+            "its gradient sums and gathers, beyond what hides behind the ops that use it",
+            w.exposed_s,
+        )
+        for w in weight_traffic(sent, plan.blocks, graph, model)
+        if w.exposed_s
+    ]
+    return sorted(found, key=lambda w: -w.seconds)

@@ -1,0 +1,82 @@
+"""Weight by weight: how each plan places it, and how long the step waits at the op that uses it. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from explorer.analysis.timeline import model_of
+from explorer.text import words
+from planner_core.core.graph import Block, Graph, Op, join_name
+from planner_core.core.plan import Plan, glob_name
+from planner_core.cost.step import WAIT, block_of, message_time, messages, weight_traffic
+from planner_core.ops.grouping import coarsen_block
+
+NO_WEIGHT = "ops without a weight"
+Key = tuple[str, str, str]
+"""(block, weight, prefix of the copy)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A weight and its copies that are alike in every plan: placements, and seconds per step that all copies' op waits
+    for data, by plan. `same`: it is placed alike in all plans."""
+
+    weight: str
+    copies: int
+    placements: Mapping[str, str]
+    waits_s: Mapping[str, float]
+    same: bool
+
+
+def rows(plans: Mapping[str, Plan], graphs: Mapping[str, Graph]) -> list[Row]:
+    """Of plans by name, each with the graph that it was made for: every weight, in the model's order; last, what is waited for
+    at ops that use none. The waits of a plan add up to its exposed communication."""
+    places = {name: words.by_weight(plan) for name, plan in plans.items()}
+    waits = {name: waited(plan, graphs[name]) for name, plan in plans.items()}
+    keys = dict.fromkeys(key for table in places.values() for key in table)
+    alike: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
+    for block, weight, prefix in keys:
+        cells = tuple(t.get((block, weight, prefix), words.WHOLE) for t in places.values())
+        alike.setdefault((block, weight, cells), []).append(prefix)
+    found = []
+    for (block, weight, cells), prefixes in alike.items():
+        sums = {n: sum(w.get((block, weight, p), 0.0) for p in prefixes) for n, w in waits.items()}
+        name = join_name(glob_name(tuple(prefixes)), weight)
+        found.append(Row(name, len(prefixes), dict(zip(plans, cells, strict=True)), sums, len(set(cells)) == 1))
+    rest = {n: sum(s for key, s in w.items() if key not in keys) for n, w in waits.items()}
+    return [*found, Row(NO_WEIGHT, 1, {}, rest, True)]
+
+
+def waited(plan: Plan, graph: Graph) -> dict[Key, float]:
+    """Seconds per step that each weight's op waits for data; weight "" where no weight is used."""
+    model = model_of(plan)
+    main = {label: _weights(block_of(graph, label)) for label in plan.blocks}
+    found: dict[Key, float] = {}
+
+    def add(label: str, weight: str, seconds: float) -> None:
+        prefixes = plan.blocks[label].prefixes
+        for prefix in prefixes:
+            key = label.partition("#")[0], weight, prefix
+            found[key] = found.get(key, 0.0) + seconds / len(prefixes)
+
+    sent = list(messages(plan.blocks, graph, model))
+    for m in sent:
+        if m.category == WAIT:
+            add(m.label, main[m.label].get(m.site, ""), message_time(m, model))
+    for w in weight_traffic(sent, plan.blocks, graph, model):
+        add(w.label, w.weight, w.exposed_s)
+    return found
+
+
+def _weights(block: Block) -> dict[str, str]:
+    """The largest weight of each op's group."""
+    found = {}
+    for group in coarsen_block(block).groups:
+        ops = [op for i in group.items if isinstance(op := block.items[i], Op)]
+        own = [block.values[v] for op in ops for v in op.inputs if block.values[v].kind == "parameter"]
+        if own:
+            most = max(own, key=lambda v: math.prod(v.meta.shape)).name
+            found.update({op.name: most for op in ops})
+    return found

@@ -1,0 +1,196 @@
+"""Choosing among plans and among a block's candidates: filters, marked regions, ties, what equals what. No Streamlit here.
+
+A candidate is named by its index: the digits of its choices in base 3, the first weight the highest.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from explorer.address.settings import MAX_CORNERS
+from explorer.text import words
+from planner_core.core.placement import Shard
+from planner_core.core.plan import Plan
+from planner_core.search.candidates.score import Candidates
+
+LETTERS = ("R", "S(0)", "S(1)")
+SEARCHED = {"exact", "tap", "taps", "atp", "edited"}
+REFERENCE = "megatron"
+"""Method of the plan that others are said to differ from."""
+Bools = NDArray[np.bool_]
+
+
+def baselines(plans: Mapping[str, Plan]) -> list[str]:
+    """Names of the plans that stand for somebody's usual way."""
+    return [n for n, p in plans.items() if p.method not in SEARCHED]
+
+
+def mesh_text(plan: Plan) -> str:
+    """`2x8`, as the settings write a mesh."""
+    return "x".join(map(str, plan.mesh.axis_sizes))
+
+
+# --- filters -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """What a plan must be to be shown; empty: anything. `differs`: weights placed otherwise than by Megatron-LM."""
+
+    fits: bool = False
+    meshes: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ()
+    differs: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.fits or self.meshes or self.methods or self.differs)
+
+    def plans(self, plans: Mapping[str, Plan]) -> dict[str, Plan]:
+        """The plans that pass."""
+        other = differing(plans) if self.differs else {}
+        return {
+            name: p
+            for name, p in plans.items()
+            if (p.fits or not self.fits)
+            and (not self.meshes or mesh_text(p) in self.meshes)
+            and (not self.methods or p.method in self.methods)
+            and set(self.differs) <= other.get(name, set())
+        }
+
+    def candidates(self, found: Candidates, capacity_bytes: float, reference: Plan | None) -> Bools:
+        """The candidates of a block that pass; mesh and method are the same for all of them."""
+        passes = np.isfinite(found.comm_s) & np.isfinite(found.memory_bytes)
+        if self.fits:
+            passes &= found.model_memory_bytes <= capacity_bytes
+        theirs = letters(found, reference) if reference else {}
+        for weight in self.differs:
+            block, _, name = weight.partition(":")
+            if block == found.block and name in theirs:
+                passes &= found.choice[:, found.weights.index(name)] != theirs[name]
+        return passes
+
+
+def differing(plans: Mapping[str, Plan]) -> dict[str, set[str]]:
+    """Per plan the weights (`block:name`) that it places otherwise than the Megatron-LM baseline, in any copy."""
+    there = next((p for p in plans.values() if p.method == REFERENCE), None)
+    if there is None:
+        return {}
+    theirs = words.by_weight(there)
+    found = {}
+    for name, plan in plans.items():
+        mine = words.by_weight(plan)
+        found[name] = {
+            f"{block}:{weight}"
+            for block, weight, prefix in mine.keys() | theirs.keys()
+            if mine.get((block, weight, prefix)) != theirs.get((block, weight, prefix))
+        }
+    return found
+
+
+# --- candidates --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """Points to draw: candidates of equal cost are one mark, named by the first of them."""
+
+    x_ms: NDArray[np.float32]
+    y_gib: NDArray[np.float32]
+    first: NDArray[np.int32]
+    count: NDArray[np.int64]
+
+
+def marks(found: Candidates, keep: Bools) -> Marks:
+    """The marks of the candidates in `keep`: milliseconds of communication, GiB."""
+    index = np.flatnonzero(keep)
+    ends = np.stack([found.model_comm_s[index] * 1e3, found.model_memory_bytes[index] / 2**30]).astype(np.float32)
+    both = np.ascontiguousarray(ends.T).view(np.complex64).ravel()
+    _, first, count = np.unique(both, return_index=True, return_counts=True)
+    return Marks(ends[0, first], ends[1, first], index[first].astype(np.int32), count)
+
+
+def alike(found: Candidates, index: int) -> NDArray[np.int64]:
+    """Candidates that cost what `index` costs, as drawn."""
+    x, y = found.model_comm_s.astype(np.float32), found.model_memory_bytes.astype(np.float32)
+    return np.flatnonzero((x == x[index]) & (y == y[index]))
+
+
+def letters(found: Candidates, plan: Plan) -> dict[str, int]:
+    """What a plan does with the block's weights on its last axis, as choices of a candidate; most copies' way. A weight
+    that is gathered at use counts as whole."""
+    ways = [b for label, b in plan.blocks.items() if label.partition("#")[0] == found.block]
+    way = max(ways, key=lambda b: len(b.prefixes), default=None)
+    choices = {}
+    for name in found.weights if way else ():
+        assert way is not None
+        param = way.params.get(name)
+        if param is not None:
+            last = len(param.stored) - 1
+            p = param.stored[last]
+            choices[name] = 1 + min(p.dim, 1) if isinstance(p, Shard) and last not in param.gathered else 0
+    return choices
+
+
+def of_plan(found: Candidates, plan: Plan) -> int | None:
+    """The candidate that places the block's weights as a plan does on an axis of the same size, or None."""
+    if plan.mesh.axis_sizes[-1] != found.axis_size:
+        return None
+    chosen = letters(found, plan)
+    if len(chosen) < len(found.weights):
+        return None
+    return int(sum(chosen[w] * 3**k for k, w in enumerate(reversed(found.weights))))
+
+
+# --- regions marked by hand ---------------------------------------------------------------------------
+
+
+def corners(selection: Mapping[str, Any]) -> tuple[str, ...]:
+    """The region of a selection in a chart (its lasso, or its box) as x and y in turn, thinned to what the address keeps."""
+    for shape in selection.get("lasso") or ():
+        xs, ys = list(shape["x"]), list(shape["y"])
+        return _text(xs, ys) if len(xs) >= 3 else ()
+    for shape in selection.get("box") or ():
+        (x0, x1), (y0, y1) = shape["x"], shape["y"]
+        return _text([x0, x1, x1, x0], [y0, y0, y1, y1])
+    return ()
+
+
+def _text(xs: Sequence[float], ys: Sequence[float]) -> tuple[str, ...]:
+    step = max(1, -(-len(xs) // MAX_CORNERS))
+    return tuple(f"{v:.4g}" for pair in list(zip(xs, ys, strict=True))[::step] for v in pair)
+
+
+def inside(region: Sequence[str], x: NDArray[Any], y: NDArray[Any]) -> Bools:
+    """Which points lie in a region of corners (even-odd rule)."""
+    ends = np.array([float(v) for v in region]).reshape(-1, 2)
+    found = np.zeros(len(x), dtype=bool)
+    for (x0, y0), (x1, y1) in zip(ends, np.roll(ends, -1, axis=0), strict=True):
+        crosses = (y0 > y) != (y1 > y)
+        if y1 != y0:
+            found ^= crosses & (x < (x1 - x0) * (y - y0) / (y1 - y0) + x0)
+    return found
+
+
+# --- ties --------------------------------------------------------------------------------------------
+
+
+def ties(plans: Mapping[str, Plan]) -> list[str]:
+    """The fastest plan that fits and those within the model's error of it, fastest first; empty where it stands alone."""
+    fitting = {n: p for n, p in plans.items() if p.fits} or dict(plans)
+    if not fitting:
+        return []
+    order = sorted(fitting, key=lambda n: fitting[n].cost.step_time_s)
+    limit = fitting[order[0]].cost.step_time_s * (1 + words.MODEL_ERROR)
+    near = [n for n in order if fitting[n].cost.step_time_s <= limit]
+    return near if len(near) > 1 else []
+
+
+def short(weight: str) -> str:
+    """A weight's name without what all of them share."""
+    return re.sub(r"\.weight$", "", weight)

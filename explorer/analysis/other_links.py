@@ -1,0 +1,98 @@
+"""A plan on other links than its cluster has: what it then takes, and which plan would then be best. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from explorer.text import units
+from planner_core.core.cluster import Cluster, Level
+from planner_core.core.errors import NoPlanFits
+from planner_core.core.graph import Graph
+from planner_core.core.mesh import DeviceMesh
+from planner_core.core.plan import Plan
+from planner_core.cost.model import Workload, cost_model
+from planner_core.cost.step import exposed, messages, price
+from planner_core.ops.grouping import CoarseGraph
+from planner_core.planning.methods.restrictions import Lens
+from planner_core.planning.pipeline import choose
+from planner_core.planning.session import Request, meshes, prepare
+from planner_core.search.network.folded import Restriction
+
+FACTORS = ("0.03125", "0.0625", "0.125", "0.25", "0.5", "1", "2", "4", "8", "16")
+"""By how much a bandwidth or latency may be changed with a slider, as text for the address."""
+
+
+@dataclass(frozen=True, slots=True)
+class Goals:
+    """The best plans by bytes, by communication time and by step time; each with its price on the real links."""
+
+    volume: Plan
+    communication: Plan
+    time: Plan
+
+
+def changed(cluster: Cluster, bandwidth: Sequence[str], latency: Sequence[str]) -> Cluster:
+    """The cluster with each level's bandwidth and latency times its factor; a level without one stays as it is."""
+    for level, factor in enumerate(bandwidth[: len(cluster.levels)]):
+        cluster = cluster.with_bandwidth(float(factor), level)
+    for level, factor in enumerate(latency[: len(cluster.levels)]):
+        cluster = cluster.with_latency(float(factor), level)
+    return cluster
+
+
+def repriced(plan: Plan, cluster: Cluster, graph: Graph) -> Plan:
+    """The same layout on other links of the same GPUs: its price there."""
+    model = cost_model(cluster, plan.mesh, Workload(**plan.workload))
+    return replace(plan, cluster=cluster.to_json(), cost=price(plan.blocks, graph, model))
+
+
+def step_times(plan: Plan, graph: Graph, coarse: CoarseGraph) -> Callable[[Cluster], float]:
+    """Seconds of a step of the same layout by the links of its GPUs: as `repriced`, what links do not change worked out once."""
+    workload = Workload(**plan.workload)
+    sent = list(messages(plan.blocks, graph, cost_model(Cluster.from_json(plan.cluster), plan.mesh, workload)))
+
+    def seconds(there: Cluster) -> float:
+        model = cost_model(there, plan.mesh, workload)
+        return plan.cost.compute_time_s + exposed(sent, plan.blocks, graph, model, coarse)
+
+    return seconds
+
+
+def goals(request: Request, cluster: Cluster, graph: Graph | None) -> Goals:
+    """The best plan by each goal on these links. Raises NoPlanFits."""
+    planner = prepare(replace(request, cluster=cluster.to_json(), method="exact", objective="time"), graph)
+    options = meshes(planner.request, planner.cluster)
+
+    def best(objective: str, by_volume: bool) -> Plan:
+        lens = Lens("", objective, "", _free, zero=planner.workload.zero, uniform=False, by_volume=by_volume)
+        return choose(planner, options, lens=lens)
+
+    return Goals(best("communication", True), best("communication", False), choose(planner, options))
+
+
+def _free(graph: Graph, mesh: DeviceMesh) -> Restriction | None:
+    return Restriction()
+
+
+def best_there(request: Request, cluster: Cluster, graph: Graph | None) -> Plan | None:
+    """The plan that the request's method chooses on these links; None where none fits."""
+    planner = prepare(replace(request, cluster=cluster.to_json()), graph)
+    try:
+        return choose(planner, meshes(planner.request, planner.cluster))
+    except NoPlanFits:
+        return None
+
+
+def bandwidth_words(level: Level, factor: str) -> str:
+    """`90.0 GB/s (× 0.25)`."""
+    return f"{units.significant(level.bytes_per_s * float(factor) / 1e9)} GB/s{_times(factor)}"
+
+
+def latency_words(level: Level, factor: str) -> str:
+    """`6.00 µs (× 2)`."""
+    return f"{units.seconds(level.latency_s * float(factor))}{_times(factor)}"
+
+
+def _times(factor: str) -> str:
+    return "" if float(factor) == 1 else f" (× {units.significant(float(factor), 3).rstrip('0').rstrip('.')})"

@@ -1,0 +1,274 @@
+"""The tensors that fill one GPU at the peak of a plan: the parts of its memory, by kind. Pure.
+
+Finds the highest moment of the walk (`planner_core.cost.memory.peak`) again and lists what stands there: weights, their gradients and
+states; what autograd keeps, each storage with the op that keeps it first; and what is in flight. What the op at work adds to
+that (operands on their way, results, gathered weights) is one row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+from explorer.analysis.timeline import model_of
+from planner_core.core.graph import ITEM_BYTES, Call, Graph, Op, Value
+from planner_core.core.placement import Placements
+from planner_core.core.plan import Plan
+from planner_core.cost.memory.backward import Backward, Gradient
+from planner_core.cost.memory.forward import Layout, Moment
+from planner_core.cost.memory.peak import arriving, layouts
+from planner_core.cost.memory.storages import Key
+from planner_core.cost.resolved_ops import local_bytes
+
+FORWARD, BACKWARD, STEP = "forward", "backward", "optimizer"
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """One tensor, or several of equal copies: bytes are of one copy on one GPU, the shape is the whole tensor's. The
+    placement has a letter per mesh axis; shape and placement are empty for what is no single tensor."""
+
+    kind: str
+    what: str
+    block: str
+    shape: tuple[int, ...]
+    dtype: str
+    placement: str
+    num_bytes: int
+    copies: int = 1
+
+    @property
+    def total_bytes(self) -> int:
+        """Of all copies."""
+        return self.num_bytes * self.copies
+
+
+def held(plan: Plan, graph: Graph) -> list[Held]:
+    """Everything, largest first; the bytes of each kind add up to the plan's `memory_bytes`."""
+    walk = _Walk(plan, graph)
+    walk.standing()
+    walk.peak()
+    return sorted(walk.rows(), key=lambda h: -h.total_bytes)
+
+
+class _Walk:
+    def __init__(self, plan: Plan, graph: Graph) -> None:
+        self.plan = plan
+        self.model = model_of(plan)
+        self.made = layouts(plan.blocks, graph, self.model)
+        self.label_of = {prefix: label for label, bp in plan.blocks.items() if label for prefix in bp.prefixes}
+        self.found: dict[Held, int] = {}
+
+    def rows(self) -> Iterable[Held]:
+        """What was found, equal tensors together."""
+        for h, copies in self.found.items():
+            if h.num_bytes:
+                yield Held(h.kind, h.what, h.block, h.shape, h.dtype, h.placement, h.num_bytes, copies)
+
+    def value(self, label: str, number: int) -> Value:
+        """A value of a block of the plan."""
+        return self.made[label].storages.block.values[number]
+
+    def add(
+        self,
+        kind: str,
+        what: str,
+        label: str,
+        value: int | None,
+        placed: Placements | None,
+        num_bytes: int,
+        copies: int = 1,
+    ) -> None:
+        meta = self.value(label, value).meta if value is not None else None
+        row = Held(
+            kind, what, label, meta.shape if meta else (), meta.dtype if meta else "", " ".join(map(str, placed or ())), num_bytes,
+        )  # fmt: skip
+        self.found[row] = self.found.get(row, 0) + copies
+
+    def weights(self) -> Iterator[tuple[str, int, Placements, int, int]]:
+        """Every weight: label of its block, its number there, how it is stored, bytes of one copy on one GPU, copies."""
+        for label, bp in self.plan.blocks.items():
+            block = self.made[label].storages.block
+            for v, value in enumerate(block.values):
+                if value.kind == "parameter" and value.name in bp.params:
+                    stored = bp.params[value.name].stored
+                    yield label, v, stored, local_bytes(block, v, stored, self.model), len(bp.prefixes)
+
+    def standing(self) -> None:
+        """Weights and their optimizer states: there all the time."""
+        for label, v, stored, size, copies in self.weights():
+            value = self.value(label, v)
+            self.add("params", value.name, label, v, stored, size, copies)
+            if value.grad:
+                item = ITEM_BYTES[value.meta.dtype]
+                states = size // item * self.model.workload.state_bytes(item)
+                self.add("optimizer", f"states of {value.name}", label, v, stored, states, copies)
+
+    def peak(self) -> None:
+        """What stands at the highest moment."""
+        top = self.made[""]
+        phase, index, moment = _highest(top, {v: Gradient(0) for v in top.results})
+        trained = [
+            w for w in self.weights() if self.value(*w[:2]).grad
+        ]  # their gradients are as large as they are stored
+        grads = sum(size * copies for *_, size, copies in trained)
+        largest = max((size for *_, size, _ in trained), default=0)
+        if grads + 2 * largest > moment.total:
+            for label, v, stored, size, copies in trained:
+                self.add("grads", f"gradient of {self.value(label, v).name}", label, v, stored, size, copies)
+            self.add("buffers", "the optimizer at work: two tensors of the largest weight", "", None, None, 2 * largest)
+        elif phase == FORWARD:
+            self.forward("", index)
+        else:
+            self.backward("", index, {v: Gradient(0) for v in top.results})
+
+    # --- one block at one moment ------------------------------------------------------------------
+
+    def forward(self, label: str, index: int) -> None:
+        """Moment `index` of forward: two an item, while it runs and after."""
+        layout = self.made[label]
+        moment = _nth(layout.forward(), index)
+        number, running = index // 2, index % 2 == 0
+        self.kept(label, range(number if running else number + 1))
+        for key, size in layout.flying.items():
+            self.storage("buffers", label, key, size)
+        item = layout.storages.block.items[number]
+        if running and isinstance(item, Call):
+            inner = self.label_of[item.prefix]
+            self.forward(inner, _highest(self.made[inner])[1])
+        elif isinstance(item, Op):
+            self.at_work(label, item.name, FORWARD, moment.flying - sum(layout.flying.values()))
+
+    def backward(self, label: str, index: int, given: dict[int, Gradient]) -> None:
+        """Moment `index` of backward."""
+        layout = self.made[label]
+        back = Backward(layout, dict(given))
+        moment = _nth(back.run(), index)
+        call = layout.storages.block.items[back.at] if back.at >= 0 else None
+        self.kept(label, range(back.at + 1), skip=("call", back.at) if back.inside else None)
+        self.weight_gradients(label, back)
+        named = self.gradients(label, back)
+        if back.inside and isinstance(call, Call):
+            self.inside(self.label_of[call.prefix])
+        elif isinstance(call, Op):
+            self.at_work(label, call.name, BACKWARD, moment.flying - named)
+
+    def weight_gradients(self, label: str, back: Backward) -> None:
+        """Gradients of weights that are there: of the block itself, and of the blocks that it has been through."""
+        for name, size in back.weights.items():
+            self.weight_gradient(label, name, size)
+        for k, item in enumerate(self.made[label].storages.block.items):
+            if isinstance(item, Call) and k >= back.at + back.inside:
+                inner = self.label_of[item.prefix]
+                for name, size in self._after(inner).items():
+                    self.weight_gradient(inner, name, size)
+
+    def gradients(self, label: str, back: Backward) -> int:
+        """Gradients of values that are on their way; returns their bytes."""
+        layout = self.made[label]
+        item = layout.storages.block.items[back.at]
+        of = {g: value for value, g in reversed(back.by_value.items())}
+        of = {g: item.inputs[k] for k, g in back.at_work.items()} | of
+        for gradient, value in of.items():
+            name = layout.storages.block.values[value].name or _maker(layout, value)
+            self.add("buffers", f"gradient of {name}", label, value, None, gradient.num_bytes)
+        return sum(g.num_bytes for g in of)
+
+    def inside(self, label: str) -> None:
+        """The highest moment of backward in one copy of a block; recomputed, it may be that of running forward again."""
+        layout, given = self.made[label], arriving(self.made[label])
+        _, index, moment = _highest(layout, given, only=BACKWARD)
+        if self.model.workload.recompute == "full":
+            again = _highest(layout)
+            more = sum(g.num_bytes for g in given.values())
+            if again[2].total + more >= moment.total:
+                self.forward(label, again[1])
+                for value, gradient in given.items():
+                    self.add("buffers", f"gradient of {_maker(layout, value)}", label, value, None, gradient.num_bytes)
+                return
+        self.backward(label, index, given)
+
+    def _after(self, label: str) -> dict[str, int]:
+        """Gradients of a block's weights once its backward is done."""
+        back = Backward(self.made[label], arriving(self.made[label]))
+        for _ in back.run():
+            pass
+        return back.weights
+
+    def kept(self, label: str, numbers: range, skip: Key | None = None) -> None:
+        """What the items of these numbers are the first to keep for backward; a called block opens to its own."""
+        layout = self.made[label]
+        for number in numbers:
+            for key in layout.kept_at[number]:
+                if layout.first[key] != number or key in layout.border or key == skip:
+                    continue
+                item = layout.storages.block.items[number]
+                if key[0] == "call" and isinstance(item, Call):
+                    inner = self.label_of[item.prefix]
+                    if layout.storages.size[key]:
+                        self.kept(inner, range(len(self.made[inner].storages.block.items)))
+                else:
+                    self.storage("activations", label, key, layout.storages.size[key])
+
+    def storage(self, kind: str, label: str, key: Key, size: int) -> None:
+        """One storage by what it is."""
+        layout = self.made[label]
+        s, name = layout.storages, key[0]
+        if name == "extra":
+            self.add(kind, f"kept by {key[1]} beside its operands and result", label, None, None, size)
+        elif name == "taken" and len(key) == 3:
+            op = next(o for o in s.block.ops if o.name == key[1])
+            edge = s.plan.sites[op.name].inputs[key[2]]
+            self.add(
+                kind, f"operand {key[2]} of {op.name}, as it needs it", label, op.inputs[key[2]], edge.dst.forward, size
+            )
+        else:
+            value = int(str(key[1]))
+            self.add(kind, f"{_maker(layout, value)}{', as it is sent on' if name == 'given' else ''}", label, value,
+                     _placed(layout, value, name), size)  # fmt: skip
+
+    def weight_gradient(self, label: str, name: str, size: int) -> None:
+        block, param = self.made[label].storages.block, self.plan.blocks[label].params.get(name)
+        value = next((v for v, x in enumerate(block.values) if x.kind == "parameter" and x.name == name), None)
+        self.add("grads", f"gradient of {name}", label, value, param.stored if param else None, size)
+
+    def at_work(self, label: str, name: str, phase: str, size: int) -> None:
+        self.add(
+            "buffers",
+            f"while {name} runs {phase}: operands on their way, results, gathered weights",
+            label,
+            None,
+            None,
+            size,
+        )
+
+
+def _highest(layout: Layout, given: dict[int, Gradient] | None = None, only: str = "") -> tuple[str, int, Moment]:
+    """(phase, index, moment) of the first highest moment: of forward alone where no gradients are `given`."""
+    moments = [(FORWARD, i, m) for i, m in enumerate(layout.forward())] if only != BACKWARD else []
+    if given is not None:
+        moments += [(BACKWARD, i, m) for i, m in enumerate(Backward(layout, dict(given)).run())]
+    return max(moments, key=lambda m: m[2].total)
+
+
+def _nth(moments: Iterable[Moment], index: int) -> Moment:
+    """That moment, with the walk standing there."""
+    return next(islice(moments, index, None))
+
+
+def _maker(layout: Layout, value: int) -> str:
+    """`result of mlp.up_proj/linear`, or what comes from outside the block."""
+    for item in layout.storages.block.items:
+        if value in item.outputs:
+            return f"result of {item.name if isinstance(item, Op) else item.prefix}"
+    return "input of the block"
+
+
+def _placed(layout: Layout, value: int, name: str) -> Placements | None:
+    """How a result lies as its op makes it, or as it is delivered; None where no op of this block makes it."""
+    for op in layout.storages.block.ops:
+        if value in op.outputs:
+            edge = layout.storages.plan.sites[op.name].outputs[op.outputs.index(value)]
+            return edge.dst.forward if name == "given" else edge.src.forward
+    return None

@@ -1,0 +1,165 @@
+"""What if: some settings changed for a moment, the best plan for them, and how it differs from the one there is.
+
+Only the best plan is looked for, on every mesh; trade-offs, baselines and candidates wait until the settings are taken
+over. No Streamlit here.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from explorer.address import settings
+from explorer.address.settings import SETTINGS, Unreadable
+from explorer.jobs.malloc_trim import give_back
+from explorer.text import units, words
+from planner_core.core.cluster import Cluster
+from planner_core.core.graph import Graph, join_name
+from planner_core.core.plan import Plan, glob_name
+from planner_core.planning.pipeline import choose
+from planner_core.planning.session import Progress, Request, meshes, prepare
+
+KEYS = ("batch", "seq", "dtype", "optimizer", "zero", "recompute", "nodes", "gpus", "intra", "inter")
+"""What the panel may change."""
+POWERS = tuple(2**k for k in range(13))
+NODES = (1, 2, 4, 8, 16, 32, 64, 128)
+GPUS = (1, 2, 4, 8, 16)
+GB_PER_S = (1, 2, 4, 8, 12, 16, 25, 32, 50, 64, 100, 150, 200, 300, 400, 450, 600, 800, 900, 1200, 1600, 1800, 3200)
+CHANGED_SHOWN = 12
+PATIENCE_S = 2.0
+_TURN = threading.Lock()
+WORK = 200_000
+"""Labels that a search may form for a proof: less than a tenth of a second. What is left open is said, and a plan in full looks further."""
+
+
+def best(request: Request, graph: Graph | None = None, say: Progress = lambda text: None) -> Plan:
+    """The best plan alone; raises PlannerError as `plan_model` does."""
+    with _turn(say):
+        try:
+            planner = prepare(request, graph, say, WORK)
+            return choose(planner, meshes(request, planner.cluster), say)
+        finally:
+            give_back()
+
+
+@contextmanager
+def _turn(say: Progress) -> Iterator[None]:
+    """One plan after another: threads of one interpreter that plan at once all end late. After `PATIENCE_S` it is everyone's
+    turn: the one before may be long."""
+    mine = False
+    start = time.monotonic()
+    while not mine and time.monotonic() - start < PATIENCE_S:
+        if not (mine := _TURN.acquire(timeout=0.1)):
+            say("another visitor's plan")
+    try:
+        yield
+    finally:
+        if mine:
+            _TURN.release()
+
+
+def read(texts: tuple[str, ...]) -> dict[str, Any]:
+    """What is changed, from the address (`batch:32`); what cannot be read is left out."""
+    found: dict[str, Any] = {}
+    for text in texts:
+        key, _, value = text.partition(":")
+        try:
+            if key in KEYS:
+                found[key] = SETTINGS[key].parse(value)
+        except Unreadable:
+            continue
+    return found
+
+
+def unreadable(texts: tuple[str, ...]) -> list[str]:
+    """What `read` left out."""
+    return [t for t in texts if not read((t,))]
+
+
+def write(changes: Mapping[str, Any]) -> tuple[str, ...]:
+    """The changes as the address keeps them."""
+    return tuple(f"{k}:{SETTINGS[k].format(v)}" for k, v in changes.items() if k in KEYS and v is not None)
+
+
+def applied(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """All settings with the changes; a mesh that was asked for is let go where the GPUs are others."""
+    found = {**values, **changes}
+    if any(k in changes and changes[k] != values[k] for k in ("nodes", "gpus")):
+        found["mesh"] = None
+    return found
+
+
+def request(values: Mapping[str, Any], changes: Mapping[str, Any]) -> Request:
+    """What the planner is asked."""
+    return settings.request(applied(values, changes))
+
+
+def standing(cluster: Cluster, batch: int, seq: int) -> dict[str, Any]:
+    """The panel's numbers as they stand: of the workload and of the cluster; GB/s one way. No `inter` on one node."""
+    inner, *outer = cluster.levels
+    found = {
+        "batch": batch, "seq": seq, "nodes": cluster.num_gpus // inner.size, "gpus": inner.size,
+        "intra": inner.unit_bytes_per_s / 1e9,
+    }  # fmt: skip
+    return found | ({"inter": outer[0].unit_bytes_per_s / 1e9} if outer else {})
+
+
+def options(steps: tuple[float, ...], now: float) -> list[float]:
+    """The stops of a slider, the present value among them."""
+    return sorted({*steps, now})
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One number then and now, and the change in words; `better` None: no change worth a colour."""
+
+    name: str
+    now: str
+    change: str
+    better: bool | None
+
+
+def figures(before: Plan, after: Plan) -> list[Figure]:
+    """Step, communication and memory of the new plan, each against the old one."""
+    a, b = before.cost, after.cost
+    rows = (
+        ("step", a.step_time_s, b.step_time_s, units.seconds),
+        ("communication", a.comm_time_s, b.comm_time_s, units.seconds),
+        ("memory per GPU", a.memory_bytes["peak"], b.memory_bytes["peak"], units.memory),
+    )
+    return [Figure(name, unit(new), *_change(old, new, unit)) for name, old, new, unit in rows]
+
+
+def _change(old: float, new: float, unit: Any) -> tuple[str, bool | None]:
+    if abs(new - old) <= 0.001 * max(abs(old), abs(new)):
+        return "as before", None
+    sign = "+" if new > old else "-"  # an ASCII minus: st.metric colours by it
+    ratio = f" ({sign}{units.percent(abs(new / old - 1))})" if old else ""
+    return f"{sign}{unit(abs(new - old))}{ratio}", new < old
+
+
+def per_sample(before: Plan, after: Plan) -> str:
+    """Samples per second before and after, where the batch is another: step times of other batches do not compare."""
+    one, two = (int(p.workload["batch"]) for p in (before, after))
+    if one == two:
+        return ""
+    speeds = [n / p.cost.step_time_s for n, p in ((one, before), (two, after))]
+    return f"{units.significant(speeds[1])} samples a second, {units.significant(speeds[0])} before"
+
+
+def moved(before: Plan, after: Plan) -> list[tuple[str, str, str]]:
+    """(weight, placement before, after) of every weight that lies otherwise; copies that are alike are one row."""
+    one, two = words.by_weight(before), words.by_weight(after)
+    alike: dict[tuple[str, str, str, str], list[str]] = {}
+    for block, weight, prefix in dict.fromkeys((*one, *two)):
+        cells = [t.get((block, weight, prefix), words.WHOLE) for t in (one, two)]
+        if cells[0] != cells[1]:
+            alike.setdefault((block, weight, cells[0], cells[1]), []).append(prefix)
+    return [
+        (join_name(glob_name(tuple(p)), weight) + (f" ×{len(p)}" if len(p) > 1 else ""), old, new)
+        for (_, weight, old, new), p in alike.items()
+    ]

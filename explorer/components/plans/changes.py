@@ -1,0 +1,119 @@
+"""Plans: what the chosen plan places otherwise than another, told below the scatter and marked in a graph beside the weights."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+
+import streamlit as st
+
+from explorer import components
+from explorer.analysis import filters as choosing
+from explorer.analysis.filters import LETTERS, REFERENCE
+from explorer.components import graphs
+from explorer.components.plans import candidates
+from explorer.graph import diff as twins
+from explorer.graph import weight_table as weight_rows
+from explorer.session import state
+from explorer.text import words
+from planner_core.core.plan import Plan
+from planner_core.planning.pipeline import Result
+
+SHOWN = 8
+"""Weights of one placement that are named below the scatter; the graph marks all."""
+GRAPH_HEIGHT = 720
+
+
+def other(plans: Mapping[str, Plan], chosen: str) -> str:
+    """The plan that the chosen one is held against: the best; for the best itself Megatron-LM's, else the next in the list."""
+    rest = [n for n in plans if n != chosen]
+    best = next(iter(plans))
+    return best if chosen != best else next((n for n in rest if plans[n].method == REFERENCE), rest[0] if rest else "")
+
+
+def found(result: Result, plans: Mapping[str, Plan], chosen: str) -> tuple[twins.Difference, ...]:
+    """The nodes that lie otherwise in the two plans."""
+    there = other(plans, chosen)
+    return twins.of_plans(state.drawing(result.request), plans[chosen], plans[there]).differences if there else ()
+
+
+def line(result: Result, plans: Mapping[str, Plan], chosen: str, nodes: Sequence[twins.Difference]) -> None:
+    """Which weights change and how they then lie (`nodes` as `found` says), below the scatter in which the plan was chosen."""
+    there = other(plans, chosen)
+    if not there:
+        return
+    drawing = state.drawing(result.request)
+    mine, theirs = (f"<b>{html.escape(words.title(plans[n]))}</b>" for n in (chosen, there))
+    lie: dict[str, list[str]] = {}
+    for d in nodes:
+        kind, _, how = d.here.partition(" ")
+        node = drawing.node(d.left)
+        if kind == "weight" and node:
+            lie.setdefault(how, []).append(node.label)
+    rest = len(nodes) - sum(map(len, lie.values()))
+    told = [f"{html.escape(how)}: {html.escape(_some(names))}" for how, names in lie.items()]
+    told += [f"{rest} result{'s' * (rest > 1)} otherwise"] if rest else []
+    what = f"{'; '.join(told)}. The graph beside the weights below marks them ≠." if told else "every node lies alike."
+    st.html(f"<p class='told'>{mine} against {theirs}: {what}</p>")
+
+
+def _some(names: list[str]) -> str:
+    shown = list(dict.fromkeys(names))
+    return ", ".join(shown[:SHOWN]) + (f" and {len(shown) - SHOWN} more" if len(shown) > SHOWN else "")
+
+
+def weights(result: Result, plans: Mapping[str, Plan], chosen: str, nodes: Sequence[twins.Difference]) -> None:
+    """Placement of every weight, by name pattern, beside the graph: what the pointer is on in one is marked in the other, a
+    name opens its node on Fold."""
+    drawing = state.drawing(result.request)
+    one = candidates.chosen_block(result)
+    index = candidates.picked(one) if one else None
+    picked = (
+        {w: LETTERS[int(c)] for w, c in zip(one.weights, one.choice[index], strict=True)}
+        if one and index is not None
+        else {}
+    )
+    marked = {(one.block, w): letter for w, letter in picked.items()} if one else {}
+
+    def open_node() -> None:
+        node = str(st.session_state["weights"].get("open") or "")
+        run = weight_rows.run_of(drawing, node)
+        shown = tuple(dict.fromkeys([*(state.value("open") or ()), run])) if run else state.value("open")
+        if node:
+            state.change(node=node, open=shown)
+            st.session_state["to_fold"] = True
+
+    table = weight_rows.table(plans[chosen], result.coarse, drawing, state.value("node"), marked)
+    with st.container(key="wide_weights"):
+        left, right = st.columns([3, 2], gap="medium")
+    with left:
+        components.weights(table, key="weights", on_open=open_node)
+    with right:
+        if one and picked:
+            theirs = choosing.letters(one, plans[chosen])
+            homes = weight_rows.by_weight(drawing)
+            marks = {
+                homes[k]: f"weight {p}" for k, p in marked.items() if k in homes and LETTERS[theirs.get(k[1], 0)] != p
+            }
+            _graph(result, chosen, marks, "the chosen candidate")
+        else:
+            marks = {d.left: d.there for d in nodes}
+            _graph(result, chosen, marks, words.title(plans[other(plans, chosen)]) if marks else "")
+
+
+def _graph(result: Result, chosen: str, marks: dict[str, str], otherwise: str) -> None:
+    """The graph with the plan's placements, and marks on the nodes that lie otherwise somewhere else."""
+
+    def viewed() -> None:
+        view = st.session_state["plans_graph"].get("view") or {}
+        state.change(node=str(view.get("selected") or ""))
+
+    components.graph(
+        {
+            **graphs.canvas(result.request, chosen, state.edit_of(chosen), state.value("least"), state.value("way")),
+            "selected": state.value("node"), "asked": state.asked(), "show": "placement",
+            "open": graphs.default_open(state.drawing(result.request)),
+            "marks": marks, "other": otherwise,
+        },
+        key="plans_graph", on_view=viewed, height=GRAPH_HEIGHT,
+    )  # fmt: skip

@@ -1,0 +1,236 @@
+"""Choosing a plan: filters, the scatter of whole-model plans, its table, and pins; candidates of a block: `candidates`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import streamlit as st
+
+from explorer.address import pins, settings
+from explorer.analysis import filters as choosing
+from explorer.components import frame
+from explorer.figures import scatter
+from explorer.session import state
+from explorer.text import glossary, units, words
+from planner_core.core.plan import Plan
+from planner_core.planning.pipeline import Result
+
+CHOOSING = {**frame.CHART, "modeBarButtonsToRemove": ["autoScale2d"], "displayModeBar": True}
+AXES = {"communication": "communication", "exposed": "exposed communication", "step": "step time"}
+METHOD_NAMES = {
+    **{k: v.removesuffix("’s plan") for k, v in words.METHOD_TITLES.items()},
+    "exact": "exact search", "data-parallel": "data parallel", "fsdp": "FSDP", "megatron": "Megatron-LM",
+    "megatron-sp": "Megatron-LM + sequence parallel", "hf-expert": "the model's own", "edited": "by hand",
+}  # fmt: skip
+
+Plans = dict[str, Plan]
+
+
+def current() -> choosing.Filter:
+    """The filter in the address."""
+    v = state.values()
+    return choosing.Filter(v["fits"] == "only", v["meshes"], v["methods"], v["differs"])
+
+
+def _many(label: str, key: str, options: list[str], names: Any, placeholder: str, help: str | None = None) -> None:
+    what = {"meshes": "mesh", "methods": "method"}.get(key, "weight")
+    frame.absent(what, state.value(key), options, "“Show all” takes it out of the filter")
+    widget = state.seed(f"w_{key}", [x for x in state.value(key) if x in options])
+    st.multiselect(
+        label, options, format_func=names, key=widget, placeholder=placeholder, help=help,
+        on_change=lambda: state.change(**{key: tuple(st.session_state[widget])}),
+    )  # fmt: skip
+
+
+def filters(plans: Plans, shown: Plans) -> None:
+    """The controls: only what fits, meshes, methods, weights placed otherwise than by Megatron-LM."""
+    other = sorted(set().union(*choosing.differing(plans).values()))
+    on = current()
+    with st.expander(f"Filter: {len(shown)} of {len(plans)} plans" if on else "Filter", expanded=bool(on)):
+        widget = state.seed("w_fits", state.value("fits") == "only")
+        st.checkbox(
+            "Only what fits the memory", key=widget,
+            on_change=lambda: state.change(fits="only" if st.session_state[widget] else "all"),
+        )  # fmt: skip
+        left, middle, right = st.columns(3)
+        with left:
+            meshes = {choosing.mesh_text(p): words.mesh_words(p.mesh) for p in plans.values()}
+            _many("Mesh", "meshes", list(meshes), lambda m: meshes.get(m, m), "any")
+        with middle:
+            methods = list(dict.fromkeys(p.method for p in plans.values()))
+            _many("Method", "methods", methods, lambda m: METHOD_NAMES.get(m, m), "any")
+        with right:
+            told = "Plans, and candidates of a block, that place all of these weights otherwise than Megatron-LM"
+            named = {w: w.partition(":")[2] for w in other}
+            _many("Differs from Megatron-LM in", "differs", other, lambda w: named[w], "any weight", told)
+        if not other:
+            st.caption("Megatron-LM's plan suits no mesh here, so there is nothing to differ from.")
+        if on:
+            st.button("Show all", on_click=_clear, key="clear_filters")
+
+
+def _clear() -> None:
+    state.change(fits="all", meshes=(), methods=(), differs=())
+
+
+# --- whole-model plans ----------------------------------------------------------------------------------
+
+
+def plans_chart(result: Result, plans: Plans, shown: Plans, chosen: str) -> None:
+    """Whole-model plans; a click chooses one, a lasso or box keeps several in the table."""
+    widget = state.seed("w_axis", state.value("axis"))
+    with st.container(horizontal=True, vertical_alignment="center", height=56, border=False):
+        st.markdown("**Plans for the whole model** by", width="content")
+        st.selectbox(
+            "Across", list(AXES), format_func=lambda a: AXES[a], key=widget, width=230,
+            on_change=state.from_widget, args=("axis", widget), label_visibility="collapsed",
+        )  # fmt: skip
+    capacity = result.cluster.gpu.memory_bytes
+    figure = scatter.plans_scatter(
+        shown, chosen, choosing.baselines(plans), capacity, frame.theme(), state.value("axis"), plans
+    )
+    key = f"plans_chart{generation()}"
+
+    def pick() -> None:
+        selection = st.session_state[key]["selection"]
+        names = [n for n in dict.fromkeys(data_of(p) for p in selection["points"]) if n in plans]
+        if selection.get("lasso") or selection.get("box"):
+            state.change(among=tuple(names))
+        elif names:
+            state.change(plan=names[0])
+
+    st.plotly_chart(
+        figure, theme=None, key=key, on_select=pick, selection_mode=("points", "box", "lasso"), config=CHOOSING,
+        alt=f"Plans by {AXES[state.value('axis')]} per step and memory per GPU",
+    )  # fmt: skip
+
+
+def data_of(point: Any) -> Any:
+    """What a figure wrote to a point of its own."""
+    data = point.get("customdata")
+    return data[0] if isinstance(data, list) else data
+
+
+def generation() -> int:
+    """Part of the charts' keys, so that the browser forgets what was marked in them when the page does."""
+    return int(st.session_state.get("marked_generation", 0))
+
+
+def unmark(**changes: Any) -> None:
+    """Change settings, and forget what is marked in the charts."""
+    st.session_state["marked_generation"] = generation() + 1
+    state.change(**changes)
+
+
+def plans_table(plans: Plans, shown: Plans, chosen: str) -> None:
+    """Every plan a row, its figures before the long words, which a narrow window cuts off; a click chooses."""
+    frame.absent("plan", state.value("among"), list(plans), "It is left out of what is marked")
+    among = [n for n in state.value("among") if n in shown]
+    listed = {n: shown[n] for n in among} if among else shown
+    if among:
+        with st.container(horizontal=True, vertical_alignment="center"):
+            st.caption(f"{len(among)} plans marked in the chart", width="content")
+            st.button("Show all plans", on_click=unmark, kwargs={"among": ()}, key="unmark_plans", type="tertiary")
+    if not listed:
+        st.info("No plan passes the filter.")
+        return
+    tied = choosing.ties(plans)
+    rows = [
+        {
+            "plan": words.title(p),
+            "step, ms": figure(p.cost.step_time_s * 1e3),
+            "tie": "ties" if n in tied else "",
+            "communication, ms": figure(p.cost.comm_time_s * 1e3),
+            "of it exposed, ms": figure(p.cost.exposed_comm_time_s * 1e3),
+            "memory, GiB": figure(p.cost.memory_bytes["peak"] / units.GIB),
+            "fits": "yes" if p.fits else "no",
+            "mesh": words.mesh_words(p.mesh),
+            "what it does": words.describe(p),
+            "proof": "optimal" if p.optimal else "best found",
+        }
+        for n, p in listed.items()
+    ]
+    key = f"plans_table_{chosen}_{'-'.join(listed)}"
+
+    def pick() -> None:
+        selected = st.session_state[key]["selection"]["rows"]
+        if selected:
+            state.change(plan=list(listed)[selected[0]])
+
+    st.dataframe(
+        rows, hide_index=True, on_select=pick, selection_mode="single-row", key=key, row_height=34,
+        selection_default={"selection": {"rows": [list(listed).index(chosen)] if chosen in listed else []}},
+        column_config=_columns(), alt="The plans as a table",
+    )  # fmt: skip
+    st.caption("A row chooses its plan, as a click on its point does; so does “Chosen plan” below, which keys reach.")
+
+
+def _columns() -> dict[str, Any]:
+    text, number = st.column_config.TextColumn, st.column_config.NumberColumn
+    within = units.percent(words.MODEL_ERROR)
+    return {
+        "plan": text(width=225, help=glossary.PLAN_WORDS),
+        "what it does": text(width=290),
+        "fits": text(width=50),
+        "communication, ms": number(help="Time of all collectives of a step, hidden or not"),
+        "memory, GiB": number(help="The most that one GPU holds at once"),
+        "mesh": text(help=glossary.GLOSSARY["mesh"]),
+        "tie": text(
+            width=50, help=f"Within {within} of the fastest plan that fits: the estimate cannot tell them apart"
+        ),
+        "of it exposed, ms": number(help=glossary.GLOSSARY["exposed"]),
+        "proof": text(
+            help="optimal: proven the best of its kind under the stated cost model; best found: a small gap is left"
+        ),
+    }
+
+
+def figure(value: float) -> float:
+    """Three significant figures, still a number so that the column sorts."""
+    return float(f"{value:.3g}")
+
+
+def ties(plans: Plans) -> None:
+    """Plans within the model's error of the fastest that fits are told as ties."""
+    best, *near = choosing.ties(plans) or [""]
+    if near:
+        st.caption(
+            frame.text(
+                f"Within {units.percent(words.MODEL_ERROR)} of {words.title(plans[best])} in step time, which is the "
+                f"error of such estimates: {', '.join(words.title(plans[n]) for n in near)}. Choose among these by memory."
+            )
+        )
+
+
+# --- pins ------------------------------------------------------------------------------------------------
+
+
+def pinned(plans: Plans, chosen: str) -> None:
+    """Up to four plans to compare, kept while settings of this model change."""
+    held = list(state.value("compare"))
+    everything = state.with_pinned(plans)
+    mine = pins.pin(chosen, state.values())
+    is_held = mine in held or chosen in held
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        if is_held:
+            st.button("Unpin this plan", icon=":material/keep_off:", on_click=_hold, key="pin",
+                      args=([p for p in held if p not in (mine, chosen)],))  # fmt: skip
+        else:
+            st.button(
+                "Pin this plan", icon=":material/keep:", on_click=_hold, args=([*held, mine],), key="pin",
+                disabled=len(held) >= settings.MAX_COMPARED,
+                help=f"Keep it beside others on Compare, up to {settings.MAX_COMPARED}, also when you change the settings",
+            )  # fmt: skip
+        for k, text in enumerate(held):
+            if text in everything:
+                label = frame.text(words.title(everything[text]))
+                st.button(
+                    f"{label} ✕", key=f"unpin_{k}", type="tertiary", help="Unpin",
+                    on_click=_hold, args=([p for p in held if p != text],),
+                )  # fmt: skip
+        if len(held) > 1:
+            st.page_link("explorer/pages/compare.py", label="Compare them", icon=":material/compare_arrows:")
+
+
+def _hold(held: list[str]) -> None:
+    state.change(compare=tuple(held))

@@ -1,0 +1,152 @@
+"""Editing a plan: one weight pattern placed by hand, the rest kept or chosen anew, and what that costs at once."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from explorer.address import edits, pins
+from explorer.analysis import what_if as whatif
+from explorer.components import frame
+from explorer.components.plans import whatif_panel
+from explorer.graph import weight_table as weight_rows
+from explorer.session import state
+from explorer.text import glossary, words
+from planner_core.core.errors import PlannerError
+from planner_core.core.placement import Placements, parse_placement
+from planner_core.core.plan import Plan
+from planner_core.planning import edit
+from planner_core.planning.edit import Editable
+from planner_core.planning.pipeline import Result
+
+WIDE = 150
+"""Pixels of a control."""
+
+
+def panel(result: Result, plans: dict[str, Plan], chosen: str) -> None:
+    """The controls, and the edited plan against the one that it comes from."""
+    texts = state.value("edit")
+    try:
+        asked = edits.read(texts) if texts else edits.Edits(chosen, st.session_state.get("edit_rest_wish", "keep"))
+    except PlannerError as error:
+        st.error(state.in_words(str(error)))
+        st.button("Take back all edits", on_click=_forget, key="edit_forget")
+        return
+    base = plans.get(asked.base)
+    if base is not None:
+        _controls(result, asked, base)
+    if not texts:
+        st.caption(
+            "Give one weight another placement: what it costs is told at once, and the edited plan joins the list above."
+        )
+        return
+    found = state.edited(state.plan(result.request), texts)
+    if isinstance(found, str):
+        st.error(found)
+    elif base is not None:
+        _answer(base, found)
+    _undo(asked, isinstance(found, Plan) and chosen != pins.EDITED)
+
+
+def _controls(result: Result, asked: edits.Edits, base: Plan) -> None:
+    known = {edit.key_of(e.weight): e for e in edit.editable(result.graph, base)}
+    st.markdown(f"From **{frame.text(words.title(base))}** on {words.mesh_words(base.mesh)}.")
+    with st.container(horizontal=True, key="edit", gap="medium", vertical_alignment="bottom"):
+        start = next(reversed(tuple(asked.changes)), None) or _of_node(result, known)
+        key = st.selectbox(
+            "Weight", list(known), index=list(known).index(start) if start in known else 0, key="edit_weight", width=380,
+            format_func=lambda k: f"{known[k].pattern}  ×{known[k].copies}" if known[k].copies > 1 else known[k].pattern,
+        )  # fmt: skip
+        one = known[key]
+        now = asked.changes.get(key, one.stored[0])
+        now = now if len(now) == len(base.mesh.axis_sizes) else one.stored[0]
+        for axis, size in enumerate(base.mesh.axis_sizes):
+            if size > 1:
+                _axis(asked, one, key, now, axis, f"On {base.mesh.axis_names[axis]} ({size} GPUs)")
+        widget = state.seed("edit_rest", asked.rest)
+        st.segmented_control(
+            "All other weights", list(edits.REST), key=widget, required=True, format_func=lambda r: edits.REST[r],
+            on_change=lambda: _rest(asked, st.session_state[widget]),
+        )  # fmt: skip
+    if len(one.stored) > 1:
+        st.caption("Its copies lie in several ways in this plan; an edit gives all of them the same.")
+
+
+def _axis(asked: edits.Edits, one: Editable, key: str, now: Placements, axis: int, label: str) -> None:
+    widget = state.seed(f"edit_{key}_{axis}", str(now[axis]))
+
+    def put() -> None:
+        placements = tuple(parse_placement(st.session_state[widget]) if a == axis else p for a, p in enumerate(now))
+        _set(asked.put(key, placements, one.stored))
+
+    help = glossary.GLOSSARY["R"] + ". " + glossary.GLOSSARY["S"]
+    st.selectbox(label, _options(one, now[axis]), key=widget, width=WIDE, on_change=put, help=help)
+
+
+def _options(one: Editable, now: object) -> list[str]:
+    there = edits.choices(one)
+    return there if str(now) in there else [*there, str(now)]
+
+
+def _of_node(result: Result, known: dict[str, Editable]) -> str:
+    """The first weight of the node that is selected in the graph, else the first matrix of a repeated block."""
+    node = state.value("node")
+    if node:
+        names = weight_rows.by_weight(state.drawing(result.request))
+        for key, e in known.items():
+            if names.get(e.weight) == node:
+                return key
+    return next((k for k, e in known.items() if e.copies > 1 and len(e.meta.shape) > 1), next(iter(known)))
+
+
+def _answer(before: Plan, after: Plan) -> None:
+    with st.container(horizontal=True, key="edit_answer", gap="large"):
+        whatif_panel.figures(before, after)
+    stood = ", ".join(f"{f.name} {f.now}" for f in whatif.figures(before, before))
+    st.caption(f"Before, in {frame.text(words.title(before))}: {stood}.")
+    told = [f"{frame.text(words.describe(after))}."]
+    if not after.fits:
+        told.append("It does not fit the memory.")
+    st.markdown(" ".join(told))
+    for note in after.notes[1:]:
+        st.caption(frame.text(note))
+    whatif_panel.moved(before, after)
+
+
+def _undo(asked: edits.Edits, good: bool) -> None:
+    with st.container(horizontal=True, key="edit_undo"):
+        for key, placements in asked.changes.items():
+            label = f"{key.rpartition('/')[2]} {' '.join(map(str, placements))}"
+            st.button(
+                f"{frame.text(label)} ✕", key=f"undo_{key}", type="tertiary", help="Take this edit back", on_click=_set,
+                args=(asked.put(key, placements, (placements,)),),
+            )  # fmt: skip
+    with st.container(horizontal=True):
+        if good:
+            st.button(
+                "Choose the edited plan",
+                type="primary",
+                key="edit_choose",
+                on_click=lambda: state.change(plan=pins.EDITED),
+            )
+        st.button("Take back all edits", on_click=_forget, key="edit_forget")
+
+
+def _rest(asked: edits.Edits, rest: str) -> None:
+    st.session_state["edit_rest_wish"] = rest
+    if asked.changes:
+        _set(edits.Edits(asked.base, rest, asked.changes))
+
+
+def _set(asked: edits.Edits) -> None:
+    texts = asked.write()
+    state.change(edit=texts, **({} if texts else _away()))
+
+
+def _forget() -> None:
+    state.change(edit=(), **_away())
+
+
+def _away() -> dict[str, str]:
+    """Where the edited plan was chosen and goes, the one that it came from is chosen."""
+    texts = state.value("edit")
+    return {"plan": texts[0].rpartition(":")[0]} if state.value("plan") == pins.EDITED and texts else {}

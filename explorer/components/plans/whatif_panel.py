@@ -1,0 +1,187 @@
+"""The what-if panel: sliders that re-plan as they stop, beside what changes."""
+
+from __future__ import annotations
+
+import html
+import time
+from typing import Any
+
+import streamlit as st
+
+from explorer.address import settings
+from explorer.analysis import what_if as whatif
+from explorer.components import frame
+from explorer.jobs.result_cache import Shelf
+from explorer.session import state
+from explorer.text import units, words
+from planner_core.core.errors import PlannerError
+from planner_core.core.plan import Plan
+from planner_core.cost.model import OPTIMIZERS, RECOMPUTE
+from planner_core.planning.pipeline import Result
+from planner_core.planning.session import Progress, Request
+
+KEPT = 200
+"""Answers kept for all sessions."""
+LABELS = {
+    "batch": "Batch, samples a step", "seq": "Tokens a sample", "nodes": "Nodes", "gpus": "GPUs in a node",
+    "intra": "Inside a node, GB/s out of a GPU", "inter": "Between nodes, GB/s out of a node",
+    "dtype": "Numbers", "optimizer": "Optimizer", "zero": "Weights", "recompute": "Recomputation",
+}  # fmt: skip
+STEPS: dict[str, tuple[float, ...]] = {
+    "batch": whatif.POWERS, "seq": (*whatif.POWERS[4:], 8192, 16384, 32768), "nodes": whatif.NODES, "gpus": whatif.GPUS,
+    "intra": whatif.GB_PER_S, "inter": whatif.GB_PER_S,
+}  # fmt: skip
+CHOICES: dict[str, dict[Any, str]] = {
+    "dtype": settings.DTYPES,
+    "optimizer": {o: settings.OPTIMIZER_NAMES.get(o, o) for o in OPTIMIZERS},
+    "zero": {3: "may be sharded", 0: "kept"},
+    "recompute": {r: settings.RECOMPUTE_NAMES.get(r, r) for r in RECOMPUTE},
+}
+WIDE = 225
+"""Pixels of a control."""
+DEFAULT_INTER = 400.0
+"""GB/s between nodes where a cluster of one node is given several."""
+
+
+@st.cache_resource(show_spinner=False)
+def _answers() -> Shelf[Request, tuple[Plan, float]]:
+    return Shelf(KEPT)
+
+
+def best(request: Request, say: Progress = lambda text: None) -> tuple[Plan, float]:
+    """The best plan for a request and the seconds that it took, shared by all sessions."""
+
+    def make() -> tuple[Plan, float]:
+        start = time.perf_counter()
+        return whatif.best(request, state.own_graph(request), say), time.perf_counter() - start
+
+    return _answers().get(request, make, lambda: say("another visitor's plan"))
+
+
+@st.fragment
+def panel(result: Result, chosen: Plan) -> None:
+    """The controls, and the best plan for them against the chosen one."""
+    if st.session_state.pop("whatif_taken", False):
+        st.rerun()
+    changes = whatif.read(state.value("whatif"))
+    frame.absent("what-if setting", whatif.unreadable(state.value("whatif")), (), "It is left out")
+    stands = whatif.standing(result.cluster, result.workload.batch, result.workload.seq)
+    with st.container(horizontal=True, key="whatif", gap="medium"):
+        for key, steps in STEPS.items():
+            now = stands.get(key, DEFAULT_INTER)
+            useless = key == "inter" and changes.get("nodes", stands["nodes"]) == 1
+            if not useless and not (key == "seq" and now == 1):
+                _slider(key, steps, now, changes, alone="inter" not in stands)
+        for key, names in CHOICES.items():
+            _choice(key, names, changes)
+    if not changes:
+        st.caption(
+            "Move a slider: the best plan for it is found at once and set against the chosen plan. Nothing else changes."
+        )
+        return
+    asked = whatif.request(state.values(), changes)
+    try:
+        with st.spinner("Planning", show_time=True):
+            after, taken = best(asked)
+    except PlannerError as error:
+        st.error(state.in_words(str(error)))
+        _buttons(changes, False)
+        return
+    _answer(chosen, after, taken)
+    _buttons(changes, True)
+
+
+def _set(key: str, value: Any, stands: Any, alone: bool = False) -> None:
+    """Note a change in the address; back at what stands it is none. Several nodes need a link between them."""
+    changes = whatif.read(state.value("whatif"))
+    changes.pop(key, None)
+    if value != stands:
+        changes[key] = value
+    if alone and key == "nodes":
+        changes.pop("inter", None)
+        changes |= {"inter": DEFAULT_INTER} if value > 1 else {}
+    state.change(whatif=whatif.write(changes))
+    state.follow()
+
+
+def _slider(key: str, steps: tuple[float, ...], now: float, changes: dict[str, Any], alone: bool) -> None:
+    current = changes.get(key, now)
+    widget = state.seed(f"wi_{key}", current)
+    st.select_slider(
+        LABELS[key], whatif.options((*steps, current), now), key=widget, width=WIDE, format_func=lambda v: f"{v:g}",
+        on_change=lambda: _set(key, st.session_state[widget], now, alone),
+    )  # fmt: skip
+
+
+def _choice(key: str, names: dict[Any, str], changes: dict[str, Any]) -> None:
+    now = state.value(key)
+    widget = state.seed(f"wi_{key}", changes.get(key, now))
+    st.selectbox(
+        LABELS[key], list(names), key=widget, width=WIDE, format_func=lambda v: names[v],
+        on_change=lambda: _set(key, st.session_state[widget], now),
+    )  # fmt: skip
+
+
+def _answer(before: Plan, after: Plan, taken: float) -> None:
+    with st.container(horizontal=True, key="whatif_answer", gap="large"):
+        figures(before, after)
+        old, new = words.mesh_words(before.mesh), words.mesh_words(after.mesh)
+        st.metric(
+            "mesh",
+            new,
+            "as before" if old == new else f"before: {old}",
+            delta_color="off",
+            delta_arrow="off",
+            width="content",
+        )
+    told = [f"{frame.text(words.describe(after))}."]
+    if not after.fits:
+        told.append("It does not fit the memory.")
+    told += [f"{frame.text(note[:1].upper() + note[1:])}." for note in after.notes if after.fits and not after.optimal]
+    speed = whatif.per_sample(before, after)
+    st.markdown(" ".join([*told, f"{frame.text(speed)}." if speed else ""]))
+    moved(before, after)
+    st.caption(
+        f"Set against {frame.text(words.title(before))}. Planned in {units.seconds(taken)}: the best plan alone, on every mesh."
+    )
+
+
+def figures(before: Plan, after: Plan) -> None:
+    """Step, communication and memory of the new plan with their change."""
+    for one in whatif.figures(before, after):
+        st.metric(
+            one.name, one.now, one.change, delta_color="off" if one.better is None else "inverse", width="content",
+            delta_arrow="off",
+        )  # fmt: skip
+
+
+def moved(before: Plan, after: Plan) -> None:
+    """The weights that lie otherwise."""
+    found = whatif.moved(before, after)
+    if found:
+        with st.expander(
+            f"{len(found)} placement{'s differ' if len(found) > 1 else ' differs'} from {words.title(before)}"
+        ):
+            rows = [[html.escape(w), html.escape(a), html.escape(b)] for w, a, b in found[: whatif.CHANGED_SHOWN]]
+            frame.table(["weight", "before", "after"], rows, "placements that changed")
+            if len(found) > whatif.CHANGED_SHOWN:
+                st.caption(f"and {len(found) - whatif.CHANGED_SHOWN} more")
+    else:
+        st.caption("Every weight lies as before.")
+
+
+def _buttons(changes: dict[str, Any], good: bool) -> None:
+    with st.container(horizontal=True):
+        if good:
+            st.button("Plan with these", type="primary", on_click=_take, args=(changes,), key="whatif_take")
+        st.button("Back to the settings", on_click=_forget, key="whatif_forget")
+
+
+def _take(changes: dict[str, Any]) -> None:
+    state.change(**changes, whatif=(), plan="")
+    st.session_state["whatif_taken"] = True
+
+
+def _forget() -> None:
+    state.change(whatif=())
+    state.follow()

@@ -1,0 +1,278 @@
+"""Figures that put plans beside each other: memory, traffic, the step in time, who sends to whom. Pure: values in, plotly out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from explorer.analysis.timeline import LANES, Timeline
+from explorer.figures.palette import (
+    COMMUNICATION,
+    COMPUTE,
+    KIND_COLOURS,
+    MEMORY_COLOURS,
+    MEMORY_INK,
+    MEMORY_KINDS,
+    MEMORY_NAMES,
+    Theme,
+)
+from explorer.figures.style import style
+from explorer.figures.topology import Grid, capacity
+from explorer.text import units
+from explorer.text.words import title
+from planner_core.core.plan import PHASES, Plan
+
+GIB = units.GIB
+PATTERNS = ("", "/", ".")
+"""One per mesh axis, so that axes differ without colour; the innermost is plain."""
+LANE_NAMES = {"compute": "compute", "exposed": "waits for data", "hidden": "hidden traffic"}
+LANE_STEP, PLAN_STEP = 1.0, 4.3
+"""Distance of lanes, and of plans, in units of the vertical axis."""
+LABEL_SHARE = 0.012
+"""A stretch gets its name inside if it is as long as this share of the widest step for each letter."""
+
+
+def memory_bars(plans: Mapping[str, Plan], theme: Theme) -> go.Figure:
+    """Memory per GPU stacked by kind, with the capacity as a line: one for all, or one each where plans are for other GPUs."""
+    figure = go.Figure()
+    names = [_label(p) for p in plans.values()]
+    for kind in MEMORY_KINDS:
+        sizes = [p.cost.memory_bytes.get(kind, 0) for p in plans.values()]
+        figure.add_bar(
+            y=names,
+            x=[s / GIB for s in sizes],
+            name=MEMORY_NAMES[kind],
+            orientation="h",
+            marker_color=MEMORY_COLOURS[kind],
+            marker_line={"width": 1, "color": theme.surface},
+            text=[MEMORY_NAMES[kind]] * len(names),
+            textposition="inside",
+            insidetextanchor="middle",
+            textangle=0,
+            textfont={"color": MEMORY_INK[kind], "size": 12.5},
+            hovertext=[units.memory(s) for s in sizes],
+            hovertemplate="%{y}: " + MEMORY_NAMES[kind] + " %{hovertext}<extra></extra>",
+        )
+    totals = [p.cost.memory_bytes["peak"] for p in plans.values()]
+    parts = [sum(p.cost.memory_bytes.get(k, 0) for k in MEMORY_KINDS) for p in plans.values()]
+    ends = [max(t, s) / GIB for t, s in zip(totals, parts, strict=True)]
+    figure.add_scatter(
+        x=[t / GIB for t in totals],
+        y=names,
+        mode="markers",
+        name="peak",
+        hoverinfo="skip",
+        marker={"symbol": "line-ns", "size": 20, "line": {"width": 2.5, "color": theme.text}},
+    )
+    for name, total, end in zip(names, totals, ends, strict=True):
+        figure.add_annotation(
+            x=end, y=name, text=units.memory(total), xanchor="left", xshift=8, showarrow=False, bgcolor=theme.surface
+        )
+    capacities = [capacity(p) for p in plans.values()]
+    _capacities(figure, capacities, theme)
+    figure.update_layout(barmode="stack", uniformtext={"minsize": 11.5, "mode": "hide"})
+    figure.update_xaxes(title="memory per GPU, GiB", range=[0, max(*(c / GIB for c in capacities), *ends) * 1.16])
+    figure.update_yaxes(autorange="reversed")
+    return style(figure, theme, 190 + 46 * len(names))
+
+
+def _capacities(figure: go.Figure, capacities: Sequence[int], theme: Theme) -> None:
+    """A dashed line at the memory of one GPU across all bars; where bars are for other GPUs, across each of them."""
+    line = {"color": theme.text, "width": 1.5, "dash": "dash"}
+    if len(set(capacities)) == 1:
+        told = {"text": f"GPU memory {units.memory(capacities[0])}"}
+        figure.add_vline(x=capacities[0] / GIB, line=line, annotation=told, annotation_position="top")
+        return
+    for k, size in enumerate(capacities):
+        figure.add_shape(type="line", x0=size / GIB, x1=size / GIB, y0=k - 0.46, y1=k + 0.46, line=line)
+        figure.add_annotation(
+            x=size / GIB, y=k - 0.46, text=f"GPU memory {units.memory(size)}", yanchor="bottom", yshift=-3, showarrow=False,
+            font={"size": 12.5},
+        )  # fmt: skip
+    figure.update_layout(bargap=0.5)  # room for the words between the bars
+
+
+def collectives_bars(plans: Mapping[str, Plan], theme: Theme) -> go.Figure:
+    """Bytes that one GPU sends per step: a panel a phase, colours by collective, patterns by mesh axis."""
+    phases = [
+        ph for ph in PHASES if any(t.phase == ph and t.wire_bytes for p in plans.values() for t in p.cost.traffic)
+    ] or ["forward"]
+    figure = make_subplots(cols=len(phases), shared_yaxes=True, subplot_titles=phases, horizontal_spacing=0.04)
+    names = [_label(p) for p in plans.values()]
+    keys = dict.fromkeys((t.kind, p.mesh.axis_names[t.axis]) for p in plans.values() for t in p.cost.traffic)
+    axes = sorted({axis for _, axis in keys}, key=lambda axis: (axis == "data", axis))
+    for kind, axis in keys:
+        for col, phase in enumerate(phases, 1):
+            rows = [_row(p, phase, kind, axis) for p in plans.values()]
+            figure.add_bar(
+                y=names,
+                x=[r[0] / 1e9 for r in rows],
+                orientation="h",
+                name=f"{kind} on {axis}",
+                legendgroup=f"{kind}{axis}",
+                showlegend=col == 1,
+                row=1,
+                col=col,
+                hovertemplate="%{hovertext}<extra></extra>",
+                hovertext=[
+                    f"{n}: {k} {kind} on {axis}, {units.traffic(b)} sent" for n, (b, k) in zip(names, rows, strict=True)
+                ],
+                marker={
+                    "color": KIND_COLOURS.get(kind, theme.faint),
+                    "line": {"width": 1, "color": theme.surface},
+                    "pattern": {
+                        "shape": PATTERNS[axes.index(axis) % 3],
+                        "fillmode": "overlay",
+                        "fgcolor": theme.surface,
+                        "size": 7,
+                        "solidity": 0.35,
+                    },
+                },
+            )
+    figure.update_layout(barmode="stack")
+    figure.update_xaxes(title="sent per GPU, GB", rangemode="tozero")
+    figure.update_yaxes(autorange="reversed", col=1)
+    return style(figure, theme, 200 + 46 * len(names))
+
+
+def _row(plan: Plan, phase: str, kind: str, axis: str) -> tuple[int, int]:
+    found = [t for t in plan.cost.traffic if (t.phase, t.kind, plan.mesh.axis_names[t.axis]) == (phase, kind, axis)]
+    return sum(t.wire_bytes for t in found), sum(t.count for t in found)
+
+
+# --- the step in time ---------------------------------------------------------------------------------
+
+
+def timeline(lines: Mapping[str, Timeline], theme: Theme) -> go.Figure:
+    """One step of each plan by name in three lanes: compute, the communication it waits for, and what hides behind compute."""
+    figure = go.Figure()
+    widest = max((t.step_s for t in lines.values()), default=0.0) or 1.0
+    looks = {"compute": (COMPUTE, ""), "exposed": (COMMUNICATION, ""), "hidden": (COMMUNICATION, "/")}
+    for k, lane in enumerate(LANES):
+        bars = [
+            (i * PLAN_STEP + k * LANE_STEP, b) for i, t in enumerate(lines.values()) for b in t.bars if b.lane == lane
+        ]
+        colour, pattern = looks[lane]
+        figure.add_bar(
+            y=[y for y, _ in bars],
+            x=[b.seconds * 1e3 for _, b in bars],
+            base=[b.start_s * 1e3 for _, b in bars],
+            orientation="h",
+            name=LANE_NAMES[lane],
+            width=0.86,
+            hovertext=[
+                f"{b.phase}, {_escape(b.part)}{f' {b.copy} of {b.copies}' if b.copies > 1 else ''}<br>"
+                f"{LANE_NAMES[lane]} {units.seconds(b.seconds)}"
+                for _, b in bars
+            ],
+            hovertemplate="%{hovertext}<extra></extra>",
+            marker={
+                "color": colour,
+                "pattern": {"shape": pattern, "fgcolor": colour, "bgcolor": theme.surface, "size": 6},
+                "line": {"width": 0.5, "color": theme.surface},
+            },
+        )
+    for i, (name, line) in enumerate(lines.items()):
+        _mark(figure, name, line, i * PLAN_STEP, widest, theme)
+    ticks = [i * PLAN_STEP + k for i in range(len(lines)) for k in range(len(LANES))]
+    figure.update_layout(barmode="overlay", showlegend=False)
+    figure.update_xaxes(title="time in one step, ms", range=[0, widest * 1e3 * 1.12])
+    figure.update_yaxes(
+        tickvals=ticks,
+        ticktext=[LANE_NAMES[lane] for lane in LANES] * len(lines),
+        range=[(len(lines) - 1) * PLAN_STEP + 2.7, -1.5],
+        fixedrange=True,
+    )
+    style(figure, theme, 90 + 118 * len(lines))
+    figure.update_yaxes(showgrid=False, zeroline=False)
+    figure.update_layout(margin={"l": 8, "r": 16, "t": 8, "b": 48})
+    return figure
+
+
+def _mark(figure: go.Figure, name: str, line: Timeline, top: float, widest: float, theme: Theme) -> None:
+    """A plan's name over its lanes, the step's length at its end, where backward begins, and names inside long stretches."""
+    text = {"showarrow": False, "xanchor": "left", "font": {"size": 13.5, "color": theme.text}}
+    figure.add_annotation(x=0, y=top - 0.95, text=f"<b>{_escape(name)}</b>", **text)
+    figure.add_annotation(x=line.step_s * 1e3, y=top, text=units.seconds(line.step_s), xshift=6, **text)
+    turn = line.start_of("backward") * 1e3
+    figure.add_shape(
+        type="line",
+        x0=turn,
+        x1=turn,
+        y0=top - 0.62,
+        y1=top + 2.5,
+        line={"color": theme.muted, "width": 1, "dash": "dot"},
+    )
+    if not line.dense("backward") and turn > len(name) * 13.5 * widest:  # clear of the name
+        figure.add_annotation(x=turn, y=top - 0.95, text="backward", xshift=3, **text)
+    for phase in filter(line.dense, ("forward", "backward")):
+        for part, copies, start, end in line.spans(phase):
+            words = f"{phase}: {part}" + (f" ×{copies}" if copies > 1 else "")
+            words = next((w for w in (words, phase) if len(w) * LABEL_SHARE * widest < end - start), "")
+            if words:
+                figure.add_annotation(
+                    x=(start + end) / 2e-3,
+                    y=top,
+                    text=_escape(words),
+                    showarrow=False,
+                    font={"size": 12.5, "color": "#ffffff"},
+                    bgcolor=COMPUTE,
+                )
+
+
+def _label(plan: Plan) -> str:
+    """A plan's name beside a bar; what its settings have of their own on a second line."""
+    return _escape(title(plan)).replace(" (", "<br>(", 1)
+
+
+def _escape(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def matrix(grid: Grid, most: float, theme: Theme) -> go.Figure:
+    """Bytes that row sends to column in one step; empty where nothing is sent. `most` is the darkest colour, in bytes."""
+    z = np.where(grid.num_bytes > 0, grid.num_bytes / 1e9, np.nan)
+    n = len(z)
+    figure = go.Figure(
+        go.Heatmap(
+            z=z,
+            zmin=0,
+            zmax=most / 1e9 or 1.0,
+            colorscale=[[0, _mix(COMMUNICATION, theme.surface, 0.14)], [1, COMMUNICATION]],
+            colorbar={"title": {"text": "GB", "side": "top"}, "thickness": 12, "outlinewidth": 0, "len": 0.9},
+            hovertext=[
+                [
+                    f"{grid.unit} {i} sends {grid.unit} {j} {units.traffic(v)}"
+                    if v
+                    else f"{grid.unit} {i} sends {grid.unit} {j} nothing"
+                    for j, v in enumerate(row)
+                ]
+                for i, row in enumerate(grid.num_bytes)
+            ],
+            hovertemplate="%{hovertext}<extra></extra>",
+            hoverongaps=True,
+            xgap=1 if n <= 32 else 0,
+            ygap=1 if n <= 32 else 0,
+        )
+    )
+    for k in range(grid.per_group, n, grid.per_group):
+        line = {"color": theme.muted, "width": 1.2}
+        figure.add_shape(type="line", x0=k - 0.5, x1=k - 0.5, y0=-0.5, y1=n - 0.5, line=line)
+        figure.add_shape(type="line", y0=k - 0.5, y1=k - 0.5, x0=-0.5, x1=n - 0.5, line=line)
+    step = max(1, n // 8)
+    ticks = {"tickvals": list(range(0, n, step)), "showgrid": False, "zeroline": False, "range": [-0.5, n - 0.5]}
+    figure.update_xaxes(title=f"to {grid.unit}", constrain="domain", **ticks)
+    figure.update_yaxes(title=f"from {grid.unit}", scaleanchor="x", constrain="domain", **ticks)
+    figure.update_yaxes(range=[n - 0.5, -0.5])
+    style(figure, theme, 380)
+    figure.update_layout(margin={"l": 8, "r": 8, "t": 16, "b": 48})
+    return figure
+
+
+def _mix(colour: str, other: str, share: float) -> str:
+    """`share` of a colour in another."""
+    both = [(int(colour[i : i + 2], 16), int(other[i : i + 2], 16)) for i in (1, 3, 5)]
+    return "#" + "".join(f"{round(share * a + (1 - share) * b):02x}" for a, b in both)

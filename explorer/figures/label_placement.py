@@ -1,0 +1,44 @@
+"""Names beside points without overlap: each takes the nearest free place, with a leader line where that is not next to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from explorer.graph.layout import text_width
+
+HEIGHT = 16.0
+REACH = 15.0
+"""Pixels from a point to its label."""
+STEPS = tuple(sign * 18 * k for k in range(8) for sign in (-1, 1))[1:]
+
+Rect = tuple[float, float, float, float]
+
+
+def place(
+    points: Sequence[tuple[float, float]], names: Sequence[str], width: float, height: float
+) -> list[tuple[float, float]]:
+    """Offsets in pixels (right, down) from each point to the left middle of its label, in a plot of this size."""
+    taken: list[Rect] = [(x - 8, y - 8, x + 8, y + 8) for x, y in points]
+    offsets: list[tuple[float, float]] = [(REACH, 0.0)] * len(points)
+    for i in sorted(range(len(points)), key=lambda i: points[i]):
+        x, y = points[i]
+        long = text_width(names[i], 12.5)
+        options = [(dx, float(dy)) for dy in STEPS for dx in (REACH, -REACH - long)]
+        free = [o for o in options if 0 <= x + o[0] <= width - long and HEIGHT / 2 <= y + o[1] <= height - HEIGHT / 2]
+        others = taken[:i] + taken[i + 1 :]
+        best = min(free or options, key=lambda o: _overlap(_box(x, y, o, long), others) * 100 + abs(o[1]) + (o[0] < 0))
+        offsets[i] = best
+        taken.append(_box(x, y, best, long))
+    return offsets
+
+
+def _box(x: float, y: float, offset: tuple[float, float], long: float) -> Rect:
+    left, middle = x + offset[0], y + offset[1]
+    return left, middle - HEIGHT / 2, left + long, middle + HEIGHT / 2
+
+
+def _overlap(box: Rect, others: Sequence[Rect]) -> float:
+    total = 0.0
+    for o in others:
+        total += max(0.0, min(box[2], o[2]) - max(box[0], o[0])) * max(0.0, min(box[3], o[3]) - max(box[1], o[1]))
+    return total

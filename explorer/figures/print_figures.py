@@ -1,0 +1,160 @@
+"""Figures of the printed report as SVG: memory by kind, and the step in three lanes. Pure: values in, SVG out.
+
+Drawn for white paper; hatching and words stand beside every colour, so that a black-and-white print still tells.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Mapping
+
+from explorer.analysis.timeline import LANES, Bar, Timeline
+from explorer.figures.palette import COMMUNICATION, COMPUTE, LIGHT, MEMORY_COLOURS, MEMORY_KINDS, MEMORY_NAMES
+from explorer.figures.svg_tensors import on_colour
+from explorer.figures.topology import capacity
+from explorer.text import units
+from explorer.text.words import title
+from planner_core.core.plan import Plan
+
+WIDTH, LABEL, END = 520.0, 92.0, 56.0
+"""Pixels of a figure, of the names on its left, and of the figures on its right."""
+SPAN = WIDTH - LABEL - END
+LANE_H, BAR_H, NAME_H = 13.0, 26.0, 18.0
+LANE_NAMES = {"compute": "compute", "exposed": "waits for data", "hidden": "hidden traffic"}
+HATCH = (
+    '<defs><pattern id="hatch" width="5" height="5" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
+    f'<rect width="5" height="5" fill="{LIGHT.surface}"/><rect width="2" height="5" fill="{COMMUNICATION}"/></pattern></defs>'
+)
+FILLS = {"compute": COMPUTE, "exposed": COMMUNICATION, "hidden": "url(#hatch)"}
+
+
+def memory(plans: Mapping[str, Plan]) -> str:
+    """Memory per GPU stacked by kind, one bar a plan, with the capacity of its GPU as a line."""
+    capacities = [capacity(p) for p in plans.values()]
+    most = max(*capacities, *(_held(p) for p in plans.values())) * 1.02
+    y, parts = 16.0, []
+    for p, there in zip(plans.values(), capacities, strict=True):
+        parts.append(_capacity(LABEL + there / most * SPAN, y - 2, NAME_H + BAR_H - 6))
+        if len(set(capacities)) > 1:
+            parts.append(_text(LABEL + SPAN, y + 11, f"GPU memory {units.memory(there)}", anchor="end"))
+        parts.append(_text(0, y + 11, title(p), bold=True))
+        x = LABEL
+        y += NAME_H
+        for kind in MEMORY_KINDS:
+            size = p.cost.memory_bytes.get(kind, 0)
+            wide = size / most * SPAN
+            told = f"{MEMORY_NAMES[kind]} {units.memory(size)}"
+            parts.append(_rect(x, y, wide, BAR_H - 8, MEMORY_COLOURS[kind], told))
+            if wide > 34:
+                parts.append(
+                    _inside(
+                        x + wide / 2, y + 12.5, units.significant(size / units.GIB), on_colour(MEMORY_COLOURS[kind])
+                    )
+                )
+            x += wide
+        parts.append(_text(x + 5, y + 13, units.memory(p.cost.memory_bytes["peak"])))
+        y += BAR_H
+    told = (
+        f"GPU memory {units.memory(capacities[0])}; in the bars GiB" if len(set(capacities)) == 1 else "in the bars GiB"
+    )
+    parts.append(_text(LABEL + max(capacities) / most * SPAN, 10, told, anchor="end"))
+    y += 6
+    for i, kind in enumerate(MEMORY_KINDS):
+        parts.append(_rect(i * 104, y, 9, 9, MEMORY_COLOURS[kind]))
+        parts.append(_text(i * 104 + 13, y + 8.5, MEMORY_NAMES[kind]))
+    return _svg(y + 14, "".join(parts), "Memory per GPU by kind")
+
+
+def _capacity(x: float, y: float, high: float) -> str:
+    return f'<path d="M{x:.1f} {y:.1f}v{high:.1f}" stroke="{LIGHT.text}" stroke-width="1.3" stroke-dasharray="4 3"/>'
+
+
+def _held(plan: Plan) -> int:
+    kinds = sum(plan.cost.memory_bytes.get(k, 0) for k in MEMORY_KINDS)
+    return max(kinds, plan.cost.memory_bytes["peak"])
+
+
+def timeline(lines: Mapping[str, Timeline]) -> str:
+    """One step of each plan: compute, what it waits for, and what hides; forward and backward."""
+    widest = max((t.step_s for t in lines.values()), default=0.0) or 1.0
+    y, parts = 0.0, [HATCH]
+    for name, line in lines.items():
+        parts.append(_text(0, y + 11, name, bold=True))
+        y += NAME_H
+        for lane in LANES:
+            parts.append(_text(0, y + 9.5, LANE_NAMES[lane], muted=True))
+            for bar in line.bars:
+                if bar.lane == lane:
+                    parts.append(_bar(bar, widest, y))
+            if lane == "compute":
+                parts.append(_spans(line, widest, y))
+                parts.append(_text(LABEL + line.step_s / widest * SPAN + 5, y + 9.5, units.seconds(line.step_s)))
+            y += LANE_H
+        y += 5
+    parts.append(_axis(widest, y))
+    return _svg(y + 26, "".join(parts), "One training step in time")
+
+
+def _bar(bar: Bar, widest: float, y: float) -> str:
+    x, wide = LABEL + bar.start_s / widest * SPAN, bar.seconds / widest * SPAN
+    told = f"{bar.phase}, {bar.part}" + (f" {bar.copy} of {bar.copies}" if bar.copies > 1 else "")
+    return _rect(
+        x, y, wide, LANE_H - 2.5, FILLS[bar.lane], f"{told}: {LANE_NAMES[bar.lane]} {units.seconds(bar.seconds)}"
+    )
+
+
+def _spans(line: Timeline, widest: float, y: float) -> str:
+    """The two phases' names over their compute."""
+    turn, parts = line.start_of("backward"), []
+    for phase, start, end in (("forward", 0.0, turn), ("backward", turn, line.step_s)):
+        middle = LABEL + (start + end) / 2 / widest * SPAN
+        if (end - start) / widest * SPAN > 60 and not line.dense(phase):
+            if phase == "backward":
+                parts.append(_text(LABEL + start / widest * SPAN, y - 4, "backward", muted=True))
+        elif (end - start) / widest * SPAN > 60:
+            parts.append(
+                f'<rect x="{middle - 26:.1f}" y="{y:.1f}" width="52" height="{LANE_H - 2.5}" fill="{COMPUTE}"/>'
+            )
+            parts.append(_inside(middle, y + 9, phase, "#ffffff"))
+    return "".join(parts)
+
+
+def _axis(widest: float, y: float) -> str:
+    parts = [f'<path d="M{LABEL} {y:.1f}H{LABEL + SPAN:.1f}" stroke="{LIGHT.faint}"/>']
+    step = round_step(widest / 4)
+    for k in range(int(widest / step) + 1):
+        x = LABEL + k * step / widest * SPAN
+        parts.append(f'<path d="M{x:.1f} {y:.1f}v4" stroke="{LIGHT.faint}"/>')
+        parts.append(_text(x, y + 14, units.seconds(k * step), anchor="middle", muted=True))
+    return "".join(parts)
+
+
+def round_step(value: float) -> float:
+    """The next of 1, 2 or 5 times a power of ten at or above `value`."""
+    power: float = 10.0 ** math.floor(math.log10(value))
+    return next(m * power for m in (1, 2, 5, 10) if m * power >= value * (1 - 1e-9))
+
+
+def _inside(x: float, y: float, words: str, ink: str) -> str:
+    """Words in the middle of a bar."""
+    return (
+        f'<text x="{x:.1f}" y="{y:.1f}" font-size="9.5" text-anchor="middle" fill="{ink}">{html.escape(words)}</text>'
+    )
+
+
+def _rect(x: float, y: float, width: float, height: float, fill: str, told: str = "") -> str:
+    inside = f"<title>{html.escape(told)}</title>" if told else ""
+    edge = f' stroke="{LIGHT.surface}" stroke-width="0.4"' if width > 2 else ""
+    return f'<rect x="{x:.2f}" y="{y:.1f}" width="{max(width, 0):.2f}" height="{height:.1f}" fill="{fill}"{edge}>{inside}</rect>'
+
+
+def _text(x: float, y: float, words: str, anchor: str = "start", bold: bool = False, muted: bool = False) -> str:
+    weight = ' font-weight="600"' if bold else ""
+    fill = LIGHT.muted if muted else LIGHT.text
+    return f'<text x="{x:.1f}" y="{y:.1f}" font-size="10.5" text-anchor="{anchor}" fill="{fill}"{weight}>{html.escape(words)}</text>'
+
+
+def _svg(height: float, body: str, label: str) -> str:
+    size = f'viewBox="0 0 {WIDTH:.0f} {height:.0f}"'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{html.escape(label)}">{body}</svg>'

@@ -1,0 +1,189 @@
+"""The report to send to a colleague: one HTML file that needs nothing else and prints well. Pure: values in, HTML out.
+
+The template and its style are components/report.html and report.css. Everything that comes from outside is escaped here.
+The file is well-formed XML too, so that a program can read it.
+"""
+
+from __future__ import annotations
+
+import html
+import platform
+import re
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from importlib import metadata
+from pathlib import Path
+
+from explorer.analysis import differences
+from explorer.analysis.timeline import timeline
+from explorer.figures import print_figures, topology
+from explorer.figures.palette import LIGHT
+from explorer.text import commands, units, words
+from planner_core.core.graph import Graph
+from planner_core.core.plan import PHASES, SCHEMA, Plan, Traffic
+from planner_core.planning.analysis.report import unknown_ops
+from planner_core.planning.pipeline import Result
+from planner_core.planning.session import USABLE_MEMORY
+
+HERE = Path(__file__).resolve().parent
+SLOT = re.compile(r"\{\{(\w+)\}\}")
+COST_MODEL = (
+    "Times are estimates from published peaks and assumed efficiencies; plans within 5 % are ties.",
+    "The next operation waits for what it reads. Traffic of a weight hides behind 80 % of the compute of the operations that use it.",
+    "The optimizer’s update is not priced; it sends nothing.",
+    f"A plan may fill {USABLE_MEMORY:.0%} of the GPU unless told otherwise: fragmentation and workspaces are not counted.",
+)
+"""What the cost model assumes, in short (docs/COST_MODEL.md)."""
+
+
+def report(shown: Mapping[str, Plan], result: Result, now: datetime, graphs: Mapping[str, Graph] | None = None) -> str:
+    """The file for the first plan, which is one of `result`, and those beside it; `now` is the date it carries. `graphs`: by
+    plan, where they were not all made for the same batch."""
+    plans, (first, *others) = dict(shown), shown.values()
+    graphs = graphs or dict.fromkeys(shown, result.graph)
+    model = str(first.model["name"])
+    fill = {
+        "title": html.escape(f"{model} on {words.cluster_words(result.cluster)}"),
+        "headline": html.escape(words.headline(first, others[0]) if others else f"{words.describe(first)}."),
+        "workload": html.escape(_workload(first)), "name": html.escape(words.title(first)),
+        "plans": _plans(plans.values()),
+        "described": "".join(
+            f"<p><b>{html.escape(words.title(p))}</b>: {html.escape(words.describe(p))}.</p>" for p in plans.values()
+        ),
+        "timeline": print_figures.timeline({words.title(p): timeline(p, graphs[n]) for n, p in plans.items()}),
+        "ranks": f"All {first.mesh.num_devices} GPUs do the same; compute and waiting add up to the step.",
+        "memory": print_figures.memory(plans),
+        "traffic": _traffic(first), "topology": topology.drawing(first, PHASES, LIGHT, per_row=2),
+        "links": html.escape(_links(first)), "placements": _placements(plans, graphs),
+        "notes": "".join(f"<li>{html.escape(n)}</li>" for n in notes(plans.values(), result)), "facts": _facts(first, result),
+        "command": html.escape(commands.plan(result.request, f"{model}.json".replace("/", "-"))),
+        "made": html.escape(f"{now:%Y-%m-%d %H:%M} · {versions()}"),
+        "css": (HERE / "components" / "report.css").read_text(encoding="utf-8"),
+    }  # fmt: skip
+    template = (HERE / "components" / "report.html").read_text(encoding="utf-8")
+    return SLOT.sub(lambda m: fill[m.group(1)], template)
+
+
+def file_name(shown: Mapping[str, Plan]) -> str:
+    """`llama-3-8b-best-megatron-lm.html`."""
+    model = next(iter(shown.values())).model["name"]
+    return re.sub(r"[^a-z0-9.]+", "-", f"{model}-{'-'.join(shown)}".lower()) + ".html"
+
+
+def versions() -> str:
+    """What made the report."""
+    project = tomllib.loads((HERE.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return f"Shardscope {project['version']}, {SCHEMA}, Python {platform.python_version()}, numpy {metadata.version('numpy')}"
+
+
+def notes(plans: Iterable[Plan], result: Result) -> list[str]:
+    """What was assumed of the model and of the cost, and what each plan says of itself."""
+    own = [
+        f"{words.title(p)}: {note}." if not note.endswith(".") else f"{words.title(p)}: {note}"
+        for p in plans
+        for note in p.notes
+    ]
+    missing = list(filter(None, [unknown_ops(result)]))
+    level = [f"{x.name} reaches {units.significant(x.bytes_per_s / 1e9)} GB/s per unit." for x in result.cluster.levels]
+    return list(dict.fromkeys([*own, *result.notes, *result.graph.assumptions, *missing, *level, *COST_MODEL]))
+
+
+# --- parts --------------------------------------------------------------------------------------------
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Cells are texts; each is escaped."""
+    top = "".join(f'<th scope="col">{html.escape(h)}</th>' for h in head)
+    body = "".join("<tr>" + "".join(f"<td>{html.escape(c)}</td>" for c in row) + "</tr>" for row in rows)
+    return f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _workload(plan: Plan) -> str:
+    w = plan.workload
+    recompute = "no recomputation" if w["recompute"] == "none" else f"{w['recompute']} recomputation"
+    return (
+        f"Batch {units.whole(w['batch'])} × {units.whole(w['seq'])} tokens, {w['dtype']}, {w['optimizer']}, {recompute}"
+    )
+
+
+def _plans(plans: Iterable[Plan]) -> str:
+    head = [
+        "plan",
+        "mesh",
+        "step",
+        "compute",
+        "waits",
+        "communication",
+        "sent per GPU",
+        "memory per GPU",
+        "fits",
+        "best of its kind",
+    ]
+    rows = []
+    for p in plans:
+        c = p.cost
+        rows.append([
+            words.title(p), words.mesh_words(p.mesh), units.seconds(c.step_time_s), units.seconds(c.compute_time_s),
+            units.seconds(c.exposed_comm_time_s), units.seconds(c.comm_time_s), units.traffic(sum(t.wire_bytes for t in c.traffic)),
+            units.memory(c.memory_bytes["peak"]), "yes" if p.fits else "no", "yes" if p.optimal else "no",
+        ])  # fmt: skip
+    return _table(head, rows)
+
+
+def _traffic(plan: Plan) -> str:
+    def row(t: Traffic) -> list[str]:
+        return [
+            t.phase, t.kind, plan.mesh.axis_names[t.axis], t.algorithm, units.whole(t.count), units.traffic(t.num_bytes),
+            units.traffic(t.wire_bytes), units.seconds(t.time_s),
+        ]  # fmt: skip
+
+    sent = [t for t in plan.cost.traffic if t.wire_bytes]
+    if not sent:
+        return "<p>Nothing is sent.</p>"
+    total = ["sum", "", "", "", units.whole(sum(t.count for t in sent)), "", units.traffic(sum(t.wire_bytes for t in sent)),
+             units.seconds(plan.cost.comm_time_s)]  # fmt: skip
+    return _table(
+        ["phase", "collective", "axis", "mostly by", "calls", "tensors", "sent", "time"], [*map(row, sent), total]
+    )
+
+
+def _links(plan: Plan) -> str:
+    out: dict[int, tuple[float, float]] = {}
+    for x in topology.loads(plan):
+        size, time = out.get(x.level, (0.0, 0.0))
+        out[x.level] = size + x.num_bytes, time + x.time_s
+    levels = topology.cluster_of(plan).levels
+    told = [
+        f"{levels[i].name}: {units.traffic(s)} out of one unit, {units.seconds(t)} on the wire"
+        for i, (s, t) in sorted(out.items())
+    ]
+    return "; ".join(told) + "." if told else "Nothing is sent."
+
+
+def _placements(plans: Mapping[str, Plan], graphs: Mapping[str, Graph]) -> str:
+    rows = []
+    for r in differences.rows(plans, graphs)[:-1]:
+        times = f" ×{r.copies}" if r.copies > 1 else ""
+        rows.append([r.weight + times, *(_letters(r.placements[n]) for n in plans)])
+    return _table(["weight", *(words.title(p) for p in plans.values())], rows)
+
+
+def _letters(cell: str) -> str:
+    return "R" if cell == words.WHOLE else cell.replace(words.GATHERED, " gathered")
+
+
+def _facts(plan: Plan, result: Result) -> str:
+    gpu, graph = result.cluster.gpu, result.graph
+    rate = gpu.flops_per_s(str(plan.workload["dtype"])) / 1e12
+    blocks = ", ".join(f"{name} ×{n}" for name, n in graph.num_repeats.items()) or "none"
+    rows = [
+        ["model", f"{graph.name}, {units.count(graph.num_params)} parameters, {units.whole(graph.num_ops)} ops, from {graph.source}"],
+        ["repeated blocks", blocks],
+        ["loss", graph.loss],
+        ["cluster", result.cluster.description or result.cluster.name],
+        ["GPU", f"{gpu.name}, {units.memory(gpu.memory_bytes)}, {rate:.0f} TFLOP/s reachable"],
+        ["training", _workload(plan)],
+        ["weights", "may be sharded and gathered at use" if plan.workload["zero"] == 3 else "kept where they are used"],
+    ]  # fmt: skip
+    return _table(["", ""], rows).replace('<thead><tr><th scope="col"></th><th scope="col"></th></tr></thead>', "")

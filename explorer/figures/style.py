@@ -1,0 +1,55 @@
+"""What all figures share: their look, and the line of the GPU's memory. Pure."""
+
+from __future__ import annotations
+
+import plotly.graph_objects as go
+
+from explorer.figures.palette import Theme
+from explorer.text import units
+
+GIB = units.GIB
+FONT = '"Source Sans", "Source Sans 3", sans-serif'
+
+
+def style(figure: go.Figure, theme: Theme, height: int) -> go.Figure:
+    """The look of every figure: the page's font and colours, the legend below."""
+    figure.update_layout(
+        height=height,
+        margin={"l": 8, "r": 16, "t": 30, "b": 92},
+        paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="rgba(0,0,0,0)",
+        font={"family": FONT, "size": 14, "color": theme.text},
+        hoverlabel={"font": {"family": FONT, "size": 13}},
+        legend={
+            "orientation": "h",
+            "x": 0,
+            "y": 0,
+            "yref": "container",
+            "yanchor": "bottom",
+            "font": {"size": 13},
+            "traceorder": "normal",
+        },
+        dragmode="pan",
+        modebar={"bgcolor": "rgba(0,0,0,0)", "color": theme.muted, "activecolor": theme.text},
+    )
+    axes = {
+        "gridcolor": theme.grid,
+        "zerolinecolor": theme.grid,
+        "linecolor": theme.grid,
+        "automargin": True,
+        "title_standoff": 8,
+        "title_font_size": 13.5,
+    }
+    figure.update_xaxes(**axes)
+    figure.update_yaxes(**axes)
+    return figure
+
+
+def capacity_line(figure: go.Figure, capacity_bytes: int, theme: Theme) -> None:
+    """A dashed line at the memory of one GPU."""
+    figure.add_hline(
+        y=capacity_bytes / GIB,
+        line={"color": theme.text, "width": 1.5, "dash": "dash"},
+        annotation={"text": f"GPU memory {units.memory(capacity_bytes)}", "font": {"color": theme.text, "size": 13}},
+        annotation_position="top left",
+    )

@@ -1,0 +1,224 @@
+"""The cluster as nested boxes with a plan's traffic on its links. Pure: values in, numbers and SVG out.
+
+Who sends to whom follows the algorithm that the plan names (planner_core/cost/communication/routes.py). A message that leaves a node first
+leaves its GPU, so a link of a level carries all that goes beyond its unit.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from explorer.figures.palette import COMMUNICATION, Theme, device_colour
+from explorer.text import units
+from planner_core.core.cluster import Cluster
+from planner_core.core.plan import PHASES, Plan
+from planner_core.cost.communication.collectives import axis_links
+from planner_core.cost.communication.routes import Floats, leaving, route, sent
+
+MAX_GPUS = 16
+MAX_RANKS = 64
+"""More ranks are shown by node in a matrix."""
+NODE_W, NODE_H, GPU, GAP, PER_ROW, NODE_GAP, ROW_H = 300, 196, 28, 7, 4, 24, 226
+ARC_DEPTH = 40.0
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What the busiest unit of a level sends out in a step, by mesh axis and phase: bytes, and the time its link takes for them."""
+
+    level: int
+    axis: str
+    phase: str
+    num_bytes: float
+    time_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """[row, column] bytes that one GPU or node sends another; `per_group` neighbours stand together in a node."""
+
+    unit: str
+    per_group: int
+    num_bytes: Floats
+
+
+def cluster_of(plan: Plan) -> Cluster:
+    """The cluster that a plan was made for; a pinned plan's may be another than the page's."""
+    return Cluster.from_json(plan.cluster)
+
+
+def capacity(plan: Plan) -> int:
+    """Bytes of memory of one GPU of the plan's cluster."""
+    return int(plan.cluster["gpu"]["memory_bytes"])
+
+
+def loads(plan: Plan) -> list[Load]:
+    """Every load that is not zero."""
+    cluster = cluster_of(plan)
+    links = axis_links(cluster, plan.mesh)
+    found: dict[tuple[int, int, str], Floats] = {}
+    for t in plan.cost.traffic:
+        if not t.wire_bytes:
+            continue
+        src, dst, num_bytes = route(t, plan.mesh, links[t.axis])
+        for level in range(len(cluster.levels)):
+            out = leaving(src, dst, num_bytes, cluster.unit_gpus(level), cluster.num_gpus)
+            key = level, t.axis, t.phase
+            found[key] = found.get(key, np.zeros_like(out)) + out
+    return [
+        Load(level, plan.mesh.axis_names[axis], phase, most, most / cluster.levels[level].bytes_per_s)
+        for (level, axis, phase), out in found.items()
+        if (most := float(out.max())) > 0
+    ]
+
+
+def grid(plan: Plan, phases: Sequence[str] = PHASES) -> Grid:
+    """Who sends how much to whom in these phases; by node where there are many GPUs."""
+    cluster = cluster_of(plan)
+    matrix, per_node = sent(plan, cluster, phases), cluster.levels[0].size
+    if len(matrix) <= MAX_RANKS:
+        return Grid("GPU", per_node, matrix)
+    nodes = len(matrix) // per_node
+    return Grid("node", nodes, matrix.reshape(nodes, per_node, nodes, per_node).sum(axis=(1, 3)))
+
+
+# --- drawing ------------------------------------------------------------------------------------------
+
+
+def drawing(
+    plan: Plan, phases: Sequence[str], theme: Theme, beside: Sequence[Plan] = (), per_row: int = PER_ROW
+) -> str:
+    """The plan's cluster as SVG: links as wide as their load, and below the GPUs of a node an arc for each pair that talks.
+    Widths are shared with the plans `beside` it; two rows of `per_row` nodes are drawn."""
+    cluster = cluster_of(plan)
+    per_node = cluster.levels[0].size
+    nodes = cluster.num_gpus // per_node
+    shown, cols = min(nodes, 2 * per_row), min(nodes, per_row)
+    matrix = sent(plan, cluster, phases)
+    others = [(sent(p, c := cluster_of(p), phases), c.levels[0].size) for p in beside if p is not plan]
+    scale = _Scale.of([(matrix, per_node), *others])
+    width, top = cols * (NODE_W + NODE_GAP) + 8, 70 if nodes > 1 else 12
+    parts = []
+    for k in range(shown):
+        x, y = 8 + k % per_row * (NODE_W + NODE_GAP), top + k // per_row * ROW_H
+        parts.append(_node(k, x, y, cluster, matrix, scale, theme))
+    height = top + (shown + per_row - 1) // per_row * ROW_H
+    if nodes > 1:
+        parts.append(_trunk(cluster, matrix, scale, width, top, cols, theme))
+    if nodes > shown:
+        parts.append(_text(8, height + 4, f"and {nodes - shown} more nodes", theme, 13))
+        height += 18
+    label = html.escape(f"{cluster.name}: {nodes} nodes of {per_node} GPUs; the load of each link is in the table")
+    size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{label}">{"".join(parts)}</svg>'
+
+
+@dataclass(frozen=True, slots=True)
+class _Scale:
+    """The largest load of a link, and of a pair of GPUs in a node, in bytes: the widest lines."""
+
+    link: float
+    pair: float
+
+    @staticmethod
+    def of(matrices: Sequence[tuple[Floats, int]]) -> _Scale:
+        """`matrices`: who sends how much to whom, and how many GPUs stand in a node."""
+        link, pair = 1.0, 1.0
+        for matrix, per_node in matrices:
+            node = np.arange(len(matrix)) // per_node
+            inside = np.where(node[:, None] == node[None, :], matrix + matrix.T, 0.0)
+            link = max(link, float(matrix.sum(axis=1).max()), _out_of_nodes(matrix, per_node))
+            pair = max(pair, float(inside.max()))
+        return _Scale(link, pair)
+
+
+def _out_of_nodes(matrix: Floats, per_node: int) -> float:
+    nodes = len(matrix) // per_node
+    by_node = matrix.reshape(nodes, per_node, nodes, per_node).sum(axis=(1, 3))
+    return float((by_node.sum(axis=1) - np.diag(by_node)).max())
+
+
+def _width(load: float, most: float, widest: float = 14.0) -> float:
+    return 1.0 + (widest - 1.0) * load / most
+
+
+def _line(x1: float, y1: float, x2: float, y2: float, load: float, scale: _Scale, theme: Theme) -> str:
+    colour = COMMUNICATION if load else theme.faint
+    return (
+        f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{colour}" '
+        f'stroke-width="{_width(load, scale.link):.1f}"/>'
+    )
+
+
+def _node(k: int, x: float, y: float, cluster: Cluster, matrix: Floats, scale: _Scale, theme: Theme) -> str:
+    per_node = cluster.levels[0].size
+    gpus, first = min(per_node, MAX_GPUS), k * per_node
+    own = slice(first, first + per_node)
+    busiest = float(matrix[own].sum(axis=1).max())
+    bar, row = y + 44, y + 88
+    name = html.escape(cluster.levels[0].name)
+    parts = [
+        f'<rect x="{x}" y="{y}" width="{NODE_W}" height="{NODE_H}" rx="8" fill="none" stroke="{theme.faint}"/>',
+        _text(x + 12, y + 20, f"node {k}", theme, 13, bold=True),
+        _text(
+            x + NODE_W - 12, y + 20, f"{cluster.levels[0].name}: {units.traffic(busiest)} per GPU", theme, 12.5, "end"
+        ),
+    ]
+    step = min(GPU + GAP, (NODE_W - 24) / gpus)
+    size = min(GPU, step - 2)
+    middles = [x + 12 + g * step + size / 2 for g in range(gpus)]
+    for g, middle in enumerate(middles):
+        rank = first + g
+        all_sent, inside = float(matrix[rank].sum()), float(matrix[rank, own].sum())
+        told = f"GPU {rank} sends {units.traffic(inside)} inside its node, {units.traffic(all_sent - inside)} to other nodes"
+        parts.append(_line(middle, bar, middle, row, all_sent, scale, theme))
+        parts.append(
+            f'<rect x="{middle - size / 2:.1f}" y="{row}" width="{size:.1f}" height="{size:.1f}" rx="4" '
+            f'fill="{device_colour(g)}"><title>{told}</title></rect>'
+        )
+        parts.append(_text(middle, row + size + 13, str(rank), theme, 11, "middle"))
+    parts.append(_arcs(first, middles, row + size + 18, matrix, scale))
+    parts.append(
+        f'<rect x="{x + 12}" y="{bar - 5}" width="{NODE_W - 24}" height="10" rx="5" '
+        f'fill="{theme.muted}"><title>{name}</title></rect>'
+    )
+    return "".join(parts)
+
+
+def _arcs(first: int, middles: Sequence[float], y: float, matrix: Floats, scale: _Scale) -> str:
+    """One arc for each pair of GPUs of a node that talk, as wide as what they send each other."""
+    parts, far = [], max(1, len(middles) - 1)
+    for i in range(len(middles)):
+        for j in range(i + 1, len(middles)):
+            there, back = float(matrix[first + i, first + j]), float(matrix[first + j, first + i])
+            if there + back == 0:
+                continue
+            depth = 6 + 2 * ARC_DEPTH * (j - i) / far
+            told = f"GPU {first + i} to {first + j}: {units.traffic(there)}; back: {units.traffic(back)}"
+            parts.append(
+                f'<path d="M{middles[i]:.1f} {y:.1f}Q{(middles[i] + middles[j]) / 2:.1f} {y + depth:.1f} {middles[j]:.1f} {y:.1f}" '
+                f'fill="none" stroke="{COMMUNICATION}" stroke-width="{_width(there + back, scale.pair, 4.5):.1f}">'
+                f"<title>{told}</title></path>"
+            )
+    return "".join(parts)
+
+
+def _trunk(cluster: Cluster, matrix: Floats, scale: _Scale, width: float, top: float, cols: int, theme: Theme) -> str:
+    load = _out_of_nodes(matrix, cluster.levels[0].size)
+    names = " and ".join(level.name for level in cluster.levels[1:])
+    parts = [f'<rect x="8" y="26" width="{width - 32}" height="10" rx="5" fill="{theme.muted}"/>']
+    for k in range(cols):
+        middle = 8 + k * (NODE_W + NODE_GAP) + NODE_W / 2
+        parts.append(_line(middle, 36, middle, top, load, scale, theme))
+    parts.append(_text(8, 16, f"{names}: {units.traffic(load)} out of each node", theme, 12.5))
+    return "".join(parts)
+
+
+def _text(x: float, y: float, text: str, theme: Theme, size: float, anchor: str = "start", bold: bool = False) -> str:
+    weight = ' font-weight="600"' if bold else ""
+    place = f'x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}"'
+    return f'<text {place} fill="{theme.text}"{weight}>{html.escape(text)}</text>'

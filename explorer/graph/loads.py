@@ -1,0 +1,99 @@
+"""How much of the memory and of the work of one GPU each node of a drawing takes under a plan. Pure.
+
+Memory: the weights as they are stored, and what autograd keeps for backward, each storage with the op that keeps it first.
+An input of a block that the block keeps counts with the run of blocks and with no node inside.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from explorer.analysis.timeline import model_of
+from explorer.graph.overlay import variant
+from explorer.graph.scene import Node, Scene
+from explorer.text import units
+from planner_core.core.graph import Block, Call, Graph, Op
+from planner_core.core.plan import BlockPlan, Plan
+from planner_core.cost.memory.forward import Layout
+from planner_core.cost.memory.peak import layouts
+from planner_core.cost.model import CostModel, op_work
+from planner_core.cost.resolved_ops import local_bytes, split_parts
+from planner_core.cost.step import block_of
+
+Loads = dict[str, tuple[float, float]]
+"""Node -> bytes, and forward FLOPs, of one copy on one GPU; of all copies for a run."""
+SHADES = (0.0, 0.25, 0.5, 0.75, 1.0)
+"""Steps of the scale that the legend shows: shades of a node go with the square root of its share of the largest."""
+
+
+def loads(plan: Plan, drawing: Scene, graph: Graph, way: str = "") -> Loads:
+    """Every node; `way` as in `overlay.variant`."""
+    model = model_of(plan)
+    made = layouts(plan.blocks, graph, model)
+    label_of = {prefix: label for label, bp in plan.blocks.items() for prefix in bp.prefixes if label}
+    found: Loads = {}
+    for scope, content in drawing.scopes.items():
+        one = variant(plan, drawing, scope, way)
+        if one is None:
+            continue
+        label, bp = one
+        block = block_of(graph, label)
+        kept = _kept(made[label], again=bool(label) and model.workload.recompute == "full")
+        for placed in content.nodes:
+            if placed.node.kind not in ("port", "block"):
+                found[placed.node.id] = _node(placed.node, block, bp, kept, model)
+    whole = {label: _whole(block_of(graph, label), plan.blocks[label], model) for label in set(label_of.values())}
+    number = {item.prefix: k for k, item in enumerate(graph.top.items) if isinstance(item, Call)}
+    for k, run in enumerate(drawing.runs):
+        calls = [
+            (whole[label_of[c.prefix]], made[""].kept_bytes(number[c.prefix]))
+            for c in run.calls
+            if c.prefix in label_of
+        ]
+        found[f"run:{k}"] = sum(w + kept for (w, _), kept in calls), sum(work for (_, work), _ in calls)
+    return found
+
+
+def _kept(layout: Layout, again: bool) -> Mapping[str, int]:
+    """By op: bytes that it is the first to keep; none where forward runs again."""
+    items = layout.storages.block.items
+    return {} if again else {op.name: layout.kept_bytes(k) for k, op in enumerate(items) if isinstance(op, Op)}
+
+
+def _node(node: Node, block: Block, bp: BlockPlan, kept: Mapping[str, int], model: CostModel) -> tuple[float, float]:
+    weights = sum(_stored(block, bp, name, model) for name, _ in node.weights)
+    work = sum(_work(block, bp, op, model) for op in node.ops)
+    return weights + sum(kept.get(op.name, 0) for op in node.ops), work
+
+
+def _whole(block: Block, bp: BlockPlan, model: CostModel) -> tuple[float, float]:
+    return sum(_stored(block, bp, name, model) for name in bp.params), sum(
+        _work(block, bp, op, model) for op in block.ops
+    )
+
+
+def _stored(block: Block, bp: BlockPlan, name: str, model: CostModel) -> int:
+    value = next((k for k, v in enumerate(block.values) if v.kind == "parameter" and v.name == name), None)
+    return local_bytes(block, value, bp.params[name].stored, model) if value is not None and name in bp.params else 0
+
+
+def _work(block: Block, bp: BlockPlan, op: Op, model: CostModel) -> float:
+    return op_work(op, block.values).flops / split_parts(block, op, bp.sites[op.name], model)
+
+
+def to_json(found: Loads) -> dict[str, Any]:
+    """What the component draws: per overlay each node's words and shade, and the scale of the shades."""
+    kinds: tuple[tuple[str, int, Callable[[float], str]], ...] = (
+        ("memory", 0, units.memory),
+        ("flops", 1, units.flops),
+    )
+    told: dict[str, Any] = {}
+    for name, k, words in kinds:
+        most = max((v[k] for node, v in found.items() if not node.startswith("run:")), default=0.0) or 1.0
+        nodes = {
+            node: [words(v[k]) if v[k] else "", round(min(1.0, math.sqrt(v[k] / most)), 3)] for node, v in found.items()
+        }
+        told[name] = {"nodes": nodes, "scale": [[s, words(most * s * s) if s else "0"] for s in SHADES]}
+    return told

@@ -1,0 +1,143 @@
+"""What a plan does to each node of a drawing: how its tensors lie, and the collectives it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from explorer.graph.scene import Node, Scene
+from explorer.text import units, words
+from planner_core.core.cluster import Cluster
+from planner_core.core.graph import Graph
+from planner_core.core.plan import BlockPlan, Plan
+from planner_core.cost.model import Workload, cost_model
+from planner_core.cost.step import Message, messages
+
+
+def variant(plan: Plan, drawing: Scene, scope: str, way: str = "") -> tuple[str, BlockPlan] | None:
+    """(label, plan) of the way in which most copies of a block run, or of `way` (a label) where it is one of the block's;
+    the top block for scope ""."""
+    if not scope:
+        return ("", plan.blocks[""]) if "" in plan.blocks else None
+    found = ways(plan, scope)
+    if way in found:
+        return way, found[way]
+    return max(found.items(), key=lambda pair: len(pair[1].prefixes), default=None)
+
+
+def ways(plan: Plan, scope: str) -> dict[str, BlockPlan]:
+    """The ways in which copies of a block run, by label."""
+    return {label: bp for label, bp in plan.blocks.items() if scope and label.partition("#")[0] == scope}
+
+
+def copies(prefixes: tuple[str, ...], drawing: Scene, scope: str) -> str:
+    """Which copies of a block run so: `12 of 32 copies: 1–8, 21–24`, counted from 1 in the order in which they run."""
+    order = [c.prefix for run in drawing.runs if run.block == scope for c in run.calls]
+    places = sorted(order.index(p) + 1 for p in prefixes if p in order)
+    spans: list[list[int]] = []
+    for k in places:
+        if spans and spans[-1][1] == k - 1:
+            spans[-1][1] = k
+        else:
+            spans.append([k, k])
+    told = ", ".join(f"{a}–{b}" if b > a else f"{a}" for a, b in spans)
+    return f"{len(places)} of {len(order)} copies: {told}"
+
+
+def placements(plan: Plan, drawing: Scene, way: str = "") -> dict[str, list[dict[str, Any]]]:
+    """Per node: one entry per mesh axis with its size and the placement; of the weight where there is one, else the result."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for scope, content in drawing.scopes.items():
+        one = variant(plan, drawing, scope, way)
+        if one is None:
+            continue
+        for placed in content.nodes:
+            where = node_placement(placed.node, one[1])
+            if where:
+                what, letters = where
+                found[placed.node.id] = [
+                    {"axis": name, "n": size, "p": p, "of": what}
+                    for name, size, p in zip(plan.mesh.axis_names, plan.mesh.axis_sizes, letters, strict=True)
+                ]
+    return found
+
+
+def node_placement(node: Node, block: BlockPlan) -> tuple[str, list[str]] | None:
+    """("weight" or "result", placement letters per axis) of one node."""
+    matrix = max(node.weights, key=lambda w: (len(w[1].shape), w[1].num_bytes), default=None)
+    if matrix and matrix[0] in block.params:
+        return "weight", [str(p) for p in block.params[matrix[0]].stored]
+    sites = [block.sites[op.name] for op in node.ops if op.name in block.sites]
+    if not sites or not sites[-1].outputs:
+        return None
+    return "result", [str(p) for p in sites[-1].outputs[0].dst.forward]
+
+
+def itemised(plan: Plan, graph: Graph, cluster: Cluster, workload: Workload) -> tuple[Message, ...]:
+    """Every collective of the plan: the parts of its totals."""
+    return tuple(messages(plan.blocks, graph, cost_model(cluster, plan.mesh, workload)))
+
+
+def communication(
+    plan: Plan, drawing: Scene, graph: Graph, cluster: Cluster, workload: Workload, way: str = ""
+) -> dict[str, list[dict[str, Any]]]:
+    """Per node: what it sends, one copy: phase, kind, axis, bytes, times, and whether before it, after it or for its weight."""
+    model = cost_model(cluster, plan.mesh, workload)
+    found: dict[str, list[dict[str, Any]]] = {}
+    for scope, content in drawing.scopes.items():
+        which = variant(plan, drawing, scope, way)
+        if which is None:
+            continue
+        label, block = which
+        one = BlockPlan(block.prefixes[:1], block.params, block.sites)
+        home = _homes(tuple(p.node for p in content.nodes))
+        for m in messages({label: one}, graph, model):
+            node = home.get(m.site)
+            if node:
+                found.setdefault(node, []).append(_message_json(m, plan))
+    return found
+
+
+def _homes(nodes: tuple[Node, ...]) -> Mapping[str, str]:
+    by_site = {op.name: n.id for n in nodes for op in n.ops}
+    return by_site | {name: n.id for n in nodes for name, _ in n.weights}
+
+
+def _message_json(m: Message, plan: Plan) -> dict[str, Any]:
+    where = "after" if "result" in m.what else "before" if "operand" in m.what else "weight"
+    return {
+        "phase": m.phase,
+        "kind": m.kind,
+        "axis": plan.mesh.axis_names[m.axis],
+        "bytes": m.num_bytes,
+        "text": units.traffic(m.num_bytes),
+        "count": m.count,
+        "where": where,
+        "what": m.what,
+    }
+
+
+def without_rule(drawing: Scene, unknown: tuple[str, ...]) -> dict[str, str]:
+    """Nodes with an op that no rule splits, and the sentence about them. `unknown` as in `pipeline.Result.unknown_ops`."""
+    missing = set(unknown)
+    found = {}
+    for scope, content in drawing.scopes.items():
+        for n in (p.node for p in content.nodes):
+            fns = dict.fromkeys(op.fn for op in n.ops if (f"{scope}:{op.name}" if scope else op.name) in missing)
+            if fns:
+                found[n.id] = f"no rule for {', '.join(fns)}: runs whole on every GPU, which may cost more than needed"
+    return found
+
+
+def legends(plan: Plan) -> dict[str, str]:
+    """What each overlay shows, of which plan, in words and with its unit."""
+    mesh = words.mesh_words(plan.mesh)
+    whose = f"{words.title(plan)} on {mesh}"
+    sends = f"under {whose}: bytes of whole tensors, in one copy of each block; thicker is more"
+    return {
+        "placement": f"{whose}; one bar per mesh axis",
+        "memory": f"weights and what is kept for backward, on one GPU under {whose}",
+        "flops": f"forward work of one GPU under {whose}; 2 FLOP a multiplication and addition",
+        "forward": f"forward {sends}",
+        "backward": f"backward {sends}",
+    }

@@ -1,0 +1,378 @@
+"""A coarsened model as a drawing: scopes (the top, and each repeated block once) of nodes and edges with positions.
+
+    CoarseGraph --scopes--> boxes and edges --graph_layout--> Scene --to_json--> the component and the stand-alone page
+
+A run of equal calls is one node "name ×N" that opens to its block's scope. Node ids are the group's name at the
+top and `block:group` inside a block, so an address names a node for as long as the model's code does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from explorer.graph.layout import Box, layout, text_width
+from explorer.text import units
+from planner_core.core.graph import ITEM_BYTES, Block, Call, Op, TensorMeta
+from planner_core.cost.model import op_work
+from planner_core.ops.grouping import CoarseBlock, CoarseGraph, Group
+from planner_core.ops.registry import is_heavy, rows
+from planner_core.search.network.folded import Run, find_runs
+
+NODE_HEIGHT = 34.0
+PORT_HEIGHT = 16.0
+PLAIN = {
+    "scaled_dot_product_attention": "attention",
+    "cross_entropy": "loss",
+    "moe_experts": "experts",
+    "add": "add",
+    "add_": "add",
+    "iadd": "add",
+    "mul": "multiply",
+    "matmul": "matmul",
+    "layer_norm": "layer norm",
+    "batch_norm": "batch norm",
+    "getitem": "index",
+    "nll_loss": "loss",
+    "mse_loss": "loss",
+}
+IN, OUT = "in", "out"
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One box. `kind` is weight, attention, join, loss, op, port or block; numbers are of one copy, whole tensors.
+
+    `weights` are (name in the block, meta); `call` is the index of the run in `Scene.runs` for kind "block".
+    """
+
+    id: str
+    label: str
+    sub: str
+    kind: str
+    module: str = ""
+    ops: tuple[Op, ...] = ()
+    weights: tuple[tuple[str, TensorMeta], ...] = ()
+    inputs: tuple[TensorMeta, ...] = ()
+    outputs: tuple[TensorMeta, ...] = ()
+    flops: int = 0
+    saved_bytes: int = 0
+    call: int = -1
+
+    @property
+    def num_params(self) -> int:
+        """Elements of the node's weights."""
+        return sum(math.prod(m.shape) for _, m in self.weights)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the node's weights."""
+        return sum(m.num_bytes for _, m in self.weights)
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A node with the centre and size of its box."""
+
+    node: Node
+    x: float
+    y: float
+    width: float
+    height: float
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """An edge between two nodes of a scope, as a polyline."""
+
+    src: str
+    dst: str
+    points: tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """One drawing: the top, or the inside of a block."""
+
+    name: str
+    nodes: tuple[Placed, ...]
+    wires: tuple[Wire, ...]
+    width: float
+    height: float
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """All drawings of a model. `scopes[""]` is the top; `runs` are its repeated blocks in order."""
+
+    title: str
+    scopes: Mapping[str, Scope]
+    runs: tuple[Run, ...]
+    titles: Mapping[str, str] = field(default_factory=dict)
+
+    def node(self, node_id: str) -> Node | None:
+        """The node of this id, wherever it stands."""
+        found = (
+            p.node for s in self.scopes.values() for p in s.nodes if p.node.id == node_id and p.node.kind != "port"
+        )
+        return next(found, None)
+
+    def node_ids(self) -> list[str]:
+        """Ids of everything that can be selected."""
+        return [p.node.id for s in self.scopes.values() for p in s.nodes if p.node.kind != "port"]
+
+
+def scene(coarse: CoarseGraph, least: int = 2) -> Scene:
+    """The drawing of a model: every unique block laid out once; runs of fewer than `least` copies stand copy by copy."""
+    runs, _ = find_runs(coarse.graph.top)
+    runs = [one for run in runs for one in ([run] if len(run.calls) >= least else _singly(run))]
+    titles = {name: block_title(name, coarse.graph.calls()) for name in coarse.blocks}
+    scopes = {name: _scope(name, block, [], titles) for name, block in coarse.blocks.items()}
+    scopes[""] = _scope("", coarse.top, runs, titles)
+    return Scene(coarse.graph.name, scopes, tuple(runs), titles)
+
+
+def _singly(run: Run) -> list[Run]:
+    return [Run(run.block, (call,)) for call in run.calls]
+
+
+def block_title(name: str, calls: Any) -> str:
+    """A block by the path of its copies: `model.layers.*`; the block's own name where it is called once."""
+    prefixes = [c.prefix for c in calls if c.block == name]
+    rows_ = [p.split(".") for p in prefixes]
+    if not rows_ or len({len(r) for r in rows_}) != 1:
+        return name
+    return ".".join(c[0] if len(set(c)) == 1 else "*" for c in zip(*rows_, strict=True))
+
+
+def _scope(name: str, coarse: CoarseBlock, runs: list[Run], titles: Mapping[str, str]) -> Scope:
+    block = coarse.block
+    nodes, made = _nodes(name, coarse, runs, titles)
+    edges = _edges(block, coarse, runs, nodes, made, name)
+    boxes = [Box(n.id, _width(n), PORT_HEIGHT if n.kind == "port" else NODE_HEIGHT, _first(n, block)) for n in nodes]
+    drawn = layout(boxes, edges)
+    placed = tuple(Placed(n, *drawn.centres[n.id], b.width, b.height) for n, b in zip(nodes, boxes, strict=True))
+    wires = tuple(Wire(s, d, route) for (s, d), route in zip(edges, drawn.routes, strict=True))
+    return Scope(name, placed, wires, drawn.width, drawn.height)
+
+
+def _first(node: Node, block: Block) -> float:
+    """Where the node's first op stands in the model's code: siblings are drawn in this order."""
+    return float(block.items.index(node.ops[0])) if node.ops else 0.0
+
+
+def _width(node: Node) -> float:
+    if node.kind == "port":
+        return 64.0
+    return max(96.0, round(max(text_width(node.label, 12.5, bold=True), text_width(node.sub, 10.5)) + 26))
+
+
+def _nodes(
+    scope: str, coarse: CoarseBlock, runs: list[Run], titles: Mapping[str, str]
+) -> tuple[list[Node], dict[int, str]]:
+    """Nodes in execution order, and which node makes each value."""
+    block = coarse.block
+    nodes: list[Node] = []
+    made: dict[int, str] = {}
+    if scope and any(block.values[i].kind == "activation" for i in block.inputs):
+        nodes.append(Node(f"{scope}:{IN}", IN, "", "port"))
+        made.update(dict.fromkeys(block.inputs, nodes[-1].id))
+    run_of = {id(call): k for k, run in enumerate(runs) for call in run.calls}
+    for item in coarse.nodes:
+        if isinstance(item, Group):
+            node = _group_node(scope, block, item)
+            nodes.append(node)
+            made.update({o: node.id for op in node.ops for o in op.outputs})
+            continue
+        call = block.items[item]
+        assert isinstance(call, Call)
+        k = run_of[id(call)]
+        run = runs[k]
+        made.update(dict.fromkeys(call.outputs, f"run:{k}"))
+        if call is run.calls[-1]:  # the run stands where its last copy ends
+            nodes.append(_run_node(k, run, block, titles))
+    if scope:
+        nodes.append(Node(f"{scope}:{OUT}", OUT, "", "port"))
+    return _distinct(nodes), made
+
+
+def _distinct(nodes: list[Node]) -> list[Node]:
+    """Weights that share a name take that of their parent module as well: `mlp.c_proj`."""
+    counts = Counter(n.label for n in nodes if n.weights)
+    return [replace(n, label=_longer(n)) if n.weights and counts[n.label] > 1 else n for n in nodes]
+
+
+def _longer(node: Node) -> str:
+    path = node.ops[0].name.rpartition("/")[0].split(".")
+    return ".".join(path[-2:]) if path[-1] == node.label else node.label
+
+
+def _run_node(k: int, run: Run, block: Block, titles: Mapping[str, str]) -> Node:
+    first, last = run.calls[0], run.calls[-1]
+
+    def metas(ids: tuple[int, ...]) -> tuple[TensorMeta, ...]:
+        return tuple(block.values[i].meta for i in ids if block.values[i].kind == "activation")
+
+    return Node(
+        f"run:{k}",
+        run_title(run) + (f"  ×{len(run.calls)}" if len(run.calls) > 1 else ""),
+        titles[run.block],
+        "block",
+        module=first.prefix,
+        inputs=metas(first.inputs),
+        outputs=metas(last.outputs),
+        call=k,
+    )
+
+
+def run_title(run: Run) -> str:
+    """`model.layers.*` for the copies of this run alone; the prefix itself for a single copy."""
+    rows_ = [c.prefix.split(".") for c in run.calls]
+    return ".".join(c[0] if len(set(c)) == 1 else "*" for c in zip(*rows_, strict=False))
+
+
+def _group_node(scope: str, block: Block, group: Group) -> Node:
+    ops = tuple(op for i in group.items if isinstance(op := block.items[i], Op))
+    lead = next((op for op in ops if op.name == group.name), ops[-1])
+    inside = {o for op in ops for o in op.outputs}
+    weights = {
+        i: (block.values[i].name, block.values[i].meta)
+        for op in ops
+        for i in op.inputs
+        if block.values[i].kind == "parameter"
+    }
+    inputs = dict.fromkeys(
+        i for op in ops for i in op.inputs if i not in inside and block.values[i].kind == "activation"
+    )
+    matrices = sum(len(meta.shape) > 1 for _, meta in weights.values())
+    label, sub = _names(lead, bool(weights), block.values[lead.outputs[0]].meta)
+    return Node(
+        f"{scope}:{group.name}" if scope else group.name,
+        label,
+        sub,
+        _kind(lead, bool(weights), matrices, len(inputs)),
+        module=_module(lead),
+        ops=ops,
+        weights=tuple(weights.values()),
+        inputs=tuple(block.values[i].meta for i in inputs),
+        outputs=tuple(block.values[i].meta for i in ops[-1].outputs),
+        flops=sum(op_work(op, block.values).flops for op in ops),
+        saved_bytes=_saved_bytes(block, ops),
+    )
+
+
+def _module(lead: Op) -> str:
+    """`self_attn.q_proj (Linear)`: where the op stands in the block's code, and the class."""
+    path = lead.name.rpartition("/")[0]
+    return f"{path} ({lead.module})" if path and lead.module else path or lead.module
+
+
+def _names(lead: Op, has_weight: bool, out: TensorMeta) -> tuple[str, str]:
+    """What a node is called: its module where it has a weight, else what it does; below, the other and the shape."""
+    path = lead.name.rpartition("/")[0].split(".")
+    module = path[-1].partition("@")[0]
+    if module.isdecimal() and len(path) > 1:
+        module = f"{path[-2]}.{module}"
+    verb = PLAIN.get(lead.fn, lead.fn.rstrip("_").replace("_", " "))
+    size = "×".join(map(str, out.shape)) or "scalar"
+    return (module, f"{verb} · {size}") if has_weight and module else (verb, size)
+
+
+def _kind(lead: Op, has_weight: bool, num_matrices: int, num_inputs: int) -> str:
+    if lead.fn == "scaled_dot_product_attention":
+        return "attention"
+    if "loss" in lead.fn or lead.fn == "cross_entropy":
+        return "loss"
+    if num_matrices:
+        return "weight"
+    if has_weight:
+        return "norm"
+    return "join" if num_inputs > 1 else "op"
+
+
+def _saved_bytes(block: Block, ops: tuple[Op, ...]) -> int:
+    """Bytes that autograd keeps for these ops, each storage once, parameters left out."""
+    kept: dict[int, int] = {}
+    for op in ops:
+        for i in op.saved:
+            value = block.values[i]
+            if value.kind == "activation":
+                kept[value.storage if value.storage >= 0 else i] = value.meta.num_bytes
+    extra = sum(math.prod(m.shape) * ITEM_BYTES[m.dtype] for op in ops for m in op.saved_extra)
+    return sum(kept.values()) + extra
+
+
+def _edges(
+    block: Block, coarse: CoarseBlock, runs: list[Run], nodes: list[Node], made: Mapping[int, str], scope: str
+) -> list[tuple[str, str]]:
+    """Pairs of nodes between which an activation goes, each once."""
+    pairs: dict[tuple[str, str], None] = {}
+    readers = [(n.id, [i for op in n.ops for i in op.inputs]) for n in nodes]
+    readers += [(f"run:{k}", [i for c in run.calls for i in c.inputs]) for k, run in enumerate(runs)]
+    if scope:
+        readers.append((f"{scope}:{OUT}", list(block.outputs)))
+    for reader, values in readers:
+        for i in values:
+            src = made.get(i)
+            if src and src != reader and block.values[i].kind == "activation":
+                pairs[src, reader] = None
+    place = {n.id: i for i, n in enumerate(nodes)}
+    return sorted((p for p in pairs if place[p[0]] < place[p[1]]), key=lambda p: (place[p[0]], place[p[1]]))
+
+
+def choices(node: Node, coarse: CoarseGraph) -> list[tuple[str, str, str]]:
+    """The ways to run the node's leading op along one mesh axis: (name of the split, operands, results)."""
+    block = block_of(node, coarse)
+    lead = next((op for op in node.ops if is_heavy(op)), node.ops[0]) if node.ops else None
+    if lead is None:
+        return []
+    table = []
+    for row in rows(lead, block.values):
+        name = {"R": "replicate", "P": "pass a partial sum on"}.get(
+            row.label
+        ) or f"split {_dim_words(row.label, lead, block, coarse)}"
+        ins = " ".join(str(p) for p, _ in row.inputs)
+        table.append((name, ins, " ".join(str(p) for p, _ in row.outputs)))
+    return table
+
+
+def _dim_words(label: str, lead: Op, block: Block, coarse: CoarseGraph) -> str:
+    """A dim of a rule in words: `d0` is the batch where it has its size, `out` the output features."""
+    words = {"out": "output features", "in": "input features", "o": "output features", "i": "input features"}
+    if label[:1] != "d" or not label[1:].isdecimal():
+        return words.get(label, label)
+    dim, shape = int(label[1:]), block.values[lead.outputs[0]].meta.shape
+    size = shape[dim] if dim < len(shape) else 0
+    load = coarse.graph.workload
+    known = {load.get("batch"): "batch", load.get("seq"): "tokens"} if dim < 2 else {}
+    return known.get(size, f"dim {dim}")
+
+
+def block_of(node: Node, coarse: CoarseGraph) -> Block:
+    """The block in which a node stands."""
+    name, _, rest = node.id.rpartition(":")
+    return coarse.blocks[name].block if rest and name in coarse.blocks else coarse.top.block
+
+
+def facts(node: Node) -> list[tuple[str, str]]:
+    """What the hover card says."""
+    lines = [("runs", ", ".join(dict.fromkeys(op.fn for op in node.ops)))] if node.ops else []
+    if node.outputs:
+        lines.append(("result", tensor(node.outputs[0])))
+    if node.flops:
+        lines.append(("work", f"{units.flops(node.flops)} forward, whole"))
+    if node.num_params:
+        lines.append(("parameters", units.count(node.num_params)))
+    if node.saved_bytes:
+        lines.append(("kept for backward", f"{units.memory(node.saved_bytes)}, whole"))
+    if node.module:
+        lines.append(("module", node.module))
+    return lines
+
+
+def tensor(meta: TensorMeta) -> str:
+    """`bfloat16 [64, 8192, 4096]`."""
+    return f"{meta.dtype} {units.shape(meta.shape)}"

@@ -1,0 +1,377 @@
+"""The session: settings that live in the address, and the plans they ask for.
+
+Values are kept in `st.session_state["values"]`. At the head of every run the address and the values are brought
+together: an address that somebody changed (a pasted link, back, forward) wins, else the address follows the values.
+Widgets write through `change`, before the page runs again.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+from urllib.parse import urlencode
+
+import streamlit as st
+
+from explorer.address import edits, pins, settings
+from explorer.address.pins import EDITED
+from explorer.address.settings import Unreadable
+from explorer.graph.scene import Scene, scene
+from explorer.jobs.result_cache import Shelf
+from explorer.text.words import text as plain
+from explorer.text.words import title
+from planner_core.core.errors import PlannerError
+from planner_core.core.plan import Plan
+from planner_core.planning.pipeline import Result, plan_model
+from planner_core.planning.session import Progress, Request
+
+CACHED_RESULTS = 24
+EDITED_KEPT = 100
+PATIENCE_S = 0.4
+"""Planning that takes longer says what it does and can be stopped."""
+SAY_S = 0.1
+"""How often the page is told what goes on, in seconds."""
+OF_THE_MODEL = {
+    "batch": None, "seq": None, "layers": None, "node": "", "open": None, "depth": None, "block": "", "plan": "",
+    "compare": (), "candidate": None, "differs": (), "whatif": (), "edit": (), "beside": "", "way": "",
+}  # fmt: skip
+"""Settings that belong to one model: a new one forgets them."""
+
+
+def begin(page: str) -> None:
+    """Bring the address and the session together; call once, before anything is drawn."""
+    state = st.session_state
+    known = {k: v for k, v in st.query_params.to_dict().items() if k in settings.SETTINGS}
+    written: dict[str, str] = state.get("written", {})
+    turned = state.get("page") not in (None, page) and not known
+    bare = not known and (turned or state.get("bare", False))
+    # a run that a widget asked for may carry an address from before the last change: then the values are newer
+    changed = state.pop("changed", False)
+    if "values" not in state or (known != written and not bare and not changed):
+        state["values"], state["problems"] = settings.read(known)
+        state["asked"] = state.get("asked", 0) + 1
+    state["page"] = page
+    wanted = settings.write(state["values"])
+    if turned and wanted:
+        state["bare"], state["turns"], state["written"] = True, state.get("turns", 0) + 1, wanted
+    elif not bare or wanted != written:
+        state["bare"] = False
+        _to_address(wanted)
+
+
+def completion() -> tuple[str, str]:
+    """(query, stamp) that the browser should add to the bare address of a page just turned to; empty otherwise."""
+    state = st.session_state
+    if not state.get("bare"):
+        return "", ""
+    return urlencode(state["written"]), f"{state['page']}{state['turns']}"
+
+
+def _to_address(wanted: Mapping[str, str]) -> None:
+    for key in [k for k in st.query_params if k in settings.SETTINGS and k not in wanted]:
+        del st.query_params[key]
+    for key, text in wanted.items():
+        if st.query_params.get(key) != text:
+            st.query_params[key] = text
+    st.session_state["written"] = dict(wanted)
+
+
+def values() -> dict[str, Any]:
+    """The settings as they stand."""
+    found: dict[str, Any] = st.session_state["values"]
+    return found
+
+
+def value(key: str) -> Any:
+    """One setting."""
+    return values()[key]
+
+
+def change(**new: Any) -> None:
+    """Set some settings; the address follows at the head of the next run. A new model forgets what belonged to the old."""
+    current = values()
+    if "model" in new and new["model"] != current["model"]:
+        new = {**OF_THE_MODEL, **new}
+    if "cluster" in new and new["cluster"] != current["cluster"]:
+        new = {
+            "mesh": None,
+            "memory": None,
+            "bandwidth": (),
+            "latency": (),
+            **dict.fromkeys(settings.CLUSTER_KEYS),
+            **new,
+        }
+    if any(k in new and new[k] != current[k] for k in ("nodes", "gpus")):
+        new = {"mesh": None, **new}
+    if any(k in new and new[k] != current[k] for k in settings.REQUEST_KEYS):
+        new = {"lasso": (), "among": (), **new}
+    current.update(new)
+    st.session_state["changed"] = True
+    st.session_state["problems"] = []
+
+
+def follow() -> None:
+    """Let the address follow the settings at once: for a part of the page that runs without the rest."""
+    _to_address(settings.write(values()))
+    st.session_state["changed"] = False
+
+
+def from_widget(key: str, widget: str) -> None:
+    """Callback: the setting takes what the widget holds."""
+    change(**{key: st.session_state[widget]})
+
+
+def seed(widget: str, current: Any) -> str:
+    """Put a setting into its widget's state before the widget is drawn; returns the widget's key."""
+    if st.session_state.get(widget) != current:
+        st.session_state[widget] = current
+    return widget
+
+
+def problems() -> list[str]:
+    """Sentences about the address."""
+    found: list[str] = st.session_state.get("problems", [])
+    return found
+
+
+def asked() -> int:
+    """Counts the times the address was read, so that the graph follows a link and not its own echo."""
+    return int(st.session_state.get("asked", 0))
+
+
+# --- plans -----------------------------------------------------------------------------------------
+
+
+@st.cache_resource(show_spinner=False)
+def _plans() -> Shelf[Request, Result]:
+    return Shelf(CACHED_RESULTS)
+
+
+def plan(request: Request, say: Progress | None = None) -> Result:
+    """All plans for a request; values only, shared by all sessions, the least recently used forgotten. `say` is told
+    each pass, and may raise to stop."""
+    waiting = (lambda: say("another visitor's planning of the same")) if say else (lambda: None)
+    return _plans().get(request, lambda: plan_model(request, own_graph(request, say), say), waiting)
+
+
+def beside_plan(text: str) -> tuple[Request, tuple[str, ...], str, Plan] | None:
+    """A pinned plan: its request, edits, name and the plan, called by what of its settings is not as here. None, told in
+    place, where there is none."""
+    try:
+        name, asked = pins.unpin(text, values())
+        with st.spinner("Planning", show_time=True):
+            found = plan_ids(with_edit(plan(settings.request(asked)), asked["edit"]).plans)
+    except (Unreadable, PlannerError) as why:
+        st.warning(f"“{plain(text[:40])}” cannot be set beside it: {in_words(str(why))}")
+        return None
+    if name not in found:
+        st.warning(f"There is no plan “{plain(name[:40])}” at the settings asked for beside it.")
+        return None
+    note = pins.changed({**asked, "method": values()["method"]}, values())
+    called = replace(found[name], name=f"{title(found[name])} ({note})") if note else found[name]
+    return settings.request(asked), asked["edit"], name, called
+
+
+def beside_model(model: str) -> Result | None:
+    """The plans of another model of the zoo on the same cluster, at its own batch and sequence; None, told in place, where
+    there are none."""
+    own = {**values(), **OF_THE_MODEL, "model": model, "mesh": None}
+    try:
+        with st.spinner(f"Planning {model}", show_time=True):
+            return plan(settings.request(own))
+    except PlannerError as error:
+        st.warning(f"{model} cannot be set beside it: {in_words(str(error))}")
+        return None
+
+
+def drawing(request: Request) -> Scene:
+    """The drawing of the request's model, laid out once; blocks are folded from as many copies on as the address says."""
+    return _drawing(request, value("least"))
+
+
+@st.cache_resource(max_entries=CACHED_RESULTS, show_spinner=False)
+def _drawing(request: Request, least: int) -> Scene:
+    return scene(plan(request).coarse, least)
+
+
+def own_graph(request: Request, say: Progress | None = None) -> Any:
+    """The captured graph of a user's own config, or None for a model of the zoo. `say` as in `plan`."""
+    if not request.model.startswith("own-"):
+        return None
+    from explorer.jobs.upload import load_own
+
+    return load_own(request, say)
+
+
+def request() -> Request:
+    """What the settings ask for."""
+    return settings.request(values())
+
+
+@st.cache_resource(show_spinner=False)
+def _edited() -> Shelf[tuple[Request, tuple[str, ...]], Plan | str]:
+    return Shelf(EDITED_KEPT)
+
+
+def edited(found: Result, edit: tuple[str, ...]) -> Plan | str:
+    """The plan with these edits (see `edits`), shared by all sessions; or in one sentence why there is none."""
+
+    def make() -> Plan | str:
+        try:
+            return edits.made(found, plan_ids(found.plans), edit)
+        except PlannerError as error:
+            return in_words(str(error))
+
+    return _edited().get((found.request, edit), make)
+
+
+def with_edit(found: Result, edit: tuple[str, ...]) -> Result:
+    """The plans with the edited one as the last of them, where there is one."""
+    more = edited(found, edit) if edit else ""
+    return found if isinstance(more, str) else replace(found, plans=(*found.plans, more))
+
+
+def edit_of(plan_id: str) -> tuple[str, ...]:
+    """The edits that a plan of the page comes from: none but for the edited one."""
+    return value("edit") if plan_id == EDITED else ()
+
+
+def result() -> Result:
+    """The plans of the current settings, the edited one among them. Where they cannot be, says why in place and stops
+    the page."""
+    return with_edit(_planned(), value("edit"))
+
+
+def _planned() -> Result:
+    wanted = request()
+    place = st.empty()
+    ready = _plans().peek(wanted)
+    if ready is not None:
+        return ready
+    if st.session_state.get("stopped") == wanted:
+        with place.container():
+            st.info("Planning was stopped. Change the settings above, or plan these after all.")
+            st.button("Plan now", on_click=lambda: st.session_state.pop("stopped", None), key="plan_now")
+        st.stop()
+    try:
+        # the address may not have reached the browser before the click: then the settings are newer
+        found = plan(wanted, waiting(place, lambda: st.session_state.update(stopped=wanted, changed=True)))
+    except PlannerError as error:
+        place.error(in_words(str(error)))
+        st.stop()
+    place.empty()
+    if wanted.model.startswith("own-"):  # the sentence above can now say what was found
+        st.rerun()
+    return found
+
+
+def waiting(place: Any, stop: Callable[[], None], patience_s: float = PATIENCE_S) -> Progress:
+    """A `say` for planning: tells the pass in `place` once it takes long, with a button to stop.
+
+    A click starts the script anew, and Streamlit ends this run at the next thing it is told; so what computes must say
+    something now and then. It is passed on only so often.
+    """
+    start = time.perf_counter()
+    last = start - SAY_S
+    line: list[Any] = []
+
+    def say(text: str) -> None:
+        nonlocal last
+        now = time.perf_counter()
+        taken = now - start
+        if taken < patience_s or now - last < SAY_S:
+            return
+        last = now
+        if not line:
+            box = place.container(horizontal=True, vertical_alignment="center")
+            box.button("Stop", on_click=stop, key="stop_planning")  # before the words, whose length would move it
+            line.append(box.empty())
+        line[0].markdown(f":material/hourglass_top: Planning: {text}, {taken:.0f} s", width="content")
+
+    return say
+
+
+OPTIONS = {
+    "memory-gb": "memory per GPU",
+    "mesh": "mesh",
+    "batch": "batch",
+    "seq": "sequence length",
+    "layers": "layers",
+    "recompute": "recomputation",
+    "dtype": "number format",
+    "optimizer": "optimizer",
+    "zero": "weight sharding",
+    "cluster": "cluster",
+    "method": "method",
+    "objective": "goal",
+}
+
+
+def in_words(text: str) -> str:
+    """A sentence of the command line for the page: options by the names of their controls."""
+    for option, words in OPTIONS.items():
+        text = re.sub(rf"--{option}\b", words, text)
+    return text[:1].upper() + text[1:] + ("" if text.endswith((".", "?")) else ".")
+
+
+def plan_ids(plans: tuple[Plan, ...]) -> dict[str, Plan]:
+    """Every plan by a name for the address: its own, numbered where two share it."""
+    found: dict[str, Plan] = {}
+    for p in plans:
+        name = base = re.sub(r"[^a-z0-9]+", "-", p.name.lower()).strip("-") or "plan"
+        k = 2
+        while name in found:
+            name, k = f"{base}-{k}", k + 1
+        found[name] = p
+    return found
+
+
+def planned_names(request: Request) -> tuple[str, ...]:
+    """The plans that are there for a request, by `plan_ids`; none where it was not planned yet, or cannot be."""
+    ready = _plans().peek(request)
+    return tuple(plan_ids(ready.plans)) if ready else ()
+
+
+def chosen(found: Mapping[str, Plan]) -> tuple[str, Plan]:
+    """The plan in the address, else the best; a name that is not there is told in place."""
+    name = value("plan")
+    if name and name not in found:
+        st.warning(
+            f"There is no plan “{plain(name[:40])}” here any more; showing the best one. Plans here: {', '.join(found)}."
+        )
+    name = name if name in found else next(iter(found))
+    return name, found[name]
+
+
+def home(name: str, result: Result) -> Result:
+    """What a plan of `with_pinned` is one of: its graph and cluster are other ones where it was pinned at other settings."""
+    if pins.MARK not in name:
+        return result
+    _, asked = pins.unpin(name, values())
+    return with_edit(plan(settings.request(asked)), asked["edit"])
+
+
+def with_pinned(plans: Mapping[str, Plan]) -> dict[str, Plan]:
+    """The plans, and those that are pinned from other settings of this model, by the text of their pin. A pin of the
+    settings as they stand takes the place of the plan's own name. What cannot be read is told in place."""
+    found = dict(plans)
+    for text in value("compare"):
+        if pins.MARK not in text:
+            continue
+        try:
+            name, asked = pins.unpin(text, values())
+            there = plan_ids(with_edit(plan(settings.request(asked)), asked["edit"]).plans)
+        except (Unreadable, PlannerError) as why:
+            st.warning(f"A pinned plan, “{plain(text[:40])}”, cannot be shown: {in_words(str(why))}")
+            continue
+        if name not in there:
+            st.warning(f"There is no plan “{plain(name[:40])}” at the settings of a pin; it is left out.")
+            continue
+        note = pins.changed(asked, values())
+        if not note:
+            found.pop(name, None)
+        found[text] = replace(there[name], name=f"{title(there[name])} ({note})") if note else there[name]
+    return found

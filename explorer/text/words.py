@@ -1,0 +1,221 @@
+"""Plans in words, made from their numbers and placements."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+from explorer.text import units
+from planner_core.core.cluster import Cluster
+from planner_core.core.mesh import DeviceMesh
+from planner_core.core.placement import Shard
+from planner_core.core.plan import Plan
+from planner_core.models.fold import FoldGroup
+
+FAMILIES = (
+    ("experts", ("expert", "moe")),
+    ("attention", ("attn", "attention", "selfattention", "encdecattention", "q_proj", "k_proj", "v_proj", "o_proj")),
+    (
+        "feed-forward",
+        ("mlp", "ffn", "feed_forward", "dense", "fc", "intermediate", "output", "densereludense", "layer.1", "layer.2"),
+    ),
+    ("embedding", ("embed", "wte", "wpe", "shared")),
+    ("head", ("lm_head", "classifier", "score", "decoder.weight", "cls")),
+    ("convolutions", ("conv", "projection", "shortcut")),
+)
+WHOLE, GATHERED = "whole", ", gathered"
+MODEL_ERROR = 0.05
+"""Times closer than this are told as a tie: the cost model is no better."""
+
+
+def family(name: str) -> str:
+    """Which part of a model a parameter belongs to, by its name; the name's own module where nothing is known."""
+    low = name.lower()
+    for word, keys in FAMILIES:
+        if any(k in low for k in keys):
+            return word
+    return name.rpartition(".")[0].rpartition(".")[2] or name
+
+
+TITLES = {"hf-expert": "The model’s own plan"}
+METHOD_TITLES = {"exact": "Exact plan", "tap": "TAP’s plan", "taps": "TAPS’s plan", "atp": "ATP’s plan"}
+
+
+def title(plan: Plan) -> str:
+    """What a plan is called on the page."""
+    if plan.name in TITLES:
+        return TITLES[plan.name]
+    if plan.name == "best":
+        return METHOD_TITLES.get(plan.method, "Best plan")
+    return plan.name[:1].upper() + plan.name[1:]
+
+
+def describe(plan: Plan) -> str:
+    """One line: what each mesh axis does, outermost first."""
+    parts = []
+    for axis, size in enumerate(plan.mesh.axis_sizes):
+        if size > 1:
+            parts.append(_axis_words(plan, axis, size))
+    text = "; ".join(parts) or "everything on one GPU"
+    return text[:1].upper() + text[1:]
+
+
+def _axis_words(plan: Plan, axis: int, size: int) -> str:
+    split, gathered, whole = _matrices(plan, axis)
+    batch = batch_share(plan, axis) > 0.5
+    words = [f"batch split {size} ways"] if batch else []
+    if split:
+        named = "all weights" if not whole and not gathered else _join(split)
+        words.append(f"{named} split {size} ways")
+    if gathered:
+        words.append(f"{'weights' if not split else _join(gathered)} sharded {size} ways and gathered at use")
+    if split and whole:
+        words.append(f"{_join(whole)} whole")
+    if not words:
+        words.append(f"everything repeated {size} times")
+    return ", ".join(words)
+
+
+def _matrices(plan: Plan, axis: int) -> tuple[list[str], list[str], list[str]]:
+    """Families of weights that are split, gathered at use, and whole on one axis, by the way of most of their weights."""
+    ways: dict[str, Counter[str]] = {}
+    for block in plan.blocks.values():
+        for name, p in block.params.items():
+            sharded = isinstance(p.stored[axis], Shard)
+            way = "gathered" if axis in p.gathered else "split" if sharded else "whole"
+            if not is_vector(name) or sharded:
+                ways.setdefault(family(name), Counter())[way] += 1 + 10 * (not is_vector(name))
+    most = {f: c.most_common(1)[0][0] for f, c in ways.items()}
+    split, gathered, whole = (sorted(f for f, w in most.items() if w == way) for way in ("split", "gathered", "whole"))
+    return split, gathered, whole
+
+
+def is_vector(name: str) -> bool:
+    """Whether a parameter is a bias or belongs to a norm, by its name."""
+    low = name.lower()
+    return low.endswith("bias") or "norm" in low or ".ln_" in low or low.startswith("ln_")
+
+
+def batch_share(plan: Plan, axis: int) -> float:
+    """Share of ops whose first result is split along dim 0 on this axis."""
+    sites = [s for b in plan.blocks.values() for s in b.sites.values() if s.outputs]
+    split = sum(s.outputs[0].src.forward[axis] == Shard(0) for s in sites)
+    return split / max(1, len(sites))
+
+
+def _join(words: Sequence[str]) -> str:
+    words = list(words)[:4]
+    return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " and " + words[-1]
+
+
+def headline(a: Plan, b: Plan) -> str:
+    """Why `a` is better than `b`, or not: time, then traffic, then memory. Steps of other batches are told by the sample, and
+    samples of other lengths by the token."""
+    (ba, sa), (bb, sb) = ((int(p.workload["batch"]), int(p.workload["seq"])) for p in (a, b))
+    of, na, nb = ("token", ba * sa, bb * sb) if sa != sb else ("sample", ba, bb) if ba != bb else ("step", 1, 1)
+    ta, tb = a.cost.step_time_s / na, b.cost.step_time_s / nb
+    times = f"{units.seconds(min(ta, tb))} against {units.seconds(max(ta, tb))} a {of}"
+    if abs(ta - tb) <= MODEL_ERROR * max(ta, tb):
+        head, who = f"{title(a)} and {title(b)} tie in time ({times}, within the estimate’s error)", title(a)
+    else:
+        a, b = (a, b) if ta < tb else (b, a)
+        gain = 1 - min(ta, tb) / max(ta, tb)
+        head, who = f"{title(a)} takes {units.percent(gain)} less time than {title(b)} ({times})", "It"
+    sent = _difference([sum(t.wire_bytes for t in p.cost.traffic) for p in (a, b)], "sends", units.traffic)
+    held = _difference([p.cost.memory_bytes["peak"] for p in (a, b)], "needs", units.memory)
+    fits = [title(p) for p in (a, b) if not p.fits]
+    tail = f" {' and '.join(fits)} {'does' if len(fits) == 1 else 'do'} not fit the memory." if fits else ""
+    return f"{head}. {who} {sent} per GPU and {held} memory.{tail}"
+
+
+def verdict(method: str, rungs: Sequence[tuple[str, Plan | None]]) -> str:
+    """What a method's restrictions cost against exact, and which one costs most; `rungs` are (what it adds, best plan so)."""
+    known = [(says, p) for says, p in rungs if p is not None]
+    if not known or rungs[0][1] is None:
+        return f"No plan fits here, so {method} cannot be compared with the exact search."
+    first, last = known[0][1].cost, known[-1][1]
+    text = (
+        f"{method}’s plan takes {_ratio(last.cost.step_time_s, first.step_time_s, 'step time')} and "
+        f"{_ratio(last.cost.comm_time_s, first.comm_time_s, 'communication')} against the exact plan."
+    )
+    steps = [(b.cost.step_time_s - a.cost.step_time_s, says) for (_, a), (says, b) in pairwise(known)]
+    cost, says = max(steps, default=(0.0, ""))
+    if cost > MODEL_ERROR * first.step_time_s:
+        text += f" Most of it because it {says} ({units.seconds(cost)} a step)."
+    elif last.cost.step_time_s <= first.step_time_s * (1 + MODEL_ERROR):
+        text += " In step time that is a tie, within the estimate’s error."
+    return text + ("" if last.fits else " It does not fit the memory.")
+
+
+def times(value: float, least: float) -> str:
+    """`2.3 times`; where the other is nothing, `infinitely many times`."""
+    return f"{units.significant(value / least, 2)} times" if least else "infinitely many times"
+
+
+def _ratio(value: float, before: float, what: str) -> str:
+    if value == 0 or before == 0:
+        return f"{'no' if value == 0 else 'some'} {what}"
+    times = value / before
+    if times >= 2:
+        return f"{units.significant(times, 2)} times the {what}"
+    if abs(times - 1) < 0.005:
+        return f"the same {what}"
+    return f"{units.percent(abs(times - 1))} {'more' if times > 1 else 'less'} {what}"
+
+
+def _difference(sizes: Sequence[int], verb: str, unit: Callable[[float], str]) -> str:
+    mine, other = sizes
+    if abs(mine - other) <= 0.005 * max(mine, other, 1):
+        return f"{verb} as much"
+    return f"{verb} {unit(abs(mine - other))} {'less' if mine < other else 'more'}"
+
+
+def by_weight(plan: Plan) -> dict[tuple[str, str, str], str]:
+    """(block, weight, prefix of the copy) -> its placements on the axes that split or gather it."""
+    found = {}
+    for label, block in plan.blocks.items():
+        for weight, p in block.params.items():
+            marks = [
+                f"{axis} {letter}{GATHERED * (i in p.gathered)}"
+                for i, (axis, letter, n) in enumerate(
+                    zip(plan.mesh.axis_names, p.stored, plan.mesh.axis_sizes, strict=True)
+                )
+                if n > 1 and str(letter) != "R"
+            ]
+            for prefix in block.prefixes:
+                found[label.partition("#")[0], weight, prefix] = " · ".join(marks) or WHOLE
+    return found
+
+
+def cluster_words(cluster: Cluster) -> str:
+    """Nodes, GPUs per node and the GPU's name."""
+    per_node = cluster.levels[0].size
+    gpu = cluster.gpu.name.split("-")[0].upper()
+    nodes = cluster.num_gpus // per_node
+    return f"{nodes} node{'s' * (nodes > 1)} × {per_node} {gpu}"
+
+
+def mesh_words(mesh: DeviceMesh) -> str:
+    """`2 data × 8 tensor`; `all 16 GPUs` for one axis."""
+    if len(mesh.axis_sizes) == 1:
+        return f"all {mesh.num_devices} GPUs as one axis"
+    return " × ".join(f"{s} {n}" for n, s in zip(mesh.axis_names, mesh.axis_sizes, strict=True))
+
+
+def fold_sentence(groups: Sequence[FoldGroup], depth: int, stopped: bool) -> str:
+    """One step of Algorithm 1 in a sentence."""
+    kept = [g for g in groups if g.kept]
+    if kept:
+        shown = "; ".join(f"{g.count} × “{g.pattern}”" for g in kept[:3])
+        more = f" and {len(kept) - 3} more kinds" if len(kept) > 3 else ""
+        return f"Depth {depth}: {shown}{more} are similar, so each kind is kept once."
+    end = " The algorithm stops here: what was kept one level deeper is the result." if stopped else ""
+    return f"Depth {depth}: {len(groups)} different block{'s' * (len(groups) != 1)}, none repeats.{end}"
+
+
+def text(value: str) -> str:
+    """Text for markdown: nothing in it is read as markup."""
+    for sign in "\\`*_{}[]()#+-!|<>$~:":
+        value = value.replace(sign, "\\" + sign)
+    return value
