@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-st.set_page_config(page_title="Shardscope", page_icon="explorer/components/icon.svg", layout="wide")
+st.set_page_config(page_title="Shardscope", page_icon="explorer/static/icon.svg", layout="wide")
 
 PAGES = (
     ("fold", "What repeats? The model's graph, folded into its few unique blocks."),

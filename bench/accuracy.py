@@ -31,7 +31,7 @@ from planner_core.core.graph import Graph
 from planner_core.core.mesh import DeviceMesh
 from planner_core.core.plan import Plan
 from planner_core.models.zoo import ZOO
-from planner_core.planning.methods.restrictions import Baseline
+from planner_core.planning.methods.baselines import Baseline
 
 ROOT = Path(__file__).resolve().parent.parent
 ROWS = ROOT / "bench" / "results" / "accuracy.jsonl"
@@ -98,10 +98,11 @@ def sweep(check: str, model: str, redo: bool, every: bool, again: bool = False, 
 def plans(model: str, mesh: str) -> dict[str, Plan]:
     """The chosen plan, the baselines and the plans of TAP and ATP, by name; a baseline that suits no mesh is left out."""
     from planner_core.core.errors import NoPlanFits
+    from planner_core.planning.methods.baselines import BASELINES
     from planner_core.planning.methods.hf_tp_plan import EXPERT
-    from planner_core.planning.methods.restrictions import BASELINES
     from planner_core.planning.pipeline import baselines, choose
-    from planner_core.planning.session import Request, meshes, prepare, replace_request
+    from planner_core.planning.request import Request
+    from planner_core.planning.session import meshes, prepare, replace_request
 
     planner = prepare(
         Request(str(OTHERS.get(model, model)), cluster=MESHES[mesh], mesh=mesh, batch=64 if mesh == "64x8" else 16)

@@ -18,9 +18,10 @@ from typing import Any
 from bench.expert_reasons import why
 from planner_core.core.cluster import cluster_names
 from planner_core.models.zoo import ZOO
+from planner_core.planning.methods.baselines import BASELINES, Baseline
 from planner_core.planning.methods.hf_tp_plan import EXPERT
-from planner_core.planning.methods.restrictions import BASELINES, Baseline
-from planner_core.planning.session import Planner, Request, meshes, prepare
+from planner_core.planning.request import Request
+from planner_core.planning.session import Planner, meshes, prepare
 from planner_core.search.lagrangian import memory_of, search
 
 TABLE = Path(__file__).resolve().parent.parent / "docs" / "BASELINES.md"

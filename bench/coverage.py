@@ -87,10 +87,6 @@ def warm() -> None:
     import torch
 
     torch.set_num_threads(1)
-    import planner_core.capture.hf
-    import planner_core.pipeline
-    import planner_core.rules_math  # noqa: F401
-    import transformers  # noqa: F401
 
 
 def limited(model_type: str, cls: str) -> dict[str, Any]:
@@ -152,7 +148,8 @@ def _child(write: int, work: Callable[[Any], None]) -> None:
 def _measure(model_type: str, cls: str, tell: Any) -> None:
     from planner_core.core.errors import PlannerError
     from planner_core.planning.pipeline import choose
-    from planner_core.planning.session import Request, meshes, prepare
+    from planner_core.planning.request import Request
+    from planner_core.planning.session import meshes, prepare
 
     try:
         config = default_config(model_type, cls)
@@ -191,7 +188,7 @@ def _measure(model_type: str, cls: str, tell: Any) -> None:
 def _graph(config: dict[str, Any], model_type: str, cls: str) -> tuple[Any, str]:
     """The capture, at full depth where the cut broke the config, in float32 where the model's own code needs that."""
     from planner_core.core.errors import PlannerError
-    from planner_core.models.capture.module import capture_graph
+    from planner_core.models.loading import capture_graph
 
     seq, dtype = tokens(config), "bfloat16"
     for _ in range(3):

@@ -113,7 +113,8 @@ def _on(gpus: int, graph: Any, dtype: str, fine: bool) -> dict[str, Any]:
     """Bytes on the wire per GPU and step, theirs and ours, the collectives of each, and what makes the difference."""
     from bench.expert_reasons import apart, why
     from planner_core.planning.methods.hf_tp_plan import expert_rules
-    from planner_core.planning.session import Request, meshes, prepare
+    from planner_core.planning.request import Request
+    from planner_core.planning.session import meshes, prepare
     from planner_core.search.lagrangian import search
 
     request = Request(model=graph.name, cluster=node(gpus), mesh=str(gpus), dtype=dtype)

@@ -34,13 +34,13 @@ from bench.graph_component import DRAW, DRAWN, SEEN, TOGGLE, grid, mounted, sour
 from explorer.analysis.what_if import best  # noqa: E402
 from explorer.figures import scatter  # noqa: E402
 from explorer.figures.palette import LIGHT  # noqa: E402
-from explorer.graph import scene_json as graph_json
+from explorer.graph import scene_json as graph_json  # noqa: E402
 from explorer.graph.scene import scene  # noqa: E402
 from planner_core.core.graph import unfold  # noqa: E402
-from planner_core.models.opening import open_model  # noqa: E402
+from planner_core.models.loading import open_model  # noqa: E402
 from planner_core.ops.grouping import coarsen  # noqa: E402
 from planner_core.planning.pipeline import plan_model  # noqa: E402
-from planner_core.planning.session import Request  # noqa: E402
+from planner_core.planning.request import Request  # noqa: E402
 from planner_core.search.candidates.score import Candidates, pareto  # noqa: E402
 from tests.conftest import FLAGS, free_port  # noqa: E402
 

@@ -26,9 +26,10 @@ sys.path.insert(0, str(ROOT))
 from planner_core.core.mesh import DeviceMesh  # noqa: E402
 from planner_core.models.zoo import ZOO  # noqa: E402
 from planner_core.planning.analysis.network_json import unfold_problem  # noqa: E402
-from planner_core.planning.methods.restrictions import LENSES  # noqa: E402
+from planner_core.planning.methods.papers import LENSES  # noqa: E402
 from planner_core.planning.pipeline import block_candidates, choose, plan_model  # noqa: E402
-from planner_core.planning.session import Request, meshes, prepare  # noqa: E402
+from planner_core.planning.request import Request  # noqa: E402
+from planner_core.planning.session import meshes, prepare  # noqa: E402
 from planner_core.search.lagrangian import least_memory, memory_of, search, weights  # noqa: E402
 from planner_core.search.pareto_front import front  # noqa: E402
 from planner_core.search.solve import solve  # noqa: E402
@@ -164,7 +165,7 @@ def topology() -> list[str]:
 
 def captured() -> list[str]:
     """From a config to the chosen plan, torch and transformers imported before."""
-    from planner_core.models.opening import open_model
+    from planner_core.models.loading import open_model
 
     with tempfile.TemporaryDirectory() as where:
         config = Path(where) / "config.json"

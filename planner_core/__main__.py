@@ -11,7 +11,7 @@ from typing import Any
 
 from planner_core.core.errors import InputError, PlannerError
 from planner_core.core.files import is_file, is_there
-from planner_core.planning.session import METHODS, Request
+from planner_core.planning.request import METHODS, Request
 
 USAGE_ERROR = 2
 
@@ -188,7 +188,7 @@ def _fold(args: argparse.Namespace) -> int:
 
 
 def _plan(args: argparse.Namespace) -> int:
-    from planner_core.core.plan import to_json
+    from planner_core.core.plan_json import to_json
     from planner_core.planning.analysis.report import front_report, front_text, report, text
     from planner_core.planning.pipeline import exact_front, plan_model
     from planner_core.planning.session import meshes, prepare
@@ -268,7 +268,7 @@ def _verify(args: argparse.Namespace) -> int:
 
 def read_plan(name: str) -> Any:
     """A plan file; raises InputError."""
-    from planner_core.core.plan import from_json
+    from planner_core.core.plan_json import from_json
 
     path = Path(name)
     if is_there(path) and not is_file(path):

@@ -13,9 +13,8 @@ from planner_core.core.graph import ITEM_BYTES, Graph, Op, Value, unfold
 from planner_core.core.mesh import DeviceMesh, axis_names
 from planner_core.core.placement import P, Placements, R, Shard, State, local_shape
 from planner_core.core.plan import BlockPlan, Cost, Edge, ParamPlan, Plan, SitePlan, Step
-from planner_core.cost.communication.collectives import AxisLink
+from planner_core.cost.communication.links import AxisLink
 from planner_core.cost.communication.redistribution import moves
-from planner_core.ops.catalog import nn as rules_math  # noqa: F401  (registers its rules)
 from planner_core.ops.registry import Row, rows
 
 Choose = Callable[[Op, tuple[Row, ...], int], Row]

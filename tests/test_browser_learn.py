@@ -16,7 +16,7 @@ from explorer.learn import export
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Lesson
 from explorer.learn.lessons import LESSONS
-from planner_core.planning.session import Request
+from planner_core.planning.request import Request
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

@@ -10,9 +10,10 @@ import pytest
 
 from planner_core.core.mesh import DeviceMesh
 from planner_core.core.placement import R, Shard
-from planner_core.models.capture.module import capture_graph
+from planner_core.models.loading import capture_graph
 from planner_core.planning.pipeline import _one_axis, plan_model
-from planner_core.planning.session import Planner, Request, prepare
+from planner_core.planning.request import Request
+from planner_core.planning.session import Planner, prepare
 from planner_core.search.algebra.elimination import eliminate
 from planner_core.search.candidates.score import Candidates, matrices, pareto, score
 from planner_core.search.network.block import COMM, Network, build_block, tensor_name

@@ -12,12 +12,15 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from planner_core.core.errors import CaptureError, InputError, PlannerError
-from planner_core.core.graph import Call, from_json, to_json, unfold
+from planner_core.core.graph import Call, unfold
+from planner_core.core.graph_json import from_json, to_json
 from planner_core.models import huggingface as hf
-from planner_core.models.capture.module import OWN_LOSS, STANDIN_LOSS, capture_graph, capture_module
+from planner_core.models.capture.loss import OWN_LOSS, STANDIN_LOSS
+from planner_core.models.capture.module import capture_module
 from planner_core.models.config_limits import check_numbers
 from planner_core.models.hooks import callsites as sites
 from planner_core.models.hooks import moe
+from planner_core.models.loading import capture_graph
 from planner_core.models.snapshots.compare import difference
 from planner_core.models.snapshots.symbolic import symbolic
 from planner_core.models.zoo import ZOO

@@ -10,7 +10,7 @@ import pytest
 
 from planner_core.core.errors import CaptureError
 from planner_core.core.graph import Graph
-from planner_core.models.capture.module import capture_graph
+from planner_core.models.loading import capture_graph
 from planner_core.models.sandbox import memory_limit as memory
 
 LLAMA: dict[str, Any] = {

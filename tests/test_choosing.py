@@ -20,7 +20,7 @@ from explorer.graph.scene import scene
 from explorer.jobs.result_cache import Shelf
 from explorer.session import state
 from planner_core.planning.pipeline import Result, plan_model
-from planner_core.planning.session import Request
+from planner_core.planning.request import Request
 from planner_core.search.candidates.score import Candidates
 
 

@@ -9,7 +9,7 @@ from planner_core.cost.communication.collectives import collective_time
 from planner_core.cost.model import cost_model
 from planner_core.cost.step import WAIT, message_time, messages, op_seconds
 from planner_core.planning.pipeline import Result, plan_model
-from planner_core.planning.session import Request
+from planner_core.planning.request import Request
 
 
 @pytest.fixture(scope="module")

@@ -201,7 +201,7 @@ def test_report_has_the_keys_of_the_contract(capsys: pytest.CaptureFixture[str])
 
 
 def test_a_plan_file_reads_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from planner_core.core.plan import from_json, to_json
+    from planner_core.core.plan_json import from_json, to_json
 
     path = tmp_path / "plan.json"
     status, out, _ = run(capsys, "plan", "gpt2-xl", "--layers", "2", "-o", str(path))

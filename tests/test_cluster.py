@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from planner_core.core.cluster import ASSETS, MAX_GPUS, Cluster, Level, cluster_names, gpu_names, load_cluster, load_gpu
+from planner_core.core.assets import ASSETS
+from planner_core.core.cluster import MAX_GPUS, Cluster, Level, cluster_names, gpu_names, load_cluster, load_gpu
 from planner_core.core.errors import InputError
 
 GOOD = {

@@ -12,15 +12,8 @@ from hypothesis import strategies as st
 from planner_core.core.cluster import Cluster, Level, load_cluster, load_gpu
 from planner_core.core.errors import InputError
 from planner_core.core.mesh import DeviceMesh, axis_names, parse_mesh
-from planner_core.cost.communication.collectives import (
-    KINDS,
-    AxisLink,
-    algorithms,
-    axis_links,
-    collective_time,
-    collective_times,
-    wire_bytes,
-)
+from planner_core.cost.communication.collectives import KINDS, algorithms, collective_time, collective_times, wire_bytes
+from planner_core.cost.communication.links import AxisLink, axis_links
 
 GPU = load_gpu("h100-sxm")
 B_INTRA, B_NODE = 450e9, 400e9

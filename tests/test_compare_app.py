@@ -9,7 +9,7 @@ from streamlit.testing.v1 import AppTest
 
 from explorer.text import units
 from planner_core.planning.pipeline import plan_model
-from planner_core.planning.session import Request
+from planner_core.planning.request import Request
 from tests.test_app import open_page, words
 
 

@@ -23,7 +23,8 @@ from planner_core.core.plan import PHASES, Plan
 from planner_core.planning.analysis.ablation import SAYS, rungs
 from planner_core.planning.analysis.scaling import Option, Size
 from planner_core.planning.pipeline import Result, plan_model
-from planner_core.planning.session import Request, prepare
+from planner_core.planning.request import Request
+from planner_core.planning.session import prepare
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -12,7 +12,8 @@ from planner_core.core.plan import Plan
 from planner_core.planning import edit
 from planner_core.planning.edit import Weight
 from planner_core.planning.pipeline import Result, plan_model
-from planner_core.planning.session import Planner, Request, prepare
+from planner_core.planning.request import Request
+from planner_core.planning.session import Planner, prepare
 
 UP: Weight = ("LlamaDecoderLayer", "mlp.up_proj.weight")
 SAME = 1e-9

@@ -18,7 +18,7 @@ PARTS = 8
 def _compare(model_type: str, cls: str, tell: Any) -> None:
     """Both captures in this process; what transformers cannot make or we refuse is no difference."""
     from planner_core.core.errors import PlannerError
-    from planner_core.models.capture.module import capture_graph
+    from planner_core.models.loading import capture_graph
     from planner_core.models.snapshots.compare import difference
 
     for dtype in ("bfloat16", "float32"):

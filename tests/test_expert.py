@@ -7,12 +7,13 @@ import pytest
 from planner_core.core.graph import Graph
 from planner_core.core.placement import R, Shard
 from planner_core.core.plan import Plan
-from planner_core.models.capture.module import capture_graph
+from planner_core.models.loading import capture_graph
 from planner_core.models.snapshots.write import experts
 from planner_core.models.zoo import ZOO, load_snapshot
 from planner_core.planning.methods.hf_tp_plan import EXPERT, expert_plan, expert_plans, expert_rules, split_dim
 from planner_core.planning.pipeline import baselines
-from planner_core.planning.session import Request, meshes, prepare
+from planner_core.planning.request import Request
+from planner_core.planning.session import meshes, prepare
 from planner_core.search.lagrangian import search, value_of
 
 LLAMA = expert_plans()["llama"]

@@ -16,14 +16,14 @@ from explorer.graph.loads import loads, to_json
 from explorer.graph.pyvis_page import folded_html
 from explorer.graph.scene import Scene, choices, scene
 from planner_core.core.graph import TensorMeta
+from planner_core.cost.compute.roofline import op_work
 from planner_core.cost.memory.peak import layouts
-from planner_core.cost.model import op_work
 from planner_core.cost.resolved_ops import split_parts
 from planner_core.cost.step import block_of
 from planner_core.models.zoo import ZOO, load_snapshot
 from planner_core.ops.grouping import coarsen
 from planner_core.planning.pipeline import Result, plan_model
-from planner_core.planning.session import Request
+from planner_core.planning.request import Request
 
 
 @st.composite

@@ -20,9 +20,9 @@ from explorer.jobs.upload import MAX_BYTES, keep
 from explorer.text import units, words
 from explorer.text.glossary import define
 from planner_core.core.errors import InputError
-from planner_core.core.plan import from_json
+from planner_core.core.plan_json import from_json
 from planner_core.planning.pipeline import Result, plan_model
-from planner_core.planning.session import Request
+from planner_core.planning.request import Request
 
 
 @pytest.fixture(scope="module")

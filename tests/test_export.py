@@ -16,11 +16,12 @@ import pytest
 import torch
 
 from planner_core.core.errors import InputError
-from planner_core.core.plan import Plan, from_json
+from planner_core.core.plan import Plan
+from planner_core.core.plan_json import from_json
 from planner_core.export.api import export_plan, export_text
 from planner_core.export.torchrun import model_spec
 from planner_core.planning.pipeline import plan_model
-from planner_core.planning.session import Request
+from planner_core.planning.request import Request
 from planner_core.runtime.initialize import initializer
 from planner_core.runtime.train import _batches, build_model
 from planner_core.verify.api import scaled, verify

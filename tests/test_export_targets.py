@@ -24,7 +24,7 @@ from planner_core.export.torchrun import model_spec
 from planner_core.export.tp_layout import tensor_layout
 from planner_core.models.huggingface import build
 from planner_core.planning.pipeline import plan_model
-from planner_core.planning.session import Request
+from planner_core.planning.request import Request
 from planner_core.verify.api import scaled
 from planner_core.verify.build_models import gentle_initializer, materialise
 
@@ -302,7 +302,7 @@ def test_where_no_split_can_be_held_the_nearest_needs_no_file() -> None:
 
 def test_the_command_line_says_the_price_as_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from planner_core.__main__ import main
-    from planner_core.core.plan import to_json
+    from planner_core.core.plan_json import to_json
 
     (tmp_path / "plan.json").write_text(json.dumps(to_json(planned("llama-3-8b")["Megatron-LM + sequence parallel"])))
     assert (

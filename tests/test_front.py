@@ -9,7 +9,8 @@ import pytest
 
 from planner_core.core.cluster import load_cluster
 from planner_core.core.mesh import parse_mesh
-from planner_core.cost.model import Workload, cost_model
+from planner_core.core.workload import Workload
+from planner_core.cost.model import cost_model
 from planner_core.models.zoo import load_snapshot
 from planner_core.planning.analysis.network_json import unfold_problem
 from planner_core.search.algebra.convex_hull import hull

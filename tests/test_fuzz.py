@@ -14,10 +14,11 @@ import pytest
 from planner_core.__main__ import read_plan
 from planner_core.core.cluster import cluster_names, load_cluster
 from planner_core.core.errors import InputError
-from planner_core.core.plan import to_json
-from planner_core.models.capture.module import capture_graph
+from planner_core.core.plan_json import to_json
+from planner_core.models.loading import capture_graph
 from planner_core.planning.pipeline import choose
-from planner_core.planning.session import Request, meshes, prepare
+from planner_core.planning.request import Request
+from planner_core.planning.session import meshes, prepare
 from tests.fuzz import configs, mutated, torn, watched
 
 

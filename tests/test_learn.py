@@ -35,7 +35,7 @@ from explorer.learn.lessons import (
     l13_choose,
 )
 from planner_core.models.zoo import load_snapshot
-from planner_core.planning.session import Request
+from planner_core.planning.request import Request
 
 ROOT = Path(__file__).resolve().parent.parent
 LLAMA = Learner(Request("llama-3-8b"))

@@ -11,7 +11,7 @@ from explorer.learn import export
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Lesson
 from explorer.learn.lessons import LESSONS
-from planner_core.planning.session import Request
+from planner_core.planning.request import Request
 
 ROOT = Path(__file__).resolve().parent.parent
 LLAMA = Learner(Request("llama-3-8b"))

@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 from planner_core.core.errors import CaptureError
-from planner_core.models.capture.module import capture_graph, capture_module
+from planner_core.models.capture.module import capture_module
 from planner_core.models.hooks import moe_loops as loops
+from planner_core.models.loading import capture_graph
 from planner_core.models.snapshots.compare import difference
 
 

@@ -16,12 +16,14 @@ from planner_core.core.errors import NoPlanFits
 from planner_core.core.mesh import DeviceMesh
 from planner_core.core.placement import Placements, local_shape
 from planner_core.core.plan import Plan, Step
-from planner_core.cost.communication.collectives import AxisLink
+from planner_core.core.workload import Workload
+from planner_core.cost.communication.links import AxisLink
 from planner_core.cost.communication.redistribution import decode, moves, splits_evenly
 from planner_core.cost.memory.redistribution_buffers import transit
-from planner_core.cost.model import Workload, cost_model
+from planner_core.cost.model import cost_model
 from planner_core.planning.pipeline import baselines, choose
-from planner_core.planning.session import Request, meshes, prepare, replace_request
+from planner_core.planning.request import Request
+from planner_core.planning.session import meshes, prepare, replace_request
 from planner_core.verify.fake_group import verify_fake_all
 from planner_core.verify.memory_tracker import TrackMemory
 from planner_core.verify.processes import run_ranks

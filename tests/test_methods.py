@@ -12,9 +12,10 @@ from bench.baselines import SAME, compare
 from planner_core.core.cluster import cluster_names
 from planner_core.core.plan import Plan, placements_by_pattern
 from planner_core.models.zoo import ZOO
-from planner_core.planning.methods.restrictions import LENSES
+from planner_core.planning.methods.papers import LENSES
 from planner_core.planning.pipeline import baselines, choose, no_worse, plan_model
-from planner_core.planning.session import Planner, Request, meshes, prepare
+from planner_core.planning.request import Request
+from planner_core.planning.session import Planner, meshes, prepare
 
 HIDDEN = {
     "llama-3-8b": 4096,

@@ -6,10 +6,10 @@ import pytest
 
 from planner_core.core.errors import InputError
 from planner_core.core.graph import check
-from planner_core.models.capture.module import capture_graph
+from planner_core.models.loading import capture_graph
 from planner_core.models.snapshots.compare import difference
 from planner_core.models.snapshots.write import snapshot
-from planner_core.models.zoo import ASSETS, ZOO, load_snapshot
+from planner_core.models.zoo import SNAPSHOTS, ZOO, load_snapshot
 
 PARAMS = {
     "gpt2-xl": 1_557_611_200, "llama-3-8b": 8_030_261_248, "llama-3-70b": 70_553_706_496, "t5-large": 737_668_096,
@@ -19,7 +19,7 @@ PARAMS = {
 
 @pytest.mark.parametrize("name", ZOO)
 def test_snapshot_is_fresh(name):
-    stored = json.loads((ASSETS / f"{name}.json").read_text())
+    stored = json.loads((SNAPSHOTS / f"{name}.json").read_text())
     assert stored == json.loads(json.dumps(snapshot(name)))
 
 

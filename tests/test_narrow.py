@@ -9,9 +9,10 @@ import pytest
 
 from planner_core.core.plan import Plan
 from planner_core.cost.model import cost_model
-from planner_core.models.capture.module import capture_graph
+from planner_core.models.loading import capture_graph
 from planner_core.planning.pipeline import choose
-from planner_core.planning.session import Request, meshes, prepare
+from planner_core.planning.request import Request
+from planner_core.planning.session import meshes, prepare
 from planner_core.search.algebra import elimination as eliminate
 from planner_core.search.algebra.elimination import TooWide, lower_bound, order
 from planner_core.search.lagrangian import search

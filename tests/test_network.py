@@ -12,9 +12,11 @@ import pytest
 from planner_core.core.cluster import load_cluster
 from planner_core.core.graph import Op
 from planner_core.core.mesh import parse_mesh
-from planner_core.cost.model import Workload, cost_model
+from planner_core.core.workload import Workload
+from planner_core.cost.model import cost_model
 from planner_core.models.zoo import ZOO, load_snapshot
-from planner_core.search.algebra.elimination import Power, TooWide, eliminate, order, power, times
+from planner_core.search.algebra.elimination import TooWide, eliminate, order
+from planner_core.search.algebra.minplus import Power, power, times
 from planner_core.search.network.block import build_block
 from planner_core.search.network.factors import NUM_COMPONENTS, rows_of
 from planner_core.search.network.folded import build_problem
@@ -165,7 +167,7 @@ def test_pruned_states_are_in_no_solution(name: str) -> None:
 def test_data_parallel_gradient_sums_are_the_bytes_of_the_weights() -> None:
     """Along one axis with everything split by batch, the network's communication is one all_reduce of every parameter."""
     from planner_core.cost.communication.collectives import collective_time
-    from planner_core.planning.methods.restrictions import BASELINES
+    from planner_core.planning.methods.baselines import BASELINES
     from planner_core.search.lagrangian import search
     from planner_core.search.network.factors import COMM
 

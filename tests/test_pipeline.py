@@ -8,7 +8,7 @@ from planner_core.core.errors import NoPlanFits
 from planner_core.core.plan import Plan, placements_by_pattern
 from planner_core.models.zoo import ZOO
 from planner_core.planning.pipeline import compare_methods, plan_model
-from planner_core.planning.session import Request
+from planner_core.planning.request import Request
 
 
 def split(plan: Plan, part: str) -> dict[str, list[str]]:

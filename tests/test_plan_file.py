@@ -12,9 +12,9 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from planner_core.core.errors import InputError, PlannerError
-from planner_core.core.plan import FORM, from_json, to_json
+from planner_core.core.plan_json import FORM, from_json, to_json
 from planner_core.planning.pipeline import Result, plan_model
-from planner_core.planning.session import Request
+from planner_core.planning.request import Request
 from planner_core.verify.static import check_rules
 
 Path = tuple[Any, ...]

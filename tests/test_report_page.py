@@ -15,7 +15,7 @@ from explorer.figures.palette import MEMORY_KINDS, MEMORY_NAMES
 from explorer.text import commands, units, words
 from planner_core.core.plan import Plan
 from planner_core.planning.pipeline import Result, plan_model
-from planner_core.planning.session import Request
+from planner_core.planning.request import Request
 
 NOW = datetime(2026, 11, 21, 12, 30, tzinfo=UTC)
 HTML, SVG = "{http://www.w3.org/1999/xhtml}", "{http://www.w3.org/2000/svg}"

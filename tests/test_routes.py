@@ -10,10 +10,11 @@ import pytest
 from planner_core.core.cluster import Cluster, load_cluster
 from planner_core.core.mesh import DeviceMesh, axis_names
 from planner_core.core.plan import PHASES, Cost, Plan, Traffic
-from planner_core.cost.communication.collectives import KINDS, axis_links, collective_time, wire_bytes
+from planner_core.cost.communication.collectives import KINDS, collective_time, wire_bytes
+from planner_core.cost.communication.links import axis_links
 from planner_core.cost.communication.routes import axis_groups, hops, leaving, routes, sent
 from planner_core.planning.pipeline import plan_model
-from planner_core.planning.session import Request
+from planner_core.planning.request import Request
 
 EXACT = ("ring", "hierarchical", "pairwise")
 

@@ -8,8 +8,7 @@ import random
 import pytest
 import torch
 
-from planner_core.models.hooks import scans  # noqa: F401  (registers its rules)
-from planner_core.ops.catalog import nn as rules_math
+from planner_core.models.hooks import scans
 from planner_core.ops.catalog.scans import SCANS, scan_flops
 from planner_core.ops.registry import rule_of
 from tests.judge import Case, all_rows, even, judge

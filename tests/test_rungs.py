@@ -7,9 +7,10 @@ from itertools import pairwise
 import pytest
 
 from planner_core.planning.analysis.ablation import SAYS, rungs
-from planner_core.planning.methods.restrictions import LENSES
+from planner_core.planning.methods.papers import LENSES
 from planner_core.planning.pipeline import choose
-from planner_core.planning.session import Request, meshes, prepare, replace_request
+from planner_core.planning.request import Request
+from planner_core.planning.session import meshes, prepare, replace_request
 
 
 @pytest.mark.parametrize("method", LENSES)

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from planner_core.cost.model import OPTIMIZERS, Workload
-from planner_core.models.capture.module import capture_graph
+from planner_core.core.workload import OPTIMIZERS, Workload
+from planner_core.models.loading import capture_graph
 from planner_core.ops.registry import rule_of
 from planner_core.runtime.optimizers import make_optimizer
 from planner_core.verify.numerics import verify_all

@@ -8,7 +8,7 @@ from planner_core.core.cluster import cluster_names, load_cluster
 from planner_core.core.errors import InputError
 from planner_core.planning.analysis.scaling import COUNTS, PAYS, Size, grow, resized, tensor_degree
 from planner_core.planning.pipeline import plan_model
-from planner_core.planning.session import Request
+from planner_core.planning.request import Request
 
 
 @pytest.mark.parametrize("name", cluster_names())

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from planner_core.core.cluster import Cluster, load_cluster
 from planner_core.core.mesh import parse_mesh
-from planner_core.cost.model import Workload, cost_model
+from planner_core.core.workload import Workload
+from planner_core.cost.model import cost_model
 from planner_core.models.zoo import ZOO, load_snapshot
 from planner_core.planning.analysis.network_json import unfold_problem
 from planner_core.search import copy_labels as copies

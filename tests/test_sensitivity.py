@@ -30,7 +30,7 @@ from planner_core.planning.analysis.sensitivity import (
     sweep,
 )
 from planner_core.planning.pipeline import plan_model
-from planner_core.planning.session import Request
+from planner_core.planning.request import Request
 from tests.test_app import open_page, words
 
 

@@ -18,7 +18,7 @@ from planner_core.core.plan import Plan
 from planner_core.cost.step import WeightTraffic, messages, price
 from planner_core.models.zoo import ZOO
 from planner_core.planning.pipeline import Result, plan_model
-from planner_core.planning.session import Request
+from planner_core.planning.request import Request
 
 
 @pytest.fixture(scope="module", params=ZOO)

@@ -18,7 +18,8 @@ from explorer.graph.scene import Scene, scene
 from planner_core.core.placement import R
 from planner_core.planning import edit
 from planner_core.planning.pipeline import Result, plan_model
-from planner_core.planning.session import Request, prepare
+from planner_core.planning.request import Request
+from planner_core.planning.session import prepare
 from tests.test_app import open_page, words
 from tests.visiting import Visit
 

@@ -16,7 +16,7 @@ from planner_core.core.placement import R
 from planner_core.models.capture.module import capture_module
 from planner_core.planning.analysis.report import report, text, unknown_ops
 from planner_core.planning.pipeline import plan_model
-from planner_core.planning.session import Request
+from planner_core.planning.request import Request
 from tests.visiting import Visit
 
 LONGFORMER = {"model_type": "longformer", "architectures": ["LongformerForMaskedLM"], "hidden_size": 64, "num_hidden_layers": 3,

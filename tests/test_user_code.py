@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from planner_core.core.errors import CaptureError, InputError
-from planner_core.models.capture.module import capture_graph
+from planner_core.models.loading import capture_graph
 from planner_core.models.sandbox import child
 
 MODEL = """

@@ -17,10 +17,11 @@ from torch import nn
 
 from planner_core.core.errors import InputError, VerificationFailed
 from planner_core.core.placement import P, R, Shard, State
-from planner_core.core.plan import BlockPlan, Edge, Plan, SitePlan, Step, to_json
-from planner_core.cost.model import OPTIMIZERS
+from planner_core.core.plan import BlockPlan, Edge, Plan, SitePlan, Step
+from planner_core.core.plan_json import to_json
+from planner_core.core.workload import OPTIMIZERS
 from planner_core.planning.pipeline import Result, plan_model
-from planner_core.planning.session import Request
+from planner_core.planning.request import Request
 from planner_core.runtime import plan_reader as reading
 from planner_core.verify.api import check_rules, scaled, verify
 from planner_core.verify.fake_group import verify_fake

@@ -11,7 +11,7 @@ from explorer.jobs.malloc_trim import give_back
 from planner_core.core.cluster import load_cluster
 from planner_core.core.errors import PlannerError
 from planner_core.planning.pipeline import plan_model
-from planner_core.planning.session import Request
+from planner_core.planning.request import Request
 from tests.test_app import open_page, words
 
 

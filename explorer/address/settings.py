@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from planner_core.core.cluster import cluster_names
-from planner_core.cost.model import OPTIMIZERS, RECOMPUTE
+from planner_core.core.workload import OPTIMIZERS, RECOMPUTE
 from planner_core.models.zoo import ZOO
-from planner_core.planning.session import Request
+from planner_core.planning.request import Request
 
 MODELS = {
     "llama-3-8b": "Llama-3-8B",

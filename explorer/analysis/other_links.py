@@ -11,12 +11,14 @@ from planner_core.core.errors import NoPlanFits
 from planner_core.core.graph import Graph
 from planner_core.core.mesh import DeviceMesh
 from planner_core.core.plan import Plan
-from planner_core.cost.model import Workload, cost_model
+from planner_core.core.workload import Workload
+from planner_core.cost.model import cost_model
 from planner_core.cost.step import exposed, messages, price
 from planner_core.ops.grouping import CoarseGraph
-from planner_core.planning.methods.restrictions import Lens
+from planner_core.planning.methods.papers import Lens
 from planner_core.planning.pipeline import choose
-from planner_core.planning.session import Request, meshes, prepare
+from planner_core.planning.request import Request
+from planner_core.planning.session import meshes, prepare
 from planner_core.search.network.folded import Restriction
 
 FACTORS = ("0.03125", "0.0625", "0.125", "0.25", "0.5", "1", "2", "4", "8", "16")

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from planner_core.core.cluster import Cluster
 from planner_core.core.graph import Block, Call, Graph, Op
 from planner_core.core.plan import Plan
-from planner_core.cost.model import CostModel, Workload, cost_model
+from planner_core.core.workload import Workload
+from planner_core.cost.model import CostModel, cost_model
 from planner_core.cost.step import (
     WAIT,
     Message,

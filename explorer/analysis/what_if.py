@@ -21,7 +21,8 @@ from planner_core.core.cluster import Cluster
 from planner_core.core.graph import Graph, join_name
 from planner_core.core.plan import Plan, glob_name
 from planner_core.planning.pipeline import choose
-from planner_core.planning.session import Progress, Request, meshes, prepare
+from planner_core.planning.request import Progress, Request
+from planner_core.planning.session import meshes, prepare
 
 KEYS = ("batch", "seq", "dtype", "optimizer", "zero", "recompute", "nodes", "gpus", "intra", "inter")
 """What the panel may change."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import streamlit as st
 
-HERE = Path(__file__).resolve().parent
+from explorer.static import static_text
+
 HEIGHT = 800
 UNSCALED = 660
 """Drawings up to this width, in pixels, are hardly scaled at any width of the window."""
@@ -18,26 +18,24 @@ GRAPH_PARTS = ("graph_draw", "graph_save", "graph")
 
 
 def _register() -> Any:
-    html, css = ((HERE / f"graph.{suffix}").read_text(encoding="utf-8") for suffix in ("html", "css"))
-    js = "\n".join((HERE / f"{part}.js").read_text(encoding="utf-8") for part in GRAPH_PARTS)
+    html, css = static_text("graph.html"), static_text("graph.css")
+    js = "\n".join(static_text(f"{part}.js") for part in GRAPH_PARTS)
     return st.components.v2.component("shardscope_graph", html=html, css=css, js=js)
 
 
 _GRAPH = _register()
-_ADDRESS = st.components.v2.component(
-    "shardscope_address", html="<i></i>", js=(HERE / "address.js").read_text(encoding="utf-8")
-)
+_ADDRESS = st.components.v2.component("shardscope_address", html="<i></i>", js=static_text("address.js"))
 _SVG = st.components.v2.component(
     "shardscope_svg",
     html="<div class='svg'></div>",
-    css=(HERE / "svg.css").read_text(encoding="utf-8"),
-    js=(HERE / "svg.js").read_text(encoding="utf-8"),
+    css=static_text("svg.css"),
+    js=static_text("svg.js"),
 )
 _WEIGHTS = st.components.v2.component(
     "shardscope_weights",
     html="<div class='weights'></div>",
-    css=(HERE / "weights.css").read_text(encoding="utf-8"),
-    js=(HERE / "weights.js").read_text(encoding="utf-8"),
+    css=static_text("weights.css"),
+    js=static_text("weights.js"),
 )
 
 

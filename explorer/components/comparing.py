@@ -19,7 +19,8 @@ from explorer.text import glossary, units, words
 from planner_core.core.plan import Plan
 from planner_core.planning.analysis.ablation import SAYS, Rung, rungs
 from planner_core.planning.pipeline import Result
-from planner_core.planning.session import Request, prepare
+from planner_core.planning.request import Request
+from planner_core.planning.session import prepare
 
 Plans = Mapping[str, Plan]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Literal
 
 import streamlit as st
@@ -13,6 +12,7 @@ from explorer.address import settings
 from explorer.components import sentence
 from explorer.figures.palette import Theme, theme_of
 from explorer.session import state
+from explorer.static import STATIC
 from explorer.text.glossary import GLOSSARY, PLAN_WORDS, define
 from explorer.text.words import WHOLE, mesh_words, title
 from explorer.text.words import text as text
@@ -21,7 +21,7 @@ from planner_core.planning.pipeline import Result
 
 LABELLED = 68
 """Pixels of a list with its label."""
-CSS = Path(__file__).resolve().parent / "app.css"
+CSS = STATIC / "app.css"
 SHORT_CELL = 18
 LISTED = 12
 """Names that a warning lists."""

@@ -20,7 +20,7 @@ from explorer.session import state
 from explorer.text import words
 from planner_core.core.plan import Plan
 from planner_core.planning.pipeline import Result
-from planner_core.planning.session import Request
+from planner_core.planning.request import Request
 
 DIFFERENCES_SHOWN = 60
 NEAREST = {

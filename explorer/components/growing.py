@@ -18,7 +18,7 @@ from planner_core.core.cluster import cluster_names, load_cluster
 from planner_core.core.errors import InputError
 from planner_core.planning.analysis.scaling import COUNTS, Size, grow, resized
 from planner_core.planning.pipeline import Result
-from planner_core.planning.session import Request
+from planner_core.planning.request import Request
 
 CACHED_SIZES = 400
 

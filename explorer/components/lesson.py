@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import streamlit as st
 
-HERE = Path(__file__).resolve().parent
+from explorer.static import static_text
 
 
 def _register() -> Any:
-    css, js = ((HERE / name).read_text(encoding="utf-8") for name in ("lesson.css", "lesson.js"))
+    css, js = static_text("lesson.css"), static_text("lesson.js")
     return st.components.v2.component("shardscope_lesson", html='<div class="lesson"></div>\n', css=css, js=js)
 
 
 def _register_rail() -> Any:
-    css, js = ((HERE / f"rail.{suffix}").read_text(encoding="utf-8") for suffix in ("css", "js"))
+    css, js = static_text("rail.css"), static_text("rail.js")
     return st.components.v2.component("shardscope_rail", html='<nav aria-label="Lessons"></nav>\n', css=css, js=js)
 
 

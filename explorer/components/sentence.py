@@ -14,8 +14,8 @@ from explorer.text import units
 from explorer.text.words import cluster_words
 from planner_core.core.cluster import cluster_names, load_cluster
 from planner_core.core.errors import InputError
-from planner_core.cost.model import OPTIMIZERS, RECOMPUTE
-from planner_core.models.opening import DEFAULT_BATCH, DEFAULT_SEQ
+from planner_core.core.workload import OPTIMIZERS, RECOMPUTE
+from planner_core.models.loading import DEFAULT_BATCH, DEFAULT_SEQ
 from planner_core.models.zoo import ZOO
 from planner_core.planning.analysis.report import unknown_ops
 from planner_core.planning.pipeline import Result

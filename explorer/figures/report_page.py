@@ -1,6 +1,6 @@
 """The report to send to a colleague: one HTML file that needs nothing else and prints well. Pure: values in, HTML out.
 
-The template and its style are components/report.html and report.css. Everything that comes from outside is escaped here.
+The template and its style are static/report.html and static/report.css. Everything that comes from outside is escaped here.
 The file is well-formed XML too, so that a program can read it.
 """
 
@@ -9,24 +9,24 @@ from __future__ import annotations
 import html
 import platform
 import re
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from importlib import metadata
-from pathlib import Path
 
+import planner_core
 from explorer.analysis import differences
 from explorer.analysis.timeline import timeline
 from explorer.figures import print_figures, topology
 from explorer.figures.palette import LIGHT
+from explorer.static import static_text
 from explorer.text import commands, units, words
 from planner_core.core.graph import Graph
-from planner_core.core.plan import PHASES, SCHEMA, Plan, Traffic
+from planner_core.core.plan import PHASES, Plan, Traffic
+from planner_core.core.plan_json import SCHEMA
 from planner_core.planning.analysis.report import unknown_ops
 from planner_core.planning.pipeline import Result
 from planner_core.planning.session import USABLE_MEMORY
 
-HERE = Path(__file__).resolve().parent
 SLOT = re.compile(r"\{\{(\w+)\}\}")
 COST_MODEL = (
     "Times are estimates from published peaks and assumed efficiencies; plans within 5 % are ties.",
@@ -59,9 +59,9 @@ def report(shown: Mapping[str, Plan], result: Result, now: datetime, graphs: Map
         "notes": "".join(f"<li>{html.escape(n)}</li>" for n in notes(plans.values(), result)), "facts": _facts(first, result),
         "command": html.escape(commands.plan(result.request, f"{model}.json".replace("/", "-"))),
         "made": html.escape(f"{now:%Y-%m-%d %H:%M} · {versions()}"),
-        "css": (HERE / "components" / "report.css").read_text(encoding="utf-8"),
+        "css": static_text("report.css"),
     }  # fmt: skip
-    template = (HERE / "components" / "report.html").read_text(encoding="utf-8")
+    template = static_text("report.html")
     return SLOT.sub(lambda m: fill[m.group(1)], template)
 
 
@@ -73,8 +73,7 @@ def file_name(shown: Mapping[str, Plan]) -> str:
 
 def versions() -> str:
     """What made the report."""
-    project = tomllib.loads((HERE.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    return f"Shardscope {project['version']}, {SCHEMA}, Python {platform.python_version()}, numpy {metadata.version('numpy')}"
+    return f"Shardscope {planner_core.__version__}, {SCHEMA}, Python {platform.python_version()}, numpy {metadata.version('numpy')}"
 
 
 def notes(plans: Iterable[Plan], result: Result) -> list[str]:

@@ -16,7 +16,7 @@ from explorer.figures.palette import COMMUNICATION, Theme, device_colour
 from explorer.text import units
 from planner_core.core.cluster import Cluster
 from planner_core.core.plan import PHASES, Plan
-from planner_core.cost.communication.collectives import axis_links
+from planner_core.cost.communication.links import axis_links
 from planner_core.cost.communication.routes import Floats, leaving, route, sent
 
 MAX_GPUS = 16

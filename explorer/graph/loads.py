@@ -16,9 +16,10 @@ from explorer.graph.scene import Node, Scene
 from explorer.text import units
 from planner_core.core.graph import Block, Call, Graph, Op
 from planner_core.core.plan import BlockPlan, Plan
+from planner_core.cost.compute.roofline import op_work
 from planner_core.cost.memory.forward import Layout
 from planner_core.cost.memory.peak import layouts
-from planner_core.cost.model import CostModel, op_work
+from planner_core.cost.model import CostModel
 from planner_core.cost.resolved_ops import local_bytes, split_parts
 from planner_core.cost.step import block_of
 

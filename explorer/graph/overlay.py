@@ -10,7 +10,8 @@ from explorer.text import units, words
 from planner_core.core.cluster import Cluster
 from planner_core.core.graph import Graph
 from planner_core.core.plan import BlockPlan, Plan
-from planner_core.cost.model import Workload, cost_model
+from planner_core.core.workload import Workload
+from planner_core.cost.model import cost_model
 from planner_core.cost.step import Message, messages
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from explorer.graph.layout import Box, layout, text_width
 from explorer.text import units
 from planner_core.core.graph import ITEM_BYTES, Block, Call, Op, TensorMeta
-from planner_core.cost.model import op_work
+from planner_core.cost.compute.roofline import op_work
 from planner_core.ops.grouping import CoarseBlock, CoarseGraph, Group
 from planner_core.ops.registry import is_heavy, rows
 from planner_core.search.network.folded import Run, find_runs

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from planner_core.core.errors import PlannerError
-from planner_core.core.plan import Plan, to_json
+from planner_core.core.plan import Plan
+from planner_core.core.plan_json import to_json
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 TIME_LIMIT_S = 120
 
 

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from planner_core.core.errors import InputError
-from planner_core.core.graph import Graph, from_json
-from planner_core.planning.session import Request
+from planner_core.core.graph import Graph
+from planner_core.core.graph_json import from_json
+from planner_core.planning.request import Request
 
 MAX_BYTES = 2**20
 """Of a config; the uploader's own limit, maxUploadSize in .streamlit/config.toml, is the same 1 MB."""
@@ -34,7 +35,7 @@ from pathlib import Path
 import planner_core.models.huggingface, transformers
 from planner_core.models.sandbox.memory_limit import limit_memory
 from planner_core.core.graph import to_json
-from planner_core.models.opening import open_model
+from planner_core.models.loading import open_model
 limit_memory()
 graph = open_model(sys.argv[1], **json.loads(sys.argv[2]))
 Path(sys.argv[3]).write_text(json.dumps(to_json(graph)), encoding="utf-8")
@@ -132,7 +133,7 @@ def _capture(config: Path, options: dict[str, Any], target: Path, say: Callable[
     """Run `CAPTURE`; the graph appears under its name when it is whole. Nothing that was started outlives this call."""
     part = target.with_suffix(f".{os.getpid()}.part")
     command = [sys.executable, "-c", CAPTURE, str(config), json.dumps(options), str(part)]
-    root = Path(__file__).resolve().parent.parent
+    root = Path(__file__).resolve().parents[2]
     start = time.monotonic()
     with tempfile.TemporaryFile() as errors:
         child = subprocess.Popen(

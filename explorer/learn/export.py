@@ -9,14 +9,12 @@ import json
 import re
 import zipfile
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Choice, Control, Lesson, Scene, Values
+from explorer.static import static_text
 
-HERE = Path(__file__).resolve().parent
-PICTURES = HERE.parent / "components" / "lesson.css"
 MOST_CASES = 9
 SLOT = re.compile(r"\{\{(\w+)\}\}")
 
@@ -32,10 +30,10 @@ def page(lesson: Lesson, learner: Learner, values: Values) -> str:
         "text": "".join(f"<p>{inline(t)}</p>" for t in lesson.text),
         "terms": "".join(f"<dt>{html.escape(t)}</dt><dd>{html.escape(d)}</dd>" for t, d in lesson.terms),
         "code": html.escape(lesson.code), "model": html.escape(_setting(lesson, learner)),
-        "css": _file("export.css") + PICTURES.read_text(encoding="utf-8"), "js": _file("export.js"),
+        "css": static_text("export.css") + static_text("lesson.css"), "js": static_text("export.js"),
         "data": json.dumps(data).replace("<", "\\u003c"),
     }  # fmt: skip
-    return SLOT.sub(lambda m: fill[m.group(1)], _file("export.html"))
+    return SLOT.sub(lambda m: fill[m.group(1)], static_text("export.html"))
 
 
 def all_pages(lessons: Iterable[Lesson], learner: Learner) -> bytes:
@@ -107,7 +105,3 @@ def inline(text: str) -> str:
     text = html.escape(text)
     text = re.sub(r"`([^`]+)`", r"<code>\1</code>", text)
     return re.sub(r"\*\*([^*]+)\*\*", r"<strong>\1</strong>", text)
-
-
-def _file(name: str) -> str:
-    return (HERE / name).read_text(encoding="utf-8")

@@ -12,7 +12,8 @@ from functools import lru_cache
 from explorer.address.settings import MODELS
 from planner_core.core.cluster import Cluster
 from planner_core.core.graph import Graph
-from planner_core.planning.session import Planner, Request, prepare
+from planner_core.planning.request import Request
+from planner_core.planning.session import Planner, prepare
 
 STANDARD = "llama-3-8b"
 """The model that stands in where the learner's own has no transformer layers."""

@@ -8,7 +8,7 @@ from functools import lru_cache
 from explorer.learn.learner import Learner
 from planner_core.core.mesh import DeviceMesh
 from planner_core.cost.step import price
-from planner_core.planning.methods.restrictions import BASELINES
+from planner_core.planning.methods.baselines import BASELINES
 from planner_core.search.extract_plan import assemble
 from planner_core.search.lagrangian import least_memory, search
 from planner_core.search.network.folded import Problem

@@ -12,7 +12,7 @@ from explorer.learn.learner import Learner
 from explorer.learn.lessons import LESSONS
 from explorer.learn.recent import seen, shown
 from planner_core.core.errors import PlannerError
-from planner_core.planning.session import Request
+from planner_core.planning.request import Request
 
 PAUSE_S, BREATH_S = 1.0, 0.05
 """Before the work begins, and between its parts: the page comes first."""

@@ -17,7 +17,7 @@ from planner_core.core.errors import PlannerError
 from planner_core.core.graph import Graph
 from planner_core.core.plan import Plan
 from planner_core.planning.pipeline import Result
-from planner_core.planning.session import Request
+from planner_core.planning.request import Request
 from planner_core.verify.static import check_rules
 
 PREVIEW_LINES = 60

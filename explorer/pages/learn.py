@@ -20,9 +20,10 @@ from explorer.learn.lessons import LESSONS
 from explorer.learn.recent import seen, shown
 from explorer.learn.warm import prefetch, warm
 from explorer.session import state
+from explorer.static import STATIC
 from planner_core.core.errors import PlannerError
 
-CSS = frame.CSS.parent / "learn.css"
+CSS = STATIC / "learn.css"
 PAGE = "explorer/pages/{}.py"
 
 

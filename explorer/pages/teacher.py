@@ -11,8 +11,9 @@ from explorer.learn.learner import Learner
 from explorer.learn.lesson import Lesson
 from explorer.learn.lessons import LESSONS
 from explorer.session import state
+from explorer.static import STATIC
 
-CSS = frame.CSS.parent / "learn.css"
+CSS = STATIC / "learn.css"
 
 
 def outline(lesson: Lesson, who: Learner) -> None:

@@ -17,7 +17,7 @@ from planner_core.core.cluster import Cluster
 from planner_core.core.errors import PlannerError
 from planner_core.core.plan import PHASES, Plan
 from planner_core.planning.pipeline import Result
-from planner_core.planning.session import Request
+from planner_core.planning.request import Request
 
 # factors of bandwidth and of latency by level, as in the address (a string here would be shown on the page)
 Links = tuple[tuple[str, ...], tuple[str, ...]]

@@ -26,7 +26,7 @@ from explorer.text.words import title
 from planner_core.core.errors import PlannerError
 from planner_core.core.plan import Plan
 from planner_core.planning.pipeline import Result, plan_model
-from planner_core.planning.session import Progress, Request
+from planner_core.planning.request import Progress, Request
 
 CACHED_RESULTS = 24
 EDITED_KEPT = 100

@@ -15,6 +15,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from planner_core.core.assets import ASSETS
 from planner_core.core.errors import InputError
 from planner_core.core.files import is_file, is_folder, is_there
 
@@ -22,7 +23,6 @@ SCHEMA = "shardscope.cluster/1"
 GPU_SCHEMA = "shardscope.gpu/1"
 MAX_GPUS = 100_000
 MAX_FILE_BYTES = 1_000_000
-ASSETS = Path(__file__).resolve().parent.parent / "assets"
 UNNAMED = "my-cluster"
 
 _REMARKS = {"schema", "description", "sources", "source", "notes"}

@@ -13,15 +13,10 @@ backward steps on its gradient, in the order written.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
-from math import isfinite
-from pathlib import Path
 from typing import Any
 
-from planner_core.core.errors import InputError
 from planner_core.core.mesh import DeviceMesh
 from planner_core.core.placement import (
     Partial,
@@ -30,17 +25,8 @@ from planner_core.core.placement import (
     Replicate,
     Shard,
     State,
-    format_placements,
-    parse_placement,
-    parse_placements,
-    parse_state,
 )
 
-SCHEMA = "shardscope.plan/1"
-FORM = Path(__file__).resolve().parent.parent / "assets" / "plan.schema.json"
-MEND = "make it again with `plan MODEL -o FILE`"
-SHOWN = 100
-"""Characters of a wrong value that a message shows."""
 PHASES = ("forward", "backward", "optimizer")
 
 
@@ -196,149 +182,3 @@ def placements_by_pattern(plan: Plan) -> dict[str, list[str]]:
 
 
 # --- JSON -----------------------------------------------------------------------------------------
-
-
-def to_json(plan: Plan) -> dict[str, Any]:
-    """Plain data; `from_json(to_json(plan)) == plan`."""
-    return {
-        "schema": SCHEMA, "name": plan.name, "method": plan.method, "objective": plan.objective,
-        "optimal": plan.optimal, "fits": plan.fits, "notes": list(plan.notes), "model": dict(plan.model),
-        "workload": dict(plan.workload), "cluster": dict(plan.cluster),
-        "mesh": {"axes": list(plan.mesh.axis_names), "sizes": list(plan.mesh.axis_sizes)},
-        "blocks": {
-            label: {
-                "prefixes": list(b.prefixes),
-                "params": {n: _param_json(p) for n, p in b.params.items()},
-                "sites": {n: [[_edge_json(e) for e in s.inputs], [_edge_json(e) for e in s.outputs]]
-                          for n, s in b.sites.items()},
-            }
-            for label, b in plan.blocks.items()
-        },
-        "cost": {
-            "step_time_s": plan.cost.step_time_s, "compute_time_s": plan.cost.compute_time_s,
-            "comm_time_s": plan.cost.comm_time_s, "exposed_comm_time_s": plan.cost.exposed_comm_time_s,
-            "memory_bytes": dict(plan.cost.memory_bytes),
-            "traffic": [[t.phase, t.kind, t.axis, t.count, t.num_bytes, t.wire_bytes, t.time_s, t.algorithm]
-                        for t in plan.cost.traffic],
-        },
-    }  # fmt: skip
-
-
-def from_json(data: Any) -> Plan:
-    """Read and validate a plan; raises InputError with the first thing that is wrong."""
-    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
-        found = str(data.get("schema"))[:SHOWN] if isinstance(data, dict) else type(data).__name__
-        raise InputError(f"not a plan: schema is {found!r}, wanted {SCHEMA!r}; make one with `plan MODEL -o FILE`")
-    _check_form(data)
-    cost = data["cost"]
-    plan = Plan(
-        name=data["name"], method=data["method"], objective=data["objective"], optimal=data["optimal"], fits=data["fits"],
-        notes=tuple(data["notes"]), model=dict(data["model"]), workload=dict(data["workload"]), cluster=dict(data["cluster"]),
-        mesh=DeviceMesh(tuple(data["mesh"]["axes"]), tuple(data["mesh"]["sizes"])),
-        blocks={k: _block_from_json(b) for k, b in data["blocks"].items()},
-        cost=Cost(
-            float(cost["step_time_s"]), float(cost["compute_time_s"]), float(cost["comm_time_s"]),
-            float(cost["exposed_comm_time_s"]), tuple(Traffic(*row) for row in cost["traffic"]), dict(cost["memory_bytes"]),
-        ),
-    )  # fmt: skip
-    wrong = next(_disagreements(plan), None)
-    if wrong:
-        raise InputError(f"broken plan file: {wrong}; {MEND}")
-    return plan
-
-
-def _check_form(data: Mapping[str, Any]) -> None:
-    """The published schema, which a plan file must match before anything of it is read."""
-    from jsonschema.exceptions import best_match
-
-    error = best_match(_form().iter_errors(data))
-    if error is None:
-        return
-    said = error.message if len(error.message) <= 2 * SHOWN else f"{error.message[:SHOWN]} ... {error.message[-SHOWN:]}"
-    place = error.json_path.removeprefix("$").removeprefix(".")
-    place = place if len(place) <= 2 * SHOWN else f"{place[:SHOWN]} ... {place[-SHOWN:]}"
-    raise InputError(f"broken plan file: {' '.join(said.split())}{f', at {place}' if place else ''}; {MEND}")
-
-
-@cache
-def _form() -> Any:
-    from jsonschema.validators import Draft202012Validator, extend
-
-    exact = Draft202012Validator.TYPE_CHECKER.redefine(
-        "integer", lambda _, x: isinstance(x, int) and not isinstance(x, bool)
-    )
-    return extend(Draft202012Validator, type_checker=exact)(json.loads(FORM.read_text(encoding="utf-8")))
-
-
-def _disagreements(plan: Plan) -> Iterator[str]:
-    """What a schema cannot say: every part must be of one mesh."""
-    axes, costs = len(plan.mesh.axis_sizes), plan.cost
-    if len(plan.mesh.axis_names) != axes or len(set(plan.mesh.axis_names)) != axes:
-        yield f"mesh axes {list(plan.mesh.axis_names)} do not name {axes} axes of sizes {list(plan.mesh.axis_sizes)}"
-    if not all(map(isfinite, (costs.step_time_s, costs.compute_time_s, costs.comm_time_s, costs.exposed_comm_time_s))):
-        yield "a time in its cost is not a number"
-    if any(t.axis >= axes for t in costs.traffic):
-        yield "traffic runs on a mesh axis that does not exist"
-    prefixes = [p for block in plan.blocks.values() for p in block.prefixes]
-    if len(set(prefixes)) != len(prefixes) or plan.blocks[""].prefixes != ("",):
-        yield "two blocks are for the same part of the model, or the top block is not for the whole of it"
-    for label, block in plan.blocks.items():
-        yield from _off_the_mesh(label, block, axes)
-
-
-def _off_the_mesh(label: str, block: BlockPlan, axes: int) -> Iterator[str]:
-    for name, param in block.params.items():
-        if len(param.stored) != axes:
-            yield f"{label}.{name} has {len(param.stored)} placements for {axes} mesh axes"
-        if any(a >= axes for a in (*param.sync, *param.gathered)):
-            yield f"{label}.{name} is summed or gathered over a mesh axis that does not exist"
-    for name, site in block.sites.items():
-        for edge in (*site.inputs, *site.outputs):
-            if {len(p) for state in (edge.src, edge.dst) for p in (state.forward, state.gradient)} != {axes}:
-                yield f"{label}.{name} does not place its tensors on {axes} mesh axes"
-            if any(s.axis >= axes for s in (*edge.forward, *edge.backward)):
-                yield f"{label}.{name} moves a tensor along a mesh axis that does not exist"
-
-
-def _param_json(p: ParamPlan) -> list[Any]:
-    return [format_placements(p.stored), list(p.sync), list(p.gathered), _segments_json(p.segments)]
-
-
-def _segments_json(segments: Mapping[int, tuple[int, ...]]) -> dict[str, list[int]]:
-    return {str(d): list(sizes) for d, sizes in segments.items()}
-
-
-def _segments_from_json(data: Mapping[str, list[int]]) -> dict[int, tuple[int, ...]]:
-    return {int(d): tuple(map(int, sizes)) for d, sizes in data.items()}
-
-
-def _edge_json(e: Edge) -> list[Any]:
-    return [
-        str(e.src), str(e.dst), " ".join(map(str, e.forward)), " ".join(map(str, e.backward)), _segments_json(e.segments)
-    ]  # fmt: skip
-
-
-def _edge_from_json(row: list[Any]) -> Edge:
-    src, dst, forward, backward, segments = row
-    return Edge(parse_state(src), parse_state(dst), _steps(forward), _steps(backward), _segments_from_json(segments))
-
-
-def _steps(text: str) -> tuple[Step, ...]:
-    steps = []
-    for part in text.split():
-        axis, _, move = part.partition(":")
-        src, _, dst = move.partition(">")
-        steps.append(Step(int(axis), parse_placement(src), parse_placement(dst)))
-    return tuple(steps)
-
-
-def _block_from_json(data: Mapping[str, Any]) -> BlockPlan:
-    params = {
-        n: ParamPlan(parse_placements(p), tuple(sync), tuple(gathered), _segments_from_json(segments))
-        for n, (p, sync, gathered, segments) in data["params"].items()
-    }
-    sites = {
-        n: SitePlan(tuple(map(_edge_from_json, ins)), tuple(map(_edge_from_json, outs)))
-        for n, (ins, outs) in data["sites"].items()
-    }
-    return BlockPlan(tuple(data["prefixes"]), params, sites)

@@ -18,9 +18,10 @@ from planner_core.core.placement import Placements, R, Shard
 from planner_core.core.plan import BlockPlan, Cost, Edge, SitePlan, Step, Traffic
 from planner_core.cost.communication.collectives import collective_time, wire_bytes
 from planner_core.cost.communication.redistribution import step_bytes
+from planner_core.cost.compute.roofline import op_time, op_work
 from planner_core.cost.memory.peak import walk
 from planner_core.cost.memory.saved import run_again
-from planner_core.cost.model import CostModel, op_time, op_work
+from planner_core.cost.model import CostModel
 from planner_core.cost.resolved_ops import local_bytes, rows_at, split_parts
 from planner_core.ops.grouping import CoarseBlock, CoarseGraph, coarsen_block
 

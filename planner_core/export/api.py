@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from planner_core.core.errors import InputError
-from planner_core.core.plan import Plan, to_json
+from planner_core.core.plan import Plan
+from planner_core.core.plan_json import to_json
 from planner_core.export.configs import deepspeed_text, hf_text, megatron_text, torchtitan_text
 from planner_core.export.nearest import Nearest, by_degrees, instead, nearest, on_cluster, without_file
 from planner_core.export.parallelize_module import parallelize_text

@@ -20,7 +20,7 @@ from planner_core.cost.model import CostModel, cost_model
 from planner_core.cost.resolved_ops import local_bytes
 from planner_core.cost.step import block_of
 from planner_core.export.tp_layout import SPLIT_DIM, Layout, split_site, starred
-from planner_core.models.opening import graph_of
+from planner_core.models.loading import graph_of
 from planner_core.ops.registry import Pair
 from planner_core.planning.methods.hf_tp_plan import ExpertRules
 from planner_core.planning.methods.restrictions import (
@@ -33,7 +33,8 @@ from planner_core.planning.methods.restrictions import (
     summed,
     whole,
 )
-from planner_core.planning.session import Planner, Request, prepare
+from planner_core.planning.request import Request
+from planner_core.planning.session import Planner, prepare
 from planner_core.search.lagrangian import search
 from planner_core.search.network.factors import NUM_COMPONENTS, Factor, Network
 

@@ -9,16 +9,19 @@ from typing import Any
 
 import planner_core
 from planner_core.core.errors import InputError
-from planner_core.core.plan import Plan, placements_by_pattern, to_json
+from planner_core.core.plan import Plan, placements_by_pattern
+from planner_core.core.plan_json import to_json
 from planner_core.export.inline import inline
 from planner_core.models.huggingface import build, training_inputs
 from planner_core.ops.catalog.scans import SCANS
 from planner_core.planning.retarget import shrink
 
 ROOT = Path(planner_core.__path__[0])
-MODULES = ("sites", "moe", "loops", "scans", "runtime/reading", "runtime/moves", "runtime/local_ops", "runtime/params", "runtime/steering",
-           "runtime/apply", "runtime/initial", "runtime/traffic",
-           "runtime/optimizers", "runtime/train")  # fmt: skip
+MODULES = (
+    "models/hooks/callsites", "models/hooks/moe", "models/hooks/moe_loops", "models/hooks/scans", "runtime/plan_reader",
+    "runtime/redistribute", "runtime/local_ops", "runtime/parameters", "runtime/dispatch_mode", "runtime/apply",
+    "runtime/initialize", "runtime/collective_counter", "runtime/optimizers", "runtime/train",
+)  # fmt: skip
 BATCH, SEQ = 5, 19  # sizes that no config has, to see where batch and sequence length stand in the inputs
 
 
@@ -34,8 +37,8 @@ def torchrun_script(plan: Plan) -> str:
     ops = {site.rpartition("/")[2].partition(".")[0] for b in plan.blocks.values() for site in b.sites}
     experts = bool(ops & {"moe_experts", "expert_linear"})
     loaded = ["register_scans"] * bool(ops & {*SCANS}) + ["register_loops"] * experts
-    left_out = {"moe": not experts, "loops": not experts, "scans": "register_scans" not in loaded}
-    files = [ROOT / f"{name}.py" for name in MODULES if not left_out.get(name)]
+    left_out = {"moe": not experts, "moe_loops": not experts, "scans": "register_scans" not in loaded}
+    files = [ROOT / f"{name}.py" for name in MODULES if not left_out.get(name.rpartition("/")[2])]
     start = "    register_experts()  # a layer of experts runs as one call\n" if experts else ""
     call = f"train(PLAN, MODEL, [{', '.join(loaded)}])" if loaded else "train(PLAN, MODEL)"
     model = (

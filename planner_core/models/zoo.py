@@ -9,13 +9,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
+from planner_core.core.assets import ASSETS
 from planner_core.core.errors import InputError
-from planner_core.core.graph import Block, Call, Graph, Op, Value, from_json
+from planner_core.core.graph import Block, Call, Graph, Op, Value
+from planner_core.core.graph_json import from_json
 
-ASSETS = Path(__file__).resolve().parent.parent / "assets" / "models"
+SNAPSHOTS = ASSETS / "models"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +103,7 @@ def with_depth(model: ZooModel, layers: int | None) -> dict[str, Any]:
 
 @cache
 def _read(name: str) -> dict[str, Any]:
-    path = ASSETS / f"{name}.json"
+    path = SNAPSHOTS / f"{name}.json"
     try:
         data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

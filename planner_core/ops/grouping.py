@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import planner_core.rules_math  # noqa: F401  (registers its rules)
-
 from planner_core.core.graph import ITEM_BYTES, Block, Call, Graph, Op
 from planner_core.ops.registry import is_heavy, rows
 

@@ -21,8 +21,9 @@ from planner_core.core.mesh import DeviceMesh
 from planner_core.core.placement import Partial, Placement, Placements, Shard, format_placements, parse_placements
 from planner_core.core.plan import Plan, glob_name
 from planner_core.ops.registry import Pair
+from planner_core.planning.methods.baselines import BASELINES
 from planner_core.planning.methods.hf_tp_plan import EXPERT
-from planner_core.planning.methods.restrictions import BASELINES, AxisRules
+from planner_core.planning.methods.restrictions import AxisRules
 from planner_core.planning.session import Planner
 from planner_core.search.lagrangian import Answer
 from planner_core.search.network.factors import NUM_COMPONENTS, Factor, Network, tensor_name

@@ -12,7 +12,6 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,12 +20,16 @@ from planner_core.core.errors import NoPlanFits
 from planner_core.core.graph import Graph
 from planner_core.core.mesh import DeviceMesh, axis_names
 from planner_core.core.plan import Plan
+from planner_core.core.workload import Workload
 from planner_core.cost.communication.chunk_overlap import overlap
-from planner_core.cost.model import CostModel, Workload, cost_model
+from planner_core.cost.model import CostModel, cost_model
 from planner_core.ops.grouping import CoarseGraph
-from planner_core.planning.methods import restrictions as methods
+from planner_core.planning.methods.baselines import BASELINES
 from planner_core.planning.methods.hf_tp_plan import EXPERT, expert_plan
-from planner_core.planning.session import METHODS, Planner, Progress, Request, meshes, prepare, replace_request
+from planner_core.planning.methods.papers import LENSES, Lens
+from planner_core.planning.methods.restrictions import DataAxis
+from planner_core.planning.request import METHODS, Progress, Request
+from planner_core.planning.session import Planner, meshes, prepare, replace_request
 from planner_core.search.algebra.elimination import TooWide
 from planner_core.search.candidates.score import Candidates, score
 from planner_core.search.lagrangian import OBJECTIVES, Answer, memory_of, search, value_of, weights
@@ -34,9 +37,6 @@ from planner_core.search.network.factors import COMM, MEMORY
 from planner_core.search.network.folded import Problem
 from planner_core.search.pareto_front import corners, front
 from planner_core.search.solve import Assignment, block_totals, solve
-
-if TYPE_CHECKING:
-    pass
 
 MAX_FRONT = 6
 """Corners of the front that become plans."""
@@ -93,11 +93,11 @@ def plan_model(request: Request, graph: Graph | None = None, progress: Progress 
 
 
 def choose(
-    planner: Planner, options: Iterable[DeviceMesh], say: Progress = lambda text: None, lens: methods.Lens | None = None
+    planner: Planner, options: Iterable[DeviceMesh], say: Progress = lambda text: None, lens: Lens | None = None
 ) -> Plan:
     """The best plan over the meshes by the request's method, or by a `lens` of the caller's; raises NoPlanFits where an
     explicit budget is below every plan's need."""
-    lens = lens or methods.LENSES.get(planner.request.method)
+    lens = lens or LENSES.get(planner.request.method)
     objective = lens.objective if lens else planner.request.objective
     best: tuple[float, Problem, Answer] | None = None
     least: tuple[Answer, Problem] | None = None
@@ -153,7 +153,7 @@ def no_worse(chosen: Plan, others: Iterable[Plan]) -> Plan:
 
 
 def _problems(
-    planner: Planner, options: Iterable[DeviceMesh], lens: methods.Lens | None, say: Progress
+    planner: Planner, options: Iterable[DeviceMesh], lens: Lens | None, say: Progress
 ) -> tuple[list[tuple[Answer | None, Problem]], TooWide | None]:
     """The networks of all meshes with what a search without proof says, the most promising first, so that the others can be given
     up early; and why one could not be."""
@@ -277,7 +277,7 @@ def baselines(planner: Planner, options: Iterable[DeviceMesh]) -> list[Plan]:
     """The best plan of each baseline over the meshes; one that suits no mesh is left out."""
     found = []
     options = list(options)
-    for b in (*methods.BASELINES, EXPERT):
+    for b in (*BASELINES, EXPERT):
         best: tuple[float, Problem, Answer] | None = None
         for mesh in options:
             restrict = b.restrict(planner.graph, mesh)
@@ -299,7 +299,7 @@ def baselines(planner: Planner, options: Iterable[DeviceMesh]) -> list[Plan]:
 
 def _without(planner: Planner, found: Iterable[Plan]) -> tuple[str, ...]:
     """Which baselines this model has no plan of on these meshes; the expert's only where there is one."""
-    wanted = [b.name for b in methods.BASELINES] + [EXPERT.name] * (expert_plan(planner.graph.config) is not None)
+    wanted = [b.name for b in BASELINES] + [EXPERT.name] * (expert_plan(planner.graph.config) is not None)
     missing = [name for name in wanted if name not in {p.name for p in found}]
     return (f"baselines that no plan of this model follows on these meshes: {', '.join(missing)}",) if missing else ()
 
@@ -311,7 +311,7 @@ def block_candidates(planner: Planner, chosen: Plan) -> list[Candidates]:
     if len(chosen.mesh.axis_sizes) > 1:
         size = chosen.mesh.axis_sizes[-1]
     mesh = DeviceMesh(axis_names(2), (n // size, size)) if size < n else DeviceMesh(axis_names(1), (n,))
-    restrict = methods.DataAxis(planner.graph) if size < n else None
+    restrict = DataAxis(planner.graph) if size < n else None
     problem = planner.problem(mesh, restrict, zero=0)
     whole = solve(problem, weights("communication"))
     found = []
@@ -376,7 +376,7 @@ def compare_methods(request: Request, progress: Progress | None = None) -> Resul
     for (method, objective), plan in found.items():
         if plan is result.best:
             continue
-        lens = methods.LENSES.get(method)
+        lens = LENSES.get(method)
         told = (lens.says, _restriction_cost(plan, found), *plan.notes) if lens else plan.notes
         extra.append(replace(plan, name=lens.name.upper() if lens else f"least {objective}", notes=told))
     return replace(result, plans=(*result.plans, *extra))

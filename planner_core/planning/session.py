@@ -16,12 +16,14 @@ from planner_core.core.errors import InputError
 from planner_core.core.graph import Graph
 from planner_core.core.mesh import DeviceMesh, axis_names, parse_mesh
 from planner_core.core.plan import Plan
-from planner_core.cost.communication.collectives import volume_link
-from planner_core.cost.model import Workload, cost_model
+from planner_core.core.workload import Workload
+from planner_core.cost.communication.links import volume_link
+from planner_core.cost.model import cost_model
 from planner_core.cost.step import price
-from planner_core.models.opening import open_model
+from planner_core.models.loading import open_model
 from planner_core.ops.grouping import CoarseGraph, coarsen
 from planner_core.ops.strategy import BlockStrategies, block_strategies
+from planner_core.planning.request import METHODS, Progress, Request
 from planner_core.search.algebra.elimination import TooWide
 from planner_core.search.algebra.pareto_labels import MAX_WORK
 from planner_core.search.extract_plan import assemble
@@ -33,31 +35,9 @@ from planner_core.search.network.restricted_states import NO_BOUND, NOTE, bounde
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-Progress = Callable[[str], None]
-"""Called with what is being done; may raise to stop."""
 USABLE_MEMORY = 0.92
 """Share of a GPU's memory that plans may fill unless a budget is given; the rest is left to the allocator's fragmentation,
 to NCCL's buffers and to kernels' workspaces, which the memory walk does not count. An assumption."""
-METHODS = ("exact", "tap", "taps", "atp")
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What a user asks for; None means the model's or the cluster's own default."""
-
-    model: str
-    cluster: str | Mapping[str, Any] = "2x8-h100"
-    mesh: str | None = None
-    batch: int | None = None
-    seq: int | None = None
-    dtype: str | None = None
-    optimizer: str = "adamw"
-    zero: int = 3
-    recompute: str = "none"
-    memory_gb: float | None = None
-    layers: int | None = None
-    method: str = "exact"
-    objective: str = "time"
 
 
 class Clock:

@@ -42,9 +42,7 @@ class Steered(torch.Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
-    def __new__(  # noqa: D102
-        cls, local: torch.Tensor, like: torch.Tensor, placements: Placements, mesh: DeviceMesh
-    ) -> Self:
+    def __new__(cls, local: torch.Tensor, like: torch.Tensor, placements: Placements, mesh: DeviceMesh) -> Self:  # noqa: D102
         device = torch.device(mesh.device_type) if local.is_meta else local.device
         whole: Self = torch.Tensor._make_wrapper_subclass(
             cls, like.shape, strides=like.stride(), dtype=local.dtype, device=device

@@ -8,17 +8,16 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from planner_core.search.algebra.bucket_tree import BucketTree, collect
 from planner_core.search.algebra.elimination import Floats, Table, given
 from planner_core.search.algebra.pareto_labels import (
     MAX_LABELS,
     Allowance,
-    BucketTree,
     Ints,
     Labels,
     Partial,
     Pruning,
     TooMuch,
-    collect,
     concatenate,
     join,
 )

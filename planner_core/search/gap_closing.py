@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from planner_core.search.algebra.bucket_tree import BucketTree
 from planner_core.search.algebra.elimination import Floats
-from planner_core.search.algebra.pareto_labels import Allowance, BucketTree, TooLarge, TooMuch
+from planner_core.search.algebra.pareto_labels import Allowance, TooLarge, TooMuch
 from planner_core.search.copy_labels import Copies, Goal
 from planner_core.search.network.factors import ENDING, MEMORY, NUM_COMPONENTS
 from planner_core.search.network.folded import Problem

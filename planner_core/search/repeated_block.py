@@ -15,19 +15,9 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from planner_core.search.algebra.elimination import (
-    Elimination,
-    Floats,
-    Power,
-    Table,
-    eliminate,
-    given,
-    order,
-    power,
-    reduce,
-    times,
-)
-from planner_core.search.algebra.pareto_labels import BucketTree
+from planner_core.search.algebra.bucket_tree import BucketTree
+from planner_core.search.algebra.elimination import Elimination, Floats, Table, eliminate, given, order, reduce
+from planner_core.search.algebra.minplus import Power, power, times
 from planner_core.search.network.factors import MEMORY, NUM_COMPONENTS, Factor, tensor_name
 from planner_core.search.network.folded import Compiled, Problem, Run
 

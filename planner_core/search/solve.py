@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from planner_core.search.algebra.bucket_tree import BucketTree
 from planner_core.search.algebra.elimination import Floats, Table, eliminate
-from planner_core.search.algebra.pareto_labels import BucketTree, TooMuch
+from planner_core.search.algebra.pareto_labels import TooMuch
 from planner_core.search.network.factors import MEMORY, NUM_COMPONENTS, Network
 from planner_core.search.network.folded import Problem
 from planner_core.search.repeated_block import Chain, Solver, Weights, between_copies, boundary, chain_states, scalar

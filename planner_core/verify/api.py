@@ -14,8 +14,9 @@ from typing import Any
 from planner_core.core.cluster import Cluster
 from planner_core.core.errors import InputError
 from planner_core.core.plan import Plan
-from planner_core.cost.model import Workload, cost_model
-from planner_core.models.capture.module import capture_graph
+from planner_core.core.workload import Workload
+from planner_core.cost.model import cost_model
+from planner_core.models.loading import capture_graph
 from planner_core.planning.retarget import retarget, shrink, small_mesh
 from planner_core.verify.fake_group import verify_fake
 from planner_core.verify.numerics import verify_numbers

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from planner_core.core.errors import InputError
-from planner_core.models.capture.module import own_loss, standin_loss
+from planner_core.models.capture.loss import own_loss, standin_loss
 from planner_core.models.huggingface import build, training_inputs
 from planner_core.models.sources import Source, python_source
 from planner_core.runtime.dispatch_mode import Steered, Steering

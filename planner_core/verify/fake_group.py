@@ -18,7 +18,8 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from planner_core.core.plan import Plan, to_json
+from planner_core.core.plan import Plan
+from planner_core.core.plan_json import to_json
 from planner_core.runtime.apply import apply
 from planner_core.runtime.collective_counter import CountCollectives
 from planner_core.runtime.initialize import initializer

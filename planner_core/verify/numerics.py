@@ -10,7 +10,8 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from planner_core.core.plan import Plan, to_json
+from planner_core.core.plan import Plan
+from planner_core.core.plan_json import to_json
 from planner_core.runtime.apply import apply
 from planner_core.runtime.collective_counter import CountCollectives
 from planner_core.runtime.plan_reader import PlanMismatch

@@ -13,10 +13,7 @@ from planner_core.core.errors import ShardingError
 from planner_core.core.graph import Block, Call, Graph, Op
 from planner_core.core.placement import Partial, Placements, Replicate, Shard, State, format_placements, local_shape
 from planner_core.core.plan import BlockPlan, Edge, ParamPlan, Plan, SitePlan, Step
-from planner_core.models.opening import graph_of
-from planner_core.ops.catalog import indexing as rules_index
-from planner_core.ops.catalog import nn as rules_math
-from planner_core.ops.catalog import scans as rules_scan  # noqa: F401  (they register their rules)
+from planner_core.models.loading import graph_of
 from planner_core.ops.registry import Pair, rows
 
 

@@ -24,7 +24,8 @@ from planner_core.ops.grouping import CoarseGraph
 from planner_core.planning.analysis import sensitivity
 from planner_core.planning.analysis.sensitivity import Axis, Cell, Crossover
 from planner_core.planning.pipeline import Result
-from planner_core.planning.session import Request, prepare
+from planner_core.planning.request import Request
+from planner_core.planning.session import prepare
 
 CELLS, MAPS = 1000, 64
 """Cells and whole maps kept for all sessions."""

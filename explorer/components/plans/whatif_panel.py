@@ -16,9 +16,9 @@ from explorer.session import state
 from explorer.text import units, words
 from planner_core.core.errors import PlannerError
 from planner_core.core.plan import Plan
-from planner_core.cost.model import OPTIMIZERS, RECOMPUTE
+from planner_core.core.workload import OPTIMIZERS, RECOMPUTE
 from planner_core.planning.pipeline import Result
-from planner_core.planning.session import Progress, Request
+from planner_core.planning.request import Progress, Request
 
 KEPT = 200
 """Answers kept for all sessions."""

@@ -13,7 +13,8 @@ from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values
 from explorer.text import units
 from planner_core.core.cluster import Cluster, load_cluster
 from planner_core.core.mesh import DeviceMesh
-from planner_core.cost.communication.collectives import axis_links, collective_time, wire_bytes
+from planner_core.cost.communication.collectives import collective_time, wire_bytes
+from planner_core.cost.communication.links import axis_links
 
 BATCHES = (2, 4, 8, 16, 32, 64)
 CODE = """\

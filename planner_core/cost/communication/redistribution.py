@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 
 from planner_core.core.placement import P, Placement, Placements, R, Shard
 from planner_core.core.plan import Step
-from planner_core.cost.communication.collectives import AxisLink, collective_times
+from planner_core.cost.communication.collectives import collective_times
+from planner_core.cost.communication.links import AxisLink
 
 STEP_S = 1e-9
 """Price of a local move, so that of two free ways the shorter wins."""

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from planner_core.core.cluster import Cluster
 from planner_core.core.mesh import DeviceMesh
 from planner_core.core.plan import PHASES, Plan, Traffic
-from planner_core.cost.communication.collectives import AxisLink, axis_links
+from planner_core.cost.communication.links import AxisLink, axis_links
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -21,7 +21,8 @@ from typing import Any
 
 from planner_core.core.errors import CaptureError, InputError, PlannerError
 from planner_core.core.files import is_file
-from planner_core.core.graph import Graph, from_json, to_json
+from planner_core.core.graph import Graph
+from planner_core.core.graph_json import from_json, to_json
 from planner_core.models.sandbox.memory_limit import LIMIT_BYTES, limit_memory
 
 LIMIT_S = 120
@@ -39,7 +40,7 @@ def capture_apart(source: str, *, batch: int, seq: int, flat: bool, limit_s: flo
         raise InputError(f"{path} is not a file; give path/to/file.py:callable, or a file of torch.export.save")
     limit = LIMIT_S if limit_s is None else limit_s
     read, write = os.pipe()
-    root = str(Path(__file__).resolve().parent.parent.parent)
+    root = str(Path(__file__).resolve().parents[3])
     search = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
     command = [
         sys.executable,

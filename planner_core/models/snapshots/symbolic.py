@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from planner_core.core.errors import CaptureError
-from planner_core.core.graph import Graph, from_json, to_json
+from planner_core.core.graph import Graph
+from planner_core.core.graph_json import from_json, to_json
 from planner_core.models.snapshots.compare import difference
 
 

@@ -6,8 +6,9 @@ import json
 import sys
 from typing import Any
 
+from planner_core.core.assets import ASSETS
 from planner_core.models import zoo as models
-from planner_core.models.capture.module import capture_graph
+from planner_core.models.loading import capture_graph
 from planner_core.models.snapshots.symbolic import symbolic
 
 BATCH, SEQ = 3, 40  # where the captures are made; unlike any size of a model
@@ -37,14 +38,12 @@ def experts() -> dict[str, dict[str, str]]:
 def main(names: list[str]) -> None:
     """Write the named snapshots (default: all), or with --experts the experts' plans."""
     if names == ["--experts"]:
-        (models.ASSETS.parent / "experts.json").write_text(
-            json.dumps(experts(), separators=(",", ":")) + "\n", encoding="utf-8"
-        )
+        (ASSETS / "experts.json").write_text(json.dumps(experts(), separators=(",", ":")) + "\n", encoding="utf-8")
         return
-    models.ASSETS.mkdir(parents=True, exist_ok=True)
+    models.SNAPSHOTS.mkdir(parents=True, exist_ok=True)
     for name in names or list(models.ZOO):
         text = json.dumps(snapshot(name), separators=(",", ":"))
-        (models.ASSETS / f"{name}.json").write_text(text + "\n", encoding="utf-8")
+        (models.SNAPSHOTS / f"{name}.json").write_text(text + "\n", encoding="utf-8")
         print(f"{name}: {len(text) / 1e3:.0f} kB", file=sys.stderr)
 
 

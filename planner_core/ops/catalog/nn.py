@@ -5,9 +5,6 @@ from __future__ import annotations
 import math
 import string
 
-import planner_core.rules_index
-import planner_core.rules_more  # noqa: F401  (both register their rules)
-
 from planner_core.core.graph import Op
 from planner_core.ops.catalog.scans import SCANS, scan_flops
 from planner_core.ops.registry import (

@@ -14,9 +14,10 @@ from planner_core.core.errors import NoPlanFits
 from planner_core.core.graph import Graph
 from planner_core.core.mesh import DeviceMesh
 from planner_core.core.plan import Plan
-from planner_core.planning.methods import restrictions as methods
+from planner_core.planning.methods.papers import LENSES, Lens
 from planner_core.planning.pipeline import choose
-from planner_core.planning.session import Planner, Progress, meshes, replace_request
+from planner_core.planning.request import Progress
+from planner_core.planning.session import Planner, meshes, replace_request
 from planner_core.search.network.folded import Restriction
 
 SAYS = {
@@ -43,7 +44,7 @@ def rungs(planner: Planner, method: str, say: Progress = lambda text: None) -> I
 
     `say` is told what is being done, and may raise to stop.
     """
-    target = methods.LENSES[method]
+    target = LENSES[method]
     yield Rung("exact", _best(planner, None, say))
     lens = replace(target, restrict=_free, zero=planner.workload.zero, uniform=False, by_volume=False)
     yield Rung("goal", _best(planner, lens, say))
@@ -62,7 +63,7 @@ def _free(graph: Graph, mesh: DeviceMesh) -> Restriction | None:
     return Restriction()
 
 
-def _best(planner: Planner, lens: methods.Lens | None, say: Callable[[str], None]) -> Plan | None:
+def _best(planner: Planner, lens: Lens | None, say: Callable[[str], None]) -> Plan | None:
     exact = replace_request(planner, method="exact", objective="time")
     try:
         return choose(exact, meshes(planner.request, planner.cluster), say, lens)

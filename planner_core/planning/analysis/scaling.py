@@ -18,9 +18,11 @@ from planner_core.core.mesh import DeviceMesh, axis_names
 from planner_core.core.placement import Shard
 from planner_core.core.plan import Plan
 from planner_core.ops.registry import Pair
-from planner_core.planning.methods.restrictions import AxisRules, Lens, batch_split, sequence_split, split_weight, whole
+from planner_core.planning.methods.papers import Lens
+from planner_core.planning.methods.restrictions import AxisRules, batch_split, sequence_split, split_weight, whole
 from planner_core.planning.pipeline import choose
-from planner_core.planning.session import Planner, Progress, Request, meshes, prepare
+from planner_core.planning.request import Progress, Request
+from planner_core.planning.session import Planner, meshes, prepare
 from planner_core.search.algebra.elimination import TooWide
 from planner_core.search.network.folded import Restriction
 

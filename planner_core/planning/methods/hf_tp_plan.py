@@ -14,16 +14,17 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+from planner_core.core.assets import ASSETS
 from planner_core.core.graph import Block, Graph, Op, Value, join_name
 from planner_core.core.mesh import DeviceMesh
 from planner_core.core.placement import R, Shard
-from planner_core.models.zoo import ASSETS
 from planner_core.ops.registry import Pair, Row
-from planner_core.planning.methods.restrictions import AxisRules, Baseline, PairTest, batch_split, summed, whole
+from planner_core.planning.methods.baselines import Baseline
+from planner_core.planning.methods.restrictions import AxisRules, PairTest, batch_split, summed, whole
 from planner_core.search.network.factors import Network
 from planner_core.search.network.folded import Restriction
 
-TABLE = ASSETS.parent / "experts.json"
+TABLE = ASSETS / "experts.json"
 FROM_LAST = {"colwise": 2, "colwise_gather_output": 2, "packed_colwise": 2, "rowwise": 1, "rowwise_split_input": 1, "packed_rowwise": 1,
              "embedding_rowwise": 2, "embedding_colwise": 1}  # fmt: skip
 """Styles that split a weight: which of its dims, counted from the last."""

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner_core.core.graph import Block, Graph, Op, Value
-from planner_core.core.mesh import DeviceMesh
 from planner_core.core.placement import P, R, Shard
 from planner_core.ops.registry import Pair, Row
 from planner_core.search.network.factors import NUM_COMPONENTS, Factor, Network, tensor_name
@@ -140,47 +139,6 @@ def split_weight(v: Value, pair: Pair) -> bool:
     return sharded(v, pair)
 
 
-@dataclass(frozen=True, slots=True)
-class Baseline:
-    """A named expert's plan: its restriction on a mesh, or None where the mesh does not suit it."""
-
-    name: str
-    method: str
-    restrict: Callable[[Graph, DeviceMesh], Restriction | None]
-    zero: int
-
-
-def _data_parallel(graph: Graph, mesh: DeviceMesh) -> Restriction | None:
-    if len(mesh.axis_sizes) != 1:
-        return None
-    return AxisRules(graph, (batch_split,), (summed,))
-
-
-def _fsdp(graph: Graph, mesh: DeviceMesh) -> Restriction | None:
-    if len(mesh.axis_sizes) != 1:
-        return None
-    return AxisRules(graph, (batch_split,), (sharded,))
-
-
-def _megatron(stream: PairTest) -> Callable[[Graph, DeviceMesh], Restriction | None]:
-    def restrict(graph: Graph, mesh: DeviceMesh) -> Restriction | None:
-        if len(mesh.axis_sizes) == 1:
-            return AxisRules(graph, (stream,), (split_weight,))
-        if len(mesh.axis_sizes) == 2:
-            return AxisRules(graph, (batch_split, stream), (summed, split_weight))
-        return None
-
-    return restrict
-
-
-BASELINES = (
-    Baseline("data parallel", "data-parallel", _data_parallel, zero=0),
-    Baseline("FSDP", "fsdp", _fsdp, zero=3),
-    Baseline("Megatron-LM", "megatron", _megatron(whole), zero=0),
-    Baseline("Megatron-LM + sequence parallel", "megatron-sp", _megatron(sequence_split), zero=0),
-)
-
-
 @dataclass
 class DataAxis(Restriction):
     """The first of two axes is a data axis: whatever carries the batch is split by it, and weights are kept whole there."""
@@ -201,64 +159,3 @@ class DataAxis(Restriction):
 
 
 # --- the papers' methods as lenses -------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Lens:
-    """A paper's search space and objective on this project's machinery.
-
-    `by_volume` prices every axis alike (bytes, not seconds); `uniform` runs all copies of a block the same way;
-    `zero` is the ZeRO stage that the space knows.
-    """
-
-    name: str
-    objective: str
-    says: str
-    restrict: Callable[[Graph, DeviceMesh], Restriction | None]
-    zero: int = 0
-    uniform: bool = True
-    by_volume: bool = False
-
-
-def _anything(graph: Graph, mesh: DeviceMesh) -> Restriction | None:
-    return Restriction()
-
-
-@dataclass
-class SplitWeights(Restriction):
-    """ATP's space: every matrix of a repeated block is split on every axis, and what passes between blocks is whole or
-    split by features, never by batch or tokens."""
-
-    graph: Graph
-
-    def apply(self, block: str, net: Network) -> None:
-        """Add a factor that forbids the other states."""
-        where = self.graph.blocks[block] if block else self.graph.top
-        for name, states in net.tensors.items():
-            index = int(name[1:])
-            value = where.values[index]
-            last = len(value.meta.shape) - 1
-            if value.kind == "parameter":
-                good = [isinstance(p, Shard) or last < 1 or not block for p, _ in states.pairs]
-            elif value.meta.shape in residual_shapes(self.graph):
-                good = [not isinstance(p, Shard) or p.dim == last for p, _ in states.pairs]
-            else:
-                continue
-            ok = np.ones(len(states), dtype=bool)
-            for axis in range(states.index.shape[1]):
-                ok &= np.array(good, dtype=bool)[states.index[:, axis]]
-            net.factors.append(Factor((name,), np.zeros((NUM_COMPONENTS, len(states))), ok))
-
-
-def _atp(graph: Graph, mesh: DeviceMesh) -> Restriction | None:
-    return SplitWeights(graph)
-
-
-LENSES = {
-    lens.name: lens
-    for lens in (
-        Lens("tap", "communication", "TAP: least volume, weights kept, one plan per unique block", _anything, by_volume=True),
-        Lens("taps", "communication", "TAPS: least communication time, weights kept, one plan per unique block", _anything),
-        Lens("atp", "communication", "ATP: every matrix split over a 2-D mesh, row- or column-first", _atp),
-    )
-}  # fmt: skip

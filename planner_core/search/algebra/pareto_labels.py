@@ -9,7 +9,7 @@ multipliers of the Lagrange bound as weights, and the best solution known as lim
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner_core.core.errors import PlannerError
-from planner_core.search.algebra.elimination import Floats, Table, add
+from planner_core.search.algebra.elimination import Floats
 
 Ints = NDArray[np.int64]
 MAX_LABELS = 400_000
@@ -250,138 +250,3 @@ def _skyline(points: Ints, chunk: int = 256) -> NDArray[np.bool_]:
 
 
 # --- trees of buckets --------------------------------------------------------------------------------
-
-
-@dataclass
-class Bucket:
-    """One eliminated variable: the sum of its tables over (others, variable), and where its minimum goes."""
-
-    name: str
-    others: tuple[str, ...]
-    total: Floats
-    message: Floats
-    parent: int
-
-    @property
-    def scope(self) -> tuple[str, ...]:
-        """Variables of `total`."""
-        return (*self.others, self.name)
-
-
-class BucketTree:
-    """A weighted network solved by elimination, with every table kept: the least cost through any entry can be asked. Raises
-    TooLarge."""
-
-    def __init__(
-        self, sizes: Mapping[str, int], tables: Iterable[Table], sequence: Sequence[str], keep: Sequence[str]
-    ) -> None:
-        self.sizes, self.keep = dict(sizes), tuple(keep)
-        self.rank = {v: i for i, v in enumerate(sequence)}
-        pool: list[list[Table]] = [[] for _ in range(len(sequence) + 1)]
-        for table in tables:
-            pool[self.home(table[0])].append(table)
-        self.buckets: list[Bucket] = []
-        entries = 0.0
-        for i, v in enumerate(sequence):
-            others = tuple(dict.fromkeys(o for scope, _ in pool[i] for o in scope if o != v))
-            entries += float(np.prod([float(sizes[o]) for o in (*others, v)]))
-            if entries > MAX_ENTRIES:
-                raise TooLarge(f"{entries:.2g} entries of tables")
-            total = add(pool[i], (*others, v), sizes)
-            bucket = Bucket(v, others, total, total.min(axis=-1), self.home(others))
-            pool[bucket.parent].append((others, bucket.message))
-            self.buckets.append(bucket)
-        self.root = add(pool[-1], self.keep, sizes)
-        self.margins: list[Floats] = []
-        self.children: list[list[tuple[int, tuple[str, ...], Labels]]] = []
-        self.chosen = [Partial(np.zeros(0, dtype=np.int64), np.zeros((0, 0)), np.zeros(0))] * (len(sequence) + 1)
-
-    def home(self, scope: Iterable[str]) -> int:
-        """The bucket that a table over `scope` belongs to; the last one is the root."""
-        return min((self.rank[v] for v in scope if v in self.rank), default=-1)
-
-    def weigh(self, root: Floats | None = None) -> None:
-        """Find the least weighted cost of all through every entry of every bucket (`margins`), given the same of the root."""
-        self.margins = [np.zeros(0)] * len(self.buckets) + [self.root if root is None else root]
-        for i in reversed(range(len(self.buckets))):
-            b = self.buckets[i]
-            outside = self.through(b.parent, b.others) - np.where(np.isfinite(b.message), b.message, 0.0)
-            self.margins[i] = b.total + outside[..., None]
-
-    def scope_of(self, i: int) -> tuple[str, ...]:
-        """Variables of a bucket, or of the root (-1)."""
-        return self.keep if i == -1 else self.buckets[i].scope
-
-    def through(self, i: int, names: Sequence[str]) -> Floats:
-        """Least cost through each entry of `names`, variables that all stand in bucket `i`."""
-        scope = self.scope_of(i)
-        least = self.margins[i].min(axis=tuple(a for a, v in enumerate(scope) if v not in names))
-        left = [v for v in scope if v in names]
-        found: Floats = least.transpose([left.index(v) for v in names])
-        return found
-
-    def carry(
-        self, factors: Iterable[Table], sets: Iterable[tuple[tuple[str, ...], Labels]], pruning: Pruning
-    ) -> Labels:
-        """Labels of every entry of the root.
-
-        `factors` have [sum, entry of their variables]; `sets` are labels of other networks by entry of theirs.
-        Raises TooMuch where one table has too many.
-        """
-        plain: list[list[Table]] = [[] for _ in range(len(self.buckets) + 1)]
-        self.children = [[] for _ in plain]
-        for names, cost in factors:
-            plain[self.home(names)].append((names, cost))
-        for k, (names, labels) in enumerate(sets):
-            self.children[self.home(names)].append((-1 - k, names, labels))
-        for i, b in enumerate(self.buckets):
-            found = self._fill(i, plain[i], pruning)
-            below = np.where(np.isfinite(b.message), b.message, 0.0)[..., None]
-            found.excess = found.excess + (b.total - below).ravel()[found.row]
-            labels, self.chosen[i] = collect(found, found.row // self.sizes[b.name], b.message.size, pruning)
-            self.children[b.parent].append((i, b.others, labels))
-        found = self._fill(-1, plain[-1], pruning)
-        labels, self.chosen[-1] = collect(found, found.row, self.root.size, pruning)
-        return labels
-
-    def _fill(self, i: int, plain: Sequence[Table], pruning: Pruning) -> Partial:
-        """Every way to fill the entries of a bucket that are within the limit, from its factors and children."""
-        scope, margin = self.scope_of(i), self.margins[i].ravel()
-        rows = np.flatnonzero(margin <= pruning.limit)
-        place = dict(zip(scope, np.unravel_index(rows, self.margins[i].shape) if scope else (), strict=True))
-        cost = np.zeros((len(rows), len(pruning.steps)))
-        for names, table in plain:
-            where: tuple[Any, ...] = (slice(None), *(place[v] for v in names))
-            cost += table[where].T.reshape(-1, len(pruning.steps))
-        found = Partial(rows, cost, np.zeros(len(rows)))
-        for _, names, labels in self.children[i]:
-            entry = np.zeros(self.margins[i].size, dtype=np.int64)
-            for v in names:
-                entry[rows] = entry[rows] * self.sizes[v] + place[v]
-            found = join(found, labels, entry[found.row], pruning.limit - margin[found.row], pruning)
-        return found
-
-    def assignment(self, label: int) -> tuple[dict[str, int], dict[int, int]]:
-        """The state of every variable in one label of the root, and by number of each set the label that it takes there."""
-        at: dict[str, int] = {}
-        taken: dict[int, int] = {}
-        todo = [(-1, label)]
-        while todo:
-            i, label = todo.pop()
-            chosen = self.chosen[i]
-            place = np.unravel_index(int(chosen.row[label]), self.margins[i].shape) if self.scope_of(i) else ()
-            at.update(zip(self.scope_of(i), map(int, place), strict=True))
-            for (child, _, _), part in zip(self.children[i], chosen.parts, strict=True):
-                if child < 0:
-                    taken[-1 - child] = int(part[label])
-                else:
-                    todo.append((child, int(part[label])))
-        return at, taken
-
-
-def collect(found: Partial, group: Ints, entries: int, pruning: Pruning) -> tuple[Labels, Partial]:
-    """What is left of each group as labels of `entries` groups, and itself in the same order."""
-    kept = pruning.keep(Partial(group, found.cost, found.excess, [np.arange(len(group))]))
-    kept = kept.take(np.lexsort((kept.excess, kept.row)))
-    ends = np.searchsorted(kept.row, np.arange(entries + 1))
-    return Labels(ends[:-1], ends[1:], kept.cost, kept.excess), found.take(kept.parts[0])

@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from planner_core.search.algebra.bucket_tree import BucketTree
 from planner_core.search.algebra.convex_hull import Point, hull, slope
 from planner_core.search.algebra.elimination import Elimination, Floats, eliminate, given, order
-from planner_core.search.algebra.pareto_labels import BucketTree, Pruning, TooMuch
+from planner_core.search.algebra.pareto_labels import Pruning, TooMuch
 from planner_core.search.network.factors import COMM, MEMORY, NUM_COMPONENTS
 from planner_core.search.network.folded import Compiled
 from planner_core.search.repeated_block import Weights, scalar, vectors

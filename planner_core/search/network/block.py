@@ -22,8 +22,9 @@ from planner_core.core.graph import ITEM_BYTES, Call
 from planner_core.core.placement import P, Shard
 from planner_core.cost.communication.collectives import collective_times
 from planner_core.cost.communication.redistribution import Moves, Segments, digit, moves
+from planner_core.cost.compute.roofline import op_time, op_work
 from planner_core.cost.memory.saved import root, run_again, viewed
-from planner_core.cost.model import CostModel, op_time, op_work
+from planner_core.cost.model import CostModel
 from planner_core.ops.catalog.nn import loss_bytes, shrinks_kept
 from planner_core.ops.grouping import CoarseBlock
 from planner_core.ops.registry import Pair

@@ -1,32 +1,68 @@
-"""Open a MODEL argument: a snapshot of the zoo where there is one, else a capture (which imports torch)."""
+"""From a MODEL argument to its graph: a snapshot of the zoo where there is one, else a capture (which imports torch)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from planner_core.core.errors import InputError
 from planner_core.core.graph import Block, Graph, Op, TensorMeta
 from planner_core.core.plan import Plan
+from planner_core.models.zoo import ZOO, load_snapshot
 
+DTYPES = ("bfloat16", "float16", "float32")
 DEFAULT_BATCH, DEFAULT_SEQ = 16, 2048
 """Workload of a model that is not in the zoo."""
 SNAPSHOT_DTYPES = ("bfloat16", "float16")
 """Types that the zoo's snapshots serve; the first is the one they were captured in."""
 
 
+def capture_graph(
+    source: str | Mapping[str, Any],
+    *,
+    batch: int,
+    seq: int,
+    dtype: str = "bfloat16",
+    layers: int | None = None,
+    flat: bool = False,
+) -> Graph:
+    """The graph of a MODEL argument (CONTRACT.md) or of a config dict, at one workload.
+
+    `layers` overrides the depth; `flat` traces every module call and folds nothing (it judges the folding).
+    Raises InputError or CaptureError, each with one sentence.
+    """
+    from planner_core.models.capture.module import capture_module
+    from planner_core.models.sandbox.child import capture_apart
+    from planner_core.models.sandbox.memory_limit import limited_memory
+    from planner_core.models.sources import resolve
+
+    if batch < 1 or seq < 1:
+        raise InputError(f"batch {batch} and sequence length {seq} must both be at least 1")
+    if dtype not in DTYPES:
+        raise InputError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
+    if isinstance(source, str) and (".py:" in source or source.endswith(".pt2")):
+        if layers is not None:
+            way = "export" if source.endswith(".pt2") else "let your callable build"
+            raise InputError(f"--layers {layers} cannot be applied to {source}; {way} the depth you want")
+        return capture_apart(source, batch=batch, seq=seq, flat=flat)
+    named = source if isinstance(source, str) else str(source.get("model_type", "the model"))
+    with limited_memory(named, batch=batch, seq=seq):
+        model = resolve(source, batch=batch, seq=seq, dtype=dtype, layers=layers)
+        return capture_module(
+            model.module, model.inputs, args=model.args, name=model.name, source=model.source, config=model.config,
+            batch=batch, seq=seq, flat=flat,
+        )  # fmt: skip
+
+
 def open_model(
     model: str, *, batch: int | None = None, seq: int | None = None, dtype: str | None = None, layers: int | None = None
 ) -> Graph:
     """The graph of a MODEL argument: a snapshot of the zoo where there is one, else a capture (which imports torch)."""
-    from planner_core.models.zoo import ZOO, load_snapshot
-
     dtype = dtype or SNAPSHOT_DTYPES[0]
     if model in ZOO and dtype in SNAPSHOT_DTYPES:
         graph = load_snapshot(model, batch=batch, seq=seq, layers=layers)
         return graph if dtype == SNAPSHOT_DTYPES[0] else with_dtype(graph, dtype)
-    from planner_core.models.capture.module import capture_graph
-
     asked = {"batch": batch, "seq": seq}
     default = ZOO.get(model)
     batch = batch or (default.batch if default else DEFAULT_BATCH)
@@ -40,8 +76,6 @@ def open_model(
 def graph_of(plan: Plan) -> Graph:
     """The graph of a plan's model at the plan's workload: a zoo model's snapshot if it is of the zoo's own depth, else a
     capture of its config."""
-    from planner_core.models.zoo import ZOO
-
     config, load = plan.model["config"], plan.workload
     given = {"batch": load["batch"], "seq": load["seq"], "dtype": load["dtype"]}
     name = str(plan.model.get("source", "")).removeprefix("zoo:")
@@ -49,8 +83,6 @@ def graph_of(plan: Plan) -> Graph:
         graph = open_model(name, **given)
         if dict(graph.config) == config:
             return graph
-    from planner_core.models.capture.module import capture_graph
-
     return capture_graph(config.get("callable", config), **given)
 
 

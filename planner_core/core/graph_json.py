@@ -1,0 +1,101 @@
+"""Graphs as JSON: shapes that depend on the workload stand as text in b and s, so that one snapshot serves every workload."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from planner_core.core.errors import InputError
+from planner_core.core.graph import Attr, Block, Call, Graph, Op, TensorMeta, Value, with_result
+
+SCHEMA = "shardscope.graph/1"
+
+
+def eval_dim(text: int | str, batch: int, seq: int) -> int:
+    """A stored dimension as a number: an int, or `[coef*][b*][s][+const]`."""
+    if isinstance(text, int):
+        return text
+    match = re.fullmatch(r"(?:(\d+)\*)?(b\*s|b|s)([+-]\d+)?", text)
+    if not match:
+        raise InputError(f"snapshot dimension {text!r} is not of the form '4*b*s+1'")
+    factor = {"b": batch, "s": seq, "b*s": batch * seq}[match.group(2)]
+    return int(match.group(1) or 1) * factor + int(match.group(3) or 0)
+
+
+def to_json(graph: Graph) -> dict[str, Any]:
+    """Plain data with integer dims (see `capture.symbolic` for the form that serves every workload)."""
+    return {
+        "schema": SCHEMA, "name": graph.name, "source": graph.source, "loss": graph.loss,
+        "workload": dict(graph.workload), "config": dict(graph.config), "assumptions": list(graph.assumptions),
+        "top": _block_json(graph.top), "blocks": [_block_json(b) for b in graph.blocks.values()],
+    }  # fmt: skip
+
+
+def from_json(data: Mapping[str, Any], *, batch: int | None = None, seq: int | None = None) -> Graph:
+    """A graph at the given workload (default: the snapshot's own); raises InputError on a bad file."""
+    if data.get("schema") != SCHEMA:
+        raise InputError(f"graph schema {data.get('schema')!r} is not {SCHEMA!r}; capture the model again")
+    workload = {"batch": batch or data["workload"]["batch"], "seq": seq or data["workload"]["seq"]}
+    read = _Reader(workload["batch"], workload["seq"])
+    blocks = [read.block(b) for b in data["blocks"]]
+    graph = Graph(
+        name=data["name"], source=data["source"], top=read.block(data["top"]),
+        blocks={b.name: b for b in blocks}, workload=workload, loss=data["loss"], config=data["config"],
+        assumptions=tuple(data.get("assumptions", ())),
+    )  # fmt: skip
+    return with_result(graph)
+
+
+def _block_json(block: Block) -> dict[str, Any]:
+    return {
+        "name": block.name, "inputs": list(block.inputs), "outputs": list(block.outputs),
+        "values": [
+            [list(v.meta.shape), v.meta.dtype, v.kind, v.name, v.storage, v.grad] for v in block.values
+        ],
+        "items": [_item_json(i) for i in block.items],
+    }  # fmt: skip
+
+
+def _item_json(item: Op | Call) -> dict[str, Any]:
+    if isinstance(item, Call):
+        return {"call": item.block, "prefix": item.prefix, "in": list(item.inputs), "out": list(item.outputs)}
+    return {
+        "op": item.name, "fn": item.fn, "in": list(item.inputs), "out": list(item.outputs),
+        "attrs": dict(item.attrs), "module": item.module, "saved": list(item.saved),
+        "extra": [[list(m.shape), m.dtype] for m in item.saved_extra],
+    }  # fmt: skip
+
+
+class _Reader:
+    """Turns stored blocks into values at one workload."""
+
+    def __init__(self, batch: int, seq: int) -> None:
+        self.batch, self.seq = batch, seq
+
+    def dims(self, shape: list[int | str]) -> tuple[int, ...]:
+        return tuple(eval_dim(d, self.batch, self.seq) for d in shape)
+
+    def attr(self, value: Any) -> Attr:
+        if isinstance(value, list):
+            return tuple(self.attr(v) for v in value)
+        if isinstance(value, dict):  # {"dim": "b*s"}: an integer that depends on the workload
+            return eval_dim(value["dim"], self.batch, self.seq)
+        return value  # type: ignore[no-any-return]
+
+    def block(self, data: Mapping[str, Any]) -> Block:
+        values = tuple(
+            Value(TensorMeta(self.dims(shape), dtype), kind, name, storage, grad)
+            for shape, dtype, kind, name, storage, grad in data["values"]
+        )
+        items = tuple(self.item(i) for i in data["items"])
+        return Block(data["name"], values, items, tuple(data["inputs"]), tuple(data["outputs"]))
+
+    def item(self, data: Mapping[str, Any]) -> Op | Call:
+        if "call" in data:
+            return Call(data["call"], data["prefix"], tuple(data["in"]), tuple(data["out"]))
+        return Op(
+            name=data["op"], fn=data["fn"], inputs=tuple(data["in"]), outputs=tuple(data["out"]),
+            attrs={k: self.attr(v) for k, v in data["attrs"].items()}, module=data["module"],
+            saved=tuple(data["saved"]), saved_extra=tuple(TensorMeta(self.dims(s), d) for s, d in data["extra"]),
+        )  # fmt: skip

@@ -1,0 +1,41 @@
+"""The loss that a captured step ends in: the model's own, or a stand-in that is named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from planner_core.core.errors import CaptureError
+
+OWN_LOSS = "the model's own loss"
+
+
+STANDIN_LOSS = "stand-in: mean of the squared output in float32"
+
+
+def own_loss(out: Any) -> torch.Tensor | None:
+    """The loss that a model's output holds: its `loss`, or itself if it is a scalar."""
+    found = out.get("loss") if isinstance(out, dict) else getattr(out, "loss", None)
+    if found is None and isinstance(out, torch.Tensor):
+        found = out
+    return found if isinstance(found, torch.Tensor) and found.dim() == 0 and found.is_floating_point() else None
+
+
+def standin_loss(out: Any, tracked: Callable[[torch.Tensor], bool] = lambda t: True) -> torch.Tensor:
+    """Mean of the squared first output in float32, for models that return no loss."""
+    for tensor in _outputs(out):
+        if tracked(tensor) and tensor.is_floating_point():
+            return tensor.float().pow(2).mean()
+    raise CaptureError(f"the model returns {type(out).__name__}, in which no computed tensor was found to train on")
+
+
+def _outputs(out: Any) -> list[torch.Tensor]:
+    if isinstance(out, torch.Tensor):
+        return [out]
+    if isinstance(out, Mapping):
+        return [t for v in out.values() for t in _outputs(v)]
+    if isinstance(out, (tuple, list)):
+        return [t for v in out for t in _outputs(v)]
+    return [t for v in vars(out).values() for t in _outputs(v)] if hasattr(out, "__dict__") else []

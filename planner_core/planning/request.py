@@ -1,0 +1,36 @@
+"""What a user asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    pass
+
+
+Progress = Callable[[str], None]
+"""Called with what is being done; may raise to stop."""
+
+
+METHODS = ("exact", "tap", "taps", "atp")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a user asks for; None means the model's or the cluster's own default."""
+
+    model: str
+    cluster: str | Mapping[str, Any] = "2x8-h100"
+    mesh: str | None = None
+    batch: int | None = None
+    seq: int | None = None
+    dtype: str | None = None
+    optimizer: str = "adamw"
+    zero: int = 3
+    recompute: str = "none"
+    memory_gb: float | None = None
+    layers: int | None = None
+    method: str = "exact"
+    objective: str = "time"

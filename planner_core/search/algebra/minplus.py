@@ -1,0 +1,57 @@
+"""Products and powers in the (min, +) semiring, with the way back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner_core.search.algebra.elimination import Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Power:
+    """A (min, +) product: `cost[s, i, j]`, and the state between its two halves; a leaf has no halves."""
+
+    cost: Floats
+    left: Power | None = None
+    right: Power | None = None
+    middle: NDArray[np.int64] | None = None
+
+    def path(self, s: int, i: int, j: int) -> list[int]:
+        """The states between the links, from after the first to before the last."""
+        if self.left is None or self.right is None or self.middle is None:
+            return []
+        k = int(self.middle[s, i, j])
+        return [*self.left.path(s, i, k), k, *self.right.path(s, k, j)]
+
+
+def times(a: Power, b: Power) -> Power:
+    """First `a`, then `b`: cost[s, i, j] = min over k of a[s, i, k] + b[s, k, j]."""
+    if a.cost.shape[0] == 1:  # [i, j, k] at once, k innermost
+        through = a.cost[0][:, None, :] + np.ascontiguousarray(b.cost[0].T)[None, :, :]
+        middle = through.argmin(axis=2)
+        return Power(np.take_along_axis(through, middle[..., None], 2)[None, ..., 0], a, b, middle[None])
+    best = np.full((*a.cost.shape[:2], b.cost.shape[2]), np.inf)
+    middle = np.zeros(best.shape, dtype=np.int64)
+    for k in range(a.cost.shape[2]):
+        step = a.cost[:, :, k, None] + b.cost[:, None, k, :]
+        better = step < best
+        np.copyto(best, step, where=better)
+        np.copyto(middle, k, where=better)
+    return Power(best, a, b, middle)
+
+
+def power(link: Power, count: int) -> Power:
+    """`count` equal links in a row, by repeated squaring."""
+    result: Power | None = None
+    square = link
+    while True:
+        if count & 1:
+            result = square if result is None else times(result, square)
+        count >>= 1
+        if not count:
+            assert result is not None
+            return result
+        square = times(square, square)
