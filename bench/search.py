@@ -33,7 +33,7 @@ from planner_core.planning.session import meshes, prepare  # noqa: E402
 from planner_core.search.lagrangian import least_memory, memory_of, search, weights  # noqa: E402
 from planner_core.search.pareto_front import front  # noqa: E402
 from planner_core.search.solve import solve  # noqa: E402
-from tests.solvers import highs  # noqa: E402
+from tests.support.solvers import highs  # noqa: E402
 
 HIGHS_LIMIT_S = 60.0
 

@@ -18,7 +18,7 @@ from hypothesis import settings
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
-    from tests.visiting import Visit
+    from tests.support.visiting import Visit
 
 ROOT = Path(__file__).resolve().parent.parent
 FLAGS = [
@@ -75,7 +75,7 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture
 def visit(chromium: "Browser", app: str) -> Iterator["Visit"]:
     """A person with a fresh window, who must have met no error and asked no other host for anything."""
-    from tests.visiting import Visit
+    from tests.support.visiting import Visit
 
     context = chromium.new_context(viewport={"width": 1440, "height": 1000}, accept_downloads=True)
     page = context.new_page()

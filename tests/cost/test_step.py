@@ -1,0 +1,121 @@
+"""The price of the finished plan is the total of the network that chose it, for every zoo model and mesh."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from planner_core.cost.communication.collectives import collective_time, wire_bytes
+from planner_core.cost.step import messages, price
+from planner_core.models.zoo import ZOO
+from planner_core.planning.analysis.network_json import unfold_problem
+from planner_core.planning.request import Request
+from planner_core.planning.session import Planner, meshes, prepare
+from planner_core.search.extract_plan import assemble
+from planner_core.search.lagrangian import search
+from planner_core.search.network.block import COMM, TIME
+from planner_core.search.network.folded import Compiled, Problem
+from tests.support.solvers import evaluate
+
+TOLERANCE = 1e-4
+"""Local moves cost a nanosecond each in the network, so that the shorter of two free ways wins; plans do not count them."""
+
+
+def planned(name: str, mesh: str, **options: object) -> tuple[Planner, Problem]:
+    planner = prepare(Request(name, cluster="2x8-h100", mesh=mesh, **options))  # type: ignore[arg-type]
+    return planner, planner.problem(meshes(planner.request, planner.cluster)[0])
+
+
+def assert_price_is_total(planner: Planner, problem: Problem, budget: float, objective: str = "time") -> None:
+    answer = search(problem, objective=objective, budget=budget)
+    if answer.assignment is None:
+        answer = search(problem, objective=objective)
+    assert answer.assignment is not None
+    cost = price(assemble(problem, answer.assignment), planner.graph, problem.model)
+    assert cost.step_time_s == pytest.approx(answer.assignment.totals[TIME], rel=TOLERANCE)
+    assert cost.comm_time_s == pytest.approx(answer.assignment.totals[COMM], rel=TOLERANCE, abs=1e-6)
+
+
+@pytest.mark.parametrize("mesh", ["16", "2x8", "4x4", "8x2"])
+@pytest.mark.parametrize("name", ZOO)
+def test_price_is_the_total_of_the_network(name: str, mesh: str) -> None:
+    planner, problem = planned(name, mesh)
+    assert_price_is_total(planner, problem, planner.budget)
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("objective", ["time", "communication"])
+@pytest.mark.parametrize("name", ["llama-3-8b", "t5-large", "mixtral-8x7b"])
+def test_price_is_the_total_with_other_options(name: str, objective: str, recompute: str) -> None:
+    planner, problem = planned(name, "2x8", layers=6, recompute=recompute, zero=0, batch=32)
+    assert_price_is_total(planner, problem, float("inf"), objective)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.2, 0.5, 0.8])
+def test_price_is_the_total_of_mixed_plans(share: float) -> None:
+    """Under a budget some copies of a block run one way and the rest another."""
+    planner, problem = planned("mixtral-8x7b", "2x8", layers=8)
+    least, most = search(problem, budget=1.0).least_memory, search(problem).least_memory
+    assert_price_is_total(planner, problem, least + share * (most - least))
+
+
+def test_messages_add_up_to_the_cost() -> None:
+    planner, problem = planned("llama-3-8b", "2x8")
+    answer = search(problem)
+    assert answer.assignment is not None
+    blocks = assemble(problem, answer.assignment)
+    cost = price(blocks, planner.graph, problem.model)
+    found = list(messages(blocks, planner.graph, problem.model))
+    seconds = sum(m.count * collective_time(m.kind, m.num_bytes, problem.model.links[m.axis])[0] for m in found)
+    assert cost.comm_time_s == pytest.approx(seconds)
+    assert sum(t.count for t in cost.traffic) == sum(m.count for m in found)
+    assert sum(t.num_bytes for t in cost.traffic) == sum(m.count * m.num_bytes for m in found)
+    wire = sum(m.count * wire_bytes(m.kind, m.num_bytes, problem.model.sizes[m.axis]) for m in found)
+    assert sum(t.wire_bytes for t in cost.traffic) == wire
+    assert cost.step_time_s == pytest.approx(cost.compute_time_s + cost.exposed_comm_time_s)
+    assert cost.exposed_comm_time_s <= cost.comm_time_s
+
+
+def test_no_overlap_shows_all_communication() -> None:
+    planner, problem = planned("gpt2-xl", "16")
+    answer = search(problem)
+    assert answer.assignment is not None
+    blocks = assemble(problem, answer.assignment)
+    bare = price(blocks, planner.graph, replace(problem.model, overlap=0.0))
+    assert bare.exposed_comm_time_s == pytest.approx(bare.comm_time_s)
+    assert (
+        price(blocks, planner.graph, replace(problem.model, overlap=1e9)).exposed_comm_time_s
+        <= bare.exposed_comm_time_s
+    )
+
+
+def test_the_assignment_costs_its_total_in_the_unfolded_network() -> None:
+    """State by state: what the search hands to the plan is the solution whose cost it claims."""
+    _, problem = planned("llama-3-8b", "2x8", layers=2)
+    a = search(problem).assignment
+    assert a is not None
+    net = unfold_problem(problem, (1.0, *[0.0] * (len(a.totals) - 1)))  # type: ignore[arg-type]
+    states = {v["name"]: v["states"] for v in net["variables"]}
+    at: dict[str, int] = {}
+
+    def note(name: str, compiled: Compiled, local: str, s: int) -> None:
+        tensors = compiled.net.tensors
+        number = (
+            states[name].index(str(tensors[local].state(s, 2)))
+            if local in tensors
+            else int(compiled.alive[local].searchsorted(s))
+        )
+        assert at.setdefault(name, number) == number, f"{name} is in two states"
+
+    for v, s in a.top.items():
+        note(v, problem.top, v, s)
+    for call, mine in zip(problem.coarse.graph.calls(), a.calls, strict=True):
+        compiled, block = problem.blocks[call.block], problem.coarse.graph.blocks[call.block]
+        outer = {
+            f"t{i}": f"t{o}"
+            for i, o in zip((*block.inputs, *block.outputs), (*call.inputs, *call.outputs), strict=True)
+        }
+        for v, s in mine.items():
+            note(outer[v] if v in compiled.keep else f"{call.prefix}:{v}", compiled, v, s)
+    assert evaluate(net, at) == pytest.approx(a.totals[TIME], rel=1e-9)

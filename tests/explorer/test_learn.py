@@ -1,0 +1,570 @@
+"""Every worked number of the lessons, computed again without the lesson; pictures, snippets, words and files."""
+
+import contextlib
+import io
+import itertools
+import math
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from explorer.address import settings
+from explorer.figures import svg_tensors as draw
+from explorer.figures.palette import DEVICES
+from explorer.learn import address, export, recent, warm
+from explorer.learn.learner import Learner
+from explorer.learn.lesson import Lesson
+from explorer.learn.lessons import (
+    LESSONS,
+    l02_cuts,
+    l03_placements,
+    l04_collectives,
+    l05_mlp,
+    l06_heads,
+    l07_sequence,
+    l08_backward,
+    l10_topology,
+    l11_two_dims,
+    l12_experts,
+    l13_choose,
+)
+from planner_core.models.zoo import load_snapshot
+from planner_core.planning.request import Request
+
+ROOT = Path(__file__).resolve().parents[2]
+LLAMA = Learner(Request("llama-3-8b"))
+PARAMS = 8_030_261_248
+LAYERS, HIDDEN, INNER, SEQ, BATCH = 32, 4096, 14336, 4096, 16
+every = pytest.mark.parametrize("lesson", LESSONS, ids=lambda x: f"lesson{x.number}")
+
+
+def numbers(number: int, **values: int | str) -> dict[str, float]:
+    lesson = LESSONS[number - 1]
+    return dict(lesson.scene(LLAMA, {**lesson.defaults(), **values}).numbers)
+
+
+# --- the worked numbers ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batch", [1, 4, 16])
+def test_1_memory_of_weights_gradients_and_adamw(batch: int) -> None:
+    found = numbers(1, batch=batch)
+    assert found["1_params"] == 2 * PARAMS
+    assert found["1_optimizer"] == 2 * 2 * PARAMS
+    fits = []
+    for n in (1, 2, 4, 8):
+        parts = [found[f"{n}_{k}"] for k in ("params", "grads", "optimizer", "activations", "buffers")]
+        assert sum(parts) == found[f"{n}_peak"]
+        assert found[f"{n}_params"] == pytest.approx(2 * PARAMS / n, rel=1e-3)  # norms are too small to matter
+        fits += [n] if found[f"{n}_peak"] <= 80e9 else []
+    assert found["fits_from"] == (fits[0] if fits else 0)
+    # what one layer keeps at least: its input, in bf16
+    assert found["1_activations"] > LAYERS * batch * SEQ * HIDDEN * 2
+
+
+@pytest.mark.parametrize("cut, devices, seed", list(itertools.product(("columns", "rows"), (2, 4), range(8))))
+def test_2_pieces_make_the_product(cut: str, devices: int, seed: int) -> None:
+    c = l02_cuts.compute(cut, devices, seed)
+    x, w = np.array(c["x"].tolist()), np.array(c["w"].tolist())
+    step = 4 // devices
+    for r, piece in enumerate(c["pieces"]):
+        cols = slice(r * step, (r + 1) * step)
+        want = x @ w[:, cols] if cut == "columns" else x[:, cols] @ w[cols]
+        assert np.array_equal(np.array(piece.tolist()), want)
+    assert np.array_equal(np.array(c["joined"].tolist()), x @ w)
+    found = numbers(2, cut=cut, devices=devices, seed=seed)
+    assert found["error"] == 0
+    assert found["y00"] == (x @ w)[0, 0]
+
+
+MOVES = {
+    ("P", "R"): ("all_reduce", lambda n: 2 * (n - 1) / n), ("P", "S"): ("reduce_scatter", lambda n: (n - 1) / n),
+    ("S", "R"): ("all_gather", lambda n: (n - 1) / n), ("S", "S"): ("all_to_all", lambda n: (n - 1) / n**2),
+    ("R", "S"): ("", lambda n: 0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("n", [2, 4])
+@pytest.mark.parametrize("case", range(len(l03_placements.CASES)))
+def test_3_redistributions_give_the_tensor_and_cost_what_the_formulas_say(case: int, n: int) -> None:
+    src, dst = l03_placements.CASES[case]
+    name, share = MOVES[src[0], dst[0]]
+    assert l03_placements.collective(src, dst) == name
+    assert numbers(3, case=case, devices=n)["sent"] == math.floor(share(n) * 4 * 4 * 4)
+    whole, before = l03_placements.hold(src, n, case + 1)
+    want = np.array(whole.tolist())
+    after = l03_placements.move(before, l03_placements.parse_placement(src), l03_placements.parse_placement(dst))
+    slices = np.split(want, n, axis=int(dst[2])) if dst[0] == "S" else [want] * n
+    assert all(np.array_equal(np.array(a.tolist()), s) for a, s in zip(after, slices, strict=True))
+    if src == "P":
+        assert np.array_equal(sum(np.array(t.tolist()) for t in before), want)
+        assert not np.array_equal(np.array(before[0].tolist()), want)
+
+
+@pytest.mark.parametrize("n", range(2, 9))
+def test_4_the_ring_sums_and_sends_what_the_formula_says(n: int) -> None:
+    states = l04_collectives.ring(n)
+    total = np.array(states[0]["data"].tolist()).sum(0)
+    assert len(states) == 2 * (n - 1) + 1
+    assert np.array_equal(np.array(states[-1]["data"].tolist()), np.tile(total, (n, 1)))
+    half = states[n - 1]
+    own = list(range(n))  # device r has the finished chunk r
+    assert [float(half["data"][r, c]) for r, c in enumerate(own)] == [total[c] for c in own]
+    found = numbers(4, n=n, bytes=2**26)
+    assert found["wire"] == 2 * (n - 1) * 2**26 // n
+    assert found["moved"] == pytest.approx(found["wire"], abs=1)
+    assert found["half"] == (n - 1) * 2**26 // n
+    ring = 4e-6 + 2 * (n - 1) * 3e-6 + 2 * (n - 1) / n * 2**26 / (0.8 * 450e9)
+    tree = 4e-6 + 2 * math.ceil(math.log2(n)) * 3e-6 + 2 * 2**26 / (0.8 * 450e9)
+    assert found["seconds"] == pytest.approx(min(ring, tree))
+    assert found["crossover"] == pytest.approx((4e-6 + 2 * (n - 1) * 3e-6) * 0.8 * 450e9 * n / (2 * (n - 1)))
+
+
+def gelu(x: np.ndarray) -> np.ndarray:
+    return x * 0.5 * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_5_gelu_may_follow_columns_and_not_a_partial_sum(seed: int) -> None:
+    c = l05_mlp.compute("columns", seed)
+    x, a, b = (np.array(c[k].tolist()) for k in ("x", "a", "b"))
+    z = gelu(x @ a) @ b
+    assert np.allclose(np.array(c["got"].tolist()), z, atol=1e-12)
+    assert c["error"] < 1e-12 and c["grad_error"] < 1e-12
+    bad = (gelu(x[:, :2] @ a[:2]) + gelu(x[:, 2:] @ a[2:])) @ b
+    found = numbers(5, first="rows", seed=seed)
+    assert found["error"] == pytest.approx(np.abs(bad - z).max())
+    assert found["error"] > 0.01 and found["mended"] < 1e-12
+
+
+@pytest.mark.parametrize("t", l06_heads.DEGREES)
+def test_6_heads_divide_or_not(t: int) -> None:
+    found = numbers(6, t=t)
+    even = 32 % t == 0 and 8 % t == 0
+    assert (found["heads"], found["kv"], bool(found["even"])) == (32, 8, even)
+    assert (0 <= found["error"] < 1e-12) if even else found["error"] == -1
+    assert bool(l06_heads.refusal(8, t)) == bool(8 % t)
+
+
+@pytest.mark.parametrize("n", [2, 4, 8])
+def test_7_same_bytes_less_memory_and_the_loss(n: int) -> None:
+    found = numbers(7, n=n)
+    size = BATCH * SEQ * HIDDEN * 2
+    assert found["all_reduce"] == 2 * (n - 1) * size // n == found["reduce_scatter"] + found["all_gather"]
+    assert found["split"] < found["plain"]
+    assert found["logits"] == (n - 1) * BATCH * SEQ * 128256 * 2 // n
+    assert found["small"] == 3 * (2 * (n - 1) * BATCH * SEQ * 4 // n)
+    e = l07_sequence.embedding(n)
+    table, words = np.array(e["table"].tolist()), e["words"].tolist()
+    assert np.array_equal(np.array(e["got"].tolist()), table[words]) and found["embedding_error"] == 0
+    for rank, term in enumerate(e["terms"]):
+        own = [[w * n // len(table) == rank] for w in words]
+        assert np.array_equal(np.array(term.tolist()), np.where(own, table[words], 0))
+    assert found["table"] == 128256 * HIDDEN * 2
+    c = l07_sequence.loss(n)
+    logits, target = np.array(c["logits"].tolist()), np.array(c["target"].tolist())
+    want = np.mean(np.log(np.exp(logits).sum(1)) - logits[np.arange(len(target)), target])
+    assert c["got"] == pytest.approx(want) and found["error"] < 1e-12
+
+
+@pytest.mark.parametrize("way, seed", list(itertools.product(l08_backward.WAYS, range(6))))
+def test_8_gradients_of_the_pieces(way: str, seed: int) -> None:
+    c = l08_backward.compute(way, seed)
+    whole = l08_backward.compute("data", seed)
+    x = np.concatenate([np.array(t.tolist()) for t in whole["xs"]])
+    w = np.array(whole["ws"][0].tolist())
+    assert np.array_equal(np.array(c["gw"].tolist()), 2 * x.T @ x @ w)  # of the sum of squares of X W
+    assert np.array_equal(np.array(c["gx"].tolist()), 2 * x @ w @ w.T)
+    cut = l08_backward.WAYS[way]
+    for grads, want, placement in (
+        (c["grads_w"], 2 * x.T @ x @ w, cut.grad_w),
+        (c["grads_x"], 2 * x @ w @ w.T, cut.grad_x),
+    ):
+        got = [np.array(g.tolist()) for g in grads]
+        joined = np.concatenate(got, int(placement[2])) if placement[0] == "S" else got[0] + got[1]
+        assert np.array_equal(joined, want)
+        assert placement != "P" or not np.array_equal(got[0], want)
+    assert numbers(8, way=way, seed=seed)["error"] == 0
+
+
+def test_9_folding_counts() -> None:
+    found = numbers(9)
+    assert found["matrices"] == 32 * 7 + 2
+    assert found["folded"] == 3**7 + 3**2
+    assert found["log10_unfolded"] == pytest.approx(226 * math.log10(3))
+    assert found["copies"] == 32
+    assert numbers(9, least=64)["shared"] == 0  # 32 layers are fewer than 64
+
+
+def test_9_folding_of_another_model() -> None:
+    t5 = Learner(Request("t5-large"))
+    found = LESSONS[8].scene(t5, LESSONS[8].defaults()).numbers
+    assert found["folded"] - 3 ** found["top"] == 3**6 + 3**10  # encoder and decoder block (TAP's poster)
+
+
+@pytest.mark.parametrize("batch", [2, 16, 64])
+def test_10_volume_and_time_inside_and_across(batch: int) -> None:
+    found = numbers(10, batch=batch)
+    size = int(batch / 2 * SEQ * HIDDEN * 2)
+    assert found["size"] == size
+    volume = 4 * LAYERS * (2 * 7 * size // 8) + 2 * PARAMS // 8
+    assert found["volume"] == found["far_volume"] == pytest.approx(volume, abs=2)
+    bw = 0.8 * 450e9
+    ring = 4e-6 + 14 * 3e-6 + 14 / 8 * size / bw
+    tree = 4e-6 + 6 * 3e-6 + 2 * size / bw
+    near = next(o for o in l10_topology.options(LLAMA, batch) if o.tensor == 8 and o.inside)
+    assert near.tensor_s == pytest.approx(4 * LAYERS * min(ring, tree))
+    assert found["ratio"] == pytest.approx(found["far_s"] / found["near_s"])
+    assert (found["ratio"] > 1) == (batch >= 16)  # of a small batch the gradients are the larger part
+    options = l10_topology.options(LLAMA, batch)
+    by_volume, by_time = l10_topology.choices(LLAMA, batch)
+    assert all(by_time.seconds <= o.seconds and by_volume.volume <= o.volume for o in options)
+
+
+@pytest.mark.parametrize(
+    "n, mesh",
+    [
+        (4, (4, 1)),
+        (8, (4, 2)),
+        (16, (8, 2)),
+        (32, (8, 4)),
+        (64, (16, 4)),
+        (128, (16, 8)),
+        (256, (32, 8)),
+        (512, (32, 16)),
+    ],
+)
+def test_11_best_mesh_is_the_papers(n: int, mesh: tuple[int, int]) -> None:
+    found = numbers(11, n=n, ratio=1)
+    assert (found["d1"], found["d2"]) == mesh
+    bracket = mesh[0] - 1 + 3 * (mesh[1] - 1)
+    assert found["best_s"] == pytest.approx(8 * LAYERS * BATCH * SEQ * HIDDEN * 2 / n * bracket / (0.8 * 450e9))
+    assert found["megatron_s"] == pytest.approx(8 * LAYERS * BATCH * SEQ * HIDDEN * 2 / n * (n - 1) / (0.8 * 450e9))
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 4, 8])
+def test_11_chunk_overlap_and_tiles(chunks: int) -> None:
+    found = numbers(11, chunks=chunks)
+    g, a = found["compute_s"], found["comm_s"]
+    assert found["end_s"] == pytest.approx((g + a + (chunks - 1) * max(g, a)) / chunks)
+    assert found["error"] == 0
+    for kind in ("column-first", "row-first"):
+        c = l11_two_dims.tile_product(kind)
+        want = np.array(c["x"].tolist()) @ np.array(c["w"].tolist())
+        terms = {k: np.array(v.tolist()) for k, v in c["terms"].items()}
+        halves = [terms[i, 0] + terms[i, 1] if kind == "column-first" else terms[0, i] + terms[1, i] for i in (0, 1)]
+        assert np.array_equal(np.concatenate(halves, 1), want)
+
+
+@pytest.mark.parametrize("n, k, seed", list(itertools.product((2, 4, 8), (1, 2), range(3))))
+def test_12_tokens_travel_and_come_home(n: int, k: int, seed: int) -> None:
+    found = numbers(12, n=n, k=k, seed=seed)
+    c = l12_experts.route(n, k, seed)
+    home = [t * n // 16 for t in range(16)]
+    wants = c["chosen"].tolist()
+    assert found["moved"] == sum(e != home[t] for t in range(16) for e in wants[t])
+    assert found["busiest"] == max(sum(e in w for w in wants) for e in range(n))
+    assert found["error"] == 0
+    size = BATCH * SEQ * 4096 * 2
+    assert found["expert"] == 2 * ((n - 1) * k * size // n**2)
+    assert found["tensor"] == 2 * (n - 1) * size // n
+
+
+def test_13_the_optimum_among_all() -> None:
+    lesson = LESSONS[12]
+    for letters in (("S(0)", "S(0)", "S(0)", "S(1)", "S(0)", "S(0)", "S(1)"), ("R",) * 7, ("S(1)",) * 7):
+        values = {**lesson.defaults(), **dict(zip(l13_choose.WEIGHTS, letters, strict=True))}
+        found = l13_choose.scored(LLAMA, "LlamaDecoderLayer", 4)
+        mine = l13_choose.index(values)
+        assert tuple(l13_choose.LETTERS[i] for i in found.choice[mine]) == letters
+        shown = lesson.scene(LLAMA, values).numbers
+        allowed = [i for i in range(3**7) if found.memory_bytes[i] <= shown["mine_bytes"]]
+        assert shown["best_s"] == min(found.comm_s[i] for i in allowed)
+        better = [
+            i for i in range(3**7)
+            if found.comm_s[i] <= shown["mine_s"] and found.memory_bytes[i] <= shown["mine_bytes"]
+            and (found.comm_s[i], found.memory_bytes[i]) != (shown["mine_s"], shown["mine_bytes"])
+        ]  # fmt: skip
+        assert shown["better"] == len(better)
+        assert (shown["space"], shown["mine_s"]) == (2187, found.comm_s[mine])
+
+
+def test_13_the_messages_of_a_placement() -> None:
+    """Megatron-LM's placement sends four all_reduces of the activations; all copies whole only sum their gradients."""
+    size, bw = BATCH * SEQ * HIDDEN * 2, 0.8 * 450e9
+
+    def ring(num_bytes: float, rounds: int = 2) -> float:
+        return 4e-6 + rounds * 3 * 3e-6 + rounds * 3 / 4 * num_bytes / bw
+
+    megatron = l13_choose.sent_by(LLAMA, "LlamaDecoderLayer", 4, ["S(0)"] * 3 + ["S(1)", "S(0)", "S(0)", "S(1)"])
+    assert [(x.phase, x.where, x.moved.split(": ")[1], x.kind) for x in megatron] == [
+        ("backward", "input_layernorm", "P to R", "all_reduce"), ("forward", "o_proj", "P to R", "all_reduce"),
+        ("backward", "post_attention_layernorm", "P to R", "all_reduce"), ("forward", "down_proj", "P to R", "all_reduce"),
+    ]  # fmt: skip
+    assert all(x.num_bytes == size and x.seconds == pytest.approx(ring(size)) for x in megatron)
+    # down_proj kept whole: the hidden numbers, split by features, are exchanged for samples
+    found = l13_choose.sent_by(LLAMA, "LlamaDecoderLayer", 4, [*l13_choose.START.values()])
+    hidden = [x for x in found if x.kind == "all_to_all"]
+    assert [x.num_bytes for x in hidden] == [BATCH * SEQ * INNER * 2] * 2
+    grads = {x.where: x.num_bytes for x in found if x.moved == "gradient sum: P to R"}
+    assert grads == {
+        "input_layernorm": 2 * HIDDEN,
+        "post_attention_layernorm": 2 * HIDDEN,
+        "down_proj": 2 * HIDDEN * INNER,
+    }
+    halves = [x for x in found if x.kind in ("all_gather", "reduce_scatter")]
+    assert len(halves) == 6 and all(x.seconds == pytest.approx(ring(size, 1)) for x in halves)
+    shown = numbers(13)
+    assert shown["mine_messages"] == len(found) == 11
+    assert shown["mine_sent_s"] == pytest.approx(sum(x.seconds for x in found))
+
+
+@pytest.mark.parametrize("t, seed", list(itertools.product((2, 4, 8), range(4))))
+def test_13_messages_cost_what_the_candidate_costs(t: int, seed: int) -> None:
+    """Two ways to the same figure: the table of all choices, and the plan with this one placed. The plan also pays for a
+    stream that suits the model's ends, up to a few small sums."""
+    found = l13_choose.scored(LLAMA, "LlamaDecoderLayer", t)
+    i = int(np.random.default_rng(100 * t + seed).integers(3**7))
+    letters = [l13_choose.LETTERS[c] for c in found.choice[i]]
+    total = sum(x.seconds for x in l13_choose.sent_by(LLAMA, "LlamaDecoderLayer", t, letters))
+    assert found.comm_s[i] * (1 - 1e-5) <= total <= found.comm_s[i] * 1.01
+
+
+# --- every lesson ----------------------------------------------------------------------------------
+
+
+def settings_of(lesson: Lesson) -> list[dict[str, int | str]]:
+    """The defaults, then each control at each of its options."""
+    found = [lesson.defaults()]
+    for control in lesson.controls:
+        found += [{**lesson.defaults(), control.key: o} for o in control.options if o != control.default]
+    return found
+
+
+@every
+def test_steps_pictures_and_questions_at_every_setting(lesson: Lesson) -> None:
+    for values in settings_of(lesson):
+        scene, question = lesson.scene(LLAMA, values), lesson.question(LLAMA, values)
+        assert 1 <= scene.reveal < len(scene.steps), values
+        assert len(set(question.options)) == len(question.options) == len(question.why) >= 2, values
+        assert 0 <= question.answer < len(question.options)
+        assert all(math.isfinite(v) for v in scene.numbers.values()), values
+        for step in scene.steps:
+            ElementTree.fromstring(step.picture.replace("<tr class=mark>", "<tr>"))
+            assert step.says and step.title and "nan" not in step.says
+            label = re.search(r'aria-label="([^"]*)"', step.picture)
+            assert "<table" in step.picture or (label and label[1])
+
+
+SAID = {5: 1, 6: 1, 7: 2, 8: 1, 12: 1}
+"""How many differences from the whole the snippets print; those of 2, 4 and 11 assert."""
+
+
+@every
+def test_the_snippet_runs(lesson: Lesson) -> None:
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        exec(compile(lesson.code, f"lesson {lesson.number}", "exec"), {"__name__": "__main__"})
+    assert len(lesson.code.splitlines()) <= 25
+    told = [float(x) for x in re.findall(r"tensor\((-?[\d.e+-]+)\)", out.getvalue())]
+    if lesson.number == 5:
+        assert told.pop() > 0.01  # GeLU of a partial sum is another function
+    assert all(abs(x) < 1e-4 for x in told), "the pieces give what the whole gives"
+    assert len(told) == SAID.get(lesson.number, 0)
+
+
+FIRST = (
+    "placement", "partial", "replicate", "collective", "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "ring", "latency",
+    "bandwidth", "tree", "Megatron-LM", "sequence parallel", "logits", "FSDP", "mesh", "tensor group", "row-first", "overlap", "front",
+    "grouped-query", "shared subgraph", "similar", "redistribution", "degree",
+)  # fmt: skip
+"""Words of the field that no lesson may use before the one that defines them."""
+
+
+def said(lesson: Lesson) -> str:
+    """All that a lesson says at its defaults."""
+    scene, question = lesson.scene(LLAMA, lesson.defaults()), lesson.question(LLAMA, lesson.defaults())
+    parts = [
+        lesson.title,
+        lesson.idea,
+        *lesson.text,
+        question.ask,
+        *question.options,
+        *question.why,
+        *(c.label for c in lesson.controls),
+    ]
+    pictures = [re.sub(r"<[^>]+>", " ", s.picture) for s in scene.steps]
+    return " ".join([*parts, *(m for _, m in lesson.terms), *(s.title + " " + s.says for s in scene.steps), *pictures])
+
+
+def test_course() -> None:
+    assert [x.number for x in LESSONS] == list(range(1, 14))
+    terms = [t.lower() for x in LESSONS for t, _ in x.terms]
+    assert len(set(terms)) == len(terms), "a word is defined once"
+    for term in FIRST:
+        defined = next(x.number for x in LESSONS if any(term.lower() in t.lower() for t, _ in x.terms))
+        for lesson in LESSONS[: defined - 1]:
+            assert not re.search(rf"\b{term}\b", said(lesson), re.IGNORECASE), f"{term} in lesson {lesson.number}"
+    assert all(x.terms for x in LESSONS)
+
+
+@pytest.mark.parametrize("model", ["resnet50-100k", "vit-large", "gpt2-xl", "t5-large", "mixtral-8x7b", "bert-large"])
+def test_every_lesson_has_something_to_show_for_other_models(model: str) -> None:
+    learner = Learner(Request(model, cluster="1x4-a100-pcie"))
+    for lesson in LESSONS:
+        scene = lesson.scene(learner, lesson.defaults())
+        assert lesson.question(learner, lesson.defaults()).options
+        if model == "resnet50-100k" and lesson.number in (6, 7, 10, 11, 13):
+            assert "ResNet" in scene.note
+
+
+def test_a_users_own_model_is_shown() -> None:
+    """What the explorer captured from a user's config serves as the learner's model."""
+    own = replace(load_snapshot("gpt2-xl"), name="<b>mine</b>")
+    learner = Learner(Request("own-0123"), load=lambda request: own)
+    scene = LESSONS[0].scene(learner, LESSONS[0].defaults())
+    assert scene.numbers["params"] == own.num_params
+
+
+def test_text_in_pictures_is_escaped() -> None:
+    box = draw.column(draw.text("<script>"), draw.tile(10, 10, ("P", 1), "a&b"), draw.titled(draw.Box(1, 1), '"<x>'))
+    picture = draw.svg(box, '"<alt>')
+    ElementTree.fromstring(picture)
+    assert "<script" not in picture and "<alt>" not in picture
+    assert "<i>" not in draw.table(("<i>",), [("<i>",)])
+
+
+def test_a_colour_that_comes_again_has_a_second_mark() -> None:
+    first, again = draw.tile(30, 20, ("S", 1)).body, draw.tile(30, 20, ("S", 9)).body
+    assert "stroke-dasharray" in again and "stroke-dasharray" not in first
+    assert (
+        "GPU 9" in draw.device(9, draw.Box(10, 10)).body and "stroke-dasharray" in draw.device(9, draw.Box(10, 10)).body
+    )
+    dealt = LESSONS[5].scene(LLAMA, {"t": 16}).steps[1].picture
+    assert all(f">GPU {r}<" in dealt for r in range(16)) and "stroke-dasharray" in dealt
+
+
+@every
+def test_hatching_means_partial_and_says_so(lesson: Lesson) -> None:
+    """A hatched picture says "not summed yet"; what is whole on every device is grey."""
+    hatch = re.compile(r'stroke-opacity="0.75" fill="none"')
+    for values in settings_of(lesson):
+        for step in lesson.scene(LLAMA, values).steps:
+            if hatch.search(step.picture):
+                assert "not summed yet" in step.picture, (lesson.number, step.title)
+    whole = draw.tile(30, 20, ("R", None)).body
+    assert draw.GREY in whole and not any(c in whole for c in DEVICES)
+
+
+def test_looks_differ_without_colour() -> None:
+    shard, partial, whole = (draw.tile(30, 20, (k, 0 if k != "R" else None)).body for k in "SPR")
+    assert "<path" in partial and "<path" not in shard + whole
+    assert draw.hatch(30, 20, "#000000").count("M") > 4
+
+
+# --- the address and the files ---------------------------------------------------------------------
+
+
+@every
+def test_the_address_comes_back(lesson: Lesson) -> None:
+    for values in settings_of(lesson):
+        text = address.write(lesson, values, 2)
+        assert address.read(text) == (lesson, values, 2, [])
+
+
+@pytest.mark.parametrize(
+    "bad", [{"lesson": "99"}, {"lesson": "²"}, {"lesson": "2", "with": "cut:sideways"}, {"lesson": "2", "with": "x"}]
+)
+def test_a_bad_address_is_told(bad: dict[str, str]) -> None:
+    lesson, values, step, problems = address.read(bad)
+    assert len(problems) == 1 and values == lesson.defaults() and step == 0
+
+
+@every
+def test_the_file_holds_everything_and_asks_nobody(lesson: Lesson) -> None:
+    page = export.page(lesson, LLAMA, lesson.defaults())
+    assert not re.search(r"(?:src|href)\s*=|https?://(?!www\.w3\.org)|@import|url\(", page)
+    assert "{{" not in page.split("<script")[0]
+    assert page.count('"picture"') >= 3
+    assert lesson.title.replace("'", "&#x27;") in page
+
+
+def test_file_names_and_cases() -> None:
+    assert export.file_name(LESSONS[4]) == "05-column-then-row.html"
+    names = [n for n, _ in export.cases(LESSONS[12], LLAMA, LESSONS[12].defaults())]
+    assert len(names) == 4
+    assert len(export.cases(LESSONS[3], LLAMA, LESSONS[3].defaults())) == 7
+    assert export.inline("a <b> `c<d` **e**") == "a &lt;b&gt; <code>c&lt;d</code> <strong>e</strong>"
+
+
+def test_10_the_cliff_between_neighbours_and_strangers() -> None:
+    """Two neighbours on NVLink; two strangers on InfiniBand, where every GPU has an eighth of the node's 400 GB/s."""
+    found = {(t, near): s for t, near, s in l10_topology._cliff(l10_topology.two_nodes(LLAMA.cluster), 2**26)}
+    outer = LLAMA.cluster.levels[1]
+    assert found[2, True] == pytest.approx(4e-6 + 2 * 3e-6 + 2**26 / (0.8 * 450e9))
+    assert found[2, False] == pytest.approx(4e-6 + 2 * outer.latency_s + 2**26 / (outer.bytes_per_s / 8))
+
+
+@every
+@pytest.mark.parametrize("model", ["llama-3-8b", "gpt2-xl", "t5-large", "resnet50-100k", "mixtral-8x7b"])
+def test_the_link_shows_the_same_thing(lesson: Lesson, model: str) -> None:
+    """Settings that the explorer can read, and a node or block that its model has."""
+    learner = Learner(Request(model))
+    found = recent.seen(lesson.number, learner, lesson.defaults())
+    values, problems = settings.read({"model": model, **found})
+    assert not problems and set(found) <= set(settings.SETTINGS)
+    there = Learner(Request(values["model"])).planner.coarse
+    nodes = {f"{b}:{g.name}" for b, c in there.blocks.items() for g in c.groups} | {g.name for g in there.top.groups}
+    assert values["node"] == "" or values["node"] in nodes
+    assert values["block"] == "" or values["block"] in there.blocks
+    wanted = {5: "gate_proj", 6: "scaled_dot_product_attention", 12: "moe_experts"}
+    if model == "llama-3-8b" and lesson.number in wanted:
+        assert wanted[lesson.number] in values["node"]
+
+
+def test_nothing_is_computed_twice_for_a_step() -> None:
+    assert recent.shown(2, LLAMA, LESSONS[1].defaults()) is recent.shown(2, LLAMA, LESSONS[1].defaults())
+
+
+def test_9_says_when_nothing_is_kept() -> None:
+    some, none = (LESSONS[8].scene(LLAMA, {"least": n}).steps for n in (2, 64))
+    assert "1 shared subgraph." in some[-2].says and "large number" not in some[-1].says
+    assert "No block has 64 copies" in none[-2].says and "large number" in none[-1].says
+
+
+def test_7_says_when_no_gpu_holds_what_is_kept() -> None:
+    """98.6 GiB of activations for 4 samples on one GPU (lesson 1): 16 samples on 4 GPUs are more than 80 GB too."""
+    at_16 = LESSONS[6].scene(LLAMA, {"n": 4})
+    assert at_16.numbers["split"] > 80e9 and "at batch 16" in at_16.steps[3].says and "lesson 8" in at_16.steps[3].says
+    small = LESSONS[6].scene(Learner(Request("llama-3-8b", batch=1)), {"n": 4})
+    assert small.numbers["split"] < 80e9 and "lesson 8" not in small.steps[3].says
+
+
+def test_what_comes_next_is_computed_while_a_lesson_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    for pause in ("PAUSE_S", "BREATH_S"):
+        monkeypatch.setattr(warm, pause, 0.0)
+    learner, planned = Learner(Request("gpt2-xl", batch=24)), []
+    thread = warm.prefetch(1, learner, planned.append)
+    thread.join()
+    assert planned == [learner.request]
+    misses = recent._shown.cache_info().misses
+    for lesson in LESSONS[1:]:
+        recent.shown(lesson.number, learner, lesson.defaults())
+    for batch in LESSONS[0].controls[0].options:
+        recent.shown(1, learner, {"batch": batch})
+    assert recent._shown.cache_info().misses == misses
+
+
+def test_the_lessons_load_without_torch() -> None:
+    """Torch is imported when a lesson computes with it, so that no page waits for it before it is drawn."""
+    code = (
+        "import sys, explorer.learn.lessons, explorer.learn.export, explorer.learn.warm; print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

@@ -1,0 +1,188 @@
+"""Numbers, words, settings, figures and the cluster drawing: plain functions, plain tests."""
+
+import json
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from explorer.address import settings
+from explorer.figures import label_placement as labels
+from explorer.figures import scatter as scatters
+from explorer.figures.palette import DARK, LIGHT, Theme, device_colour
+from explorer.jobs import export as exporting
+from explorer.jobs.upload import MAX_BYTES, keep
+from explorer.text import units, words
+from explorer.text.glossary import define
+from planner_core.core.errors import InputError
+from planner_core.core.plan_json import from_json
+from planner_core.planning.pipeline import Result, plan_model
+from planner_core.planning.request import Request
+
+
+@pytest.fixture(scope="module")
+def result() -> Result:
+    return plan_model(Request("llama-3-8b"))
+
+
+@pytest.mark.parametrize(
+    ("shown", "wanted"),
+    [
+        (units.seconds(0.3460557), "346 ms"), (units.seconds(1.2345), "1.23 s"), (units.seconds(0), "0 ms"),
+        (units.seconds(4.2e-6), "4.20 µs"), (units.memory(80e9), "74.5 GiB"), (units.memory(8192), "8.00 KiB"),
+        (units.traffic(1.9e9), "1.90 GB"), (units.traffic(40_800_000_000), "40.8 GB"), (units.count(8_030_261_248), "8.03 B"),
+        (units.flops(2.199e12), "2.20 TFLOP"), (units.whole(59049), "59\u202f049"), (units.significant(9.999), "10.0"),
+        (units.significant(999.6), "1\u202f000"), (units.percent(0.05), "5 %"), (units.percent(0.1234), "12 %"),
+    ],
+)  # fmt: skip
+def test_numbers_have_three_figures_and_a_unit(shown: str, wanted: str) -> None:
+    assert shown == wanted
+
+
+@given(st.floats(1e-9, 1e15))
+def test_three_figures_are_within_half_a_percent(value: float) -> None:
+    assert abs(float(units.significant(value).replace("\u202f", "")) / value - 1) < 0.0051
+
+
+def test_settings_survive_the_address() -> None:
+    values = {k: s.default for k, s in settings.SETTINGS.items()} | {
+        "model": "t5-large", "batch": 64, "memory": 40.0, "mesh": "2x8", "compare": ("best", "fsdp"), "open": ("run:0",),
+        "bandwidth": ("1", "0.25"), "grow": ("4x8-a100",), "rungs": "atp", "rows": "all", "node": "T5Block:layer.0/add", "zero": 0, "show": "placement", "depth": 3,
+    }  # fmt: skip
+    again, problems = settings.read(settings.write(values))
+    assert again == values
+    assert problems == []
+
+
+def test_defaults_leave_the_address_empty() -> None:
+    assert settings.write({k: s.default for k, s in settings.SETTINGS.items()}) == {}
+
+
+def test_an_empty_list_of_open_blocks_is_not_the_default() -> None:
+    values = {k: s.default for k, s in settings.SETTINGS.items()} | {"open": ()}
+    assert settings.read(settings.write(values))[0]["open"] == ()
+
+
+@given(st.dictionaries(st.sampled_from(sorted(settings.SETTINGS)), st.text(max_size=60)))
+def test_any_address_can_be_read(address: dict[str, str]) -> None:
+    values, problems = settings.read(address)
+    assert set(values) == set(settings.SETTINGS)
+    assert len(problems) <= len(address)
+    settings.request(values)
+
+
+def test_plans_are_told_in_words(result: Result) -> None:
+    told = {p.name: words.describe(p) for p in result.plans}
+    assert told["data parallel"] == "Batch split 16 ways"
+    assert "gathered at use" in told["FSDP"]
+    assert "all weights split" in told["Megatron-LM"]
+
+
+def test_headline_comes_from_the_numbers(result: Result) -> None:
+    plans = {p.name: p for p in result.plans}
+    a, b = plans["best"], plans["Megatron-LM"]
+    text = words.headline(a, b)
+    assert text == words.headline(b, a)
+    assert units.seconds(a.cost.step_time_s) in text
+    assert "less time than Megatron-LM" in text
+    assert "tie" in words.headline(a, a)
+
+
+@pytest.mark.parametrize("theme", [LIGHT, DARK])
+def test_figures_carry_units_and_every_plan(result: Result, theme: Theme) -> None:
+    plans = {p.name: p for p in result.plans}
+    capacity = result.cluster.gpu.memory_bytes
+    scatter = scatters.plans_scatter(plans, "best", [n for n in plans if n != "best"], capacity, theme)
+    assert scatter.layout.xaxis.title.text.endswith("ms")
+    assert scatter.layout.yaxis.title.text.endswith("GiB")
+    assert {n for t in scatter.data if t.customdata is not None for n in t.customdata} == set(plans)
+
+
+def test_every_candidate_is_a_point(result: Result) -> None:
+    (found,) = result.candidates
+    figure = scatters.candidates_scatter(found, 0, 80_000_000_000, LIGHT)
+    assert figure.data[0].type == "scattergl"
+    assert int(np.sum(figure.data[0].text)) == int(np.isfinite(found.comm_s).sum())
+    assert len(set(zip(figure.data[0].x, figure.data[0].y, strict=True))) == len(figure.data[0].x)
+    assert len(figure.data[1].x) == int(found.on_front.sum())
+
+
+def luminance(colour: str) -> float:
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(a: str, b: str) -> float:
+    light, dark = sorted((luminance(a), luminance(b)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize("theme", [LIGHT, DARK])
+def test_text_has_contrast_aa(theme: Theme) -> None:
+    assert contrast(theme.text, theme.surface) >= 7
+    assert contrast(theme.muted, theme.surface) >= 4.5
+    assert contrast(theme.faint, theme.surface) >= 2.5
+
+
+def test_a_device_keeps_its_colour() -> None:
+    assert device_colour(3) == device_colour(11)
+    assert len({device_colour(r) for r in range(8)}) == 8
+
+
+def test_plan_file_is_the_plan(result: Result) -> None:
+    assert from_json(json.loads(exporting.plan_text(result.best))) == result.best
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b"{}", b"\xff\xfe", b'{"model_type": 3}', b"{" * 10, b" " * (MAX_BYTES + 1)]
+)
+def test_an_upload_that_is_no_config_is_refused(content: bytes) -> None:
+    with pytest.raises(InputError):
+        keep(content)
+
+
+def test_the_uploader_has_the_limit_that_the_reader_has() -> None:
+    config = tomllib.loads((Path(__file__).parents[2] / ".streamlit/config.toml").read_text(encoding="utf-8"))
+    assert config["server"]["maxUploadSize"] * 2**20 == MAX_BYTES
+
+
+@given(st.lists(st.tuples(st.floats(0, 480), st.floats(0, 300)), min_size=1, max_size=6))
+def test_names_of_a_few_points_do_not_overlap(points: list[tuple[float, float]]) -> None:
+    names = [f"plan {i}" for i in range(len(points))]
+    offsets = labels.place(points, names, 480, 300)
+    boxes = [(x + dx, y + dy) for (x, y), (dx, dy) in zip(points, offsets, strict=True)]
+    for i, (ax, ay) in enumerate(boxes):
+        assert all(abs(ay - by) > 15 or abs(ax - bx) > 30 for bx, by in boxes[:i])
+
+
+def test_the_page_offers_what_the_exporters_can_write() -> None:
+    code = "from planner_core.export.api import TARGETS; print(*TARGETS)"
+    known = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert {t.name for t in exporting.TARGETS} | {"json"} == set(known)
+
+
+def test_an_export_that_fails_says_why(result: Result) -> None:
+    made = exporting.export(result.best, "nowhere", ".txt")
+    assert made.content == ""
+    assert "nowhere" in made.problem
+
+
+def test_the_torchrun_script_is_python(result: Result) -> None:
+    made = exporting.export(result.best, "torchrun", ".py")
+    assert made.problem == ""
+    compile(made.content, "train.py", "exec")
+
+
+def test_a_word_is_defined_where_it_stands_first_and_markup_is_left_alone() -> None:
+    text = define(
+        '<td title="a ring">ring of all_gather, all_gather</td><span class="chip S" title="ring">world S(1)</span> rings'
+    )
+    assert text.count('class="term"') == 2
+    assert text.startswith('<td title="a ring"><span class="term" tabindex="0" title="each GPU passes')
+    assert text.endswith('all_gather</td><span class="chip S" title="ring">world S(1)</span> rings')

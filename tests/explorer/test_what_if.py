@@ -1,0 +1,130 @@
+"""What-if: the best plan for changed settings, and how it differs."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.soak import resident_mb
+from explorer.address import settings
+from explorer.analysis import what_if as whatif
+from explorer.jobs.malloc_trim import give_back
+from planner_core.core.cluster import load_cluster
+from planner_core.core.errors import PlannerError
+from planner_core.planning.pipeline import plan_model
+from planner_core.planning.request import Request
+from tests.pages.test_app import open_page, words
+
+
+def test_the_best_plan_alone_is_the_planners() -> None:
+    for request in (Request("llama-3-8b", batch=64), Request("gpt2-xl", cluster="2x8-h100:nodes=4,inter=25")):
+        assert whatif.best(request) == plan_model(request).best
+
+
+def test_what_planning_freed_is_given_back() -> None:
+    """Forty megabytes in blocks too small to be mapped singly, freed but for one at the end that pins the heap: glibc keeps
+    them until it is asked."""
+    give_back()
+    held = [bytearray(64_000) for _ in range(640)]
+    pin = bytearray(64_000)
+    del held
+    before = resident_mb()
+    give_back()
+    assert resident_mb() < before - 20 and len(pin) == 64_000
+
+
+def test_changes_stand_in_the_address() -> None:
+    changes = {"batch": 32, "inter": 50.0, "recompute": "full"}
+    assert whatif.read(whatif.write(changes)) == changes
+    text = ",".join(whatif.write(changes))
+    assert settings.read({"whatif": text})[0]["whatif"] == whatif.write(changes)
+    nonsense = ("batch:x", "model:gpt2-xl", "nonsense", "seq:128")
+    assert whatif.read(nonsense) == {"seq": 128}
+    assert whatif.unreadable(nonsense) == list(nonsense[:3])
+    values, _ = settings.read({"mesh": "2x8", "optimizer": "sgd"})
+    asked = whatif.request(values, {"nodes": 4})
+    assert asked.mesh is None and asked.optimizer == "sgd" and asked.cluster == "2x8-h100:nodes=4"
+    assert whatif.request(values, {"batch": 4}).mesh == "2x8"
+
+
+def test_what_stands_is_read_off_the_cluster() -> None:
+    assert whatif.standing(load_cluster("2x8-h100"), 16, 4096) == {
+        "batch": 16, "seq": 4096, "nodes": 2, "gpus": 8, "intra": 450.0, "inter": 400.0,
+    }  # fmt: skip
+    assert "inter" not in whatif.standing(load_cluster("1x4-a100-pcie"), 16, 1)
+    assert whatif.options((1, 2, 4), 3) == [1, 2, 3, 4]
+
+
+def test_the_answer_is_told_against_what_there_is() -> None:
+    before = whatif.best(Request("llama-3-8b"))
+    slow = whatif.best(Request("llama-3-8b", cluster="2x8-h100:inter=8"))
+    step, comm, memory = whatif.figures(before, slow)
+    assert step.change.startswith("+") and step.better is False and "ms" in step.change
+    assert whatif.figures(slow, before)[0].change.startswith("-") and whatif.figures(slow, before)[0].better
+    assert all(f.change == "as before" and f.better is None for f in whatif.figures(before, before))
+    assert whatif.moved(before, before) == [] and whatif.moved(before, slow)
+    assert whatif.per_sample(before, slow) == ""
+    assert "samples a second" in whatif.per_sample(before, whatif.best(Request("llama-3-8b", batch=32)))
+    assert {comm.name, memory.name} == {"communication", "memory per GPU"}
+
+
+def test_what_cannot_be_planned_is_said() -> None:
+    with pytest.raises(PlannerError):
+        whatif.best(Request("llama-3-8b", memory_gb=2.0))
+
+
+def test_a_slider_plans_again_and_the_settings_stay() -> None:
+    at = open_page("plans")
+    assert "what" not in at.query_params
+    at.select_slider(key="wi_batch").set_value(64).run()
+    assert not at.exception
+    assert at.query_params["whatif"] == "batch:64"
+    assert "batch" not in at.query_params
+    assert {m.label for m in at.metric} == {"step", "communication", "memory per GPU", "mesh"}
+    assert "samples a second" in words(at)
+    at.selectbox(key="wi_recompute").set_value("full").run()
+    assert at.query_params["whatif"] == "batch:64,recompute:full"
+    at.button(key="whatif_take").click().run()
+    assert not at.exception
+    assert at.query_params["batch"] == "64" and at.query_params["recompute"] == "full"
+    assert "whatif" not in at.query_params
+    assert at.number_input(key="w_batch").value == 64
+
+
+def test_one_node_that_is_given_several_gets_a_link() -> None:
+    at = open_page("plans", cluster="1x8-h100", model="gpt2-xl")
+    at.select_slider(key="wi_nodes").set_value(4).run()
+    assert not at.exception and not at.error
+    assert at.query_params["whatif"] == "nodes:4,inter:400"
+    at.select_slider(key="wi_nodes").set_value(1).run()
+    assert "whatif" not in at.query_params
+
+
+def test_a_passing_answer_says_what_its_search_left_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The panel bounds the work of a proof; a plan in full may look further."""
+    asked = Request("llama-3-8b", batch=32, zero=0)
+    monkeypatch.setattr(whatif, "WORK", 0)
+    found = whatif.best(asked)
+    assert found.fits and not found.optimal
+    assert "above the best there is" in found.notes[0]
+
+
+def test_people_take_turns_but_a_long_plan_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(whatif, "PATIENCE_S", 0.3)
+    said: list[str] = []
+    with whatif._turn(said.append):
+        assert not said
+        with whatif._turn(said.append):
+            assert said
+    with whatif._turn(lambda text: said.clear()):  # the turn was given back, once
+        pass
+    assert said
+
+
+def test_who_gives_up_waiting_takes_no_turn() -> None:
+    def leave(text: str) -> None:
+        raise InterruptedError(text)
+
+    with whatif._turn(print), pytest.raises(InterruptedError), whatif._turn(leave):
+        raise AssertionError("not reached")
+    with whatif._turn(leave):
+        pass

@@ -1,0 +1,314 @@
+"""Exports for other programs are run by those programs: same loss, same gradients, and the collectives that they issue."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from dataclasses import field, make_dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from planner_core.core.errors import InputError
+from planner_core.core.plan import Plan
+from planner_core.cost.communication.collectives import wire_bytes
+from planner_core.export.api import TARGETS, export_plan, export_text
+from planner_core.export.nearest import nearest
+from planner_core.export.torchrun import model_spec
+from planner_core.export.tp_layout import tensor_layout
+from planner_core.models.huggingface import build
+from planner_core.planning.pipeline import plan_model
+from planner_core.planning.request import Request
+from planner_core.verify.api import scaled
+from planner_core.verify.build_models import gentle_initializer, materialise
+
+ROOT = Path(__file__).resolve().parents[2]
+BATCH, SEQ, WIDTH, LAYERS = 4, 16, 64, 2
+PAYLOAD = BATCH * SEQ * WIDTH * 4
+"""Bytes of one hidden state."""
+OTHERS = [t for t in TARGETS if t not in ("json", "torchrun")]
+
+
+@cache
+def planned(name: str) -> dict[str, Plan]:
+    return {p.name: p for p in plan_model(Request(name, cluster="2x8-h100", mesh="2x8")).plans}
+
+
+def consume(name: str, which: str, target: str, folder: Path) -> dict[str, Any]:
+    """The scaled plan exported and run by its consumer on 2 ranks."""
+    plan = scaled(planned(name)[which], 2)
+    config = plan.model["config"]
+    model: Any = build(config, "float32")[0]
+    materialise(model, gentle_initializer(model, 0))
+    model.save_pretrained(folder / "model")
+    found = model_spec(config)
+    sizes = {"batch": BATCH, "seq": SEQ}
+    inputs = {
+        k: [[sizes.get(d, d) for d in shape], kind, high] for k, (shape, kind, high) in found["full"]["inputs"].items()
+    }
+    (folder / "spec.json").write_text(json.dumps({"class": found["class"], "inputs": inputs}))
+    export_plan(plan, target, folder / ("plan.py" if target == "parallelize_module" else "plan.json"))
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        str(ROOT / "tests" / "support" / "export_consumer.py"),
+    ]
+    paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    done = subprocess.run(
+        [*command, target, str(folder)], env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}, capture_output=True,
+        text=True, timeout=240, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    row: dict[str, Any] = next(
+        json.loads(x.removeprefix("ROW ")) for x in done.stdout.splitlines() if x.startswith("ROW ")
+    )
+    assert row["parallel"] == pytest.approx(row["single"], rel=1e-6)
+    assert row["after"][0] == pytest.approx(row["after"][1], rel=1e-5)
+    assert row["after"][0] < row["single"]
+    return row
+
+
+def counts(row: dict[str, Any], phase: str) -> dict[str, tuple[int, int]]:
+    return {kind: (r["count"], r["bytes"]) for kind, r in row["collectives"][phase].items()}
+
+
+def test_parallelize_module_trains_like_one_process(tmp_path: Path) -> None:
+    row = consume("llama-3-8b", "Megatron-LM", "parallelize_module", tmp_path)
+    assert row["grad_error"] < 1e-5, row["worst"]
+    assert len([n for n in row["split"] if ".layers." in n]) == 7 * LAYERS
+    forward, backward = counts(row, "forward"), counts(row, "backward")
+    assert forward["all_reduce"] == (2 * LAYERS, 2 * LAYERS * PAYLOAD)
+    assert backward["all_reduce"] == (
+        (2 * LAYERS + 1),
+        (2 * LAYERS + 1) * PAYLOAD,
+    )  # one for each shared input, one for the head's
+    predicted = scaled(planned("llama-3-8b")["Megatron-LM"], 2).cost.collectives()["backward"]["all_reduce"]
+    assert predicted["count"] == backward["all_reduce"][0]  # the same collectives as the plan, at this batch and length
+    assert predicted["bytes"] * BATCH * SEQ == backward["all_reduce"][1] * 8 * 32
+
+
+def test_parallelize_module_splits_tokens_where_the_plan_does(tmp_path: Path) -> None:
+    row = consume("llama-3-8b", "Megatron-LM + sequence parallel", "parallelize_module", tmp_path)
+    assert row["grad_error"] < 1e-5, row["worst"]
+    text = (tmp_path / "plan.py").read_text()
+    assert '"model.layers.*.input_layernorm": SequenceParallel()' in text
+    forward, backward = counts(row, "forward"), counts(row, "backward")
+    assert (
+        forward["reduce_scatter"][0] == 2 * LAYERS and backward["reduce_scatter"][0] == 2 * LAYERS + 1
+    )  # the head's input
+    assert forward["all_gather"][0] >= 2 * LAYERS + 1 and "all_reduce" not in forward
+
+
+def test_a_model_that_cannot_split_tokens_keeps_them_whole() -> None:
+    made = export_text(planned("bert-large")["Megatron-LM + sequence parallel"], "parallelize_module")
+    assert "SequenceParallel" not in made.text
+    assert "tokens are split between the blocks in the plan" in " ".join(made.remarks)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["bert-large", "vit-large", "t5-large", "mixtral-8x7b"])
+def test_parallelize_module_of_other_models(name: str, tmp_path: Path) -> None:
+    row = consume(name, "Megatron-LM", "parallelize_module", tmp_path)
+    assert row["grad_error"] < 1e-5, row["worst"]
+    assert row["split"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "which"),
+    [
+        ("llama-3-8b", "Megatron-LM"),
+        ("mixtral-8x7b", "hf-expert"),
+        ("bert-large", "Megatron-LM"),
+        ("vit-large", "Megatron-LM"),
+    ],
+)
+def test_hf_trains_like_one_process(name: str, which: str, tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    row = consume(name, which, "hf", tmp_path)
+    assert row["grad_error"] < 2e-5, row["worst"]
+    if name == "llama-3-8b":
+        assert counts(row, "forward")["all_reduce"] == (2 * LAYERS, 2 * LAYERS * PAYLOAD)
+        assert counts(row, "backward")["all_reduce"] == (
+            (5 * LAYERS + 1),
+            (5 * LAYERS + 1) * PAYLOAD,
+        )  # each column by itself
+        assert f"{5 * LAYERS} backward all_reduces" in " ".join(
+            export_text(scaled(planned(name)[which], 2), "hf").remarks
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
+def test_deepspeed_trains_like_one_process(tmp_path: Path) -> None:
+    row = consume("llama-3-8b", "Megatron-LM", "deepspeed", tmp_path)
+    assert {"LinearLayer", "LinearAllreduce"} <= set(row["kinds"])
+
+
+def test_hf_switches_the_built_in_rules_off() -> None:
+    data = json.loads(export_text(planned("mixtral-8x7b")["Megatron-LM"], "hf").text)
+    assert data["tp_size"] == 8
+    assert data["tp_plan"]["model.layers.*.self_attn.o_proj"] == "rowwise"
+    assert data["tp_plan"]["model.layers.*.mlp.experts"] in ("replicate", "moe_tp_experts")
+
+
+@pytest.mark.parametrize("target", ["parallelize_module", "hf", "deepspeed"])
+def test_what_cannot_be_expressed_is_named(target: str) -> None:
+    with pytest.raises(InputError, match="splits no linear layer"):
+        export_text(planned("gpt2-xl")["best"], target)
+    conv = next(p for p in plan_model(Request("gpt2-xl", cluster="1x4-a100-pcie", mesh="4", method="atp")).plans)
+    with pytest.raises(InputError, match="Conv1D"):
+        export_text(conv, target)
+    said = " ".join(export_text(planned("t5-large")["Megatron-LM"], target).remarks)
+    assert "encoder.block.*.layer.*.SelfAttention.q" in said
+    assert "scores" in said
+    said = " ".join(export_text(planned("llama-3-8b")["Megatron-LM + sequence parallel"], target).remarks)
+    assert "tokens are split between the blocks" in said
+
+
+def test_two_tensor_axes_are_refused() -> None:
+    plan = next(p for p in plan_model(Request("llama-3-8b", cluster="2x8-h100", mesh="2x8", method="atp")).plans)
+    for target in OTHERS:
+        with pytest.raises(InputError, match="over 2 mesh axes"):
+            export_text(plan, target)
+
+
+def test_degrees_for_megatron_and_torchtitan() -> None:
+    plans = planned("llama-3-8b")
+    plan = plans["Megatron-LM + sequence parallel"]
+    made = export_text(plan, "megatron")
+    flags = json.loads(made.text)["flags"]
+    assert (flags["tensor-model-parallel-size"], flags["sequence-parallel"], flags["num-query-groups"]) == (8, True, 8)
+    assert "Megatron-LM itself was not run" in " ".join(made.remarks)
+    made = export_text(plan, "torchtitan")
+    assert "--parallelism.tensor_parallel_degree 8\n" in made.text
+    assert "--parallelism.data_parallel_replicate_degree 2\n" in made.text
+    assert "enable_sequence_parallel" not in made.text  # torchtitan's default
+    assert "it was not run" in " ".join(made.remarks)
+    assert "--parallelism.no-enable_sequence_parallel" in export_text(plans["Megatron-LM"], "torchtitan").text
+    whole = export_text(plans["best"], "torchtitan").text
+    assert "--parallelism.tensor_parallel_degree 1\n" in whole
+    assert "--parallelism.data_parallel_shard_degree 16\n" in whole
+
+
+FIELDS = {
+    "tensor-model-parallel-size": "tensor_model_parallel_size", "pipeline-model-parallel-size": "pipeline_model_parallel_size",
+    "sequence-parallel": "sequence_parallel", "num-layers": "num_layers", "hidden-size": "hidden_size", "ffn-hidden-size": "ffn_hidden_size",
+    "num-attention-heads": "num_attention_heads", "num-query-groups": "num_query_groups", "num-experts": "num_moe_experts", "bf16": "bf16",
+}  # fmt: skip
+"""Flags of Megatron-LM, and the fields of megatron-core's TransformerConfig that they set."""
+
+
+@pytest.mark.parametrize("name", ["llama-3-8b", "mixtral-8x7b", "bert-large"])
+def test_megatron_core_takes_the_flags(name: str) -> None:
+    """With megatron-core 0.16.1 (requirements-targets.txt)."""
+    core = pytest.importorskip("megatron.core.transformer")
+    for which in ("Megatron-LM", "Megatron-LM + sequence parallel"):
+        flags = json.loads(export_text(planned(name)[which], "megatron").text)["flags"]
+        fields = {FIELDS[flag]: value for flag, value in flags.items() if flag in FIELDS}
+        fields["add_bias_linear"] = not flags.get("disable-bias-linear", False)
+        assert fields["add_bias_linear"] == (name == "bert-large")
+        if fields.get("bf16"):
+            fields["params_dtype"] = torch.bfloat16
+        config = core.TransformerConfig(**fields)
+        assert config.tensor_model_parallel_size == flags["tensor-model-parallel-size"]
+        assert config.sequence_parallel == bool(flags.get("sequence-parallel"))
+    with pytest.raises(ValueError, match="sequence parallelism"):  # it does check what it is given
+        core.TransformerConfig(**{**fields, "tensor_model_parallel_size": 1, "sequence_parallel": True})
+
+
+def test_torchtitan_takes_the_options() -> None:
+    """With torchtitan 0.3.0 and tyro (requirements-targets.txt)."""
+    configs, manager = (
+        pytest.importorskip("torchtitan.config.configs"),
+        pytest.importorskip("torchtitan.config.manager"),
+    )
+    import tyro  # type: ignore[import-not-found, unused-ignore]
+
+    sections = {"training": configs.TrainingConfig, "parallelism": configs.ParallelismConfig}
+    fields = [(name, kind, field(default_factory=kind)) for name, kind in sections.items()]
+    form = make_dataclass("Form", fields)
+    for which, tensor, sequence in (
+        ("Megatron-LM", 8, False),
+        ("Megatron-LM + sequence parallel", 8, True),
+        ("best", 1, True),
+    ):
+        text = export_text(planned("llama-3-8b")[which], "torchtitan").text
+        options = " ".join(line for line in text.splitlines() if not line.startswith("#")).split()
+        found = tyro.cli(form, args=options, default=form(), registry=manager.custom_registry).parallelism
+        assert (found.tensor_parallel_degree, found.enable_sequence_parallel) == (tensor, sequence)
+        assert found.data_parallel_replicate_degree * found.data_parallel_shard_degree == 16 // tensor
+
+
+@pytest.mark.parametrize(("target", "same"), [("parallelize_module", False), ("hf", False), ("megatron", True)])
+def test_what_the_form_does_is_priced(target: str, same: bool) -> None:
+    plan = planned("llama-3-8b")["Megatron-LM"]
+    made = export_text(plan, target)
+    assert made.nearest is not None
+    here, there = made.nearest.step_time_s, plan.cost.step_time_s
+    assert there == made.nearest.plan_step_time_s
+    assert here == pytest.approx(there) if same else here > 1.002 * there
+    assert made.remarks[-1].startswith("in this form: ")
+
+
+def test_every_column_sums_by_itself_in_the_price() -> None:
+    """The extra all_reduces are those that test_hf_trains_like_one_process counts."""
+    plan = planned("llama-3-8b")["Megatron-LM"]
+    layout = tensor_layout(plan)
+    one, each = nearest(plan, layout), nearest(plan, layout, each_column=True)
+    assert one is not None and each is not None
+    payload = 8 * 4096 * 4096 * 2  # samples of a data rank x tokens x width, bfloat16
+    more = 3 * 32 * wire_bytes("all_reduce", payload, 8)  # q, k, v and gate, up: 5 in place of 2 in every layer
+    assert each[1].wire_bytes - one[1].wire_bytes == more
+    # along the tensor axis: two in every layer and the head's; the rest are gradients of weights
+    assert (
+        sum(t.count for t in one[0].cost.traffic if (t.phase, t.kind, t.axis) == ("backward", "all_reduce", 1))
+        == 2 * 32 + 1
+    )
+
+
+@pytest.mark.parametrize("target", ["parallelize_module", "hf", "deepspeed"])
+def test_the_nearest_plan_is_offered_with_its_price(target: str, tmp_path: Path) -> None:
+    plan = planned("llama-3-8b")["best"]
+    with pytest.raises(
+        InputError,
+        match=r"Megatron-LM's plan on 8 data×2 tensor is the nearest that it holds \(--nearest\): .* ms a step",
+    ):
+        export_text(plan, target)
+    said = export_plan(plan, target, tmp_path / "near", near=True)
+    assert said[1].startswith('Megatron-LM\'s plan on 8 data×2 tensor in place of "best"')
+    assert said[-1].startswith("in this form: ")
+    assert (tmp_path / "near").stat().st_size > 300
+
+
+def test_where_no_split_can_be_held_the_nearest_needs_no_file() -> None:
+    """GPT-2's Conv1D: no form splits it, so what is left is data parallelism, with its price."""
+    with pytest.raises(
+        InputError, match=r"(DDP|FSDP2) over all GPUs is the nearest, and needs no file: .* ms a step, the plan "
+    ) as found:
+        export_text(planned("gpt2-xl")["best"], "hf")
+    assert "--nearest" not in str(found.value)
+
+
+def test_the_command_line_says_the_price_as_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from planner_core.__main__ import main
+    from planner_core.core.plan_json import to_json
+
+    (tmp_path / "plan.json").write_text(json.dumps(to_json(planned("llama-3-8b")["Megatron-LM + sequence parallel"])))
+    assert (
+        main(["export", str(tmp_path / "plan.json"), "--to", "deepspeed", "-o", str(tmp_path / "ds.json"), "--json"])
+        == 0
+    )
+    found = json.loads(capsys.readouterr().out)
+    assert found["nearest"]["step_time_s"] > found["nearest"]["plan_step_time_s"] > 0
+    assert found["nearest"]["fits"] is False

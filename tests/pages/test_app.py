@@ -1,0 +1,183 @@
+"""Every page in Streamlit's own test runner: the worked example, settings from the address, what is wrong told in place."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from explorer.jobs import export as exporting
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = ("fold", "plans", "compare", "topology", "export")
+
+
+def open_page(page: str, **address: str) -> AppTest:
+    at = AppTest.from_file(str(ROOT / "streamlit_app.py"), default_timeout=300)
+    for key, text in address.items():
+        at.query_params[key] = text
+    if page != "fold":
+        at.switch_page(f"explorer/pages/{page}.py")
+    return at.run()
+
+
+QUICK = {("t5-large", "fold"), ("t5-large", "compare"), ("resnet50-100k", "plans")}
+
+
+def words(at: AppTest) -> str:
+    return "\n".join(str(e.value) for kind in (at.markdown, at.caption, at.html, at.warning, at.error) for e in kind)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_page_opens_on_the_worked_example(page: str) -> None:
+    at = open_page(page)
+    assert not at.exception
+    assert not at.error
+    assert "8.03 B parameters" in words(at)
+
+
+@pytest.mark.parametrize(
+    ("model", "page"),
+    [
+        pytest.param(m, p, marks=() if (m, p) in QUICK else pytest.mark.slow)
+        for m in ("t5-large", "resnet50-100k") for p in PAGES
+    ],
+)  # fmt: skip
+def test_page_opens_on_models_with_several_blocks(page: str, model: str) -> None:
+    at = open_page(page, model=model, cluster="2x8-v100-eth", dtype="float16")
+    assert not at.exception
+    assert "parameters" in words(at)
+
+
+def test_the_worked_example_needs_neither_torch_nor_transformers() -> None:
+    code = (
+        "import sys\nfrom streamlit.testing.v1 import AppTest\n"
+        "at = AppTest.from_file('streamlit_app.py', default_timeout=300).run()\nassert not at.exception\n"
+        "assert not {'torch', 'transformers'} & set(sys.modules), 'imported'\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_address_sets_the_page() -> None:
+    at = open_page("plans", model="gpt2-xl", cluster="1x8-h100", batch="64", plan="fsdp")
+    assert not at.exception
+    assert at.selectbox(key="w_model").value == "gpt2-xl"
+    assert at.selectbox(key="w_cluster").value == "1x8-h100"
+    assert at.number_input(key="w_batch").value == 64
+    assert at.selectbox(key="w_plan:fsdp").value == "fsdp"
+
+
+def test_a_control_changes_the_address_and_keeps_the_rest() -> None:
+    at = open_page("fold", batch="32")
+    at.selectbox(key="w_cluster").set_value("1x8-h100").run()
+    assert not at.exception
+    assert at.query_params["cluster"] == "1x8-h100"
+    assert at.query_params["batch"] == "32"
+
+
+def test_nonsense_in_the_address_is_told_and_the_rest_kept() -> None:
+    at = open_page(
+        "plans", cluster="9x9-nothing", batch="-4", model="gpt2-xl", optimizer="magic", zero="7", nonsense="1"
+    )
+    told = [w.value for w in at.warning]
+    assert not at.exception
+    assert any("9x9-nothing" in t for t in told)
+    assert any("-4" in t for t in told)
+    assert any("magic" in t and "adamw" in t for t in told)
+    assert at.selectbox(key="w_model").value == "gpt2-xl"
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [({"mesh": "3x5"}, "16 GPUs"), ({"memory": "0.5"}, "least memory"), ({"model": "own-0123456789abcdef"}, "upload")],
+)
+def test_what_cannot_be_planned_is_one_sentence_in_place(address: dict[str, str], said: str) -> None:
+    at = open_page("plans", **address)
+    assert not at.exception
+    assert len(at.error) == 1
+    assert said in at.error[0].value
+    assert "--" not in at.error[0].value
+    key, text = next(iter(address.items()))
+    assert at.query_params[key] == text
+
+
+def test_unknown_plan_and_node_are_told() -> None:
+    assert any("no plan" in w.value for w in open_page("plans", plan="nobodys").warning)
+    assert any("no node" in w.value for w in open_page("fold", node="nothing/at/all").warning)
+    found = [w.value for w in open_page("fold", depth="99", open="run:99").warning]
+    assert (
+        len(found) == 2
+        and any("no depth “99”" in w for w in found)
+        and any("no block to open “run\\:99”" in w for w in found)
+    )
+    assert any("no mesh “9x9”" in w.value for w in open_page("plans", meshes="9x9").warning)
+
+
+def test_click_on_a_node_shows_its_shapes_and_choices() -> None:
+    at = open_page("fold")
+    at.selectbox(key="w_node:").set_value("LlamaDecoderLayer:self_attn.q_proj/linear").run()
+    text = words(at)
+    assert "self_attn.q_proj.weight" in text
+    assert "[4096, 4096]" in text
+    assert "choices on one mesh axis" in text
+    assert "replicate" in text
+    assert "TFLOP" in text
+
+
+def test_slider_replays_algorithm_1() -> None:
+    at = open_page("fold")
+    seen = set()
+    for depth in at.select_slider(key="w_depth").options:
+        at.select_slider(key="w_depth").set_value(int(depth)).run()
+        seen.add(next(m.value for m in at.markdown if m.value.startswith("Depth")))
+    assert any("32" in s and "layers" in s for s in seen)
+    assert len(seen) >= 3
+
+
+def test_compare_tells_why_in_words() -> None:
+    at = open_page("compare", compare="best,megatron-lm")
+    headline = next(m.value for m in at.markdown if m.value.startswith("###"))
+    assert "Megatron" in headline
+    assert "memory" in headline
+
+
+def test_export_offers_the_plan_and_its_command() -> None:
+    at = open_page("export", model="gpt2-xl")
+    assert not at.exception
+    assert any(c.value.startswith("python -m planner_core plan gpt2-xl") for c in at.code)
+
+
+def test_an_unverified_plan_is_called_so_until_all_three_depths_confirm_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rules are read for real; what the other two buttons run is tested on real ranks elsewhere."""
+    asked = []
+    monkeypatch.setattr(exporting, "outcome", lambda plan, *options, tick: asked.append(options) or {"ok": True})
+    monkeypatch.setattr(exporting, "export", lambda plan, target, suffix, near: exporting.Exported("", ()))
+    at = open_page("export", model="gpt2-xl")
+    for key, left in (("rules", 3), ("numbers", 2), ("traffic", 1)):
+        told = [c.value for c in at.caption if "Not verified yet" in c.value]
+        assert len(told) == 2  # one at the plan's download, one at the form's
+        assert told[0].count(";") == left - 1
+        at.button(key=f"verify_{key}").click().run()
+        assert not at.exception
+    assert not [c.value for c in at.caption if "Not verified yet" in c.value]
+    assert sum("**confirmed**" in m.value for m in at.markdown) == 3
+    assert asked == [("--ranks", "4"), ("--fake",)]
+
+
+@pytest.mark.slow
+def test_the_buttons_verify_for_real() -> None:
+    at = open_page("export", model="gpt2-xl", cluster="1x8-h100")
+    at.default_timeout = 600
+    for key, said in (("numbers", "gradient error"), ("traffic", "the same collectives and bytes")):
+        at.button(key=f"verify_{key}").click().run()
+        assert any("**confirmed**" in m.value and said in m.value for m in at.markdown)
+
+
+def test_sessions_share_no_settings() -> None:
+    one, two = open_page("fold", batch="64"), open_page("fold")
+    one.selectbox(key="w_cluster").set_value("1x8-h100").run()
+    two.run()
+    assert two.selectbox(key="w_cluster").value == "2x8-h100"
+    assert two.number_input(key="w_batch").value is None

@@ -1,0 +1,147 @@
+"""Compare and Topology as a person uses them: look at the step, switch phases, see all weights, move a slider, grow the cluster."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.support.visiting import Visit
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+
+def test_compare_step_by_step(visit: Visit) -> None:
+    page = visit.page
+    visit.open("/compare?compare=best,megatron-lm")
+    page.locator(".js-plotly-plot").nth(4).wait_for()
+    line = page.locator(".js-plotly-plot").first
+    expect(line.locator(".barlayer .trace")).to_have_count(3)
+    line.locator(".barlayer path").nth(150).wait_for(state="attached")  # every layer is drawn, forward and backward
+
+    page.get_by_role("radio", name="forward", exact=True).click()
+    page.wait_for_function("location.search.includes('phase=forward')")
+    visit.settle()
+
+    rows = page.locator("table[aria-label^='placement of weights'] tbody tr")
+    few = rows.count()
+    page.get_by_role("radio", name=re.compile("^all, ")).click()
+    page.wait_for_function("location.search.includes('rows=all')")
+    visit.settle()
+    rows.nth(few).wait_for()
+
+    page.get_by_role("radio", name="TAP", exact=True).click()
+    page.wait_for_function("location.search.includes('rungs=tap')")
+    page.get_by_text(re.compile("TAP’s plan takes")).wait_for()
+    visit.settle()
+    before = visit.query
+    page.reload()
+    visit.settle()
+    page.get_by_text(re.compile("TAP’s plan takes")).wait_for()
+    visit.asks(lambda query: query == before)
+
+
+def test_the_report_opens_alone_and_prints_on_one_page(visit: Visit, tmp_path: Path) -> None:
+    page = visit.page
+    visit.open("/compare?compare=best,megatron-lm")
+    with page.expect_download() as waiting:
+        page.get_by_role("button", name="Download report").click()
+    assert waiting.value.suggested_filename == "llama-3-8b-best-megatron-lm.html"
+    file = tmp_path / "report.html"
+    waiting.value.save_as(file)
+    alone = page.context.new_page()
+    asked: list[str] = []
+    alone.on("request", lambda r: asked.append(r.url))
+    alone.goto(file.as_uri())
+    assert asked == [file.as_uri()]
+    expect(alone.locator("svg[aria-label^='One training step']")).to_have_count(1)
+    assert alone.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    printed = alone.pdf(prefer_css_page_size=True, print_background=True)
+    assert re.findall(rb"/Type /Pages.{0,200}?/Count (\d+)|/Count (\d+)", printed, re.DOTALL)[0] in (
+        (b"1", b""),
+        (b"", b"1"),
+    )
+
+
+def test_a_third_plan_beside_the_two(visit: Visit) -> None:
+    page = visit.page
+    visit.open("/compare?compare=best,megatron-lm")
+    field = page.get_by_role("combobox", name=re.compile("Plans"))
+    field.scroll_into_view_if_needed()
+    page.wait_for_timeout(500)
+    field.click()
+    page.get_by_role("option", name=re.compile("^FSDP")).click()
+    page.wait_for_function("location.search.includes('fsdp')")
+    page.keyboard.press("Escape")
+    visit.settle()
+    page.locator(".js-plotly-plot").nth(5).wait_for()
+    expect(page.locator(".svg svg")).to_have_count(3)
+
+
+def test_topology_sliders_replan_and_back_undoes(visit: Visit) -> None:
+    page = visit.page
+    visit.open("/topology")
+    thumb = page.get_by_role("slider", name=re.compile("InfiniBand: bandwidth"))
+    thumb.focus()
+    for _ in range(3):
+        page.keyboard.press("ArrowLeft")
+    page.wait_for_function("location.search.includes('bandwidth=1%2C0.125')")
+    page.get_by_text("best plan for the links as set").wait_for()
+    visit.settle()
+    page.get_by_text(re.compile("Planning anew for these links")).wait_for()
+    page.go_back()
+    page.wait_for_function("!location.search.includes('bandwidth=1%2C0.125')")
+    visit.settle()
+    page.go_forward()
+    page.wait_for_function("location.search.includes('bandwidth=1%2C0.125')")
+    visit.settle()
+    expect(thumb).to_have_attribute("aria-valuetext", "45.0 GB/s (× 0.125)")
+    page.reload()
+    visit.settle()
+    page.get_by_text("best plan for the links as set").wait_for()
+
+
+@pytest.mark.slow
+def test_growing_with_progress(visit: Visit) -> None:
+    page = visit.page
+    visit.open("/topology?model=gpt2-xl&layers=2")
+    field = page.get_by_role("combobox", name=re.compile("Interconnects"))
+    field.scroll_into_view_if_needed()
+    page.wait_for_timeout(500)  # scrolling closes the list
+    field.click()
+    page.get_by_role("option", name=re.compile("4x8-a100")).click()
+    page.keyboard.press("Escape")
+    page.get_by_role("button", name="Stop the sweep").wait_for()
+    page.wait_for_function("location.search.includes('grow=4x8-a100')")
+    page.get_by_text(re.compile("4x8-a100: tensor parallelism")).wait_for(timeout=120_000)
+    visit.settle()
+    expect(page.locator("table[aria-label^='best mesh'] tbody tr")).to_have_count(10)
+    page.locator(".js-plotly-plot").nth(1).wait_for()
+
+
+def test_growing_can_be_stopped(visit: Visit) -> None:
+    page = visit.page
+    page.goto(f"{visit.base}/topology?model=t5-large&grow=2x8-h100,4x8-a100,2x8-v100-eth")
+    page.get_by_role("button", name="Stop the sweep").click(timeout=180_000)
+    page.wait_for_function("!location.search.includes('grow')")
+    visit.settle()
+    expect(page.locator("table[aria-label^='best mesh']")).to_have_count(0)
+    page.get_by_text("what has been worked out is kept").wait_for()
+
+
+@pytest.mark.parametrize(
+    "path", ["compare?rungs=tap&rows=all", "topology?bandwidth=1,0.25&model=gpt2-xl&layers=2&grow=2x8-h100"]
+)
+@pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
+def test_opened_sections_fit_800_pixels(chromium: Browser, app: str, path: str, theme: str) -> None:
+    context = chromium.new_context(viewport={"width": 800, "height": 900}, color_scheme=theme)  # type: ignore[arg-type]
+    person = Visit(context.new_page(), app)
+    person.open(f"/{path}")
+    wide = person.page.evaluate("document.documentElement.scrollWidth")
+    context.close()
+    assert wide <= 800
+    assert person.abroad == person.errors == []

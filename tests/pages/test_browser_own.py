@@ -1,0 +1,117 @@
+"""A user's own config.json in a real browser: uploaded, understood, read with progress and a stop button, kept; refused in a sentence."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import expect
+
+from explorer.jobs.upload import FOLDER
+from tests.support.visiting import Visit
+
+LONG = 150_000
+
+
+def config(**fields: Any) -> dict[str, Any]:
+    """One that no run has read before."""
+    return {
+        "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "hidden_size": 512, "num_hidden_layers": 6, "num_attention_heads": 8,
+        "num_key_value_heads": 4, "head_dim": 64, "intermediate_size": 64 * random.SystemRandom().randrange(16, 4096), "vocab_size": 32000, **fields,
+    }  # fmt: skip
+
+
+def upload(visit: Visit, folder: Path, content: str) -> None:
+    file = folder / "config.json"
+    file.write_text(content)
+    visit.open()
+    visit.page.locator(".st-key-sentence").get_by_role("button").first.click()
+    visit.page.get_by_text("Your own model", exact=True).click()
+    visit.page.set_input_files("input[type=file]", file)
+
+
+def readers() -> list[str]:
+    """Command lines of captures that run now."""
+    found = []
+    for line in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            text = line.read_bytes().decode(errors="replace")
+        except OSError:
+            continue
+        if "limit_memory" in text and str(FOLDER) in text:
+            found.append(text)
+    return found
+
+
+def test_uploaded_read_and_kept(visit: Visit, tmp_path: Path) -> None:
+    page = visit.page
+    upload(visit, tmp_path, json.dumps(config()))
+    page.get_by_text("qwen3, Qwen3ForCausalLM: 6 layers, 512 wide, 8 heads, 32,000 words").wait_for()
+    page.get_by_role("button", name="Plan this model").click()
+    page.get_by_text(re.compile(r"reading the model \(at most 120 s\)")).wait_for()
+    page.get_by_role("button", name="Stop").wait_for()
+    page.wait_for_selector("[data-testid=stApp][data-test-script-state=notRunning]", timeout=LONG)
+    page.locator("g.node").first.wait_for()
+    visit.asks(lambda query: "model=own-" in query)
+    page.locator(".st-key-sentence").get_by_role("button").first.click()
+    page.get_by_text(re.compile(r"B parameters, [\d,]+ operations, 6 × Qwen3DecoderLayer; read in [\d.]+ s")).wait_for()
+
+    visit.open(page.url.removeprefix(visit.base))  # again, by its address: kept
+    page.locator("g.node").first.wait_for()
+    expect(page.get_by_text(re.compile("reading the model"))).to_have_count(0)
+    assert not readers()
+
+
+def test_reading_can_be_stopped(visit: Visit, tmp_path: Path) -> None:
+    page = visit.page
+    upload(visit, tmp_path, json.dumps(config()))
+    page.get_by_role("button", name="Plan this model").click()
+    page.get_by_text(re.compile("reading the model")).wait_for()
+    assert readers()
+    page.get_by_role("button", name="Stop").click()
+    page.get_by_text("Planning was stopped").wait_for()
+    end = time.monotonic() + 10
+    while readers() and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not readers(), "the reading process is gone"
+    name = re.search(r"own-(\w+)", visit.query)
+    assert name and not list((FOLDER / name[1]).glob("graph-*"))
+    page.get_by_role("button", name="Plan now").click()
+    page.wait_for_selector("[data-testid=stApp][data-test-script-state=notRunning]", timeout=LONG)
+    page.locator("g.node").first.wait_for()
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("{", "the file is no JSON"),
+        ("[1]", "no model_type"),
+        (json.dumps({"model_type": "qwen3", "pad": "x" * 1_100_000}), r"File must be 1\.0MB or smaller"),
+    ],
+    ids=["torn", "list", "large"],
+)
+def test_what_is_no_config_is_told_at_once(visit: Visit, tmp_path: Path, content: str, says: str) -> None:
+    upload(visit, tmp_path, content)
+    visit.page.get_by_text(re.compile(says)).first.wait_for()
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"), [
+        ({"model_type": "qwen33"}, "did you mean"),
+        pytest.param({"hidden_size": -4}, "hidden_size is -4", marks=pytest.mark.slow),
+        pytest.param({"num_hidden_layers": 10**12}, "1000000000000", marks=pytest.mark.slow),
+    ],
+    ids=["unknown", "negative", "deep"],
+)  # fmt: skip
+def test_what_cannot_be_read_is_told_in_a_sentence(
+    visit: Visit, tmp_path: Path, fields: dict[str, Any], says: str
+) -> None:
+    upload(visit, tmp_path, json.dumps(config(**fields)))
+    visit.page.get_by_role("button", name="Plan this model").click()
+    visit.page.get_by_text(re.compile(says)).first.wait_for(timeout=LONG)
+    expect(visit.page.get_by_text("Traceback")).to_have_count(0)

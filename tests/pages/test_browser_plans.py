@@ -1,0 +1,197 @@
+"""A person choosing a plan in a real browser: filter, lasso, click, pin, share the link."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.support.visiting import Visit
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Locator
+
+
+def drag(visit: Visit, chart: Locator, tool: str, ends: list[tuple[float, float]]) -> None:
+    """Draw with a tool of the chart along points given as shares of its plot."""
+    chart.hover()
+    chart.locator(f'.modebar-btn[data-title="{tool}"]').click()
+    box = chart.locator(".nsewdrag").first.bounding_box()
+    assert box is not None
+    places = [(box["x"] + u * box["width"], box["y"] + v * box["height"]) for u, v in ends]
+    visit.page.mouse.move(*places[0])
+    visit.page.mouse.down()
+    for place in places[1:]:
+        visit.page.mouse.move(*place, steps=6)
+    visit.page.mouse.up()
+
+
+def charts(visit: Visit) -> tuple[Locator, Locator]:
+    found = visit.page.locator("[data-testid=stPlotlyChart]")
+    found.nth(1).locator(".nsewdrag").first.wait_for()
+    visit.page.wait_for_timeout(500)
+    return found.nth(0), found.nth(1)
+
+
+def test_a_lasso_marks_candidates_and_the_link_keeps_it(visit: Visit) -> None:
+    page = visit.page
+    visit.open("/plans")
+    _, candidates = charts(visit)
+    drag(visit, candidates, "Lasso Select", [(0.2, 0.55), (0.8, 0.55), (0.8, 0.98), (0.2, 0.98), (0.2, 0.55)])
+    page.wait_for_function("location.search.includes('lasso=')")
+    visit.settle()
+    told = page.get_by_text(re.compile(r"^\d+ candidates marked")).inner_text()
+    page.reload()
+    visit.settle()
+    expect(page.get_by_text(re.compile(r"^\d+ candidates marked"))).to_have_text(told)
+    page.get_by_role("button", name="Clear the mark").click()
+    page.wait_for_function("!location.search.includes('lasso=')")
+
+
+@pytest.mark.slow
+def test_a_lasso_among_plans_shortens_the_table(visit: Visit) -> None:
+    page = visit.page
+    visit.open("/plans")
+    plans, _ = charts(visit)
+    drag(visit, plans, "Box Select", [(0.25, 0.05), (0.75, 0.5)])
+    page.wait_for_function("location.search.includes('among=')")
+    visit.settle()
+    page.get_by_text(re.compile(r"^\d plans marked in the chart")).wait_for()
+    visit.asks(lambda query: "megatron" in query)
+    page.get_by_role("button", name="Show all plans").click()
+    page.wait_for_function("!location.search.includes('among=')")
+
+
+def test_a_weight_opens_in_the_graph_and_is_marked_on_the_way_back(visit: Visit) -> None:
+    page = visit.page
+    visit.open("/plans?model=t5-large&candidate=700&block=T5Block")
+    row = page.get_by_role("button", name="encoder.block.*.layer.0.SelfAttention.q.weight")
+    visit.settle()
+    page.locator("g.node").first.wait_for()
+    row.hover()  # outlined in the graph beside it, without the server
+    hinted = page.locator("g.node.hinted")
+    expect(hinted).to_have_count(1)
+    expect(hinted).to_have_attribute("data-id", re.compile("^(T5Block:layer.0.SelfAttention.q/linear|run:0)$"))
+    row.click()
+    page.wait_for_url(re.compile("node="))
+    visit.settle()
+    picked = page.locator("g.node.picked")
+    picked.wait_for()
+    expect(picked).to_have_attribute("data-id", "T5Block:layer.0.SelfAttention.q/linear")
+    visit.asks(lambda query: "candidate=700" in query)
+    visit.turn("Plans")
+    marked = page.locator("tr[aria-current]")
+    marked.first.wait_for()
+    expect(marked.first).to_contain_text("SelfAttention.q.weight")
+
+
+PLACE = """
+(plot) => { const {xaxis: x, yaxis: y} = plot._fullLayout, front = plot._fullData[1];
+            return [x._offset + x.l2p(front.x[2]), y._offset + y.l2p(front.y[2])]; }
+"""
+"""Where the third plan of the front of candidates is drawn."""
+
+
+def test_a_clicked_candidate_is_in_the_link(visit: Visit) -> None:
+    page = visit.page
+    visit.open("/plans")
+    _, candidates = charts(visit)
+    plot = candidates.locator(".js-plotly-plot")
+    plot.evaluate("e => e.scrollIntoView({block: 'center', behavior: 'instant'})")
+    visit.settle()
+    box, (x, y) = plot.bounding_box(), plot.evaluate(PLACE)
+    assert box is not None
+    page.mouse.move(box["x"] + x, box["y"] + y)
+    page.locator(".hoverlayer .hovertext").first.wait_for()
+    page.mouse.click(box["x"] + x, box["y"] + y)
+    page.wait_for_function("location.search.includes('candidate=')")
+    visit.settle()
+    visit.asks(lambda query: "block=LlamaDecoderLayer" in query)
+    told = page.get_by_text(re.compile("of communication = 32 ×")).inner_text()
+    page.reload()
+    visit.settle()
+    expect(page.get_by_text(re.compile("of communication = 32 ×"))).to_have_text(told)
+
+
+def test_filters_and_pins_survive_new_settings_and_a_reload(visit: Visit) -> None:
+    page = visit.page
+    visit.open("/plans?plan=fsdp")
+    page.get_by_role("button", name="Pin this plan").click()
+    page.wait_for_function("location.search.includes('compare=fsdp')")
+    visit.settle()
+    page.get_by_text("Filter", exact=True).click()
+    page.get_by_text("Only what fits the memory").click()
+    page.wait_for_function("location.search.includes('fits=only')")
+    visit.settle()
+    page.get_by_role("button", name=re.compile("^batch 16")).click()
+    field = page.get_by_label("Batch, samples per step over all GPUs")
+    field.fill("32")
+    field.press("Enter")
+    page.wait_for_function("location.search.includes('batch=32')")
+    visit.settle()
+    page.keyboard.press("Escape")
+    page.get_by_role("button", name=re.compile(r"FSDP \(usual batch\)")).wait_for()
+    page.get_by_role("button", name="Pin this plan").click()
+    visit.settle()
+    page.reload()
+    visit.settle()
+    expect(page.get_by_text(re.compile(r"^Filter: \d of \d plans"))).to_have_count(1)
+    page.get_by_role("link", name="Compare them").click()
+    page.wait_for_url(re.compile("compare"))
+    visit.settle()
+    page.get_by_text(re.compile("less time than|tie in time")).first.wait_for()
+    page.get_by_text(re.compile(r"FSDP \(usual batch\)")).first.wait_for()
+
+
+def test_a_slider_plans_again_and_its_values_can_be_taken(visit: Visit) -> None:
+    page = visit.page
+    visit.open("/plans")
+    page.get_by_text("What if …").click()
+    knob = page.get_by_role("slider", name="Batch, samples a step")
+    knob.focus()
+    page.keyboard.press("ArrowRight")
+    page.wait_for_function("location.search.includes('whatif=batch')")
+    page.wait_for_function("document.querySelector('.st-key-whatif_answer')?.innerText.includes('mesh')")
+    page.wait_for_selector("[data-testid=stApp][data-test-script-state=notRunning]")
+    told = page.locator(".st-key-whatif_answer").inner_text()
+    assert "%" in told and "mesh" in told
+    page.reload()
+    visit.settle()
+    page.wait_for_function("(t) => document.querySelector('.st-key-whatif_answer')?.innerText === t", arg=told)
+    page.get_by_role("button", name="Plan with these").click()
+    page.wait_for_function("location.search.includes('batch=32') && !location.search.includes('whatif')")
+    visit.settle()
+    page.get_by_role("button", name=re.compile("^batch 32")).wait_for()
+
+
+@pytest.mark.slow
+def test_the_map_can_be_stopped(visit: Visit) -> None:
+    page = visit.page
+    visit.open("/plans?model=gpt2-xl&batch=64&map=nodes,inter")
+    page.get_by_text("How the choice changes").click()
+    page.get_by_role("button", name="Work out the map").click()
+    stop = page.get_by_role("button", name="Stop", exact=True)
+    stop.wait_for()
+    page.get_by_text(re.compile("^Planning: ")).first.wait_for()
+    page.get_by_role("table", name="points of the map").wait_for()
+    page.get_by_text(re.compile(r"\d+ of 35 points known")).first.wait_for()
+    stop.click()
+    page.get_by_role("button", name="Work out the map").wait_for()
+    visit.settle()
+    expect(stop).to_have_count(0)
+    expect(page.get_by_text("Where the choice changes")).to_have_count(0)
+
+
+def test_planning_says_what_it_does_and_can_be_stopped(visit: Visit) -> None:
+    page = visit.page
+    page.goto(visit.base + "/plans?model=t5-large&cluster=8x8-h100&batch=96")
+    page.get_by_text(re.compile("Planning: ")).wait_for()
+    page.get_by_role("button", name="Stop", exact=True).click()
+    page.get_by_text("Planning was stopped").wait_for()
+    visit.settle()
+    expect(page.locator(".js-plotly-plot")).to_have_count(0)
+    page.get_by_role("button", name="Plan now").click()
+    page.locator(".js-plotly-plot").first.wait_for(timeout=90_000)
+    expect(page.get_by_text("Planning was stopped")).to_have_count(0)

@@ -1,0 +1,175 @@
+"""Every lesson in Streamlit's own test runner: step forward and back, change the control, answer right and wrong."""
+
+import io
+import zipfile
+from pathlib import Path
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from explorer.learn import export
+from explorer.learn.learner import Learner
+from explorer.learn.lesson import Lesson
+from explorer.learn.lessons import LESSONS
+from planner_core.planning.request import Request
+
+ROOT = Path(__file__).resolve().parents[2]
+LLAMA = Learner(Request("llama-3-8b"))
+every = pytest.mark.parametrize("lesson", LESSONS, ids=lambda x: f"lesson{x.number}")
+
+
+def opened(**query: str) -> AppTest:
+    at = AppTest.from_file(str(ROOT / "streamlit_app.py"), default_timeout=300)
+    for key, text in query.items():
+        at.query_params[key] = text
+    at.switch_page("explorer/pages/learn.py")
+    at.run()
+    assert not at.exception
+    return at
+
+
+def words(at: AppTest) -> str:
+    return "\n".join(
+        str(e.value) for kind in (at.markdown, at.caption, at.warning, at.error, at.success, at.info) for e in kind
+    )
+
+
+def step(at: AppTest) -> str:
+    """The heading of the step shown."""
+    return next(m.value.replace("\\", "") for m in at.markdown if m.value.startswith("### "))
+
+
+def param(at: AppTest, key: str) -> str:
+    """A parameter of the address, as the page or as the test wrote it."""
+    value = at.query_params[key]
+    return value if isinstance(value, str) else value[0]
+
+
+def to_question(at: AppTest, lesson: Lesson) -> None:
+    for _ in range(lesson.scene(LLAMA, lesson.defaults()).reveal - 1):
+        at.button(key="w_next").click().run()
+
+
+@every
+def test_forward_stops_at_the_question_and_back_returns(lesson: Lesson) -> None:
+    at = opened(lesson=str(lesson.number))
+    scene = lesson.scene(LLAMA, lesson.defaults())
+    assert f"## {lesson.number}. {lesson.title}" in words(at) and lesson.idea in words(at)
+    assert step(at).startswith("### 1. ")
+    to_question(at, lesson)
+    assert step(at).startswith(f"### {scene.reveal}. ")
+    assert scene.steps[scene.reveal - 1].says in words(at)
+    assert at.button(key="w_next").disabled
+    assert not at.exception
+    if scene.reveal > 1:
+        at.button(key="w_back").click().run()
+        assert step(at).startswith(f"### {scene.reveal - 1}. ")
+    at.slider[0].set_value(len(scene.steps)).run()  # nothing beyond the question
+    assert step(at).startswith(f"### {scene.reveal}. ")
+
+
+@every
+def test_a_wrong_answer_is_explained_and_a_right_one_opens_the_rest(lesson: Lesson) -> None:
+    at = opened(lesson=str(lesson.number))
+    to_question(at, lesson)
+    scene, question = lesson.scene(LLAMA, lesson.defaults()), lesson.question(LLAMA, lesson.defaults())
+    wrong = (question.answer + 1) % len(question.options)
+    at.radio[0].set_value(question.options[wrong]).run()
+    assert question.why[wrong] in at.error[0].value and not at.success
+    assert at.button(key="w_next").disabled
+    at.radio[0].set_value(question.options[question.answer]).run()
+    assert question.why[question.answer] in at.success[0].value and not at.error
+    for _ in range(len(scene.steps) - scene.reveal):
+        at.button(key="w_next").click().run()
+        assert not at.exception
+    assert step(at).startswith(f"### {len(scene.steps)}. ")
+    assert scene.steps[-1].says in words(at)
+
+
+@every
+def test_the_rest_can_be_shown_without_an_answer(lesson: Lesson) -> None:
+    at = opened(lesson=str(lesson.number))
+    to_question(at, lesson)
+    at.button(key="w_show").click().run()
+    assert not at.button(key="w_next").disabled
+
+
+@every
+def test_every_control_changes_what_is_shown(lesson: Lesson) -> None:
+    for control in lesson.controls:
+        at = opened(lesson=str(lesson.number))
+        key = f"w_{lesson.number}_{control.key}"
+        if control.kind == "draw":
+            at.button(key=key).click().run()
+        else:
+            other = next(o for o in control.options if o != control.default)
+            kind = (
+                "select_slider"
+                if control.kind == "slider"
+                else "button_group"
+                if len(control.options) < 4
+                else "selectbox"
+            )
+            widget = next(w for w in at.get(kind) if w.key == key)
+            widget.set_value(other).run()
+            assert f"{control.key}:{other}" in param(at, "with")
+        assert not at.exception and not at.error
+
+
+def test_a_new_case_closes_the_answer() -> None:
+    at = opened(lesson="3")
+    to_question(at, LESSONS[2])
+    at.button(key="w_show").click().run()
+    at.button(key="w_3_case").click().run()
+    to_question(at, LESSONS[2])
+    assert at.button(key="w_next").disabled
+
+
+def test_the_address_opens_a_lesson_at_a_step_with_its_controls() -> None:
+    at = opened(lesson="4", step="3", **{"with": "n:6"}, model="gpt2-xl")
+    assert step(at).startswith("### 3. reduce-scatter, step 2 of 5")
+    assert param(at, "model") == "gpt2-xl" and param(at, "lesson") == "4"
+
+
+def test_a_bad_address_is_told_in_place() -> None:
+    at = opened(lesson="77")
+    assert "no “77”" in at.warning[0].value
+    at = opened(lesson="2", **{"with": "cut:sideways"})
+    assert "sideways" in at.warning[0].value and step(at).startswith("### 1.")
+
+
+def test_lessons_follow_each_other() -> None:
+    at = opened()
+    assert "## 1. " in words(at)
+    at.button(key="w_onward").click().run()
+    assert "## 2. Two ways to cut a matrix" in words(at)
+    assert param(at, "lesson") == "2"
+
+
+def test_another_model_is_shown_or_its_absence_told() -> None:
+    at = opened(lesson="1", model="gpt2-xl")
+    assert "GPT-2 XL has" in words(at)
+    at = opened(lesson="13", model="resnet50-100k")
+    assert "no block with these seven weights" in at.info[0].value
+
+
+def test_the_teachers_page_lists_every_lesson_with_its_answer() -> None:
+    at = AppTest.from_file(str(ROOT / "streamlit_app.py"), default_timeout=300)
+    at.switch_page("explorer/pages/teacher.py")
+    at.run()
+    assert not at.exception
+    for lesson in LESSONS:
+        question = lesson.question(LLAMA, lesson.defaults())
+        assert lesson.idea in words(at) and question.ask in words(at)
+        assert f"**{question.options[question.answer]}** (right): {question.why[question.answer]}" in words(at)
+
+
+def test_all_lessons_as_files() -> None:
+    with zipfile.ZipFile(io.BytesIO(export.all_pages(LESSONS, LLAMA))) as archive:
+        assert archive.namelist() == [export.file_name(x) for x in LESSONS]
+        assert all(i.file_size < 4_000_000 for i in archive.infolist())
+
+
+def test_a_step_that_is_not_there_is_told() -> None:
+    at = opened(lesson="1", step="99")
+    assert "there is no step 99; showing the last" in words(at)

@@ -1,0 +1,70 @@
+"""Any combination of rows, on real ranks, computes what one process computes: the rows and the runtime judge each other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from planner_core.core.workload import OPTIMIZERS, Workload
+from planner_core.models.loading import capture_graph
+from planner_core.ops.registry import rule_of
+from planner_core.runtime.optimizers import make_optimizer
+from planner_core.verify.numerics import verify_all
+from tests.support.runtime_plans import make_plan, random_choice
+from tests.support.tiny_models import NAMES, tiny_config
+
+QUICK = {("llama", (2, 2)), ("gpt2", (2,))}
+CASES = [
+    pytest.param(n, s, id=f"{n}-{'x'.join(map(str, s))}", marks=() if (n, s) in QUICK else pytest.mark.slow)
+    for n in NAMES for s in ((2,), (2, 2))
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "sizes"), CASES)
+def test_random_plans_compute_the_same(name: str, sizes: tuple[int, ...]) -> None:
+    graph = capture_graph(tiny_config(name), batch=4, seq=16, dtype="float32")
+    plans = [make_plan(graph, sizes, random_choice(i), shard_storage=i % 2 == 1, seed=i) for i in range(3)]
+    for i, found in enumerate(verify_all(plans)):
+        assert found["numbers_ok"], (i, found["loss"], found["grad"], found["param"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sizes", [(2,), (2, 2)])
+def test_rare_ops_compute_the_same(sizes: tuple[int, ...]) -> None:
+    """Weight norm, Fourier transform, windows, strided views, `...` in einsum, and attention of torch's own layer, opened."""
+    graph = capture_graph(f"{Path(__file__).parents[1] / 'support' / 'rare_ops.py'}:make", batch=4, seq=16)
+    ops = [op for b in (graph.top, *graph.blocks.values()) for op in b.ops]
+    assert {"_weight_norm", "fft_fftn", "unfold", "as_strided", "einsum", "nll_loss", "softmax"} <= {
+        op.fn for op in ops
+    }
+    assert all(rule_of(op, b.values).known for b in (graph.top, *graph.blocks.values()) for op in b.ops)
+    plans = [make_plan(graph, sizes, random_choice(i), seed=i) for i in range(4)]
+    for i, found in enumerate(verify_all(plans)):
+        assert found["numbers_ok"], (i, found["loss"], found["grad"], found["param"])
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimizer_keeps_the_states_that_are_counted(name: str) -> None:
+    param = nn.Parameter(torch.zeros(1000, dtype=torch.bfloat16))
+    optimizer = make_optimizer(name, [param], lr=1e-3)
+    param.grad = torch.ones_like(param)
+    optimizer.step()
+    held = sum(t.nbytes for t in optimizer.state[param].values() if isinstance(t, torch.Tensor) and t.dim())
+    assert held == 1000 * Workload(1, 1, optimizer=name).state_bytes(2)
+    assert param.max() < 0
+
+
+def test_adamw_with_32_bit_states_is_torchs_on_a_master_copy() -> None:
+    torch.manual_seed(0)
+    start, steps = torch.randn(50), [torch.randn(50).bfloat16() for _ in range(20)]
+    ours, theirs = nn.Parameter(start.bfloat16()), nn.Parameter(start.bfloat16().float())
+    pair = make_optimizer("adamw-fp32", [ours], lr=1e-2), torch.optim.AdamW([theirs], lr=1e-2)
+    for gradient in steps:
+        ours.grad, theirs.grad = gradient, gradient.float()
+        for optimizer in pair:
+            optimizer.step()
+    torch.testing.assert_close(pair[0].state[ours]["master"], theirs.detach())
+    assert torch.equal(ours.detach(), pair[0].state[ours]["master"].bfloat16())

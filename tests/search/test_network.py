@@ -1,0 +1,201 @@
+"""Elimination and (min, +) powers against brute force and two independent solvers; the network's own promises."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+from planner_core.core.cluster import load_cluster
+from planner_core.core.graph import Op
+from planner_core.core.mesh import parse_mesh
+from planner_core.core.workload import Workload
+from planner_core.cost.model import cost_model
+from planner_core.models.zoo import ZOO, load_snapshot
+from planner_core.search.algebra.elimination import TooWide, eliminate, order
+from planner_core.search.algebra.minplus import Power, power, times
+from planner_core.search.network.block import build_block
+from planner_core.search.network.factors import NUM_COMPONENTS, rows_of
+from planner_core.search.network.folded import build_problem
+from tests.support.random_graphs import B, S, prepared, random_graph
+from tests.support.solvers import brute_force, evaluate, highs, toulbar2
+
+
+def random_network(seed: int) -> dict[str, Any]:
+    """Up to eight variables of up to four states; some combinations impossible, some costs equal."""
+    dice = random.Random(seed)
+    sizes = [dice.randint(1, 4) for _ in range(dice.randint(1, 8))]
+    names = [f"v{i}" for i in range(len(sizes))]
+
+    def cost() -> float:
+        return 1e12 if dice.random() < 0.15 else float(dice.choice((0, 0, 1, 2, 3, 5, 8, 13)))
+
+    pairs = [(a, b) for a in range(len(sizes)) for b in range(a) if dice.random() < 0.4]
+    return {
+        "variables": [{"name": n, "states": [str(s) for s in range(k)]} for n, k in zip(names, sizes, strict=True)],
+        "unary": {n: [cost() for _ in range(k)] for n, k in zip(names, sizes, strict=True)},
+        "pairwise": [{"vars": [names[a], names[b]], "cost": [[cost() for _ in range(sizes[b])] for _ in range(sizes[a])]} for a, b in pairs],
+        "infinite": 1e12,
+    }  # fmt: skip
+
+
+def eliminated(net: dict[str, Any], keep: tuple[str, ...] = ()) -> tuple[float, dict[str, int]]:
+    sizes = {v["name"]: len(v["states"]) for v in net["variables"]}
+    tables = [((n,), np.array(t)) for n, t in net["unary"].items()] + [
+        (tuple(p["vars"]), np.array(p["cost"])) for p in net["pairwise"]
+    ]
+    tables = [(names, np.where(t >= net["infinite"], np.inf, t)) for names, t in tables]
+    found = eliminate(sizes, tables, order(sizes, [t[0] for t in tables], keep), keep)
+    at = np.unravel_index(int(found.table.argmin()), found.table.shape) if keep else ()
+    return float(found.table.min()), found.assignment(dict(zip(keep, map(int, at), strict=True)))
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_elimination_is_exact(seed: int) -> None:
+    net = random_network(seed)
+    want = brute_force(net)
+    best, at = eliminated(net)
+    assert best == want == toulbar2(net)
+    if np.isfinite(want):
+        assert evaluate(net, at) == want
+        keep = tuple(sorted(at)[:2])
+        kept_best, kept_at = eliminated(net, keep)
+        assert kept_best == evaluate(net, kept_at) == want
+
+
+@pytest.mark.parametrize("seed", range(0, 300, 30))
+def test_integer_program_agrees(seed: int) -> None:
+    net = random_network(seed)
+    assert highs(net) == pytest.approx(brute_force(net), abs=1e-6)
+
+
+def test_a_wrong_argument_would_be_seen() -> None:
+    """The check above can fail: another assignment than the best one does not evaluate to the optimum."""
+    net = random_network(7)
+    best, at = eliminated(net)
+    others = [
+        evaluate(net, {**at, v["name"]: s})
+        for v in net["variables"]
+        for s in range(len(v["states"]))
+        if s != at[v["name"]]
+    ]
+    assert others and all(o >= best for o in others) and any(o > best for o in others)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_powers_are_chains(seed: int) -> None:
+    dice = np.random.default_rng(seed)
+    shared, n, count = int(dice.integers(1, 4)), int(dice.integers(1, 6)), int(dice.integers(1, 20))
+    cost = dice.integers(0, 30, (shared, n, n)).astype(float)
+    cost[dice.random(cost.shape) < 0.2] = np.inf
+    chain = power(Power(cost), count)
+    for s in range(shared):
+        naive = np.where(np.eye(n, dtype=bool), 0.0, np.inf)
+        for _ in range(count):
+            naive = (naive[:, :, None] + cost[s][None]).min(axis=1)
+        assert np.array_equal(chain.cost[s], naive)
+        for i, j in np.argwhere(np.isfinite(naive)):
+            states = [int(i), *chain.path(s, int(i), int(j)), int(j)]
+            assert len(states) == count + 1
+            assert sum(cost[s, a, b] for a, b in pairwise(states)) == naive[i, j]
+
+
+def test_products_of_different_links() -> None:
+    dice = np.random.default_rng(0)
+    a, b = dice.random((2, 3, 4)), dice.random((2, 4, 5))
+    both = times(Power(a), Power(b))
+    assert np.allclose(both.cost, (a[:, :, :, None] + b[:, None]).min(axis=2))
+    k = both.path(1, 2, 3)[0]
+    assert both.cost[1, 2, 3] == a[1, 2, k] + b[1, k, 3]
+
+
+def test_a_network_that_is_too_wide_is_refused() -> None:
+    names = [f"v{i}" for i in range(12)]
+    with pytest.raises(TooWide) as error:
+        order(dict.fromkeys(names, 30), [(a, b) for a in names for b in names if a < b], ())
+    assert error.value.entries > 1e15
+
+
+# --- networks of models ----------------------------------------------------------------------------------
+
+MODEL_CACHE: dict[tuple[str, str], Any] = {}
+
+
+def zoo_problem(name: str, mesh: str, cluster: str = "2x8-h100", layers: int | None = 2) -> Any:
+    key = (name, mesh)
+    if key not in MODEL_CACHE:
+        graph = load_snapshot(name, layers=None if name.startswith("resnet") else layers)
+        c = load_cluster(cluster)
+        model = cost_model(c, parse_mesh(mesh, c.num_gpus), Workload(graph.workload["batch"], graph.workload["seq"]))
+        coarse, strategies = prepared(graph)
+        MODEL_CACHE[key] = build_problem(coarse, strategies, model)
+    return MODEL_CACHE[key]
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_every_variable_has_a_state_and_every_cost_is_sane(name: str) -> None:
+    problem = zoo_problem(name, "2x8")
+    for compiled in (problem.top, *problem.blocks.values()):
+        assert all(len(a) for a in compiled.alive.values())
+        for f in compiled.factors:
+            assert f.cost.shape == (NUM_COMPONENTS, *f.allowed.shape)
+            assert np.isfinite(f.cost[:, f.allowed]).all() and (f.cost[:, f.allowed] >= 0).all()
+
+
+@pytest.mark.parametrize("name", ["llama-3-8b", "t5-large", "mixtral-8x7b", "resnet50-100k"])
+def test_pruned_states_are_in_no_solution(name: str) -> None:
+    """Arc consistency takes out only states that have no partner in some table: put back, each is impossible."""
+    problem = zoo_problem(name, "2x8")
+    for compiled in (problem.top, *problem.blocks.values()):
+        net = compiled.net
+        for v, n in net.sizes.items():
+            for s in set(range(n)) - set(compiled.alive[v].tolist()):
+                blocked = False
+                for f in net.factors:
+                    if v in f.vars:
+                        axis = f.vars.index(v)
+                        row = f.allowed.take(s, axis)
+                        if len(f.vars) == 2:
+                            row = row[compiled.alive[f.vars[1 - axis]]]
+                        blocked = blocked or not row.any()
+                assert blocked, f"{v} lost state {s} without a reason"
+
+
+def test_data_parallel_gradient_sums_are_the_bytes_of_the_weights() -> None:
+    """Along one axis with everything split by batch, the network's communication is one all_reduce of every parameter."""
+    from planner_core.cost.communication.collectives import collective_time
+    from planner_core.planning.methods.baselines import BASELINES
+    from planner_core.search.lagrangian import search
+    from planner_core.search.network.factors import COMM
+
+    graph = load_snapshot("llama-3-8b", layers=2)
+    c = load_cluster("1x8-h100")
+    model = cost_model(c, parse_mesh("8", 8), Workload(graph.workload["batch"], graph.workload["seq"], zero=0))
+    coarse, strategies = prepared(graph)
+    problem = build_problem(coarse, strategies, model, BASELINES[0].restrict(graph, model.mesh))
+    a = search(problem).assignment
+    assert a is not None
+    sums = sum(collective_time("all_reduce", m.num_bytes, model.links[0])[0] for m in graph.parameters().values())
+    count = 2 * collective_time("all_reduce", 4, model.links[0])[0]  # valid targets of the loss, and the loss itself
+    assert a.totals[COMM] == pytest.approx(sums + count, rel=1e-6)
+
+
+def test_rows_of_a_group_agree_inside_it() -> None:
+    graph = random_graph(3)
+    coarse, strategies = prepared(graph)
+    c = load_cluster("1x8-h100")
+    model = cost_model(c, parse_mesh("8", 8), Workload(B, S))
+    for name, block in (("", coarse.top), *coarse.blocks.items()):
+        net = build_block(block, strategies[name], model)
+        for node in net.nodes.values():
+            for r in range(len(node.index)):
+                for rows in rows_of(node, r):
+                    made = {}
+                    for op, row in zip(node.strategy.ops, rows, strict=True):
+                        assert isinstance(op, Op)
+                        for v, pair in zip(op.inputs, row.inputs, strict=True):
+                            assert made.get(v, pair) == pair
+                        made.update(zip(op.outputs, row.outputs, strict=True))

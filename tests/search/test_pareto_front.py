@@ -1,0 +1,113 @@
+"""Every point of the trade-off between cost and memory, proven by an integer program and against the search within budgets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from planner_core.core.cluster import load_cluster
+from planner_core.core.mesh import parse_mesh
+from planner_core.core.workload import Workload
+from planner_core.cost.model import cost_model
+from planner_core.models.zoo import load_snapshot
+from planner_core.planning.analysis.network_json import unfold_problem
+from planner_core.search.algebra.convex_hull import hull
+from planner_core.search.lagrangian import search, weights
+from planner_core.search.network.factors import COMM, MEMORY, TIME
+from planner_core.search.network.folded import Problem, build_problem
+from planner_core.search.pareto_front import Front, front
+from tests.support.random_graphs import prepared, random_graph
+from tests.support.solvers import highs
+
+
+def problem_of(graph: Any, mesh: str = "8", cluster: str = "1x8-h100", **options: Any) -> Problem:
+    c = load_cluster(cluster)
+    workload = Workload(graph.workload["batch"], graph.workload["seq"])
+    coarse, strategies = prepared(graph)
+    return build_problem(coarse, strategies, cost_model(c, parse_mesh(mesh, c.num_gpus), workload), **options)
+
+
+def assert_complete(problem: Problem, found: Front, objective: str, points: list[int]) -> None:
+    """One byte under a point's memory (in parts of it, as an integer program counts), the least cost is that of the next."""
+    price = weights(objective)
+    net, memory = unfold_problem(problem, price), unfold_problem(problem, (0.0, 1.0, 0.0, 0.0))
+    for i in points:
+        budget = found.memory_bytes[i] * (1 - 1e-6)
+        want = float("inf") if i == len(found.cost_s) - 1 else float(found.cost_s[i + 1])
+        assert highs(net, [(memory, budget)]) == pytest.approx(want, rel=1e-5)
+
+
+@pytest.mark.parametrize("objective", ["time", "communication"])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 6))])
+def test_front_of_random_models_is_complete(seed: int, objective: str) -> None:
+    problem = problem_of(random_graph(seed))
+    found = front(problem, objective)
+    steps = np.diff(found.memory_bytes) / found.memory_bytes[:-1]
+    apart = [i for i in range(len(found.cost_s) - 1) if steps[i] < -1e-5]  # what an integer program tells apart
+    assert_complete(problem, found, objective, [*apart[:: max(1, len(apart) // 4)], len(found.cost_s) - 1])
+
+
+@pytest.mark.parametrize("name", ["gpt2-xl", "llama-3-8b", "bert-large"])
+def test_front_of_one_layer_is_complete(name: str) -> None:
+    problem = problem_of(load_snapshot(name, layers=1))
+    found = front(problem)
+    assert found.exact
+    assert_complete(problem, found, "communication", [*range(0, len(found.cost_s), max(1, len(found.cost_s) // 4))])
+
+
+@pytest.mark.parametrize("uniform", [True, False])
+@pytest.mark.parametrize("name", ["llama-3-8b", "mixtral-8x7b"])
+def test_points_are_what_the_search_finds_within_their_memory(name: str, uniform: bool) -> None:
+    problem = problem_of(load_snapshot(name, layers=6), uniform=uniform)
+    found = front(problem, "time")
+    assert found.exact
+    for i in range(len(found.cost_s)):
+        answer = search(problem, budget=float(found.memory_bytes[i]) + 1)
+        assert answer.optimal
+        assert answer.value == pytest.approx(found.cost_s[i], rel=1e-5)
+
+
+def test_a_point_is_what_it_says() -> None:
+    problem = problem_of(load_snapshot("gpt2-xl", layers=4), "2x8", "2x8-h100", uniform=True)
+    for objective, component in (("time", TIME), ("communication", COMM)):
+        found = front(problem, objective)
+        assert (np.diff(found.cost_s) > 0).all()
+        assert (np.diff(found.memory_bytes) < 0).all()
+        for i in range(0, len(found.cost_s), 7):
+            totals = found.assignment(i).totals
+            assert np.dot(weights(objective), totals) == pytest.approx(found.cost_s[i], rel=1e-6, abs=1e-10)
+            assert totals[component] <= found.cost_s[i] * (1 + 1e-6)  # the rest breaks ties
+            assert totals[MEMORY] == pytest.approx(found.memory_bytes[i], rel=1e-9)
+
+
+def test_copies_of_a_uniform_front_are_alike() -> None:
+    problem = problem_of(load_snapshot("llama-3-8b", layers=4), uniform=True)
+    found = front(problem)
+    for i in range(0, len(found.cost_s), 9):
+        calls = found.assignment(i).calls
+        assert all(c == calls[0] for c in calls)
+
+
+def test_stopping_leaves_the_corners() -> None:
+    problem = problem_of(load_snapshot("llama-3-8b", layers=4))
+    corners = front(problem, stop=lambda: True)
+    assert not corners.exact
+    assert len(corners.cost_s) < len(front(problem).cost_s)
+
+
+def test_a_corner_that_is_beaten_is_none() -> None:
+    """The search for the least memory may end at a point that another beats: between the two lies nothing to look through."""
+    points = [(1.0, 9.0e9), (2.0, 5.0e9), (5.0, 2.0e9), (6.0, 2.0e9)]
+
+    def priced(price: float) -> tuple[float, float]:
+        return min(points, key=lambda p: p[0] + price * p[1])
+
+    assert hull(points[0], points[-1], lambda p: p, priced, 64, 1e-9) == points[:3]
+    assert hull(points[0], points[0], lambda p: p, priced, 64, 1e-9) == points[:1]
+
+
+def test_the_front_of_a_whole_model_on_two_axes_is_all_there_is() -> None:
+    problem = problem_of(load_snapshot("gpt2-xl"), "2x8", "2x8-h100", uniform=True)
+    assert front(problem, "communication").exact

@@ -1,0 +1,324 @@
+"""The optimum, proven by independent solvers on the unfolded network; budgets; what no change for the better may do."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner_core.core.cluster import Cluster, load_cluster
+from planner_core.core.mesh import parse_mesh
+from planner_core.core.workload import Workload
+from planner_core.cost.model import cost_model
+from planner_core.models.zoo import ZOO, load_snapshot
+from planner_core.planning.analysis.network_json import unfold_problem
+from planner_core.search import copy_labels as copies
+from planner_core.search import gap_closing as closing
+from planner_core.search.lagrangian import memory_of, search, weights
+from planner_core.search.network.factors import ENDING, MEMORY
+from planner_core.search.network.folded import Problem, build_problem
+from planner_core.search.repeated_block import Weights
+from planner_core.search.solve import solve
+from tests.support.random_graphs import prepared, random_graph
+from tests.support.solvers import highs, toulbar2
+
+CLUSTERS = {
+    "2": "1x8-h100",
+    "8": "1x8-h100",
+    "2x8": "2x8-h100",
+    "2x2": "1x4-a100-pcie",
+    "4x4": "2x8-h100",
+    "16": "2x8-h100",
+}
+ALL_COSTS = weights("time", 1e-12)
+"""Time, with memory at a price that matters."""
+
+
+@lru_cache(maxsize=64)
+def zoo(name: str, mesh: str, layers: int | None) -> Problem:
+    graph = load_snapshot(name, layers=None if name.startswith("resnet") else layers)
+    return problem_of(graph, load_cluster(CLUSTERS[mesh]), mesh)
+
+
+def problem_of(graph: Any, cluster: Cluster, mesh: str, **options: Any) -> Problem:
+    workload = Workload(graph.workload["batch"], graph.workload["seq"], **options)
+    coarse, strategies = prepared(graph)
+    return build_problem(coarse, strategies, cost_model(cluster, parse_mesh(mesh, cluster.num_gpus), workload))
+
+
+def claimed(problem: Problem, price: Any) -> float:
+    answer = solve(problem, price)
+    return float("inf") if answer is None else float(np.dot(price, answer.totals))
+
+
+def assert_proven(problem: Problem, price: Any) -> None:
+    want = toulbar2(unfold_problem(problem, price))
+    assert claimed(problem, price) == pytest.approx(want, rel=1e-7, abs=1e-10)  # toulbar2 rounds every entry to 1e-12 s
+
+
+@pytest.mark.parametrize("mesh", ["8", "2x8", "2x2"])
+@pytest.mark.parametrize("layers", [1, 2, 3])
+@pytest.mark.parametrize("name", ZOO)
+def test_optimum_of_the_zoo_is_proven(name: str, layers: int, mesh: str) -> None:
+    if name.startswith("resnet") and layers > 1:
+        pytest.skip("ResNet-50 has one depth")
+    for price in (weights("time"), weights("communication"), ALL_COSTS):
+        assert_proven(zoo(name, mesh, layers), price)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", ["8", "2x8", "4x4"])
+@pytest.mark.parametrize("name", [n for n in ZOO if not n.startswith("resnet")])
+def test_optimum_of_eight_layers_is_proven(name: str, mesh: str) -> None:
+    assert_proven(zoo(name, mesh, 8), ALL_COSTS)
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_optimum_of_random_models_is_proven(seed: int) -> None:
+    problem = problem_of(random_graph(seed), load_cluster("1x8-h100"), "8")
+    for price in (weights("time"), ALL_COSTS):
+        assert_proven(problem, price)
+
+
+@pytest.mark.parametrize("seed", range(100, 115))
+def test_optimum_of_random_models_on_two_axes_is_proven(seed: int) -> None:
+    assert_proven(problem_of(random_graph(seed), load_cluster("1x4-a100-pcie"), "2x2"), ALL_COSTS)
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("name", ["llama-3-8b", "t5-large"])
+def test_optimum_with_other_options_is_proven(name: str, recompute: str) -> None:
+    graph = load_snapshot(name, layers=2)
+    problem = problem_of(graph, load_cluster("2x8-v100-eth"), "2x8", recompute=recompute, zero=0, optimizer="sgd")
+    assert_proven(problem, ALL_COSTS)
+
+
+def test_the_proof_can_fail() -> None:
+    problem = zoo("llama-3-8b", "8", 2)
+    net = unfold_problem(problem, ALL_COSTS)
+    name = next(v["name"] for v in net["variables"] if len(v["states"]) > 3)
+    net["unary"][name] = [c + 1e-3 for c in net["unary"][name]]
+    assert toulbar2(net) != pytest.approx(claimed(problem, ALL_COSTS), rel=1e-7)
+
+
+def test_integer_program_proves_a_layer() -> None:
+    problem = zoo("llama-3-8b", "8", 1)
+    assert claimed(problem, ALL_COSTS) == pytest.approx(highs(unfold_problem(problem, ALL_COSTS)), rel=1e-5)
+
+
+@pytest.mark.parametrize("mesh", ["8", "2x8"])
+def test_lazy_shared_states_change_nothing(mesh: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """T5's decoder layers all read the encoder's output: powers worked out for every state of it, or only where asked."""
+    problem = zoo("t5-large", mesh, 3)
+    lazy = claimed(problem, ALL_COSTS)
+    monkeypatch.setattr("planner_core.search.repeated_block.EAGER", 10**9)
+    problem.solved.clear()
+    assert claimed(problem, ALL_COSTS) == lazy
+
+
+@pytest.mark.parametrize("name", ["llama-3-8b", "t5-large", "mixtral-8x7b"])
+def test_deeper_models_cost_one_layer_more_each(name: str) -> None:
+    """In the long run every further layer costs the same: the powers lose nothing at depth."""
+    few, more, most = (claimed(zoo(name, "8", n), weights("time")) for n in (20, 40, 60))
+    assert most - more == pytest.approx(more - few, rel=1e-6)
+
+
+# --- budgets ---------------------------------------------------------------------------------------------
+
+
+@lru_cache
+def ends(name: str, mesh: str, layers: int) -> tuple[float, float]:
+    """Memory of the fastest assignment, and the least there is."""
+    free = search(zoo(name, mesh, layers)).assignment
+    assert free is not None
+    tight = search(zoo(name, mesh, layers), budget=1.0)
+    assert tight.assignment is None
+    return memory_of(free), tight.least_memory
+
+
+@pytest.mark.parametrize("name", ["llama-3-8b", "t5-large", "mixtral-8x7b", "gpt2-xl"])
+def test_a_budget_is_kept_and_more_never_hurts(name: str) -> None:
+    problem = zoo(name, "8", 4)
+    most, least = ends(name, "8", 4)
+    before = float("inf")
+    for share in np.linspace(0.0, 1.0, 12):
+        budget = least + share * (most - least)
+        answer = search(problem, budget=budget)
+        assert answer.assignment is not None
+        assert memory_of(answer.assignment) <= budget
+        assert answer.bound <= answer.value * (1 + 1e-9)
+        assert answer.optimal
+        assert answer.value <= before * (1 + 1e-6)
+        before = answer.value
+    assert search(problem, budget=least * (1 - 1e-6)).assignment is None
+
+
+@pytest.mark.parametrize("name", ["llama-3-8b", "t5-large", "mixtral-8x7b"])
+def test_one_byte_under_a_plan_never_returns_it(name: str) -> None:
+    problem = zoo(name, "8", 4)
+    budget = float("inf")
+    for _ in range(8):
+        answer = search(problem, budget=budget)
+        if answer.assignment is None:
+            break
+        assert memory_of(answer.assignment) <= budget
+        budget = memory_of(answer.assignment) - 1
+    else:
+        budget = 0.0
+    assert budget < float("inf")
+
+
+@pytest.mark.parametrize("name", ["llama-3-8b", "t5-large"])
+def test_what_was_asked_before_changes_no_answer(name: str) -> None:
+    """A problem keeps what it solved; the next search starts from there."""
+    problem = zoo(name, "8", 3)
+    most, least = ends(name, "8", 3)
+    for share in (0.8, 0.2, 0.5):
+        budget = least + share * (most - least)
+        later = search(problem, budget=budget)
+        problem.solved.clear()
+        first = search(problem, budget=budget)
+        assert later.optimal and first.optimal
+        assert later.value == pytest.approx(first.value, rel=2e-6)
+        assert later.solves <= first.solves
+
+
+def test_a_search_leaves_no_cycle_behind() -> None:
+    """A server plans all day: what a search made must go when it is dropped, not when the collector comes by."""
+    problem = problem_of(load_snapshot("gpt2-xl", layers=4), load_cluster("2x8-h100"), "2x8")
+    free, least = search(problem), search(problem, budget=1.0).least_memory
+    assert free.assignment is not None
+    gc.collect()
+    gc.disable()
+    try:
+        answer = search(problem, budget=(least + memory_of(free.assignment)) / 2)
+        assert answer.solves > 2
+        left = weakref.ref(problem)
+        del problem
+        assert left() is None
+    finally:
+        gc.enable()
+
+
+def unit(component: int) -> Weights:
+    """Prices that count one component alone."""
+    found = [0.0] * 4
+    found[component] = 1.0
+    return (found[0], found[1], found[2], found[3])
+
+
+def assert_best_within(problem: Problem, shares: Sequence[float]) -> None:
+    """The search is called optimal at budgets between the least memory and that of the fastest, and an integer program with both
+    ends of the step as constraints finds nothing better."""
+    free, none = search(problem).assignment, search(problem, budget=1.0)
+    assert free is not None
+    assert none.assignment is None
+    price = weights("time")
+    net = unfold_problem(problem, price)
+    memory = [unfold_problem(problem, unit(c)) for c in (MEMORY, ENDING)]
+    for share in shares:
+        budget = none.least_memory + share * (memory_of(free) - none.least_memory)
+        answer = search(problem, budget=budget)
+        assert answer.assignment is not None
+        assert answer.optimal
+        assert memory_of(answer.assignment) <= budget
+        assert np.dot(price, answer.assignment.totals) == pytest.approx(
+            highs(net, [(m, budget) for m in memory]), rel=2e-6
+        )
+
+
+@pytest.mark.parametrize("seed", [*range(12), *(pytest.param(n, marks=pytest.mark.slow) for n in range(12, 30))])
+def test_best_within_a_budget_of_random_models_is_proven(seed: int) -> None:
+    assert_best_within(problem_of(random_graph(seed), load_cluster("1x8-h100"), "8"), (0.1, 0.3, 0.5, 0.7, 0.9))
+
+
+@pytest.mark.parametrize("name", ["gpt2-xl", "llama-3-8b", "bert-large", "vit-large", "mixtral-8x7b"])
+def test_best_within_a_budget_of_the_zoo_is_proven(name: str) -> None:
+    assert_best_within(zoo(name, "8", 2), (0.2, 0.6))
+
+
+@pytest.mark.parametrize("seed", [3, 7, *(pytest.param(n, marks=pytest.mark.slow) for n in range(30, 40))])
+def test_copies_put_together_of_long_parts_are_proven_too(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies are gone along one by one where they are few: here parts of two, four, eight are made first, as for a deep model."""
+    monkeypatch.setattr(copies, "STEPS", 1)
+    monkeypatch.setattr(closing, "QUICKLY", 50)
+    assert_best_within(problem_of(random_graph(seed), load_cluster("1x8-h100"), "8"), (0.1, 0.3, 0.5, 0.7, 0.9))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ZOO)
+def test_long_parts_of_the_zoo_are_proven_too(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copies, "STEPS", 1)
+    assert_best_within(zoo(name, "8", 3), (0.1, 0.3, 0.5, 0.7, 0.9))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "layers"), [("llama-3-8b", 1000), ("gpt2-xl", 100), ("t5-large", 100)])
+def test_no_budget_leaves_a_gap_in_a_deep_model(name: str, layers: int) -> None:
+    assert_no_gap(name, "16", layers)
+
+
+@pytest.mark.parametrize("share", [0.1, pytest.param(0.37, marks=pytest.mark.slow)])
+def test_what_is_left_open_in_a_deep_model_is_little(share: float) -> None:
+    """Copies that differ bring a plan near the bound: what neither price nor sample would do alone."""
+    problem = zoo("mixtral-8x7b", "16", 1000)
+    free, least = search(problem).assignment, search(problem, budget=1.0).least_memory
+    assert free is not None
+    answer = search(problem, budget=least + share * (memory_of(free) - least))
+    assert answer.assignment is not None
+    assert answer.gap < 0.01  # 18 % before samples were taken
+    assert len({str(sorted(c.items())) for c in answer.assignment.calls}) > 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ZOO)
+def test_best_within_a_budget_of_three_layers_is_proven(name: str) -> None:
+    assert_best_within(zoo(name, "8", 3), (0.1, 0.3, 0.5, 0.7, 0.9))
+
+
+@pytest.mark.parametrize("mesh", ["16", "2x8"])
+@pytest.mark.parametrize("name", ZOO)
+def test_no_budget_leaves_a_gap(name: str, mesh: str) -> None:
+    """At full depth, on a whole cluster."""
+    assert_no_gap(name, mesh)
+
+
+def assert_no_gap(name: str, mesh: str, layers: int | None = None) -> None:
+    problem = zoo(name, mesh, layers)
+    free, least = search(problem).assignment, search(problem, budget=1.0).least_memory
+    assert free is not None
+    before = float("inf")
+    for share in (0.02, 0.2, 0.5, 0.8, 0.98):
+        answer = search(problem, budget=least + share * (memory_of(free) - least))
+        assert answer.optimal
+        assert answer.value <= before * (1 + 1e-6)
+        before = answer.value
+
+
+# --- nothing better makes it worse -----------------------------------------------------------------------
+
+
+def value_on(cluster: Cluster, mesh: str, name: str = "llama-3-8b") -> float:
+    return search(problem_of(load_snapshot(name, layers=2), cluster, mesh)).value
+
+
+@settings(max_examples=12)
+@given(st.sampled_from(["1x8-h100", "2x8-h100", "2x8-v100-eth", "4x8-a100"]), st.floats(1.0, 20.0), st.integers(0, 1))
+def test_more_bandwidth_never_hurts(cluster: str, factor: float, level: int) -> None:
+    c = load_cluster(cluster)
+    mesh = str(c.num_gpus)
+    assert value_on(c.with_bandwidth(factor, min(level, len(c.levels) - 1)), mesh) <= value_on(c, mesh) * (1 + 1e-6)
+
+
+@settings(max_examples=12)
+@given(st.sampled_from(["2x8", "4x4", "16"]), st.floats(0.05, 1.0))
+def test_less_latency_never_hurts(mesh: str, factor: float) -> None:
+    c = load_cluster("2x8-h100")
+    assert value_on(c.with_latency(factor), mesh, "bert-large") <= value_on(c, mesh, "bert-large") * (1 + 1e-6)
