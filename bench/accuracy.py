@@ -27,11 +27,9 @@ from random import Random
 from typing import Any
 
 from bench.accuracy_table import table
-from planner_core.core.graph import Graph
-from planner_core.core.mesh import DeviceMesh
-from planner_core.core.plan import Plan
-from planner_core.models.zoo import ZOO
-from planner_core.planning.methods.baselines import Baseline
+from planner_core.core import DeviceMesh, Graph, Plan
+from planner_core.models import ZOO
+from planner_core.planning.methods import Baseline
 
 ROOT = Path(__file__).resolve().parent.parent
 ROWS = ROOT / "bench" / "results" / "accuracy.jsonl"
@@ -97,12 +95,9 @@ def sweep(check: str, model: str, redo: bool, every: bool, again: bool = False, 
 
 def plans(model: str, mesh: str) -> dict[str, Plan]:
     """The chosen plan, the baselines and the plans of TAP and ATP, by name; a baseline that suits no mesh is left out."""
-    from planner_core.core.errors import NoPlanFits
-    from planner_core.planning.methods.baselines import BASELINES
-    from planner_core.planning.methods.hf_tp_plan import EXPERT
-    from planner_core.planning.pipeline import baselines, choose
-    from planner_core.planning.request import Request
-    from planner_core.planning.session import meshes, prepare, replace_request
+    from planner_core.core import NoPlanFits
+    from planner_core.planning import Request, baselines, choose, meshes, prepare, replace_request
+    from planner_core.planning.methods import BASELINES, EXPERT
 
     planner = prepare(
         Request(str(OTHERS.get(model, model)), cluster=MESHES[mesh], mesh=mesh, batch=64 if mesh == "64x8" else 16)
@@ -137,8 +132,8 @@ def _why_none(baseline: Baseline, graph: Graph, mesh: DeviceMesh) -> str:
 
 
 def _small(model: str, asked: Callable[[Key], bool]) -> Iterator[tuple[Key, Plan]]:
-    from planner_core.core.errors import PlannerError
-    from planner_core.verify.api import scaled
+    from planner_core.core import PlannerError
+    from planner_core.verify import scaled
 
     by_mesh: dict[str, dict[str, Plan]] = {}
     for small, big, ranks in NUMBERS:
@@ -156,7 +151,7 @@ def _small(model: str, asked: Callable[[Key], bool]) -> Iterator[tuple[Key, Plan
 
 def _run(jobs: list[tuple[Key, Plan]], work: Callable[[list[Plan]], list[dict[str, Any]]]) -> None:
     """All jobs by the same processes; one by one where that fails, so that the row that failed is known."""
-    from planner_core.core.errors import PlannerError
+    from planner_core.core import PlannerError
 
     if not jobs:
         return
@@ -174,7 +169,7 @@ def _run(jobs: list[tuple[Key, Plan]], work: Callable[[list[Plan]], list[dict[st
 
 
 def _numbers(found: list[Plan]) -> list[dict[str, Any]]:
-    from planner_core.verify.numerics import verify_all
+    from planner_core.verify import verify_all
 
     return [
         {"ok": r["ok"], "numbers_ok": r["numbers_ok"], "collectives_ok": r["collectives_ok"], "loss_error": r["loss"]["abs_error"],
@@ -185,7 +180,7 @@ def _numbers(found: list[Plan]) -> list[dict[str, Any]]:
 
 
 def _fake(found: list[Plan]) -> list[dict[str, Any]]:
-    from planner_core.verify.fake_group import verify_fake_all
+    from planner_core.verify import verify_fake_all
 
     return [
         {"ok": r["ok"], "collectives_ok": r["collectives_ok"], "predicted_bytes": r["memory_bytes"]["predicted"],

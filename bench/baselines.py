@@ -16,13 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from bench.expert_reasons import why
-from planner_core.core.cluster import cluster_names
-from planner_core.models.zoo import ZOO
-from planner_core.planning.methods.baselines import BASELINES, Baseline
-from planner_core.planning.methods.hf_tp_plan import EXPERT
-from planner_core.planning.request import Request
-from planner_core.planning.session import Planner, meshes, prepare
-from planner_core.search.lagrangian import memory_of, search
+from planner_core.core import cluster_names
+from planner_core.models import ZOO
+from planner_core.planning import Planner, Request, meshes, prepare
+from planner_core.planning.methods import BASELINES, EXPERT, Baseline
+from planner_core.search import memory_of, search
 
 TABLE = Path(__file__).resolve().parent.parent / "docs" / "BASELINES.md"
 SAME = 1e-5

@@ -127,7 +127,7 @@ def in_child(work: Callable[[Any], None]) -> dict[str, Any]:
 
 def _child(write: int, work: Callable[[Any], None]) -> None:
     """Never returns. Every pass reports as it ends, so that a stopped model says how far it came."""
-    from planner_core.models.sandbox.memory_limit import limit_memory
+    from planner_core.models.sandbox import limit_memory
 
     limit_memory()
     null = os.open(os.devnull, os.O_WRONLY)
@@ -146,10 +146,8 @@ def _child(write: int, work: Callable[[Any], None]) -> None:
 
 
 def _measure(model_type: str, cls: str, tell: Any) -> None:
-    from planner_core.core.errors import PlannerError
-    from planner_core.planning.pipeline import choose
-    from planner_core.planning.request import Request
-    from planner_core.planning.session import meshes, prepare
+    from planner_core.core import PlannerError
+    from planner_core.planning import Request, choose, meshes, prepare
 
     try:
         config = default_config(model_type, cls)
@@ -187,8 +185,8 @@ def _measure(model_type: str, cls: str, tell: Any) -> None:
 
 def _graph(config: dict[str, Any], model_type: str, cls: str) -> tuple[Any, str]:
     """The capture, at full depth where the cut broke the config, in float32 where the model's own code needs that."""
-    from planner_core.core.errors import PlannerError
-    from planner_core.models.loading import capture_graph
+    from planner_core.core import PlannerError
+    from planner_core.models import capture_graph
 
     seq, dtype = tokens(config), "bfloat16"
     for _ in range(3):
@@ -213,7 +211,7 @@ def tokens(config: dict[str, Any]) -> int:
 
 
 def _unknown(planner: Any) -> Iterable[str]:
-    from planner_core.ops.registry import rule_of
+    from planner_core.ops import rule_of
 
     for part in (planner.coarse.top, *planner.coarse.blocks.values()):
         for op in part.block.ops:
@@ -229,7 +227,7 @@ def plainly(model_type: str, cls: str) -> str:
     import torch
     import transformers
 
-    from planner_core.models.huggingface import own_config, training_inputs
+    from planner_core.models.sources import own_config, training_inputs
 
     made: Any = None
     try:

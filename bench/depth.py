@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def _once(config: dict[str, Any]) -> dict[str, Any]:
-    from planner_core.models.loading import capture_graph
+    from planner_core.models import capture_graph
 
     wall, cpu = time.perf_counter(), time.process_time()
     graph = capture_graph(config, batch=2, seq=4096)

@@ -117,9 +117,9 @@ def part_graph(kind: str) -> Any:
     """The graph of a part on its own, at most four layers deep where its config can be cut."""
     from transformers import CONFIG_MAPPING
 
-    from planner_core.core.errors import PlannerError
-    from planner_core.models import huggingface as hf
-    from planner_core.models.capture.module import capture_module
+    from planner_core.core import PlannerError
+    from planner_core.models.capture import capture_module
+    from planner_core.models.sources import huggingface as hf
 
     part = PARTS[kind]
     whole = json.loads(json.dumps(CONFIG_MAPPING[kind](**part.fields).to_dict(), default=str))

@@ -6,11 +6,9 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
-from planner_core.core.graph import Op
-from planner_core.core.plan import Plan, glob_name, placements_by_pattern
-from planner_core.ops.grouping import CoarseBlock, CoarseGraph, Group
-from planner_core.ops.strategy import block_strategies
-from planner_core.planning.session import Planner
+from planner_core.core import Op, Plan, glob_name, placements_by_pattern
+from planner_core.ops import CoarseBlock, CoarseGraph, Group, block_strategies
+from planner_core.planning import Planner
 
 MOST = 3
 """Sites and weights that are told of each kind."""

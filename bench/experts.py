@@ -24,7 +24,7 @@ TABLE = ROOT / "docs" / "EXPERTS.md"
 
 
 def main() -> None:
-    from planner_core.planning.methods.hf_tp_plan import expert_plans
+    from planner_core.planning.methods import expert_plans
 
     warm()
     ROWS.parent.mkdir(exist_ok=True)
@@ -53,7 +53,7 @@ def model_class(kind: str) -> str:
     """The causal class of a model type, else the first of another training kind, else its base model; empty if it has none."""
     from transformers.models.auto import modeling_auto as auto
 
-    from planner_core.models.huggingface import _MAPPINGS
+    from planner_core.models.sources import _MAPPINGS
 
     for name in (*_MAPPINGS, ""):
         table = getattr(auto, f"MODEL_FOR_{name}_MAPPING_NAMES" if name else "MODEL_MAPPING_NAMES", {})
@@ -87,7 +87,7 @@ def read_rows() -> list[dict[str, Any]]:
 
 
 def _measure(kind: str, cls: str, tell: Any) -> None:
-    from planner_core.core.errors import PlannerError
+    from planner_core.core import PlannerError
 
     try:
         graph, dtype = (part_graph(kind), "bfloat16") if kind in PARTS else _graph(default_config(kind, cls), kind, cls)
@@ -112,10 +112,9 @@ def compare(graph: Any, dtype: str = "bfloat16") -> dict[str, Any]:
 def _on(gpus: int, graph: Any, dtype: str, fine: bool) -> dict[str, Any]:
     """Bytes on the wire per GPU and step, theirs and ours, the collectives of each, and what makes the difference."""
     from bench.expert_reasons import apart, why
-    from planner_core.planning.methods.hf_tp_plan import expert_rules
-    from planner_core.planning.request import Request
-    from planner_core.planning.session import meshes, prepare
-    from planner_core.search.lagrangian import search
+    from planner_core.planning import Request, meshes, prepare
+    from planner_core.planning.methods import expert_rules
+    from planner_core.search import search
 
     request = Request(model=graph.name, cluster=node(gpus), mesh=str(gpus), dtype=dtype)
     planner = prepare(request, graph)
@@ -143,7 +142,7 @@ def _on(gpus: int, graph: Any, dtype: str, fine: bool) -> dict[str, Any]:
 
 def node(gpus: int) -> dict[str, Any]:
     """A node of H100s with fewer GPUs."""
-    from planner_core.core.cluster import load_cluster
+    from planner_core.core import load_cluster
 
     data = load_cluster("1x8-h100").to_json()
     return {**data, "name": f"1x{gpus}-h100", "num_gpus": gpus, "levels": [{**data["levels"][0], "size": gpus}]}

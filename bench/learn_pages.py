@@ -38,7 +38,7 @@ sys.path.insert(0, str(ROOT))
 from explorer.learn.learner import Learner  # noqa: E402
 from explorer.learn.lesson import Lesson  # noqa: E402
 from explorer.learn.lessons import LESSONS  # noqa: E402
-from planner_core.planning.request import Request  # noqa: E402
+from planner_core.planning import Request  # noqa: E402
 
 ROWS = ROOT / "bench" / "results" / "learn_pages.jsonl"
 TABLE = ROOT / "docs" / "LEARN_TIMES.md"

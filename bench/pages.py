@@ -36,12 +36,11 @@ from explorer.figures import scatter  # noqa: E402
 from explorer.figures.palette import LIGHT  # noqa: E402
 from explorer.graph import scene_json as graph_json  # noqa: E402
 from explorer.graph.scene import scene  # noqa: E402
-from planner_core.core.graph import unfold  # noqa: E402
-from planner_core.models.loading import open_model  # noqa: E402
-from planner_core.ops.grouping import coarsen  # noqa: E402
-from planner_core.planning.pipeline import plan_model  # noqa: E402
-from planner_core.planning.request import Request  # noqa: E402
-from planner_core.search.candidates.score import Candidates, pareto  # noqa: E402
+from planner_core.core import unfold  # noqa: E402
+from planner_core.models import open_model  # noqa: E402
+from planner_core.ops import coarsen  # noqa: E402
+from planner_core.planning import Request, plan_model  # noqa: E402
+from planner_core.search.candidates import Candidates, pareto  # noqa: E402
 from tests.conftest import FLAGS, free_port  # noqa: E402
 
 RESULTS = ROOT / "bench" / "results" / "pages.jsonl"

@@ -23,16 +23,26 @@ import scipy
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from planner_core.core.mesh import DeviceMesh  # noqa: E402
-from planner_core.models.zoo import ZOO  # noqa: E402
-from planner_core.planning.analysis.network_json import unfold_problem  # noqa: E402
-from planner_core.planning.methods.papers import LENSES  # noqa: E402
-from planner_core.planning.pipeline import block_candidates, choose, plan_model  # noqa: E402
-from planner_core.planning.request import Request  # noqa: E402
-from planner_core.planning.session import meshes, prepare  # noqa: E402
-from planner_core.search.lagrangian import least_memory, memory_of, search, weights  # noqa: E402
-from planner_core.search.pareto_front import front  # noqa: E402
-from planner_core.search.solve import solve  # noqa: E402
+from planner_core.core import DeviceMesh  # noqa: E402
+from planner_core.models import ZOO  # noqa: E402
+from planner_core.planning import (  # noqa: E402  # noqa: E402
+    Request,
+    block_candidates,
+    choose,
+    meshes,
+    plan_model,
+    prepare,
+)
+from planner_core.planning.analysis import unfold_problem  # noqa: E402
+from planner_core.planning.methods import LENSES  # noqa: E402
+from planner_core.search import (  # noqa: E402
+    front,
+    least_memory,
+    memory_of,
+    search,
+    solve,
+    weights,
+)
 from tests.support.solvers import highs  # noqa: E402
 
 HIGHS_LIMIT_S = 60.0
@@ -165,7 +175,7 @@ def topology() -> list[str]:
 
 def captured() -> list[str]:
     """From a config to the chosen plan, torch and transformers imported before."""
-    from planner_core.models.loading import open_model
+    from planner_core.models import open_model
 
     with tempfile.TemporaryDirectory() as where:
         config = Path(where) / "config.json"

@@ -24,7 +24,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from explorer.analysis.what_if import best
-from planner_core.planning.request import Request
+from planner_core.planning import Request
 
 CHANGES: tuple[dict[str, Any], ...] = (
     {}, {"recompute": "full"}, {"optimizer": "adamw-fp32"}, {"optimizer": "sgd"}, {"zero": 0}, {"cluster": "2x8-h100:inter=50"},

@@ -9,13 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from planner_core.core.errors import InputError
-from planner_core.core.placement import Placements, R, Shard, format_placements
-from planner_core.core.plan import Plan
-from planner_core.planning import edit
-from planner_core.planning.edit import Editable
-from planner_core.planning.pipeline import Result
-from planner_core.planning.session import prepare
+from planner_core.core import InputError, Placements, Plan, R, Shard, format_placements
+from planner_core.planning import Editable, Result, edit, prepare
 
 REST = {"keep": "stay as they are", "anew": "are chosen anew"}
 

@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from planner_core.core.cluster import cluster_names
-from planner_core.core.workload import OPTIMIZERS, RECOMPUTE
-from planner_core.models.zoo import ZOO
-from planner_core.planning.request import Request
+from planner_core.core import OPTIMIZERS, RECOMPUTE, cluster_names
+from planner_core.models import ZOO
+from planner_core.planning import Request
 
 MODELS = {
     "llama-3-8b": "Llama-3-8B",

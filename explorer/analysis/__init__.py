@@ -1,1 +1,1 @@
-"""."""
+"""What the pages work out of results. No Streamlit."""

@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from explorer.analysis.timeline import model_of
-from planner_core.core.graph import Graph
-from planner_core.core.plan import Plan
-from planner_core.cost.communication.collectives import algorithms, wire_bytes
-from planner_core.cost.step import (
+from planner_core.core import Graph, Plan
+from planner_core.cost import (
     WAIT,
     Message,
     block_of,
@@ -19,6 +17,7 @@ from planner_core.cost.step import (
     touch_time,
     weight_traffic,
 )
+from planner_core.cost.communication import algorithms, wire_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 
 from explorer.analysis.timeline import model_of
 from explorer.text import words
-from planner_core.core.graph import Block, Graph, Op, join_name
-from planner_core.core.plan import Plan, glob_name
-from planner_core.cost.step import WAIT, block_of, message_time, messages, weight_traffic
-from planner_core.ops.grouping import coarsen_block
+from planner_core.core import Block, Graph, Op, Plan, glob_name, join_name
+from planner_core.cost import WAIT, block_of, message_time, messages, weight_traffic
+from planner_core.ops import coarsen_block
 
 NO_WEIGHT = "ops without a weight"
 Key = tuple[str, str, str]

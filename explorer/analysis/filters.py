@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 
 from explorer.address.settings import MAX_CORNERS
 from explorer.text import words
-from planner_core.core.placement import Shard
-from planner_core.core.plan import Plan
-from planner_core.search.candidates.score import Candidates
+from planner_core.core import Plan, Shard
+from planner_core.search.candidates import Candidates
 
 LETTERS = ("R", "S(0)", "S(1)")
 SEARCHED = {"exact", "tap", "taps", "atp", "edited"}

@@ -6,20 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from explorer.text import units
-from planner_core.core.cluster import Cluster, Level
-from planner_core.core.errors import NoPlanFits
-from planner_core.core.graph import Graph
-from planner_core.core.mesh import DeviceMesh
-from planner_core.core.plan import Plan
-from planner_core.core.workload import Workload
-from planner_core.cost.model import cost_model
-from planner_core.cost.step import exposed, messages, price
-from planner_core.ops.grouping import CoarseGraph
-from planner_core.planning.methods.papers import Lens
-from planner_core.planning.pipeline import choose
-from planner_core.planning.request import Request
-from planner_core.planning.session import meshes, prepare
-from planner_core.search.network.folded import Restriction
+from planner_core.core import Cluster, DeviceMesh, Graph, Level, NoPlanFits, Plan, Workload
+from planner_core.cost import cost_model, exposed, messages, price
+from planner_core.ops import CoarseGraph
+from planner_core.planning import Request, choose, meshes, prepare
+from planner_core.planning.methods import Lens
+from planner_core.search.network import Restriction
 
 FACTORS = ("0.03125", "0.0625", "0.125", "0.25", "0.5", "1", "2", "4", "8", "16")
 """By how much a bandwidth or latency may be changed with a slider, as text for the address."""

@@ -12,14 +12,9 @@ from dataclasses import dataclass
 from itertools import islice
 
 from explorer.analysis.timeline import model_of
-from planner_core.core.graph import ITEM_BYTES, Call, Graph, Op, Value
-from planner_core.core.placement import Placements
-from planner_core.core.plan import Plan
-from planner_core.cost.memory.backward import Backward, Gradient
-from planner_core.cost.memory.forward import Layout, Moment
-from planner_core.cost.memory.peak import arriving, layouts
-from planner_core.cost.memory.storages import Key
-from planner_core.cost.resolved_ops import local_bytes
+from planner_core.core import ITEM_BYTES, Call, Graph, Op, Placements, Plan, Value
+from planner_core.cost import local_bytes
+from planner_core.cost.memory import Backward, Gradient, Key, Layout, Moment, arriving, layouts
 
 FORWARD, BACKWARD, STEP = "forward", "backward", "optimizer"
 

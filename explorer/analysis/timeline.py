@@ -13,16 +13,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from planner_core.core.cluster import Cluster
-from planner_core.core.graph import Block, Call, Graph, Op
-from planner_core.core.plan import Plan
-from planner_core.core.workload import Workload
-from planner_core.cost.model import CostModel, cost_model
-from planner_core.cost.step import (
+from planner_core.core import Block, Call, Cluster, Graph, Op, Plan, Workload
+from planner_core.cost import (
     WAIT,
+    CostModel,
     Message,
     WeightTraffic,
     block_of,
+    cost_model,
     message_time,
     messages,
     op_seconds,

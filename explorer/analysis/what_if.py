@@ -17,12 +17,8 @@ from explorer.address import settings
 from explorer.address.settings import SETTINGS, Unreadable
 from explorer.jobs.malloc_trim import give_back
 from explorer.text import units, words
-from planner_core.core.cluster import Cluster
-from planner_core.core.graph import Graph, join_name
-from planner_core.core.plan import Plan, glob_name
-from planner_core.planning.pipeline import choose
-from planner_core.planning.request import Progress, Request
-from planner_core.planning.session import meshes, prepare
+from planner_core.core import Cluster, Graph, Plan, glob_name, join_name
+from planner_core.planning import Progress, Request, choose, meshes, prepare
 
 KEYS = ("batch", "seq", "dtype", "optimizer", "zero", "recompute", "nodes", "gpus", "intra", "inter")
 """What the panel may change."""

@@ -16,11 +16,9 @@ from explorer.figures import compare as charts
 from explorer.figures import topology
 from explorer.session import state
 from explorer.text import glossary, units, words
-from planner_core.core.plan import Plan
-from planner_core.planning.analysis.ablation import SAYS, Rung, rungs
-from planner_core.planning.pipeline import Result
-from planner_core.planning.request import Request
-from planner_core.planning.session import prepare
+from planner_core.core import Plan
+from planner_core.planning import Request, Result, prepare
+from planner_core.planning.analysis import SAYS, Rung, rungs
 
 Plans = Mapping[str, Plan]
 

@@ -16,8 +16,8 @@ from explorer.static import STATIC
 from explorer.text.glossary import GLOSSARY, PLAN_WORDS, define
 from explorer.text.words import WHOLE, mesh_words, title
 from explorer.text.words import text as text
-from planner_core.core.plan import PHASES, Plan
-from planner_core.planning.pipeline import Result
+from planner_core.core import PHASES, Plan
+from planner_core.planning import Result
 
 LABELLED = 68
 """Pixels of a list with its label."""

@@ -18,9 +18,8 @@ from explorer.graph import scene as graph_view
 from explorer.graph import scene_json as graph_json
 from explorer.session import state
 from explorer.text import words
-from planner_core.core.plan import Plan
-from planner_core.planning.pipeline import Result
-from planner_core.planning.request import Request
+from planner_core.core import Plan
+from planner_core.planning import Request, Result
 
 DIFFERENCES_SHOWN = 60
 NEAREST = {

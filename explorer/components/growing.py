@@ -14,11 +14,9 @@ from explorer.components import frame
 from explorer.figures import scaling as grow_charts
 from explorer.session import state
 from explorer.text import units, words
-from planner_core.core.cluster import cluster_names, load_cluster
-from planner_core.core.errors import InputError
-from planner_core.planning.analysis.scaling import COUNTS, Size, grow, resized
-from planner_core.planning.pipeline import Result
-from planner_core.planning.request import Request
+from planner_core.core import InputError, cluster_names, load_cluster
+from planner_core.planning import Request, Result
+from planner_core.planning.analysis import COUNTS, Size, grow, resized
 
 CACHED_SIZES = 400
 

@@ -13,8 +13,8 @@ from explorer.analysis.peak_memory import held
 from explorer.components import frame
 from explorer.figures.palette import MEMORY_KINDS, MEMORY_NAMES
 from explorer.text import units, words
-from planner_core.core.plan import Plan
-from planner_core.planning.pipeline import Result
+from planner_core.core import Plan
+from planner_core.planning import Result
 
 MEMORY_FORMULAS = {
     "params": "the weights that this GPU stores, added up",

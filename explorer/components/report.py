@@ -8,8 +8,8 @@ from datetime import datetime
 import streamlit as st
 
 from explorer.figures import report_page
-from planner_core.core.plan import Plan
-from planner_core.planning.pipeline import Result
+from planner_core.core import Plan
+from planner_core.planning import Result
 
 
 def download(shown: Mapping[str, Plan], homes: Mapping[str, Result]) -> None:

@@ -12,13 +12,10 @@ from explorer.jobs.upload import TIME_LIMIT_S, keep, told, understood
 from explorer.session import state
 from explorer.text import units
 from explorer.text.words import cluster_words
-from planner_core.core.cluster import cluster_names, load_cluster
-from planner_core.core.errors import InputError
-from planner_core.core.workload import OPTIMIZERS, RECOMPUTE
-from planner_core.models.loading import DEFAULT_BATCH, DEFAULT_SEQ
-from planner_core.models.zoo import ZOO
-from planner_core.planning.analysis.report import unknown_ops
-from planner_core.planning.pipeline import Result
+from planner_core.core import OPTIMIZERS, RECOMPUTE, InputError, cluster_names, load_cluster
+from planner_core.models import DEFAULT_BATCH, DEFAULT_SEQ, ZOO
+from planner_core.planning import Result
+from planner_core.planning.analysis import unknown_ops
 
 LAYERS_HELP = "How many copies of the repeated block; empty: as published"
 ZERO_NAMES = {0: "kept, whole or split", 3: "also sharded, gathered at use"}

@@ -23,7 +23,7 @@ from explorer.figures.style import style
 from explorer.figures.topology import Grid, capacity
 from explorer.text import units
 from explorer.text.words import title
-from planner_core.core.plan import PHASES, Plan
+from planner_core.core import PHASES, Plan
 
 GIB = units.GIB
 PATTERNS = ("", "/", ".")

@@ -15,7 +15,7 @@ from explorer.figures.svg_tensors import on_colour
 from explorer.figures.topology import capacity
 from explorer.text import units
 from explorer.text.words import title
-from planner_core.core.plan import Plan
+from planner_core.core import Plan
 
 WIDTH, LABEL, END = 520.0, 92.0, 56.0
 """Pixels of a figure, of the names on its left, and of the figures on its right."""

@@ -11,10 +11,8 @@ import plotly.graph_objects as go
 from explorer.figures.palette import DEVICES, Theme
 from explorer.figures.style import style
 from explorer.text import units, words
-from planner_core.core.cluster import Cluster
-from planner_core.core.placement import Shard
-from planner_core.core.plan import Plan
-from planner_core.planning.analysis.sensitivity import SAME, UNKNOWN, Axis, Cell, Crossover
+from planner_core.core import Cluster, Plan, Shard
+from planner_core.planning.analysis import SAME, UNKNOWN, Axis, Cell, Crossover
 
 LABELS = {
     "inter": "GB/s out of a node", "intra": "GB/s out of a GPU inside a node", "batch": "batch, samples a step",

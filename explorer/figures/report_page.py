@@ -20,12 +20,9 @@ from explorer.figures import print_figures, topology
 from explorer.figures.palette import LIGHT
 from explorer.static import static_text
 from explorer.text import commands, units, words
-from planner_core.core.graph import Graph
-from planner_core.core.plan import PHASES, Plan, Traffic
-from planner_core.core.plan_json import SCHEMA
-from planner_core.planning.analysis.report import unknown_ops
-from planner_core.planning.pipeline import Result
-from planner_core.planning.session import USABLE_MEMORY
+from planner_core.core import PHASES, PLAN_SCHEMA, Graph, Plan, Traffic
+from planner_core.planning import USABLE_MEMORY, Result
+from planner_core.planning.analysis import unknown_ops
 
 SLOT = re.compile(r"\{\{(\w+)\}\}")
 COST_MODEL = (
@@ -73,7 +70,7 @@ def file_name(shown: Mapping[str, Plan]) -> str:
 
 def versions() -> str:
     """What made the report."""
-    return f"Shardscope {planner_core.__version__}, {SCHEMA}, Python {platform.python_version()}, numpy {metadata.version('numpy')}"
+    return f"Shardscope {planner_core.__version__}, {PLAN_SCHEMA}, Python {platform.python_version()}, numpy {metadata.version('numpy')}"
 
 
 def notes(plans: Iterable[Plan], result: Result) -> list[str]:

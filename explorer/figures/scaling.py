@@ -10,8 +10,8 @@ import plotly.graph_objects as go
 from explorer.figures.palette import COMMUNICATION, COMPUTE, Theme
 from explorer.figures.style import style
 from explorer.text import units
-from planner_core.core.cluster import Cluster
-from planner_core.planning.analysis.scaling import Size
+from planner_core.core import Cluster
+from planner_core.planning.analysis import Size
 
 COLOURS = (COMPUTE, COMMUNICATION, "#009E73", "#CC79A7", "#8C8C8C", "#56B4E9")
 SYMBOLS = ("circle", "diamond", "square", "triangle-up", "cross", "x")

@@ -14,8 +14,8 @@ from explorer.figures.palette import COMMUNICATION, COMPUTE, Theme
 from explorer.figures.style import GIB, capacity_line, style
 from explorer.text import units
 from explorer.text.words import MODEL_ERROR, title
-from planner_core.core.plan import Plan
-from planner_core.search.candidates.score import Candidates
+from planner_core.core import Plan
+from planner_core.search.candidates import Candidates
 
 PLOT_WIDTH, PLOT_HEIGHT = 480.0, 300.0
 """About the pixels of a scatter's axes, to keep names apart."""

@@ -14,10 +14,8 @@ import numpy as np
 
 from explorer.figures.palette import COMMUNICATION, Theme, device_colour
 from explorer.text import units
-from planner_core.core.cluster import Cluster
-from planner_core.core.plan import PHASES, Plan
-from planner_core.cost.communication.links import axis_links
-from planner_core.cost.communication.routes import Floats, leaving, route, sent
+from planner_core.core import PHASES, Cluster, Plan
+from planner_core.cost.communication import Floats, axis_links, leaving, route, sent
 
 MAX_GPUS = 16
 MAX_RANKS = 64

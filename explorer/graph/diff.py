@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 from explorer.graph.overlay import node_placement, variant
 from explorer.graph.scene import Node, Scene
-from planner_core.core.mesh import DeviceMesh
-from planner_core.core.plan import BlockPlan, Plan
+from planner_core.core import BlockPlan, DeviceMesh, Plan
 
 ABSENT = "not there"
 

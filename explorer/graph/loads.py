@@ -14,14 +14,10 @@ from explorer.analysis.timeline import model_of
 from explorer.graph.overlay import variant
 from explorer.graph.scene import Node, Scene
 from explorer.text import units
-from planner_core.core.graph import Block, Call, Graph, Op
-from planner_core.core.plan import BlockPlan, Plan
-from planner_core.cost.compute.roofline import op_work
-from planner_core.cost.memory.forward import Layout
-from planner_core.cost.memory.peak import layouts
-from planner_core.cost.model import CostModel
-from planner_core.cost.resolved_ops import local_bytes, split_parts
-from planner_core.cost.step import block_of
+from planner_core.core import Block, BlockPlan, Call, Graph, Op, Plan
+from planner_core.cost import CostModel, block_of, local_bytes, split_parts
+from planner_core.cost.compute import op_work
+from planner_core.cost.memory import Layout, layouts
 
 Loads = dict[str, tuple[float, float]]
 """Node -> bytes, and forward FLOPs, of one copy on one GPU; of all copies for a run."""

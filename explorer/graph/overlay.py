@@ -7,12 +7,8 @@ from typing import Any
 
 from explorer.graph.scene import Node, Scene
 from explorer.text import units, words
-from planner_core.core.cluster import Cluster
-from planner_core.core.graph import Graph
-from planner_core.core.plan import BlockPlan, Plan
-from planner_core.core.workload import Workload
-from planner_core.cost.model import cost_model
-from planner_core.cost.step import Message, messages
+from planner_core.core import BlockPlan, Cluster, Graph, Plan, Workload
+from planner_core.cost import Message, cost_model, messages
 
 
 def variant(plan: Plan, drawing: Scene, scope: str, way: str = "") -> tuple[str, BlockPlan] | None:

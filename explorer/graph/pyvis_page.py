@@ -9,7 +9,7 @@ from itertools import pairwise
 from pyvis.network import Network
 
 from explorer.graph.scene import Placed, Scene, Scope, Wire, facts, scene
-from planner_core.ops.grouping import CoarseGraph
+from planner_core.ops import CoarseGraph
 
 COLOURS = {
     "weight": "#cfe3f1",

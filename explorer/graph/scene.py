@@ -16,11 +16,10 @@ from typing import Any
 
 from explorer.graph.layout import Box, layout, text_width
 from explorer.text import units
-from planner_core.core.graph import ITEM_BYTES, Block, Call, Op, TensorMeta
-from planner_core.cost.compute.roofline import op_work
-from planner_core.ops.grouping import CoarseBlock, CoarseGraph, Group
-from planner_core.ops.registry import is_heavy, rows
-from planner_core.search.network.folded import Run, find_runs
+from planner_core.core import ITEM_BYTES, Block, Call, Op, TensorMeta
+from planner_core.cost.compute import op_work
+from planner_core.ops import CoarseBlock, CoarseGraph, Group, is_heavy, rows
+from planner_core.search.network import Run, find_runs
 
 NODE_HEIGHT = 34.0
 PORT_HEIGHT = 16.0

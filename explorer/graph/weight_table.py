@@ -9,9 +9,8 @@ from typing import Any
 from explorer.graph.scene import Scene
 from explorer.text import units
 from explorer.text.glossary import GLOSSARY
-from planner_core.core.graph import TensorMeta
-from planner_core.core.plan import ParamPlan, Plan, glob_name
-from planner_core.ops.grouping import CoarseGraph
+from planner_core.core import ParamPlan, Plan, TensorMeta, glob_name
+from planner_core.ops import CoarseGraph
 
 
 def table(

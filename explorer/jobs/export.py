@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from planner_core.core.errors import PlannerError
-from planner_core.core.plan import Plan
-from planner_core.core.plan_json import to_json
+from planner_core.core import Plan, PlannerError, plan_to_json
 
 ROOT = Path(__file__).resolve().parents[2]
 TIME_LIMIT_S = 120
@@ -75,7 +73,7 @@ class Exported:
 
 def plan_text(plan: Plan) -> str:
     """The plan file."""
-    return json.dumps(to_json(plan), indent=1)
+    return json.dumps(plan_to_json(plan), indent=1)
 
 
 def export(plan: Plan, target: str, suffix: str, *, near: bool = False) -> Exported:

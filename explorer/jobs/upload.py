@@ -17,10 +17,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from planner_core.core.errors import InputError
-from planner_core.core.graph import Graph
-from planner_core.core.graph_json import from_json
-from planner_core.planning.request import Request
+from planner_core.core import Graph, InputError, graph_from_json
+from planner_core.planning import Request
 
 MAX_BYTES = 2**20
 """Of a config; the uploader's own limit, maxUploadSize in .streamlit/config.toml, is the same 1 MB."""
@@ -32,7 +30,7 @@ FOLDER = Path(tempfile.gettempdir()) / "shardscope-own"
 CAPTURE = """
 import json, sys
 from pathlib import Path
-import planner_core.models.huggingface, transformers
+import planner_core.models.sources.huggingface, transformers
 from planner_core.models.sandbox.memory_limit import limit_memory
 from planner_core.core.graph import to_json
 from planner_core.models.loading import open_model
@@ -115,10 +113,10 @@ def load_own(request: Request, say: Callable[[str], None] | None = None) -> Grap
     key = hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest()[:12]
     target = folder / f"graph-{key}.json"
     if target.is_file():
-        return from_json(json.loads(target.read_text(encoding="utf-8")))
+        return graph_from_json(json.loads(target.read_text(encoding="utf-8")))
     start = time.monotonic()
     _capture(folder / "config.json", options, target, say or (lambda text: None))
-    graph = from_json(json.loads(target.read_text(encoding="utf-8")))
+    graph = graph_from_json(json.loads(target.read_text(encoding="utf-8")))
     found = {
         "seconds": time.monotonic() - start,
         "params": graph.num_params,

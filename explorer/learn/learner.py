@@ -10,10 +10,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from explorer.address.settings import MODELS
-from planner_core.core.cluster import Cluster
-from planner_core.core.graph import Graph
-from planner_core.planning.request import Request
-from planner_core.planning.session import Planner, prepare
+from planner_core.core import Cluster, Graph
+from planner_core.planning import Planner, Request, prepare
 
 STANDARD = "llama-3-8b"
 """The model that stands in where the learner's own has no transformer layers."""

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from explorer.learn.learner import Learner, instead
 from explorer.learn.lesson import Values
-from planner_core.core.graph import Block, Op
-from planner_core.models.fold import fold_steps, weight_nodes
-from planner_core.search.candidates.score import matrices
+from planner_core.core import Block, Op
+from planner_core.models import fold_steps, weight_nodes
+from planner_core.search.candidates import matrices
 
 EXPERTS = "mixtral-8x7b"
 MEGATRON, SEQUENCE, DATA, FSDP = "megatron-lm", "megatron-lm-sequence-parallel", "data-parallel", "fsdp"

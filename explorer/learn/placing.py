@@ -9,16 +9,12 @@ from functools import lru_cache
 import numpy as np
 
 from explorer.learn.learner import Learner
-from planner_core.core.graph import Block, Op
-from planner_core.core.mesh import DeviceMesh
-from planner_core.core.plan import BlockPlan, Edge
-from planner_core.cost.communication.collectives import collective_time
-from planner_core.cost.step import Message, messages
-from planner_core.planning.session import Planner
-from planner_core.search.extract_plan import assemble
-from planner_core.search.lagrangian import search
-from planner_core.search.network.factors import NUM_COMPONENTS, Factor, Network
-from planner_core.search.network.folded import Problem, Restriction
+from planner_core.core import Block, BlockPlan, DeviceMesh, Edge, Op
+from planner_core.cost import Message, messages
+from planner_core.cost.communication import collective_time
+from planner_core.planning import Planner
+from planner_core.search import assemble, search
+from planner_core.search.network import NUM_COMPONENTS, Factor, Network, Problem, Restriction
 
 SHORT = {"scaled_dot_product_attention": "attention", "mul": "multiply"}
 

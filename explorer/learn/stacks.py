@@ -6,13 +6,11 @@ from dataclasses import replace
 from functools import lru_cache
 
 from explorer.learn.learner import Learner
-from planner_core.core.mesh import DeviceMesh
-from planner_core.cost.step import price
-from planner_core.planning.methods.baselines import BASELINES
-from planner_core.search.extract_plan import assemble
-from planner_core.search.lagrangian import least_memory, search
-from planner_core.search.network.folded import Problem
-from planner_core.search.solve import Assignment
+from planner_core.core import DeviceMesh
+from planner_core.cost import price
+from planner_core.planning.methods import BASELINES
+from planner_core.search import Assignment, assemble, least_memory, search
+from planner_core.search.network import Problem
 
 BY_METHOD = {b.method: b for b in BASELINES}
 

@@ -11,8 +11,8 @@ from functools import lru_cache, partial
 from explorer.learn.learner import Learner
 from explorer.learn.lessons import LESSONS
 from explorer.learn.recent import seen, shown
-from planner_core.core.errors import PlannerError
-from planner_core.planning.request import Request
+from planner_core.core import PlannerError
+from planner_core.planning import Request
 
 PAUSE_S, BREATH_S = 1.0, 0.05
 """Before the work begins, and between its parts: the page comes first."""

@@ -8,7 +8,7 @@ from explorer.address import pins, settings
 from explorer.components import comparing, frame, opened, report
 from explorer.session import state
 from explorer.text import glossary, words
-from planner_core.core.plan import Plan
+from planner_core.core import Plan
 
 
 def chosen_plans(plans: dict[str, Plan]) -> dict[str, Plan]:

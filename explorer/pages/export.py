@@ -12,13 +12,9 @@ from explorer.components import frame, opened, report
 from explorer.jobs import export as exporting
 from explorer.session import state
 from explorer.text import commands, units, words
-from planner_core.core.cluster import Cluster
-from planner_core.core.errors import PlannerError
-from planner_core.core.graph import Graph
-from planner_core.core.plan import Plan
-from planner_core.planning.pipeline import Result
-from planner_core.planning.request import Request
-from planner_core.verify.static import check_rules
+from planner_core.core import Cluster, Graph, Plan, PlannerError
+from planner_core.planning import Request, Result
+from planner_core.verify import check_rules
 
 PREVIEW_LINES = 60
 

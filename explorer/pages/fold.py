@@ -14,11 +14,10 @@ from explorer.graph import scene as graph_view
 from explorer.graph.pyvis_page import folded_html
 from explorer.session import state
 from explorer.text import units, words
-from planner_core.core.plan import Plan
+from planner_core.core import Plan
 from planner_core.models import fold
-from planner_core.planning.pipeline import Result
-from planner_core.planning.request import Request
-from planner_core.search.network.folded import Run
+from planner_core.planning import Request, Result
+from planner_core.search.network import Run
 
 LEAST = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # from how many copies on blocks may be folded in the drawing
 

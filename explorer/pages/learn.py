@@ -21,7 +21,7 @@ from explorer.learn.recent import seen, shown
 from explorer.learn.warm import prefetch, warm
 from explorer.session import state
 from explorer.static import STATIC
-from planner_core.core.errors import PlannerError
+from planner_core.core import PlannerError
 
 CSS = STATIC / "learn.css"
 PAGE = "explorer/pages/{}.py"

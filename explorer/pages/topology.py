@@ -13,11 +13,8 @@ from explorer.components import frame, growing, opened
 from explorer.figures import topology
 from explorer.session import state
 from explorer.text import units, words
-from planner_core.core.cluster import Cluster
-from planner_core.core.errors import PlannerError
-from planner_core.core.plan import PHASES, Plan
-from planner_core.planning.pipeline import Result
-from planner_core.planning.request import Request
+from planner_core.core import PHASES, Cluster, Plan, PlannerError
+from planner_core.planning import Request, Result
 
 # factors of bandwidth and of latency by level, as in the address (a string here would be shown on the page)
 Links = tuple[tuple[str, ...], tuple[str, ...]]

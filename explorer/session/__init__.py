@@ -1,1 +1,1 @@
-"""."""
+"""One visitor's state: address, plans, progress."""

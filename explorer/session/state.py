@@ -23,10 +23,8 @@ from explorer.graph.scene import Scene, scene
 from explorer.jobs.result_cache import Shelf
 from explorer.text.words import text as plain
 from explorer.text.words import title
-from planner_core.core.errors import PlannerError
-from planner_core.core.plan import Plan
-from planner_core.planning.pipeline import Result, plan_model
-from planner_core.planning.request import Progress, Request
+from planner_core.core import Plan, PlannerError
+from planner_core.planning import Progress, Request, Result, plan_model
 
 CACHED_RESULTS = 24
 EDITED_KEPT = 100

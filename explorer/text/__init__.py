@@ -1,1 +1,1 @@
-"""."""
+"""Words, units and commands that the pages say. No Streamlit."""

@@ -6,7 +6,7 @@ import json
 import shlex
 from dataclasses import fields
 
-from planner_core.planning.request import Request
+from planner_core.planning import Request
 
 OPTIONS = (
     "cluster", "mesh", "batch", "seq", "layers", "dtype", "optimizer", "zero", "recompute", "method", "objective", "memory_gb",

@@ -7,11 +7,8 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from explorer.text import units
-from planner_core.core.cluster import Cluster
-from planner_core.core.mesh import DeviceMesh
-from planner_core.core.placement import Shard
-from planner_core.core.plan import Plan
-from planner_core.models.fold import FoldGroup
+from planner_core.core import Cluster, DeviceMesh, Plan, Shard
+from planner_core.models import FoldGroup
 
 FAMILIES = (
     ("experts", ("expert", "moe")),

@@ -9,7 +9,7 @@ from typing import Any
 from planner_core.core.errors import InputError
 from planner_core.core.graph import Attr, Block, Call, Graph, Op, TensorMeta, Value, with_result
 
-SCHEMA = "shardscope.graph/1"
+GRAPH_SCHEMA = "shardscope.graph/1"
 
 
 def eval_dim(text: int | str, batch: int, seq: int) -> int:
@@ -23,19 +23,19 @@ def eval_dim(text: int | str, batch: int, seq: int) -> int:
     return int(match.group(1) or 1) * factor + int(match.group(3) or 0)
 
 
-def to_json(graph: Graph) -> dict[str, Any]:
+def graph_to_json(graph: Graph) -> dict[str, Any]:
     """Plain data with integer dims (see `capture.symbolic` for the form that serves every workload)."""
     return {
-        "schema": SCHEMA, "name": graph.name, "source": graph.source, "loss": graph.loss,
+        "schema": GRAPH_SCHEMA, "name": graph.name, "source": graph.source, "loss": graph.loss,
         "workload": dict(graph.workload), "config": dict(graph.config), "assumptions": list(graph.assumptions),
         "top": _block_json(graph.top), "blocks": [_block_json(b) for b in graph.blocks.values()],
     }  # fmt: skip
 
 
-def from_json(data: Mapping[str, Any], *, batch: int | None = None, seq: int | None = None) -> Graph:
+def graph_from_json(data: Mapping[str, Any], *, batch: int | None = None, seq: int | None = None) -> Graph:
     """A graph at the given workload (default: the snapshot's own); raises InputError on a bad file."""
-    if data.get("schema") != SCHEMA:
-        raise InputError(f"graph schema {data.get('schema')!r} is not {SCHEMA!r}; capture the model again")
+    if data.get("schema") != GRAPH_SCHEMA:
+        raise InputError(f"graph schema {data.get('schema')!r} is not {GRAPH_SCHEMA!r}; capture the model again")
     workload = {"batch": batch or data["workload"]["batch"], "seq": seq or data["workload"]["seq"]}
     read = _Reader(workload["batch"], workload["seq"])
     blocks = [read.block(b) for b in data["blocks"]]

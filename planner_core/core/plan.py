@@ -18,14 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from planner_core.core.mesh import DeviceMesh
-from planner_core.core.placement import (
-    Partial,
-    Placement,
-    Placements,
-    Replicate,
-    Shard,
-    State,
-)
+from planner_core.core.placement import Partial, Placement, Placements, Replicate, Shard, State
 
 PHASES = ("forward", "backward", "optimizer")
 

@@ -11,15 +11,10 @@ from typing import Any
 from planner_core.core.assets import ASSETS
 from planner_core.core.errors import InputError
 from planner_core.core.mesh import DeviceMesh
-from planner_core.core.placement import (
-    format_placements,
-    parse_placement,
-    parse_placements,
-    parse_state,
-)
+from planner_core.core.placement import format_placements, parse_placement, parse_placements, parse_state
 from planner_core.core.plan import BlockPlan, Cost, Edge, ParamPlan, Plan, SitePlan, Step, Traffic
 
-SCHEMA = "shardscope.plan/1"
+PLAN_SCHEMA = "shardscope.plan/1"
 
 
 FORM = ASSETS / "plan.schema.json"
@@ -32,10 +27,10 @@ SHOWN = 100
 """Characters of a wrong value that a message shows."""
 
 
-def to_json(plan: Plan) -> dict[str, Any]:
-    """Plain data; `from_json(to_json(plan)) == plan`."""
+def plan_to_json(plan: Plan) -> dict[str, Any]:
+    """Plain data; `from_json(plan_to_json(plan)) == plan`."""
     return {
-        "schema": SCHEMA, "name": plan.name, "method": plan.method, "objective": plan.objective,
+        "schema": PLAN_SCHEMA, "name": plan.name, "method": plan.method, "objective": plan.objective,
         "optimal": plan.optimal, "fits": plan.fits, "notes": list(plan.notes), "model": dict(plan.model),
         "workload": dict(plan.workload), "cluster": dict(plan.cluster),
         "mesh": {"axes": list(plan.mesh.axis_names), "sizes": list(plan.mesh.axis_sizes)},
@@ -58,11 +53,11 @@ def to_json(plan: Plan) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def from_json(data: Any) -> Plan:
+def plan_from_json(data: Any) -> Plan:
     """Read and validate a plan; raises InputError with the first thing that is wrong."""
-    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+    if not isinstance(data, dict) or data.get("schema") != PLAN_SCHEMA:
         found = str(data.get("schema"))[:SHOWN] if isinstance(data, dict) else type(data).__name__
-        raise InputError(f"not a plan: schema is {found!r}, wanted {SCHEMA!r}; make one with `plan MODEL -o FILE`")
+        raise InputError(f"not a plan: schema is {found!r}, wanted {PLAN_SCHEMA!r}; make one with `plan MODEL -o FILE`")
     _check_form(data)
     cost = data["cost"]
     plan = Plan(

@@ -11,9 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from planner_core.core.cluster import Cluster
-from planner_core.core.mesh import DeviceMesh
-from planner_core.core.workload import Workload
+from planner_core.core import Cluster, DeviceMesh, Workload
 from planner_core.cost.communication.links import AxisLink, axis_links
 
 Array = NDArray[np.float64]

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner_core.core.errors import InputError
-from planner_core.core.graph import ITEM_BYTES, Block, Op
-from planner_core.core.placement import Placements, local_shape
-from planner_core.core.plan import SitePlan
+from planner_core.core import ITEM_BYTES, Block, InputError, Op, Placements, SitePlan, local_shape
 from planner_core.cost.model import CostModel
-from planner_core.ops.registry import Row, rows
+from planner_core.ops import Row, rows
 
 
 def split_parts(block: Block, op: Op, site: SitePlan, model: CostModel) -> int:

@@ -12,10 +12,23 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner_core.core.errors import InputError
-from planner_core.core.graph import ITEM_BYTES, Block, Call, Graph, Op
-from planner_core.core.placement import Placements, R, Shard
-from planner_core.core.plan import BlockPlan, Cost, Edge, SitePlan, Step, Traffic
+from planner_core.core import (
+    ITEM_BYTES,
+    Block,
+    BlockPlan,
+    Call,
+    Cost,
+    Edge,
+    Graph,
+    InputError,
+    Op,
+    Placements,
+    R,
+    Shard,
+    SitePlan,
+    Step,
+    Traffic,
+)
 from planner_core.cost.communication.collectives import collective_time, wire_bytes
 from planner_core.cost.communication.redistribution import step_bytes
 from planner_core.cost.compute.roofline import op_time, op_work
@@ -23,7 +36,7 @@ from planner_core.cost.memory.peak import walk
 from planner_core.cost.memory.saved import run_again
 from planner_core.cost.model import CostModel
 from planner_core.cost.resolved_ops import local_bytes, rows_at, split_parts
-from planner_core.ops.grouping import CoarseBlock, CoarseGraph, coarsen_block
+from planner_core.ops import CoarseBlock, CoarseGraph, coarsen_block
 
 WAIT, HIDE = "wait", "hide"
 """Traffic that the next op waits for, and weight traffic that can hide behind compute."""

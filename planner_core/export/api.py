@@ -10,9 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from planner_core.core.errors import InputError
-from planner_core.core.plan import Plan
-from planner_core.core.plan_json import to_json
+from planner_core.core import InputError, Plan, plan_to_json
 from planner_core.export.configs import deepspeed_text, hf_text, megatron_text, torchtitan_text
 from planner_core.export.nearest import Nearest, by_degrees, instead, nearest, on_cluster, without_file
 from planner_core.export.parallelize_module import parallelize_text
@@ -33,7 +31,9 @@ class Exported:
 
 
 def _json(plan: Plan) -> Exported:
-    return Exported(json.dumps(to_json(plan), indent=1) + "\n", ("The plan itself: the source of every other export.",))
+    return Exported(
+        json.dumps(plan_to_json(plan), indent=1) + "\n", ("The plan itself: the source of every other export.",)
+    )
 
 
 def _torchrun(plan: Plan) -> Exported:

@@ -7,8 +7,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from planner_core.core.errors import InputError
-from planner_core.core.plan import Plan
+from planner_core.core import InputError, Plan
 from planner_core.export.observe import observe, rules
 from planner_core.export.parallelize_module import drop_summed, remarks_of
 from planner_core.export.tp_layout import Layout, NothingSplit, patterns, split_site, starred, tensor_layout

@@ -10,21 +10,16 @@ from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
-from planner_core.core.cluster import Cluster
-from planner_core.core.graph import Block, Graph, Value, join_name
-from planner_core.core.mesh import DeviceMesh, axis_names
-from planner_core.core.placement import R, Shard
-from planner_core.core.plan import Plan
-from planner_core.cost.communication.collectives import collective_time, wire_bytes
-from planner_core.cost.model import CostModel, cost_model
-from planner_core.cost.resolved_ops import local_bytes
-from planner_core.cost.step import block_of
+from planner_core.core import Block, Cluster, DeviceMesh, Graph, Plan, R, Shard, Value, axis_names, join_name
+from planner_core.cost import CostModel, block_of, cost_model, local_bytes
+from planner_core.cost.communication import collective_time, wire_bytes
 from planner_core.export.tp_layout import SPLIT_DIM, Layout, split_site, starred
-from planner_core.models.loading import graph_of
-from planner_core.ops.registry import Pair
-from planner_core.planning.methods.hf_tp_plan import ExpertRules
-from planner_core.planning.methods.restrictions import (
+from planner_core.models import graph_of
+from planner_core.ops import Pair
+from planner_core.planning import Planner, Request, prepare
+from planner_core.planning.methods import (
     AxisRules,
+    ExpertRules,
     PairTest,
     batch_split,
     sequence_split,
@@ -33,10 +28,8 @@ from planner_core.planning.methods.restrictions import (
     summed,
     whole,
 )
-from planner_core.planning.request import Request
-from planner_core.planning.session import Planner, prepare
-from planner_core.search.lagrangian import search
-from planner_core.search.network.factors import NUM_COMPONENTS, Factor, Network
+from planner_core.search import search
+from planner_core.search.network import NUM_COMPONENTS, Factor, Network
 
 EXPERTS = {"gate_up_proj": 1, "down_proj": 2}
 """Which dim of fused experts is split by their inner width."""

@@ -13,13 +13,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from planner_core.core.errors import InputError
-from planner_core.core.plan import Plan
+from planner_core.core import InputError, Plan
 from planner_core.export.tp_layout import Group, Layout, compress, patterns, starred
-from planner_core.models.huggingface import build, training_inputs
-from planner_core.planning.retarget import shrink
-from planner_core.runtime.initialize import initializer
-from planner_core.verify.build_models import materialise
+from planner_core.models.sources import build, training_inputs
+from planner_core.planning import shrink
+from planner_core.runtime import initializer
+from planner_core.verify import materialise
 
 HEADS = ("num_attention_heads", "n_head", "num_heads", "num_key_value_heads", "num_kv_heads")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from planner_core.core.plan import Plan
+from planner_core.core import Plan
 from planner_core.export.observe import Observed, Shared, observe, rules
 from planner_core.export.sequence_parallel import STYLES as SEQUENCE_STYLES
 from planner_core.export.sequence_parallel import on_tokens, runs

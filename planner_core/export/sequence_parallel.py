@@ -15,16 +15,12 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from planner_core.core.errors import VerificationFailed
-from planner_core.core.graph import join_name
-from planner_core.core.placement import Shard
-from planner_core.core.plan import Plan
+from planner_core.core import Plan, Shard, VerificationFailed, join_name
 from planner_core.export.tp_layout import Layout, split_site, starred
-from planner_core.models.huggingface import build, training_inputs
-from planner_core.planning.retarget import shrink
-from planner_core.runtime.initialize import initializer
-from planner_core.verify.build_models import materialise
-from planner_core.verify.processes import run_ranks
+from planner_core.models.sources import build, training_inputs
+from planner_core.planning import shrink
+from planner_core.runtime import initializer
+from planner_core.verify import materialise, run_ranks
 
 STYLES = {
     "colwise": "ColwiseParallel()", "gathered": "ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate())",

@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import planner_core
-from planner_core.core.errors import InputError
-from planner_core.core.plan import Plan, placements_by_pattern
-from planner_core.core.plan_json import to_json
+from planner_core.core import InputError, Plan, placements_by_pattern, plan_to_json
 from planner_core.export.inline import inline
-from planner_core.models.huggingface import build, training_inputs
-from planner_core.ops.catalog.scans import SCANS
-from planner_core.planning.retarget import shrink
+from planner_core.models.sources import build, training_inputs
+from planner_core.ops.catalog import SCANS
+from planner_core.planning import shrink
 
 ROOT = Path(planner_core.__path__[0])
 MODULES = (
@@ -48,7 +46,7 @@ def torchrun_script(plan: Plan) -> str:
     )
     parts = [
         _head(plan), "from __future__ import annotations\n\n", inline(files, "planner_core"), "\n\n",
-        _data("MODEL", model), _data("PLAN", to_json(plan)),
+        _data("MODEL", model), _data("PLAN", plan_to_json(plan)),
         f'if __name__ == "__main__":\n{start}    {call}\n',
     ]  # fmt: skip
     return "".join(parts)

@@ -16,10 +16,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from planner_core.core.errors import InputError
-from planner_core.core.graph import join_name
-from planner_core.core.placement import Replicate, Shard
-from planner_core.core.plan import BlockPlan, Edge, Plan, SitePlan
+from planner_core.core import BlockPlan, Edge, InputError, Plan, Replicate, Shard, SitePlan, join_name
 
 WEIGHT = {"linear": 1, "addmm": 2}
 """Products with a weight, and which operand it is: `addmm(bias, input, weight)`."""

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import init
 from torch.nn.modules.module import register_module_module_registration_hook
 
-from planner_core.core.errors import CaptureError, InputError
+from planner_core.core import CaptureError, InputError
 
 MOST_LAYERS = 2000
 MOST_MODULES = 60_000

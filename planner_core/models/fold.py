@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from planner_core.core.graph import Block, Call, Graph, Op, TensorMeta, join_name, unfold
+from planner_core.core import Block, Call, Graph, Op, TensorMeta, join_name, unfold
 
 Content = tuple[tuple[str, str, tuple[tuple[int, ...], ...]], ...]
 

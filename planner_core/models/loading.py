@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from planner_core.core.errors import InputError
-from planner_core.core.graph import Block, Graph, Op, TensorMeta
-from planner_core.core.plan import Plan
+from planner_core.core import Block, Graph, InputError, Op, Plan, TensorMeta
 from planner_core.models.zoo import ZOO, load_snapshot
 
 DTYPES = ("bfloat16", "float16", "float32")
@@ -35,7 +33,7 @@ def capture_graph(
     from planner_core.models.capture.module import capture_module
     from planner_core.models.sandbox.child import capture_apart
     from planner_core.models.sandbox.memory_limit import limited_memory
-    from planner_core.models.sources import resolve
+    from planner_core.models.sources.resolve import resolve
 
     if batch < 1 or seq < 1:
         raise InputError(f"batch {batch} and sequence length {seq} must both be at least 1")

@@ -11,10 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from planner_core.core.assets import ASSETS
-from planner_core.core.errors import InputError
-from planner_core.core.graph import Block, Call, Graph, Op, Value
-from planner_core.core.graph_json import from_json
+from planner_core.core import ASSETS, Block, Call, Graph, InputError, Op, Value, graph_from_json
 
 SNAPSHOTS = ASSETS / "models"
 
@@ -118,7 +115,7 @@ def load_snapshot(name: str, *, batch: int | None = None, seq: int | None = None
     if name not in ZOO:
         raise InputError(f"{name!r} is no model of the zoo ({', '.join(ZOO)})")
     model = ZOO[name]
-    graph = from_json(_read(name), batch=batch or model.batch, seq=seq or model.seq)
+    graph = graph_from_json(_read(name), batch=batch or model.batch, seq=seq or model.seq)
     return graph if layers is None else set_depth(graph, layers, with_depth(model, layers))
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from planner_core.core.graph import ITEM_BYTES, Block, Call, Graph, Op
+from planner_core.core import ITEM_BYTES, Block, Call, Graph, Op
 from planner_core.ops.registry import is_heavy, rows
 
 

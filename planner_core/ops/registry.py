@@ -16,8 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from planner_core.core.graph import Op, Value
-from planner_core.core.placement import P, Placement, R, Shard
+from planner_core.core import Op, P, Placement, R, Shard, Value
 
 DimOf: TypeAlias = int | None
 WHOLE = -1

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from planner_core.core.graph import Block, Op
-from planner_core.core.placement import Shard
+from planner_core.core import Block, Op, Shard
 from planner_core.ops.grouping import CoarseBlock, Group
 from planner_core.ops.registry import Pair, Row, rows, rule_of
 

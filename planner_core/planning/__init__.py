@@ -1,1 +1,39 @@
-"""."""
+"""From a request to plans: the passes in order, methods and baselines, edits."""
+
+from planner_core.planning import edit
+from planner_core.planning.edit import Editable
+from planner_core.planning.pipeline import (
+    Result,
+    baselines,
+    block_candidates,
+    choose,
+    compare_methods,
+    exact_front,
+    plan_model,
+)
+from planner_core.planning.request import METHODS, Progress, Request
+from planner_core.planning.retarget import retarget, shrink, small_mesh
+from planner_core.planning.session import USABLE_MEMORY, Planner, meshes, prepare, replace_request
+
+__all__ = [
+    "METHODS",
+    "USABLE_MEMORY",
+    "Editable",
+    "Planner",
+    "Progress",
+    "Request",
+    "Result",
+    "baselines",
+    "block_candidates",
+    "choose",
+    "compare_methods",
+    "edit",
+    "exact_front",
+    "meshes",
+    "plan_model",
+    "prepare",
+    "replace_request",
+    "retarget",
+    "shrink",
+    "small_mesh",
+]

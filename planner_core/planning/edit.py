@@ -15,20 +15,32 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner_core.core.errors import InputError, NoPlanFits
-from planner_core.core.graph import Block, Graph, Op, TensorMeta, Value, join_name
-from planner_core.core.mesh import DeviceMesh
-from planner_core.core.placement import Partial, Placement, Placements, Shard, format_placements, parse_placements
-from planner_core.core.plan import Plan, glob_name
-from planner_core.ops.registry import Pair
+from planner_core.core import (
+    Block,
+    DeviceMesh,
+    Graph,
+    InputError,
+    NoPlanFits,
+    Op,
+    Partial,
+    Placement,
+    Placements,
+    Plan,
+    Shard,
+    TensorMeta,
+    Value,
+    format_placements,
+    glob_name,
+    join_name,
+    parse_placements,
+)
+from planner_core.ops import Pair
 from planner_core.planning.methods.baselines import BASELINES
 from planner_core.planning.methods.hf_tp_plan import EXPERT
 from planner_core.planning.methods.restrictions import AxisRules
 from planner_core.planning.session import Planner
-from planner_core.search.lagrangian import Answer
-from planner_core.search.network.factors import NUM_COMPONENTS, Factor, Network, tensor_name
-from planner_core.search.network.folded import Problem, Restriction
-from planner_core.search.network.states import Bools, Ints
+from planner_core.search import Answer
+from planner_core.search.network import NUM_COMPONENTS, Bools, Factor, Ints, Network, Problem, Restriction, tensor_name
 
 Weight = tuple[str, str]
 """(block, name of the parameter in it); the top block is ""."""

@@ -15,28 +15,31 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner_core.core.cluster import Cluster
-from planner_core.core.errors import NoPlanFits
-from planner_core.core.graph import Graph
-from planner_core.core.mesh import DeviceMesh, axis_names
-from planner_core.core.plan import Plan
-from planner_core.core.workload import Workload
-from planner_core.cost.communication.chunk_overlap import overlap
-from planner_core.cost.model import CostModel, cost_model
-from planner_core.ops.grouping import CoarseGraph
+from planner_core.core import Cluster, DeviceMesh, Graph, NoPlanFits, Plan, Workload, axis_names
+from planner_core.cost import CostModel, cost_model, overlap
+from planner_core.ops import CoarseGraph
 from planner_core.planning.methods.baselines import BASELINES
 from planner_core.planning.methods.hf_tp_plan import EXPERT, expert_plan
 from planner_core.planning.methods.papers import LENSES, Lens
 from planner_core.planning.methods.restrictions import DataAxis
 from planner_core.planning.request import METHODS, Progress, Request
 from planner_core.planning.session import Planner, meshes, prepare, replace_request
-from planner_core.search.algebra.elimination import TooWide
-from planner_core.search.candidates.score import Candidates, score
-from planner_core.search.lagrangian import OBJECTIVES, Answer, memory_of, search, value_of, weights
-from planner_core.search.network.factors import COMM, MEMORY
-from planner_core.search.network.folded import Problem
-from planner_core.search.pareto_front import corners, front
-from planner_core.search.solve import Assignment, block_totals, solve
+from planner_core.search import (
+    OBJECTIVES,
+    Answer,
+    Assignment,
+    block_totals,
+    corners,
+    front,
+    memory_of,
+    search,
+    solve,
+    value_of,
+    weights,
+)
+from planner_core.search.algebra import TooWide
+from planner_core.search.candidates import Candidates, score
+from planner_core.search.network import COMM, MEMORY, Problem
 
 MAX_FRONT = 6
 """Corners of the front that become plans."""

@@ -11,16 +11,29 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from planner_core.core.errors import InputError
-from planner_core.core.graph import ITEM_BYTES, Block, Call, Graph, Op, join_name
-from planner_core.core.mesh import DeviceMesh
-from planner_core.core.placement import P, Placements, R, State
-from planner_core.core.plan import BlockPlan, Edge, ParamPlan, Plan, SitePlan, Step
-from planner_core.cost.communication.redistribution import Moves, Segments, moves
-from planner_core.cost.model import CostModel
-from planner_core.cost.step import price
-from planner_core.ops.grouping import coarsen_block
-from planner_core.ops.strategy import SegmentMap, block_strategies
+from planner_core.core import (
+    ITEM_BYTES,
+    Block,
+    BlockPlan,
+    Call,
+    DeviceMesh,
+    Edge,
+    Graph,
+    InputError,
+    Op,
+    P,
+    ParamPlan,
+    Placements,
+    Plan,
+    R,
+    SitePlan,
+    State,
+    Step,
+    join_name,
+)
+from planner_core.cost import CostModel, price
+from planner_core.cost.communication import Moves, Segments, moves
+from planner_core.ops import SegmentMap, block_strategies, coarsen_block
 
 SMALL: tuple[tuple[str, int], ...] = (
     (r"num_key_value_heads|num_kv_heads", 4),

@@ -11,26 +11,35 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from planner_core.core.cluster import Cluster, load_cluster
-from planner_core.core.errors import InputError
-from planner_core.core.graph import Graph
-from planner_core.core.mesh import DeviceMesh, axis_names, parse_mesh
-from planner_core.core.plan import Plan
-from planner_core.core.workload import Workload
-from planner_core.cost.communication.links import volume_link
-from planner_core.cost.model import cost_model
-from planner_core.cost.step import price
-from planner_core.models.loading import open_model
-from planner_core.ops.grouping import CoarseGraph, coarsen
-from planner_core.ops.strategy import BlockStrategies, block_strategies
+from planner_core.core import (
+    Cluster,
+    DeviceMesh,
+    Graph,
+    InputError,
+    Plan,
+    Workload,
+    axis_names,
+    load_cluster,
+    parse_mesh,
+)
+from planner_core.cost import cost_model, price
+from planner_core.cost.communication import volume_link
+from planner_core.models import open_model
+from planner_core.ops import BlockStrategies, CoarseGraph, block_strategies, coarsen
 from planner_core.planning.request import METHODS, Progress, Request
-from planner_core.search.algebra.elimination import TooWide
-from planner_core.search.algebra.pareto_labels import MAX_WORK
-from planner_core.search.extract_plan import assemble
-from planner_core.search.lagrangian import OBJECTIVES, Answer
-from planner_core.search.memory_fit import fit, hopeless
-from planner_core.search.network.folded import Networks, Problem, Restriction, build_networks, build_problem
-from planner_core.search.network.restricted_states import NO_BOUND, NOTE, bounded, narrow
+from planner_core.search import OBJECTIVES, Answer, assemble, fit, hopeless
+from planner_core.search.algebra import MAX_WORK, TooWide
+from planner_core.search.network import (
+    NO_BOUND,
+    NOTE,
+    Networks,
+    Problem,
+    Restriction,
+    bounded,
+    build_networks,
+    build_problem,
+    narrow,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
 
-from planner_core.models.hooks.callsites import DROPOUTS, Frame, Scopes, canonical, is_inplace, outputs, tensors
+from planner_core.models.hooks import DROPOUTS, Frame, Scopes, canonical, is_inplace, outputs, tensors
 from planner_core.runtime.local_ops import Call, attention, on_meta, run_local
 from planner_core.runtime.parameters import Parameters
 from planner_core.runtime.plan_reader import (

@@ -1,1 +1,27 @@
-"""."""
+"""The best plan of one mesh, exactly: a cost network, its elimination, and bounds."""
+
+from planner_core.search.extract_plan import assemble
+from planner_core.search.lagrangian import OBJECTIVES, Answer, least_memory, memory_of, search, value_of, weights
+from planner_core.search.memory_fit import fit, hopeless
+from planner_core.search.pareto_front import corners, front
+from planner_core.search.repeated_block import Weights
+from planner_core.search.solve import Assignment, block_totals, solve
+
+__all__ = [
+    "OBJECTIVES",
+    "Answer",
+    "Assignment",
+    "Weights",
+    "assemble",
+    "block_totals",
+    "corners",
+    "fit",
+    "front",
+    "hopeless",
+    "least_memory",
+    "memory_of",
+    "search",
+    "solve",
+    "value_of",
+    "weights",
+]

@@ -5,11 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from planner_core.core.graph import ITEM_BYTES, Block, Op
-from planner_core.core.placement import P, Placements, R, Shard, State
-from planner_core.core.plan import BlockPlan, Edge, ParamPlan, SitePlan, Step
-from planner_core.cost.communication.redistribution import Moves, Segments, moves
-from planner_core.cost.model import CostModel
+from planner_core.core import (
+    ITEM_BYTES,
+    Block,
+    BlockPlan,
+    Edge,
+    Op,
+    P,
+    ParamPlan,
+    Placements,
+    R,
+    Shard,
+    SitePlan,
+    State,
+    Step,
+)
+from planner_core.cost import CostModel
+from planner_core.cost.communication import Moves, Segments, moves
 from planner_core.search.network.factors import NodeRows, tensor_name
 from planner_core.search.network.folded import Problem
 from planner_core.search.network.states import TensorStates

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from planner_core.core.graph import Graph
-from planner_core.cost.memory.peak import walk
+from planner_core.core import Graph
+from planner_core.cost.memory import walk
 from planner_core.search.algebra.pareto_labels import MAX_WORK
 from planner_core.search.extract_plan import assemble
 from planner_core.search.lagrangian import Answer, memory_of, search, value_of, weights

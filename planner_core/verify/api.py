@@ -11,13 +11,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from planner_core.core.cluster import Cluster
-from planner_core.core.errors import InputError
-from planner_core.core.plan import Plan
-from planner_core.core.workload import Workload
-from planner_core.cost.model import cost_model
-from planner_core.models.loading import capture_graph
-from planner_core.planning.retarget import retarget, shrink, small_mesh
+from planner_core.core import Cluster, InputError, Plan, Workload
+from planner_core.cost import cost_model
+from planner_core.models import capture_graph
+from planner_core.planning import retarget, shrink, small_mesh
 from planner_core.verify.fake_group import verify_fake
 from planner_core.verify.numerics import verify_numbers
 from planner_core.verify.static import check_rules, verify_rules

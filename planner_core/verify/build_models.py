@@ -8,13 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from planner_core.core.errors import InputError
-from planner_core.models.capture.loss import own_loss, standin_loss
-from planner_core.models.huggingface import build, training_inputs
-from planner_core.models.sources import Source, python_source
-from planner_core.runtime.dispatch_mode import Steered, Steering
-from planner_core.runtime.initialize import initializer
-from planner_core.runtime.parameters import Init
+from planner_core.core import InputError
+from planner_core.models.capture import own_loss, standin_loss
+from planner_core.models.sources import Source, build, python_source, training_inputs
+from planner_core.runtime import Init, Steered, Steering, initializer
 
 SPREAD = 0.05
 ARGS = "*"

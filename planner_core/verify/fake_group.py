@@ -18,12 +18,8 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from planner_core.core.plan import Plan
-from planner_core.core.plan_json import to_json
-from planner_core.runtime.apply import apply
-from planner_core.runtime.collective_counter import CountCollectives
-from planner_core.runtime.initialize import initializer
-from planner_core.runtime.optimizers import make_optimizer
+from planner_core.core import Plan, plan_to_json
+from planner_core.runtime import CountCollectives, apply, initializer, make_optimizer
 from planner_core.verify.build_models import build_model, example_inputs, planned_loss
 from planner_core.verify.memory_tracker import TrackMemory
 from planner_core.verify.numerics import same_traffic
@@ -39,7 +35,7 @@ def verify_fake(plan: Plan, *, timeout_s: float = 600.0) -> dict[str, Any]:
 
 def verify_fake_all(plans: list[Plan], *, timeout_s: float = 600.0) -> list[dict[str, Any]]:
     """Reports of several plans, run one after the other by the same process."""
-    (found,) = run_ranks(_fake_steps, 1, ([to_json(p) for p in plans],), timeout_s=timeout_s, backend=None)
+    (found,) = run_ranks(_fake_steps, 1, ([plan_to_json(p) for p in plans],), timeout_s=timeout_s, backend=None)
     return [_report(plan, rows) for plan, rows in zip(plans, found, strict=True)]
 
 

@@ -10,11 +10,8 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from planner_core.core.plan import Plan
-from planner_core.core.plan_json import to_json
-from planner_core.runtime.apply import apply
-from planner_core.runtime.collective_counter import CountCollectives
-from planner_core.runtime.plan_reader import PlanMismatch
+from planner_core.core import Plan, plan_to_json
+from planner_core.runtime import CountCollectives, PlanMismatch, apply
 from planner_core.verify.build_models import (
     build_model,
     example_inputs,
@@ -43,7 +40,7 @@ def verify_numbers(plan: Plan, *, timeout_s: float = 300.0, seed: int = 0) -> di
 def verify_all(plans: list[Plan], *, timeout_s: float = 300.0, seed: int = 0) -> list[dict[str, Any]]:
     """Reports of several plans for the same number of ranks, run by the same processes."""
     ranks = plans[0].mesh.num_devices
-    found = run_ranks(_run_all, ranks, ([to_json(p) for p in plans], seed), timeout_s=timeout_s)
+    found = run_ranks(_run_all, ranks, ([plan_to_json(p) for p in plans], seed), timeout_s=timeout_s)
     return [report(plan, rows) for plan, rows in zip(plans, found[0], strict=True)]
 
 

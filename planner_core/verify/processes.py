@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from planner_core.core.errors import VerificationFailed
+from planner_core.core import VerificationFailed
 
 Work = Callable[..., Any]
 """`work(*args)` on every rank; importable by name, returns plain data."""

@@ -9,12 +9,28 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from planner_core.core.errors import ShardingError
-from planner_core.core.graph import Block, Call, Graph, Op
-from planner_core.core.placement import Partial, Placements, Replicate, Shard, State, format_placements, local_shape
-from planner_core.core.plan import BlockPlan, Edge, ParamPlan, Plan, SitePlan, Step
-from planner_core.models.loading import graph_of
-from planner_core.ops.registry import Pair, rows
+from planner_core.core import (
+    Block,
+    BlockPlan,
+    Call,
+    Edge,
+    Graph,
+    Op,
+    ParamPlan,
+    Partial,
+    Placements,
+    Plan,
+    Replicate,
+    Shard,
+    ShardingError,
+    SitePlan,
+    State,
+    Step,
+    format_placements,
+    local_shape,
+)
+from planner_core.models import graph_of
+from planner_core.ops import Pair, rows
 
 
 def check_rules(plan: Plan, graph: Graph) -> list[str]:

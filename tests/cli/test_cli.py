@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from planner_core.__main__ import main
+from planner_core.cli.main import main
 from planner_core.models.zoo import ZOO
 
 KINDS = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all"}
@@ -201,13 +201,13 @@ def test_report_has_the_keys_of_the_contract(capsys: pytest.CaptureFixture[str])
 
 
 def test_a_plan_file_reads_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from planner_core.core.plan_json import from_json, to_json
+    from planner_core.core.plan_json import plan_from_json, plan_to_json
 
     path = tmp_path / "plan.json"
     status, out, _ = run(capsys, "plan", "gpt2-xl", "--layers", "2", "-o", str(path))
     assert status == 0 and "transformer.h.*" in out
     data = json.loads(path.read_text())
-    assert to_json(from_json(data)) == data
+    assert plan_to_json(plan_from_json(data)) == data
     for broken in (
         {**data, "mesh": {"axes": ["a"], "sizes": [-1]}},
         {k: v for k, v in data.items() if k != "blocks"},

@@ -12,7 +12,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from planner_core.core.errors import InputError, PlannerError
-from planner_core.core.plan_json import FORM, from_json, to_json
+from planner_core.core.plan_json import FORM, plan_from_json, plan_to_json
 from planner_core.planning.pipeline import Result, plan_model
 from planner_core.planning.request import Request
 from planner_core.verify.static import check_rules
@@ -43,9 +43,9 @@ def test_the_schema_is_one() -> None:
 def test_every_plan_matches_the_schema_and_reads_back(request_: Request) -> None:
     plans = planned(request_).plans
     for plan in plans:
-        data = json.loads(json.dumps(to_json(plan)))
+        data = json.loads(json.dumps(plan_to_json(plan)))
         assert [e.message for e in schema().iter_errors(data)] == []
-        assert from_json(data) == plan, plan.name
+        assert plan_from_json(data) == plan, plan.name
 
 
 # --- files that are not plans ----------------------------------------------------------------------------------------
@@ -97,7 +97,7 @@ def mutated(data: dict[str, Any], dice: random.Random) -> tuple[Path, dict[str, 
 
 def test_a_changed_file_is_a_plan_or_is_refused_in_one_sentence() -> None:
     found = planned(CASES[1])
-    plan = to_json(found.best)
+    plan = plan_to_json(found.best)
     for block in plan["blocks"].values():  # a few ops are enough
         block["sites"] = dict(list(block["sites"].items())[:3])
         block["params"] = dict(list(block["params"].items())[:2])
@@ -107,14 +107,14 @@ def test_a_changed_file_is_a_plan_or_is_refused_in_one_sentence() -> None:
         where, data = mutated(plan, dice)
         by_schema = not schema().is_valid(data)
         try:
-            read = from_json(data)
+            read = plan_from_json(data)
         except InputError as error:
             refused += 1
             assert "\n" not in str(error) and 20 < len(str(error)) < 600, (where, str(error))
             assert "plan MODEL -o FILE" in str(error)
             continue
         assert not by_schema, where
-        assert to_json(read) == data, where
+        assert plan_to_json(read) == data, where
         try:
             check_rules(read, found.graph)  # whatever it finds: a sentence
         except PlannerError as error:
@@ -149,7 +149,7 @@ def change(data: dict[str, Any], *where: Any, to: Any) -> dict[str, Any]:
 )
 def test_what_is_wrong_is_named(where: Path, to: Any, says: str) -> None:
     with pytest.raises(InputError) as told:
-        from_json(change(to_json(planned(CASES[1]).best), *where, to=to))
+        plan_from_json(change(plan_to_json(planned(CASES[1]).best), *where, to=to))
     assert says in str(told.value)
 
 
@@ -158,10 +158,10 @@ def test_rules_find_what_a_schema_cannot() -> None:
     here, other = planned(CASES[1]), planned(CASES[2])
     assert check_rules(here.best, here.graph) == []
     assert any("has no plan" in f for f in check_rules(here.best, other.graph))
-    data = to_json(here.best)
+    data = plan_to_json(here.best)
     label = next(k for k in data["blocks"] if k)
     site = data["blocks"][label]["sites"]["mlp.down_proj/linear"]
     state = site[0][1][1]
     site[0][1][1] = "S(1),S(1)|S(1),S(1)" if state != "S(1),S(1)|S(1),S(1)" else "R,R|P,P"
-    found = check_rules(from_json(data), here.graph)
+    found = check_rules(plan_from_json(data), here.graph)
     assert any("mlp.down_proj/linear takes" in f and "ways that it can run" in f for f in found)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from planner_core.cost.communication.chunk_overlap import CHUNKS, REDUCTIONS, overlap
+from planner_core.cost.chunk_overlap import CHUNKS, REDUCTIONS, overlap
 from planner_core.cost.communication.collectives import collective_time
 from planner_core.cost.model import cost_model
 from planner_core.cost.step import WAIT, message_time, messages, op_seconds

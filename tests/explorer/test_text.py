@@ -20,7 +20,7 @@ from explorer.jobs.upload import MAX_BYTES, keep
 from explorer.text import units, words
 from explorer.text.glossary import define
 from planner_core.core.errors import InputError
-from planner_core.core.plan_json import from_json
+from planner_core.core.plan_json import plan_from_json
 from planner_core.planning.pipeline import Result, plan_model
 from planner_core.planning.request import Request
 
@@ -136,7 +136,7 @@ def test_a_device_keeps_its_colour() -> None:
 
 
 def test_plan_file_is_the_plan(result: Result) -> None:
-    assert from_json(json.loads(exporting.plan_text(result.best))) == result.best
+    assert plan_from_json(json.loads(exporting.plan_text(result.best))) == result.best
 
 
 @pytest.mark.parametrize(

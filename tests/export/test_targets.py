@@ -22,7 +22,7 @@ from planner_core.export.api import TARGETS, export_plan, export_text
 from planner_core.export.nearest import nearest
 from planner_core.export.torchrun import model_spec
 from planner_core.export.tp_layout import tensor_layout
-from planner_core.models.huggingface import build
+from planner_core.models.sources.huggingface import build
 from planner_core.planning.pipeline import plan_model
 from planner_core.planning.request import Request
 from planner_core.verify.api import scaled
@@ -301,10 +301,12 @@ def test_where_no_split_can_be_held_the_nearest_needs_no_file() -> None:
 
 
 def test_the_command_line_says_the_price_as_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from planner_core.__main__ import main
-    from planner_core.core.plan_json import to_json
+    from planner_core.cli.main import main
+    from planner_core.core.plan_json import plan_to_json
 
-    (tmp_path / "plan.json").write_text(json.dumps(to_json(planned("llama-3-8b")["Megatron-LM + sequence parallel"])))
+    (tmp_path / "plan.json").write_text(
+        json.dumps(plan_to_json(planned("llama-3-8b")["Megatron-LM + sequence parallel"]))
+    )
     assert (
         main(["export", str(tmp_path / "plan.json"), "--to", "deepspeed", "-o", str(tmp_path / "ds.json"), "--json"])
         == 0

@@ -17,7 +17,7 @@ import torch
 
 from planner_core.core.errors import InputError
 from planner_core.core.plan import Plan
-from planner_core.core.plan_json import from_json
+from planner_core.core.plan_json import plan_from_json
 from planner_core.export.api import export_plan, export_text
 from planner_core.export.torchrun import model_spec
 from planner_core.planning.pipeline import plan_model
@@ -242,7 +242,7 @@ def test_script_stands_alone() -> None:
 
 def test_json_export_is_the_plan() -> None:
     plan = planned("llama-3-8b", "Megatron-LM")
-    assert from_json(json.loads(export_text(plan, "json").text)) == plan
+    assert plan_from_json(json.loads(export_text(plan, "json").text)) == plan
 
 
 def test_bad_target_and_folder(tmp_path: Path) -> None:

@@ -13,8 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from planner_core.core.errors import CaptureError, InputError, PlannerError
 from planner_core.core.graph import Call, unfold
-from planner_core.core.graph_json import from_json, to_json
-from planner_core.models import huggingface as hf
+from planner_core.core.graph_json import graph_from_json, graph_to_json
 from planner_core.models.capture.loss import OWN_LOSS, STANDIN_LOSS
 from planner_core.models.capture.module import capture_module
 from planner_core.models.config_limits import check_numbers
@@ -23,6 +22,7 @@ from planner_core.models.hooks import moe
 from planner_core.models.loading import capture_graph
 from planner_core.models.snapshots.compare import difference
 from planner_core.models.snapshots.symbolic import symbolic
+from planner_core.models.sources import huggingface as hf
 from planner_core.models.zoo import ZOO
 
 LAYERS = {name: 3 if model.depth else None for name, model in ZOO.items()}
@@ -114,7 +114,7 @@ def test_attributes(name, fn, attrs):
 
 @pytest.mark.parametrize("name", ["llama-3-8b", "t5-large", "mixtral-8x7b", "resnet50-100k"])
 def test_json_round_trip(name):
-    assert difference(from_json(to_json(graph(name))), graph(name)) is None
+    assert difference(graph_from_json(graph_to_json(graph(name))), graph(name)) is None
 
 
 def test_saved_tensors_of_a_linear_layer():
@@ -626,7 +626,7 @@ def test_layers_that_differ_in_a_float_are_one_block_and_keep_it(factors):
     assert difference(folded, flat) is None
     floats = {type(f) for f in factors} == {float}
     assert (list(folded.num_repeats.values()) == [3]) == floats, "an integer is part of what a layer does"
-    assert difference(from_json(json.loads(json.dumps(to_json(folded)))), flat) is None
+    assert difference(graph_from_json(json.loads(json.dumps(graph_to_json(folded)))), flat) is None
     wrong = [*factors[:-1], 0.123]
     other = nn.Sequential(nn.Linear(4, 4), *(Scaled(f, 0.1) for f in wrong))
     assert difference(folded, capture_module(other, {"input": torch.zeros(2, 4)}, flat=True)) is not None
@@ -672,7 +672,7 @@ def test_python_source(tmp_path, capsys):
 @pytest.mark.parametrize("name", ["llama-3-8b", "gpt2-xl", "t5-large", "mixtral-8x7b"])
 def test_symbolic_at_a_fourth_point(name):
     data = symbolic([graph(name, 2, 24), graph(name, 4, 24), graph(name, 2, 48)])
-    assert difference(from_json(data, batch=5, seq=17), graph(name, 5, 17)) is None
+    assert difference(graph_from_json(data, batch=5, seq=17), graph(name, 5, 17)) is None
 
 
 def test_symbolic_refuses_what_fits_no_form():

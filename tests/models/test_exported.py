@@ -16,14 +16,14 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
-from planner_core.__main__ import main  # noqa: E402
+from planner_core.cli.main import main  # noqa: E402
 from planner_core.core.errors import InputError, PlannerError  # noqa: E402
 from planner_core.core.graph import Block, Graph, Op, unfold  # noqa: E402
 from planner_core.core.plan import placements_by_pattern  # noqa: E402
 from planner_core.models.capture.module import capture_module  # noqa: E402
 from planner_core.models.loading import capture_graph  # noqa: E402
 from planner_core.models.snapshots.compare import difference  # noqa: E402
-from planner_core.models.sources import exported_source  # noqa: E402
+from planner_core.models.sources.resolve import exported_source  # noqa: E402
 from planner_core.planning.pipeline import choose  # noqa: E402
 from planner_core.planning.request import Request  # noqa: E402
 from planner_core.planning.session import meshes, prepare  # noqa: E402

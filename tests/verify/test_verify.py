@@ -18,7 +18,7 @@ from torch import nn
 from planner_core.core.errors import InputError, VerificationFailed
 from planner_core.core.placement import P, R, Shard, State
 from planner_core.core.plan import BlockPlan, Edge, Plan, SitePlan, Step
-from planner_core.core.plan_json import to_json
+from planner_core.core.plan_json import plan_to_json
 from planner_core.core.workload import OPTIMIZERS
 from planner_core.planning.pipeline import Result, plan_model
 from planner_core.planning.request import Request
@@ -81,7 +81,7 @@ def test_running_statistics_of_split_channels_are_whole() -> None:
     )
     (found,) = verify_all([plan])
     assert found["ok"], found
-    (left,) = run_ranks(_without_gathering, 2, (to_json(plan),))[:1]
+    (left,) = run_ranks(_without_gathering, 2, (plan_to_json(plan),))[:1]
     assert left["param"][0] > 0.1 and "running" in left["param"][1]
 
 
@@ -303,7 +303,7 @@ def _move_after_apply() -> str:
 
 
 def test_another_torch_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = to_json(small("llama-3-8b", "Megatron-LM"))
+    plan = plan_to_json(small("llama-3-8b", "Megatron-LM"))
     assert plan["model"]["versions"]["torch"].startswith("2.")
     old = {**plan, "model": {**plan["model"], "versions": {"torch": "1.2.3"}}}
     assert reading.other_versions(plan) == ""

@@ -1,1 +1,1 @@
-"""."""
+"""Components of the Plans page."""

@@ -13,9 +13,9 @@ from explorer.components.plans.choice import CHOOSING, current, data_of, figure,
 from explorer.figures import scatter
 from explorer.session import state
 from explorer.text import units
-from planner_core.core.plan import Plan
-from planner_core.planning.pipeline import Result
-from planner_core.search.candidates.score import Candidates
+from planner_core.core import Plan
+from planner_core.planning import Result
+from planner_core.search.candidates import Candidates
 
 ROWS_SHOWN = 500
 """Rows of the table of what is marked."""

@@ -16,8 +16,8 @@ from explorer.graph import diff as twins
 from explorer.graph import weight_table as weight_rows
 from explorer.session import state
 from explorer.text import words
-from planner_core.core.plan import Plan
-from planner_core.planning.pipeline import Result
+from planner_core.core import Plan
+from planner_core.planning import Result
 
 SHOWN = 8
 """Weights of one placement that are named below the scatter; the graph marks all."""

@@ -12,8 +12,8 @@ from explorer.components import frame
 from explorer.figures import scatter
 from explorer.session import state
 from explorer.text import glossary, units, words
-from planner_core.core.plan import Plan
-from planner_core.planning.pipeline import Result
+from planner_core.core import Plan
+from planner_core.planning import Result
 
 CHOOSING = {**frame.CHART, "modeBarButtonsToRemove": ["autoScale2d"], "displayModeBar": True}
 AXES = {"communication": "communication", "exposed": "exposed communication", "step": "step time"}

@@ -11,12 +11,8 @@ from explorer.components.plans import whatif_panel
 from explorer.graph import weight_table as weight_rows
 from explorer.session import state
 from explorer.text import glossary, words
-from planner_core.core.errors import PlannerError
-from planner_core.core.placement import Placements, parse_placement
-from planner_core.core.plan import Plan
-from planner_core.planning import edit
-from planner_core.planning.edit import Editable
-from planner_core.planning.pipeline import Result
+from planner_core.core import Placements, Plan, PlannerError, parse_placement
+from planner_core.planning import Editable, Result, edit
 
 WIDE = 150
 """Pixels of a control."""

@@ -17,15 +17,10 @@ from explorer.figures import regions
 from explorer.jobs.result_cache import Shelf
 from explorer.session import state
 from explorer.text import units, words
-from planner_core.core.cluster import Cluster, load_cluster
-from planner_core.core.graph import Graph
-from planner_core.core.plan import Plan
-from planner_core.ops.grouping import CoarseGraph
-from planner_core.planning.analysis import sensitivity
-from planner_core.planning.analysis.sensitivity import Axis, Cell, Crossover
-from planner_core.planning.pipeline import Result
-from planner_core.planning.request import Request
-from planner_core.planning.session import prepare
+from planner_core.core import Cluster, Graph, Plan, load_cluster
+from planner_core.ops import CoarseGraph
+from planner_core.planning import Request, Result, prepare
+from planner_core.planning.analysis import Axis, Cell, Crossover, sensitivity
 
 CELLS, MAPS = 1000, 64
 """Cells and whole maps kept for all sessions."""

@@ -14,11 +14,8 @@ from explorer.components import frame
 from explorer.jobs.result_cache import Shelf
 from explorer.session import state
 from explorer.text import units, words
-from planner_core.core.errors import PlannerError
-from planner_core.core.plan import Plan
-from planner_core.core.workload import OPTIMIZERS, RECOMPUTE
-from planner_core.planning.pipeline import Result
-from planner_core.planning.request import Progress, Request
+from planner_core.core import OPTIMIZERS, RECOMPUTE, Plan, PlannerError
+from planner_core.planning import Progress, Request, Result
 
 KEPT = 200
 """Answers kept for all sessions."""

@@ -11,7 +11,7 @@ from explorer.learn.charts import Bar, Part, bars
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
 from explorer.text import units
-from planner_core.core.graph import Graph
+from planner_core.core import Graph
 
 BATCHES = (1, 2, 4, 8, 16)
 CODE = """\

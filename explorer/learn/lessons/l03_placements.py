@@ -9,9 +9,9 @@ from explorer.figures.svg_tensors import Box, arrow, column, device, legend, mat
 from explorer.learn import links
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
-from planner_core.core.placement import P, Placement, R, Shard, parse_placement
-from planner_core.core.plan import Step as Move
-from planner_core.cost.communication.collectives import wire_bytes
+from planner_core.core import P, Placement, R, Shard, parse_placement
+from planner_core.core import Step as Move
+from planner_core.cost.communication import wire_bytes
 
 SIZE, ITEM = 4, 4
 CASES = (

@@ -12,9 +12,8 @@ from explorer.learn.charts import Line, plot
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
 from explorer.text import units
-from planner_core.core.mesh import DeviceMesh
-from planner_core.cost.communication.collectives import algorithms, collective_time, wire_bytes
-from planner_core.cost.communication.links import AxisLink, axis_links
+from planner_core.core import DeviceMesh
+from planner_core.cost.communication import AxisLink, algorithms, axis_links, collective_time, wire_bytes
 
 SIZES = (2**14, 2**17, 2**20, 2**23, 2**26, 2**29)
 CODE = """\

@@ -10,8 +10,7 @@ from explorer.learn import links
 from explorer.learn.charts import wrap
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
-from planner_core.core.errors import ShardingError
-from planner_core.core.placement import Shard, local_shape
+from planner_core.core import Shard, ShardingError, local_shape
 
 DEGREES = (2, 3, 4, 6, 8, 16)
 CODE = """\

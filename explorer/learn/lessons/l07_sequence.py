@@ -29,7 +29,7 @@ from explorer.learn.charts import Bar, Part, bars
 from explorer.learn.learner import STANDARD, Learner, standard
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
 from explorer.text import units
-from planner_core.cost.communication.collectives import wire_bytes
+from planner_core.cost.communication import wire_bytes
 
 TOKENS, VOCAB = 4, 8
 CODE = """\

@@ -11,8 +11,8 @@ from explorer.learn import links
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
 from explorer.text import units
-from planner_core.models.fold import FoldGroup, FoldStep, fold_steps, shared_subgraphs, weight_nodes
-from planner_core.search.candidates.score import matrices
+from planner_core.models import FoldGroup, FoldStep, fold_steps, shared_subgraphs, weight_nodes
+from planner_core.search.candidates import matrices
 
 SHOWN = 7
 CODE = """\

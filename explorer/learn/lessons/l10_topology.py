@@ -11,10 +11,8 @@ from explorer.learn.charts import Bar, Part, bars, nodes
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
 from explorer.text import units
-from planner_core.core.cluster import Cluster, load_cluster
-from planner_core.core.mesh import DeviceMesh
-from planner_core.cost.communication.collectives import collective_time, wire_bytes
-from planner_core.cost.communication.links import axis_links
+from planner_core.core import Cluster, DeviceMesh, load_cluster
+from planner_core.cost.communication import axis_links, collective_time, wire_bytes
 
 BATCHES = (2, 4, 8, 16, 32, 64)
 CODE = """\

@@ -12,15 +12,15 @@ from explorer.learn.charts import Bar, Part, bars, timeline
 from explorer.learn.learner import Layer, Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
 from explorer.text import units
-from planner_core.cost.communication.atp import (
+from planner_core.cost.communication import (
     best_mesh,
     bracket,
     chunk_timeline,
     layer_wire_bytes,
     reductions,
     ring_time_s,
+    wire_bytes,
 )
-from planner_core.cost.communication.collectives import wire_bytes
 
 COUNTS = (4, 8, 16, 32, 64, 128, 256, 512)
 CODE = """\

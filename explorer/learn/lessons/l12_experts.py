@@ -12,8 +12,8 @@ from explorer.learn.charts import Bar, Part, bars
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
 from explorer.text import units
-from planner_core.cost.communication.collectives import wire_bytes
-from planner_core.models.zoo import ZOO
+from planner_core.cost.communication import wire_bytes
+from planner_core.models import ZOO
 
 TOKENS, HIDDEN = 16, 3
 CODE = """\

@@ -17,10 +17,10 @@ from explorer.learn.charts import WIDTH
 from explorer.learn.learner import STANDARD, Learner, standard
 from explorer.learn.lesson import Choice, Control, Lesson, Question, Scene, Step, Values, asked
 from explorer.text import units
-from planner_core.core.mesh import DeviceMesh
-from planner_core.cost.communication.collectives import collective_time
-from planner_core.cost.model import CostModel, cost_model
-from planner_core.search.candidates.score import Candidates, matrices, score
+from planner_core.core import DeviceMesh
+from planner_core.cost import CostModel, cost_model
+from planner_core.cost.communication import collective_time
+from planner_core.search.candidates import Candidates, matrices, score
 
 WEIGHTS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 LETTERS = ("R", "S(0)", "S(1)")

@@ -10,9 +10,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from planner_core.core.cluster import Cluster
-from planner_core.core.errors import InputError
-from planner_core.core.mesh import DeviceMesh
+from planner_core.core import Cluster, DeviceMesh, InputError
 
 _Ranks: TypeAlias = NDArray[np.int64]
 

@@ -19,8 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from planner_core.core.placement import P, Placement, Placements, R, Shard
-from planner_core.core.plan import Step
+from planner_core.core import P, Placement, Placements, R, Shard, Step
 from planner_core.cost.communication.collectives import collective_times
 from planner_core.cost.communication.links import AxisLink
 

@@ -18,9 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from planner_core.core.cluster import Cluster
-from planner_core.core.mesh import DeviceMesh
-from planner_core.core.plan import PHASES, Plan, Traffic
+from planner_core.core import PHASES, Cluster, DeviceMesh, Plan, Traffic
 from planner_core.cost.communication.links import AxisLink, axis_links
 
 Floats = NDArray[np.float64]

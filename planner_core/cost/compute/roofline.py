@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner_core.core.graph import Op, Value
+from planner_core.core import Op, Value
 from planner_core.cost.model import Array, CostModel
-from planner_core.ops.catalog.nn import backward_factor, forward_flops, is_view
+from planner_core.ops.catalog import backward_factor, forward_flops, is_view
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,1 +1,22 @@
-"""."""
+"""Memory of one GPU through a step, simulated along forward and backward."""
+
+from planner_core.cost.memory.backward import Backward, Gradient
+from planner_core.cost.memory.forward import Layout, Moment
+from planner_core.cost.memory.peak import arriving, layouts, walk
+from planner_core.cost.memory.saved import kept_results, root, run_again, viewed
+from planner_core.cost.memory.storages import Key
+
+__all__ = [
+    "Backward",
+    "Gradient",
+    "Key",
+    "Layout",
+    "Moment",
+    "arriving",
+    "kept_results",
+    "layouts",
+    "root",
+    "run_again",
+    "viewed",
+    "walk",
+]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from planner_core.core.graph import Call, Op
+from planner_core.core import Call, Op
 from planner_core.cost.memory.forward import Layout, Moment
 
 HANDED_ON = ("add", "radd", "identity", "detach", "alias", "contiguous", "positive")

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from planner_core.core.graph import Call, Op
+from planner_core.core import Call, Op
 from planner_core.cost.memory.storages import Key, Storages
-from planner_core.ops.registry import is_heavy
+from planner_core.ops import is_heavy
 
 
 @dataclass(frozen=True, slots=True)

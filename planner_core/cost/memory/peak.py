@@ -13,9 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner_core.core.graph import ITEM_BYTES, Block, Graph
-from planner_core.core.placement import local_shape
-from planner_core.core.plan import BlockPlan
+from planner_core.core import ITEM_BYTES, Block, BlockPlan, Graph, local_shape
 from planner_core.cost.memory.backward import Backward, Gradient
 from planner_core.cost.memory.forward import CallMemory, Layout, Moment
 from planner_core.cost.memory.storages import Key, Storages

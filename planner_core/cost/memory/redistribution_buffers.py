@@ -10,8 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from planner_core.core.placement import Partial, Placements, Replicate, Shard, local_shape
-from planner_core.core.plan import Step
+from planner_core.core import Partial, Placements, Replicate, Shard, Step, local_shape
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from planner_core.core.graph import Block, Call, Graph
+from planner_core.core import Block, Call, Graph
 
 
 def root(block: Block, value: int) -> int:

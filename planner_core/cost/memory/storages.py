@@ -16,14 +16,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from planner_core.core.graph import ITEM_BYTES, Block, Op
-from planner_core.core.placement import Placements
-from planner_core.core.plan import BlockPlan, Edge, Step
+from planner_core.core import ITEM_BYTES, Block, BlockPlan, Edge, Op, Placements, Step
 from planner_core.cost.memory.redistribution_buffers import Transit, transit
 from planner_core.cost.memory.saved import root, viewed
 from planner_core.cost.model import CostModel
 from planner_core.cost.resolved_ops import local_bytes, rows_at
-from planner_core.ops.catalog.nn import loss_bytes, shrinks_kept
+from planner_core.ops.catalog import loss_bytes, shrinks_kept
 
 Key = tuple[str, object] | tuple[str, object, int]
 

@@ -1,1 +1,24 @@
-"""."""
+"""Capture: run a model's own forward on fake tensors and record what it does, repeated parts once."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from planner_core.models.capture.loss import own_loss, standin_loss
+    from planner_core.models.capture.module import capture_module
+
+__all__ = ["capture_module", "own_loss", "standin_loss"]
+_HOME = {
+    "own_loss": "planner_core.models.capture.loss",
+    "standin_loss": "planner_core.models.capture.loss",
+    "capture_module": "planner_core.models.capture.module",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for when it is asked for: these modules need torch."""
+    if name not in _HOME:
+        raise AttributeError(f"{__name__} has no {name}")
+    return getattr(import_module(_HOME[name]), name)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from planner_core.core.graph import Attr
+from planner_core.core import Attr
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 

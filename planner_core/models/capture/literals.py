@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from planner_core.core.graph import PER_CALL, Attr
+from planner_core.core import PER_CALL, Attr
 from planner_core.models.capture.recording import Record
 
 

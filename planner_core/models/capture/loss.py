@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from planner_core.core.errors import CaptureError
+from planner_core.core import CaptureError
 
 OWN_LOSS = "the model's own loss"
 

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from planner_core.core.errors import CaptureError
-from planner_core.core.graph import Block, Graph, check, with_result
+from planner_core.core import Block, CaptureError, Graph, check, with_result
 from planner_core.models.capture.graph_builder import Builder
 from planner_core.models.capture.loss import OWN_LOSS, STANDIN_LOSS, own_loss, standin_loss
 from planner_core.models.capture.recorder import Recorder

@@ -15,8 +15,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from planner_core.core.errors import CaptureError, PlannerError
-from planner_core.core.graph import TensorMeta, Value
+from planner_core.core import CaptureError, PlannerError, TensorMeta, Value
 from planner_core.models.capture.attributes import describe
 from planner_core.models.capture.constants import SHAPES, run_constant, stay_on_meta, to_meta, with_picks, with_sizes
 from planner_core.models.capture.fused_kernels import attention

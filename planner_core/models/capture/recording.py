@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
-from planner_core.core.graph import Attr, TensorMeta, Value
+from planner_core.core import Attr, TensorMeta, Value
 
 Renumber = Callable[[int], int]
 BUFFER = "buffer:"  # name prefix of a constant that is a buffer of the model

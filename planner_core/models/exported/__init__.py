@@ -1,1 +1,1 @@
-"""."""
+"""Files of torch.export, read as data."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from planner_core.core.errors import InputError
+from planner_core.core import InputError
 
 SCHEMA_MAJOR = 8
 LARGEST_JSON = 128 << 20

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from planner_core.core.errors import InputError
+from planner_core.core import InputError
 
 Args = dict[str, Any]
 Spelling = Callable[[Args], Any]

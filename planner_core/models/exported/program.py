@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from planner_core.core.errors import CaptureError, InputError
+from planner_core.core import CaptureError, InputError
 from planner_core.models.capture.constants import LIMIT
 from planner_core.models.exported import aten
 from planner_core.models.exported.archive import Exported, Named, Ref, Step, read_exported

@@ -1,1 +1,27 @@
-"""."""
+"""What capture and run share: names of call sites, and mixture-of-experts and scan layers as single calls."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from planner_core.models.hooks.callsites import DROPOUTS, Frame, Scopes, canonical, is_inplace, outputs, tensors
+
+__all__ = ["DROPOUTS", "Frame", "Scopes", "canonical", "is_inplace", "outputs", "tensors"]
+_HOME = {
+    "DROPOUTS": "planner_core.models.hooks.callsites",
+    "Frame": "planner_core.models.hooks.callsites",
+    "Scopes": "planner_core.models.hooks.callsites",
+    "canonical": "planner_core.models.hooks.callsites",
+    "is_inplace": "planner_core.models.hooks.callsites",
+    "outputs": "planner_core.models.hooks.callsites",
+    "tensors": "planner_core.models.hooks.callsites",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for when it is asked for: these modules need torch."""
+    if name not in _HOME:
+        raise AttributeError(f"{__name__} has no {name}")
+    return getattr(import_module(_HOME[name]), name)

@@ -19,10 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from planner_core.core.errors import CaptureError, InputError, PlannerError
-from planner_core.core.files import is_file
-from planner_core.core.graph import Graph
-from planner_core.core.graph_json import from_json, to_json
+from planner_core.core import CaptureError, Graph, InputError, PlannerError, graph_from_json, graph_to_json, is_file
 from planner_core.models.sandbox.memory_limit import LIMIT_BYTES, limit_memory
 
 LIMIT_S = 120
@@ -107,7 +104,7 @@ def _graph(source: str, reply: bytes, status: int) -> Graph:
         ) from None
     if "error" in data:
         raise (InputError if data.get("kind") == "InputError" else CaptureError)(str(data["error"]))
-    return from_json(data["graph"])
+    return graph_from_json(data["graph"])
 
 
 def main(argv: list[str]) -> None:
@@ -116,7 +113,7 @@ def main(argv: list[str]) -> None:
     os.set_inheritable(write, False)  # so that the pipe closes with this process, whatever it starts
     reply: dict[str, Any]
     try:
-        reply = {"graph": to_json(_capture(source, batch, seq, flat))}
+        reply = {"graph": graph_to_json(_capture(source, batch, seq, flat))}
     except PlannerError as error:
         reply = {"error": str(error), "kind": type(error).__name__}
     except MemoryError:
@@ -137,7 +134,7 @@ def _capture(source: str, batch: int, seq: int, flat: bool) -> Graph:
     import torch
 
     from planner_core.models.capture.module import capture_module
-    from planner_core.models.sources import python_source
+    from planner_core.models.sources.resolve import python_source
 
     torch.set_num_threads(1)
     limit_memory()

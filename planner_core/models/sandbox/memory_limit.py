@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from planner_core.core.errors import CaptureError
+from planner_core.core import CaptureError
 
 LIMIT_BYTES = 2 << 30
 """Memory that the user's code and the capture may take beyond the libraries."""

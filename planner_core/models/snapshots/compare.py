@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from planner_core.core.graph import Graph, Op, unfold
+from planner_core.core import Graph, Op, unfold
 
 
 def difference(a: Graph, b: Graph) -> str | None:

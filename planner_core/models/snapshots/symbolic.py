@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from planner_core.core.errors import CaptureError
-from planner_core.core.graph import Graph
-from planner_core.core.graph_json import from_json, to_json
+from planner_core.core import CaptureError, Graph, graph_from_json, graph_to_json
 from planner_core.models.snapshots.compare import difference
 
 
@@ -29,13 +27,13 @@ def symbolic(graphs: Sequence[Graph]) -> dict[str, Any]:
         2 * s,
     ):
         raise CaptureError("a symbolic graph is made from captures at (b, s), (2b, s) and (b, 2s)")
-    plain = [to_json(g) for g in graphs[:3]]
+    plain = [graph_to_json(g) for g in graphs[:3]]
     merge = _Merge(b, s)
     merged: dict[str, Any] = {
         k: v if k in ("workload", "config") else merge.walk(k, *(p[k] for p in plain)) for k, v in plain[0].items()
     }
     for proof in graphs[3:]:
-        found = difference(from_json(merged, batch=proof.workload["batch"], seq=proof.workload["seq"]), proof)
+        found = difference(graph_from_json(merged, batch=proof.workload["batch"], seq=proof.workload["seq"]), proof)
         if found:
             raise CaptureError(f"the graph depends on the workload in no simple way ({found}): no snapshot can hold it")
     return merged

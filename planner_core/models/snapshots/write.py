@@ -6,7 +6,7 @@ import json
 import sys
 from typing import Any
 
-from planner_core.core.assets import ASSETS
+from planner_core.core import ASSETS
 from planner_core.models import zoo as models
 from planner_core.models.loading import capture_graph
 from planner_core.models.snapshots.symbolic import symbolic

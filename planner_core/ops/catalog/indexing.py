@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planner_core.core.graph import Op
+from planner_core.core import Op
 from planner_core.ops.registry import WHOLE, DimOf, Rule, Shapes, aligned, arg, dims_attr, rule, split
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import string
 
-from planner_core.core.graph import Op
+from planner_core.core import Op
 from planner_core.ops.catalog.scans import SCANS, scan_flops
 from planner_core.ops.registry import (
     WHOLE,

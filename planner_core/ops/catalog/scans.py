@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from planner_core.core.graph import Op
+from planner_core.core import Op
 from planner_core.ops.registry import DimOf, Rule, Shapes, Split, rule, split
 
 CHUNK = 64

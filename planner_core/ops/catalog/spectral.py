@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from planner_core.core.graph import Op
+from planner_core.core import Op
 from planner_core.ops.registry import DimOf, Internal, Rule, Shapes, Split, dims_attr, rule, split
 
 _ONE_DIM = ("fft_fft", "fft_ifft", "fft_rfft", "fft_irfft")

@@ -1,1 +1,35 @@
-"""."""
+"""What can be asked of plans: reports, sensitivity, scaling, ablation."""
+
+from planner_core.planning.analysis import sensitivity
+from planner_core.planning.analysis.ablation import SAYS, Rung, rungs
+from planner_core.planning.analysis.fold_report import fold_report, fold_text
+from planner_core.planning.analysis.network_json import network_json, unfold_problem
+from planner_core.planning.analysis.report import front_report, front_text, report, table, text, unknown_ops
+from planner_core.planning.analysis.scaling import COUNTS, Size, grow, resized
+from planner_core.planning.analysis.sensitivity import SAME, UNKNOWN, Axis, Cell, Crossover
+
+__all__ = [
+    "COUNTS",
+    "SAME",
+    "SAYS",
+    "UNKNOWN",
+    "Axis",
+    "Cell",
+    "Crossover",
+    "Rung",
+    "Size",
+    "fold_report",
+    "fold_text",
+    "front_report",
+    "front_text",
+    "grow",
+    "network_json",
+    "report",
+    "resized",
+    "rungs",
+    "sensitivity",
+    "table",
+    "text",
+    "unfold_problem",
+    "unknown_ops",
+]

@@ -10,15 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from planner_core.core.errors import NoPlanFits
-from planner_core.core.graph import Graph
-from planner_core.core.mesh import DeviceMesh
-from planner_core.core.plan import Plan
+from planner_core.core import DeviceMesh, Graph, NoPlanFits, Plan
 from planner_core.planning.methods.papers import LENSES, Lens
 from planner_core.planning.pipeline import choose
 from planner_core.planning.request import Progress
 from planner_core.planning.session import Planner, meshes, replace_request
-from planner_core.search.network.folded import Restriction
+from planner_core.search.network import Restriction
 
 SAYS = {
     "exact": "nothing is forbidden, least step time",

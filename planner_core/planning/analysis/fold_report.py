@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from planner_core.models.fold import fold_steps, weight_nodes
-from planner_core.ops.grouping import CoarseGraph
-from planner_core.search.candidates.score import matrices
+from planner_core.models import fold_steps, weight_nodes
+from planner_core.ops import CoarseGraph
+from planner_core.search.candidates import matrices
 
 
 def fold_report(coarse: CoarseGraph, min_duplicate: int = 2) -> dict[str, Any]:

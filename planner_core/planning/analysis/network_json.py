@@ -11,13 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from planner_core.core.graph import Call
+from planner_core.core import Call
 from planner_core.planning.session import Planner, meshes
-from planner_core.search.lagrangian import weights
-from planner_core.search.network.factors import MEMORY, tensor_name
-from planner_core.search.network.folded import Compiled, Problem
-from planner_core.search.repeated_block import Weights
-from planner_core.search.solve import solve
+from planner_core.search import Weights, solve, weights
+from planner_core.search.network import MEMORY, Compiled, Problem, tensor_name
 
 INFINITE = 1e12
 """Stands for an impossible combination; real costs are seconds and far smaller."""

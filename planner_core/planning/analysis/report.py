@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from planner_core.core.plan import Plan, placements_by_pattern
-from planner_core.ops.grouping import CoarseGraph
+from planner_core.core import Plan, placements_by_pattern
+from planner_core.ops import CoarseGraph
 from planner_core.planning.pipeline import FrontPoint, Result
-from planner_core.search.candidates.score import matrices
+from planner_core.search.candidates import matrices
 
 SCHEMA = "shardscope.report/1"
 

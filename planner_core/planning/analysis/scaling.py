@@ -11,20 +11,26 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from planner_core.core.cluster import Cluster
-from planner_core.core.errors import InputError, PlannerError
-from planner_core.core.graph import Graph, Value, join_name
-from planner_core.core.mesh import DeviceMesh, axis_names
-from planner_core.core.placement import Shard
-from planner_core.core.plan import Plan
-from planner_core.ops.registry import Pair
+from planner_core.core import (
+    Cluster,
+    DeviceMesh,
+    Graph,
+    InputError,
+    Plan,
+    PlannerError,
+    Shard,
+    Value,
+    axis_names,
+    join_name,
+)
+from planner_core.ops import Pair
 from planner_core.planning.methods.papers import Lens
 from planner_core.planning.methods.restrictions import AxisRules, batch_split, sequence_split, split_weight, whole
 from planner_core.planning.pipeline import choose
 from planner_core.planning.request import Progress, Request
 from planner_core.planning.session import Planner, meshes, prepare
-from planner_core.search.algebra.elimination import TooWide
-from planner_core.search.network.folded import Restriction
+from planner_core.search.algebra import TooWide
+from planner_core.search.network import Restriction
 
 COUNTS = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 PAYS = 0.05

@@ -19,8 +19,7 @@ import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from planner_core.core.errors import PlannerError
-from planner_core.core.plan import Plan
+from planner_core.core import Plan, PlannerError
 
 CLOSE = 0.04
 """A crossover is known when the values on its two sides differ by less than this share."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from planner_core.core.graph import Graph
-from planner_core.core.mesh import DeviceMesh
+from planner_core.core import DeviceMesh, Graph
 from planner_core.planning.methods.restrictions import (
     AxisRules,
     PairTest,
@@ -17,7 +16,7 @@ from planner_core.planning.methods.restrictions import (
     summed,
     whole,
 )
-from planner_core.search.network.folded import Restriction
+from planner_core.search.network import Restriction
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,15 +14,11 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from planner_core.core.assets import ASSETS
-from planner_core.core.graph import Block, Graph, Op, Value, join_name
-from planner_core.core.mesh import DeviceMesh
-from planner_core.core.placement import R, Shard
-from planner_core.ops.registry import Pair, Row
+from planner_core.core import ASSETS, Block, DeviceMesh, Graph, Op, R, Shard, Value, join_name
+from planner_core.ops import Pair, Row
 from planner_core.planning.methods.baselines import Baseline
 from planner_core.planning.methods.restrictions import AxisRules, PairTest, batch_split, summed, whole
-from planner_core.search.network.factors import Network
-from planner_core.search.network.folded import Restriction
+from planner_core.search.network import Network, Restriction
 
 TABLE = ASSETS / "experts.json"
 FROM_LAST = {"colwise": 2, "colwise_gather_output": 2, "packed_colwise": 2, "rowwise": 1, "rowwise_split_input": 1, "packed_rowwise": 1,

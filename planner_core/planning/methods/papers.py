@@ -7,12 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner_core.core.graph import Graph
-from planner_core.core.mesh import DeviceMesh
-from planner_core.core.placement import Shard
+from planner_core.core import DeviceMesh, Graph, Shard
 from planner_core.planning.methods.restrictions import residual_shapes
-from planner_core.search.network.factors import NUM_COMPONENTS, Factor, Network
-from planner_core.search.network.folded import Restriction
+from planner_core.search.network import NUM_COMPONENTS, Factor, Network, Restriction
 
 
 @dataclass(frozen=True, slots=True)

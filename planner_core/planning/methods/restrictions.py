@@ -11,12 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner_core.core.graph import Block, Graph, Op, Value
-from planner_core.core.placement import P, R, Shard
-from planner_core.ops.registry import Pair, Row
-from planner_core.search.network.factors import NUM_COMPONENTS, Factor, Network, tensor_name
-from planner_core.search.network.folded import Restriction
-from planner_core.search.network.states import Ints
+from planner_core.core import Block, Graph, Op, P, R, Shard, Value
+from planner_core.ops import Pair, Row
+from planner_core.search.network import NUM_COMPONENTS, Factor, Ints, Network, Restriction, tensor_name
 
 PairTest = Callable[[Value, Pair], bool]
 PRODUCTS = frozenset((

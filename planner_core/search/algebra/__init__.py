@@ -1,1 +1,6 @@
-"""."""
+"""Elimination, (min, +) powers and Pareto labels on plain tables; knows no models."""
+
+from planner_core.search.algebra.elimination import TooWide
+from planner_core.search.algebra.pareto_labels import MAX_WORK
+
+__all__ = ["MAX_WORK", "TooWide"]

@@ -9,15 +9,7 @@ from typing import Any
 import numpy as np
 
 from planner_core.search.algebra.elimination import Floats, Table, add
-from planner_core.search.algebra.pareto_labels import (
-    MAX_ENTRIES,
-    Ints,
-    Labels,
-    Partial,
-    Pruning,
-    TooLarge,
-    join,
-)
+from planner_core.search.algebra.pareto_labels import MAX_ENTRIES, Ints, Labels, Partial, Pruning, TooLarge, join
 
 
 @dataclass

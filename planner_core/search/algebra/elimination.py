@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from planner_core.core.errors import PlannerError
+from planner_core.core import PlannerError
 
 Floats = NDArray[np.float64]
 ZERO = np.zeros(1)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from planner_core.core.errors import PlannerError
+from planner_core.core import PlannerError
 from planner_core.search.algebra.elimination import Floats
 
 Ints = NDArray[np.int64]

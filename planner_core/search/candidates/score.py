@@ -14,11 +14,9 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from planner_core.core.graph import Block
-from planner_core.core.placement import R, Shard
-from planner_core.cost.model import CostModel
-from planner_core.ops.grouping import CoarseBlock
-from planner_core.ops.strategy import BlockStrategies
+from planner_core.core import Block, R, Shard
+from planner_core.cost import CostModel
+from planner_core.ops import BlockStrategies, CoarseBlock
 from planner_core.search.algebra.elimination import order
 from planner_core.search.candidates.generate import generate
 from planner_core.search.network.block import build_block

@@ -1,1 +1,38 @@
-"""."""
+"""The cost network of a block on a mesh, and the folded network of a whole model."""
+
+from planner_core.search.network.factors import COMM, MEMORY, NUM_COMPONENTS, Factor, Network, tensor_name
+from planner_core.search.network.folded import (
+    Compiled,
+    Networks,
+    Problem,
+    Restriction,
+    Run,
+    build_networks,
+    build_problem,
+    find_runs,
+)
+from planner_core.search.network.restricted_states import NO_BOUND, NOTE, bounded, narrow
+from planner_core.search.network.states import Bools, Ints
+
+__all__ = [
+    "COMM",
+    "MEMORY",
+    "NOTE",
+    "NO_BOUND",
+    "NUM_COMPONENTS",
+    "Bools",
+    "Compiled",
+    "Factor",
+    "Ints",
+    "Network",
+    "Networks",
+    "Problem",
+    "Restriction",
+    "Run",
+    "bounded",
+    "build_networks",
+    "build_problem",
+    "find_runs",
+    "narrow",
+    "tensor_name",
+]

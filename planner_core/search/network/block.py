@@ -18,17 +18,13 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 
-from planner_core.core.graph import ITEM_BYTES, Call
-from planner_core.core.placement import P, Shard
-from planner_core.cost.communication.collectives import collective_times
-from planner_core.cost.communication.redistribution import Moves, Segments, digit, moves
-from planner_core.cost.compute.roofline import op_time, op_work
-from planner_core.cost.memory.saved import root, run_again, viewed
-from planner_core.cost.model import CostModel
-from planner_core.ops.catalog.nn import loss_bytes, shrinks_kept
-from planner_core.ops.grouping import CoarseBlock
-from planner_core.ops.registry import Pair
-from planner_core.ops.strategy import BlockStrategies, GroupStrategy
+from planner_core.core import ITEM_BYTES, Call, P, Shard
+from planner_core.cost import CostModel
+from planner_core.cost.communication import Moves, Segments, collective_times, digit, moves
+from planner_core.cost.compute import op_time, op_work
+from planner_core.cost.memory import root, run_again, viewed
+from planner_core.ops import BlockStrategies, CoarseBlock, GroupStrategy, Pair
+from planner_core.ops.catalog import loss_bytes, shrinks_kept
 from planner_core.search.network.factors import (
     COMM,
     ENDING,

@@ -7,8 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from planner_core.ops.registry import Row
-from planner_core.ops.strategy import GroupStrategy
+from planner_core.ops import GroupStrategy, Row
 from planner_core.search.network.states import Bools, Floats, Ints, TensorStates
 
 TIME, MEMORY, COMM, ENDING = range(4)

@@ -16,11 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from planner_core.core.graph import Block, Call
-from planner_core.cost.memory.saved import kept_results
-from planner_core.cost.model import CostModel
-from planner_core.ops.grouping import CoarseGraph
-from planner_core.ops.strategy import BlockStrategies
+from planner_core.core import Block, Call
+from planner_core.cost import CostModel
+from planner_core.cost.memory import kept_results
+from planner_core.ops import BlockStrategies, CoarseGraph
 from planner_core.search.algebra.elimination import order
 from planner_core.search.network.block import build_block
 from planner_core.search.network.factors import NUM_COMPONENTS, Factor, Network, tensor_name

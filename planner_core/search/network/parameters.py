@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner_core.core.graph import ITEM_BYTES, Op
-from planner_core.core.placement import P, R
-from planner_core.cost.communication.collectives import collective_times
-from planner_core.cost.communication.redistribution import digit
-from planner_core.cost.model import CostModel
-from planner_core.ops.registry import Pair
+from planner_core.core import ITEM_BYTES, Op, P, R
+from planner_core.cost import CostModel
+from planner_core.cost.communication import collective_times, digit
+from planner_core.ops import Pair
 from planner_core.search.network.states import Floats, Ints, TensorStates, joint_codes
 
 

@@ -17,9 +17,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner_core.core.graph import Block
-from planner_core.core.placement import P, Placement, R, Shard
-from planner_core.ops.grouping import CoarseGraph
+from planner_core.core import Block, P, Placement, R, Shard
+from planner_core.ops import CoarseGraph
 from planner_core.search.algebra.elimination import TooWide, eliminate, lower_bound
 from planner_core.search.lagrangian import Answer, memory_of, search, weights
 from planner_core.search.network.factors import NUM_COMPONENTS, Factor, Network, tensor_name

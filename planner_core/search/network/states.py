@@ -14,10 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from planner_core.core.graph import TensorMeta
-from planner_core.core.placement import P, R, Shard, State
-from planner_core.cost.communication.redistribution import Segments, decode, digit
-from planner_core.ops.registry import Pair
+from planner_core.core import P, R, Shard, State, TensorMeta
+from planner_core.cost.communication import Segments, decode, digit
+from planner_core.ops import Pair
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from planner_core.core.errors import CaptureError, InputError
+from planner_core.core import CaptureError, InputError
 from planner_core.models.config_limits import check_numbers, fields, shown, without_values
 from planner_core.models.hooks import moe, scans
 from planner_core.models.hooks import moe_loops as loops

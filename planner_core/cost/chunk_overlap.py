@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from planner_core.core.graph import Block, Graph, Op
-from planner_core.core.plan import BlockPlan
+from planner_core.core import Block, BlockPlan, Graph, Op
 from planner_core.cost.communication.atp import chunked_time_s
 from planner_core.cost.communication.collectives import collective_time
 from planner_core.cost.model import CostModel

@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from planner_core.core.errors import CaptureError, InputError
-from planner_core.core.files import is_file, is_folder, is_there
+from planner_core.core import CaptureError, InputError, is_file, is_folder, is_there
 from planner_core.models import zoo as models
 from planner_core.models.config_limits import shown
 
@@ -118,7 +117,7 @@ def _nothing(source: str) -> InputError:
 def _config(
     name: str, source: str, data: Mapping[str, Any], batch: int, seq: int, dtype: str, layers: int | None
 ) -> Source:
-    from planner_core.models import huggingface as hf
+    from planner_core.models.sources import huggingface as hf
 
     module, parsed, used = hf.build(data, dtype, layers)
     return Source(name, source, module, hf.training_inputs(module, parsed, batch, seq, dtype), config=used)

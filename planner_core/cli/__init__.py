@@ -1,0 +1,1 @@
+"""The command line: one function a command, nothing decided here."""

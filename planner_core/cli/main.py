@@ -1,0 +1,293 @@
+"""The command line: `python -m planner_core COMMAND` (see CONTRACT.md)."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from planner_core.core import InputError, PlannerError, is_file, is_there
+from planner_core.planning import METHODS, Request
+
+USAGE_ERROR = 2
+
+
+class _Parser(argparse.ArgumentParser):
+    """Wrong options in one or two lines, as every other wrong input."""
+
+    def error(self, message: str) -> Any:
+        self.exit(USAGE_ERROR, f"{self.prog}: {_shortened(message)}; see {self.prog} --help\n")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; returns the exit status."""
+    args = _parser().parse_args(argv)
+    try:
+        return int(args.run(args))
+    except PlannerError as error:
+        print(_shortened(str(error)), file=sys.stderr)
+        return error.exit_status
+    except BrokenPipeError:
+        return 0
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return 130
+
+
+def _shortened(text: str) -> str:
+    """A sentence without the middle of words of hundreds of letters, which repeat what was given."""
+    return re.sub(r"(\S{60})\S{140,}", r"\1...", text)
+
+
+def _parser() -> _Parser:
+    parser = _Parser(
+        prog="python -m planner_core", description="Plan tensor parallelism for a real model on a real cluster."
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_Parser)
+    for name, run, text in (("models", _models, "the zoo"), ("clusters", _clusters, "the clusters")):
+        p = commands.add_parser(name, help=text)
+        p.add_argument("--json", action="store_true")
+        p.set_defaults(run=run)
+    fold = _with_model(commands.add_parser("fold", help="unique blocks, repeats and Algorithm 1's steps"))
+    fold.add_argument("--html", metavar="FILE", help="write the folded graph as one stand-alone page")
+    fold.set_defaults(run=_fold)
+    plan = _with_options(_with_model(commands.add_parser("plan", help="derive, score and rank plans")))
+    plan.add_argument("-o", "--output", metavar="FILE", help="write the chosen plan")
+    plan.add_argument(
+        "--front", action="store_true", help="also every plan that no other beats in the objective and memory"
+    )
+    plan.set_defaults(run=_plan)
+    compare = _with_options(_with_model(commands.add_parser("compare", help="every method and baseline side by side")))
+    compare.set_defaults(run=_compare)
+    network = _with_options(_with_model(commands.add_parser("network", help="the unfolded cost network as JSON")))
+    network.set_defaults(run=_network)
+    export = commands.add_parser("export", help="write a plan in the form of another program")
+    export.add_argument("plan")
+    export.add_argument("--to", required=True)
+    export.add_argument("-o", "--output", required=True, metavar="PATH")
+    export.add_argument(
+        "--nearest", action="store_true", help="where the form cannot hold the plan, the nearest plan that it can"
+    )
+    export.add_argument(
+        "--json", action="store_true", help="what is said, and the cost beside the plan's, as one JSON object"
+    )
+    export.set_defaults(run=_export)
+    verify = commands.add_parser("verify", help="run a plan and compare with the prediction")
+    verify.add_argument("plan")
+    verify.add_argument(
+        "--rules", action="store_true", help="at once, without a run: names, ties, even splits, ways to run"
+    )
+    verify.add_argument("--ranks", type=int, help="real gloo processes, on a scaled-down model")
+    verify.add_argument("--fake", action="store_true", help="the plan's own world size and model, without data")
+    verify.add_argument("--json", action="store_true")
+    verify.set_defaults(run=_verify)
+    return parser
+
+
+def _with_model(p: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    p.add_argument("model", help="zoo name, config.json (or its folder), path.py:callable, or .pt2 file")
+    p.add_argument("--batch", type=int, help="samples per step, over all GPUs")
+    p.add_argument("--seq", type=int, help="tokens per sample")
+    p.add_argument("--dtype", help="bfloat16 | float16 | float32; default: the 16-bit type the GPU is fast in")
+    p.add_argument("--layers", type=int, help="override the depth")
+    p.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    return p
+
+
+def _with_options(p: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    p.add_argument("--cluster", default="2x8-h100", help="name, or a JSON file")
+    p.add_argument("--mesh", help="e.g. 8 or 2x8; default: every factorisation of the cluster")
+    p.add_argument("--optimizer", default="adamw")
+    p.add_argument("--zero", type=int, default=3)
+    p.add_argument("--recompute", default="none")
+    p.add_argument("--memory-gb", type=float, help="memory per GPU that a plan may take (10^9 bytes)")
+    p.add_argument("--method", default="exact", help=" | ".join(METHODS))
+    p.add_argument("--objective", default="time", help="time | communication")
+    return p
+
+
+def _request(args: argparse.Namespace) -> Request:
+    names = (
+        "model",
+        "cluster",
+        "mesh",
+        "batch",
+        "seq",
+        "dtype",
+        "optimizer",
+        "zero",
+        "recompute",
+        "memory_gb",
+        "layers",
+        "method",
+        "objective",
+    )
+    return Request(**{n: getattr(args, n) for n in names if hasattr(args, n)})
+
+
+def _say(text: str) -> None:
+    if sys.stderr.isatty():
+        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+
+
+def _done() -> None:
+    if sys.stderr.isatty():
+        print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+def _print(args: argparse.Namespace, data: dict[str, Any], shown: str) -> int:
+    _done()
+    print(json.dumps(data) if args.json else shown)
+    return 0
+
+
+def _models(args: argparse.Namespace) -> int:
+    from planner_core.models import ZOO, load_snapshot
+    from planner_core.planning.analysis import table
+
+    rows: list[dict[str, Any]] = [
+        {
+            "name": m.name,
+            "description": m.description,
+            "params": load_snapshot(m.name).num_params,
+            "batch": m.batch,
+            "seq": m.seq,
+        }
+        for m in ZOO.values()
+    ]
+    shown = table(
+        [["name", "parameters", "what"]] + [[r["name"], f"{r['params'] / 1e9:.3g} B", r["description"]] for r in rows]
+    )
+    return _print(args, {"models": rows}, shown)
+
+
+def _clusters(args: argparse.Namespace) -> int:
+    from planner_core.core import cluster_names, load_cluster
+    from planner_core.planning.analysis import table
+
+    found = [load_cluster(n) for n in cluster_names()]
+    shown = table([["name", "GPUs", "what"]] + [[c.name, str(c.num_gpus), c.description] for c in found])
+    return _print(args, {"clusters": [c.to_json() for c in found]}, shown)
+
+
+def _fold(args: argparse.Namespace) -> int:
+    from planner_core.planning import prepare
+    from planner_core.planning.analysis import fold_report, fold_text
+
+    planner = prepare(_request(args), say=_say)
+    if args.html:
+        from explorer.graph.pyvis_page import folded_html
+
+        write(Path(args.html), folded_html(planner.coarse, planner.graph.name))
+    data = fold_report(planner.coarse)
+    return _print(args, data, fold_text(data))
+
+
+def _plan(args: argparse.Namespace) -> int:
+    from planner_core.core import plan_to_json
+    from planner_core.planning import exact_front, meshes, plan_model, prepare
+    from planner_core.planning.analysis import front_report, front_text, report, text
+
+    request = _request(args)
+    result = plan_model(request, progress=_say)
+    data, words = report(result), text(result)
+    if args.front:
+        planner = prepare(request, result.graph)
+        points, exact = exact_front(planner, meshes(request, planner.cluster), request.objective, _say)
+        data["front"] = front_report(points, exact, request.objective)
+        words += "\n\n" + front_text(points, exact, request.objective)
+    _done()
+    if args.output:
+        write(Path(args.output), json.dumps(plan_to_json(result.best)))
+        print(f"{args.output}: not run yet; {_how_to_verify(args.output)}", file=sys.stderr)
+    for note in result.notes:
+        print(note, file=sys.stderr)
+    return _print(args, data, words)
+
+
+def _compare(args: argparse.Namespace) -> int:
+    from planner_core.planning import compare_methods
+    from planner_core.planning.analysis import report, text
+
+    result = compare_methods(_request(args), progress=_say)
+    return _print(args, report(result), text(result))
+
+
+def _network(args: argparse.Namespace) -> int:
+    from planner_core.planning import prepare
+    from planner_core.planning.analysis import network_json
+
+    planner = prepare(_request(args), say=_say)
+    _done()
+    print(json.dumps(network_json(planner)))
+    return 0
+
+
+def _how_to_verify(plan: str) -> str:
+    return f"verify it: python -m planner_core verify {plan} --ranks 4, and --fake"
+
+
+def _export(args: argparse.Namespace) -> int:
+    from planner_core.export import export_text, nearest_text, write_export
+
+    made = (nearest_text if args.nearest else export_text)(read_plan(args.plan), args.to)
+    unrun = f"this plan was not run by the export; {_how_to_verify(args.plan)}"
+    lines = [*write_export(made, Path(args.output)), unrun]
+    priced = made.nearest.to_json() if made.nearest else None
+    return _print(args, {"file": args.output, "said": lines[1:], "nearest": priced}, "\n".join(lines))
+
+
+def _verify(args: argparse.Namespace) -> int:
+    from planner_core.core import VerificationFailed
+
+    if args.rules + args.fake + (args.ranks is not None) != 1:
+        raise InputError(
+            "verify needs one of --rules (at once, without a run), --ranks N (real processes) and --fake (the plan's own world size)"
+        )
+    plan = read_plan(args.plan)
+    if args.rules:
+        from planner_core.verify import verify_rules
+
+        data = verify_rules(plan)
+        shown = (
+            "\n".join(data["findings"]) or "every rule is kept: names, ties, even splits, ways to run, what is summed"
+        )
+    else:
+        from planner_core.verify import verify, verify_text
+
+        data = verify(plan, ranks=args.ranks, progress=_say)
+        shown = verify_text(data)
+    _print(args, data, shown)
+    return 0 if data["ok"] else VerificationFailed.exit_status
+
+
+def read_plan(name: str) -> Any:
+    """A plan file; raises InputError."""
+    from planner_core.core import plan_from_json
+
+    path = Path(name)
+    if is_there(path) and not is_file(path):
+        raise InputError(f"cannot read {name}: it is no regular file")
+    try:
+        if path.stat().st_size > 50_000_000:
+            raise InputError(f"{name} is larger than 50 MB, which no plan is")
+        return plan_from_json(json.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise InputError(f"cannot read {name}: {error.strerror}") from None
+    except (ValueError, RecursionError):
+        raise InputError(f"{name} is not JSON; make a plan with `plan MODEL -o FILE`") from None
+
+
+def write(path: Path, text: str) -> None:
+    """Write a whole file or none; raises InputError."""
+    part = path.with_name(path.name + ".part")
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        if is_there(part):
+            part.unlink()
+        raise InputError(f"cannot write {path}: {error.strerror}") from None

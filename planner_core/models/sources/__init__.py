@@ -1,0 +1,28 @@
+"""What a MODEL argument can be, and how its module and inputs are built."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from planner_core.models.sources import huggingface
+    from planner_core.models.sources.huggingface import _MAPPINGS, build, own_config, training_inputs
+    from planner_core.models.sources.resolve import Source, python_source
+
+__all__ = ["_MAPPINGS", "Source", "build", "huggingface", "own_config", "python_source", "training_inputs"]
+_HOME = {
+    "_MAPPINGS": "planner_core.models.sources.huggingface",
+    "build": "planner_core.models.sources.huggingface",
+    "own_config": "planner_core.models.sources.huggingface",
+    "training_inputs": "planner_core.models.sources.huggingface",
+    "Source": "planner_core.models.sources.resolve",
+    "python_source": "planner_core.models.sources.resolve",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for when it is asked for: these modules need torch."""
+    if name not in _HOME:
+        raise AttributeError(f"{__name__} has no {name}")
+    return getattr(import_module(_HOME[name]), name)
