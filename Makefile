@@ -25,6 +25,7 @@ test-all: check browser
 	$(PYTEST) $(ARGS)
 
 check: $(VENV)/.dev-installed
+	$(BIN)/ruff format --check --quiet .
 	$(BIN)/ruff check .
 	$(BIN)/mypy $(MODULES)
 

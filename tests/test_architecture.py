@@ -1,4 +1,4 @@
-"""Imports point one way, heavy libraries stay at the rim, and the explorer asks no other host."""
+"""Packages point one way and speak through their `__init__`; heavy libraries stay at the rim; the explorer asks no other host."""
 
 import ast
 import re
@@ -12,43 +12,39 @@ ROOT = Path(__file__).resolve().parent.parent
 CORE = ROOT / "planner_core"
 EXPLORER = ROOT / "explorer"
 
-# A module may import only what stands before it; a star marks those that may import torch and transformers.
-# A sub-package counts as one.
-ORDER = (
-    "errors", "files", "mesh", "placement", "graph", "plan", "cluster", "collectives", "routes", "atp", "models",
-    "sites*", "moe*", "loops*", "scans*", "capture*", "opening",
-    "rules", "rules_scan", "rules_index", "rules_more", "rules_math", "check", "coarsen", "fold",
-    "strategy", "hardware", "redistribute", "saving", "pinned", "transit", "storages", "passes", "backward", "memory",
-    "price", "states", "tables", "weights", "network",
-    "eliminate", "hull", "labels", "problem", "chain", "solve", "copies", "closing",
-    "generate", "candidates", "chunked", "folding", "assemble",
-    "search", "fitting", "front", "narrow",
-    "methods", "expert", "planner", "pipeline", "edit",
-    "sensitivity", "rungs", "scaling", "report", "unfolded", "retarget",
-    "runtime*", "verify*",
-    "export*", "__main__",
-)  # fmt: skip
-NAMES = tuple(name.rstrip("*") for name in ORDER)
-HEAVY = {name.rstrip("*") for name in ORDER if name.endswith("*")}
+# A package may import only from those that stand before it.
+ORDER = {
+    CORE: ("core", "models", "ops", "cost", "search", "planning", "runtime", "verify", "export", "cli"),
+    EXPLORER: (
+        "static", "text", "address", "jobs", "analysis", "graph", "figures", "session", "components", "learn", "pages",
+    ),
+}  # fmt: skip
+MOST_ENTRIES = 12
+# Packages whose modules may import torch and transformers; others may import these inside a function only.
+HEAVY = {
+    "models/capture", "models/exported", "models/hooks", "models/sandbox", "models/snapshots", "models/sources", "runtime",
+    "verify", "export",
+}  # fmt: skip
+LIGHT_ALL_THE_SAME = {"verify/static.py"}  # the pages ask it whether a plan can run
+MAY_CALL_HEAVY = {"models/loading.py", "cli/main.py"}
 HEAVY_LIBRARIES = {"torch", "transformers"}
-# These may import a starred module inside a function, where the user asked for what needs it.
-MAY_CALL_HEAVY = {"models", "opening", "__main__"}
-STREAMLIT = ("pages", "state", "components", "learn")
+STREAMLIT = ("pages", "session", "components", "learn")
 HOST = re.compile(
     r"(?:https?:)?//(?!localhost\b|127\.0\.0\.1\b|www\.w3\.org/)[a-z0-9-]+(?:\.[a-z0-9-]+)+", re.IGNORECASE
 )
-
-
-def part(path: Path, root: Path) -> str:
-    """The module or sub-package of `root` that a file belongs to."""
-    return path.relative_to(root).parts[0].removesuffix(".py")
 
 
 def sources(root: Path) -> list[Path]:
     return sorted(root.rglob("*.py"))
 
 
-def imports(path: Path) -> list[tuple[str, bool]]:
+def room(path: Path, root: Path) -> str:
+    """The package of `root` that a file belongs to; "" for a file beside the packages."""
+    parts = path.relative_to(root).parts
+    return parts[0] if len(parts) > 1 else ""
+
+
+def imports(path: Path, root: Path) -> list[tuple[str, bool]]:
     """(absolute dotted name, whether it stands inside a function) of every import; `from a import b` gives a.b."""
     found: list[tuple[str, bool]] = []
 
@@ -56,85 +52,134 @@ def imports(path: Path) -> list[tuple[str, bool]]:
         if isinstance(node, ast.Import):
             found.extend((alias.name, inside) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            package = list(path.relative_to(ROOT).parts[:-1])
+            package = list(path.relative_to(root.parent).parts[:-1])
             base = package[: len(package) - node.level + 1] if node.level else []
             found.extend((".".join([*base, *filter(None, [node.module]), alias.name]), inside) for alias in node.names)
-        here = inside or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        inside = inside or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        inside = inside or (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test))
         for child in ast.iter_child_nodes(node):
-            visit(child, here)
+            visit(child, inside)
 
     visit(ast.parse(path.read_text(encoding="utf-8")), False)
     return found
 
 
-def core_imports(path: Path) -> list[tuple[str, bool]]:
-    """Modules of planner_core that a file imports, its own package left out."""
-    own = part(path, CORE)
-    split = [(name.split("."), inside) for name, inside in imports(path)]
-    return [
-        (name[1], inside) for name, inside in split if name[0] == "planner_core" and len(name) > 1 and name[1] != own
-    ]
+def own_imports(path: Path, root: Path) -> list[tuple[list[str], bool]]:
+    """Imports of other packages of the same `root`, as components after its name."""
+    split = [(name.split(".")[1:], inside) for name, inside in imports(path, root) if name.split(".")[0] == root.name]
+    return [(name, inside) for name, inside in split if name and name[0] != room(path, root)]
 
 
-def test_every_module_has_its_place() -> None:
-    unplaced = {part(path, CORE) for path in sources(CORE)} - set(NAMES) - {"__init__"}
-    assert not unplaced, f"give {sorted(unplaced)} a place in ORDER"
-    assert len(set(NAMES)) == len(NAMES)
+def heavy(path: Path) -> bool:
+    place = path.relative_to(CORE).as_posix()
+    return place not in LIGHT_ALL_THE_SAME and any(place.startswith(f"{h}/") for h in HEAVY)
 
 
-@pytest.mark.parametrize("path", sources(CORE), ids=lambda p: str(p.relative_to(CORE)))
-def test_imports_point_one_way(path: Path) -> None:
-    own = part(path, CORE)
-    if own == "__init__" or own not in NAMES:  # the public names; a file without a place fails above
-        return
-    before = NAMES[: NAMES.index(own)]
-    late = {name for name, _ in core_imports(path) if name in NAMES and name not in before}
+def both() -> list[tuple[Path, Path]]:
+    return [(root, path) for root in ORDER for path in sources(root)]
+
+
+def ids(value: Path) -> str:
+    return str(value.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("root", ORDER, ids=ids)
+def test_the_folder_list_is_the_architecture(root: Path) -> None:
+    folders = {p.name for p in root.iterdir() if p.is_dir() and any(p.glob("*.py"))}
+    assert folders == set(ORDER[root])
+    for folder in [root, *(p for p in root.rglob("*") if p.is_dir() and p.name != "__pycache__")]:
+        entries = [p for p in folder.iterdir() if p.name != "__pycache__"]
+        if not folder.is_relative_to(EXPLORER / "static"):
+            assert len(entries) <= MOST_ENTRIES, f"{folder.relative_to(ROOT)} has {len(entries)} entries"
+        init = folder / "__init__.py"
+        if any(folder.glob("*.py")):
+            assert init.exists() and ast.get_docstring(ast.parse(init.read_text(encoding="utf-8"))), (
+                f"{init} says what for"
+            )
+
+
+@pytest.mark.parametrize(("root", "path"), both(), ids=ids)
+def test_packages_point_one_way(root: Path, path: Path) -> None:
+    order = ORDER[root]
+    own = room(path, root)
+    before = order[: order.index(own)] if own else order
+    late = {name[0] for name, _ in own_imports(path, root) if name[0] in order and name[0] not in before}
     assert not late, f"{own} may not import {sorted(late)}, which stands after it"
 
 
-@pytest.mark.parametrize("path", sources(CORE), ids=lambda p: str(p.relative_to(CORE)))
+@pytest.mark.parametrize("path", [p for r in ORDER for p in sources(r)], ids=ids)
+def test_other_packages_are_asked_through_their_init(path: Path) -> None:
+    """`from planner_core.core import Graph`, never `from planner_core.core.graph import Graph`, save inside core."""
+    inner = []
+    for name, _ in imports(path, CORE if path.is_relative_to(CORE) else EXPLORER):
+        parts = name.split(".")
+        if parts[0] != "planner_core" or (path.is_relative_to(CORE) and parts[1:2] == [room(path, CORE)]):
+            continue
+        module = ROOT.joinpath(*parts[:-1])
+        if len(parts) > 2 and module.with_suffix(".py").exists() and parts[1] != "cli":
+            inner.append(name)
+    assert not inner, f"{path.relative_to(ROOT)} reaches into {inner}"
+
+
+def test_no_module_imports_in_a_circle() -> None:
+    """Modules of one package may import each other in one direction only; Tarjan would say it shorter than Python does."""
+    for root in ORDER:
+        names = {".".join(p.relative_to(ROOT).with_suffix("").parts): p for p in sources(root)}
+        edges = {
+            name: {
+                n for text, inside in imports(path, root) if not inside for n in (text, text.rpartition(".")[0])
+                if n in names and n != name
+            }
+            for name, path in names.items()
+        }  # fmt: skip
+        while edges:
+            ends = {name for name, to in edges.items() if not to & edges.keys()}
+            assert ends, f"these import each other: {sorted(edges)}"
+            edges = {name: to for name, to in edges.items() if name not in ends}
+
+
+@pytest.mark.parametrize("path", sources(CORE), ids=ids)
 def test_heavy_libraries_stay_at_the_rim(path: Path) -> None:
-    own = part(path, CORE)
-    if own in HEAVY:
+    if heavy(path):
         return
-    direct = {name for name, _ in imports(path) if name.split(".")[0] in HEAVY_LIBRARIES}
-    assert not direct, f"{own} imports {sorted(direct)}; only {sorted(HEAVY)} may"
-    early = {name for name, inside in core_imports(path) if name in HEAVY and not (inside and own in MAY_CALL_HEAVY)}
-    assert not early, (
-        f"{own} imports {sorted(early)}, which import torch; only {sorted(MAY_CALL_HEAVY)} may, in a function"
-    )
+    place = path.relative_to(CORE).as_posix()
+    direct = {name for name, _ in imports(path, CORE) if name.split(".")[0] in HEAVY_LIBRARIES}
+    assert not direct, f"{place} imports {sorted(direct)}; only {sorted(HEAVY)} may"
+    rooms = {".".join(h.split("/")) for h in HEAVY if "/" in h}
+    early = {
+        name
+        for name, inside in imports(path, CORE)
+        if any(name.startswith(f"planner_core.{r}") for r in rooms) and not (inside and place in MAY_CALL_HEAVY)
+    }
+    assert not early, f"{place} imports {sorted(early)}; only {sorted(MAY_CALL_HEAVY)} may, in a function"
 
 
 def test_planning_needs_neither_torch_nor_transformers_nor_streamlit() -> None:
-    light = [name for name in NAMES if name not in HEAVY and name != "__main__"]
-    there = [name for name in light if (CORE / f"{name}.py").exists() or (CORE / name / "__init__.py").exists()]
-    code = "import importlib, sys\n" + "".join(f"importlib.import_module('planner_core.{name}')\n" for name in there)
+    light = [".".join(p.relative_to(ROOT).with_suffix("").parts) for p in sources(CORE) if not heavy(p)]
+    light = [name.removesuffix(".__init__") for name in light if not name.endswith("__main__")]
+    code = "import importlib, sys\n" + "".join(f"importlib.import_module({name!r})\n" for name in light)
     code += "print(*sorted({'torch', 'transformers', 'streamlit'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.strip() == ""
 
 
-@pytest.mark.parametrize("path", sources(CORE), ids=lambda p: str(p.relative_to(CORE)))
+@pytest.mark.parametrize("path", sources(CORE), ids=ids)
 def test_the_library_knows_no_front_end(path: Path) -> None:
     """Only the command line may draw, with a function of the explorer that it imports when asked."""
-    drawn = {(name.split(".")[0], inside) for name, inside in imports(path)}
-    assert not drawn & {
-        ("streamlit", True),
-        ("streamlit", False),
-        ("plotly", True),
-        ("plotly", False),
-        ("explorer", False),
-    }
-    assert part(path, CORE) == "__main__" or ("explorer", True) not in drawn
+    drawn = {(name.split(".")[0], inside) for name, inside in imports(path, CORE)}
+    front = {"streamlit", "plotly", "explorer"}
+    assert not {name for name, inside in drawn if name in front and not (name == "explorer" and inside)}
+    assert room(path, CORE) == "cli" or ("explorer", True) not in drawn
 
 
-@pytest.mark.parametrize("path", sources(EXPLORER), ids=lambda p: str(p.relative_to(EXPLORER)))
-def test_only_pages_state_and_components_know_streamlit(path: Path) -> None:
-    roots = {name.split(".")[0] for name, _ in imports(path)}
-    assert part(path, EXPLORER) in STREAMLIT or "streamlit" not in roots
+@pytest.mark.parametrize("path", sources(EXPLORER), ids=ids)
+def test_only_pages_session_and_components_know_streamlit(path: Path) -> None:
+    roots = {name.split(".")[0] for name, _ in imports(path, EXPLORER)}
+    assert room(path, EXPLORER) in STREAMLIT or "streamlit" not in roots
     # lessons compute with torch, but only when they are opened
-    early = {name.split(".")[0] for name, inside in imports(path) if not (inside and part(path, EXPLORER) == "learn")}
+    late = room(path, EXPLORER) == "learn"
+    early = {name.split(".")[0] for name, inside in imports(path, EXPLORER) if not (inside and late)}
     assert not early & HEAVY_LIBRARIES
 
 
@@ -146,28 +191,34 @@ def test_the_explorer_names_no_other_host() -> None:
 
 
 def test_no_file_and_no_function_grows_too_long() -> None:
-    """At most 400 lines a file and 50 a function (STYLE.md)."""
+    """At most 400 lines a file and 50 a function (docs/STYLE.md)."""
     long = []
-    for path in [*sources(CORE), *sources(EXPLORER)]:
+    for root, path in both():
         text = path.read_text(encoding="utf-8")
         if text.count("\n") > 400:
-            long.append(f"{path.relative_to(ROOT)}: {text.count(chr(10))} lines")
+            long.append(f"{path.relative_to(root.parent)}: {text.count(chr(10))} lines")
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (node.end_lineno or 0) - node.lineno >= 50:
-                long.append(f"{path.relative_to(ROOT)}: {node.name}")
+                long.append(f"{path.relative_to(root.parent)}: {node.name}")
     assert not long
 
 
 def test_these_rules_see_a_breach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Broken on purpose: an upward import, torch in a function, and a foreign host are all noticed."""
-    bad = tmp_path / "planner_core" / "mesh.py"
-    bad.parent.mkdir()
-    bad.write_text("from planner_core import plan\ndef f():\n    import torch.nn\n")
+    """Broken on purpose: an upward import, a reach into a package, torch in a function, and a foreign host are all noticed."""
+    root = tmp_path / "planner_core"
+    bad = root / "ops" / "bad.py"
+    bad.parent.mkdir(parents=True)
+    (root / "search" / "network").mkdir(parents=True)
+    (root / "search" / "solve.py").write_text("")
+    bad.write_text("from planner_core.search.solve import solve\ndef f():\n    import torch.nn\n")
     monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
-    monkeypatch.setattr(sys.modules[__name__], "CORE", bad.parent)
-    assert imports(bad) == [("planner_core.core.plan", False), ("torch.nn", True)]
-    for rule in (test_imports_point_one_way, test_heavy_libraries_stay_at_the_rim):
+    monkeypatch.setattr(sys.modules[__name__], "CORE", root)
+    monkeypatch.setitem(ORDER, root, ORDER[CORE] if CORE in ORDER else next(iter(ORDER.values())))
+    assert imports(bad, root) == [("planner_core.search.solve.solve", False), ("torch.nn", True)]
+    for rule in (test_other_packages_are_asked_through_their_init, test_heavy_libraries_stay_at_the_rim):
         with pytest.raises(AssertionError):
             rule(bad)
+    with pytest.raises(AssertionError):
+        test_packages_point_one_way(root, bad)
     assert HOST.findall('src="https://cdn.example.com/x.js"') and HOST.findall('"//unpkg.com/x"')
     assert not HOST.findall("http://www.w3.org/2000/svg http://localhost:8501 a // b")

@@ -20,20 +20,10 @@ from explorer.figures.palette import DEVICES
 from explorer.learn import address, export, recent, warm
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Lesson
-from explorer.learn.lessons import (
-    LESSONS,
-    l02_cuts,
-    l03_placements,
-    l04_collectives,
-    l05_mlp,
-    l06_heads,
-    l07_sequence,
-    l08_backward,
-    l10_topology,
-    l11_two_dims,
-    l12_experts,
-    l13_choose,
-)
+from explorer.learn.lessons import LESSONS
+from explorer.learn.lessons.basics import l02_cuts, l03_placements, l04_collectives
+from explorer.learn.lessons.layers import l05_mlp, l06_heads, l07_sequence, l08_backward
+from explorer.learn.lessons.planners import l10_topology, l11_two_dims, l12_experts, l13_choose
 from planner_core.models.zoo import load_snapshot
 from planner_core.planning.request import Request
 

@@ -16,13 +16,13 @@ from planner_core.core.graph import Call, unfold
 from planner_core.core.graph_json import graph_from_json, graph_to_json
 from planner_core.models.capture.loss import OWN_LOSS, STANDIN_LOSS
 from planner_core.models.capture.module import capture_module
-from planner_core.models.config_limits import check_numbers
 from planner_core.models.hooks import callsites as sites
 from planner_core.models.hooks import moe
 from planner_core.models.loading import capture_graph
 from planner_core.models.snapshots.compare import difference
 from planner_core.models.snapshots.symbolic import symbolic
 from planner_core.models.sources import huggingface as hf
+from planner_core.models.sources.config_limits import check_numbers
 from planner_core.models.zoo import ZOO
 
 LAYERS = {name: 3 if model.depth else None for name, model in ZOO.items()}
@@ -494,7 +494,9 @@ def test_constant_control_flow_runs():
     ],
 )
 def test_bad_configs_in_one_sentence(config, words, monkeypatch):
-    monkeypatch.setattr("planner_core.models.config_limits.MOST_MODULES", 400)  # so that it takes no time to get there
+    monkeypatch.setattr(
+        "planner_core.models.sources.config_limits.MOST_MODULES", 400
+    )  # so that it takes no time to get there
     with pytest.raises((InputError, CaptureError), match=words) as caught:
         capture_graph(config, batch=1, seq=8)
     assert "\n" not in str(caught.value)

@@ -17,7 +17,7 @@ from planner_core.core.placement import P, R, Shard
 from planner_core.models.hooks import scans
 from planner_core.models.hooks.moe import moe_experts
 from planner_core.models.zoo import ZOO, load_snapshot
-from planner_core.ops.catalog import nn
+from planner_core.ops.catalog import elementwise
 from planner_core.ops.registry import Row, known_functions, rows, rule_of
 from tests.support.judge import Case, all_rows, even, judge
 from tests.support.more_cases import MORE
@@ -45,7 +45,7 @@ def flags(*shape: int) -> torch.Tensor:
 def unary() -> list[Case]:
     """Functions of one tensor, each with the torch function of that name."""
     found = []
-    for fn in (*nn.LINEAR_UNARY, *nn.UNARY):
+    for fn in (*elementwise.LINEAR_UNARY, *elementwise.UNARY):
         if fn in ("real", "imag", "alias", "identity", "dropout", "rpow", "invert", "threshold", "to", "pow", "clamp", "clip",
                   "clamp_min", "clamp_max", "bitwise_not", "contiguous"):  # fmt: skip
             continue

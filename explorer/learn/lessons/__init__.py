@@ -1,21 +1,9 @@
 """The thirteen lessons, in order."""
 
 from explorer.learn.lesson import Lesson
-from explorer.learn.lessons import (
-    l01_memory,
-    l02_cuts,
-    l03_placements,
-    l04_collectives,
-    l05_mlp,
-    l06_heads,
-    l07_sequence,
-    l08_backward,
-    l09_folding,
-    l10_topology,
-    l11_two_dims,
-    l12_experts,
-    l13_choose,
-)
+from explorer.learn.lessons.basics import l01_memory, l02_cuts, l03_placements, l04_collectives
+from explorer.learn.lessons.layers import l05_mlp, l06_heads, l07_sequence, l08_backward
+from explorer.learn.lessons.planners import l09_folding, l10_topology, l11_two_dims, l12_experts, l13_choose
 
 LESSONS: tuple[Lesson, ...] = (
     l01_memory.LESSON, l02_cuts.LESSON, l03_placements.LESSON, l04_collectives.LESSON, l05_mlp.LESSON, l06_heads.LESSON,

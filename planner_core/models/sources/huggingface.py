@@ -19,9 +19,9 @@ import torch
 from torch import nn
 
 from planner_core.core import CaptureError, InputError
-from planner_core.models.config_limits import check_numbers, fields, shown, without_values
 from planner_core.models.hooks import moe, scans
 from planner_core.models.hooks import moe_loops as loops
+from planner_core.models.sources.config_limits import check_numbers, fields, shown, without_values
 
 DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers", "encoder_layers", "decoder_layers",
           "num_encoder_layers", "layers")  # fmt: skip

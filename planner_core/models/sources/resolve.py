@@ -17,7 +17,7 @@ from torch import nn
 
 from planner_core.core import CaptureError, InputError, is_file, is_folder, is_there
 from planner_core.models import zoo as models
-from planner_core.models.config_limits import shown
+from planner_core.models.sources.config_limits import shown
 
 LARGEST_CONFIG_BYTES = 4 << 20
 MOST_LEVELS = 100

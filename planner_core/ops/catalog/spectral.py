@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any
-
 from planner_core.core import Op
 from planner_core.ops.registry import DimOf, Internal, Rule, Shapes, Split, dims_attr, rule, split
 
@@ -35,43 +32,6 @@ def _fourier(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 def _num_sizes(op: Op, rank: int) -> int:
     sizes = op.attrs.get("s")
     return len(sizes) if isinstance(sizes, tuple) else rank
-
-
-@rule("unfold")
-def _unfold(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """Windows along one dim (`Tensor.unfold`), or patches of images [n, c, h, w] -> [n, c * patch, places] (`F.unfold`)."""
-    x, out = ins[0], outs[0]
-    if "kernel_size" in op.attrs:
-        dims = range(len(x) - 2)  # a sample may come without a batch
-        return Rule(tuple(split(f"d{d}", [d], [d], x[d]) for d in dims if x[d] > 1), linear=(0,))
-    (along,) = dims_attr(op, "dimension", len(x))
-    return Rule(
-        tuple(split(f"d{d}", [d], [d], n) for d, n in enumerate(x) if d != along and n == out[d] > 1), linear=(0,)
-    )
-
-
-@rule("as_strided")
-def _as_strided(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """Overlapping chunks of every sample: the first dim may be split where the operand is contiguous and no sample reads another."""
-    x, out = ins[0], outs[0]
-    sizes, strides, laid = (_ints(op.attrs.get(n)) for n in ("size", "stride", "input_stride"))
-    row = math.prod(x[1:])
-    if laid != contiguous_strides(x) or sizes != out or len(strides) != len(out) or op.attrs.get("storage_offset"):
-        return Rule((), known=False)
-    apart = sum((n - 1) * s for n, s in zip(sizes[1:], strides[1:], strict=True)) < row
-    if strides[0] != row or not apart or not x[0] == out[0] > 1:
-        return Rule((), known=False)
-    rest: list[DimOf] = [None] * (len(ins) - 1)  # sizes that are tensors
-    return Rule((split("d0", [0, *rest], [0], x[0]),), linear=(0,))
-
-
-def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Elements from one index to the next, of each dim of a contiguous tensor."""
-    return tuple(math.prod(shape[d + 1 :]) for d in range(len(shape)))
-
-
-def _ints(value: Any) -> tuple[int, ...]:
-    return tuple(v for v in value if isinstance(v, int)) if isinstance(value, tuple) else ()
 
 
 @rule("nll_loss")

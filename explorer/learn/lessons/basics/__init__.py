@@ -1,0 +1,1 @@
+"""First steps: memory, cuts, placements, collectives."""

@@ -1,0 +1,1 @@
+"""Inside a layer: products, heads, the sequence, backward."""

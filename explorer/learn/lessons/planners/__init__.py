@@ -1,0 +1,1 @@
+"""How planners think: folding, topology, two dimensions, experts, the choice."""
