@@ -93,6 +93,12 @@ def test_the_folder_list_is_the_architecture(root: Path) -> None:
             assert len(entries) <= MOST_ENTRIES, f"{folder.relative_to(ROOT)} has {len(entries)} entries"
         init = folder / "__init__.py"
         if any(folder.glob("*.py")):
+            modules = {p.stem for p in folder.glob("*.py")} | {p.name for p in folder.iterdir() if p.is_dir()}
+            clash = {
+                name.rpartition(".")[2] for name, _ in imports(init, root)
+                if name.rpartition(".")[2] in modules and name.rpartition(".")[0] != ".".join(folder.relative_to(ROOT).parts)
+            }  # fmt: skip
+            assert not clash, f"{folder.name} exports {clash} beside modules of that name"
             assert init.exists() and ast.get_docstring(ast.parse(init.read_text(encoding="utf-8"))), (
                 f"{init} says what for"
             )
@@ -209,12 +215,12 @@ def test_these_rules_see_a_breach(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     bad = root / "ops" / "bad.py"
     bad.parent.mkdir(parents=True)
     (root / "search" / "network").mkdir(parents=True)
-    (root / "search" / "solve.py").write_text("")
-    bad.write_text("from planner_core.search.solve import solve\ndef f():\n    import torch.nn\n")
+    (root / "search" / "folded_solver.py").write_text("")
+    bad.write_text("from planner_core.search.folded_solver import solve\ndef f():\n    import torch.nn\n")
     monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
     monkeypatch.setattr(sys.modules[__name__], "CORE", root)
     monkeypatch.setitem(ORDER, root, ORDER[CORE] if CORE in ORDER else next(iter(ORDER.values())))
-    assert imports(bad, root) == [("planner_core.search.solve.solve", False), ("torch.nn", True)]
+    assert imports(bad, root) == [("planner_core.search.folded_solver.solve", False), ("torch.nn", True)]
     for rule in (test_other_packages_are_asked_through_their_init, test_heavy_libraries_stay_at_the_rim):
         with pytest.raises(AssertionError):
             rule(bad)

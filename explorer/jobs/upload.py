@@ -27,17 +27,8 @@ KEPT = 50
 """Models that are kept, the latest."""
 POLL_S = 0.2
 FOLDER = Path(tempfile.gettempdir()) / "shardscope-own"
-CAPTURE = """
-import json, sys
-from pathlib import Path
-import planner_core.models.sources.huggingface, transformers
-from planner_core.models.sandbox.memory_limit import limit_memory
-from planner_core.core.graph import to_json
-from planner_core.models.loading import open_model
-limit_memory()
-graph = open_model(sys.argv[1], **json.loads(sys.argv[2]))
-Path(sys.argv[3]).write_text(json.dumps(to_json(graph)), encoding="utf-8")
-"""
+CAPTURE = "planner_core.models.sandbox.write_graph"
+"""The module that captures a config in a process of its own."""
 FIELDS = (
     ("layers", ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers")),
     ("wide", ("hidden_size", "n_embd", "d_model", "dim", "embed_dim")),
@@ -130,7 +121,7 @@ def load_own(request: Request, say: Callable[[str], None] | None = None) -> Grap
 def _capture(config: Path, options: dict[str, Any], target: Path, say: Callable[[str], None]) -> None:
     """Run `CAPTURE`; the graph appears under its name when it is whole. Nothing that was started outlives this call."""
     part = target.with_suffix(f".{os.getpid()}.part")
-    command = [sys.executable, "-c", CAPTURE, str(config), json.dumps(options), str(part)]
+    command = [sys.executable, "-m", CAPTURE, str(config), json.dumps(options), str(part)]
     root = Path(__file__).resolve().parents[2]
     start = time.monotonic()
     with tempfile.TemporaryFile() as errors:

@@ -17,7 +17,7 @@ from planner_core.planning import shrink
 ROOT = Path(planner_core.__path__[0])
 MODULES = (
     "models/hooks/callsites", "models/hooks/moe", "models/hooks/moe_loops", "models/hooks/scans", "runtime/plan_reader",
-    "runtime/redistribute", "runtime/local_ops", "runtime/parameters", "runtime/dispatch_mode", "runtime/apply",
+    "runtime/redistribute", "runtime/local_ops", "runtime/parameters", "runtime/dispatch_mode", "runtime/parallelize",
     "runtime/initialize", "runtime/collective_counter", "runtime/optimizers", "runtime/train",
 )  # fmt: skip
 BATCH, SEQ = 5, 19  # sizes that no config has, to see where batch and sequence length stand in the inputs

@@ -12,7 +12,7 @@ from planner_core.planning.pipeline import (
     plan_model,
 )
 from planner_core.planning.request import METHODS, Progress, Request
-from planner_core.planning.retarget import retarget, shrink, small_mesh
+from planner_core.planning.scaled_down import retarget, shrink, small_mesh
 from planner_core.planning.session import USABLE_MEMORY, Planner, meshes, prepare, replace_request
 
 __all__ = [

@@ -27,18 +27,14 @@ from planner_core.cost.communication import volume_link
 from planner_core.models import open_model
 from planner_core.ops import BlockStrategies, CoarseGraph, block_strategies, coarsen
 from planner_core.planning.request import METHODS, Progress, Request
-from planner_core.search import OBJECTIVES, Answer, assemble, fit, hopeless
+from planner_core.search import NO_BOUND, NOTE, OBJECTIVES, Answer, assemble, bounded, fit, hopeless, narrow
 from planner_core.search.algebra import MAX_WORK, TooWide
 from planner_core.search.network import (
-    NO_BOUND,
-    NOTE,
     Networks,
     Problem,
     Restriction,
-    bounded,
     build_networks,
     build_problem,
-    narrow,
 )
 
 if TYPE_CHECKING:

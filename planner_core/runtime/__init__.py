@@ -6,17 +6,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from planner_core.runtime.apply import apply
     from planner_core.runtime.collective_counter import CountCollectives
     from planner_core.runtime.dispatch_mode import Steered, Steering
     from planner_core.runtime.initialize import initializer
     from planner_core.runtime.optimizers import make_optimizer
+    from planner_core.runtime.parallelize import apply
     from planner_core.runtime.parameters import Init
     from planner_core.runtime.plan_reader import PlanMismatch
 
 __all__ = ["CountCollectives", "Init", "PlanMismatch", "Steered", "Steering", "apply", "initializer", "make_optimizer"]
 _HOME = {
-    "apply": "planner_core.runtime.apply",
+    "apply": "planner_core.runtime.parallelize",
     "CountCollectives": "planner_core.runtime.collective_counter",
     "Steered": "planner_core.runtime.dispatch_mode",
     "Steering": "planner_core.runtime.dispatch_mode",

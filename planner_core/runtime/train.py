@@ -19,11 +19,11 @@ from torch import nn
 from torch.distributed import checkpoint as checkpoints
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from planner_core.runtime.apply import apply
 from planner_core.runtime.collective_counter import CountCollectives
 from planner_core.runtime.dispatch_mode import Steered, Steering
 from planner_core.runtime.initialize import initializer
 from planner_core.runtime.optimizers import make_optimizer
+from planner_core.runtime.parallelize import apply
 from planner_core.runtime.parameters import Init
 from planner_core.runtime.plan_reader import PlanMismatch
 

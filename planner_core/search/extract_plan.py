@@ -22,10 +22,10 @@ from planner_core.core import (
 )
 from planner_core.cost import CostModel
 from planner_core.cost.communication import Moves, Segments, moves
+from planner_core.search.folded_solver import Assignment
 from planner_core.search.network.factors import NodeRows, tensor_name
 from planner_core.search.network.folded import Problem
 from planner_core.search.network.states import TensorStates
-from planner_core.search.solve import Assignment
 
 
 def assemble(problem: Problem, assignment: Assignment) -> dict[str, BlockPlan]:

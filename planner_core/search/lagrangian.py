@@ -15,11 +15,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner_core.search.algebra.pareto_labels import MAX_WORK, Allowance
-from planner_core.search.gap_closing import Closing
+from planner_core.search.budget.gap_closing import Closing
+from planner_core.search.folded_solver import Assignment, solve
 from planner_core.search.network.factors import COMM, ENDING, MEMORY, TIME
 from planner_core.search.network.folded import Problem
 from planner_core.search.repeated_block import Weights
-from planner_core.search.solve import Assignment, solve
 
 OBJECTIVES = ("time", "communication")
 TIE = 1e-6

@@ -16,12 +16,12 @@ import numpy as np
 from planner_core.search.algebra.convex_hull import Point, hull, slope
 from planner_core.search.algebra.elimination import Floats
 from planner_core.search.algebra.pareto_labels import TooMuch
-from planner_core.search.copy_labels import Goal
-from planner_core.search.gap_closing import Found, front_of
+from planner_core.search.budget.copy_labels import Goal
+from planner_core.search.budget.gap_closing import Found, front_of
+from planner_core.search.folded_solver import Assignment, Folded, solve
 from planner_core.search.lagrangian import MEMORY_PRICE, TIE, least_memory, value_of, weights
 from planner_core.search.network.factors import ENDING, MEMORY, NUM_COMPONENTS
 from planner_core.search.network.folded import Problem
-from planner_core.search.solve import Assignment, Folded, solve
 
 ROUNDING = 1e-9
 """Both corners lie on the limit between them: sums taken in another order must not fall beyond it."""

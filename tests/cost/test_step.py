@@ -9,7 +9,7 @@ import pytest
 from planner_core.cost.communication.collectives import collective_time, wire_bytes
 from planner_core.cost.step import messages, price
 from planner_core.models.zoo import ZOO
-from planner_core.planning.analysis.network_json import unfold_problem
+from planner_core.planning.analysis.unfolded_network import unfold_problem
 from planner_core.planning.request import Request
 from planner_core.planning.session import Planner, meshes, prepare
 from planner_core.search.extract_plan import assemble

@@ -21,7 +21,7 @@ from explorer.jobs.result_cache import Shelf
 from explorer.session import state
 from planner_core.planning.pipeline import Result, plan_model
 from planner_core.planning.request import Request
-from planner_core.search.candidates.score import Candidates
+from planner_core.search.candidates.scoring import Candidates
 
 
 @pytest.fixture(scope="module")

@@ -72,7 +72,7 @@ def test_what_cannot_be(name, layers, words):
 
 def test_snapshots_open_without_torch():
     code = (
-        "import sys; from planner_core.models.zoo import load_snapshot; from planner_core import fold\n"
+        "import sys; from planner_core.models.zoo import load_snapshot; from planner_core.models import fold\n"
         "g = load_snapshot('t5-large'); fold.fold_steps(fold.weight_nodes(g)); print(g.num_ops)\n"
         "assert not {'torch', 'transformers', 'numpy'} & set(sys.modules)"
     )

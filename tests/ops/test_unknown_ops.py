@@ -14,7 +14,7 @@ from explorer.graph.scene import scene
 from explorer.jobs.upload import keep
 from planner_core.core.placement import R
 from planner_core.models.capture.module import capture_module
-from planner_core.planning.analysis.report import report, text, unknown_ops
+from planner_core.planning.analysis.reporting import report, text, unknown_ops
 from planner_core.planning.pipeline import plan_model
 from planner_core.planning.request import Request
 from tests.support.visiting import Visit

@@ -43,7 +43,7 @@ def readers() -> list[str]:
             text = line.read_bytes().decode(errors="replace")
         except OSError:
             continue
-        if "limit_memory" in text and str(FOLDER) in text:
+        if "write_graph" in text and str(FOLDER) in text:
             found.append(text)
     return found
 

@@ -15,7 +15,7 @@ from planner_core.planning.pipeline import _one_axis, plan_model
 from planner_core.planning.request import Request
 from planner_core.planning.session import Planner, prepare
 from planner_core.search.algebra.elimination import eliminate
-from planner_core.search.candidates.score import Candidates, matrices, pareto, score
+from planner_core.search.candidates.scoring import Candidates, matrices, pareto, score
 from planner_core.search.network.block import COMM, Network, build_block, tensor_name
 from planner_core.search.network.folded import compile_network, ports
 from planner_core.search.repeated_block import scalar
@@ -128,7 +128,7 @@ def test_pareto(seed: int) -> None:
 def test_generated_candidates_beat_or_equal_all_scored_ones(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if there were too many to score: what is generated is no worse than the front of all, and what it says is true."""
     _, every = scored(name)
-    monkeypatch.setattr("planner_core.search.candidates.score.MAX_CANDIDATES", 1)
+    monkeypatch.setattr("planner_core.search.candidates.scoring.MAX_CANDIDATES", 1)
     _, generated = scored.__wrapped__(name)
     for whole, few in zip(every, generated, strict=True):
         assert (few.block, few.space) == (whole.block, whole.space)

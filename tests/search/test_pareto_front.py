@@ -12,7 +12,7 @@ from planner_core.core.mesh import parse_mesh
 from planner_core.core.workload import Workload
 from planner_core.cost.model import cost_model
 from planner_core.models.zoo import load_snapshot
-from planner_core.planning.analysis.network_json import unfold_problem
+from planner_core.planning.analysis.unfolded_network import unfold_problem
 from planner_core.search.algebra.convex_hull import hull
 from planner_core.search.lagrangian import search, weights
 from planner_core.search.network.factors import COMM, MEMORY, TIME

@@ -17,7 +17,7 @@ from planner_core.search.algebra import elimination as eliminate
 from planner_core.search.algebra.elimination import TooWide, lower_bound, order
 from planner_core.search.lagrangian import search
 from planner_core.search.network.folded import Networks, Problem, Restriction, build_networks, build_problem
-from planner_core.search.network.restricted_states import NO_BOUND, NOTE, Narrow, bounded, narrow
+from planner_core.search.restricted_states import NO_BOUND, NOTE, Narrow, bounded, narrow
 
 ALBERT = {"model_type": "albert", "architectures": ["AlbertForMaskedLM"], "hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 6,
           "num_attention_heads": 16, "embedding_size": 128, "vocab_size": 1024}  # fmt: skip

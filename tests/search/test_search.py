@@ -18,14 +18,14 @@ from planner_core.core.mesh import parse_mesh
 from planner_core.core.workload import Workload
 from planner_core.cost.model import cost_model
 from planner_core.models.zoo import ZOO, load_snapshot
-from planner_core.planning.analysis.network_json import unfold_problem
-from planner_core.search import copy_labels as copies
-from planner_core.search import gap_closing as closing
+from planner_core.planning.analysis.unfolded_network import unfold_problem
+from planner_core.search.budget import copy_labels as copies
+from planner_core.search.budget import gap_closing as closing
+from planner_core.search.folded_solver import solve
 from planner_core.search.lagrangian import memory_of, search, weights
 from planner_core.search.network.factors import ENDING, MEMORY
 from planner_core.search.network.folded import Problem, build_problem
 from planner_core.search.repeated_block import Weights
-from planner_core.search.solve import solve
 from tests.support.random_graphs import prepared, random_graph
 from tests.support.solvers import highs, toulbar2
 

@@ -289,7 +289,7 @@ def test_moving_a_model_under_a_plan_is_refused() -> None:
 def _move_after_apply() -> str:
     from torch.distributed.device_mesh import init_device_mesh
 
-    from planner_core.runtime.apply import apply
+    from planner_core.runtime.parallelize import apply
     from planner_core.runtime.plan_reader import PlanMismatch
 
     model: Any = nn.Linear(2, 2)

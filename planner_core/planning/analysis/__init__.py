@@ -2,11 +2,11 @@
 
 from planner_core.planning.analysis import sensitivity
 from planner_core.planning.analysis.ablation import SAYS, Rung, rungs
-from planner_core.planning.analysis.fold_report import fold_report, fold_text
-from planner_core.planning.analysis.network_json import network_json, unfold_problem
-from planner_core.planning.analysis.report import front_report, front_text, report, table, text, unknown_ops
+from planner_core.planning.analysis.folding import fold_report, fold_text
+from planner_core.planning.analysis.reporting import front_report, front_text, report, table, text, unknown_ops
 from planner_core.planning.analysis.scaling import COUNTS, Size, grow, resized
 from planner_core.planning.analysis.sensitivity import SAME, UNKNOWN, Axis, Cell, Crossover
+from planner_core.planning.analysis.unfolded_network import network_json, unfold_problem
 
 __all__ = [
     "COUNTS",

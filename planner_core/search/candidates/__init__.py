@@ -1,5 +1,5 @@
 """Every candidate of one block, scored at once or generated best first."""
 
-from planner_core.search.candidates.score import Candidates, matrices, pareto, score
+from planner_core.search.candidates.scoring import Candidates, matrices, pareto, score
 
 __all__ = ["Candidates", "matrices", "pareto", "score"]

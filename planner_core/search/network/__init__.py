@@ -11,14 +11,11 @@ from planner_core.search.network.folded import (
     build_problem,
     find_runs,
 )
-from planner_core.search.network.restricted_states import NO_BOUND, NOTE, bounded, narrow
 from planner_core.search.network.states import Bools, Ints
 
 __all__ = [
     "COMM",
     "MEMORY",
-    "NOTE",
-    "NO_BOUND",
     "NUM_COMPONENTS",
     "Bools",
     "Compiled",
@@ -29,10 +26,8 @@ __all__ = [
     "Problem",
     "Restriction",
     "Run",
-    "bounded",
     "build_networks",
     "build_problem",
     "find_runs",
-    "narrow",
     "tensor_name",
 ]

@@ -20,6 +20,7 @@ import numpy as np
 from planner_core.core import Block, P, Placement, R, Shard
 from planner_core.ops import CoarseGraph
 from planner_core.search.algebra.elimination import TooWide, eliminate, lower_bound
+from planner_core.search.folded_solver import Folded
 from planner_core.search.lagrangian import Answer, memory_of, search, weights
 from planner_core.search.network.factors import NUM_COMPONENTS, Factor, Network, tensor_name
 from planner_core.search.network.folded import (
@@ -36,7 +37,6 @@ from planner_core.search.network.folded import (
 )
 from planner_core.search.network.states import Bools, TensorStates
 from planner_core.search.repeated_block import scalar
-from planner_core.search.solve import Folded
 
 NOTE = "too many tensors are shared between the parts of this model for an exact search on this mesh: the best plan of a smaller space"
 NO_BOUND = ", with no bound on what is better"

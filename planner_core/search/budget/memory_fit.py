@@ -14,9 +14,9 @@ from planner_core.core import Graph
 from planner_core.cost.memory import walk
 from planner_core.search.algebra.pareto_labels import MAX_WORK
 from planner_core.search.extract_plan import assemble
+from planner_core.search.folded_solver import Assignment, solve
 from planner_core.search.lagrangian import Answer, memory_of, search, value_of, weights
 from planner_core.search.network.folded import Problem
-from planner_core.search.solve import Assignment, solve
 
 WALKS = 6
 """How often a search is asked for another budget."""

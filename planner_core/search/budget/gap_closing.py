@@ -17,10 +17,10 @@ import numpy as np
 from planner_core.search.algebra.bucket_tree import BucketTree
 from planner_core.search.algebra.elimination import Floats
 from planner_core.search.algebra.pareto_labels import Allowance, TooLarge, TooMuch
-from planner_core.search.copy_labels import Copies, Goal
+from planner_core.search.budget.copy_labels import Copies, Goal
+from planner_core.search.folded_solver import Assignment, Folded, finish
 from planner_core.search.network.factors import ENDING, MEMORY, NUM_COMPONENTS
 from planner_core.search.network.folded import Problem
-from planner_core.search.solve import Assignment, Folded, finish
 
 FIRST, WIDER = 64, 4
 """Where the whole gap holds too much: the part of it that is looked through first, and how much wider each next one is."""
