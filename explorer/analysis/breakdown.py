@@ -53,7 +53,7 @@ def work(plan: Plan, graph: Graph) -> list[Work]:
     found = []
     for label, bp in plan.blocks.items():
         block = block_of(graph, label)
-        again = recomputed(block, label, model)
+        again = recomputed(block, bp)
         for op in block.ops:
             forward, backward = op_seconds(block, op, bp, again, model)
             pads = touch_time(block, op, bp.sites[op.name], model)

@@ -174,7 +174,7 @@ class _Walk:
         """The highest moment of backward in one copy of a block; recomputed, it may be that of running forward again."""
         layout, given = self.made[label], arriving(self.made[label])
         _, index, moment = _highest(layout, given, only=BACKWARD)
-        if self.model.workload.recompute == "full":
+        if layout.storages.plan.recompute == "full":
             again = _highest(layout)
             more = sum(g.num_bytes for g in given.values())
             if again[2].total + more >= moment.total:

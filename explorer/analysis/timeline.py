@@ -106,7 +106,7 @@ def timeline(plan: Plan, graph: Graph) -> Timeline:
     parts, home = _parts(plan, graph)
     for label, bp in plan.blocks.items():
         block = block_of(graph, label)
-        again = recomputed(block, label, model)
+        again = recomputed(block, bp)
         for op in block.ops:
             forward, backward = op_seconds(block, op, bp, again, model)
             both = forward + touch_time(block, op, bp.sites[op.name], model), backward

@@ -37,7 +37,7 @@ def loads(plan: Plan, drawing: Scene, graph: Graph, way: str = "") -> Loads:
             continue
         label, bp = one
         block = block_of(graph, label)
-        kept = _kept(made[label], again=bool(label) and model.workload.recompute == "full")
+        kept = _kept(made[label], again=bp.recompute == "full")
         for placed in content.nodes:
             if placed.node.kind not in ("port", "block"):
                 found[placed.node.id] = _node(placed.node, block, bp, kept, model)

@@ -69,25 +69,43 @@ class SitePlan:
 
 @dataclass(frozen=True, slots=True)
 class ParamPlan:
-    """How one parameter is stored, and over which mesh axes its gradient is summed after backward.
+    """How one parameter lies: three placements on every mesh axis.
 
-    `gathered` marks axes on which the parameter is stored sharded but used whole (ZeRO-3): gathered at
-    use, freed, and gathered again for backward.
+    `stored` is the parameter as the optimizer, a checkpoint and the user see it: master weights and moments.
+    `working` is the copy in compute dtype that stays between uses. `gradient` is how the gradient accumulates over
+    micro-batches: where it is Partial, each device keeps its term, and the terms are reduced to `stored` once a step.
+    On an axis over which every device uses the whole weight:
+
+        data parallel   stored R, working R, gradient P       ZeRO-2   stored S, working R, gradient S
+        ZeRO-1          stored S, working R, gradient P       ZeRO-3   stored S, working S, gradient S
+
+    `gathered` lists the axes on which the working copy is sharded but used whole: gathered at use, freed, and gathered
+    again for backward.
     """
 
     stored: Placements
-    sync: tuple[int, ...] = ()
+    working: Placements
+    gradient: Placements
     gathered: tuple[int, ...] = ()
     segments: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+
+    @property
+    def sync(self) -> tuple[int, ...]:
+        """Mesh axes over which the gradient's terms are reduced once a step."""
+        return tuple(a for a, p in enumerate(self.gradient) if p == Partial())
 
 
 @dataclass(frozen=True, slots=True)
 class BlockPlan:
-    """One way to run a block, and the copies (parameter name prefixes) that run so; the top block has prefix ""."""
+    """One way to run a block, and the copies (parameter name prefixes) that run so; the top block has prefix "".
+
+    `recompute` names what of the forward pass runs again in backward: "none", "full", or a policy that keeps some results.
+    """
 
     prefixes: tuple[str, ...]
     params: Mapping[str, ParamPlan]
     sites: Mapping[str, SitePlan]
+    recompute: str = "none"
 
 
 @dataclass(frozen=True, slots=True)

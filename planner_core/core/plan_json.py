@@ -14,7 +14,7 @@ from planner_core.core.mesh import DeviceMesh
 from planner_core.core.placement import format_placements, parse_placement, parse_placements, parse_state
 from planner_core.core.plan import BlockPlan, Cost, Edge, ParamPlan, Plan, SitePlan, Step, Traffic
 
-PLAN_SCHEMA = "shardscope.plan/1"
+PLAN_SCHEMA = "shardscope.plan/2"
 
 
 FORM = ASSETS / "plan.schema.json"
@@ -40,6 +40,7 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
                 "params": {n: _param_json(p) for n, p in b.params.items()},
                 "sites": {n: [[_edge_json(e) for e in s.inputs], [_edge_json(e) for e in s.outputs]]
                           for n, s in b.sites.items()},
+                "recompute": b.recompute,
             }
             for label, b in plan.blocks.items()
         },
@@ -117,10 +118,10 @@ def _disagreements(plan: Plan) -> Iterator[str]:
 
 def _off_the_mesh(label: str, block: BlockPlan, axes: int) -> Iterator[str]:
     for name, param in block.params.items():
-        if len(param.stored) != axes:
-            yield f"{label}.{name} has {len(param.stored)} placements for {axes} mesh axes"
-        if any(a >= axes for a in (*param.sync, *param.gathered)):
-            yield f"{label}.{name} is summed or gathered over a mesh axis that does not exist"
+        if {len(param.stored), len(param.working), len(param.gradient)} != {axes}:
+            yield f"{label}.{name} is not placed on {axes} mesh axes"
+        if any(a >= axes for a in param.gathered):
+            yield f"{label}.{name} is gathered over a mesh axis that does not exist"
     for name, site in block.sites.items():
         for edge in (*site.inputs, *site.outputs):
             if {len(p) for state in (edge.src, edge.dst) for p in (state.forward, state.gradient)} != {axes}:
@@ -130,7 +131,14 @@ def _off_the_mesh(label: str, block: BlockPlan, axes: int) -> Iterator[str]:
 
 
 def _param_json(p: ParamPlan) -> list[Any]:
-    return [format_placements(p.stored), list(p.sync), list(p.gathered), _segments_json(p.segments)]
+    three = map(format_placements, (p.stored, p.working, p.gradient))
+    return [*three, list(p.gathered), _segments_json(p.segments)]
+
+
+def _param_from_json(row: list[Any]) -> ParamPlan:
+    stored, working, gradient, gathered, segments = row
+    three = (parse_placements(stored), parse_placements(working), parse_placements(gradient))
+    return ParamPlan(*three, tuple(gathered), _segments_from_json(segments))
 
 
 def _segments_json(segments: Mapping[int, tuple[int, ...]]) -> dict[str, list[int]]:
@@ -162,12 +170,9 @@ def _steps(text: str) -> tuple[Step, ...]:
 
 
 def _block_from_json(data: Mapping[str, Any]) -> BlockPlan:
-    params = {
-        n: ParamPlan(parse_placements(p), tuple(sync), tuple(gathered), _segments_from_json(segments))
-        for n, (p, sync, gathered, segments) in data["params"].items()
-    }
+    params = {n: _param_from_json(row) for n, row in data["params"].items()}
     sites = {
         n: SitePlan(tuple(map(_edge_from_json, ins)), tuple(map(_edge_from_json, outs)))
         for n, (ins, outs) in data["sites"].items()
     }
-    return BlockPlan(tuple(data["prefixes"]), params, sites)
+    return BlockPlan(tuple(data["prefixes"]), params, sites, data["recompute"])

@@ -20,7 +20,11 @@ RECOMPUTE = ("none", "full")
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What a training step does: global batch in samples, tokens per sample, and how it keeps its state."""
+    """What a training step does, and how it keeps its state.
+
+    `batch` counts the samples of one step over all GPUs, `seq` the tokens of a sample. A step runs forward and backward
+    for `accumulate` micro-batches, each `graph_batch` samples over all GPUs, and then the optimizer.
+    """
 
     batch: int
     seq: int
@@ -28,12 +32,22 @@ class Workload:
     optimizer: str = "adamw"
     zero: int = 3
     recompute: str = "none"
+    accumulate: int = 1
+
+    @property
+    def graph_batch(self) -> int:
+        """Samples of one micro-batch over all GPUs: the batch of the graph that is planned."""
+        return self.batch // self.accumulate
 
     def check(self) -> None:
         """Raises InputError for a value that cannot be."""
-        for name, value, least in (("batch", self.batch, 1), ("seq", self.seq, 1)):
-            if not least <= value <= 10**9:
+        for name, value in (("batch", self.batch), ("seq", self.seq), ("accumulate", self.accumulate)):
+            if not 1 <= value <= 10**9:
                 raise InputError(f"--{name} {value} is not a positive number up to 10^9; give e.g. --{name} 16")
+        if self.batch % self.accumulate:
+            raise InputError(
+                f"--accumulate {self.accumulate} does not divide --batch {self.batch}; give a divisor of it"
+            )
         if self.dtype not in ("bfloat16", "float16", "float32"):
             raise InputError(f"--dtype {self.dtype!r} is not one of bfloat16, float16, float32")
         if self.optimizer not in OPTIMIZERS:

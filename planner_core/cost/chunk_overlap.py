@@ -77,4 +77,4 @@ def _op(block: Block, name: str) -> Op:
 def _seconds(
     block: Block, op: Op, blocks: Mapping[str, BlockPlan], label: str, model: CostModel
 ) -> tuple[float, float]:
-    return op_seconds(block, op, blocks[label], recomputed(block, label, model), model)
+    return op_seconds(block, op, blocks[label], recomputed(block, blocks[label]), model)

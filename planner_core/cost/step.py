@@ -139,7 +139,7 @@ def weight_traffic(
         for name in {label.partition("#")[0] for label in blocks}
     }
     lead = {label: leaders[label.partition("#")[0]] for label in blocks}
-    again = {label: recomputed(block_of(graph, label), label, model) for label in blocks}
+    again = {label: recomputed(block_of(graph, label), bp) for label, bp in blocks.items()}
     for m in found:
         if m.category != WAIT:
             users = lead[m.label].users(m.weight)
@@ -191,9 +191,9 @@ def op_seconds(block: Block, op: Op, bp: BlockPlan, again: Mapping[str, bool], m
     return forward, backward + (forward if op.name in again else 0.0)
 
 
-def recomputed(block: Block, label: str, model: CostModel) -> Mapping[str, bool]:
-    """Ops of a repeated block that run again in backward, and whether their results are sent again."""
-    return run_again(block) if label and model.workload.recompute == "full" else {}
+def recomputed(block: Block, bp: BlockPlan) -> Mapping[str, bool]:
+    """Ops of a block that run again in backward, and whether their results are sent again."""
+    return run_again(block) if bp.recompute == "full" else {}
 
 
 def _order(t: Traffic) -> tuple[str, int, str]:
@@ -206,7 +206,7 @@ def _order(t: Traffic) -> tuple[str, int, str]:
 def compute_time(graph: Graph, label: str, bp: BlockPlan, model: CostModel) -> float:
     """Seconds of compute of one copy of a block, forward and backward (and recomputation)."""
     block = block_of(graph, label)
-    again = recomputed(block, label, model)
+    again = recomputed(block, bp)
     total = 0.0
     for op in block.ops:
         total += sum(op_seconds(block, op, bp, again, model)) + touch_time(block, op, bp.sites[op.name], model)
@@ -245,7 +245,7 @@ def messages(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) ->
     """Every collective of one step; those of a repeated block once, with the number of its copies as count."""
     for label, bp in blocks.items():
         block = block_of(graph, label)
-        again = recomputed(block, label, model)
+        again = recomputed(block, bp)
         for op in block.ops:
             for m in _site_messages(block, op, bp.sites[op.name], again, model):
                 yield replace(m, count=m.count * len(bp.prefixes), label=label)

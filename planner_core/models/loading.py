@@ -75,7 +75,7 @@ def graph_of(plan: Plan) -> Graph:
     """The graph of a plan's model at the plan's workload: a zoo model's snapshot if it is of the zoo's own depth, else a
     capture of its config."""
     config, load = plan.model["config"], plan.workload
-    given = {"batch": load["batch"], "seq": load["seq"], "dtype": load["dtype"]}
+    given = {"batch": load["batch"] // load["accumulate"], "seq": load["seq"], "dtype": load["dtype"]}
     name = str(plan.model.get("source", "")).removeprefix("zoo:")
     if name in ZOO:
         graph = open_model(name, **given)

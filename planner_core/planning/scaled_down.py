@@ -157,10 +157,7 @@ class _Retarget:
         }
 
     def _param_states(self, prefix: str, block: Block) -> dict[int, State]:
-        return {
-            i: State(old.stored, tuple(P if a in old.sync else p for a, p in enumerate(old.stored)))
-            for i, old in self._own(prefix, block).items()
-        }
+        return {i: State(old.working, old.gradient) for i, old in self._own(prefix, block).items()}
 
     def _params(self, prefix: str, block: Block) -> dict[str, ParamPlan]:
         return {

@@ -26,9 +26,9 @@ from planner_core.runtime.plan_reader import (
     Placements,
     PlanMismatch,
     Row,
-    block_prefixes,
     other_versions,
     read_rows,
+    recomputed_prefixes,
 )
 from planner_core.runtime.redistribute import deliver, place
 
@@ -75,7 +75,7 @@ class Steering(TorchFunctionMode):
         self.model, self.mesh, self.params = model, mesh, params
         self.rows, self.versions = read_rows(plan), other_versions(plan)
         self.seen: dict[Any, tuple[list[torch.Tensor], int | None]] = {}
-        self.recompute = set(block_prefixes(plan)) if plan["workload"].get("recompute") == "full" else set()
+        self.recompute = set(recomputed_prefixes(plan))
         self.scopes = Scopes(model, self._module_call)
         self.active = False
         self.inferring = False  # whole tensors on meta are in use, which are no memory of this rank

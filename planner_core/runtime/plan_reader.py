@@ -96,16 +96,17 @@ def read_params(plan: Mapping[str, Any]) -> dict[str, Stored]:
     """Every parameter of the unfolded model by its name."""
     stored: dict[str, Stored] = {}
     for block in plan["blocks"].values():
-        for name, (placements, sync, gathered, segments) in block["params"].items():
-            entry = Stored(_placements(placements), tuple(sync), tuple(gathered), _segments(segments))
+        for name, (stored_at, _, gradient, gathered, segments) in block["params"].items():
+            sync = tuple(axis for axis, p in enumerate(_placements(gradient)) if p.is_partial())
+            entry = Stored(_placements(stored_at), sync, tuple(gathered), _segments(segments))
             stored.update({_join(prefix, name): entry for prefix in block["prefixes"]})
     return stored
 
 
-def block_prefixes(plan: Mapping[str, Any]) -> Iterator[str]:
-    """Scopes of the repeated blocks."""
+def recomputed_prefixes(plan: Mapping[str, Any]) -> Iterator[str]:
+    """Scopes of the block copies whose forward pass runs again in backward."""
     for block in plan["blocks"].values():
-        yield from (prefix for prefix in block["prefixes"] if prefix)
+        yield from (prefix for prefix in block["prefixes"] if prefix and block["recompute"] == "full")
 
 
 def _join(prefix: str, name: str) -> str:

@@ -88,7 +88,8 @@ def _block_plan(problem: Problem, name: str, at: Mapping[str, int], prefixes: tu
         for i, v in enumerate(block.values)
         if v.kind == "parameter" and i not in block.inputs and tensor_name(i) in net.tensors
     }
-    return BlockPlan(prefixes, params, dict(sorted(sites.items(), key=lambda item: order[item[0]])))
+    again = problem.model.workload.recompute if name else "none"
+    return BlockPlan(prefixes, params, dict(sorted(sites.items(), key=lambda item: order[item[0]])), again)
 
 
 def _site_plan(site: _Site, node: NodeRows, r: int, k: int, op: Op, gathered: dict[int, set[int]]) -> SitePlan:
@@ -132,6 +133,5 @@ def _forward(table: Moves, src: Placements, dst: Placements) -> tuple[Step, ...]
 def _param_plan(site: _Site, value: int, gathered: set[int]) -> ParamPlan:
     state = site.delivered(value)
     assert state is not None
-    sync = tuple(a for a, (f, g) in enumerate(zip(state.forward, state.gradient, strict=True)) if f == R and g == P)
     whole_at_use = tuple(sorted(a for a in gathered if isinstance(state.forward[a], Shard)))
-    return ParamPlan(state.forward, sync, whole_at_use, dict(site.parts(value)))
+    return ParamPlan(state.forward, state.forward, state.gradient, whole_at_use, dict(site.parts(value)))

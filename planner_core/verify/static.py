@@ -17,7 +17,6 @@ from planner_core.core import (
     Graph,
     Op,
     ParamPlan,
-    Partial,
     Placements,
     Plan,
     Replicate,
@@ -122,8 +121,7 @@ def _call(call: Call, plan: Plan, outer: dict[int, State], labels: Mapping[str, 
 
 
 def _stored(param: ParamPlan) -> State:
-    summed = tuple(Partial() if a in param.sync else p for a, p in enumerate(param.stored))
-    return State(param.stored, summed)
+    return State(param.working, param.gradient)
 
 
 def _site(where: str, block: Block, op: Op, bp: BlockPlan, plan: Plan, delivered: dict[int, State]) -> Iterator[str]:

@@ -63,12 +63,19 @@ def make_plan(
     for v, value in enumerate(top.values):
         if value.kind == "parameter":
             state = stored[v]
-            sync = tuple(a for a, g in enumerate(state.gradient) if g == P)
-            params[value.name] = ParamPlan(state.forward, sync, tuple(a for a, p in enumerate(state.forward) if p != R))
+            gathered = tuple(a for a, p in enumerate(state.forward) if p != R)
+            params[value.name] = ParamPlan(state.forward, state.forward, state.gradient, gathered)
     mesh = DeviceMesh(axis_names(len(sizes)), sizes)
     cost = Cost(0.0, 0.0, 0.0, 0.0, (), {})
     model = {"name": graph.name, "loss": graph.loss, "config": graph.config}
-    workload = {**graph.workload, "dtype": "float32", "optimizer": "adamw", "zero": 0, "recompute": "none"}
+    workload = {
+        **graph.workload,
+        "dtype": "float32",
+        "optimizer": "adamw",
+        "zero": 0,
+        "recompute": "none",
+        "accumulate": 1,
+    }
     return Plan(
         "random", "random", "none", False, model, workload, {}, mesh, {"": BlockPlan(("",), params, sites)}, cost
     )

@@ -68,7 +68,7 @@ def _call(layout: Layout) -> CallMemory:
     kept = sum(map(layout.kept_bytes, range(len(block.items))))
     keeps = tuple(k for k, v in enumerate(block.inputs) if ("in", v) in layout.first)
     kept_results = tuple(k for k, v in enumerate(block.outputs) if at[v] in layout.first and results[k] >= 0)
-    if s.model.workload.recompute == "full":  # keeps its operands alone, and runs forward again before backward
+    if s.plan.recompute == "full":  # keeps its operands alone, and runs forward again before backward
         again = forward + Moment(0, 0, sum(g.num_bytes for g in given.values()))
         kept, kept_results, backward = 0, (), _highest([again, backward])
         keeps = tuple(k for k, v in enumerate(block.inputs) if block.values[v].kind == "activation")
