@@ -227,7 +227,7 @@ def test_rules_are_checked_at_once_and_exports_say_what_was_not_run(
     found = answer(capsys, "verify", str(path), "--rules")
     assert (found["ok"], found["findings"], found["ranks"]) == (True, [], 8)
     data = json.loads(path.read_text())
-    data["blocks"][""]["params"]["bert.embeddings.nothing.weight"] = ["R", [], [], {}]
+    data["blocks"][""]["params"]["bert.embeddings.nothing.weight"] = ["R", "R", "R", [], {}]
     path.write_text(json.dumps(data))
     status, out, _ = run(capsys, "verify", str(path), "--rules")
     assert (status, out) == (4, "top: parameter 'bert.embeddings.nothing.weight' matches nothing\n")

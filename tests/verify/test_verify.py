@@ -128,7 +128,7 @@ def test_planted_faults_are_found() -> None:
     unsynced = replace(
         sequence,
         blocks={
-            k: replace(b, params={n: replace(p, sync=()) for n, p in b.params.items()})
+            k: replace(b, params={n: replace(p, gradient=p.working) for n, p in b.params.items()})
             for k, b in sequence.blocks.items()
         },
     )
