@@ -29,7 +29,7 @@ from typing import Any
 from bench.accuracy_table import table
 from planner_core.core import DeviceMesh, Graph, Plan
 from planner_core.models import ZOO
-from planner_core.planning.methods import Baseline
+from planner_core.planning.methods import Method
 
 ROOT = Path(__file__).resolve().parent.parent
 ROWS = ROOT / "bench" / "results" / "accuracy.jsonl"
@@ -97,7 +97,7 @@ def plans(model: str, mesh: str) -> dict[str, Plan]:
     """The chosen plan, the baselines and the plans of TAP and ATP, by name; a baseline that suits no mesh is left out."""
     from planner_core.core import NoPlanFits
     from planner_core.planning import Request, baselines, choose, meshes, prepare, replace_request
-    from planner_core.planning.methods import BASELINES, EXPERT
+    from planner_core.planning.methods import BASELINES
 
     planner = prepare(
         Request(str(OTHERS.get(model, model)), cluster=MESHES[mesh], mesh=mesh, batch=64 if mesh == "64x8" else 16)
@@ -105,10 +105,10 @@ def plans(model: str, mesh: str) -> dict[str, Plan]:
     options = meshes(planner.request, planner.cluster)
     chosen = choose(planner, options)
     found = {chosen.name: chosen, **{p.name: p for p in baselines(planner, options)}}
-    for baseline in (*BASELINES, EXPERT):
-        if baseline.name not in found:
+    for baseline in BASELINES.values():
+        if baseline.title not in found:
             write(
-                ("plan", model, mesh, baseline.name),
+                ("plan", model, mesh, baseline.title),
                 ok=True,
                 reason=f"no plan: {_why_none(baseline, planner.graph, options[0])}",
             )
@@ -122,7 +122,7 @@ def plans(model: str, mesh: str) -> dict[str, Plan]:
     return found
 
 
-def _why_none(baseline: Baseline, graph: Graph, mesh: DeviceMesh) -> str:
+def _why_none(baseline: Method, graph: Graph, mesh: DeviceMesh) -> str:
     """Why a baseline has no plan on a mesh."""
     if baseline.restrict(graph, mesh) is not None:
         return "no plan of this kind splits every tensor evenly"

@@ -19,7 +19,7 @@ from bench.expert_reasons import why
 from planner_core.core import cluster_names
 from planner_core.models import ZOO
 from planner_core.planning import Planner, Request, meshes, prepare
-from planner_core.planning.methods import BASELINES, EXPERT, Baseline
+from planner_core.planning.methods import BASELINES, Method
 from planner_core.search import memory_of, search
 
 TABLE = Path(__file__).resolve().parent.parent / "docs" / "BASELINES.md"
@@ -49,13 +49,13 @@ def main() -> None:
 def compare(model: str, cluster: str) -> Iterator[dict[str, Any]]:
     """One row for each expert that has a plan of the model on the cluster."""
     planner = prepare(Request(model, cluster=cluster, dtype="float16" if "v100" in cluster else "bfloat16"))
-    for expert in (*BASELINES, EXPERT):
+    for expert in BASELINES.values():
         row = against(planner, expert)
         if row:
-            yield {"model": model, "cluster": cluster, "baseline": expert.name, **row}
+            yield {"model": model, "cluster": cluster, "baseline": expert.title, **row}
 
 
-def against(planner: Planner, expert: Baseline) -> dict[str, Any] | None:
+def against(planner: Planner, expert: Method) -> dict[str, Any] | None:
     """Seconds and bytes on the wire, theirs and ours, on the mesh on which the expert's plan takes least time."""
     best = None
     for mesh in meshes(planner.request, planner.cluster):

@@ -34,7 +34,7 @@ from planner_core.planning import (  # noqa: E402  # noqa: E402
     prepare,
 )
 from planner_core.planning.analysis import unfold_problem  # noqa: E402
-from planner_core.planning.methods import LENSES  # noqa: E402
+from planner_core.planning.methods import METHODS  # noqa: E402
 from planner_core.search import (  # noqa: E402
     front,
     least_memory,
@@ -159,7 +159,7 @@ def topology() -> list[str]:
             planner = prepare(Request(name, cluster=cluster, method="taps"))
             options = meshes(planner.request, planner.cluster)
             a = choose(planner, options)
-            b = choose(planner, options, lens=replace(LENSES["taps"], by_volume=True))
+            b = choose(planner, options, method=replace(METHODS["taps"], by_volume=True))
             t, v = a.cost.comm_time_s, b.cost.comm_time_s
             saved = (
                 "neither fits"

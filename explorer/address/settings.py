@@ -13,7 +13,7 @@ from typing import Any
 
 from planner_core.core import OPTIMIZERS, RECOMPUTE, cluster_names
 from planner_core.models import ZOO
-from planner_core.planning import Request
+from planner_core.planning import Request, methods
 
 MODELS = {
     "llama-3-8b": "Llama-3-8B",
@@ -33,7 +33,7 @@ OPTIMIZER_NAMES = {
     "sgd-momentum": "SGD with momentum",
 }
 RECOMPUTE_NAMES = {"none": "no recomputation", "full": "full recomputation"}
-METHODS = {"exact": "exact search", "tap": "TAP", "taps": "TAPS", "atp": "ATP"}
+METHODS = {m.name: m.shown for m in methods.METHODS.values()}
 OBJECTIVES = {"time": "step time", "communication": "communication"}
 OVERLAYS = ("graph", "placement", "memory", "flops", "forward", "backward")
 PHASES = ("all", "forward", "backward", "optimizer")

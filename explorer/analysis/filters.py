@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from explorer.address.settings import MAX_CORNERS
 from explorer.text import words
 from planner_core.core import Plan, Shard
+from planner_core.planning.methods import BASELINES
 from planner_core.search.candidates import Candidates
 
 LETTERS = ("R", "S(0)", "S(1)")
-SEARCHED = {"exact", "tap", "taps", "atp", "edited"}
 REFERENCE = "megatron"
 """Method of the plan that others are said to differ from."""
 Bools = NDArray[np.bool_]
@@ -27,7 +27,7 @@ Bools = NDArray[np.bool_]
 
 def baselines(plans: Mapping[str, Plan]) -> list[str]:
     """Names of the plans that stand for somebody's usual way."""
-    return [n for n, p in plans.items() if p.method not in SEARCHED]
+    return [n for n, p in plans.items() if p.method in BASELINES]
 
 
 def mesh_text(plan: Plan) -> str:

@@ -6,12 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from explorer.text import units
-from planner_core.core import Cluster, DeviceMesh, Graph, Level, NoPlanFits, Plan, Workload
+from planner_core.core import Cluster, Graph, Level, NoPlanFits, Plan, Workload
 from planner_core.cost import cost_model, exposed, messages, price
 from planner_core.ops import CoarseGraph
 from planner_core.planning import Request, choose, meshes, prepare
-from planner_core.planning.methods import Lens
-from planner_core.search.network import Restriction
+from planner_core.planning.methods import EXACT
 
 FACTORS = ("0.03125", "0.0625", "0.125", "0.25", "0.5", "1", "2", "4", "8", "16")
 """By how much a bandwidth or latency may be changed with a slider, as text for the address."""
@@ -59,14 +58,9 @@ def goals(request: Request, cluster: Cluster, graph: Graph | None) -> Goals:
     options = meshes(planner.request, planner.cluster)
 
     def best(objective: str, by_volume: bool) -> Plan:
-        lens = Lens("", objective, "", _free, zero=planner.workload.zero, uniform=False, by_volume=by_volume)
-        return choose(planner, options, lens=lens)
+        return choose(planner, options, method=replace(EXACT, objective=objective, by_volume=by_volume))
 
     return Goals(best("communication", True), best("communication", False), choose(planner, options))
-
-
-def _free(graph: Graph, mesh: DeviceMesh) -> Restriction | None:
-    return Restriction()
 
 
 def best_there(request: Request, cluster: Cluster, graph: Graph | None) -> Plan | None:

@@ -18,7 +18,7 @@ from explorer.session import state
 from explorer.text import glossary, units, words
 from planner_core.core import Plan
 from planner_core.planning import Request, Result, prepare
-from planner_core.planning.analysis import SAYS, Rung, rungs
+from planner_core.planning.analysis import Rung, rungs
 
 Plans = Mapping[str, Plan]
 
@@ -198,14 +198,14 @@ def restrictions(result: Result) -> None:
     with st.spinner(f"From exact to {settings.METHODS[method]}", show_time=True):
         found = _rungs(replace(state.request(), method="exact", objective="time"), method)
     name = settings.METHODS[method]
-    st.markdown(frame.text(words.verdict(name, [(SAYS[r.name], r.plan) for r in found])))
+    st.markdown(frame.text(words.verdict(name, [(r.says, r.plan) for r in found])))
     rows = [_rung(r, found[k - 1] if k else None) for k, r in enumerate(found)]
     head = ["each row adds", "mesh", "sent per GPU", "communication", "step", "memory", "fits"]
     frame.table(head, rows, f"from exact to {name}")
 
 
 def _rung(rung: Rung, before: Rung | None) -> list[str]:
-    says = html.escape(SAYS[rung.name])
+    says = html.escape(rung.says)
     if rung.plan is None:
         return [says, "no plan fits", "", "", "", "", "no"]
     c, old = rung.plan.cost, before.plan.cost if before and before.plan else None

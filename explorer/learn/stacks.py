@@ -12,8 +12,6 @@ from planner_core.planning.methods import BASELINES
 from planner_core.search import Assignment, assemble, least_memory, search
 from planner_core.search.network import Problem
 
-BY_METHOD = {b.method: b for b in BASELINES}
-
 
 @lru_cache(maxsize=256)
 def expert(learner: Learner, devices: int, sequence: bool = False) -> dict[str, int] | None:
@@ -37,7 +35,7 @@ def _problem(learner: Learner, devices: int, method: str) -> Problem | None:
     level = replace(learner.cluster.levels[0], size=devices)
     planner = replace(learner.planner, cluster=replace(learner.cluster, levels=(level,)))
     mesh = DeviceMesh(("tensor",), (devices,))
-    restrict = BY_METHOD[method].restrict(planner.graph, mesh) if method else None
+    restrict = BASELINES[method].restrict(planner.graph, mesh) if method else None
     return planner.problem(mesh, restrict, zero=0) if restrict or not method else None
 
 

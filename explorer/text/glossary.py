@@ -5,6 +5,8 @@ from __future__ import annotations
 import html
 import re
 
+from planner_core.planning.methods import BASELINES, EXACT
+
 GLOSSARY = {
     "R": "Replicate: every device along this axis holds the whole tensor",
     "S": "Shard: each device along this axis holds one slice",
@@ -27,13 +29,9 @@ GLOSSARY = {
     "InfiniBand": "the network between nodes",
 }
 PLANS = {
-    "exact": "Exact plan: the best of all under the stated cost model",
+    EXACT.name: EXACT.defined,
     "trade-off": "Trade-off: less memory for a longer step, none is better in both",
-    "data-parallel": "Data parallel: every GPU holds all weights and takes its share of the batch",
-    "fsdp": "FSDP: data parallel with weights sharded over the GPUs and gathered at use, as ZeRO-3",
-    "megatron": "Megatron-LM: attention heads and feed-forward split over neighbouring GPUs, joined by an all_reduce after each",
-    "megatron-sp": "sequence parallel: what lies between those is split by tokens, which turns each all_reduce into two cheaper halves",
-    "hf-expert": "The model’s own plan: the tensor-parallel plan that comes with the model in transformers",
+    **{b.name: b.defined for b in BASELINES.values()},
 }
 PLAN_WORDS = ". ".join(PLANS.values()) + "."
 IN_TEXT = tuple(k for k in GLOSSARY if len(k) > 1 and k != "exposed")

@@ -9,6 +9,7 @@ from itertools import pairwise
 from explorer.text import units
 from planner_core.core import Cluster, DeviceMesh, Plan, Shard
 from planner_core.models import FoldGroup
+from planner_core.planning.methods import BASELINES, METHODS
 
 FAMILIES = (
     ("experts", ("expert", "moe")),
@@ -35,8 +36,9 @@ def family(name: str) -> str:
     return name.rpartition(".")[0].rpartition(".")[2] or name
 
 
-TITLES = {"hf-expert": "The model’s own plan"}
-METHOD_TITLES = {"exact": "Exact plan", "tap": "TAP’s plan", "taps": "TAPS’s plan", "atp": "ATP’s plan"}
+METHOD_TITLES = {m.name: m.shown_plan for m in METHODS.values()}
+TITLES = {b.title: b.shown_plan for b in BASELINES.values()}
+"""What the page calls the plan of a baseline, by the plan's name."""
 
 
 def title(plan: Plan) -> str:

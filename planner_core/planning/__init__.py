@@ -2,6 +2,7 @@
 
 from planner_core.planning import edit
 from planner_core.planning.edit import Editable
+from planner_core.planning.methods import METHODS
 from planner_core.planning.pipeline import (
     Result,
     baselines,
@@ -11,7 +12,7 @@ from planner_core.planning.pipeline import (
     exact_front,
     plan_model,
 )
-from planner_core.planning.request import METHODS, Progress, Request
+from planner_core.planning.request import Progress, Request
 from planner_core.planning.scaled_down import retarget, shrink, small_mesh
 from planner_core.planning.session import USABLE_MEMORY, Planner, meshes, prepare, replace_request
 

@@ -28,16 +28,12 @@ from planner_core.core import (
     Plan,
     Shard,
     TensorMeta,
-    Value,
     format_placements,
     glob_name,
     join_name,
     parse_placements,
 )
-from planner_core.ops import Pair
-from planner_core.planning.methods.baselines import BASELINES
-from planner_core.planning.methods.hf_tp_plan import EXPERT
-from planner_core.planning.methods.restrictions import AxisRules
+from planner_core.planning.methods import BASELINES, AxisRules, anything
 from planner_core.planning.session import Planner
 from planner_core.search import Answer
 from planner_core.search.network import NUM_COMPONENTS, Bools, Factor, Ints, Network, Problem, Restriction, tensor_name
@@ -143,15 +139,11 @@ def pin(planner: Planner, plan: Plan, changes: Mapping[Weight, Placements], *, k
 
 def _stream(graph: Graph, plan: Plan) -> AxisRules | None:
     """What a baseline says of activations, its say in weights left out; None for plans that were searched freely."""
-    baseline = next((b for b in (*BASELINES, EXPERT) if b.method == plan.method), None)
+    baseline = BASELINES.get(plan.method)
     rules = baseline.restrict(graph, plan.mesh) if baseline else None
     if not isinstance(rules, AxisRules):
         return None
-    return replace(rules, parameters=tuple(_anything for _ in rules.parameters))
-
-
-def _anything(v: Value, pair: Pair) -> bool:
-    return True
+    return replace(rules, parameters=tuple(anything for _ in rules.parameters))
 
 
 def told(placements: Placements, mesh: DeviceMesh) -> str:

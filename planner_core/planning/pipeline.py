@@ -8,6 +8,7 @@ This is the one place that knows the order.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -18,11 +19,8 @@ import numpy as np
 from planner_core.core import Cluster, DeviceMesh, Graph, NoPlanFits, Plan, Workload, axis_names
 from planner_core.cost import CostModel, cost_model, overlap
 from planner_core.ops import CoarseGraph
-from planner_core.planning.methods.baselines import BASELINES
-from planner_core.planning.methods.hf_tp_plan import EXPERT, expert_plan
-from planner_core.planning.methods.papers import LENSES, Lens
-from planner_core.planning.methods.restrictions import DataAxis
-from planner_core.planning.request import METHODS, Progress, Request
+from planner_core.planning.methods import BASELINES, METHODS, DataAxis, Method
+from planner_core.planning.request import Progress, Request
 from planner_core.planning.session import Planner, meshes, prepare, replace_request
 from planner_core.search import (
     OBJECTIVES,
@@ -96,15 +94,15 @@ def plan_model(request: Request, graph: Graph | None = None, progress: Progress 
 
 
 def choose(
-    planner: Planner, options: Iterable[DeviceMesh], say: Progress = lambda text: None, lens: Lens | None = None
+    planner: Planner, options: Iterable[DeviceMesh], say: Progress = lambda text: None, method: Method | None = None
 ) -> Plan:
-    """The best plan over the meshes by the request's method, or by a `lens` of the caller's; raises NoPlanFits where an
+    """The best plan over the meshes by the request's method, or by a `method` of the caller's; raises NoPlanFits where an
     explicit budget is below every plan's need."""
-    lens = lens or LENSES.get(planner.request.method)
-    objective = lens.objective if lens else planner.request.objective
+    method = method or METHODS[planner.request.method]
+    objective = method.objective or planner.request.objective
     best: tuple[float, Problem, Answer] | None = None
     least: tuple[Answer, Problem] | None = None
-    problems, wide = _problems(planner, options, lens, say)
+    problems, wide = _problems(planner, options, method, say)
     for rough, problem in problems:
         say(f"search on {problem.model.mesh}")
         answer = planner.solve(problem, objective, best[0] if best else float("inf"), rough, _telling(say, problem))
@@ -114,7 +112,7 @@ def choose(
             best = (answer.value, problem, answer)
     if best:
         plan = planner.plan(*planner.bounded(best[1], best[2], objective), "best", planner.request.method, objective)
-        return replace(plan, notes=(*plan.notes, *_chunks(planner, plan))) if planner.request.method == "atp" else plan
+        return replace(plan, notes=(*plan.notes, *_chunks(planner, plan))) if method.chunks else plan
     if least is None and wide is not None:
         raise wide
     if least is None:
@@ -156,23 +154,21 @@ def no_worse(chosen: Plan, others: Iterable[Plan]) -> Plan:
 
 
 def _problems(
-    planner: Planner, options: Iterable[DeviceMesh], lens: Lens | None, say: Progress
+    planner: Planner, options: Iterable[DeviceMesh], method: Method, say: Progress
 ) -> tuple[list[tuple[Answer | None, Problem]], TooWide | None]:
     """The networks of all meshes with what a search without proof says, the most promising first, so that the others can be given
     up early; and why one could not be."""
     found: list[Problem] = []
     wide: TooWide | None = None
-    objective = lens.objective if lens else planner.request.objective
+    objective = method.objective or planner.request.objective
     for mesh in options:
         say(f"network of {mesh}")
-        restrict = lens.restrict(planner.graph, mesh) if lens else None
-        if lens and restrict is None:
+        restrict = method.restrict(planner.graph, mesh)
+        if restrict is None:
             continue
         try:
-            problem = (
-                planner.problem(mesh, restrict, zero=lens.zero, uniform=lens.uniform, by_volume=lens.by_volume)
-                if lens
-                else planner.problem(mesh)
+            problem = planner.problem(
+                mesh, restrict, zero=method.zero, uniform=method.uniform, by_volume=method.by_volume
             )
         except TooWide as error:  # another mesh may do; said only where none does
             wide = error
@@ -280,13 +276,13 @@ def baselines(planner: Planner, options: Iterable[DeviceMesh]) -> list[Plan]:
     """The best plan of each baseline over the meshes; one that suits no mesh is left out."""
     found = []
     options = list(options)
-    for b in (*BASELINES, EXPERT):
+    for b in BASELINES.values():
         best: tuple[float, Problem, Answer] | None = None
         for mesh in options:
             restrict = b.restrict(planner.graph, mesh)
             if restrict is None:
                 continue
-            problem = planner.problem(mesh, restrict, zero=min(b.zero, 3))
+            problem = planner.problem(mesh, restrict, zero=b.zero)
             with planner.clock("baselines"):
                 answer = search(problem, objective="time")
             if answer.assignment is None:
@@ -296,14 +292,14 @@ def baselines(planner: Planner, options: Iterable[DeviceMesh]) -> list[Plan]:
             if best is None or rank < best[0]:
                 best = (rank, problem, answer)
         if best:
-            found.append(planner.plan(best[1], best[2], b.name, b.method, "time"))
+            found.append(planner.plan(best[1], best[2], b.title, b.name, "time"))
     return found
 
 
 def _without(planner: Planner, found: Iterable[Plan]) -> tuple[str, ...]:
-    """Which baselines this model has no plan of on these meshes; the expert's only where there is one."""
-    wanted = [b.name for b in BASELINES] + [EXPERT.name] * (expert_plan(planner.graph.config) is not None)
-    missing = [name for name in wanted if name not in {p.name for p in found}]
+    """Which baselines this model has no plan of on these meshes."""
+    there = {p.method for p in found}
+    missing = [b.title for b in BASELINES.values() if b.name not in there and b.suits(planner.graph)]
     return (f"baselines that no plan of this model follows on these meshes: {', '.join(missing)}",) if missing else ()
 
 
@@ -364,25 +360,26 @@ def compare_methods(request: Request, progress: Progress | None = None) -> Resul
     say = progress or (lambda text: None)
     planner = prepare(request, result.graph)
     found: dict[tuple[str, str], Plan] = {}
-    for method in METHODS:
-        for objective in OBJECTIVES if method == "exact" else OBJECTIVES[:1]:
-            if (method, objective) == (request.method, request.objective):
-                found[method, objective] = result.best
+    asked = request.method, METHODS[request.method].objective or request.objective
+    for method in METHODS.values():
+        for objective in (method.objective,) if method.objective else OBJECTIVES:
+            if (method.name, objective) == asked:
+                found[asked] = result.best
                 continue
-            say(f"{method}, least {objective}")
-            one = replace_request(planner, method=method, objective=objective, memory_gb=None)
-            try:
-                found[method, objective] = choose(one, meshes(request, planner.cluster))
-            except NoPlanFits:
-                continue
-    extra = []
-    for (method, objective), plan in found.items():
-        if plan is result.best:
-            continue
-        lens = LENSES.get(method)
-        told = (lens.says, _restriction_cost(plan, found), *plan.notes) if lens else plan.notes
-        extra.append(replace(plan, name=lens.name.upper() if lens else f"least {objective}", notes=told))
+            say(f"{method.name}, least {objective}")
+            one = replace_request(planner, method=method.name, objective=objective, memory_gb=None)
+            with contextlib.suppress(NoPlanFits):
+                found[method.name, objective] = choose(one, meshes(request, planner.cluster))
+    extra = [_beside(METHODS[name], plan, found) for (name, _), plan in found.items() if plan is not result.best]
     return replace(result, plans=(*result.plans, *extra))
+
+
+def _beside(method: Method, plan: Plan, found: Mapping[tuple[str, str], Plan]) -> Plan:
+    """A method's plan as it stands beside the chosen one: called by the method, and saying what that gives up."""
+    if method.objective is None:
+        return replace(plan, name=f"least {plan.objective}")
+    told = (f"{method.title}: {method.words}", _restriction_cost(plan, found), *plan.notes)
+    return replace(plan, name=method.title, notes=told)
 
 
 def _restriction_cost(plan: Plan, found: Mapping[tuple[str, str], Plan]) -> str:

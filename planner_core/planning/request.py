@@ -4,17 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    pass
-
+from typing import Any
 
 Progress = Callable[[str], None]
 """Called with what is being done; may raise to stop."""
-
-
-METHODS = ("exact", "tap", "taps", "atp")
 
 
 @dataclass(frozen=True, slots=True)

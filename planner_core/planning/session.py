@@ -26,7 +26,8 @@ from planner_core.cost import cost_model, price
 from planner_core.cost.communication import volume_link
 from planner_core.models import open_model
 from planner_core.ops import BlockStrategies, CoarseGraph, block_strategies, coarsen
-from planner_core.planning.request import METHODS, Progress, Request
+from planner_core.planning.methods.registry import METHODS
+from planner_core.planning.request import Progress, Request
 from planner_core.search import NO_BOUND, NOTE, OBJECTIVES, Answer, assemble, bounded, fit, hopeless, narrow
 from planner_core.search.algebra import MAX_WORK, TooWide
 from planner_core.search.network import (
@@ -92,6 +93,8 @@ class Planner:
         by_volume: bool = False,
     ) -> Problem:
         """The folded cost network on one mesh; `by_volume` prices a byte alike on every axis."""
+        if type(restrict) is Restriction:  # forbids nothing
+            restrict = None
         workload = self.workload if zero is None else replace(self.workload, zero=min(zero, self.workload.zero))
         model = cost_model(self.cluster, mesh, workload)
         if by_volume:

@@ -7,18 +7,19 @@ from itertools import pairwise
 import pytest
 
 from planner_core.planning.analysis.ablation import SAYS, rungs
-from planner_core.planning.methods.papers import LENSES
+from planner_core.planning.methods.registry import METHODS
 from planner_core.planning.pipeline import choose
 from planner_core.planning.request import Request
 from planner_core.planning.session import meshes, prepare, replace_request
 
 
-@pytest.mark.parametrize("method", LENSES)
+@pytest.mark.parametrize("method", [m for m in METHODS if m != "exact"])
 @pytest.mark.parametrize("model", ["llama-3-8b", "gpt2-xl"])
 def test_the_last_rung_is_the_method_and_each_only_forbids(model: str, method: str) -> None:
     planner = prepare(Request(model, cluster="2x8-h100", layers=6))
     found = list(rungs(planner, method))
-    assert {r.name for r in found} <= set(SAYS)
+    assert {r.name for r in found} <= {*SAYS, "space"}
+    assert all(r.says == SAYS.get(r.name, METHODS[method].space) and r.says for r in found)
     plans = [r.plan for r in found]
     assert None not in plans
     own = replace_request(planner, method=method)

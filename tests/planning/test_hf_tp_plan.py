@@ -10,7 +10,8 @@ from planner_core.core.plan import Plan
 from planner_core.models.loading import capture_graph
 from planner_core.models.snapshots.write import experts
 from planner_core.models.zoo import ZOO, load_snapshot
-from planner_core.planning.methods.hf_tp_plan import EXPERT, expert_plan, expert_plans, expert_rules, split_dim
+from planner_core.planning.methods.hf_tp_plan import expert_plan, expert_plans, expert_rules, split_dim
+from planner_core.planning.methods.registry import BASELINES
 from planner_core.planning.pipeline import baselines
 from planner_core.planning.request import Request
 from planner_core.planning.session import meshes, prepare
@@ -116,5 +117,5 @@ def test_ours_never_communicates_more(kind: str) -> None:
 def test_it_is_among_the_baselines() -> None:
     request = Request(model="llama-3-8b", cluster="1x8-h100", mesh="8", layers=2)
     planner = prepare(request)
-    assert EXPERT.name in [p.name for p in baselines(planner, meshes(request, planner.cluster))]
-    assert EXPERT.name == "hf-expert" and any(expert_plan(m.config) for m in ZOO.values())
+    assert BASELINES["hf-expert"].title in [p.name for p in baselines(planner, meshes(request, planner.cluster))]
+    assert BASELINES["hf-expert"].title == "hf-expert" and any(expert_plan(m.config) for m in ZOO.values())

@@ -12,7 +12,7 @@ from bench.baselines import SAME, compare
 from planner_core.core.cluster import cluster_names
 from planner_core.core.plan import Plan, placements_by_pattern
 from planner_core.models.zoo import ZOO
-from planner_core.planning.methods.papers import LENSES
+from planner_core.planning.methods.registry import METHODS
 from planner_core.planning.pipeline import baselines, choose, no_worse, plan_model
 from planner_core.planning.request import Request
 from planner_core.planning.session import Planner, meshes, prepare
@@ -147,7 +147,7 @@ def test_topology_saves_communication_over_volume(name: str, cluster: str, least
     planner = prepare(Request(name, cluster=cluster, method="taps"))
     options = meshes(planner.request, planner.cluster)
     by_time = choose(planner, options)
-    by_volume = choose(planner, options, lens=replace(LENSES["taps"], by_volume=True))
+    by_volume = choose(planner, options, method=replace(METHODS["taps"], by_volume=True))
     assert by_time.fits
     assert by_volume.fits
     assert by_time.cost.comm_time_s <= (1 - least) * by_volume.cost.comm_time_s

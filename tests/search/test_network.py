@@ -167,7 +167,7 @@ def test_pruned_states_are_in_no_solution(name: str) -> None:
 def test_data_parallel_gradient_sums_are_the_bytes_of_the_weights() -> None:
     """Along one axis with everything split by batch, the network's communication is one all_reduce of every parameter."""
     from planner_core.cost.communication.collectives import collective_time
-    from planner_core.planning.methods.baselines import BASELINES
+    from planner_core.planning.methods.registry import BASELINES
     from planner_core.search.lagrangian import search
     from planner_core.search.network.factors import COMM
 
@@ -175,7 +175,7 @@ def test_data_parallel_gradient_sums_are_the_bytes_of_the_weights() -> None:
     c = load_cluster("1x8-h100")
     model = cost_model(c, parse_mesh("8", 8), Workload(graph.workload["batch"], graph.workload["seq"], zero=0))
     coarse, strategies = prepared(graph)
-    problem = build_problem(coarse, strategies, model, BASELINES[0].restrict(graph, model.mesh))
+    problem = build_problem(coarse, strategies, model, BASELINES["data-parallel"].restrict(graph, model.mesh))
     a = search(problem).assignment
     assert a is not None
     sums = sum(collective_time("all_reduce", m.num_bytes, model.links[0])[0] for m in graph.parameters().values())

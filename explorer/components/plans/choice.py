@@ -13,15 +13,12 @@ from explorer.figures import scatter
 from explorer.session import state
 from explorer.text import glossary, units, words
 from planner_core.core import Plan
-from planner_core.planning import Result
+from planner_core.planning import Result, edit
+from planner_core.planning.methods import ALL
 
 CHOOSING = {**frame.CHART, "modeBarButtonsToRemove": ["autoScale2d"], "displayModeBar": True}
 AXES = {"communication": "communication", "exposed": "exposed communication", "step": "step time"}
-METHOD_NAMES = {
-    **{k: v.removesuffix("’s plan") for k, v in words.METHOD_TITLES.items()},
-    "exact": "exact search", "data-parallel": "data parallel", "fsdp": "FSDP", "megatron": "Megatron-LM",
-    "megatron-sp": "Megatron-LM + sequence parallel", "hf-expert": "the model's own", "edited": "by hand",
-}  # fmt: skip
+METHOD_NAMES = {**{m.name: m.shown for m in ALL.values()}, edit.NAME: "by hand"}
 
 Plans = dict[str, Plan]
 

@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from planner_core.core import DeviceMesh, Graph, NoPlanFits, Plan
-from planner_core.planning.methods.papers import LENSES, Lens
+from planner_core.core import NoPlanFits, Plan
+from planner_core.planning.methods import EXACT, METHODS, Method, free
 from planner_core.planning.pipeline import choose
 from planner_core.planning.request import Progress
 from planner_core.planning.session import Planner, meshes, replace_request
-from planner_core.search.network import Restriction
 
 SAYS = {
     "exact": "nothing is forbidden, least step time",
@@ -23,16 +22,16 @@ SAYS = {
     "kept": "keeps weights on the device that uses them: none is sharded and gathered at use",
     "alike": "runs all copies of a block alike",
     "volume": "counts bytes, as if every link were the same",
-    "space": "splits every matrix of a block on every mesh axis, and never the batch",
 }
-"""What each rung adds, in words."""
+"""What each rung adds, in words; the last, `space`, is the method's own (see `Method.space`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """The best plan under the restrictions up to `name` (see SAYS); None where no plan fits."""
+    """The best plan under the restrictions up to `name`, which adds what `says` says; None where no plan fits."""
 
     name: str
+    says: str
     plan: Plan | None
 
 
@@ -41,28 +40,32 @@ def rungs(planner: Planner, method: str, say: Progress = lambda text: None) -> I
 
     `say` is told what is being done, and may raise to stop.
     """
-    target = LENSES[method]
-    yield Rung("exact", _best(planner, None, say))
-    lens = replace(target, restrict=_free, zero=planner.workload.zero, uniform=False, by_volume=False)
-    yield Rung("goal", _best(planner, lens, say))
-    if target.zero < planner.workload.zero:
-        lens = replace(lens, zero=target.zero)
-        yield Rung("kept", _best(planner, lens, say))
-    lens = replace(lens, uniform=target.uniform)
-    yield Rung("alike", _best(planner, lens, say))
+    target = METHODS[method]
+    for name, says, step in _steps(target, planner.workload.zero):
+        yield Rung(name, says, _best(planner, step, say))
+
+
+def _steps(target: Method, zero: int) -> Iterator[tuple[str, str, Method]]:
+    """From the exact search at ZeRO stage `zero` to `target`: each step's name, what it adds, and the method so far."""
+    step = replace(EXACT, objective="time")
+    yield "exact", SAYS["exact"], step
+    step = replace(step, objective=target.objective)
+    yield "goal", SAYS["goal"], step
+    if target.zero < zero:
+        step = replace(step, zero=target.zero)
+        yield "kept", SAYS["kept"], step
+    step = replace(step, uniform=target.uniform)
+    yield "alike", SAYS["alike"], step
     if target.by_volume:
-        yield Rung("volume", _best(planner, target, say))
-    elif method == "atp":
-        yield Rung("space", _best(planner, target, say))
+        step = replace(step, by_volume=True)
+        yield "volume", SAYS["volume"], step
+    if target.restrict is not free:
+        yield "space", target.space, target
 
 
-def _free(graph: Graph, mesh: DeviceMesh) -> Restriction | None:
-    return Restriction()
-
-
-def _best(planner: Planner, lens: Lens | None, say: Callable[[str], None]) -> Plan | None:
+def _best(planner: Planner, method: Method, say: Callable[[str], None]) -> Plan | None:
     exact = replace_request(planner, method="exact", objective="time")
     try:
-        return choose(exact, meshes(planner.request, planner.cluster), say, lens)
+        return choose(exact, meshes(planner.request, planner.cluster), say, method)
     except NoPlanFits:
         return None

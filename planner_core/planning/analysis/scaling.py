@@ -24,8 +24,16 @@ from planner_core.core import (
     join_name,
 )
 from planner_core.ops import Pair
-from planner_core.planning.methods.papers import Lens
-from planner_core.planning.methods.restrictions import AxisRules, batch_split, sequence_split, split_weight, whole
+from planner_core.planning.methods import (
+    EXACT,
+    AxisRules,
+    Method,
+    anything,
+    batch_split,
+    sequence_split,
+    split_weight,
+    whole,
+)
 from planner_core.planning.pipeline import choose
 from planner_core.planning.request import Progress, Request
 from planner_core.planning.session import Planner, meshes, prepare
@@ -122,7 +130,7 @@ def grow(
                 if 1 < t < num_gpus
                 else DeviceMesh(axis_names(1), (num_gpus,))
             )
-            one = _option(planner, mesh, Lens("degree", "time", "", TensorAxis(t), zero=3, uniform=False))
+            one = _option(planner, mesh, replace(EXACT, objective="time", restrict=TensorAxis(t)))
             degrees.append(replace(one, degree=t))
     # the likely best first, so that the search leaves the others as soon as they cannot be better
     known = {o.mesh: o.step_time_s for o in sorted(degrees, key=lambda o: -o.step_time_s)}
@@ -151,9 +159,9 @@ def _near_best(planner: Planner, options: Iterable[DeviceMesh], say: Progress) -
             yield found
 
 
-def _option(planner: Planner, mesh: DeviceMesh, lens: Lens) -> Option:
+def _option(planner: Planner, mesh: DeviceMesh, method: Method) -> Option:
     try:
-        return _read(choose(planner, [mesh], lens=lens), planner.graph)
+        return _read(choose(planner, [mesh], method=method), planner.graph)
     except PlannerError:
         return Option(mesh, 0, math.inf, math.inf, 0, False)
 
@@ -197,11 +205,6 @@ class TensorAxis:
         if self.degree == mesh.num_devices:
             return AxisRules(graph, (stream,), (split_weight,))
         return AxisRules(graph, (batch_split, stream), (anything, split_weight))
-
-
-def anything(v: Value, pair: Pair) -> bool:
-    """No test."""
-    return True
 
 
 def stream(v: Value, pair: Pair) -> bool:

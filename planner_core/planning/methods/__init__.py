@@ -1,11 +1,13 @@
-"""Baselines and the papers' methods as restrictions of one space."""
+"""Methods and baselines as restrictions of one space; `registry` holds an entry for each."""
 
-from planner_core.planning.methods.baselines import BASELINES, Baseline
-from planner_core.planning.methods.hf_tp_plan import EXPERT, ExpertRules, expert_plans, expert_rules
-from planner_core.planning.methods.papers import LENSES, Lens
+from planner_core.planning.methods.hf_tp_plan import ExpertRules, expert_plan, expert_plans, expert_rules
+from planner_core.planning.methods.method import Method, Restrict, free
+from planner_core.planning.methods.registry import ALL, BASELINES, EXACT, METHODS
 from planner_core.planning.methods.restrictions import (
     AxisRules,
+    DataAxis,
     PairTest,
+    anything,
     batch_split,
     sequence_split,
     sharded,
@@ -15,17 +17,22 @@ from planner_core.planning.methods.restrictions import (
 )
 
 __all__ = [
+    "ALL",
     "BASELINES",
-    "EXPERT",
-    "LENSES",
+    "EXACT",
+    "METHODS",
     "AxisRules",
-    "Baseline",
+    "DataAxis",
     "ExpertRules",
-    "Lens",
+    "Method",
     "PairTest",
+    "Restrict",
+    "anything",
     "batch_split",
+    "expert_plan",
     "expert_plans",
     "expert_rules",
+    "free",
     "sequence_split",
     "sharded",
     "split_weight",

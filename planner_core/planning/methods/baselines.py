@@ -2,46 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 from planner_core.core import DeviceMesh, Graph
+from planner_core.planning.methods.method import Restrict
 from planner_core.planning.methods.restrictions import (
     AxisRules,
     PairTest,
     batch_split,
-    sequence_split,
     sharded,
     split_weight,
     summed,
-    whole,
 )
 from planner_core.search.network import Restriction
 
 
-@dataclass(frozen=True, slots=True)
-class Baseline:
-    """A named expert's plan: its restriction on a mesh, or None where the mesh does not suit it."""
-
-    name: str
-    method: str
-    restrict: Callable[[Graph, DeviceMesh], Restriction | None]
-    zero: int
+def data_parallel(graph: Graph, mesh: DeviceMesh) -> Restriction | None:
+    """The batch is split over all GPUs; every weight is whole and its gradient is summed."""
+    return AxisRules(graph, (batch_split,), (summed,)) if len(mesh.axis_sizes) == 1 else None
 
 
-def _data_parallel(graph: Graph, mesh: DeviceMesh) -> Restriction | None:
-    if len(mesh.axis_sizes) != 1:
-        return None
-    return AxisRules(graph, (batch_split,), (summed,))
+def fsdp(graph: Graph, mesh: DeviceMesh) -> Restriction | None:
+    """The batch is split over all GPUs, and so is every matrix."""
+    return AxisRules(graph, (batch_split,), (sharded,)) if len(mesh.axis_sizes) == 1 else None
 
 
-def _fsdp(graph: Graph, mesh: DeviceMesh) -> Restriction | None:
-    if len(mesh.axis_sizes) != 1:
-        return None
-    return AxisRules(graph, (batch_split,), (sharded,))
+def megatron(stream: PairTest) -> Restrict:
+    """Products are split over the last mesh axis, the residual stream there is as `stream` says; a first axis splits the batch."""
 
-
-def _megatron(stream: PairTest) -> Callable[[Graph, DeviceMesh], Restriction | None]:
     def restrict(graph: Graph, mesh: DeviceMesh) -> Restriction | None:
         if len(mesh.axis_sizes) == 1:
             return AxisRules(graph, (stream,), (split_weight,))
@@ -50,11 +36,3 @@ def _megatron(stream: PairTest) -> Callable[[Graph, DeviceMesh], Restriction | N
         return None
 
     return restrict
-
-
-BASELINES = (
-    Baseline("data parallel", "data-parallel", _data_parallel, zero=0),
-    Baseline("FSDP", "fsdp", _fsdp, zero=3),
-    Baseline("Megatron-LM", "megatron", _megatron(whole), zero=0),
-    Baseline("Megatron-LM + sequence parallel", "megatron-sp", _megatron(sequence_split), zero=0),
-)

@@ -16,7 +16,6 @@ from typing import Any
 
 from planner_core.core import ASSETS, Block, DeviceMesh, Graph, Op, R, Shard, Value, join_name
 from planner_core.ops import Pair, Row
-from planner_core.planning.methods.baselines import Baseline
 from planner_core.planning.methods.restrictions import AxisRules, PairTest, batch_split, summed, whole
 from planner_core.search.network import Network, Restriction
 
@@ -163,6 +162,3 @@ def expert_rules(graph: Graph, mesh: DeviceMesh, *, free: bool = False) -> Restr
     if len(mesh.axis_sizes) == 1:
         return ExpertRules(graph, (whole,), (follows,), between=between)
     return ExpertRules(graph, (batch_split, whole), (summed, follows), between=between)
-
-
-EXPERT = Baseline("hf-expert", "hf-expert", expert_rules, zero=0)

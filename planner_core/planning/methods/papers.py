@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,27 +9,6 @@ import numpy as np
 from planner_core.core import DeviceMesh, Graph, Shard
 from planner_core.planning.methods.restrictions import residual_shapes
 from planner_core.search.network import NUM_COMPONENTS, Factor, Network, Restriction
-
-
-@dataclass(frozen=True, slots=True)
-class Lens:
-    """A paper's search space and objective on this project's machinery.
-
-    `by_volume` prices every axis alike (bytes, not seconds); `uniform` runs all copies of a block the same way;
-    `zero` is the ZeRO stage that the space knows.
-    """
-
-    name: str
-    objective: str
-    says: str
-    restrict: Callable[[Graph, DeviceMesh], Restriction | None]
-    zero: int = 0
-    uniform: bool = True
-    by_volume: bool = False
-
-
-def _anything(graph: Graph, mesh: DeviceMesh) -> Restriction | None:
-    return Restriction()
 
 
 @dataclass
@@ -59,15 +37,6 @@ class SplitWeights(Restriction):
             net.factors.append(Factor((name,), np.zeros((NUM_COMPONENTS, len(states))), ok))
 
 
-def _atp(graph: Graph, mesh: DeviceMesh) -> Restriction | None:
+def atp(graph: Graph, mesh: DeviceMesh) -> Restriction | None:
+    """ATP's space (see `SplitWeights`), on any mesh."""
     return SplitWeights(graph)
-
-
-LENSES = {
-    lens.name: lens
-    for lens in (
-        Lens("tap", "communication", "TAP: least volume, weights kept, one plan per unique block", _anything, by_volume=True),
-        Lens("taps", "communication", "TAPS: least communication time, weights kept, one plan per unique block", _anything),
-        Lens("atp", "communication", "ATP: every matrix split over a 2-D mesh, row- or column-first", _atp),
-    )
-}  # fmt: skip

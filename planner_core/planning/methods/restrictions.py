@@ -106,6 +106,11 @@ def is_matrix(v: Value) -> bool:
     return len(v.meta.shape) >= 2
 
 
+def anything(v: Value, pair: Pair) -> bool:
+    """No test."""
+    return True
+
+
 def batch_split(v: Value, pair: Pair) -> bool:
     """The first dim is split."""
     return pair[0] == Shard(0)
@@ -153,6 +158,3 @@ class DataAxis(Restriction):
             wanted = R if value.kind == "parameter" else Shard(0)
             ok = np.array([p == wanted for p, _ in states.pairs], dtype=bool)[states.index[:, 0]]
             net.factors.append(Factor((name,), np.zeros((NUM_COMPONENTS, len(states))), ok))
-
-
-# --- the papers' methods as lenses -------------------------------------------------------------------

@@ -1,0 +1,71 @@
+"""Every method and every baseline: one entry each. A new one is added here and nowhere else.
+
+An entry needs a restriction where the method forbids something: a function of graph and mesh in `baselines`, `papers` or
+`hf_tp_plan`, made of the tests in `restrictions`. All of them search the same space, so their plans compare on equal terms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from planner_core.planning.methods.baselines import data_parallel, fsdp, megatron
+from planner_core.planning.methods.hf_tp_plan import expert_plan, expert_rules
+from planner_core.planning.methods.method import Method
+from planner_core.planning.methods.papers import atp
+from planner_core.planning.methods.restrictions import sequence_split, whole
+
+EXACT = Method(
+    name="exact", title="exact search", words="the best of all under the stated cost model", plan_title="Exact plan",
+)  # fmt: skip
+
+METHODS: Mapping[str, Method] = {
+    m.name: m
+    for m in (
+        EXACT,
+        Method(
+            name="tap", title="TAP", words="least volume, weights kept, one plan per unique block", plan_title="TAP’s plan",
+            objective="communication", zero=0, uniform=True, by_volume=True,
+        ),
+        Method(
+            name="taps", title="TAPS", words="least communication time, weights kept, one plan per unique block",
+            plan_title="TAPS’s plan", objective="communication", zero=0, uniform=True,
+        ),
+        Method(
+            name="atp", title="ATP", words="every matrix split over a 2-D mesh, row- or column-first", plan_title="ATP’s plan",
+            restrict=atp, objective="communication", zero=0, uniform=True, chunks=True,
+            space="splits every matrix of a block on every mesh axis, and never the batch",
+        ),
+    )
+}  # fmt: skip
+"""What `--method` takes, by name; the first is the default."""
+
+BASELINES: Mapping[str, Method] = {
+    m.name: m
+    for m in (
+        Method(
+            name="data-parallel", title="data parallel", plan_title="Data parallel", restrict=data_parallel, zero=0,
+            words="every GPU holds all weights and takes its share of the batch",
+        ),
+        Method(
+            name="fsdp", title="FSDP", restrict=fsdp,
+            words="data parallel with weights sharded over the GPUs and gathered at use, as ZeRO-3",
+        ),
+        Method(
+            name="megatron", title="Megatron-LM", restrict=megatron(whole), zero=0,
+            words="attention heads and feed-forward split over neighbouring GPUs, joined by an all_reduce after each",
+        ),
+        Method(
+            name="megatron-sp", title="Megatron-LM + sequence parallel", restrict=megatron(sequence_split), zero=0,
+            words="as Megatron-LM, and what lies between those is split by tokens, which turns each all_reduce into two cheaper halves",
+        ),
+        Method(
+            name="hf-expert", title="hf-expert", called="the model's own", plan_title="The model’s own plan",
+            restrict=expert_rules, zero=0, suits=lambda graph: expert_plan(graph.config) is not None,
+            words="the tensor-parallel plan that comes with the model in transformers",
+        ),
+    )
+}  # fmt: skip
+"""Layouts that experts use, by name: every report shows their best plans beside the chosen one."""
+
+ALL: Mapping[str, Method] = {**METHODS, **BASELINES}
+"""Methods and baselines by the name that plan files keep."""

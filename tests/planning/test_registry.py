@@ -1,0 +1,45 @@
+"""A method or a baseline is one entry: what is registered can be asked for, is compared, and is known to the explorer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from explorer.address import settings
+from explorer.components.plans.choice import METHOD_NAMES
+from explorer.text import glossary, words
+from planner_core.planning.methods.registry import ALL, BASELINES, EXACT, METHODS
+from planner_core.planning.pipeline import compare_methods, plan_model
+from planner_core.planning.request import Request
+
+SMALL = Request("bert-large", cluster="1x8-h100", layers=2, mesh="8")
+
+
+def test_a_new_method_and_a_new_baseline_are_one_entry_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = replace(METHODS["taps"], name="mine", title="Mine", words="weights kept, copies may differ", uniform=False)
+    usual = replace(BASELINES["fsdp"], name="usual", title="our usual layout")
+    monkeypatch.setitem(METHODS, "mine", mine)  # type: ignore[arg-type]
+    monkeypatch.setitem(BASELINES, "usual", usual)  # type: ignore[arg-type]
+    assert plan_model(replace(SMALL, method="mine")).best.method == "mine"
+    plans = {p.name: p for p in compare_methods(SMALL).plans}
+    assert (plans["Mine"].method, plans["Mine"].objective) == ("mine", "communication")
+    assert plans["Mine"].notes[0] == "Mine: weights kept, copies may differ"
+    assert plans["our usual layout"].blocks == plans["FSDP"].blocks
+    assert {p.method for p in plans.values()} >= {*METHODS, "usual"} - {"hf-expert"}
+
+
+def test_an_entry_is_whole_and_names_are_used_once() -> None:
+    assert next(iter(METHODS)) == EXACT.name == Request("gpt2-xl").method
+    assert len(ALL) == len(METHODS) + len(BASELINES) == len({m.title for m in ALL.values()})
+    for name, m in ALL.items():
+        assert m.name == name and m.title and m.words and m.zero in (0, 3), name
+        assert not m.words.endswith(".") and m.words[0].islower(), f"{name}: words follow a colon"
+
+
+def test_the_explorer_reads_its_lists_from_the_registry() -> None:
+    assert list(settings.METHODS) == list(METHODS) == list(words.METHOD_TITLES)
+    assert set(METHOD_NAMES) == {*ALL, "edited"}
+    assert set(words.TITLES) == {b.title for b in BASELINES.values()}
+    assert set(glossary.PLANS) == {"exact", "trade-off", *BASELINES}
+    assert settings.SETTINGS["method"].parse("taps") == "taps"
