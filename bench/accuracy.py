@@ -133,7 +133,7 @@ def _why_none(baseline: Method, graph: Graph, mesh: DeviceMesh) -> str:
 
 def _small(model: str, asked: Callable[[Key], bool]) -> Iterator[tuple[Key, Plan]]:
     from planner_core.core import PlannerError
-    from planner_core.verify import scaled
+    from planner_core.verification import scaled
 
     by_mesh: dict[str, dict[str, Plan]] = {}
     for small, big, ranks in NUMBERS:
@@ -169,7 +169,7 @@ def _run(jobs: list[tuple[Key, Plan]], work: Callable[[list[Plan]], list[dict[st
 
 
 def _numbers(found: list[Plan]) -> list[dict[str, Any]]:
-    from planner_core.verify import verify_all
+    from planner_core.verification import verify_all
 
     return [
         {"ok": r["ok"], "numbers_ok": r["numbers_ok"], "collectives_ok": r["collectives_ok"], "loss_error": r["loss"]["abs_error"],
@@ -180,7 +180,7 @@ def _numbers(found: list[Plan]) -> list[dict[str, Any]]:
 
 
 def _fake(found: list[Plan]) -> list[dict[str, Any]]:
-    from planner_core.verify import verify_fake_all
+    from planner_core.verification import verify_fake_all
 
     return [
         {"ok": r["ok"], "collectives_ok": r["collectives_ok"], "predicted_bytes": r["memory_bytes"]["predicted"],

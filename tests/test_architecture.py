@@ -14,7 +14,7 @@ EXPLORER = ROOT / "explorer"
 
 # A package may import only from those that stand before it.
 ORDER = {
-    CORE: ("core", "models", "ops", "cost", "search", "planning", "runtime", "verify", "export", "cli"),
+    CORE: ("core", "models", "ops", "cost", "search", "planning", "runtime", "verification", "exporters", "cli"),
     EXPLORER: (
         "static", "text", "address", "jobs", "analysis", "graph", "figures", "session", "components", "learn", "pages",
     ),
@@ -23,9 +23,9 @@ MOST_ENTRIES = 12
 # Packages whose modules may import torch and transformers; others may import these inside a function only.
 HEAVY = {
     "models/capture", "models/exported", "models/hooks", "models/sandbox", "models/snapshots", "models/sources", "runtime",
-    "verify", "export",
+    "verification", "exporters",
 }  # fmt: skip
-LIGHT_ALL_THE_SAME = {"verify/static.py"}  # the pages ask it whether a plan can run
+LIGHT_ALL_THE_SAME = {"verification/static.py"}  # the pages ask it whether a plan can run
 MAY_CALL_HEAVY = {"models/loading.py", "cli/main.py"}
 HEAVY_LIBRARIES = {"torch", "transformers"}
 STREAMLIT = ("pages", "session", "components", "learn")

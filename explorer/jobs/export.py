@@ -57,13 +57,13 @@ TARGETS = (
         "Degrees only, as options of torchtitan’s command line; its own parser takes them, no training was run.",
     ),
 )
-"""What `planner_core.export.api` can write besides the plan itself; a test holds the two equal (it imports torch, so not here)."""
+"""What `planner_core.exporters.api` can write besides the plan itself; a test holds the two equal (it imports torch, so not here)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exported:
     """The file, or why there is none; `remarks` is what the exporter said (what the target cannot express), `nearest` what
-    the form's own way costs beside the plan (see `planner_core.export.api.nearest.Nearest`)."""
+    the form's own way costs beside the plan (see `planner_core.exporters.api.nearest.Nearest`)."""
 
     content: str
     remarks: tuple[str, ...]

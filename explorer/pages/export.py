@@ -14,7 +14,7 @@ from explorer.session import state
 from explorer.text import commands, units, words
 from planner_core.core import Cluster, Graph, Plan, PlannerError
 from planner_core.planning import Request, Result
-from planner_core.verify import check_rules
+from planner_core.verification import check_rules
 
 PREVIEW_LINES = 60
 

@@ -231,7 +231,7 @@ def _how_to_verify(plan: str) -> str:
 
 
 def _export(args: argparse.Namespace) -> int:
-    from planner_core.export import export_text, nearest_text, write_export
+    from planner_core.exporters import export_text, nearest_text, write_export
 
     made = (nearest_text if args.nearest else export_text)(read_plan(args.plan), args.to)
     unrun = f"this plan was not run by the export; {_how_to_verify(args.plan)}"
@@ -249,14 +249,14 @@ def _verify(args: argparse.Namespace) -> int:
         )
     plan = read_plan(args.plan)
     if args.rules:
-        from planner_core.verify import verify_rules
+        from planner_core.verification import verify_rules
 
         data = verify_rules(plan)
         shown = (
             "\n".join(data["findings"]) or "every rule is kept: names, ties, even splits, ways to run, what is summed"
         )
     else:
-        from planner_core.verify import verify, verify_text
+        from planner_core.verification import verify, verify_text
 
         data = verify(plan, ranks=args.ranks, progress=_say)
         shown = verify_text(data)

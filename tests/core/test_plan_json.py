@@ -15,7 +15,7 @@ from planner_core.core.errors import InputError, PlannerError
 from planner_core.core.plan_json import FORM, plan_from_json, plan_to_json
 from planner_core.planning.pipeline import Result, plan_model
 from planner_core.planning.request import Request
-from planner_core.verify.static import check_rules
+from planner_core.verification.static import check_rules
 
 Path = tuple[Any, ...]
 CASES = [

@@ -24,9 +24,9 @@ from planner_core.cost.model import cost_model
 from planner_core.planning.pipeline import baselines, choose
 from planner_core.planning.request import Request
 from planner_core.planning.session import meshes, prepare, replace_request
-from planner_core.verify.fake_group import verify_fake_all
-from planner_core.verify.memory_tracker import TrackMemory
-from planner_core.verify.processes import run_ranks
+from planner_core.verification.fake_group import verify_fake_all
+from planner_core.verification.memory_tracker import TrackMemory
+from planner_core.verification.processes import run_ranks
 
 SHAPES = ((8, 12, 4), (4, 16), (1, 8, 16))
 SIZES = (2, 4)

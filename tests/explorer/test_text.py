@@ -162,7 +162,7 @@ def test_names_of_a_few_points_do_not_overlap(points: list[tuple[float, float]])
 
 
 def test_the_page_offers_what_the_exporters_can_write() -> None:
-    code = "from planner_core.export.api import TARGETS; print(*TARGETS)"
+    code = "from planner_core.exporters.api import TARGETS; print(*TARGETS)"
     known = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert {t.name for t in exporting.TARGETS} | {"json"} == set(known)
 

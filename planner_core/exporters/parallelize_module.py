@@ -6,10 +6,10 @@ import json
 from collections.abc import Mapping
 
 from planner_core.core import Plan
-from planner_core.export.observe import Observed, Shared, observe, rules
-from planner_core.export.sequence_parallel import STYLES as SEQUENCE_STYLES
-from planner_core.export.sequence_parallel import on_tokens, runs
-from planner_core.export.tp_layout import Layout, patterns, starred, tensor_layout
+from planner_core.exporters.observe import Observed, Shared, observe, rules
+from planner_core.exporters.sequence_parallel import STYLES as SEQUENCE_STYLES
+from planner_core.exporters.sequence_parallel import on_tokens, runs
+from planner_core.exporters.tp_layout import Layout, patterns, starred, tensor_layout
 
 STYLES = {
     "colwise": "ColwiseParallel()", "gathered": "ColwiseParallel(output_layouts=Replicate())", "rowwise": "RowwiseParallel()",

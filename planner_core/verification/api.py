@@ -15,9 +15,9 @@ from planner_core.core import Cluster, InputError, Plan, Workload
 from planner_core.cost import cost_model
 from planner_core.models import capture_graph
 from planner_core.planning import retarget, shrink, small_mesh
-from planner_core.verify.fake_group import verify_fake
-from planner_core.verify.numerics import verify_numbers
-from planner_core.verify.static import check_rules, verify_rules
+from planner_core.verification.fake_group import verify_fake
+from planner_core.verification.numerics import verify_numbers
+from planner_core.verification.static import check_rules, verify_rules
 
 __all__ = ["check_rules", "scaled", "verify", "verify_fake", "verify_numbers", "verify_rules", "verify_text"]
 MOST_RANKS = 16

@@ -18,15 +18,15 @@ import torch
 from planner_core.core.errors import InputError
 from planner_core.core.plan import Plan
 from planner_core.core.plan_json import plan_from_json
-from planner_core.export.api import export_plan, export_text
-from planner_core.export.torchrun import model_spec
+from planner_core.exporters.api import export_plan, export_text
+from planner_core.exporters.torchrun import model_spec
 from planner_core.planning.pipeline import plan_model
 from planner_core.planning.request import Request
 from planner_core.runtime.initialize import initializer
 from planner_core.runtime.train import _batches, build_model
-from planner_core.verify.api import scaled, verify
-from planner_core.verify.build_models import materialise
-from planner_core.verify.numerics import same_traffic
+from planner_core.verification.api import scaled, verify
+from planner_core.verification.build_models import materialise
+from planner_core.verification.numerics import same_traffic
 
 STEPS = 3
 

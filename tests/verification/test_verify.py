@@ -23,10 +23,10 @@ from planner_core.core.workload import OPTIMIZERS
 from planner_core.planning.pipeline import Result, plan_model
 from planner_core.planning.request import Request
 from planner_core.runtime import plan_reader as reading
-from planner_core.verify.api import check_rules, scaled, verify
-from planner_core.verify.fake_group import verify_fake
-from planner_core.verify.numerics import verify_all
-from planner_core.verify.processes import run_ranks
+from planner_core.verification.api import check_rules, scaled, verify
+from planner_core.verification.fake_group import verify_fake
+from planner_core.verification.numerics import verify_all
+from planner_core.verification.processes import run_ranks
 
 
 @cache
@@ -87,7 +87,7 @@ def test_running_statistics_of_split_channels_are_whole() -> None:
 
 def _without_gathering(plan: dict[str, Any]) -> dict[str, Any]:
     from planner_core.runtime.parameters import Parameters
-    from planner_core.verify.numerics import compare
+    from planner_core.verification.numerics import compare
 
     Parameters.gather_buffers = lambda self, model: None  # type: ignore[method-assign]
     return compare(plan, 0, "float64")

@@ -14,11 +14,11 @@ import torch
 from torch import nn
 
 from planner_core.core import InputError, Plan
-from planner_core.export.tp_layout import Group, Layout, compress, patterns, starred
+from planner_core.exporters.tp_layout import Group, Layout, compress, patterns, starred
 from planner_core.models.sources import build, training_inputs
 from planner_core.planning import shrink
 from planner_core.runtime import initializer
-from planner_core.verify import materialise
+from planner_core.verification import materialise
 
 HEADS = ("num_attention_heads", "n_head", "num_heads", "num_key_value_heads", "num_kv_heads")
 

@@ -20,10 +20,10 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from planner_core.core import Plan, plan_to_json
 from planner_core.runtime import CountCollectives, apply, initializer, make_optimizer
-from planner_core.verify.build_models import build_model, example_inputs, planned_loss
-from planner_core.verify.memory_tracker import TrackMemory
-from planner_core.verify.numerics import same_traffic
-from planner_core.verify.processes import run_ranks
+from planner_core.verification.build_models import build_model, example_inputs, planned_loss
+from planner_core.verification.memory_tracker import TrackMemory
+from planner_core.verification.numerics import same_traffic
+from planner_core.verification.processes import run_ranks
 
 MEMORY_TOLERANCE = 0.05
 

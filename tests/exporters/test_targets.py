@@ -18,15 +18,15 @@ import torch
 from planner_core.core.errors import InputError
 from planner_core.core.plan import Plan
 from planner_core.cost.communication.collectives import wire_bytes
-from planner_core.export.api import TARGETS, export_plan, export_text
-from planner_core.export.nearest import nearest
-from planner_core.export.torchrun import model_spec
-from planner_core.export.tp_layout import tensor_layout
+from planner_core.exporters.api import TARGETS, export_plan, export_text
+from planner_core.exporters.nearest import nearest
+from planner_core.exporters.torchrun import model_spec
+from planner_core.exporters.tp_layout import tensor_layout
 from planner_core.models.sources.huggingface import build
 from planner_core.planning.pipeline import plan_model
 from planner_core.planning.request import Request
-from planner_core.verify.api import scaled
-from planner_core.verify.build_models import gentle_initializer, materialise
+from planner_core.verification.api import scaled
+from planner_core.verification.build_models import gentle_initializer, materialise
 
 ROOT = Path(__file__).resolve().parents[2]
 BATCH, SEQ, WIDTH, LAYERS = 4, 16, 64, 2

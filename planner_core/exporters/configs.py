@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from planner_core.core import InputError, Plan
-from planner_core.export.observe import observe, rules
-from planner_core.export.parallelize_module import drop_summed, remarks_of
-from planner_core.export.tp_layout import Layout, NothingSplit, patterns, split_site, starred, tensor_layout
+from planner_core.exporters.observe import observe, rules
+from planner_core.exporters.parallelize_module import drop_summed, remarks_of
+from planner_core.exporters.tp_layout import Layout, NothingSplit, patterns, split_site, starred, tensor_layout
 
 HF = {"colwise": "colwise", "gathered": "colwise_gather_output", "rowwise": "rowwise", "sliced": "rowwise_split_input",
       "vocabulary": "embedding_rowwise", "features": "embedding_colwise"}  # fmt: skip

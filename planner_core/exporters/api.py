@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from planner_core.core import InputError, Plan, plan_to_json
-from planner_core.export.configs import deepspeed_text, hf_text, megatron_text, torchtitan_text
-from planner_core.export.nearest import Nearest, by_degrees, instead, nearest, on_cluster, without_file
-from planner_core.export.parallelize_module import parallelize_text
-from planner_core.export.torchrun import torchrun_script
-from planner_core.export.tp_layout import Layout
+from planner_core.exporters.configs import deepspeed_text, hf_text, megatron_text, torchtitan_text
+from planner_core.exporters.nearest import Nearest, by_degrees, instead, nearest, on_cluster, without_file
+from planner_core.exporters.parallelize_module import parallelize_text
+from planner_core.exporters.torchrun import torchrun_script
+from planner_core.exporters.tp_layout import Layout
 
 __all__ = ["TARGETS", "Exported", "export_plan", "export_text", "nearest_text", "write_export"]
 
@@ -23,7 +23,7 @@ __all__ = ["TARGETS", "Exported", "export_plan", "export_text", "nearest_text", 
 @dataclass(frozen=True, slots=True)
 class Exported:
     """The text of one file, and sentences for the user: how to run it, and what it cannot express. `nearest` prices what the
-    form does beside the plan (see `export.nearest.Nearest`), where the form is not the plan itself."""
+    form does beside the plan (see `exporters.nearest.Nearest`), where the form is not the plan itself."""
 
     text: str
     remarks: tuple[str, ...]

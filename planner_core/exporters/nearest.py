@@ -13,7 +13,7 @@ import numpy as np
 from planner_core.core import Block, Cluster, DeviceMesh, Graph, Plan, R, Shard, Value, axis_names, join_name
 from planner_core.cost import CostModel, block_of, cost_model, local_bytes
 from planner_core.cost.communication import collective_time, wire_bytes
-from planner_core.export.tp_layout import SPLIT_DIM, Layout, split_site, starred
+from planner_core.exporters.tp_layout import SPLIT_DIM, Layout, split_site, starred
 from planner_core.models import graph_of
 from planner_core.ops import Pair
 from planner_core.planning import Planner, Request, prepare

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from planner_core.core import Plan, plan_to_json
 from planner_core.runtime import CountCollectives, PlanMismatch, apply
-from planner_core.verify.build_models import (
+from planner_core.verification.build_models import (
     build_model,
     example_inputs,
     gentle_initializer,
@@ -20,7 +20,7 @@ from planner_core.verify.build_models import (
     planned_loss,
     single_loss,
 )
-from planner_core.verify.processes import run_ranks
+from planner_core.verification.processes import run_ranks
 
 TOLERANCE = 1e-5
 FLOOR = 1e-3

@@ -6,13 +6,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from planner_core.export.api import export_text, nearest_text, write_export
+    from planner_core.exporters.api import export_text, nearest_text, write_export
 
 __all__ = ["export_text", "nearest_text", "write_export"]
 _HOME = {
-    "export_text": "planner_core.export.api",
-    "nearest_text": "planner_core.export.api",
-    "write_export": "planner_core.export.api",
+    "export_text": "planner_core.exporters.api",
+    "nearest_text": "planner_core.exporters.api",
+    "write_export": "planner_core.exporters.api",
 }
 
 

@@ -1,0 +1,44 @@
+"""Plans are run, and held against what was predicted."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from planner_core.verification.api import scaled, verify, verify_text
+    from planner_core.verification.build_models import materialise
+    from planner_core.verification.fake_group import verify_fake_all
+    from planner_core.verification.numerics import verify_all
+    from planner_core.verification.processes import run_ranks
+    from planner_core.verification.static import check_rules, verify_rules
+
+__all__ = [
+    "check_rules",
+    "materialise",
+    "run_ranks",
+    "scaled",
+    "verify",
+    "verify_all",
+    "verify_fake_all",
+    "verify_rules",
+    "verify_text",
+]
+_HOME = {
+    "scaled": "planner_core.verification.api",
+    "verify": "planner_core.verification.api",
+    "verify_text": "planner_core.verification.api",
+    "materialise": "planner_core.verification.build_models",
+    "verify_fake_all": "planner_core.verification.fake_group",
+    "verify_all": "planner_core.verification.numerics",
+    "run_ranks": "planner_core.verification.processes",
+    "check_rules": "planner_core.verification.static",
+    "verify_rules": "planner_core.verification.static",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for when it is asked for: these modules need torch."""
+    if name not in _HOME:
+        raise AttributeError(f"{__name__} has no {name}")
+    return getattr(import_module(_HOME[name]), name)
