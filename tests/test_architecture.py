@@ -25,7 +25,10 @@ HEAVY = {
     "models/capture", "models/exported", "models/hooks", "models/sandbox", "models/snapshots", "models/sources", "runtime",
     "verification", "exporters",
 }  # fmt: skip
-LIGHT_ALL_THE_SAME = {"verification/static.py"}  # the pages ask it whether a plan can run
+LIGHT_ALL_THE_SAME = {
+    "verification/static.py",  # the pages ask it whether a plan can run
+    "exporters/targets.py",  # and this, in which forms it can leave
+}
 MAY_CALL_HEAVY = {"models/loading.py", "cli/main.py"}
 HEAVY_LIBRARIES = {"torch", "transformers"}
 STREAMLIT = ("pages", "session", "components", "learn")

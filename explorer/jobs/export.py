@@ -12,58 +12,20 @@ from pathlib import Path
 from typing import Any
 
 from planner_core.core import Plan, PlannerError, plan_to_json
+from planner_core.exporters import TARGETS
 
 ROOT = Path(__file__).resolve().parents[2]
 TIME_LIMIT_S = 120
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """One form in which a plan can leave: the name for `--to`, and what it is."""
-
-    name: str
-    title: str
-    suffix: str
-    words: str
-
-
-TARGETS = (
-    Target(
-        "torchrun",
-        "torchrun script",
-        ".py",
-        "One self-contained training script; every weight and every activation is placed as the plan says.",
-    ),
-    Target(
-        "parallelize_module",
-        "parallelize_module",
-        ".py",
-        "A Python module to import into your own trainer: stock PyTorch styles, for plans that split matrices in pairs.",
-    ),
-    Target(
-        "hf",
-        "Hugging Face",
-        ".json",
-        "A DistributedConfig for from_pretrained, for plans that split matrices in pairs.",
-    ),
-    Target("deepspeed", "DeepSpeed", ".json", "A configuration for AutoTP, for plans that split matrices in pairs."),
-    Target(
-        "megatron", "Megatron-LM", ".txt", "Degrees and flags only: Megatron-LM cannot be told where each weight goes."
-    ),
-    Target(
-        "torchtitan",
-        "torchtitan",
-        ".txt",
-        "Degrees only, as options of torchtitan’s command line; its own parser takes them, no training was run.",
-    ),
-)
-"""What `planner_core.exporters.api` can write besides the plan itself; a test holds the two equal (it imports torch, so not here)."""
+FORMS = tuple(t for t in TARGETS.values() if t.name != "json")
+"""The forms of the page; the plan file itself stands beside them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exported:
     """The file, or why there is none; `remarks` is what the exporter said (what the target cannot express), `nearest` what
-    the form's own way costs beside the plan (see `planner_core.exporters.api.nearest.Nearest`)."""
+    the form's own way costs beside the plan (see `planner_core.exporters.nearest.Nearest`)."""
 
     content: str
     remarks: tuple[str, ...]

@@ -13,6 +13,7 @@ from explorer.jobs import export as exporting
 from explorer.session import state
 from explorer.text import commands, units, words
 from planner_core.core import Cluster, Graph, Plan, PlannerError
+from planner_core.exporters import Target
 from planner_core.planning import Request, Result
 from planner_core.verification import check_rules
 
@@ -73,7 +74,7 @@ def plan_file(result: Result, name: str, plan: Plan) -> None:
     st.code(commands.plan(state.request(), file), language="bash", wrap_lines=True)
 
 
-def target_tab(result: Result, name: str, target: exporting.Target) -> None:
+def target_tab(result: Result, name: str, target: Target) -> None:
     """One form: preview, remarks, command, download."""
     st.markdown(f"**{target.title}**  \n{target.words}")
     with st.spinner(f"Writing the {target.title}"):
@@ -228,7 +229,7 @@ def page() -> None:
     with st.container(key="wide"):
         left, right = st.columns([3, 2], gap="large")
     with left:
-        titles = {t.name: t for t in exporting.TARGETS}
+        titles = {t.name: t for t in exporting.FORMS}
         asked = state.value("target")
         if asked and asked not in titles:
             st.warning(f"There is no form “{frame.text(asked[:40])}”; forms here: {', '.join(titles)}.")

@@ -1,15 +1,18 @@
-"""A plan in the form of another program."""
+"""A plan in the form of another program: `TARGETS` lists the forms, the rest writes them."""
 
 from __future__ import annotations
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from planner_core.exporters.api import export_text, nearest_text, write_export
+from planner_core.exporters.targets import TARGETS, Target
 
-__all__ = ["export_text", "nearest_text", "write_export"]
+if TYPE_CHECKING:
+    from planner_core.exporters.api import export, export_text, nearest_text, write_export
+
+__all__ = ["TARGETS", "Target", "export", "export_text", "nearest_text", "write_export"]
 _HOME = {
+    "export": "planner_core.exporters.api",
     "export_text": "planner_core.exporters.api",
     "nearest_text": "planner_core.exporters.api",
     "write_export": "planner_core.exporters.api",

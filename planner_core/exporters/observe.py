@@ -50,7 +50,7 @@ def observe(plan: Plan, layout: Layout) -> Observed:
     if "callable" in config:
         raise InputError(
             f"{plan.model['name']} comes from {config['callable']}, whose modules this form cannot look at; "
-            "import planner_core.runtime.parallelize in your trainer instead"
+            "call planner_core.apply(module, plan) in your trainer instead"
         )
     model, parsed, _ = build(shrink(config), "float32")
     inputs = training_inputs(model, parsed, 2, 8, "float32")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Mapping
 
 from planner_core.core import Plan
+from planner_core.exporters import parallelize_template as template
 from planner_core.exporters.observe import Observed, Shared, observe, rules
 from planner_core.exporters.sequence_parallel import STYLES as SEQUENCE_STYLES
 from planner_core.exporters.sequence_parallel import on_tokens, runs
@@ -16,40 +18,6 @@ STYLES = {
     "sliced": "RowwiseParallel(input_layouts=Replicate())", "vocabulary": "RowwiseParallel(input_layouts=Replicate())",
     "features": "ColwiseParallel(output_layouts=Replicate())",
 }  # fmt: skip
-BODY = '''
-
-def parallelize(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Split `model` in place over the one-dimensional `mesh`, e.g. `init_device_mesh("cuda", (D, T), mesh_dim_names=("data",
-    "tensor"))["tensor"]`; raises ValueError where model or mesh do not suit the plan. Every rank of `mesh` gets the same batch."""
-    check(model, mesh)
-    tied: dict[int, list[str]] = {}
-    for name, param in model.named_parameters(remove_duplicate=False):
-        tied.setdefault(id(param), []).append(name)
-    parallelize_module(model, mesh, PLAN)
-    for first, *others in tied.values():  # splitting replaces parameters, which unties them
-        module, _, short = first.rpartition(".")
-        param = model.get_submodule(module)._parameters[short]
-        for other in others:
-            module, _, short = other.rpartition(".")
-            model.get_submodule(module)._parameters[short] = param
-    return model
-
-
-def check(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Heads that do not divide would be wrong without a word, and patterns that match nothing would split nothing."""
-    if mesh.ndim != 1:
-        raise ValueError(f"the mesh has {mesh.ndim} axes; pass the tensor axis alone, e.g. mesh['tensor']")
-    config = getattr(model, "config", None)
-    for source in (config, getattr(config, "text_config", None)):
-        for key in HEADS:
-            heads = getattr(source, key, None)
-            if isinstance(heads, int) and heads % mesh.size():
-                raise ValueError(f"{key} = {heads} is not divisible by the {mesh.size()} devices of the tensor axis")
-    names = [name for name, _ in model.named_modules()]
-    for pattern in PLAN:
-        if not any(fnmatchcase(name, pattern) and name.count(".") == pattern.count(".") for name in names):
-            raise ValueError(f"the model has no module {pattern}; this plan is for MODEL_NAME")
-'''
 
 
 def parallelize_text(plan: Plan) -> tuple[str, tuple[str, ...], Layout]:
@@ -98,8 +66,9 @@ def _text(plan: Plan, layout: Layout, seen: Observed, found: Mapping[str, str]) 
         _head(plan, layout, _remarks(layout, seen)[1:]), "from fnmatch import fnmatchcase", "", "from torch import nn",
         "from torch.distributed.device_mesh import DeviceMesh",
         *([f"from torch.distributed.tensor import {', '.join(placements)}"] if placements else []),
-        f"from torch.distributed.tensor.parallel import {', '.join([*used, 'parallelize_module'])}", "", heads, "PLAN = {", *rows, "}",
-    ]) + "\n" + BODY.replace("MODEL_NAME", str(plan.model["name"]))  # fmt: skip
+        f"from torch.distributed.tensor.parallel import {', '.join([*used, 'parallelize_module'])}", "",
+        f"MODEL = {json.dumps(str(plan.model['name']))}", heads, "PLAN = {", *rows, "}",
+    ]) + "\n\n\n" + "\n\n".join(map(inspect.getsource, (template.parallelize, template.check)))  # fmt: skip
 
 
 def _prepare(s: Shared, tokens: bool) -> str:

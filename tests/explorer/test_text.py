@@ -21,6 +21,7 @@ from explorer.text import units, words
 from explorer.text.glossary import define
 from planner_core.core.errors import InputError
 from planner_core.core.plan_json import plan_from_json
+from planner_core.exporters.targets import TARGETS
 from planner_core.planning.pipeline import Result, plan_model
 from planner_core.planning.request import Request
 
@@ -162,9 +163,12 @@ def test_names_of_a_few_points_do_not_overlap(points: list[tuple[float, float]])
 
 
 def test_the_page_offers_what_the_exporters_can_write() -> None:
-    code = "from planner_core.exporters.api import TARGETS; print(*TARGETS)"
-    known = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert {t.name for t in exporting.TARGETS} | {"json"} == set(known)
+    code = "import sys; from explorer.jobs.export import FORMS; print(*(f.name for f in FORMS), 'torch' in sys.modules)"
+    *known, torch = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2]
+    ).stdout.split()
+    assert {*known, "json"} == set(TARGETS) and torch == "False"
+    assert all(t.title and t.words.endswith(".") and t.suffix.startswith(".") for t in TARGETS.values())
 
 
 def test_an_export_that_fails_says_why(result: Result) -> None:

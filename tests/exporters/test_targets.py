@@ -18,8 +18,9 @@ import torch
 from planner_core.core.errors import InputError
 from planner_core.core.plan import Plan
 from planner_core.cost.communication.collectives import wire_bytes
-from planner_core.exporters.api import TARGETS, export_plan, export_text
+from planner_core.exporters.api import export, export_text
 from planner_core.exporters.nearest import nearest
+from planner_core.exporters.targets import TARGETS
 from planner_core.exporters.torchrun import model_spec
 from planner_core.exporters.tp_layout import tensor_layout
 from planner_core.models.sources.huggingface import build
@@ -53,7 +54,7 @@ def consume(name: str, which: str, target: str, folder: Path) -> dict[str, Any]:
         k: [[sizes.get(d, d) for d in shape], kind, high] for k, (shape, kind, high) in found["full"]["inputs"].items()
     }
     (folder / "spec.json").write_text(json.dumps({"class": found["class"], "inputs": inputs}))
-    export_plan(plan, target, folder / ("plan.py" if target == "parallelize_module" else "plan.json"))
+    export(plan, target, folder / ("plan.py" if target == "parallelize_module" else "plan.json"))
     command = [
         sys.executable,
         "-m",
@@ -285,7 +286,7 @@ def test_the_nearest_plan_is_offered_with_its_price(target: str, tmp_path: Path)
         match=r"Megatron-LM's plan on 8 data×2 tensor is the nearest that it holds \(--nearest\): .* ms a step",
     ):
         export_text(plan, target)
-    said = export_plan(plan, target, tmp_path / "near", near=True)
+    said = export(plan, target, tmp_path / "near", nearest=True)
     assert said[1].startswith('Megatron-LM\'s plan on 8 data×2 tensor in place of "best"')
     assert said[-1].startswith("in this form: ")
     assert (tmp_path / "near").stat().st_size > 300

@@ -18,7 +18,7 @@ import torch
 from planner_core.core.errors import InputError
 from planner_core.core.plan import Plan
 from planner_core.core.plan_json import plan_from_json
-from planner_core.exporters.api import export_plan, export_text
+from planner_core.exporters.api import export, export_text
 from planner_core.exporters.torchrun import model_spec
 from planner_core.planning.pipeline import plan_model
 from planner_core.planning.request import Request
@@ -91,7 +91,7 @@ def plain_losses(plan: Plan, steps: int) -> list[float]:
 def test_torchrun_script_trains_like_one_process(name: str, which: str, ranks: int, tmp_path: Path) -> None:
     plan = scaled(planned(name, which), ranks)
     script = tmp_path / "train.py"
-    export_plan(plan, "torchrun", script)
+    export(plan, "torchrun", script)
     losses, counted = run(script, ranks, "--steps", str(STEPS), "--lr", "1e-3")
     assert losses == pytest.approx(plain_losses(plan, STEPS), rel=2e-6)
     assert same_traffic(plan.cost.collectives(), counted), (plan.cost.collectives(), counted)
@@ -109,7 +109,7 @@ def test_script_starts_from_a_checkpoint_and_resumes_on_the_same_data(tmp_path: 
     """safetensors to start from, a file of tokens to read, torch.distributed.checkpoint to save to and resume from."""
     plan = scaled(planned("llama-3-8b", "best"), 2)
     script = tmp_path / "train.py"
-    export_plan(plan, "torchrun", script)
+    export(plan, "torchrun", script)
     weights(plan, tmp_path / "weights")
     tokens = torch.randint(0, 256, (20_000,), generator=torch.Generator().manual_seed(3), dtype=torch.int32)
     (tmp_path / "tokens.bin").write_bytes(tokens.numpy().tobytes())
@@ -173,7 +173,7 @@ def test_script_and_verification_of_a_users_own_model(example: str, tmp_path: Pa
     assert report["ok"] and report["grad"]["max_rel_error"] < 1e-5, report
     assert verify(whole)["collectives_ok"]
     plan = scaled(whole, 2)
-    export_plan(plan, "torchrun", tmp_path / "train.py")
+    export(plan, "torchrun", tmp_path / "train.py")
     losses, counted = run(tmp_path / "train.py", 2, "--steps", "3", "--lr", "1e-2")
     assert same_traffic(plan.cost.collectives(), counted)
     torch.manual_seed(0)
@@ -203,7 +203,7 @@ def test_script_of_a_model_with_scans_trains_like_one_process(kind: str, tmp_pat
     result = plan_model(Request(str(tmp_path / "config.json"), cluster="1x8-h100", mesh="8", batch=16, seq=32))
     plan = scaled(result.best, 2)
     script = tmp_path / "train.py"
-    export_plan(plan, "torchrun", script)
+    export(plan, "torchrun", script)
     assert "planner_core" not in script.read_text()
     losses, counted = run(script, 2, "--steps", str(STEPS), "--lr", "1e-3")
     assert losses == pytest.approx(plain_losses(plan, STEPS), rel=5e-6)
@@ -215,7 +215,7 @@ def test_script_of_a_model_with_scans_trains_like_one_process(kind: str, tmp_pat
 def test_full_size_script_runs_tiny_and_resumes(optimizer: str, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     plan = planned("gpt2-xl", "best")
-    export_plan(replace(plan, workload={**plan.workload, "optimizer": optimizer}), "torchrun", script)
+    export(replace(plan, workload={**plan.workload, "optimizer": optimizer}), "torchrun", script)
     tiny = ("--scale", "tiny", "--batch", "8", "--seq", "16", "--dtype", "float32", "--lr", "1e-2")
     whole, _ = run(script, 2, *tiny, "--steps", "4")
     first, _ = run(script, 2, *tiny, "--steps", "2", "--save", "saved")
@@ -229,7 +229,7 @@ def test_full_size_script_runs_tiny_and_resumes(optimizer: str, tmp_path: Path) 
 @pytest.mark.slow
 def test_script_refuses_another_number_of_processes(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
-    export_plan(planned("gpt2-xl", "best"), "torchrun", script)
+    export(planned("gpt2-xl", "best"), "torchrun", script)
     with pytest.raises(AssertionError, match="the plan is for 16 processes"):
         run(script, 2)
 
@@ -248,7 +248,7 @@ def test_json_export_is_the_plan() -> None:
 def test_bad_target_and_folder(tmp_path: Path) -> None:
     plan = planned("gpt2-xl", "best")
     with pytest.raises(InputError, match="not one of"):
-        export_plan(plan, "tensorflow", tmp_path / "x")
+        export(plan, "tensorflow", tmp_path / "x")
     with pytest.raises(InputError, match="cannot write"):
-        export_plan(plan, "json", tmp_path / "missing" / "x")
+        export(plan, "json", tmp_path / "missing" / "x")
     assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,147 @@
+"""The forms in which a plan can leave: one entry each. A new one is added here, with a writer in a module of its own.
+
+Light: what writes a form is imported when the form is written, so the explorer reads this list without torch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from planner_core.core import Plan, plan_to_json
+
+if TYPE_CHECKING:
+    from planner_core.exporters.nearest import Nearest
+    from planner_core.exporters.tp_layout import Layout
+
+Written = tuple[str, tuple[str, ...], "Layout | None"]
+"""The text of one file, sentences for the user (FILE stands for its path), and the layout that it holds."""
+Priced = tuple[Plan, "Nearest"]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One form: its name for `--to`, what a page says of it, and what writes it.
+
+    `write` raises InputError, in one sentence, for a plan that the form cannot hold. `price` finds what the form's own way
+    costs, given the plan and the layout that was written; None where the form is the plan itself.
+    """
+
+    name: str
+    title: str
+    suffix: str
+    words: str
+    write: Callable[[Plan], Written]
+    price: Callable[[Plan, Layout], Priced | None] | None = None
+
+    @property
+    def in_pairs(self) -> bool:
+        """Whether the form holds only plans that split matrices in pairs (by output, then by input features)."""
+        return self.price is not None
+
+
+def _json(plan: Plan) -> Written:
+    text = json.dumps(plan_to_json(plan), indent=1) + "\n"
+    return text, ("The plan itself: the source of every other export.",), None
+
+
+def _torchrun(plan: Plan) -> Written:
+    from planner_core.exporters.torchrun import torchrun_script
+
+    n = plan.mesh.num_devices
+    source = (plan.model.get("config") or {}).get("callable")
+    tiny = "Try it on a laptop: torchrun --nproc-per-node 4 FILE --scale tiny --batch 8 --seq 32 --dtype float32"
+    own = f"It imports {source}, builds the model whole on every rank, and trains on its example inputs: put your data loader there"
+    run = f"Run it on {n} GPUs: torchrun --nproc-per-node {min(n, 8)} --nnodes {max(1, n // 8)} FILE"
+    return torchrun_script(plan), (run, own if source else tiny), None
+
+
+def _parallelize_module(plan: Plan) -> Written:
+    from planner_core.exporters.parallelize_module import parallelize_text
+
+    return parallelize_text(plan)
+
+
+def _hf(plan: Plan) -> Written:
+    from planner_core.exporters.configs import hf_text
+
+    return hf_text(plan)
+
+
+def _deepspeed(plan: Plan) -> Written:
+    from planner_core.exporters.configs import deepspeed_text
+
+    return deepspeed_text(plan)
+
+
+def _megatron(plan: Plan) -> Written:
+    from planner_core.exporters.configs import megatron_text
+
+    return megatron_text(plan)
+
+
+def _torchtitan(plan: Plan) -> Written:
+    from planner_core.exporters.configs import torchtitan_text
+
+    return torchtitan_text(plan)
+
+
+def _by_pairs(plan: Plan, layout: Layout) -> Priced | None:
+    from planner_core.exporters.nearest import nearest
+
+    return nearest(plan, layout, sequence=layout.sequence)
+
+
+def _by_columns(plan: Plan, layout: Layout) -> Priced | None:
+    from planner_core.exporters.nearest import nearest
+
+    return nearest(plan, layout, each_column=True)
+
+
+def _by_degrees(plan: Plan, layout: Layout) -> Priced | None:
+    from planner_core.exporters.nearest import by_degrees
+
+    return by_degrees(plan, layout, sequence=layout.sequence)
+
+
+def _by_degrees_sharded(plan: Plan, layout: Layout) -> Priced | None:
+    from planner_core.exporters.nearest import by_degrees
+
+    return by_degrees(plan, layout, sequence=layout.sequence, may_shard=True)
+
+
+TARGETS: Mapping[str, Target] = {
+    t.name: t
+    for t in (
+        Target("json", "plan file", ".json", "The plan as data, versioned and checked when it is read.", _json),
+        Target(
+            "torchrun", "torchrun script", ".py",
+            "One self-contained training script; every weight and every activation is placed as the plan says.", _torchrun,
+        ),
+        Target(
+            "parallelize_module", "parallelize_module", ".py",
+            "A Python module to import into your own trainer: stock PyTorch styles, for plans that split matrices in pairs.",
+            _parallelize_module, _by_pairs,
+        ),
+        Target(
+            "hf", "Hugging Face", ".json",
+            "A DistributedConfig for from_pretrained, for plans that split matrices in pairs.", _hf, _by_columns,
+        ),
+        Target(
+            "deepspeed", "DeepSpeed", ".json",
+            "A configuration for AutoTP, for plans that split matrices in pairs.", _deepspeed, _by_columns,
+        ),
+        Target(
+            "megatron", "Megatron-LM", ".txt",
+            "Degrees and flags only: Megatron-LM cannot be told where each weight goes.", _megatron, _by_degrees,
+        ),
+        Target(
+            "torchtitan", "torchtitan", ".txt",
+            "Degrees only, as options of torchtitan’s command line; its own parser takes them, no training was run.",
+            _torchtitan, _by_degrees_sharded,
+        ),
+    )
+}  # fmt: skip
+"""By name, as `--to` takes it."""
