@@ -1,6 +1,5 @@
 """Values that carry the whole story: placement, mesh, graph, plan, workload, cluster. They import nothing else of the project."""
 
-from planner_core.core.assets import ASSETS
 from planner_core.core.cluster import Cluster, Level, cluster_names, load_cluster
 from planner_core.core.errors import (
     CaptureError,
@@ -10,7 +9,7 @@ from planner_core.core.errors import (
     ShardingError,
     VerificationFailed,
 )
-from planner_core.core.files import is_file, is_folder, is_there
+from planner_core.core.files import ASSETS, is_file, is_folder, is_there, write_file
 from planner_core.core.graph import (
     ITEM_BYTES,
     PER_CALL,
@@ -120,4 +119,5 @@ __all__ = [
     "plan_to_json",
     "unfold",
     "with_result",
+    "write_file",
 ]

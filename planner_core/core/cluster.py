@@ -1,8 +1,8 @@
 """The machines: a GPU's roofline, and the levels of links (GPU, node, group of nodes) that join many of them.
 
-A cluster is a tree of equal units. Level 0 joins GPUs into nodes, level 1 nodes into the next unit, and
-so on; rank r stands in unit r // (GPUs per unit) of every level. What a file says is checked field by
-field, since users bring their own. Bandwidths are one way, in bytes per second; GB is 10^9 bytes.
+A cluster is a tree of equal units. Level 0 joins GPUs into nodes, level 1 joins nodes into the next unit, and
+so on; rank r stands in unit r // (GPUs per unit) of every level. A user's file is held against
+`assets/cluster.schema.json` and `assets/gpu.schema.json`. Bandwidths are one way, in bytes per second; GB is 10^9 bytes.
 """
 
 from __future__ import annotations
@@ -11,21 +11,18 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from planner_core.core.assets import ASSETS
 from planner_core.core.errors import InputError
-from planner_core.core.files import is_file, is_folder, is_there
+from planner_core.core.files import ASSETS, is_file, is_folder, is_there
+from planner_core.core.forms import listed, nearest, short, wrong_field
 
 SCHEMA = "shardscope.cluster/1"
-GPU_SCHEMA = "shardscope.gpu/1"
 MAX_GPUS = 100_000
 MAX_FILE_BYTES = 1_000_000
 UNNAMED = "my-cluster"
 
-_REMARKS = {"schema", "description", "sources", "source", "notes"}
 _BANDWIDTHS = {"unit_bytes_per_s": 1.0, "unit_gb_per_s": 1e9, "unit_gbit_per_s": 1e9 / 8}
 _LATENCIES = {"latency_s": 1.0, "latency_us": 1e-6}
 CHANGES = ("nodes", "gpus", "intra", "inter")
@@ -33,7 +30,6 @@ CHANGES = ("nodes", "gpus", "intra", "inter")
 node and out of a node."""
 OUTER_LATENCY_S = 7e-6
 """Of the link between nodes where a cluster of one node is given several: as InfiniBand in the clusters here."""
-_LEVEL_EXAMPLE = '{"name": "NVLink", "size": 8, "unit_gb_per_s": 450, "latency_us": 3}'
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,27 +144,27 @@ class Cluster:
     @staticmethod
     def from_json(data: Any, where: str = "cluster", name: str = UNNAMED) -> Cluster:
         """Read and check; `where` opens every message, `name` stands in for a missing name. Raises InputError."""
-        fields = _Fields(data, where, f'{{"gpu": "h100-sxm", "levels": [{_LEVEL_EXAMPLE}]}}')
-        fields.known({"name", "gpu", "num_gpus", "levels"})
-        gpus = fields.integer("num_gpus", most=MAX_GPUS) if "num_gpus" in fields.data else None
-        gpu = _gpu(fields.need("gpu", f"one of {', '.join(gpu_names())}"), where)
-        rows = fields.need("levels", f"a list of links, innermost first, e.g. [{_LEVEL_EXAMPLE}]")
-        if not isinstance(rows, list) or not 1 <= len(rows) <= 8:
-            raise InputError(
-                f"{where}: levels is {_short(rows)}, but must be a list of 1 to 8 links, e.g. [{_LEVEL_EXAMPLE}]"
-            )
-        levels = tuple(_level(row, f"{where}: level {i}") for i, row in enumerate(rows))
-        cluster = Cluster(fields.text("name", name), gpu, levels, fields.text("description", ""))
-        sizes = "×".join(str(level.size) for level in levels)
-        if cluster.num_gpus > MAX_GPUS:
-            raise InputError(
-                f"{where}: level sizes {sizes} make {cluster.num_gpus} GPUs; at most {MAX_GPUS} can be planned"
-            )
-        if gpus not in (None, cluster.num_gpus):
-            raise InputError(
-                f"{where}: num_gpus is {gpus}, but level sizes {sizes} make {cluster.num_gpus}; change one or leave num_gpus out"
-            )
-        return cluster
+        gpus = f"one of {listed(gpu_names())}, or an object like the files of assets/hardware"
+        wrong = wrong_field(data, "cluster", where, {"gpu": gpus})
+        if wrong:
+            raise InputError(wrong)
+        return _cluster(data, where, name)
+
+
+def _cluster(data: Mapping[str, Any], where: str, name: str) -> Cluster:
+    """What has the form of a cluster; raises InputError for what the form cannot say."""
+    levels = tuple(_level(row, i) for i, row in enumerate(data["levels"]))
+    cluster = Cluster(data.get("name", name), _gpu(data["gpu"], where), levels, data.get("description", ""))
+    sizes = "×".join(str(level.size) for level in levels)
+    if cluster.num_gpus > MAX_GPUS:
+        raise InputError(
+            f"{where}: level sizes {sizes} make {cluster.num_gpus} GPUs; at most {MAX_GPUS} can be planned"
+        )
+    if data.get("num_gpus", cluster.num_gpus) != cluster.num_gpus:
+        raise InputError(
+            f"{where}: num_gpus is {data['num_gpus']}, but level sizes {sizes} make {cluster.num_gpus}; change one or leave num_gpus out"
+        )
+    return cluster
 
 
 def cluster_names() -> tuple[str, ...]:
@@ -190,11 +186,11 @@ def load_cluster(name_or_path: str | Path) -> Cluster:
         return _changed(load_cluster(name), changes)
     if text in cluster_names():
         path = ASSETS / "clusters" / f"{text}.json"
-        return Cluster.from_json(_read(path), where=f"cluster {text}", name=text)
+        return _cluster(_read(path), f"cluster {text}", text)  # its form is held by a test
     path = Path(text)
     if path.suffix == ".json" or "/" in text or is_file(path):
         return Cluster.from_json(_read(path), where=f"cluster file {path.name}", name=path.stem)
-    raise InputError(f"no cluster is called {_short(text)}; {_nearest(text, cluster_names())}, or give a JSON file")
+    raise InputError(f"no cluster is called {short(text)}; {nearest(text, cluster_names())}, or give a JSON file")
 
 
 def _changed(cluster: Cluster, changes: str) -> Cluster:
@@ -236,13 +232,13 @@ def _changed(cluster: Cluster, changes: str) -> Cluster:
 def load_gpu(name: str) -> Gpu:
     """A GPU that comes with the project; raises InputError."""
     if name not in gpu_names():
-        raise InputError(f"no GPU is called {_short(name)}; {_nearest(name, gpu_names())}")
-    return _gpu(_read(ASSETS / "hardware" / f"{name}.json"), f"GPU {name}")
+        raise InputError(f"no GPU is called {short(name)}; {nearest(name, gpu_names())}")
+    return _gpu(_read(ASSETS / "hardware" / f"{name}.json"), f"GPU {name}")  # its form is held by a test
 
 
 def _read(path: Path) -> Any:
     if is_there(path) and not (is_file(path) or is_folder(path)):
-        raise InputError(f"{path} cannot be read (it is no regular file); {_nearest(path.stem, cluster_names())}")
+        raise InputError(f"{path} cannot be read (it is no regular file); {nearest(path.stem, cluster_names())}")
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise InputError(
@@ -250,7 +246,7 @@ def _read(path: Path) -> Any:
             )
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise InputError(f"{path} cannot be read ({error.strerror}); {_nearest(path.stem, cluster_names())}") from None
+        raise InputError(f"{path} cannot be read ({error.strerror}); {nearest(path.stem, cluster_names())}") from None
     except (ValueError, RecursionError) as error:
         raise InputError(
             f"{path.name} is not JSON ({str(error)[:100]}); mend it, or start from {ASSETS / 'clusters'}"
@@ -258,102 +254,33 @@ def _read(path: Path) -> Any:
 
 
 def _gpu(data: Any, where: str) -> Gpu:
+    """A GPU by name, or written out in a form that was checked."""
     if isinstance(data, str):
         try:
             return load_gpu(data)
         except InputError as error:
             raise InputError(f"{where}: {error}, or write the GPU's figures there") from None
-    fields = _Fields(data, f"{where}: gpu", "like the files of assets/hardware")
-    fields.known(set(Gpu.__dataclass_fields__))
-    peaks = _Fields(
-        fields.need("peak_flops", 'FLOP/s by dtype, e.g. {"bfloat16": 989e12}'), f"{where}: peak_flops", "by dtype"
-    )
-    if not peaks.data:
-        raise InputError(f'{where}: peak_flops is empty; give FLOP/s by dtype, e.g. {{"bfloat16": 989e12}}')
     return Gpu(
-        name=fields.text("name", "my-gpu"),
-        peak_flops=tuple((str(dtype), peaks.number(dtype)) for dtype in peaks.data),
-        flops_efficiency=fields.fraction("flops_efficiency"),
-        memory_bytes=fields.integer("memory_bytes", most=10**15),
-        memory_bytes_per_s=fields.number("memory_bytes_per_s"),
-        memory_efficiency=fields.fraction("memory_efficiency"),
-        launch_s=fields.number("launch_s", default=4e-6),
+        name=data.get("name", "my-gpu"),
+        peak_flops=tuple((dtype, float(peak)) for dtype, peak in data["peak_flops"].items()),
+        flops_efficiency=float(data.get("flops_efficiency", 1.0)),
+        memory_bytes=int(data["memory_bytes"]),
+        memory_bytes_per_s=float(data["memory_bytes_per_s"]),
+        memory_efficiency=float(data.get("memory_efficiency", 1.0)),
+        launch_s=float(data.get("launch_s", 4e-6)),
     )
 
 
-def _level(data: Any, where: str) -> Level:
-    fields = _Fields(data, where, _LEVEL_EXAMPLE)
-    fields.known({"name", "size", "efficiency", *_BANDWIDTHS, *_LATENCIES})
+def _level(data: Mapping[str, Any], index: int) -> Level:
     return Level(
-        name=fields.text("name", where.rpartition(": ")[2]),
-        size=fields.integer("size", most=MAX_GPUS),
-        unit_bytes_per_s=fields.one_unit_of(_BANDWIDTHS, "how much one child unit sends"),
-        latency_s=fields.one_unit_of(_LATENCIES, "the time of one step over this link"),
-        efficiency=fields.fraction("efficiency"),
+        name=data.get("name", f"level {index}"),
+        size=int(data["size"]),
+        unit_bytes_per_s=_in_units(data, _BANDWIDTHS),
+        latency_s=_in_units(data, _LATENCIES),
+        efficiency=float(data.get("efficiency", 1.0)),
     )
 
 
-class _Fields:
-    """One JSON object, read field by field; every message holds the place, the value, why, and what would do."""
-
-    def __init__(self, data: Any, where: str, example: str) -> None:
-        if not isinstance(data, Mapping):
-            raise InputError(f"{where} is {_short(data)}, but must be an object, {example}")
-        self.data, self.where = data, where
-
-    def known(self, keys: set[str]) -> None:
-        for key in self.data:
-            if key not in keys | _REMARKS:
-                raise InputError(
-                    f"{self.where}: {_short(key)} is not a field; {_nearest(str(key), tuple(sorted(keys)))}"
-                )
-
-    def need(self, key: str, what: str) -> Any:
-        if self.data.get(key) is None:
-            raise InputError(f"{self.where}: {key} is missing; give {what}")
-        return self.data[key]
-
-    def text(self, key: str, default: str) -> str:
-        value = self.data.get(key, default)
-        if not isinstance(value, str) or len(value) > 200 or not value.isprintable() or (key == "name" and not value):
-            raise InputError(f"{self.where}: {key} is {_short(value)}, but must be a text of at most 200 characters")
-        return value
-
-    def integer(self, key: str, most: int) -> int:
-        value = self.need(key, f"a whole number from 1 to {most}")
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)
-        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-            raise InputError(f"{self.where}: {key} is {_short(value)}, but must be a whole number from 1 to {most}")
-        return value
-
-    def number(self, key: str, default: float | None = None) -> float:
-        value = self.data.get(key, default) if default is not None else self.need(key, "a positive number")
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
-            raise InputError(f"{self.where}: {key} is {_short(value)}, but must be a positive number")
-        return float(value)
-
-    def fraction(self, key: str) -> float:
-        value = self.number(key, default=1.0)
-        if value > 1:
-            raise InputError(f"{self.where}: {key} is {value}, but must be a fraction of the peak, at most 1, e.g. 0.8")
-        return value
-
-    def one_unit_of(self, units: Mapping[str, float], what: str) -> float:
-        given = [key for key in units if key in self.data]
-        if len(given) != 1:
-            problem = "missing" if not given else "given twice"
-            raise InputError(
-                f"{self.where}: {next(iter(units))} is {problem}; give {what} as one of {', '.join(units)}"
-            )
-        return self.number(given[0]) * units[given[0]]
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value) if isinstance(value, str | list | dict) else str(value)
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _nearest(text: str, names: tuple[str, ...]) -> str:
-    close = get_close_matches(text.lower(), names, n=1, cutoff=0.4)
-    return f"did you mean {close[0]}?" if close else f"there are {', '.join(names)}"
+def _in_units(data: Mapping[str, Any], units: Mapping[str, float]) -> float:
+    """The one field of `units` that is given, in the first of them."""
+    return next(float(data[key]) * unit for key, unit in units.items() if key in data)

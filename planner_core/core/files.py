@@ -1,12 +1,19 @@
-"""Files that a user names: what may never end, or cannot be, is none."""
+"""Files: where the project's own data stands, and what a user names (a pipe that may never end is not a file)."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from planner_core.core.errors import InputError
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+ASSETS = next((p for p in (_PACKAGE / "_assets", _PACKAGE.parent / "assets") if p.is_dir()), _PACKAGE.parent / "assets")
+"""The folder that holds `models/`, `clusters/`, `hardware/` and the published schemas: beside the packages in a checkout,
+inside `planner_core` in an installed wheel."""
+
 
 def is_file(name: str | Path) -> bool:
-    """Whether a regular file is there: no pipe or device, which may never end; and no name that is too long."""
+    """Whether a regular file is there: not a pipe or a device, which may never end, and not a name that is too long."""
     try:
         return Path(name).is_file()
     except (OSError, ValueError):
@@ -27,3 +34,15 @@ def is_there(name: str | Path) -> bool:
         return Path(name).exists()
     except (OSError, ValueError):
         return False
+
+
+def write_file(path: Path, text: str) -> None:
+    """Write a whole file or none; raises InputError."""
+    part = path.with_name(path.name + ".part")
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        if is_there(part):
+            part.unlink()
+        raise InputError(f"cannot write {path}: {error.strerror or error}") from None

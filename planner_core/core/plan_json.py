@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
-from functools import cache
-from math import isfinite
 from typing import Any
 
-from planner_core.core.assets import ASSETS
 from planner_core.core.errors import InputError
+from planner_core.core.forms import SHOWN, wrong_field
 from planner_core.core.mesh import DeviceMesh
 from planner_core.core.placement import format_placements, parse_placement, parse_placements, parse_state
 from planner_core.core.plan import BlockPlan, Cost, Edge, ParamPlan, Plan, SitePlan, Step, Traffic
@@ -17,14 +14,7 @@ from planner_core.core.plan import BlockPlan, Cost, Edge, ParamPlan, Plan, SiteP
 PLAN_SCHEMA = "shardscope.plan/2"
 
 
-FORM = ASSETS / "plan.schema.json"
-
-
 MEND = "make it again with `plan MODEL -o FILE`"
-
-
-SHOWN = 100
-"""Characters of a wrong value that a message shows."""
 
 
 def plan_to_json(plan: Plan) -> dict[str, Any]:
@@ -59,7 +49,9 @@ def plan_from_json(data: Any) -> Plan:
     if not isinstance(data, dict) or data.get("schema") != PLAN_SCHEMA:
         found = str(data.get("schema"))[:SHOWN] if isinstance(data, dict) else type(data).__name__
         raise InputError(f"not a plan: schema is {found!r}, wanted {PLAN_SCHEMA!r}; make one with `plan MODEL -o FILE`")
-    _check_form(data)
+    wrong = wrong_field(data, "plan", "broken plan file", strict=True)
+    if wrong:
+        raise InputError(f"{wrong}; {MEND}")
     cost = data["cost"]
     plan = Plan(
         name=data["name"], method=data["method"], objective=data["objective"], optimal=data["optimal"], fits=data["fits"],
@@ -77,36 +69,11 @@ def plan_from_json(data: Any) -> Plan:
     return plan
 
 
-def _check_form(data: Mapping[str, Any]) -> None:
-    """The published schema, which a plan file must match before anything of it is read."""
-    from jsonschema.exceptions import best_match
-
-    error = best_match(_form().iter_errors(data))
-    if error is None:
-        return
-    said = error.message if len(error.message) <= 2 * SHOWN else f"{error.message[:SHOWN]} ... {error.message[-SHOWN:]}"
-    place = error.json_path.removeprefix("$").removeprefix(".")
-    place = place if len(place) <= 2 * SHOWN else f"{place[:SHOWN]} ... {place[-SHOWN:]}"
-    raise InputError(f"broken plan file: {' '.join(said.split())}{f', at {place}' if place else ''}; {MEND}")
-
-
-@cache
-def _form() -> Any:
-    from jsonschema.validators import Draft202012Validator, extend
-
-    exact = Draft202012Validator.TYPE_CHECKER.redefine(
-        "integer", lambda _, x: isinstance(x, int) and not isinstance(x, bool)
-    )
-    return extend(Draft202012Validator, type_checker=exact)(json.loads(FORM.read_text(encoding="utf-8")))
-
-
 def _disagreements(plan: Plan) -> Iterator[str]:
     """What a schema cannot say: every part must be of one mesh."""
     axes, costs = len(plan.mesh.axis_sizes), plan.cost
     if len(plan.mesh.axis_names) != axes or len(set(plan.mesh.axis_names)) != axes:
         yield f"mesh axes {list(plan.mesh.axis_names)} do not name {axes} axes of sizes {list(plan.mesh.axis_sizes)}"
-    if not all(map(isfinite, (costs.step_time_s, costs.compute_time_s, costs.comm_time_s, costs.exposed_comm_time_s))):
-        yield "a time in its cost is not a number"
     if any(t.axis >= axes for t in costs.traffic):
         yield "traffic runs on a mesh axis that does not exist"
     prefixes = [p for block in plan.blocks.values() for p in block.prefixes]

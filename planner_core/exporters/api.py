@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from planner_core.core import InputError, Plan
+from planner_core.core import InputError, Plan, write_file
 from planner_core.exporters.nearest import Nearest, instead, on_cluster, without_file
 from planner_core.exporters.targets import TARGETS, Target
 
@@ -131,11 +131,5 @@ def export(plan: Plan, target: str, path: str | Path, *, nearest: bool = False) 
 
 def write_export(made: Exported, path: Path) -> list[str]:
     """Write the file whole or not at all; raises InputError."""
-    part = path.with_name(path.name + ".part")
-    try:
-        part.write_text(made.text, encoding="utf-8")
-        part.replace(path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise InputError(f"cannot write {path}: {error.strerror or error}") from None
+    write_file(path, made.text)
     return [f"wrote {path}", *(r.replace("FILE", str(path)) for r in made.remarks)]

@@ -4,12 +4,17 @@ import copy
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
 
-from planner_core.core.assets import ASSETS
-from planner_core.core.cluster import MAX_GPUS, Cluster, Level, cluster_names, gpu_names, load_cluster, load_gpu
+from planner_core.core.cluster import MAX_GPUS, Cluster, Gpu, Level, cluster_names, gpu_names, load_cluster, load_gpu
 from planner_core.core.errors import InputError
+from planner_core.core.files import ASSETS
+from planner_core.core.forms import wrong_field
 
 GOOD = {
     "name": "mine",
@@ -138,31 +143,44 @@ WRONG = [
     (("gpu",), "../clusters/1x8-h100", "no GPU is called"),
     (("gpu",), 7, "gpu is 7"),
     (("gpu",), {"peak_flops": {"bfloat16": -1}, "memory_bytes": 1, "memory_bytes_per_s": 1}, "bfloat16 is -1"),
-    (("gpu",), {"peak_flops": {}, "memory_bytes": 1, "memory_bytes_per_s": 1}, "peak_flops is empty"),
+    (
+        ("gpu",),
+        {"peak_flops": {}, "memory_bytes": 1, "memory_bytes_per_s": 1},
+        "gpu.peak_flops is {}, but must be FLOP/s by dtype",
+    ),
     (("gpu",), {"peak_flops": {"bfloat16": 1}, "memory_bytes_per_s": 1}, "memory_bytes is missing"),
     (("gpu",), {"peak_flops": {"bfloat16": 1}, "memory_bytes": 1, "memory_bytes_per_s": 0}, "memory_bytes_per_s is 0"),
     (("levels",), MISSING, "levels is missing"),
     (("levels",), [], "levels is []"),
     (("levels",), {}, "levels is {}"),
-    (("levels", 0), "NVLink", 'level 0 is "NVLink"'),
-    (("levels", 0, "size"), MISSING, "level 0: size is missing"),
-    (("levels", 0, "size"), 0, "level 0: size is 0"),
-    (("levels", 0, "size"), 2.5, "level 0: size is 2.5"),
-    (("levels", 0, "size"), None, "level 0: size is missing"),
-    (("levels", 0, "unit_gb_per_s"), MISSING, "level 0: unit_bytes_per_s is missing"),
-    (("levels", 0, "unit_gb_per_s"), -450, "level 0: unit_gb_per_s is -450"),
-    (("levels", 0, "unit_gb_per_s"), 0, "level 0: unit_gb_per_s is 0"),
-    (("levels", 0, "unit_gb_per_s"), "fast", 'level 0: unit_gb_per_s is "fast"'),
+    (("levels", 0), "NVLink", 'levels[0] is "NVLink"'),
+    (("levels", 0, "size"), MISSING, "levels[0].size is missing"),
+    (("levels", 0, "size"), 0, "levels[0].size is 0"),
+    (("levels", 0, "size"), 2.5, "levels[0].size is 2.5"),
+    (("levels", 0, "size"), None, "levels[0].size is missing"),
+    (
+        ("levels", 0, "unit_gb_per_s"),
+        MISSING,
+        "levels[0]: unit_bytes_per_s is missing; give how much one child unit sends",
+    ),
+    (("levels", 0, "unit_gb_per_s"), -450, "levels[0].unit_gb_per_s is -450"),
+    (("levels", 0, "unit_gb_per_s"), 0, "levels[0].unit_gb_per_s is 0"),
+    (("levels", 0, "unit_gb_per_s"), "fast", 'levels[0].unit_gb_per_s is "fast"'),
     (("levels", 0, "unit_gb_per_s"), float("nan"), "unit_gb_per_s is nan"),
     (("levels", 0, "unit_gb_per_s"), float("inf"), "unit_gb_per_s is inf"),
     (("levels", 0, "unit_gb_per_s"), [450], "unit_gb_per_s is [450]"),
-    (("levels", 0, "unit_gbit_per_s"), 3600, "unit_bytes_per_s is given twice"),
-    (("levels", 0, "latency_us"), -3, "level 0: latency_us is -3"),
-    (("levels", 0, "latency_us"), MISSING, "level 0: latency_s is missing"),
+    (("levels", 0, "unit_gbit_per_s"), 3600, "levels[0]: unit_gb_per_s and unit_gbit_per_s are both given"),
+    (("levels", 0, "latency_us"), -3, "levels[0].latency_us is -3"),
+    (("levels", 0, "latency_us"), MISSING, "levels[0]: latency_s is missing; give the time of one ring step"),
     (("levels", 1, "efficiency"), 1.5, "efficiency is 1.5"),
     (("levels", 1, "efficiency"), 0, "efficiency is 0"),
     (("levels", 1, "eficiency"), 0.5, "did you mean efficiency"),
     (("colour",), "red", '"colour" is not a field'),
+    (("gpu",), {"peak_flop": {"bfloat16": 1}}, 'gpu: "peak_flop" is not a field; did you mean peak_flops?'),
+    (("gpu",), {"peak_flops": {"bfloat16": 1}, "memory_bytes": 1}, "gpu.memory_bytes_per_s is missing; give bytes per"),
+    (("levels", 0, "size"), 10**400, "levels[0].size is 1000"),
+    (("levels", 1, "efficiency"), 80, "efficiency is 80, but must be a fraction of the peak"),
+    (("schema",), "shardscope.plan/1", 'schema is "shardscope.plan/1", but must be "shardscope.cluster/1"'),
 ]
 
 
@@ -183,6 +201,37 @@ def test_each_wrong_field_is_told_in_one_sentence(where: tuple[str | int, ...], 
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 300
+
+
+def test_the_published_forms_are_schemas_that_every_bundled_file_has() -> None:
+    for form, folder, of in (("cluster", "clusters", Cluster), ("gpu", "hardware", Gpu)):
+        schema = json.loads((ASSETS / f"{form}.schema.json").read_text())
+        Draft202012Validator.check_schema(schema)
+        for file in (ASSETS / folder).glob("*.json"):
+            assert wrong_field(json.loads(file.read_text()), form, file.name) is None
+        assert set(of.__dataclass_fields__) <= set(schema["properties"])
+        assert all("expected" in s or "$ref" in s or "type" not in s for s in schema["properties"].values())
+    sizes = [s["properties"] for s in (schema_of("cluster"), schema_of("cluster")["$defs"]["level"])]
+    assert {s[k]["maximum"] for s in sizes for k in ("num_gpus", "size") if k in s} == {MAX_GPUS}
+
+
+def schema_of(form: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((ASSETS / f"{form}.schema.json").read_text())
+    return found
+
+
+@given(st.data())
+def test_a_changed_file_is_a_cluster_or_is_refused_in_one_sentence(data: st.DataObject) -> None:
+    made = json.loads(json.dumps({**GOOD, "gpu": load_cluster("2x8-h100").to_json()["gpu"]}))
+    owner = data.draw(st.sampled_from([made, made["gpu"], made["gpu"]["peak_flops"], *made["levels"]]))
+    odd = st.sampled_from([None, -1, 0, 1.5, 8.0, 10**400, float("nan"), float("inf"), "", "x", [], {}, [1], True])
+    owner[data.draw(st.sampled_from([*owner, "other"]))] = data.draw(odd)
+    try:
+        cluster = Cluster.from_json(made)
+    except InputError as error:
+        assert "\n" not in str(error) and 20 < len(str(error)) < 400
+    else:
+        assert Cluster.from_json(cluster.to_json()) == cluster
 
 
 def test_too_many_gpus_are_refused() -> None:

@@ -12,7 +12,8 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from planner_core.core.errors import InputError, PlannerError
-from planner_core.core.plan_json import FORM, plan_from_json, plan_to_json
+from planner_core.core.files import ASSETS
+from planner_core.core.plan_json import plan_from_json, plan_to_json
 from planner_core.planning.pipeline import Result, plan_model
 from planner_core.planning.request import Request
 from planner_core.verification.static import check_rules
@@ -32,7 +33,7 @@ def planned(request: Request) -> Result:
 
 @cache
 def schema() -> Draft202012Validator:
-    return Draft202012Validator(json.loads(FORM.read_text()))
+    return Draft202012Validator(json.loads((ASSETS / "plan.schema.json").read_text()))
 
 
 def test_the_schema_is_one() -> None:
@@ -138,13 +139,13 @@ def change(data: dict[str, Any], *where: Any, to: Any) -> dict[str, Any]:
         (("mesh", "sizes"), [2, 0], "0 is less than the minimum of 1, at mesh.sizes[1]"),
         (("mesh", "sizes"), [16], "do not name 1 axes"),
         (("workload", "zero"), 2, "2 is not one of [0, 3], at workload.zero"),
-        (("cost", "step_time_s"), float("nan"), "not a number"),
+        (("cost", "step_time_s"), float("nan"), "nan is not of type 'number', at cost.step_time_s"),
         (("cost", "traffic"), [["forward", "broadcast", 0, 1, 1, 1, 0.0, "ring"]], "'broadcast' is not one of"),
         (("cost", "traffic"), [["forward", "all_reduce", 2, 1, 1, 1, 0.0, "ring"]], "mesh axis that does not exist"),
         (("blocks", "", "params", "lm_head.weight"), ["S(0)", "S(0)", "S(0)", [], {}], "not placed on 2 mesh axes"),
         (("blocks", "", "params", "lm_head.weight"), ["S(0),Q", "S(0),R", "S(0),R", [], {}], "'S(0),Q' does not match"),
         (("blocks", "", "prefixes"), ["model"], "the top block is not for the whole of it"),
-        (("model",), {}, "'name' is a required property, at model"),
+        (("model",), {}, "broken plan file: model.name is missing"),
     ],
 )
 def test_what_is_wrong_is_named(where: Path, to: Any, says: str) -> None:

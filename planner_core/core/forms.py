@@ -1,0 +1,140 @@
+"""What users bring as JSON, held against a published JSON Schema (`assets/*.schema.json`) before anything of it is read.
+
+    wrong_field(data, "cluster", "cluster file c.json")
+        -> "cluster file c.json: levels[0].size is 0, but must be a whole number from 1 to 100000"
+
+A schema's `expected` ends the sentence about a value that is wrong, so the schema alone says what a value may be. Where
+it has none, the validator's own words are used. What is there and wrong is told before what is missing.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from functools import cache
+from itertools import islice
+from typing import Any
+
+from planner_core.core.files import ASSETS
+
+SHOWN = 100
+"""Characters of a wrong value that the validator's own words show at each end."""
+MOST_FAULTS = 100
+"""Faults among which the first to tell is chosen."""
+MOST_NAMES = 12
+"""Names that a sentence lists."""
+
+
+def wrong_field(
+    data: Any, form: str, where: str, expected: Mapping[str, str] | None = None, *, strict: bool = False
+) -> str | None:
+    """The first thing that is wrong with `data`, as a sentence that `where` opens; None if it has the form.
+
+    `form` names the schema (`cluster`, `gpu`, `plan`); `expected` replaces the schema's word for fields at the top;
+    `strict`: 8.0 is not an integer.
+    """
+    faults = islice(_validator(form, strict).iter_errors(data), MOST_FAULTS)
+    found = min(faults, key=_rank, default=None)
+    return f"{where}{_sentence(found, expected or {})}" if found is not None else None
+
+
+def _rank(error: Any) -> int:
+    """Unknown fields first, since a field with a typing error is missing too; what is missing last."""
+    if error.validator == "additionalProperties":
+        return 0
+    return 2 if error.validator in ("required", "oneOf") else 1
+
+
+@cache
+def _validator(form: str, strict: bool) -> Any:
+    """A validator to which integers are whole and numbers are finite."""
+    from jsonschema.validators import Draft202012Validator, extend
+    from referencing import Registry, Resource
+
+    def whole(_: Any, x: Any) -> bool:
+        return number(_, x) and (isinstance(x, int) or (x == int(x) and not strict))
+
+    def number(_: Any, x: Any) -> bool:
+        return not isinstance(x, bool) and (isinstance(x, int) or (isinstance(x, float) and math.isfinite(x)))
+
+    schemas = {p.name: json.loads(p.read_text(encoding="utf-8")) for p in ASSETS.glob("*.schema.json")}
+    others = Registry().with_resources((n, Resource.from_contents(s)) for n, s in schemas.items())
+    exact = Draft202012Validator.TYPE_CHECKER.redefine_many({"integer": whole, "number": number})
+    return extend(Draft202012Validator, type_checker=exact)(schemas[f"{form}.schema.json"], registry=others)
+
+
+def _sentence(error: Any, expected: Mapping[str, str]) -> str:
+    path, schema = list(error.absolute_path), error.schema
+    if error.validator == "additionalProperties":
+        return _colon(path) + _unknown(error.instance, schema["properties"])
+    if error.validator == "required":
+        name = next(n for n in error.validator_value if n not in error.instance)
+        return _missing([*path, name], _expected([*path, name], schema.get("properties", {}).get(name, {}), expected))
+    if error.validator == "oneOf" and "expected" in schema:
+        return _colon(path) + _one_of(error, schema["expected"])
+    said = _expected(path, schema, expected)
+    if not said:
+        from jsonschema.exceptions import best_match
+
+        best = best_match(iter([error]))
+        at = f", at {_shortened(_text(list(best.absolute_path)))}" if best.absolute_path else ""
+        return f": {_shortened(' '.join(best.message.split()))}{at}"
+    if error.instance is None and path:
+        return _missing(path, said)
+    return f"{': ' + _text(path) if path else ''} is {short(error.instance)}, but must be {said}"
+
+
+def _expected(path: list[Any], schema: Mapping[str, Any], expected: Mapping[str, str]) -> str:
+    own = expected.get(path[0]) if len(path) == 1 else None
+    return own or str(schema.get("expected", ""))
+
+
+def _missing(path: list[Any], said: str) -> str:
+    return f": {_text(path)} is missing" + (f"; give {said}" if said else "")
+
+
+def _unknown(instance: Mapping[str, Any], known: Mapping[str, Any]) -> str:
+    key = next(k for k in instance if k not in known)
+    return f"{short(key)} is not a field; {nearest(str(key), tuple(known))}"
+
+
+def _one_of(error: Any, what: str) -> str:
+    """Of several fields exactly one is needed."""
+    names = [branch["required"][0] for branch in error.validator_value]
+    given = [n for n in names if n in error.instance]
+    problem = f"{' and '.join(given)} are both given" if given else f"{names[0]} is missing"
+    return f"{problem}; give {what}, as one of {', '.join(names)}"
+
+
+def _text(path: list[Any]) -> str:
+    """`levels[0].size`."""
+    parts = [f"[{p}]" if isinstance(p, int) else f".{p}" for p in path]
+    return "".join(parts).removeprefix(".")
+
+
+def _colon(path: list[Any]) -> str:
+    return f": {_text(path)}: " if path else ": "
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= 2 * SHOWN else f"{text[:SHOWN]} ... {text[-SHOWN:]}"
+
+
+def short(value: Any) -> str:
+    """A value of a file as it stands there, its middle left out."""
+    text = json.dumps(value) if isinstance(value, str | list | dict) else str(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def nearest(text: str, names: Sequence[str]) -> str:
+    """What might be meant by a name that is not there."""
+    close = get_close_matches(text.lower(), names, n=1, cutoff=0.4)
+    return f"did you mean {close[0]}?" if close else f"there are {listed(names)}"
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names in a sentence, not more than can be read."""
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return ", ".join(names[:MOST_NAMES]) + more
