@@ -1,3 +1,104 @@
-"""Shardscope: see, search, prove and export parallel plans for real models on real clusters."""
+"""Shardscope: see, search, prove and export parallel plans for real models on real clusters.
+
+    import planner_core as shardscope
+
+    result = shardscope.plan("llama-3-8b", cluster="2x8-h100")
+    shardscope.save_plan(result.best, "plan.json")
+    shardscope.verify(result.best, ranks=2)
+    shardscope.export(result.best, "torchrun", "train.py")
+
+What stands here is documented in docs/API.md and stays. Names are imported when they are first used: neither torch nor
+transformers nor numpy is loaded before that.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.2.0"
+
+if TYPE_CHECKING:
+    from planner_core.core import (
+        CaptureError,
+        Cluster,
+        Gpu,
+        Graph,
+        InputError,
+        Level,
+        NoPlanFits,
+        Plan,
+        PlannerError,
+        ShardingError,
+        VerificationFailed,
+        load_cluster,
+        load_gpu,
+        load_plan,
+        save_plan,
+    )
+    from planner_core.exporters import export
+    from planner_core.models import load_model
+    from planner_core.planning import Folded, Front, FrontPoint, Request, Result, compare, fold, front, plan
+    from planner_core.planning.analysis import to_dot, to_graphml, to_networkx
+    from planner_core.runtime import PlanMismatch, apply
+    from planner_core.verification import verify
+
+__all__ = [
+    "CaptureError",
+    "Cluster",
+    "Folded",
+    "Front",
+    "FrontPoint",
+    "Gpu",
+    "Graph",
+    "InputError",
+    "Level",
+    "NoPlanFits",
+    "Plan",
+    "PlanMismatch",
+    "PlannerError",
+    "Request",
+    "Result",
+    "ShardingError",
+    "VerificationFailed",
+    "apply",
+    "compare",
+    "export",
+    "fold",
+    "front",
+    "load_cluster",
+    "load_gpu",
+    "load_model",
+    "load_plan",
+    "plan",
+    "save_plan",
+    "to_dot",
+    "to_graphml",
+    "to_networkx",
+    "verify",
+]
+_HOME = {
+    "planner_core.core": (
+        "CaptureError", "Cluster", "Gpu", "Graph", "InputError", "Level", "NoPlanFits", "Plan", "PlannerError", "ShardingError",
+        "VerificationFailed", "load_cluster", "load_gpu", "load_plan", "save_plan",
+    ),
+    "planner_core.models": ("load_model",),
+    "planner_core.planning": ("Folded", "Front", "FrontPoint", "Request", "Result", "compare", "fold", "front", "plan"),
+    "planner_core.planning.analysis": ("to_dot", "to_graphml", "to_networkx"),
+    "planner_core.runtime": ("PlanMismatch", "apply"),
+    "planner_core.verification": ("verify",),
+    "planner_core.exporters": ("export",),
+}  # fmt: skip
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for when it is asked for, and keep it."""
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(import_module(_MODULE_OF[name]), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

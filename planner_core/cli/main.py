@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from planner_core.core import InputError, PlannerError, is_file, is_there
+from planner_core.core import InputError, PlannerError, load_plan, save_plan, write_file
 from planner_core.planning import METHODS, Request
 
 USAGE_ERROR = 2
@@ -181,13 +181,12 @@ def _fold(args: argparse.Namespace) -> int:
     if args.html:
         from explorer.graph.pyvis_page import folded_html
 
-        write(Path(args.html), folded_html(planner.coarse, planner.graph.name))
+        write_file(Path(args.html), folded_html(planner.coarse, planner.graph.name))
     data = fold_report(planner.coarse)
     return _print(args, data, fold_text(data))
 
 
 def _plan(args: argparse.Namespace) -> int:
-    from planner_core.core import plan_to_json
     from planner_core.planning import exact_front, meshes, plan_model, prepare
     from planner_core.planning.analysis import front_report, front_text, report, text
 
@@ -201,7 +200,7 @@ def _plan(args: argparse.Namespace) -> int:
         words += "\n\n" + front_text(points, exact, request.objective)
     _done()
     if args.output:
-        write(Path(args.output), json.dumps(plan_to_json(result.best)))
+        save_plan(result.best, args.output)
         print(f"{args.output}: not run yet; {_how_to_verify(args.output)}", file=sys.stderr)
     for note in result.notes:
         print(note, file=sys.stderr)
@@ -233,7 +232,7 @@ def _how_to_verify(plan: str) -> str:
 def _export(args: argparse.Namespace) -> int:
     from planner_core.exporters import export_text, nearest_text, write_export
 
-    made = (nearest_text if args.nearest else export_text)(read_plan(args.plan), args.to)
+    made = (nearest_text if args.nearest else export_text)(load_plan(args.plan), args.to)
     unrun = f"this plan was not run by the export; {_how_to_verify(args.plan)}"
     lines = [*write_export(made, Path(args.output)), unrun]
     priced = made.nearest.to_json() if made.nearest else None
@@ -247,7 +246,7 @@ def _verify(args: argparse.Namespace) -> int:
         raise InputError(
             "verify needs one of --rules (at once, without a run), --ranks N (real processes) and --fake (the plan's own world size)"
         )
-    plan = read_plan(args.plan)
+    plan = load_plan(args.plan)
     if args.rules:
         from planner_core.verification import verify_rules
 
@@ -262,32 +261,3 @@ def _verify(args: argparse.Namespace) -> int:
         shown = verify_text(data)
     _print(args, data, shown)
     return 0 if data["ok"] else VerificationFailed.exit_status
-
-
-def read_plan(name: str) -> Any:
-    """A plan file; raises InputError."""
-    from planner_core.core import plan_from_json
-
-    path = Path(name)
-    if is_there(path) and not is_file(path):
-        raise InputError(f"cannot read {name}: it is no regular file")
-    try:
-        if path.stat().st_size > 50_000_000:
-            raise InputError(f"{name} is larger than 50 MB, which no plan is")
-        return plan_from_json(json.loads(path.read_text(encoding="utf-8")))
-    except OSError as error:
-        raise InputError(f"cannot read {name}: {error.strerror}") from None
-    except (ValueError, RecursionError):
-        raise InputError(f"{name} is not JSON; make a plan with `plan MODEL -o FILE`") from None
-
-
-def write(path: Path, text: str) -> None:
-    """Write a whole file or none; raises InputError."""
-    part = path.with_name(path.name + ".part")
-    try:
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
-    except OSError as error:
-        if is_there(part):
-            part.unlink()
-        raise InputError(f"cannot write {path}: {error.strerror}") from None

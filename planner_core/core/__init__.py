@@ -1,6 +1,6 @@
 """Values that carry the whole story: placement, mesh, graph, plan, workload, cluster. They import nothing else of the project."""
 
-from planner_core.core.cluster import Cluster, Level, cluster_names, load_cluster
+from planner_core.core.cluster import Cluster, Gpu, Level, cluster_names, gpu_names, load_cluster, load_gpu
 from planner_core.core.errors import (
     CaptureError,
     InputError,
@@ -10,6 +10,7 @@ from planner_core.core.errors import (
     VerificationFailed,
 )
 from planner_core.core.files import ASSETS, is_file, is_folder, is_there, write_file
+from planner_core.core.forms import nearest, short
 from planner_core.core.graph import (
     ITEM_BYTES,
     PER_CALL,
@@ -54,7 +55,7 @@ from planner_core.core.plan import (
     glob_name,
     placements_by_pattern,
 )
-from planner_core.core.plan_json import PLAN_SCHEMA, plan_from_json, plan_to_json
+from planner_core.core.plan_json import PLAN_SCHEMA, load_plan, plan_from_json, plan_to_json, save_plan
 from planner_core.core.workload import OPTIMIZERS, RECOMPUTE, Workload
 
 __all__ = [
@@ -74,6 +75,7 @@ __all__ = [
     "Cost",
     "DeviceMesh",
     "Edge",
+    "Gpu",
     "Graph",
     "InputError",
     "Level",
@@ -103,6 +105,7 @@ __all__ = [
     "cluster_names",
     "format_placements",
     "glob_name",
+    "gpu_names",
     "graph_from_json",
     "graph_to_json",
     "is_file",
@@ -110,13 +113,18 @@ __all__ = [
     "is_there",
     "join_name",
     "load_cluster",
+    "load_gpu",
+    "load_plan",
     "local_shape",
+    "nearest",
     "parse_mesh",
     "parse_placement",
     "parse_placements",
     "placements_by_pattern",
     "plan_from_json",
     "plan_to_json",
+    "save_plan",
+    "short",
     "unfold",
     "with_result",
     "write_file",

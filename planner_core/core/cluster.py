@@ -177,10 +177,31 @@ def gpu_names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in (ASSETS / "hardware").glob("*.json")))
 
 
-def load_cluster(name_or_path: str | Path) -> Cluster:
-    """A cluster that comes with the project, by name, also with changes (see CHANGES), or a user's JSON file; raises
-    InputError."""
-    text = str(name_or_path)
+def load_cluster(source: str | Path | Mapping[str, Any] | Cluster) -> Cluster:
+    """Read a cluster.
+
+    Args:
+        source: The name of a cluster that comes with the project, also with changes (`"2x8-h100:nodes=4,inter=50"`: GB/s one
+            way out of a node); the path of a JSON file; the content of such a file; or a `Cluster`, which is returned.
+
+    Returns:
+        The cluster: a GPU, and the levels of links that join many of them, bandwidths in bytes per second, one way.
+
+    Raises:
+        InputError: There is no such cluster, or the first thing that is wrong with its description.
+
+    Example:
+        >>> shardscope.load_cluster("2x8-h100").num_gpus
+        16
+        >>> links = [{"name": "NVLink", "size": 4, "unit_gb_per_s": 450, "latency_us": 3}]
+        >>> shardscope.load_cluster({"gpu": "h100-sxm", "levels": links}).num_gpus
+        4
+    """
+    if isinstance(source, Cluster):
+        return source
+    if isinstance(source, Mapping):
+        return Cluster.from_json(source)
+    text = str(source)
     name, _, changes = text.partition(":")
     if changes and name in cluster_names():
         return _changed(load_cluster(name), changes)
@@ -230,7 +251,21 @@ def _changed(cluster: Cluster, changes: str) -> Cluster:
 
 
 def load_gpu(name: str) -> Gpu:
-    """A GPU that comes with the project; raises InputError."""
+    """Read a GPU that comes with the project.
+
+    Args:
+        name: The name of a file in `assets/hardware`, such as `"h100-sxm"`.
+
+    Returns:
+        Its peaks (FLOP/s by dtype, bytes per second), the fraction of each that is reached, and its memory in bytes.
+
+    Raises:
+        InputError: There is no such GPU; the sentence names the nearest.
+
+    Example:
+        >>> shardscope.load_gpu("h100-sxm").memory_bytes
+        80000000000
+    """
     if name not in gpu_names():
         raise InputError(f"no GPU is called {short(name)}; {nearest(name, gpu_names())}")
     return _gpu(_read(ASSETS / "hardware" / f"{name}.json"), f"GPU {name}")  # its form is held by a test

@@ -170,6 +170,13 @@ class Plan:
     fits: bool = True
     notes: tuple[str, ...] = ()
 
+    @property
+    def data_axes(self) -> tuple[int, ...]:
+        """Mesh axes that split the batch: those along which most operations split dim 0 of their first result."""
+        made = [s.outputs[0].src.forward for b in self.blocks.values() for s in b.sites.values() if s.outputs]
+        axes = range(len(self.mesh.axis_sizes))
+        return tuple(a for a in axes if 2 * sum(placements[a] == Shard(0) for placements in made) > len(made))
+
 
 def glob_name(prefixes: tuple[str, ...]) -> str:
     """One pattern for several prefixes: components that differ become `*` (`layers.*`)."""

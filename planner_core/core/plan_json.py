@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from planner_core.core.errors import InputError
+from planner_core.core.files import is_file, is_there, write_file
 from planner_core.core.forms import SHOWN, wrong_field
 from planner_core.core.mesh import DeviceMesh
 from planner_core.core.placement import format_placements, parse_placement, parse_placements, parse_state
 from planner_core.core.plan import BlockPlan, Cost, Edge, ParamPlan, Plan, SitePlan, Step, Traffic
 
 PLAN_SCHEMA = "shardscope.plan/2"
+
+
+LARGEST_FILE_BYTES = 50_000_000
 
 
 MEND = "make it again with `plan MODEL -o FILE`"
@@ -67,6 +73,52 @@ def plan_from_json(data: Any) -> Plan:
     if wrong:
         raise InputError(f"broken plan file: {wrong}; {MEND}")
     return plan
+
+
+def load_plan(path: str | Path) -> Plan:
+    """Read a plan file.
+
+    Args:
+        path: A file that `save_plan`, or `plan MODEL -o FILE` on the command line, wrote.
+
+    Returns:
+        The plan, held against `assets/plan.schema.json` and its own mesh.
+
+    Raises:
+        InputError: The file cannot be read or is not a plan; the sentence names the first thing that is wrong.
+
+    Example:
+        >>> shardscope.load_plan("plan.json").mesh.axis_sizes
+        (2, 8)
+    """
+    file = Path(path)
+    if is_there(file) and not is_file(file):
+        raise InputError(f"cannot read {path}: it is not a regular file")
+    try:
+        if file.stat().st_size > LARGEST_FILE_BYTES:
+            raise InputError(f"{path} is larger than {LARGEST_FILE_BYTES // 10**6} MB, which no plan is")
+        data = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, RecursionError):
+        raise InputError(f"{path} is not JSON; make a plan with `plan MODEL -o FILE`") from None
+    return plan_from_json(data)
+
+
+def save_plan(plan: Plan, path: str | Path) -> None:
+    """Write a plan file, whole or not at all.
+
+    Args:
+        plan: The plan.
+        path: Where to write; a file that is there is replaced.
+
+    Raises:
+        InputError: The file cannot be written.
+
+    Example:
+        >>> shardscope.save_plan(shardscope.plan("gpt2-xl", cluster="1x8-h100").best, "plan.json")
+    """
+    write_file(Path(path), json.dumps(plan_to_json(plan)))
 
 
 def _disagreements(plan: Plan) -> Iterator[str]:

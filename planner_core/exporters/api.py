@@ -88,7 +88,7 @@ class _Other:
 
 
 def _priceable(plan: Plan) -> bool:
-    return on_cluster(plan) and "callable" not in plan.model["config"]
+    return on_cluster(plan) and not {"callable", "module"} & set(plan.model["config"])
 
 
 def _other(plan: Plan, form: Target) -> _Other | None:

@@ -2,7 +2,7 @@
 
 from planner_core.models import fold
 from planner_core.models.fold import FoldGroup, FoldStep, fold_steps, shared_subgraphs, weight_nodes
-from planner_core.models.loading import DEFAULT_BATCH, DEFAULT_SEQ, capture_graph, graph_of, open_model
+from planner_core.models.loading import DEFAULT_BATCH, DEFAULT_SEQ, capture_graph, graph_of, load_model, open_model
 from planner_core.models.zoo import ZOO, load_snapshot
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "fold",
     "fold_steps",
     "graph_of",
+    "load_model",
     "load_snapshot",
     "open_model",
     "shared_subgraphs",

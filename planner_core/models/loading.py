@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from planner_core.core import Block, Graph, InputError, Op, Plan, TensorMeta
@@ -69,6 +70,75 @@ def open_model(
     if model.endswith(".pt2"):
         _as_exported(model, graph, asked)
     return graph
+
+
+def load_model(
+    model: Any, *, inputs: Any = None, batch: int | None = None, seq: int | None = None, dtype: str | None = None,
+    layers: int | None = None,
+) -> Graph:  # fmt: skip
+    """Read a model as a graph: every operation of one training step on whole tensors, repeated blocks once.
+
+    Args:
+        model: A zoo name, the path of a Hugging Face `config.json` (or its folder), a config as a mapping,
+            `"path/to/file.py:function"` (runs the user's code in a process of its own), a `.pt2` file, or an `nn.Module`,
+            which is copied onto meta and not touched.
+        inputs: Example inputs of an `nn.Module`, as it is called: a tuple of positional arguments, a mapping of named ones,
+            or one tensor. Floating-point values are not looked at.
+        batch: Samples of one step over all GPUs. Default: the model's own; of a module, the first dim of its inputs.
+        seq: Tokens of a sample. Default: the model's own; of a module, the second dim of token ids, else 1.
+        dtype: `"bfloat16"`, `"float16"` or `"float32"`. Default: bfloat16; of a module, the dtypes that it has.
+        layers: Another depth, for models that are built from a config.
+
+    Returns:
+        The graph, which `plan`, `compare`, `front` and `fold` take in place of the model. A capture is then made once.
+
+    Raises:
+        InputError: The name, file, option or input cannot be used.
+        CaptureError: The model's code cannot be recorded.
+
+    Example:
+        >>> graph = shardscope.load_model("llama-3-8b", batch=8, seq=4096)
+        >>> graph.num_params, graph.num_repeats
+        (8030261248, {'LlamaDecoderLayer': 32})
+    """
+    if isinstance(model, Graph):
+        return model
+    if isinstance(model, (str, Path)):
+        return open_model(str(model), batch=batch, seq=seq, dtype=dtype, layers=layers)
+    if isinstance(model, Mapping):
+        batch, seq = batch or DEFAULT_BATCH, seq or DEFAULT_SEQ
+        return capture_graph(model, batch=batch, seq=seq, dtype=dtype or SNAPSHOT_DTYPES[0], layers=layers)
+    if hasattr(model, "named_parameters"):
+        return _in_memory(model, inputs, {"batch": batch, "seq": seq}, dtype, layers)
+    raise InputError(
+        f"a {type(model).__name__} is not a model; give a zoo name, a config.json, a config as a dict, or an nn.Module with inputs"
+    )
+
+
+def _in_memory(
+    module: Any, inputs: Any, asked: Mapping[str, int | None], dtype: str | None, layers: int | None
+) -> Graph:
+    """The graph of an `nn.Module`; raises InputError where it cannot have what is asked for."""
+    from planner_core.models.capture.module import capture_module
+    from planner_core.models.sources.in_memory import module_source
+
+    name = type(module).__name__
+    if layers is not None:
+        raise InputError(
+            f"layers={layers} cannot be applied to a {name} that is built already; build the depth you want"
+        )
+    if dtype is not None and dtype not in DTYPES:
+        raise InputError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
+    made = module_source(module, inputs, dtype)
+    for what, size in asked.items():
+        if size is not None and size != made.workload[what]:
+            raise InputError(
+                f"the inputs of {name} have {what} {made.workload[what]}, not {size}; leave it out, or give other inputs"
+            )
+    return capture_module(
+        made.module, made.inputs, args=made.args, name=made.name, source=made.source, config=made.config,
+        batch=made.workload["batch"], seq=made.workload["seq"],
+    )  # fmt: skip
 
 
 def graph_of(plan: Plan) -> Graph:

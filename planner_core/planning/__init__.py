@@ -2,8 +2,10 @@
 
 from planner_core.planning import edit
 from planner_core.planning.edit import Editable
+from planner_core.planning.library import Folded, Front, compare, fold, front, plan
 from planner_core.planning.methods import METHODS
 from planner_core.planning.pipeline import (
+    FrontPoint,
     Result,
     baselines,
     block_candidates,
@@ -20,6 +22,9 @@ __all__ = [
     "METHODS",
     "USABLE_MEMORY",
     "Editable",
+    "Folded",
+    "Front",
+    "FrontPoint",
     "Planner",
     "Progress",
     "Request",
@@ -27,10 +32,14 @@ __all__ = [
     "baselines",
     "block_candidates",
     "choose",
+    "compare",
     "compare_methods",
     "edit",
     "exact_front",
+    "fold",
+    "front",
     "meshes",
+    "plan",
     "plan_model",
     "prepare",
     "replace_request",

@@ -354,9 +354,9 @@ def _memory_notes(planner: Planner, chosen: Plan) -> tuple[str, ...]:
     return chosen.notes if not chosen.fits else ()
 
 
-def compare_methods(request: Request, progress: Progress | None = None) -> Result:
+def compare_methods(request: Request, progress: Progress | None = None, graph: Graph | None = None) -> Result:
     """Every method and baseline side by side: the `compare --json` object has the form of `plan --json`."""
-    result = plan_model(request, progress=progress)
+    result = plan_model(request, graph, progress)
     say = progress or (lambda text: None)
     planner = prepare(request, result.graph)
     found: dict[tuple[str, str], Plan] = {}

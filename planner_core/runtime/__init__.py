@@ -9,14 +9,26 @@ if TYPE_CHECKING:
     from planner_core.runtime.collective_counter import CountCollectives
     from planner_core.runtime.dispatch_mode import Steered, Steering
     from planner_core.runtime.initialize import initializer
+    from planner_core.runtime.library import apply
     from planner_core.runtime.optimizers import make_optimizer
-    from planner_core.runtime.parallelize import apply
+    from planner_core.runtime.parallelize import steer
     from planner_core.runtime.parameters import Init
     from planner_core.runtime.plan_reader import PlanMismatch
 
-__all__ = ["CountCollectives", "Init", "PlanMismatch", "Steered", "Steering", "apply", "initializer", "make_optimizer"]
+__all__ = [
+    "CountCollectives",
+    "Init",
+    "PlanMismatch",
+    "Steered",
+    "Steering",
+    "apply",
+    "initializer",
+    "make_optimizer",
+    "steer",
+]
 _HOME = {
-    "apply": "planner_core.runtime.parallelize",
+    "apply": "planner_core.runtime.library",
+    "steer": "planner_core.runtime.parallelize",
     "CountCollectives": "planner_core.runtime.collective_counter",
     "Steered": "planner_core.runtime.dispatch_mode",
     "Steering": "planner_core.runtime.dispatch_mode",

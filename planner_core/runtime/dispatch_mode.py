@@ -1,6 +1,6 @@
 """A model runs under a plan: its own code, on tensors that look whole and hold one rank's part.
 
-`apply` shards the parameters (as DTensors, so that checkpoints know their layout) and lets every forward pass run in a
+`steer` shards the parameters (as DTensors, so that checkpoints know their layout) and lets every forward pass run in a
 `TorchFunctionMode`. For each op the mode looks up the op's row by its site, brings the operands where the row wants
 them, runs the op on local tensors, and delivers the results. A plan that does not fit the model is an error that names
 the op; nothing is decided here.
@@ -68,7 +68,7 @@ class Steered(torch.Tensor):
 
 
 class Steering(TorchFunctionMode):
-    """Runs `model` under a plan. Made by `apply`; `sync_gradients` may be switched off while micro-batches accumulate."""
+    """Runs `model` under a plan. Made by `steer`; `sync_gradients` may be switched off while micro-batches accumulate."""
 
     def __init__(self, model: nn.Module, plan: Mapping[str, Any], mesh: DeviceMesh, params: Parameters) -> None:
         super().__init__()

@@ -14,7 +14,7 @@ from planner_core.runtime.parameters import Init, Parameters
 from planner_core.runtime.plan_reader import PlanMismatch, check_torch, read_params
 
 
-def apply(model: nn.Module, plan: Mapping[str, Any], mesh: DeviceMesh, *, init: Init | None = None) -> Steering:
+def steer(model: nn.Module, plan: Mapping[str, Any], mesh: DeviceMesh, *, init: Init | None = None) -> Steering:
     """Shard `model` in place and let its calls run under `plan` (the JSON form) on `mesh`.
 
     The model may hold whole weights (equal on every rank), or lie on meta with `init(name, parameter)` giving whole

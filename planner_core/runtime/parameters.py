@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
@@ -27,6 +28,7 @@ class Parameters:
         self.mesh = mesh
         self.sync_gradients = True
         self._stored: dict[int, tuple[nn.Parameter, Stored]] = {}
+        self._summed: set[int] = set()  # parameters whose gradient is a sum over ranks already
 
     def __contains__(self, tensor: torch.Tensor) -> bool:
         return id(tensor) in self._stored
@@ -72,6 +74,7 @@ class Parameters:
         param = nn.Parameter(whole, requires_grad=old.requires_grad)
         self._stored[id(param)] = (param, stored)
         if stored.sync and param.requires_grad:
+            param.register_hook(lambda gradient: self._part_gradient(param))
             param.register_post_accumulate_grad_hook(self._sum_gradient)
         return param
 
@@ -100,6 +103,13 @@ class Parameters:
             for axis in self.stored(param).sync:
                 if self.mesh.size(axis) > 1:
                     dist.all_reduce(gradient, group=self.mesh.get_group(axis))
+            self._summed.add(id(param))
+
+    def _part_gradient(self, param: torch.Tensor) -> None:
+        """Before a second backward pass adds to a sum over ranks: each rank keeps an equal term of it, to be summed anew."""
+        if id(param) in self._summed and isinstance(param.grad, DTensor):
+            param.grad.to_local().div_(math.prod(self.mesh.size(axis) for axis in self.stored(param).sync))
+        self._summed.discard(id(param))
 
     @contextlib.contextmanager
     def regathered(self, operands: Sequence[torch.Tensor], local: Sequence[torch.Tensor], row: Row) -> Iterator[None]:

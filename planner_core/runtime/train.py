@@ -23,7 +23,7 @@ from planner_core.runtime.collective_counter import CountCollectives
 from planner_core.runtime.dispatch_mode import Steered, Steering
 from planner_core.runtime.initialize import initializer
 from planner_core.runtime.optimizers import make_optimizer
-from planner_core.runtime.parallelize import apply
+from planner_core.runtime.parallelize import steer
 from planner_core.runtime.parameters import Init
 from planner_core.runtime.plan_reader import PlanMismatch
 
@@ -68,7 +68,7 @@ def train(plan: Mapping[str, Any], spec: Mapping[str, Any], loaded: Iterable[Cal
     model, init, batches = _own(spec["callable"], args) if "callable" in spec else _known(spec, args, device)
     for register in loaded:
         register()
-    steering = apply(model, {**plan, "mesh": {**plan["mesh"], "sizes": list(mesh.shape)}}, mesh, init=init)
+    steering = steer(model, {**plan, "mesh": {**plan["mesh"], "sizes": list(mesh.shape)}}, mesh, init=init)
     for module in model.modules():
         module._buffers.update({name: b if b is None else b.to(device) for name, b in module._buffers.items()})
     optimizer = make_optimizer(plan["workload"]["optimizer"], model.parameters(), args.lr, fused=device == "cuda")

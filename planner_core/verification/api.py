@@ -32,9 +32,30 @@ def verify(
     timeout_s: float = 600.0,
     progress: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """`verify --json` of CONTRACT.md: on `ranks` gloo processes, or (None) the plan's own world size, faked.
+    """Run a plan and compare what happened with what it predicts.
 
-    Raises InputError for a plan that cannot be scaled so, VerificationFailed where a process fails or hangs.
+    Args:
+        plan: The plan.
+        ranks: How many gloo processes of this machine train a small model of the same architecture under the plan: loss,
+            every gradient and a step of AdamW against one process. None: one rank of the plan's own world size runs the
+            whole model on a fake process group without values: every collective, its bytes, and the peak of memory.
+        timeout_s: Seconds after which processes that hang are stopped.
+        progress: Called with a sentence about what is being done.
+
+    Returns:
+        `verify --json` of docs/CONTRACT.md: `ok` says whether all is as predicted; `loss` and `grad` hold errors,
+        `collectives` and `memory_bytes` (bytes per GPU) what was predicted and measured.
+
+    Raises:
+        InputError: The plan cannot be scaled to so many ranks, or its model cannot be built again.
+        VerificationFailed: A process failed or hung.
+
+    Example:
+        Processes are spawned, so a script calls it under `if __name__ == "__main__":`.
+
+        >>> plan = shardscope.plan("gpt2-xl", cluster="1x8-h100", layers=2).best
+        >>> shardscope.verify(plan)["ok"]
+        True
     """
     if ranks is None:
         progress(f"one step of rank 0 of {plan.mesh.num_devices}")

@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from planner_core.core import Plan, plan_to_json
-from planner_core.runtime import CountCollectives, apply, initializer, make_optimizer
+from planner_core.runtime import CountCollectives, initializer, make_optimizer, steer
 from planner_core.verification.build_models import build_model, example_inputs, planned_loss
 from planner_core.verification.memory_tracker import TrackMemory
 from planner_core.verification.numerics import same_traffic
@@ -71,7 +71,7 @@ def fake_step(plan: Mapping[str, Any]) -> dict[str, Any]:
         model, parsed = build_model(plan["model"]["config"], plan["workload"]["dtype"])
         initializer(model)  # buffers only
         inputs = example_inputs(model, parsed, plan["workload"], 0, meta_signals=True)
-        steering = apply(model, plan, mesh)
+        steering = steer(model, plan, mesh)
         counted, memory = CountCollectives(mesh), TrackMemory(lambda: steering.inferring)
         optimizer = _settled(model, plan["workload"], memory)
         for param in model.parameters():

@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from planner_core.core import Plan, plan_to_json
-from planner_core.runtime import CountCollectives, PlanMismatch, apply
+from planner_core.runtime import CountCollectives, PlanMismatch, steer
 from planner_core.verification.build_models import (
     build_model,
     example_inputs,
@@ -104,7 +104,7 @@ def compare(plan: Mapping[str, Any], seed: int, dtype: str) -> dict[str, Any]:
     single.backward()
 
     model, _ = build_model(config, dtype)
-    steering = apply(model, plan, mesh, init=gentle_initializer(model, seed))
+    steering = steer(model, plan, mesh, init=gentle_initializer(model, seed))
     for name, buffer in model.named_buffers():
         buffer.copy_(buffers[name])
     with CountCollectives(mesh) as counted:

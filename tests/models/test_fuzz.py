@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from planner_core.cli.main import read_plan
 from planner_core.core.cluster import cluster_names, load_cluster
 from planner_core.core.errors import InputError
-from planner_core.core.plan_json import plan_to_json
+from planner_core.core.plan_json import load_plan, plan_to_json
 from planner_core.models.loading import capture_graph
 from planner_core.planning.pipeline import choose
 from planner_core.planning.request import Request
@@ -62,7 +61,7 @@ def fuzz_plans(count: int, seed: int, folder: Path) -> tuple[int, int]:
             watch.on = False
             file.write_bytes(torn(json.dumps(plan), rng) if k % 10 == 9 else json.dumps(mutated(plan, rng)).encode())
             watch.on = True
-            watch.case(f"plan {k}", lambda: plan_to_json(read_plan(str(file))))
+            watch.case(f"plan {k}", lambda: plan_to_json(load_plan(file)))
     return watch.fine, watch.refused
 
 

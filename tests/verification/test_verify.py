@@ -290,12 +290,12 @@ def test_moving_a_model_under_a_plan_is_refused() -> None:
 def _move_after_apply() -> str:
     from torch.distributed.device_mesh import init_device_mesh
 
-    from planner_core.runtime.parallelize import apply
+    from planner_core.runtime.parallelize import steer
     from planner_core.runtime.plan_reader import PlanMismatch
 
     model: Any = nn.Linear(2, 2)
     plan = {"mesh": {"sizes": [1]}, "workload": {}, "blocks": {}}
-    apply(model, plan, init_device_mesh("cpu", (1,)))
+    steer(model, plan, init_device_mesh("cpu", (1,)))
     try:
         model.double()
     except PlanMismatch as error:

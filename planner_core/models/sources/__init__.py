@@ -8,14 +8,25 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from planner_core.models.sources import huggingface
     from planner_core.models.sources.huggingface import _MAPPINGS, build, own_config, training_inputs
+    from planner_core.models.sources.in_memory import module_source
     from planner_core.models.sources.resolve import Source, python_source
 
-__all__ = ["_MAPPINGS", "Source", "build", "huggingface", "own_config", "python_source", "training_inputs"]
+__all__ = [
+    "_MAPPINGS",
+    "Source",
+    "build",
+    "huggingface",
+    "module_source",
+    "own_config",
+    "python_source",
+    "training_inputs",
+]
 _HOME = {
     "_MAPPINGS": "planner_core.models.sources.huggingface",
     "build": "planner_core.models.sources.huggingface",
     "own_config": "planner_core.models.sources.huggingface",
     "training_inputs": "planner_core.models.sources.huggingface",
+    "module_source": "planner_core.models.sources.in_memory",
     "Source": "planner_core.models.sources.resolve",
     "python_source": "planner_core.models.sources.resolve",
 }

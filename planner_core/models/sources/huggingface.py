@@ -92,6 +92,11 @@ def read_config(data: Mapping[str, Any]) -> Any:
     from transformers import CONFIG_MAPPING, AutoConfig
 
     kind = data.get("model_type")
+    if not kind and "module" in data:
+        raise InputError(
+            f"this plan was made from {shown(data['module'])} in memory, which cannot be built again from the plan; run it with "
+            "apply(module, plan), or plan it as path/to/file.py:function"
+        )
     if not kind:
         raise InputError('the config has no "model_type"; a Hugging Face config.json names one, for example "llama"')
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING:

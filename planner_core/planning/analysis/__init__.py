@@ -2,6 +2,7 @@
 
 from planner_core.planning.analysis import sensitivity
 from planner_core.planning.analysis.ablation import SAYS, Rung, rungs
+from planner_core.planning.analysis.fold_graph import to_dot, to_graphml, to_networkx
 from planner_core.planning.analysis.folding import fold_report, fold_text
 from planner_core.planning.analysis.reporting import front_report, front_text, report, table, text, unknown_ops
 from planner_core.planning.analysis.scaling import COUNTS, Size, grow, resized
@@ -30,6 +31,9 @@ __all__ = [
     "sensitivity",
     "table",
     "text",
+    "to_dot",
+    "to_graphml",
+    "to_networkx",
     "unfold_problem",
     "unknown_ops",
 ]

@@ -1,0 +1,72 @@
+"""A module that a person holds in Python: copied onto meta, so that theirs is not touched, with their example inputs."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from planner_core.core import CaptureError, InputError
+from planner_core.models.sources.resolve import Source
+
+MODULE = "module"
+"""Key of a plan's `config` that names the class of a module in memory, which cannot be built again from the plan."""
+
+
+def module_source(module: nn.Module, inputs: Any, dtype: str | None = None) -> Source:
+    """The module on meta, and its inputs: numbers of floating point on meta, whole numbers and masks real, on the CPU.
+
+    `inputs` are a tuple of positional arguments, a mapping of named ones, or one tensor. `dtype` casts parameters, buffers
+    and inputs of floating point, as `module.to(dtype)` does. Raises InputError or CaptureError.
+    """
+    name = type(module).__name__
+    if inputs is None:
+        raise InputError(
+            f"{name} needs example inputs: inputs=(x, y) or inputs={{'x': x, 'y': y}}, as the model is called"
+        )
+    named = isinstance(inputs, Mapping)
+    given = dict(inputs) if named else tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
+    on_meta = _copied(module)
+    if dtype is not None:
+        on_meta = on_meta.to(getattr(torch, dtype))
+    ready = pytree.tree_map_only(torch.Tensor, lambda t: _input(t, dtype), given)
+    config = {MODULE: f"{type(module).__module__}.{type(module).__qualname__}"}
+    return Source(
+        name, MODULE, on_meta.train(), ready if named else {}, () if named else ready, config, _workload(name, ready)
+    )
+
+
+def _copied(module: nn.Module) -> nn.Module:
+    """A copy whose parameters and buffers are on meta and take no memory; what was one tensor stays one."""
+    memo: dict[int, Any] = {}
+    for param in module.parameters():
+        memo[id(param)] = nn.Parameter(param.detach().to("meta"), param.requires_grad)
+    for buffer in module.buffers():
+        memo[id(buffer)] = buffer.detach().to("meta")
+    try:
+        return copy.deepcopy(module, memo)
+    except Exception as error:
+        words = " ".join(str(error).split())[:150]
+        raise CaptureError(
+            f"{type(module).__name__} cannot be copied ({type(error).__name__}: {words}); let a function of a file build it, and give "
+            "path/to/file.py:function"
+        ) from None
+
+
+def _input(tensor: torch.Tensor, dtype: str | None) -> torch.Tensor:
+    if tensor.is_floating_point():
+        return torch.empty(tensor.shape, dtype=getattr(torch, dtype) if dtype else tensor.dtype, device="meta")
+    return tensor.detach() if tensor.is_meta else tensor.detach().cpu()
+
+
+def _workload(name: str, inputs: Any) -> dict[str, int]:
+    """Samples and tokens of a batch: the first dim of the first tensor, and its second dim if it holds token ids."""
+    first = next((t for t in pytree.tree_leaves(inputs) if isinstance(t, torch.Tensor) and t.dim()), None)
+    if first is None:
+        raise InputError(f"the example inputs of {name} hold no tensor with a batch dim; give the inputs of one step")
+    tokens = first.shape[1] if first.dim() > 1 and not first.is_floating_point() else 1
+    return {"batch": int(first.shape[0]), "seq": int(tokens)}
