@@ -44,7 +44,8 @@ def _shortened(text: str) -> str:
 
 def _parser() -> _Parser:
     parser = _Parser(
-        prog="python -m planner_core", description="Plan tensor parallelism for a real model on a real cluster."
+        prog="shardscope" if Path(sys.argv[0]).stem == "shardscope" else "python -m planner_core",
+        description="Plan tensor parallelism for a real model on a real cluster.",
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_Parser)
     for name, run, text in (("models", _models, "the zoo"), ("clusters", _clusters, "the clusters")):
