@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
 export HF_HUB_OFFLINE := 1
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: app test test-all check bench accept clean setup browser
+.PHONY: app test test-all check bench docs accept clean setup browser
 
 setup: $(VENV)/.dev-installed
 
@@ -31,6 +31,10 @@ check: $(VENV)/.dev-installed
 
 bench: $(VENV)/.dev-installed
 	@set -e; for script in $(sort $(wildcard bench/*.py)); do echo "== $$script"; $(BIN)/python $$script; done
+
+# What the snippets of the pages print now, written into the pages; a test holds them equal.
+docs: $(VENV)/.dev-installed
+	$(BIN)/python -m tests.support.snippets docs/API.md README.md
 
 accept: $(VENV)/.dev-installed
 	@if [ -x ../shared/accept/run ]; then ../shared/accept/run $(ARGS); else echo "no ../shared/accept/run here"; fi

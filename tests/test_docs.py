@@ -1,0 +1,103 @@
+"""What the pages show runs, and prints what they say; what they link to is there."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+import planner_core as shardscope
+from tests.support.snippets import ROOT, Session, Snippet, same, snippets, steps
+
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *ROOT.glob("C*.md")])
+LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+SHELL = {"make app", "make test"}
+"""Commands in README's `sh` blocks, which nothing runs here: the first runs until it is stopped, the second is this."""
+REFRESH = "if that is right, `make docs` writes it into the pages"
+SLOW = ("--fake", "--ranks", "torchrun --")
+
+
+def read(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+# --- snippets -------------------------------------------------------------------------------------------
+
+
+def test_every_snippet_of_the_api_prints_what_the_page_shows(tmp_path: Path) -> None:
+    page = read(ROOT / "docs" / "API.md")
+    session = Session(tmp_path)
+    for block, text, shown in steps(page):
+        printed = session.run(block, text)
+        assert same(shown, printed), f"{text}\nprints\n{printed}\n{REFRESH}"
+
+
+def test_the_api_has_ten_snippets_and_every_name() -> None:
+    page = read(ROOT / "docs" / "API.md")
+    assert [int(n) for n in re.findall(r"^## (\d+)\. ", page, re.MULTILINE)] == list(range(1, 11))
+    assert len([b for b in snippets(page) if b.kind == "python"]) == 1 + 10
+    assert [name for name in shardscope.__all__ if f"`{name}`" not in page] == []
+
+
+def readme(slow: bool, folder: Path) -> list[tuple[str, str, str]]:
+    """(command or code, shown, printed) of README, in order; what takes long is left out unless `slow`."""
+    session = Session(folder)
+    found = []
+    for block, text, shown in steps(read(ROOT / "README.md")):
+        if slow or not any(word in text for word in SLOW):
+            found.append((text, shown, session.run(block, text)))
+    return found
+
+
+@pytest.mark.parametrize("slow", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["quick", "all"])
+def test_every_snippet_of_the_readme_prints_what_the_page_shows(slow: bool, tmp_path: Path) -> None:
+    for text, shown, printed in readme(slow, tmp_path):
+        assert same(shown, printed), f"{text}\nprints\n{printed}\n{REFRESH}"
+
+
+def test_nothing_in_the_readme_is_left_unrun() -> None:
+    blocks = snippets(read(ROOT / "README.md"))
+    assert {b.kind for b in blocks} == {"sh", "console", "python", "json"}
+    assert {line.partition("  #")[0].strip() for b in blocks if b.kind == "sh" for line in b.text.splitlines()} == SHELL
+    assert not re.search(
+        r"^(?: {4}|\t)\S", re.sub(r"^```.*?^```", "", read(ROOT / "README.md"), flags=re.M | re.S), re.M
+    )
+    for block in blocks:
+        if block.kind == "json":
+            assert shardscope.load_cluster(json.loads(block.text)).num_gpus == 16
+
+
+def test_a_snippet_that_does_not_hold_is_seen(tmp_path: Path) -> None:
+    session = Session(tmp_path)
+    printed = session.run(Snippet("python", "", "", 0, 0), "a = 1\nprint('one')\nprint('two')\n")
+    assert same("one\ntwo\n", printed) and same("one\n...\n", printed) and same("...\ntwo\n", printed)
+    assert session.run(Snippet("python", "", "", 0, 0), "print(a)") == "1\n"
+    assert not same("one\n", printed) and not same("one\n2\n", printed) and not same("two\n...\n", printed)
+    with pytest.raises(AssertionError, match="No such file"):
+        session.run(Snippet("console", "", "", 0, 0), "cat nowhere")
+    with pytest.raises(ZeroDivisionError):
+        session.run(Snippet("python", "", "", 0, 0), "1 / 0")
+
+
+# --- links ------------------------------------------------------------------------------------------------
+
+
+def anchors(page: str) -> set[str]:
+    """The names that a page's headings have."""
+    heads = re.findall(r"^#+ (.+)$", page, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_every_link_leads_somewhere(page: Path) -> None:
+    broken = []
+    for target in LINK.findall(re.sub(r"^```.*?^```", "", read(page), flags=re.M | re.S)):
+        if target.startswith(("http://", "https://")):
+            continue
+        place, _, anchor = target.partition("#")
+        there = (page.parent / place).resolve() if place else page
+        if not there.exists() or (anchor and there.suffix == ".md" and anchor not in anchors(read(there))):
+            broken.append(target)
+    assert not broken
