@@ -6,6 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := $(wildcard planner_core explorer streamlit_app.py)
 MODULES := $(shell find $(SOURCES) -name '*.py' 2>/dev/null)
+BENCHMARKS := $(filter-out __init__,$(patsubst bench/%.py,%,$(sort $(wildcard bench/*.py))))
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
 
 export HF_HUB_OFFLINE := 1
@@ -30,7 +31,7 @@ check: $(VENV)/.dev-installed
 	$(BIN)/mypy $(MODULES)
 
 bench: $(VENV)/.dev-installed
-	@set -e; for script in $(sort $(wildcard bench/*.py)); do echo "== $$script"; $(BIN)/python $$script; done
+	@set -e; for name in $(BENCHMARKS); do echo "== bench.$$name"; $(BIN)/python -m bench.$$name; done
 
 # What the snippets of the pages print now, written into the pages; a test holds them equal.
 docs: $(VENV)/.dev-installed

@@ -26,7 +26,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from bench.accuracy_table import table
+from bench.support.accuracy_table import table
 from planner_core.core import DeviceMesh, Graph, Plan
 from planner_core.models import ZOO
 from planner_core.planning.methods import Method
@@ -40,7 +40,7 @@ NUMBERS = (("2", "8", 2), ("4", "8", 4), ("2x2", "2x8", 4))
 CHECKS = ("numbers", *MESHES)
 FEW = ("best", "least memory", "Megatron-LM")
 """Plans run on the meshes of 64 and 512 GPUs unless `--all` is given."""
-OTHERS = {"llama-2-7b": ROOT / "bench" / "models" / "llama-2-7b.json"}
+OTHERS = {"llama-2-7b": ROOT / "bench" / "support" / "llama-2-7b.json"}
 """Models that are not in the zoo: a Llama with as many key heads as query heads."""
 MODELS = (*ZOO, *OTHERS)
 LIMIT_S = 900.0

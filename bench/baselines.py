@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench.expert_reasons import why
+from bench.support.expert_reasons import why
 from planner_core.core import cluster_names
 from planner_core.models import ZOO
 from planner_core.planning import Planner, Request, meshes, prepare

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from bench.coverage_models import GAPS, OTHERS, causal_models, default_config
+from bench.support.coverage_models import GAPS, OTHERS, causal_models, default_config
 
 ROOT = Path(__file__).resolve().parent.parent
 ROWS = ROOT / "bench" / "results" / "coverage.jsonl"

@@ -16,8 +16,8 @@ from functools import partial
 from typing import Any
 
 from bench.coverage import BATCH, ROOT, _graph, in_child, warm
-from bench.coverage_models import default_config
-from bench.expert_models import PARTS, part_graph
+from bench.support.coverage_models import default_config
+from bench.support.expert_models import PARTS, part_graph
 
 ROWS = ROOT / "bench" / "results" / "experts.jsonl"
 TABLE = ROOT / "docs" / "EXPERTS.md"
@@ -111,7 +111,7 @@ def compare(graph: Any, dtype: str = "bfloat16") -> dict[str, Any]:
 
 def _on(gpus: int, graph: Any, dtype: str, fine: bool) -> dict[str, Any]:
     """Bytes on the wire per GPU and step, theirs and ours, the collectives of each, and what makes the difference."""
-    from bench.expert_reasons import apart, why
+    from bench.support.expert_reasons import apart, why
     from planner_core.planning import Request, meshes, prepare
     from planner_core.planning.methods import expert_rules
     from planner_core.search import search
@@ -160,7 +160,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         f"{sum(bool(r.get('op_by_op')) for r in judged)} plans that move a tensor inside what is one group to us are judged op by op. "
         "Why ours needs less is read off the two plans: weights that lie otherwise, and collectives of one step that only one of them "
         f"has. {len(PARTS)} types are parts of larger models or leave sizes open: they are run on what the whole would hand them, sizes as "
-        "published (`bench/expert_models.py`). A plan of a config says nothing of the head, which the class would split and gather "
+        "published (`bench/support/expert_models.py`). A plan of a config says nothing of the head, which the class would split and gather "
         "(`_tp_plan`): it stays whole in both. Made by `python -m bench.experts`.", "",
         f"- ours needs more in {worse}, as much in {sum(r['outcome'] == 'same' for r in judged)}, less in "
         f"{sum(r['outcome'] == 'less' for r in judged)}", "",

@@ -199,6 +199,27 @@ def test_the_explorer_names_no_other_host() -> None:
     assert not found
 
 
+def test_benchmarks_are_few_and_each_is_told() -> None:
+    bench = ROOT / "bench"
+    assert len([p for p in bench.iterdir() if p.name != "__pycache__"]) <= MOST_ENTRIES
+    told = ast.get_docstring(ast.parse((bench / "__init__.py").read_text(encoding="utf-8"))) or ""
+    for file in bench.glob("[!_]*.py"):
+        assert f"    {file.stem} " in told and '__name__ == "__main__"' in file.read_text(encoding="utf-8"), file.name
+
+
+@pytest.mark.slow
+def test_every_benchmark_can_be_imported() -> None:
+    names = [".".join(p.relative_to(ROOT).with_suffix("").parts) for p in sorted((ROOT / "bench").rglob("[!_]*.py"))]
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(f"import {n}" for n in names)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert len(names) > 10 and done.returncode == 0, done.stderr[-2000:]
+
+
 def test_no_file_and_no_function_grows_too_long() -> None:
     """At most 400 lines a file and 50 a function (docs/STYLE.md)."""
     long = []

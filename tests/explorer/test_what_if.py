@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.soak import resident_mb
+from bench.support.soak import resident_mb
 from explorer.address import settings
 from explorer.analysis import what_if as whatif
 from explorer.jobs.malloc_trim import give_back

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bench.coverage import BATCH, in_child, tokens, warm
-from bench.coverage_models import OTHERS, causal_models, default_config
+from bench.support.coverage_models import OTHERS, causal_models, default_config
 
 SAMPLE = (("gemma2", "Gemma2ForCausalLM"), ("bart", "BartForConditionalGeneration"), ("wav2vec2", "Wav2Vec2ForCTC"),
           ("qwen2_moe", "Qwen2MoeForCausalLM"), ("blt", "BltForCausalLM"))  # fmt: skip

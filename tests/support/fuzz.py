@@ -89,7 +89,7 @@ def configs(rng: random.Random) -> Iterator[dict[str, Any]]:
     """Small configs to start from, without end."""
     from transformers import CONFIG_MAPPING
 
-    from bench.coverage_models import cut
+    from bench.support.coverage_models import cut
 
     bases: list[dict[str, Any]] = [{**m.config, **dict.fromkeys(m.depth, 1)} for m in ZOO.values()]
     for kind in TYPES:

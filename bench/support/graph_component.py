@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from explorer.components import GRAPH_PARTS
-from explorer.components import HERE as COMPONENTS
+from explorer.static import static_text
 
 DRAW = """
 async ([source, scene, open]) => {
@@ -42,7 +42,7 @@ DRAWN = 3000
 
 def source() -> str:
     """The component's JavaScript, as DRAW takes it."""
-    return base64.b64encode(b"\n".join((COMPONENTS / f"{part}.js").read_bytes() for part in GRAPH_PARTS)).decode()
+    return base64.b64encode("\n".join(static_text(f"{part}.js") for part in GRAPH_PARTS).encode()).decode()
 
 
 @contextmanager
@@ -51,7 +51,7 @@ def mounted(browser: Any) -> Iterator[Any]:
     context = browser.new_context(viewport={"width": 1440, "height": 900})
     page = context.new_page()
     page.set_default_timeout(120_000)
-    html, css = ((COMPONENTS / f"graph.{kind}").read_text(encoding="utf-8") for kind in ("html", "css"))
+    html, css = (static_text(f"graph.{kind}") for kind in ("html", "css"))
     look = ":root{--st-background-color:#fff;--st-secondary-background-color:#f3f5f7;--st-text-color:#111;--st-border-color:#ccc;--st-primary-color:#0072B2}"
     page.set_content(f"<style>{look}{css}</style><div id=root>{html}</div>")
     yield page
