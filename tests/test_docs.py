@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 import planner_core as shardscope
+from planner_core.cli.main import _parser
+from planner_core.exporters.targets import TARGETS
 from tests.support.snippets import ROOT, Session, Snippet, same, snippets, steps
 
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *ROOT.glob("C*.md")])
@@ -81,6 +83,15 @@ def test_a_snippet_that_does_not_hold_is_seen(tmp_path: Path) -> None:
         session.run(Snippet("python", "", "", 0, 0), "1 / 0")
 
 
+def test_the_contract_names_every_command_option_and_form() -> None:
+    page = read(ROOT / "docs" / "CONTRACT.md")
+    (commands,) = (a for a in _parser()._actions if isinstance(a.choices, dict))
+    assert [name for name in commands.choices if f"planner_core {name}" not in page] == []
+    options = {o for p in commands.choices.values() for a in p._actions for o in a.option_strings if o.startswith("--")}
+    assert [o for o in sorted(options - {"--help", "--output"}) if o not in page] == []
+    assert [name for name in TARGETS if not re.search(rf"[{{,]{name}[,}}]", page)] == []
+
+
 # --- links ------------------------------------------------------------------------------------------------
 
 
@@ -101,3 +112,10 @@ def test_every_link_leads_somewhere(page: Path) -> None:
         if not there.exists() or (anchor and there.suffix == ".md" and anchor not in anchors(read(there))):
             broken.append(target)
     assert not broken
+
+
+def test_the_code_names_pages_that_are_there() -> None:
+    files = [p for root in ("planner_core", "explorer", "bench", "tests") for p in (ROOT / root).rglob("*.py")]
+    named = {(p.name, name) for p in files for name in re.findall(r"(?<![\w/\"])[\w/]*[A-Z_]{3,}\.md\b", read(p))}
+    missing = {(file, name) for file, name in named if not (ROOT / name).exists()}
+    assert named and not missing

@@ -1,4 +1,4 @@
-"""The command line: `python -m planner_core COMMAND` (see CONTRACT.md)."""
+"""The command line: `python -m planner_core COMMAND` (see docs/CONTRACT.md)."""
 
 from __future__ import annotations
 

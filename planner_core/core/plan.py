@@ -139,7 +139,7 @@ class Cost:
         return self.comm_time_s if objective == "communication" else self.step_time_s
 
     def collectives(self) -> dict[str, dict[str, dict[str, int]]]:
-        """phase -> kind -> count, bytes, wire_bytes (the form of CONTRACT.md)."""
+        """phase -> kind -> count, bytes, wire_bytes (the form of docs/CONTRACT.md)."""
         table: dict[str, dict[str, dict[str, int]]] = {phase: {} for phase in PHASES}
         for t in self.traffic:
             row = table[t.phase].setdefault(t.kind, {"count": 0, "bytes": 0, "wire_bytes": 0})

@@ -26,7 +26,7 @@ def capture_graph(
     layers: int | None = None,
     flat: bool = False,
 ) -> Graph:
-    """The graph of a MODEL argument (CONTRACT.md) or of a config dict, at one workload.
+    """The graph of a MODEL argument (docs/CONTRACT.md) or of a config dict, at one workload.
 
     `layers` overrides the depth; `flat` traces every module call and folds nothing (it judges the folding).
     Raises InputError or CaptureError, each with one sentence.

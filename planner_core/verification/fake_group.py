@@ -29,7 +29,7 @@ MEMORY_TOLERANCE = 0.05
 
 
 def verify_fake(plan: Plan, *, timeout_s: float = 600.0) -> dict[str, Any]:
-    """The report of CONTRACT.md without numbers; the step runs in a process of its own, so nothing here is touched."""
+    """The report of docs/CONTRACT.md without numbers; the step runs in a process of its own, so nothing here is touched."""
     return verify_fake_all([plan], timeout_s=timeout_s)[0]
 
 

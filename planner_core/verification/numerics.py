@@ -30,7 +30,7 @@ ADAM_EPS = 1e-2  # large, so that the rounding of a gradient that is nearly zero
 
 
 def verify_numbers(plan: Plan, *, timeout_s: float = 300.0, seed: int = 0) -> dict[str, Any]:
-    """Run a plan (of few ranks and a small model) on gloo; the report of CONTRACT.md, all but memory.
+    """Run a plan (of few ranks and a small model) on gloo; the report of docs/CONTRACT.md, all but memory.
 
     Raises VerificationFailed if a rank fails or hangs.
     """

@@ -1,4 +1,4 @@
-"""The command line of CONTRACT.md: commands, JSON, exit statuses, and one clear sentence for every wrong input."""
+"""The command line of docs/CONTRACT.md: commands, JSON, exit statuses, and one clear sentence for every wrong input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ATP's closed forms against its published figures (FACTS.md), and each form against a count from first principles."""
+"""ATP's closed forms against the paper's figures, and each form against a count from first principles."""
 
 from fractions import Fraction
 from itertools import pairwise
@@ -77,7 +77,7 @@ def test_communication_falls_with_the_number_of_gpus() -> None:
     [((8, 1), 704.643, 704.643), ((4, 2), 654.311, 553.648), ((2, 4), 1157.628, 855.638), ((1, 8), 2466.250, 1761.608)],
 )
 def test_wire_megabytes_per_rank_and_layer(mesh: tuple[int, int], forward: float, backward: float) -> None:
-    tokens, hidden = 4 * 2048, 12288  # FACTS.md cuts (1, 8) forward, 2466.250752, to 2466.250
+    tokens, hidden = 4 * 2048, 12288  # the published figure cuts (1, 8) forward, 2466.250752, to 2466.250
     assert layer_wire_bytes(*mesh, "forward", tokens, hidden) / 1e6 == pytest.approx(forward, abs=1e-3)
     assert layer_wire_bytes(*mesh, "backward", tokens, hidden) / 1e6 == pytest.approx(backward, abs=1e-3)
 

@@ -1,4 +1,4 @@
-"""Collectives against the published formulas (FACTS.md), and what no cost model may do."""
+"""Collectives against the published formulas (docs/COST_MODEL.md), and what no cost model may do."""
 
 import math
 from dataclasses import replace
@@ -62,7 +62,7 @@ def test_wire_bytes_are_what_a_ring_really_sends(n: int) -> None:
 
 
 def test_reduce_scatter_and_all_gather_send_what_one_all_reduce_does() -> None:
-    """Megatron-LM's sequence parallelism costs the same wire bytes (FACTS.md)."""
+    """Megatron-LM's sequence parallelism costs the same wire bytes."""
     full = 4 * 2048 * 4096 * 2
     halves = wire_bytes("reduce_scatter", full, 8) + wire_bytes("all_gather", full, 8)
     assert halves == wire_bytes("all_reduce", full, 8)

@@ -1,4 +1,4 @@
-"""The baselines are their authors' plans, collective for collective (FACTS.md), and never beat the optimum."""
+"""The baselines are their authors' plans, collective for collective (docs/BASELINES.md), and never beat the optimum."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All candidates of a block: the counts of FACTS.md, and the cost of each against a search with the weights held fixed."""
+"""All candidates of a block: the counts of TAP (3 to the number of matrices), and the cost of each against a search with the weights held fixed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Independent solvers of cost networks in the form of CONTRACT.md: brute force, toulbar2, and HiGHS in Alpa's one-hot form."""
+"""Independent solvers of cost networks in the form of docs/CONTRACT.md: brute force, toulbar2, and HiGHS in Alpa's one-hot form."""
 
 from __future__ import annotations
 

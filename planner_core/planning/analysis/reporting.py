@@ -1,4 +1,4 @@
-"""A planning result as the JSON of CONTRACT.md, and as tables to read."""
+"""A planning result as the JSON of docs/CONTRACT.md, and as tables to read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SCHEMA = "shardscope.report/1"
 
 
 def report(result: Result) -> dict[str, Any]:
-    """The `plan --json` object of CONTRACT.md."""
+    """The `plan --json` object of docs/CONTRACT.md."""
     return {
         "schema": SCHEMA,
         "model": {"name": result.graph.name, "params": result.graph.num_params, "source": result.graph.source, "loss": result.graph.loss},
@@ -49,7 +49,7 @@ def graph_summary(coarse: CoarseGraph) -> dict[str, Any]:
 
 
 def plan_summary(plan: Plan) -> dict[str, Any]:
-    """PLAN_SUMMARY of CONTRACT.md."""
+    """PLAN_SUMMARY of docs/CONTRACT.md."""
     c = plan.cost
     return {
         "name": plan.name, "method": plan.method,

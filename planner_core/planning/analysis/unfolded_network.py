@@ -21,7 +21,7 @@ INFINITE = 1e12
 
 
 def network_json(planner: Planner) -> dict[str, Any]:
-    """The `network --json` object of CONTRACT.md, on the first mesh asked for, and the optimum that the folded search claims."""
+    """The `network --json` object of docs/CONTRACT.md, on the first mesh asked for, and the optimum that the folded search claims."""
     problem = planner.problem(meshes(planner.request, planner.cluster)[0])
     price = weights(planner.request.objective)
     answer = solve(problem, price)
