@@ -14,7 +14,7 @@ EXPLORER = ROOT / "explorer"
 
 # A package may import only from those that stand before it.
 ORDER = {
-    CORE: ("core", "models", "ops", "cost", "search", "planning", "runtime", "verification", "exporters", "cli"),
+    CORE: ("core", "ops", "models", "cost", "search", "planning", "runtime", "verification", "exporters", "cli"),
     EXPLORER: (
         "static", "text", "address", "jobs", "analysis", "graph", "figures", "session", "components", "learn", "pages",
     ),

@@ -18,26 +18,11 @@ from explorer.graph.layout import Box, layout, text_width
 from explorer.text import units
 from planner_core.core import ITEM_BYTES, Block, Call, Op, TensorMeta
 from planner_core.cost.compute import op_work
-from planner_core.ops import CoarseBlock, CoarseGraph, Group, is_heavy, rows
+from planner_core.ops import CoarseBlock, CoarseGraph, Group, Kind, is_heavy, operator, rows
 from planner_core.search.network import Run, find_runs
 
 NODE_HEIGHT = 34.0
 PORT_HEIGHT = 16.0
-PLAIN = {
-    "scaled_dot_product_attention": "attention",
-    "cross_entropy": "loss",
-    "moe_experts": "experts",
-    "add": "add",
-    "add_": "add",
-    "iadd": "add",
-    "mul": "multiply",
-    "matmul": "matmul",
-    "layer_norm": "layer norm",
-    "batch_norm": "batch norm",
-    "getitem": "index",
-    "nll_loss": "loss",
-    "mse_loss": "loss",
-}
 IN, OUT = "in", "out"
 
 
@@ -275,15 +260,16 @@ def _names(lead: Op, has_weight: bool, out: TensorMeta) -> tuple[str, str]:
     module = path[-1].partition("@")[0]
     if module.isdecimal() and len(path) > 1:
         module = f"{path[-2]}.{module}"
-    verb = PLAIN.get(lead.fn, lead.fn.rstrip("_").replace("_", " "))
+    verb = operator(lead.fn).plain_title
     size = "×".join(map(str, out.shape)) or "scalar"
     return (module, f"{verb} · {size}") if has_weight and module else (verb, size)
 
 
 def _kind(lead: Op, has_weight: bool, num_matrices: int, num_inputs: int) -> str:
-    if lead.fn == "scaled_dot_product_attention":
+    kind = operator(lead.fn).kind
+    if kind is Kind.ATTENTION:
         return "attention"
-    if "loss" in lead.fn or lead.fn == "cross_entropy":
+    if kind is Kind.LOSS or (kind is Kind.UNKNOWN and "loss" in lead.fn):
         return "loss"
     if num_matrices:
         return "weight"

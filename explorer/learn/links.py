@@ -8,6 +8,7 @@ from explorer.learn.learner import Learner, instead
 from explorer.learn.lesson import Values
 from planner_core.core import Block, Op
 from planner_core.models import fold_steps, weight_nodes
+from planner_core.ops import Kind, operator
 from planner_core.search.candidates import matrices
 
 EXPERTS = "mixtral-8x7b"
@@ -29,10 +30,10 @@ def at_op(learner: Learner, wanted: Callable[[Op, Block], bool], show: str = "gr
 def is_feed_forward(op: Op, block: Block) -> bool:
     """The first weight of an MLP: the first matrix after attention."""
     own = set(matrices(block))
-    fns = [o.fn for o in block.ops]
-    if "scaled_dot_product_attention" not in fns:
+    kinds = [operator(o.fn).kind for o in block.ops]
+    if Kind.ATTENTION not in kinds:
         return False
-    after = fns.index("scaled_dot_product_attention")
+    after = kinds.index(Kind.ATTENTION)
     place = block.ops.index(op)
     # the first matrix behind attention is its output projection
     later = [i for i, o in enumerate(block.ops) if i > after and own & set(o.inputs)]
@@ -46,12 +47,12 @@ def is_weight(op: Op, block: Block) -> bool:
 
 def is_attention(op: Op, block: Block) -> bool:
     """Attention itself."""
-    return op.fn == "scaled_dot_product_attention"
+    return operator(op.fn).kind is Kind.ATTENTION
 
 
 def is_experts(op: Op, block: Block) -> bool:
     """All experts of a layer."""
-    return op.fn == "moe_experts"
+    return operator(op.fn).kind is Kind.EXPERTS
 
 
 def first_weight(learner: Learner, values: Values) -> dict[str, str]:

@@ -36,7 +36,7 @@ from planner_core.cost.memory.peak import walk
 from planner_core.cost.memory.saved import run_again
 from planner_core.cost.model import CostModel
 from planner_core.cost.resolved_ops import local_bytes, rows_at, split_parts
-from planner_core.ops import CoarseBlock, CoarseGraph, coarsen_block
+from planner_core.ops import CoarseBlock, CoarseGraph, coarsen_block, looked_up
 
 WAIT, HIDE = "wait", "hide"
 """Traffic that the next op waits for, and weight traffic that can hide behind compute."""
@@ -220,11 +220,8 @@ def site_time(block: Block, op: Op, site: SitePlan, model: CostModel) -> tuple[f
         *zip(op.inputs, (e.dst for e in site.inputs), strict=True),
         *zip(op.outputs, (e.src for e in site.outputs), strict=True),
     ]
-    num_bytes = sum(
-        local_bytes(block, v, state.forward, model)
-        for v, state in ends
-        if not (op.fn == "embedding" and block.values[v].kind == "parameter")
-    )
+    table = looked_up(op)  # its rows are as many bytes as the result
+    num_bytes = sum(local_bytes(block, v, state.forward, model) for i, (v, state) in enumerate(ends) if i != table)
     forward, backward = op_time(op_work(op, block.values), np.array([parts]), np.array([float(num_bytes)]), model)
     return float(forward[0]), float(backward[0])
 

@@ -15,7 +15,7 @@ from planner_core.cost import CostModel, block_of, cost_model, local_bytes
 from planner_core.cost.communication import collective_time, wire_bytes
 from planner_core.exporters.tp_layout import SPLIT_DIM, Layout, split_site, starred
 from planner_core.models import graph_of
-from planner_core.ops import Pair
+from planner_core.ops import Pair, operator
 from planner_core.planning import Planner, Request, prepare
 from planner_core.planning.methods import (
     AxisRules,
@@ -104,7 +104,7 @@ class FormRules(ExpertRules):
                 )
         for name, node in net.nodes.items():
             rows = [
-                [r.label for o, r in zip(node.strategy.ops, row, strict=True) if o.fn == "cross_entropy"]
+                [r.label for o, r in zip(node.strategy.ops, row, strict=True) if operator(o.fn).of_logits]
                 for row in node.strategy.rows
             ]
             if wide and any(rows):

@@ -11,7 +11,7 @@ import planner_core
 from planner_core.core import InputError, Plan, placements_by_pattern, plan_to_json
 from planner_core.exporters.inline import inline
 from planner_core.models.sources import build, training_inputs
-from planner_core.ops.catalog import SCANS
+from planner_core.ops import Kind, operator
 from planner_core.planning import shrink
 
 ROOT = Path(planner_core.__path__[0])
@@ -32,9 +32,10 @@ def torchrun_script(plan: Plan) -> str:
             f"{plan.model['name']} comes from {own}, an exported program, which a script of its own cannot hold; plan the code "
             "that it was exported from, as path.py:callable"
         )
-    ops = {site.rpartition("/")[2].partition(".")[0] for b in plan.blocks.values() for site in b.sites}
-    experts = bool(ops & {"moe_experts", "expert_linear"})
-    loaded = ["register_scans"] * bool(ops & {*SCANS}) + ["register_loops"] * experts
+    fns = {site.rpartition("/")[2].partition(".")[0] for b in plan.blocks.values() for site in b.sites}
+    kinds = {operator(fn).kind for fn in fns}
+    experts = Kind.EXPERTS in kinds
+    loaded = ["register_scans"] * (Kind.SCAN in kinds) + ["register_loops"] * experts
     left_out = {"moe": not experts, "moe_loops": not experts, "scans": "register_scans" not in loaded}
     files = [ROOT / f"{name}.py" for name in MODULES if not left_out.get(name.rpartition("/")[2])]
     start = "    register_experts()  # a layer of experts runs as one call\n" if experts else ""

@@ -1,24 +1,88 @@
-"""Operators: how each may be split over one mesh axis, and what it costs. Importing this package registers them all."""
+"""Operators: how each may be split over one mesh axis, what it costs, and which ops of a model share a placement.
 
-from planner_core.ops import catalog
+An *operator* is a torch function (`linear`, `softmax`); an *op* is one call of it in a model's graph. Everything that
+the planner knows of an operator is one `Operator` value in `catalog`, and `operator("linear")` finds it by any of its
+spellings. A name that the catalogue lacks gives an operator that runs whole on every GPU, and reports name it.
+
+A rule, with small numbers
+--------------------------
+`matmul` of a [4, 6] and b [6, 8] gives [4, 8]: the equation `mk,kn->mn` with m = 4, k = 6, n = 8. On a mesh axis of two
+GPUs any of its three dims may be split, and where the dim stands says the rest:
+
+    split   a [4, 6]              b [6, 8]              result [4, 8]         each GPU computes
+    m       S(0): [2, 6]          R, gradient Partial   S(0): [2, 8]          its rows
+    n       R, gradient Partial   S(1): [6, 4]          S(1): [4, 4]          its columns
+    k       S(1): [4, 3]          S(0): [3, 8]          Partial: [4, 8]       one term of a @ b = a1 @ b1 + a2 @ b2
+
+An operand that lacks the dim is replicated (R) while the work is split, so each GPU makes one term of its gradient:
+the gradient is Partial. A result that lacks the dim is Partial itself. `matmul` is also linear in a: a Partial a gives
+a Partial result (row "P"). Its rule in `catalog/products.py` returns just the three lines (`Split`) and `linear=(0,)`;
+`rows` makes the strategies of them, each the placements of every operand and result and of their gradients.
+
+What a product does on one GPU are kernels with shapes (`work_of`): split by n above, forward is `Gemm(m=4, n=4, k=6)`,
+192 FLOPs, and so is each of the two gradients.
+
+From rules to groups
+--------------------
+`coarsen` merges ops that must share a placement into groups, and `block_strategies` lists for each group the ways to run
+it: rows of its ops that agree on every tensor between them.
+
+The order inside: `rules` (what a rule is) and `work` (kernels) < `operators` (`Operator`) < `catalog` (all of them, one
+file for each kind) < `registry` (find one, ask it) < `grouping` < `strategy`.
+"""
+
 from planner_core.ops.grouping import CoarseBlock, CoarseGraph, Group, coarsen, coarsen_block
-from planner_core.ops.registry import Pair, Row, is_heavy, rows, rule_of
+from planner_core.ops.operators import Described, Kind, Local, LocalBytes, Operator, writes_in_place
+from planner_core.ops.registry import (
+    is_free,
+    is_heavy,
+    known_functions,
+    looked_up,
+    operator,
+    own_bytes,
+    rows,
+    rule_of,
+    splits_kept,
+    whole_bytes,
+    work_of,
+)
+from planner_core.ops.rules import Pair, Row
 from planner_core.ops.strategy import BlockStrategies, GroupStrategy, SegmentMap, block_strategies
+from planner_core.ops.work import Attention, Gemm, GroupedGemm, Kernel, Scan, Work
 
 __all__ = [
+    "Attention",
     "BlockStrategies",
     "CoarseBlock",
     "CoarseGraph",
+    "Described",
+    "Gemm",
     "Group",
     "GroupStrategy",
+    "GroupedGemm",
+    "Kernel",
+    "Kind",
+    "Local",
+    "LocalBytes",
+    "Operator",
     "Pair",
     "Row",
+    "Scan",
     "SegmentMap",
+    "Work",
     "block_strategies",
-    "catalog",
     "coarsen",
     "coarsen_block",
+    "is_free",
     "is_heavy",
+    "known_functions",
+    "looked_up",
+    "operator",
+    "own_bytes",
     "rows",
     "rule_of",
+    "splits_kept",
+    "whole_bytes",
+    "work_of",
+    "writes_in_place",
 ]

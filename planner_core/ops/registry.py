@@ -1,225 +1,121 @@
-"""Which dims of an op may be split along one mesh axis, and what that makes of its operands and results.
-
-An op is an equation over named dims (`bsh,oh->bso`). Along one mesh axis it runs whole, or with one of
-those dims split: an operand that has the dim is `Shard`, one that lacks it is whole and its gradient is
-`Partial`; a result that lacks it is `Partial`. Ops linear in an operand also pass `Partial` through.
-Mesh axes are independent, so a rule speaks of one axis only; `strategy` takes the product.
-
-A rule returns `Split`s; `rows(op, values)` turns them into `Row`s. An op without a rule runs replicated
-and is *named* in the result: it never costs zero in silence.
-"""
+"""Find an operator by name, and ask of an op in a graph what its operator says: its rows, its work, what it keeps."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
 
-from planner_core.core import Op, P, Placement, R, Shard, Value
-
-DimOf: TypeAlias = int | None
-WHOLE = -1
-"""In `Split.outputs`: every device ends with the whole result."""
-Pair: TypeAlias = tuple[Placement, Placement]
-"""Placement of a tensor and of its gradient along one axis."""
+from planner_core.core import ITEM_BYTES, Op, Value, local_shape
+from planner_core.ops.catalog import OPERATORS
+from planner_core.ops.operators import Kind, LocalBytes, Operator, undescribed
+from planner_core.ops.rules import Row, Rule, Shapes, arg, expand
+from planner_core.ops.work import Sizes, Work, work_of_parts
 
 
-@dataclass(frozen=True, slots=True)
-class Internal:
-    """A collective inside a row (parallel cross-entropy): `num_bytes` whole, shrunk by splits of `shrinks` on other axes."""
+def by_name(operators: Iterable[Operator]) -> Mapping[str, Operator]:
+    """The operators by each of their spellings; raises ValueError where two claim one name."""
+    found: dict[str, Operator] = {}
+    for one in operators:
+        for name in (one.name, *one.spellings):
+            if name in found:
+                raise ValueError(f"{name!r} is claimed by {found[name].name} and by {one.name}; a name has one meaning")
+            found[name] = one
+    return found
 
-    phase: str
-    kind: str
-    num_bytes: int
-    shrinks: tuple[str, ...] = ()
-    count: int = 1
+
+_BY_NAME = by_name(OPERATORS)
 
 
-@dataclass(frozen=True, slots=True)
-class Split:
-    """One dim of the op's equation: where it stands in each operand and result (None: not there).
+def operator(fn: str) -> Operator:
+    """The operator of a torch function, by any of its spellings; `known` is False if the catalogue lacks it.
 
-    `divides` are the extents that the number of parts must divide. `bias` are operands added once to a
-    Partial result. `segments` maps an operand position to the sizes of the fused parts along its split dim.
+    A name with `_` behind it is the in-place form.
     """
-
-    label: str
-    inputs: tuple[DimOf, ...]
-    outputs: tuple[DimOf, ...]
-    divides: tuple[int, ...]
-    bias: tuple[int, ...] = ()
-    segments: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    internal: tuple[Internal, ...] = ()
+    return _BY_NAME.get(fn) or _BY_NAME.get(fn.rstrip("_")) or undescribed(fn)
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One way to run an op along one mesh axis: (placement, gradient placement) of each operand and result.
-
-    `label` is "R" (whole), "P" (whole, Partial passes through), "G" (whole, a Partial gradient passes) or the split dim's name.
-    """
-
-    label: str
-    inputs: tuple[Pair, ...]
-    outputs: tuple[Pair, ...]
-    divides: tuple[int, ...] = ()
-    internal: tuple[Internal, ...] = ()
-    segments: dict[int, tuple[int, ...]] = field(default_factory=dict)
-
-    @property
-    def splits_work(self) -> bool:
-        """Whether each device does only its share."""
-        return self.label not in ("R", "P", "G")
+def known_functions() -> frozenset[str]:
+    """The canonical names of all operators."""
+    return frozenset(one.name for one in OPERATORS)
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """The splits of an op, and the operands in which it is linear (through which Partial may pass together)."""
-
-    splits: tuple[Split, ...]
-    linear: tuple[int, ...] = ()
-    known: bool = True
-
-
-Shapes: TypeAlias = list[tuple[int, ...]]
-RuleFn: TypeAlias = Callable[[Op, Shapes, Shapes], Rule]
-_RULES: dict[str, RuleFn] = {}
-
-
-def rows(op: Op, values: Sequence[Value]) -> tuple[Row, ...]:
-    """All rows of `op`; the first is always the replicated one."""
-    rule = rule_of(op, values)
-    kinds = [values[i] for i in op.inputs]
-    found = [_whole(op, kinds)]
-    found += [_split_row(op, s, kinds, values) for s in rule.splits]
-    if rule.linear and any(kinds[i].kind == "activation" for i in rule.linear):
-        found.append(_partial_row(op, rule.linear, kinds, values))
-    if op.fn == "embedding" or not is_heavy(op):
-        found += _summed_later(op, rule, kinds, values)
-    return tuple(found)
+def is_heavy(op: Op) -> bool:
+    """Whether the op leads a group of its own: a product, a lookup, a norm, attention, a scan or a loss."""
+    return operator(op.fn).is_heavy
 
 
 def rule_of(op: Op, values: Sequence[Value]) -> Rule:
     """The op's rule on its global shapes; `known` is False where there is none."""
-    make = _RULES.get(op.fn) or _RULES.get(op.fn.rstrip("_"))
-    if make is None:
-        return Rule((), known=False)
-    return make(op, [values[i].meta.shape for i in op.inputs], [values[i].meta.shape for i in op.outputs])
+    return operator(op.fn).rule(op, _shapes(op.inputs, values), _shapes(op.outputs, values))
 
 
-def _whole(op: Op, kinds: list[Value]) -> Row:
-    return Row("R", tuple((R, R) for _ in kinds), tuple((R, R) for _ in op.outputs))
+def rows(op: Op, values: Sequence[Value]) -> tuple[Row, ...]:
+    """All rows of `op`; the first is always the replicated one."""
+    one = operator(op.fn)
+    # the backward of a product costs as much as the product, so there a gradient is summed before
+    summed_later = one.kind is Kind.LOOKUP or not one.is_heavy
+    return expand(rule_of(op, values), op, values, summed_later)
 
 
-def _split_row(op: Op, s: Split, kinds: list[Value], values: Sequence[Value]) -> Row:
-    def operand(i: int, dim: DimOf) -> Pair:
-        if dim is not None:
-            return Shard(dim), Shard(dim) if kinds[i].grad else R
-        if i in s.bias:
-            return P, R
-        return R, P if kinds[i].grad else R
+def is_free(op: Op) -> bool:
+    """Whether the op moves no data: it is a view."""
+    one = operator(op.fn)
+    return one.kind is Kind.VIEW and not (one.copies is not None and one.copies(op))
 
-    def result(i: int, dim: DimOf) -> Pair:
-        if dim is None or dim == WHOLE:
-            return (P if dim is None else R), R
-        return Shard(dim), Shard(dim) if values[op.outputs[i]].grad else R
 
-    return Row(
-        s.label, tuple(operand(i, d) for i, d in enumerate(s.inputs)),
-        tuple(result(i, d) for i, d in enumerate(s.outputs)), s.divides, s.internal, s.segments,
+def work_of(op: Op, values: Sequence[Value], chosen: Sequence[Row] = (), axis_sizes: Sequence[int] = ()) -> Work:
+    """What one GPU does for `op`, forward and backward.
+
+    Args:
+        op: The op.
+        values: The values of its block.
+        chosen: The row that the op runs by on each mesh axis; without rows it runs whole.
+        axis_sizes: The number of GPUs along each mesh axis.
+
+    Returns:
+        The kernels, with the shapes that one GPU holds. Gradients are made for operands that have one.
+
+    Raises:
+        ShardingError: A dim does not divide.
+    """
+    one = operator(op.fn)
+    whole = _shapes(op.inputs, values)
+    ins = [local_shape(s, tuple(r.inputs[i][0] for r in chosen), tuple(axis_sizes)) for i, s in enumerate(whole)]
+    outs = [
+        local_shape(s, tuple(r.outputs[i][0] for r in chosen), tuple(axis_sizes))
+        for i, s in enumerate(_shapes(op.outputs, values))
+    ]
+    if one.work is None:
+        return Work(free=is_free(op))
+    wanted = [i for i, v in enumerate(op.inputs) if values[v].grad] if any(values[o].grad for o in op.outputs) else []
+    return work_of_parts(one.work(op, Sizes(ins, outs, whole)), wanted, free=False)
+
+
+def looked_up(op: Op) -> int | None:
+    """The operand of which the op reads only the rows that it looks up; None: it reads all of every operand."""
+    one = operator(op.fn)
+    return arg(op, one.looked_up, one.arguments.split().index(one.looked_up)) if one.looked_up else None
+
+
+def whole_bytes(op: Op, values: Sequence[Value], labels: frozenset[str] = frozenset()) -> LocalBytes:
+    """The bytes of the op's operands and results as a whole, with the dims `labels` said to be split."""
+    ins, outs = ([values[i].meta for i in ids] for ids in (op.inputs, op.outputs))
+    return LocalBytes(
+        tuple(m.num_bytes for m in ins), tuple(m.num_bytes for m in outs), tuple(ITEM_BYTES[m.dtype] for m in ins),
+        labels, tuple(values[i].grad for i in op.inputs),
     )  # fmt: skip
 
 
-def _partial_row(op: Op, linear: tuple[int, ...], kinds: list[Value], values: Sequence[Value]) -> Row:
-    # the product rule: a factor beside a Partial operand gets a Partial gradient
-    inputs = tuple((P, R) if i in linear else (R, P if k.grad else R) for i, k in enumerate(kinds))
-    return Row("P", inputs, tuple((P, R) for _ in op.outputs))
+def own_bytes(op: Op, local: LocalBytes) -> int:
+    """Bytes that the op keeps in place of what capture saw, and those that its backward uses."""
+    one = operator(op.fn)
+    return sum(own(local) for own in (one.own_kept, one.own_backward) if own is not None)
 
 
-def _summed_later(op: Op, rule: Rule, kinds: list[Value], values: Sequence[Value]) -> list[Row]:
-    """Whole, with a gradient that stays Partial: every backward is linear in it. So the gradient of a table of positions is
-    summed in the table's shape and not in that of what was made from it."""
-    if not rule.known or not rule.splits or not all(values[o].grad for o in op.outputs):
-        return []
-    return [Row("G", tuple((R, P if k.grad else R) for k in kinds), tuple((R, P) for _ in op.outputs))]
+def splits_kept(op: Op, label: str, kept: tuple[int, ...], ins: Shapes) -> bool:
+    """Whether splitting dim `label` also splits a tensor of shape `kept` that the op keeps for its backward pass."""
+    test = operator(op.fn).splits_kept
+    return test is None or test(label, kept, ins)
 
 
-def rule(*names: str) -> Callable[[RuleFn], RuleFn]:
-    """Register a rule for torch functions by canonical name."""
-
-    def add(make: RuleFn) -> RuleFn:
-        for name in names:
-            _RULES[name] = make
-        return make
-
-    return add
-
-
-def known_functions() -> frozenset[str]:
-    """Names of the torch functions that have a rule."""
-    return frozenset(_RULES)
-
-
-# --- pieces ------------------------------------------------------------------------------------------
-
-
-def dims_attr(op: Op, name: str, rank: int) -> tuple[int, ...]:
-    """A dim argument as non-negative ints; missing or None means every dim."""
-    value = op.attrs.get(name, op.attrs.get("dims"))
-    if value is None:
-        return tuple(range(rank))
-    items = value if isinstance(value, tuple) else (value,)
-    return tuple(int(d) % rank for d in items if isinstance(d, int) and not isinstance(d, bool))
-
-
-def split(label: str, ins: Sequence[DimOf], outs: Sequence[DimOf], *divides: int, bias: tuple[int, ...] = ()) -> Split:
-    """A split without fused parts or collectives of its own."""
-    return Split(label, tuple(ins), tuple(outs), divides, bias)
-
-
-def aligned(shape: tuple[int, ...], rank: int, dim: int) -> DimOf:
-    """Where result dim `dim` of a broadcast stands in an operand, or None where the operand is repeated."""
-    own = dim - (rank - len(shape))
-    return own if own >= 0 and shape[own] > 1 else None
-
-
-def _dim_attr(op: Op, rank: int) -> int:
-    """The dim argument of a function whose default is the first."""
-    return dims_attr(op, "dim", rank)[0] if op.attrs.get("dim") is not None else 0
-
-
-def changed_dim(op: Op, before: tuple[int, ...], after: tuple[int, ...]) -> int:
-    """The dim that is cut or joined: the one whose size changes, whatever way the call spelled it; else the argument."""
-    return next((d for d, (a, b) in enumerate(zip(before, after, strict=True)) if a != b), _dim_attr(op, len(before)))
-
-
-def arg(op: Op, name: str, default: int | None = None) -> int | None:
-    """Position of a named tensor operand."""
-    names = op.attrs.get("arg_names")
-    if isinstance(names, tuple) and name in names:
-        return names.index(name)
-    return default
-
-
-def batch_splits(ins: Shapes, out: tuple[int, ...], num_batch: int, prefix: str = "d") -> list[Split]:
-    """Splits of the leading `num_batch` result dims, broadcast over the operands."""
-    rank = len(out)
-    return [
-        split(f"{prefix}{d}", [aligned(s, rank, d) for s in ins], [d], out[d]) for d in range(num_batch) if out[d] > 1
-    ]
-
-
-# --- views -------------------------------------------------------------------------------------------
-
-
-HEAVY = frozenset((
-    "linear", "addmm", "baddbmm", "matmul", "bmm", "mm", "rmatmul", "einsum", "embedding", "conv1d", "conv2d",
-    "conv3d", "conv_transpose1d", "conv_transpose2d", "scaled_dot_product_attention", "cross_entropy", "nll_loss",
-    "moe_experts", "batch_norm", "layer_norm", "rms_norm", "group_norm", "selective_scan", "chunk_scan",
-    "delta_rule", "wkv", "mlstm", "expert_linear",
-))  # fmt: skip
-
-
-def is_heavy(op: Op) -> bool:
-    """Whether the op leads a group of its own: a product, a lookup, a norm, attention or a loss."""
-    return op.fn in HEAVY
+def _shapes(ids: Sequence[int], values: Sequence[Value]) -> Shapes:
+    return [values[i].meta.shape for i in ids]

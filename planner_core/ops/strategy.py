@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from planner_core.core import Block, Op, Shard
 from planner_core.ops.grouping import CoarseBlock, Group
-from planner_core.ops.registry import Pair, Row, rows, rule_of
+from planner_core.ops.registry import rows, rule_of
+from planner_core.ops.rules import Pair, Row
 
 ValueDim = tuple[int, int]
 SegmentMap = Mapping[ValueDim, tuple[int, ...]]

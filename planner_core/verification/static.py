@@ -29,7 +29,7 @@ from planner_core.core import (
     local_shape,
 )
 from planner_core.models import graph_of
-from planner_core.ops import Pair, rows
+from planner_core.ops import Kind, Pair, operator, rows
 
 
 def check_rules(plan: Plan, graph: Graph) -> list[str]:
@@ -184,7 +184,7 @@ def _even(
 
 def _attention(name: str, op: Op, inputs: tuple[Edge, ...]) -> Iterator[str]:
     """Query heads split beside whole keys and values would pair them with the wrong heads, and nothing would raise."""
-    if op.fn != "scaled_dot_product_attention":
+    if operator(op.fn).kind is not Kind.ATTENTION:
         return
     for axis, p in enumerate(inputs[0].dst.forward):
         for other in inputs[1:3]:

@@ -18,7 +18,8 @@ from planner_core.core.graph import Op, TensorMeta, Value
 from planner_core.core.placement import P, Placement, R, Shard
 from planner_core.models.capture.attributes import describe
 from planner_core.models.hooks.moe import moe_experts
-from planner_core.ops.registry import Row, rows
+from planner_core.ops.registry import rows
+from planner_core.ops.rules import Row
 
 Rank = tuple[int, ...]
 Pieces = dict[Rank, torch.Tensor]
@@ -148,7 +149,7 @@ def join(
 
 def real(x: torch.Tensor) -> torch.Tensor:
     """In double precision; a complex number as two."""
-    return torch.view_as_real(x).double() if x.is_complex() else x.double()
+    return torch.view_as_real(x.resolve_conj()).double() if x.is_complex() else x.double()
 
 
 # --- running the pieces -----------------------------------------------------------------------------------

@@ -1,5 +1,5 @@
 # ruff: noqa: N803, N806  (A, B, C, D are the names that the papers and transformers give)
-"""Cases for the rules of `rules_index`, `rules_more` and `rules_scan`: one call each on small tensors, with references written here."""
+"""Cases of operators that pick and write elements, of scans and of rare ones: one call each on small tensors, with references written here."""
 
 from __future__ import annotations
 
@@ -63,6 +63,8 @@ def picking() -> list[Case]:
         Case("masked_scatter", torch.masked_scatter, (t(4, 8), t(4, 8) > 0, t(40)), kinds="aca"),
         Case("data", torch.Tensor.detach, (x,)),
         Case("one_hot", F.one_hot, (ids(6, 4, 8), 6), kinds="c"),
+        Case("index_add", torch.index_add, (x, 1, ids(8, 3), t(4, 3, 12)), kinds="aca"),
+        Case("index_add_", torch.Tensor.index_add_, (t(4, 8), 0, ids(4, 2), t(2, 8)), {"alpha": 2.0}, "acp"),
         Case("index_select", torch.index_select, (x, 1, ids(8, 3)), kinds="ac"),
         Case("log_sigmoid", F.logsigmoid, (x,)), Case("GeLUFunction", F.gelu, (x,)),
         Case("linalg_vector_norm", torch.linalg.vector_norm, (x, 2, 1)),

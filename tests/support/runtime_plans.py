@@ -15,7 +15,8 @@ from planner_core.core.placement import P, Placements, R, Shard, State, local_sh
 from planner_core.core.plan import BlockPlan, Cost, Edge, ParamPlan, Plan, SitePlan, Step
 from planner_core.cost.communication.links import AxisLink
 from planner_core.cost.communication.redistribution import moves
-from planner_core.ops.registry import Row, rows
+from planner_core.ops.registry import rows
+from planner_core.ops.rules import Row
 
 Choose = Callable[[Op, tuple[Row, ...], int], Row]
 """Which row an op runs by on a mesh axis."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from planner_core.core import Op, Value
 from planner_core.cost.model import Array, CostModel
-from planner_core.ops.catalog import backward_factor, forward_flops, is_view
+from planner_core.ops import work_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +16,7 @@ class OpWork:
     """What one op does, whole: FLOPs forward and backward, and its dtype's rate; `free` ops (views) take no time."""
 
     flops: int
-    backward_flops: float
+    backward_flops: int
     dtype: str
     free: bool
     has_backward: bool
@@ -24,11 +24,10 @@ class OpWork:
 
 def op_work(op: Op, values: tuple[Value, ...]) -> OpWork:
     """The work of `op` on its global shapes."""
-    ins, outs = [values[i].meta for i in op.inputs], [values[i].meta for i in op.outputs]
-    flops = forward_flops(op, [m.shape for m in ins], [m.shape for m in outs])
-    dtype = outs[0].dtype if outs else "float32"
+    work = work_of(op, values)
+    dtype = values[op.outputs[0]].meta.dtype if op.outputs else "float32"
     backward = any(values[i].grad for i in op.outputs)
-    return OpWork(flops, flops * backward_factor(op) if backward else 0.0, dtype, is_view(op), backward)
+    return OpWork(work.flops, work.backward_flops, dtype, work.free, backward)
 
 
 def op_time(work: OpWork, parts: Array, num_bytes: Array, model: CostModel) -> tuple[Array, Array]:

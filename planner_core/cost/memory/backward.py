@@ -12,9 +12,7 @@ from dataclasses import dataclass, field
 
 from planner_core.core import Call, Op
 from planner_core.cost.memory.forward import Layout, Moment
-
-HANDED_ON = ("add", "radd", "identity", "detach", "alias", "contiguous", "positive")
-"""Ops whose operands' gradients are the result's own tensor, where the shapes agree."""
+from planner_core.ops import operator, writes_in_place
 
 
 @dataclass(eq=False, frozen=True, slots=True)
@@ -96,7 +94,8 @@ class Backward:
         """The gradient that an op makes for an operand."""
         s = self.layout.storages
         size = s.bytes_of(op.inputs[position], s.plan.sites[op.name].inputs[position].dst.gradient)
-        same = [v for v in op.outputs if s.viewed_operand(op, v) == position or op.fn in HANDED_ON]
+        handed = operator(op.fn).hands_on and not writes_in_place(op.fn)  # the result's own tensor, where shapes agree
+        same = [v for v in op.outputs if s.viewed_operand(op, v) == position or handed]
         given = self.by_value.get(same[0]) if len(same) == 1 else None
         return given if given is not None and given.num_bytes == size else Gradient(size)
 

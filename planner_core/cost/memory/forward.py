@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from planner_core.core import Call, Op
 from planner_core.cost.memory.storages import Key, Storages
-from planner_core.ops import is_heavy
+from planner_core.ops import is_heavy, operator
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +144,7 @@ class Layout:
     def _held(self) -> tuple[int, ...]:
         """What the model's own code holds until it returns: the logits that go to the loss, and out beside it."""
         ops = self.storages.block.ops
-        if not any(op.fn == "cross_entropy" for op in ops):
+        losses = {op.name for op in ops if operator(op.fn).of_logits}
+        if not losses:
             return ()
-        return next((op.outputs for op in reversed(ops) if is_heavy(op) and op.fn != "cross_entropy"), ())
+        return next((op.outputs for op in reversed(ops) if is_heavy(op) and op.name not in losses), ())

@@ -21,7 +21,7 @@ from planner_core.cost.memory.redistribution_buffers import Transit, transit
 from planner_core.cost.memory.saved import root, viewed
 from planner_core.cost.model import CostModel
 from planner_core.cost.resolved_ops import local_bytes, rows_at
-from planner_core.ops.catalog import loss_bytes, shrinks_kept
+from planner_core.ops import LocalBytes, operator, splits_kept, writes_in_place
 
 Key = tuple[str, object] | tuple[str, object, int]
 
@@ -97,7 +97,7 @@ class Storages:
     def viewed_operand(self, op: Op, value: int) -> int | None:
         """Which operand of the op its result looks at; None for a tensor of its own. Writing in place makes a new one."""
         base = self._viewed.get(value)
-        if base is None or (op.fn.endswith("_") and not op.fn.endswith("__")) or op.fn == "setitem":
+        if base is None or writes_in_place(op.fn):
             return None
         return op.inputs.index(base)
 
@@ -124,8 +124,9 @@ class Storages:
 
     def _extras(self, op: Op) -> list[Key]:
         """Storages that are no value of the graph: log-sum-exp, indices, the loss's own."""
-        if op.fn == "cross_entropy":
-            self.size["extra", op.name, 0] = self.loss(op)[0]
+        own_kept = operator(op.fn).own_kept
+        if own_kept is not None:
+            self.size["extra", op.name, 0] = own_kept(self._local(op))
             return [("extra", op.name, 0)]
         if not op.saved_extra:
             return []
@@ -134,31 +135,23 @@ class Storages:
         for k, meta in enumerate(op.saved_extra):
             parts = [
                 n for row, n in zip(chosen, self.model.sizes, strict=True)
-                if row.splits_work and shrinks_kept(op, row.label, meta.shape, shapes)
+                if row.splits_work and splits_kept(op, row.label, meta.shape, shapes)
             ]  # fmt: skip
             self.size["extra", op.name, k] = meta.num_bytes // int(np.prod(parts, dtype=int))
         return [("extra", op.name, k) for k in range(len(op.saved_extra))]
 
-    def loss(self, op: Op) -> tuple[int, int]:
-        """Local bytes that a cross-entropy keeps, and uses in backward beside the gradient of its logits."""
-        site = self.plan.sites[op.name]
-        logits = op.inputs[0]
-        item = ITEM_BYTES[self.block.values[logits].meta.dtype]
-        split = any(row.label == "classes" for row in rows_at(self.block, op, site))
-        return loss_bytes(op, (self.bytes_of(logits, site.inputs[0].dst.forward) // item,), item, split)
-
     def backward_work(self, op: Op) -> int:
         """Bytes that an op's backward uses for the moment, beside the gradients it takes and makes."""
-        site = self.plan.sites[op.name]
-        fn = op.fn.rstrip("_")
-        ins = [self.bytes_of(v, e.dst.forward) for v, e in zip(op.inputs, site.inputs, strict=True)]
-        if fn == "cross_entropy":
-            return self.loss(op)[1]
-        if fn == "pow":  # x^(n-1), and n times that
-            return 2 * ins[0]
-        if fn == "batch_norm" and any(row.label == "d0" for row in rows_at(self.block, op, site)):
-            # statistics are exchanged by ops of our own, in 32-bit (runtime.local_ops): four tensors like the operand
-            return 4 * 4 * ins[0] // ITEM_BYTES[self.block.values[op.inputs[0]].meta.dtype]
-        made = self.bytes_of(op.outputs[0], site.outputs[0].src.forward) if fn in ("mul", "div") else 0
-        spread = [n for n, v in zip(ins, op.inputs, strict=True) if n < made and self.block.values[v].grad]
-        return made if spread else 0  # the gradient of a factor that was broadcast, before it is summed
+        own = operator(op.fn).own_backward
+        return 0 if own is None else own(self._local(op))
+
+    def _local(self, op: Op) -> LocalBytes:
+        """The op's operands and results on one GPU, and the dims that its rows split."""
+        site, values = self.plan.sites[op.name], self.block.values
+        return LocalBytes(
+            tuple(self.bytes_of(v, e.dst.forward) for v, e in zip(op.inputs, site.inputs, strict=True)),
+            tuple(self.bytes_of(v, e.src.forward) for v, e in zip(op.outputs, site.outputs, strict=True)),
+            tuple(ITEM_BYTES[values[v].meta.dtype] for v in op.inputs),
+            frozenset(row.label for row in rows_at(self.block, op, site)),
+            tuple(values[v].grad for v in op.inputs),
+        )

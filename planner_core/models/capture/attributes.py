@@ -1,7 +1,7 @@
-"""The arguments of a call that are no tensors, in a normal form that JSON can hold.
+"""The arguments of a call that are not tensors, in a normal form that JSON can hold.
 
-`describe` binds arguments to names (tables below; Python functions by their signature), makes dims
-non-negative, and turns every kind of transposition, indexing and splitting into one form each.
+`describe` binds arguments to names (the operator's `arguments`; Python functions by their signature), makes dims
+non-negative, and turns every kind of transposition, indexing and splitting into one form each (`Described`).
 """
 
 from __future__ import annotations
@@ -14,55 +14,12 @@ from typing import Any
 import torch
 
 from planner_core.core import Attr
+from planner_core.ops import Described, Kind, Operator, operator
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
-_NAMES = {
-    "linear": "input weight bias", "bilinear": "input1 input2 weight bias",
-    "conv1d": "input weight bias stride padding dilation groups",
-    "conv_transpose1d": "input weight bias stride padding output_padding groups dilation",
-    "layer_norm": "input normalized_shape weight bias eps", "rms_norm": "input normalized_shape weight eps",
-    "group_norm": "input num_groups weight bias eps",
-    "batch_norm": "input running_mean running_var weight bias training momentum eps",
-    "embedding": "input weight padding_idx max_norm norm_type scale_grad_by_freq sparse",
-    "cross_entropy": "input target weight size_average ignore_index reduce reduction label_smoothing",
-    "addmm": "input mat1 mat2", "baddbmm": "input batch1 batch2", "matmul": "input other", "bmm": "input mat2",
-    "mm": "input mat2", "scaled_dot_product_attention": "query key value attn_mask dropout_p is_causal",
-    "where": "condition input other", "softmax": "input dim _stacklevel dtype", "log_softmax": "input dim _stacklevel dtype",
-    "sum": "input dim keepdim", "mean": "input dim keepdim", "prod": "input dim keepdim", "var": "input dim unbiased keepdim",
-    "std": "input dim unbiased keepdim", "amax": "input dim keepdim", "amin": "input dim keepdim",
-    "max": "input dim keepdim", "min": "input dim keepdim", "argmax": "input dim keepdim", "argmin": "input dim keepdim",
-    "logsumexp": "input dim keepdim", "norm": "input p dim keepdim dtype", "any": "input dim keepdim",
-    "all": "input dim keepdim", "cumsum": "input dim", "cumprod": "input dim", "sort": "input dim descending stable",
-    "topk": "input k dim largest sorted", "gather": "input dim index", "scatter": "input dim index src",
-    "scatter_": "input dim index src", "scatter_add": "input dim index src", "index_select": "input dim index",
-    "index_add": "input dim index source", "index_add_": "input dim index source", "masked_fill": "input mask value",
-    "masked_fill_": "input mask value", "unsqueeze": "input dim", "squeeze": "input dim",
-    "flatten": "input start_dim end_dim", "chunk": "input chunks dim", "split": "input split_size dim",
-    "unbind": "input dim", "narrow": "input dim start length", "select": "input dim index", "cat": "tensors dim",
-    "stack": "tensors dim", "repeat_interleave": "input repeats dim", "roll": "input shifts dims",
-    "pad": "input pad mode value", "clamp": "input min max", "tril": "input diagonal", "triu": "input diagonal",
-    "add": "input other", "sub": "input other", "mul": "input other", "div": "input other", "pow": "input exponent",
-    "glu": "input dim", "unfold": "input dimension size step", "diff": "input n dim", "flip": "input dims",
-    "linalg_vector_norm": "input ord dim keepdim dtype", "_weight_norm": "v g dim", "as_strided": "input size stride storage_offset",
-    "einsum": "equation operands", "one_hot": "input num_classes", "gelu": "input", "dropout": "input p training",
-}  # fmt: skip
-for _d in ("2", "3"):
-    _NAMES[f"conv{_d}d"] = _NAMES["conv1d"]
-    _NAMES[f"conv_transpose{_d}d"] = _NAMES["conv_transpose1d"]
-for _d in ("fft", "ifft", "rfft", "irfft"):
-    _NAMES[f"fft_{_d}"] = "input n dim norm"
-for _d in ("fftn", "ifftn", "rfftn", "irfftn", "fft2", "ifft2", "rfft2", "irfft2"):
-    _NAMES[f"fft_{_d}"] = "input s dim norm"
-_SHAPES = frozenset({"view", "reshape", "expand", "view_as", "reshape_as", "expand_as", "flatten", "unflatten", "repeat",
-                     "ravel", "broadcast_to", "new_zeros", "new_ones", "new_empty"})  # fmt: skip
-_PERMUTES = frozenset({"transpose", "transpose_", "permute", "t", "T", "mT", "H", "mH", "movedim", "adjoint"})
-_SPLITS = frozenset({"split", "chunk", "tensor_split", "split_with_sizes", "unbind", "unsafe_chunk", "unsafe_split"})
-_ARITHMETIC = frozenset({"add", "sub", "mul", "div", "pow", "rsub", "rdiv", "rpow"})
 _JUNK = frozenset({"_stacklevel", "size_average", "reduce", "memory_format", "copy", "non_blocking", "out", "device",
                    "max_norm", "scale_grad_by_freq", "sparse", "norm_type", "layout", "pin_memory"})  # fmt: skip
-_LAST = {"topk": -1, "sort": -1, "chunk": 0, "split": 0, "cat": 0, "stack": 0, "glu": -1, "softmax": -1, "log_softmax": -1,
-         "argsort": -1, "unbind": 0, "diff": -1}  # fmt: skip
 
 
 def describe(
@@ -70,18 +27,22 @@ def describe(
 ) -> dict[str, Attr]:
     """Attributes of one call whose results are `outs`, by the canonical name `fn`."""
     first = next((a for a in args if isinstance(a, torch.Tensor)), None)
-    if fn in _SHAPES:
+    one = operator(fn)
+    if one.described is Described.BY_SHAPES:
         return {}
-    if fn in _PERMUTES and first is not None:
+    if one.described is Described.BY_ORDER and first is not None:
         return {"dims": _permutation(func, args, kwargs, first.dim())}
-    if fn in ("getitem", "setitem") and first is not None:
+    if one.described is Described.BY_INDEX and first is not None:
         return {"index": _index(args[1], first)}
     bound = _bind(fn, func, args, kwargs)
     names = [n for n, v in bound.items() for _ in _tensor_leaves(v)]
-    attrs = {n: _literal(v) for n, v in bound.items() if not _tensor_leaves(v) and n not in _JUNK and v is not None}
-    if len(names) > 1 and fn not in ("cat", "stack", "einsum"):
+    ignored = {*_JUNK, *one.ignored}
+    attrs = {n: _literal(v) for n, v in bound.items() if not _tensor_leaves(v) and n not in ignored and v is not None}
+    if len(names) > len(set(names)):  # a list of tensors has one name
+        names = []
+    if len(names) > 1:
         attrs["arg_names"] = tuple(names)
-    return _normal(fn, attrs, bound, first, outs)
+    return _normal(one, attrs, bound, first, outs)
 
 
 def _bind(fn: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -90,7 +51,7 @@ def _bind(fn: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
     if fn == "einsum":
         return {"equation": args[0], "operands": args[1:]}
     patches = fn == "unfold" and inspect.isfunction(func)  # not the method of this name
-    table = [] if patches else _NAMES.get(fn, _NAMES.get(fn.rstrip("_"), "")).split()
+    table = [] if patches else operator(fn).arguments.split()
     if not table and inspect.isfunction(func):
         try:
             signature = inspect.signature(func)
@@ -135,53 +96,50 @@ def _literal(value: Any) -> Attr:
 
 
 def _normal(
-    fn: str, attrs: dict[str, Attr], bound: dict[str, Any], first: torch.Tensor | None, outs: list[torch.Tensor]
+    one: Operator, attrs: dict[str, Attr], bound: dict[str, Any], first: torch.Tensor | None, outs: list[torch.Tensor]
 ) -> dict[str, Attr]:
     ndim = first.dim() if first is not None else (_tensor_leaves(bound.get("tensors")) or outs)[0].dim()
-    if fn in _SPLITS:
+    if one.described is Described.BY_DIM:
+        return {"dim": _dim(bound.get("dim", 0), ndim)}
+    if one.described is Described.BY_SIZES:
         at = _dim(bound.get("dim", 0), ndim)
-        return {"dim": at} if fn == "unbind" else {"dim": at, "sizes": tuple(o.shape[at] for o in outs)}
-    if fn in ("stack", "unsqueeze"):
+        return {"dim": at, "sizes": tuple(o.shape[at] for o in outs)}
+    if one.described is Described.BY_NEW_DIM:
         return {"dim": _dim(bound.get("dim", 0), ndim + 1)}
-    _normal_dims(fn, attrs, ndim)
-    if fn.rstrip("_") in _ARITHMETIC:
+    _normal_dims(one, attrs, ndim)
+    if one.described is Described.BY_SCALAR:
         for name in ("other", "exponent", "arg1"):
             if name in attrs:
                 attrs["scalar"] = attrs.pop(name)
-    _defaults(fn, attrs, first)
+    if one.kind is Kind.CONVOLUTION:
+        _normal_convolution(one, attrs)
+    if one.name == "as_strided" and first is not None:
+        attrs["input_stride"] = tuple(first.stride())
+    for name, value in one.defaults.items():
+        attrs.setdefault(name, value)
     return attrs
 
 
-def _normal_dims(fn: str, attrs: dict[str, Attr], ndim: int) -> None:
+def _normal_dims(one: Operator, attrs: dict[str, Attr], ndim: int) -> None:
     """Non-negative `dims` for reductions, `dim` for the rest."""
     if "axis" in attrs:
         attrs["dim"] = attrs.pop("axis")
-    if "keepdim" in _NAMES.get(fn, ""):
+    if "keepdim" in one.arguments:
         attrs["dims"] = _dims(attrs.pop("dim", None), ndim)
         attrs["keepdim"] = bool(attrs.get("keepdim", False))
         return
-    dim = attrs.get("dim", _LAST.get(fn))
+    dim = attrs.get("dim", one.default_dim)
     if isinstance(dim, (int, tuple)):
         attrs["dim"] = _dims(dim, ndim) if isinstance(dim, tuple) else _dim(dim, ndim)
 
 
-def _defaults(fn: str, attrs: dict[str, Attr], first: torch.Tensor | None) -> None:
-    if fn.startswith("conv"):
-        n = int(fn[-2])
-        for name, default in (("stride", 1), ("padding", 0), ("dilation", 1)):
-            value = attrs.get(name, default)
-            attrs[name] = value if isinstance(value, (tuple, str)) else (value,) * n
-        attrs.setdefault("groups", 1)
-    elif fn == "scaled_dot_product_attention":
-        attrs.pop("dropout_p", None)
-        attrs.setdefault("is_causal", False)
-        attrs.setdefault("enable_gqa", False)
-    elif fn == "as_strided" and first is not None:
-        attrs["input_stride"] = tuple(first.stride())
-    elif fn == "cross_entropy":
-        attrs.setdefault("reduction", "mean")
-        attrs.setdefault("ignore_index", -100)
-        attrs.setdefault("label_smoothing", 0.0)
+def _normal_convolution(one: Operator, attrs: dict[str, Attr]) -> None:
+    """One number for each spatial dim."""
+    num_spatial = int(one.name[-2])
+    for name, default in (("stride", 1), ("padding", 0), ("dilation", 1)):
+        value = attrs.get(name, default)
+        attrs[name] = value if isinstance(value, (tuple, str)) else (value,) * num_spatial
+    attrs.setdefault("groups", 1)
 
 
 def _dim(dim: Any, ndim: int) -> int:

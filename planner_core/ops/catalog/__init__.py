@@ -1,21 +1,21 @@
-"""Every operator that torch code meets, by kind. Importing this package registers them all."""
+"""Every operator that torch code meets, one file for each kind and one entry for each operator."""
 
-from planner_core.ops.catalog import elementwise, indexing, matmul, nn, scans, spectral, views
-from planner_core.ops.catalog.scans import SCANS
-from planner_core.ops.catalog.work import backward_factor, forward_flops, is_view, loss_bytes, shrinks_kept
+from planner_core.ops.catalog import (
+    along,
+    attention,
+    convolution,
+    elementwise,
+    indexing,
+    losses,
+    norms,
+    products,
+    scans,
+    views,
+)
 
-__all__ = [
-    "SCANS",
-    "backward_factor",
-    "elementwise",
-    "forward_flops",
-    "indexing",
-    "is_view",
-    "loss_bytes",
-    "matmul",
-    "nn",
-    "scans",
-    "shrinks_kept",
-    "spectral",
-    "views",
-]
+OPERATORS = (
+    *products.OPERATORS, *convolution.OPERATORS, *attention.OPERATORS, *scans.OPERATORS, *norms.OPERATORS, *losses.OPERATORS,
+    *elementwise.OPERATORS, *along.OPERATORS, *views.OPERATORS, *indexing.OPERATORS,
+)  # fmt: skip
+
+__all__ = ["OPERATORS"]

@@ -2,121 +2,107 @@
 
 from __future__ import annotations
 
-from planner_core.core import Op
-from planner_core.ops.registry import (
-    DimOf,
-    Rule,
-    Shapes,
-    Split,
-    aligned,
-    dims_attr,
-    rule,
-    split,
-)
+from typing import Any
 
-LINEAR_UNARY = (
-    "neg",
-    "to",
-    "clone",
-    "dropout",
-    "contiguous",
-    "real",
-    "imag",
-    "positive",
-    "detach",
-    "alias",
-    "identity",
-)
+from planner_core.core import Op
+from planner_core.ops.operators import Described, Kind, Local, LocalBytes, Operator
+from planner_core.ops.rules import Rule, RuleFn, Shapes, broadcast_splits
+
+
+def linear_unary(op: Op, ins: Shapes, outs: Shapes) -> Rule:
+    """Any dim; Partial passes."""
+    return Rule(tuple(broadcast_splits(ins, outs[0])), linear=(0,))
+
+
+def elementwise(op: Op, ins: Shapes, outs: Shapes) -> Rule:
+    """Any dim."""
+    return Rule(tuple(broadcast_splits(ins, outs[0])))
+
+
+def _cast(op: Op, ins: Shapes, outs: Shapes) -> Rule:
+    """A cast to integers rounds, so Partial does not pass."""
+    floating = str(op.attrs.get("dtype", "float")).startswith(("float", "bfloat", "complex", "double", "half"))
+    return Rule(tuple(broadcast_splits(ins, outs[0])), linear=(0,) if floating else ())
+
+
+def _sum(op: Op, ins: Shapes, outs: Shapes) -> Rule:
+    """Linear in all operands at once; a literal would be added on every rank, so then Partial may not pass."""
+    linear = tuple(range(len(ins))) if len(ins) > 1 else ()
+    return Rule(tuple(broadcast_splits(ins, outs[0])), linear=linear)
+
+
+def _scaled(op: Op, ins: Shapes, outs: Shapes) -> Rule:
+    """x * w and x / w are linear in x, where the factor is whole; rounded division is not."""
+    linear = () if "rounding_mode" in op.attrs else (0,)
+    return Rule(tuple(broadcast_splits(ins, outs[0])), linear=linear)
+
+
+def _of_broadcast_factor(local: LocalBytes) -> int:
+    """The gradient of a factor that was broadcast, before it is summed: as large as the result."""
+    spread = any(n < local.outs[0] and grad for n, grad in zip(local.ins, local.grads, strict=True))
+    return local.outs[0] if spread else 0
+
+
+def _of_power(local: LocalBytes) -> int:
+    """x^(n-1), and n times that."""
+    return 2 * local.ins[0]
 
 
 UNARY = (
-    "gelu", "relu", "silu", "sigmoid", "tanh", "exp", "log", "rsqrt", "sqrt", "pow", "abs", "erf", "sin", "cos", "softplus",
-    "leaky_relu", "elu", "hardtanh", "relu6", "hardswish", "hardsigmoid", "mish", "square", "reciprocal", "clamp", "clip", "clamp_min",
-    "clamp_max", "logsigmoid", "selu", "celu", "log1p", "expm1", "sign", "floor", "ceil", "round", "isnan", "isinf",
-    "logical_not", "bitwise_not", "nan_to_num", "log2", "exp2", "softsign", "threshold", "rpow", "invert",
-)  # fmt: skip
-
-
-BINARY = (
-    "mul", "div", "where", "maximum", "minimum", "eq", "ne", "lt", "le", "gt", "ge", "rdiv", "rtruediv", "fmod", "remainder",
-    "floor_divide", "logical_and", "logical_or", "logical_xor", "masked_fill", "addcmul", "addcdiv", "bitwise_and", "bitwise_or",
-    "and", "or", "xor", "lerp", "float_power", "atan2", "floordiv", "rfloordiv", "mod",
-)  # fmt: skip
-
-
-def _elementwise(ins: Shapes, out: tuple[int, ...]) -> list[Split]:
-    rank = len(out)
-    return [split(f"d{d}", [aligned(s, rank, d) for s in ins], [d], out[d]) for d in range(rank) if out[d] > 1]
-
-
-@rule(*LINEAR_UNARY)
-def _linear_unary(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    rounds = op.fn == "to" and not str(op.attrs.get("dtype", "float")).startswith(
-        ("float", "bfloat", "complex", "double", "half")
-    )
-    return Rule(tuple(_elementwise(ins, outs[0])), linear=() if rounds else (0,))
-
-
-@rule(*UNARY)
-def _unary(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    return Rule(tuple(_elementwise(ins, outs[0])))
-
-
-@rule("add", "sub", "rsub", "radd")
-def _add(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """Linear in all operands at once; a literal would be added on every rank, so then Partial may not pass."""
-    linear = tuple(range(len(ins))) if len(ins) > 1 else ()
-    return Rule(tuple(_elementwise(ins, outs[0])), linear=linear)
-
-
-@rule(*BINARY)
-def _binary(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    linear: tuple[int, ...] = ()
-    if op.fn.rstrip("_") in ("mul", "div") and "rounding_mode" not in op.attrs:
-        linear = (0,)  # x * w and x / w are linear in x; the factor is whole
-    return Rule(tuple(_elementwise(ins, outs[0])), linear=linear)
-
-
-@rule(
-    "softmax",
-    "log_softmax",
-    "cumsum",
-    "cumprod",
-    "logcumsumexp",
-    "sort",
-    "argsort",
-    "topk",
-    "glu",
-    "normalize",
-    "softmin",
+    "gelu relu silu sigmoid tanh exp log rsqrt sqrt abs erf sin cos softplus leaky_relu elu hardtanh relu6 hardswish "
+    "hardsigmoid mish square reciprocal clamp_min clamp_max log_sigmoid selu celu log1p expm1 sign floor ceil round isnan isinf "
+    "logical_not bitwise_not nan_to_num log2 exp2 softsign threshold"
 )
-def _along_dim(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """Works along one dim; any other may be split."""
-    rank = len(ins[0])
-    raw = op.attrs.get("dim", op.attrs.get("dims"))
-    if "arg1" in op.attrs:  # an argument that capture could not name: it may be the dim
-        return Rule((), known=False)
-    along = dims_attr(op, "dim", rank) if raw is not None else (1 if op.fn == "normalize" else rank - 1,)
-    same = [d for d in range(rank) if d not in along and ins[0][d] > 1]
-    return Rule(tuple(split(f"d{d}", [d], [d] * len(outs), ins[0][d]) for d in same))
+BINARY = (
+    "maximum minimum eq ne lt le gt ge fmod remainder floor_divide rfloordiv logical_and logical_or logical_xor addcmul addcdiv "
+    "bitwise_and bitwise_or bitwise_xor lerp float_power atan2"
+)
+_SPELLINGS = {
+    "neg": ("negative",), "log_sigmoid": ("logsigmoid",), "bitwise_not": ("invert",), "remainder": ("mod",),
+    "floor_divide": ("floordiv",), "bitwise_and": ("and",), "bitwise_or": ("or",), "bitwise_xor": ("xor",),
+}  # fmt: skip
+_CASTS = (
+    "float", "half", "bfloat16", "double", "type", "type_as", "cpu", "cuda", "int", "long", "bool", "short", "_to_copy",
+)  # fmt: skip
 
 
-@rule("sum", "mean", "amax", "amin", "max", "min", "var", "std", "norm", "argmax", "argmin", "logsumexp", "any", "all", "prod",
-      "vector_norm", "linalg_vector_norm", "var_mean")  # fmt: skip
-def _reduce(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    rank = len(ins[0])
-    raw = op.attrs.get("dim", op.attrs.get("dims"))
-    along = set(dims_attr(op, "dim", rank)) if raw not in (None, ()) else set(range(rank))
-    keep = bool(op.attrs.get("keepdim", False))
-    found, j = [], 0
-    rest: list[DimOf] = [None] * (len(ins) - 1)
-    for d in range(rank):
-        if d in along:
-            if op.fn in ("sum", "mean") and ins[0][d] > 1:
-                found.append(split(f"d{d}", [d, *rest], [None], ins[0][d]))
-            j += keep
-            continue
-        if ins[0][d] > 1:
-            found.append(split(f"d{d}", [d, *rest], [j] * len(outs), ins[0][d]))
-        j += 1
-    return Rule(tuple(found), linear=(0,) if op.fn in ("sum", "mean") else ())
+def _alike(names: str, rule: RuleFn, **common: Any) -> tuple[Operator, ...]:
+    return tuple(
+        Operator(name=n, kind=Kind.ELEMENTWISE, rule=rule, spellings=_SPELLINGS.get(n, ()), **common)
+        for n in names.split()
+    )
+
+
+def _arithmetic(name: str, rule: RuleFn, *spellings: str, **fields: Any) -> Operator:
+    return Operator(
+        name=name, kind=Kind.ELEMENTWISE, rule=rule, spellings=spellings, described=Described.BY_SCALAR, **fields
+    )
+
+
+OPERATORS = (
+    *_alike("neg", linear_unary),
+    *_alike("positive", linear_unary, hands_on=True),
+    *_alike(UNARY.replace("gelu ", ""), elementwise),
+    *_alike("gelu", elementwise, arguments="input"),
+    *_alike(BINARY, elementwise),
+    Operator(name="clamp", kind=Kind.ELEMENTWISE, rule=elementwise, spellings=("clip",), arguments="input min max"),
+    Operator(name="where", kind=Kind.ELEMENTWISE, rule=elementwise, arguments="condition input other"),
+    Operator(name="masked_fill", kind=Kind.ELEMENTWISE, rule=elementwise, arguments="input mask value"),
+    # functions that models bring along
+    *_alike("GeLUFunction SqrtBoundDerivative", elementwise),
+    _arithmetic("add", _sum, "radd", arguments="input other", hands_on=True),
+    _arithmetic("sub", _sum, "subtract", arguments="input other"),
+    _arithmetic("rsub", _sum),
+    _arithmetic(
+        "mul", _scaled, "multiply", "rmul", arguments="input other", own_backward=_of_broadcast_factor, title="multiply"
+    ),
+    _arithmetic(
+        "div", _scaled, "divide", "true_divide", "truediv", arguments="input other", own_backward=_of_broadcast_factor
+    ),
+    _arithmetic("rdiv", elementwise, "rtruediv"),
+    _arithmetic("pow", elementwise, arguments="input exponent", own_backward=_of_power),
+    _arithmetic("rpow", elementwise),
+    Operator(name="to", kind=Kind.CAST, rule=_cast, spellings=_CASTS, local=Local.MEMORY),
+    # the identity on every rank, since capture and the runtime switch it off (p = 0)
+    Operator(name="dropout", kind=Kind.RANDOM, rule=linear_unary, arguments="input p training"),
+)

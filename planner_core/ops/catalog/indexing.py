@@ -1,12 +1,12 @@
-"""Rules of ops that pick, place and make elements: gather, scatter, writes in place, lookups, tensors made like another (see `rules`)."""
+"""Elements that are looked up, picked, written and made."""
 
 from __future__ import annotations
 
 from planner_core.core import Op
-from planner_core.ops.registry import WHOLE, DimOf, Rule, Shapes, aligned, arg, dims_attr, rule, split
+from planner_core.ops.operators import Described, Kind, Local, Operator, operators
+from planner_core.ops.rules import WHOLE, DimOf, Rule, Shapes, aligned, arg, dims_attr, split, unknown
 
 
-@rule("embedding")
 def _embedding(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     """Ids split like the result; a split vocabulary looks up its own rows, zero elsewhere, so the result is Partial."""
     ids, table = arg(op, "input", 0) or 0, arg(op, "weight", 1)
@@ -21,7 +21,6 @@ def _embedding(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     return Rule(tuple(found))
 
 
-@rule("gather", "take_along_dim")
 def _gather(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     """Dims that both hold in full, other than the one picked from; linear in what is picked from."""
     source, index = arg(op, "input", 0), arg(op, "index", 1)
@@ -32,66 +31,46 @@ def _gather(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     return Rule(tuple(split(f"d{d}", [d, d], [d], ins[0][d]) for d in same), linear=(source,) if source == 0 else ())
 
 
-@rule("scatter", "scatter_add", "scatter_reduce")
 def _scatter(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     """Dims that every operand holds in full, other than the one written along."""
     if "dim" not in op.attrs or any(len(s) != len(outs[0]) for s in ins):
-        return Rule((), known=False)
+        return unknown(op, ins, outs)
     along = dims_attr(op, "dim", len(outs[0]))
     same = [d for d, n in enumerate(outs[0]) if d not in along and n > 1 and all(s[d] == n for s in ins)]
     return Rule(tuple(split(f"d{d}", [d] * len(ins), [d], outs[0][d]) for d in same))
 
 
-@rule("zeros_like", "ones_like", "full_like", "empty_like")
-def _like(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """As its operand is split, so is the result; the values of the operand do not matter."""
-    return Rule(tuple(split(f"d{d}", [d], [d], n) for d, n in enumerate(outs[0]) if n > 1))
+def _index_add(op: Op, ins: Shapes, outs: Shapes) -> Rule:
+    """Dims other than the one that is added along; the index is shared. Linear in the target and in what is added."""
+    if "dim" not in op.attrs or len(ins) != 3 or len(ins[2]) != len(outs[0]):
+        return unknown(op, ins, outs)
+    along = dims_attr(op, "dim", len(outs[0]))
+    same = [d for d, n in enumerate(outs[0]) if d not in along and n > 1]
+    return Rule(tuple(split(f"d{d}", [d, None, d], [d], outs[0][d]) for d in same), linear=(0, 2))
 
 
-@rule("log_sigmoid", "GeLUFunction", "SqrtBoundDerivative")
-def _own_activation(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """Elementwise functions that models bring along."""
-    return _like(op, ins, outs)
+def _index_select(op: Op, ins: Shapes, outs: Shapes) -> Rule:
+    """The dim picked from is whole; the index is shared."""
+    along = dims_attr(op, "dim", len(ins[0]))
+    same = [d for d, n in enumerate(ins[0]) if d not in along and n > 1]
+    return Rule(tuple(split(f"d{d}", [d, *[None] * (len(ins) - 1)], [d], ins[0][d]) for d in same), linear=(0,))
 
 
-@rule("new_zeros", "new_ones", "new_empty", "new_full")
-def _new(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """Only the type of the operand matters: however it is split, the result is whole."""
-    rest: list[DimOf] = [None] * (len(ins) - 1)
-    return Rule(tuple(split(f"d{d}", [d, *rest], [WHOLE], n) for d, n in enumerate(ins[0]) if n > 1))
+def _masked_scatter(op: Op, ins: Shapes, outs: Shapes) -> Rule:
+    """Where each element comes from depends on the whole mask: whole, and known to be so."""
+    return Rule(())
 
 
-@rule("data")
-def _data(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """The tensor itself, without its gradient."""
-    return Rule(tuple(split(f"d{d}", [d], [d], n) for d, n in enumerate(ins[0]) if n > 1), linear=(0,))
-
-
-@rule("one_hot")
-def _one_hot(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """The classes are a dim of their own, last and whole."""
-    return Rule(tuple(split(f"d{d}", [d], [d], n) for d, n in enumerate(ins[0]) if n > 1))
-
-
-@rule("copy_")
-def _copy(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    rank = len(outs[0])
-    return Rule(
-        tuple(split(f"d{d}", [aligned(s, rank, d) for s in ins], [d], n) for d, n in enumerate(outs[0]) if n > 1)
-    )
-
-
-@rule("setitem")
 def _setitem(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     """Dims that are written in full; the value written may be broadcast."""
     index = op.attrs.get("index")
     if not isinstance(index, tuple):
-        return Rule((), known=False)
+        return unknown(op, ins, outs)
     kinds = [i[0] if isinstance(i, tuple) else "other" for i in index]
     picked = kinds.count("tensor")  # one index of one dim stands in the place of its dim
     apart = picked and (len(ins[1]) != 1 or "int" in kinds)
     if len(ins) > 2 + picked or picked > 1 or apart or any(k not in ("slice", "int", "none", "tensor") for k in kinds):
-        return Rule((), known=False)
+        return unknown(op, ins, outs)
     at: list[tuple[int, DimOf]] = []  # dim of the target, and whether it is whole in the part written
     part: list[DimOf] = []  # for each dim of the part written, the target's dim if it is whole
     dim = 0
@@ -114,25 +93,42 @@ def _setitem(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     return Rule(tuple(found))
 
 
-@rule("view_as_complex")
-def _to_complex(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    return Rule(tuple(split(f"d{d}", [d], [d], n) for d, n in enumerate(outs[0]) if n > 1), linear=(0,))
+def _like(op: Op, ins: Shapes, outs: Shapes) -> Rule:
+    """As its operand is split, so is the result; the values of the operand do not matter."""
+    return Rule(tuple(split(f"d{d}", [d], [d], n) for d, n in enumerate(outs[0]) if n > 1))
 
 
-@rule("view_as_real")
-def _to_real(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    return Rule(tuple(split(f"d{d}", [d], [d], n) for d, n in enumerate(ins[0]) if n > 1), linear=(0,))
+def _new(op: Op, ins: Shapes, outs: Shapes) -> Rule:
+    """Only the type of the operand matters: however it is split, the result is whole."""
+    rest: list[DimOf] = [None] * (len(ins) - 1)
+    return Rule(tuple(split(f"d{d}", [d, *rest], [WHOLE], n) for d, n in enumerate(ins[0]) if n > 1))
 
 
-@rule("masked_scatter")
-def _masked_scatter(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """Where each element comes from depends on the whole mask: whole, and known to be so."""
-    return Rule(())
+def _one_hot(op: Op, ins: Shapes, outs: Shapes) -> Rule:
+    """The classes are a dim of their own, last and whole."""
+    return Rule(tuple(split(f"d{d}", [d], [d], n) for d, n in enumerate(ins[0]) if n > 1))
 
 
-@rule("index_select")
-def _index_select(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """The dim picked from is whole; the index is shared."""
-    along = dims_attr(op, "dim", len(ins[0]))
-    same = [d for d, n in enumerate(ins[0]) if d not in along and n > 1]
-    return Rule(tuple(split(f"d{d}", [d, *[None] * (len(ins) - 1)], [d], ins[0][d]) for d in same), linear=(0,))
+OPERATORS = (
+    Operator(
+        name="embedding",
+        kind=Kind.LOOKUP,
+        rule=_embedding,
+        arguments="input weight padding_idx max_norm norm_type scale_grad_by_freq sparse",
+        looked_up="weight",
+        local=Local.PART,
+    ),
+    Operator(name="gather", kind=Kind.INDEX, rule=_gather, arguments="input dim index"),
+    Operator(name="take_along_dim", kind=Kind.INDEX, rule=_gather),
+    Operator(name="scatter", kind=Kind.INDEX, rule=_scatter, arguments="input dim index src"),
+    Operator(name="scatter_add", kind=Kind.INDEX, rule=_scatter, arguments="input dim index src"),
+    Operator(name="scatter_reduce", kind=Kind.INDEX, rule=_scatter),
+    Operator(name="index_add", kind=Kind.INDEX, rule=_index_add, arguments="input dim index source"),
+    Operator(name="index_select", kind=Kind.INDEX, rule=_index_select, arguments="input dim index"),
+    Operator(name="masked_scatter", kind=Kind.INDEX, rule=_masked_scatter),
+    Operator(name="setitem", kind=Kind.INDEX, rule=_setitem, described=Described.BY_INDEX),
+    Operator(name="one_hot", kind=Kind.INDEX, rule=_one_hot, arguments="input num_classes"),
+    *operators("zeros_like ones_like full_like empty_like", kind=Kind.CREATE, rule=_like),
+    *operators("new_zeros new_ones new_empty", kind=Kind.CREATE, rule=_new, described=Described.BY_SHAPES),
+    *operators("new_full", kind=Kind.CREATE, rule=_new),
+)

@@ -1,15 +1,16 @@
-"""Rules of state-space scans and linear attention (see `scans`): samples, and channels or heads, which are independent."""
+"""State-space scans and linear attention (see `models/hooks/scans.py`): samples, and channels or heads, which are independent."""
 
 from __future__ import annotations
 
 import math
 
 from planner_core.core import Op
-from planner_core.ops.registry import DimOf, Rule, Shapes, Split, rule, split
+from planner_core.ops.operators import Kind, Operator
+from planner_core.ops.rules import DimOf, Rule, Shapes, Split, int_attr, split, unknown
+from planner_core.ops.work import Part, Scan, Sizes, fused
 
 CHUNK = 64
 """Tokens of a chunk where the call names none."""
-SCANS = ("selective_scan", "chunk_scan", "delta_rule", "wkv", "mlstm")
 
 
 def _names(op: Op, count: int) -> tuple[str, ...]:
@@ -22,23 +23,21 @@ def _split_at(op: Op, label: str, where: dict[str, int], count: int, out: int, *
     return split(label, dims, [out], *divides)
 
 
-@rule("selective_scan")
 def _selective_scan(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     """Every channel has states of its own; B and C are shared by all channels."""
     if not _names(op, len(ins)):
-        return Rule((), known=False)
+        return unknown(op, ins, outs)
     batch = dict.fromkeys(("hidden_states", "dt", "B", "C", "z"), 0)
     channels = {"hidden_states": 1, "dt": 1, "A": 0, "D": 0, "z": 1, "delta_bias": 0}
     b, d, _ = outs[0]
     return Rule((_split_at(op, "batch", batch, len(ins), 0, b), _split_at(op, "channels", channels, len(ins), 1, d)))
 
 
-@rule("chunk_scan")
 def _chunk_scan(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     """Heads have states of their own; B and C are shared by the heads of a group, so groups bound the split unless there is one."""
     names = _names(op, len(ins))
     if not names:
-        return Rule((), known=False)
+        return unknown(op, ins, outs)
     b, _, heads, _ = outs[0]
     groups = ins[names.index("B")][2]
     batch = dict.fromkeys(("hidden_states", "dt", "B", "C"), 0)
@@ -47,7 +46,6 @@ def _chunk_scan(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     return Rule((_split_at(op, "batch", batch, len(ins), 0, b), _split_at(op, "heads", by_head, len(ins), 2, *extents)))
 
 
-@rule("delta_rule")
 def _delta_rule(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     """Every operand is [b, s, h, ...]; heads are independent, where queries and values have equally many."""
     names = _names(op, len(ins))
@@ -57,28 +55,54 @@ def _delta_rule(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     return Rule(tuple(found))
 
 
-@rule("wkv")
 def _wkv(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     """RWKV: channels are independent."""
     return Rule((split("batch", [None, None, 0, 0], [0], outs[0][0]), split("channels", [0, 0, 2, 2], [2], outs[0][2])))
 
 
-@rule("mlstm")
 def _mlstm(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     """xLSTM: every operand is [b, h, s, ...], and heads are independent."""
     same = [0] * len(ins)
     return Rule((split("batch", same, [0], outs[0][0]), split("heads", [1] * len(ins), [1], outs[0][1])))
 
 
-def scan_flops(op: Op, ins: Shapes, outs: Shapes) -> int:
-    """Forward work. Selective scan: 9 per state (the count of its authors); chunked: products inside chunks and with states."""
-    out = math.prod(outs[0])
-    if op.fn == "wkv":
-        return 12 * out
-    if op.fn == "selective_scan":
-        return 9 * out * ins[2][1]
-    size = op.attrs.get("chunk_size")
-    chunk = size if isinstance(size, int) and not isinstance(size, bool) else CHUNK
-    states = ins[3][3] if op.fn == "chunk_scan" else ins[0][3]
-    rows = math.prod(outs[0][:3])
-    return 2 * rows * (chunk * (states + outs[0][3]) + 3 * states * outs[0][3])
+# --- work --------------------------------------------------------------------------------------------
+
+
+def _scan(flops: int, sizes: Sizes) -> tuple[Part, ...]:
+    """Backward takes twice the work of forward."""
+    return (fused(Scan(flops), Scan(2 * flops), range(len(sizes.ins))),)
+
+
+def _selective_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
+    """9 FLOPs for each state (the count of its authors)."""
+    return _scan(9 * math.prod(sizes.outs[0]) * sizes.ins[2][1], sizes)
+
+
+def _wkv_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
+    """Two sums, each multiplied, added to and read: 12 FLOPs for each channel of each token."""
+    return _scan(12 * math.prod(sizes.outs[0]), sizes)
+
+
+def _chunk_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
+    return _chunked(op, sizes, states=sizes.ins[3][3])
+
+
+def _linear_attention_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
+    return _chunked(op, sizes, states=sizes.ins[0][3])
+
+
+def _chunked(op: Op, sizes: Sizes, states: int) -> tuple[Part, ...]:
+    """Products inside chunks of `chunk` tokens (scores, values), and three with the states between chunks."""
+    chunk, width = int_attr(op, "chunk_size", CHUNK), sizes.outs[0][3]
+    rows = math.prod(sizes.outs[0][:3])
+    return _scan(2 * rows * (chunk * (states + width) + 3 * states * width), sizes)
+
+
+OPERATORS = (
+    Operator(name="selective_scan", kind=Kind.SCAN, rule=_selective_scan, work=_selective_work),
+    Operator(name="chunk_scan", kind=Kind.SCAN, rule=_chunk_scan, work=_chunk_work),
+    Operator(name="delta_rule", kind=Kind.SCAN, rule=_delta_rule, work=_linear_attention_work),
+    Operator(name="wkv", kind=Kind.SCAN, rule=_wkv, work=_wkv_work),
+    Operator(name="mlstm", kind=Kind.SCAN, rule=_mlstm, work=_linear_attention_work),
+)

@@ -1,22 +1,29 @@
-"""Views map split dims through and refuse an uneven split."""
+"""Views and moves: dims are merged, cut, turned, joined. They map split dims through and refuse an uneven split."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import Any
 
 from planner_core.core import Op
-from planner_core.ops.registry import (
+from planner_core.ops.catalog.elementwise import linear_unary
+from planner_core.ops.operators import Described, Kind, Local, Operator, operators
+from planner_core.ops.rules import (
     DimOf,
     Rule,
+    RuleFn,
     Shapes,
     Split,
-    _dim_attr,
     aligned,
+    broadcast_splits,
     changed_dim,
+    dim_attr,
     dims_attr,
-    rule,
+    int_attr,
+    ints,
     split,
+    unknown,
 )
 
 
@@ -43,7 +50,6 @@ def _major(dims: list[int], shape: tuple[int, ...]) -> DimOf:
     return next((d for d in dims if shape[d] > 1), None)
 
 
-@rule("view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "view_as", "reshape_as", "ravel")
 def _view(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     """Only the outermost dim of a run of merged dims can be split without moving elements."""
     found = []
@@ -55,30 +61,21 @@ def _view(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     return Rule(tuple(found), linear=(0,))
 
 
-@rule("transpose", "permute", "t", "swapaxes", "movedim", "T", "mT", "swapdims")
 def _permute(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     order = op.attrs.get("dims")
     if not isinstance(order, tuple):
-        return Rule((), known=False)
-    return Rule(
-        tuple(split(f"d{i}", [int(i)], [j], outs[0][j]) for j, i in enumerate(order) if isinstance(i, int) and outs[0][j] > 1),
-        linear=(0,),
-    )  # fmt: skip
+        return unknown(op, ins, outs)
+    moved = [(i, j) for j, i in enumerate(ints(order)) if outs[0][j] > 1]
+    return Rule(tuple(split(f"d{i}", [i], [j], outs[0][j]) for i, j in moved), linear=(0,))
 
 
-@rule("expand", "expand_as", "broadcast_to")
 def _expand(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     rank = len(outs[0])
     rest: list[DimOf] = [None] * (len(ins) - 1)
-    return Rule(
-        tuple(
-            split(f"d{d}", [aligned(ins[0], rank, d), *rest], [d], outs[0][d]) for d in range(rank) if outs[0][d] > 1
-        ),
-        linear=(0,),
-    )
+    kept = [d for d in range(rank) if outs[0][d] > 1]
+    return Rule(tuple(split(f"d{d}", [aligned(ins[0], rank, d), *rest], [d], outs[0][d]) for d in kept), linear=(0,))
 
 
-@rule("repeat", "repeat_interleave", "tile")
 def _repeat(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     shift = len(outs[0]) - len(ins[0])
     rest: list[DimOf] = [None] * (len(ins) - 1)
@@ -86,7 +83,6 @@ def _repeat(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     return Rule(tuple(split(f"d{d}", [d, *rest], [d + shift], ins[0][d]) for d in same), linear=(0,))
 
 
-@rule("split", "chunk", "tensor_split", "split_with_sizes", "unsafe_chunk", "unsafe_split")
 def _split(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     cut = changed_dim(op, ins[0], outs[0])
     found = [split(f"d{d}", [d], [d] * len(outs), n) for d, n in enumerate(ins[0]) if d != cut and n > 1]
@@ -96,11 +92,10 @@ def _split(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     return Rule(tuple(found), linear=(0,))
 
 
-@rule("cat", "concat", "stack", "concatenate", "hstack")
 def _cat(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     rank, stacked = len(outs[0]), len(outs[0]) > max(len(s) for s in ins)
     full = next((s for s in ins if len(s) == rank), ins[0])  # torch lets an empty vector join anything
-    cut = _dim_attr(op, rank) if stacked else changed_dim(op, full, outs[0])
+    cut = dim_attr(op, rank) if stacked else changed_dim(op, full, outs[0])
     found = []
     for d in range(rank):
         if d == cut or outs[0][d] == 1:
@@ -111,23 +106,34 @@ def _cat(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     return Rule(tuple(found), linear=tuple(range(len(ins))))
 
 
-@rule("unbind")
 def _unbind(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    cut = _dim_attr(op, len(ins[0]))
+    cut = dim_attr(op, len(ins[0]))
     found = [split(f"d{d}", [d], [d - (d > cut)] * len(outs), n) for d, n in enumerate(ins[0]) if d != cut and n > 1]
     return Rule(tuple(found), linear=(0,))
 
 
-@rule("getitem", "select", "narrow")
 def _getitem(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     """Dims taken whole may be split; a dim that is cut, picked from or indexed may not."""
-    if op.fn != "getitem":
-        cut = dims_attr(op, "dim", len(ins[0]))[0]
-        index: list[object] = [("slice", None, None, None)] * len(ins[0])
-        index[cut] = ("int", 0) if op.fn == "select" else ("slice", 0, outs[0][cut], 1)
-    else:
-        raw = op.attrs.get("index", ())
-        index = list(raw) if isinstance(raw, tuple) else []
+    index = op.attrs.get("index", ())
+    return _taken(list(index) if isinstance(index, tuple) else [], ins, outs)
+
+
+def _select(op: Op, ins: Shapes, outs: Shapes) -> Rule:
+    """One number of a dim, which vanishes."""
+    cut = dims_attr(op, "dim", len(ins[0]))[0]
+    return _taken([("int", 0) if d == cut else _FULL for d in range(len(ins[0]))], ins, outs)
+
+
+def _narrow(op: Op, ins: Shapes, outs: Shapes) -> Rule:
+    """A piece of a dim, which stays."""
+    cut = dims_attr(op, "dim", len(ins[0]))[0]
+    return _taken([("slice", 0, outs[0][cut], 1) if d == cut else _FULL for d in range(len(ins[0]))], ins, outs)
+
+
+_FULL = ("slice", None, None, None)
+
+
+def _taken(index: list[object], ins: Shapes, outs: Shapes) -> Rule:
     if len(ins) > 1 or any(isinstance(i, tuple) and i and i[0] in ("tensor", "other") for i in index):
         return Rule(())
     found, i, j = [], 0, 0
@@ -147,17 +153,27 @@ def _getitem(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     return Rule(tuple(found), linear=(0,))
 
 
-@rule("pad", "roll", "flip", "tril", "triu", "constant_pad_nd")
-def _keeps_equal_dims(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    touched = set(dims_attr(op, "dims", len(ins[0]))) if op.fn in ("roll", "flip") else set()
-    if op.fn in ("tril", "triu"):
-        touched = {len(ins[0]) - 1, len(ins[0]) - 2}
-    same = [d for d, n in enumerate(ins[0]) if n == outs[0][d] > 1 and d not in touched]
+def _pad(op: Op, ins: Shapes, outs: Shapes) -> Rule:
+    """Dims that are not padded; Partial passes where what is added is zero."""
     zero = op.attrs.get("value") in (None, 0, 0.0) and op.attrs.get("mode", "constant") in ("constant", None)
-    return Rule(tuple(split(f"d{d}", [d], [d], ins[0][d]) for d in same), linear=(0,) if zero else ())
+    return _but((), ins, outs, linear=zero)
 
 
-@rule("unfold")
+def _turned(op: Op, ins: Shapes, outs: Shapes) -> Rule:
+    """Dims that are not rolled or flipped; without `dims` all are."""
+    return _but(dims_attr(op, "dims", len(ins[0])), ins, outs)
+
+
+def _triangle(op: Op, ins: Shapes, outs: Shapes) -> Rule:
+    """All dims but the last two."""
+    return _but((len(ins[0]) - 1, len(ins[0]) - 2), ins, outs)
+
+
+def _but(touched: Collection[int], ins: Shapes, outs: Shapes, linear: bool = True) -> Rule:
+    same = [d for d, n in enumerate(ins[0]) if n == outs[0][d] > 1 and d not in touched]
+    return Rule(tuple(split(f"d{d}", [d], [d], ins[0][d]) for d in same), linear=(0,) if linear else ())
+
+
 def _unfold(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     """Windows along one dim (`Tensor.unfold`), or patches of images [n, c, h, w] -> [n, c * patch, places] (`F.unfold`)."""
     x, out = ins[0], outs[0]
@@ -170,17 +186,16 @@ def _unfold(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     )
 
 
-@rule("as_strided")
 def _as_strided(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     """Overlapping chunks of every sample: the first dim may be split where the operand is contiguous and no sample reads another."""
     x, out = ins[0], outs[0]
-    sizes, strides, laid = (_ints(op.attrs.get(n)) for n in ("size", "stride", "input_stride"))
+    sizes, strides, laid = (ints(op.attrs.get(n)) for n in ("size", "stride", "input_stride"))
     row = math.prod(x[1:])
     if laid != contiguous_strides(x) or sizes != out or len(strides) != len(out) or op.attrs.get("storage_offset"):
-        return Rule((), known=False)
+        return unknown(op, ins, outs)
     apart = sum((n - 1) * s for n, s in zip(sizes[1:], strides[1:], strict=True)) < row
     if strides[0] != row or not apart or not x[0] == out[0] > 1:
-        return Rule((), known=False)
+        return unknown(op, ins, outs)
     rest: list[DimOf] = [None] * (len(ins) - 1)  # sizes that are tensors
     return Rule((split("d0", [0, *rest], [0], x[0]),), linear=(0,))
 
@@ -190,5 +205,87 @@ def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(math.prod(shape[d + 1 :]) for d in range(len(shape)))
 
 
-def _ints(value: Any) -> tuple[int, ...]:
-    return tuple(v for v in value if isinstance(v, int)) if isinstance(value, tuple) else ()
+def _diagonal(op: Op, ins: Shapes, outs: Shapes) -> Rule:
+    """The two dims whose diagonal is taken become the last one, whole."""
+    rank = len(ins[0])
+    pair = {int_attr(op, "dim1", 0) % rank, int_attr(op, "dim2", 1) % rank}
+    rest = [d for d in range(rank) if d not in pair]
+    return Rule(tuple(split(f"d{d}", [d], [j], ins[0][d]) for j, d in enumerate(rest) if ins[0][d] > 1), linear=(0,))
+
+
+def _to_complex(op: Op, ins: Shapes, outs: Shapes) -> Rule:
+    """The last dim, of two, becomes the parts of a complex number."""
+    return Rule(tuple(split(f"d{d}", [d], [d], n) for d, n in enumerate(outs[0]) if n > 1), linear=(0,))
+
+
+def _to_real(op: Op, ins: Shapes, outs: Shapes) -> Rule:
+    """The parts of a complex number become a last dim."""
+    return Rule(tuple(split(f"d{d}", [d], [d], n) for d, n in enumerate(ins[0]) if n > 1), linear=(0,))
+
+
+def _copied(op: Op, ins: Shapes, outs: Shapes) -> Rule:
+    """What is written may be broadcast; what was there does not matter."""
+    return Rule(tuple(broadcast_splits(ins, outs[0])))
+
+
+def _by_tensor(op: Op) -> bool:
+    """Whether an index holds a tensor or a list: then the result is a copy."""
+    index = op.attrs.get("index")
+    items = index if isinstance(index, tuple) else ()
+    return any(isinstance(i, tuple) and i[:1] in (("tensor",), ("other",)) for i in items)
+
+
+def _views(names: str, rule: RuleFn, **common: Any) -> tuple[Operator, ...]:
+    return operators(names, kind=Kind.VIEW, rule=rule, **common)
+
+
+def _moves(names: str, rule: RuleFn, **common: Any) -> tuple[Operator, ...]:
+    return operators(names, kind=Kind.MOVE, rule=rule, **common)
+
+
+_SHAPED = {"described": Described.BY_SHAPES, "local": Local.SIZES}
+_CUT = {"described": Described.BY_SIZES, "local": Local.SIZES}
+
+OPERATORS = (
+    *_views("view", _view, **_SHAPED, spellings=("_unsafe_view", "_reshape_alias")),
+    *_views("view_as flatten unflatten", _view, **_SHAPED),
+    *_moves("reshape reshape_as ravel", _view, **_SHAPED),
+    *_views("squeeze", _view, arguments="input dim", local=Local.SIZES),
+    *_views("unsqueeze", _view, arguments="input dim", described=Described.BY_NEW_DIM),
+    *_views("transpose", _permute, described=Described.BY_ORDER, spellings=("swapaxes", "swapdims")),
+    *_views("movedim", _permute, described=Described.BY_ORDER, spellings=("moveaxis",)),
+    *_views("T", _permute, described=Described.BY_ORDER, spellings=("numpy_T",)),
+    *_views("H", _permute, described=Described.BY_ORDER, spellings=("matrix_H",)),
+    *_views("permute t mT mH adjoint", _permute, described=Described.BY_ORDER),
+    *_views("expand expand_as broadcast_to", _expand, **_SHAPED),
+    *_views("split", _split, arguments="input split_size dim", default_dim=0, **_CUT),
+    *_views("chunk", _split, arguments="input chunks dim", default_dim=0, **_CUT),
+    *_views("tensor_split split_with_sizes unsafe_chunk unsafe_split", _split, **_CUT),
+    *_views("unbind", _unbind, arguments="input dim", default_dim=0, described=Described.BY_DIM),
+    *_views("select", _select, arguments="input dim index"),
+    *_views("narrow", _narrow, arguments="input dim start length"),
+    *_views("getitem", _getitem, described=Described.BY_INDEX, copies=_by_tensor, title="index"),
+    *_views("detach alias", linear_unary, hands_on=True),
+    *_views("identity", linear_unary, hands_on=True),
+    *_views("data real imag", linear_unary),
+    *_views("view_as_complex", _to_complex),
+    *_views("view_as_real", _to_real),
+    *_views("diagonal", _diagonal, arguments="input offset dim1 dim2"),
+    *_views("as_strided", _as_strided, arguments="input size stride storage_offset", local=Local.SIZES),
+    # the method cuts windows along a dim, as a view; the function makes patches of images
+    *_views("unfold", _unfold, arguments="input dimension size step", copies=lambda op: "kernel_size" in op.attrs),
+    *_moves("clone", linear_unary),
+    *_moves("contiguous", linear_unary, hands_on=True),
+    *_moves("copy_", _copied),
+    *_moves("repeat", _repeat, described=Described.BY_SHAPES),
+    *_moves("repeat_interleave", _repeat, arguments="input repeats dim"),
+    *_moves("tile", _repeat),
+    *_moves("cat", _cat, arguments="tensors dim", default_dim=0, spellings=("concat", "concatenate")),
+    *_moves("stack", _cat, arguments="tensors dim", default_dim=0, described=Described.BY_NEW_DIM),
+    *_moves("hstack", _cat),
+    *_moves("pad", _pad, arguments="input pad mode value"),
+    *_moves("constant_pad_nd", _pad),
+    *_moves("roll", _turned, arguments="input shifts dims"),
+    *_moves("flip", _turned, arguments="input dims"),
+    *_moves("tril triu", _triangle, arguments="input diagonal"),
+)

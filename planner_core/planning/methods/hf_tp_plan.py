@@ -15,7 +15,7 @@ from functools import cache
 from typing import Any
 
 from planner_core.core import ASSETS, Block, DeviceMesh, Graph, Op, R, Shard, Value, join_name
-from planner_core.ops import Pair, Row
+from planner_core.ops import Kind, Pair, Row, operator
 from planner_core.planning.methods.restrictions import AxisRules, PairTest, batch_split, summed, whole
 from planner_core.search.network import Network, Restriction
 
@@ -88,7 +88,7 @@ class ExpertRules(AxisRules):
     def _row_passes(
         self, where: Block, net: Network, ops: tuple[Op, ...], rows: tuple[Row, ...], test: PairTest
     ) -> bool:
-        attention = [r.label for o, r in zip(ops, rows, strict=True) if o.fn == "scaled_dot_product_attention"]
+        attention = [r.label for o, r in zip(ops, rows, strict=True) if operator(o.fn).kind is Kind.ATTENTION]
         if test is not batch_split and attention == ["R"]:
             return all(r.label == "R" for r in rows)
         return super()._row_passes(where, net, ops, rows, test)

@@ -12,15 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner_core.core import Block, Graph, Op, P, R, Shard, Value
-from planner_core.ops import Pair, Row
+from planner_core.ops import Kind, Pair, Row, operator
 from planner_core.search.network import NUM_COMPONENTS, Factor, Ints, Network, Restriction, tensor_name
 
 PairTest = Callable[[Value, Pair], bool]
-PRODUCTS = frozenset((
-    "linear", "addmm", "baddbmm", "matmul", "bmm", "mm", "einsum", "embedding", "conv1d", "conv2d", "conv3d",
-    "scaled_dot_product_attention", "moe_experts",
-))  # fmt: skip
-"""Ops whose results a tensor axis may leave in any state; the ops between them follow the residual stream."""
+PRODUCTS = frozenset({Kind.PRODUCT, Kind.CONVOLUTION, Kind.ATTENTION, Kind.EXPERTS, Kind.LOOKUP})
+"""Kinds of ops whose results a tensor axis may leave in any state; the ops between them follow the residual stream."""
 
 
 @dataclass
@@ -39,7 +36,7 @@ class AxisRules(Restriction):
     def apply(self, block: str, net: Network) -> None:
         """Add a factor that forbids the states that fail a test."""
         where = self.graph.blocks[block] if block else self.graph.top
-        weights = {v for op in where.ops if op.fn in PRODUCTS for v in op.inputs}
+        weights = {v for op in where.ops if operator(op.fn).kind in PRODUCTS for v in op.inputs}
         for name, states in net.tensors.items():
             index = int(name[1:])
             value = where.values[index]
@@ -58,10 +55,10 @@ class AxisRules(Restriction):
     def _row_passes(
         self, where: Block, net: Network, ops: tuple[Op, ...], rows: tuple[Row, ...], test: PairTest
     ) -> bool:
-        free = test is not batch_split and any(op.fn in PRODUCTS for op in ops)
+        free = test is not batch_split and any(operator(op.fn).kind in PRODUCTS for op in ops)
         for op, row in zip(ops, rows, strict=True):
             ends = [where.values[v] for v in (*op.inputs, *op.outputs)]
-            if op.fn == "scaled_dot_product_attention" and test is not batch_split and row.label != "heads":
+            if operator(op.fn).kind is Kind.ATTENTION and test is not batch_split and row.label != "heads":
                 return False
             if test is whole and not free and row.label != "R" and any(map(self._in_stream, ends)):
                 return False

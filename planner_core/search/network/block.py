@@ -23,8 +23,17 @@ from planner_core.cost import CostModel
 from planner_core.cost.communication import Moves, Segments, collective_times, digit, moves
 from planner_core.cost.compute import op_time, op_work
 from planner_core.cost.memory import root, run_again, viewed
-from planner_core.ops import BlockStrategies, CoarseBlock, GroupStrategy, Pair
-from planner_core.ops.catalog import loss_bytes, shrinks_kept
+from planner_core.ops import (
+    BlockStrategies,
+    CoarseBlock,
+    GroupStrategy,
+    Pair,
+    looked_up,
+    operator,
+    own_bytes,
+    splits_kept,
+    whole_bytes,
+)  # fmt: skip
 from planner_core.search.network.factors import (
     COMM,
     ENDING,
@@ -251,26 +260,25 @@ class _Builder:
         """Bytes kept by op k that are no value of the graph; of a loss also what stands beside them at the peak."""
         op = s.ops[k]
         ins = [self.values[v].meta for v in op.inputs]
-        labels = [r[k].label for r in s.rows]
-        if op.fn == "cross_entropy":
-            classes = np.array([label == "classes" for label in labels])[index].any(axis=1)
-            parts = joint_parts(
-                np.array([isinstance(r[k].inputs[0][0], Shard) for r in s.rows]), index, self.model.sizes
-            )
-            item = ITEM_BYTES[ins[0].dtype]
-            kept, beside = (
-                np.array(pair)[classes.astype(int)]
-                for pair in zip(*(loss_bytes(op, ins[0].shape, item, c) for c in (False, True)), strict=True)
-            )
-            loss: Floats = (kept + beside + ins[0].num_bytes) / parts / self.scale
-            return loss
+        if operator(op.fn).own_kept is not None:
+            return self._own_memory(s, k, index)
         total = np.zeros(len(index))
         for meta in op.saved_extra:
             flag = [
-                r[k].splits_work and shrinks_kept(op, r[k].label, meta.shape, [m.shape for m in ins]) for r in s.rows
+                r[k].splits_work and splits_kept(op, r[k].label, meta.shape, [m.shape for m in ins]) for r in s.rows
             ]
             total += meta.num_bytes / joint_parts(np.array(flag), index, self.model.sizes)
         return total
+
+    def _own_memory(self, s: GroupStrategy, k: int, index: Ints) -> Floats:
+        """What a loss keeps for backward, what it uses then, and the gradient of the logits, which stands beside both."""
+        op, labels = s.ops[k], [r[k].label for r in s.rows]
+        chosen = [frozenset(labels[r] for r in joint) for joint in index]
+        held = {split: own_bytes(op, whole_bytes(op, self.values, split)) for split in set(chosen)}
+        logits = self.values[op.inputs[0]].meta.num_bytes
+        parts = joint_parts(np.array([isinstance(r[k].inputs[0][0], Shard) for r in s.rows]), index, self.model.sizes)
+        found: Floats = (np.array([held[split] for split in chosen]) + logits) / parts / self.scale
+        return found
 
     def _kept_by_consumer(self, value: int) -> bool:
         return value in self.crossing and (value in self.saved_inputs or value in self.kept_results)
@@ -278,11 +286,12 @@ class _Builder:
     def _touched(self, s: GroupStrategy, k: int, index: Ints) -> Floats:
         """Bytes that op k reads and writes locally."""
         op, total = s.ops[k], np.zeros(len(index))
+        table = looked_up(op)  # its rows are as many bytes as the result
         for position, v in enumerate((*op.inputs, *op.outputs)):
+            if position == table:
+                continue
             ends = [(*r[k].inputs, *r[k].outputs)[position][0] for r in s.rows]
             sharded = np.array([isinstance(p, Shard) for p in ends])
-            if op.fn == "embedding" and self.values[v].kind == "parameter":
-                continue  # reads the rows it looks up, counted with the result
             total += self.values[v].meta.num_bytes / joint_parts(sharded, index, self.model.sizes)
         return total
 

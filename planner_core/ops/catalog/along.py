@@ -1,0 +1,96 @@
+"""Along some dims: reductions, softmax, sorting, cumulated sums, Fourier transforms. Any other dim may be split."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from planner_core.core import Op
+from planner_core.ops.operators import Kind, Local, Operator, operators
+from planner_core.ops.rules import DimOf, Rule, RuleFn, Shapes, dims_attr, ints, split, unknown
+
+
+def _along(default: int, linear: bool = False) -> RuleFn:
+    """Works along one dim, the `default` one if the call names none."""
+
+    def rule(op: Op, ins: Shapes, outs: Shapes) -> Rule:
+        rank = len(ins[0])
+        if "arg1" in op.attrs or len(ins) > 1:  # an argument that capture could not name may be the dim
+            return unknown(op, ins, outs)
+        named = op.attrs.get("dim", op.attrs.get("dims")) is not None
+        along = dims_attr(op, "dim", rank) if named else (default % rank,)
+        same = [d for d in range(rank) if d not in along and ins[0][d] > 1]
+        found = tuple(split(f"d{d}", [d], [d] * len(outs), ins[0][d]) for d in same)
+        return Rule(found, linear=(0,) if linear else ())
+
+    return rule
+
+
+def _reduction(sums: bool) -> RuleFn:
+    """Dims that are reduced vanish; along them a sum (or mean) may be split, and is then Partial."""
+
+    def rule(op: Op, ins: Shapes, outs: Shapes) -> Rule:
+        rank = len(ins[0])
+        raw = op.attrs.get("dim", op.attrs.get("dims"))
+        along = set(dims_attr(op, "dim", rank)) if raw not in (None, ()) else set(range(rank))
+        keep = bool(op.attrs.get("keepdim", False))
+        found, j = [], 0
+        rest: list[DimOf] = [None] * (len(ins) - 1)
+        for d in range(rank):
+            if d in along:
+                if sums and ins[0][d] > 1:
+                    found.append(split(f"d{d}", [d, *rest], [None], ins[0][d]))
+                j += keep
+                continue
+            if ins[0][d] > 1:
+                found.append(split(f"d{d}", [d, *rest], [j] * len(outs), ins[0][d]))
+            j += 1
+        return Rule(tuple(found), linear=(0,) if sums else ())
+
+    return rule
+
+
+def _fourier(default: Callable[[Op, int], int]) -> RuleFn:
+    """Linear, and whole along the dims that it transforms: those named, else the last `default`."""
+
+    def rule(op: Op, ins: Shapes, outs: Shapes) -> Rule:
+        rank = len(ins[0])
+        named = "dim" in op.attrs
+        along = dims_attr(op, "dim", rank) if named else tuple(range(rank - default(op, rank), rank))
+        kept = [d for d in range(rank) if d not in along and ins[0][d] > 1]
+        return Rule(tuple(split(f"d{d}", [d], [d], ins[0][d]) for d in kept), linear=(0,))
+
+    return rule
+
+
+def _num_sizes(op: Op, rank: int) -> int:
+    return len(ints(op.attrs.get("s"))) if isinstance(op.attrs.get("s"), tuple) else rank
+
+
+def _alongs(names: str, rule: RuleFn, arguments: str = "", **common: Any) -> tuple[Operator, ...]:
+    return operators(names, kind=Kind.ALONG, rule=rule, arguments=arguments, **common)
+
+
+OPERATORS = (
+    *_alongs("softmax", _along(-1), "input dim _stacklevel dtype", default_dim=-1, spellings=("_softmax",)),
+    *_alongs("log_softmax", _along(-1), "input dim _stacklevel dtype", default_dim=-1, spellings=("_log_softmax",)),
+    *_alongs("softmin logcumsumexp", _along(-1)),
+    *_alongs("cumsum", _along(-1), "input dim"),
+    *_alongs("cumprod", _along(-1), "input dim"),
+    *_alongs("sort", _along(-1), "input dim descending stable", default_dim=-1),
+    *_alongs("argsort", _along(-1), default_dim=-1),
+    *_alongs("topk", _along(-1), "input k dim largest sorted", default_dim=-1),
+    *_alongs("glu", _along(-1), "input dim", default_dim=-1),
+    *_alongs("normalize", _along(1)),
+    *_alongs("diff", _along(-1, linear=True), "input n dim", default_dim=-1),
+    *_alongs("sum", _reduction(sums=True), "input dim keepdim"),
+    *_alongs("mean", _reduction(sums=True), "input dim keepdim", local=Local.MEAN),
+    *_alongs("prod amax amin max min argmax argmin logsumexp any all", _reduction(sums=False), "input dim keepdim"),
+    *_alongs("var std", _reduction(sums=False), "input dim unbiased keepdim"),
+    *_alongs("var_mean", _reduction(sums=False)),
+    *_alongs("norm", _reduction(sums=False), "input p dim keepdim dtype"),
+    *_alongs("linalg_vector_norm", _reduction(sums=False), "input ord dim keepdim dtype", spellings=("vector_norm",)),
+    *_alongs("fft_fft fft_ifft fft_rfft fft_irfft", _fourier(lambda op, rank: 1), "input n dim norm"),
+    *_alongs("fft_fft2 fft_ifft2 fft_rfft2 fft_irfft2", _fourier(lambda op, rank: 2), "input s dim norm"),
+    *_alongs("fft_fftn fft_ifftn fft_rfftn fft_irfftn", _fourier(_num_sizes), "input s dim norm"),
+)

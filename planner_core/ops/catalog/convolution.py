@@ -1,0 +1,72 @@
+"""Convolutions: samples, channels out, channels in (whose products are summed)."""
+
+from __future__ import annotations
+
+import math
+
+from planner_core.core import Op
+from planner_core.ops.operators import Kind, Local, operators
+from planner_core.ops.rules import DimOf, Rule, Shapes, int_attr, split
+from planner_core.ops.work import Gemm, Part, Sizes, product
+
+
+def _conv(op: Op, ins: Shapes, outs: Shapes) -> Rule:
+    """Batch, output channels, input channels (Partial); a depthwise convolution splits both channels together."""
+    x, w = ins[0], ins[1]
+    has_bias = len(ins) > 2
+    if len(x) != len(w):
+        return Rule(())
+    none: list[DimOf] = [None] * has_bias
+    found = [split("d0", [0, None, *none], [0], x[0])] if x[0] > 1 else []
+    groups = int_attr(op, "groups", 1)
+    if groups == 1:
+        found.append(split("out", [None, 0, *([0] * has_bias)], [1], w[0]))
+        if x[1] > 1:
+            found.append(split("in", [1, 1, *none], [None], x[1], bias=(2,) if has_bias else ()))
+    elif groups == x[1] == w[0]:
+        found.append(split("channel", [1, 0, *([0] * has_bias)], [1], w[0]))
+    return Rule(tuple(found))
+
+
+def _conv_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
+    """As one product for each group: rows are output pixels, the inner extent is channels in times the kernel's size."""
+    x, w, out = sizes.ins[0], sizes.ins[1], sizes.outs[0]
+    samples = x[0] if len(x) == len(w) else 1
+    groups = x[1 - len(w)] // w[1]  # of a split depthwise convolution, those that are here
+    pixels, k = samples * math.prod(out[2 - len(w) :]), math.prod(w[1:])
+    return (product(Gemm(pixels, w[0] // groups, k, groups), (0,), (1,)),)
+
+
+def _conv_transpose(op: Op, ins: Shapes, outs: Shapes) -> Rule:
+    """Batch."""
+    x, w = ins[0], ins[1]
+    none: list[DimOf] = [None] * (len(ins) - 2)
+    return Rule((split("d0", [0, None, *none], [0], x[0]),) if len(x) == len(w) and x[0] > 1 else ())
+
+
+def _conv_transpose_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
+    """Every input pixel is multiplied with the whole kernel: rows are input pixels. Weight: [in, out / groups, kernel]."""
+    x, w = sizes.ins[0], sizes.ins[1]
+    samples = x[0] if len(x) == len(w) else 1
+    groups = int_attr(op, "groups", 1)
+    pixels = samples * math.prod(x[2 - len(w) :])
+    return (product(Gemm(pixels, math.prod(w[1:]), w[0] // groups, groups), (0,), (1,)),)
+
+
+OPERATORS = (
+    *operators(
+        "conv1d conv2d conv3d",
+        kind=Kind.CONVOLUTION,
+        rule=_conv,
+        work=_conv_work,
+        arguments="input weight bias stride padding dilation groups",
+        local=Local.SIZES,
+    ),
+    *operators(
+        "conv_transpose1d conv_transpose2d conv_transpose3d",
+        kind=Kind.CONVOLUTION,
+        rule=_conv_transpose,
+        work=_conv_transpose_work,
+        arguments="input weight bias stride padding output_padding groups dilation",
+    ),
+)

@@ -1,0 +1,81 @@
+"""Losses: sums over tokens or elements, so a split of those leaves each GPU a term of the sum."""
+
+from __future__ import annotations
+
+from planner_core.core import Op
+from planner_core.ops.operators import Kind, Local, LocalBytes, Operator, operators
+from planner_core.ops.rules import WHOLE, Internal, Rule, Shapes, Split, broadcast_splits, split
+
+_COUNT = Internal("forward", "all_reduce", 4)
+"""A mean divides by the number of valid targets of every GPU."""
+
+
+def _cross_entropy(op: Op, ins: Shapes, outs: Shapes) -> Rule:
+    """Tokens: a sum over the valid targets of every rank; classes: max, sum of exponentials and target logit are exchanged."""
+    logits, targets = ins[0], ins[1]
+    reduction = op.attrs.get("reduction", "mean")
+    if len(logits) != 2 or reduction not in ("mean", "sum") or len(targets) != 1 or len(ins) > 2:
+        return Rule((), known=len(ins) == 2)
+    if op.attrs.get("label_smoothing"):
+        return Rule(())
+    count = (_COUNT,) if reduction == "mean" else ()
+    tokens = Split("tokens", (0, 0), (None,), (logits[0],), internal=count)
+    exchange = Internal("forward", "all_reduce", 4 * logits[0], ("tokens",), count=3)
+    classes = Split("classes", (1, None), (WHOLE,), (logits[1],), internal=(exchange,))
+    return Rule((tokens, classes))
+
+
+def _log_softmax_kept(local: LocalBytes) -> int:
+    """Cross-entropy keeps the log-softmax; split by class it works in 32-bit (see `runtime/local_ops.py`)."""
+    return 4 * local.ins[0] // local.item_bytes[0] if "classes" in local.labels else local.ins[0]
+
+
+def _log_softmax_used(local: LocalBytes) -> int:
+    """Cross-entropy makes a copy beside the gradient of the logits; split by class the 32-bit work becomes the gradient,
+    and only a shorter one is a copy."""
+    if "classes" not in local.labels:
+        return local.ins[0]
+    return 4 * local.ins[0] // local.item_bytes[0] if local.item_bytes[0] < 4 else 0
+
+
+def _nll_loss(op: Op, ins: Shapes, outs: Shapes) -> Rule:
+    """Tokens, as cross-entropy: a sum over the valid targets of every rank."""
+    reduction = op.attrs.get("reduction", "mean")
+    if len(ins) != 2 or len(ins[0]) != 2 or len(ins[1]) != 1 or reduction not in ("mean", "sum"):
+        return Rule((), known=len(ins) == 2)
+    count = (_COUNT,) if reduction == "mean" else ()
+    return Rule((Split("tokens", (0, 0), (None,), (ins[0][0],), internal=count),))
+
+
+def _mean_loss(op: Op, ins: Shapes, outs: Shapes) -> Rule:
+    """Elements, where the operands are not broadcast."""
+    if op.attrs.get("reduction", "mean") not in ("mean", "sum"):
+        return Rule(tuple(broadcast_splits(ins, outs[0])))
+    same = [d for d, n in enumerate(ins[0]) if n > 1 and all(len(s) == len(ins[0]) and s[d] == n for s in ins)]
+    return Rule(tuple(split(f"d{d}", [d] * len(ins), [None], ins[0][d]) for d in same))
+
+
+OPERATORS = (
+    Operator(
+        name="cross_entropy",
+        kind=Kind.LOSS,
+        rule=_cross_entropy,
+        spellings=("cross_entropy_loss",),
+        arguments="input target weight size_average ignore_index reduce reduction label_smoothing",
+        defaults={"reduction": "mean", "ignore_index": -100, "label_smoothing": 0.0},
+        own_kept=_log_softmax_kept,
+        own_backward=_log_softmax_used,
+        of_logits=True,
+        local=Local.EXCHANGE,
+        title="loss",
+    ),
+    Operator(
+        name="nll_loss", kind=Kind.LOSS, rule=_nll_loss, spellings=("nll_loss_nd",), local=Local.EXCHANGE, title="loss"
+    ),
+    # elementwise, then a sum: they follow what makes their operands
+    *operators("mse_loss", kind=Kind.LOSS, rule=_mean_loss, leads=False, local=Local.MEAN, title="loss"),
+    *operators(
+        "l1_loss smooth_l1_loss binary_cross_entropy_with_logits", kind=Kind.LOSS, rule=_mean_loss, leads=False,
+        local=Local.MEAN,
+    ),
+)  # fmt: skip

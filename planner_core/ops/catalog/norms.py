@@ -1,0 +1,90 @@
+"""Norms and pooling: what is normalised or pooled together is whole."""
+
+from __future__ import annotations
+
+from planner_core.core import Op
+from planner_core.ops.operators import Kind, Local, LocalBytes, Operator, operators
+from planner_core.ops.rules import DimOf, Internal, Rule, RuleFn, Shapes, Split, split
+
+
+def _norm(op: Op, ins: Shapes, outs: Shapes) -> Rule:
+    """All dims but the normalised ones, which are the last; weight and bias have those only."""
+    shape = op.attrs.get("normalized_shape")
+    inner = len(shape) if isinstance(shape, tuple) else 1
+    rest: list[DimOf] = [None] * (len(ins) - 1)
+    kept = range(len(ins[0]) - inner)
+    return Rule(tuple(split(f"d{d}", [d, *rest], [d], ins[0][d]) for d in kept if ins[0][d] > 1))
+
+
+def _group_norm(op: Op, ins: Shapes, outs: Shapes) -> Rule:
+    """Samples."""
+    return Rule((split("d0", [0] + [None] * (len(ins) - 1), [0], ins[0][0]),))
+
+
+def _batch_norm(op: Op, ins: Shapes, outs: Shapes) -> Rule:
+    """Channels are independent; a split batch sums its statistics (2C numbers forward, 2C backward)."""
+    channels = ins[0][1]
+    sync = tuple(Internal(phase, "all_reduce", 2 * channels * 4, ("d1",)) for phase in ("forward", "backward"))
+    rest = [0] * (len(ins) - 1)
+    batch = Split(
+        "d0", (0, *[None] * len(rest)), (0,), (ins[0][0],), internal=sync if op.attrs.get("training", True) else ()
+    )
+    return Rule((batch, split("d1", [1, *rest], [1], channels)))
+
+
+def _statistics_kept(label: str, kept: tuple[int, ...], ins: Shapes) -> bool:
+    """Batch statistics have no batch dim."""
+    return not (label == "d0" and len(kept) == 1)
+
+
+def _statistics_exchanged(local: LocalBytes) -> int:
+    """Statistics of a split batch are exchanged by ops of our own, in 32-bit: four tensors like the operand."""
+    return 4 * 4 * local.ins[0] // local.item_bytes[0] if "d0" in local.labels else 0
+
+
+def _weight_norm(op: Op, ins: Shapes, outs: Shapes) -> Rule:
+    """`v * g / |v|`, the norm over all dims but the one that g has: that one may be split."""
+    v, g = ins
+    own = [d for d, n in enumerate(g) if n > 1] if len(g) == len(v) else []
+    return Rule(tuple(split(f"d{d}", [d, d], [d], v[d]) for d in own if len(own) == 1 and v[d] == g[d]))
+
+
+def _pooled(num_spatial: int | None) -> RuleFn:
+    """All dims but the last `num_spatial`; None: all but samples and channels."""
+
+    def rule(op: Op, ins: Shapes, outs: Shapes) -> Rule:
+        spatial = len(ins[0]) - 2 if num_spatial is None else num_spatial
+        kept = [d for d in range(len(ins[0]) - spatial) if ins[0][d] == outs[0][d] > 1]
+        return Rule(tuple(split(f"d{d}", [d], [d] * len(outs), ins[0][d]) for d in kept))
+
+    return rule
+
+
+OPERATORS = (
+    Operator(name="layer_norm", kind=Kind.NORM, rule=_norm, arguments="input normalized_shape weight bias eps"),
+    Operator(name="rms_norm", kind=Kind.NORM, rule=_norm, arguments="input normalized_shape weight eps"),
+    Operator(name="group_norm", kind=Kind.NORM, rule=_group_norm, arguments="input num_groups weight bias eps"),
+    Operator(name="instance_norm", kind=Kind.NORM, rule=_group_norm),
+    Operator(
+        name="batch_norm",
+        kind=Kind.NORM,
+        rule=_batch_norm,
+        arguments="input running_mean running_var weight bias training momentum eps",
+        splits_kept=_statistics_kept,
+        own_backward=_statistics_exchanged,
+        local=Local.EXCHANGE,
+    ),
+    # made of a weight, where it is used: in the group of the product
+    Operator(
+        name="_weight_norm",
+        kind=Kind.NORM,
+        rule=_weight_norm,
+        spellings=("_weight_norm_interface",),
+        arguments="v g dim",
+        leads=False,
+    ),
+    *operators("max_pool1d avg_pool1d adaptive_avg_pool1d", kind=Kind.POOL, rule=_pooled(1)),
+    *operators("max_pool2d avg_pool2d adaptive_max_pool2d", kind=Kind.POOL, rule=_pooled(2)),
+    Operator(name="adaptive_avg_pool2d", kind=Kind.POOL, rule=_pooled(2), spellings=("_adaptive_avg_pool2d",)),
+    *operators("interpolate upsample pixel_shuffle", kind=Kind.POOL, rule=_pooled(None)),
+)

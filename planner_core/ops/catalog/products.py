@@ -1,0 +1,266 @@
+"""Matrix products and experts: rows, features out, and features in (whose products are summed)."""
+
+from __future__ import annotations
+
+import math
+import string
+from collections.abc import Sequence
+
+from planner_core.core import Op
+from planner_core.ops.operators import Kind, Local, Operator, operators
+from planner_core.ops.rules import DimOf, Rule, Shapes, Split, aligned, broadcast_splits, split, unknown
+from planner_core.ops.work import Gemm, GroupedGemm, Part, Sizes, grouped, product
+
+# --- linear and its relatives ------------------------------------------------------------------------
+
+
+def _linear(op: Op, ins: Shapes, outs: Shapes) -> Rule:
+    """`...i,oi->...o`; the bias of a split contraction is added once."""
+    x, w = ins[0], ins[1]
+    has_bias = len(ins) > 2
+    none: list[DimOf] = [None] * has_bias
+    found = [split(f"d{d}", [d, None, *none], [d], x[d]) for d in range(len(x) - 1) if x[d] > 1]
+    found.append(split("out", [None, 0, *([0] * has_bias)], [len(x) - 1], w[0]))
+    found.append(split("in", [len(x) - 1, 1, *none], [None], w[1], bias=(2,) if has_bias else ()))
+    return Rule(tuple(found))
+
+
+def _linear_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
+    x, (n, k) = sizes.ins[0], sizes.ins[1]
+    return (product(Gemm(math.prod(x[:-1]), n, k), (0,), (1,)),)
+
+
+def _addmm(op: Op, ins: Shapes, outs: Shapes) -> Rule:
+    """`bias + a @ b` (transformers' Conv1D stores b as [in, out])."""
+    bias, a, b = ins
+    rank = len(a)
+    lead = [split(f"b{d}", [aligned(bias, rank, d), d, d], [d], a[d]) for d in range(rank - 2)]
+    rows = split("rows", [aligned(bias, rank, rank - 2), rank - 2, None], [rank - 2], a[-2])
+    cols = split("out", [aligned(bias, rank, rank - 1), None, rank - 1], [rank - 1], b[-1])
+    inner = split("in", [None, rank - 1, rank - 2], [None], a[-1], bias=(0,))
+    return Rule((*lead, rows, cols, inner))
+
+
+def _addmm_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
+    _, a, b = sizes.ins
+    return (product(Gemm(a[-2], b[-1], a[-1], math.prod(a[:-2])), (1,), (2,)),)
+
+
+def _bilinear(op: Op, ins: Shapes, outs: Shapes) -> Rule:
+    """`...i,oij,...j->...o`; the bias of a split contraction is added once."""
+    x, w = ins[0], ins[2]
+    has_bias = len(ins) > 3
+    last = len(x) - 1
+    none: list[DimOf] = [None] * has_bias
+    found = [split(f"d{d}", [d, d, None, *none], [d], x[d]) for d in range(last) if x[d] > 1]
+    bias = (3,) if has_bias else ()
+    found.append(split("out", [None, None, 0, *([0] * has_bias)], [last], w[0]))
+    found.append(split("in1", [last, None, 1, *none], [None], w[1], bias=bias))
+    found.append(split("in2", [None, last, 2, *none], [None], w[2], bias=bias))
+    return Rule(tuple(found))
+
+
+def _bilinear_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
+    """x with the weight, [rows, i] @ [i, o j]; that with y, one [o, j] @ [j, 1] for each row."""
+    x, (out, i, j) = sizes.ins[0], sizes.ins[2]
+    rows = math.prod(x[:-1])
+    return (product(Gemm(rows, out * j, i), (0,), (2,)), product(Gemm(out, 1, j, rows), (0, 2), (1,)))
+
+
+# --- matmul ------------------------------------------------------------------------------------------
+
+
+def _matmul(op: Op, ins: Shapes, outs: Shapes) -> Rule:
+    """`...mk,...kn->...mn`, batch dims broadcast; linear in the first factor."""
+    a, b = ins
+    if len(a) < 2 or len(b) < 2:
+        return Rule((), linear=(0,))
+    out, rank = outs[0], len(outs[0])
+    found = broadcast_splits([a, b], out, rank - 2, "b")
+    if a[-2] > 1:
+        found.append(split("rows", [len(a) - 2, None], [rank - 2], a[-2]))
+    if b[-1] > 1:
+        found.append(split("out", [None, len(b) - 1], [rank - 1], b[-1]))
+    found.append(split("in", [len(a) - 1, len(b) - 2], [None], a[-1]))
+    return Rule(tuple(found), linear=(0,))
+
+
+def _matmul_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
+    a, b = sizes.ins
+    return (_matmul_part(a, b, (0,), (1,)),)
+
+
+def _matmul_part(a: Sequence[int], b: Sequence[int], left: tuple[int, ...], right: tuple[int, ...]) -> Part:
+    """A matrix on the right that all of the batch shares joins the batch to the rows, as torch does."""
+    m, k = (a[-2] if len(a) > 1 else 1), a[-1]
+    n = b[-1] if len(b) > 1 else 1
+    lead = _broadcast(a[:-2], b[:-2])
+    if math.prod(b[:-2]) == 1:
+        return product(Gemm(lead * m, n, k), left, right)
+    return product(Gemm(m, n, k, lead), left, right)
+
+
+def _broadcast(a: Sequence[int], b: Sequence[int]) -> int:
+    """Elements of the batch dims of both."""
+    rank = max(len(a), len(b))
+    padded = [(1,) * (rank - len(s)) + tuple(s) for s in (a, b)]
+    return math.prod(max(pair) for pair in zip(*padded, strict=True))
+
+
+def _rmatmul(op: Op, ins: Shapes, outs: Shapes) -> Rule:
+    """`x.__rmatmul__(y)` is y @ x."""
+    found = _matmul(op, [ins[1], ins[0]], outs)
+    return Rule(tuple(split(s.label, s.inputs[::-1], s.outputs, *s.divides) for s in found.splits), linear=(1,))
+
+
+def _rmatmul_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
+    x, y = sizes.ins
+    return (_matmul_part(y, x, (1,), (0,)),)
+
+
+# --- einsum ------------------------------------------------------------------------------------------
+
+
+def _einsum(op: Op, ins: Shapes, outs: Shapes) -> Rule:
+    """A letter that stands for the same extent wherever it is may be split."""
+    *operands, result = einsum_letters(op, ins)
+    if any(len(set(t)) != len(t) for t in operands):
+        return unknown(op, ins, outs)
+    extents: dict[str, set[int]] = {}
+    for t, shape in zip(operands, ins, strict=True):
+        for c, n in zip(t, shape, strict=True):
+            extents.setdefault(c, set()).add(n)
+    found = [
+        split(c, [t.index(c) if c in t else None for t in operands], [result.index(c) if c in result else None], *n)
+        for c, n in sorted(extents.items()) if n != {1} and len(n) == 1
+    ]  # fmt: skip
+    return Rule(tuple(found), linear=(0,))
+
+
+def _einsum_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
+    """Operands are taken in one after the other, from the left, as torch does without opt_einsum.
+
+    Of `ij,jk,kl->il` the first two make an [i, k] matrix, then that and the third the result. A letter that only one of
+    the two has, and nobody after, is summed before; two operands without a letter to sum are multiplied element by
+    element, which is not a matrix product.
+    """
+    *terms, result = einsum_letters(op, sizes.ins)
+    extent: dict[str, int] = {}
+    for term, shape in zip(terms, sizes.ins, strict=True):
+        extent.update({c: max(n, extent.get(c, 1)) for c, n in zip(term, shape, strict=True)})
+    own = [{c for c, n in zip(t, s, strict=True) if n > 1} for t, s in zip(terms, sizes.ins, strict=True)]
+    made, found = own[0], []
+
+    def size(letters: set[str]) -> int:
+        return math.prod(extent[c] for c in letters)
+
+    for i, letters in enumerate(own[1:], 1):
+        later = set(result).union(*own[i + 1 :])
+        both = made & letters
+        if both - later:
+            rows, columns = (made - letters) & later, (letters - made) & later
+            gemm = Gemm(size(rows), size(columns), size(both - later), size(both & later))
+            found.append(product(gemm, range(i), (i,)))
+        made = (made | letters) & later
+    return tuple(found)
+
+
+def einsum_letters(op: Op, ins: Shapes) -> list[str]:
+    """The letters of each operand and of the result; letters that the equation has not in place of `...`, aligned at the
+    last. Without `->` the result has the letters that occur once, in alphabetical order."""
+    equation = str(op.attrs["equation"]).replace(" ", "")
+    terms, arrow, result = equation.partition("->")
+    operands = terms.split(",")
+    ranks = [len(shape) - len(t) + 3 for t, shape in zip(operands, ins, strict=True) if "..." in t]
+    free = [c for c in string.ascii_uppercase + string.ascii_lowercase if c not in equation]
+    wild = "".join(free[: max(ranks, default=0)])
+    own = [t.replace("...", wild[len(wild) + len(t) - 3 - len(s) :]) for t, s in zip(operands, ins, strict=True)]
+    if not arrow:
+        once = sorted(c for c in set(terms) if c.isalpha() and terms.count(c) == 1)
+        return [*own, wild + "".join(once)]
+    return [*own, result.replace("...", wild)]
+
+
+# --- experts -----------------------------------------------------------------------------------------
+
+
+def _moe_experts(op: Op, ins: Shapes, outs: Shapes) -> Rule:
+    """Tokens; the experts' inner width (gate and up are fused, so dealt part by part); the experts themselves.
+
+    Operands: hidden, index, weights, up, down[, up bias][, down bias].
+    """
+    (t, _), up, down = ins[0], ins[3], ins[4]
+    turned, gated = bool(op.attrs.get("transposed")), bool(op.attrs.get("gated", True))
+    inner = down[1 if turned else 2]
+    none: list[DimOf] = [None] * (len(ins) - 5)
+    biases: list[DimOf] = [
+        1 if shape[-1] == up[2 if turned else 1] and k == 0 else None for k, shape in enumerate(ins[5:])
+    ]
+    tokens = split("tokens", [0, 0, 0, None, None, *none], [0], t)
+    fused: dict[int, tuple[int, ...]] = {}
+    if gated:
+        fused = dict.fromkeys((3, *(5 + k for k, d in enumerate(biases) if d is not None)), (inner, inner))
+    added = tuple(5 + k for k, d in enumerate(biases) if d is None)
+    width = Split(
+        "inner", (None, None, None, *((2, 1) if turned else (1, 2)), *biases), (None,), (inner,), bias=added, segments=fused
+    )  # fmt: skip
+    experts = split("experts", [None, None, None, 0, 0, *[0] * len(none)], [None], up[0])
+    return Rule((tokens, width, experts))
+
+
+def _moe_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
+    """Two grouped products; routing is taken to be balanced, so a GPU with a part of the experts gets that part of the rows."""
+    index, up, down = sizes.ins[1], sizes.ins[3], sizes.ins[4]
+    rows = math.prod(index) * up[0] // sizes.whole[3][0]
+    turned = bool(op.attrs.get("transposed"))
+    (k, n), (inner, out) = (up[1:], down[1:]) if turned else (up[:0:-1], down[:0:-1])
+    return (
+        grouped(GroupedGemm(rows, n, k, up[0]), (0, 1, 2), (3,)),
+        grouped(GroupedGemm(rows, out, inner, up[0]), (0, 1, 2, 3), (4,)),
+    )
+
+
+def _inner_kept(label: str, kept: tuple[int, ...], ins: Shapes) -> bool:
+    """An expert layer split by inner width keeps its permuted tokens whole."""
+    return label != "inner" or (len(kept) > 1 and kept[-1] != ins[0][-1])
+
+
+def _expert_linear(op: Op, ins: Shapes, outs: Shapes) -> Rule:
+    """Rows; features out; features in, whose products are summed. Operands: hidden [t, i], index [t], weight [E, o, i]."""
+    (t, i), _, (_, o, _) = ins
+    return Rule(
+        (
+            split("tokens", [0, 0, None], [0], t),
+            split("out", [None, None, 1], [1], o),
+            split("in", [1, None, 2], [None], i),
+        )
+    )
+
+
+def _expert_linear_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
+    rows, (experts, n, k) = sizes.ins[0][0], sizes.ins[2]
+    return (grouped(GroupedGemm(rows, n, k, experts), (0,), (2,)),)
+
+
+OPERATORS = (
+    Operator(name="linear", kind=Kind.PRODUCT, rule=_linear, work=_linear_work, arguments="input weight bias"),
+    Operator(name="addmm", kind=Kind.PRODUCT, rule=_addmm, work=_addmm_work, arguments="input mat1 mat2"),
+    Operator(name="baddbmm", kind=Kind.PRODUCT, rule=_addmm, work=_addmm_work, arguments="input batch1 batch2"),
+    Operator(name="matmul", kind=Kind.PRODUCT, rule=_matmul, work=_matmul_work, arguments="input other"),
+    *operators("bmm mm", kind=Kind.PRODUCT, rule=_matmul, work=_matmul_work, arguments="input mat2"),
+    Operator(name="rmatmul", kind=Kind.PRODUCT, rule=_rmatmul, work=_rmatmul_work),
+    Operator(name="einsum", kind=Kind.PRODUCT, rule=_einsum, work=_einsum_work, arguments="equation operands"),
+    Operator(
+        name="bilinear", kind=Kind.PRODUCT, rule=_bilinear, work=_bilinear_work, arguments="input1 input2 weight bias"
+    ),
+    Operator(
+        name="moe_experts",
+        kind=Kind.EXPERTS,
+        rule=_moe_experts,
+        work=_moe_work,
+        splits_kept=_inner_kept,
+        local=Local.PART,
+        title="experts",
+    ),
+    Operator(name="expert_linear", kind=Kind.EXPERTS, rule=_expert_linear, work=_expert_linear_work),
+)

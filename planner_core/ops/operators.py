@@ -1,0 +1,172 @@
+"""What an operator is: everything that the planner knows of one torch function, as one value.
+
+The catalogue holds one `Operator` for each; `registry.operator(fn)` finds it by any of its spellings. What needs torch
+stands beside torch and is held complete by tests: how a spelling is recognised in a running model
+(`models/hooks/callsites.py`), how an ATen call is spelled in Python (`models/exported/aten.py`), and how the op runs on
+one GPU's part of its tensors where that is not the function itself (`runtime/local_ops.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, TypeAlias
+
+from planner_core.core import Attr, Op
+from planner_core.ops.rules import RuleFn, Shapes, unknown
+from planner_core.ops.work import WorkFn
+
+
+class Kind(StrEnum):
+    """What sort of thing an operator does."""
+
+    PRODUCT = "product"
+    CONVOLUTION = "convolution"
+    ATTENTION = "attention"
+    EXPERTS = "experts"
+    LOOKUP = "lookup"
+    SCAN = "scan"
+    NORM = "norm"
+    LOSS = "loss"
+    VIEW = "view"
+    MOVE = "move"  # shapes, joins and rearranges elements
+    INDEX = "index"  # picks or writes elements
+    CREATE = "create"  # makes a tensor like another
+    CAST = "cast"
+    ELEMENTWISE = "elementwise"
+    RANDOM = "random"
+    ALONG = "along"  # works along some dims: reductions, softmax, sort, Fourier transforms
+    POOL = "pool"
+    UNKNOWN = "unknown"
+
+
+MULTIPLYING = frozenset({Kind.PRODUCT, Kind.CONVOLUTION, Kind.ATTENTION, Kind.EXPERTS, Kind.SCAN})
+"""Kinds whose time is FLOPs: an operator of these without `work` cannot be made."""
+LEADING = MULTIPLYING | {Kind.LOOKUP, Kind.NORM, Kind.LOSS}
+"""Kinds that lead a group of their own (see `grouping`)."""
+
+
+class Described(StrEnum):
+    """How capture describes a call beside its operands (see `models/capture/attributes.py`)."""
+
+    BY_ARGUMENTS = "arguments"
+    BY_SHAPES = "shapes"  # the results' shapes say it all
+    BY_ORDER = "order"  # `dims`: the dim of the operand that each dim of the result is
+    BY_INDEX = "index"  # `index`: one item for each dim, in full
+    BY_SIZES = "sizes"  # `dim` and the `sizes` of the pieces
+    BY_DIM = "dim"  # `dim` alone
+    BY_NEW_DIM = "new dim"  # `dim` of the result
+    BY_SCALAR = "scalar"  # the number in place of an operand is called `scalar`
+
+
+class Local(StrEnum):
+    """How an op runs on one GPU's part of its tensors. All but the first have a function in `runtime/local_ops.py`."""
+
+    AS_IT_IS = "as it is"
+    SIZES = "sizes"  # sizes written in the call are those of whole tensors
+    MEAN = "mean"  # divides by the number of elements of the whole
+    PART = "part"  # must know which part of the whole it holds
+    EXCHANGE = "exchange"  # sends messages itself
+    MEMORY = "memory"  # the same numbers, in the memory that a GPU's kernel would take
+
+
+@dataclass(frozen=True, slots=True)
+class LocalBytes:
+    """One op on one GPU in bytes: its operands and results as it takes and makes them.
+
+    `item_bytes` are those of one element of each operand, `labels` the dims that are split, `grads` says which operands
+    get a gradient.
+    """
+
+    ins: tuple[int, ...]
+    outs: tuple[int, ...]
+    item_bytes: tuple[int, ...]
+    labels: frozenset[str]
+    grads: tuple[bool, ...]
+
+
+BytesFn: TypeAlias = Callable[[LocalBytes], int]
+KeptFn: TypeAlias = Callable[[str, tuple[int, ...], Shapes], bool]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operator:
+    """One torch function: how it may be split, what it costs, what its backward keeps, how it is written and shown.
+
+    name: the canonical name, as `models/hooks/callsites.py` gives it. An in-place form is the name with `_` behind it.
+    rule: the strategies along one mesh axis.
+    spellings: other names of the same function: methods, operators of Python, ATen ops.
+    arguments: the names of positional arguments where torch's own signature does not tell them.
+    defaults: arguments that a call may leave out and a rule wants; `default_dim` is that of `dim`.
+    ignored: arguments that change nothing here.
+    work: the kernels; None for an op that is bound by memory.
+    looked_up: the argument of which only the rows that are looked up are read.
+    copies: which calls of a view (kind VIEW, takes no time) copy all the same; None: none.
+    hands_on: an operand's gradient is the gradient of the result, the same tensor.
+    splits_kept: whether a split of dim `label` also splits a tensor of the shape `kept` that autograd keeps for the op,
+        beside operands and results; None: it does. Arguments: label, kept, shapes of the operands.
+    own_kept: bytes kept for backward beside operands and results, in place of what capture saw.
+    own_backward: bytes that backward uses for the moment, beside the gradients that it takes and makes.
+    of_logits: a loss of logits that the model hands out beside it.
+    local: how it runs on one GPU's part of its tensors.
+    leads: whether the op leads a group of its own; None: by kind.
+    title: what people call it; "": the name.
+    """
+
+    name: str
+    kind: Kind
+    rule: RuleFn
+    spellings: tuple[str, ...] = ()
+    arguments: str = ""
+    defaults: Mapping[str, Attr] = field(default_factory=dict)
+    default_dim: int | None = None
+    ignored: tuple[str, ...] = ()
+    described: Described = Described.BY_ARGUMENTS
+    work: WorkFn | None = None
+    looked_up: str = ""
+    copies: Callable[[Op], bool] | None = None
+    hands_on: bool = False
+    splits_kept: KeptFn | None = None
+    own_kept: BytesFn | None = None
+    own_backward: BytesFn | None = None
+    local: Local = Local.AS_IT_IS
+    of_logits: bool = False
+    leads: bool | None = None
+    title: str = ""
+
+    def __post_init__(self) -> None:
+        if self.kind in MULTIPLYING and self.work is None:
+            raise ValueError(
+                f"{self.name} is of kind {self.kind} and says no kernels, so its FLOPs would count as zero; give `work`"
+            )
+
+    @property
+    def known(self) -> bool:
+        """Whether the catalogue describes it."""
+        return self.kind is not Kind.UNKNOWN
+
+    @property
+    def is_heavy(self) -> bool:
+        """Whether it leads a group of its own: a product, a lookup, a norm, attention, a scan or a loss."""
+        return self.kind in LEADING if self.leads is None else self.leads
+
+    @property
+    def plain_title(self) -> str:
+        """What people call it."""
+        return self.title or self.name.strip("_").replace("_", " ")
+
+
+def operators(names: str, **common: Any) -> tuple[Operator, ...]:
+    """One operator for each of `names` (parted by blanks), which differ in nothing else."""
+    return tuple(Operator(name=name, **common) for name in names.split())
+
+
+def undescribed(fn: str) -> Operator:
+    """What stands for a function that the catalogue lacks: it runs whole on every GPU, which the report says."""
+    return Operator(name=fn, kind=Kind.UNKNOWN, rule=unknown)
+
+
+def writes_in_place(fn: str) -> bool:
+    """Whether a function (by canonical name) writes its first operand: `add_`, `setitem`."""
+    return fn == "setitem" or (fn.endswith("_") and not fn.endswith("__"))

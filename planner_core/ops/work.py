@@ -1,0 +1,179 @@
+"""What an op makes one GPU do: the kernels of its forward and backward pass, with their shapes.
+
+How fast a product runs depends on its shape and not only on its FLOPs, so an operator describes its products as
+kernels and the FLOPs follow from them. Shapes are those that one GPU holds. `linear` of x [16, 128, 4096] with a weight
+[1024, 4096] has
+
+    forward               Gemm(m=2048, n=1024, k=4096)      17.2 GFLOPs
+    gradient of x         Gemm(m=2048, n=4096, k=1024)      the same: dx [2048, 4096] = dy [2048, 1024] @ w
+    gradient of weight    Gemm(m=4096, n=1024, k=2048)      the same: dw^T [4096, 1024] = x^T [4096, 2048] @ dy
+
+and with the weight split in two by its output features every n=1024 becomes 512. A multiply-add counts as two FLOPs.
+An op without kernels is bound by memory, or free if it is a view.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from planner_core.core import Op
+from planner_core.ops.rules import Shapes
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Shapes of an op's operands and results on one GPU, and of its operands as a whole (all GPUs together)."""
+
+    ins: Shapes
+    outs: Shapes
+    whole: Shapes
+
+
+@dataclass(frozen=True, slots=True)
+class Gemm:
+    """`batch` products of an [m, k] and a [k, n] matrix."""
+
+    m: int
+    n: int
+    k: int
+    batch: int = 1
+
+    @property
+    def flops(self) -> int:
+        """2 m n k for each product."""
+        return 2 * self.m * self.n * self.k * self.batch
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedGemm:
+    """The rows of a [rows, k] matrix are dealt out to `groups` matrices [k, n], as tokens are to experts.
+
+    With `sums_rows` the kernel makes one [k, n] matrix for each group, summed over the group's rows (the gradient of
+    the groups' matrices).
+    """
+
+    rows: int
+    n: int
+    k: int
+    groups: int
+    sums_rows: bool = False
+
+    @property
+    def flops(self) -> int:
+        """2 n k for each row, whichever group it goes to."""
+        return 2 * self.rows * self.n * self.k
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """One fused attention kernel. `head_dim` is that of queries and keys, `value_dim` that of values.
+
+    `causal` counts keys from the first query on, as torch does (query i sees keys 0 to i). `window` is how many keys a
+    query sees (before, behind) its own position; None: all. The backward kernel computes the scores again.
+    """
+
+    batch: int
+    heads: int
+    kv_heads: int
+    q_len: int
+    kv_len: int
+    head_dim: int
+    value_dim: int
+    causal: bool = False
+    window: tuple[int | None, int | None] = (None, None)
+    backward: bool = False
+
+    @property
+    def pairs(self) -> float:
+        """Pairs of a query and a key that the mask keeps: the area under the mask.
+
+        A causal square keeps half, as published FLOP counts have it (FlashAttention, section 4.1), while the pairs on and
+        below the diagonal are (n + 1) / 2n of it. Causal 8 x 8 keeps 32; with a window of 2 keys before, 14.
+        """
+        before, behind = self.window
+        behind = 0 if self.causal and (behind is None or behind > 0) else behind
+        upper = self.q_len * self.kv_len if behind is None else self._area(behind)
+        return upper - (0 if before is None else self._area(-before))
+
+    def _area(self, shift: int) -> float:
+        """The integral over x from 0 to q_len of x + shift, cut off at 0 and at kv_len."""
+
+        def below(y: int) -> float:
+            inside = min(max(y, 0), self.kv_len)
+            return inside**2 / 2 + self.kv_len * max(y - self.kv_len, 0)
+
+        return below(self.q_len + shift) - below(shift)
+
+    @property
+    def flops(self) -> int:
+        """Two products forward (scores, values); five backward (scores again, and gradients of both products' factors)."""
+        widths = 3 * self.head_dim + 2 * self.value_dim if self.backward else self.head_dim + self.value_dim
+        return int(2 * self.batch * self.heads * self.pairs * widths)
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """A fused kernel along the sequence (state-space scan, linear attention), of which only the FLOPs are told."""
+
+    flops: int
+
+
+Kernel: TypeAlias = Gemm | GroupedGemm | Attention | Scan
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A kernel of the forward pass with its gradients: each backward kernel runs if one of its operands wants a gradient."""
+
+    forward: Kernel
+    backward: tuple[tuple[frozenset[int], Kernel], ...]
+
+
+WorkFn: TypeAlias = Callable[[Op, Sizes], tuple[Part, ...]]
+"""The kernels of an operator, from the op and the shapes on one GPU."""
+
+
+def product(gemm: Gemm, left: Collection[int], right: Collection[int]) -> Part:
+    """A matrix product. `left` and `right` are the operands from which its two factors come."""
+    m, n, k = gemm.m, gemm.n, gemm.k
+    of_left, of_right = replace(gemm, n=k, k=n), replace(gemm, m=k, n=n, k=m)
+    return Part(gemm, ((frozenset(left), of_left), (frozenset(right), of_right)))
+
+
+def grouped(gemm: GroupedGemm, left: Collection[int], right: Collection[int]) -> Part:
+    """A product of rows with the matrices of their groups."""
+    of_left, of_right = replace(gemm, n=gemm.k, k=gemm.n), replace(gemm, sums_rows=True)
+    return Part(gemm, ((frozenset(left), of_left), (frozenset(right), of_right)))
+
+
+def fused(forward: Kernel, backward: Kernel, operands: Collection[int]) -> Part:
+    """A kernel whose backward is one kernel, that makes the gradients of all `operands` at once."""
+    return Part(forward, ((frozenset(operands), backward),))
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one op does on one GPU. Without kernels it is bound by memory, or takes no time if it is `free` (a view)."""
+
+    forward: tuple[Kernel, ...] = ()
+    backward: tuple[Kernel, ...] = ()
+    free: bool = False
+
+    @property
+    def flops(self) -> int:
+        """FLOPs of the forward kernels."""
+        return sum(k.flops for k in self.forward)
+
+    @property
+    def backward_flops(self) -> int:
+        """FLOPs of the backward kernels."""
+        return sum(k.flops for k in self.backward)
+
+
+def work_of_parts(parts: tuple[Part, ...], wanted: Collection[int], free: bool) -> Work:
+    """The kernels that run where the operands `wanted` get gradients."""
+    wants = frozenset(wanted)
+    backward = tuple(kernel for part in parts for operands, kernel in part.backward if operands & wants)
+    return Work(tuple(part.forward for part in parts), backward, free)
