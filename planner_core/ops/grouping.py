@@ -1,9 +1,9 @@
-"""Merge ops that must share a placement (TAP's GraphNode): a weight-bearing op with the ops that follow it.
+"""Merge ops that must share a placement (TAP's GraphNode): an op that has a weight with the ops that follow it.
 
-An op joins the group that makes its only tracked input when nothing could be gained by moving the tensor
-between them: it is linear in that input (views, casts, rotary embedding: a Partial passes through), or the
-input can never be Partial. Products with weights, attention, lookups and losses always start a group, and so
-does a cast that widens (it belongs to what follows). Inside a group no tensor is redistributed.
+An op joins the group that makes its only activation if nothing could be gained by redistributing that tensor between
+them. That is so if the op is linear in it (views, casts, rotary embedding: a Partial passes through), or if the tensor
+can never be Partial. Products, attention, lookups, norms and losses always start a group. So does a cast that widens,
+which belongs to what follows. Inside a group no tensor is redistributed.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from planner_core.core import ITEM_BYTES, Block, Call, Graph, Op
-from planner_core.ops.registry import is_heavy, rows
+from planner_core.core import ITEM_BYTES, Block, Call, Graph, Op, P
+from planner_core.ops.operators import Kind
+from planner_core.ops.registry import is_heavy, operator, rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +86,9 @@ def _partial_values(block: Block) -> set[int]:
             partial_in = [
                 i
                 for i, (p, _) in zip(op.inputs, row.inputs, strict=True)
-                if str(p) == "P" and block.values[i].kind == "activation"
+                if p == P and block.values[i].kind == "activation"
             ]
-            partial_out = any(str(p) == "P" for p, _ in row.outputs)
+            partial_out = any(p == P for p, _ in row.outputs)
             if partial_out and (row.label != "P" or any(i in found for i in partial_in)):
                 found.update(op.outputs)
     return found
@@ -108,15 +109,15 @@ def _joins(block: Block, op: Op, home: Mapping[int, int], may_be_partial: set[in
 
 
 def _widens(block: Block, op: Op) -> bool:
-    if op.fn != "to":
+    if operator(op.fn).kind is not Kind.CAST:
         return False
-    size = ITEM_BYTES
-    return size[block.values[op.outputs[0]].meta.dtype] > size[block.values[op.inputs[0]].meta.dtype]
+    before, after = (ITEM_BYTES[block.values[v].meta.dtype] for v in (op.inputs[0], op.outputs[0]))
+    return after > before
 
 
 def _absorb_elementwise(block: Block, members: list[list[int]], home: dict[int, int], may_be_partial: set[int]) -> None:
     """A light group with a single light successor moves into it (silu into the product that gates)."""
-    users: dict[int, set[int | None]] = {}
+    users: dict[int, set[int | None]] = {}  # groups that read what a group makes; None: a call
     where = {p: g for g, ps in enumerate(members) for p in ps}
     for position, item in enumerate(block.items):
         for i in item.inputs:
@@ -124,22 +125,27 @@ def _absorb_elementwise(block: Block, members: list[list[int]], home: dict[int, 
                 users.setdefault(home[i], set()).add(where.get(position))
     for g in range(len(members)):
         targets = users.get(g, set()) - {g}
-        outs = {o for p in members[g] for o in _op(block, p).outputs}
-        if len(targets) != 1 or None in targets or outs & (set(block.outputs) | may_be_partial):
-            continue
-        (h,) = targets
-        mine, theirs = [_op(block, p) for p in members[g]], [_op(block, p) for p in members[h or 0]]
-        if h is None or any(is_heavy(o) for o in (*mine, *theirs)) or any(_has_weight(block, o) for o in mine):
-            continue
-        if any(_broadcasts(block, o, outs) for o in theirs):  # its gradient is a sum, which may have to be exchanged
+        h = next(iter(targets)) if len(targets) == 1 else None
+        if h is None or not _may_absorb(block, members[g], members[h], may_be_partial):
             continue
         members[h] = sorted(members[g] + members[h])
+        home.update((o, h) for p in members[g] for o in _op(block, p).outputs)
         members[g] = []
-        home.update(dict.fromkeys(outs, h))
         for u in users.values():
             if g in u:
                 u.discard(g)
                 u.add(h)
+
+
+def _may_absorb(block: Block, positions: list[int], into: list[int], may_be_partial: set[int]) -> bool:
+    mine, theirs = [_op(block, p) for p in positions], [_op(block, p) for p in into]
+    made = {o for op in mine for o in op.outputs}
+    if made & (set(block.outputs) | may_be_partial):
+        return False
+    if any(is_heavy(op) for op in (*mine, *theirs)) or any(_has_weight(block, op) for op in mine):
+        return False
+    # the gradient of an operand that is broadcast is a sum, which may have to be exchanged
+    return not any(_broadcasts(block, op, made) for op in theirs)
 
 
 def _broadcasts(block: Block, op: Op, operands: set[int]) -> bool:

@@ -1,8 +1,8 @@
 """All ways to run a group of ops along one mesh axis: rows of its ops that agree inside the group.
 
-Inside a group nothing is redistributed, so the placement in which one op leaves a tensor is the one in
-which the next op takes it, forward and for the gradient. What is left is a short list of group rows; a mesh
-of several axes takes their product (`network`).
+Inside a group no tensor is redistributed, so the next op takes a tensor in the placement in which the op before left
+it, forward and for the gradient. A linear layer and the gelu behind it have 5 and 4 rows, say, of which 4 pairs agree.
+A mesh of several axes takes the product of these short lists (`search/network`).
 """
 
 from __future__ import annotations
@@ -51,36 +51,22 @@ def block_strategies(coarse: CoarseBlock) -> BlockStrategies:
 
 
 def _agreeing(block: Block, ops: tuple[Op, ...], table: Mapping[str, tuple[Row, ...]]) -> tuple[tuple[Row, ...], ...]:
-    """Depth-first over the ops in order, keeping what agrees on every tensor made inside."""
-    found: list[tuple[Row, ...]] = []
-    chosen: list[Row] = []
-    before: list[dict[int, Pair | None]] = []  # what each chosen row overwrote in `made`
-    made: dict[int, Pair] = {}
-    left = [iter(table[ops[0].name])]
-    while left:
-        op = ops[len(left) - 1]
-        if len(chosen) == len(left):  # the last row tried here has been followed to its end
-            chosen.pop()
-            for o, pair in before.pop().items():
-                if pair is None:
-                    del made[o]
-                else:
-                    made[o] = pair
-        row = next(left[-1], None)
-        if row is None:
-            left.pop()
-        elif all(
-            i not in made or _agree(made[i], p, block.values[i].grad)
-            for i, p in zip(op.inputs, row.inputs, strict=True)
-        ):
-            chosen.append(row)
-            before.append({o: made.get(o) for o in op.outputs})
-            made.update(zip(op.outputs, row.outputs, strict=True))
-            if len(chosen) == len(ops):
-                found.append(tuple(chosen))
-            else:
-                left.append(iter(table[ops[len(chosen)].name]))
-    return tuple(found)
+    """Every choice of one row for each op that agrees on every tensor made inside, in the order of the rows.
+
+    Op after op: the choices so far, each with the placements in which it leaves the tensors that it makes.
+    """
+    choices: list[tuple[tuple[Row, ...], dict[int, Pair]]] = [((), {})]
+    for op in ops:
+        choices = [
+            ((*rows, row), made | dict(zip(op.outputs, row.outputs, strict=True)))
+            for rows, made in choices
+            for row in table[op.name]
+            if all(
+                i not in made or _agree(made[i], p, block.values[i].grad)
+                for i, p in zip(op.inputs, row.inputs, strict=True)
+            )
+        ]
+    return tuple(rows for rows, _ in choices)
 
 
 def _agree(made: Pair, taken: Pair, grad: bool) -> bool:

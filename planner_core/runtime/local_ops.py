@@ -139,7 +139,9 @@ def on_meta(tree: Any) -> Any:
 # --- sums and means ----------------------------------------------------------------------------------
 
 
-@_rule("mean", "mse_loss", "l1_loss", "smooth_l1_loss", "binary_cross_entropy_with_logits")
+@_rule(
+    "mean", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits",
+)  # fmt: skip
 def _mean(call: Call) -> torch.Tensor:
     """A local mean is n times its share of the whole mean where the averaged dim is split."""
     out: torch.Tensor = call.plain()

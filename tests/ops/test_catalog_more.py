@@ -11,8 +11,8 @@ import torch
 from planner_core.models.hooks import scans
 from planner_core.ops.operators import Kind
 from planner_core.ops.registry import operator, rule_of, work_of
-from tests.support.judge import Case, all_rows, even, judge
-from tests.support.more_cases import MORE, t
+from tests.support.operators.judge import Case, all_rows, even, judge
+from tests.support.operators.more_cases import MORE, t
 
 
 @pytest.mark.parametrize("case", MORE, ids=str)

@@ -47,7 +47,16 @@ _SYNONYMS = {"float": "to", "half": "to", "bfloat16": "to", "double": "to", "typ
              "concatenate": "cat", "swapaxes": "transpose", "swapdims": "transpose", "moveaxis": "movedim",
              "negative": "neg"}  # fmt: skip
 DROPOUTS = frozenset(
-    {"dropout", "dropout_", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"}
+    {
+        "dropout",
+        "dropout_",
+        "dropout1d",
+        "dropout2d",
+        "dropout3d",
+        "alpha_dropout",
+        "feature_alpha_dropout",
+        "feature_dropout",
+    }
 )
 """Names of dropout, which runs as the identity everywhere (p = 0)."""
 # Calls that return a tensor, or look in-place, and are no operation on data.

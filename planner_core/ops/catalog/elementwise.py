@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from planner_core.core import Op
-from planner_core.ops.operators import Described, Kind, Local, LocalBytes, Operator
+from planner_core.ops.operators import Described, Kind, Local, LocalBytes, Operator, operators
 from planner_core.ops.rules import Rule, RuleFn, Shapes, broadcast_splits
 
 
@@ -59,7 +59,7 @@ BINARY = (
 )
 _SPELLINGS = {
     "neg": ("negative",), "log_sigmoid": ("logsigmoid",), "bitwise_not": ("invert",), "remainder": ("mod",),
-    "floor_divide": ("floordiv",), "bitwise_and": ("and",), "bitwise_or": ("or",), "bitwise_xor": ("xor",),
+    "floor_divide": ("floordiv",), "threshold": ("_threshold",), "bitwise_and": ("and",), "bitwise_or": ("or",), "bitwise_xor": ("xor",),
 }  # fmt: skip
 _CASTS = (
     "float", "half", "bfloat16", "double", "type", "type_as", "cpu", "cuda", "int", "long", "bool", "short", "_to_copy",
@@ -104,5 +104,10 @@ OPERATORS = (
     _arithmetic("rpow", elementwise),
     Operator(name="to", kind=Kind.CAST, rule=_cast, spellings=_CASTS, local=Local.MEMORY),
     # the identity on every rank, since capture and the runtime switch it off (p = 0)
-    Operator(name="dropout", kind=Kind.RANDOM, rule=linear_unary, arguments="input p training"),
+    *operators(
+        "dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout feature_dropout",
+        kind=Kind.RANDOM,
+        rule=linear_unary,
+        arguments="input p training",
+    ),
 )

@@ -126,7 +126,7 @@ OPERATORS = (
     Operator(name="index_add", kind=Kind.INDEX, rule=_index_add, arguments="input dim index source"),
     Operator(name="index_select", kind=Kind.INDEX, rule=_index_select, arguments="input dim index"),
     Operator(name="masked_scatter", kind=Kind.INDEX, rule=_masked_scatter),
-    Operator(name="setitem", kind=Kind.INDEX, rule=_setitem, described=Described.BY_INDEX),
+    Operator(name="setitem", kind=Kind.INDEX, rule=_setitem, spellings=("index_put",), described=Described.BY_INDEX),
     Operator(name="one_hot", kind=Kind.INDEX, rule=_one_hot, arguments="input num_classes"),
     *operators("zeros_like ones_like full_like empty_like", kind=Kind.CREATE, rule=_like),
     *operators("new_zeros new_ones new_empty", kind=Kind.CREATE, rule=_new, described=Described.BY_SHAPES),

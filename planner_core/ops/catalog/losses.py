@@ -75,7 +75,7 @@ OPERATORS = (
     # elementwise, then a sum: they follow what makes their operands
     *operators("mse_loss", kind=Kind.LOSS, rule=_mean_loss, leads=False, local=Local.MEAN, title="loss"),
     *operators(
-        "l1_loss smooth_l1_loss binary_cross_entropy_with_logits", kind=Kind.LOSS, rule=_mean_loss, leads=False,
-        local=Local.MEAN,
+        "l1_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits",
+        kind=Kind.LOSS, rule=_mean_loss, leads=False, local=Local.MEAN,
     ),
 )  # fmt: skip

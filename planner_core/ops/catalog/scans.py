@@ -85,24 +85,32 @@ def _wkv_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
 
 
 def _chunk_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
-    return _chunked(op, sizes, states=sizes.ins[3][3])
+    return _chunked(op, sizes, states=sizes.ins[3][3], with_state=2)
 
 
-def _linear_attention_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
-    return _chunked(op, sizes, states=sizes.ins[0][3])
+def _delta_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
+    return _chunked(op, sizes, states=sizes.ins[0][3], with_state=3)
 
 
-def _chunked(op: Op, sizes: Sizes, states: int) -> tuple[Part, ...]:
-    """Products inside chunks of `chunk` tokens (scores, values), and three with the states between chunks."""
+def _mlstm_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
+    return _chunked(op, sizes, states=sizes.ins[0][3], with_state=2)
+
+
+def _chunked(op: Op, sizes: Sizes, states: int, with_state: int) -> tuple[Part, ...]:
+    """Two products inside chunks of `chunk` tokens (scores, values), and some with the state between chunks.
+
+    With the state: what a chunk adds to it and what its tokens read of it (Mamba-2, section 6); the delta rule also
+    reads what it is about to replace.
+    """
     chunk, width = int_attr(op, "chunk_size", CHUNK), sizes.outs[0][3]
     rows = math.prod(sizes.outs[0][:3])
-    return _scan(2 * rows * (chunk * (states + width) + 3 * states * width), sizes)
+    return _scan(2 * rows * (chunk * (states + width) + with_state * states * width), sizes)
 
 
 OPERATORS = (
     Operator(name="selective_scan", kind=Kind.SCAN, rule=_selective_scan, work=_selective_work),
     Operator(name="chunk_scan", kind=Kind.SCAN, rule=_chunk_scan, work=_chunk_work),
-    Operator(name="delta_rule", kind=Kind.SCAN, rule=_delta_rule, work=_linear_attention_work),
+    Operator(name="delta_rule", kind=Kind.SCAN, rule=_delta_rule, work=_delta_work),
     Operator(name="wkv", kind=Kind.SCAN, rule=_wkv, work=_wkv_work),
-    Operator(name="mlstm", kind=Kind.SCAN, rule=_mlstm, work=_linear_attention_work),
+    Operator(name="mlstm", kind=Kind.SCAN, rule=_mlstm, work=_mlstm_work),
 )

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from planner_core.models.hooks import moe_loops as loops
 from planner_core.models.hooks import scans
-from tests.support.judge import Case
+from tests.support.operators.judge import Case
 
 
 def t(*shape: int) -> torch.Tensor:
@@ -58,6 +58,7 @@ def picking() -> list[Case]:
         Case("setitem", write, (t(4, 8), (slice(None, None, 2),), t(2, 8)), kinds="aa", name="setitem stepped"),
         Case("setitem", write, (t(4, 8, 12), (whole, torch.tensor([5, 2])), t(4, 2, 12)), kinds="aca", name="setitem by index"),
         Case("setitem", write, (t(4, 8), (torch.tensor([1, 3]),), 2.0), kinds="ac", name="setitem a number by index"),
+        Case("index_put_", torch.Tensor.index_put_, (t(4, 8), (torch.tensor([1, 1]),), t(2, 8)), {"accumulate": True}, "aca"),
         Case("view_as_complex", torch.view_as_complex, (t(4, 8, 2),)),
         Case("view_as_real", torch.view_as_real, (torch.randn(4, 8, dtype=torch.complex128),), kinds="c"),
         Case("masked_scatter", torch.masked_scatter, (t(4, 8), t(4, 8) > 0, t(40)), kinds="aca"),

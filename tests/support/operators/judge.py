@@ -25,7 +25,7 @@ Rank = tuple[int, ...]
 Pieces = dict[Rank, torch.Tensor]
 
 
-@dataclass
+@dataclass(eq=False)
 class Case:
     """One call on small global tensors. `kinds` are those of its tensor operands, in call order."""
 
@@ -155,7 +155,7 @@ def real(x: torch.Tensor) -> torch.Tensor:
 # --- running the pieces -----------------------------------------------------------------------------------
 
 
-@dataclass
+@dataclass(eq=False)
 class World:
     """All ranks of a mesh about to run one op by one row per axis."""
 
@@ -278,7 +278,7 @@ LOCAL: dict[str, Callable[[World, Rank, list[torch.Tensor]], list[torch.Tensor]]
     **dict.fromkeys(("view", "reshape", "flatten", "unflatten", "squeeze", "view_as", "reshape_as", "ravel"), _reshape),
     **dict.fromkeys(("expand", "expand_as", "broadcast_to"), _expand),
     **dict.fromkeys(("split", "chunk", "tensor_split", "split_with_sizes", "unsafe_chunk", "unsafe_split"), _split),
-    **dict.fromkeys(("mean", "mse_loss", "l1_loss", "smooth_l1_loss", "binary_cross_entropy_with_logits"), _mean),
+    **dict.fromkeys(("mean", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits"), _mean),
     **dict.fromkeys(("conv1d", "conv2d", "conv3d"), _conv),
     "embedding": _embedding, "batch_norm": _batch_norm, "cross_entropy": _cross_entropy, "moe_experts": _experts,
     "nll_loss": _nll_loss, "as_strided": _as_strided,
@@ -311,7 +311,7 @@ def judge(case: Case, chosen: tuple[Row, ...], sizes: tuple[int, ...]) -> str:
     want = case.call([t.clone() for t in whole])
     grads_in = {i: torch.randn_like(o) for i, o in enumerate(want) if o.requires_grad}
     wrt = [i for i, t in enumerate(whole) if t.requires_grad] if grads_in else []
-    true_grads = _gradients(want, grads_in, [whole[i] for i in wrt])
+    true_grads = gradients(want, grads_in, [whole[i] for i in wrt])
     segments = [
         {d.dim: s for r in chosen for j, s in r.segments.items() if j == i and isinstance(d := r.inputs[i][0], Shard)}
         for i in range(len(whole))
@@ -327,7 +327,7 @@ def judge(case: Case, chosen: tuple[Row, ...], sizes: tuple[int, ...]) -> str:
         return f"the pieces do not run: {error}"
     fed = {i: cut(g, [r.outputs[i][1] for r in chosen], sizes, {}) for i, g in grads_in.items()}
     for i, o in enumerate(want):
-        problem = _differs({k: v[i] for k, v in made.items()}, [r.outputs[i][0] for r in chosen], sizes, {}, o)
+        problem = differs({k: v[i] for k, v in made.items()}, [r.outputs[i][0] for r in chosen], sizes, {}, o)
         if problem:
             return f"result {i}: {problem}"
     if not wrt:
@@ -338,20 +338,20 @@ def judge(case: Case, chosen: tuple[Row, ...], sizes: tuple[int, ...]) -> str:
     found = dict(zip(((k, i) for k in operands for i in wrt), local, strict=True))
     for i, g in zip(wrt, true_grads, strict=True):
         pieces = {k: torch.zeros_like(operands[k][i]) if found[k, i] is None else found[k, i] for k in operands}
-        problem = _differs(pieces, [r.inputs[i][1] for r in chosen], sizes, segments[i], g)
+        problem = differs(pieces, [r.inputs[i][1] for r in chosen], sizes, segments[i], g)
         if problem:
             return f"gradient of operand {i}: {problem}"
     return ""
 
 
-def _gradients(outs: list[torch.Tensor], fed: dict[int, torch.Tensor], wrt: list[torch.Tensor]) -> list[torch.Tensor]:
+def gradients(outs: list[torch.Tensor], fed: dict[int, torch.Tensor], wrt: list[torch.Tensor]) -> list[torch.Tensor]:
     if not wrt:
         return []
     found = torch.autograd.grad([outs[i] for i in fed], wrt, list(fed.values()), allow_unused=True)
     return [torch.zeros_like(t) if g is None else g for t, g in zip(wrt, found, strict=True)]
 
 
-def _differs(
+def differs(
     pieces: Pieces,
     placements: list[Placement],
     sizes: Sequence[int],

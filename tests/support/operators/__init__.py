@@ -1,0 +1,1 @@
+"""Calls of every operator on small tensors, and judges of how they are split: by arithmetic, and by the runtime."""
