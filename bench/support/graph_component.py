@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from explorer.components import GRAPH_PARTS
-from explorer.static import static_text
+from explorer.static import script, style, template
 
 DRAW = """
 async ([source, scene, open]) => {
@@ -42,7 +41,7 @@ DRAWN = 3000
 
 def source() -> str:
     """The component's JavaScript, as DRAW takes it."""
-    return base64.b64encode("\n".join(static_text(f"{part}.js") for part in GRAPH_PARTS).encode()).decode()
+    return base64.b64encode(script("graph").encode()).decode()
 
 
 @contextmanager
@@ -51,7 +50,7 @@ def mounted(browser: Any) -> Iterator[Any]:
     context = browser.new_context(viewport={"width": 1440, "height": 900})
     page = context.new_page()
     page.set_default_timeout(120_000)
-    html, css = (static_text(f"graph.{kind}") for kind in ("html", "css"))
+    html, css = template("graph"), style("graph")
     look = ":root{--st-background-color:#fff;--st-secondary-background-color:#f3f5f7;--st-text-color:#111;--st-border-color:#ccc;--st-primary-color:#0072B2}"
     page.set_content(f"<style>{look}{css}</style><div id=root>{html}</div>")
     yield page

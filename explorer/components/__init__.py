@@ -8,34 +8,31 @@ from typing import Any
 
 import streamlit as st
 
-from explorer.static import static_text
+from explorer.static import script, style, template
 
 HEIGHT = 800
 UNSCALED = 660
 """Drawings up to this width, in pixels, are hardly scaled at any width of the window."""
-GRAPH_PARTS = ("graph_draw", "graph_save", "graph")
-"""The files of the graph's JavaScript, joined in this order into one module."""
 
 
 def _register() -> Any:
-    html, css = static_text("graph.html"), static_text("graph.css")
-    js = "\n".join(static_text(f"{part}.js") for part in GRAPH_PARTS)
+    html, css, js = template("graph"), style("graph"), script("graph")
     return st.components.v2.component("shardscope_graph", html=html, css=css, js=js)
 
 
 _GRAPH = _register()
-_ADDRESS = st.components.v2.component("shardscope_address", html="<i></i>", js=static_text("address.js"))
+_ADDRESS = st.components.v2.component("shardscope_address", html="<i></i>", js=script("address"))
 _SVG = st.components.v2.component(
     "shardscope_svg",
     html="<div class='svg'></div>",
-    css=static_text("svg.css"),
-    js=static_text("svg.js"),
+    css=style("svg"),
+    js=script("svg"),
 )
 _WEIGHTS = st.components.v2.component(
     "shardscope_weights",
     html="<div class='weights'></div>",
-    css=static_text("weights.css"),
-    js=static_text("weights.js"),
+    css=style("weights"),
+    js=script("weights"),
 )
 
 

@@ -12,7 +12,7 @@ from explorer.address import settings
 from explorer.components import sentence
 from explorer.figures.palette import Theme, theme_of
 from explorer.session import state
-from explorer.static import STATIC
+from explorer.static import style_file
 from explorer.text.glossary import GLOSSARY, PLAN_WORDS, define
 from explorer.text.words import WHOLE, mesh_words, title
 from explorer.text.words import text as text
@@ -21,7 +21,7 @@ from planner_core.planning import Result
 
 LABELLED = 68
 """Pixels of a list with its label."""
-CSS = STATIC / "app.css"
+CSS = style_file("app")
 SHORT_CELL = 18
 LISTED = 12
 """Names that a warning lists."""

@@ -7,16 +7,16 @@ from typing import Any
 
 import streamlit as st
 
-from explorer.static import static_text
+from explorer.static import script, style
 
 
 def _register() -> Any:
-    css, js = static_text("lesson.css"), static_text("lesson.js")
+    css, js = style("lesson"), script("lesson")
     return st.components.v2.component("shardscope_lesson", html='<div class="lesson"></div>\n', css=css, js=js)
 
 
 def _register_rail() -> Any:
-    css, js = static_text("rail.css"), static_text("rail.js")
+    css, js = style("rail"), script("rail")
     return st.components.v2.component("shardscope_rail", html='<nav aria-label="Lessons"></nav>\n', css=css, js=js)
 
 

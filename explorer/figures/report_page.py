@@ -18,7 +18,7 @@ from explorer.analysis import differences
 from explorer.analysis.timeline import timeline
 from explorer.figures import print_figures, topology
 from explorer.figures.palette import LIGHT
-from explorer.static import static_text
+from explorer.static import style, template
 from explorer.text import commands, units, words
 from planner_core.core import PHASES, PLAN_SCHEMA, Graph, Plan, Traffic
 from planner_core.planning import USABLE_MEMORY, Result
@@ -56,10 +56,9 @@ def report(shown: Mapping[str, Plan], result: Result, now: datetime, graphs: Map
         "notes": "".join(f"<li>{html.escape(n)}</li>" for n in notes(plans.values(), result)), "facts": _facts(first, result),
         "command": html.escape(commands.plan(result.request, f"{model}.json".replace("/", "-"))),
         "made": html.escape(f"{now:%Y-%m-%d %H:%M} · {versions()}"),
-        "css": static_text("report.css"),
+        "css": style("report"),
     }  # fmt: skip
-    template = static_text("report.html")
-    return SLOT.sub(lambda m: fill[m.group(1)], template)
+    return SLOT.sub(lambda m: fill[m.group(1)], template("report"))
 
 
 def file_name(shown: Mapping[str, Plan]) -> str:

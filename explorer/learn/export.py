@@ -13,7 +13,7 @@ from typing import Any
 
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Choice, Control, Lesson, Scene, Values
-from explorer.static import static_text
+from explorer.static import script, style, template
 
 MOST_CASES = 9
 SLOT = re.compile(r"\{\{(\w+)\}\}")
@@ -30,10 +30,10 @@ def page(lesson: Lesson, learner: Learner, values: Values) -> str:
         "text": "".join(f"<p>{inline(t)}</p>" for t in lesson.text),
         "terms": "".join(f"<dt>{html.escape(t)}</dt><dd>{html.escape(d)}</dd>" for t, d in lesson.terms),
         "code": html.escape(lesson.code), "model": html.escape(_setting(lesson, learner)),
-        "css": static_text("export.css") + static_text("lesson.css"), "js": static_text("export.js"),
+        "css": style("export") + style("lesson"), "js": script("export"),
         "data": json.dumps(data).replace("<", "\\u003c"),
     }  # fmt: skip
-    return SLOT.sub(lambda m: fill[m.group(1)], static_text("export.html"))
+    return SLOT.sub(lambda m: fill[m.group(1)], template("export"))
 
 
 def all_pages(lessons: Iterable[Lesson], learner: Learner) -> bytes:

@@ -20,10 +20,10 @@ from explorer.learn.lessons import LESSONS
 from explorer.learn.recent import seen, shown
 from explorer.learn.warm import prefetch, warm
 from explorer.session import state
-from explorer.static import STATIC
+from explorer.static import style_file
 from planner_core.core import PlannerError
 
-CSS = STATIC / "learn.css"
+CSS = style_file("learn")
 PAGE = "explorer/pages/{}.py"
 
 

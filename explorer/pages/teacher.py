@@ -11,9 +11,9 @@ from explorer.learn.learner import Learner
 from explorer.learn.lesson import Lesson
 from explorer.learn.lessons import LESSONS
 from explorer.session import state
-from explorer.static import STATIC
+from explorer.static import style_file
 
-CSS = STATIC / "learn.css"
+CSS = style_file("learn")
 
 
 def outline(lesson: Lesson, who: Learner) -> None:

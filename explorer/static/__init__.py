@@ -1,12 +1,43 @@
-"""The front end's own files: JavaScript, styles and templates that Python joins but never holds as strings."""
+"""The front end's own files: JavaScript, styles and templates, which Python joins and never holds as strings.
+
+js/    the components' JavaScript as modules; types.d.ts tells the type checker what Python sends them
+css/   their styles
+"""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 STATIC = Path(__file__).resolve().parent
+IMPORT = re.compile(r'^import \{[^}]*\} from "\./(\w+)\.js";\n', re.MULTILINE)
+EXPORT = re.compile(r"^export (?!default)", re.MULTILINE)
 
 
-def static_text(name: str) -> str:
-    """The text of one file, e.g. `graph.js`."""
-    return (STATIC / name).read_text(encoding="utf-8")
+def template(name: str) -> str:
+    """The HTML of this name, e.g. `graph`."""
+    return (STATIC / f"{name}.html").read_text(encoding="utf-8")
+
+
+def style_file(name: str) -> Path:
+    """Where the styles of this name lie, e.g. `app`."""
+    return STATIC / "css" / f"{name}.css"
+
+
+def style(name: str) -> str:
+    """The styles of this name."""
+    return style_file(name).read_text(encoding="utf-8")
+
+
+def script(name: str) -> str:
+    """One module of JavaScript, with the modules that it imports written before it; nothing is loaded from elsewhere."""
+    return "\n".join(_joined(name, set()))
+
+
+def _joined(name: str, done: set[str]) -> list[str]:
+    if name in done:
+        return []
+    done.add(name)
+    text = (STATIC / "js" / f"{name}.js").read_text(encoding="utf-8")
+    before = [part for needed in IMPORT.findall(text) for part in _joined(needed, done)]
+    return [*before, EXPORT.sub("", IMPORT.sub("", text))]

@@ -1,0 +1,487 @@
+// What the graph draws where: the nodes and edges of every scope, moved apart where a block is open, and the overlays.
+
+/** @typedef {import("./types").SceneNode} SceneNode */
+/** @typedef {import("./types").Scope} Scope */
+/** @typedef {import("./types").Point} Point */
+/** @typedef {import("./types").Push} Push */
+
+export const SVG = "http://www.w3.org/2000/svg";
+const HEADER = 34;
+const PAD = 16;
+
+/** @type {import("./types").GraphData} */
+const EMPTY = {
+  key: "nothing yet",
+  scene: { title: "", scopes: { "": { w: 0, h: 0, nodes: [], wires: [] } } },
+  overlay: { placement: {}, messages: {} },
+  devices: [],
+  selected: "",
+  open: [],
+  show: "graph",
+  asked: null,
+};
+
+/**
+ * The element of this selector, which graph.html has.
+ * @template {Element} T
+ * @param {ParentNode} root
+ * @param {string} selector
+ * @param {new () => T} kind
+ * @returns {T}
+ */
+export function find(root, selector, kind) {
+  const found = root.querySelector(selector);
+  if (!(found instanceof kind)) throw new Error(`graph.html lacks ${selector}`);
+  return found;
+}
+
+/**
+ * A new SVG element, put into its parent if one is given.
+ * @template {keyof SVGElementTagNameMap} Name
+ * @param {Name} name
+ * @param {Record<string, string | number>} attributes
+ * @param {Element} [parent]
+ * @param {string} [text]
+ * @returns {SVGElementTagNameMap[Name]}
+ */
+export function make(name, attributes, parent, text) {
+  const element = document.createElementNS(SVG, name);
+  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, String(value));
+  if (text !== undefined) element.textContent = text;
+  parent?.appendChild(element);
+  return element;
+}
+
+export class Drawing {
+  /** @param {ParentNode} root What holds the elements of graph.html. */
+  constructor(root) {
+    this.root = root;
+    this.canvas = find(root, ".canvas", SVGSVGElement);
+    this.world = find(root, ".world", SVGGElement);
+    this.legend = find(root, ".legend", HTMLElement);
+    this.data = EMPTY;
+    /** @type {Set<string>} */
+    this.open = new Set();
+    /** @type {import("./types").Show} */
+    this.show = "graph";
+    /** @type {import("./types").Shape[]} */
+    this.shapes = [];
+  }
+
+  /**
+   * Draw from these data from now on. Returns those before.
+   * @param {import("./types").GraphData} data
+   */
+  take(data) {
+    const before = this.data;
+    this.data = data;
+    return before;
+  }
+
+  get scene() {
+    return this.data.scene;
+  }
+
+  get top() {
+    return this.scene.scopes[""];
+  }
+
+  // --- what is drawn where ---------------------------------------------------------------------
+
+  /**
+   * What a block holds.
+   * @param {SceneNode} node
+   */
+  scopeOf(node) {
+    return this.scene.scopes[node.scope ?? ""];
+  }
+
+  /** @param {SceneNode} node */
+  isOpen(node) {
+    return node.kind === "block" && this.open.has(node.id);
+  }
+
+  /**
+   * An open block is larger than its closed box: everything right of it, left of it and below it gives way.
+   * @returns {Push[]}
+   */
+  pushes() {
+    const opened = this.top.nodes.filter((n) => this.isOpen(n));
+    return opened.map((n) => {
+      const inside = this.scopeOf(n);
+      return {
+        left: n.x - n.w / 2,
+        right: n.x + n.w / 2,
+        bottom: n.y + n.h / 2,
+        y: n.y,
+        dw: Math.max(0, inside.w + 2 * PAD - n.w),
+        dh: Math.max(0, inside.h + HEADER + PAD - n.h),
+      };
+    });
+  }
+
+  /**
+   * Where a point comes to lie. Blocks of one row push together; of rows above each other, whose blocks may share
+   * the room, the strongest push counts.
+   * @param {Point} point
+   * @param {Push[]} pushes
+   * @returns {Point}
+   */
+  push([x, y], pushes) {
+    /** @type {Map<number, { dx: number, dy: number }>} */
+    const rows = new Map();
+    for (const p of pushes) {
+      const row = rows.get(p.y) || { dx: 0, dy: 0 };
+      if (x <= p.left + 0.5) row.dx -= p.dw / 2;
+      else if (x >= p.right - 0.5) row.dx += p.dw / 2;
+      if (y >= p.bottom - 0.5) row.dy = Math.max(row.dy, p.dh);
+      rows.set(p.y, row);
+    }
+    let left = 0;
+    let right = 0;
+    let down = 0;
+    for (const { dx, dy } of rows.values()) {
+      left = Math.min(left, dx);
+      right = Math.max(right, dx);
+      down += dy;
+    }
+    return [x + left + right, y + down];
+  }
+
+  draw() {
+    this.world.replaceChildren();
+    this.shapes = [];
+    const pushes = this.pushes();
+    for (const n of this.top.nodes) if (this.isOpen(n)) this.drawOpen(n, pushes);
+    this.drawWires(this.top, (p) => this.push(p, pushes));
+    for (const n of this.top.nodes) {
+      if (this.isOpen(n)) continue;
+      const [x, y] = this.push([n.x, n.y], pushes);
+      this.drawNode(n, x, y);
+    }
+    this.mark();
+    this.drawLegend();
+  }
+
+  /** Called when everything has been drawn: show what is selected. */
+  mark() {}
+
+  /**
+   * @param {SceneNode} n
+   * @param {Push[]} pushes
+   */
+  drawOpen(n, pushes) {
+    const inside = this.scopeOf(n);
+    const [x] = this.push([n.x, n.y], pushes);
+    const [, y] = this.push([n.x, n.y - n.h / 2], pushes);
+    const w = Math.max(n.w, inside.w + 2 * PAD);
+    const h = inside.h + HEADER + PAD;
+    const g = this.group(n, x, y + h / 2, w, h);
+    g.classList.add("opened");
+    make("rect", { class: "body", x: x - w / 2, y, width: w, height: h, rx: 10 }, g);
+    make("text", { class: "label", x, y: y + 21 }, g, n.label);
+    this.toggle(g, n, x + w / 2 - 16, y + 17, "–");
+    this.badge(g, n, x - w / 2, y);
+    /** @type {(point: Point) => Point} */
+    const move = ([a, b]) => [a + x - inside.w / 2, b + y + HEADER];
+    this.drawWires(inside, move);
+    for (const inner of inside.nodes) this.drawNode(inner, ...move([inner.x, inner.y]), n);
+  }
+
+  /**
+   * @param {SceneNode} n
+   * @param {number} x
+   * @param {number} y
+   * @param {number} w
+   * @param {number} h
+   */
+  group(n, x, y, w, h) {
+    const g = make("g", { class: `node ${n.kind}`, "data-id": n.id }, this.world);
+    this.shapes.push({ n, g, x, y, w, h });
+    return g;
+  }
+
+  /**
+   * @param {SceneNode} n
+   * @param {number} x
+   * @param {number} y
+   * @param {SceneNode} [parent]
+   */
+  drawNode(n, x, y, parent) {
+    const g = this.group(n, x, y, n.w, n.h);
+    g.dataset.parent = parent ? parent.id : "";
+    const body = make("rect", { class: "body", x: x - n.w / 2, y: y - n.h / 2, width: n.w, height: n.h, rx: 6 }, g);
+    if (n.kind === "port") {
+      make("text", { class: "sub", x, y: y + 4 }, g, n.label);
+      return;
+    }
+    this.tint(n, body);
+    const second = this.second(n);
+    make("text", { class: "label", x, y: y + (second === "" ? 4.5 : -3) }, g, n.label);
+    if (Array.isArray(second)) this.bars(g, second, x, y, n.w);
+    else if (second) make("text", { class: "sub", x, y: y + 11.5 }, g, second);
+    if (n.kind === "block") this.toggle(g, n, x + n.w / 2 - 2, y - n.h / 2 + 2, "+");
+    this.badge(g, n, x - n.w / 2, y - n.h / 2);
+    this.bare(g, n, x + n.w / 2 - 3, y + n.h / 2 - 3);
+  }
+
+  /**
+   * How many nodes differ from the other graph's: a node itself, and what a block holds.
+   * @param {SceneNode} n
+   */
+  differing(n) {
+    const marks = this.data.marks ?? {};
+    const inside = n.scope ? this.scopeOf(n).nodes.filter((m) => marks[m.id]).length : 0;
+    return (marks[n.id] ? 1 : 0) + inside;
+  }
+
+  /**
+   * An op without a rule wears an exclamation mark at its lower right corner, and so does a closed block with one inside.
+   * @param {SVGGElement} g
+   * @param {SceneNode} n
+   * @param {number} x
+   * @param {number} y
+   */
+  bare(g, n, x, y) {
+    const known = this.data.bare ?? {};
+    if (!known[n.id] && !(n.scope && this.scopeOf(n).nodes.some((m) => known[m.id]))) return;
+    const b = make("g", { class: "bare" }, g);
+    make("rect", { x: x - 7, y: y - 8, width: 14, height: 16, rx: 3 }, b);
+    make("text", { x, y: y + 4.5 }, b, "!");
+  }
+
+  /**
+   * A node that differs wears a diamond with ≠ at its corner and a broken outline; a closed block counts its own.
+   * @param {SVGGElement} g
+   * @param {SceneNode} n
+   * @param {number} x
+   * @param {number} y
+   */
+  badge(g, n, x, y) {
+    const count = this.differing(n);
+    if (!count) return;
+    if (this.data.marks?.[n.id]) g.classList.add("differs");
+    const b = make("g", { class: "badge" }, g);
+    make("rect", { x: x - 8, y: y - 8, width: 16, height: 16, transform: `rotate(45 ${x} ${y})` }, b);
+    make("text", { x, y: y + 4.5 }, b, n.scope && count > 1 ? `${count}` : "≠");
+  }
+
+  /**
+   * The button that opens or closes a block.
+   * @param {SVGGElement} g
+   * @param {SceneNode} n
+   * @param {number} x
+   * @param {number} y
+   * @param {string} sign
+   */
+  toggle(g, n, x, y, sign) {
+    const t = make("g", { class: "toggle", "data-toggle": n.id }, g);
+    make("rect", { x: x - 9, y: y - 9, width: 18, height: 18, rx: 5 }, t);
+    make("text", { x, y: y + 5 }, t, sign);
+  }
+
+  /**
+   * @param {Scope} scope
+   * @param {(point: Point) => Point} move
+   */
+  drawWires(scope, move) {
+    for (const [src, dst, flat] of scope.wires) {
+      /** @type {Point[]} */
+      const points = [];
+      for (let i = 0; i < flat.length; i += 2) points.push(move([flat[i], flat[i + 1]]));
+      const lane = flat.some((v, i) => i % 2 && i > 2 && v === flat[i - 2]);
+      const sent = this.sent(src).filter((m) => m.where === "after");
+      const kind = `wire${lane ? " lane" : ""}${sent.length ? " sends" : ""}`;
+      const d = lane ? rounded(points) : curved(points);
+      const wire = make("path", { class: kind, d, "data-src": src, "data-dst": dst }, this.world);
+      if (sent.length) wire.style.strokeWidth = String(thickness(sent.reduce((a, m) => a + m.bytes * m.count, 0)));
+    }
+  }
+
+  // --- overlays ----------------------------------------------------------------------------------
+
+  /**
+   * The collectives of a node in the phase that is shown.
+   * @param {string} id
+   */
+  sent(id) {
+    if (this.show !== "forward" && this.show !== "backward") return [];
+    return (this.data.overlay.messages[id] ?? []).filter((m) => m.phase === this.show);
+  }
+
+  /** What is shown as shades: memory or FLOPs; else undefined. */
+  heat() {
+    return this.show === "memory" || this.show === "flops" ? this.data.overlay[this.show] : undefined;
+  }
+
+  /**
+   * A node's words and its share of the most, if shades are shown.
+   * @param {string} id
+   * @returns {[words: string, share: number] | null}
+   */
+  heatOf(id) {
+    if (this.show !== "memory" && this.show !== "flops") return null;
+    return this.heat()?.nodes[id] ?? ["", 0];
+  }
+
+  /**
+   * What stands below a node's name: words, or the placements to draw as bars.
+   * @param {SceneNode} n
+   */
+  second(n) {
+    if (this.show === "placement") return this.data.overlay.placement[n.id] ?? n.sub;
+    const heat = this.heatOf(n.id);
+    if (heat) return heat[0];
+    if (this.show === "graph") return n.sub;
+    const sent = this.sent(n.id);
+    if (!sent.length) return n.kind === "block" ? n.sub : "";
+    return sent.length === 1 ? `${sent[0].kind} ${sent[0].text}` : `${sent[0].kind} +${sent.length - 1} more`;
+  }
+
+  /**
+   * @param {SceneNode} n
+   * @param {SVGRectElement} body
+   */
+  tint(n, body) {
+    const heat = this.heatOf(n.id);
+    if (heat) body.style.fill = this.shade(heat[1]);
+    if (!this.sent(n.id).length) return;
+    body.style.stroke = "#D55E00";
+    body.style.strokeWidth = "2";
+  }
+
+  /** @param {number} share */
+  shade(share) {
+    const colour = this.show === "memory" ? "#009E73" : "#0072B2";
+    return `color-mix(in srgb, ${colour} ${Math.round(6 + 60 * share)}%, var(--st-background-color))`;
+  }
+
+  /**
+   * One bar per mesh axis: grey where replicated, slices in device colours where sharded, hatched where Partial.
+   * @param {SVGGElement} g
+   * @param {import("./types").AxisPlacement[]} axes
+   * @param {number} x
+   * @param {number} y
+   * @param {number} width
+   */
+  bars(g, axes, x, y, width) {
+    const cell = (width - 12) / axes.length;
+    const top = y + 4;
+    axes.forEach((axis, i) => {
+      const left = x - width / 2 + 6 + i * cell;
+      const letters = axis.p.length > 1 ? 22 : 9;
+      const w = Math.max(10, cell - letters - 8);
+      if (axis.p.startsWith("S")) this.slices(g, axis, left, top, w);
+      else
+        make("rect", { class: axis.p === "P" ? "partial" : "whole", x: left, y: top, width: w, height: 9, rx: 1.5 }, g);
+      make("text", { class: "letter", x: left + w + 3, y: top + 8.5 }, g, axis.p);
+    });
+  }
+
+  /**
+   * @param {SVGGElement} g
+   * @param {import("./types").AxisPlacement} axis
+   * @param {number} x
+   * @param {number} y
+   * @param {number} width
+   */
+  slices(g, axis, x, y, width) {
+    const devices = this.data.devices.slice(0, axis.n);
+    const one = width / devices.length;
+    devices.forEach((fill, d) => {
+      make("rect", { x: x + d * one, y, width: Math.max(0.5, one - 0.8), height: 9, fill }, g);
+    });
+  }
+
+  /**
+   * What the legend says; the page and a saved picture draw the same entries.
+   * @returns {import("./types").LegendKey[]}
+   */
+  keys() {
+    /** @type {import("./types").LegendKey[]} */
+    const found = [];
+    if (this.show === "placement") {
+      found.push({ mark: "grey", text: "R: whole on every device" });
+      found.push({ mark: "slices", text: "S(d): split along dim d" });
+      found.push({ mark: "stripes", text: "P: terms not summed yet" });
+    }
+    for (const [share, text] of this.heat()?.scale ?? []) found.push({ mark: "shade", fill: this.shade(share), text });
+    if (this.show === "forward" || this.show === "backward") found.push({ mark: "line", text: "sends" });
+    const words = this.data.overlay.words?.[this.show];
+    if (words) found.push({ text: words });
+    if (Object.keys(this.data.bare ?? {}).length)
+      found.push({ mark: "bare", text: "no rule: runs whole on every GPU" });
+    if (this.data.other) found.push({ mark: "diamond", text: `≠ otherwise in ${this.data.other}` });
+    return found;
+  }
+
+  drawLegend() {
+    const entries = this.keys().map(({ mark, fill, text }) => {
+      const span = document.createElement("span");
+      if (mark) {
+        const i = span.appendChild(document.createElement("i"));
+        i.className = mark;
+        if (mark === "bare") i.textContent = "!";
+        if (fill) i.style.background = fill;
+      }
+      span.append(text);
+      return span;
+    });
+    this.legend.replaceChildren(...entries);
+    this.legend.hidden = !entries.length;
+  }
+}
+
+/**
+ * A path of curves that leave and reach each point upright.
+ * @param {Point[]} points
+ */
+function curved(points) {
+  let d = `M${points[0]}`;
+  for (let i = 1; i < points.length; i++) {
+    const [x0, y0] = points[i - 1];
+    const [x1, y1] = points[i];
+    const m = (y0 + y1) / 2;
+    d += x0 === x1 ? `L${x1},${y1}` : `C${x0},${m} ${x1},${m} ${x1},${y1}`;
+  }
+  return d;
+}
+
+/**
+ * A path of right angles with corners of radius 8.
+ * @param {Point[]} points
+ */
+function rounded(points) {
+  let d = `M${points[0]}`;
+  for (let i = 1; i < points.length - 1; i++) {
+    const [a, b, c] = [points[i - 1], points[i], points[i + 1]];
+    const r = Math.min(8, distance(a, b) / 2, distance(b, c) / 2);
+    d += `L${toward(b, a, r)}Q${b} ${toward(b, c, r)}`;
+  }
+  return `${d}L${points[points.length - 1]}`;
+}
+
+/**
+ * @param {Point} a
+ * @param {Point} b
+ */
+function distance(a, b) {
+  return Math.hypot(b[0] - a[0], b[1] - a[1]);
+}
+
+/**
+ * The point at `length` from `b` on the way to `p`.
+ * @param {Point} b
+ * @param {Point} p
+ * @param {number} length
+ * @returns {Point}
+ */
+function toward(b, p, length) {
+  const whole = distance(b, p) || 1;
+  return [b[0] + ((p[0] - b[0]) / whole) * length, b[1] + ((p[1] - b[1]) / whole) * length];
+}
+
+/** @param {number} bytes */
+function thickness(bytes) {
+  return Math.min(7, 1.5 + Math.log10(1 + bytes / 1e5) * 1.1);
+}

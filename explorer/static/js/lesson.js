@@ -1,0 +1,19 @@
+// One picture of a lesson: markup made and escaped in Python. Only a changed picture is drawn anew.
+
+/** @type {WeakMap<Element, string>} */
+const shown = new WeakMap();
+
+/** @param {import("./types").Component<{ picture: string }>} component */
+export default function ({ data, parentElement }) {
+  const box = parentElement.querySelector(".lesson");
+  if (!(box instanceof HTMLElement) || shown.get(box) === data.picture) return;
+  const first = !shown.has(box);
+  shown.set(box, data.picture);
+  box.innerHTML = data.picture;
+  box.classList.toggle("turned", !first);
+  if (!first) {
+    box.style.animation = "none";
+    void box.offsetWidth; // start the animation again
+    box.style.animation = "";
+  }
+}

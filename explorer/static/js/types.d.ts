@@ -1,0 +1,146 @@
+// What Python sends to the components, and what the JavaScript beside this file hands on. For the type checker only.
+
+/** What Streamlit gives a component: its data, the place to draw in, and ways to answer. */
+export interface Component<Data> {
+  data: Data;
+  parentElement: ShadowRoot;
+  setStateValue(name: string, value: unknown): void;
+  setTriggerValue(name: string, value: unknown): void;
+}
+
+export type Point = [x: number, y: number];
+
+/** A node of a drawing (explorer/graph/scene_json.py). `scope` names what a block holds; `facts` are lines of its card. */
+export interface SceneNode {
+  id: string;
+  label: string;
+  sub: string;
+  kind: "weight" | "attention" | "loss" | "block" | "norm" | "join" | "op" | "port";
+  x: number;
+  y: number;
+  w: number;
+  h: number;
+  scope?: string;
+  facts?: [name: string, value: string][];
+}
+
+/** The nodes of one block, or of the top (""); a wire is [from, to, x and y of its corners in turn]. */
+export interface Scope {
+  w: number;
+  h: number;
+  nodes: SceneNode[];
+  wires: [src: string, dst: string, corners: number[]][];
+}
+
+export interface Scene {
+  title: string;
+  scopes: Record<string, Scope>;
+}
+
+/** How a tensor lies along one mesh axis of `n` devices: `p` is R, P or S(d). */
+export interface AxisPlacement {
+  axis: string;
+  n: number;
+  p: string;
+  of: string;
+}
+
+/** A collective that a node runs (explorer/graph/overlay.py). */
+export interface Message {
+  phase: string;
+  kind: string;
+  axis: string;
+  bytes: number;
+  text: string;
+  count: number;
+  where: "before" | "after" | "weight";
+  what: string;
+}
+
+/** By node what it has, in words and as a share of the most; `scale` are the shades of the legend. */
+export interface Heat {
+  nodes: Record<string, [words: string, share: number]>;
+  scale: [share: number, words: string][];
+}
+
+export interface Overlay {
+  placement: Record<string, AxisPlacement[]>;
+  messages: Record<string, Message[]>;
+  memory?: Heat;
+  flops?: Heat;
+  words?: Record<string, string>;
+}
+
+export type Show = "graph" | "placement" | "memory" | "flops" | "forward" | "backward";
+
+/** What the graph is drawn from. `bare` says by node why it runs whole, `marks` how it is in the `other` graph. */
+export interface GraphData {
+  key: string;
+  scene: Scene;
+  overlay: Overlay;
+  bare?: Record<string, string>;
+  devices: string[];
+  selected: string;
+  open: string[];
+  show: Show;
+  asked: unknown;
+  height?: number;
+  marks?: Record<string, string>;
+  other?: string;
+}
+
+/** What was drawn for a node, and where its middle is. */
+export interface Shape {
+  n: SceneNode;
+  g: SVGGElement;
+  x: number;
+  y: number;
+  w: number;
+  h: number;
+}
+
+/** How far an open block moves what is right of it, left of it and below it. */
+export interface Push {
+  left: number;
+  right: number;
+  bottom: number;
+  y: number;
+  dw: number;
+  dh: number;
+}
+
+/** An entry of the legend: words, and the mark before them. */
+export interface LegendKey {
+  mark?: "grey" | "slices" | "stripes" | "shade" | "line" | "bare" | "diamond";
+  fill?: string;
+  text: string;
+}
+
+/** A row of the table of weights (explorer/graph/weight_table.py); `told` gives words their meaning on hover. */
+export type CellPart = string | number | null | { chip: string };
+export interface WeightRow {
+  name: string;
+  node: string;
+  cells: (CellPart | CellPart[])[];
+  times: number;
+  picked: boolean;
+}
+export interface WeightsData {
+  label: string;
+  head: string[];
+  rows: WeightRow[];
+  told: Record<string, string>;
+}
+
+export interface RailData {
+  lessons: { number: number; title: string; query: string; state: string }[];
+}
+
+/** One case of an exported lesson (explorer/learn/export.py); the markup in it was made and escaped in Python. */
+export interface Case {
+  name: string;
+  note: string;
+  reveal: number;
+  steps: { title: string; says: string; picture: string }[];
+  question: { ask: string; options: string[]; answer: number; why: string[] };
+}
