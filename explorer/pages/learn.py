@@ -218,9 +218,10 @@ def way_on(lesson: Lesson) -> None:
         icon=":material/arrow_forward:",
         query_params=same_thing(lesson),
     )
-    here = dict(place(lesson)["values"])
+    # The file is made after this script has ended, when there is no session to read: what it needs is taken now.
+    who, here = learner(), dict(place(lesson)["values"])
     st.download_button(
-        "Download this lesson as one HTML page", lambda: export.page(lesson, learner(), here), file_name=export.file_name(lesson),
+        "Download this lesson as one HTML page", lambda: export.page(lesson, who, here), file_name=export.file_name(lesson),
         mime="text/html", on_click="ignore", icon=":material/download:", type="tertiary",
     )  # fmt: skip
 

@@ -149,6 +149,33 @@ def test_the_file_works_offline(chromium: Browser, tmp_path: Path, lesson: Lesso
     context.close()
 
 
+@pytest.mark.parametrize("number", [4, pytest.param(5, marks=pytest.mark.slow)])
+def test_the_download_is_the_lesson_as_it_stands(
+    visit: Visit, chromium: Browser, app: str, tmp_path: Path, number: int
+) -> None:
+    """Lesson 4 is about tensors, lesson 5 about the learner's model and settings."""
+    lesson = LESSONS[number - 1]
+    visit.page.goto(f"{app}/learn?lesson={number}&model=gpt2-xl")
+    visit.settle()
+    change(visit, lesson)
+    visit.page.wait_for_url(lambda url: f"with={lesson.controls[0].key}:" in unquote(url))
+    visit.settle()
+    shown = visit.page.locator(".lesson svg, .lesson table").first.get_attribute("aria-label")
+    with visit.page.expect_download(timeout=90_000) as waiting:
+        visit.press("Download this lesson as one HTML page")
+    waiting.value.save_as(target := tmp_path / waiting.value.suggested_filename)
+    assert target.name == export.file_name(lesson)
+    offline = Visit(chromium.new_context(offline=True).new_page())
+    offline.page.goto(target.as_uri())
+    assert offline.page.title() == f"{number}. {lesson.title}"
+    picture = offline.page.locator("#picture svg, #picture table").first
+    assert shown and picture.get_attribute("aria-label") == shown  # the case that the learner chose, not the default
+    offline.page.click("#next")
+    expect(offline.page.locator("#step")).to_have_text(re.compile("^2 of "))
+    assert not visit.wrong and not offline.wrong
+    offline.page.context.close()
+
+
 def test_the_rail_is_links_for_mouse_keys_and_new_windows(visit: Visit, app: str) -> None:
     page = visit.page
     page.goto(f"{app}/learn?lesson=2&model=gpt2-xl")
