@@ -16,7 +16,8 @@ from planner_core.planning import shrink
 
 ROOT = Path(planner_core.__path__[0])
 MODULES = (
-    "models/hooks/callsites", "models/hooks/moe", "models/hooks/moe_loops", "models/hooks/scans", "runtime/plan_reader",
+    "models/hooks/wrappers", "models/hooks/callsites", "models/hooks/moe", "models/hooks/moe_loops", "models/hooks/scans",
+    "runtime/plan_reader",
     "runtime/redistribute", "runtime/local_ops", "runtime/parameters", "runtime/dispatch_mode", "runtime/parallelize",
     "runtime/initialize", "runtime/collective_counter", "runtime/optimizers", "runtime/train",
 )  # fmt: skip

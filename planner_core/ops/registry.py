@@ -53,7 +53,8 @@ def rows(op: Op, values: Sequence[Value]) -> tuple[Row, ...]:
     one = operator(op.fn)
     # the backward of a product costs as much as the product, so there a gradient is summed before
     summed_later = one.kind is Kind.LOOKUP or not one.is_heavy
-    return expand(rule_of(op, values), op, values, summed_later)
+    found = expand(rule_of(op, values), op, values, summed_later)
+    return found[:1] if op.attrs.get("kept") else found  # every rank holds whole the buffer that it writes
 
 
 def is_free(op: Op) -> bool:

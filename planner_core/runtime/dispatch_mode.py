@@ -15,10 +15,22 @@ from typing import Any, Self
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 from torch.overrides import TorchFunctionMode
 
-from planner_core.models.hooks import DROPOUTS, Frame, Scopes, canonical, is_inplace, outputs, tensors
+from planner_core.models.hooks import (
+    DROPOUTS,
+    Frame,
+    Scopes,
+    canonical,
+    is_inplace,
+    outputs,
+    parts_to_put_back,
+    tensors,
+    took_part,
+    without_out,
+    wrote_part,
+)
 from planner_core.runtime.local_ops import Call, attention, on_meta, run_local
 from planner_core.runtime.parameters import Parameters
 from planner_core.runtime.plan_reader import (
@@ -77,6 +89,7 @@ class Steering(TorchFunctionMode):
         self.seen: dict[Any, tuple[list[torch.Tensor], int | None]] = {}
         self.recompute = set(recomputed_prefixes(plan))
         self.scopes = Scopes(model, self._module_call)
+        self.written: dict[int, tuple[torch.Tensor, Steered]] = {}  # constants that this step has written
         self.active = False
         self.inferring = False  # whole tensors on meta are in use, which are no memory of this rank
         self._recomputed = False
@@ -122,6 +135,7 @@ class Steering(TorchFunctionMode):
                     self._recomputed = False
                     self.scopes.frames.pop()
 
+        again.__dict__["_shardscope"] = True  # the plan's own recomputation, not the model's
         return checkpoint(again, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
 
     # --- one call -------------------------------------------------------------------------------------
@@ -130,8 +144,16 @@ class Steering(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is torch.Tensor.__iter__:
             return iter(self.__torch_function__(torch.Tensor.unbind, types, args, kwargs))
+        target, kwargs = without_out(kwargs)
+        if target is not None:
+            made = self.__torch_function__(func, types, args, kwargs)
+            return self.__torch_function__(torch.Tensor.copy_, types, (target, made))
         fn = canonical(func, kwargs)
+        target = args[0] if args and isinstance(args[0], torch.Tensor) else None
+        args, kwargs = self.current((args, kwargs))
         operands = tensors((args, kwargs))
+        for put, index, part in parts_to_put_back(fn or "", args, operands):
+            self.__torch_function__(torch.Tensor.__setitem__, types, (put, index, part))
         if fn is None or not any(isinstance(t, Steered) or t in self.params for t in operands):
             return func(*args, **kwargs)
         if fn in DROPOUTS:
@@ -141,7 +163,19 @@ class Steering(TorchFunctionMode):
             return operands[unchanged]
         if not whole:
             return func(*args, **kwargs)
-        return self._run(self.scopes.site(fn), fn, func, args, kwargs, operands, whole)
+        site = self.scopes.site(fn)
+        out = self._run(site, fn, func, args, kwargs, operands, whole)
+        if is_inplace(fn) and target is not None:
+            wrote_part(args[0])
+            return self._rewrite(target, out, self.rows[site].outputs[0], whole[0])
+        took_part(fn, args, out)
+        return out
+
+    def current(self, tree: Any) -> Any:
+        """The same nested results with every constant that this step wrote computed values into in its new version."""
+        if not self.written:
+            return tree
+        return _replaced(tree, lambda t: self.written[id(t)][1] if id(t) in self.written else t)
 
     def _run(
         self, site: str, fn: str, func: Any, args: Any, kwargs: dict[str, Any], operands: list[torch.Tensor],
@@ -165,7 +199,7 @@ class Steering(TorchFunctionMode):
         with kept:
             out = self._call(site, fn, func, args, kwargs, row, local, whole)
         if is_inplace(fn):
-            return self._rewrite(site, args[0], out, row.outputs[0])
+            return out
         made = iter(zip(row.outputs, whole, strict=True))
         return _replaced(out, lambda t: self._hand_out(t, *next(made)))
 
@@ -194,16 +228,26 @@ class Steering(TorchFunctionMode):
             local = tensor.local if isinstance(tensor, Steered) else self.params.local(tensor)
             return deliver(local, edge, self.mesh)
         local = place(tensor, edge.dst, self.mesh, edge.segments)
-        return torch.empty_like(local, device="meta") if meta else local
+        return torch.empty_like(local, device="meta") if meta and not local.is_meta else local
 
     def _hand_out(self, local: torch.Tensor, edge: Edge, whole: torch.Tensor) -> Steered:
         return Steered(deliver(local, edge, self.mesh), whole, edge.dst, self.mesh)
 
-    def _rewrite(self, site: str, target: torch.Tensor, local: torch.Tensor, edge: Edge) -> Steered:
-        """An in-place call made a new version: whoever holds the tensor sees it."""
-        if not isinstance(target, Steered):
-            raise PlanMismatch(f"{site} writes a computed tensor into a constant in place")
-        target.local, target.placements = deliver(local, edge, self.mesh), edge.dst
+    def _rewrite(self, target: torch.Tensor, local: torch.Tensor, edge: Edge, whole: torch.Tensor) -> torch.Tensor:
+        """An in-place call made a new version: whoever holds the tensor sees it. A constant (a buffer, zeros to be filled) is
+        looked up from now on; written whole, it has the new values for the next step too."""
+        local = deliver(local, edge, self.mesh)
+        if isinstance(target, Steered):
+            target.local, target.placements = local, edge.dst
+            return target
+        held = self.written.get(id(target))
+        if held is None:
+            self.written[id(target)] = target, Steered(local, whole, edge.dst, self.mesh)
+        else:
+            held[1].local, held[1].placements = local, edge.dst
+        if all(isinstance(p, Replicate) for p in edge.dst) and not local.is_meta:
+            with torch.no_grad():
+                target.copy_(local.detach())
         return target
 
     def _whole_results(
@@ -265,6 +309,8 @@ def _replaced(tree: Any, change: Callable[[torch.Tensor], Any]) -> Any:
         items = [_replaced(item, change) for item in tree]
         if hasattr(tree, "_fields"):
             return type(tree)(*items)
+        if type(tree).__module__ == "torch.return_types":  # named results: .values, .indices
+            return type(tree)(items)
         return items if isinstance(tree, list) else tuple(items)
     if isinstance(tree, dict):
         return {name: _replaced(item, change) for name, item in tree.items()}

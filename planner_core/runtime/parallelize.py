@@ -38,7 +38,8 @@ def steer(model: nn.Module, plan: Mapping[str, Any], mesh: DeviceMesh, *, init: 
         inside, outer = True, steering.active
         try:
             with steering.running():
-                out = model(*args, **kwargs)
+                steering.written.clear()
+                out = steering.current(model(*args, **kwargs))
             return out if outer else hand_out(out)
         finally:
             inside = False

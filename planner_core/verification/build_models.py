@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from planner_core.core import InputError
 from planner_core.models.capture import own_loss, standin_loss
@@ -25,6 +26,41 @@ def build_model(config: Mapping[str, Any], dtype: str) -> tuple[nn.Module, Any]:
         return made.module, made
     module, parsed, _ = build(config, dtype)
     return module, parsed
+
+
+def whole_model(config: Mapping[str, Any], dtype: str, seed: int) -> tuple[nn.Module, Any]:
+    """The module with whole weights on the CPU, the same for equal seeds, and what `example_inputs` needs.
+
+    A user's callable gives its own values, cast to float64 where that is asked for; a config's are `gentle_initializer`'s.
+    """
+    if "callable" not in config:
+        module, parsed = build_model(config, dtype)
+        return materialise(module, gentle_initializer(module, seed)), parsed
+    _with_values(str(config["callable"]))
+    torch.manual_seed(seed)
+    made = python_source(config["callable"], "cpu")
+    if dtype == "float64":
+        widen(made.module)
+        made.inputs, made.args = _widened(made.inputs), _widened(made.args)
+    return made.module, made
+
+
+def widen(module: nn.Module) -> None:
+    """Double the precision of every real and complex parameter and buffer, and of tensors that modules hold as attributes."""
+    module._apply(_wide)  # type: ignore[no-untyped-call]
+    for part in module.modules():
+        plain = {n: v for n, v in part.__dict__.items() if isinstance(v, torch.Tensor)}
+        part.__dict__.update({n: _wide(v) for n, v in plain.items()})
+
+
+def _wide(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.is_complex():
+        return tensor.to(torch.complex128)
+    return tensor.double() if tensor.is_floating_point() else tensor
+
+
+def _widened(tree: Any) -> Any:
+    return pytree.tree_map(lambda x: _wide(x) if isinstance(x, torch.Tensor) else x, tree)
 
 
 def gentle_initializer(model: nn.Module, seed: int) -> Init:
@@ -75,20 +111,22 @@ def example_inputs(
 
 
 def _own_inputs(made: Source, seed: int, meta_signals: bool) -> dict[str, Any]:
-    """The example inputs of a user's callable; positional ones under `ARGS`. With `meta_signals` integers are zeros."""
-    if not meta_signals and made.source.endswith(".pt2"):
-        raise InputError("an exported program holds no values to run on; verify its plan with --fake")
+    """The example inputs of a user's callable; positional ones under `ARGS`. Where they have no values, integers are zeros."""
     if not meta_signals:
-        torch.manual_seed(seed)  # the same on every rank
-        made = python_source(made.source, "cpu")
+        _with_values(made.source)
 
     def value(x: Any) -> Any:
         if not isinstance(x, torch.Tensor) or not x.is_meta:
             return x
-        return x if x.is_floating_point() else torch.zeros(x.shape, dtype=x.dtype)
+        return x if x.is_floating_point() or x.is_complex() else torch.zeros(x.shape, dtype=x.dtype)
 
-    found: dict[str, Any] = {k: value(v) for k, v in made.inputs.items()}
-    return {ARGS: tuple(map(value, made.args)), **found} if made.args else found
+    named, placed = pytree.tree_map(value, (made.inputs, made.args))
+    return {ARGS: placed, **named} if placed else named
+
+
+def _with_values(source: str) -> None:
+    if source.endswith(".pt2"):
+        raise InputError("an exported program holds no values to run on; verify its plan with --fake")
 
 
 def call_model(model: nn.Module, inputs: Mapping[str, Any]) -> Any:

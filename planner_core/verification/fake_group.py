@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from planner_core.core import Plan, plan_to_json
@@ -82,14 +83,24 @@ def fake_step(plan: Mapping[str, Any]) -> dict[str, Any]:
             counted.phase, memory.kind = "backward", "buffers"
             loss.backward()
             del loss
+            idle = _states_of(optimizer, (p for p in model.parameters() if p.grad is None))
             counted.phase = "optimizer"
             optimizer.step()
+        memory.peak["optimizer"] -= idle
         return {
             "collectives": counted.table(), "by_axis": [[*key, *row] for key, row in sorted(counted.rows.items())],
             "memory": {**memory.peak, "peak": sum(memory.peak.values())}, "seconds": round(time.perf_counter() - start, 2),
         }  # fmt: skip
     finally:
         dist.destroy_process_group()
+
+
+def _states_of(optimizer: torch.optim.Optimizer, params: Iterable[torch.Tensor]) -> int:
+    """Bytes of the optimizer's states of some parameters: of one without a gradient an optimizer makes none."""
+    states = [
+        s for p in params for s in optimizer.state.get(p, {}).values() if isinstance(s, torch.Tensor) and s.is_meta
+    ]
+    return sum((s.to_local() if isinstance(s, DTensor) else s).nbytes for s in states)
 
 
 def _settled(model: nn.Module, workload: Mapping[str, Any], memory: TrackMemory) -> torch.optim.Optimizer:

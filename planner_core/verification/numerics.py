@@ -13,12 +13,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from planner_core.core import Plan, plan_to_json
 from planner_core.runtime import CountCollectives, PlanMismatch, steer
 from planner_core.verification.build_models import (
-    build_model,
     example_inputs,
-    gentle_initializer,
-    materialise,
     planned_loss,
     single_loss,
+    whole_model,
 )
 from planner_core.verification.processes import run_ranks
 
@@ -96,17 +94,16 @@ def compare(plan: Mapping[str, Any], seed: int, dtype: str) -> dict[str, Any]:
     """On this rank: one step under the plan and one in a single process, and how far they are apart."""
     mesh = init_device_mesh("cpu", tuple(plan["mesh"]["sizes"]), mesh_dim_names=tuple(plan["mesh"]["axes"]))
     workload, config = plan["workload"], plan["model"]["config"]
-    whole, parsed = build_model(config, dtype)
+    whole, parsed = whole_model(config, dtype, seed)
     inputs = example_inputs(whole, parsed, {**workload, "dtype": dtype}, seed)
-    materialise(whole, gentle_initializer(whole, seed))
-    buffers = {name: b.clone() for name, b in whole.named_buffers()}
+    torch.manual_seed(seed)  # a model that draws numbers draws the same ones twice
     single = single_loss(whole, inputs)
     single.backward()
 
-    model, _ = build_model(config, dtype)
-    steering = steer(model, plan, mesh, init=gentle_initializer(model, seed))
-    for name, buffer in model.named_buffers():
-        buffer.copy_(buffers[name])
+    model, parsed = whole_model(config, dtype, seed)
+    inputs = example_inputs(model, parsed, {**workload, "dtype": dtype}, seed)  # forward may have written into them
+    steering = steer(model, plan, mesh)
+    torch.manual_seed(seed)
     with CountCollectives(mesh) as counted:
         loss = planned_loss(steering, inputs)
         counted.phase = "backward"

@@ -61,18 +61,19 @@ def with_picks(args: tuple[Any, ...], moved: tuple[Any, ...]) -> tuple[Any, ...]
     return (moved[0], found if len(found) > 1 else found[0], *moved[2:])
 
 
-def to_meta(tree: Any) -> Any:
-    """The same nested arguments with every CPU tensor moved to meta."""
+def to_meta(tree: Any, known: Callable[[torch.Tensor], torch.Tensor | None] = lambda t: None) -> Any:
+    """The same nested arguments with every CPU tensor moved to meta; `known` is asked for the form of one that has it."""
     if isinstance(tree, torch.Tensor):
-        if tree.is_meta or torch._C._functorch.is_functorch_wrapped_tensor(tree):
+        if tree.is_meta:
             return tree
-        return torch.empty_strided(tree.shape, tree.stride(), dtype=tree.dtype, device=META)
+        form = known(tree)
+        return torch.empty_strided(tree.shape, tree.stride(), dtype=tree.dtype, device=META) if form is None else form
     if isinstance(tree, dict):
-        return {k: to_meta(v) for k, v in tree.items()}
+        return {k: to_meta(v, known) for k, v in tree.items()}
     if isinstance(tree, slice):
         return tree
     if type(tree) in (tuple, list):
-        return type(tree)(to_meta(v) for v in tree)
+        return type(tree)(to_meta(v, known) for v in tree)
     return tree
 
 

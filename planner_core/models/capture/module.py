@@ -6,16 +6,19 @@ capture_module(module, {"x": tensor}, name="mine")         # any nn.Module whose
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from planner_core.core import Block, CaptureError, Graph, check, with_result
-from planner_core.models.capture.graph_builder import Builder
+from planner_core.core import CaptureError, Graph, TensorMeta, check, join_name, with_result
+from planner_core.models.capture.build.gradients import reached
+from planner_core.models.capture.build.graph_builder import Builder
 from planner_core.models.capture.loss import OWN_LOSS, STANDIN_LOSS, own_loss, standin_loss
 from planner_core.models.capture.recorder import Recorder
+from planner_core.models.capture.refusals import check_module
 
 
 def capture_module(
@@ -27,7 +30,9 @@ def capture_module(
 
     `notes` are added to the graph's assumptions. `replay=False` runs repeated calls again, and folds them afterwards.
     """
+    check_module(module)
     to_meta(module)
+    trained = {n for n, p in module.named_parameters() if p.requires_grad}
     recorder = Recorder(module, replay=replay and not flat)
     loss = OWN_LOSS
 
@@ -46,9 +51,15 @@ def capture_module(
         )
     top, blocks = Builder(recorder.recording, fold=not flat).build(recorder.ids[id(final)])
     workload = {"batch": batch, "seq": seq}
-    graph = Graph(name, source, top, blocks, workload, loss, dict(config or {}), (*notes, *unused_parameters(top)))
+    graph = reached(with_result(Graph(name, source, top, blocks, workload, loss, dict(config or {}))))
     check(graph)
-    return with_result(graph)
+    return replace(graph, assumptions=(*notes, *_opened(recorder.scopes.wrappers), *idle_parameters(graph, trained)))
+
+
+def _opened(wrappers: Collection[str]) -> tuple[str, ...]:
+    if "torch.utils.checkpoint" not in wrappers:
+        return ()
+    return ("the model's own torch.utils.checkpoint is run as a plain call: --recompute says what is computed again",)
 
 
 def to_meta(module: nn.Module) -> None:
@@ -68,11 +79,25 @@ def to_meta(module: nn.Module) -> None:
                 table[name] = moved[id(tensor)]
 
 
-def unused_parameters(top: Block) -> tuple[str, ...]:
-    """What to say about weights that this training step does not touch (the vision half of a model fed with text)."""
-    used = {v for item in top.items for v in item.inputs}
-    idle = [v for i, v in enumerate(top.values) if v.kind == "parameter" and i not in used]
+def idle_parameters(graph: Graph, trained: Collection[str]) -> tuple[str, ...]:
+    """What to say of weights among `trained` that this step does not train: no op uses them (the vision half of a model fed
+    with text), or the loss does not depend on what they make."""
+    unused: dict[str, TensorMeta] = {}
+    unreached: dict[str, TensorMeta] = {}
+    for prefix, block in (("", graph.top), *((c.prefix, graph.blocks[c.block]) for c in graph.calls())):
+        used = {*block.inputs, *(v for item in block.items for v in item.inputs)}
+        for i, v in enumerate(block.values):
+            name = join_name(prefix, v.name)
+            if v.kind == "parameter" and not v.grad and i not in block.inputs and name in trained:
+                (unreached if i in used else unused)[name] = v.meta
+    return (
+        *_told(unused, "are not used by this training step"),
+        *_told(unreached, "are used, but the loss does not depend on them: they are not trained"),
+    )
+
+
+def _told(idle: Mapping[str, TensorMeta], what: str) -> tuple[str, ...]:
     if not idle:
         return ()
-    size = sum(math.prod(v.meta.shape) for v in idle)
-    return (f"{len(idle)} parameters ({size:,} elements, first {idle[0].name}) are not used by this training step",)
+    size = sum(math.prod(meta.shape) for meta in idle.values())
+    return (f"{len(idle)} parameters ({size:,} elements, first {next(iter(idle))}) {what}",)

@@ -15,15 +15,24 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from planner_core.core import CaptureError, PlannerError, TensorMeta, Value
+from planner_core.core import Attr, CaptureError, PlannerError, TensorMeta, Value
 from planner_core.models.capture.attributes import describe
 from planner_core.models.capture.constants import SHAPES, run_constant, stay_on_meta, to_meta, with_picks, with_sizes
 from planner_core.models.capture.fused_kernels import attention
 from planner_core.models.capture.recording import BUFFER, Record, Recording, Scope
+from planner_core.models.capture.refusals import (
+    check_call,
+    check_layers,
+    check_lookup,
+    check_origin,
+    check_transform,
+    refuse,
+    shown,
+    without_autocast,
+)
 from planner_core.models.capture.replay import Replayer
+from planner_core.models.capture.writes import KEPT, Writes
 from planner_core.models.hooks import callsites as sites
-
-_SUMS = ("add_", "sub_", "mul_", "div_")
 
 
 class Recorder(TorchFunctionMode):
@@ -41,6 +50,9 @@ class Recorder(TorchFunctionMode):
         self.clock = 0
         self.scope_stack: list[Scope] = []
         self.packed: list[torch.Tensor] = []
+        self.writes = Writes()
+        self.made: dict[int, int] = {}  # id(tensor) of a computed tensor -> when
+        self.given: set[int] = set()  # values that are inputs of the model
         self.model = model
         self.replayer = Replayer(self, model) if replay else None
         self.scopes = sites.Scopes(model, self._call)
@@ -85,6 +97,8 @@ class Recorder(TorchFunctionMode):
     def produce(self, tensor: torch.Tensor) -> int:
         """A new value made from tracked tensors."""
         self.tracked.add(id(tensor))
+        self.clock += 1
+        self.made[id(tensor)] = self.clock
         return self._new(tensor, "activation")
 
     # --- calls --------------------------------------------------------------------------------------
@@ -95,13 +109,41 @@ class Recorder(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is torch.Tensor.__iter__:
             return iter(self.__torch_function__(torch.Tensor.unbind, types, args, kwargs))
+        target, kwargs = sites.without_out(kwargs)
+        if target is not None:
+            made = self.__torch_function__(func, types, args, kwargs)
+            return self.__torch_function__(torch.Tensor.copy_, types, (target, made))
         operands = sites.tensors((args, kwargs))
         fn = sites.canonical(func, kwargs)
-        if not any(id(t) in self.tracked for t in operands):
-            return func(*args, **kwargs) if fn is None else self._constant(fn, func, args, kwargs, operands)
+        tracked = any(id(t) in self.tracked for t in operands)
+        if fn is None and not tracked:
+            return func(*args, **kwargs)
+        for whole, index, part in sites.parts_to_put_back(fn or "", args, operands):
+            self.__torch_function__(torch.Tensor.__setitem__, types, (whole, index, part))
+        self._check(func, fn, args, operands, tracked)
         if fn is None:
             return func(*args, **kwargs)
-        return self._record(fn, func, args, kwargs, operands)
+        run = self._record if tracked else self._constant
+        return run(fn, func, args, kwargs, operands)
+
+    def _check(
+        self,
+        func: Callable[..., Any],
+        fn: str | None,
+        args: tuple[Any, ...],
+        operands: list[torch.Tensor],
+        tracked: bool,
+    ) -> None:
+        """Refuse what would be missing from the graph, or wrong in it."""
+        scope = self.scopes.frame.scope
+        for tensor in operands:
+            if id(tensor) not in self.ids:
+                check_transform(scope, tensor, self.tracked, tracked)
+                if self.birth(tensor) < 0:
+                    check_origin(scope, tensor)
+            self.writes.check(scope, fn or "", args, tensor, self.made.get(id(tensor), self.birth(tensor)))
+        if tracked:
+            check_call(scope, func, fn, operands)
 
     def _constant(
         self, fn: str, func: Callable[..., Any], args: Any, kwargs: dict[str, Any], operands: list[torch.Tensor]
@@ -118,7 +160,8 @@ class Recorder(TorchFunctionMode):
     def _record(
         self, fn: str, func: Callable[..., Any], args: Any, kwargs: dict[str, Any], operands: list[torch.Tensor]
     ) -> Any:
-        self._refuse_layers(fn, args)
+        check_layers(self.scopes.frame.scope, fn, args)
+        check_lookup(self.scopes.frame.scope, fn, args)
         inputs = tuple(self.use(t) for t in operands)
         self.packed = []
         if fn in SHAPES and len(operands) > 1:
@@ -127,9 +170,10 @@ class Recorder(TorchFunctionMode):
         run = attention if fn == "scaled_dot_product_attention" else func
         if fn in sites.DROPOUTS:
             kwargs = {**kwargs, "p": 0.0} if "p" in kwargs else kwargs
-        moved, moved_kw = (args, kwargs) if all(t.is_meta for t in operands) else (to_meta(args), to_meta(kwargs))
-        if moved is not args:
-            self._alias(operands, sites.tensors((moved, moved_kw)))
+        written = sites.is_inplace(fn)
+        if written and not args[0].is_meta and self.writes.twin(args[0]) is None:
+            self.writes.made_twin(args[0])
+        moved, moved_kw = self._on_meta(args, kwargs, operands)
         if fn == "getitem":
             moved = with_picks(args, moved)
         if fn == "to" or "device" in moved_kw:
@@ -141,45 +185,60 @@ class Recorder(TorchFunctionMode):
         results = sites.outputs(fn, moved, out)
         if not results:
             return out
-        if sites.is_inplace(fn):
-            results = self._version(fn, args[0], results[0], inputs)
         attrs = describe(fn, func, moved, moved_kw, results)
+        if written:
+            attrs.update(self._version(args[0], results[0], inputs[0]))
         outputs = tuple(self.produce(t) for t in results)
-        if fn in _SUMS and not args[0].is_meta:
-            self.ids[id(args[0])] = outputs[0]
-            self.tracked.add(id(args[0]))
+        if written:
+            self._rename(args[0], outputs[0])
         saved, extra = self._saved(packed, (*inputs, *outputs))
         frame = self.scopes.frame
         record = Record(self.scopes.site(fn), fn, inputs, outputs, attrs, type(frame.module).__name__, saved, extra)
         self.scope_stack[-1].items.append(record)
-        return out
+        sites.took_part(fn, args, out)
+        return args[0] if written and not args[0].is_meta else out
 
-    def _refuse_layers(self, fn: str, args: tuple[Any, ...]) -> None:
-        if any(isinstance(a, nn.Module) for a in args):
-            raise CaptureError(
-                f"{self.scopes.frame.scope or 'the model'} runs its layers inside the autograd function {fn}, whose ops cannot be seen; "
-                "use a form of the model without it"
-            )
-
-    def _alias(self, operands: list[torch.Tensor], moved: list[torch.Tensor]) -> None:
-        for old, new in zip(operands, moved, strict=True):
+    def _on_meta(self, args: Any, kwargs: dict[str, Any], operands: list[torch.Tensor]) -> tuple[Any, dict[str, Any]]:
+        """The arguments with every constant that has values in its form on meta."""
+        if all(t.is_meta for t in operands):
+            return args, kwargs
+        moved, moved_kw = to_meta(args, self.writes.twin), to_meta(kwargs, self.writes.twin)
+        for old, new in zip(operands, sites.tensors((moved, moved_kw)), strict=True):
             if new is not old:
                 self.roots[new.untyped_storage()._cdata] = self.recording.values[self.ids[id(old)]].storage
                 self.keep.append(new)
+        return moved, moved_kw
 
-    def _version(
-        self, fn: str, target: torch.Tensor, written: torch.Tensor, inputs: tuple[int, ...]
-    ) -> list[torch.Tensor]:
-        if not target.is_meta and fn in _SUMS:  # `loss = zeros([]); loss += term`: from here on it is a computed tensor
-            return [written]
-        if not target.is_meta:
-            raise CaptureError(
-                f"{self.scopes.frame.scope or 'the model'} writes a computed tensor into a constant in place; "
-                "make that tensor from the model's own (for example with new_zeros)"
-            )
+    def _version(self, target: torch.Tensor, written: torch.Tensor, vid: int) -> dict[str, Attr]:
+        """Check a write in place of the value `vid`; the attributes that it needs."""
+        scope, values = self.scopes.frame.scope, self.recording.values
+        root = self.recording.memory(vid)
+        if values[root].kind == "parameter":
+            raise refuse(
+                scope, f"writes into the parameter {values[root].name} in place",
+                "a plan keeps parameters in parts: update it after the optimizer's step, outside forward",
+            )  # fmt: skip
         if self.replayer:
-            self.replayer.wrote(target, -1 if self.recording.values[inputs[0]].kind != "activation" else inputs[0])
-        return [written]
+            self.replayer.wrote(target, vid if values[vid].kind == "activation" else -1)
+        if values[vid].kind != "constant" or self.recording.births[root] >= 0 or root in self.given:
+            return {}
+        if written.requires_grad:
+            name = values[root].name.removeprefix(BUFFER) or "a tensor that outlives the step"
+            raise refuse(
+                scope, f"writes a tensor with a gradient into the buffer {name}",
+                "detach it, since the next step would need the graph of this one",
+            )  # fmt: skip
+        return {KEPT: True}
+
+    def _rename(self, target: torch.Tensor, version: int) -> None:
+        """From here on `target` is known as its new version."""
+        self.clock += 1
+        self.ids[id(target)] = version
+        self.tracked.add(id(target))
+        self.keep.append(target)
+        self.made[id(target)] = self.clock
+        self.writes.wrote(target, self.clock)
+        sites.wrote_part(target)
 
     def _saved(
         self, packed: list[torch.Tensor], near: tuple[int, ...]
@@ -231,12 +290,14 @@ class Recorder(TorchFunctionMode):
     def run(self, inputs: dict[str, Any], after: Callable[[Any], Any] | None = None, args: tuple[Any, ...] = ()) -> Any:
         """One forward pass; `after(result)` (a stand-in loss) is recorded in scope "loss"."""
         hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda t: t)
-        for name, tensor in inputs.items():
-            if isinstance(tensor, torch.Tensor) and id(tensor) not in self.ids:
-                self._new(tensor, "constant", name)
+        for name, tree in (*inputs.items(), *(("", a) for a in args)):
+            for tensor in sites.tensors(tree):
+                if id(tensor) not in self.ids:
+                    self.given.add(self._new(tensor, "constant", name))
         guards = self.replayer.watching() if self.replayer else None
         try:
-            with self.scopes, hooks, torch.enable_grad(), self:
+            inside = without_autocast(lambda: self.scopes.frame.scope)
+            with self.scopes, inside, hooks, torch.enable_grad(), self:
                 if guards is None:
                     out = self.model(*args, **inputs)
                 else:
@@ -260,12 +321,7 @@ class Recorder(TorchFunctionMode):
 
 def explain(error: BaseException, model: str) -> str:
     """One sentence: what went wrong, and at which line of the model's code."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not _ours(f.filename)]
-    where = (
-        f" at {frames[-1].filename.rpartition('site-packages/')[2]}:{frames[-1].lineno} ({frames[-1].line})"
-        if frames
-        else ""
-    )
+    where = shown(traceback.extract_tb(error.__traceback__))
     text = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, (NotImplementedError, RuntimeError)) and ("meta" in text or "data-dependent" in text):
         return (
@@ -280,7 +336,3 @@ def explain(error: BaseException, model: str) -> str:
     if "expected scalar type" in text or "Unsupported dtype" in text or "must have the same dtype" in text:
         return f"{model} cannot be run in this type{where}: {text}; try --dtype float32"
     return f"{model} could not be run on example inputs{where}: {type(error).__name__}: {text}"
-
-
-def _ours(filename: str) -> bool:
-    return "/torch/" in filename or "/planner_core/" in filename or filename.startswith("<")

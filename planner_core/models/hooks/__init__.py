@@ -6,17 +6,45 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from planner_core.models.hooks.callsites import DROPOUTS, Frame, Scopes, canonical, is_inplace, outputs, tensors
+    from planner_core.models.hooks.callsites import (
+        DROPOUTS,
+        Frame,
+        Scopes,
+        canonical,
+        is_inplace,
+        outputs,
+        parts_to_put_back,
+        tensors,
+        took_part,
+        without_out,
+        wrote_part,
+    )
 
-__all__ = ["DROPOUTS", "Frame", "Scopes", "canonical", "is_inplace", "outputs", "tensors"]
+__all__ = [
+    "DROPOUTS",
+    "Frame",
+    "Scopes",
+    "canonical",
+    "is_inplace",
+    "outputs",
+    "parts_to_put_back",
+    "tensors",
+    "took_part",
+    "without_out",
+    "wrote_part",
+]
 _HOME = {
     "DROPOUTS": "planner_core.models.hooks.callsites",
     "Frame": "planner_core.models.hooks.callsites",
     "Scopes": "planner_core.models.hooks.callsites",
     "canonical": "planner_core.models.hooks.callsites",
     "is_inplace": "planner_core.models.hooks.callsites",
+    "parts_to_put_back": "planner_core.models.hooks.callsites",
+    "took_part": "planner_core.models.hooks.callsites",
+    "wrote_part": "planner_core.models.hooks.callsites",
     "outputs": "planner_core.models.hooks.callsites",
     "tensors": "planner_core.models.hooks.callsites",
+    "without_out": "planner_core.models.hooks.callsites",
 }
 
 

@@ -1,4 +1,4 @@
-"""Names of ops, by which a capture and a running model mean the same call. Imports torch and nothing of ours.
+"""Names of ops, by which a capture and a running model mean the same call. Imports torch, and of ours `wrappers`.
 
 Used alike by `capture` and by the runtime (and copied into exported scripts). In a `TorchFunctionMode`:
 
@@ -28,11 +28,13 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import nn
+
+from planner_core.models.hooks.wrappers import opened
 
 _GETTERS = frozenset({"T", "mT", "H", "mH", "real", "imag", "data"})
 _DUNDERS = {"truediv": "div", "itruediv": "div_", "rtruediv": "rdiv", "idiv": "div_", "isub": "sub_", "iadd": "add_",
@@ -127,6 +129,51 @@ def outputs(fn: str, args: tuple[Any, ...], out: Any) -> list[torch.Tensor]:
     return tensors(out) if isinstance(out, (tuple, list, dict)) else []
 
 
+_PART = "_shardscope_part"
+_WRITTEN = "_shardscope_written"
+
+
+def took_part(fn: str, args: tuple[Any, ...], out: Any) -> None:
+    """Note of a result of `x[...]` that it is a part of x, sharing its memory: a later write into it changes x."""
+    if fn == "getitem" and isinstance(out, torch.Tensor) and not _picks(args[1]):
+        out.__dict__[_PART] = args[0], args[1]
+
+
+def wrote_part(target: torch.Tensor) -> None:
+    """Note a write in place: if `target` is a part of a tensor, that one is out of date from now on."""
+    whole, index = target.__dict__.get(_PART, (None, None))
+    if whole is not None:
+        whole.__dict__.setdefault(_WRITTEN, []).append((index, target))
+
+
+def parts_to_put_back(
+    fn: str, args: tuple[Any, ...], operands: list[torch.Tensor]
+) -> list[tuple[torch.Tensor, Any, torch.Tensor]]:
+    """(whole, index, part) for every written part of an operand: `whole[index] = part` brings it up to date, before the call.
+    Python itself does so after `x[0] += 1`."""
+    found = []
+    for whole in {id(t): t for t in operands}.values():
+        for index, part in whole.__dict__.pop(_WRITTEN, ()):
+            if not (fn == "setitem" and whole is args[0] and part is args[2]):
+                found.append((whole, index, part))
+    return found
+
+
+def _picks(index: Any) -> bool:
+    """Whether an index copies the elements that it names (a mask, a list of numbers)."""
+    if isinstance(index, tuple):
+        return any(map(_picks, index))
+    return isinstance(index, (torch.Tensor, list, range))
+
+
+def without_out(kwargs: dict[str, Any]) -> tuple[torch.Tensor | None, dict[str, Any]]:
+    """The tensor that `out=` names, and the other arguments: such a call is the call without it, then `copy_` into it."""
+    target = kwargs.get("out")
+    if not isinstance(target, torch.Tensor):
+        return None, kwargs
+    return target, {name: value for name, value in kwargs.items() if name != "out"}
+
+
 class Frame:
     """One module call in progress: its scope path, and what it has counted so far."""
 
@@ -161,6 +208,8 @@ class Scopes:
         self._strays: dict[str, int] = {}
         self.taken: set[str] = set()  # scopes of this run of the model
         self._restore: list[tuple[Any, str, Any]] = []
+        self._opened = ExitStack()
+        self.wrappers: set[str] = set()  # names of wrappers that were opened
 
     def __enter__(self) -> Scopes:
         plain = nn.Module.__dict__["__call__"]
@@ -171,10 +220,14 @@ class Scopes:
 
         self._patch(nn.Module, "__call__", call)
         self._patch(torch.autograd.Function, "apply", classmethod(_routed(torch.autograd.Function.__dict__["apply"])))
-        self._patch(nn.functional, "multi_head_attention_forward", _opened(nn.functional.multi_head_attention_forward))
+        self._opened.enter_context(opened(self.wrappers.add))
+        self._patch(
+            nn.functional, "multi_head_attention_forward", _unwrapped(nn.functional.multi_head_attention_forward)
+        )
         return self
 
     def __exit__(self, *exc: object) -> None:
+        self._opened.close()
         while self._restore:
             owner, name, value = self._restore.pop()
             setattr(owner, name, value)
@@ -255,7 +308,7 @@ class Scopes:
         return Frame(module, path, name)
 
 
-def _opened(plain: Any) -> Callable[..., Any]:
+def _unwrapped(plain: Any) -> Callable[..., Any]:
     """A function of torch without its first line, by which a TorchFunctionMode would see one call: its products and its
     softmax are seen each by itself."""
     names = {**plain.__globals__, "has_torch_function": lambda operands: False}

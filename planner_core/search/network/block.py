@@ -118,16 +118,16 @@ class _Builder:
         return self.net
 
     def _crossing(self) -> set[int]:
-        """Values that pass between groups, calls or the block's boundary, and every parameter."""
+        """Values that pass between groups, calls or the block's boundary, and every parameter, used or not."""
         found = {v for v in self.ports if self.values[v].kind != "constant"}
+        found.update(i for i, v in enumerate(self.values) if v.kind == "parameter")
         for item in self.block.items:
             if isinstance(item, Call):
                 found.update(v for v in (*item.inputs, *item.outputs) if self.values[v].kind != "constant")
         for i, s in enumerate(self.strategies.groups):
             for op in s.ops:
                 for v in op.inputs:
-                    kind = self.values[v].kind
-                    if kind == "parameter" or (kind == "activation" and self.home.get(v) != i):
+                    if self.values[v].kind == "activation" and self.home.get(v) != i:
                         found.add(v)
         return found
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from planner_core.core import Block, Call, Op, Value
-from planner_core.models.capture.literals import per_call, plans_alike
+from planner_core.models.capture.build.literals import per_call, plans_alike
 from planner_core.models.capture.recording import BUFFER, Record, Recording, Replay, Scope, walk
 
 Node = Scope | Replay

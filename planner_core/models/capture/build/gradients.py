@@ -1,0 +1,112 @@
+"""Which values the loss sends a gradient to: what it does not reach (a second head, the last router's logits) has none.
+
+A recording knows whether a tensor *could* get a gradient (`requires_grad`). In a step only those get one from which a path
+of recorded calls leads to the loss; the rest runs forward alone: no backward work, no saved tensors, no gradient to sum.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from planner_core.core import PER_CALL, Attr, Block, Call, Graph, Op
+
+Ports = frozenset[int]
+"""Positions among a block's outputs."""
+
+
+def reached(graph: Graph) -> Graph:
+    """The graph with gradients where the loss sends them. A block whose calls differ in what comes back becomes several."""
+    return _Reach(graph).graph()
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A block as seen from the loss: its values and ops, what each call hands on, and which inputs get a gradient."""
+
+    block: Block
+    wanted: dict[int, Ports]
+    inputs: Ports
+
+
+class _Reach:
+    def __init__(self, source: Graph) -> None:
+        self.source = source
+        self.parts: dict[tuple[str, Ports], _Part] = {}
+        self.names: dict[tuple[str, Ports], str] = {}
+
+    def graph(self) -> Graph:
+        source = self.source
+        top = self._walk(source.top, range(len(source.top.outputs)))
+        items: list[Op | Call] = []
+        blocks: dict[str, Block] = {}
+        numbers: dict[str, list[int]] = {}  # of each block made here, which calls of its source it stands for
+        seen: Counter[str] = Counter()
+        for position, item in enumerate(top.block.items):
+            if isinstance(item, Call):
+                part = self._called(item.block, top.wanted[position])
+                name = self._name(item.block, part, blocks)
+                blocks[name] = replace(part.block, name=name)
+                numbers.setdefault(name, []).append(seen[item.block])
+                seen[item.block] += 1
+                item = replace(item, block=name)
+            items.append(item)
+        kept = {name: _literals_of(block, numbers[name]) for name, block in blocks.items()}
+        return replace(source, top=replace(top.block, items=tuple(items)), blocks=kept)
+
+    def _called(self, name: str, wanted: Ports) -> _Part:
+        if (name, wanted) not in self.parts:
+            self.parts[name, wanted] = self._walk(self.source.blocks[name], wanted)
+        return self.parts[name, wanted]
+
+    def _name(self, name: str, part: _Part, taken: dict[str, Block]) -> str:
+        """The block's own name for the first form of it, a number behind it for others; equal forms are one block."""
+        free = name
+        number = 1
+        while free in taken and taken[free] != replace(part.block, name=free):
+            number += 1
+            free = f"{name}{number}"
+            while free in self.source.blocks:
+                number += 1
+                free = f"{name}{number}"
+        return free
+
+    def _walk(self, block: Block, results: Iterable[int]) -> _Part:
+        """Backwards from `results`, positions among the block's outputs."""
+        live = {block.outputs[k] for k in results if block.values[block.outputs[k]].grad}
+        wanted: dict[int, Ports] = {}
+        dead: set[int] = set()  # positions of ops that run forward alone
+        for position in reversed(range(len(block.items))):
+            item = block.items[position]
+            hands_on = frozenset(k for k, v in enumerate(item.outputs) if v in live)
+            if isinstance(item, Call):
+                wanted[position] = hands_on
+                part = self._called(item.block, hands_on)
+                live.update(v for k, v in enumerate(item.inputs) if k in part.inputs and block.values[v].grad)
+            elif hands_on:
+                live.update(v for v in item.inputs if block.values[v].grad)
+            else:
+                dead.add(position)
+        values = tuple(replace(v, grad=v.grad and i in live) for i, v in enumerate(block.values))
+        items = tuple(_forward_only(i) if p in dead else i for p, i in enumerate(block.items))
+        inputs = frozenset(k for k, v in enumerate(block.inputs) if v in live)
+        return _Part(replace(block, values=values, items=items), wanted, inputs)
+
+
+def _literals_of(block: Block, calls: list[int]) -> Block:
+    """The block with those of its literals that belong to `calls` (see `PER_CALL`)."""
+
+    def kept(attr: Attr) -> Attr:
+        return (
+            (PER_CALL, *(attr[1 + n] for n in calls)) if isinstance(attr, tuple) and attr[:1] == (PER_CALL,) else attr
+        )
+
+    items = [
+        replace(i, attrs={k: kept(v) for k, v in i.attrs.items()}) if isinstance(i, Op) else i for i in block.items
+    ]
+    return replace(block, items=tuple(items))
+
+
+def _forward_only(item: Op | Call) -> Op | Call:
+    return replace(item, saved=(), saved_extra=()) if isinstance(item, Op) else item

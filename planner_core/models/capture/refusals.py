@@ -1,0 +1,181 @@
+"""What no plan can hold, refused while it is captured: which module, at which line of the model's code, and what would help.
+
+A recording sees calls of torch functions on tensors. What reaches a parameter by another way (a transform of `torch.func`,
+the autograd engine called inside forward, compiled code) would be missing from the plan in silence, so it is refused.
+"""
+
+from __future__ import annotations
+
+import functools
+import traceback
+from collections.abc import Callable, Container, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from planner_core.core import CaptureError
+
+_ENGINE = {
+    "grad": "differentiates inside forward (torch.autograd.grad)",
+    "backward": "runs a backward pass inside forward",
+    "register_hook": "puts a hook on the gradient of a computed tensor",
+    "register_post_accumulate_grad_hook": "puts a hook on a gradient",
+}
+_ENGINE_HELP = {
+    "grad": "write the derivative out, since the operators of that backward pass have no placement",
+    "backward": "return the loss, and call backward on it outside",
+    "register_hook": "change gradients in a torch.autograd.Function, which a plan runs as one operator",
+    "register_post_accumulate_grad_hook": "change gradients in the training loop",
+}
+_VALUES = frozenset(
+    {"bool", "int", "float", "complex", "index", "item", "tolist", "numpy", "is_nonzero", "equal", "allclose"}
+)
+
+
+def refuse(scope: str, what: str, help_: str) -> CaptureError:
+    """One sentence: the module, what it does, the line of its code, and what would help."""
+    return CaptureError(f"{scope or 'the model'} {what}{line()}; {help_}")
+
+
+def line() -> str:
+    """` at file:line (code)` of the innermost call on the stack that is neither torch's nor ours; empty if there is none."""
+    return shown(traceback.extract_stack())
+
+
+def shown(stack: Iterable[traceback.FrameSummary]) -> str:
+    """The innermost line of the model's own code in a stack, as the end of a sentence."""
+    theirs = [f for f in stack if not _ours(f.filename)]
+    if not theirs:
+        return ""
+    last = theirs[-1]
+    return f" at {last.filename.rpartition('site-packages/')[2]}:{last.lineno} ({last.line})"
+
+
+def _ours(filename: str) -> bool:
+    return "/torch/" in filename or "/planner_core/" in filename or filename.startswith("<")
+
+
+def check_call(scope: str, func: Callable[..., Any], fn: str | None, operands: Iterable[torch.Tensor]) -> None:
+    """Refuse a call on tracked tensors that no operator of a graph can stand for."""
+    name = getattr(func, "__name__", "")
+    if name in _ENGINE and getattr(func, "__module__", "") in ("torch.autograd", "torch._tensor"):
+        raise refuse(scope, _ENGINE[name], _ENGINE_HELP[name])
+    if fn is None and name.strip("_") in _VALUES and not all(t.is_meta for t in operands):
+        raise refuse(
+            scope, "decides by the values of computed tensors",
+            "no graph can hold that; use a form of the model without data-dependent control flow",
+        )  # fmt: skip
+
+
+class TooManyPositions(CaptureError):
+    """A lookup beyond the end of a table; `excess` is by how many rows."""
+
+    def __init__(self, message: str, excess: int) -> None:
+        super().__init__(message)
+        self.excess = excess
+
+
+def check_lookup(scope: str, fn: str, args: tuple[Any, ...]) -> None:
+    """Refuse a lookup of known ids that the table does not have (meta tensors would not notice)."""
+    if fn != "embedding" or len(args) < 2 or args[0].is_meta or not args[0].numel():
+        return
+    most, rows = int(args[0].max()), args[1].shape[0]
+    if most >= rows:
+        raise TooManyPositions(
+            f"{scope or 'the model'} looks up row {most} of a table that has {rows}{line()}; give shorter sequences or ids within the "
+            "table",
+            most + 1 - rows,
+        )
+
+
+def check_layers(scope: str, fn: str, args: tuple[Any, ...]) -> None:
+    """Refuse an autograd function that is given modules to run."""
+    if any(isinstance(a, nn.Module) for a in args):
+        raise CaptureError(
+            f"{scope or 'the model'} runs its layers inside the autograd function {fn}, whose ops cannot be seen; "
+            "use a form of the model without it"
+        )
+
+
+def check_transform(scope: str, tensor: torch.Tensor, tracked: Container[int], beside: bool) -> None:
+    """Refuse an operand inside a transform of torch.func that holds a parameter, or is used `beside` one."""
+    functorch = torch._C._functorch
+    inner = tensor
+    while functorch.is_functorch_wrapped_tensor(inner):
+        inner = functorch.get_unwrapped(inner)
+    if inner is tensor or not (beside or id(inner) in tracked or inner.requires_grad):
+        return  # masks are made so, of constants alone
+    raise refuse(
+        scope, "runs its operators inside a transform of torch.func (vmap, grad, jvp, ...)",
+        "they cannot be seen one by one: write the batch of the transform as a dim (torch.bmm, torch.einsum)",
+    )  # fmt: skip
+
+
+def check_origin(scope: str, tensor: torch.Tensor) -> None:
+    """Refuse an operand that nobody has seen being made, but that has a gradient to pass on, or sizes of its own."""
+    if tensor.is_nested or tensor.layout != torch.strided:
+        kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+        raise refuse(
+            scope, f"computes with a {kind} tensor, whose sizes depend on its values",
+            "use a dense tensor with a mask, or padding",
+        )  # fmt: skip
+    if tensor.grad_fn is not None:
+        how = type(tensor.grad_fn).__name__
+        raise refuse(
+            scope, f"uses a tensor that was made from parameters out of sight ({how})",
+            "compute it in forward, by functions of torch that a plan can follow",
+        )  # fmt: skip
+
+
+def check_module(model: nn.Module) -> None:
+    """Refuse hooks on gradients, which a plan would drop, and modules whose code is not Python any more."""
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise CaptureError(
+                f"{name or 'the model'} is a TorchScript module, whose operators cannot be seen; give the Python module that it "
+                "was made from"
+            )
+        if module._backward_hooks or module._backward_pre_hooks:
+            raise CaptureError(
+                f"{name or 'the model'} has a hook on its backward pass, which a plan would not run; remove it, or change "
+                "gradients in a torch.autograd.Function"
+            )
+    for name, param in model.named_parameters():
+        if isinstance(param, nn.parameter.UninitializedParameter):
+            raise CaptureError(
+                f"{name} has no size before its module (a Lazy one of torch.nn) is called; run the model once, then hand it over"
+            )
+        if param._backward_hooks or param._post_accumulate_grad_hooks:
+            raise CaptureError(
+                f"the parameter {name} has a hook on its gradient, which a plan would drop; change gradients in the training loop"
+            )
+
+
+@contextmanager
+def without_autocast(scope: Callable[[], str]) -> Iterator[None]:
+    """While open, entering an autocast region is refused, also for a device that is not here."""
+    plain_init, plain_enter = torch.autocast.__init__, torch.autocast.__enter__
+
+    @functools.wraps(plain_init)
+    def init(self: Any, device_type: str, dtype: Any = None, enabled: bool = True, *rest: Any, **named: Any) -> None:
+        plain_init(self, device_type, dtype, enabled, *rest, **named)
+        self._asked = enabled
+
+    @functools.wraps(plain_enter)
+    def enter(self: Any) -> Any:
+        if getattr(self, "_asked", self._enabled):
+            raise refuse(
+                scope(), f"opens an autocast region ({str(self.fast_dtype).removeprefix('torch.')}), whose casts depend on the device",
+                "take it out of forward, and give the type of the whole step with --dtype",
+            )  # fmt: skip
+        return plain_enter(self)  # type: ignore[no-untyped-call]
+
+    torch.autocast.__init__ = init  # type: ignore[method-assign]
+    torch.autocast.__enter__ = enter  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.autocast.__init__ = plain_init  # type: ignore[method-assign]
+        torch.autocast.__enter__ = plain_enter  # type: ignore[method-assign]

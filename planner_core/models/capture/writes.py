@@ -1,0 +1,90 @@
+"""Writes in place: which tensor holds which version, and reads that would miss a write.
+
+A graph is made of values that never change, so a write in place makes a new version of its target. That is right as long
+as the target is read by its own name. A part that was written (`h[:, 0].add_(1)`) is put back before its whole is read
+(`callsites.parts_to_put_back`); any other read of the same memory would see the old version, and is refused. A constant
+that a computed tensor is written into is a computed tensor from then on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from planner_core.core import CaptureError
+from planner_core.models.capture.refusals import refuse
+
+KEPT = "kept"
+"""Attribute of an op that writes a tensor which outlives the step (a buffer): every rank must write it whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Write:
+    tensor: torch.Tensor
+    time: int
+
+
+class Writes:
+    """The writes of one forward pass. Times are those of the recorder's clock."""
+
+    def __init__(self) -> None:
+        self.twins: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # id -> a constant with values, its form on meta
+        self._last: dict[int, _Write] = {}  # memory -> the last write to it
+
+    def twin(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """The form on meta of a constant that was written; None if it was not."""
+        found = self.twins.get(id(tensor))
+        return found[1] if found else None
+
+    def made_twin(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A form on meta that takes part in autograd in the constant's place."""
+        form = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+        self.twins[id(tensor)] = tensor, form
+        return form
+
+    def wrote(self, target: torch.Tensor, time: int) -> None:
+        """Remember a write of `target`."""
+        for key in (_memory(target), self._key(target)):
+            self._last[key] = _Write(target, time)
+
+    def check(self, scope: str, fn: str, args: tuple[Any, ...], tensor: torch.Tensor, time: int) -> None:
+        """Refuse to read a `tensor` made at `time` whose memory was written since by another name."""
+        last = self._last.get(self._key(tensor)) if self._last else None
+        if last is None or last.tensor is tensor or time >= last.time or _apart(last.tensor, tensor):
+            return
+        if fn == "setitem" and tensor is args[0] and len(args) > 2 and args[2] is last.tensor:
+            return  # h[:, 0] += 1: the part that was written is put back
+        raise stale(scope)
+
+    def _key(self, tensor: torch.Tensor) -> int:
+        return _memory(self.twin(tensor) if self.twins and id(tensor) in self.twins else tensor)
+
+
+def _apart(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two views of one memory, taken by slices of the same dims, hold no element in common."""
+    if a.stride() != b.stride() or a.is_meta != b.is_meta:
+        return False
+    at = [a.storage_offset(), b.storage_offset()]
+    for stride, *sizes in sorted(zip(a.stride(), a.shape, b.shape, strict=True), reverse=True):
+        if stride == 0:
+            return False
+        (first, second), at = [x // stride for x in at], [x % stride for x in at]
+        if first + sizes[0] <= second or second + sizes[1] <= first:
+            return True
+    return False
+
+
+def stale(scope: str) -> CaptureError:
+    """What is said of a read that would miss a write."""
+    return refuse(
+        scope, "reads a tensor of which a part, or a view, was written in place before",
+        "write into the tensor itself (h[:, 0] = ...), or make a new one",
+    )  # fmt: skip
+
+
+def _memory(tensor: torch.Tensor | None) -> int:
+    if tensor is None or tensor.layout != torch.strided or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        return id(tensor)
+    return int(tensor.untyped_storage()._cdata)
