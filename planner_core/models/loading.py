@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from planner_core.core import Block, Graph, InputError, Op, Plan, TensorMeta
+from planner_core.core import Block, CaptureError, Graph, InputError, Op, Plan, TensorMeta
 from planner_core.models.zoo import ZOO, load_snapshot
 
 DTYPES = ("bfloat16", "float16", "float32")
 DEFAULT_BATCH, DEFAULT_SEQ = 16, 2048
-"""Workload of a model that is not in the zoo."""
+"""Workload of a model that is not in the zoo; a model with fewer positions has as many tokens as it has positions."""
 SNAPSHOT_DTYPES = ("bfloat16", "float16")
 """Types that the zoo's snapshots serve; the first is the one they were captured in."""
 
@@ -20,38 +20,65 @@ SNAPSHOT_DTYPES = ("bfloat16", "float16")
 def capture_graph(
     source: str | Mapping[str, Any],
     *,
-    batch: int,
-    seq: int,
+    batch: int | None = None,
+    seq: int | None = None,
     dtype: str = "bfloat16",
     layers: int | None = None,
     flat: bool = False,
 ) -> Graph:
-    """The graph of a MODEL argument (docs/CONTRACT.md) or of a config dict, at one workload.
+    """The graph of a MODEL argument (docs/CONTRACT.md) or of a config dict, at one workload (None: the usual).
 
     `layers` overrides the depth; `flat` traces every module call and folds nothing (it judges the folding).
     Raises InputError or CaptureError, each with one sentence.
     """
-    from planner_core.models.capture.module import capture_module
     from planner_core.models.sandbox.child import capture_apart
-    from planner_core.models.sandbox.memory_limit import limited_memory
-    from planner_core.models.sources.resolve import resolve
 
-    if batch < 1 or seq < 1:
-        raise InputError(f"batch {batch} and sequence length {seq} must both be at least 1")
+    for name, size in (("batch", batch), ("seq", seq), ("layers", layers)):
+        if size is not None and size < 1:
+            raise InputError(f"--{name} {size} must be at least 1")
     if dtype not in DTYPES:
         raise InputError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
     if isinstance(source, str) and (".py:" in source or source.endswith(".pt2")):
         if layers is not None:
             way = "export" if source.endswith(".pt2") else "let your callable build"
             raise InputError(f"--layers {layers} cannot be applied to {source}; {way} the depth you want")
-        return capture_apart(source, batch=batch, seq=seq, flat=flat)
+        return capture_apart(source, batch=batch or 1, seq=seq or 1, flat=flat)
+    return _captured_config(source, batch or DEFAULT_BATCH, seq, dtype, layers, flat)
+
+
+def _captured_config(
+    source: str | Mapping[str, Any], batch: int, seq: int | None, dtype: str, layers: int | None, flat: bool
+) -> Graph:
+    """A model that transformers builds. Where nobody names the tokens of a sequence and a table of positions turns out to be
+    shorter than its config says (RoBERTa keeps two of its rows), it is captured again with as many as there are."""
+    from planner_core.models.capture.module import capture_module
+    from planner_core.models.capture.refusals import TooManyPositions
+    from planner_core.models.sandbox.memory_limit import limited_memory
+    from planner_core.models.sources.positions import stretched, too_long
+    from planner_core.models.sources.resolve import resolve
+
     named = source if isinstance(source, str) else str(source.get("model_type", "the model"))
-    with limited_memory(named, batch=batch, seq=seq):
+    with limited_memory(named, batch=batch, seq=seq or DEFAULT_SEQ):
         model = resolve(source, batch=batch, seq=seq, dtype=dtype, layers=layers)
-        return capture_module(
-            model.module, model.inputs, args=model.args, name=model.name, source=model.source, config=model.config,
-            batch=batch, seq=seq, flat=flat,
-        )  # fmt: skip
+        tokens, limit = model.workload["seq"], model.positions
+        beyond = limit.beyond(tokens)
+        notes = (*model.notes, *([stretched(limit, tokens)] if beyond else []))
+        try:
+            return capture_module(
+                model.module, model.inputs, args=model.args, name=model.name, source=model.source, config=model.config,
+                batch=batch, seq=tokens, flat=flat, notes=notes,
+            )  # fmt: skip
+        except TooManyPositions as error:
+            fits = tokens - error.excess
+            if fits < 1:
+                raise
+            if seq is not None:
+                raise InputError(too_long(model.name, replace(limit, number=fits), seq)) from None
+            return _captured_config(source, batch, fits, dtype, layers, flat)
+        except CaptureError as error:
+            if beyond:
+                raise InputError(f"{too_long(model.name, limit, tokens)}") from error
+            raise
 
 
 def open_model(
@@ -63,9 +90,8 @@ def open_model(
         graph = load_snapshot(model, batch=batch, seq=seq, layers=layers)
         return graph if dtype == SNAPSHOT_DTYPES[0] else with_dtype(graph, dtype)
     asked = {"batch": batch, "seq": seq}
-    default = ZOO.get(model)
-    batch = batch or (default.batch if default else DEFAULT_BATCH)
-    seq = seq or (default.seq if default else DEFAULT_SEQ)
+    if model in ZOO:
+        batch, seq = batch or ZOO[model].batch, seq or ZOO[model].seq
     graph = capture_graph(model, batch=batch, seq=seq, dtype=dtype, layers=layers)
     if model.endswith(".pt2"):
         _as_exported(model, graph, asked)

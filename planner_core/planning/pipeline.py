@@ -22,6 +22,7 @@ from planner_core.ops import CoarseGraph
 from planner_core.planning.methods import BASELINES, METHODS, DataAxis, Method
 from planner_core.planning.request import Progress, Request
 from planner_core.planning.session import Planner, meshes, prepare, replace_request
+from planner_core.planning.shortage import shortage
 from planner_core.search import (
     OBJECTIVES,
     Answer,
@@ -84,7 +85,7 @@ def plan_model(request: Request, graph: Graph | None = None, progress: Progress 
     front = trade_offs(planner, meshes(request, planner.cluster), chosen)
     say("candidates")
     scored = block_candidates(planner, chosen)
-    notes = (*_memory_notes(planner, chosen), *_without(planner, others))
+    notes = (*_memory_notes(planner, chosen), *planner.graph.assumptions, *_without(planner, others))
     timings = {**planner.clock.seconds, "total": time.perf_counter() - start}
     return Result(
         request=request, graph=planner.graph, coarse=planner.coarse, cluster=planner.cluster, workload=planner.workload,
@@ -117,18 +118,17 @@ def choose(
         raise wide
     if least is None:
         raise NoPlanFits("no plan of this model can run on these meshes; try another --mesh or --batch")
-    least_bytes, smallest = least[0].least_memory, least[0].smallest
-    there = f"{planner.budget / 1e9:.1f} GB"
-    needs = f"the least memory that any plan needs is {least_bytes / 1e9:.1f} GB per GPU, but there are {there}"
-    if planner.request.memory_gb is not None:
-        raise NoPlanFits(
-            f"no plan fits: {needs}; use more GPUs, a smaller --batch, --recompute full or --memory-gb {math.ceil(least_bytes / 1e9)}"
-        )
+    smallest = least[0].smallest
     assert smallest is not None
-    plan = planner.plan(
-        least[1], Answer(smallest, 0.0, 0.0, least_bytes), "least memory", planner.request.method, objective
-    )
-    return replace(plan, fits=False, notes=(f"does not fit: {needs}",))
+    answer = Answer(smallest, 0.0, 0.0, least[0].least_memory)
+    plan = planner.plan(least[1], answer, "least memory", planner.request.method, objective)
+    short = shortage(plan, planner.graph, planner.budget)
+    if planner.request.memory_gb is not None:
+        gigabytes = math.ceil(plan.cost.memory_bytes["peak"] / 1e9)
+        raise NoPlanFits(
+            f"no plan fits: {short}; use more GPUs, a smaller --batch, --recompute full or --memory-gb {gigabytes}"
+        )
+    return replace(plan, fits=False, notes=(f"does not fit: {short}",))
 
 
 def no_worse(chosen: Plan, others: Iterable[Plan]) -> Plan:

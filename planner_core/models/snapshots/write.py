@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from typing import Any
 
 from planner_core.core import ASSETS
@@ -18,7 +19,10 @@ def snapshot(name: str) -> dict[str, Any]:
     """A fresh symbolic graph of one zoo model, at the zoo's own workload."""
     model = models.ZOO[name]
     points = [(BATCH, SEQ), (2 * BATCH, SEQ), (BATCH, 2 * SEQ), (2 * BATCH - 1, 3 * SEQ - 1)]
-    data = symbolic([capture_graph(name, batch=b, seq=s) for b, s in points])
+    graphs = [capture_graph(name, batch=b, seq=s) for b, s in points]
+    # images have no sequence, whatever the capture is asked for and says of it
+    asked = [{"batch": b, "seq": s} for b, s in points]
+    data = symbolic([replace(g, workload=w, assumptions=()) for g, w in zip(graphs, asked, strict=True)])
     data["workload"] = {"batch": model.batch, "seq": model.seq}
     return data
 

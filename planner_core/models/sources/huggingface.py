@@ -22,10 +22,17 @@ from planner_core.core import CaptureError, InputError
 from planner_core.models.hooks import moe, scans
 from planner_core.models.hooks import moe_loops as loops
 from planner_core.models.sources.config_limits import check_numbers, fields, shown, without_values
+from planner_core.models.sources.depth import with_layers
 
-DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers", "encoder_layers", "decoder_layers",
-          "num_encoder_layers", "layers")  # fmt: skip
-_NOT_FIELDS = ("model_type", "auto_map", "_name_or_path", "dtype", "torch_dtype", "transformers_version")
+_NOT_FIELDS = (
+    "model_type",
+    "auto_map",
+    "quantization_config",
+    "_name_or_path",
+    "dtype",
+    "torch_dtype",
+    "transformers_version",
+)
 _MAPPINGS = ("CAUSAL_LM", "SEQ_TO_SEQ_CAUSAL_LM", "MASKED_LM", "IMAGE_CLASSIFICATION", "SPEECH_SEQ_2_SEQ", "CTC",
              "IMAGE_TEXT_TO_TEXT", "AUDIO_CLASSIFICATION", "PRETRAINING")  # fmt: skip
 _READ_BOTH = ("git", "blip-2", "instructblip")
@@ -39,7 +46,7 @@ def build(
         import transformers
 
         moe.register_experts()
-        data = {**config, **({k: layers for k in DEPTHS if k in config} if layers else {})}
+        data = with_layers(config, layers)
         parsed = read_config(data)
         cls = model_class(parsed, data)
         parsed = own_config(parsed, cls)
@@ -216,6 +223,15 @@ def training_inputs(model: nn.Module, config: Any, batch: int, seq: int, dtype: 
             f"{kind} takes {', '.join(sorted(names))[:120]}: no training input for it is known; give path.py:callable"
         )
     return found
+
+
+def num_tokens(model: nn.Module, config: Any, seq: int, dtype: str) -> int:
+    """The tokens of a sequence in the inputs that are made for `seq`; 1 where the inputs have no sequence (images)."""
+    made, other = (training_inputs(model, config, 1, n, dtype) for n in (seq, seq - 1 if seq > 1 else 2))
+    if any(v.shape != other[k].shape for k, v in made.items()):
+        return seq
+    ids = [v for v in made.values() if not v.is_floating_point() and v.dim() > 1]
+    return ids[0].shape[1] if ids else 1
 
 
 def _add_labels(found: dict[str, torch.Tensor], kind: str, text: Any, batch: int, seq: int) -> None:

@@ -8,7 +8,7 @@ import importlib.util
 import io
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch import nn
 from planner_core.core import CaptureError, InputError, is_file, is_folder, is_there
 from planner_core.models import zoo as models
 from planner_core.models.sources.config_limits import shown
+from planner_core.models.sources.positions import Positions, positions, too_long
 
 LARGEST_CONFIG_BYTES = 4 << 20
 MOST_LEVELS = 100
@@ -37,10 +38,12 @@ class Source:
     config: dict[str, Any] = field(default_factory=dict)
     workload: dict[str, int] = field(default_factory=dict)  # where the inputs fix it
     notes: tuple[str, ...] = ()
+    positions: Positions = field(default_factory=Positions)
 
 
-def resolve(source: str | Mapping[str, Any], *, batch: int, seq: int, dtype: str, layers: int | None) -> Source:
-    """Build the model that `source` names; raises InputError or CaptureError with one sentence."""
+def resolve(source: str | Mapping[str, Any], *, batch: int, seq: int | None, dtype: str, layers: int | None) -> Source:
+    """Build the model that `source` names, `seq` None: with as many tokens as it has positions, at most the usual; raises
+    InputError or CaptureError with one sentence."""
     if not isinstance(source, str):
         return _config(str(source.get("model_type", "model")), "config", source, batch, seq, dtype, layers)
     if source in models.ZOO:
@@ -115,12 +118,36 @@ def _nothing(source: str) -> InputError:
 
 
 def _config(
-    name: str, source: str, data: Mapping[str, Any], batch: int, seq: int, dtype: str, layers: int | None
+    name: str, source: str, data: Mapping[str, Any], batch: int, seq: int | None, dtype: str, layers: int | None
 ) -> Source:
     from planner_core.models.sources import huggingface as hf
 
     module, parsed, used = hf.build(data, dtype, layers)
-    return Source(name, source, module, hf.training_inputs(module, parsed, batch, seq, dtype), config=used)
+    limit = positions(parsed)
+    tokens = hf.num_tokens(module, parsed, seq or limit.default_seq, dtype)
+    notes = left_out(data, type(module).__name__, dtype)
+    if seq is not None and tokens != seq:
+        if tokens > 1:
+            raise InputError(too_long(name, replace(limit, number=tokens), seq))
+        notes += (f"--seq {seq} is not used: the inputs of this model have no sequence of tokens",)
+    inputs = hf.training_inputs(module, parsed, batch, tokens, dtype)
+    limit = limit if tokens > 1 else Positions()
+    return Source(name, source, module, inputs, config=used, workload={"seq": tokens}, notes=notes, positions=limit)
+
+
+def left_out(data: Mapping[str, Any], kind: str, dtype: str) -> tuple[str, ...]:
+    """What a config says that a plan does not follow."""
+    notes = []
+    if data.get("auto_map"):
+        notes.append(
+            f"auto_map is not followed: it names code of its own, and {kind} of transformers is planned in its place"
+        )
+    quantized = data.get("quantization_config")
+    if quantized:
+        method = quantized.get("quant_method") if isinstance(quantized, Mapping) else None
+        how = f" ({shown(method)})" if method else ""
+        notes.append(f"quantization_config{how} is left out: every weight is planned, and trained, in {dtype}")
+    return tuple(notes)
 
 
 def python_source(source: str, device: str = "meta") -> Source:

@@ -1,0 +1,39 @@
+"""Why no plan fits: too little memory, or a number of GPUs that divides nothing in the model."""
+
+from __future__ import annotations
+
+import math
+
+from planner_core.core import Graph, Plan, Shard, join_name
+
+MOSTLY = 0.5
+"""An axis over which less than this share of the weights' elements is split is said to be idle."""
+
+
+def shortage(least: Plan, graph: Graph, budget: float) -> str:
+    """The sentence for a model of which the plan with the least memory, `least`, needs more than `budget` bytes per GPU."""
+    peak = least.cost.memory_bytes["peak"]
+    needs = f"the least memory that any plan needs is {peak / 1e9:.1f} GB per GPU, but there are {budget / 1e9:.1f} GB"
+    idle = idle_axes(least, graph)
+    if not idle:
+        return needs
+    gpus, sizes = least.mesh.num_devices, " x ".join(f"{least.mesh.axis_sizes[a]:,}" for a in idle)
+    even = 2 ** int(math.log2(gpus))
+    better = f"; {even:,} GPUs would" if even != gpus else ""
+    return (
+        f"{needs}. Most of the {gpus:,} GPUs hold the same weights: batch {least.workload['batch']:,} and the sizes of this model "
+        f"do not divide by {sizes}{better}"
+    )
+
+
+def idle_axes(plan: Plan, graph: Graph) -> list[int]:
+    """Mesh axes of more than one device over which most of the weights are not split."""
+    sizes = {name: math.prod(meta.shape) for name, meta in graph.parameters().items()}
+    total, split = 0, [0] * len(plan.mesh.axis_sizes)
+    for block in plan.blocks.values():
+        for name, param in block.params.items():
+            elements = sum(sizes.get(join_name(prefix, name), 0) for prefix in block.prefixes)
+            total += elements
+            for axis, placement in enumerate(param.stored):
+                split[axis] += elements * isinstance(placement, Shard)
+    return [a for a, n in enumerate(plan.mesh.axis_sizes) if n > 1 and split[a] < MOSTLY * total]

@@ -1,0 +1,28 @@
+"""Why nothing fits: what is said is true of the plan that is then accepted, and divisibility is not called memory."""
+
+import re
+
+import pytest
+
+from planner_core.core import NoPlanFits
+from planner_core.planning import Request, plan_model
+
+
+def test_the_memory_that_is_named_is_enough() -> None:
+    asked = Request("gpt2-xl", cluster="1x4-a100-pcie", mesh="4", batch=16, seq=512, memory_gb=2)
+    with pytest.raises(NoPlanFits, match="the least memory that any plan needs") as error:
+        plan_model(asked)
+    found = re.search(r"--memory-gb (\d+)", str(error.value))
+    assert found
+    enough = plan_model(Request("gpt2-xl", cluster="1x4-a100-pcie", mesh="4", batch=16, seq=512, memory_gb=int(found[1])))
+    assert enough.best.fits
+    needs = re.search(r"needs is ([\d.]+) GB", str(error.value))
+    assert needs and float(needs[1]) <= int(found[1])
+    assert "do not divide" not in str(error.value)
+
+
+def test_gpus_that_divide_nothing_are_named() -> None:
+    result = plan_model(Request("llama-3-70b", cluster="2x8-h100:nodes=11,gpus=8,inter=50", mesh="11x8", batch=16))
+    assert not result.best.fits
+    (note,) = [n for n in result.best.notes if n.startswith("does not fit")]
+    assert "do not divide by 11" in note and "64 GPUs would" in note
