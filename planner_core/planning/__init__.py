@@ -15,8 +15,9 @@ from planner_core.planning.pipeline import (
     plan_model,
 )
 from planner_core.planning.request import Progress, Request
-from planner_core.planning.scaled_down import retarget, shrink, small_mesh
+from planner_core.planning.scaled_down import retarget, small_mesh
 from planner_core.planning.session import USABLE_MEMORY, Planner, meshes, prepare, replace_request
+from planner_core.planning.small_config import shrink, shrinks
 
 __all__ = [
     "METHODS",
@@ -45,5 +46,6 @@ __all__ = [
     "replace_request",
     "retarget",
     "shrink",
+    "shrinks",
     "small_mesh",
 ]

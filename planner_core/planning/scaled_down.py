@@ -1,15 +1,13 @@
-"""The same plan on a smaller model and mesh: what verification on a few real processes runs.
+"""The same plan on a smaller model (see `small_config`) and mesh: what verification on a few real processes runs.
 
-`shrink` makes a config of the same architecture with small sizes; `retarget` pins every op of the small model's
-graph to the states that the plan gives the op of the same name, and finds steps and prices anew.
+`retarget` pins every op of the small model's graph to the states that the plan gives the op of the same name, and finds
+steps and prices anew.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from planner_core.core import (
     ITEM_BYTES,
@@ -34,49 +32,6 @@ from planner_core.core import (
 from planner_core.cost import CostModel, price
 from planner_core.cost.communication import Moves, Segments, moves
 from planner_core.ops import SegmentMap, block_strategies, coarsen_block
-
-SMALL: tuple[tuple[str, int], ...] = (
-    (r"num_key_value_heads|num_kv_heads", 4),
-    (r"(num_)?(attention_)?heads|n_heads?|num_heads|(encoder|decoder)_attention_heads|num_attention_heads", 8),
-    (r"head_dim|d_kv|kv_channels", 8),
-    (r"mamba_n_heads|n_groups|mamba_n_groups", 8),
-    (r"state_size|mamba_d_state|chunk_size|mamba_chunk_size|time_step_rank|mamba_dt_rank", 16),
-    (r"hidden_size|n_embd|d_model|word_embed_proj_dim|dim", 64),
-    (r"intermediate_size|d_ff|ffn_dim|n_inner|(encoder|decoder)_ffn_dim|moe_intermediate_size|ffn_hidden_size", 128),
-    (r"vocab_size", 256),
-    (r"num_local_experts|num_experts|n_routed_experts", 8),
-    (r"image_size", 32),
-    (r"patch_size", 8),
-    (r"num_labels", 16),
-)
-DEPTHS = r"num_hidden_layers|n_layers?|num_layers|num_decoder_layers|encoder_layers|decoder_layers"
-STATE_SPACE = (("expand", "num_heads", "head_dim"), ("mamba_expand", "mamba_n_heads", "mamba_d_head"))
-LISTS = {"hidden_sizes": [64, 64, 128, 128], "depths": [2, 2, 2, 2], "embedding_size": 16}
-
-
-def shrink(config: Mapping[str, Any], layers: int = 2) -> dict[str, Any]:
-    """A config of the same architecture, small enough for a few CPU processes: 64 wide, 8 heads, `layers` deep."""
-    small = {key: _shrunk(key, value, layers) for key, value in config.items()}
-    if config.get("num_key_value_heads") == config.get("num_attention_heads") is not None:
-        small["num_key_value_heads"] = small["num_attention_heads"]
-    for expand, heads, size in STATE_SPACE:  # heads x their size is the inner width
-        if expand in config and heads in small and isinstance(small.get(size), int):
-            small[size] = int(small["hidden_size"] * small[expand]) // small[heads]
-    return small
-
-
-def _shrunk(key: str, value: Any, layers: int) -> Any:
-    if key in LISTS:
-        return LISTS[key]
-    if isinstance(value, dict):
-        return shrink(value, layers) if key.endswith("config") else value
-    if not isinstance(value, int) or isinstance(value, bool):
-        return value
-    if re.fullmatch(DEPTHS, key):
-        return min(value, layers)
-    if re.fullmatch(r"(bos|eos)_token_id", key):
-        return min(value, 1)
-    return next((min(value, size) for pattern, size in SMALL if re.fullmatch(pattern, key)), value)
 
 
 def small_mesh(mesh: DeviceMesh, ranks: int) -> DeviceMesh:

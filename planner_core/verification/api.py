@@ -7,14 +7,24 @@ verify(plan)                  # traffic and memory: full size, on a fake process
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from planner_core.core import Cluster, InputError, Plan, Workload
+from planner_core.core import (
+    CaptureError,
+    Cluster,
+    DeviceMesh,
+    Graph,
+    InputError,
+    Plan,
+    PlannerError,
+    Workload,
+)
 from planner_core.cost import cost_model
 from planner_core.models import capture_graph
-from planner_core.planning import retarget, shrink, small_mesh
+from planner_core.planning import retarget, shrinks, small_mesh
 from planner_core.verification.fake_group import verify_fake
 from planner_core.verification.numerics import verify_numbers
 from planner_core.verification.static import check_rules, verify_rules
@@ -22,7 +32,9 @@ from planner_core.verification.static import check_rules, verify_rules
 __all__ = ["check_rules", "scaled", "verify", "verify_fake", "verify_numbers", "verify_rules", "verify_text"]
 MOST_RANKS = 16
 LARGEST_WHOLE = 50_000_000
-"""Parameters of a user's own model that is verified on real processes."""
+"""Parameters of a model that is verified on real processes."""
+SMALL_SEQ = 32
+"""Tokens of a small model's sequence, where it can have so few."""
 
 
 def verify(
@@ -75,11 +87,29 @@ def scaled(plan: Plan, ranks: int) -> Plan:
     w = plan.workload
     if "callable" in config:
         _small_enough(plan)
-        batch, seq, source = w["batch"], w["seq"], config["callable"]
-    else:
-        batch, seq, source = 4 * ranks, 32, shrink(config)
-    graph = capture_graph(source, batch=batch, seq=seq, dtype="float32")
+        graph = capture_graph(config["callable"], batch=w["batch"], seq=w["seq"], dtype="float32")
+        return _on(plan, graph, mesh)
+    failed: PlannerError | None = None
+    for small, seq in itertools.product(shrinks(config), dict.fromkeys((SMALL_SEQ, w["seq"]))):
+        try:
+            graph = capture_graph(small, batch=4 * ranks, seq=seq, dtype="float32")
+            if graph.num_params <= LARGEST_WHOLE:
+                return _on(plan, graph, mesh)
+        except (InputError, CaptureError) as error:
+            failed = failed or error
+    if failed is not None:
+        raise failed
+    raise InputError(
+        f"no small form of {plan.model['name']} has less than {LARGEST_WHOLE:,} parameters, and more are not run whole on CPU "
+        "processes; verify its plan with --fake"
+    )
+
+
+def _on(plan: Plan, graph: Graph, mesh: DeviceMesh) -> Plan:
+    """The plan on another graph of the same architecture and another mesh with the same axes, in float32."""
+    w = plan.workload
     cluster = Cluster.from_json(dict(plan.cluster))
+    batch, seq = graph.workload["batch"], graph.workload["seq"]
     workload = Workload(batch, seq, "float32", w["optimizer"], w["zero"], w["recompute"])
     big = cost_model(cluster, plan.mesh, workload)
     # the small mesh has no place of its own on the cluster: its axes keep the links of the plan's

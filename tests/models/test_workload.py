@@ -6,8 +6,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from planner_core.core import InputError  # noqa: E402
-from planner_core.models import capture_graph  # noqa: E402
+from planner_core.core import InputError
+from planner_core.models import capture_graph
 
 GPT2 = {"model_type": "gpt2", "n_layer": 2, "n_embd": 32, "n_head": 4, "vocab_size": 64}
 ROBERTA = {"model_type": "roberta", "num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64,
@@ -68,7 +68,11 @@ def test_depth_of_the_text_part_and_lists_of_layers() -> None:
 
 
 def test_what_a_config_says_and_a_plan_does_not_follow() -> None:
-    odd = {**LLAMA, "auto_map": {"AutoModel": "modeling_x.X"}, "quantization_config": {"quant_method": "gptq", "bits": 4}}
+    odd = {
+        **LLAMA,
+        "auto_map": {"AutoModel": "modeling_x.X"},
+        "quantization_config": {"quant_method": "gptq", "bits": 4},
+    }
     first, second = capture_graph(odd, batch=2, seq=8).assumptions
     assert first.startswith("auto_map is not followed") and "LlamaForCausalLM" in first
     assert second == "quantization_config ('gptq') is left out: every weight is planned, and trained, in bfloat16"

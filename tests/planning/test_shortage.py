@@ -14,7 +14,9 @@ def test_the_memory_that_is_named_is_enough() -> None:
         plan_model(asked)
     found = re.search(r"--memory-gb (\d+)", str(error.value))
     assert found
-    enough = plan_model(Request("gpt2-xl", cluster="1x4-a100-pcie", mesh="4", batch=16, seq=512, memory_gb=int(found[1])))
+    enough = plan_model(
+        Request("gpt2-xl", cluster="1x4-a100-pcie", mesh="4", batch=16, seq=512, memory_gb=int(found[1]))
+    )
     assert enough.best.fits
     needs = re.search(r"needs is ([\d.]+) GB", str(error.value))
     assert needs and float(needs[1]) <= int(found[1])

@@ -1,0 +1,202 @@
+"""A config of the same architecture with small sizes: what verification runs on a few CPU processes.
+
+Sizes go by the names of their fields. What hangs together stays together: lists with one entry for each layer keep one of
+each kind, ids of tokens stay within the vocabulary and apart, parts of a head stay within the head.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+WIDTH, HEAD, HEAD_DIM = 64, 8, -1
+SMALL: tuple[tuple[str, int], ...] = (
+    (r"num_key_value_heads|num_kv_heads|n_kv_heads|kv_n_heads|num_query_groups|num_key_value_groups", 4),
+    (r"(num_)?(attention_)?heads|n_heads?|num_(attention_)?heads|(encoder|decoder|linear|ssm)_attention_heads", 8),
+    (r"(num_)?(encoder|decoder)_(attention_)?heads|linear_num_(key|value)_heads|index_n_heads|num_ssm_heads", 8),
+    (r"(global_|swa_|v_|qk_|qk_nope_|qk_rope_|linear_key_|linear_value_|mla_)?head_dim", HEAD_DIM),
+    (r"d_kv|kv_channels|rotary_dim|rope_dim|d_head", HEAD_DIM),
+    (r"mamba_n_heads|n_groups|mamba_n_groups|mamba_num_heads", 8),
+    (r"state_size|mamba_d_state|ssm_state_size|chunk_size|mamba_chunk_size|time_step_rank|mamba_dt_rank", 16),
+    (r"(q|kv)_lora_rank|index_head_dim|o_lora_rank", 32),
+    (r"(out_|text_|vision_|audio_|projector_|embedding_|attention_|output_|conv_)?hidden_size", WIDTH),
+    (r"n_embd|d_model|word_embed_proj_dim|dim|embed_dim|emb_dim|projection_dim|hidden_dim|embedding_size", WIDTH),
+    (r"lru_width|d_inner|model_dim", WIDTH),
+    (r"intermediate_size|d_ff|(encoder_|decoder_)?ffn_dim|n_inner|ffn_hidden_size|mlp_dim|inner_dim", 128),
+    (r"((moe|shared|shared_expert|dense|expert|ffn)_)+intermediate_size|intermediate_size_mlp", 128),
+    (r"expert_ffn_hidden_size", 128),
+    (r"(\w+_)?vocab_size|n_words", 256),
+    (r"num_local_experts|(moe_|routed_)?num_(moe_)?experts|n_routed_experts|n_experts|routed_experts", 8),
+    (r"n_group|num_expert_group", 2),
+    (r"topk_groups?|first_k_dense_replace|num_dense_layers|first_num_dense_layers|n_dense_layers", 1),
+    (r"image_size|input_size", 32),
+    (r"patch_size|spatial_patch_size", 8),
+    (r"num_labels", 16),
+)
+DEPTHS = (
+    r"num_hidden_layers|n_layers?|num_layers|num_decoder_layers|num_encoder_layers|(encoder|decoder|speech_encoder)_layers|depth|"
+    r"num_blocks|(text|t2u)_(encoder|decoder)?_?layers|t2u_(encoder|decoder)_layers|num_attention_layers|"
+    r"(encoder|decoder)_num_hidden_layers|n_(encoder|decoder)_layers|num_local_decoder_layers"
+)
+STATE_SPACE = (("expand", "num_heads", "head_dim"), ("mamba_expand", "mamba_n_heads", "mamba_d_head"),
+               ("expand", "mamba_num_heads", "mamba_head_dim"))  # fmt: skip
+LISTS = {"hidden_sizes": (64, 64, 128, 128), "depths": (2,), "num_heads": (4,), "num_attention_heads": (4,),
+         "embed_dim": (32, 64, 128), "encoder_stride": (16,), "layer_depths": (2,)}  # fmt: skip
+"""What stages are cut to, entry by entry; the last goes on."""
+DERIVED = frozenset({"out_features", "out_indices", "stage_names"})
+"""Fields that a config makes from its depth."""
+
+
+def shrink(config: Mapping[str, Any], layers: int = 2) -> dict[str, Any]:
+    """A config of the same architecture, small enough for a few CPU processes: 64 wide, 8 heads, `layers` deep or as deep as
+    it has kinds of layers."""
+    return _Form().of(config, layers)
+
+
+def shrinks(config: Mapping[str, Any], layers: int = 2) -> Iterator[dict[str, Any]]:
+    """Ever less small configs, for architectures whose sizes hang together in ways that no name tells: then heads keep their
+    size, and at last every width stays as it is."""
+    yield shrink(config, layers)
+    yield _Form(heads=4, whole_heads=True).of(config, layers)
+    yield _Form(wide=True).of(config, layers)
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """How small: at most `heads` heads, of their own size with `whole_heads`; with `wide` all widths stay."""
+
+    heads: int = 8
+    whole_heads: bool = False
+    wide: bool = False
+
+    def of(self, config: Mapping[str, Any], layers: int) -> dict[str, Any]:
+        """The small config."""
+        kept = _layers_to_keep(config, layers)
+        width = self.heads * _head(config) if self.whole_heads and _head(config) else WIDTH
+        small = {k: self._value(k, v, kept, layers, width) for k, v in config.items() if k not in DERIVED}
+        if config.get("num_key_value_heads") == config.get("num_attention_heads") is not None:
+            small["num_key_value_heads"] = small["num_attention_heads"]
+        if not self.wide:
+            _fit_heads(config, small)
+        _fit_ids(config, small)
+        return small
+
+    def _value(self, key: str, value: Any, kept: list[int] | None, layers: int, width: int) -> Any:
+        if isinstance(value, Mapping):
+            return self._part(key, value, kept, layers)
+        if isinstance(value, (list, tuple)):
+            return self._list(key, value, kept, width)
+        if isinstance(value, bool) or not isinstance(value, int):
+            return value
+        if re.fullmatch(DEPTHS, key):
+            return min(value, len(kept) if kept is not None else layers)
+        return min(value, 4) if key == "num_experts_per_tok" else self._size(key, value, width)
+
+    def _part(self, key: str, value: Mapping[str, Any], kept: list[int] | None, layers: int) -> Mapping[str, Any]:
+        """A config within the config, or what is said layer by layer, by number."""
+        if key.endswith("config") and all(str(k).isdecimal() for k in value) and kept is not None:
+            return {type(k)(kept.index(int(k))): v for k, v in value.items() if int(k) in kept}
+        return self.of(value, layers) if key.endswith("config") or "model_type" in value else value
+
+    def _list(self, key: str, value: Any, kept: list[int] | None, width: int) -> Any:
+        if kept is not None and len(value) > max(kept) + 1 and _by_layer(key, value):
+            value = [value[i] for i in kept]
+        if key in LISTS and not self.wide:
+            sizes = LISTS[key]
+            value = [min(v, sizes[min(i, len(sizes) - 1)]) if isinstance(v, int) else v for i, v in enumerate(value)]
+            return [_halved(v) if "heads" in key and isinstance(v, int) else v for v in value]
+        sized = all(isinstance(v, int) and not isinstance(v, bool) for v in value)
+        return [self._size(key, v, width) for v in value] if sized else value
+
+    def _size(self, key: str, value: int, width: int) -> int:
+        size = next((size for pattern, size in SMALL if re.fullmatch(pattern, key)), None)
+        if size is None or (self.wide and "vocab" not in key and "experts" not in key):
+            return value
+        if size == HEAD_DIM:
+            return value if self.whole_heads else min(value, HEAD)
+        if "heads" in key:
+            return _halved(min(value, size, self.heads)) if value > 0 else value
+        return min(value, width if size == WIDTH else size)
+
+
+def _halved(value: int) -> int:
+    """The largest power of two that is not more, so that a few ranks can share it."""
+    return 2 ** int(math.log2(value)) if value > 0 else value
+
+
+def _by_layer(key: str, value: Any) -> bool:
+    return "layer" in key or "block" in key or len(value) > 8
+
+
+def _layers_to_keep(config: Mapping[str, Any], layers: int) -> list[int] | None:
+    """Which layers stay, where lists tell the kind of each: the first of every kind, and as many as are asked for."""
+    depths = {
+        v for k, v in config.items() if re.fullmatch(DEPTHS, k) and isinstance(v, int) and not isinstance(v, bool)
+    }
+    lists = [v for k, v in config.items() if isinstance(v, (list, tuple)) and len(v) in depths and _by_layer(k, v)]
+    numbered = next((v for k, v in config.items() if k == "per_layer_config" and isinstance(v, Mapping)), None)
+    if numbered is not None and depths:
+        lists.append([i in {int(k) for k in numbered} for i in range(max(depths))])
+    if not lists:
+        return None
+    kinds = list(zip(*(map(repr, v) for v in lists if len(v) == len(lists[0])), strict=True))
+    first = [i for i, kind in enumerate(kinds) if kind not in kinds[:i]]
+    more = [i for i in range(len(kinds)) if i not in first]
+    return sorted(first + more[: max(0, layers - len(first))])
+
+
+def _fit_heads(config: Mapping[str, Any], small: dict[str, Any]) -> None:
+    """The inner width of a state-space layer, and lists of numbers for each pair of a head's elements."""
+    for expand, heads, size in STATE_SPACE:  # heads x their size is the inner width
+        if expand in config and heads in small and isinstance(small.get(size), int):
+            small[size] = int(small["hidden_size"] * small[expand]) // small[heads]
+    before, after = _head(config), _head(small)
+    for name in ("rope_scaling", "rope_parameters"):
+        if isinstance(small.get(name), Mapping) and before and after:
+            small[name] = _fit_rope(small[name], before, after)
+
+
+def _fit_rope(rope: Mapping[str, Any], before: int, after: int) -> dict[str, Any]:
+    """Factors of the pairs of a head (long rope) are cut, sections of a head (images and text) are scaled."""
+    found = dict(rope)
+    for key, value in rope.items():
+        if isinstance(value, Mapping):
+            found[key] = _fit_rope(value, before, after)
+        elif isinstance(value, (list, tuple)) and key.endswith("factor"):
+            found[key] = list(value)[: max(1, len(value) * after // before)]
+        elif isinstance(value, (list, tuple)) and key == "mrope_section":
+            parts = [max(1, v * after // before) for v in value]
+            parts[0] += sum(value) * after // before - sum(parts)
+            found[key] = parts
+    return found
+
+
+def _head(config: Mapping[str, Any]) -> int:
+    size, width, heads = (config.get(k) for k in ("head_dim", "hidden_size", "num_attention_heads"))
+    if isinstance(size, int):
+        return size
+    return width // heads if isinstance(width, int) and isinstance(heads, int) and heads else 0
+
+
+def _fit_ids(config: Mapping[str, Any], small: dict[str, Any]) -> None:
+    """Ids of special tokens that the smaller vocabulary does not have: the last ones, one each."""
+    size = small.get("vocab_size")
+    if not isinstance(size, int) or size == config.get("vocab_size"):
+        return
+    ids = [k for k, v in small.items() if re.search(r"(token|pad|bos|eos)_(id|index)s?$|_token_id$", k)]
+    free = iter(range(size - 1, 0, -1))
+    new: dict[int, int] = {}
+
+    def within(value: Any) -> Any:
+        if isinstance(value, list):
+            return [within(v) for v in value]
+        if not isinstance(value, int) or isinstance(value, bool) or value < size:
+            return value
+        if value not in new:
+            new[value] = next(free)
+        return new[value]
+
+    small.update({k: within(small[k]) for k in ids})
