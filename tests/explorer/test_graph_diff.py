@@ -34,7 +34,7 @@ def drawn(model: str, **asked: object) -> tuple[Result, Scene]:
 
 
 def test_a_plan_does_not_differ_from_itself_and_one_edit_is_one_weight() -> None:
-    result, drawing = drawn("llama-3-8b")
+    result, drawing = drawn("llama-3-8b", memory_gb=73.6)
     assert twins.of_plans(drawing, result.best, result.best).differences == ()
     up = ("LlamaDecoderLayer", "mlp.up_proj.weight")
     changed = edit.pin(prepare(result.request, result.graph), result.best, {up: (R,)}, keep=True)
