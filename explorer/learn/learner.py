@@ -17,15 +17,25 @@ STANDARD = "llama-3-8b"
 """The model that stands in where the learner's own has no transformer layers."""
 
 
+GATES = {"gate_proj", "gate_up_proj", "wi_1", "w3"}
+"""Names of the weight that makes a feed-forward part gated, in the models of Hugging Face."""
+
+
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Sizes of a transformer layer: hidden, feed-forward width, heads of queries and of keys and values, and how many layers."""
+    """Sizes of a transformer layer, and how many there are.
+
+    `hidden` and `inner` are the widths of the residual stream and of the feed-forward part, `head_dim` that of a head.
+    A `gated` feed-forward part has a third weight, as wide as its first.
+    """
 
     hidden: int
     inner: int
     heads: int
     kv_heads: int
     layers: int
+    head_dim: int
+    gated: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,4 +108,11 @@ def _layer(graph: Graph) -> Layer | None:
     if hidden is None or heads is None or layers is None:
         return None
     inner = first("intermediate_size", "n_inner", "d_ff") or 4 * hidden
-    return Layer(hidden, inner, heads, first("num_key_value_heads") or heads, layers)
+    kv_heads, head_dim = first("num_key_value_heads") or heads, first("head_dim") or hidden // heads
+    return Layer(hidden, inner, heads, kv_heads, layers, head_dim, _gated(graph))
+
+
+def _gated(graph: Graph) -> bool:
+    """Whether a block has a weight that gates its feed-forward part."""
+    weights = [v for block in graph.blocks.values() for v in block.values if v.kind == "parameter"]
+    return any(GATES & set(weight.name.split(".")) for weight in weights)

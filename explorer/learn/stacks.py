@@ -6,20 +6,32 @@ from dataclasses import replace
 from functools import lru_cache
 
 from explorer.learn.learner import Learner
-from planner_core.core import DeviceMesh
+from planner_core.core import Cost, DeviceMesh
 from planner_core.cost import price
 from planner_core.planning.methods import BASELINES
-from planner_core.search import Assignment, assemble, least_memory, search
+from planner_core.search import assemble, least_memory, search
 from planner_core.search.network import Problem
 
 
-@lru_cache(maxsize=256)
-def expert(learner: Learner, devices: int, sequence: bool = False) -> dict[str, int] | None:
+def megatron(learner: Learner, devices: int, sequence: bool = False) -> dict[str, int] | None:
     """Bytes by kind at the fullest moment under Megatron-LM (with sequence parallelism), None where the model's heads or
     tokens do not divide by `devices`."""
+    found = _megatron(learner, devices, sequence)
+    return dict(found.memory_bytes) if found else None
+
+
+def gathered(learner: Learner, devices: int) -> int:
+    """Bytes of other devices' tokens that one GPU gathers forward under sequence parallelism, for the inputs of its products."""
+    found = _megatron(learner, devices, True)
+    assert found is not None, "call it where `megatron` finds a plan"
+    return sum(t.wire_bytes for t in found.traffic if (t.phase, t.kind) == ("forward", "all_gather"))
+
+
+@lru_cache(maxsize=256)
+def _megatron(learner: Learner, devices: int, sequence: bool) -> Cost | None:
     problem = _problem(learner, devices, "megatron-sp" if sequence else "megatron")
     found = search(problem, objective="time").assignment if problem else None
-    return _memory(learner, problem, found) if problem and found else None
+    return price(assemble(problem, found), learner.graph, problem.model) if problem and found else None
 
 
 @lru_cache(maxsize=256)
@@ -28,7 +40,7 @@ def smallest(learner: Learner, devices: int) -> dict[str, int]:
     problem = _problem(learner, devices, "")
     found = least_memory(problem) if problem else None
     assert problem and found, "a plan that replicates everything can always run"
-    return _memory(learner, problem, found)
+    return dict(price(assemble(problem, found), learner.graph, problem.model).memory_bytes)
 
 
 def _problem(learner: Learner, devices: int, method: str) -> Problem | None:
@@ -37,7 +49,3 @@ def _problem(learner: Learner, devices: int, method: str) -> Problem | None:
     mesh = DeviceMesh(("tensor",), (devices,))
     restrict = BASELINES[method].restrict(planner.graph, mesh) if method else None
     return planner.problem(mesh, restrict, zero=0) if restrict or not method else None
-
-
-def _memory(learner: Learner, problem: Problem, found: Assignment) -> dict[str, int]:
-    return dict(price(assemble(problem, found), learner.graph, problem.model).memory_bytes)

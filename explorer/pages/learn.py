@@ -15,7 +15,7 @@ from explorer.components.lesson import picture
 from explorer.components.lesson import rail as lesson_links
 from explorer.learn import address, export
 from explorer.learn.learner import Learner
-from explorer.learn.lesson import Control, Lesson, Question, Scene
+from explorer.learn.lesson import Control, Lesson, Question, Scene, Values
 from explorer.learn.lessons import LESSONS
 from explorer.learn.recent import seen, shown
 from explorer.learn.warm import prefetch, warm
@@ -38,17 +38,21 @@ def begin() -> Lesson:
         left = s["learn"].get(lesson.number)
         # a link of the rail leads back to where the lesson was left, with its answer
         if not left or (left["values"], left["step"]) != (values, step):
-            s["learn"][lesson.number] = {"values": values, "step": step, "asked": step, "open": step > 0, "told": None}
+            right = bool(left and left["right"])
+            s["learn"][lesson.number] = {**fresh(values, step), "asked": step, "right": right}
         s["learn_number"] = lesson.number
     s.setdefault("learn_number", 1)
     return LESSONS[int(s["learn_number"]) - 1]
 
 
+def fresh(values: Values, step: int = 0) -> dict[str, Any]:
+    """A lesson as one comes to it: values, step, whether the rest is open, the answer given, and whether one was right."""
+    return {"values": values, "step": step, "open": step > 0, "told": None, "right": False}
+
+
 def place(lesson: Lesson) -> dict[str, Any]:
-    """Where the learner is in a lesson: values, step, whether the rest is open, and the answer given."""
-    found: dict[str, Any] = st.session_state["learn"].setdefault(
-        lesson.number, {"values": lesson.defaults(), "step": 0, "open": False, "told": None}
-    )
+    """Where the learner is in a lesson (see `fresh`)."""
+    found: dict[str, Any] = st.session_state["learn"].setdefault(lesson.number, fresh(lesson.defaults()))
     return found
 
 
@@ -101,7 +105,8 @@ def answer(lesson: Lesson, question: Question, widget: str) -> None:
     here = place(lesson)
     chosen = st.session_state[widget]
     here["told"] = None if chosen is None else question.options.index(chosen)
-    here["open"] = here["open"] or here["told"] == question.answer
+    right = here["told"] == question.answer
+    here.update(open=here["open"] or right, right=here["right"] or right)
 
 
 def show_rest(lesson: Lesson) -> None:
@@ -116,7 +121,7 @@ def rail(lesson: Lesson) -> None:
     for x in LESSONS:
         here = place(x)
         query = urlencode({**everywhere, **address.write(x, here["values"], here["step"])})
-        mark = "here" if x is lesson else "done" if here["told"] is not None or here["open"] else "new"
+        mark = "here" if x is lesson else "done" if here["right"] else "new"
         links.append({"number": x.number, "title": x.title, "query": query, "state": mark})
     with st.container(horizontal=True, vertical_alignment="center", key="rail"):
         lesson_links(links, key="lessons", on_go=lambda: go(int(st.session_state["lessons"]["go"] or lesson.number)))

@@ -39,6 +39,11 @@ def step(at: AppTest) -> str:
     return next(m.value.replace("\\", "") for m in at.markdown if m.value.startswith("### "))
 
 
+def done(at: AppTest, lesson: Lesson) -> bool:
+    """Whether the rail marks the lesson as done: its question has been answered right."""
+    return bool(at.session_state["learn"][lesson.number]["right"])
+
+
 def param(at: AppTest, key: str) -> str:
     """A parameter of the address, as the page or as the test wrote it."""
     value = at.query_params[key]
@@ -76,9 +81,9 @@ def test_a_wrong_answer_is_explained_and_a_right_one_opens_the_rest(lesson: Less
     wrong = (question.answer + 1) % len(question.options)
     at.radio[0].set_value(question.options[wrong]).run()
     assert question.why[wrong] in at.error[0].value and not at.success
-    assert at.button(key="w_next").disabled
+    assert at.button(key="w_next").disabled and not done(at, lesson)
     at.radio[0].set_value(question.options[question.answer]).run()
-    assert question.why[question.answer] in at.success[0].value and not at.error
+    assert done(at, lesson) and question.why[question.answer] in at.success[0].value and not at.error
     for _ in range(len(scene.steps) - scene.reveal):
         at.button(key="w_next").click().run()
         assert not at.exception
@@ -91,7 +96,7 @@ def test_the_rest_can_be_shown_without_an_answer(lesson: Lesson) -> None:
     at = opened(lesson=str(lesson.number))
     to_question(at, lesson)
     at.button(key="w_show").click().run()
-    assert not at.button(key="w_next").disabled
+    assert not at.button(key="w_next").disabled and not done(at, lesson)
 
 
 @every

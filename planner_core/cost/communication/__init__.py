@@ -1,6 +1,7 @@
 """Collectives on the links of a cluster: routes, times, redistributions."""
 
 from planner_core.cost.communication.atp import (
+    Weight,
     best_mesh,
     bracket,
     chunk_timeline,
@@ -18,6 +19,7 @@ __all__ = [
     "Floats",
     "Moves",
     "Segments",
+    "Weight",
     "algorithms",
     "axis_links",
     "best_mesh",

@@ -14,6 +14,9 @@ from explorer.text import units
 from planner_core.core import Graph
 
 BATCHES = (1, 2, 4, 8, 16)
+MIXED = {"params": 2, "grads": 2, "optimizer": 12}
+"""Bytes per parameter of mixed precision: weights and gradients in 16 bits; in fp32 a master copy of the weights and AdamW's
+two averages (Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020)."""
 CODE = """\
 import torch
 from torch import nn
@@ -34,14 +37,14 @@ gradients = size(p.grad for p in model.parameters())
 states = size(t for s in optimizer.state.values() for t in s.values() if t.dim())
 own = {p.data_ptr() for p in model.parameters()}
 activations = size({t.data_ptr(): t for t in saved if t.data_ptr() not in own}.values())
-print(weights, gradients, states, activations)
+print(f"weights {weights}, gradients {gradients}, optimizer {states}, activations {activations} bytes")
 """
 
 
 def memory(learner: Learner, batch: int, num_gpus: int) -> tuple[dict[str, int], bool]:
     """Bytes by kind on one of `num_gpus` GPUs of one node, and whether Megatron-LM splits this model so far."""
     one = Learner(replace(learner.request, batch=batch, mesh=None), learner.load)
-    found = stacks.expert(one, num_gpus) if num_gpus > 1 else None
+    found = stacks.megatron(one, num_gpus) if num_gpus > 1 else None
     return (found, True) if found else (stacks.smallest(one, num_gpus), num_gpus == 1)
 
 
@@ -56,7 +59,7 @@ def scene(learner: Learner, values: Values) -> Scene:
     room = learner.cluster.gpu.memory_bytes
     limit = (float(room), f"{learner.cluster.gpu.name}: {units.memory(room)}")
     whole, graph = memory(learner, batch, 1)[0], learner.graph
-    numbers: dict[str, float] = {"room": room, "params": graph.num_params}
+    numbers: dict[str, float] = {"room": room, "params": graph.num_params, "mixed": sum(mixed(graph).values())}
     steps = _one_gpu(learner.name, graph, whole, batch, limit)
     rows, uneven = [], []
     for n in sizes(learner):
@@ -78,6 +81,11 @@ def scene(learner: Learner, values: Values) -> Scene:
     return Scene(tuple(steps), numbers, reveal=4, note=_note(learner.name, uneven))
 
 
+def mixed(graph: Graph) -> dict[str, int]:
+    """Bytes at the end of a step by kind, in mixed precision."""
+    return {kind: each * graph.num_params for kind, each in MIXED.items()}
+
+
 def _one_gpu(name: str, graph: Graph, whole: dict[str, int], batch: int, limit: tuple[float, str]) -> list[Step]:
     """Weights, gradients, optimizer states, then the activations."""
     stays = {"params": whole["params"], "grads": whole["params"], "optimizer": whole["optimizer"]}
@@ -87,14 +95,18 @@ def _one_gpu(name: str, graph: Graph, whole: dict[str, int], batch: int, limit: 
         f"{units.memory(whole['params'])}.",
         f"The backward pass gives every weight a gradient of the same size: {units.memory(stays['grads'])} more.",
         f"The optimizer remembers running averages for every weight: {units.memory(stays['optimizer'])} more. "
-        "These three are there at the end of every step, whatever the batch.",
+        "These three are there at the end of every step, whatever the batch." + _usual(graph, stays),
     )
     steps = []
     for k in range(3):
         shown = tuple(_part(stays, kind) for kind in list(stays)[: k + 1])
         told = sum(p.value for p in shown)
         fit = "" if told <= limit[0] else f" That is {units.memory(told - limit[0])} more than one GPU has."
-        picture = _picture([("end of a step", shown, _mark(told, limit[0]))], limit)
+        rows = [("end of a step", shown, _mark(told, limit[0]))]
+        if k == 2 and _usual(graph, stays):
+            kept = mixed(graph)
+            rows.append(("mixed precision", tuple(_part(kept, x) for x in kept), _mark(sum(kept.values()), limit[0])))
+        picture = _picture(rows, limit)
         steps.append(Step(MEMORY_NAMES[MEMORY_KINDS[k]].capitalize(), says[k] + fit, picture))
     end = ("end of a step", tuple(_part(stays, k) for k in stays), "")
     full = ("fullest moment", _stack(whole), _mark(whole["peak"], limit[0]))
@@ -104,6 +116,18 @@ def _one_gpu(name: str, graph: Graph, whole: dict[str, int], batch: int, limit: 
         "room for the fullest moment, and for the tensors in flight just then (buffers)."
     )
     return [*steps, Step("Activations", told_last, _picture([end, full], limit))]
+
+
+def _usual(graph: Graph, stays: dict[str, int]) -> str:
+    """What mixed precision would keep, where the settings keep less."""
+    here, usual = sum(stays.values()), sum(mixed(graph).values())
+    if here >= usual:
+        return ""
+    return (
+        f" That is {round(here / graph.num_params, 2):g} bytes per parameter, all in 16 bits. **Mixed precision**, with which most "
+        f"models are trained, takes {sum(MIXED.values())}: weights {MIXED['params']}, gradients {MIXED['grads']}, and in fp32 a master "
+        f"copy of the weights and both averages, {MIXED['optimizer']}. That would be **{units.memory(usual)}**."
+    )
 
 
 def _note(model: str, uneven: list[str]) -> str:
@@ -170,7 +194,8 @@ LESSON = Lesson(
         ("Buffers", "tensors in flight: results that the next operation is about to use"),
         ("Batch", "the samples of one step; “batch 16 × 4 096 tokens” means 16 texts of 4 096 tokens each"),
         ("bf16", "a number in 2 bytes; fp32 takes 4"),
-        ("GiB", "2^30 bytes, 7 % more than a GB: a GPU sold with 80 GB has 74.5 GiB"),
+        ("GiB", "2^30 bytes, 7 % more than a GB. A GPU sold with 80 GB has a little less or more than 80 GiB: an H100 reports 79.6"),
+        ("Mixed precision", "computing in 16 bits and keeping a copy of the weights in fp32, so that small updates are not lost"),
         ("Recomputation", "not keeping activations, and running forward again when the backward pass wants them"),
         ("Node", "one machine with several GPUs, joined by fast links such as NVLink"),
         ("Optimizer states", "what the optimizer keeps per weight; AdamW keeps two averages"),

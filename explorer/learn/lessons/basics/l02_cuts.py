@@ -27,17 +27,17 @@ N = 4
 CODE = """\
 import torch
 
-X = torch.randint(-3, 4, (4, 4)).double()
-W = torch.randint(-3, 4, (4, 4)).double()
+same = torch.Generator().manual_seed(1)  # the numbers of the picture
+X, W = (torch.randint(-3, 4, (4, 4), generator=same).double() for _ in range(2))
 Y = X @ W
 
 # by columns: every device needs all of X and makes some columns of Y
 pieces = [X @ part for part in W.chunk(2, dim=1)]
-assert torch.equal(torch.cat(pieces, dim=1), Y)
+print(f"columns: top left {pieces[0][0, 0]:g}, difference {(torch.cat(pieces, dim=1) - Y).abs().max():g}")
 
 # by rows: every device needs some columns of X and makes a term of all of Y
 terms = [x @ part for x, part in zip(X.chunk(2, dim=1), W.chunk(2, dim=0))]
-assert torch.equal(sum(terms), Y)
+print(f"rows: top left {' + '.join(f'{t[0, 0]:g}' for t in terms)}, difference {(sum(terms) - Y).abs().max():g}")
 """
 
 
@@ -139,7 +139,7 @@ def question(learner: Learner, values: Values) -> Question:
                 ("Add them up",
                     "The pieces are different columns of Y. Adding the first column of Y to another one means "
                     "nothing."),
-                ("Take their average", "Averages are for copies of the same thing. These are different columns."),
+                ("Take their average", "Averages are for copies of the same thing. These are different columns of Y."),
                 ("It cannot be done without multiplying again", "All products are done: every output column was made by exactly one device."),
             ), 2,
         )  # fmt: skip
@@ -153,7 +153,7 @@ def question(learner: Learner, values: Values) -> Question:
         (
             (number(tops[0]), "That is GPU 0's term alone. It has seen only its own rows of W."),
             (number(total / len(tops)), "That is the average. But the terms are parts of one long sum, not copies of it."),
-            (number(max(tops) + 10), "None of the ways to combine the terms gives this."),
+            (number(max(tops) + 10), f"No sum of the terms gives this: {' + '.join(number(t) for t in tops)} = {number(total)}."),
         ), 1,
     )  # fmt: skip
 

@@ -25,20 +25,22 @@ DOES = {
     "": "nothing is sent: each device cuts its own slice out of the whole",
 }
 CODE = """\
+# two processes, one per GPU: torchrun --nproc-per-node 2 placements.py
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, init_device_mesh
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
-dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)  # two GPUs, one of them imagined
-mesh = init_device_mesh("cpu", (2,))
+dist.init_process_group("gloo")  # on GPUs: "nccl"
+rank, mesh = dist.get_rank(), init_device_mesh("cpu", (2,))
 whole = torch.arange(16.0).reshape(4, 4)
 
-sharded = DTensor.from_local(whole[:2], mesh, [Shard(0)])
-print(sharded.redistribute(placements=[Replicate()]).to_local().shape)  # all_gather
-term = DTensor.from_local(whole, mesh, [Partial()])
-print(term.redistribute(placements=[Shard(0)]).to_local().shape)  # reduce_scatter
-print(term.redistribute(placements=[Replicate()]).to_local().shape)  # all_reduce
+sharded = DTensor.from_local(whole.chunk(2)[rank], mesh, [Shard(0)])
+gathered = sharded.redistribute(placements=[Replicate()]).to_local()  # all_gather
+term = DTensor.from_local(whole * [0.25, 0.75][rank], mesh, [Partial()])  # the terms sum to the whole
+part = term.redistribute(placements=[Shard(0)]).to_local()  # reduce_scatter
+summed = term.redistribute(placements=[Replicate()]).to_local()  # all_reduce
+wrong = [(gathered - whole), (part - whole.chunk(2)[rank]), (summed - whole)]
+print(f"rank {rank}: differences {[x.abs().max().item() for x in wrong]}")
 dist.destroy_process_group()
 """
 

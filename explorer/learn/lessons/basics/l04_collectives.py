@@ -20,7 +20,8 @@ CODE = """\
 import torch
 
 n = 4
-data = [torch.randint(0, 10, (n,)).double() for _ in range(n)]  # n GPUs, n chunks each
+same = torch.Generator().manual_seed(n)  # the numbers of the picture
+data = list(torch.randint(0, 10, (n, n), generator=same).double())  # n GPUs, n chunks each
 want = sum(data)
 
 for step in range(n - 1):  # reduce-scatter: pass a chunk on, add what arrives
@@ -32,7 +33,8 @@ for step in range(n - 1):  # all-gather: pass finished chunks on
     for r in range(n):
         data[(r + 1) % n][(r - step) % n] = sent[r]
 
-assert all(torch.equal(d, want) for d in data)
+print(f"each GPU sent {2 * (n - 1)} chunks and holds {data[0].tolist()}")
+print("difference", max((d - want).abs().max().item() for d in data))
 # on real GPUs: torch.distributed.all_reduce(tensor)
 """
 

@@ -8,7 +8,7 @@ from typing import Any
 from explorer.figures.svg_tensors import Box, column, device, difference, row, svg, table, text, tile
 from explorer.learn import links
 from explorer.learn.charts import wrap
-from explorer.learn.learner import Learner
+from explorer.learn.learner import Layer, Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
 from planner_core.core import Shard, ShardingError, local_shape
 
@@ -23,7 +23,7 @@ whole = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
 
 dealt = zip(q.chunk(2, dim=1), k.chunk(2, dim=1), v.chunk(2, dim=1))  # heads to 2 devices
 parts = [F.scaled_dot_product_attention(*qkv, is_causal=True, enable_gqa=True) for qkv in dealt]
-print((torch.cat(parts, dim=1) - whole).abs().max())  # rounding only, and no message
+print("difference", (torch.cat(parts, dim=1) - whole).abs().max().item())  # rounding only, and no message
 """
 
 
@@ -141,6 +141,16 @@ def _share(heads: int, devices: int) -> str:
     return str(heads // devices) if heads % devices == 0 else f"{heads / devices:.2f}"
 
 
+def _mistake(said: tuple[bool, bool], true: tuple[bool, bool], layer: Layer, t: int) -> str:
+    """What is wrong with an answer: which of the two divisions it gets wrong."""
+    rows = (("query", layer.heads), ("key-value", layer.kv_heads))
+    wrong = [
+        f"{n} {kind} heads {'do divide by' if right else 'do not divide by'} {t}: {n / t:g} each"
+        for (kind, n), answered, right in zip(rows, said, true, strict=True) if answered != right
+    ]  # fmt: skip
+    return f"The {' and the '.join(wrong)}."
+
+
 def question(learner: Learner, values: Values) -> Question:
     """Can heads and key-value heads be dealt to t devices?"""
     layer, t = learner.transformer()[0].layer(), int(values["t"])
@@ -151,7 +161,7 @@ def question(learner: Learner, values: Values) -> Question:
         (False, False): "No, neither divides", (False, True): "No, the query heads do not divide",
     }  # fmt: skip
     fact = f"{layer.heads} / {t} = {layer.heads / t:g}, and {layer.kv_heads} / {t} = {layer.kv_heads / t:g}."
-    wrong = tuple((name, fact) for key, name in options.items() if key != (q, kv))
+    wrong = tuple((name, _mistake(key, (q, kv), layer, t)) for key, name in options.items() if key != (q, kv))
     return asked(
         f"{shown}: can they be dealt evenly to {t} devices?",
         (options[q, kv], fact),

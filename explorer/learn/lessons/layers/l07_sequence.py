@@ -41,25 +41,26 @@ terms = []
 for rank, rows in enumerate(table.chunk(4, dim=0)):  # each of 4 devices has 8 of the 32 words
     mine = (words // 8 == rank)[:, None]
     terms.append(torch.where(mine, F.embedding(words % 8, rows), 0.0))
-print((sum(terms) - F.embedding(words, table)).abs().max())  # all_reduce of the terms
+whole = F.embedding(words, table)
+print("embedding: difference", (sum(terms) - whole).abs().max().item())  # all_reduce of the terms
 
 logits, target = torch.randn(6, 32), torch.randint(0, 32, (6,))
 parts = logits.chunk(4, dim=1)
-top = torch.stack([p.max(1).values for p in parts]).max(0).values  # all_reduce of 6 numbers
-total = sum((p - top[:, None]).exp().sum(1) for p in parts)  # all_reduce of 6 numbers
+top = torch.stack([p.max(1).values for p in parts]).max(0).values  # all_reduce of 6 numbers that takes the largest
+total = sum((p - top[:, None]).exp().sum(1) for p in parts)  # all_reduce of 6 numbers that adds
 mine = torch.zeros(6)
 for rank, part in enumerate(parts):  # only the owner of the right class adds something
     here = target // 8 == rank
-    mine[here] += part[here, target[here] - rank * 8]  # all_reduce of 6 numbers
+    mine[here] += part[here, target[here] - rank * 8]  # and another one that adds
 loss = (total.log() + top - mine).mean()
-print(loss - F.cross_entropy(logits, target))
+print(f"loss {loss:.4f}, difference", (loss - F.cross_entropy(logits, target)).abs().item())
 """
 
 
 def suited(learner: Learner, devices: int) -> tuple[Learner, str]:
     """A learner whose model can be split both ways over `devices`, and a sentence if it is another model."""
     found, note = learner.transformer()
-    if stacks.expert(found, devices) and stacks.expert(found, devices, sequence=True):
+    if stacks.megatron(found, devices) and stacks.megatron(found, devices, sequence=True):
         return found, note
     why = f"Heads or tokens of {found.name} do not divide by {devices}, so this lesson shows {MODELS[STANDARD]}."
     return standard(learner), why
@@ -67,14 +68,14 @@ def suited(learner: Learner, devices: int) -> tuple[Learner, str]:
 
 def kept(learner: Learner, devices: int, sequence: bool) -> int:
     """Bytes of activations that one of `devices` GPUs keeps, under Megatron-LM with or without sequence parallelism."""
-    found = stacks.expert(learner, devices, sequence)
+    found = stacks.megatron(learner, devices, sequence)
     assert found is not None, "call it on what `suited` gives"
     return found["activations"]
 
 
 @lru_cache(maxsize=16)
 def loss(devices: int) -> dict[str, Any]:
-    """Cross-entropy with the classes split over devices, by three small sums, against torch's on the whole."""
+    """Cross-entropy with the classes split over devices, by a maximum and two sums per token, against torch's on the whole."""
     import torch
     from torch.nn.functional import cross_entropy
 
@@ -125,14 +126,13 @@ def scene(learner: Learner, values: Values) -> Scene:
     n, layer, load = int(values["n"]), learner.layer(), learner.planner.workload
     num_bytes = load.batch * load.seq * layer.hidden * 2
     reduce, scatter, gather = (wire_bytes(k, num_bytes, n) for k in ("all_reduce", "reduce_scatter", "all_gather"))
-    plain, split = kept(learner, n, False), kept(learner, n, True)
+    plain, split, again = kept(learner, n, False), kept(learner, n, True), stacks.gathered(learner, n)
     table_bytes = _vocab(learner) * layer.hidden * 2
     whole_logits = load.batch * load.seq * _vocab(learner)
     gathered, small = (
         wire_bytes("all_gather", whole_logits * 2, n),
         3 * wire_bytes("all_reduce", load.batch * load.seq * 4, n),
     )
-    orange = MEMORY_COLOURS["activations"]
     steps = (
         Step("Between the products",
             f"After each all_reduce every device holds all tokens, and all {n} do the same norm and dropout and "
@@ -143,10 +143,13 @@ def scene(learner: Learner, values: Values) -> Scene:
         Step("The bytes",
             f"Each all_reduce of {amount(num_bytes)} becomes a reduce_scatter and an all_gather: "
             f"{amount(scatter)} + {amount(gather)} against {amount(reduce)}. A ring all_reduce was these two all "
-            "along (lesson 4).", svg(_bytes(reduce, scatter, gather), "Wire bytes of both ways")),
+            "along (lesson 4). Megatron-LM does one more thing: it gathers each product's input a second time in the "
+            "backward pass instead of keeping it, which sends a quarter more, and hides that behind a product.", svg(_bytes(reduce, scatter, gather), "Wire bytes of both ways")),
         Step("The memory",
             f"Kept activations per GPU: {units.memory(plain)} before, **{units.memory(split)}** now, for this "
-            f"model at batch {load.batch} on {n} GPUs.{_too_much(split, learner)}", svg(bars([Bar("tensor parallel", (Part("activations", plain, orange),)), Bar("+ sequence", (Part("activations", split, orange),), strong=True)], units.memory), "Activation memory with and without sequence parallelism")),
+            f"model at batch {load.batch} on {n} GPUs. {units.memory(again)} of that are the tokens of others in gathered "
+            f"inputs: with them gathered again in the backward pass, as in Megatron-LM, **{units.memory(split - again)}** "
+            f"are left.{_too_much(split - again, learner)}", svg(_memory(plain, split, again), "Activation memory without and with sequence parallelism, and with inputs gathered again")),
         *_vocabulary_steps(n, table_bytes, gathered, small),
     )  # fmt: skip
     numbers = {
@@ -155,6 +158,7 @@ def scene(learner: Learner, values: Values) -> Scene:
         "all_gather": gather,
         "plain": plain,
         "split": split,
+        "regathered": split - again,
         "error": loss(n)["error"],
         "loss": loss(n)["loss"],
         "bytes": num_bytes,
@@ -184,8 +188,8 @@ def _vocabulary_steps(n: int, table_bytes: int, gathered: int, small: int) -> li
             f"keeps {amount(table_bytes / n)}.", svg(_lookup(e, n), "Each device looks up its own words")),
         Step("Vocabulary: the loss",
             "The last product makes one number per token and word. Cut it by words, and each device finds its "
-            "largest number, its sum of exponentials and, if it owns it, the right word's number: three small "
-            f"sums. Loss here {c['got']:.4f}, on one GPU {c['loss']:.4f}, difference **{difference(c['error'])}**. For "
+            "largest number, its sum of exponentials and, if it owns it, the right word's number. Three small "
+            f"all_reduces put them together: the first takes the maximum, the other two add. Loss here {c['got']:.4f}, on one GPU {c['loss']:.4f}, difference **{difference(c['error'])}**. For "
             f"this model: {amount(small)} sent per GPU instead of {amount(gathered)} to gather the logits.", svg(_vocabulary(c, n), "Cross-entropy over split classes")),
     ]  # fmt: skip
 
@@ -219,6 +223,15 @@ def _bytes(reduce: int, scatter: int, gather: int) -> Box:
         ),
     )
     return bars([one, two], amount)
+
+
+def _memory(plain: int, split: int, again: int) -> Box:
+    rows = (("tensor parallel", plain), ("+ sequence", split), ("+ gathered again", split - again))
+    colour = MEMORY_COLOURS["activations"]
+    return bars(
+        [Bar(name, (Part("activations", float(size), colour),), strong=size < plain) for name, size in rows],
+        units.memory,
+    )
 
 
 def _lookup(e: dict[str, Any], n: int) -> Box:

@@ -51,15 +51,17 @@ WAYS = {
 CODE = """\
 import torch
 
-X, W = torch.randn(4, 3), torch.randn(3, 2, requires_grad=True)
-(X @ W).square().sum().backward()  # the whole batch on one device
+same = torch.Generator().manual_seed(2)  # the numbers of the picture
+X, W = (torch.randint(-2, 3, (4, 4), generator=same).double() for _ in range(2))
+(X @ W.requires_grad_()).square().sum().backward()  # the whole batch on one device
 
 terms = []
 for x in X.chunk(2):  # two devices, half of the batch each
     w = W.detach().clone().requires_grad_()
     (x @ w).square().sum().backward()
     terms.append(w.grad)  # Partial: a term of the gradient
-print((sum(terms) - W.grad).abs().max())  # the all_reduce of data parallelism
+print("top left of W's gradient:", " + ".join(f"{t[0, 0]:g}" for t in terms), f"= {W.grad[0, 0]:g}")
+print("difference", (sum(terms) - W.grad).abs().max().item())  # the all_reduce of data parallelism
 
 mine = sum(terms).chunk(2)  # FSDP: a reduce_scatter leaves each device one slice
 """
@@ -163,6 +165,14 @@ def _sum(way: str, c: dict[str, Any]) -> Box:
     )
 
 
+def _mistake(said: str, cut: Way) -> str:
+    """Why the gradient that an answer names is no sum to be taken, or which sum it forgets."""
+    if not said:
+        return "One of them is a term: somebody sees only a part. "
+    placement = cut.grad_w if said == "W" else cut.grad_x
+    return f"Each device owns its {'slice' if placement[0] == 'S' else 'copy'} of {said} and finishes its gradient. "
+
+
 def question(learner: Learner, values: Values) -> Question:
     """Which gradient is partial?"""
     cut = WAYS[str(values["way"])]
@@ -179,7 +189,7 @@ def question(learner: Learner, values: Values) -> Question:
             "X and W are both cut along the inner dimension, and each device owns its slices: their gradients "
             "are finished.",
     }  # fmt: skip
-    wrong = tuple((name[k], why[right]) for k in name if k != right)
+    wrong = tuple((name[k], _mistake(k, cut) + why[right]) for k in name if k != right)
     return asked(
         f"{cut.name[:1].upper() + cut.name[1:]}. In the backward pass, which gradient is only a term of a sum "
         "(Partial) on each device?",

@@ -29,7 +29,7 @@ names = [name for name, _ in model.named_modules() if name]
 for depth in range(max(n.count(".") for n in names) + 1, 0, -1):
     blocks = [look(model.get_submodule(n)) for n in names if n.count(".") == depth - 1]
     similar, copies = Counter(blocks).most_common(1)[0]
-    print(depth, copies, "copies of a block with", len(similar), "weights")
+    print(f"depth {depth}: {copies} copies of a block with {len(similar)} weights")
 
 matrices = sum(p.dim() == 2 for p in model.layers[0].parameters())
 print(3 ** (6 * matrices), "plans unfolded,", 3**matrices, "folded")

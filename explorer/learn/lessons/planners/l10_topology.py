@@ -23,8 +23,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=16)  # 2 nodes of 8
 mesh = init_device_mesh("cpu", (2, 8), mesh_dim_names=("data", "tensor"))
-print(dist.get_process_group_ranks(mesh.get_group("tensor")))  # 0..7: one node, NVLink
-print(dist.get_process_group_ranks(mesh.get_group("data")))  # 0 and 8: between nodes
+print("tensor group of rank 0:", dist.get_process_group_ranks(mesh.get_group("tensor")))  # one node, NVLink
+print("data group of rank 0:", dist.get_process_group_ranks(mesh.get_group("data")))  # between nodes
 dist.destroy_process_group()
 """
 
@@ -211,7 +211,8 @@ def question(learner: Learner, values: Values) -> Question:
     names = ("Longer, by more than a tenth", "About as long: the bytes are the same", "Shorter, by more than a tenth")
     right = 0 if ratio > 1.1 else 2 if ratio < 1 / 1.1 else 1
     wires = "The bytes are the same, the wires are not: what crosses between nodes shares the slower links. "
-    whys = (fact, fact if right == 1 else wires + fact, fact)
+    slips = ("They do not take longer by so much. ", wires, "They do not take less time. ")
+    whys = tuple(fact if i == right else slip + fact for i, slip in enumerate(slips))
     rows = tuple(zip(names, whys, strict=True))
     return asked(
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -12,30 +13,31 @@ from explorer.learn.charts import Bar, Part, bars, timeline
 from explorer.learn.learner import Layer, Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
 from explorer.text import units
+from planner_core.core import Cluster, DeviceMesh
 from planner_core.cost.communication import (
-    best_mesh,
-    bracket,
+    Weight,
+    axis_links,
     chunk_timeline,
-    layer_wire_bytes,
+    collective_time,
     reductions,
-    ring_time_s,
     wire_bytes,
 )
 
 COUNTS = (4, 8, 16, 32, 64, 128, 256, 512)
+ITEM_BYTES = 2
 CODE = """\
 import torch
 
 d1, d2 = 2, 2
-X = torch.randint(-3, 4, (2, 4)).double()
-W = torch.randint(-3, 4, (4, 4)).double()
+same = torch.Generator().manual_seed(3)  # the numbers of the picture
+X, W = (torch.randint(-3, 4, size, generator=same).double() for size in ((2, 4), (4, 4)))
 
 # column-first: outputs (dim 1) over axis 1, inputs (dim 0) over axis 2
 columns = []
 for w in W.chunk(d1, dim=1):  # axis 1
     terms = [x @ p for x, p in zip(X.chunk(d2, dim=1), w.chunk(d2, dim=0))]  # axis 2
     columns.append(sum(terms))  # the all_reduce over axis 2
-assert torch.equal(torch.cat(columns, dim=1), X @ W)
+print("difference", (torch.cat(columns, dim=1) - X @ W).abs().max().item())
 """
 
 
@@ -64,44 +66,131 @@ def meshes(n: int) -> list[tuple[int, int]]:
     return [(d1, n // d1) for d1 in (*COUNTS[::-1], 2, 1) if n % d1 == 0 and d1 <= n]
 
 
+def weights(layer: Layer) -> tuple[Weight, ...]:
+    """The four weights of a layer in features; q, k and v are one, and so are a gate and the weight beside it."""
+    heads = layer.heads * layer.head_dim
+    return (
+        Weight("qkv", layer.hidden, heads + 2 * layer.kv_heads * layer.head_dim, column_first=True),
+        Weight("attention out", heads, layer.hidden, column_first=False),
+        Weight("FFN-1", layer.hidden, layer.inner * (1 + layer.gated), column_first=True),
+        Weight("FFN-2", layer.inner, layer.hidden, column_first=False),
+    )
+
+
+def features(layer: Layer) -> tuple[int, int]:
+    """Features per token that a layer sums over axis 1 and over axis 2, forward and backward, on a 1 × 1 mesh."""
+    found = reductions(1, 1, weights(layer))
+    first, second = (int(sum(r.share for r in found if r.axis == axis)) for axis in (1, 2))
+    return first, second
+
+
+def factor(layer: Layer) -> float:
+    """How many times as much goes over axis 2 as over axis 1; 3 for GPT's layer, as in ATP's paper."""
+    first, second = features(layer)
+    return second / first
+
+
+def bracket(layer: Layer, mesh: tuple[int, int], b1: float, b2: float) -> float:
+    """(d1-1)/B1 + factor·(d2-1)/B2: the part of the ring time that the mesh decides."""
+    return (mesh[0] - 1) / b1 + factor(layer) * (mesh[1] - 1) / b2
+
+
+def ring_s(layer: Layer, tokens: int, mesh: tuple[int, int], b1: float, b2: float) -> float:
+    """Seconds per step of a model's all_reduces in rings over two even networks of `b1` and `b2` bytes per second."""
+    per_layer = 2 * tokens * ITEM_BYTES * features(layer)[0] / (mesh[0] * mesh[1])
+    return layer.layers * per_layer * bracket(layer, mesh, b1, b2)
+
+
+def best(layer: Layer, n: int, b1: float, b2: float) -> tuple[int, int]:
+    """The mesh with the least ring time; on a tie the one with the larger d1."""
+    return min(meshes(n), key=lambda mesh: bracket(layer, mesh, b1, b2))
+
+
+def part_of(cluster: Cluster, n: int) -> Cluster | None:
+    """`n` neighbouring GPUs of the cluster, or of one with more of its nodes; None where they do not divide evenly."""
+    levels, left = [], n
+    for i, level in enumerate(cluster.levels):
+        size = left if i == len(cluster.levels) - 1 and i else min(level.size, left)
+        if left % size:
+            return None
+        left //= size
+        levels.append(replace(level, size=size))
+    kept = tuple(level for level in levels if level.size > 1)
+    return replace(cluster, levels=kept) if left == 1 else None
+
+
+def wires_s(layer: Layer, tokens: int, mesh: tuple[int, int], cluster: Cluster) -> float:
+    """Seconds per step of the same all_reduces on the cluster's links, as the planner times them."""
+    links = axis_links(cluster, DeviceMesh(("first", "second"), mesh))
+    sent = [r for r in reductions(*mesh, weights(layer)) if mesh[r.axis - 1] > 1]
+    return layer.layers * sum(
+        collective_time("all_reduce", int(r.share * tokens * ITEM_BYTES), links[r.axis - 1])[0] for r in sent
+    )
+
+
 def scene(learner: Learner, values: Values) -> Scene:
     """Tiles, the four all_reduces, meshes compared, growth, and the timeline."""
     learner, note = learner.transformer()
     n, ratio, chunks = int(values["n"]), int(values["ratio"]), int(values["chunks"])
     layer, load = learner.layer(), learner.planner.workload
     tokens, base = load.batch * load.seq, learner.cluster.levels[0].bytes_per_s
-    d1, d2 = best_mesh(n, base, base * ratio)
-    times = {
-        m: ring_time_s(*m, base, base * ratio, layers=layer.layers, tokens=tokens, hidden=layer.hidden)
-        for m in meshes(n)
-    }
+    d1, d2 = best(layer, n, base, base * ratio)
+    times = {m: ring_s(layer, tokens, m, base, base * ratio) for m in meshes(n)}
+    inside = part_of(learner.cluster, n)
+    wires = {m: wires_s(layer, tokens, m, inside) for m in meshes(n)} if inside else {}
     compute, comm, spans = _chunks(learner, (d1, d2), chunks, base * ratio)
     tiles, error = _tiles()
     four = (
-        f"A layer has four weights (q, k and v count as one), so four all_reduces forward and four backward. On {d1} × {d2}, in units "
-        "of tokens · "
-        "hidden, each over one axis only (FFN-1 and FFN-2 are the two weights of the feed-forward part). Per part of a "
-        "weight three times as much goes over axis 2, hence the 3 in the formula of the question:"
-    )
-    which = (
-        f"{n} GPUs, the second axis with {ratio}× the bandwidth of the first. Least: **{d1} × {d2}**, "
-        f"{units.seconds(times[d1, d2])} of communication a step; Megatron-LM is {n} × 1, {units.seconds(times[n, 1])}."
+        f"A layer has four weights here: q, k and v count as one, FFN-1 and FFN-2 are those of the feed-forward part. So four "
+        f"all_reduces forward and four backward, each over one axis only. On {d1} × {d2}, in units of tokens · hidden. "
+        + _where_from(learner.name, layer)
     )
     growth = (
         f"The best mesh for each number of GPUs, at {ratio}× bandwidth on axis 2. Cutting two ways pays more and more."
     )
     steps = (
         *tiles,
-        Step("Four all-reduces", four, _four(d1, d2)),
-        Step("Which mesh?", which, _meshes(times, ratio, layer, tokens, (d1, d2))),
-        Step("As N grows", growth, svg(_growth(ratio), "Gain of the best mesh by number of GPUs")),
-        _overlap(chunks, compute + comm, spans),
+        Step("Four all-reduces", four, _four(layer, d1, d2)),
+        _which(learner, times, wires, ratio),
+        Step("As N grows", growth, svg(_growth(layer, ratio), "Gain of the best mesh by number of GPUs")),
+        _overlap(layer, chunks, compute + comm, spans),
     )
     numbers = {
-        "d1": d1, "d2": d2, "best_s": times[d1, d2], "megatron_s": times[n, 1], "end_s": spans[-1].end_s,
-        "compute_s": compute, "comm_s": comm, "error": error,
+        "d1": d1, "d2": d2, "best_s": times[d1, d2], "megatron_s": times[n, 1], "end_s": spans[-1].end_s, "factor": factor(layer),
+        "compute_s": compute, "comm_s": comm, "error": error, **{f"{a}x{b}_wires_s": t for (a, b), t in wires.items()},
     }  # fmt: skip
     return Scene(steps, numbers, reveal=3, note=note)
+
+
+def _where_from(name: str, layer: Layer) -> str:
+    """Where the factor of the question's formula comes from, for this model's shape."""
+    first, second = (x / layer.hidden for x in features(layer))
+    gate = ", with a gate beside FFN-1" if layer.gated else ""
+    return (
+        f"Over axis 2 go {second:g} in all, over axis 1 {first:g}, so the formula of the question has a factor of "
+        f"{factor(layer):g} for {name}{gate}. GPT's layer has 12 and 4, hence the 3 of ATP's paper:"
+    )
+
+
+def _which(
+    learner: Learner, times: dict[tuple[int, int], float], wires: dict[tuple[int, int], float], ratio: int
+) -> Step:
+    """The meshes by the paper's formula, and on the links of the learner's cluster."""
+    quickest = min(times, key=lambda m: times[m])
+    (n, _), level = next(iter(times)), learner.cluster.levels[0]
+    says = (
+        f"{n} GPUs on two even networks: axis 1 as fast as {level.name} in a node, {units.significant(level.bytes_per_s / 1e9)} GB/s, "
+        f"axis 2 {ratio}×. Least: **{quickest[0]} × {quickest[1]}**, {units.seconds(times[quickest])} of communication a step; "
+        f"Megatron-LM is {n} × 1, {units.seconds(times[n, 1])}."
+    )
+    if wires:
+        real = min(wires, key=lambda m: wires[m])
+        other = "" if real == (n, 1) else f"; {n} × 1 takes {units.seconds(wires[n, 1])}"
+        says += (
+            f" Your cluster's links are not even (lesson 10): on them the quickest is **{real[0]} × {real[1]}** with "
+            f"{units.seconds(wires[real])}{other}."
+        )
+    return Step("Which mesh?", says, _meshes(times, wires, ratio, learner))
 
 
 def _tiles() -> tuple[list[Step], float]:
@@ -123,21 +212,29 @@ def _tiles() -> tuple[list[Step], float]:
     return steps, max(c["error"], r["error"])
 
 
-def _meshes(times: dict[tuple[int, int], float], ratio: int, layer: Layer, tokens: int, best: tuple[int, int]) -> str:
+def _meshes(
+    times: dict[tuple[int, int], float], wires: dict[tuple[int, int], float], ratio: int, learner: Learner
+) -> str:
+    layer, load = learner.layer(), learner.planner.workload
     rows = []
-    for (a, b), t in times.items():
-        wire = sum(layer_wire_bytes(a, b, phase, tokens, layer.hidden) for phase in ("forward", "backward"))
-        rows.append((f"{a} × {b}", f"{bracket(a, b, 1, ratio):g}", units.seconds(t), amount(layer.layers * wire)))
-    head = ("d1 × d2", "(d1−1)/B1 + 3(d2−1)/B2", "time a step", "sent per GPU")
-    return table(head, rows, list(times).index(best))
+    for mesh, t in times.items():
+        sent = [r for r in reductions(*mesh, weights(layer)) if mesh[r.axis - 1] > 1]
+        size = load.batch * load.seq * ITEM_BYTES
+        wire = sum(wire_bytes("all_reduce", int(r.share * size), mesh[r.axis - 1]) for r in sent)
+        real = (units.seconds(wires[mesh]),) if wires else ()
+        value = f"{bracket(layer, mesh, 1, ratio):g}"
+        rows.append((f"{mesh[0]} × {mesh[1]}", value, units.seconds(t), *real, amount(layer.layers * wire)))
+    formula = f"(d1−1)/B1 + {factor(layer):g}(d2−1)/B2"
+    head = ("d1 × d2", formula, "on even networks", *(("on your links",) if wires else ()), "sent per GPU")
+    return table(head, rows, min(range(len(times)), key=lambda i: list(times.values())[i]))
 
 
-def _overlap(chunks: int, alone: float, spans: Any) -> Step:
+def _overlap(layer: Layer, chunks: int, alone: float, spans: Any) -> Step:
     end = spans[-1].end_s
+    matrices = "three matrices, gate, up and down" if layer.gated else "two matrices"
     says = (
-        f"Feed-forward of one layer, its batch in {chunks} chunk{'s' * (chunks > 1)}: while one chunk's sum "
-        "travels, the "
-        f"next one is computed. {units.seconds(end)} instead of {units.seconds(alone)}."
+        f"Feed-forward of one layer ({matrices}), its batch in {chunks} chunk{'s' * (chunks > 1)}: while one chunk's sum "
+        f"travels, the next one is computed. {units.seconds(end)} instead of {units.seconds(alone)}."
     )
     return Step("Chunk overlap", says, svg(_timeline(spans, end), "Compute and communication on a timeline"))
 
@@ -158,33 +255,34 @@ def _mesh(c: dict[str, Any]) -> Box:
     return column(*rows, gap=12)
 
 
-def _four(d1: int, d2: int) -> str:
+def _four(layer: Layer, d1: int, d2: int) -> str:
     rows = []
-    for r in reductions(d1, d2):
-        wire = wire_bytes("all_reduce", int(r.share * 10**6), {1: d1, 2: d2}[r.axis]) / 1e6
-        rows.append((r.phase, r.weight, str(r.axis), str(r.share), f"{wire:.3f}"))
+    for r in reductions(d1, d2, weights(layer)):
+        share = r.share / layer.hidden
+        wire = wire_bytes("all_reduce", int(share * 10**6), {1: d1, 2: d2}[r.axis]) / 1e6
+        rows.append((r.phase, r.weight, str(r.axis), str(share), f"{wire:.3f}"))
     return table(("phase", "weight", "axis", "tensor, tokens · hidden", "sent per GPU"), rows)
 
 
-def _growth(ratio: int) -> Box:
+def _growth(layer: Layer, ratio: int) -> Box:
     items = []
     for n in COUNTS:
-        a, b = best_mesh(n, 1, ratio)
-        gain = bracket(a, b, 1, ratio) / bracket(n, 1, 1, ratio)
+        a, b = best(layer, n, 1, ratio)
+        gain = bracket(layer, (a, b), 1, ratio) / bracket(layer, (n, 1), 1, ratio)
         items.append(Bar(f"{n} GPUs", (Part("best mesh", gain, COMMUNICATION),), f"of Megatron-LM's time, {a} × {b}"))
     return bars(items, units.percent)
 
 
 def _chunks(learner: Learner, mesh: tuple[int, int], chunks: int, b2: float) -> tuple[float, float, Any]:
-    """Seconds of the layer's first feed-forward product, of its all_reduces, and ATP's timeline of both."""
+    """Seconds of a layer's feed-forward products, of their all_reduces forward, and ATP's timeline of both."""
     layer, load = learner.layer(), learner.planner.workload
     d1, d2 = mesh
     tokens = load.batch * load.seq
-    flops = 2 * tokens * layer.hidden * layer.inner * 2 / (d1 * d2)
+    flops = 2 * tokens * layer.hidden * layer.inner * (2 + layer.gated) / (d1 * d2)
     compute = flops / learner.cluster.gpu.flops_per_s(load.dtype)
     b1 = learner.cluster.levels[0].bytes_per_s
-    size = tokens * 2
-    first = wire_bytes("all_reduce", size * layer.inner // d1, d2) / b2
+    size, outputs = tokens * ITEM_BYTES, layer.inner * (1 + layer.gated)
+    first = wire_bytes("all_reduce", size * outputs // d1, d2) / b2
     second = wire_bytes("all_reduce", size * layer.hidden // d2, d1) / b1
     comm = first + second
     return compute, comm, chunk_timeline([compute / chunks] * chunks, [comm / chunks] * chunks)
@@ -201,16 +299,17 @@ def _timeline(spans: Any, end: float) -> Box:
 
 def question(learner: Learner, values: Values) -> Question:
     """Which mesh is best?"""
-    n, ratio = int(values["n"]), int(values["ratio"])
-    best = best_mesh(n, 1, ratio)
-    cost = {m: bracket(*m, 1, ratio) for m in meshes(n)}
-    others = sorted((m for m in cost if m != best), key=lambda m: (m != (n, 1), m != (1, n), cost[m]))[:3]
+    n, ratio, layer = int(values["n"]), int(values["ratio"]), learner.transformer()[0].layer()
+    quickest, c = best(layer, n, 1, ratio), f"{factor(layer):g}"
+    cost = {m: bracket(layer, m, 1, ratio) for m in meshes(n)}
+    others = sorted((m for m in cost if m != quickest), key=lambda m: (m != (n, 1), m != (1, n), cost[m]))[:3]
     options = []
-    for m in (best, *others):
+    for m in (quickest, *others):
         name = f"{m[0]} × {m[1]}" + (" (Megatron-LM)" if m == (n, 1) else "")
-        options.append((name, f"({m[0]}−1)/1 + 3·({m[1]}−1)/{ratio} = {cost[m]:g}; the best is {cost[best]:g}."))
+        more = f", {units.significant(cost[m] / cost[quickest], 2)} times the least" if m != quickest else ", the least"
+        options.append((name, f"({m[0]}−1)/1 + {c}·({m[1]}−1)/{ratio} = {cost[m]:g}{more}."))
     told = (
-        f"Time goes with (d1−1)/B1 + 3(d2−1)/B2, where B1 and B2 are the bandwidths of the axes. {n} GPUs, B1 = 1, "
+        f"Time goes with (d1−1)/B1 + {c}(d2−1)/B2, where B1 and B2 are the bandwidths of the axes. {n} GPUs, B1 = 1, "
         f"B2 = {ratio}: which d1 × d2 is quickest?"
     )
     return asked(told, options[0], tuple(options[1:]), n % 3)

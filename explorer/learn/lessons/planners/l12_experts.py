@@ -30,7 +30,8 @@ arrived = [torch.where(target == d)[0] for d in range(devices)]  # all_to_all: t
 done = torch.empty_like(tokens)
 for d, mine in enumerate(arrived):
     done[mine] = tokens[mine] @ experts[d]  # all_to_all: and back home
-print((done - whole).abs().max(), [int((home[m] != d).sum()) for d, m in enumerate(arrived)], "tokens moved")
+print("tokens moved to each device", [int((home[m] != d).sum()) for d, m in enumerate(arrived)])
+print("difference", (done - whole).abs().max().item())
 """
 
 
@@ -168,7 +169,12 @@ def question(learner: Learner, values: Values) -> Question:
     fact = f"{amount(expert)} against {amount(tensor)}: k/n = {k}/{n} of it."
     options = ("Moving the tokens to the experts", "Cutting every expert and summing", "Both send the same")
     right = 2 if abs(expert - tensor) <= 8 else int(expert > tensor)
-    wrong = tuple((o, fact) for i, o in enumerate(options) if i != right)
+    slips = (
+        f"Each token travels to {k} expert{'s' * (k > 1)} and back: {amount(expert)}; summing sends only {amount(tensor)}.",
+        f"Then every device has a term of every token, and the sum sends {amount(tensor)}; moving tokens sends {amount(expert)}.",
+        f"They would if k were n: {fact}",
+    )
+    wrong = tuple((o, slips[i]) for i, o in enumerate(options) if i != right)
     return asked(
         f"{n} devices, each token uses {k} expert{'s' * (k > 1)}. Which way sends less per layer forward? (Lesson 3: an "
         "all_to_all sends (n−1)/n² of a tensor, an all_reduce 2(n−1)/n.)",

@@ -39,7 +39,7 @@ plan = {
 }
 # on real GPUs: parallelize_module(block, mesh, plan)
 weight = torch.empty(14336, 4096)  # gate_proj of Llama-3-8B: [out, in], so S(0) cuts outputs
-print(len(plan), 3 ** len(plan), weight.chunk(8, dim=0)[0].shape)
+print(f"{len(plan)} weights, {3 ** len(plan)} choices, one of 8 GPUs holds {tuple(weight.chunk(8, dim=0)[0].shape)}")
 """
 
 
@@ -93,8 +93,11 @@ def scene(learner: Learner, values: Values) -> Scene:
     best = best_within(found, mine)
     comm, memory = found.comm_s, found.memory_bytes
     can = bool(np.isfinite(comm[mine]))
+    yours = sent_by(learner, block, devices, [str(values[w]) for w in WEIGHTS]) if can else ()
+    least = sent_by(learner, block, devices, [LETTERS[int(c)] for c in found.choice[best]])
+    mine_s, best_s = (sum(x.seconds for x in messages) for messages in (yours, least))
     own = (
-        f"{units.seconds(float(comm[mine]))} of communication and {units.memory(float(memory[mine]))} per layer and GPU"
+        f"{units.seconds(mine_s)} of communication and {units.memory(float(memory[mine]))} per layer and GPU"
         if can
         else "a choice that cannot run here, because a split would not be even"
     )
@@ -102,8 +105,6 @@ def scene(learner: Learner, values: Values) -> Scene:
     fewer = int(
         ((comm <= comm[mine]) & (memory <= memory[mine]) & ((comm < comm[mine]) | (memory < memory[mine]))).sum()
     )
-    yours = sent_by(learner, block, devices, [str(values[w]) for w in WEIGHTS]) if can else ()
-    least = sent_by(learner, block, devices, [LETTERS[int(c)] for c in found.choice[best]])
     steps = (
         Step("Your placements",
             f"One block of {learner.name} on {devices} GPUs. Weights are [outputs, inputs]: S(0) is a cut "
@@ -114,14 +115,14 @@ def scene(learner: Learner, values: Values) -> Scene:
             f"Every dot is one of {units.whole(found.scored)} choices that can run (of "
             f"{units.whole(found.space)}). Yours: {own}. {units.whole(fewer)} are better in both.", svg(_cloud(found, mine, best), "All candidates by communication and memory")),
         Step("The optimum",
-            f"With no more memory than yours, the least communication is **{units.seconds(float(comm[best]))}**. "
+            f"With no more memory than yours, the least communication is **{units.seconds(best_s)}**. "
             f"{worse}.", _side_by_side(found, values, best)),
         Step("Why", _why(yours, least), _difference(yours, least)),
     )  # fmt: skip
     numbers = {
         "mine_s": float(comm[mine]), "mine_bytes": float(memory[mine]), "best_s": float(comm[best]), "best_bytes": float(memory[best]),
-        "better": fewer, "space": found.space, "scored": found.scored, "mine_sent_s": sum(x.seconds for x in yours),
-        "best_sent_s": sum(x.seconds for x in least), "mine_messages": len(yours), "best_messages": len(least),
+        "better": fewer, "space": found.space, "scored": found.scored, "mine_sent_s": mine_s,
+        "best_sent_s": best_s, "mine_messages": len(yours), "best_messages": len(least),
     }  # fmt: skip
     return Scene(steps, numbers, reveal=1, note=note)
 
@@ -265,12 +266,23 @@ def question(learner: Learner, values: Values) -> Question:
         right, fact = stuck, "A weight would be cut unevenly, or an operation between has no rule for it."
         times = [one, 2 * one, 4 * one]
     else:
-        least = float(found.comm_s[best_within(found, mine)])
-        kinds = Counter(x.kind for x in sent_by(learner, block, devices, [str(values[w]) for w in WEIGHTS]))
+        best = [LETTERS[int(c)] for c in found.choice[best_within(found, mine)]]
+        least, yours = (sent_by(learner, block, devices, x) for x in (best, [str(values[w]) for w in WEIGHTS]))
+        own, kinds = sum(x.seconds for x in yours), Counter(x.kind for x in yours)
         told = ", ".join(f"{n} {kind}" for kind, n in kinds.items()) or "no collective"
-        right, fact = units.seconds(own), f"{told}. The best with no more memory takes {units.seconds(least)}."
+        right, fact = (
+            units.seconds(own),
+            f"{told}. The best with no more memory takes {units.seconds(sum(x.seconds for x in least))}.",
+        )
         times = [own / 3, 2 * own, 4 * own] if own else [one, 2 * one, 4 * one]
-    wrong = [(units.seconds(t), fact) for t in times] + ([(stuck, fact)] if right != stuck else [])
+    truth = f"It takes {right}: {fact}" if right != stuck else fact
+    slips = ("Less than it sends. ", "Some of these messages you counted twice. ", "Far more than it sends. ")
+    wrong = [(units.seconds(t), slip + truth) for t, slip in zip(times, slips, strict=True)]
+    wrong += (
+        [(stuck, "Every cut is even and every operation between has a rule, so it can run. " + truth)]
+        if right != stuck
+        else []
+    )
     return asked(
         hint
         + "Predict before you look: with your placements, how long do all messages of one layer take, forward and backward?",
