@@ -25,7 +25,7 @@ OURS = "_shardscope"
 def opened(seen: Callable[[str], None] = lambda name: None) -> Iterator[None]:
     """While open, wrapped code runs as if it were not wrapped; `seen` is told the name of each wrapper that was met."""
     with ExitStack() as stack:
-        for owner, name, value in _replaced(seen):
+        for owner, name, value in _replacements(seen):
             stack.callback(setattr, owner, name, getattr(owner, name))
             setattr(owner, name, value)
         if "torch._dynamo" in sys.modules:  # else nothing can have been compiled
@@ -33,7 +33,7 @@ def opened(seen: Callable[[str], None] = lambda name: None) -> Iterator[None]:
         yield
 
 
-def _replaced(seen: Callable[[str], None]) -> list[tuple[Any, str, Any]]:
+def _replacements(seen: Callable[[str], None]) -> list[tuple[Any, str, Any]]:
     without_reentry = recompute._checkpoint_without_reentrant_generator
 
     def generator(function: Any, *args: Any, **kwargs: Any) -> Iterator[None]:
