@@ -45,6 +45,7 @@ bench: $(VENV)/.dev-installed
 # What the snippets of the pages print now, written into the pages; a test holds them equal.
 docs: $(VENV)/.dev-installed
 	$(BIN)/python -m tests.support.snippets docs/API.md README.md
+	$(BIN)/python -m tests.support.coverage_page
 
 accept: $(VENV)/.dev-installed
 	@if [ -x ../shared/accept/run ]; then ../shared/accept/run $(ARGS); else echo "no ../shared/accept/run here"; fi

@@ -2,8 +2,8 @@
 
     accuracy      plans run on processes and fake groups of every size, against their predictions   docs/ACCURACY.md
     baselines     every baseline against ours under its own constraints                             docs/BASELINES.md
-    coverage      every model type of transformers, from its default config to a plan              docs/COVERAGE.md
-    depth         time and memory of capture at published sizes and 1000 layers                     docs/COVERAGE.md
+    coverage      every model type of transformers, from its default config to a plan              docs/TRANSFORMERS.md
+    depth         time and memory of capture at published sizes and 1000 layers                     docs/TRANSFORMERS.md
     experts       the plans that ship with transformers against ours                                docs/EXPERTS.md
     learn_pages   lessons in a browser: time from an event to the last change                       docs/LEARN_TIMES.md
     pages         the explorer in a browser: loads, clicks, layout shift, memory over a day         docs/PAGES.md

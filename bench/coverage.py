@@ -1,8 +1,8 @@
 """Which models go from config to plan: every causal type of transformers and a spread of others, on a 2x8 mesh of H100s.
 
-    python -m bench.coverage                 # what has no row yet, then docs/COVERAGE.md
+    python -m bench.coverage                 # what has no row yet, then docs/TRANSFORMERS.md
     python -m bench.coverage --redo failed   # those that did not reach a plan again (or: all, or names)
-    python -m bench.coverage --table         # docs/COVERAGE.md alone
+    python -m bench.coverage --table         # docs/TRANSFORMERS.md alone
 
 Rows are kept in bench/results/coverage.jsonl, so a sweep can be stopped and taken up again. Each model runs in a
 forked child with a time and a memory limit. A default config is cut to at most four layers wherever it names a depth.
@@ -28,7 +28,7 @@ from bench.support.coverage_models import GAPS, OTHERS, causal_models, default_c
 
 ROOT = Path(__file__).resolve().parent.parent
 ROWS = ROOT / "bench" / "results" / "coverage.jsonl"
-TABLE = ROOT / "docs" / "COVERAGE.md"
+TABLE = ROOT / "docs" / "TRANSFORMERS.md"
 BATCH, SEQ, MESH, CLUSTER = 16, 512, "2x8", "2x8-h100"
 LIMIT_S = 100
 """What a model may take; and `limit_memory`'s 2 GB beyond the libraries."""

@@ -1,4 +1,4 @@
-"""From config to graph as models grow deeper: seconds without imports, and memory, for docs/COVERAGE.md.
+"""From config to graph as models grow deeper: seconds without imports, and memory, for docs/TRANSFORMERS.md.
 
     python -m bench.depth
 

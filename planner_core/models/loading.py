@@ -46,6 +46,35 @@ def capture_graph(
     return _captured_config(source, batch or DEFAULT_BATCH, seq, dtype, layers, flat)
 
 
+def capture_file(source: str, *, batch: int, seq: int, flat: bool = False) -> Graph:
+    """The graph of `path.py:callable` or of a .pt2 file, whose code runs in this process.
+
+    What could not be captured without values is captured once more with those of its whole numbers and masks.
+    """
+    from planner_core.models.capture.module import capture_module
+    from planner_core.models.sources.resolve import Source, on_meta, python_source
+
+    def graph(made: Source) -> Graph:
+        size = {"batch": batch, "seq": seq, **made.workload}
+        return capture_module(
+            made.module, made.inputs, args=made.args, name=made.name, source=made.source, config=made.config, **size,
+            flat=flat, notes=made.notes, replay=not made.workload,
+        )  # fmt: skip
+
+    made = python_source(source)
+    try:
+        return graph(made)
+    except CaptureError as error:
+        unknown = any(t.is_meta and not t.is_floating_point() for t in made.tensors())
+        if source.endswith(".pt2") or not unknown or "values" not in str(error):
+            raise
+        first = error
+    try:
+        return graph(on_meta(python_source(source, "cpu")))
+    except (CaptureError, MemoryError):
+        raise first from None
+
+
 def _captured_config(
     source: str | Mapping[str, Any], batch: int, seq: int | None, dtype: str, layers: int | None, flat: bool
 ) -> Graph:

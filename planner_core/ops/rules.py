@@ -13,7 +13,7 @@ the package shows both for a matrix product.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from planner_core.core import Op, P, Placement, R, Shard, Value
@@ -98,6 +98,8 @@ def expand(rule: Rule, op: Op, values: Sequence[Value], summed_later: bool) -> t
     `summed_later`: the op may run whole under a gradient that stays Partial ("G").
     """
     kinds = [values[i] for i in op.inputs]
+    if not any(values[o].grad for o in op.outputs):  # no gradient of a weight comes from here, so none is summed
+        kinds = [replace(k, grad=False) if k.kind == "parameter" else k for k in kinds]
     found = [Row("R", tuple((R, R) for _ in kinds), tuple((R, R) for _ in op.outputs))]
     found += [_split_row(op, s, kinds, values) for s in rule.splits]
     if rule.linear and any(kinds[i].kind == "activation" for i in rule.linear):

@@ -155,6 +155,10 @@ class Steering(TorchFunctionMode):
         for put, index, part in parts_to_put_back(fn or "", args, operands):
             self.__torch_function__(torch.Tensor.__setitem__, types, (put, index, part))
         if fn is None or not any(isinstance(t, Steered) or t in self.params for t in operands):
+            if (
+                len({t.is_meta for t in operands}) > 1
+            ):  # a constant of the model, without values, and one made in forward
+                args, kwargs = on_meta(_replaced((args, kwargs), lambda t: t if t.is_meta else _meta(t)))
             return func(*args, **kwargs)
         if fn in DROPOUTS:
             kwargs = {**kwargs, "p": 0.0} if "p" in kwargs else kwargs

@@ -18,7 +18,7 @@ from planner_core.models.capture.build.gradients import reached
 from planner_core.models.capture.build.graph_builder import Builder
 from planner_core.models.capture.loss import OWN_LOSS, STANDIN_LOSS, own_loss, standin_loss
 from planner_core.models.capture.recorder import Recorder
-from planner_core.models.capture.refusals import check_module
+from planner_core.models.capture.refusals import check_buffers, check_module
 
 
 def capture_module(
@@ -44,7 +44,9 @@ def capture_module(
         loss = STANDIN_LOSS
         return standin_loss(out, lambda t: id(t) in recorder.tracked)
 
+    buffers = dict(module.named_buffers())
     final = recorder.run(dict(inputs), finish, args)
+    check_buffers(module, buffers, recorder.tracked)
     if id(final) not in recorder.tracked:
         raise CaptureError(
             f"{type(module).__name__} returns nothing that depends on its parameters; there is nothing to train"

@@ -5,8 +5,6 @@ Autograd is on, so `saved_tensors_hooks` tells exactly which tensors each call k
 
 from __future__ import annotations
 
-import re
-import traceback
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -26,13 +24,14 @@ from planner_core.models.capture.refusals import (
     check_lookup,
     check_origin,
     check_transform,
+    explain,
     refuse,
-    shown,
     without_autocast,
 )
 from planner_core.models.capture.replay import Replayer
 from planner_core.models.capture.writes import KEPT, Writes
 from planner_core.models.hooks import callsites as sites
+from planner_core.models.hooks import meta_kernels  # noqa: F401 - registers
 
 
 class Recorder(TorchFunctionMode):
@@ -317,22 +316,3 @@ class Recorder(TorchFunctionMode):
             result = after(out)
         self.scope_stack.pop()
         return result
-
-
-def explain(error: BaseException, model: str) -> str:
-    """One sentence: what went wrong, and at which line of the model's code."""
-    where = shown(traceback.extract_tb(error.__traceback__))
-    text = " ".join(str(error).split()) or type(error).__name__
-    if isinstance(error, (NotImplementedError, RuntimeError)) and ("meta" in text or "data-dependent" in text):
-        return (
-            f"{model} decides by the values of computed tensors{where}, which no graph can hold; "
-            "use a form of the model without data-dependent control flow"
-        )
-    missing = re.search(rf"{model}\.forward\(\) missing \d+ required positional arguments?: (.+)", text)
-    if missing:
-        return f"{model} needs {missing[1]}, for which no example input is known; give path.py:callable, which returns both"
-    if len(text) > 200:
-        text = text[:200] + "..."
-    if "expected scalar type" in text or "Unsupported dtype" in text or "must have the same dtype" in text:
-        return f"{model} cannot be run in this type{where}: {text}; try --dtype float32"
-    return f"{model} could not be run on example inputs{where}: {type(error).__name__}: {text}"

@@ -7,8 +7,9 @@ the autograd engine called inside forward, compiled code) would be missing from 
 from __future__ import annotations
 
 import functools
+import re
 import traceback
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -34,6 +35,10 @@ _VALUES = frozenset(
 )
 
 
+_TRANSFORM = "runs its operators inside a transform of torch.func (vmap, grad, jvp, ...)"
+_TRANSFORM_HELP = "they cannot be seen one by one: write the batch of the transform as a dim (torch.bmm, torch.einsum)"
+
+
 def refuse(scope: str, what: str, help_: str) -> CaptureError:
     """One sentence: the module, what it does, the line of its code, and what would help."""
     return CaptureError(f"{scope or 'the model'} {what}{line()}; {help_}")
@@ -54,7 +59,7 @@ def shown(stack: Iterable[traceback.FrameSummary]) -> str:
 
 
 def _ours(filename: str) -> bool:
-    return "/torch/" in filename or "/planner_core/" in filename or filename.startswith("<")
+    return any(part in filename for part in ("/torch/", "/planner_core/", "/contextlib.py")) or filename.startswith("<")
 
 
 def check_call(scope: str, func: Callable[..., Any], fn: str | None, operands: Iterable[torch.Tensor]) -> None:
@@ -107,10 +112,7 @@ def check_transform(scope: str, tensor: torch.Tensor, tracked: Container[int], b
         inner = functorch.get_unwrapped(inner)
     if inner is tensor or not (beside or id(inner) in tracked or inner.requires_grad):
         return  # masks are made so, of constants alone
-    raise refuse(
-        scope, "runs its operators inside a transform of torch.func (vmap, grad, jvp, ...)",
-        "they cannot be seen one by one: write the batch of the transform as a dim (torch.bmm, torch.einsum)",
-    )  # fmt: skip
+    raise refuse(scope, _TRANSFORM, _TRANSFORM_HELP)
 
 
 def check_origin(scope: str, tensor: torch.Tensor) -> None:
@@ -142,6 +144,12 @@ def check_module(model: nn.Module) -> None:
                 f"{name or 'the model'} has a hook on its backward pass, which a plan would not run; remove it, or change "
                 "gradients in a torch.autograd.Function"
             )
+    for name, held in (*model.named_parameters(), *model.named_buffers()):
+        if held.layout != torch.strided:
+            raise CaptureError(
+                f"{name} is a sparse tensor ({str(held.layout).removeprefix('torch.')}), whose sizes depend on its values; use a dense "
+                "one, or indices with index_add"
+            )
     for name, param in model.named_parameters():
         if isinstance(param, nn.parameter.UninitializedParameter):
             raise CaptureError(
@@ -150,6 +158,16 @@ def check_module(model: nn.Module) -> None:
         if param._backward_hooks or param._post_accumulate_grad_hooks:
             raise CaptureError(
                 f"the parameter {name} has a hook on its gradient, which a plan would drop; change gradients in the training loop"
+            )
+
+
+def check_buffers(model: nn.Module, before: Mapping[str, torch.Tensor], tracked: Container[int]) -> None:
+    """Refuse a forward that gave the name of a buffer to a computed tensor, whose placement would outlive the step."""
+    for name, buffer in model.named_buffers():
+        if buffer is not before.get(name) and id(buffer) in tracked:
+            raise CaptureError(
+                f"forward gives the name of the buffer {name} to a computed tensor, which the next step could not use; write into the "
+                f"buffer (self.{name.rpartition('.')[2]}.copy_(...)), with what is detached"
             )
 
 
@@ -179,3 +197,33 @@ def without_autocast(scope: Callable[[], str]) -> Iterator[None]:
     finally:
         torch.autocast.__init__ = plain_init  # type: ignore[method-assign]
         torch.autocast.__enter__ = plain_enter  # type: ignore[method-assign]
+
+
+_OF_VALUES = frozenset({"nonzero", "bincount", "equal", "masked_select", "_unique", "_unique2", "unique_dim", "histc"})
+"""ATen ops whose results have sizes, or a truth, that only values tell."""
+_FORM = "use a form of the model without data-dependent control flow"
+
+
+def explain(error: BaseException, model: str) -> str:
+    """One sentence: what went wrong, and at which line of the model's code."""
+    where = shown(traceback.extract_tb(error.__traceback__))
+    text = " ".join(str(error).split()) or type(error).__name__
+    kernel = re.search(r"aten::(\w+)\S*: attempted to run this operator with Meta tensors", text)
+    if kernel and kernel[1] not in _OF_VALUES:
+        return f"{model} calls aten::{kernel[1]}{where}, which torch cannot run without values; compute it by other functions"
+    if "yet support saved tensor hooks" in text:
+        return f"{model} {_TRANSFORM}{where}; {_TRANSFORM_HELP}"
+    if "to numpy" in text:
+        return f"{model} takes the values of computed tensors out of torch{where}, which no graph can hold; compute it in torch"
+    if kernel or (
+        isinstance(error, (NotImplementedError, RuntimeError)) and ("meta" in text or "data-dependent" in text)
+    ):
+        return f"{model} decides by the values of computed tensors{where}, which no graph can hold; {_FORM}"
+    missing = re.search(rf"{model}\.forward\(\) missing \d+ required positional arguments?: (.+)", text)
+    if missing:
+        return f"{model} needs {missing[1]}, for which no example input is known; give path.py:callable, which returns both"
+    if len(text) > 200:
+        text = text[:200] + "..."
+    if "expected scalar type" in text or "Unsupported dtype" in text or "must have the same dtype" in text:
+        return f"{model} cannot be run in this type{where}: {text}; try --dtype float32"
+    return f"{model} could not be run on example inputs{where}: {type(error).__name__}: {text}"

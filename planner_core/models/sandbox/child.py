@@ -133,17 +133,11 @@ def main(argv: list[str]) -> None:
 def _capture(source: str, batch: int, seq: int, flat: bool) -> Graph:
     import torch
 
-    from planner_core.models.capture.module import capture_module
-    from planner_core.models.sources.resolve import python_source
+    from planner_core.models.loading import capture_file
 
     torch.set_num_threads(1)
     limit_memory()
-    made = python_source(source)
-    size = {"batch": batch, "seq": seq, **made.workload}
-    return capture_module(
-        made.module, made.inputs, args=made.args, name=made.name, source=made.source, config=made.config, **size,
-        flat=flat, notes=made.notes, replay=not made.workload,
-    )  # fmt: skip
+    return capture_file(source, batch=batch, seq=seq, flat=flat)
 
 
 if __name__ == "__main__":

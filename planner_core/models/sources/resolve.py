@@ -7,6 +7,7 @@ import difflib
 import importlib.util
 import io
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,9 +15,12 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from planner_core.core import CaptureError, InputError, is_file, is_folder, is_there
 from planner_core.models import zoo as models
+from planner_core.models.capture.module import to_meta
+from planner_core.models.capture.refusals import check_module
 from planner_core.models.sources.config_limits import shown
 from planner_core.models.sources.positions import Positions, positions, too_long
 
@@ -39,6 +43,10 @@ class Source:
     workload: dict[str, int] = field(default_factory=dict)  # where the inputs fix it
     notes: tuple[str, ...] = ()
     positions: Positions = field(default_factory=Positions)
+
+    def tensors(self) -> list[torch.Tensor]:
+        """The tensors among the inputs."""
+        return [t for t in pytree.tree_leaves((self.inputs, self.args)) if isinstance(t, torch.Tensor)]
 
 
 def resolve(source: str | Mapping[str, Any], *, batch: int, seq: int | None, dtype: str, layers: int | None) -> Source:
@@ -151,9 +159,33 @@ def left_out(data: Mapping[str, Any], kind: str, dtype: str) -> tuple[str, ...]:
 
 
 def python_source(source: str, device: str = "meta") -> Source:
-    """`path.py:callable`, run in this process (`child` runs it in another); it returns a (module, example inputs) pair. Or a .pt2 file."""
+    """`path.py:callable`, run in this process (`child` runs it in another); it returns a (module, example inputs) pair. Or a .pt2 file.
+
+    On "meta" no weight takes memory. What cannot be built there (it asks a tensor for its values) is built on the CPU and moved.
+    """
     if source.endswith(".pt2"):
         return exported_source(Path(source))
+    try:
+        return _from_python(source, device)
+    except CaptureError as error:
+        if device != "meta" or not re.search("meta|fake impl", str(error), re.IGNORECASE):
+            raise
+    return on_meta(_from_python(source, "cpu"))
+
+
+def on_meta(made: Source) -> Source:
+    """The same with parameters, buffers and inputs of floating point on meta; whole numbers and masks keep their values."""
+
+    def moved(x: Any) -> Any:
+        return x.to("meta") if isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex()) else x
+
+    check_module(made.module)  # what moves a parameter drops its hooks
+    to_meta(made.module)
+    made.inputs, made.args = pytree.tree_map(moved, (made.inputs, made.args))
+    return made
+
+
+def _from_python(source: str, device: str) -> Source:
     text, _, attribute = source.rpartition(":")
     path = Path(text)
     if not is_file(path):

@@ -46,8 +46,9 @@ class _Reach:
         for position, item in enumerate(top.block.items):
             if isinstance(item, Call):
                 part = self._called(item.block, top.wanted[position])
-                name = self._name(item.block, part, blocks)
-                blocks[name] = replace(part.block, name=name)
+                block = _as_outside(part.block, [top.block.values[v].grad for v in item.inputs])
+                name = self._name(item.block, block, blocks)
+                blocks[name] = replace(block, name=name)
                 numbers.setdefault(name, []).append(seen[item.block])
                 seen[item.block] += 1
                 item = replace(item, block=name)
@@ -60,11 +61,11 @@ class _Reach:
             self.parts[name, wanted] = self._walk(self.source.blocks[name], wanted)
         return self.parts[name, wanted]
 
-    def _name(self, name: str, part: _Part, taken: dict[str, Block]) -> str:
+    def _name(self, name: str, block: Block, taken: dict[str, Block]) -> str:
         """The block's own name for the first form of it, a number behind it for others; equal forms are one block."""
         free = name
         number = 1
-        while free in taken and taken[free] != replace(part.block, name=free):
+        while free in taken and taken[free] != replace(block, name=free):
             number += 1
             free = f"{name}{number}"
             while free in self.source.blocks:
@@ -92,6 +93,13 @@ class _Reach:
         items = tuple(_forward_only(i) if p in dead else i for p, i in enumerate(block.items))
         inputs = frozenset(k for k, v in enumerate(block.inputs) if v in live)
         return _Part(replace(block, values=values, items=items), wanted, inputs)
+
+
+def _as_outside(block: Block, grads: list[bool]) -> Block:
+    """The block with inputs that have a gradient where the caller's tensors have one, be it from other uses alone: a tensor
+    has one state, in the block and outside."""
+    held = {v for v, grad in zip(block.inputs, grads, strict=True) if grad}
+    return replace(block, values=tuple(replace(v, grad=v.grad or i in held) for i, v in enumerate(block.values)))
 
 
 def _literals_of(block: Block, calls: list[int]) -> Block:

@@ -1,0 +1,46 @@
+"""Shapes of ATen ops that torch can run on values alone: their kernels for meta, registered when this module is imported.
+
+A model is captured, and its traffic and memory are counted, on tensors without values.
+"""
+
+# mypy: allow-untyped-calls
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+_META = torch.library.Library("aten", "IMPL", "Meta")
+"""Kept for the life of the process: what it registered goes with it."""
+
+
+def _ctc(log_p: torch.Tensor, targets: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """log_p [steps, batch, kinds] (or one sample [steps, kinds]), targets [batch, length] or joined -> losses, kept sums."""
+    steps, batch = log_p.shape[0], log_p.shape[1] if log_p.dim() == 3 else 1
+    longest = targets.shape[1] if targets.dim() == 2 else _longest(rest[1], targets)
+    return log_p.new_empty(batch), log_p.new_empty(batch, steps, 2 * longest + 1)
+
+
+def _longest(lengths: Any, targets: torch.Tensor) -> int:
+    """The longest target; where its length has no value, as if all were one."""
+    if isinstance(lengths, torch.Tensor):
+        return targets.shape[0] if lengths.is_meta else int(lengths.max())
+    return int(max(lengths))
+
+
+def _ctc_backward(grad: torch.Tensor, log_p: torch.Tensor, *rest: Any) -> torch.Tensor:
+    return torch.empty_like(log_p)
+
+
+def _rounded(x: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Fake quantisation: the rounded tensor, and which elements were in range."""
+    return torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)
+
+
+_KERNELS: Sequence[tuple[str, Any]] = (
+    ("_ctc_loss", _ctc), ("_ctc_loss.Tensor", _ctc), ("_ctc_loss_backward", _ctc_backward), ("_ctc_loss_backward.Tensor", _ctc_backward),
+    ("fake_quantize_per_channel_affine_cachemask", _rounded),
+)  # fmt: skip
+for _name, _kernel in _KERNELS:
+    _META.impl(_name, _kernel)

@@ -1,0 +1,373 @@
+"""Weights that are not plain: low-rank and quantised wrappers, parametrizations, tied, shared, frozen, sliced."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations, parametrize
+
+from tests.corpus.base import Made, classes, numbers
+
+WIDTH, KINDS = 32, 8
+
+
+class TwoLayers(nn.Module):
+    """The two layers that every module of this file changes."""
+
+    def __init__(self, first: nn.Module, last: nn.Module | None = None) -> None:
+        super().__init__()
+        self.first, self.last = first, last or nn.Linear(WIDTH, KINDS)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(self.last(F.relu(self.first(x))), y)
+
+
+def _layers(first: nn.Module, last: nn.Module | None = None) -> Made:
+    return TwoLayers(first, last), (numbers(8, WIDTH), classes(KINDS))
+
+
+class LoRA(nn.Module):
+    """A frozen layer and a low-rank change beside it."""
+
+    def __init__(self, layer: nn.Linear, rank: int = 4) -> None:
+        super().__init__()
+        self.layer, self.scale = layer.requires_grad_(False), 2.0
+        self.into = nn.Parameter(numbers(rank, layer.in_features) * 0.1)
+        self.out = nn.Parameter(numbers(layer.out_features, rank) * 0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) + (x @ self.into.T) @ self.out.T * self.scale
+
+
+def lora() -> Made:
+    """A frozen linear layer with a low-rank change."""
+    return _layers(LoRA(nn.Linear(WIDTH, WIDTH)))
+
+
+class DoRA(LoRA):
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__(layer)
+        self.length = nn.Parameter(torch.ones(layer.out_features, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.layer.weight + self.out @ self.into * self.scale
+        return F.linear(x, self.length * weight / weight.norm(dim=1, keepdim=True).detach(), self.layer.bias)
+
+
+def dora() -> Made:
+    """A low-rank change of direction with a learned length."""
+    return _layers(DoRA(nn.Linear(WIDTH, WIDTH)))
+
+
+class Merged(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH).requires_grad_(False)
+        self.q, self.v = nn.Linear(WIDTH, WIDTH, bias=False), nn.Linear(WIDTH, WIDTH, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.qkv(x).clone()
+        h[..., :WIDTH] += self.q(x)
+        h[..., -WIDTH:] += self.v(x)
+        q, k, v = h.chunk(3, -1)
+        return torch.sigmoid(q * k) * v
+
+
+def lora_of_a_merged_layer() -> Made:
+    """Changes are added in place to parts of one result."""
+    return _layers(Merged())
+
+
+class IA3(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.scale = nn.Linear(WIDTH, WIDTH).requires_grad_(False), nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) * self.scale
+
+
+def learned_scales() -> Made:
+    """Only a scale of each channel is trained."""
+    return _layers(IA3(), nn.Linear(WIDTH, KINDS).requires_grad_(False))
+
+
+class Prompted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.prompt = nn.Parameter(numbers(4, WIDTH))
+        layer = nn.TransformerEncoderLayer(WIDTH, 4, 64, 0.0, batch_first=True).requires_grad_(False)
+        self.body, self.head = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False), nn.Linear(WIDTH, KINDS)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        h = torch.cat([self.prompt.unsqueeze(0).repeat(x.shape[0], 1, 1), x], 1)
+        return F.cross_entropy(self.head(self.body(h)[:, 0]), y)
+
+
+def prompt_tuning() -> Made:
+    """Learned tokens before the input of a frozen body."""
+    return Prompted(), (numbers(8, 8, WIDTH), classes(KINDS))
+
+
+class Bottleneck(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH).requires_grad_(False)
+        self.down, self.up = nn.Linear(WIDTH, 4), nn.Linear(4, WIDTH)
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            h = self.layer(x)
+        return h + self.up(F.gelu(self.down(h)))
+
+
+def adapter_after_no_grad() -> Made:
+    """A body under no_grad, an adapter that is trained."""
+    return _layers(Bottleneck())
+
+
+class Quantised(nn.Module):
+    """Weights of 8 bits and a scale as buffers, unpacked at each use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("codes", torch.randint(-127, 127, (WIDTH, WIDTH), dtype=torch.int8))
+        self.register_buffer("scale", torch.full((WIDTH, 1), 0.01))
+        self.change = LoRA(nn.Linear(WIDTH, WIDTH))
+
+    codes: Tensor
+    scale: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.codes.to(x.dtype) * self.scale) + self.change(x)
+
+
+def quantised_weights() -> Made:
+    """Buffers of int8 with scales, and a low-rank change."""
+    return _layers(Quantised())
+
+
+class Packed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("pairs", torch.randint(0, 256, (WIDTH, WIDTH // 2), dtype=torch.uint8))
+        self.register_buffer("table", torch.linspace(-1, 1, 16))
+        self.shift = nn.Parameter(torch.zeros(WIDTH))
+
+    pairs: Tensor
+    table: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        low, high = self.pairs & 15, self.pairs >> 4
+        weight = self.table[torch.stack([low, high], -1).flatten(1).long()]
+        return x @ weight.t() + self.shift
+
+
+def four_bit_table() -> Made:
+    """Two codes in a byte, unpacked by bits, looked up in a table."""
+    return _layers(Packed())
+
+
+class FakeQuantised(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        w = self.layer.weight
+        scale = w.detach().abs().amax(1, keepdim=True) / 127
+        rounded = (w / scale).round().clamp(-128, 127) * scale
+        return F.linear(x, w + (rounded - w).detach(), self.layer.bias)
+
+
+def fake_quantised() -> Made:
+    """Rounded weights whose gradient passes straight through."""
+    return _layers(FakeQuantised())
+
+
+class LearnedSteps(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.scale = nn.Linear(WIDTH, WIDTH), nn.Parameter(torch.full((WIDTH,), 0.02))
+        self.register_buffer("zero", torch.zeros(WIDTH, dtype=torch.int32))
+
+    zero: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        w = torch.fake_quantize_per_channel_affine(self.layer.weight, self.scale.detach(), self.zero, 0, -128, 127)
+        return F.linear(x, w, self.layer.bias) * self.scale.exp()
+
+
+def fake_quantised_by_torch() -> Made:
+    """torch.fake_quantize_per_channel_affine."""
+    return _layers(LearnedSteps())
+
+
+def weight_norm() -> Made:
+    """torch.nn.utils.parametrizations.weight_norm."""
+    return _layers(parametrizations.weight_norm(nn.Linear(WIDTH, WIDTH)))
+
+
+def spectral_norm() -> Made:
+    """torch.nn.utils.parametrizations.spectral_norm, which writes its buffers."""
+    return _layers(parametrizations.spectral_norm(nn.Linear(WIDTH, WIDTH)))
+
+
+def orthogonal() -> Made:
+    """torch.nn.utils.parametrizations.orthogonal."""
+    return _layers(parametrizations.orthogonal(nn.Linear(WIDTH, WIDTH)))
+
+
+class Symmetric(nn.Module):
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight.triu() + weight.triu(1).transpose(-1, -2)
+
+
+def symmetric() -> Made:
+    """A parametrization of one's own."""
+    layer = nn.Linear(WIDTH, WIDTH)
+    parametrize.register_parametrization(layer, "weight", Symmetric())
+    return _layers(layer)
+
+
+class Masked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+        self.register_buffer("kept", (torch.rand(WIDTH, WIDTH) > 0.5).float())
+
+    kept: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.layer.weight * self.kept, self.layer.bias)
+
+
+def pruned() -> Made:
+    """A mask on a weight."""
+    return _layers(Masked())
+
+
+class TiedEncoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList([nn.Parameter(numbers(WIDTH, 16) * 0.1), nn.Parameter(numbers(16, 8) * 0.1)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x
+        for w in self.weights:
+            h = torch.tanh(h @ w)
+        for w in reversed(list(self.weights)):
+            h = h @ w.T
+        return F.mse_loss(h, x) + 1e-3 * sum(w.pow(2).sum() for w in self.weights)
+
+
+def tied_autoencoder() -> Made:
+    """Weights used forwards and transposed, and once more in a penalty."""
+    return TiedEncoder(), (numbers(8, WIDTH),)
+
+
+class Universal(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.TransformerEncoderLayer(WIDTH, 4, 64, 0.0, batch_first=True), nn.Linear(WIDTH, KINDS)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        for _ in range(3):
+            x = self.layer(x)
+        return F.cross_entropy(self.head(x[:, -1]), y)
+
+
+def one_layer_three_times() -> Made:
+    """One layer's weights at every depth."""
+    return Universal(), (numbers(8, 8, WIDTH), classes(KINDS))
+
+
+class SharedSlices(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.all = nn.Parameter(numbers(4 * WIDTH, WIDTH) * 0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, b, c, d = self.all.chunk(4)
+        return F.linear(F.silu(x @ a.T) * (x @ b.T), c) + x @ d.T
+
+
+def one_weight_in_four_parts() -> Made:
+    """One parameter, cut into the weights of four products."""
+    return _layers(SharedSlices())
+
+
+class Lists(nn.Module):
+    """Weights in a ParameterDict and in a buffer that is a parameter's twin."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.of = nn.ParameterDict(
+            {"w": nn.Parameter(numbers(WIDTH, WIDTH) * 0.1), "b": nn.Parameter(torch.zeros(WIDTH))}
+        )
+        self.register_buffer("slow", self.of["w"].detach().clone())
+
+    slow: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        slow = 0.9 * self.slow + 0.1 * self.of["w"].detach()
+        return torch.addmm(self.of["b"], x, self.of["w"]) + (x @ slow).detach()
+
+
+def parameter_dict() -> Made:
+    """A ParameterDict, addmm, a frozen copy that is mixed in."""
+    return _layers(Lists())
+
+
+class Frozen(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.teacher = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, KINDS)).requires_grad_(False)
+        self.student = nn.Sequential(nn.Linear(WIDTH, 16), nn.ReLU(), nn.Linear(16, KINDS))
+
+    def forward(self, x: Tensor) -> Tensor:
+        wanted = (self.teacher(x) / 2).softmax(-1)
+        return F.kl_div(F.log_softmax(self.student(x) / 2, -1), wanted, reduction="batchmean") * 4
+
+
+def distillation() -> Made:
+    """A frozen teacher, kl_div with batchmean."""
+    return Frozen(), (numbers(8, WIDTH),)
+
+
+class Unused(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.left = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.used(x)
+
+
+def unused_layer() -> Made:
+    """A layer that forward does not touch stays in the plan."""
+    return _layers(Unused())
+
+
+def mixed_types() -> Made:
+    """A layer in float64 between casts."""
+
+    class Wide(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(WIDTH, WIDTH).double()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x.double()).to(x.dtype)
+
+    return _layers(Wide())
+
+
+def lazy_layer() -> Made:
+    """torch.nn.LazyLinear, whose weight has no size yet."""
+    return _layers(nn.LazyLinear(WIDTH))
+
+
+REFUSED = {"lazy_layer": "has no size before its module"}

@@ -1,0 +1,265 @@
+"""Losses across the batch: contrastive pairs, statistics of the batch, rankings, clusters."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests.corpus.base import Made, classes, numbers
+
+WIDTH = 16
+
+
+class Pairs(nn.Module):
+    """Two views through one net; `loss` names how they are compared."""
+
+    def __init__(self, loss: str) -> None:
+        super().__init__()
+        self.loss = loss
+        self.net = nn.Sequential(nn.Linear(WIDTH, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, WIDTH))
+        self.heat = nn.Parameter(torch.tensor(2.0))
+        self.predict = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        return getattr(self, "_" + self.loss)(self.net(a), self.net(b))
+
+    def _info(self, a: Tensor, b: Tensor) -> Tensor:
+        logits = F.normalize(a, dim=-1) @ F.normalize(b, dim=-1).t() * self.heat.exp()
+        right = torch.arange(logits.shape[0], device=logits.device)
+        return (F.cross_entropy(logits, right) + F.cross_entropy(logits.t(), right)) / 2
+
+    def _simclr(self, a: Tensor, b: Tensor) -> Tensor:
+        z = F.normalize(torch.cat([a, b]), dim=1)
+        n = len(a)
+        near = (z @ z.T / 0.5).masked_fill(torch.eye(2 * n, dtype=torch.bool), float("-inf"))
+        right = torch.cat([torch.arange(n, 2 * n), torch.arange(n)])
+        return F.cross_entropy(near, right)
+
+    def _barlow(self, a: Tensor, b: Tensor) -> Tensor:
+        a, b = ((z - z.mean(0)) / (z.std(0) + 1e-5) for z in (a, b))
+        c = a.T @ b / len(a)
+        on = torch.diagonal(c).add(-1).pow(2).sum()
+        off = c.flatten()[:-1].view(WIDTH - 1, WIDTH + 1)[:, 1:].pow(2).sum()
+        return on + 0.005 * off
+
+    def _vicreg(self, a: Tensor, b: Tensor) -> Tensor:
+        spread = sum(F.relu(1 - (z.var(0) + 1e-4).sqrt()).mean() for z in (a, b))
+        a = a - a.mean(dim=0)
+        cov = (a.T @ a) / (a.size(0) - 1)
+        cov = cov - torch.diag(torch.diagonal(cov))
+        return F.mse_loss(a, b) + spread + cov.square().sum() / WIDTH
+
+    def _siam(self, a: Tensor, b: Tensor) -> Tensor:
+        return (
+            -F.cosine_similarity(self.predict(a), b.detach()).mean() / 2
+            - F.cosine_similarity(self.predict(b), a.detach()).mean() / 2
+        )
+
+    def _sigmoid(self, a: Tensor, b: Tensor) -> Tensor:
+        logits = a @ b.mT * self.heat.exp() - 1.0
+        signs = 2 * torch.eye(len(a)) - torch.ones(len(a), len(b))
+        return -F.logsigmoid(signs * logits).sum(-1).mean()
+
+    def _alignment(self, a: Tensor, b: Tensor) -> Tensor:
+        apart = torch.pdist(F.normalize(a))
+        return (a - b).norm(dim=1).pow(2).mean() + apart.pow(2).mul(-2).exp().mean().log()
+
+    def _mmd(self, a: Tensor, b: Tensor) -> Tensor:
+        def kernel(x: Tensor, y: Tensor) -> Tensor:
+            return torch.exp(-((x[:, None] - y[None]) ** 2).sum(-1) / WIDTH).mean()
+
+        return kernel(a, a) + kernel(b, b) - 2 * kernel(a, b)
+
+    def _sinkhorn(self, a: Tensor, b: Tensor) -> Tensor:
+        scores = F.normalize(a) @ F.normalize(self.predict.weight).T
+        with torch.no_grad():
+            q = (F.normalize(b) @ F.normalize(self.predict.weight).T / 0.1).exp().t()
+            for _ in range(2):
+                q = q / q.sum(1, keepdim=True)
+                q = q / q.sum(0, keepdim=True)
+        return -(q.t() * F.log_softmax(scores / 0.1, 1)).sum(1).mean()
+
+
+def _pair(loss: str) -> Made:
+    return Pairs(loss), (numbers(8, WIDTH), numbers(8, WIDTH))
+
+
+def clip_loss() -> Made:
+    """Every pair of the batch, both ways, with a learned heat."""
+    return _pair("info")
+
+
+def simclr() -> Made:
+    """Both views joined, the diagonal masked out."""
+    return _pair("simclr")
+
+
+def barlow_twins() -> Made:
+    """A cross-correlation of features over the batch."""
+    return _pair("barlow")
+
+
+def vicreg() -> Made:
+    """Variance and covariance over the batch."""
+    return _pair("vicreg")
+
+
+def simsiam() -> Made:
+    """Cosine similarity with a stopped gradient."""
+    return _pair("siam")
+
+
+def siglip() -> Made:
+    """A sigmoid for each pair."""
+    return _pair("sigmoid")
+
+
+def uniformity() -> Made:
+    """All distances within the batch by pdist."""
+    return _pair("alignment")
+
+
+def mean_discrepancy() -> Made:
+    """A kernel of all pairs by broadcasting."""
+    return _pair("mmd")
+
+
+def swav() -> Made:
+    """Sinkhorn steps under no_grad."""
+    return _pair("sinkhorn")
+
+
+class Triplet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        a, b, c = (self.net(z) for z in (a, b, c))
+        return F.triplet_margin_loss(a, b, c) + F.margin_ranking_loss(
+            (a * b).sum(1), (a * c).sum(1), torch.ones(len(a))
+        )
+
+
+def triplets() -> Made:
+    """triplet_margin_loss and margin_ranking_loss."""
+    return Triplet(), (numbers(8, WIDTH), numbers(8, WIDTH), numbers(8, WIDTH))
+
+
+class Hardest(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        z = self.net(x)
+        far = (z.unsqueeze(0) - z.unsqueeze(1)).pow(2).sum(-1)
+        same = y[:, None] == y[None]
+        worst = torch.where(same, far, torch.zeros_like(far)).max(1).values
+        best = far.masked_fill(same, 1e9).min(dim=1)[0]
+        return F.relu(worst - best.clamp(max=10) + 1).mean()
+
+
+def hardest_in_the_batch() -> Made:
+    """The largest and the smallest over masked pairs."""
+    return Hardest(), (numbers(8, WIDTH), torch.arange(8) % 2)
+
+
+class Supervised(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.centres = nn.Linear(WIDTH, WIDTH), nn.Parameter(numbers(4, WIDTH))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        z = F.normalize(self.net(x), dim=1)
+        log_p = F.log_softmax(z @ z.t() / 0.1, dim=1)
+        same = torch.eq(y[:, None], y).float() - torch.eye(len(y))
+        pulled = -(log_p * same).sum(1) / same.sum(1).clamp(min=1)
+        return pulled.mean() + (z - self.centres[y]).square().sum(-1).mean()
+
+
+def supervised_contrast() -> Made:
+    """Samples of one class attract each other and their centre."""
+    return Supervised(), (numbers(8, WIDTH), torch.arange(8) % 4)
+
+
+class Margins(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.net = nn.Parameter(numbers(8, WIDTH)), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        cos = F.linear(F.normalize(self.net(x)), F.normalize(self.weight)).clamp(-0.999, 0.999)
+        margin = torch.cos(torch.acos(cos) + 0.2)
+        chosen = torch.zeros_like(cos).scatter_(1, y.view(-1, 1), 1.0)
+        return F.cross_entropy(10 * (chosen * margin + (1 - chosen) * cos), y)
+
+
+def angular_margin() -> Made:
+    """ArcFace: acos, a margin where a scattered one-hot says."""
+    return Margins(), (numbers(8, WIDTH), classes(8))
+
+
+class Prototypes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, known: Tensor, asked: Tensor, y: Tensor) -> Tensor:
+        centres = self.net(known).view(4, 2, WIDTH).mean(1)
+        return F.cross_entropy(-torch.cdist(self.net(asked), centres), y)
+
+
+def prototypes() -> Made:
+    """Means of a few samples of each class, distances by cdist."""
+    return Prototypes(), (numbers(8, WIDTH), numbers(8, WIDTH), classes(4))
+
+
+class Ranks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(WIDTH, 32), nn.GELU(), nn.Linear(32, 1))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        s = self.net(x).squeeze(-1)
+        pairs = F.softplus(-(s[..., :, None] - s[..., None, :])) * (y[..., :, None] > y[..., None, :])
+        order = s.gather(1, y.argsort(dim=1, descending=True))
+        listed = (order.flip(1).logcumsumexp(1).flip(1) - order).mean()
+        return pairs.mean() + listed
+
+
+def learning_to_rank() -> Made:
+    """Pairs and lists: argsort, flip, logcumsumexp."""
+    return Ranks(), (numbers(8, 8, WIDTH), numbers(8, 8))
+
+
+class Statistics(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.net(x)
+        middle, spread = h.median(0).values, h.std(dim=0, unbiased=False)
+        most = h.topk(3, 0).values.mean() + h.sort(0).values[0].mean() + h.kthvalue(2, dim=1).values.mean()
+        both = h.aminmax(dim=0)
+        return most + middle.mean() + spread.mean() + (both.max - both.min).mean() + h.var()
+
+
+def batch_statistics() -> Made:
+    """median, topk, sort, kthvalue, aminmax over the batch, by their names."""
+    return Statistics(), (numbers(8, WIDTH),)
+
+
+class Quantile(Statistics):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.quantile(self.net(x), torch.tensor([0.25, 0.75]), dim=0).mean()
+
+
+def quantiles() -> Made:
+    """torch.quantile along the batch."""
+    return Quantile(), (numbers(8, WIDTH),)
+
+
+REFUSED: dict[str, str] = {}

@@ -1,0 +1,354 @@
+"""Physics, signals, complex numbers, state spaces: models with their own mathematics."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests.corpus.base import Made, classes, numbers
+
+
+class FourierLayer(nn.Module):
+    def __init__(self, width: int, modes: int) -> None:
+        super().__init__()
+        self.modes = modes
+        self.weight = nn.Parameter(torch.randn(width, width, modes, dtype=torch.cfloat) * 0.05)
+        self.local = nn.Conv1d(width, width, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        f = torch.fft.rfft(x)
+        kept = torch.einsum("bim,iom->bom", f[..., : self.modes], self.weight)
+        f = torch.cat([kept, torch.zeros_like(f[..., self.modes :])], -1)
+        return F.gelu(torch.fft.irfft(f, n=x.shape[-1]) + self.local(x))
+
+
+class Operator1d(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Conv1d(1, 16, 1), FourierLayer(16, 8), FourierLayer(16, 8), nn.Conv1d(16, 1, 1))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        made = self.net(x)
+        return (torch.linalg.vector_norm(made - y, dim=(1, 2)) / torch.linalg.vector_norm(y, dim=(1, 2))).mean()
+
+
+def fourier_operator() -> Made:
+    """Complex weights on the low frequencies, by rfft and einsum."""
+    return Operator1d(), (numbers(8, 1, 32), numbers(8, 1, 32))
+
+
+class DeepONet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.branch, self.trunk = nn.Linear(16, 32), nn.Sequential(nn.Linear(2, 32), nn.Tanh(), nn.Linear(32, 32))
+
+    def forward(self, u: Tensor, at: Tensor, y: Tensor) -> Tensor:
+        return F.mse_loss(torch.einsum("bk,pk->bp", self.branch(u), self.trunk(at)), y)
+
+
+def deep_operator() -> Made:
+    """A branch and a trunk joined by einsum."""
+    return DeepONet(), (numbers(8, 16), numbers(12, 2), numbers(8, 12))
+
+
+class Siren(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(2, 32), nn.Linear(32, 32), nn.Linear(32, 1)])
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        for layer in self.layers[:-1]:
+            x = torch.sin(30 * layer(x))
+        return torch.log(torch.cosh(self.layers[-1](x)[:, 0] - y)).mean()
+
+
+def sine_network() -> Made:
+    """Sines of linear layers, log-cosh loss."""
+    return Siren(), (numbers(8, 2), numbers(8))
+
+
+class RadianceField(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(3 + 3 * 8, 32), nn.ReLU(), nn.Linear(32, 4))
+
+    def forward(self, start: Tensor, way: Tensor, colour: Tensor) -> Tensor:
+        t = torch.linspace(0.1, 1.0, 8, device=start.device)
+        points = start[:, None] + way[:, None] * t[:, None]
+        turned = points[..., None] * (2.0 ** torch.arange(4)) * math.pi
+        coded = torch.cat([points, torch.cat([turned.sin(), turned.cos()], -1).flatten(-2)], -1)
+        out = self.net(coded)
+        alpha = 1 - torch.exp(-F.softplus(out[..., 3]) * 0.1)
+        left = torch.cumprod(torch.cat([torch.ones_like(alpha[:, :1]), 1 - alpha + 1e-6], -1), -1)[:, :-1]
+        return F.mse_loss(((alpha * left)[..., None] * out[..., :3].sigmoid()).sum(1), colour)
+
+
+def radiance_field() -> Made:
+    """Rays, coded positions, light that is left by cumprod."""
+    return RadianceField(), (numbers(8, 3), numbers(8, 3), torch.rand(8, 3))
+
+
+class PDE(nn.Module):
+    """A residual by differences on a grid, so no gradient is taken inside forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Conv2d(1, 16, 3, padding=1), nn.Tanh(), nn.Conv2d(16, 1, 3, padding=1))
+        self.register_buffer("stencil", torch.tensor([[0.0, 1, 0], [1, -4, 1], [0, 1, 0]])[None, None])
+
+    stencil: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        u = self.net(F.pad(x, (1, 1, 1, 1), mode="circular"))
+        return F.conv2d(u, self.stencil).pow(2).mean() + u.diff(dim=-1).abs().mean()
+
+
+def finite_differences() -> Made:
+    """Circular padding, a fixed stencil as a buffer, torch.diff."""
+    return PDE(), (numbers(8, 1, 8, 8),)
+
+
+class Wave(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(2, 32), nn.Tanh(), nn.Linear(32, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        _, slope = torch.func.jvp(self.net, (x,), (torch.ones_like(x),))
+        return slope.square().mean()
+
+
+def residual_by_jvp() -> Made:
+    """torch.func.jvp inside forward."""
+    return Wave(), (numbers(8, 2),)
+
+
+class HandSlope(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 32), nn.Linear(32, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.first(x))
+        slope = ((1 - h * h) * self.last.weight) @ self.first.weight
+        return (slope.norm(dim=-1) - 1).square().mean() + self.last(h).abs().mean()
+
+
+def slope_by_hand() -> Made:
+    """The derivative of a net written out, which a plan can hold."""
+    return HandSlope(), (numbers(8, 4),)
+
+
+class Ode(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rate, self.head = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 16)), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        for _ in range(3):
+            a = self.rate(x)
+            b = self.rate(x + 0.05 * a)
+            c = self.rate(x + 0.05 * b)
+            x = x + 0.1 / 6 * (a + 2 * b + 2 * c + self.rate(x + 0.1 * c))
+        return F.cross_entropy(self.head(x), y)
+
+
+def neural_ode() -> Made:
+    """Runge-Kutta steps with the same weights."""
+    return Ode(), (numbers(8, 16), classes(4))
+
+
+class Hamiltonian(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.mass = nn.Parameter(numbers(8, 8) * 0.1), nn.Parameter(torch.eye(8))
+
+    def forward(self, q: Tensor, p: Tensor) -> Tensor:
+        whole = self.left - self.left.T
+        turn = torch.matrix_exp(whole)
+        solved = torch.linalg.solve(self.mass @ self.mass.T + torch.eye(8), p.T).T
+        return (q @ turn - solved).square().mean() + torch.linalg.slogdet(self.mass)[1].abs()
+
+
+def matrix_functions() -> Made:
+    """matrix_exp, linalg.solve, slogdet of small weights."""
+    return Hamiltonian(), (numbers(8, 8), numbers(8, 8))
+
+
+class Process(nn.Module):
+    """The log likelihood of a Gaussian process with a learned kernel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features, self.noise = nn.Linear(4, 8), nn.Parameter(torch.zeros(()))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        f = self.features(x)
+        kernel = torch.exp(-0.5 * torch.cdist(f, f).square()) + (self.noise.exp() + 0.1) * torch.eye(len(x))
+        root = torch.linalg.cholesky(kernel)
+        z = torch.linalg.solve_triangular(root, y[:, None], upper=False)
+        return 0.5 * z.square().sum() + root.diagonal().log().sum()
+
+
+def gaussian_process() -> Made:
+    """A kernel of all pairs, Cholesky, a triangular solve."""
+    return Process(), (numbers(8, 4), numbers(8))
+
+
+class ComplexNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.real, self.imag, self.head = nn.Linear(16, 32), nn.Linear(16, 32), nn.Linear(32, 4)
+        self.turn = nn.Parameter(torch.rand(32))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        z = torch.complex(self.real(x), self.imag(x)) * torch.polar(torch.ones_like(self.turn), self.turn)
+        z = torch.view_as_complex(torch.view_as_real(z).relu())
+        return F.cross_entropy(self.head(z.abs() + z.conj().real), y)
+
+
+def complex_numbers() -> Made:
+    """torch.complex, polar, view_as_real, abs and conj."""
+    return ComplexNet(), (numbers(8, 16), classes(4))
+
+
+class Rotary(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.head = nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(8, 4)
+        self.register_buffer("turn", torch.polar(torch.ones(8, 8), torch.outer(torch.arange(8.0), torch.rand(8))))
+
+    turn: Tensor
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        q, k = (
+            torch.view_as_real(torch.view_as_complex(z.float().reshape(*z.shape[:-1], -1, 2)) * self.turn).flatten(2)
+            for z in (self.q(x), self.k(x))
+        )
+        return F.cross_entropy(self.head((q @ k.mT).softmax(-1).mean(1)), y)
+
+
+def rotary_by_complex() -> Made:
+    """Rotary positions as a product of complex numbers."""
+    return Rotary(), (numbers(8, 8, 16), classes(4))
+
+
+class S4(nn.Module):
+    """A diagonal state space as one long convolution by FFT."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.decay, self.freq = nn.Parameter(torch.rand(16, 4)), nn.Parameter(torch.rand(16, 4) * 3)
+        self.out, self.head = nn.Parameter(numbers(16, 4) * 0.1), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        t = x.shape[-1]
+        power = torch.complex(-self.decay.exp(), self.freq)[..., None] * torch.arange(t)
+        kernel = 2 * (self.out[..., None] * power.exp()).sum(1).real
+        h = torch.fft.irfft(torch.fft.rfft(x, n=2 * t) * torch.fft.rfft(kernel, n=2 * t), n=2 * t)[..., :t]
+        return F.cross_entropy(self.head(F.gelu(h).mean(-1)), y)
+
+
+def state_space_by_fft() -> Made:
+    """A kernel of complex powers, convolved by FFT."""
+    return S4(), (numbers(8, 16, 16), classes(4))
+
+
+class Mamba(nn.Module):
+    """A selective state space, step by step in Python."""
+
+    def __init__(self, width: int = 16, states: int = 4) -> None:
+        super().__init__()
+        self.into, self.conv = nn.Linear(width, 2 * width), nn.Conv1d(width, width, 4, groups=width, padding=3)
+        self.choose, self.step = nn.Linear(width, 2 * states), nn.Linear(width, width)
+        self.decay = nn.Parameter(torch.arange(1.0, states + 1).log().repeat(width, 1))
+        self.skip, self.out, self.head = nn.Parameter(torch.ones(width)), nn.Linear(width, width), nn.Linear(width, 4)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        h, gate = self.into(x).chunk(2, -1)
+        h = F.silu(self.conv(h.mT)[..., : x.shape[1]].mT)
+        b, c = self.choose(h).chunk(2, -1)
+        step = F.softplus(self.step(h))
+        a = torch.exp(step[..., None] * -self.decay.exp())
+        into = (step * h)[..., None] * b[:, :, None]
+        state, found = torch.zeros_like(into[:, 0]), []
+        for t in range(x.shape[1]):
+            state = a[:, t] * state + into[:, t]
+            found.append((state * c[:, t, None]).sum(-1))
+        made = torch.stack(found, 1) + h * self.skip
+        return F.cross_entropy(self.head(self.out(made * F.silu(gate)).mean(1)), y)
+
+
+def selective_state_space() -> Made:
+    """Mamba written out: a loop over steps, states stacked."""
+    return Mamba(), (numbers(8, 8, 16), classes(4))
+
+
+class Retention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.norm, self.head = nn.Linear(16, 48), nn.GroupNorm(4, 16), nn.Linear(16, 4)
+        self.register_buffer("rates", 1 - 2.0 ** (-5 - torch.arange(4.0)))
+
+    rates: Tensor
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        b, t, d = x.shape
+        q, k, v = self.qkv(x).view(b, t, 3, 4, d // 4).permute(2, 0, 3, 1, 4).unbind(0)
+        apart = torch.arange(t)[:, None] - torch.arange(t)
+        fade = torch.where(apart >= 0, self.rates[:, None, None] ** apart.clamp(min=0), 0.0)
+        h = ((q @ k.transpose(-1, -2)) * fade @ v).transpose(1, 2).reshape(b * t, d)
+        return F.cross_entropy(self.head(self.norm(h).view(b, t, d).mean(1)), y)
+
+
+def retention() -> Made:
+    """Scores fade with distance; a group norm over heads."""
+    return Retention(), (numbers(8, 8, 16), classes(4))
+
+
+class Equivariant(nn.Module):
+    """Distances decide, so a turned cloud gives the same energy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kinds, self.filter = nn.Embedding(8, 16), nn.Sequential(nn.Linear(8, 16), nn.SiLU(), nn.Linear(16, 16))
+        self.mix, self.energy = nn.Linear(16, 16), nn.Linear(16, 1)
+
+    def forward(self, kinds: Tensor, at: Tensor, y: Tensor) -> Tensor:
+        apart = at[:, :, None] - at[:, None]
+        far = (apart.square().sum(-1) + 1e-6).sqrt()
+        wave = torch.exp(-10 * (far[..., None] - torch.linspace(0, 3, 8)).square())
+        cut = 0.5 * (torch.cos(far.clamp(max=3) * math.pi / 3) + 1) * (1 - torch.eye(at.shape[1]))
+        h = self.kinds(kinds)
+        h = h + torch.einsum("bijf,bjf->bif", self.filter(wave) * cut[..., None], self.mix(h))
+        cross = torch.cross(apart[:, :, 0], apart[:, :, 1], dim=-1).norm(dim=-1)
+        return F.mse_loss(self.energy(h).sum((1, 2)) + 0.01 * cross.sum(1), y)
+
+
+def molecule() -> Made:
+    """Filters of distances between atoms, a cutoff, a cross product."""
+    return Equivariant(), (classes(8, (8, 8)), numbers(8, 8, 3), numbers(8))
+
+
+class KAN(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.curves, self.base = nn.Parameter(numbers(4, 16, 8) * 0.1), nn.Linear(16, 4)
+        self.register_buffer("grid", torch.linspace(-2, 2, 8))
+
+    grid: Tensor
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        hats = (1 - (x[..., None] - self.grid).abs() * 2).clamp_min(0)
+        return F.cross_entropy(self.base(F.silu(x)) + torch.einsum("big,oig->bo", hats, self.curves), y)
+
+
+def spline_network() -> Made:
+    """Learned curves on a grid, by einsum."""
+    return KAN(), (numbers(8, 16), classes(4))
+
+
+REFUSED = {"residual_by_jvp": "runs its operators inside a transform of torch.func"}

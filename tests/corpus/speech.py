@@ -1,0 +1,303 @@
+"""Sound, text and other sequences: recurrent nets, convolutions over time, attention of every spelling."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests.corpus.base import Made, classes, numbers
+
+WORDS, WIDTH, TOKENS = 64, 32, 16
+
+
+def _text() -> tuple[Tensor, Tensor]:
+    return classes(WORDS, (8, TOKENS)), classes(WORDS, (8, TOKENS))
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.embed, self.net = nn.Embedding(WORDS, WIDTH), getattr(nn, kind)(WIDTH, WIDTH, batch_first=True)
+        self.head = nn.Linear(WIDTH, WORDS)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        h, _ = self.net(self.embed(x))
+        return F.cross_entropy(self.head(h).flatten(0, 1), y.flatten())
+
+
+def lstm() -> Made:
+    """torch.nn.LSTM over embedded tokens."""
+    return Recurrent("LSTM"), _text()
+
+
+def gru() -> Made:
+    """torch.nn.GRU over embedded tokens."""
+    return Recurrent("GRU"), _text()
+
+
+class Cells(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.head = nn.GRUCell(16, WIDTH), nn.Linear(WIDTH, 8)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        h = x.new_zeros(x.shape[0], WIDTH)
+        for step in x.unbind(1):
+            h = self.cell(step, h)
+        return F.cross_entropy(self.head(h), y)
+
+
+def gru_cell_by_step() -> Made:
+    """A cell that is called for each step of a Python loop."""
+    return Cells(), (numbers(8, 4, 16), classes(8))
+
+
+class HandLSTM(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.again = nn.Linear(16, 4 * WIDTH), nn.Linear(WIDTH, 4 * WIDTH, bias=False)
+        self.head = nn.Linear(WIDTH, 8)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        h = c = torch.zeros(x.shape[0], WIDTH, device=x.device)
+        into = self.into(x)
+        for t in range(x.shape[1]):
+            i, f, g, o = (into[:, t] + self.again(h)).chunk(4, -1)
+            c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+            h = torch.sigmoid(o) * torch.tanh(c)
+        return F.cross_entropy(self.head(h), y)
+
+
+def lstm_by_hand() -> Made:
+    """Gates by chunk, a loop over time."""
+    return HandLSTM(), (numbers(8, 4, 16), classes(8))
+
+
+class Conformer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.into = nn.Linear(20, WIDTH)
+        self.norm, self.attention = nn.LayerNorm(WIDTH), nn.MultiheadAttention(WIDTH, 4, batch_first=True)
+        self.wide = nn.Conv1d(WIDTH, 2 * WIDTH, 1)
+        self.depth, self.batch = nn.Conv1d(WIDTH, WIDTH, 5, padding=2, groups=WIDTH), nn.BatchNorm1d(WIDTH)
+        self.ends = nn.Linear(WIDTH, 12)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        h = self.into(x)
+        n = self.norm(h)
+        h = h + self.attention(n, n, n, need_weights=False)[0]
+        h = h + self.batch(self.depth(F.glu(self.wide(h.mT), 1))).mT
+        steps = torch.full((x.shape[0],), x.shape[1], dtype=torch.long)
+        return F.ctc_loss(self.ends(h).log_softmax(-1).transpose(0, 1), y, steps, torch.full((x.shape[0],), y.shape[1]))
+
+
+def conformer_ctc() -> Made:
+    """Attention and depthwise convolution over frames, CTC loss."""
+    return Conformer(), (numbers(8, TOKENS, 20), classes(11, (8, 4)) + 1)
+
+
+class WaveNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.into = nn.Conv1d(1, 16, 1)
+        self.gates = nn.ModuleList([nn.Conv1d(16, 32, 2, dilation=2**i) for i in range(3)])
+        self.out = nn.Conv1d(16, 8, 1)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        h, skip = self.into(x), None
+        for i, gate in enumerate(self.gates):
+            a, b = gate(F.pad(h, (2**i, 0))).chunk(2, 1)
+            z = torch.tanh(a) * torch.sigmoid(b)
+            h, skip = h + z, z if skip is None else skip + z
+        return F.cross_entropy(self.out(F.relu(skip)), y)
+
+
+def wavenet() -> Made:
+    """Causal dilated convolutions with gates and skips."""
+    return WaveNet(), (numbers(8, 1, 32), classes(8, (8, 32)))
+
+
+class Spectral(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("window", torch.hann_window(16))
+        self.net = nn.Sequential(nn.Linear(9, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 8))
+
+    window: Tensor
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        power = torch.stft(x, 16, 8, window=self.window, return_complex=True).abs().pow(2)
+        return F.cross_entropy(self.net((power + 1e-3).log().mean(-1)), y)
+
+
+def spectrogram() -> Made:
+    """torch.stft inside forward."""
+    return Spectral(), (numbers(8, 128), classes(8))
+
+
+class Vocoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.ConvTranspose1d(16, 16, 4, 2, 1)
+        self.ways = nn.ModuleList([nn.Conv1d(16, 16, k, padding=k // 2) for k in (3, 7)])
+        self.out = nn.Conv1d(16, 1, 7, padding=3)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        h = self.up(F.leaky_relu(x, 0.1))
+        h = torch.stack([way(F.leaky_relu(h, 0.1)) for way in self.ways]).mean(0)
+        made = torch.tanh(self.out(h))
+        return F.l1_loss(made, y) + (torch.fft.rfft(made).abs() - torch.fft.rfft(y).abs()).abs().mean()
+
+
+def vocoder() -> Made:
+    """Transposed convolutions, a mean over stacked ways, a loss of spectra."""
+    return Vocoder(), (numbers(8, 16, 16), numbers(8, 1, 32))
+
+
+class Attention(nn.Module):
+    """Attention in a spelling that `mix` gives: q, k, v of `[batch, heads, tokens, size]`."""
+
+    def __init__(self, mix: str, heads: int = 4) -> None:
+        super().__init__()
+        self.mix, self.heads = mix, heads
+        self.embed, self.norm = nn.Embedding(WORDS, WIDTH), nn.LayerNorm(WIDTH)
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.slopes = nn.Parameter(torch.full((heads, 1, 1), 0.1))
+        self.head = nn.Linear(WIDTH, WORDS)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        h = self.embed(x)
+        b, t, d = h.shape
+        q, k, v = (
+            z.view(b, t, self.heads, d // self.heads).transpose(1, 2) for z in self.qkv(self.norm(h)).split(d, -1)
+        )
+        h = h + self.out(getattr(self, "_" + self.mix)(q, k, v).transpose(1, 2).reshape(b, t, d))
+        return F.cross_entropy(self.head(h).view(-1, WORDS), y.view(-1))
+
+    def _mask(self, t: int) -> Tensor:
+        return torch.triu(torch.ones(t, t, dtype=torch.bool), 1)
+
+    def _alibi(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        t = q.shape[2]
+        apart = torch.arange(t)[None, :] - torch.arange(t)[:, None]
+        scores = torch.einsum("bhid,bhjd->bhij", q, k) / math.sqrt(q.shape[-1]) + self.slopes * apart
+        return torch.einsum("bhij,bhjd->bhid", scores.masked_fill(self._mask(t), float("-inf")).softmax(-1), v)
+
+    def _linear(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k = F.elu(q) + 1, F.elu(k) + 1
+        state = torch.einsum("bhtd,bhte->bhtde", k, v).cumsum(2)
+        return torch.einsum("bhtd,bhtde->bhte", q, state) / (q * k.cumsum(2)).sum(-1, keepdim=True)
+
+    def _windowed(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = (z.unflatten(2, (z.shape[2] // 4, 4)) for z in (q, k, v))
+        return F.scaled_dot_product_attention(q, k, v).flatten(2, 3)
+
+    def _batched(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        b, h, t, d = q.shape
+        q, k, v = (z.reshape(b * h, t, d) for z in (q, k, v))
+        scores = torch.baddbmm(torch.zeros(t, t).masked_fill(self._mask(t), -1e4), q, k.mT, alpha=d**-0.5)
+        return torch.bmm(F.softmax(scores, -1, dtype=torch.float32).type_as(q), v).view(b, h, t, d)
+
+    def _masked(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        allowed = ~self._mask(q.shape[2]) & (torch.rand(q.shape[2], generator=torch.Generator().manual_seed(0)) > -1)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=allowed, scale=0.3)
+
+    def _causal(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def attention_alibi() -> Made:
+    """Scores by einsum with learned slopes and a mask."""
+    return Attention("alibi"), _text()
+
+
+def attention_linear() -> Made:
+    """Linear attention by a cumulative sum of outer products."""
+    return Attention("linear"), _text()
+
+
+def attention_windowed() -> Made:
+    """Attention within blocks of tokens, by unflatten and flatten."""
+    return Attention("windowed"), _text()
+
+
+def attention_batched() -> Made:
+    """Batch and heads as one dim, baddbmm and bmm, softmax in float32."""
+    return Attention("batched"), _text()
+
+
+def attention_masked() -> Made:
+    """scaled_dot_product_attention with a mask and a scale."""
+    return Attention("masked"), _text()
+
+
+def attention_causal() -> Made:
+    """scaled_dot_product_attention, causal."""
+    return Attention("causal"), _text()
+
+
+class EncoderDecoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(WORDS, WIDTH, padding_idx=0)
+        self.net = nn.Transformer(WIDTH, 4, 1, 1, 64, dropout=0.0, batch_first=True)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(y.shape[1])
+        h = self.net(self.embed(x), self.embed(y), tgt_mask=mask)
+        logits = F.linear(h, self.embed.weight)
+        return F.cross_entropy(logits.flatten(0, 1), y.flatten(), ignore_index=0, label_smoothing=0.1)
+
+
+def encoder_decoder() -> Made:
+    """torch.nn.Transformer, output tied to the embedding, label smoothing, ignored padding."""
+    return EncoderDecoder(), _text()
+
+
+class Bag(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bag, self.head = nn.EmbeddingBag(WORDS, WIDTH, mode="mean"), nn.Linear(WIDTH, 8)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(self.head(self.bag(x)), y)
+
+
+def bag_of_words() -> Made:
+    """torch.nn.EmbeddingBag, the mean of a row's words."""
+    return Bag(), (classes(WORDS, (8, TOKENS)), classes(8))
+
+
+class TextCNN(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(WORDS, WIDTH)
+        self.convs = nn.ModuleList([nn.Conv1d(WIDTH, 16, k) for k in (3, 4, 5)])
+        self.head = nn.Linear(48, 8)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        h = self.embed(x).transpose(1, 2)
+        return F.cross_entropy(self.head(torch.cat([F.relu(c(h)).max(dim=2)[0] for c in self.convs], dim=1)), y)
+
+
+def text_cnn() -> Made:
+    """Convolutions of several widths, the largest over time."""
+    return TextCNN(), (classes(WORDS, (8, TOKENS)), classes(8))
+
+
+class Packed(Recurrent):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        steps = torch.full((x.shape[0],), x.shape[1])
+        packed = nn.utils.rnn.pack_padded_sequence(self.embed(x), steps, batch_first=True)
+        return F.cross_entropy(self.head(self.net(packed)[1][0][-1]), y[:, 0] % 8)
+
+
+def packed_sequence() -> Made:
+    """pack_padded_sequence before an LSTM."""
+    return Packed("LSTM"), _text()
+
+
+REFUSED = {"packed_sequence": "decides by the values of computed tensors"}

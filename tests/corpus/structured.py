@@ -1,0 +1,305 @@
+"""Graphs, recommenders, reinforcement learning, tables: models whose inputs have a structure of their own."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests.corpus.base import Made, classes, numbers
+
+NODES, EDGES, WIDTH = 32, 64, 16
+
+
+def _graph() -> tuple[Tensor, Tensor, Tensor]:
+    """Nodes `[NODES, WIDTH]`, edges `[2, EDGES]`, a class of each node."""
+    return numbers(NODES, WIDTH), classes(NODES, (2, EDGES)), classes(8, (NODES,))
+
+
+class GraphNet(nn.Module):
+    """Two layers of messages along edges; `join` says how they meet at a node."""
+
+    def __init__(self, join: str) -> None:
+        super().__init__()
+        self.join = join
+        self.message, self.update = nn.Linear(2 * WIDTH, WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+        self.weigh, self.head = nn.Linear(2 * WIDTH, 1), nn.Linear(WIDTH, 8)
+
+    def forward(self, x: Tensor, edges: Tensor, y: Tensor) -> Tensor:
+        for _ in range(2):
+            x = F.relu(self.update(torch.cat([x, getattr(self, "_" + self.join)(x, *edges)], -1)))
+        return F.cross_entropy(self.head(x), y)
+
+    def _pairs(self, x: Tensor, source: Tensor, target: Tensor) -> Tensor:
+        return torch.cat([x[source], x[target]], -1)
+
+    def _sum(self, x: Tensor, source: Tensor, target: Tensor) -> Tensor:
+        return torch.zeros_like(x).index_add(0, target, self.message(self._pairs(x, source, target)))
+
+    def _mean(self, x: Tensor, source: Tensor, target: Tensor) -> Tensor:
+        count = torch.bincount(target, minlength=NODES).clamp(min=1)
+        return self._sum(x, source, target) / count[:, None]
+
+    def _scatter(self, x: Tensor, source: Tensor, target: Tensor) -> Tensor:
+        made = self.message(self._pairs(x, source, target))
+        return x.new_zeros(x.shape).scatter_add_(0, target[:, None].expand_as(made), made)
+
+    def _attention(self, x: Tensor, source: Tensor, target: Tensor) -> Tensor:
+        pairs = self._pairs(x, source, target)
+        weight = F.leaky_relu(self.weigh(pairs), 0.2).exp()
+        total = torch.zeros(NODES, 1).index_add_(0, target, weight)
+        return torch.zeros_like(x).index_add_(0, target, weight / (total[target] + 1e-6) * self.message(pairs))
+
+    def _largest(self, x: Tensor, source: Tensor, target: Tensor) -> Tensor:
+        made = self.message(self._pairs(x, source, target))
+        return torch.zeros_like(x).scatter_reduce(0, target[:, None].expand_as(made), made, "amax")
+
+
+def graph_sum() -> Made:
+    """Messages are summed by index_add."""
+    return GraphNet("sum"), _graph()
+
+
+def graph_mean() -> Made:
+    """Messages are averaged by counts of edges."""
+    return GraphNet("mean"), _graph()
+
+
+def graph_scatter() -> Made:
+    """Messages are summed by scatter_add_ in place."""
+    return GraphNet("scatter"), _graph()
+
+
+def graph_attention() -> Made:
+    """Softmax over the edges of a node, written out."""
+    return GraphNet("attention"), _graph()
+
+
+def graph_largest() -> Made:
+    """The largest message by scatter_reduce."""
+    return GraphNet("largest"), _graph()
+
+
+class DenseGraph(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(WIDTH, WIDTH) for _ in range(2)])
+        self.head = nn.Linear(WIDTH, 1)
+
+    def forward(self, x: Tensor, near: Tensor, y: Tensor) -> Tensor:
+        near = near + torch.eye(near.shape[-1], device=x.device)
+        scale = near.sum(-1).rsqrt()
+        near = scale[..., None] * near * scale[..., None, :]
+        for layer in self.layers:
+            x = F.relu(near @ layer(x))
+        return F.mse_loss(self.head(x.mean(1)).squeeze(-1), y)
+
+
+def graph_dense() -> Made:
+    """A normalised adjacency matrix of each graph."""
+    near = (torch.rand(8, 8, 8) > 0.5).float()
+    return DenseGraph(), (numbers(8, 8, WIDTH), near, numbers(8))
+
+
+class SparseGraph(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, 8)
+        self.register_buffer("near", torch.eye(NODES).to_sparse())
+
+    near: Tensor
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(torch.sparse.mm(self.near, self.layer(x)), y)
+
+
+def graph_sparse() -> Made:
+    """A sparse adjacency matrix."""
+    return SparseGraph(), (numbers(NODES, WIDTH), classes(8, (NODES,)))
+
+
+class DLRM(nn.Module):
+    """Dense features, one table for each sparse feature, products of all pairs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList([nn.Embedding(n, WIDTH) for n in (64, 32, 128)])
+        self.bottom, self.top = (
+            nn.Linear(8, WIDTH),
+            nn.Sequential(nn.Linear(WIDTH + 6, 32), nn.ReLU(), nn.Linear(32, 1)),
+        )
+
+    def forward(self, dense: Tensor, sparse: Tensor, y: Tensor) -> Tensor:
+        d = F.relu(self.bottom(dense))
+        all_ = torch.stack([d, *(table(sparse[:, i]) for i, table in enumerate(self.tables))], 1)
+        pairs = torch.bmm(all_, all_.transpose(1, 2))
+        i, j = torch.tril_indices(4, 4, -1)
+        logits = self.top(torch.cat([d, pairs[:, i, j]], 1)).squeeze(1)
+        return F.binary_cross_entropy_with_logits(logits, y)
+
+
+def dlrm() -> Made:
+    """Tables, pairs picked from a triangle."""
+    return DLRM(), (numbers(8, 8), classes(32, (8, 3)), torch.rand(8).round())
+
+
+class DeepFM(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Embedding(256, 1), nn.Embedding(256, WIDTH)
+        self.deep = nn.Sequential(nn.Flatten(1), nn.Linear(8 * WIDTH, 32), nn.ReLU(), nn.Linear(32, 1))
+        self.register_buffer("starts", torch.arange(8) * 32)
+
+    starts: Tensor
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        x = x + self.starts
+        e = self.second(x)
+        crossed = 0.5 * (e.sum(1).pow(2) - e.pow(2).sum(1)).sum(1, keepdim=True)
+        logits = self.first(x).sum(1) + crossed + self.deep(e)
+        return F.binary_cross_entropy(torch.sigmoid(logits), y)
+
+
+def factorisation_machine() -> Made:
+    """One table with an offset for each field; squares of sums and sums of squares."""
+    return DeepFM(), (classes(32, (8, 8)), torch.rand(8, 1).round())
+
+
+class TwoTowers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.users, self.items = nn.Embedding(64, 32), nn.Embedding(64, 32)
+        self.tower = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, WIDTH))
+
+    def forward(self, user: Tensor, item: Tensor) -> Tensor:
+        u, i = F.normalize(self.tower(self.users(user))), F.normalize(self.tower(self.items(item)))
+        return F.cross_entropy(u @ i.T / 0.1, torch.arange(len(u), device=u.device))
+
+
+def two_towers() -> Made:
+    """Other samples of the batch are the wrong answers."""
+    return TwoTowers(), (classes(64), classes(64))
+
+
+class CrossNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList([nn.Parameter(numbers(32, 32) * 0.1) for _ in range(3)])
+        self.shifts, self.head = nn.ParameterList([nn.Parameter(torch.zeros(32)) for _ in range(3)]), nn.Linear(32, 1)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        h = x
+        for w, b in zip(self.weights, self.shifts, strict=True):
+            h = torch.addcmul(h, x, torch.addmm(b, h, w))
+        return F.mse_loss(self.head(h).view(-1), y)
+
+
+def cross_network() -> Made:
+    """addcmul and addmm over a parameter list."""
+    return CrossNet(), (numbers(8, 32), numbers(8))
+
+
+class ActorCritic(nn.Module):
+    """The clipped loss of PPO with entropy and value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh())
+        self.actor, self.critic = nn.Linear(32, 4), nn.Linear(32, 1)
+
+    def forward(self, seen: Tensor, did: Tensor, before: Tensor, gain: Tensor, worth: Tensor) -> Tensor:
+        h = self.body(seen)
+        log_p = self.actor(h).log_softmax(-1)
+        now = log_p.gather(-1, did.unsqueeze(-1)).squeeze(-1)
+        gain = (gain - gain.mean()) / (gain.std() + 1e-8)
+        ratio = (now - before).exp()
+        policy = -torch.min(ratio * gain, ratio.clamp(0.8, 1.2) * gain).mean()
+        entropy = -(log_p.exp() * log_p).sum(-1).mean()
+        return policy + 0.5 * F.smooth_l1_loss(self.critic(h).squeeze(-1), worth) - 0.01 * entropy
+
+
+def ppo() -> Made:
+    """Ratios are clipped, gains normalised over the batch, entropy, a value."""
+    return ActorCritic(), (numbers(8, 8), classes(4), numbers(8), numbers(8), numbers(8))
+
+
+class Gaussian(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.actor, self.spread = nn.Linear(8, 8), nn.Parameter(torch.zeros(4))
+        self.critics = nn.ModuleList([nn.Linear(12, 1), nn.Linear(12, 1)])
+
+    def forward(self, seen: Tensor, worth: Tensor) -> Tensor:
+        mean, rough = self.actor(seen).chunk(2, -1)
+        did = torch.tanh(mean + torch.randn_like(mean) * (rough.clamp(-5, 2) + self.spread).exp())
+        pair = torch.cat([seen, did], -1)
+        return -torch.minimum(*(c(pair) for c in self.critics)).mean() + F.mse_loss(self.critics[0](pair)[:, 0], worth)
+
+
+def soft_actor_critic() -> Made:
+    """Actions are drawn; the smaller of two critics."""
+    return Gaussian(), (numbers(8, 8), numbers(8))
+
+
+class Dueling(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.worth, self.gain = nn.Linear(8, 32), nn.Linear(32, 1), nn.Linear(32, 4)
+
+    def q(self, x: Tensor) -> Tensor:
+        """The worth of every action."""
+        h = F.relu(self.body(x))
+        gain = self.gain(h)
+        return self.worth(h) + gain - gain.mean(dim=1, keepdim=True)
+
+    def forward(self, seen: Tensor, did: Tensor, reward: Tensor, then: Tensor) -> Tensor:
+        with torch.no_grad():
+            wanted = reward + 0.99 * self.q(then).max(1).values
+        return F.huber_loss(self.q(seen).take_along_dim(did[:, None], 1).squeeze(1), wanted)
+
+
+def deep_q() -> Made:
+    """The target is made under no_grad from the same weights."""
+    return Dueling(), (numbers(8, 8), classes(4), numbers(8), numbers(8, 8))
+
+
+class Trees(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.split, self.leaves = nn.Linear(16, 7), nn.Parameter(numbers(8, 4) * 0.1)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        p = self.split(x).sigmoid()
+        reach, at = x.new_ones(x.shape[0], 1), 0
+        for depth in range(3):
+            here = p[:, at : at + 2**depth]
+            reach = torch.stack([reach * here, reach * (1 - here)], -1).flatten(1)
+            at += 2**depth
+        return F.cross_entropy(reach @ self.leaves, y)
+
+
+def soft_trees() -> Made:
+    """Soft decisions by depth, a slice of a result for each."""
+    return Trees(), (numbers(8, 16), classes(4))
+
+
+class Stretched(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(8, 16), nn.Linear(16, 1)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        h = self.body(x)
+        h = h[h.sum(-1) > 0]
+        return self.head(h).mean() + y.mean()
+
+
+def picks_by_values() -> Made:
+    """Rows are kept by their values, so sizes depend on data."""
+    return Stretched(), (numbers(8, 8), numbers(8))
+
+
+REFUSED = {
+    "graph_sparse": "near is a sparse tensor",
+    "picks_by_values": "decides by the values of computed tensors",
+}

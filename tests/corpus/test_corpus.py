@@ -1,0 +1,62 @@
+"""Every module of the corpus is planned and runs as predicted, or is refused with the sentence that is expected."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from planner_core.core import PlannerError
+from tests.support.corpus import Entry, captured, entries, plans_of, run
+from tests.support.coverage_page import PAGE, page
+
+ALL = entries()
+PLANNED = [e for e in ALL if e.refused is None]
+QUICK = PLANNED[::8]
+"""What runs in `make test`; `make test-all` runs every module on 2 and on 4 processes."""
+Reports = dict[str, list[dict[str, Any]]]
+
+
+def reports(chosen: list[Entry], ranks: int) -> Reports:
+    """Every plan of every module, run by the same processes."""
+    plans = {e.name: plans_of(e, captured(e), ranks) for e in chosen}
+    return run(plans, ranks, timeout_s=1500)
+
+
+def check(found: Reports) -> None:
+    """Loss, gradients, a step of AdamW and traffic are as predicted, whichever plan."""
+    wrong = [f"{name}, {r['plan']}: {r['error']}" for name, rows in found.items() for r in rows if not r["ok"]]
+    assert not wrong, "\n".join(wrong)
+    assert all(len(rows) > 0 for rows in found.values())
+
+
+def test_the_corpus_is_large_and_varied() -> None:
+    assert len(ALL) >= 120 and len({e.family for e in ALL}) >= 8
+    assert len({e.name for e in ALL}) == len(ALL)
+
+
+def test_a_sample_runs_as_predicted_on_two_processes() -> None:
+    found = reports(QUICK, 2)
+    check(found)
+    split = [r for rows in found.values() for r in rows if r["messages"] > 0]
+    assert len(split) > 2 * len(QUICK)  # plans that talk, not copies of one process
+
+
+@pytest.mark.parametrize("entry", [e for e in ALL if e.refused], ids=lambda e: e.name)
+def test_what_no_plan_can_hold_is_refused_with_a_sentence(entry: Entry) -> None:
+    with pytest.raises(PlannerError) as error:
+        captured(entry)
+    assert entry.refused is not None and entry.refused in str(error.value)
+    assert "\n" not in str(error.value) and ";" in str(error.value)  # what is wrong; what would help
+
+
+def test_the_page_says_what_comes_of_each_module() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(), "run: python -m tests.support.coverage_page"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("family", sorted({e.family for e in PLANNED}))
+def test_every_module_runs_as_predicted(family: str, ranks: int) -> None:
+    check(reports([e for e in PLANNED if e.family == family], ranks))

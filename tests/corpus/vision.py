@@ -1,0 +1,349 @@
+"""Images: classifiers, detectors, segmentation, in the ways that people write them."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests.corpus.base import Made, classes, images, numbers
+
+
+class Residual(nn.Module):
+    def __init__(self, width: int, stride: int = 1) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(width, width * stride, 3, stride, 1, bias=False)
+        self.second = nn.Conv2d(width * stride, width * stride, 3, 1, 1, bias=False)
+        self.norms = nn.ModuleList([nn.BatchNorm2d(width * stride), nn.BatchNorm2d(width * stride)])
+        self.skip = nn.Identity() if stride == 1 else nn.Conv2d(width, width * stride, 1, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.norms[0](self.first(x)))
+        return F.relu(self.norms[1](self.second(y)) + self.skip(x))
+
+
+class Classifier(nn.Module):
+    """A body, then the mean over all places, then a linear layer and cross-entropy."""
+
+    def __init__(self, body: nn.Module, width: int, kinds: int = 8) -> None:
+        super().__init__()
+        self.body, self.head = body, nn.Linear(width, kinds)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(self.head(self.body(x).mean((2, 3))), y)
+
+
+def _classified(body: nn.Module, width: int) -> Made:
+    return Classifier(body, width), (images(), classes(8))
+
+
+def resnet() -> Made:
+    """Residual blocks with batch norm and a stride."""
+    return _classified(nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), Residual(16), Residual(16, 2), Residual(32)), 32)
+
+
+class InvertedResidual(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        wide = 4 * width
+        self.layers = nn.Sequential(
+            nn.Conv2d(width, wide, 1, bias=False), nn.BatchNorm2d(wide), nn.ReLU6(inplace=True),
+            nn.Conv2d(wide, wide, 3, 1, 1, groups=wide, bias=False), nn.BatchNorm2d(wide), nn.ReLU6(inplace=True),
+            nn.Conv2d(wide, width, 1, bias=False), nn.BatchNorm2d(width),
+        )  # fmt: skip
+        self.gate = nn.Sequential(
+            nn.AdaptiveAvgPool2d(1), nn.Conv2d(width, 8, 1), nn.SiLU(), nn.Conv2d(8, width, 1), nn.Sigmoid()
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layers(x)
+        return x + y * self.gate(y)
+
+
+def mobilenet() -> Made:
+    """Depthwise convolutions, in-place ReLU6, squeeze and excitation."""
+    return _classified(nn.Sequential(nn.Conv2d(3, 16, 3, 2, 1), InvertedResidual(16), InvertedResidual(16)), 16)
+
+
+class DenseLayer(nn.Module):
+    def __init__(self, width: int, grow: int) -> None:
+        super().__init__()
+        self.norm, self.conv = nn.BatchNorm2d(width), nn.Conv2d(width, grow, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([x, self.conv(F.relu(self.norm(x)))], 1)
+
+
+def densenet() -> Made:
+    """Every layer is joined to all before it."""
+    return _classified(nn.Sequential(nn.Conv2d(3, 8, 3), *(DenseLayer(8 + 8 * i, 8) for i in range(3))), 32)
+
+
+class Shuffle(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        half = width // 2
+        self.conv = nn.Sequential(nn.Conv2d(half, half, 1), nn.BatchNorm2d(half), nn.ReLU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, b = x.chunk(2, 1)
+        y = torch.cat([a, self.conv(b)], 1)
+        n, c, h, w = y.shape
+        return y.view(n, 2, c // 2, h, w).transpose(1, 2).reshape(n, c, h, w)
+
+
+def shufflenet() -> Made:
+    """Channels are split, joined and shuffled by a view and a transpose."""
+    return _classified(nn.Sequential(nn.Conv2d(3, 16, 3), Shuffle(16), Shuffle(16)), 16)
+
+
+class Inception(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.ways = nn.ModuleList([nn.Conv2d(width, 8, k, padding=k // 2) for k in (1, 3, 5)])
+        self.pool = nn.Sequential(nn.MaxPool2d(3, 1, 1), nn.Conv2d(width, 8, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([*(way(x) for way in self.ways), self.pool(x)], 1)
+
+
+def inception() -> Made:
+    """Several kernels side by side, joined."""
+    return _classified(nn.Sequential(nn.Conv2d(3, 16, 3), Inception(16), nn.ReLU(), Inception(32)), 32)
+
+
+class ConvNext(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.mix, self.norm = nn.Conv2d(width, width, 7, padding=3, groups=width), nn.LayerNorm(width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.gamma = nn.Parameter(torch.full((width,), 0.1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(self.mix(x).permute(0, 2, 3, 1))
+        return x + (self.gamma * self.down(F.gelu(self.up(y)))).permute(0, 3, 1, 2)
+
+
+def convnext() -> Made:
+    """A depthwise convolution, a norm over channels last, a scale of its own per channel."""
+    return _classified(nn.Sequential(nn.Conv2d(3, 16, 2, 2), ConvNext(16), ConvNext(16)), 16)
+
+
+class PatchEncoder(nn.Module):
+    """A vision transformer of torch's own encoder layer, with a class token and learned positions."""
+
+    def __init__(self, width: int = 32, heads: int = 4) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, width, 4, 4)
+        self.token, self.places = nn.Parameter(torch.zeros(1, 1, width)), nn.Parameter(torch.randn(1, 17, width) * 0.02)
+        layer = nn.TransformerEncoderLayer(width, heads, 64, dropout=0.0, batch_first=True, norm_first=True)
+        self.encoder, self.head = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.Linear(width, 8)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        h = self.patches(x).flatten(2).transpose(1, 2)
+        h = torch.cat([self.token.expand(h.shape[0], -1, -1), h], 1) + self.places
+        return F.cross_entropy(self.head(self.encoder(h)[:, 0]), y)
+
+
+def vision_transformer() -> Made:
+    """Patches, a class token, torch.nn.TransformerEncoder."""
+    return PatchEncoder(), (images(), classes(8))
+
+
+class WindowAttention(nn.Module):
+    def __init__(self, width: int, heads: int, window: int) -> None:
+        super().__init__()
+        self.heads, self.window = heads, window
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.table = nn.Parameter(torch.randn((2 * window - 1) ** 2, heads) * 0.02)
+        at = torch.stack(torch.meshgrid(torch.arange(window), torch.arange(window), indexing="ij")).flatten(1)
+        apart = (at[:, :, None] - at[:, None, :]).permute(1, 2, 0) + window - 1
+        self.register_buffer("index", apart[..., 0] * (2 * window - 1) + apart[..., 1])
+
+    index: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, h, w, c = x.shape
+        n, heads = self.window, self.heads
+        x = torch.roll(x, (-1, -1), (1, 2))
+        y = x.view(b, h // n, n, w // n, n, c).permute(0, 1, 3, 2, 4, 5).reshape(-1, n * n, c)
+        q, k, v = self.qkv(y).reshape(-1, n * n, 3, heads, c // heads).permute(2, 0, 3, 1, 4)
+        bias = self.table[self.index.view(-1)].view(n * n, n * n, heads).permute(2, 0, 1)
+        mixed = ((q @ k.transpose(-2, -1)) * (c // heads) ** -0.5 + bias).softmax(-1) @ v
+        y = self.out(mixed.transpose(1, 2).reshape(-1, n * n, c))
+        y = y.view(b, h // n, w // n, n, n, c).permute(0, 1, 3, 2, 4, 5).reshape(b, h, w, c)
+        return torch.roll(y, (1, 1), (1, 2))
+
+
+class Swin(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches, self.norm = nn.Conv2d(3, 32, 2, 2), nn.LayerNorm(32)
+        self.attention, self.head = WindowAttention(32, 4, 4), nn.Linear(32, 8)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        h = self.patches(x).permute(0, 2, 3, 1)
+        h = h + self.attention(self.norm(h))
+        return F.cross_entropy(self.head(h.mean((1, 2))), y)
+
+
+def swin() -> Made:
+    """Shifted windows with a table of relative positions."""
+    return Swin(), (images(), classes(8))
+
+
+class Mixer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, 32, 4, 4)
+        self.places = nn.ModuleList([nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16)) for _ in range(2)])
+        self.channels = nn.ModuleList(
+            [nn.Sequential(nn.LayerNorm(32), nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)) for _ in range(2)]
+        )
+        self.head = nn.Linear(32, 8)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        h = self.patches(x).flatten(2)
+        for places, channels in zip(self.places, self.channels, strict=True):
+            h = h + places(h)
+            h = h + channels(h.mT).mT
+        return F.cross_entropy(self.head(h.mean(-1)), y)
+
+
+def mlp_mixer() -> Made:
+    """Linear layers over places and over channels, by transposes."""
+    return Mixer(), (images(), classes(8))
+
+
+class UNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.ModuleList([nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 32, 3, padding=1)])
+        self.middle = nn.Conv2d(32, 32, 3, padding=1)
+        self.up, self.join = nn.ConvTranspose2d(32, 16, 2, 2), nn.Conv2d(32, 16, 3, padding=1)
+        self.out = nn.Conv2d(16, 4, 1)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        a = F.relu(self.down[0](x))
+        b = F.relu(self.middle(F.relu(self.down[1](F.max_pool2d(a, 2)))))
+        h = F.relu(self.join(torch.cat([self.up(b), a], 1)))
+        logits = self.out(h)
+        picked = logits.softmax(1).gather(1, y[:, None]).squeeze(1)
+        dice = 1 - 2 * picked.sum((1, 2)) / (y.shape[1] * y.shape[2] + 1.0)
+        return F.cross_entropy(logits, y) + dice.mean()
+
+
+def unet() -> Made:
+    """Segmentation with a transposed convolution, a skip, and cross-entropy and dice for each pixel."""
+    return UNet(), (images(), classes(4, (8, 16, 16)))
+
+
+class Pyramid(nn.Module):
+    """Features of two sizes, boxes and kinds for each place, focal and smooth-L1 losses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fine, self.coarse = nn.Conv2d(3, 16, 3, 2, 1), nn.Conv2d(16, 16, 3, 2, 1)
+        self.across, self.kinds, self.boxes = nn.Conv2d(16, 16, 1), nn.Conv2d(16, 4, 1), nn.Conv2d(16, 4, 1)
+
+    def forward(self, x: Tensor, kinds: Tensor, boxes: Tensor) -> dict[str, Tensor]:
+        a = F.relu(self.fine(x))
+        b = F.relu(self.coarse(a))
+        a = self.across(a) + F.interpolate(b, scale_factor=2.0, mode="nearest")
+        scores = torch.cat([self.kinds(h).flatten(2) for h in (a, b)], 2).mT
+        places = torch.cat([self.boxes(h).flatten(2) for h in (a, b)], 2).mT
+        p = scores.sigmoid()
+        focal = F.binary_cross_entropy_with_logits(scores, kinds, reduction="none") * (p - kinds).abs() ** 2
+        return {"loss": focal.mean() + F.smooth_l1_loss(places, boxes), "scores": scores}
+
+
+def detector() -> Made:
+    """A feature pyramid with focal loss and boxes; a dict that holds the loss."""
+    return Pyramid(), {"x": images(), "kinds": torch.rand(8, 80, 4), "boxes": numbers(8, 80, 4)}
+
+
+class Queries(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.queries = nn.Conv2d(3, 32, 4, 4), nn.Parameter(torch.randn(8, 32) * 0.1)
+        layer = nn.TransformerDecoderLayer(32, 4, 64, dropout=0.0, batch_first=True)
+        self.decoder, self.boxes = nn.TransformerDecoder(layer, 1), nn.Linear(32, 4)
+
+    def forward(self, x: Tensor, boxes: Tensor) -> Tensor:
+        memory = self.body(x).flatten(2).mT
+        found = self.boxes(self.decoder(self.queries.expand(x.shape[0], -1, -1), memory)).sigmoid()
+        return torch.cdist(found, boxes, p=1.0).amin(-1).mean() + F.l1_loss(found, boxes)
+
+
+def detection_by_queries() -> Made:
+    """Learned queries look at an image by torch.nn.TransformerDecoder; the nearest box counts."""
+    return Queries(), (images(), torch.rand(8, 8, 4))
+
+
+class Points(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.each = nn.Sequential(nn.Conv1d(3, 32, 1), nn.BatchNorm1d(32), nn.ReLU(), nn.Conv1d(32, 64, 1))
+        self.turn, self.head = nn.Linear(64, 9), nn.Linear(64, 8)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        turn = self.turn(self.each(x).max(-1).values).view(-1, 3, 3) + torch.eye(3, device=x.device)
+        h = self.each(torch.bmm(turn, x)).max(-1)[0]
+        loss = F.nll_loss(F.log_softmax(self.head(h), 1), y)
+        return loss + 0.01 * (torch.eye(3, device=x.device) - turn @ turn.mT).pow(2).sum((1, 2)).mean()
+
+
+def point_cloud() -> Made:
+    """Points are turned by a learned matrix; the largest over all points."""
+    return Points(), (numbers(8, 3, 32), classes(8))
+
+
+class Video(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv3d(3, 16, 3, padding=1), nn.BatchNorm3d(16), nn.ReLU(), nn.MaxPool3d(2))
+        self.time, self.head = nn.Conv3d(16, 16, (3, 1, 1), padding=(1, 0, 0)), nn.Linear(16, 8)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(self.head(self.time(self.body(x)).mean((2, 3, 4))), y)
+
+
+def video() -> Made:
+    """Convolutions over time and space."""
+    return Video(), (numbers(8, 3, 4, 8, 8), classes(8))
+
+
+class Warp(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.find = nn.Sequential(nn.Flatten(), nn.Linear(3 * 256, 32), nn.ReLU(), nn.Linear(32, 6))
+        self.conv, self.head = nn.Conv2d(3, 8, 3), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        grid = F.affine_grid(self.find(x).view(-1, 2, 3), list(x.shape), align_corners=False)
+        h = self.conv(F.grid_sample(x, grid, align_corners=False))
+        return F.cross_entropy(self.head(h.mean((2, 3))), y)
+
+
+def spatial_transformer() -> Made:
+    """An image is sampled where a small net says."""
+    return Warp(), (images(), classes(8))
+
+
+class SuperResolution(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.PReLU(16), nn.Conv2d(16, 12, 3, padding=1))
+        self.shuffle = nn.PixelShuffle(2)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        up = self.shuffle(self.body(x)) + F.interpolate(x, size=y.shape[-2:], mode="bilinear", align_corners=False)
+        return F.l1_loss(up, y)
+
+
+def super_resolution() -> Made:
+    """Pixel shuffle, PReLU, bilinear interpolation."""
+    return SuperResolution(), (images(), images(32))
+
+
+REFUSED: dict[str, str] = {}

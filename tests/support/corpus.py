@@ -1,0 +1,128 @@
+"""Judge the corpus: capture and plan every module, run each plan on real processes, and tell what came of it."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from planner_core.core import Graph, Plan, PlannerError, plan_to_json
+from planner_core.models.loading import capture_file
+from planner_core.planning import Request, plan_model
+from planner_core.verification import run_ranks
+from planner_core.verification.fake_group import _report as fake_report
+from planner_core.verification.fake_group import fake_step
+from planner_core.verification.numerics import judge, report
+
+FOLDER = Path(__file__).resolve().parents[1] / "corpus"
+FAMILIES = tuple(
+    sorted(p.stem for p in FOLDER.glob("*.py") if not p.stem.startswith(("_", "test_")) and p.stem != "base")
+)
+MESHES = {2: "2", 4: "2x2"}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One module of the corpus; `refused`: words of the sentence that refuses it."""
+
+    family: str
+    name: str
+    shows: str
+    refused: str | None
+
+    @property
+    def source(self) -> str:
+        """As the command line takes it."""
+        return f"{FOLDER / self.family}.py:{self.name}"
+
+
+def entries(families: Iterable[str] = FAMILIES) -> list[Entry]:
+    """Every module, in the order of the files."""
+    found = []
+    for family in families:
+        module = importlib.import_module(f"tests.corpus.{family}")
+        refused: Mapping[str, str] = module.REFUSED
+        for name, make in vars(module).items():
+            public = inspect.isfunction(make) and make.__module__ == module.__name__ and not name.startswith("_")
+            if public and make.__annotations__.get("return") == "Made":
+                found.append(Entry(family, name, str(make.__doc__).splitlines()[0], refused.get(name)))
+    return found
+
+
+def cluster(ranks: int) -> dict[str, Any]:
+    """GPUs whose links cost next to nothing, so that plans split whatever can be split."""
+    level = {
+        "name": "wire",
+        "size": ranks,
+        "unit_bytes_per_s": 1e14,
+        "efficiency": 1.0,
+        "latency_s": 1e-9,
+        "sources": {},
+    }
+    return {
+        "schema": "shardscope.cluster/1", "name": f"{ranks} close GPUs", "description": "GPUs whose links cost nothing",
+        "gpu": "a100-80gb-pcie", "num_gpus": ranks, "levels": [level],
+    }  # fmt: skip
+
+
+def captured(entry: Entry) -> Graph:
+    """The module's graph; raises PlannerError with the sentence that refuses it."""
+    torch.manual_seed(0)
+    return capture_file(entry.source, batch=8, seq=1)
+
+
+def plans_of(entry: Entry, graph: Graph, ranks: int) -> tuple[Plan, ...]:
+    """The best plan, the front and the baselines, each way of running a model once."""
+    request = Request(entry.source, cluster=cluster(ranks), mesh=MESHES[ranks], dtype="float32")
+    found: dict[str, Plan] = {}
+    for plan in plan_model(request, graph).plans:
+        data = plan_to_json(plan)
+        found.setdefault(repr((data["blocks"], data.get("top"))), plan)
+    return tuple(found.values())
+
+
+def run(plans: Mapping[str, tuple[Plan, ...]], ranks: int, timeout_s: float) -> dict[str, list[dict[str, Any]]]:
+    """The reports of every module's plans, all run by the same processes; `error` where a run failed."""
+    jobs = [(name, plan_to_json(p)) for name, group in plans.items() for p in group]
+    flat = [p for group in plans.values() for p in group]
+    numbers = run_ranks(_numbers, ranks, (jobs,), timeout_s=timeout_s)
+    (fakes,) = run_ranks(_fakes, 1, (jobs,), timeout_s=timeout_s, backend=None)
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in plans}
+    for (name, _), plan, rows, fake in zip(jobs, flat, zip(*numbers, strict=True), fakes, strict=True):
+        found[name].append({"plan": plan.name, **_told(plan, rows, fake)})
+    return found
+
+
+def _told(plan: Plan, rows: tuple[dict[str, Any], ...], fake: dict[str, Any]) -> dict[str, Any]:
+    errors = [r["error"] for r in (*rows, fake) if "error" in r]
+    if errors:
+        return {"ok": False, "error": errors[0], "messages": 0}
+    ran, walked = report(plan, rows[0]), fake_report(plan, fake)
+    wrong = {k: ran[k] for k in ("loss", "grad", "param") if not ran["numbers_ok"]}
+    for one in (ran, walked):
+        if not one["collectives_ok"]:
+            wrong["collectives"] = one["collectives"]
+    messages = sum(row["count"] for phase in ran["collectives"]["measured"].values() for row in phase.values())
+    return {"ok": not wrong, "error": repr(wrong), "memory": walked["memory_bytes"], "messages": messages}
+
+
+def _numbers(jobs: list[tuple[str, dict[str, Any]]]) -> list[dict[str, Any]]:
+    return [_guarded(judge, plan) for _, plan in jobs]
+
+
+def _fakes(jobs: list[tuple[str, dict[str, Any]]]) -> list[dict[str, Any]]:
+    return [_guarded(fake_step, plan) for _, plan in jobs]
+
+
+def _guarded(step: Any, plan: dict[str, Any]) -> dict[str, Any]:
+    """What a step found; a failure as words, so that the modules after it are run too."""
+    try:
+        found: dict[str, Any] = step(plan)
+    except (PlannerError, Exception) as error:
+        return {"error": f"{type(error).__name__}: {error}"}
+    return found
