@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from planner_core.models import load_model
     from planner_core.planning import Folded, Front, FrontPoint, Request, Result, compare, fold, front, plan
     from planner_core.planning.analysis import to_dot, to_graphml, to_networkx
-    from planner_core.runtime import PlanMismatch, apply
+    from planner_core.runtime import PlanMismatch, apply, clip_grad_norm_, load, save
     from planner_core.verification import verify
 
 __all__ = [
@@ -62,15 +62,18 @@ __all__ = [
     "ShardingError",
     "VerificationFailed",
     "apply",
+    "clip_grad_norm_",
     "compare",
     "export",
     "fold",
     "front",
+    "load",
     "load_cluster",
     "load_gpu",
     "load_model",
     "load_plan",
     "plan",
+    "save",
     "save_plan",
     "to_dot",
     "to_graphml",
@@ -85,7 +88,7 @@ _HOME = {
     "planner_core.models": ("load_model",),
     "planner_core.planning": ("Folded", "Front", "FrontPoint", "Request", "Result", "compare", "fold", "front", "plan"),
     "planner_core.planning.analysis": ("to_dot", "to_graphml", "to_networkx"),
-    "planner_core.runtime": ("PlanMismatch", "apply"),
+    "planner_core.runtime": ("PlanMismatch", "apply", "clip_grad_norm_", "load", "save"),
     "planner_core.verification": ("verify",),
     "planner_core.exporters": ("export",),
 }  # fmt: skip

@@ -3,7 +3,7 @@
 The catalogue holds one `Operator` for each; `registry.operator(fn)` finds it by any of its spellings. What needs torch
 stands beside torch and is held complete by tests: how a spelling is recognised in a running model
 (`models/hooks/callsites.py`), how an ATen call is spelled in Python (`models/exported/aten.py`), and how the op runs on
-one GPU's part of its tensors where that is not the function itself (`runtime/local_ops.py`).
+one GPU's part of its tensors where that is not the function itself (`runtime/dispatch/local_ops.py`).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Described(StrEnum):
 
 
 class Local(StrEnum):
-    """How an op runs on one GPU's part of its tensors. All but the first have a function in `runtime/local_ops.py`."""
+    """How an op runs on one GPU's part of its tensors. All but the first have a function in `runtime/dispatch/local_ops.py`."""
 
     AS_IT_IS = "as it is"
     SIZES = "sizes"  # sizes written in the call are those of whole tensors

@@ -7,34 +7,44 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from planner_core.runtime.collective_counter import CountCollectives
-    from planner_core.runtime.dispatch_mode import Steered, Steering
-    from planner_core.runtime.initialize import initializer
+    from planner_core.runtime.dispatch.dispatch_mode import Steered, Steering
+    from planner_core.runtime.dispatch.parallelize import steer
+    from planner_core.runtime.initialize import Init, initializer
     from planner_core.runtime.library import apply
-    from planner_core.runtime.optimizers import make_optimizer
-    from planner_core.runtime.parallelize import steer
-    from planner_core.runtime.parameters import Init
+    from planner_core.runtime.parallel import Parallel
     from planner_core.runtime.plan_reader import PlanMismatch
+    from planner_core.runtime.training.checkpoints import load, save
+    from planner_core.runtime.training.clipping import clip_grad_norm_
+    from planner_core.runtime.training.optimizers import make_optimizer
 
 __all__ = [
     "CountCollectives",
     "Init",
+    "Parallel",
     "PlanMismatch",
     "Steered",
     "Steering",
     "apply",
+    "clip_grad_norm_",
     "initializer",
+    "load",
     "make_optimizer",
+    "save",
     "steer",
 ]
 _HOME = {
+    "clip_grad_norm_": "planner_core.runtime.training.clipping",
+    "load": "planner_core.runtime.training.checkpoints",
+    "save": "planner_core.runtime.training.checkpoints",
+    "Parallel": "planner_core.runtime.parallel",
     "apply": "planner_core.runtime.library",
-    "steer": "planner_core.runtime.parallelize",
+    "steer": "planner_core.runtime.dispatch.parallelize",
     "CountCollectives": "planner_core.runtime.collective_counter",
-    "Steered": "planner_core.runtime.dispatch_mode",
-    "Steering": "planner_core.runtime.dispatch_mode",
+    "Steered": "planner_core.runtime.dispatch.dispatch_mode",
+    "Steering": "planner_core.runtime.dispatch.dispatch_mode",
     "initializer": "planner_core.runtime.initialize",
-    "make_optimizer": "planner_core.runtime.optimizers",
-    "Init": "planner_core.runtime.parameters",
+    "make_optimizer": "planner_core.runtime.training.optimizers",
+    "Init": "planner_core.runtime.initialize",
     "PlanMismatch": "planner_core.runtime.plan_reader",
 }
 

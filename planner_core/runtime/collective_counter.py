@@ -3,6 +3,7 @@
 # mypy: allow-untyped-calls
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,11 +22,12 @@ class CountCollectives(TorchDispatchMode):
     """`rows[phase, kind, axis] = [count, bytes, wire_bytes]` of one rank; set `phase` as the step goes on.
 
     Bytes are those of the full tensor along the axis, wire bytes what one rank sends by the ring formula. Axis -1 is a
-    group that is no mesh axis.
+    group that is no mesh axis. `packed` says how many tensors the collective in flight on a group carries: each counts.
     """
 
-    def __init__(self, mesh: DeviceMesh) -> None:
+    def __init__(self, mesh: DeviceMesh, packed: Callable[[str], int] | None = None) -> None:
         super().__init__()
+        self.packed = packed or (lambda group: 1)
         self.phase = "forward"
         self.rows: dict[tuple[str, str, int], list[int]] = {}
         self._axes = {mesh.get_group(axis).group_name: axis for axis in range(mesh.ndim)}
@@ -49,7 +51,9 @@ class CountCollectives(TorchDispatchMode):
             num_bytes *= n
         wire = {"all_reduce": 2 * (n - 1) * num_bytes // n, "all_to_all": (n - 1) * num_bytes // (n * n)}
         row = self.rows.setdefault((self.phase, kind, self._axes.get(group.group_name, -1)), [0, 0, 0])
-        for i, amount in enumerate((1, num_bytes, wire.get(kind, (n - 1) * num_bytes // n))):
+        for i, amount in enumerate(
+            (self.packed(group.group_name), num_bytes, wire.get(kind, (n - 1) * num_bytes // n))
+        ):
             row[i] += amount
 
     def table(self) -> dict[str, dict[str, dict[str, int]]]:

@@ -7,12 +7,14 @@ name only: every rank, every mesh and a single process start from the same model
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
-from planner_core.runtime.parameters import Init
+Init = Callable[[str, torch.Tensor], torch.Tensor]
+"""The whole value of a parameter, given its name and the parameter (which may be on meta)."""
 
 
 def initializer(model: nn.Module, seed: int = 0, device: str = "cpu") -> Init:

@@ -2,37 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.utils import _pytree as pytree
 
 from planner_core.core import InputError, Plan, plan_to_json
-from planner_core.runtime.parallelize import steer
-from planner_core.runtime.parameters import Init
+from planner_core.runtime.initialize import Init
+from planner_core.runtime.parallel import Parallel
+from planner_core.runtime.plan_reader import PlanMismatch
 
 
-def apply(module: nn.Module, plan: Plan, *, init: Init | None = None) -> nn.Module:
+def apply(
+    module: nn.Module, plan: Plan, *, init: Init | None = None, seed: int = 0, compile: bool | Mapping[str, Any] = False
+) -> nn.Module:  # fmt: skip
     """Run a module under a plan, on the ranks of the default process group.
+
+    When the module is first called, its forward pass is recorded and written as one rank's program: a function for each
+    unique block, with its collectives in place. A model that cannot be written so runs its own code under the plan, slower,
+    and a warning says why.
 
     Args:
         module: The model that was planned, with whole weights that are equal on every rank; or on meta, with `init`. Its
-            parameters are replaced by DTensors that hold this rank's part. Move and cast it before, not after.
+            parameters are replaced by this rank's parts (DTensors if the plan splits any), in the type that the plan stores
+            them in: float32 masters where the workload says so. Move and cast it before, not after.
         plan: The plan, for as many devices as the group has ranks.
         init: Called as `init(name, parameter)` for a module on meta; returns the whole value of that parameter.
+        seed: Of dropout. Masks are the same wherever a tensor is replicated, and different on its shards.
+        compile: Compile the function of each unique block with `torch.compile(fullgraph=True)`; or its options by name.
 
     Returns:
         The same module. It is called as before, with this rank's own part of the batch: ranks along `plan.data_axes` hold
         different samples, in their order, all others the same ones. With `global_batch=True` every rank gives the whole
-        batch. It returns what the model returns, for the whole batch; a scalar loss is a plain tensor. `loss.backward()` and
-        any optimizer over `module.parameters()` work as on one process.
+        batch. It returns what the model returns: a scalar loss is that of the whole batch, tensors of samples are this rank's
+        own; beside a loss, tensors that lie split over ranks are DTensors without gradient. `loss.backward()` and any
+        optimizer over `module.parameters()` work as on one process; gradients of several backward passes add up, cheaper in
+        `with module.no_sync():` for all but the last. Clip with `clip_grad_norm_`.
 
     Raises:
         InputError: There is no process group, or it has another number of ranks than the plan has devices.
-        PlanMismatch: The module is not the one that was planned; the sentence names the operation.
+        PlanMismatch: The module is not the one that was planned; the sentence names the operation. When it is called: the
+            module was changed since, or is called in a way (autocast, gradient hooks) that the plan does not describe.
 
     Example:
         Under `torchrun --nproc-per-node 2 train.py`:
@@ -42,17 +54,27 @@ def apply(module: nn.Module, plan: Plan, *, init: Init | None = None) -> nn.Modu
         >>> optimizer = torch.optim.AdamW(model.parameters())
         >>> model(x, y, global_batch=True).backward()
     """
-    mesh = _mesh(plan)
-    steer(module, plan_to_json(plan), mesh, init=init)
-    planned, axes = module.forward, plan.data_axes
+    parallel = Parallel(module, plan_to_json(plan), _mesh(plan), data_axes=plan.data_axes, init=init, seed=seed)
 
-    def forward(*args: Any, global_batch: bool = False, **kwargs: Any) -> Any:
-        if not global_batch:
-            args, kwargs = pytree.tree_map_only(torch.Tensor, lambda t: _whole(t, mesh, axes), (args, kwargs))
-        return planned(*args, **kwargs)
+    if compile is not False:
+        parallel.engine.compile = {"fullgraph": True} if compile is True else dict(compile)
 
-    module.__dict__["forward"] = forward
+    module.__dict__.update(forward=parallel.forward, no_sync=parallel.no_sync, _apply=_stay)
     return module
+
+
+def _stay(*args: Any, **kwargs: Any) -> Any:
+    raise PlanMismatch(
+        "a model under a plan cannot be moved or cast: its working copies would be left behind; do it before apply"
+    )
+
+
+def applied(module: nn.Module) -> Parallel:
+    """The plan's side of a module that `apply` has returned; raises InputError for another."""
+    found = getattr(module.__dict__.get("forward"), "__self__", None)
+    if not isinstance(found, Parallel):
+        raise InputError("this module runs under no plan; give it to shardscope.apply first")
+    return found
 
 
 def _mesh(plan: Plan) -> DeviceMesh:
@@ -69,14 +91,3 @@ def _mesh(plan: Plan) -> DeviceMesh:
         )
     device = "cuda" if "nccl" in str(dist.get_backend()) else "cpu"
     return init_device_mesh(device, plan.mesh.axis_sizes, mesh_dim_names=plan.mesh.axis_names)
-
-
-def _whole(own: torch.Tensor, mesh: DeviceMesh, axes: tuple[int, ...]) -> torch.Tensor:
-    """The whole batch from every rank's own part: parts of the last axis lie side by side."""
-    if own.dim() == 0:
-        return own
-    for axis in reversed(axes):
-        parts = [torch.empty_like(own) for _ in range(mesh.size(axis))]
-        dist.all_gather(parts, own.contiguous(), group=mesh.get_group(axis))
-        own = torch.cat(parts)
-    return own

@@ -35,13 +35,15 @@ class Step:
 
 @dataclass(frozen=True)
 class Edge:
-    """Forward placements before and after, and the steps that the tensor and its gradient take."""
+    """Forward placements before and after, and the steps that the tensor and its gradient take; `gradient` is the placement
+    of the gradient that the edge's far end hands back."""
 
     src: Placements
     dst: Placements
     forward: tuple[Step, ...] = ()
     backward: tuple[Step, ...] = ()
     segments: Segments = field(default_factory=dict)
+    gradient: Placements = ()
 
 
 @dataclass(frozen=True)
@@ -54,12 +56,18 @@ class Row:
 
 @dataclass(frozen=True)
 class Stored:
-    """How one parameter is stored, and over which axes its gradient is summed."""
+    """How one parameter lies: as the optimizer keeps it, as the copy that is kept between uses, and its gradient as it
+    accumulates over micro-batches."""
 
     placements: Placements
-    sync: tuple[int, ...]
-    gathered: tuple[int, ...]
+    working: Placements
+    gradient: Placements
     segments: Segments
+
+    @property
+    def sync(self) -> tuple[int, ...]:
+        """Axes over which the gradient is summed once a step."""
+        return tuple(a for a, p in enumerate(self.gradient) if not isinstance(p, (Replicate, Shard)))
 
 
 def check_torch(plan: Mapping[str, Any]) -> None:
@@ -96,11 +104,28 @@ def read_params(plan: Mapping[str, Any]) -> dict[str, Stored]:
     """Every parameter of the unfolded model by its name."""
     stored: dict[str, Stored] = {}
     for block in plan["blocks"].values():
-        for name, (stored_at, _, gradient, gathered, segments) in block["params"].items():
-            sync = tuple(axis for axis, p in enumerate(_placements(gradient)) if p.is_partial())
-            entry = Stored(_placements(stored_at), sync, tuple(gathered), _segments(segments))
+        for name, (kept, working, gradient, _, segments) in block["params"].items():
+            entry = Stored(_placements(kept), _placements(working), _placements(gradient), _segments(segments))
             stored.update({_join(prefix, name): entry for prefix in block["prefixes"]})
     return stored
+
+
+@dataclass(frozen=True)
+class Precision:
+    """Types of what is stored, of the copy that computes, and of gradients as they accumulate."""
+
+    stored: torch.dtype
+    working: torch.dtype
+    gradient: torch.dtype
+
+
+def read_precision(plan: Mapping[str, Any]) -> Precision:
+    """What the plan's workload says: master weights in float32 unless the optimizer keeps none."""
+    load = plan["workload"]
+    working: torch.dtype = getattr(torch, load["dtype"])
+    masters = str(load["optimizer"]).endswith("-fp32")
+    stored = torch.float32 if masters and working.itemsize < 4 else working
+    return Precision(stored, working, getattr(torch, load.get("gradient_dtype") or "", stored))
 
 
 def recomputed_prefixes(plan: Mapping[str, Any]) -> Iterator[str]:
@@ -121,7 +146,7 @@ def _edge(row: list[Any]) -> Edge:
     src, dst, forward, backward, segments = row
     return Edge(
         _placements(src.partition("|")[0]), _placements(dst.partition("|")[0]), _steps(forward), _steps(backward),
-        _segments(segments),
+        _segments(segments), _placements(dst.partition("|")[2]),
     )  # fmt: skip
 
 

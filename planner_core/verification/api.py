@@ -143,6 +143,8 @@ def verify_text(data: Mapping[str, Any]) -> str:
             f"peak       {memory['measured'] / 2**30:.2f} GiB measured, {memory['predicted'] / 2**30:.2f} GiB predicted "
             f"({100 * memory['rel_error']:.1f} % apart)"
         )
+    if data.get("dispatched"):
+        lines.append(f"runtime    operator by operator, since {data['dispatched']}")
     predicted, measured = data["collectives"]["predicted"], data["collectives"]["measured"]
     for phase in ("forward", "backward", "optimizer"):
         for kind in sorted({*predicted.get(phase, {}), *measured.get(phase, {})}):

@@ -141,6 +141,12 @@ def single_loss(model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> torch.T
     return standin_loss(out) if own is None else own
 
 
+def loss_of(out: Any) -> torch.Tensor:
+    """The same loss of a model under a plan, whose computed tensors lie on meta while it is recorded."""
+    own = own_loss(out)
+    return standin_loss(out, lambda t: isinstance(t, Steered) or t.is_meta) if own is None else own
+
+
 def planned_loss(steering: Steering, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """The same loss under a plan."""
     with steering.running() as scopes:

@@ -11,10 +11,11 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from planner_core.core import Plan, plan_to_json
-from planner_core.runtime import CountCollectives, PlanMismatch, steer
+from planner_core.runtime import CountCollectives, Parallel, PlanMismatch
 from planner_core.verification.build_models import (
+    ARGS,
     example_inputs,
-    planned_loss,
+    loss_of,
     single_loss,
     whole_model,
 )
@@ -54,6 +55,7 @@ def report(plan: Plan, found: Mapping[str, Any]) -> dict[str, Any]:
         "param": {"max_rel_error": found["param"][0], "worst": found["param"][1]},
         "dtype": found["dtype"], "numbers_ok": good, "collectives_ok": same_traffic(predicted, measured),
         "collectives": {"predicted": predicted, "measured": measured}, "by_axis": found["by_axis"], "memory_bytes": None,
+        "dispatched": found["dispatched"],
     }  # fmt: skip
 
 
@@ -102,28 +104,32 @@ def compare(plan: Mapping[str, Any], seed: int, dtype: str) -> dict[str, Any]:
 
     model, parsed = whole_model(config, dtype, seed)
     inputs = example_inputs(model, parsed, {**workload, "dtype": dtype}, seed)  # forward may have written into them
-    steering = steer(model, plan, mesh)
+    plan = {**plan, "workload": {**workload, "dtype": dtype, "gradient_dtype": dtype}}
+    parallel = Parallel(model, plan, mesh, finish=loss_of)
+    model.__dict__["forward"] = parallel.forward
     torch.manual_seed(seed)
-    with CountCollectives(mesh) as counted:
-        loss = planned_loss(steering, inputs)
+    with CountCollectives(mesh, parallel.engine.packed) as counted:
+        loss = parallel(tuple(inputs.get(ARGS, ())), {k: v for k, v in inputs.items() if k != ARGS}, whole=True)
         counted.phase = "backward"
         loss.backward()
         measured = {n: p.grad for n, p in model.named_parameters()}
         counted.phase = "optimizer"
         _step(model)
-    grads = {n: steering.params.full(p, measured[n]) for n, p in model.named_parameters() if measured[n] is not None}
+    weights = parallel.engine.weights
+    grads = {n: parallel.full(w, measured[n]) for n, w in weights.items() if measured[n] is not None}
     wanted = {n: p.grad for n, p in whole.named_parameters() if p.grad is not None}
     top = max(float(g.abs().max()) for g in wanted.values())
     gradient = _worst(grads, wanted, FLOOR * top)
     _step(whole)
-    steering.params.gather_buffers(model)  # running statistics are judged with the parameters
-    after = {n: steering.params.full(p) for n, p in model.named_parameters()} | _statistics(model)
+    parallel.gather_buffers()  # running statistics are judged with the parameters
+    after = {n: parallel.full(w) for n, w in weights.items()} | _statistics(model)
     single_after = {n: p.detach() for n, p in whole.named_parameters()} | _statistics(whole)
     param = _worst(after, single_after, LEARNING_RATE)
     return {
         "dtype": dtype, "loss": (float(single.detach()), float(loss.detach())), "grad": gradient, "param": param,
         "collectives": counted.table(),
         "by_axis": [[*key, *row] for key, row in sorted(counted.rows.items())],
+        "dispatched": parallel.dispatched.reason if parallel.dispatched else "",
     }  # fmt: skip
 
 

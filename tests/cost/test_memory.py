@@ -52,8 +52,8 @@ def _ways(shape: tuple[int, ...], segments: dict[int, tuple[int, ...]]) -> list[
 
 def _measured(jobs: list[Any]) -> list[tuple[int, int]]:
     """Bytes that `move` ends with and uses at most, beside the tensor it is given, of every job."""
+    from planner_core.runtime.dispatch.redistribute import move
     from planner_core.runtime.plan_reader import _steps
-    from planner_core.runtime.redistribute import move
 
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
     mesh = init_device_mesh("cpu", SIZES, mesh_dim_names=("a", "b"))

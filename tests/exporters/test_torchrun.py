@@ -23,7 +23,7 @@ from planner_core.exporters.torchrun import model_spec
 from planner_core.planning.pipeline import plan_model
 from planner_core.planning.request import Request
 from planner_core.runtime.initialize import initializer
-from planner_core.runtime.train import _batches, build_model
+from planner_core.runtime.training.train import _batches, build_model
 from planner_core.verification.api import scaled, verify
 from planner_core.verification.build_models import materialise
 from planner_core.verification.numerics import same_traffic

@@ -11,7 +11,7 @@ from torch import nn
 from planner_core.core.workload import OPTIMIZERS, Workload
 from planner_core.models.loading import capture_graph
 from planner_core.ops.registry import rule_of
-from planner_core.runtime.optimizers import make_optimizer
+from planner_core.runtime.training.optimizers import make_optimizer
 from planner_core.verification.numerics import verify_all
 from tests.support.runtime_plans import make_plan, random_choice
 from tests.support.tiny_models import NAMES, tiny_config

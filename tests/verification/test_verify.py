@@ -86,7 +86,7 @@ def test_running_statistics_of_split_channels_are_whole() -> None:
 
 
 def _without_gathering(plan: dict[str, Any]) -> dict[str, Any]:
-    from planner_core.runtime.parameters import Parameters
+    from planner_core.runtime.dispatch.parameters import Parameters
     from planner_core.verification.numerics import compare
 
     Parameters.gather_buffers = lambda self, model: None  # type: ignore[method-assign]
@@ -290,7 +290,7 @@ def test_moving_a_model_under_a_plan_is_refused() -> None:
 def _move_after_apply() -> str:
     from torch.distributed.device_mesh import init_device_mesh
 
-    from planner_core.runtime.parallelize import steer
+    from planner_core.runtime.dispatch.parallelize import steer
     from planner_core.runtime.plan_reader import PlanMismatch
 
     model: Any = nn.Linear(2, 2)

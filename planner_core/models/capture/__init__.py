@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from planner_core.models.capture.loss import own_loss, standin_loss
     from planner_core.models.capture.module import capture_module
+    from planner_core.models.capture.recorder import Recorder
 
-__all__ = ["capture_module", "own_loss", "standin_loss"]
+__all__ = ["Recorder", "capture_module", "own_loss", "standin_loss"]
 _HOME = {
     "own_loss": "planner_core.models.capture.loss",
     "standin_loss": "planner_core.models.capture.loss",
     "capture_module": "planner_core.models.capture.module",
+    "Recorder": "planner_core.models.capture.recorder",
 }
 
 

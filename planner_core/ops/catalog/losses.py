@@ -26,7 +26,7 @@ def _cross_entropy(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 
 
 def _log_softmax_kept(local: LocalBytes) -> int:
-    """Cross-entropy keeps the log-softmax; split by class it works in 32-bit (see `runtime/local_ops.py`)."""
+    """Cross-entropy keeps the log-softmax; split by class it works in 32-bit (see `runtime/dispatch/local_ops.py`)."""
     return 4 * local.ins[0] // local.item_bytes[0] if "classes" in local.labels else local.ins[0]
 
 

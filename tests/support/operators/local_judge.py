@@ -1,6 +1,6 @@
 """The runtime's local form of an op, judged by arithmetic: every rank of a small mesh is a thread of this process.
 
-`judge` runs the pieces by an interpreter of its own; here `runtime.local_ops` runs them, with the messages that it sends
+`judge` runs the pieces by an interpreter of its own; here `runtime.dispatch.local_ops` runs them, with the messages that it sends
 itself. Joined by their placements the pieces must be the whole op, forward and backward.
 """
 

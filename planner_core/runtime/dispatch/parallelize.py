@@ -9,8 +9,9 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils import _pytree as pytree
 
-from planner_core.runtime.dispatch_mode import Steered, Steering
-from planner_core.runtime.parameters import Init, Parameters
+from planner_core.runtime.dispatch.dispatch_mode import Steered, Steering
+from planner_core.runtime.dispatch.parameters import Parameters
+from planner_core.runtime.initialize import Init
 from planner_core.runtime.plan_reader import PlanMismatch, check_torch, read_params
 
 

@@ -31,8 +31,9 @@ from planner_core.models.hooks import (
     without_out,
     wrote_part,
 )
-from planner_core.runtime.local_ops import Call, attention, on_meta, run_local
-from planner_core.runtime.parameters import Parameters
+from planner_core.runtime.dispatch.local_ops import Call, attention, on_meta, run_local
+from planner_core.runtime.dispatch.parameters import Parameters
+from planner_core.runtime.dispatch.redistribute import deliver, place
 from planner_core.runtime.plan_reader import (
     Edge,
     Placements,
@@ -42,7 +43,6 @@ from planner_core.runtime.plan_reader import (
     read_rows,
     recomputed_prefixes,
 )
-from planner_core.runtime.redistribute import deliver, place
 
 
 class Steered(torch.Tensor):

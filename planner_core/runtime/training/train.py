@@ -20,12 +20,11 @@ from torch.distributed import checkpoint as checkpoints
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from planner_core.runtime.collective_counter import CountCollectives
-from planner_core.runtime.dispatch_mode import Steered, Steering
-from planner_core.runtime.initialize import initializer
-from planner_core.runtime.optimizers import make_optimizer
-from planner_core.runtime.parallelize import steer
-from planner_core.runtime.parameters import Init
+from planner_core.runtime.dispatch.dispatch_mode import Steered, Steering
+from planner_core.runtime.dispatch.parallelize import steer
+from planner_core.runtime.initialize import Init, initializer
 from planner_core.runtime.plan_reader import PlanMismatch
+from planner_core.runtime.training.optimizers import make_optimizer
 
 Batches = Callable[[int], Iterator[dict[str, torch.Tensor]]]
 """Global batches from a step on."""

@@ -13,12 +13,10 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-from planner_core.runtime.local_ops import SPLIT
+from planner_core.runtime.dispatch.local_ops import SPLIT
+from planner_core.runtime.dispatch.redistribute import move, place
+from planner_core.runtime.initialize import Init
 from planner_core.runtime.plan_reader import Edge, Row, Step, Stored
-from planner_core.runtime.redistribute import move, place
-
-Init = Callable[[str, torch.Tensor], torch.Tensor]
-"""The whole value of a parameter, given its name and the parameter (which may be on meta)."""
 
 
 class Parameters:
@@ -28,6 +26,7 @@ class Parameters:
         self.mesh = mesh
         self.sync_gradients = True
         self._stored: dict[int, tuple[nn.Parameter, Stored]] = {}
+        self._working: dict[int, torch.dtype] = {}
         self._summed: set[int] = set()  # parameters whose gradient is a sum over ranks already
 
     def __contains__(self, tensor: torch.Tensor) -> bool:
@@ -38,9 +37,14 @@ class Parameters:
         return self._stored[id(param)][1]
 
     def local(self, param: torch.Tensor) -> torch.Tensor:
-        """This rank's part; a gradient that arrives is taken as it is."""
-        assert isinstance(param, DTensor)
-        return param.to_local(grad_placements=param.placements)
+        """This rank's part, in the type that computes; a gradient that arrives is taken as it is."""
+        own = param.to_local(grad_placements=param.placements) if isinstance(param, DTensor) else param
+        return own.to(self._working.get(id(param), own.dtype))
+
+    def adopt(self, param: nn.Parameter, stored: Stored, working: torch.dtype) -> None:
+        """Take a parameter that lies as `stored` says already; it computes in the type `working`."""
+        self._working[id(param)] = working
+        self._hold(param, stored)
 
     def shard(self, model: nn.Module, stored: Mapping[str, Stored], init: Init | None) -> None:
         """Replace every parameter by its part. Tied ones stay tied; without `init` a model on meta stays there.
@@ -72,11 +76,14 @@ class Parameters:
             local, self.mesh, stored.placements, run_check=False, shape=full.shape, stride=full.contiguous().stride()
         )
         param = nn.Parameter(whole, requires_grad=old.requires_grad)
+        self._hold(param, stored)
+        return param
+
+    def _hold(self, param: nn.Parameter, stored: Stored) -> None:
         self._stored[id(param)] = (param, stored)
         if stored.sync and param.requires_grad:
             param.register_hook(lambda gradient: self._part_gradient(param))
             param.register_post_accumulate_grad_hook(self._sum_gradient)
-        return param
 
     def full(self, param: torch.Tensor, tensor: torch.Tensor | None = None) -> torch.Tensor:
         """The whole value of a parameter, or of a gradient or optimizer state laid out like it. All ranks must ask."""
@@ -98,8 +105,8 @@ class Parameters:
                 buffer.copy_(move(own, reversed(gathers), self.mesh, {}))
 
     def _sum_gradient(self, param: torch.Tensor) -> None:
-        if self.sync_gradients and isinstance(param.grad, DTensor):
-            gradient = param.grad.to_local()
+        if self.sync_gradients and param.grad is not None:
+            gradient = param.grad.to_local() if isinstance(param.grad, DTensor) else param.grad
             for axis in self.stored(param).sync:
                 if self.mesh.size(axis) > 1:
                     dist.all_reduce(gradient, group=self.mesh.get_group(axis))
@@ -107,8 +114,9 @@ class Parameters:
 
     def _part_gradient(self, param: torch.Tensor) -> None:
         """Before a second backward pass adds to a sum over ranks: each rank keeps an equal term of it, to be summed anew."""
-        if id(param) in self._summed and isinstance(param.grad, DTensor):
-            param.grad.to_local().div_(math.prod(self.mesh.size(axis) for axis in self.stored(param).sync))
+        if id(param) in self._summed and param.grad is not None:
+            own = param.grad.to_local() if isinstance(param.grad, DTensor) else param.grad
+            own.div_(math.prod(self.mesh.size(axis) for axis in self.stored(param).sync))
         self._summed.discard(id(param))
 
     @contextlib.contextmanager

@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Partial, Shard
 
+from planner_core.runtime.dispatch.redistribute import all_reduce, position
 from planner_core.runtime.plan_reader import Placements, Row
-from planner_core.runtime.redistribute import all_reduce, position
 
 
 @dataclass

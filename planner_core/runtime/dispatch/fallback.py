@@ -1,0 +1,54 @@
+"""A model that cannot be rewritten runs its own code under the plan, on the parameters that stand already."""
+
+# mypy: allow-untyped-calls
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from planner_core.runtime.dispatch.dispatch_mode import Steering
+from planner_core.runtime.dispatch.parallelize import hand_out
+from planner_core.runtime.dispatch.parameters import Parameters
+from planner_core.runtime.plan_reader import PlanMismatch, Stored
+
+Held = tuple[str, nn.Parameter, Stored, torch.dtype]
+"""Name, parameter, how it lies, and the type in which it computes."""
+
+
+class Dispatched:
+    """The slower way for one model; `reason` says why generated code was not possible."""
+
+    def __init__(
+        self, model: nn.Module, plain: Callable[..., Any], plan: Mapping[str, Any], mesh: DeviceMesh, held: Iterable[Held], reason: str
+    ) -> None:  # fmt: skip
+        self.model, self.plain, self.reason = model, plain, reason
+        self.params = Parameters(mesh)
+        for name, param, stored, working in held:
+            if stored.placements != stored.working:
+                raise PlanMismatch(
+                    f"the model cannot become generated code ({reason}), and only that can keep {name} whole while its optimizer "
+                    "states are sharded (ZeRO-1, ZeRO-2); plan it with --zero 0 or 3"
+                )
+            self.params.adopt(param, stored, working)
+        self.steering = Steering(model, plan, mesh, self.params)
+        self.inside = False
+
+    def __call__(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], finish: Callable[[Any], Any] | None = None
+    ) -> Any:
+        """One forward pass, on the whole batch."""
+        outer, self.inside = self.steering.active, True
+        try:
+            with self.steering.running() as scopes:
+                self.steering.written.clear()
+                out = self.steering.current(self.model(*args, **kwargs))
+                if finish is not None:
+                    with scopes.named("loss"):
+                        out = finish(out)
+            return out if outer else hand_out(out)
+        finally:
+            self.inside = False

@@ -1,0 +1,155 @@
+"""One collective for the weights, or gradients, of a whole unit: packed into one flat tensor, and unpacked from it.
+
+Pieces lie rank by rank in the flat tensor, so that one all_gather or reduce_scatter serves tensors split along any dim:
+
+    flat [ranks, total]  =  rank 0: piece of a, piece of b, ...   rank 1: piece of a, piece of b, ...
+"""
+
+# mypy: allow-untyped-calls
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from planner_core.runtime.program.collectives import NO_SEGMENTS, Segments, Step, parts
+
+Flow = Callable[[], list[torch.Tensor]]
+"""Waits for a bucket and gives its tensors."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """One tensor of a bucket before a step: its shape, the fused segments of its dims, and its own step (of the bucket's kind)."""
+
+    shape: tuple[int, ...]
+    segments: Segments
+    step: Step
+
+    @property
+    def numel(self) -> int:
+        """Elements."""
+        return math.prod(self.shape)
+
+    @property
+    def dim(self) -> int:
+        """The dim that the step splits or joins."""
+        dim = self.step.dst if self.step.kind == "reduce_scatter" else self.step.src
+        assert dim is not None
+        return dim
+
+    @property
+    def shape_after(self) -> tuple[int, ...]:
+        """Shape after the step."""
+        shape, n = list(self.shape), self.step.axis.size
+        if self.step.kind == "all_gather":
+            shape[self.dim] *= n
+        elif self.step.kind == "reduce_scatter":
+            shape[self.dim] //= n
+        return tuple(shape)
+
+
+def bucketed(step: Step) -> bool:
+    """Whether the members of a bucket take such a step together."""
+    return step.axis.size > 1 and step.kind in ("all_gather", "reduce_scatter", "all_reduce")
+
+
+def alike(steps: Sequence[Step]) -> tuple[tuple[str, str], ...]:
+    """What the steps of two members must share for them to lie in one bucket."""
+    return tuple((s.axis.name, s.kind) for s in steps)
+
+
+def start(
+    members: Sequence[Member], tensors: Sequence[torch.Tensor], *, flat: torch.Tensor | None = None,
+    into: Sequence[torch.Tensor] | None = None,
+) -> Flow:  # fmt: skip
+    """Issue one step for all tensors (of one dtype). `flat` holds them packed already, and may be written over; what is
+    gathered goes `into` tensors that stand ready.
+
+    A step that no flat tensor serves is taken at once, tensor by tensor.
+    """
+    step = members[0].step
+    if not bucketed(step):
+        moved = [m.step.take(t, m.segments) for m, t in zip(members, tensors, strict=True)]
+        return lambda: moved if into is None else copied(moved, into)
+    if step.kind == "all_reduce":
+        packed = pack(tensors) if flat is None else flat
+        finish = step.axis.start_all_reduce(packed, owned=flat is not None or len(tensors) > 1, packed=len(members))
+        return lambda: unpack(finish(), [m.shape for m in members])
+    if step.kind == "reduce_scatter":
+        finish = step.axis.start_reduce_scatter(pack_by_rank(members, tensors) if flat is None else flat, len(members))
+        return lambda: unpack(finish(), [m.shape_after for m in members])
+    gathering = step.axis.start_all_gather(pack(tensors), len(members))
+
+    def whole() -> list[torch.Tensor]:
+        gathered = gathering()
+        made = [gathered.new_empty(m.shape_after) for m in members] if into is None else list(into)
+        unpack_by_rank(members, gathered, made)
+        return made
+
+    return whole
+
+
+def copied(tensors: Sequence[torch.Tensor], into: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The tensors, written into others that stand ready."""
+    for here, there in zip(tensors, into, strict=True):
+        there.copy_(here)
+    return list(into)
+
+
+def pack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """All elements one behind the other: a copy unless it is one contiguous tensor."""
+    if len(tensors) == 1:
+        return tensors[0].contiguous().view(-1)
+    return torch.cat([t.reshape(-1) for t in tensors])
+
+
+def unpack(flat: torch.Tensor, shapes: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+    """Views of a flat tensor."""
+    pieces = flat.split([math.prod(s) for s in shapes])
+    return [piece.view(tuple(shape)) for piece, shape in zip(pieces, shapes, strict=True)]
+
+
+def pack_by_rank(members: Sequence[Member], tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """What each rank is to get, rank by rank."""
+    flat = tensors[0].new_empty(sum(m.numel for m in members))
+    for member, slots, tensor in zip(members, rank_slots(members, flat), tensors, strict=True):
+        fill(member, slots, tensor)
+    return flat
+
+
+def rank_slots(members: Sequence[Member], flat: torch.Tensor) -> list[torch.Tensor]:
+    """For each member its place [ranks, *piece] in a flat tensor that is dealt rank by rank; to be scattered or just gathered."""
+    n = members[0].step.axis.size
+    rows, at, found = flat.view(n, -1), 0, []
+    for member in members:
+        piece = list(member.shape)
+        if member.step.kind == "reduce_scatter":
+            piece[member.dim] //= n
+        size = math.prod(piece)
+        found.append(rows[:, at : at + size].view(n, *piece))
+        at += size
+    return found
+
+
+def fill(member: Member, slots: torch.Tensor, whole: torch.Tensor) -> None:
+    """Deal a whole tensor into its slots."""
+    for there, here in _pairs(whole, slots, member):
+        here.copy_(there)
+
+
+def unpack_by_rank(members: Sequence[Member], flat: torch.Tensor, wholes: Sequence[torch.Tensor]) -> None:
+    """Join every rank's pieces into whole tensors that stand ready."""
+    for member, slots, whole in zip(members, rank_slots(members, flat), wholes, strict=True):
+        for there, here in _pairs(whole, slots, member):
+            there.copy_(here)
+
+
+def _pairs(whole: torch.Tensor, slots: torch.Tensor, member: Member) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Views [ranks, *piece] of a whole tensor and of its slots that hold the same elements, segment by segment."""
+    dim, n, fused = member.dim, member.step.axis.size, member.segments
+    own = parts(slots, dim + 1, {dim + 1: fused[dim]} if dim in fused else NO_SEGMENTS)
+    for there, here in zip(parts(whole, dim, fused), own, strict=True):
+        yield there.unflatten(dim, (n, -1)).movedim(dim, 0), here

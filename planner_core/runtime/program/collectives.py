@@ -1,0 +1,269 @@
+"""Collectives along one mesh axis, issued early and waited for late, and the moves between placements made of them.
+
+    P>R all_reduce    P>S reduce_scatter    S>R all_gather    S>S all_to_all    R>S slice    S>P pad with zeros    R>P divide
+
+A dim with segments (q, k, v in one projection) is dealt segment by segment: every rank holds a share of each.
+"""
+
+# mypy: allow-untyped-calls
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+Segments = Mapping[int, tuple[int, ...]]
+NO_SEGMENTS: Segments = {}
+Finish = Callable[[], torch.Tensor]
+"""Waits for a collective and gives its result."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """A collective that a rank issued or waited for (`what`); `packed` is the number of tensors that it carries.
+
+    `run` and `return` stand where a unit, named by `kind`, begins its forward and its backward.
+    """
+
+    what: str
+    kind: str
+    axis: str
+    num_bytes: int
+    packed: int
+
+
+@dataclass
+class Trace:
+    """What one rank issued and waited for, in order."""
+
+    events: list[Event] = field(default_factory=list)
+
+    def add(self, what: str, kind: str, axis: str = "", num_bytes: int = 0, packed: int = 0) -> None:
+        """Note one event."""
+        self.events.append(Event(what, kind, axis, num_bytes, packed))
+
+
+class Axis:
+    """One mesh axis as this rank sees it. `start_*` issue a collective and return what waits for it."""
+
+    def __init__(self, name: str, group: dist.ProcessGroup | None, size: int, rank: int) -> None:
+        self.name, self.group, self.size, self.rank = name, group, size, rank
+        self.group_name = "" if group is None else group.group_name
+        self.trace: Trace | None = None
+        self.packed = 1
+        """How many tensors the collective that is being issued carries."""
+
+    def __repr__(self) -> str:
+        return f"Axis({self.name}, size={self.size}, rank={self.rank})"
+
+    # --- issuing --------------------------------------------------------------------------------------
+
+    def start_all_gather(self, x: torch.Tensor, packed: int = 1) -> Finish:
+        """Every rank's tensor, one behind the other along dim 0."""
+        x = x.contiguous()
+        if torch.compiler.is_compiling():
+            return _traced(torch.ops._c10d_functional.all_gather_into_tensor(x, self.size, self.group_name))
+        out = x.new_empty((self.size * x.shape[0], *x.shape[1:]))
+        return self._issue("all_gather", packed, dist.all_gather_single, out, out, x)
+
+    def start_reduce_scatter(self, x: torch.Tensor, packed: int = 1) -> Finish:
+        """This rank's part along dim 0 of the sum of every rank's tensor."""
+        x = x.contiguous()
+        if torch.compiler.is_compiling():
+            return _traced(torch.ops._c10d_functional.reduce_scatter_tensor(x, "sum", self.size, self.group_name))
+        out = x.new_empty((x.shape[0] // self.size, *x.shape[1:]))
+        return self._issue("reduce_scatter", packed, dist.reduce_scatter_single, x, out, x)
+
+    def start_all_reduce(
+        self, x: torch.Tensor, reduction: str = "sum", *, owned: bool = False, packed: int = 1
+    ) -> Finish:
+        """The sum (or max) of every rank's tensor; `owned`: written over `x` itself."""
+        if torch.compiler.is_compiling():
+            return _traced(torch.ops._c10d_functional.all_reduce(x.contiguous(), reduction, self.group_name))
+        out = x if owned else x.detach().clone(memory_format=torch.contiguous_format)
+        op = dist.ReduceOp.MAX if reduction == "max" else dist.ReduceOp.SUM
+        return self._issue("all_reduce", packed, dist.all_reduce, out, out, op)
+
+    def start_all_to_all(self, x: torch.Tensor) -> Finish:
+        """Piece r along dim 0 goes to rank r."""
+        x = x.contiguous()
+        if torch.compiler.is_compiling():
+            ones = [x.shape[0] // self.size] * self.size
+            return _traced(torch.ops._c10d_functional.all_to_all_single(x, ones, ones, self.group_name))
+        out = torch.empty_like(x)
+        return self._issue("all_to_all", 1, dist.all_to_all_single, out, out, x)
+
+    def _issue(
+        self, kind: str, packed: int, collective: Callable[..., Any], counted: torch.Tensor, *args: Any
+    ) -> Finish:  # fmt: skip
+        """One collective of `packed` tensors in flight; `counted` is what its bytes are of, the first of `args` its result."""
+        trace, self.packed = self.trace, packed
+        work = collective(*args, group=self.group, async_op=True)
+        self.packed = 1
+        if trace is not None:
+            trace.add("issue", kind, self.name, counted.nbytes, packed)
+
+        def finish() -> torch.Tensor:
+            work.wait()
+            if trace is not None:
+                trace.add("wait", kind, self.name, counted.nbytes, packed)
+            out: torch.Tensor = args[0]
+            return out
+
+        return finish
+
+    # --- moves of one tensor --------------------------------------------------------------------------
+
+    def all_reduce(self, x: torch.Tensor, reduction: str = "sum") -> torch.Tensor:
+        """The sum (or max) of every rank's tensor."""
+        return x if self.size == 1 else self.start_all_reduce(x, reduction)()
+
+    def all_gather(self, x: torch.Tensor, dim: int, segments: Segments = NO_SEGMENTS) -> torch.Tensor:
+        """The whole of a tensor split along `dim`."""
+        gathered = self.start_all_gather(x)()
+        if dim == 0 and len(segments.get(0, ())) < 2:
+            return gathered
+        return joined(gathered.chunk(self.size), dim, segments)
+
+    def reduce_scatter(self, x: torch.Tensor, dim: int, segments: Segments = NO_SEGMENTS) -> torch.Tensor:
+        """This rank's part along `dim` of the sum."""
+        if dim == 0 and len(segments.get(0, ())) < 2:
+            return self.start_reduce_scatter(x)()
+        return self.start_reduce_scatter(torch.cat(shares(x, dim, self.size, segments)))()
+
+    def all_to_all(self, x: torch.Tensor, src: int, dst: int, segments: Segments = NO_SEGMENTS) -> torch.Tensor:
+        """Split along `src` before and along `dst` after."""
+        pieces = torch.stack(shares(x, dst, self.size, segments))
+        return joined(self.start_all_to_all(pieces)().unbind(0), src, segments)
+
+    def slice(self, x: torch.Tensor, dim: int, segments: Segments = NO_SEGMENTS) -> torch.Tensor:
+        """This rank's share of a whole tensor."""
+        return own_share(x, dim, self.size, self.rank, segments).contiguous()
+
+    def view(self, x: torch.Tensor, dim: int) -> torch.Tensor:
+        """This rank's share of a whole tensor, in its memory."""
+        return own_share(x, dim, self.size, self.rank)
+
+    def pad(self, x: torch.Tensor, dim: int, segments: Segments = NO_SEGMENTS) -> torch.Tensor:
+        """A tensor of whole size with this rank's share in its place and zeros elsewhere."""
+        shape = list(x.shape)
+        shape[dim] *= self.size
+        whole = x.new_zeros(shape)
+        places = [part.chunk(self.size, dim)[self.rank] for part in parts(whole, dim, segments)]
+        for place, piece in zip(places, parts(x, dim, segments), strict=True):
+            place.copy_(piece)
+        return whole
+
+    def divide(self, x: torch.Tensor) -> torch.Tensor:
+        """This rank's term of a sum that is `x`."""
+        return x / self.size
+
+
+def _traced(out: torch.Tensor) -> Finish:
+    """In a compiled function the functional collectives stand for themselves."""
+    return lambda: torch.ops._c10d_functional.wait_tensor(out)
+
+
+# --- shares of a dim ----------------------------------------------------------------------------------
+
+
+def parts(x: torch.Tensor, dim: int, segments: Segments) -> Sequence[torch.Tensor]:
+    """The segments of a dim, as views; one if it has none."""
+    sizes = segments.get(dim, (1,))
+    if len(sizes) < 2:
+        return (x,)
+    cut: Sequence[torch.Tensor] = x.split([size * x.size(dim) // sum(sizes) for size in sizes], dim)
+    return cut
+
+
+def own_share(x: torch.Tensor, dim: int, size: int, rank: int, segments: Segments = NO_SEGMENTS) -> torch.Tensor:
+    """Rank `rank`'s share of `dim`: a view unless the dim has segments."""
+    if x.size(dim) % size:
+        raise ValueError(f"dim {dim} of a tensor of shape {tuple(x.shape)} cannot be split evenly over {size} ranks")
+    own = [part.chunk(size, dim)[rank] for part in parts(x, dim, segments)]
+    return own[0] if len(own) == 1 else torch.cat(own, dim)
+
+
+def shares(x: torch.Tensor, dim: int, size: int, segments: Segments = NO_SEGMENTS) -> list[torch.Tensor]:
+    """Every rank's share of `dim`."""
+    if len(segments.get(dim, ())) < 2:
+        return list(x.chunk(size, dim))
+    cut = [part.chunk(size, dim) for part in parts(x, dim, segments)]
+    return [torch.cat([part[rank] for part in cut], dim) for rank in range(size)]
+
+
+def joined(pieces: Sequence[torch.Tensor], dim: int, segments: Segments = NO_SEGMENTS) -> torch.Tensor:
+    """The whole from every rank's share of `dim`."""
+    if len(segments.get(dim, ())) < 2:
+        return torch.cat(list(pieces), dim)
+    cut = [parts(piece, dim, segments) for piece in pieces]
+    return torch.cat([share[part] for part in range(len(cut[0])) for share in cut], dim)
+
+
+# --- moves --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Step:
+    """One move along one axis, from placement `src` to `dst`: a dim that is split, or R (None) or P ("P")."""
+
+    axis: Axis
+    kind: str
+    src: int | None = None
+    dst: int | None = None
+
+    def take(self, x: torch.Tensor, segments: Segments = NO_SEGMENTS) -> torch.Tensor:
+        """The tensor after the step."""
+        axis, kind = self.axis, self.kind
+        if axis.size == 1:
+            return x
+        if kind == "all_reduce":
+            return axis.all_reduce(x)
+        if kind == "divide":
+            return axis.divide(x)
+        if kind == "all_to_all":
+            return axis.all_to_all(x, _dim(self.src), _dim(self.dst), segments)
+        if kind in ("slice", "reduce_scatter"):
+            move = axis.slice if kind == "slice" else axis.reduce_scatter
+            return move(x, _dim(self.dst), segments)
+        move = axis.all_gather if kind == "all_gather" else axis.pad
+        return move(x, _dim(self.src), segments)
+
+    @property
+    def collective(self) -> bool:
+        """Whether ranks talk."""
+        return self.kind not in ("slice", "pad", "divide")
+
+
+def _dim(dim: int | None) -> int:
+    assert dim is not None
+    return dim
+
+
+def take(x: torch.Tensor, steps: Iterable[Step], segments: Segments = NO_SEGMENTS) -> torch.Tensor:
+    """The tensor after all steps, in order."""
+    for step in steps:
+        x = step.take(x, segments)
+    return x
+
+
+def move(
+    forward: Sequence[Step], backward: Sequence[Step], segments: Segments = NO_SEGMENTS
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A function that takes a tensor `forward`, and its gradient `backward`: the two need not mirror each other."""
+    ahead, back = tuple(forward), tuple(backward)
+
+    class Move(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            moved = take(x, ahead, segments)
+            return x.view_as(x) if moved is x else moved
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            return take(gradient, back, segments)
+
+    return Move.apply

@@ -1,0 +1,81 @@
+"""Dropout whose masks follow the plan: the same wherever a tensor is replicated, different ones on its shards.
+
+A mask depends on a seed, the step, the call site, the copy of the block and the shard that this rank holds, and on
+nothing else. So it is the same when a block is recomputed, and one process can make the masks of all ranks.
+"""
+
+# mypy: allow-untyped-calls
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from planner_core.runtime.program.collectives import Axis
+from planner_core.runtime.program.functions import part
+
+MASKED = {"dropout1d": 2, "dropout2d": 2, "dropout3d": 2, "feature_alpha_dropout": 2}
+"""Kinds that drop whole channels: the mask spans this many dims."""
+
+
+class Chance:
+    """Seeds of one forward pass: `seed` of the run, `count` of the forward passes so far."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.seed, self.count = seed, 0
+
+    def at(self, site: str, copy: str) -> int:
+        """The seed of one call of dropout in one copy of a block."""
+        text = f"{self.seed}/{self.count}/{copy}/{site}".encode()
+        return int.from_bytes(hashlib.blake2b(text, digest_size=7).digest(), "big")
+
+
+def shard_seed(seed: int, axes: Sequence[Axis]) -> int:
+    """The seed of this rank's shard of a tensor that `axes` split."""
+    return seed + 0x9E3779B97F4A7C15 * (1 + part(axes)) % (1 << 62) if axes else seed
+
+
+class _Masked(torch.autograd.Function):
+    """The tensor times a mask that is made again in backward, not kept."""
+
+    _shardscope = True
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, p: float, seed: int, dims: int) -> torch.Tensor:
+        ctx.mask = (p, seed, dims)
+        return x * mask(x, p, seed, dims)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return gradient * mask(gradient, *ctx.mask), None, None, None
+
+
+def mask(like: torch.Tensor, p: float, seed: int, dims: int = 0) -> torch.Tensor:
+    """Zeros with chance `p`, else 1 / (1 - p); one number per leading `dims` dims (0: one per element)."""
+    shape = like.shape if not dims else (*like.shape[:dims], *(1 for _ in like.shape[dims:]))
+    kept = torch.empty(shape, dtype=like.dtype, device=like.device)
+    if like.is_meta:
+        return kept
+    generator = torch.Generator(like.device).manual_seed(seed)
+    return kept.bernoulli_(1 - p, generator=generator).div_(1 - p) if p < 1 else kept.zero_()
+
+
+def dropout(x: torch.Tensor, p: float, seed: int, *, kind: str = "dropout", split: Sequence[Axis] = ()) -> torch.Tensor:
+    """Dropout of a tensor that `split` splits, or that is whole (or a term of a sum, since dropout is linear)."""
+    out: torch.Tensor = _Masked.apply(x, p, shard_seed(seed, split), MASKED.get(kind, 0))
+    return out
+
+
+def attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None = None, *, dropout_p: float, seed: int,
+    split: Sequence[Axis] = (), **options: Any,
+) -> torch.Tensor:  # fmt: skip
+    """Attention with dropout of its weights: the kernel draws from the default generator, which is seeded for this call alone."""
+    if query.is_meta:
+        return F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p=dropout_p, **options)
+    with torch.random.fork_rng([query.device] if query.is_cuda else []):
+        torch.manual_seed(shard_seed(seed, split))
+        return F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p=dropout_p, **options)

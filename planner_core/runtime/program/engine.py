@@ -1,0 +1,194 @@
+"""Runs generated programs: binds their code to this rank's axes and weights, and calls it.
+
+One model may have several programs (training, evaluation, other shapes); they share weights and units.
+"""
+
+# mypy: allow-untyped-calls
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+import hashlib
+import itertools
+import linecache
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from planner_core.runtime.program import dropout as chances
+from planner_core.runtime.program import functions
+from planner_core.runtime.program.collectives import Axis, Step, Trace, move
+from planner_core.runtime.program.setup import steps_of
+from planner_core.runtime.program.units import Backward, Unit, UnitCall, Use
+from planner_core.runtime.program.weights import Weight
+
+_COUNT = itertools.count()
+
+
+class GuardFailed(RuntimeError):
+    """A constant has another value than the one that decided the way of the recorded forward pass."""
+
+
+def expect(value: Any, answer: Any) -> None:
+    """Raises GuardFailed unless a question about a constant is answered as it was when the program was written."""
+    if value != answer:
+        raise GuardFailed(f"{value!r} where {answer!r} was recorded")
+
+
+def with_item(x: torch.Tensor, index: Any, value: Any) -> torch.Tensor:
+    """A copy of `x` with `x[index] = value`."""
+    copy = x.clone()
+    copy[index] = value
+    return copy
+
+
+class Engine:
+    """Weights, axes and the state of backward that all programs of one model share."""
+
+    def __init__(
+        self,
+        axes: Sequence[Axis],
+        weights: Mapping[str, Weight],
+        buffer: Callable[[str], torch.Tensor],
+        device: torch.device,
+    ) -> None:
+        self.axes, self.weights, self.buffer, self.device = list(axes), weights, buffer, device
+        self.by_name = {name: w for w in weights.values() for name in w.names}
+        self.backward = Backward()
+        self.units: dict[object, Unit] = {}
+        self.seed = self.forwards = 0
+        self.compile: Mapping[str, Any] | None = None
+
+    def unit(self, spec: Any) -> Unit:
+        """The unit of a specification, shared by all programs that use it alike."""
+        uses = [
+            Use(u.argument, self.by_name[u.parameter], steps_of(u.gather, self.axes), steps_of(u.reduce, self.axes), u.again)
+            for u in spec.uses
+        ]  # fmt: skip
+        key = (spec.name, tuple((id(u.weight), u.gather, u.reduce, u.again) for u in uses))
+        if key not in self.units:
+            self.units[key] = Unit(spec.name, uses, self.backward)
+        return self.units[key]
+
+    def share(self, name: str, cuts: Sequence[tuple[int, int]]) -> torch.Tensor:
+        """This rank's share of a buffer, in its memory."""
+        found = self.buffer(name)
+        for axis, dim in cuts:
+            found = self.axes[axis].view(found, dim)
+        return found
+
+    def names(self) -> dict[str, Any]:
+        """What generated code finds under its names."""
+        steps: dict[str, Any] = {
+            kind: _constructor(kind)
+            for kind in ("all_gather", "all_reduce", "reduce_scatter", "all_to_all", "pad", "divide")
+        }
+        return {
+            "torch": torch, "F": F, "move": move, "shard": _constructor("slice"), "DEVICE": self.device, "expect": expect,
+            "with_item": with_item, "dropout": chances.dropout, "attention": chances.attention,
+            **{n: getattr(functions, n) for n in ("embedding", "cross_entropy", "nll_loss", "batch_norm", "own_experts")},
+            **{a.name.upper(): a for a in self.axes}, **steps,
+        }  # fmt: skip
+
+    def seed_of(self, unit: str) -> int:
+        """The seed of a unit in this forward pass."""
+        text = f"{self.seed}/{self.forwards}/{unit}".encode()
+        return int.from_bytes(hashlib.blake2b(text, digest_size=6).digest(), "big")
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes in here leave gradients unsummed that are summed once a step."""
+        before, self.backward.sync = self.backward.sync, False
+        try:
+            yield
+        finally:
+            self.backward.sync = before
+
+    def packed(self, group: str) -> int:
+        """How many tensors the collective that is being issued on a group carries."""
+        return next((a.packed for a in self.axes if a.group_name == group), 1)
+
+    def trace(self, trace: Trace | None) -> None:
+        """Note every collective from here on (None: no longer)."""
+        self.backward.trace = trace
+        for axis in self.axes:
+            axis.trace = trace
+
+
+def _constructor(kind: str) -> Callable[..., Step]:
+    """What code calls to write a step: `all_gather(TENSOR, 1)`, `all_to_all(TENSOR, 1, 2)`."""
+
+    def step(axis: Axis, *dims: int) -> Step:
+        if kind == "all_to_all":
+            return Step(axis, kind, *dims)
+        gone = kind in ("all_gather", "pad")
+        return Step(axis, kind, dims[0] if gone and dims else None, dims[0] if dims and not gone else None)
+
+    return step
+
+
+@functools.cache
+def _weights(names: tuple[str, ...]) -> Callable[..., Any]:
+    """One class for all copies of a block, so that they are one case for a compiler."""
+    return collections.namedtuple("Weights", names)
+
+
+class Bound:
+    """One program, ready to run on this rank."""
+
+    def __init__(self, program: Any, engine: Engine) -> None:
+        self.program, self.engine = program, engine
+        self.names = {**engine.names(), **program.foreign}
+        self.filename = f"<shardscope program {next(_COUNT)}>"
+        source = program.source
+        linecache.cache[self.filename] = (
+            len(source),
+            None,
+            source.splitlines(True),
+            self.filename,
+        )  # tracebacks show the line
+        exec(compile(source, self.filename, "exec"), self.names)
+        self.compiled: dict[str, Callable[..., Any]] = {}
+        self.calls = [self._call(spec) for spec in program.units]
+        self._chain()
+        self.units = SimpleNamespace(buffers={}, **{
+            name: [self.calls[i] for i in members] if len(members) > 1 else self.calls[members[0]]
+            for name, members in program.groups.items()
+        })  # fmt: skip
+        self.tables: tuple[object, Any] = (None, None)
+
+    def _call(self, spec: Any) -> UnitCall:
+        unit = self.engine.unit(spec)
+        function = self.names[spec.function]
+        if self.engine.compile is not None:
+            function = self.compiled.setdefault(spec.function, torch.compile(function, **self.engine.compile))
+        arguments = [u.argument for u in (*spec.uses, *spec.buffers)]
+        weights = _weights(tuple(arguments)) if arguments else None
+        call = UnitCall(unit, function, weights, spec.recompute, self.engine.seed_of if spec.seeded else None)
+        call.buffers = [(b.buffer, b.cuts) for b in spec.buffers]
+        call.buffer = self.engine.share
+        return call
+
+    def _chain(self) -> None:
+        for before, after in itertools.pairwise(self.calls):
+            before.ahead, after.behind = after.unit, before.unit
+
+    def run(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """The tensors that the model returns, as this rank has them."""
+        units, engine = self.units, self.engine
+        if self.program.buffers:
+            units.buffers = {name: engine.buffer(name) for name in self.program.buffers}
+        if self.program.has_tables:
+            key = tuple((b.data_ptr(), b._version) for b in (units.buffers[n] for n in self.program.table_buffers))
+            if self.tables[0] != key:
+                with torch.no_grad():
+                    self.tables = (key, self.names["tables"](units.buffers))
+            units.tables = self.tables[1]
+        out: tuple[torch.Tensor, ...] = self.names["forward"](units, *inputs)
+        if torch.is_grad_enabled():
+            engine.forwards += 1
+        return out

@@ -1,0 +1,187 @@
+"""Operators that need more than their local operands: a split vocabulary, batch, class or expert dim.
+
+Each takes the axes that split the dim; with axes of one rank it is the plain function of torch.
+"""
+
+# mypy: allow-untyped-calls
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from planner_core.runtime.program.collectives import Axis
+
+Axes = Sequence[Axis]
+
+
+def part(axes: Axes) -> int:
+    """Which slice of a dim this rank holds where several axes split it, the outer one in larger pieces."""
+    index = 0
+    for axis in axes:
+        index = index * axis.size + axis.rank
+    return index
+
+
+def parts(axes: Axes) -> int:
+    """Into how many slices the axes split a dim."""
+    return math.prod(axis.size for axis in axes)
+
+
+def _sum(x: torch.Tensor, axes: Axes) -> torch.Tensor:
+    for axis in axes:
+        x = axis.all_reduce(x)
+    return x
+
+
+def _wide(x: torch.Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+# --- losses -------------------------------------------------------------------------------------------
+
+
+def cross_entropy(
+    logits: torch.Tensor, target: torch.Tensor, *, ignore_index: int = -100, reduction: str = "mean", samples: Axes = (),
+    classes: Axes = (),
+) -> torch.Tensor:  # fmt: skip
+    """This rank's term of the loss: `samples` split the tokens, `classes` the vocabulary of `logits` [tokens, classes]."""
+    if classes:
+        start = part(classes) * logits.shape[1]
+        total: torch.Tensor = _ClassParallel.apply(logits, target, ignore_index, start, classes)
+    else:
+        total = F.cross_entropy(logits, target, ignore_index=ignore_index, reduction="sum")
+    return total if reduction == "sum" else _per_target(total, target, ignore_index, samples)
+
+
+def nll_loss(
+    logs: torch.Tensor, target: torch.Tensor, *, ignore_index: int = -100, reduction: str = "mean", samples: Axes = ()
+) -> torch.Tensor:
+    """This rank's term of the loss over tokens that `samples` split."""
+    total = F.nll_loss(logs, target, ignore_index=ignore_index, reduction="sum")
+    return total if reduction == "sum" else _per_target(total, target, ignore_index, samples)
+
+
+def _per_target(total: torch.Tensor, target: torch.Tensor, ignore_index: int, samples: Axes) -> torch.Tensor:
+    """A rank's sum over its tokens, divided by the number of valid targets of all ranks."""
+    count = _sum((target != ignore_index).sum().float(), samples)  # 4 bytes
+    return (total / count).to(total.dtype)
+
+
+class _ClassParallel(torch.autograd.Function):
+    """Sum of token losses where each rank holds the logits of some classes; the classes start at `start` here."""
+
+    _shardscope = True
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: torch.Tensor, target: torch.Tensor, ignore_index: int, start: int, axes: Axes
+    ) -> torch.Tensor:
+        valid = target != ignore_index
+        index = target - start
+        own = (index >= 0) & (index < logits.shape[1]) & valid
+        index = torch.where(own, index, 0).unsqueeze(1)
+        wide = _wide(logits)
+        top = logits.amax(1).to(wide)
+        for axis in axes:
+            top = axis.all_reduce(top, "max")
+        shifted = logits.to(wide) - top.unsqueeze(1)
+        picked = shifted.gather(1, index).squeeze(1) * own
+        weights = shifted.exp_()
+        norm = _sum(weights.sum(1), axes)
+        picked = _sum(picked, axes)
+        ctx.save_for_backward(weights.div_(norm.unsqueeze(1)), index, own, valid)
+        ctx.dtype = logits.dtype
+        return ((norm.log() - picked) * valid).sum().to(logits.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        weights, index, own, valid = ctx.saved_tensors
+        share = weights * valid.unsqueeze(1)
+        share.scatter_add_(1, index, -own.unsqueeze(1).to(share.dtype))
+        return share.mul_(gradient).to(ctx.dtype), None, None, None, None
+
+
+# --- lookups, norms, experts --------------------------------------------------------------------------
+
+
+def embedding(
+    ids: torch.Tensor, weight: torch.Tensor, *, padding_idx: int | None = None, scale_grad_by_freq: bool = False,
+    sparse: bool = False, rows: Axes = (),
+) -> torch.Tensor:  # fmt: skip
+    """Rows of the table that this rank holds (`rows` split them); zero for ids that stand elsewhere."""
+    start = part(rows) * len(weight)
+    index = ids - start
+    outside = (index < 0) | (index >= len(weight))
+    if padding_idx is not None:
+        padding_idx = padding_idx % (len(weight) * parts(rows)) - start
+        padding_idx = padding_idx if 0 <= padding_idx < len(weight) else None
+    found = F.embedding(index.masked_fill(outside, 0), weight, padding_idx, None, 2.0, scale_grad_by_freq, sparse)
+    return found.masked_fill_(outside.unsqueeze(-1), 0)
+
+
+def batch_norm(
+    x: torch.Tensor, running_mean: torch.Tensor | None, running_var: torch.Tensor | None, weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None, *, momentum: float = 0.1, eps: float = 1e-5, samples: Axes = (),
+) -> torch.Tensor:  # fmt: skip
+    """Batch normalisation in training over samples that several ranks share; running statistics are those of all samples."""
+    out, mean, var, count = _SyncBatchNorm.apply(x, weight, bias, eps, samples)
+    if running_mean is not None and running_var is not None:
+        running_mean.lerp_(mean.to(running_mean.dtype), momentum)
+        running_var.lerp_((var * (count / (count - 1))).to(running_var.dtype), momentum)
+    normed: torch.Tensor = out
+    return normed
+
+
+class _SyncBatchNorm(torch.autograd.Function):
+    """Sums and sums of squares are exchanged."""
+
+    _shardscope = True
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float, axes: Axes
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
+        dims = [d for d in range(x.dim()) if d != 1]
+        wide = [1, -1] + [1] * (x.dim() - 2)
+        count = parts(axes) * x.numel() // x.shape[1]
+        sums = _sum(torch.cat([x.sum(dims, dtype=_wide(x)), (x.to(_wide(x)) ** 2).sum(dims)]), axes)
+        mean, square = (sums / count).chunk(2)
+        var = square - mean**2
+        scale = (var + eps).rsqrt()
+        normed = (x - mean.view(wide)) * scale.view(wide)
+        ctx.save_for_backward(x, weight, mean, scale)
+        ctx.shape, ctx.axes, ctx.count = (dims, wide), axes, count
+        out = normed if weight is None or bias is None else normed * weight.view(wide) + bias.view(wide)
+        ctx.mark_non_differentiable(mean, var)
+        return out.to(x.dtype), mean, var, count
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor, *unused: Any) -> Any:
+        x, weight, mean, scale = ctx.saved_tensors
+        dims, wide = ctx.shape
+        normed = (x - mean.view(wide)) * scale.view(wide)
+        by_bias, by_weight = gradient.to(mean.dtype).sum(dims), (gradient * normed).to(mean.dtype).sum(dims)
+        shift, slope = (_sum(torch.cat([by_bias, by_weight]), ctx.axes) / ctx.count).chunk(2)
+        factor = scale if weight is None else scale * weight
+        dx = factor.view(wide) * (gradient - shift.view(wide) - normed * slope.view(wide))
+        grads = (None, None) if weight is None else (by_weight.to(weight.dtype), by_bias.to(weight.dtype))
+        return dx.to(x.dtype), *grads, None, None
+
+
+def own_experts(
+    layer: Callable[..., torch.Tensor],
+    hidden: torch.Tensor,
+    index: torch.Tensor,
+    *rest: Any,
+    experts: Axes = (),
+    **options: Any,
+) -> torch.Tensor:
+    """A layer of experts of which this rank holds some (`experts` split them); without values routing is taken to be balanced."""
+    first = part(experts) * rest[1].shape[0]
+    if hidden.is_meta:
+        index = index[: max(1, len(index) // parts(experts))]
+    return layer(hidden, index, *rest, **options, first_expert=first)

@@ -1,0 +1,170 @@
+"""Gradients of one rank: taken from autograd as they come, reduced over ranks in buckets behind the backward that still runs.
+
+A bucket goes through two chains of steps. `micro` is taken in every micro-batch (ZeRO-2, ZeRO-3: reduce_scatter), `final`
+once a step (DDP: all_reduce; ZeRO-1: reduce_scatter), or in every backward where nobody says which one is the last.
+"""
+
+# mypy: allow-untyped-calls
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from planner_core.runtime.program.buckets import Member, bucketed, fill, rank_slots, start, unpack
+from planner_core.runtime.program.collectives import Step
+from planner_core.runtime.program.weights import Weight, step_shape
+
+Flow = Iterator[None]
+"""A bucket on its way: each `next` waits for the collective in flight and issues the next one."""
+
+
+class Reduction:
+    """The gradients of some weights that take the same steps; `shapes` are those that autograd hands over. What a reduction
+    `holds` is finished elsewhere: with the first unit that uses the weight, whose backward comes last."""
+
+    def __init__(
+        self, weights: Sequence[Weight], shapes: Sequence[tuple[int, ...]], micro: Sequence[tuple[Step, ...]], *, holds: bool = False
+    ) -> None:  # fmt: skip
+        self.weights, self.shapes, self.holds = list(weights), list(shapes), holds
+        self.dtype, self.device = weights[0].gradient_dtype, weights[0].working.device
+        self.micro = _stages(weights, shapes, micro)
+        landed = [step_shape(m) for m in self.micro[-1]] if self.micro else self.shapes
+        self.final = _stages(weights, landed, [() if holds else w.final for w in weights])
+        self.packs = (
+            bool(self.micro) and self.micro[0][0].step.kind == "reduce_scatter" and bucketed(self.micro[0][0].step)
+        )
+        self.reset()
+
+    def reset(self) -> None:
+        """Ready for the next backward pass."""
+        self.arrived: set[int] = set()
+        self.flat: torch.Tensor | None = None  # of the first stage, packed as its collective wants it
+        self.places: list[torch.Tensor] = []
+        self.given: dict[int, torch.Tensor] = {}
+
+    # --- arriving -------------------------------------------------------------------------------------
+
+    def put(self, at: int, gradient: torch.Tensor) -> None:
+        """Take one gradient from autograd."""
+        self.arrived.add(at)
+        if not self.micro:
+            self._add(at, gradient)
+        elif self.packs:  # rank by rank, as the reduce_scatter sends it
+            self._allocate()
+            fill(self.micro[0][at], self.places[at], gradient)
+        else:
+            self.given[at] = gradient.to(self.dtype)
+
+    def _allocate(self) -> None:
+        if self.flat is None:
+            self.flat = torch.empty(sum(map(math.prod, self.shapes)), dtype=self.dtype, device=self.device)
+            self.places = rank_slots(self.micro[0], self.flat) if self.packs else unpack(self.flat, self.shapes)
+
+    def _add(self, at: int, gradient: torch.Tensor) -> None:
+        """Onto the terms of earlier micro-batches, or into a new flat tensor."""
+        weight = self.weights[at]
+        if weight.terms is None and not self.final:
+            weight.terms = gradient.to(self.dtype)  # nothing to pack
+        elif weight.terms is None:
+            self._allocate()
+            weight.terms = self.places[at]
+            weight.terms.copy_(gradient)
+        else:
+            weight.terms.add_(gradient)
+
+    # --- reducing -------------------------------------------------------------------------------------
+
+    def flow(self, sync: bool) -> Flow:
+        """The bucket's way through its collectives; what arrives at the end is added to the parameters' gradients."""
+        here = sorted(self.arrived)
+        if self.micro:
+            yield from self._scatter(here)
+        if self.holds or (self.final and not sync):
+            self.reset()
+            return
+        yield from self.finish(here)
+        self.reset()
+
+    def finish(self, here: Sequence[int]) -> Flow:
+        """The steps of once a step, and the gradients' way to the parameters."""
+        tensors = [self._terms(i) for i in here]
+        for stage in self.final:
+            flat = self._packed(tensors) if stage[0].step.kind == "all_reduce" else None
+            finish = start([stage[i] for i in here], tensors, flat=flat)
+            yield
+            tensors = finish()
+        for i, tensor in zip(here, tensors, strict=True):
+            self.weights[i].terms = None
+            self.weights[i].publish(tensor)
+
+    def _terms(self, at: int) -> torch.Tensor:
+        terms = self.weights[at].terms
+        assert terms is not None
+        return terms
+
+    def _scatter(self, here: list[int]) -> Flow:
+        """The steps of every micro-batch; what comes of them joins the terms of the micro-batches before."""
+        whole = len(here) == len(self.weights)
+        if self.packs and not whole:  # what did not come counts as zero
+            for i in set(range(len(self.weights))) - self.arrived:
+                self.places[i].zero_()
+        members = range(len(self.weights)) if self.packs else here
+        tensors = [self.given.get(i, self.flat) for i in members]
+        for number, stage in enumerate(self.micro):
+            finish = start([stage[i] for i in members], tensors, flat=self.flat if number == 0 and self.packs else None)  # type: ignore[arg-type]
+            yield
+            tensors = list(finish())
+        for i, tensor in zip(members, tensors, strict=True):
+            weight = self.weights[i]
+            if i in self.arrived:
+                weight.terms = tensor if weight.terms is None else weight.terms.add_(tensor)  # type: ignore[arg-type]
+
+    def _packed(self, tensors: list[torch.Tensor]) -> torch.Tensor | None:
+        """The flat tensor whose views these are, if they are all of it."""
+        if self.flat is None or self.packs or len(tensors) != len(self.places):
+            return None
+        same = all(t is p for t, p in zip(tensors, self.places, strict=True))
+        return self.flat if same else None
+
+
+def _stages(
+    weights: Sequence[Weight], shapes: Sequence[tuple[int, ...]], chains: Sequence[tuple[Step, ...]]
+) -> list[list[Member]]:
+    """Members by stage. All chains are alike."""
+    shapes, stages = list(shapes), []
+    for number in range(len(chains[0])):
+        members = [Member(s, w.segments, c[number]) for s, w, c in zip(shapes, weights, chains, strict=True)]
+        shapes = [step_shape(m) for m in members]
+        stages.append(members)
+    return stages
+
+
+class Pipeline:
+    """Buckets under way. Those of one unit move on when the next unit's are ready, so few are in flight at any time."""
+
+    def __init__(self) -> None:
+        self.flows: list[Flow] = []
+
+    def push(self, flows: Sequence[Flow]) -> None:
+        """Wait for what is in flight and send it on, then issue what is new."""
+        self.advance()
+        self.flows += [flow for flow in flows if _moved(flow)]
+
+    def advance(self) -> None:
+        """One step for every bucket under way."""
+        self.flows = [flow for flow in self.flows if _moved(flow)]
+
+    def drain(self) -> None:
+        """Until nothing is under way."""
+        while self.flows:
+            self.advance()
+
+
+def _moved(flow: Flow) -> bool:
+    """Whether a bucket has issued another collective."""
+    with torch.no_grad():
+        for _ in flow:
+            return True
+    return False

@@ -1,0 +1,86 @@
+"""What the caller gets: each tensor that the model returns, as a person's own loop expects it on this rank.
+
+A tensor with samples holds this rank's own samples and is whole in every other dim; its gradient counts as that of a
+mean over ranks, as in DistributedDataParallel. With `whole` every rank gets, and differentiates, the whole batch.
+"""
+
+# mypy: allow-untyped-calls
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.distributed.tensor import Partial, Shard
+
+from planner_core.runtime.plan_reader import Placements
+from planner_core.runtime.program.collectives import Axis, Step, take
+
+Deliver = Callable[[torch.Tensor], torch.Tensor]
+
+
+def delivery(
+    placements: Placements,
+    gradient: Placements,
+    samples: int | None,
+    data_axes: Sequence[int],
+    axes: Sequence[Axis],
+    *,
+    whole: bool,
+) -> Deliver | None:
+    """What brings a tensor, placed so, to the caller; None if it is right as it is."""
+    forward: list[Step] = []
+    backward: list[Step] = []
+    own = 1
+    for number in reversed(range(len(axes))):
+        axis, here, back = axes[number], placements[number], gradient[number]
+        if axis.size == 1:
+            continue
+        if isinstance(here, Shard) and here.dim == samples and number in data_axes and not whole:
+            own *= axis.size
+            continue
+        if isinstance(here, Shard):
+            forward.append(Step(axis, "all_gather", here.dim))
+        elif isinstance(here, Partial):
+            forward.append(Step(axis, "all_reduce"))
+        if isinstance(back, Shard):
+            backward.insert(0, Step(axis, "slice", None, back.dim))
+        elif isinstance(back, Partial):
+            backward.append(Step(axis, "divide"))
+    if not forward and not backward and own == 1:
+        return None
+    return _Way(tuple(forward), tuple(backward), own)
+
+
+@dataclass(frozen=True)
+class _Way:
+    """Forward steps, steps of the gradient, and by how much the gradient is divided."""
+
+    forward: tuple[Step, ...]
+    backward: tuple[Step, ...]
+    own: int
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        moved: torch.Tensor = _Delivered.apply(x, self.forward, self.backward, self.own)
+        return moved
+
+
+def collective(way: Deliver) -> bool:
+    """Whether ranks talk to deliver a tensor."""
+    return isinstance(way, _Way) and any(s.collective for s in way.forward)
+
+
+class _Delivered(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, forward: tuple[Step, ...], backward: tuple[Step, ...], own: int
+    ) -> torch.Tensor:
+        ctx.steps, ctx.own = backward, own
+        moved = take(x, forward)
+        return x.view_as(x) if moved is x else moved
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        moved = take(gradient, ctx.steps)
+        return moved if ctx.own == 1 else moved / ctx.own, None, None, None

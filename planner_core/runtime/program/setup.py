@@ -1,0 +1,137 @@
+"""From a plan's words to this rank's axes, steps and weights."""
+
+# mypy: allow-untyped-calls
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+from planner_core.runtime.initialize import Init
+from planner_core.runtime.plan_reader import Placements, Stored
+from planner_core.runtime.plan_reader import Step as PlanStep
+from planner_core.runtime.program.collectives import NO_SEGMENTS, Axis, Segments, Step, own_share
+from planner_core.runtime.program.weights import Weight
+
+DTypes = tuple[torch.dtype, torch.dtype, torch.dtype]
+"""Of what is stored, of the working copy, of gradients."""
+
+
+def axes_of(mesh: DeviceMesh) -> list[Axis]:
+    """The mesh's axes as this rank sees them."""
+    names = mesh.mesh_dim_names or tuple(f"axis{i}" for i in range(mesh.ndim))
+    return [Axis(names[i], mesh.get_group(i), mesh.size(i), mesh.get_local_rank(i)) for i in range(mesh.ndim)]
+
+
+def step_of(step: PlanStep, axes: Sequence[Axis]) -> Step:
+    """A plan's step on this rank's axis."""
+    src = step.src.dim if isinstance(step.src, Shard) else None
+    dst = step.dst.dim if isinstance(step.dst, Shard) else None
+    return Step(axes[step.axis], _kind(step), src, dst)
+
+
+def _kind(step: PlanStep) -> str:
+    if isinstance(step.dst, Replicate):
+        return "all_gather" if isinstance(step.src, Shard) else "all_reduce"
+    if isinstance(step.dst, Shard):
+        return (
+            "slice"
+            if isinstance(step.src, Replicate)
+            else "all_to_all"
+            if isinstance(step.src, Shard)
+            else "reduce_scatter"
+        )
+    return "pad" if isinstance(step.src, Shard) else "divide"
+
+
+def steps_of(steps: Iterable[PlanStep], axes: Sequence[Axis]) -> tuple[Step, ...]:
+    """A plan's steps, those on axes of one rank left out."""
+    return tuple(step_of(s, axes) for s in steps if axes[s.axis].size > 1)
+
+
+def leading(src: Placements, dst: Placements, axes: Sequence[Axis]) -> tuple[Step, ...]:
+    """Steps from one layout to another: sums from the outermost axis inwards, gatherings from the innermost outwards."""
+    changed = [PlanStep(a, s, d) for a, (s, d) in enumerate(zip(src, dst, strict=True)) if s != d]
+    gathers = [s for s in changed if isinstance(s.src, Shard)]
+    others = [s for s in changed if not isinstance(s.src, Shard)]
+    return steps_of([*reversed(gathers), *others], axes)
+
+
+def place(
+    x: torch.Tensor, placements: Placements, axes: Sequence[Axis], segments: Segments = NO_SEGMENTS
+) -> torch.Tensor:
+    """This rank's view of a tensor that every rank holds whole; its share of the sum where Partial."""
+    for axis, placement in zip(axes, placements, strict=True):
+        if isinstance(placement, Shard):
+            x = own_share(x, placement.dim, axis.size, axis.rank, segments)
+        elif isinstance(placement, Partial):
+            x = x / axis.size
+    return x
+
+
+def shard_model(
+    model: nn.Module, stored: Mapping[str, Stored], mesh: DeviceMesh, axes: Sequence[Axis], dtypes: Callable[[nn.Parameter], DTypes],
+    init: Init | None,
+) -> dict[str, Weight]:  # fmt: skip
+    """Replace the model's parameters by this rank's parts, and give each its weight, by first name. Tied ones stay tied.
+
+    If any parameter is split all become DTensors, which norms and optimizers understand; if none is, all stay what they are.
+    """
+    names: dict[int, list[str]] = {}
+    for name, param in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(param), []).append(name)
+    whole: Placements = (Replicate(),) * len(axes)
+    plain = Stored(whole, whole, whole, {})
+    plans = {key: next((stored[n] for n in found if n in stored), plain) for key, found in names.items()}
+    split = any(
+        isinstance(p, Shard) and a.size > 1 for s in plans.values() for p, a in zip(s.placements, axes, strict=True)
+    )
+    made: dict[int, Weight] = {}
+    for module in model.modules():
+        for short, old in module._parameters.items():
+            if old is None:
+                continue
+            if id(old) not in made:
+                plan = plans[id(old)]
+                new = _part(names[id(old)][0], old, plan, mesh, axes, dtypes(old)[0], init, split)
+                made[id(old)] = weight_of(tuple(names[id(old)]), new, plan, axes, dtypes(old))
+            module._parameters[short] = made[id(old)].parameter
+    return {w.names[0]: w for w in made.values()}
+
+
+def _part(
+    name: str,
+    old: nn.Parameter,
+    plan: Stored,
+    mesh: DeviceMesh,
+    axes: Sequence[Axis],
+    dtype: torch.dtype,
+    init: Init | None,
+    split: bool,
+) -> nn.Parameter:
+    with torch.no_grad():
+        full = old.detach() if init is None else init(name, old)
+        full = full if full.is_meta else full.to(mesh.device_type)
+        local = place(full, plan.placements, axes, plan.segments).to(dtype).contiguous()
+        if not split and local.data_ptr() == old.data_ptr() and not old.is_meta:
+            return old
+        if local.untyped_storage().nbytes() != local.nbytes or local.data_ptr() == old.data_ptr():
+            local = local.clone()  # a slice would keep the whole alive
+    if split:
+        local = DTensor.from_local(
+            local, mesh, plan.placements, run_check=False, shape=full.shape, stride=full.contiguous().stride()
+        )
+    return nn.Parameter(local, requires_grad=old.requires_grad)
+
+
+def weight_of(
+    names: tuple[str, ...], param: nn.Parameter, plan: Stored, axes: Sequence[Axis], dtypes: DTypes
+) -> Weight:
+    """A parameter with the ways between what is stored, what works and what accumulates."""
+    _, working, gradients = dtypes
+    refresh = leading(plan.placements, plan.working, axes)
+    final = leading(plan.gradient, plan.placements, axes)
+    return Weight(names, param, working, gradients, refresh, final, plan.segments)

@@ -1,0 +1,213 @@
+"""Units: calls of a repeated block, and the parts of the model before, between and after them, with the weights each uses.
+
+A unit's gathered weights are issued while the unit before runs and freed after use; its gradients are reduced when its
+backward has made the last of them. So whatever the network does, it does behind the computation of a neighbour.
+
+    forward    enter(u): wait for u's weights, issue those of u + 1.   leave(u): free them
+    backward   returning(u): wait for u's weights, issue those of u - 1.   done(u): free them, issue u's gradients
+"""
+
+# mypy: allow-untyped-calls
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from planner_core.runtime.program.buckets import alike
+from planner_core.runtime.program.collectives import Step, Trace
+from planner_core.runtime.program.gradients import Pipeline, Reduction
+from planner_core.runtime.program.weights import Gather, Gathered, Refresh, Weight, refreshes
+
+Function = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Use:
+    """How a unit uses a weight: under which name, how it is gathered for it, and what its gradient does in every micro-batch."""
+
+    argument: str
+    weight: Weight
+    gather: tuple[Step, ...] = ()
+    reduce: tuple[Step, ...] = ()
+    again: bool = True
+    """Whether backward needs the gathered weight."""
+
+
+class Backward:
+    """One backward pass at a time: buckets under way, and what must be done when autograd has finished."""
+
+    def __init__(self) -> None:
+        self.pipeline = Pipeline()
+        self.sync = True
+        self.running = False
+        self.units: list[Unit] = []
+        self.trace: Trace | None = None
+
+    def note(self, what: str, unit: str) -> None:
+        """Note where a unit begins."""
+        if self.trace is not None:
+            self.trace.add(what, unit)
+
+    def begin(self) -> None:
+        """Called from any hook of a backward pass: arranges for its end, once."""
+        if not self.running:
+            self.running = True
+            torch.autograd.Variable._execution_engine.queue_callback(self.end)
+
+    def end(self) -> None:
+        """Autograd has finished: what is left is sent, and everything waited for."""
+        self.running = False
+        for unit in self.units:
+            if unit.arrived:
+                unit.send()
+            unit.free()
+        self.pipeline.drain()
+        if self.sync:  # held for a unit that got no gradient
+            left = dict.fromkeys(w for u in self.units for w in u.held if w.terms is not None)
+            self.pipeline.push([Reduction([w], [w.shape_of_terms], [()]).finish([0]) for w in left])
+        self.pipeline.drain()
+
+
+class Unit:
+    """One unit: its weights as leaves of autograd, and their buckets."""
+
+    def __init__(self, name: str, uses: Sequence[Use], backward: Backward) -> None:
+        self.name, self.uses, self.backward = name, list(uses), backward
+        self.copies = {u.argument: Gathered(u.weight, u.gather) for u in uses if u.gather}
+        groups: dict[tuple[bool, object, object], list[Gathered]] = {}
+        for use in uses:
+            if use.gather:
+                key = (use.again, alike(use.gather), use.weight.dtype)
+                groups.setdefault(key, []).append(self.copies[use.argument])
+        self.gathers = [Gather(group, name) for group in groups.values()]
+        self.again = [gather for (again, *_), gather in zip(groups, self.gathers, strict=True) if again]
+        self.refreshes: list[Refresh] = refreshes(list(dict.fromkeys(u.weight for u in uses)), name)
+        self.buckets: list[Refresh | Gather] = [*self.refreshes, *self.gathers]
+        self.reductions: list[Reduction] = []
+        self.held: list[Weight] = []
+        """Weights whose gradients another unit finishes."""
+        self.expected = self.arrived = 0
+        self._reductions()
+        backward.units.append(self)
+
+    def leaves(self) -> list[torch.Tensor]:
+        """The weights as the unit's function takes them, in the order of its uses."""
+        return [self.copies[u.argument].leaf if u.gather else u.weight.leaf for u in self.uses]
+
+    def _reductions(self) -> None:
+        """Buckets of gradients. A kept weight that several units use belongs to the first of them, whose backward is last."""
+        groups: dict[tuple[bool, object, object, object], list[tuple[Use, Gathered | Weight]]] = {}
+        seen: set[Weight] = set()
+        for use in self.uses:
+            source: Gathered | Weight = self.copies[use.argument] if use.gather else use.weight
+            if use.weight.parameter.requires_grad and "sink" not in vars(source):
+                if use.weight.home is None:
+                    use.weight.home = self
+                holds = use.weight in seen or (use.weight.home is not self and bool(use.weight.final))
+                seen.add(use.weight)
+                key = (holds, alike(use.reduce), alike(use.weight.final), use.weight.gradient_dtype)
+                groups.setdefault(key, []).append((use, source))
+                source.sink = lambda gradient: None  # type: ignore[method-assign]
+        for (holds, *_), members in sorted(groups.items(), key=lambda item: not item[0][0]):  # what is held comes first
+            shapes = [tuple(source.leaf.shape) for _, source in members]
+            reduction = Reduction([u.weight for u, _ in members], shapes, [u.reduce for u, _ in members], holds=holds)
+            self.held += [u.weight for u, _ in members if holds]
+            self.reductions.append(reduction)
+            for at, (_, source) in enumerate(members):
+                source.sink = functools.partial(self._take, reduction, at)  # type: ignore[method-assign]
+            self.expected += len(members)
+
+    def _take(self, reduction: Reduction, at: int, gradient: torch.Tensor) -> None:
+        self.backward.begin()
+        reduction.put(at, gradient)
+        self.arrived += 1
+        if self.arrived == self.expected:
+            self.send()
+            self.free()
+
+    def send(self) -> None:
+        """Issue the reductions of what has arrived."""
+        self.arrived = 0
+        sync = self.backward.sync
+        self.backward.pipeline.push([r.flow(sync) for r in self.reductions if r.arrived])
+
+    # --- weights --------------------------------------------------------------------------------------
+
+    def issue(self) -> None:
+        """Start making working copies and gathering weights."""
+        for bucket in self.buckets:
+            bucket.issue()
+
+    def wait(self) -> None:
+        """All weights are right and whole from here on."""
+        for bucket in self.buckets:
+            bucket.wait()
+
+    def issue_again(self) -> None:
+        """Start gathering what backward needs."""
+        for bucket in self.again:
+            bucket.issue()
+
+    def wait_again(self) -> None:
+        """What backward needs is whole from here on."""
+        for bucket in self.again:
+            bucket.wait()
+
+    def free(self) -> None:
+        """Give the memory of gathered weights back."""
+        for gather in self.gathers:
+            gather.free()
+
+
+class UnitCall:
+    """A unit at its place in the forward pass: called as the generated function, with the unit's weights filled in."""
+
+    def __init__(
+        self, unit: Unit, function: Function, weights: Callable[..., Any] | None, recompute: str = "none",
+        seed: Callable[[str], int] | None = None,
+    ) -> None:  # fmt: skip
+        self.unit, self.function, self.recompute, self.seed = unit, function, recompute, seed
+        self.weights = weights
+        self.ahead: Unit | None = None  # whose weights are brought while this one runs forward
+        self.behind: Unit | None = None  # the same in backward
+        self.buffers: list[tuple[str, Sequence[tuple[int, int]]]] = []
+        self.buffer: Callable[[str, Sequence[tuple[int, int]]], torch.Tensor]
+
+    def __call__(self, *args: Any) -> Any:
+        """Run forward; backward will find its hooks."""
+        unit, ahead = self.unit, self.ahead
+        unit.wait()
+        if ahead is not None:
+            ahead.issue()
+        unit.backward.note("run", unit.name)
+        if self.seed is not None:
+            args = (self.seed(unit.name), *args)
+        if self.weights is not None:
+            args = (self.weights(*unit.leaves(), *(self.buffer(*b) for b in self.buffers)), *args)
+        learning = torch.is_grad_enabled()
+        if learning and self.recompute == "full":
+            out = checkpoint(self.function, *args, use_reentrant=False, preserve_rng_state=False)
+        else:
+            out = self.function(*args)
+        unit.free()
+        if learning and (unit.again or self.behind is not None):
+            self._watch(out)
+        return out
+
+    def _watch(self, out: Any) -> None:
+        """Before this unit's backward begins its weights must be back."""
+        for tensor in out if isinstance(out, tuple) else (out,):
+            if tensor.requires_grad:
+                tensor.register_hook(self._returning)
+
+    def _returning(self, gradient: torch.Tensor) -> None:
+        self.unit.backward.begin()
+        self.unit.wait_again()
+        if self.behind is not None:
+            self.behind.issue_again()
+        self.unit.backward.note("return", self.unit.name)

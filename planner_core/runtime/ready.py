@@ -1,0 +1,119 @@
+"""A program ready to be called: from a call's arguments to its inputs, and from its results to what the model returns."""
+
+# mypy: allow-untyped-calls
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.utils import _pytree as pytree
+
+from planner_core.runtime.plan_reader import Placements, PlanMismatch
+from planner_core.runtime.program.collectives import Axis
+from planner_core.runtime.program.engine import Bound, Engine
+from planner_core.runtime.program.outputs import Deliver, collective, delivery
+from planner_core.runtime.record import Ref
+from planner_core.runtime.write.layout import Layout
+from planner_core.runtime.write.specs import Program
+
+
+class Ready:
+    """One program on this rank. `whole`: every rank brings the whole batch. `gathers`: it must be gathered for that first,
+    over these axes, since the plan wants it less split than callers hold it."""
+
+    def __init__(
+        self, program: Program, layout: Layout, engine: Engine, mesh: DeviceMesh, whole: bool, gathers: Sequence[int] | None = None
+    ) -> None:  # fmt: skip
+        self.program, self.layout, self.engine, self.mesh, self.whole = program, layout, engine, mesh, whole
+        self.gathers = gathers
+        self.bound = Bound(program, engine)
+        self._arguments()
+        self._results()
+
+    def _arguments(self) -> None:
+        tape = self.layout.tape
+        numbers = {n: i for i, n in enumerate(n for n, t in enumerate(tape.tensors) if t.kind == "input")}
+        self.inputs = [0] * len(numbers)
+        self.cuts: list[tuple[int, int]] = []
+        for at, leaf in enumerate(pytree.tree_leaves(tape.arguments)):
+            if isinstance(leaf, Ref):
+                self.inputs[numbers[leaf.number]] = at
+                dim = self.layout.samples[leaf.number]
+                if self.whole and dim is not None and self.layout.data_axes:
+                    self.cuts.append((at, dim))
+
+    def _results(self) -> None:
+        """Where each tensor goes. Beside a loss, what would have to be gathered for the caller is handed out in parts."""
+        self.leaves, self.spec = pytree.tree_flatten(self.program.result)
+        order = {n: i for i, n in enumerate(self.program.outputs)}
+        self.places = [(i, order[leaf.number]) for i, leaf in enumerate(self.leaves) if isinstance(leaf, Ref)]
+        tensors = [self.layout.tape.tensors[n] for n in self.program.outputs]
+        loss = any(t.shape == () and t.dtype.is_floating_point and n in self.layout.delivered
+                   for n, t in zip(self.program.outputs, tensors, strict=True))  # fmt: skip
+        self.ways: list[Deliver | None] = []
+        for number, tensor in zip(self.program.outputs, tensors, strict=True):
+            way = self._delivery(number)
+            if self.gathers is not None and self.layout.samples[number] is not None:
+                way = self._own(number, loss)
+            elif loss and tensor.shape and way is not None and collective(way):
+                way = self._parts(number)
+            self.ways.append(way)
+
+    def _delivery(self, number: int) -> Deliver | None:
+        layout = self.layout
+        placements = layout.delivered.get(number)
+        if placements is None:  # a constant, which ranks hold with their own samples
+            dim = layout.samples[number]
+            split = () if dim is None or not self.whole else layout.data_axes
+            placements = tuple(
+                Shard(dim) if a in split and dim is not None else Replicate() for a in range(len(layout.sizes))
+            )
+        gradient = _gradient(layout, number)
+        return delivery(
+            placements, gradient, layout.samples[number], layout.data_axes, self.engine.axes, whole=self.whole
+        )
+
+    def _parts(self, number: int) -> Deliver:
+        placements, mesh = self.layout.delivered[number], self.mesh
+        return lambda x: DTensor.from_local(x.detach(), mesh, placements, run_check=False)
+
+    def _own(self, number: int, loss: bool) -> Deliver:
+        """Of a batch that was gathered for the plan the caller gets his own samples back, beside a loss."""
+        if not loss:
+            raise PlanMismatch(
+                "this plan computes parts of the model on the whole batch, so a model without a loss must be given the whole batch on "
+                "every rank: call it with global_batch=True"
+            )
+        whole, dim = self._delivery(number), self.layout.samples[number]
+        assert dim is not None and self.gathers is not None
+        axes, gathers = self.engine.axes, self.gathers
+        return lambda x: own_part(whole(x.detach()) if whole else x.detach(), dim, gathers, axes)
+
+    def __call__(self, leaves: list[Any]) -> Any:
+        """The model's result for a call whose arguments, flat, are `leaves`."""
+        for at, dim in self.cuts:
+            leaves[at] = own_part(leaves[at], dim, self.program.data_axes, self.engine.axes)
+        found = self.bound.run([leaves[i] for i in self.inputs])
+        made = [way(x) if way is not None else x for way, x in zip(self.ways, found, strict=True)]
+        results = list(self.leaves)
+        for at, number in self.places:
+            results[at] = made[number]
+        return pytree.tree_unflatten(results, self.spec)
+
+
+def own_part(x: torch.Tensor, dim: int, data_axes: Sequence[int], axes: Sequence[Axis]) -> torch.Tensor:
+    """This rank's samples of a whole batch."""
+    for axis in data_axes:
+        x = axes[axis].slice(x, dim)
+    return x
+
+
+def _gradient(layout: Layout, number: int) -> Placements:
+    """How the gradient of a delivered tensor must come back."""
+    for call in layout.ops:
+        if number in call.outputs:
+            return layout.row(call).outputs[call.outputs.index(number)].gradient
+    return (Replicate(),) * len(layout.sizes)

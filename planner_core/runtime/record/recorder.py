@@ -1,0 +1,294 @@
+"""Run a model's own forward once, on parameters without values, and keep every call with its arguments.
+
+The capture's recorder numbers the values and names the sites, so each call finds its row in the plan; here is added what
+writing code needs: functions, argument templates, the constants' own calls, and active dropout.
+"""
+
+# mypy: allow-untyped-calls
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from planner_core.core import CaptureError
+from planner_core.models.capture import Recorder
+from planner_core.models.hooks import DROPOUTS, Frame, canonical, is_inplace, outputs, tensors
+from planner_core.runtime.record.source_names import running_statement
+from planner_core.runtime.record.tape import (
+    BUFFER,
+    COMPUTED,
+    CONSTANT,
+    DEVICE,
+    INPUT,
+    LITERAL,
+    PARAMETER,
+    Call,
+    Ref,
+    Tape,
+    Tensor,
+    mapped,
+)
+
+QUESTIONS = frozenset(
+    {"__bool__", "item", "__int__", "__float__", "__index__", "tolist", "equal", "allclose", "is_nonzero"}
+)
+RANDOM = ("rand", "normal", "bernoulli", "multinomial", "uniform", "exponential", "shuffle", "poisson", "dropout")
+
+
+class CannotRewrite(RuntimeError):
+    """This model cannot become generated code; the message says why."""
+
+
+def record(
+    model: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], *,
+    twins: Mapping[int, nn.Parameter], finish: Callable[[Any], Any] | None = None,
+) -> Tape:  # fmt: skip
+    """The tape of `forward(*args, **kwargs)`, the plain forward of `model`; `finish(result)` is recorded in scope "loss".
+
+    `twins` are the parameters on meta, of whole shape, by the id of the model's own. Constants are computed on the CPU.
+    Raises CannotRewrite.
+    """
+    with _swapped(model, twins), torch.random.fork_rng():
+        tape = TapeRecorder(model)
+        args, kwargs = pytree.tree_map_only(
+            torch.Tensor, lambda t: t if t.is_meta else t.detach().cpu(), (args, dict(kwargs))
+        )
+        return tape.record(forward, args, dict(kwargs), finish)
+
+
+@contextlib.contextmanager
+def _swapped(model: nn.Module, twins: Mapping[int, nn.Parameter]) -> Iterator[None]:
+    """The model with every parameter replaced by its twin, and every buffer by a copy on the CPU that may be written."""
+    own = [(m._parameters, name, p) for m in model.modules() for name, p in m._parameters.items() if p is not None]
+    held = [(m._buffers, name, b) for m in model.modules() for name, b in m._buffers.items() if b is not None]
+    copies = {id(b): b if b.is_meta else b.detach().cpu().clone() for _, _, b in held}
+    try:
+        for table, name, param in own:
+            table[name] = twins[id(param)]
+        for buffers, name, buffer in held:
+            buffers[name] = copies[id(buffer)]
+        yield
+    finally:
+        for table, name, param in own:
+            table[name] = param
+        for buffers, name, buffer in held:
+            buffers[name] = buffer
+
+
+class TapeRecorder(Recorder):
+    """Writes the tape of one forward pass. Numbers of tensors are those of the capture."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model, replay=False)
+        self.tape = Tape()
+        self.origins: dict[int, tuple[str, str]] = {}  # number -> kind and name
+        self.varying: set[int] = set()
+        self.held: dict[int, torch.Tensor] = {}  # number -> a tensor that the code holds by itself
+        for name, number in self.recording.params.items():
+            self.origins.setdefault(number, (PARAMETER, name))
+        for name, number in self.recording.buffers.items():
+            self.origins[number] = BUFFER, name.partition(":")[2]
+
+    def record(
+        self, forward: Callable[..., Any], args: Any, kwargs: dict[str, Any], finish: Callable[[Any], Any] | None
+    ) -> Tape:
+        """One forward pass."""
+        self.tape.arguments = self._inputs(_positional(forward), args, kwargs)
+        self.finish = finish
+        self.forward = forward
+        try:
+            out = self._forward(args, kwargs)
+        except CaptureError as error:
+            raise CannotRewrite(str(error)) from error
+        self.tape.result = self._result(out)
+        self.tape.tensors = [self._tensor(number) for number in range(len(self.recording.values))]
+        return self.tape
+
+    def _forward(self, args: Any, kwargs: dict[str, Any]) -> Any:
+        """As `run` of the capture does it, but through the plain forward, since the model's own is ours by now."""
+        plain, self.model = self.model, _Called(self.model, self.forward, self)  # type: ignore[assignment]
+        try:
+            return self.run(kwargs, self.finish, args)
+        finally:
+            self.model = plain
+
+    def _inputs(self, positional: list[str], args: Any, kwargs: Any) -> Any:
+        leaves, spec = pytree.tree_flatten_with_path((args, kwargs))
+        found = [self._input(path, x, positional) if isinstance(x, torch.Tensor) else x for path, x in leaves]
+        return pytree.tree_unflatten(found, spec)
+
+    def _input(self, path: Any, x: torch.Tensor, positional: list[str]) -> Ref:
+        """A tensor of the call, at `path` in its arguments and named arguments."""
+        side, key, *rest = path
+        number = self.ids.get(id(x))
+        if number is None:
+            at = getattr(key, "idx", 0)
+            named = positional[at] if at < len(positional) else f"input_{at}"
+            first = named if side.idx == 0 else str(key.key)
+            number = self._new(x, "constant", first)
+            self.origins[number] = INPUT, first + pytree.keystr(tuple(rest))
+            self.varying.add(number)
+        return Ref(number)
+
+    def _result(self, out: Any) -> Any:
+        def leaf(item: Any) -> Any:
+            if isinstance(item, torch.Tensor):
+                return Ref(self.number(item))
+            if item is None or isinstance(item, (bool, int, float, str)):
+                return item
+            raise CannotRewrite(f"it returns a {type(item).__name__}, which may hold tensors that nobody could find")
+
+        return pytree.tree_map(leaf, out)
+
+    # --- tensors --------------------------------------------------------------------------------------
+
+    def number(self, tensor: torch.Tensor) -> int:
+        """The number of an operand; a tensor never seen before is one that the code holds by itself."""
+        known = self.ids.get(id(tensor))
+        number = self.use(tensor)
+        if known is None and number not in self.origins:
+            self.origins[number] = LITERAL, ""
+            self.held[number] = tensor
+        return number
+
+    def _tensor(self, number: int) -> Tensor:
+        value = self.recording.values[number]
+        kind, name = self.origins.get(number, (COMPUTED if value.kind == "activation" else CONSTANT, ""))
+        return Tensor(
+            kind, value.meta.shape, getattr(torch, value.meta.dtype), name, value.grad and kind in (PARAMETER, COMPUTED),
+            number in self.varying, self.recording.memory(number), self.held.get(number),
+        )  # fmt: skip
+
+    def _template(self, tree: Any) -> Any:
+        def leaf(item: Any) -> Any:
+            if isinstance(item, torch.Tensor):
+                return Ref(self.number(item))
+            return DEVICE if isinstance(item, torch.device) else item
+
+        return mapped(tree, leaf)
+
+    # --- calls ----------------------------------------------------------------------------------------
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
+        out = super().__torch_function__(func, types, args, kwargs)
+        if getattr(func, "__name__", "") in QUESTIONS and isinstance(out, (bool, int, float, list)):
+            self._guard(func, args, kwargs or {}, out)
+        return out
+
+    def _call_of(
+        self, kind: str, fn: str, func: Any, args: Any, kwargs: Any, operands: list[torch.Tensor], **more: Any
+    ) -> Call:
+        line, names = running_statement()
+        inputs = tuple(self.number(t) for t in operands)
+        return Call(
+            kind, fn, func, self._template(args), self._template(kwargs), inputs, scope=self.scopes.frame.scope, names=names,
+            line=line, **more,
+        )  # fmt: skip
+
+    def _close(self, call: Call, made: list[torch.Tensor], out: Any) -> None:
+        """Note what a call made, and how it lies in what the call returned."""
+        call.outputs = tuple(self.ids[id(t)] for t in made)
+        call.shape = mapped(out, lambda t: Ref(self.ids[id(t)]) if isinstance(t, torch.Tensor) else t)
+        self.tape.calls.append(call)
+
+    def _guard(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        """The model's code asks for the value of a constant."""
+        operands = tensors((args, kwargs))
+        inputs = [self.number(t) for t in operands if id(t) not in self.tracked]
+        if any(i in self.varying for i in inputs):
+            self.tape.calls.append(self._call_of("guard", func.__name__, func, args, kwargs, operands, answer=out))
+
+    def _constant(self, fn: str, func: Any, args: Any, kwargs: dict[str, Any], operands: list[torch.Tensor]) -> Any:
+        if any(_wrapped(t) for t in operands):
+            raise CannotRewrite(
+                f"{self.scopes.frame.scope or 'it'} makes constants inside a transform of torch.func ({fn})"
+            )
+        chance = any(word in fn for word in RANDOM)
+        call = self._call_of("constant", fn, func, args, kwargs, operands, answer="random" if chance else None)
+        out = super()._constant(fn, func, args, kwargs, operands)
+        if is_inplace(fn) and operands:
+            self.ids[id(operands[0])] = number = self.recording.add(self.recording.values[call.inputs[0]])
+            self.varying.add(number)
+            self._close(call, [operands[0]], operands[0])
+            return out
+        fresh = [t for t in tensors(out) if not any(t is o for o in operands)]
+        if fresh:
+            varies = chance or any(i in self.varying for i in call.inputs)
+            for tensor in fresh:
+                number = self.use(tensor)
+                self.origins[number] = CONSTANT, ""
+                if varies:
+                    self.varying.add(number)
+            self._close(call, fresh, out)
+        return out
+
+    def _record(self, fn: str, func: Any, args: Any, kwargs: dict[str, Any], operands: list[torch.Tensor]) -> Any:
+        if fn in DROPOUTS and _drops(args, kwargs):
+            return self._dropout(fn, func, args, kwargs, operands)
+        if is_inplace(fn) and self.recording.values[self.use(args[0])].kind != "activation":
+            raise CannotRewrite(
+                f"{self.scopes.frame.scope or 'it'} writes computed values in place into a tensor that it did not compute ({fn})"
+            )
+        call = self._call_of("op", fn, func, args, kwargs, operands)
+        items = self.scope_stack[-1].items
+        before = len(items)
+        out = super()._record(fn, func, args, kwargs, operands)
+        if len(items) > before:
+            record: Any = items[-1]
+            call.site, call.outputs, call.saved = record.site, record.outputs, record.saved
+            made = [args[0]] if is_inplace(fn) else outputs(fn, args, out)
+            names = {id(t): n for t, n in zip(made, record.outputs, strict=False)}
+            call.shape = mapped(
+                out, lambda t: Ref(names.get(id(t), record.outputs[0])) if isinstance(t, torch.Tensor) else t
+            )
+            self.tape.calls.append(call)
+        return out
+
+    def _dropout(self, fn: str, func: Any, args: Any, kwargs: dict[str, Any], operands: list[torch.Tensor]) -> Any:
+        call = self._call_of("dropout", fn.rstrip("_"), func, args, kwargs, operands)
+        call.site = f"{self.scopes.frame.scope}/{fn}"
+        out = func(*args, **kwargs)
+        call.outputs = (self.produce(out),)
+        self.tracked.add(id(out))
+        call.shape = Ref(call.outputs[0])
+        self.tape.calls.append(call)
+        return out
+
+
+class _Called:
+    """Stands for the model in `Recorder.run`: its plain forward, within the frame of the model."""
+
+    def __init__(self, model: nn.Module, forward: Callable[..., Any], recorder: TapeRecorder) -> None:
+        self.model, self.forward, self.recorder = model, forward, recorder
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        frame = Frame(self.model, "", "")
+        self.recorder.scopes.frames.append(frame)
+        try:
+            return self.recorder.trace(frame, self.forward, args, kwargs)
+        finally:
+            self.recorder.scopes.frames.pop()
+
+
+def _drops(args: Any, kwargs: dict[str, Any]) -> bool:
+    given = dict(zip(("input", "p", "training"), args, strict=False)) | kwargs
+    return bool(given.get("training", given.get("train", True)) and given.get("p", 0.5))
+
+
+def _positional(forward: Callable[..., Any]) -> list[str]:
+    """Names of a function's positional arguments."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [name for name, p in inspect.signature(forward).parameters.items() if p.kind in kinds]
+
+
+def _wrapped(tensor: torch.Tensor) -> bool:
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
+
+
+__all__ = ["QUESTIONS", "CannotRewrite", "TapeRecorder", "canonical", "record"]

@@ -1,0 +1,133 @@
+"""What a recording holds: numbered tensors and the calls that made them, with their arguments as templates.
+
+A template is an argument in which every tensor is replaced by a `Ref` to its number and every device by `DEVICE`, so
+that the call can be written as code, or run again, on one rank's tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+PARAMETER, INPUT, BUFFER, LITERAL, CONSTANT, COMPUTED = (
+    "parameter",
+    "input",
+    "buffer",
+    "literal",
+    "constant",
+    "computed",
+)
+"""Kinds of tensors. `constant`: computed from no parameter. `literal`: a tensor that the code holds by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """A tensor in a template, by its number."""
+
+    number: int
+
+
+class _Device:
+    """Any device in a template: the one on which this rank runs."""
+
+    def __repr__(self) -> str:
+        return "DEVICE"
+
+
+DEVICE = _Device()
+
+
+@dataclass(slots=True)
+class Tensor:
+    """One numbered tensor. `name` of a parameter, buffer or input; `value` of a literal.
+
+    `varies`: it depends on inputs, buffers or chance, so it must be computed anew in every forward pass.
+    `grad`: a gradient flows to it. `root` is the tensor in whose memory it lies.
+    """
+
+    kind: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    name: str = ""
+    grad: bool = False
+    varies: bool = False
+    root: int = -1
+    value: torch.Tensor | None = None
+
+
+@dataclass(slots=True)
+class Call:
+    """One call. `kind`: "op" (it has a row in the plan, by `site`), "dropout", "constant" or "guard".
+
+    `inputs` are the tensor operands in the order of the plan's row, `outputs` what it made. A guard is a question about
+    a constant whose `answer` decided which way the model's code went. `names` are those that the model's own line gives
+    to the result, `line` where it stands; `scope` is the module call.
+    """
+
+    kind: str
+    fn: str
+    func: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...] = ()
+    site: str = ""
+    scope: str = ""
+    names: tuple[str, ...] = ()
+    line: str = ""
+    answer: Any = None
+    saved: tuple[int, ...] = ()
+    """Tensors that autograd keeps for its backward."""
+    shape: Any = None
+    """How the results lie in what the call returned: a template of positions."""
+
+
+@dataclass(slots=True)
+class Tape:
+    """A whole forward pass. `arguments` is the template of what the model was called with, `result` of what it returned."""
+
+    tensors: list[Tensor] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+    arguments: Any = None
+    result: Any = None
+
+    def add(self, tensor: Tensor) -> int:
+        """Number a new tensor."""
+        number = len(self.tensors)
+        if tensor.root < 0:
+            tensor.root = number
+        self.tensors.append(tensor)
+        return number
+
+
+def refs(tree: Any) -> Iterator[int]:
+    """Numbers of all tensors in a template, in order."""
+    if isinstance(tree, Ref):
+        yield tree.number
+    elif isinstance(tree, (tuple, list)):
+        for item in tree:
+            yield from refs(item)
+    elif isinstance(tree, dict):
+        for item in tree.values():
+            yield from refs(item)
+    elif isinstance(tree, slice):
+        yield from refs((tree.start, tree.stop, tree.step))
+
+
+def mapped(tree: Any, change: Callable[[Any], Any]) -> Any:
+    """The same nested arguments with `change` applied to every leaf."""
+    if isinstance(tree, torch.Size):
+        return tuple(tree)
+    if isinstance(tree, (tuple, list)):
+        items = [mapped(item, change) for item in tree]
+        if hasattr(tree, "_fields"):
+            return type(tree)(*items)
+        return items if isinstance(tree, list) else tuple(items)
+    if isinstance(tree, dict):
+        return {name: mapped(item, change) for name, item in tree.items()}
+    if isinstance(tree, slice):
+        return slice(*(mapped(item, change) for item in (tree.start, tree.stop, tree.step)))
+    return change(tree)

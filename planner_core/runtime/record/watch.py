@@ -1,0 +1,63 @@
+"""What a person may change in a model between two calls, seen before each call, so that nothing is bypassed in silence.
+
+Generated code stands in for the modules' own. So hooks, adapters and patches that came after the recording, or that only
+a module's own call would run, must be noticed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import nn
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+class Watch:
+    """A model as it was when its parameters were sharded."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.names = {id(m): n for n, m in model.named_modules()}
+        self.modules = list(model.modules())
+        self.root = model
+        self.children = [tuple(m._modules.values()) for m in self.modules]
+        self.params = [(m._parameters, n, p) for m in self.modules for n, p in m._parameters.items() if p is not None]
+        self.forwards = [m.__dict__.get("forward") for m in self.modules]
+        self.classes = {type(m): type(m).forward for m in self.modules}
+
+    def modes(self) -> tuple[bool, ...]:
+        """Which modules are in training."""
+        return tuple([m.training for m in self.modules])
+
+    def hooked(self) -> str:
+        """A module, other than the model itself, with hooks that only its own call would run; empty if none has any."""
+        for module in self.modules[1:]:
+            own = module.__dict__
+            if (
+                own["_forward_hooks"]
+                or own["_forward_pre_hooks"]
+                or own["_backward_hooks"]
+                or own["_backward_pre_hooks"]
+            ):
+                return str(self.names[id(module)])
+        return ""
+
+    def changed(self) -> str:
+        """What is another than it was, in words; empty if nothing is."""
+        for module, children, forward in zip(self.modules, self.children, self.forwards, strict=True):
+            if tuple(module._modules.values()) != children:
+                return f"{self.names[id(module)] or 'the model'} has other parts than when the plan was applied"
+            if module is not self.root and module.__dict__.get("forward") is not forward:
+                return f"the forward of {self.names[id(module)]} was replaced after the plan was applied"
+        for cls, forward in self.classes.items():
+            if cls.forward is not forward:
+                return f"{cls.__name__}.forward was replaced after the plan was applied"
+        for table, name, param in self.params:
+            if table.get(name) is not param:
+                return f"the parameter {name} was replaced after the plan was applied"
+        return ""
+
+
+def hooked_parameter(params: Iterable[tuple[str, nn.Parameter]]) -> str:
+    """A parameter with a gradient hook, which would never run; empty if none has one."""
+    return next((name for name, param in params if param._backward_hooks), "")

@@ -1,0 +1,222 @@
+"""Checkpoints in the model's own names and layouts, through torch.distributed.checkpoint: saved on some ranks, resumed on any."""
+
+# mypy: allow-untyped-calls
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, MutableMapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint.state_dict_loader as loader
+import torch.distributed.checkpoint.state_dict_saver as saver
+from torch import nn
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.tensor import DTensor, Shard
+
+from planner_core.core import InputError
+from planner_core.runtime.library import applied
+from planner_core.runtime.parallel import Parallel
+from planner_core.runtime.program.setup import place
+from planner_core.runtime.program.weights import Weight
+
+_BESIDE: list[dist.ProcessGroup] = []
+"""A group of its own for saving behind a running training step."""
+
+
+def save(
+    module: nn.Module, optimizer: torch.optim.Optimizer | None, folder: str | os.PathLike[str], *,
+    extra: Mapping[str, Any] | None = None, wait: bool = True,
+) -> Future[Any] | None:  # fmt: skip
+    """Save a module under a plan and its optimizer; every rank writes its own part. All ranks must call it.
+
+    The folder is read without Shardscope too: `torch.distributed.checkpoint` finds `model`, under the names of
+    `module.state_dict()`, and `optimizer` (`state` by parameter name, `param_groups`). Fused weights lie in it as in the
+    model, not as the plan deals them.
+
+    Args:
+        module: What `apply` returned.
+        optimizer: Over its parameters; None saves the module alone.
+        folder: Where to write; made if it is not there.
+        extra: Numbers and text that belong to it: the step, the position in the data.
+        wait: False returns as soon as the values are copied to the CPU, and writes while training goes on.
+
+    Returns:
+        None, or with `wait=False` a future; ask for its `result()` before you save again.
+
+    Raises:
+        InputError: The module runs under no plan.
+
+    Example:
+        >>> shardscope.save(model, optimizer, "checkpoint", extra={"step": step})
+    """
+    parallel = applied(module)
+    parallel.gather_buffers()
+    state = _state(parallel, optimizer) | {"extra": dict(extra or {})}
+    if wait:
+        saver.save(state, checkpoint_id=folder)
+        return None
+    if not _BESIDE:
+        _BESIDE.append(dist.new_group(backend="gloo"))
+    future = saver.async_save(state, checkpoint_id=folder, process_group=_BESIDE[0])
+    assert isinstance(future, Future)
+    return future
+
+
+def load(
+    module: nn.Module, optimizer: torch.optim.Optimizer | None, folder: str | os.PathLike[str], *,
+    extra: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Load what `save` wrote, on any number of ranks and under any plan. All ranks must call it.
+
+    Args:
+        module: What `apply` returned, here and now.
+        optimizer: Over its parameters; None loads the module alone.
+        folder: What was saved.
+        extra: Names of what was saved beside, with values for those that are not there.
+
+    Returns:
+        `extra` with the values that were saved.
+
+    Raises:
+        InputError: The module runs under no plan, nothing was saved there, or a parameter of the module was not.
+
+    Example:
+        >>> start = shardscope.load(model, optimizer, "checkpoint", extra={"step": 0})["step"]
+    """
+    parallel = applied(module)
+    if not (Path(folder) / ".metadata").is_file():
+        raise InputError(f"{folder} holds no checkpoint: it has no file .metadata")
+    saved = set(FileSystemReader(folder).read_metadata().state_dict_metadata)
+    missing = sorted(n for n in parallel.engine.weights if f"model.{n}" not in saved)
+    if missing:
+        raise InputError(f"the checkpoint in {folder} has no {missing[0]}, which the module has: it is another model's")
+    if optimizer is not None:
+        _make_states(optimizer)
+    state = _state(parallel, optimizer) | {"extra": dict(extra or {})}
+    wanted = _only(state, saved, "")
+    loader.load(wanted, checkpoint_id=folder)
+    _take_over(parallel, optimizer, wanted)
+    return {**(extra or {}), **wanted.get("extra", {})}
+
+
+# --- the state ----------------------------------------------------------------------------------------
+
+
+def _state(parallel: Parallel, optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
+    """What is saved, every tensor laid out as in the model."""
+    weights = {n: w for w in parallel.engine.weights.values() for n in w.names}
+    model = {
+        n: portable(parallel, weights[n], t) if n in weights else t for n, t in parallel.model.state_dict().items()
+    }
+    state: dict[str, Any] = {"model": model, "runtime": {"forwards": parallel.engine.forwards}}
+    if optimizer is not None:
+        state["optimizer"] = _optimizer_state(parallel, optimizer)
+    return state
+
+
+def _names(parallel: Parallel) -> dict[int, Weight]:
+    return {id(w.parameter): w for w in parallel.engine.weights.values()}
+
+
+def _optimizer_state(parallel: Parallel, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """As `torch.distributed.checkpoint.state_dict` names it: states by parameter, then the groups."""
+    weights = _names(parallel)
+    states = {}
+    for param, values in optimizer.state.items():
+        weight = weights[id(param)]
+        states[weight.names[0]] = {
+            key: portable(parallel, weight, v) if isinstance(v, torch.Tensor) and v.shape == param.shape else v
+            for key, v in values.items() if v is not None
+        }  # fmt: skip
+    groups = [
+        {**{k: v for k, v in g.items() if k != "params"}, "params": [weights[id(p)].names[0] for p in g["params"]]}
+        for g in optimizer.param_groups
+    ]  # fmt: skip
+    return {"state": states, "param_groups": groups}
+
+
+def dealt(parallel: Parallel, weight: Weight) -> bool:
+    """Whether a fused dim of a parameter is split, so that a rank's part is not one piece of the model's tensor."""
+    return any(
+        isinstance(p, Shard) and a.size > 1 and len(weight.segments.get(p.dim, ())) > 1
+        for p, a in zip(parallel.stored_as(weight).placements, parallel.axes, strict=True)
+    )
+
+
+@torch.no_grad()
+def portable(parallel: Parallel, weight: Weight, tensor: torch.Tensor) -> torch.Tensor:
+    """A parameter, or what lies like it, as a DTensor of the model's own layout; in its own memory unless it is dealt."""
+    if not dealt(parallel, weight):
+        return tensor
+    assert isinstance(tensor, DTensor)
+    own = place(parallel.full(weight, tensor), tensor.placements, parallel.axes).contiguous().clone()
+    return DTensor.from_local(
+        own, tensor.device_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
+    )
+
+
+@torch.no_grad()
+def _deal(parallel: Parallel, weight: Weight, loaded: torch.Tensor, into: torch.Tensor) -> None:
+    """The way back: from the model's own layout to the one that the plan computes with."""
+    if dealt(parallel, weight):
+        assert isinstance(loaded, DTensor) and isinstance(into, DTensor)
+        whole = loaded.full_tensor()
+        into.to_local().copy_(place(whole, into.placements, parallel.axes, weight.segments))
+
+
+# --- loading ------------------------------------------------------------------------------------------
+
+
+def _make_states(optimizer: torch.optim.Optimizer) -> None:
+    """Let an optimizer make its states, without changing a parameter: a step of length 0."""
+    if optimizer.state:
+        return
+    held, rates = [], [g["lr"] for g in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group["lr"] = torch.zeros_like(group["lr"]) if isinstance(group["lr"], torch.Tensor) else 0.0
+        for param in group["params"]:
+            held.append((param, param.grad))
+            param.grad = torch.zeros_like(param) if param.requires_grad else None
+    optimizer.step()
+    for param, gradient in held:
+        param.grad = gradient
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+
+
+def _only(tree: Mapping[str, Any], saved: set[str], path: str) -> dict[str, Any]:
+    """Of a nested state what was saved."""
+    found: dict[str, Any] = {}
+    for name, item in tree.items():
+        full = f"{path}{name}"
+        if isinstance(item, Mapping):
+            inner = _only(item, saved, f"{full}.")
+            if inner:
+                found[name] = inner
+        elif isinstance(item, list) or full in saved:
+            found[name] = item
+    return found
+
+
+def _take_over(parallel: Parallel, optimizer: torch.optim.Optimizer | None, loaded: MutableMapping[str, Any]) -> None:
+    """Bring what was loaded to where it is used."""
+    own = dict(parallel.model.named_parameters())
+    for name, weight in parallel.engine.weights.items():
+        _deal(parallel, weight, loaded["model"][name], own[name])
+    parallel.engine.forwards = loaded.get("runtime", {}).get("forwards", 0)
+    if optimizer is None or "optimizer" not in loaded:
+        return
+    states = loaded["optimizer"].get("state", {})
+    for param, values in optimizer.state.items():
+        weight = _names(parallel)[id(param)]
+        for key, value in states.get(weight.names[0], {}).items():
+            if isinstance(value, DTensor) and dealt(parallel, weight):
+                _deal(parallel, weight, value, values[key])
+            else:
+                values[key] = value
+    for group, found in zip(optimizer.param_groups, loaded["optimizer"]["param_groups"], strict=True):
+        group.update({k: v for k, v in found.items() if k != "params"})

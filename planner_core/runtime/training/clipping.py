@@ -1,0 +1,84 @@
+"""The norm of all gradients, whatever part of each this rank holds, and clipping by it."""
+
+# mypy: allow-untyped-calls
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor, Shard
+
+Group = tuple[int, ...]
+
+
+@torch.no_grad()
+def clip_grad_norm_(
+    parameters: torch.Tensor | Iterable[torch.Tensor],
+    max_norm: float,
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+) -> torch.Tensor:
+    """As `torch.nn.utils.clip_grad_norm_`, over parameters of which each rank holds a part: one all_reduce per mesh axis.
+
+    All ranks must call it.
+
+    Args:
+        parameters: Those of a module that `apply` returned.
+        max_norm: The norm that all gradients together have afterwards, at most.
+        norm_type: 2 for the root of the sum of squares, `inf` for the largest entry.
+        error_if_nonfinite: Refuse to clip by a norm that is not finite.
+
+    Returns:
+        The norm of all gradients together before, the same on every rank.
+
+    Raises:
+        RuntimeError: The norm is not finite and `error_if_nonfinite` is set.
+
+    Example:
+        >>> shardscope.clip_grad_norm_(model.parameters(), 1.0)
+    """
+    params = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+    grads = [p.grad for p in params if p.grad is not None]
+    total = total_norm(grads, float(norm_type))
+    if error_if_nonfinite and not torch.isfinite(total):
+        raise RuntimeError(f"the norm of all gradients is {float(total)}, so they cannot be clipped")
+    scale = (max_norm / (total + 1e-6)).clamp(max=1.0)
+    torch._foreach_mul_([_local(g) for g in grads], scale)
+    return total
+
+
+@torch.no_grad()
+def total_norm(grads: Iterable[torch.Tensor], norm_type: float = 2.0) -> torch.Tensor:
+    """The norm of all tensors together, each counted once however it is split."""
+    groups: dict[Group, list[torch.Tensor]] = {}
+    mesh = None
+    for grad in grads:
+        split: Group = ()
+        if isinstance(grad, DTensor):
+            mesh = grad.device_mesh
+            split = tuple(a for a, p in enumerate(grad.placements) if isinstance(p, Shard) and mesh.size(a) > 1)
+        groups.setdefault(split, []).append(_local(grad))
+    if not groups:
+        return torch.zeros(())
+    values = {split: _powers(held, norm_type) for split, held in groups.items()}
+    for axis in sorted({a for split in values for a in split}):
+        assert mesh is not None
+        keys = [split for split in sorted(values) if axis in split]
+        together = torch.stack([values[split] for split in keys])
+        how = dist.ReduceOp.MAX if math.isinf(norm_type) else dist.ReduceOp.SUM
+        dist.all_reduce(together, how, group=mesh.get_group(axis))
+        values.update(zip(keys, together.unbind(), strict=True))
+    parts = torch.stack(list(values.values()))
+    return parts.max() if math.isinf(norm_type) else parts.sum() ** (1.0 / norm_type)
+
+
+def _powers(grads: list[torch.Tensor], norm_type: float) -> torch.Tensor:
+    """The sum of the powers of all elements, in float32 at least; the largest for the infinite norm."""
+    norms = torch.stack([n.float() if n.dtype.itemsize < 4 else n for n in torch._foreach_norm(grads, norm_type)])
+    return norms.max() if math.isinf(norm_type) else (norms**norm_type).sum()
+
+
+def _local(grad: torch.Tensor) -> torch.Tensor:
+    return grad._local_tensor if isinstance(grad, DTensor) else grad

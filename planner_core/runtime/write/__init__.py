@@ -1,0 +1,1 @@
+"""From a recording and a plan to Python: one function for each kind of block, its collectives in place."""

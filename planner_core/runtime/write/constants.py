@@ -1,0 +1,199 @@
+"""The constants of a forward pass as code: masks, positions and shifted labels, made from what the model is called with.
+
+What depends on no input (positions, rotary tables) stands in `tables`, which runs once; the rest in `constants`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from planner_core.runtime.plan_reader import Placements
+from planner_core.runtime.record import DEVICE, Call, CannotRewrite, Ref
+from planner_core.runtime.record.tape import BUFFER, INPUT, LITERAL, refs
+from planner_core.runtime.write.functions import constant_text
+from planner_core.runtime.write.layout import Layout, refuse_mixed
+from planner_core.runtime.write.moves import Moves
+from planner_core.runtime.write.spelling import RESERVED, Names, arguments, call, identifier, literal, subscript
+
+Cut = tuple[int, Placements]
+
+
+@dataclass
+class ConstantsWriter:
+    """Writes `tables` and `constants` for the cuts that units want."""
+
+    layout: Layout
+    moves: Moves
+    foreign: Any
+    inputs: dict[int, str]
+    lines: dict[bool, list[str]] = field(default_factory=lambda: {False: [], True: []})
+    names: dict[int, str] = field(default_factory=dict)
+    cuts: dict[Cut, str] = field(default_factory=dict)
+    handed: list[str] = field(default_factory=list)
+    given: list[str] = field(default_factory=list)
+    """Names that `tables` makes for `constants` and for the units."""
+    produced: list[str] = field(default_factory=list)
+    """Names that `constants` makes."""
+    taken_by_constants: list[str] = field(default_factory=list)
+
+    def write(self, wanted: Sequence[Cut], plain: Sequence[int]) -> list[str]:
+        """Text of both functions; `plain` are constants that the model returns as they are."""
+        self.taken = Names(RESERVED | self.moves.taken | set(self.inputs.values()))
+        self.names.update(self.inputs)
+        self.written_roots = {self._root(n) for c in self._calls() if self._in_place(c) for n in c.inputs[:1]}
+        needed = self._needed([n for n, _ in wanted] + [*plain])
+        refuse_mixed(self.layout, [n for n, _ in wanted] + [*plain])
+        known: dict[Any, tuple[int, ...]] = {}
+        for made in self._calls():
+            if id(made) in needed:
+                self._call(made, known)
+        self._cuts(wanted)
+        return self._functions(plain)
+
+    def _calls(self) -> list[Call]:
+        return [c for c in self.layout.tape.calls if c.kind in ("constant", "guard")]
+
+    def _root(self, number: int) -> int:
+        return self.layout.tape.tensors[number].root
+
+    @staticmethod
+    def _in_place(made: Call) -> bool:
+        return (
+            made.kind == "constant"
+            and bool(made.outputs)
+            and made.shape == Ref(made.outputs[0])
+            and made.fn.endswith(("_", "setitem"))
+        )
+
+    def _needed(self, wanted: Iterable[int]) -> set[int]:
+        """Calls that make what is wanted, write buffers, or asked a question whose answer decided something."""
+        by_output = {n: c for c in self._calls() for n in c.outputs}
+        todo = list(wanted)
+        keep = {id(c) for c in self._calls() if c.kind == "guard" or self._in_place(c)}
+        todo += [n for c in self._calls() if id(c) in keep for n in c.inputs]
+        while todo:
+            made = by_output.get(todo.pop())
+            if made is not None and id(made) not in keep:
+                keep.add(id(made))
+                todo += made.inputs
+        return keep
+
+    def _varies(self, made: Call) -> bool:
+        return (
+            made.kind == "guard"
+            or self._in_place(made)
+            or any(self.layout.tape.tensors[n].varies for n in made.outputs)
+        )
+
+    def _call(self, made: Call, known: dict[Any, tuple[int, ...]]) -> None:
+        if made.answer == "random":
+            raise CannotRewrite(
+                f"{made.fn} at {made.line.rpartition('/')[2]} draws random numbers that ranks would not agree on"
+            )
+        text = self._text(made)
+        lines = self.lines[self._varies(made)]
+        if made.kind == "guard":
+            lines.append(f"expect({_question(made.fn, text)}, {made.answer!r})")
+            return
+        if self._in_place(made):
+            lines.append(text)
+            self.names[made.outputs[0]] = self._name(made.inputs[0])
+            return
+        if text in known and not any(self._root(n) in self.written_roots for n in made.outputs):
+            for number, other in zip(made.outputs, known[text], strict=True):
+                self.names[number] = self.names[other]
+            return
+        known[text] = made.outputs
+        shown = []
+        for number in made.outputs:
+            self.names[number] = self.taken.keep(self._wish(made, number))
+            shown.append(self.names[number])
+            if not self._varies(made):
+                self.handed.append(self.names[number])
+        lines.append(f"{', '.join(shown)} = {text}")
+
+    def _wish(self, made: Call, number: int) -> str:
+        at = made.outputs.index(number)
+        if len(made.names) == len(made.outputs):
+            return identifier(made.names[at] or made.fn)
+        return identifier(made.fn)
+
+    def _name(self, number: int) -> str:
+        tensor = self.layout.tape.tensors[number]
+        if number in self.names:
+            return self.names[number]
+        if tensor.kind == BUFFER:
+            return f"buffers[{tensor.name!r}]"
+        if tensor.kind == LITERAL:
+            return str(self.foreign(tensor.value))
+        raise CannotRewrite(f"a constant depends on a {tensor.kind} tensor")
+
+    def _text(self, made: Call) -> str:
+        def leaf(item: Any) -> str:
+            if isinstance(item, Ref):
+                return self._name(item.number)
+            return "DEVICE" if item is DEVICE else str(self.foreign(item))
+
+        if made.kind == "guard":
+            return ", ".join(self._name(n) for n in refs((made.args, made.kwargs)))
+        if self._in_place(made):
+            if made.fn == "setitem":
+                return f"{leaf(made.args[0])}[{subscript(made.args[1], leaf)}] = {literal(made.args[2], leaf)}"
+            return f"{leaf(made.args[0])}.{made.fn}({arguments(made.func, made.args[1:], made.kwargs, leaf)})"
+        return call(made.func, made.fn, made.args, made.kwargs, leaf)
+
+    def _cuts(self, wanted: Sequence[Cut]) -> None:
+        """Every constant as some unit wants it, cut once."""
+        for number, placements in dict.fromkeys(wanted):
+            tensor = self.layout.tape.tensors[number]
+            whole = self._name(number)
+            text = constant_text(whole, self.layout, self.moves, number, placements)
+            if text == whole:
+                self.cuts[number, placements] = whole
+                continue
+            same = next((n for t, n in self._made_cuts() if t == text), None)
+            name = same or self.taken.keep(f"own_{identifier(whole.rpartition('.')[2])}")
+            self.cuts[number, placements] = name
+            varies = tensor.varies or tensor.kind == INPUT
+            if same is None:
+                self.lines[varies].append(f"{name} = {text}")
+                if not varies:
+                    self.handed.append(name)
+
+    def _made_cuts(self) -> list[tuple[str, str]]:
+        return [(t, n) for lines in self.lines.values() for line in lines for n, _, t in [line.partition(" = ")]]
+
+    def _functions(self, plain: Sequence[int]) -> list[str]:
+        results = [*self.cuts.values(), *(self._name(n) for n in plain)]
+        mentioned = set(re.findall(r"\w+", " ".join([*self.lines[True], *results])))
+        self.given = [n for n in dict.fromkeys(self.handed) if n in mentioned]
+        fixed, varying = self.lines[False], self.lines[True]
+        known = {*self.inputs.values(), *self.given}
+        self.produced = [n for n in dict.fromkeys(results) if n not in known and n.isidentifier()]
+        self.taken_by_constants = ["buffers", *self.inputs.values(), *(n for n in self.given if n in " ".join(varying))]
+        found = []
+        if self.given:
+            found.append(_function("tables(buffers)", fixed, self.given))
+        if varying:
+            found.append(_function(f"constants({', '.join(self.taken_by_constants)})", varying, self.produced))
+        return found
+
+
+def _function(head: str, lines: Sequence[str], results: Sequence[str]) -> str:
+    body = [*lines, *([f"return {', '.join(results)}{',' if len(results) == 1 else ''}"] if results else [])]
+    return "\n    ".join([f"def {head}:", *body])
+
+
+def _question(name: str, text: str) -> str:
+    spelled = {
+        "__bool__": "bool",
+        "__int__": "int",
+        "__float__": "float",
+        "__index__": "int",
+        "equal": "torch.equal",
+        "allclose": "torch.allclose",
+    }
+    return f"{spelled[name]}({text})" if name in spelled else f"{text}.{name}()"

@@ -1,0 +1,347 @@
+"""One function for one unit: the model's own operators on local tensors, collectives where the plan puts them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch.distributed.tensor import Shard
+
+from planner_core.runtime.plan_reader import Edge, Placements, Step
+from planner_core.runtime.record import DEVICE, Call
+from planner_core.runtime.record.tape import BUFFER, COMPUTED, PARAMETER
+from planner_core.runtime.write import operators
+from planner_core.runtime.write.layout import Layout
+from planner_core.runtime.write.moves import Moves
+from planner_core.runtime.write.spelling import RESERVED, Names, identifier
+
+Cut = tuple[int, Placements]
+"""A constant and how a unit wants it placed."""
+LONGEST_INLINE = 48
+"""Characters of an expression that may stand inside another."""
+
+
+@dataclass(frozen=True)
+class WeightUse:
+    """How a function uses a parameter: by which name, and the collective steps that are taken for it outside the function.
+
+    A parameter that is gathered has one for each operator that uses it, else one for all; `again`: backward needs it.
+    """
+
+    argument: str
+    number: int
+    gather: tuple[Step, ...]
+    reduce: tuple[Step, ...]
+    again: bool
+
+
+@dataclass(frozen=True)
+class BufferUse:
+    """A buffer that a function reads or writes by itself (running statistics), as a view of this rank's share of it."""
+
+    argument: str
+    number: int
+    placements: Placements
+
+
+@dataclass
+class Written:
+    """A function as text, and what it takes and gives, by numbers of the tape."""
+
+    name: str
+    lines: list[str]
+    inputs: list[int]
+    cuts: list[Cut]
+    weights: list[WeightUse]
+    buffers: list[BufferUse]
+    outputs: list[int]
+    seeds: int
+    """Calls of dropout."""
+
+    def source(self, name: str) -> str:
+        """The function under another name."""
+        return "\n".join(self.lines).replace("def FUNCTION(", f"def {name}(", 1)
+
+
+@dataclass
+class FunctionWriter:
+    """Writes the calls of one unit. `wanted` are the numbers that others use later."""
+
+    layout: Layout
+    moves: Moves
+    calls: Sequence[Call]
+    prefix: str
+    wanted: set[int]
+    foreign: Any
+    shared: Mapping[int, tuple[tuple[Step, ...], tuple[Step, ...]]]
+    """For each parameter the steps of its edges that are taken outside the functions: gathering, reducing."""
+    recomputed: bool = False
+    """Whether the function runs again in backward."""
+    input_names: Sequence[str] = ()
+    """What the inputs are called in the other copies."""
+    inputs: list[int] = field(default_factory=list)
+    cuts: list[Cut] = field(default_factory=list)
+    weights: dict[tuple[int, int], WeightUse] = field(default_factory=dict)
+    buffers: dict[Cut, BufferUse] = field(default_factory=dict)
+    texts: dict[int, str] = field(default_factory=dict)
+    seeds: int = 0
+
+    def write(self) -> Written:
+        """The function."""
+        self.tape = self.layout.tape
+        self.made = {n for c in self.calls for n in c.outputs}
+        self.makers = {n: c for c in self.tape.calls for n in c.outputs}
+        self._last_uses()
+        self.names = Names(RESERVED | self.moves.taken)
+        self.body: list[str] = []
+        self.waiting: dict[int, str] = {}  # expressions that will stand inside the next one
+        self.lasting: list[int] = []  # what those were made of
+        self._arguments()
+        for now, call in enumerate(self.calls):
+            self._call(now, call)
+        outputs = [n for c in self.calls for n in c.outputs if n in self.wanted]
+        given = ", ".join(self.texts[n] for n in outputs)
+        lines = [self._head(), *(f"    {line}" for line in self.body), f"    return {given}"]
+        weights, buffers = list(self.weights.values()), list(self.buffers.values())
+        return Written("", lines, self.inputs, self.cuts, weights, buffers, outputs, self.seeds)
+
+    # --- arguments ------------------------------------------------------------------------------------
+
+    def _last_uses(self) -> None:
+        self.uses: dict[int, list[int]] = {}
+        self.users: dict[int, list[Call]] = {}
+        for now, call in enumerate(self.calls):
+            for number in call.inputs:
+                self.uses.setdefault(number, []).append(now)
+                self.users.setdefault(number, []).append(call)
+
+    def _until(self, number: int, now: int) -> int:
+        """The last line that uses a value."""
+        return 1 << 60 if number in self.wanted else max(self.uses.get(number, [now]))
+
+    def _arguments(self) -> None:
+        for now, call in enumerate(self.calls):
+            edges = self.layout.row(call).inputs if call.kind == "op" else [None] * len(call.inputs)
+            for number, edge in zip(call.inputs, edges, strict=True):
+                kind = self.tape.tensors[number].kind
+                if kind == PARAMETER:
+                    self._weight(now, number)
+                elif kind != COMPUTED and edge is not None:
+                    self._constant(number, edge)
+                elif number not in self.made and number not in self.inputs:
+                    self.inputs.append(number)
+        named = self.input_names if len(self.input_names) == len(self.inputs) else [self.wish(n) for n in self.inputs]
+        for number, name in zip(self.inputs, named, strict=True):
+            self.texts[number] = self.names.keep(name)
+        self.cut_names = [self.names.keep(self.wish(n)) for n, _ in self.cuts]
+
+    def _key(self, now: int, number: int) -> tuple[int, int]:
+        """By what the use of a parameter by the call on line `now` is known."""
+        return number, now if self.shared[number][0] else -1
+
+    def _weight(self, now: int, number: int) -> None:
+        key = self._key(now, number)
+        if key not in self.weights:
+            gather, reduce = self.shared[number]
+            views = {n for c in self.calls for n in c.saved if n != number and self.tape.tensors[n].root == number}
+            again = bool(views) or number in self.calls[now].saved or self.recomputed
+            self.weights[key] = WeightUse(self._argument(self.layout.parameters[number]), number, gather, reduce, again)
+
+    def _constant(self, number: int, edge: Edge) -> None:
+        cut = (number, edge.dst)
+        if self.tape.tensors[number].kind != BUFFER:
+            self.cuts += [cut] * (cut not in self.cuts)
+        elif cut not in self.buffers:
+            self.buffers[cut] = BufferUse(self._argument(self.tape.tensors[number].name), *cut)
+
+    def _argument(self, name: str) -> str:
+        """What the function calls a weight or buffer."""
+        local = name[len(self.prefix) + 1 :] if self.prefix and name.startswith(self.prefix + ".") else name
+        taken = {w.argument for w in self.weights.values()} | {b.argument for b in self.buffers.values()}
+        short, long = identifier("_".join(local.split(".")[-2:])), identifier(local.replace(".", "_"))
+        wishes = itertools.chain((short, long), (f"{short}_{count}" for count in itertools.count(2)))
+        return next(name for name in wishes if name not in taken)
+
+    def wish(self, number: int) -> str:
+        """The name that the model's code gives to a value: of the statement that makes it, or of the layer whose weight does."""
+        made = self.makers.get(number)
+        if made is None:
+            return self.tape.tensors[number].name.rpartition(".")[2] or "constant"
+        inner = any(self.tape.tensors[n].kind == PARAMETER for n in made.inputs)
+        module = made.scope.rpartition(".")[2].partition("@")[0]
+        layer = module if inner and module and not module.isdigit() else made.fn
+        if inner and any(c.line == made.line for c in self.users.get(number, ())):
+            return layer
+        if len(made.names) == len(made.outputs):
+            return made.names[made.outputs.index(number)] or made.fn
+        return layer
+
+    def _head(self) -> str:
+        names = [self.texts[n] for n in self.inputs] + self.cut_names
+        first = ["w"] if self.weights or self.buffers else []
+        return f"def FUNCTION({', '.join([*first, *(['seed'] if self.seeds else []), *names])}):"
+
+    # --- one call -------------------------------------------------------------------------------------
+
+    def _call(self, now: int, call: Call) -> None:
+        expression = self._dropout(call) if call.kind == "dropout" else self._expression(now, call)
+        moved = expression if call.kind == "dropout" else self._moved_results(call, expression)
+        if len(call.outputs) == 1:
+            self._assign(now, call, moved, plain=moved == expression)
+        else:
+            self._unpack(now, call, expression)
+        self._forget(now, call)
+
+    def _expression(self, now: int, call: Call) -> str:
+        row = self.layout.row(call)
+        texts = [self._operand(now, n, e) for n, e in zip(call.inputs, row.inputs, strict=True)]
+        local = operators.Local(self.layout, call, row, texts, self.moves.axis, self._leaf)
+        text = operators.text(local)
+        if "{site}" in text:
+            self.seeds += 1
+            text = text.replace("{site}", str(self.seeds))
+        return text
+
+    def _dropout(self, call: Call) -> str:
+        x = call.inputs[0]
+        given = dict(zip(("input", "p", "training"), call.args, strict=False)) | call.kwargs
+        split = [
+            self.moves.axis(a) for a, p in enumerate(self.layout.delivered[x])
+            if isinstance(p, Shard) and self.layout.sizes[a] > 1
+        ]  # fmt: skip
+        self.seeds += 1
+        kind = "" if call.fn == "dropout" else f", kind={call.fn!r}"
+        where = f", split=[{', '.join(split)}]" if split else ""
+        return f"dropout({self._value(x)}, {given.get('p', 0.5)}, seed + {self.seeds}{kind}{where})"
+
+    def _leaf(self, item: Any) -> str:
+        return "DEVICE" if item is DEVICE else str(self.foreign(item))
+
+    def _operand(self, now: int, number: int, edge: Edge) -> str:
+        """An operand as the op wants it."""
+        tensor = self.tape.tensors[number]
+        if tensor.kind == PARAMETER:
+            use = self.weights[self._key(now, number)]
+            ahead, back = self.moves.real(edge.forward), self.moves.real(edge.backward)
+            forward, back = ahead[len(use.gather) :], back[: len(back) - len(use.reduce)]
+            return self.moves.apply(f"w.{use.argument}", forward, back if tensor.grad else (), edge.segments)
+        if tensor.kind == BUFFER:
+            return f"w.{self.buffers[number, edge.dst].argument}"
+        if tensor.kind != COMPUTED:
+            return self.cut_names[self.cuts.index((number, edge.dst))]
+        return self.moves.apply(self._value(number), edge.forward, edge.backward if tensor.grad else (), edge.segments)
+
+    def _value(self, number: int) -> str:
+        return self.waiting.pop(number) if number in self.waiting else self.texts[number]
+
+    def _moved_results(self, call: Call, expression: str) -> str:
+        if len(call.outputs) != 1:
+            return expression
+        edge = self.layout.row(call).outputs[0]
+        grad = self.tape.tensors[call.outputs[0]].grad
+        return self.moves.apply(expression, edge.forward, edge.backward if grad else (), edge.segments)
+
+    def _assign(self, now: int, call: Call, text: str, *, plain: bool) -> None:
+        number = call.outputs[0]
+        if plain and self._may_wait(now, call, text):
+            self.waiting[number] = wrapped(text)
+        elif text.isidentifier():  # the same tensor under another name
+            self.texts[number] = text
+            self.names.hold(text, self._until(number, now))
+        else:
+            self.texts[number] = self.names.take(self.wish(number), now, self._until(number, now))
+            self.body.append(f"{self.texts[number]} = {tidy(text)}")
+
+    def _may_wait(self, now: int, call: Call, text: str) -> bool:
+        """Whether the expression may stand inside the next one: used there, only there, and in the same statement."""
+        number = call.outputs[0]
+        if number in self.wanted or self.uses.get(number) != [now + 1] or len(text) > LONGEST_INLINE:
+            return False
+        following = self.calls[now + 1]
+        if following.inputs.count(number) != 1 or following.kind != "op" or following.fn in operators.RESHAPES:
+            return False
+        edge = self.layout.row(following).inputs[following.inputs.index(number)]
+        return following.line == call.line and not edge.forward and not edge.backward
+
+    def _unpack(self, now: int, call: Call, text: str) -> None:
+        assert isinstance(call.shape, (tuple, list)), call
+        names = []
+        for number in call.outputs:
+            name = self.names.take(self.wish(number), now, max(now + 1, self._until(number, now)))
+            self.texts[number] = name
+            names.append(name)
+        self.body.append(f"{', '.join(names)} = {tidy(text)}")
+        for number, edge in zip(call.outputs, self.layout.row(call).outputs, strict=True):
+            moved = self.moves.apply(
+                self.texts[number], edge.forward, edge.backward if self.tape.tensors[number].grad else (), edge.segments
+            )
+            if moved != self.texts[number]:
+                self.body.append(f"{self.texts[number]} = {moved}")
+
+    def _forget(self, now: int, call: Call) -> None:
+        """`del` what has been used for the last time, so that its memory is free at once."""
+        self.lasting += call.inputs
+        if now == len(self.calls) - 1 or any(n in self.waiting for n in call.outputs):
+            return
+        made = {self.texts.get(n) for n in call.outputs}
+        gone = [
+            self.texts[n] for n in dict.fromkeys(self.lasting)
+            if n in self.made and n in self.texts and self.names.held[self.texts[n]] <= now and self.texts[n] not in made
+        ]  # fmt: skip
+        gone += [self.texts[n] for n in call.outputs if n in self.texts and n not in self.uses and n not in self.wanted]
+        self.lasting = []
+        if gone:
+            self.body.append(f"del {', '.join(dict.fromkeys(gone))}")
+
+
+def wrapped(text: str) -> str:
+    """An expression that may stand in another: in parentheses where it has an operator outside of its own."""
+    depth = 0
+    for at, character in enumerate(text):
+        depth += (character in "([{") - (character in ")]}")
+        if depth == 0 and (character == " " or (at == 0 and character == "-")):
+            return f"({text})"
+    return text
+
+
+def tidy(text: str) -> str:
+    """The text without parentheses around what is a whole argument."""
+    at = 0
+    while (at := text.find("(", at)) >= 0:
+        end = _closing(text, at)
+        before, after = text[:at].rstrip(" ")[-1:], text[end + 1 : end + 2]
+        alone = before in ("(", ",") and after in (")", ",") and not (before == "," and text[at - 1] != " ")
+        if alone and not _has_comma(text[at + 1 : end]) and at + 1 < end:
+            text = text[:at] + text[at + 1 : end] + text[end + 1 :]
+        else:
+            at += 1
+    return text
+
+
+def _closing(text: str, at: int) -> int:
+    depth = 0
+    for end in range(at, len(text)):
+        depth += (text[end] in "([{") - (text[end] in ")]}")
+        if depth == 0:
+            return end
+    raise AssertionError(text)
+
+
+def _has_comma(text: str) -> bool:
+    depth = 0
+    for character in text:
+        depth += (character in "([{") - (character in ")]}")
+        if depth == 0 and character == ",":
+            return True
+    return False
+
+
+def constant_text(name: str, layout: Layout, moves: Moves, number: int, placements: Placements) -> str:
+    """A constant cut to this rank's part."""
+    for axis, dim in layout.slices(number, placements):
+        name = f"{moves.axis(axis)}.slice({name}, {dim})"
+    for axis in layout.partial(placements):
+        name = f"{moves.axis(axis)}.divide({name})"
+    return name

@@ -1,0 +1,111 @@
+"""The moves of a program: each pair of (what a tensor does forward, what its gradient does backward) gets a name and one definition."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch.distributed.tensor import Replicate, Shard
+
+from planner_core.runtime.plan_reader import Edge, Placements, Segments, Step
+
+KINDS = {("S", "R"): "all_gather", ("P", "R"): "all_reduce", ("P", "S"): "reduce_scatter", ("R", "S"): "slice",
+         ("S", "S"): "all_to_all", ("S", "P"): "pad", ("R", "P"): "divide"}  # fmt: skip
+SHORT = {"all_gather": "gather", "all_reduce": "all_reduce", "reduce_scatter": "scatter", "all_to_all": "exchange"}
+CONSTRUCTORS = {"slice": "shard"}
+LOCAL = ("slice", "pad", "divide")
+
+
+def letter(placement: object) -> str:
+    """`S`, `R` or `P`."""
+    return "S" if isinstance(placement, Shard) else "R" if isinstance(placement, Replicate) else "P"
+
+
+def kind(step: Step) -> str:
+    """What a step does."""
+    return KINDS[letter(step.src), letter(step.dst)]
+
+
+def outside(edge: Edge, ahead: Sequence[Step], back: Sequence[Step]) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
+    """Of a weight's edge the steps that are taken outside the function, where they can be bucketed and issued early: the
+    first ones forward, as far as ranks talk, and the last ones of the gradient, from where it has the weight's own shape."""
+    for gather in (last_collective(ahead), 0):
+        here = edge.src
+        for step in ahead[:gather]:
+            here = _after(here, step)
+        gradient = edge.gradient
+        for number in range(len(back) + 1):
+            if _split(gradient) == _split(here):
+                return tuple(ahead[:gather]), tuple(back[number:])
+            if number < len(back):
+                gradient = _after(gradient, back[number])
+    return (), ()
+
+
+def last_collective(steps: Sequence[Step]) -> int:
+    """Behind the last step at which ranks talk."""
+    return max((i + 1 for i, s in enumerate(steps) if kind(s) not in LOCAL), default=0)
+
+
+def _after(placements: Placements, step: Step) -> Placements:
+    return (*placements[: step.axis], step.dst, *placements[step.axis + 1 :])
+
+
+def _split(placements: Placements) -> tuple[int | None, ...]:
+    return tuple(p.dim if isinstance(p, Shard) else None for p in placements)
+
+
+class Moves:
+    """Names and definitions of moves; `sizes` and `names` are those of the mesh axes."""
+
+    def __init__(self, names: Sequence[str], sizes: Sequence[int]) -> None:
+        self.names, self.sizes = [n.upper() for n in names], sizes
+        self.taken = frozenset(self.names)
+        self.defined: dict[tuple[str, str, str], str] = {}
+
+    def axis(self, axis: int) -> str:
+        """What the code calls a mesh axis."""
+        return self.names[axis]
+
+    def real(self, steps: Sequence[Step]) -> tuple[Step, ...]:
+        """The steps on axes of more than one rank."""
+        return tuple(s for s in steps if self.sizes[s.axis] > 1)
+
+    def apply(self, text: str, forward: Sequence[Step], backward: Sequence[Step], segments: Segments) -> str:
+        """The text of a tensor after a move."""
+        ahead, back = self.real(forward), self.real(backward)
+        return text if not ahead and not back else f"{self.name(ahead, back, segments)}({text})"
+
+    def name(self, forward: Sequence[Step], backward: Sequence[Step], segments: Segments) -> str:
+        """The name of a move, which is defined when first asked for."""
+        used = {s.src.dim for s in (*forward, *backward) if isinstance(s.src, Shard)}
+        used |= {s.dst.dim for s in (*forward, *backward) if isinstance(s.dst, Shard)}
+        fused = {d: tuple(v) for d, v in segments.items() if d in used and len(v) > 1}
+        key = (self.steps(forward), self.steps(backward), str(fused) if fused else "")
+        if key not in self.defined:
+            wanted = f"{_words(forward)}_back_{_words(backward)}"
+            name, count = wanted, 1
+            while name in self.defined.values():
+                count += 1
+                name = f"{wanted}_{count}"
+            self.defined[key] = name
+        return self.defined[key]
+
+    def steps(self, steps: Sequence[Step]) -> str:
+        """Steps as code: `[all_gather(TENSOR, 1)]`."""
+        return f"[{', '.join(map(self.step, steps))}]"
+
+    def step(self, step: Step) -> str:
+        """One step as code."""
+        dims = [str(p.dim) for p in (step.src, step.dst) if isinstance(p, Shard)]
+        return f"{CONSTRUCTORS.get(kind(step), kind(step))}({', '.join([self.axis(step.axis), *dims])})"
+
+    def definitions(self) -> list[str]:
+        """One line for each move."""
+        return [
+            f"{name} = move({forward}, backward={backward}{f', segments={fused}' if fused else ''})"
+            for (forward, backward, fused), name in self.defined.items()
+        ]
+
+
+def _words(steps: Sequence[Step]) -> str:
+    return "_".join(SHORT.get(kind(s), kind(s)) for s in steps) or "same"

@@ -1,0 +1,318 @@
+"""How one operator is written for local tensors, so that joining every rank's result by its placement gives the whole.
+
+Most are written as they are. Those below need more: sizes written as literals speak of whole tensors, a mean must divide
+by the whole count, and a split vocabulary, batch, class or expert dim has to know which part of it this rank holds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.distributed.tensor import Shard
+
+from planner_core.ops import Local as LocalForm
+from planner_core.ops import operator
+from planner_core.runtime.plan_reader import Placements, Row
+from planner_core.runtime.record import Call, CannotRewrite, Ref
+from planner_core.runtime.write.layout import Layout
+from planner_core.runtime.write.spelling import Write, call, literal
+
+RESHAPES = ("view", "reshape", "flatten", "unflatten", "squeeze", "view_as", "reshape_as", "ravel")
+EXPANDS = ("expand", "expand_as", "broadcast_to")
+SPLITS = ("split", "chunk", "tensor_split", "split_with_sizes", "unsafe_chunk", "unsafe_split")
+MEANS = (
+    "mean", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits",
+)  # fmt: skip
+WRITTEN_AS_THEY_ARE = (LocalForm.AS_IT_IS, LocalForm.MEMORY)
+
+
+@dataclass
+class Local:
+    """One call to write: `texts` are its tensor operands as this rank has them; `axis` names a mesh axis in the code."""
+
+    layout: Layout
+    call: Call
+    row: Row
+    texts: list[str]
+    axis: Callable[[int], str]
+    foreign: Write
+
+    def operand(self, i: int) -> Placements:
+        """Placements with which the i-th tensor operand arrives."""
+        return self.row.inputs[i].dst
+
+    def shape(self, i: int = 0) -> tuple[int, ...]:
+        """This rank's shape of the i-th result."""
+        return self.layout.local(self.call.outputs[i], self.row.outputs[i].src)
+
+    def given(self, i: int = 0) -> tuple[int, ...]:
+        """This rank's shape of the i-th operand."""
+        return self.layout.local(self.call.inputs[i], self.operand(i))
+
+    def axes(self, placements: Placements, dim: int | None = None) -> list[int]:
+        """Axes that split `dim`."""
+        return self.layout.axes(placements, dim)
+
+    def named(self, axes: list[int]) -> str:
+        """Axes as the text of a list."""
+        return f"[{', '.join(map(self.axis, axes))}]"
+
+    def argument(self, name: str, position: int, default: Any = None) -> Any:
+        """An argument by name or place."""
+        args = self.call.args
+        return self.call.kwargs.get(name, args[position] if position < len(args) else default)
+
+    def plain(self, **changed: Any) -> str:
+        """The call as it is, with some keywords changed."""
+        count = iter(range(len(self.texts)))
+        texts: dict[int, str] = {}
+
+        def write(item: Any) -> str:
+            if isinstance(item, _Numbered):
+                return texts[item.position]
+            return self.foreign(item)
+
+        def numbered(tree: Any) -> Any:
+            if isinstance(tree, Ref):
+                position = next(count)
+                texts[position] = self.texts[position]
+                return _Numbered(tree.number, position)
+            if isinstance(tree, (tuple, list)):
+                items = [numbered(i) for i in tree]
+                return items if isinstance(tree, list) else tuple(items)
+            if isinstance(tree, dict):
+                return {k: numbered(v) for k, v in tree.items()}
+            if isinstance(tree, slice):
+                return slice(*(numbered(i) for i in (tree.start, tree.stop, tree.step)))
+            return tree
+
+        args, kwargs = numbered(self.call.args), numbered(self.call.kwargs)
+        return call(self.call.func, self.call.fn, args, {**kwargs, **changed}, write)
+
+
+@dataclass(frozen=True)
+class _Numbered(Ref):
+    """A tensor operand by its place among them: one tensor may arrive twice, placed differently."""
+
+    position: int = 0
+
+
+Rule = Callable[[Local], str]
+_RULES: dict[str, Rule] = {}
+
+
+def text(local: Local) -> str:
+    """The call on local tensors."""
+    fn = local.call.fn
+    if fn not in _RULES and operator(fn).local not in WRITTEN_AS_THEY_ARE and fn != "to":
+        raise CannotRewrite(f"{local.call.site}: nobody has said how {fn} is written for parts of its tensors")
+    return _RULES.get(fn, Local.plain)(local)
+
+
+def _rule(*names: str) -> Callable[[Rule], Rule]:
+    def add(rule: Rule) -> Rule:
+        _RULES.update(dict.fromkeys(names, rule))
+        return rule
+
+    return add
+
+
+# --- sizes written as literals ------------------------------------------------------------------------
+
+
+@_rule(*RESHAPES)
+def _reshape(local: Local) -> str:
+    if any(isinstance(a, torch.dtype) for a in local.call.args):
+        return local.plain()
+    x, had, made = local.texts[0], local.given(), local.shape()
+    return reshaped(x, had, made)
+
+
+def reshaped(x: str, had: tuple[int, ...], made: tuple[int, ...]) -> str:
+    """From one local shape to another, without a word about samples or tokens where it can be helped."""
+    same = 0
+    while same < min(len(had), len(made)) and had[same] == made[same]:
+        same += 1
+    behind = 0
+    while behind < min(len(had), len(made)) - same and had[-1 - behind] == made[-1 - behind]:
+        behind += 1
+    cut, new = had[same : len(had) - behind], made[same : len(made) - behind]
+    if not cut and not new:
+        return x
+    if not cut and new == (1,):
+        return f"{x}.unsqueeze({same})"
+    if len(new) == 1 and len(cut) > 1:
+        return f"{x}.flatten({same}, {same + len(cut) - 1})" if behind else f"{x}.flatten({same})"
+    sizes = [
+        *([f"*{x}.shape[:{same}]"] if same else []),
+        *map(str, new),
+        *([f"*{x}.shape[-{behind}:]"] if behind else []),
+    ]
+    if not same and new and 0 not in had:
+        sizes[0] = "-1"  # samples, most often: right for any number of them
+    return f"{x}.reshape({', '.join(sizes)})"
+
+
+@_rule("getitem")
+def _getitem(local: Local) -> str:
+    index = local.call.args[1]
+    whole = all(isinstance(i, slice) and i.step in (None, 1) for i in (index if isinstance(index, tuple) else (index,)))
+    return local.texts[0] if whole and local.given() == local.shape() else local.plain()
+
+
+@_rule(*EXPANDS)
+def _expand(local: Local) -> str:
+    had, made = local.given(), local.shape()
+    grown = len(made) - len(had)
+    sizes = [str(n) if i < grown or had[i - grown] != n else "-1" for i, n in enumerate(made)]
+    return f"{local.texts[0]}.expand({', '.join(sizes)})"
+
+
+@_rule(*SPLITS)
+def _split(local: Local) -> str:
+    dim = local.argument("dim", 2, 0)
+    sizes = [local.shape(i)[dim] for i in range(len(local.call.outputs))]
+    if len(set(sizes)) == 1:
+        return f"{local.texts[0]}.chunk({len(sizes)}, {dim})"
+    return f"{local.texts[0]}.split({sizes}, {dim})"
+
+
+@_rule("as_strided")
+def _as_strided(local: Local) -> str:
+    if not local.axes(local.operand(0)):
+        return local.plain()
+    stride = local.argument("stride", 2)
+    return f"{local.texts[0]}.contiguous().as_strided({local.shape()}, {tuple(stride)})"
+
+
+@_rule("conv1d", "conv2d", "conv3d")
+def _conv(local: Local) -> str:
+    groups = local.argument("groups", 6, 1)
+    if groups == 1 or not local.axes(local.operand(0), 1):
+        return local.plain()
+    names = ("input", "weight", "bias", "stride", "padding", "dilation")
+    given = dict(zip(names, local.call.args, strict=False)) | local.call.kwargs
+    given["groups"] = groups // math.prod(local.layout.sizes[a] for a in local.axes(local.operand(0), 1))
+    order = iter(local.texts)
+    shown = {k: next(order) if isinstance(v, Ref) else literal(v, local.foreign) for k, v in given.items()}
+    first = ", ".join(shown.pop(n) for n in names[:2])
+    return f"F.{local.call.fn}({first}, {', '.join(f'{k}={v}' for k, v in shown.items())})"
+
+
+# --- sums and means -----------------------------------------------------------------------------------
+
+
+@_rule(*MEANS)
+def _mean(local: Local) -> str:
+    """A local mean is n times its share of the whole mean where the averaged dim is split."""
+    split = local.axes(local.operand(0))
+    parts = [a for a in local.layout.partial(local.row.outputs[0].src) if a in split]
+    if not parts or local.call.kwargs.get("reduction", "mean") != "mean":
+        return local.plain()
+    return f"{local.plain()} / {math.prod(local.layout.sizes[a] for a in parts)}"
+
+
+@_rule("cross_entropy")
+def _cross_entropy(local: Local) -> str:
+    logits = local.operand(0)
+    if not local.axes(logits):
+        return local.plain()
+    if len(local.texts) > 2 or local.argument("label_smoothing", 7, 0.0):
+        raise CannotRewrite(f"{local.call.site}: cross_entropy with class weights or label smoothing cannot be split")
+    return _loss(local, "cross_entropy", samples=local.axes(logits, 0), classes=local.axes(logits, 1))
+
+
+@_rule("nll_loss")
+def _nll_loss(local: Local) -> str:
+    if not local.axes(local.operand(0), 0):
+        return local.plain()
+    if len(local.texts) > 2:
+        raise CannotRewrite(f"{local.call.site}: nll_loss with class weights cannot be split")
+    return _loss(local, "nll_loss", samples=local.axes(local.operand(0), 0))
+
+
+def _loss(local: Local, name: str, **split: list[int]) -> str:
+    reduction = local.argument("reduction", 6, "mean")
+    if reduction not in ("mean", "sum"):
+        raise CannotRewrite(f"{local.call.site}: {name} with reduction={reduction!r} cannot be split")
+    options = {"ignore_index": (local.argument("ignore_index", 4, -100), -100), "reduction": (reduction, "mean")}
+    shown = [f"{k}={v!r}" for k, (v, default) in options.items() if v != default]
+    shown += [f"{k}={local.named(axes)}" for k, axes in split.items() if axes]
+    return f"{name}({', '.join([*local.texts, *shown])})"
+
+
+# --- lookups, norms, experts --------------------------------------------------------------------------
+
+
+@_rule("embedding")
+def _embedding(local: Local) -> str:
+    rows = local.axes(local.operand(1), 0)
+    if not rows:
+        return local.plain()
+    if local.argument("max_norm", 3) is not None:
+        raise CannotRewrite(f"{local.call.site}: embedding with max_norm cannot split its vocabulary")
+    padding = local.argument("padding_idx", 2)
+    shown = [*local.texts, *([] if padding is None else [f"padding_idx={padding}"]), f"rows={local.named(rows)}"]
+    return f"embedding({', '.join(shown)})"
+
+
+@_rule("batch_norm")
+def _batch_norm(local: Local) -> str:
+    samples = local.axes(local.operand(0), 0)
+    names = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
+    given = dict(zip(names, local.call.args, strict=False)) | local.call.kwargs
+    if not samples or not given.get("training", False):
+        return local.plain()
+    order = iter(local.texts)
+    shown = {k: next(order) if isinstance(v, Ref) else literal(v, local.foreign) for k, v in given.items()}
+    first = [shown.get(n, "None") for n in names[:5]]
+    return f"batch_norm({', '.join(first)}, momentum={shown['momentum']}, eps={shown['eps']}, samples={local.named(samples)})"
+
+
+@_rule("moe_experts")
+def _moe_experts(local: Local) -> str:
+    experts = local.axes(local.operand(3), 0)
+    if not experts:
+        return local.plain()
+    inner = local.plain()
+    name, _, rest = inner.partition("(")
+    return f"own_experts({name}, {rest[:-1]}, experts={local.named(experts)})"
+
+
+@_rule("copy_")
+def _copy(local: Local) -> str:
+    return f"with_item({local.texts[0]}, ..., {local.texts[1]})"
+
+
+@_rule("setitem")
+def _setitem(local: Local) -> str:
+    position = 1
+    found = []
+    for item in local.call.args[1:]:
+        if isinstance(item, Ref):
+            found.append(local.texts[position])
+            position += 1
+        elif _holds_tensor(item):
+            raise CannotRewrite(f"{local.call.site} writes at places that tensors name")
+        else:
+            found.append(literal(item, local.foreign))
+    return f"with_item({local.texts[0]}, {', '.join(found)})"
+
+
+def _holds_tensor(item: Any) -> bool:
+    return isinstance(item, (tuple, list)) and any(isinstance(i, Ref) for i in item)
+
+
+@_rule("scaled_dot_product_attention")
+def _attention(local: Local) -> str:
+    p = local.argument("dropout_p", 4, 0.0)
+    if not p:
+        return local.plain()
+    split = [a for a, s in enumerate(local.operand(0)) if isinstance(s, Shard) and local.layout.sizes[a] > 1]
+    text_ = local.plain(dropout_p=p)
+    inner = text_.partition("(")[2][:-1]
+    return f"attention({inner}, seed=seed + {{site}}, split={local.named(split)})"

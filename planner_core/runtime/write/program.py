@@ -1,0 +1,241 @@
+"""The whole program of one rank: the functions of its units, its constants, and the forward pass that calls them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from torch.distributed.tensor import Shard
+from torch.utils import _pytree as pytree
+
+from planner_core.runtime.plan_reader import Step
+from planner_core.runtime.record import Call, CannotRewrite, Ref
+from planner_core.runtime.record.tape import COMPUTED, INPUT, PARAMETER
+from planner_core.runtime.write.calls import Calls
+from planner_core.runtime.write.constants import ConstantsWriter
+from planner_core.runtime.write.functions import FunctionWriter
+from planner_core.runtime.write.layout import Layout
+from planner_core.runtime.write.moves import Moves, outside
+from planner_core.runtime.write.specs import Instance, Program, UnitBuffer, UnitSpec, UnitUse
+from planner_core.runtime.write.spelling import RESERVED, Names, identifier, snake
+
+
+def write_program(
+    layout: Layout, title: str, recompute: Mapping[str, str] | None = None, *, name: str = "model"
+) -> Program:
+    """The program of a recording under a plan. Raises CannotRewrite and PlanMismatch."""
+    return _ProgramWriter(layout, title, dict(recompute or {}), name).write()
+
+
+class _ProgramWriter:
+    def __init__(self, layout: Layout, title: str, recompute: dict[str, str], name: str) -> None:
+        self.layout, self.tape, self.title, self.recompute, self.name = layout, layout.tape, title, recompute, name
+        self.moves = Moves(layout.axis_names, layout.sizes)
+        self.objects: dict[str, Any] = {}
+        self.results = _result_numbers(self.tape.result)
+
+    def write(self) -> Program:
+        self.instances = self._instances()
+        self._share()
+        self._functions()
+        self._name_units()
+        self.inputs = self._inputs()
+        constants = ConstantsWriter(self.layout, self.moves, self._foreign, dict(self.inputs))
+        plain = [n for n in self.results if self.tape.tensors[n].kind != COMPUTED]
+        cuts = [cut for i in self.instances for cut in i.text.cuts]
+        made = constants.write(cuts, plain)
+        forward = self._forward(constants)
+        functions = {i.function: i.text.source(i.function) for i in self.instances}
+        head = [f'"""{self.title}"""', "", *self.moves.definitions()]
+        source = "\n".join(head) + "\n\n\n" + "\n\n\n".join([*made, *functions.values(), forward]) + "\n"
+        program = self._program(source, bool(constants.given))
+        pattern = re.compile(r"buffers\[['\"]([^'\"]+)['\"]\]")
+        program.buffers = tuple(dict.fromkeys(pattern.findall(source)))
+        program.table_buffers = tuple(dict.fromkeys(pattern.findall("\n".join(constants.lines[False]))))
+        return program
+
+    # --- units ----------------------------------------------------------------------------------------
+
+    def _instances(self) -> list[Instance]:
+        """Blocks and what stands between them, in order. What a block's first copy makes for all goes before it."""
+        calls = [c for c in self.tape.calls if c.kind in ("op", "dropout")]
+        where = [self._where(c) for c in calls]
+        last = {place: at for at, place in enumerate(where) if place[1]}
+        found: list[Instance] = []
+        current: Instance | None = None
+        rest = Instance("", "", [])
+        for at, (call, place) in enumerate(zip(calls, where, strict=True)):
+            if place[1]:
+                if current is None or current.prefix != place[1]:
+                    found += [rest] if rest.calls else []
+                    rest, current = Instance("", "", []), Instance(*place, [])
+                    found.append(current)
+                current.calls.append(call)
+                if last[place] == at:
+                    current = None
+            elif current is not None:  # hoisted out of the block that runs
+                self._hoist(found, call)
+            else:
+                rest.calls.append(call)
+        return found + ([rest] if rest.calls else [])
+
+    def _where(self, call: Call) -> tuple[str, str]:
+        if call.kind == "op":
+            return self.layout.place(call)
+        inner = [p for p in self.layout.places.values() if (call.scope + ".").startswith(p[1] + ".")]
+        return max(inner, key=lambda p: len(p[1]), default=("", ""))
+
+    def _hoist(self, found: list[Instance], call: Call) -> None:
+        block = found[-1]
+        if any(n in c.outputs for c in block.calls for n in call.inputs):
+            raise CannotRewrite(f"{call.site} stands between the operators of {block.prefix} and uses them")
+        if len(found) < 2 or found[-2].label:
+            found.insert(len(found) - 1, Instance("", "", []))
+        found[-2].calls.append(call)
+
+    def _share(self) -> None:
+        """For each unit and parameter, the steps of its edges that are taken outside: all its edges in the unit must agree."""
+        reduces: dict[int, set[tuple[Step, ...]]] = {}
+        self.shared: list[dict[int, tuple[tuple[Step, ...], tuple[Step, ...]]]] = []
+        for instance in self.instances:
+            gathers: dict[int, set[tuple[tuple[Step, ...], tuple[Step, ...]]]] = {}
+            for number, edge in self._weight_edges(instance):
+                ahead, back = self.moves.real(edge.forward), self.moves.real(edge.backward)
+                lifted = outside(edge, ahead, back)
+                gathers.setdefault(number, set()).add(lifted)
+                if not lifted[0]:
+                    reduces.setdefault(number, set()).add(lifted[1])
+            leaving = self._leaving(instance)
+            self.shared.append(
+                {n: next(iter(v)) if len(v) == 1 and n not in leaving else ((), ()) for n, v in gathers.items()}
+            )
+        for shared in self.shared:  # a kept weight has one gradient, whoever uses it
+            for number, (gather, _) in shared.items():
+                if not gather and len(reduces.get(number, ())) > 1:
+                    shared[number] = ((), ())
+
+    def _weight_edges(self, instance: Instance) -> list[tuple[int, Any]]:
+        return [
+            (n, e) for c in instance.calls if c.kind == "op" for n, e in zip(c.inputs, self.layout.row(c).inputs, strict=True)
+            if self.tape.tensors[n].kind == PARAMETER
+        ]  # fmt: skip
+
+    def _leaving(self, instance: Instance) -> set[int]:
+        """Parameters of which a view outlives the unit: what is gathered for the unit alone would be gone by then."""
+        own = {n for c in instance.calls for n in c.outputs}
+        later = {n for other in self.instances if other is not instance for c in other.calls for n in c.inputs}
+        return {self.tape.tensors[n].root for n in own & (later | set(self.results))}
+
+    def _functions(self) -> None:
+        used_by: dict[int, set[int]] = {}
+        for at, instance in enumerate(self.instances):
+            for call in instance.calls:
+                for number in call.inputs:
+                    used_by.setdefault(number, set()).add(at)
+        texts: dict[str, str] = {}
+        called: dict[str, list[str]] = {}  # label -> what its inputs are called, by the last copy
+        taken = Names(RESERVED | self.moves.taken)
+        for at in reversed(range(len(self.instances))):
+            instance = self.instances[at]
+            own = {n for c in instance.calls for n in c.outputs}
+            wanted = {n for n in own if n in self.results or used_by.get(n, set()) - {at}}
+            writer = FunctionWriter(
+                self.layout, self.moves, instance.calls, instance.prefix, wanted, self._foreign, self.shared[at],
+                self.recompute.get(instance.label) == "full", called.get(instance.label, ()),
+            )  # fmt: skip
+            instance.written = writer.write()
+            if instance.label:
+                called.setdefault(instance.label, [writer.texts[n] for n in instance.written.inputs])
+        for at, instance in enumerate(self.instances):
+            text = instance.text.source("FUNCTION")
+            if text not in texts:
+                texts[text] = taken.keep(self._function_name(at, instance))
+            instance.function = texts[text]
+
+    def _function_name(self, at: int, instance: Instance) -> str:
+        if instance.label:
+            return snake(instance.label.partition("#")[0])
+        if at == 0:
+            return "start"
+        return "end" if at == len(self.instances) - 1 else "between"
+
+    def _foreign(self, item: Any) -> str:
+        """A name for an object that no literal can write."""
+        base = getattr(item, "__qualname__", None) or getattr(item, "__name__", None) or type(item).__name__
+        name = identifier(str(base).rpartition(">.")[2])
+        count = 1
+        while name in self.objects and not _same_object(self.objects[name], item):
+            count += 1
+            name = f"{identifier(str(base))}_{count}"
+        self.objects[name] = item
+        return name
+
+    # --- forward --------------------------------------------------------------------------------------
+
+    def _name_units(self) -> None:
+        taken = Names(frozenset({"tables", "buffers"}))
+        for instance in self.instances:
+            instance.name = instance.prefix or taken.keep(instance.function)
+
+    def _inputs(self) -> dict[int, str]:
+        taken = Names(RESERVED | self.moves.taken)
+        return {n: taken.keep(identifier(t.name)) for n, t in enumerate(self.tape.tensors) if t.kind == INPUT}
+
+    def _forward(self, constants: ConstantsWriter) -> str:
+        lines = []
+        if constants.given:
+            lines.append(f"{', '.join(constants.given)}{',' if len(constants.given) == 1 else ''} = units.tables")
+        if constants.lines[True]:
+            made = (
+                f"{', '.join(constants.produced)}{',' if len(constants.produced) == 1 else ''} = "
+                if constants.produced
+                else ""
+            )
+            takes = ["units.buffers", *constants.taken_by_constants[1:]]
+            lines.append(f"{made}constants({', '.join(takes)})")
+        fixed = {*self.inputs.values(), *constants.given, *constants.produced}
+        calls = Calls(self.instances, constants.cuts, self.results, frozenset(fixed) | RESERVED | self.moves.taken)
+        lines += calls.write()
+        self.groups = calls.groups
+        names = [calls.texts.get(n) or constants.names.get(n) or self.inputs[n] for n in self.results]
+        lines.append(f"return {', '.join(names)}{',' if len(names) == 1 else ''}")
+        return "\n    ".join([f"def forward({', '.join(['units', *self.inputs.values()])}):", *lines])
+
+    def _program(self, source: str, has_tables: bool) -> Program:
+        units = [self._unit(i) for i in self.instances]
+        split = {
+            self.tape.tensors[b.number].name: b.placements for i in self.instances for b in i.text.buffers
+            if any(isinstance(p, Shard) for p in b.placements)
+        }  # fmt: skip
+        delivered = [(self.layout.delivered.get(n, self.layout.whole), self.layout.samples[n]) for n in self.results]
+        samples = {name: self.layout.samples[n] for n, name in self.inputs.items()}
+        return Program(
+            source, units, self.groups, self.objects, list(self.inputs.values()), self.layout.data_axes, samples, self.results,
+            self.tape.result, delivered, split, has_tables,
+        )  # fmt: skip
+
+    def _unit(self, instance: Instance) -> UnitSpec:
+        text = instance.text
+        recompute = self.recompute.get(instance.label, "none")
+        weights = [
+            UnitUse(w.argument, self.layout.parameters[w.number], w.gather, w.reduce, w.again) for w in text.weights
+        ]  # fmt: skip
+        buffers = [
+            UnitBuffer(b.argument, self.tape.tensors[b.number].name, tuple(self.layout.slices(b.number, b.placements)))
+            for b in text.buffers
+        ]  # fmt: skip
+        return UnitSpec(instance.name, instance.function, tuple(weights), tuple(buffers), recompute, text.seeds > 0)
+
+
+def _same_object(a: Any, b: Any) -> bool:
+    """The same function, or the same method of modules of one class."""
+    if a is b:
+        return True
+    here, there = getattr(a, "__self__", None), getattr(b, "__self__", None)
+    return here is not None and type(here) is type(there) and getattr(a, "__func__", 0) is getattr(b, "__func__", 1)
+
+
+def _result_numbers(result: Any) -> list[int]:
+    leaves = pytree.tree_leaves(result, is_leaf=lambda x: isinstance(x, Ref))
+    return list(dict.fromkeys(leaf.number for leaf in leaves if isinstance(leaf, Ref)))

@@ -1,0 +1,192 @@
+"""How a call is spelled in Python: which name a function goes by, and how its arguments are written."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import keyword
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from planner_core.runtime.record import DEVICE, CannotRewrite, Ref
+
+INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "matmul": "@", "pow": "**", "eq": "==", "ne": "!=", "lt": "<", "le": "<=",
+         "gt": ">", "ge": ">=", "bitwise_and": "&", "bitwise_or": "|", "remainder": "%", "floor_divide": "//"}  # fmt: skip
+BACKWARDS = {
+    "rsub": "-",
+    "rdiv": "/",
+    "rpow": "**",
+    "radd": "+",
+    "rmul": "*",
+    "rmatmul": "@",
+    "rmod": "%",
+    "rfloordiv": "//",
+}
+HOMES: tuple[tuple[str, Any], ...] = (
+    ("F", F), ("torch", torch), ("torch.linalg", torch.linalg), ("torch.fft", torch.fft), ("torch.special", torch.special),
+)  # fmt: skip
+PROVIDED = ("torch", "F", "w", "seed", "units", "result", "DEVICE", "buffers", "dropout", "attention", "embedding", "cross_entropy",
+            "nll_loss", "batch_norm", "own_experts", "with_item", "expect", "move", "all_gather", "all_reduce", "reduce_scatter",
+            "all_to_all", "shard", "pad", "divide", "tables", "constants", "forward")  # fmt: skip
+"""Names that the generated code calls."""
+RESERVED = frozenset(PROVIDED) | frozenset(keyword.kwlist) | {"self", "slice", "float", "bool"}
+
+Write = Callable[[Any], str]
+"""The text of a leaf of a template: a tensor, a device, or an object that has no literal."""
+
+
+@functools.cache
+def homes() -> dict[int, str]:
+    """id of a function of torch -> the name that code calls it by."""
+    found: dict[int, str] = {}
+    for prefix, module in HOMES:
+        for name, value in vars(module).items():
+            if callable(value) and not name.startswith("_"):
+                found.setdefault(id(value), f"{prefix}.{name}")
+    return found
+
+
+@functools.cache
+def methods() -> dict[int, str]:
+    """id of a method of Tensor -> its name."""
+    return {id(getattr(torch.Tensor, n)): n for n in dir(torch.Tensor) if callable(getattr(torch.Tensor, n, None))}
+
+
+def literal(item: Any, write: Write) -> str:
+    """The text of an argument."""
+    if isinstance(item, Ref) or item is DEVICE:
+        return write(item)
+    if isinstance(item, (tuple, list)) and not hasattr(item, "_fields"):
+        inner = ", ".join(literal(i, write) for i in item)
+        return f"[{inner}]" if isinstance(item, list) else f"({inner}{',' if len(item) == 1 else ''})"
+    if isinstance(item, dict):
+        return "{" + ", ".join(f"{k!r}: {literal(v, write)}" for k, v in item.items()) + "}"
+    if isinstance(item, slice):
+        ends = [literal(i, write) for i in (item.start, item.stop, item.step)]
+        return f"slice({', '.join(ends)})"
+    if isinstance(item, float) and not math.isfinite(item):
+        return f'float("{item}")'
+    if item is None or item is Ellipsis or isinstance(item, (bool, int, float, str)):
+        return "..." if item is Ellipsis else repr(item)
+    if isinstance(item, (torch.dtype, torch.memory_format, torch.layout)):
+        return str(item)
+    return write(item)
+
+
+def subscript(index: Any, write: Write) -> str:
+    """`x[...]` without the brackets."""
+    items = index if isinstance(index, tuple) else (index,)
+    shown = []
+    for item in items:
+        if isinstance(item, slice):
+            start, stop = ("" if i is None else literal(i, write) for i in (item.start, item.stop))
+            step = "" if item.step in (None, 1) else f":{literal(item.step, write)}"
+            shown.append(f"{'' if item.start == 0 else start}:{stop}{step}")
+        else:
+            shown.append(literal(item, write))
+    return ", ".join(shown) if shown else "()"
+
+
+def arguments(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], write: Write) -> str:
+    """The text between the parentheses; arguments that have their default are left out."""
+    defaults = _defaults(func)
+    named = {k: v for k, v in kwargs.items() if not (k in defaults and _same(defaults[k], v))}
+    given = list(args)
+    while given and len(given) > 1 and given[-1] is None and not named:
+        given.pop()
+    return ", ".join([*(literal(a, write) for a in given), *(f"{k}={literal(v, write)}" for k, v in named.items())])
+
+
+def _same(default: Any, value: Any) -> bool:
+    return type(default) is type(value) and bool(default == value)
+
+
+@functools.cache
+def _defaults(func: Callable[..., Any]) -> dict[str, Any]:
+    known: dict[str, Any] = {"inplace": False, "_stacklevel": 3}
+    if getattr(func, "__name__", "") == "scaled_dot_product_attention":
+        known |= {"attn_mask": None, "dropout_p": 0.0, "is_causal": False, "scale": None, "enable_gqa": False}
+    try:
+        signature = inspect.signature(func)
+    except (TypeError, ValueError):
+        return known
+    return known | {n: p.default for n, p in signature.parameters.items() if p.default is not p.empty}
+
+
+def call(func: Callable[..., Any], fn: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], write: Write) -> str:
+    """The call as a person would write it. Calls in place are written out of place."""
+    name = getattr(func, "__name__", fn)
+    if name == "__get__":
+        return f"{literal(args[0], write)}.{fn}"
+    base = fn.rstrip("_") if fn.endswith("_") and not fn.endswith("__") else fn
+    plain = {k: v for k, v in kwargs.items() if k != "inplace"} if base != fn else kwargs
+    if fn == "getitem":
+        return f"{literal(args[0], write)}[{subscript(args[1], write)}]"
+    if len(args) == 2 and not plain and base in INFIX:
+        return f"{literal(args[0], write)} {INFIX[base]} {literal(args[1], write)}"
+    backwards = name.strip("_")
+    if len(args) == 2 and not plain and backwards in BACKWARDS:
+        return f"{literal(args[1], write)} {BACKWARDS[backwards]} {literal(args[0], write)}"
+    if base == "neg":
+        return f"-{literal(args[0], write)}"
+    if base != fn:
+        found = getattr(torch.Tensor, base, None) or getattr(F, base, None) or getattr(torch, base, None)
+        if found is None:
+            raise CannotRewrite(f"{fn} has no form that makes a new tensor")
+        func = found
+    return _called(func, base, args, plain, write)
+
+
+def _called(func: Callable[..., Any], fn: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], write: Write) -> str:
+    method = methods().get(id(func)) or (fn if getattr(torch.Tensor, fn, None) is func else None)
+    home = homes().get(id(func))
+    if home is None and method is not None and args and isinstance(args[0], Ref):
+        return f"{literal(args[0], write)}.{method}({arguments(func, args[1:], kwargs, write)})"
+    return f"{home or write(func)}({arguments(func, args, kwargs, write)})"
+
+
+def identifier(text: str) -> str:
+    """A name that Python takes, from any text: `self_attn.q_proj` -> `self_attn_q_proj`."""
+    found = re.sub(r"\W+", "_", text).strip("_").lower() or "x"
+    if found[0].isdigit():
+        found = f"x{found}"
+    return f"{found}_" if found in RESERVED or found in ("torch", "f") else found
+
+
+def snake(name: str) -> str:
+    """`LlamaDecoderLayer` -> `llama_decoder_layer`."""
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name)
+    return identifier(words)
+
+
+class Names:
+    """Names in use in one function. A name is free again when its value has been used for the last time."""
+
+    def __init__(self, taken: frozenset[str] = frozenset()) -> None:
+        self.fixed = set(taken)
+        self.held: dict[str, int] = {}  # name -> line after which it is free
+
+    def take(self, wanted: str, now: int, until: int) -> str:
+        """A name for a value made on line `now` and last used on line `until`."""
+        wanted = identifier(wanted)
+        name, count = wanted, 1
+        while name in self.fixed or self.held.get(name, -9) > now:
+            count += 1
+            name = f"{wanted}_{count}"
+        self.held[name] = until
+        return name
+
+    def hold(self, name: str, until: int) -> None:
+        """A second value goes by a name that is in use."""
+        self.held[name] = max(until, self.held.get(name, -1))
+
+    def keep(self, wanted: str) -> str:
+        """A name that stays taken."""
+        name = self.take(wanted, -2, 1 << 60)
+        self.fixed.add(name)
+        return name

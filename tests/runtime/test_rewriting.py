@@ -1,0 +1,295 @@
+"""A plan as generated code computes what one process computes, sends what was predicted, and reads like the model."""
+
+from __future__ import annotations
+
+import ast
+import warnings
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import planner_core as shardscope
+from planner_core.core import Plan, plan_to_json
+from planner_core.ops import Local
+from planner_core.ops.catalog import OPERATORS
+from planner_core.planning.pipeline import plan_model
+from planner_core.planning.request import Request
+from planner_core.runtime import Parallel
+from planner_core.runtime.library import applied
+from planner_core.runtime.program.collectives import Trace
+from planner_core.runtime.write.operators import _RULES, MEANS, WRITTEN_AS_THEY_ARE
+from planner_core.verification.numerics import verify_all
+from planner_core.verification.processes import run_ranks
+from tests.support import own_model
+from tests.support.own_model import OwnGPT
+from tests.support.tiny_models import tiny_config
+
+TWO = "1x8-h100:gpus=2"
+EVERY = ("data parallel", "FSDP", "Megatron-LM", "Megatron-LM + sequence parallel")
+
+
+@cache
+def plans(name: str, mesh: str) -> dict[str, Plan]:
+    from planner_core.models.loading import capture_graph
+
+    gpus = {"2": 2, "2x2": 4}[mesh]
+    graph = capture_graph(tiny_config(name), batch=8, seq=16, dtype="float32")
+    request = Request(name, cluster=f"1x8-h100:gpus={gpus}", mesh=mesh, batch=8, seq=16, dtype="float32")
+    return {p.name: p for p in plan_model(request, graph=graph).plans}
+
+
+CASES = [
+    pytest.param(n, m, id=f"{n}-{m}", marks=() if (n, m) in {("llama", "2"), ("t5", "2x2")} else pytest.mark.slow)
+    for n in ("llama", "gpt2", "bert", "t5", "mixtral", "resnet") for m in ("2", "2x2")
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "mesh"), CASES)
+def test_every_plan_is_rewritten_and_runs_as_predicted(name: str, mesh: str) -> None:
+    """Loss, every gradient and a step of AdamW; kinds, numbers of tensors and bytes of all collectives by phase and axis."""
+    chosen = list(plans(name, mesh).values())
+    for plan, found in zip(chosen, verify_all(chosen), strict=True):
+        assert found["ok"], (plan.name, found["loss"], found["grad"], found["param"], found["collectives"])
+        assert found["dispatched"] == "", plan.name
+
+
+# --- the order of collectives -------------------------------------------------------------------------
+
+
+def traced(plan_file: str) -> list[tuple[str, str, int]]:
+    """What this rank issued and waited for in a second step, in order: (what, kind, bytes)."""
+    model = shardscope.apply(OwnGPT(), shardscope.load_plan(plan_file))
+    x, y = own_model.batch(0)
+    trace = Trace()
+    for _ in range(2):
+        trace.events.clear()
+        model.forward.__self__.engine.trace(trace)
+        model(x, y, global_batch=True).backward()
+    return [(e.what, e.kind, e.num_bytes) for e in trace.events]
+
+
+def own_plans(gpus: int = 2, **options: Any) -> dict[str, Plan]:
+    return {
+        p.name: p
+        for p in shardscope.plan(OwnGPT(), inputs=own_model.batch(0), cluster=f"1x8-h100:gpus={gpus}", **options).plans
+    }
+
+
+def test_weights_are_gathered_a_block_ahead_and_gradients_reduced_behind_backward(tmp_path: Any) -> None:
+    """FSDP: before a unit runs the next one's gather is issued; a bucket of gradients is waited for when the next is ready."""
+    shardscope.save_plan(own_plans()["FSDP"], tmp_path / "plan")
+    events = [tuple(e) for e in run_ranks(traced, 2, (str(tmp_path / "plan"),))[0]]
+    steps = [
+        (what, kind) for what, kind, num_bytes in events
+        if what in ("run", "return") or (kind in ("all_gather", "reduce_scatter") and num_bytes)
+    ]  # fmt: skip
+    for what, name in (("run", "blocks.0"), ("return", "blocks.1")):
+        at = steps.index((what, name))
+        assert steps[at - 1] == ("issue", "all_gather"), steps[:at]
+        assert ("wait", "all_gather") in steps[at - 3 : at - 1], steps[:at]
+    back = [s for s in steps[steps.index(("return", "end")) :] if s[1] != "all_gather"]
+    first = back.index(("issue", "reduce_scatter"))
+    assert ("return", "blocks.1") in back[first : back.index(("wait", "reduce_scatter"))], back
+
+
+def test_tensor_parallel_collectives_come_in_the_order_of_the_plan(tmp_path: Any) -> None:
+    """Megatron with sequence parallelism: gather, scatter for each half of a block, and the other way round in backward."""
+    plan = own_plans()["Megatron-LM + sequence parallel"]
+    shardscope.save_plan(plan, tmp_path / "plan")
+    events = run_ranks(traced, 2, (str(tmp_path / "plan"),))[0]
+    issued = [
+        kind
+        for what, kind, num_bytes in events
+        if what == "issue" and kind in ("all_gather", "reduce_scatter") and num_bytes > 4096
+    ]
+    bodies = ["all_gather", "reduce_scatter"] * 4  # two blocks of attention and a perceptron
+    forward = issued[: len(issued) // 2]
+    assert "".join(k[0] + k[1] for k in forward).count("".join(k[0] + k[1] for k in bodies)) >= 1, issued
+
+
+# --- the code -----------------------------------------------------------------------------------------
+
+
+def program_text(plan_file: str) -> str:
+    model = shardscope.apply(OwnGPT(), shardscope.load_plan(plan_file))
+    model(*own_model.batch(0), global_batch=True).backward()
+    (ready,) = model.forward.__self__.programs.values()
+    return str(ready.program.source)
+
+
+def test_a_block_is_written_once_and_reads_like_the_model(tmp_path: Any) -> None:
+    shardscope.save_plan(own_plans()["Megatron-LM"], tmp_path / "plan")
+    source = run_ranks(program_text, 2, (str(tmp_path / "plan"),))[0]
+    names = [n.name for n in ast.parse(source).body if isinstance(n, ast.FunctionDef)]
+    assert names.count("block") == 1 and "forward" in names
+    body = source[source.index("def block(") :].partition("\n\n\n")[0]
+    for words in ("F.layer_norm(", "F.linear(", "F.scaled_dot_product_attention(", "F.gelu(", "w.qkv_weight"):
+        assert words in body, body
+    assert "for layer in units.blocks:" in source
+    assert body.count("all_reduce_back_same(") == 2, "Megatron's g: one sum behind attention, one behind the perceptron"
+    assert body.count("same_back_all_reduce(") == 2, "Megatron's f"
+    assert max(map(len, source.splitlines())) < 200
+
+
+def test_every_operator_that_needs_a_form_for_parts_has_one() -> None:
+    """One that has none is refused where it is written, never run as if its tensors were whole."""
+    wanted = {o.name for o in OPERATORS if o.local not in WRITTEN_AS_THEY_ARE}
+    assert wanted - {"to"} <= set(_RULES)
+    assert {o.name for o in OPERATORS if o.local == Local.MEAN} <= set(MEANS)
+
+
+def _compiled(plan_file: str) -> list[Any]:
+    from torch._dynamo.utils import counters
+
+    found = []
+    for options in (False, {"fullgraph": True, "backend": "aot_eager"}):
+        model = shardscope.apply(OwnGPT(layers=4), shardscope.load_plan(plan_file), compile=options)
+        for micro in range(2):
+            model(*own_model.batch(micro), global_batch=True).backward()
+        parallel = applied(model)
+        found.append({n: parallel.full(w, w.parameter.grad) for n, w in parallel.engine.weights.items()})
+    plain, compiled = found
+    error = max(float((plain[n] - compiled[n]).abs().max() / plain[n].abs().max().clamp(min=1e-3)) for n in plain)
+    return [error, counters["stats"]["unique_graphs"]]
+
+
+@pytest.mark.parametrize("name", ["Megatron-LM + sequence parallel", pytest.param("FSDP", marks=pytest.mark.slow)])
+def test_blocks_compile_as_whole_graphs_and_once_for_all_copies(name: str, tmp_path: Any) -> None:
+    """Four copies of a block, and the parts before and behind: no more graphs than for two copies."""
+    plans = {p.name: p for p in shardscope.plan(OwnGPT(layers=4), inputs=own_model.batch(0), cluster=TWO).plans}
+    shardscope.save_plan(plans[name], tmp_path / "plan")
+    error, graphs = run_ranks(_compiled, 2, (str(tmp_path / "plan"),))[0]
+    assert error < 1e-5 and graphs <= 4
+
+
+# --- what a person may change ---------------------------------------------------------------------------
+
+
+class Gated(nn.Module):
+    """Asks a constant of the batch which way to go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.one, self.two = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        x = self.one(x)
+        if bool(mask.all()):
+            x = x * 2.0
+        return self.two(x).pow(2).mean()
+
+
+def _gated(plan_file: str) -> list[Any]:
+    x, ones, some = (
+        torch.randn(4, 8, generator=torch.Generator().manual_seed(1)),
+        torch.ones(4, 8).long(),
+        torch.eye(4, 8).long(),
+    )
+    model = shardscope.apply(Gated(), shardscope.load_plan(plan_file))
+    found = [float(model(x, m, global_batch=True)) for m in (ones, ones)]
+    try:
+        found.append(float(model(x, some, global_batch=True)))
+    except shardscope.PlanMismatch as error:
+        found.append(str(error))
+    return found
+
+
+def test_a_constant_that_decided_the_way_is_guarded(tmp_path: Any) -> None:
+    """Another answer is another program, or another model than the planned one: never the frozen way."""
+    x, ones, some = (
+        torch.randn(4, 8, generator=torch.Generator().manual_seed(1)),
+        torch.ones(4, 8).long(),
+        torch.eye(4, 8).long(),
+    )
+    best = shardscope.plan(Gated(), inputs=(x, ones), cluster=TWO).best
+    shardscope.save_plan(best, tmp_path / "plan")
+    one, again, other = run_ranks(_gated, 2, (str(tmp_path / "plan"),))[0]
+    assert one == again == pytest.approx(float(Gated()(x, ones)), rel=1e-5)
+    assert other == pytest.approx(float(Gated()(x, some)), rel=1e-5) or "not in the plan" in str(other)
+
+
+def _hooked(plan_file: str) -> list[Any]:
+    plan = shardscope.load_plan(plan_file)
+    x, y = own_model.batch(0)
+    model, seen = OwnGPT(), []
+    model.blocks[0].up.register_forward_hook(lambda module, args, out: seen.append(tuple(out.shape)))
+    shardscope.apply(model, plan)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        loss = model(x, y, global_batch=True)
+        loss.backward()
+    said = [str(w.message) for w in told if "operator by operator" in str(w.message)]
+    return [float(loss), seen, said]
+
+
+def test_a_model_with_hooks_runs_its_own_code_and_says_why(tmp_path: Any) -> None:
+    shardscope.save_plan(own_plans()["Megatron-LM"], tmp_path / "plan")
+    loss, seen, said = run_ranks(_hooked, 2, (str(tmp_path / "plan"),))[0]
+    assert loss == pytest.approx(float(OwnGPT()(*own_model.batch(0))), rel=1e-5)
+    assert seen == [[own_model.BATCH, own_model.TOKENS, 128]], "the hook ran once, on a tensor of whole shape"
+    assert len(said) == 1 and "blocks.0.up has hooks" in said[0]
+
+
+def _refusals(plan_file: str) -> list[str]:
+    plan, said = shardscope.load_plan(plan_file), []
+    x, y = own_model.batch(0)
+
+    def replaced(model: nn.Module) -> None:
+        model.blocks[0].up = nn.Linear(32, 128)
+
+    def patched(model: nn.Module) -> None:
+        model.blocks[0].forward = lambda x: x
+
+    def moved(model: nn.Module) -> None:
+        model.double()
+
+    def hooked(model: nn.Module) -> None:
+        next(model.parameters()).register_hook(lambda g: g)
+
+    def frozen(model: nn.Module) -> None:
+        next(model.parameters()).requires_grad_(False)
+
+    for change in (replaced, patched, moved, hooked, frozen):
+        model = shardscope.apply(OwnGPT(), plan)
+        model(x, y, global_batch=True)
+        try:
+            change(model)
+            model(x, y, global_batch=True)
+            said.append("")
+        except shardscope.PlanMismatch as error:
+            said.append(str(error))
+    model = shardscope.apply(OwnGPT(), plan)
+    try:
+        with torch.autocast("cpu", torch.bfloat16):
+            model(x, y, global_batch=True)
+    except shardscope.PlanMismatch as error:
+        said.append(str(error))
+    return said
+
+
+def test_changes_that_generated_code_would_pass_by_are_refused(tmp_path: Any) -> None:
+    shardscope.save_plan(own_plans()["data parallel"], tmp_path / "plan")
+    said = run_ranks(_refusals, 2, (str(tmp_path / "plan"),))[0]
+    for sentence, words in zip(
+        said, ("has other parts", "was replaced after", "cannot be moved or cast", "has a gradient hook", "requires_grad of", "torch.autocast is on"), strict=True
+    ):  # fmt: skip
+        assert words in sentence
+
+
+def test_a_plan_for_another_mesh_is_refused() -> None:
+    plan = plan_to_json(own_plans()["data parallel"])
+    assert run_ranks(_other_mesh, 2, (plan,))[0] == "the plan is for a mesh of sizes (2,), the mesh here has (1, 2)"
+
+
+def _other_mesh(plan: dict[str, Any]) -> str:
+    mesh = dist.device_mesh.init_device_mesh("cpu", (1, 2))
+    try:
+        Parallel(OwnGPT(), plan, mesh)
+    except shardscope.PlanMismatch as error:
+        return str(error)
+    return ""

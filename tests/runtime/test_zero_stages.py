@@ -1,0 +1,137 @@
+"""Data parallel training at ZeRO stages 0 to 3, and HSDP: the same numbers, and the traffic that each stage says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import planner_core as shardscope
+from planner_core.core import Graph, Plan
+from planner_core.runtime import CountCollectives
+from planner_core.runtime.library import applied
+from planner_core.verification.processes import run_ranks
+from tests.runtime.test_own_loop import mixed_alone
+from tests.support import own_model
+from tests.support.own_model import OwnGPT
+from tests.support.zero_plans import at_stage
+
+
+def planned(gpus: int, **options: Any) -> tuple[Plan, Graph]:
+    """Data parallel over all ranks of one axis."""
+    cluster = f"1x8-h100:gpus={gpus}"
+    result = shardscope.plan(OwnGPT(), inputs=own_model.batch(0), cluster=cluster, mesh=str(gpus), **options)
+    return next(p for p in result.plans if p.name == "data parallel"), result.graph
+
+
+def _steps(plan_file: str) -> list[Any]:
+    """Losses of an own loop; then the bytes by phase and kind of a step of two micro-batches, the first unsummed."""
+    plan = shardscope.load_plan(plan_file)
+    model = shardscope.apply(OwnGPT(), plan)
+    losses = own_model.losses(model, slice(None))
+    model = shardscope.apply(OwnGPT(), plan)
+    parallel, optimizer = applied(model), torch.optim.AdamW(model.parameters())
+    sent: list[Any] = []
+    for _ in range(2):
+        counted = CountCollectives(parallel.mesh, parallel.engine.packed)
+        with counted:
+            for micro in range(2):
+                counted.phase = "forward"
+                loss = model(*own_model.batch(micro), global_batch=True) / 2
+                counted.phase = "backward"
+                if micro == 0:
+                    with model.no_sync():
+                        loss.backward()
+                else:
+                    loss.backward()
+            counted.phase = "optimizer"
+            optimizer.step()
+            optimizer.zero_grad()
+        sent = [[*key, *row] for key, row in sorted(counted.rows.items())]
+    return [
+        losses,
+        sent,
+        sum(p.to_local().numel() if hasattr(p, "to_local") else p.numel() for p in model.parameters()),
+    ]
+
+
+def traffic(rows: list[Any]) -> dict[tuple[str, str, int], tuple[int, int]]:
+    """(phase, kind, axis) -> tensors and bytes, without what the loss sends."""
+    return {
+        (phase, kind, axis): (count, size)
+        for phase, kind, axis, count, size, _ in rows
+        if not (kind == "all_reduce" and size <= 32)
+    }
+
+
+SIZES = {name: 4 * p.numel() for name, p in OwnGPT().named_parameters()}
+WEIGHTS, BYTES = len(SIZES), sum(SIZES.values())
+TIED = SIZES["tokens.weight"]
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_stages_of_zero_on_one_axis(stage: int, tmp_path: Path) -> None:
+    """Two micro-batches a step. Stage 1 and 2 gather every weight once, 3 in every micro-batch, forward and backward; stage 1
+    scatters every gradient once, 2 and 3 in every micro-batch. The tied weight is used twice, and gathered for each use."""
+    plan, graph = planned(2)
+    shardscope.save_plan(at_stage(plan, graph, stage, 0) if stage else plan, tmp_path / "plan")
+    losses, rows, held = run_ranks(_steps, 2, (str(tmp_path / "plan"),))[0]
+    assert losses == pytest.approx(own_model.losses(OwnGPT()), rel=1e-5)
+    found = traffic(rows)
+    once, twice = (WEIGHTS, BYTES), (2 * WEIGHTS, 2 * BYTES)
+    if stage == 0:
+        assert found == {("backward", "all_reduce", 0): once}
+    elif stage == 1:
+        assert found == {("forward", "all_gather", 0): once, ("backward", "reduce_scatter", 0): once}
+    elif stage == 2:
+        assert found == {("forward", "all_gather", 0): once, ("backward", "reduce_scatter", 0): twice}
+    else:
+        uses = (2 * WEIGHTS + 2, 2 * (BYTES + TIED))
+        assert found[("forward", "all_gather", 0)] == uses == found[("backward", "reduce_scatter", 0)]
+        assert 0 < found[("backward", "all_gather", 0)][1] < uses[1], "embeddings and biases are not needed again"
+    assert held == (BYTES // 4 if stage == 0 else BYTES // 8)
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_hsdp_shards_over_one_axis_and_replicates_over_the_other(stage: int, tmp_path: Path) -> None:
+    """Megatron's plan on 2 x 2 has weights that are whole on both axes; those are sharded over the first one here."""
+    result = shardscope.plan(OwnGPT(), inputs=own_model.batch(0), cluster="1x8-h100:gpus=4", mesh="2x2")
+    megatron = next(p for p in result.plans if p.name == "Megatron-LM")
+    shardscope.save_plan(at_stage(megatron, result.graph, stage, 0), tmp_path / "plan")
+    losses, rows, _ = run_ranks(_steps, 4, (str(tmp_path / "plan"),))[0]
+    assert losses == pytest.approx(own_model.losses(OwnGPT()), rel=1e-5)
+    found = traffic(rows)
+    assert ("backward", "reduce_scatter", 0) in found and ("forward", "all_gather", 0) in found
+    assert ("backward", "all_reduce", 1) in found, "Megatron's f"
+
+
+def test_master_weights_are_gathered_in_the_type_that_computes(tmp_path: Path) -> None:
+    """ZeRO-1 and -2 under bfloat16: masters and gradients in float32 shards, working copies gathered in bfloat16."""
+    single = mixed_alone()
+    for stage in (1, 2):
+        plan, graph = planned(2, dtype="bfloat16", optimizer="adamw-fp32")
+        shardscope.save_plan(at_stage(plan, graph, stage, 0), tmp_path / "plan")
+        losses, rows = run_ranks(_mixed_steps, 2, (str(tmp_path / "plan"),))[0]
+        assert losses == pytest.approx(single, rel=0.02)
+        found = traffic(rows)
+        assert found[("forward", "all_gather", 0)] == (WEIGHTS, BYTES // 2)
+        assert found[("backward", "reduce_scatter", 0)] == (WEIGHTS, BYTES)
+
+
+def _mixed_steps(plan_file: str) -> list[Any]:
+    model = shardscope.apply(OwnGPT(), shardscope.load_plan(plan_file))
+    parallel, optimizer = applied(model), torch.optim.AdamW(model.parameters(), lr=1e-2)
+    losses, sent = [], []
+    for _ in range(6):
+        with CountCollectives(parallel.mesh, parallel.engine.packed) as counted:
+            loss = model(*own_model.batch(0), global_batch=True)
+            counted.phase = "backward"
+            loss.backward()
+            counted.phase = "optimizer"
+            optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+        sent = [[*key, *row] for key, row in sorted(counted.rows.items())]
+    return [losses, sent]
