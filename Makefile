@@ -1,4 +1,5 @@
-# make app: set up and run the explorer. make test: set up and run every quick test. Both need Python 3.11 or newer only.
+# make app: set up and run the explorer. make quick: the inner loop. make test: set up and run every quick test. All need Python 3.11 or
+# newer only.
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PORT ?= 8501
@@ -7,7 +8,10 @@ BIN := $(VENV)/bin
 SOURCES := $(wildcard planner_core explorer streamlit_app.py)
 MODULES := $(shell find $(SOURCES) -name '*.py' 2>/dev/null)
 BENCHMARKS := $(filter-out __init__,$(patsubst bench/%.py,%,$(sort $(wildcard bench/*.py))))
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+# What runs in the inner loop: values, rules, costs, small networks, words and drawings; no browser, no process, no zoo.
+QUICK := $(addprefix tests/,core cost ops search/test_network.py search/test_search_page.py planning/test_registry.py models/test_fold.py \
+  models/test_callsites.py explorer/test_static.py explorer/test_text.py explorer/test_graph_diff.py test_architecture.py)
 
 export HF_HUB_OFFLINE := 1
 export OMP_NUM_THREADS ?= 1
@@ -21,6 +25,11 @@ setup: $(VENV)/.dev-installed
 
 app: $(VENV)/.app-installed
 	$(BIN)/python -m streamlit run streamlit_app.py --server.port $(PORT)
+
+quick: $(VENV)/.dev-installed
+	$(BIN)/ruff format --check --quiet .
+	$(BIN)/ruff check --quiet .
+	$(PYTEST) -q -m "not slow" $(QUICK) $(ARGS)
 
 test: check browser
 	$(PYTEST) -m "not slow" $(ARGS)

@@ -13,8 +13,8 @@ from planner_core.core.plan import PHASES, Cost, Plan, Traffic
 from planner_core.cost.communication.collectives import KINDS, collective_time, wire_bytes
 from planner_core.cost.communication.links import axis_links
 from planner_core.cost.communication.routes import axis_groups, hops, leaving, routes, sent
-from planner_core.planning.pipeline import plan_model
 from planner_core.planning.request import Request
+from tests.support.plans import planned
 
 EXACT = ("ring", "hierarchical", "pairwise")
 
@@ -26,7 +26,7 @@ def wire(plan: Plan, *phases: str) -> int:
 @pytest.mark.parametrize("cluster", ["2x8-h100", "2x8-v100-eth", "4x8-a100"])
 @pytest.mark.parametrize("model", ["llama-3-8b", "gpt2-xl"])
 def test_row_sums_are_the_plans_wire_bytes(model: str, cluster: str) -> None:
-    result = plan_model(Request(model, cluster=cluster))
+    result = planned(Request(model, cluster=cluster))
     seen = set()
     for plan in result.plans:
         matrix = sent(plan, result.cluster)

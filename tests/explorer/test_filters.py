@@ -17,16 +17,17 @@ from explorer.figures import scatter
 from explorer.figures.palette import LIGHT, MEMORY_KINDS
 from explorer.graph import weight_table as weight_rows
 from explorer.graph.scene import scene
-from explorer.jobs.result_cache import Shelf
+from explorer.jobs.result_cache import ResultCache
 from explorer.session import state
-from planner_core.planning.pipeline import Result, plan_model
+from planner_core.planning.pipeline import Result
 from planner_core.planning.request import Request
 from planner_core.search.candidates.scoring import Candidates
+from tests.support.plans import planned
 
 
 @pytest.fixture(scope="module")
 def result() -> Result:
-    return plan_model(Request("llama-3-8b"))
+    return planned(Request("llama-3-8b"))
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +108,7 @@ def test_a_plan_is_found_among_the_candidates(result: Result) -> None:
         elif index is not None:
             chosen = choosing.letters(found, plan)
             assert [int(c) for c in found.choice[index]] == [chosen[w] for w in found.weights]
-    assert any(choosing.of_plan(found, p) is not None for p in plan_model(Request("llama-3-8b", mesh="2x8")).plans)
+    assert any(choosing.of_plan(found, p) is not None for p in planned(Request("llama-3-8b", mesh="2x8")).plans)
 
 
 @pytest.mark.parametrize("n", [2187, 59_049, 100_000])
@@ -214,14 +215,14 @@ def test_rows_of_the_weight_table_know_their_node(result: Result) -> None:
 
 
 def test_a_shelf_forgets_the_least_recently_used() -> None:
-    shelf: Shelf[int, int] = Shelf(2)
+    shelf: ResultCache[int, int] = ResultCache(2)
     for key in (1, 2, 1, 3):
         shelf.get(key, lambda k=key: 10 * k)
     assert (shelf.peek(1), shelf.peek(2), shelf.peek(3), len(shelf)) == (10, None, 30, 2)
 
 
 def test_one_makes_and_the_others_wait() -> None:
-    shelf: Shelf[str, int] = Shelf(4)
+    shelf: ResultCache[str, int] = ResultCache(4)
     made, waited = [], []
     go = threading.Event()
 
@@ -242,7 +243,7 @@ def test_one_makes_and_the_others_wait() -> None:
 
 
 def test_what_is_stopped_leaves_nothing_behind() -> None:
-    shelf: Shelf[str, int] = Shelf(4)
+    shelf: ResultCache[str, int] = ResultCache(4)
 
     class Stopped(BaseException):
         pass
@@ -260,7 +261,7 @@ def test_what_is_stopped_leaves_nothing_behind() -> None:
 
 @pytest.mark.parametrize("recompute", ["none", "full"])
 def test_the_parts_add_up_to_the_numbers(recompute: str) -> None:
-    found = plan_model(Request("llama-3-8b", recompute=recompute))
+    found = planned(Request("llama-3-8b", recompute=recompute))
     for plan in found.plans:
         work, waits = parts.work(plan, found.graph), parts.waits(plan, found.graph)
         assert sum(w.total_s for w in work) == pytest.approx(plan.cost.compute_time_s)

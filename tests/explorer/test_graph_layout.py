@@ -22,8 +22,9 @@ from planner_core.cost.resolved_ops import split_parts
 from planner_core.cost.step import block_of
 from planner_core.models.zoo import ZOO, load_snapshot
 from planner_core.ops.grouping import coarsen
-from planner_core.planning.pipeline import Result, plan_model
+from planner_core.planning.pipeline import Result
 from planner_core.planning.request import Request
+from tests.support.plans import planned
 
 
 @st.composite
@@ -134,7 +135,7 @@ def test_the_component_gets_plain_data_of_modest_size() -> None:
 
 @pytest.fixture(scope="module")
 def result() -> Result:
-    return plan_model(Request("llama-3-8b"))
+    return planned(Request("llama-3-8b"))
 
 
 def test_overlays_name_nodes_of_the_drawing(result: Result) -> None:
@@ -150,7 +151,7 @@ def test_overlays_name_nodes_of_the_drawing(result: Result) -> None:
 
 @pytest.mark.parametrize("recompute", ["none", "full"])
 def test_memory_and_work_of_the_nodes_add_up_to_one_gpu(recompute: str) -> None:
-    found = plan_model(Request("llama-3-8b", recompute=recompute, layers=4))
+    found = planned(Request("llama-3-8b", recompute=recompute, layers=4))
     drawn = scene(found.coarse)
     for plan in found.plans:
         nodes = loads(plan, drawn, found.graph)

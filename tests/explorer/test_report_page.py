@@ -14,8 +14,9 @@ from explorer.figures import report_page
 from explorer.figures.palette import MEMORY_KINDS, MEMORY_NAMES
 from explorer.text import commands, units, words
 from planner_core.core.plan import Plan
-from planner_core.planning.pipeline import Result, plan_model
+from planner_core.planning.pipeline import Result
 from planner_core.planning.request import Request
+from tests.support.plans import planned
 
 NOW = datetime(2026, 11, 21, 12, 30, tzinfo=UTC)
 HTML, SVG = "{http://www.w3.org/1999/xhtml}", "{http://www.w3.org/2000/svg}"
@@ -32,7 +33,7 @@ def all_text(root: ElementTree.Element) -> str:
 
 @pytest.fixture(scope="module")
 def result() -> Result:
-    return plan_model(Request("llama-3-8b"))
+    return planned(Request("llama-3-8b"))
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +118,7 @@ def test_what_comes_from_outside_is_escaped(shown: dict[str, Plan], result: Resu
 
 @pytest.mark.parametrize("model", ["t5-large", "resnet50-100k", "mixtral-8x7b"])
 def test_other_models_and_one_plan(model: str) -> None:
-    result = plan_model(Request(model, cluster="1x8-h100"))
+    result = planned(Request(model, cluster="1x8-h100"))
     root = read(report_page.report({"best": result.best}, result, NOW))
     assert words.describe(result.best) in all_text(root)
 

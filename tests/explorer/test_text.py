@@ -22,13 +22,14 @@ from explorer.text.glossary import define
 from planner_core.core.errors import InputError
 from planner_core.core.plan_json import plan_from_json
 from planner_core.exporters.targets import TARGETS
-from planner_core.planning.pipeline import Result, plan_model
+from planner_core.planning.pipeline import Result
 from planner_core.planning.request import Request
+from tests.support.plans import planned
 
 
 @pytest.fixture(scope="module")
 def result() -> Result:
-    return plan_model(Request("llama-3-8b"))
+    return planned(Request("llama-3-8b"))
 
 
 @pytest.mark.parametrize(

@@ -17,13 +17,14 @@ from explorer.figures.palette import MEMORY_KINDS
 from planner_core.core.plan import Plan
 from planner_core.cost.step import WeightTraffic, messages, price
 from planner_core.models.zoo import ZOO
-from planner_core.planning.pipeline import Result, plan_model
+from planner_core.planning.pipeline import Result
 from planner_core.planning.request import Request
+from tests.support.plans import planned
 
 
 @pytest.fixture(scope="module", params=ZOO)
 def result(request: pytest.FixtureRequest) -> Result:
-    return plan_model(Request(request.param, layers=4 if ZOO[request.param].depth else None))
+    return planned(Request(request.param, layers=4 if ZOO[request.param].depth else None))
 
 
 def test_lengths_are_the_plans_times(result: Result) -> None:
@@ -64,7 +65,7 @@ def tensors_by_kind(plan: Plan, result: Result) -> Counter[str]:
                                                  ("t5-large", {"layers": 2, "batch": 16, "seq": 16})])  # fmt: skip
 def test_the_memory_opens_wherever_its_peak_stands(model: str, settings: dict[str, Any]) -> None:
     """Recomputed blocks, the loss, the optimizer's step: each is the peak of one of these."""
-    found = plan_model(Request(model, **settings))
+    found = planned(Request(model, **settings))
     for plan in found.plans:
         assert tensors_by_kind(plan, found) == {k: n for k in MEMORY_KINDS if (n := plan.cost.memory_bytes[k])}
 
@@ -91,7 +92,7 @@ def test_backward_runs_the_parts_in_reverse(result: Result) -> None:
 
 
 def test_every_layer_is_drawn() -> None:
-    result = plan_model(Request("llama-3-8b"))
+    result = planned(Request("llama-3-8b"))
     line = timeline(result.best, result.graph)
     layers = {b.copy for b in line.bars if b.part == "LlamaDecoderLayer" and b.phase == "forward"}
     assert layers == set(range(1, 33))
@@ -101,7 +102,7 @@ def test_every_layer_is_drawn() -> None:
 
 @pytest.mark.parametrize("recompute", ["none", "full"])
 def test_recomputation_is_backward_work(recompute: str) -> None:
-    result = plan_model(Request("gpt2-xl", recompute=recompute, layers=6))
+    result = planned(Request("gpt2-xl", recompute=recompute, layers=6))
     line = timeline(result.best, result.graph)
     assert line.step_s == pytest.approx(result.best.cost.step_time_s, rel=1e-9)
     assert (line.total("compute", "backward") > 2.5 * line.total("compute", "forward")) == (recompute == "full")

@@ -8,9 +8,9 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from explorer.text import units
-from planner_core.planning.pipeline import plan_model
 from planner_core.planning.request import Request
 from tests.pages.test_app import open_page, words
+from tests.support.plans import planned
 
 
 def markdown(at: AppTest) -> str:
@@ -103,7 +103,7 @@ def test_a_pin_from_another_cluster_is_drawn_with_its_own_graph() -> None:
     """The bars of a pinned plan's step add up to its own step time, not to that of its layout at the page's batch."""
     at = open_page("compare", compare="best@,best@cluster:1x8-h100;batch:8;seq:1024")
     assert not at.exception
-    there = plan_model(Request("llama-3-8b", cluster="1x8-h100", batch=8, seq=1024)).best
+    there = planned(Request("llama-3-8b", cluster="1x8-h100", batch=8, seq=1024)).best
     line = json.loads(at.get("plotly_chart")[0].proto.spec)
     ends = [a["text"] for a in line["layout"]["annotations"]]
     assert units.seconds(there.cost.step_time_s) in ends

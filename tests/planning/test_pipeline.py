@@ -1,4 +1,4 @@
-"""What an expert would expect of the chosen plan (issue 2)."""
+"""What an engineer would expect of the chosen plan (issue 2)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import pytest
 from planner_core.core.errors import NoPlanFits
 from planner_core.core.plan import Plan, placements_by_pattern
 from planner_core.models.zoo import ZOO
-from planner_core.planning.pipeline import compare_methods, plan_model
+from planner_core.planning.pipeline import compare_methods
 from planner_core.planning.request import Request
+from tests.support.plans import planned
 
 
 def split(plan: Plan, part: str) -> dict[str, list[str]]:
@@ -19,15 +20,15 @@ def split(plan: Plan, part: str) -> dict[str, list[str]]:
 @pytest.mark.parametrize("name", ["gpt2-xl", "bert-large", "vit-large", "t5-large"])
 def test_ample_memory_and_a_large_batch_give_data_parallel(name: str) -> None:
     """Within the model's own error (a few per cent) of pure data parallelism, and every matrix of a block is kept whole."""
-    best = plan_model(
+    best = planned(
         Request(name, cluster="1x8-h200", batch=4096 if name != "vit-large" else 8192, memory_gb=100000.0, zero=0)
     ).best
     assert split(best, "layer") == {} and split(best, ".h.") == {} and split(best, "block") == {}
 
 
 def test_tight_memory_gives_sharding() -> None:
-    ample = plan_model(Request("llama-3-8b", memory_gb=100000.0)).best
-    tight = plan_model(Request("llama-3-8b", memory_gb=40.0)).best
+    ample = planned(Request("llama-3-8b", memory_gb=100000.0)).best
+    tight = planned(Request("llama-3-8b", memory_gb=40.0)).best
     assert tight.fits and tight.cost.memory_bytes["peak"] <= 40e9 < ample.cost.memory_bytes["peak"]
     assert len(split(tight, "proj")) > len(split(ample, "proj"))
     assert tight.cost.step_time_s >= ample.cost.step_time_s
@@ -35,7 +36,7 @@ def test_tight_memory_gives_sharding() -> None:
 
 def test_a_hundred_thousand_classes_are_split_and_the_backbone_is_not() -> None:
     """TAP's case: on 2x8 V100 over Ethernet the classifier is split by class, every convolution is data-parallel."""
-    best = plan_model(Request("resnet50-100k", cluster="2x8-v100-eth", batch=1024)).best
+    best = planned(Request("resnet50-100k", cluster="2x8-v100-eth", batch=1024)).best
     classifier = split(best, "classifier")
     assert any("S(0)" in p for n, p in classifier.items() if n.endswith("weight"))
     convolutions = [n for n in placements_by_pattern(best) if "convolution" in n]
@@ -44,14 +45,14 @@ def test_a_hundred_thousand_classes_are_split_and_the_backbone_is_not() -> None:
 
 def test_llama_on_one_node_with_a_small_batch_is_no_worse_than_megatron() -> None:
     for batch in (1, 2, 4, 8):
-        result = plan_model(Request("llama-3-8b", cluster="1x8-h100", batch=batch))
+        result = planned(Request("llama-3-8b", cluster="1x8-h100", batch=batch))
         megatron = [p for p in result.plans if p.method == "megatron"]
         assert megatron and result.best.cost.step_time_s <= megatron[0].cost.step_time_s * (1 + 1e-6)
 
 
 @pytest.mark.parametrize("name", ZOO)
 def test_the_chosen_plan_fits_or_says_not(name: str) -> None:
-    result = plan_model(Request(name))
+    result = planned(Request(name))
     budget = result.cluster.gpu.memory_bytes
     for p in result.plans:
         assert not p.fits or p.cost.memory_bytes["peak"] <= budget, p.name
@@ -60,30 +61,30 @@ def test_the_chosen_plan_fits_or_says_not(name: str) -> None:
 
 @pytest.mark.parametrize("gb", [38.0, 41.0, 45.0, 60.0, 75.0])
 def test_a_plan_under_an_explicit_budget_fits_it(gb: float) -> None:
-    best = plan_model(Request("llama-3-8b", memory_gb=gb)).best
+    best = planned(Request("llama-3-8b", memory_gb=gb)).best
     assert best.fits and best.cost.memory_bytes["peak"] <= gb * 1e9
 
 
 def test_one_byte_under_a_plan_is_another_plan() -> None:
-    first = plan_model(Request("gpt2-xl", cluster="1x8-h100")).best
+    first = planned(Request("gpt2-xl", cluster="1x8-h100")).best
     peak = first.cost.memory_bytes["peak"]
-    second = plan_model(Request("gpt2-xl", cluster="1x8-h100", memory_gb=(peak - 1) / 1e9)).best
+    second = planned(Request("gpt2-xl", cluster="1x8-h100", memory_gb=(peak - 1) / 1e9)).best
     assert second.cost.memory_bytes["peak"] < peak
     assert second.cost.step_time_s >= first.cost.step_time_s * (1 - 1e-9)
 
 
 def test_nothing_fits_a_thimble() -> None:
     with pytest.raises(NoPlanFits, match="least memory"):
-        plan_model(Request("llama-3-70b", memory_gb=2.0))
+        planned(Request("llama-3-70b", memory_gb=2.0))
 
 
 @pytest.mark.parametrize("cluster", ["1x8-h100", "2x8-h100", "4x8-a100", "1x4-a100-pcie"])
 def test_every_factorisation_is_searched(cluster: str) -> None:
     """No single mesh is better than what is chosen when none is asked for."""
-    free = plan_model(Request("bert-large", cluster=cluster)).best
+    free = planned(Request("bert-large", cluster=cluster)).best
     n = free.mesh.num_devices
     for text in [str(n), *(f"{a}x{n // a}" for a in range(2, n) if n % a == 0)]:
-        one = plan_model(Request("bert-large", cluster=cluster, mesh=text)).best
+        one = planned(Request("bert-large", cluster=cluster, mesh=text)).best
         assert free.cost.step_time_s <= one.cost.step_time_s * (1 + 1e-6)
 
 

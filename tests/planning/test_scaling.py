@@ -7,8 +7,8 @@ import pytest
 from planner_core.core.cluster import cluster_names, load_cluster
 from planner_core.core.errors import InputError
 from planner_core.planning.analysis.scaling import COUNTS, PAYS, Size, grow, resized, tensor_degree
-from planner_core.planning.pipeline import plan_model
 from planner_core.planning.request import Request
+from tests.support.plans import planned
 
 
 @pytest.mark.parametrize("name", cluster_names())
@@ -42,7 +42,7 @@ def sizes() -> dict[str, Size]:
 
 
 def test_the_best_mesh_is_the_planners(sizes: dict[str, Size]) -> None:
-    plan = plan_model(Request("llama-3-8b", cluster="2x8-h100", layers=6)).best
+    plan = planned(Request("llama-3-8b", cluster="2x8-h100", layers=6)).best
     best = sizes["2x8-h100"].best
     assert best is not None
     assert best.step_time_s == pytest.approx(plan.cost.step_time_s)
@@ -74,7 +74,7 @@ def test_a_batch_smaller_than_the_gpus_calls_for_tensor_parallelism() -> None:
 
 
 def test_degrees_are_read_from_the_plan() -> None:
-    result = plan_model(Request("llama-3-8b", cluster="2x8-h100", layers=4))
+    result = planned(Request("llama-3-8b", cluster="2x8-h100", layers=4))
     plans = {p.name: p for p in result.plans}
     megatron = plans["Megatron-LM"]
     assert tensor_degree(megatron, result.graph) == megatron.mesh.axis_sizes[-1]

@@ -29,9 +29,9 @@ from planner_core.planning.analysis.sensitivity import (
     mesh_kind,
     sweep,
 )
-from planner_core.planning.pipeline import plan_model
 from planner_core.planning.request import Request
 from tests.pages.test_app import open_page, words
+from tests.support.plans import planned
 
 
 def step_at(border: float, asked: list[float]) -> object:
@@ -175,7 +175,7 @@ def test_a_search_can_be_stopped_inside() -> None:
 
 
 def test_a_plan_priced_on_other_links_is_the_plan_repriced() -> None:
-    result = plan_model(Request("gpt2-xl"))
+    result = planned(Request("gpt2-xl"))
     for plan in result.plans:
         seconds = linked.step_times(plan, result.graph, result.coarse)
         for factor in ("0.125", "1", "4"):

