@@ -26,7 +26,7 @@ st.navigation(
     ]
     + [
         st.Page("explorer/pages/teacher.py", title="For teachers", visibility="hidden"),
-        # the first page lives at "/"; who types its name finds it too (going to "/" from there would catch "back")
+        # Also reachable as /fold. No redirect to "/": it would break the Back button.
         st.Page("explorer/pages/fold.py", title="Fold", url_path="fold", visibility="hidden"),
     ],
     position="top",

@@ -4,7 +4,7 @@
     baselines     every baseline against ours under its own constraints                             docs/BASELINES.md
     coverage      every model type of transformers, from its default config to a plan              docs/TRANSFORMERS.md
     depth         time and memory of capture at published sizes and 1000 layers                     docs/TRANSFORMERS.md
-    experts       the plans that ship with transformers against ours                                docs/EXPERTS.md
+    hf_tp_plans   the plans that ship with transformers against ours                                docs/HF_TP_PLANS.md
     learn_pages   lessons in a browser: time from an event to the last change                       docs/LEARN_TIMES.md
     pages         the explorer in a browser: loads, clicks, layout shift, memory over a day         docs/PAGES.md
     search        time of the search by depth and mesh, fronts, and TAPS against TAP                docs/BENCHMARKS.md

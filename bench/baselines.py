@@ -1,8 +1,8 @@
-"""Experts' layouts against ours under the experts' own constraints, every zoo model on every cluster.
+"""Usual layouts against ours under their own constraints, every zoo model on every cluster.
 
     python -m bench.baselines          # all, then docs/BASELINES.md
 
-An expert (data parallel, FSDP, Megatron-LM with and without sequence parallelism, the plan that ships with the model) lays a model
+A baseline (data parallel, FSDP, Megatron-LM with and without sequence parallelism, the plan that ships with the model) lays a model
 out on its best mesh. Ours has the same mesh, the same ZeRO stage and no more memory (both by the network's sum), and is
 the plan of least communication time there. Ours needs more: a fault, and the script ends with status 1.
 """
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench.support.expert_reasons import why
+from bench.support.plan_reasons import why
 from planner_core.core import cluster_names
 from planner_core.models import ZOO
 from planner_core.planning import Planner, Request, meshes, prepare
@@ -47,21 +47,21 @@ def main() -> None:
 
 
 def compare(model: str, cluster: str) -> Iterator[dict[str, Any]]:
-    """One row for each expert that has a plan of the model on the cluster."""
+    """One row for each baseline that has a plan of the model on the cluster."""
     planner = prepare(Request(model, cluster=cluster, dtype="float16" if "v100" in cluster else "bfloat16"))
-    for expert in BASELINES.values():
-        row = against(planner, expert)
+    for usual in BASELINES.values():
+        row = against(planner, usual)
         if row:
-            yield {"model": model, "cluster": cluster, "baseline": expert.title, **row}
+            yield {"model": model, "cluster": cluster, "baseline": usual.title, **row}
 
 
-def against(planner: Planner, expert: Method) -> dict[str, Any] | None:
-    """Seconds and bytes on the wire, theirs and ours, on the mesh on which the expert's plan takes least time."""
+def against(planner: Planner, usual: Method) -> dict[str, Any] | None:
+    """Seconds and bytes on the wire, theirs and ours, on the mesh on which the baseline's plan takes least time."""
     best = None
     for mesh in meshes(planner.request, planner.cluster):
-        restrict = expert.restrict(planner.graph, mesh)
+        restrict = usual.restrict(planner.graph, mesh)
         if restrict is not None:
-            problem = planner.problem(mesh, restrict, zero=expert.zero)
+            problem = planner.problem(mesh, restrict, zero=usual.zero)
             answer = search(problem)
             if answer.assignment is not None and (best is None or answer.value < best[1].value):
                 best = problem, answer
@@ -70,7 +70,7 @@ def against(planner: Planner, expert: Method) -> dict[str, Any] | None:
     problem, answer = best
     # of its plans as fast, the one that communicates least
     least = search(problem, objective="communication")
-    free = planner.problem(problem.model.mesh, zero=expert.zero)
+    free = planner.problem(problem.model.mesh, zero=usual.zero)
     ours = search(free, objective="communication", budget=memory_of(least.assignment), known=[least.assignment])
     plans = [planner.plan(p, a, "", "", "communication") for p, a in ((problem, least), (free, ours))]
     change = ours.value - least.value
@@ -88,7 +88,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     """The page."""
     count = {o: sum(r["outcome"].startswith(o) for r in rows) for o in ("MORE", "same", "less")}
     text = [
-        "# Experts' layouts under their own constraints", "",
+        "# Usual layouts under their own constraints", "",
         "Each baseline on the mesh on which it takes least time (batch and length as the explorer starts), the plan of that layout that "
         "communicates least, beside ours: least communication time on the same mesh, with the same ZeRO stage and no more memory. "
         "MB are what one GPU sends in a step. Why ours needs less is read off the two plans: weights that lie otherwise, and collectives of "

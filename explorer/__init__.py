@@ -1,1 +1,5 @@
-"""The front end: reads results, never searches. Only `state`, the pages and the component import Streamlit."""
+"""The explorer: Streamlit pages that ask `planner_core` for plans and draw them.
+
+`analysis`, `graph` and `figures` are plain functions of plans; only `session`, `components` and `pages` import Streamlit. No
+page holds a cost or a rule: what it shows was asked of `planner_core`.
+"""

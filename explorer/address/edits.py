@@ -1,4 +1,4 @@
-"""Placements changed by hand, as the address keeps them, and the plan that they make. No Streamlit here.
+"""Placements that were changed by hand: their text in the address, and the plan that they make. No Streamlit here.
 
 best:keep,LlamaDecoderLayer/mlp.up_proj.weight:R.S(0)      from the best plan, all other weights as they lie there
 megatron-lm:anew,lm_head.weight:S(1)                       from Megatron-LM's, the rest chosen anew around it

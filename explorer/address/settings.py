@@ -1,4 +1,4 @@
-"""The whole state of a page as text in the address: names, defaults, and what each value may be. No Streamlit here.
+"""The state of a page as text in the address: the settings' names, defaults, and allowed values. No Streamlit here.
 
 A value at its default is left out of the address. One that cannot be read gives a sentence and falls back to its
 default; the rest of the link is kept.

@@ -1,4 +1,4 @@
-"""The parts of a plan's figures: every operation's compute, every collective, and all that the step waits for. Pure."""
+"""Breaks a plan's figures into parts: the compute of every operation, every collective, everything that the step waits for. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weight by weight: how each plan places it, and how long the step waits at the op that uses it. Pure."""
+"""Compares plans weight by weight: how each one places it, and how long the step waits at the op that uses it. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Choosing among plans and among a block's candidates: filters, marked regions, ties, what equals what. No Streamlit here.
+"""Filters plans and candidates of a block: by limits, by marked regions, by ties. No Streamlit here.
 
 A candidate is named by its index: the digits of its choices in base 3, the first weight the highest.
 """

@@ -1,4 +1,4 @@
-"""A plan on other links than its cluster has: what it then takes, and which plan would then be best. Pure."""
+"""Prices a plan on other links than its cluster has, and finds the plan that would be best on them. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What if: some settings changed for a moment, the best plan for them, and how it differs from the one there is.
+"""What if: the best plan for some changed settings, and how it differs from the current plan.
 
 Only the best plan is looked for, on every mesh; trade-offs, baselines and candidates wait until the settings are taken
 over. No Streamlit here.

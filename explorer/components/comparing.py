@@ -18,7 +18,7 @@ from explorer.session import state
 from explorer.text import glossary, units, words
 from planner_core.core import Plan
 from planner_core.planning import Request, Result, prepare
-from planner_core.planning.analysis import Rung, rungs
+from planner_core.planning.analysis import AblationStep, ablation_steps
 
 Plans = Mapping[str, Plan]
 
@@ -171,8 +171,8 @@ def _waits(seconds: float) -> str:
 
 
 @st.cache_resource(max_entries=state.CACHED_RESULTS, show_spinner=False)
-def _rungs(request: Request, method: str) -> tuple[Rung, ...]:
-    return tuple(rungs(prepare(request, state.own_graph(request)), method))
+def _ablation_steps(request: Request, method: str) -> tuple[AblationStep, ...]:
+    return tuple(ablation_steps(prepare(request, state.own_graph(request)), method))
 
 
 def restrictions(result: Result) -> None:
@@ -196,27 +196,27 @@ def restrictions(result: Result) -> None:
         st.caption("Choose a method to see what it gives up, and what each part of that costs here.")
         return
     with st.spinner(f"From exact to {settings.METHODS[method]}", show_time=True):
-        found = _rungs(replace(state.request(), method="exact", objective="time"), method)
+        found = _ablation_steps(replace(state.request(), method="exact", objective="time"), method)
     name = settings.METHODS[method]
     st.markdown(frame.text(words.verdict(name, [(r.says, r.plan) for r in found])))
-    rows = [_rung(r, found[k - 1] if k else None) for k, r in enumerate(found)]
+    rows = [_ablation_row(r, found[k - 1] if k else None) for k, r in enumerate(found)]
     head = ["each row adds", "mesh", "sent per GPU", "communication", "step", "memory", "fits"]
     frame.table(head, rows, f"from exact to {name}")
 
 
-def _rung(rung: Rung, before: Rung | None) -> list[str]:
-    says = html.escape(rung.says)
-    if rung.plan is None:
+def _ablation_row(step: AblationStep, before: AblationStep | None) -> list[str]:
+    says = html.escape(step.says)
+    if step.plan is None:
         return [says, "no plan fits", "", "", "", "", "no"]
-    c, old = rung.plan.cost, before.plan.cost if before and before.plan else None
+    c, old = step.plan.cost, before.plan.cost if before and before.plan else None
     return [
         says,
-        html.escape(words.mesh_words(rung.plan.mesh)),
+        html.escape(words.mesh_words(step.plan.mesh)),
         units.traffic(sum(t.wire_bytes for t in c.traffic)),
         units.seconds(c.comm_time_s) + _change(c.comm_time_s, old.comm_time_s if old else 0),
         units.seconds(c.step_time_s) + _change(c.step_time_s, old.step_time_s if old else 0),
         units.memory(c.memory_bytes["peak"]),
-        "yes" if rung.plan.fits else "no",
+        "yes" if step.plan.fits else "no",
     ]
 
 

@@ -1,4 +1,4 @@
-"""What every page shares: the sentence, its figures, and small pieces of markup. All model-supplied text is escaped here."""
+"""What every page shares: the sentence of settings, its figures, small pieces of markup. Text that comes from a model is escaped here."""
 
 from __future__ import annotations
 

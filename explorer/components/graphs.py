@@ -12,7 +12,7 @@ from explorer import components
 from explorer.address import pins, settings
 from explorer.components import frame
 from explorer.figures.palette import DEVICES
-from explorer.graph import diff as twins
+from explorer.graph import diff as graph_diff
 from explorer.graph import loads, overlay
 from explorer.graph import scene as graph_view
 from explorer.graph import scene_json as graph_json
@@ -92,7 +92,9 @@ def _shared(drawing: graph_view.Scene) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def beside(result: Result, plans: dict[str, Plan], name: str, plan: Plan) -> tuple[twins.Twins, tuple[str, str]] | None:
+def beside(
+    result: Result, plans: dict[str, Plan], name: str, plan: Plan
+) -> tuple[graph_diff.Matched, tuple[str, str]] | None:
     """Two graphs beside each other with what differs marked; returns what `differences` lists, None where none is asked for."""
     asked, least = state.value("beside"), state.value("least")
     kind, _, model = asked.partition(":")
@@ -104,19 +106,19 @@ def beside(result: Result, plans: dict[str, Plan], name: str, plan: Plan) -> tup
             return None
         request, edit, there_id, other = pinned
         scene, titles = state.drawing(request), (words.title(plan), words.title(other))
-        matched = twins.of_plans(state.drawing(result.request), plan, other, state.value("way"))
+        matched = graph_diff.of_plans(state.drawing(result.request), plan, other, state.value("way"))
         second = canvas(request, there_id, edit, least)
     elif kind == "model":
         there = state.beside_model(model)
         if there is None:
             return None
-        matched = twins.of_models(state.drawing(result.request), state.drawing(there.request))
+        matched = graph_diff.of_models(state.drawing(result.request), state.drawing(there.request))
         other, titles = there.best, (_model_name(result), _model_name(there))
         second = canvas(there.request, next(iter(state.plan_ids(there.plans))), (), least)
         scene = state.drawing(there.request)
     elif kind in plans:
         other, scene, titles = plans[kind], state.drawing(result.request), (words.title(plan), words.title(plans[kind]))
-        matched = twins.of_plans(scene, plan, other, state.value("way"))
+        matched = graph_diff.of_plans(scene, plan, other, state.value("way"))
         second = canvas(result.request, kind, state.edit_of(kind), least)
     else:
         st.warning(
@@ -145,7 +147,7 @@ def _model_name(result: Result) -> str:
     return settings.MODELS.get(result.request.model, result.graph.name)
 
 
-def differences(matched: twins.Twins, titles: tuple[str, str]) -> None:
+def differences(matched: graph_diff.Matched, titles: tuple[str, str]) -> None:
     """What differs, in words."""
     found = matched.differences
     if not found:

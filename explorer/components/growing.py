@@ -1,4 +1,4 @@
-"""Topology's lower half: the best mesh as the GPUs grow in number, and where tensor parallelism should stop."""
+"""Lower half of the Topology page: the best mesh for each number of GPUs, and where tensor parallelism stops paying."""
 
 from __future__ import annotations
 

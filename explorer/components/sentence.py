@@ -114,7 +114,7 @@ def _number(label: str, key: str, most: int, placeholder: str, help: str | None 
 
 def _model(v: dict[str, Any]) -> None:
     options = [*ZOO] + ([v["model"]] if v["model"] not in ZOO else [])
-    # a browser that shows this list for the first time has no choice of its own to send back
+    # a browser that shows this list for the first time has nothing to send back
     _pick("Model", "model", options, model_name, apart="" if v["model"] in ZOO else v["model"])
     if v["model"] in ZOO:
         st.caption(ZOO[v["model"]].description)

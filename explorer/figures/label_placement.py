@@ -1,4 +1,4 @@
-"""Names beside points without overlap: each takes the nearest free place, with a leader line where that is not next to it."""
+"""Places names beside points without overlap. Each takes the nearest free place, with a leader line if that is further away."""
 
 from __future__ import annotations
 

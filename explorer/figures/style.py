@@ -1,4 +1,4 @@
-"""What all figures share: their look, and the line of the GPU's memory. Pure."""
+"""What all figures share: their look, and the line that marks the GPU's memory. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two graphs beside each other: which node answers which, and what differs, in words. No Streamlit here.
+"""Compares two graphs: matches their nodes, and says in words what differs. No Streamlit here.
 
 Two plans of one model share their nodes, and differ in how a node's weight or result lies. Two models are matched block by
 block in order and node by node by its place in the module tree; they differ in nodes that only one has, and in what a
@@ -29,7 +29,7 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Twins:
+class Matched:
     """Two drawings matched: `right` and `left` give a node's other id, `differences` what is not alike."""
 
     right: Mapping[str, str]
@@ -44,7 +44,7 @@ class Twins:
         )
 
 
-def of_plans(drawing: Scene, here: Plan, there: Plan, way: str = "") -> Twins:
+def of_plans(drawing: Scene, here: Plan, there: Plan, way: str = "") -> Matched:
     """Two plans of one model; of a block that runs in several ways most copies' way, or `way` on the left."""
     names = {i: i for i in drawing.node_ids()}
     found = []
@@ -56,7 +56,7 @@ def of_plans(drawing: Scene, here: Plan, there: Plan, way: str = "") -> Twins:
             a, b = lies(placed.node, one[1], here.mesh), lies(placed.node, two[1], there.mesh)
             if a != b:
                 found.append(Difference(placed.node.id, placed.node.id, called(placed.node, drawing, scope), a, b))
-    return Twins(names, names, tuple(found))
+    return Matched(names, names, tuple(found))
 
 
 def lies(node: Node, block: BlockPlan, mesh: DeviceMesh) -> str:
@@ -72,7 +72,7 @@ def lies(node: Node, block: BlockPlan, mesh: DeviceMesh) -> str:
     return f"{found[0]} {', '.join(cut) or 'whole'}"
 
 
-def of_models(here: Scene, there: Scene) -> Twins:
+def of_models(here: Scene, there: Scene) -> Matched:
     """Two models."""
     pairs: dict[str, str] = {}
     found: list[Difference] = []
@@ -86,7 +86,7 @@ def of_models(here: Scene, there: Scene) -> Twins:
             if one != two:
                 name = called(a, here, left or "") if a else called(b, there, right or "") if b else ""
                 found.append(Difference(a.id if a else "", b.id if b else "", name, one, two))
-    return Twins(pairs, {b: a for a, b in pairs.items()}, tuple(found))
+    return Matched(pairs, {b: a for a, b in pairs.items()}, tuple(found))
 
 
 def what(node: Node) -> str:

@@ -33,7 +33,7 @@ class Box:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class Drawn:
     """Centre of every box, a polyline for every edge (in the order given), and the size of the whole; left top is (0, 0)."""
 
     centres: Mapping[str, Point]
@@ -49,10 +49,10 @@ def text_width(text: str, size: float = 12.5, bold: bool = False) -> float:
     return (0.56 * (len(text) - narrow - wide) + 0.32 * narrow + 0.86 * wide) * size * (1.06 if bold else 1.0)
 
 
-def layout(boxes: Sequence[Box], edges: Sequence[tuple[str, str]]) -> Layout:
+def layout(boxes: Sequence[Box], edges: Sequence[tuple[str, str]]) -> Drawn:
     """Place `boxes` so that every edge points down."""
     if not boxes:
-        return Layout({}, (), 0.0, 0.0)
+        return Drawn({}, (), 0.0, 0.0)
     rank = ranks([b.id for b in boxes], edges)
     chains, rows, links = _with_dummies(boxes, edges, rank)
     order = _ordered(rows, links)
@@ -238,7 +238,7 @@ class _Lanes:
 
 def _shifted(
     centres: Mapping[str, Point], size: Mapping[str, tuple[float, float]], routes: Sequence[tuple[Point, ...]]
-) -> Layout:
+) -> Drawn:
     """The same drawing with its left top at (0, 0)."""
     xs = [c[0] - size[n][0] / 2 for n, c in centres.items()] + [p[0] for route in routes for p in route]
     ends = [c[0] + size[n][0] / 2 for n, c in centres.items()] + [p[0] for route in routes for p in route]
@@ -248,6 +248,6 @@ def _shifted(
     def moved(p: Point) -> Point:
         return round(p[0] - left, 1), round(p[1], 1)
 
-    return Layout(
+    return Drawn(
         {n: moved(c) for n, c in centres.items()}, tuple(tuple(map(moved, r)) for r in routes), right - left, bottom
     )

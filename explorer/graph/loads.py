@@ -1,7 +1,7 @@
-"""How much of the memory and of the work of one GPU each node of a drawing takes under a plan. Pure.
+"""The share of one GPU's memory and work that each node of a drawing takes under a plan. Pure.
 
 Memory: the weights as they are stored, and what autograd keeps for backward, each storage with the op that keeps it first.
-An input of a block that the block keeps counts with the run of blocks and with no node inside.
+An input that a block keeps counts with the run of blocks; none of the nodes inside counts it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a plan does to each node of a drawing: how its tensors lie, and the collectives it runs."""
+"""What a plan does at each node of a drawing: the placements of its tensors, and the collectives that run there."""
 
 from __future__ import annotations
 

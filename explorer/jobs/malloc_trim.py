@@ -1,4 +1,4 @@
-"""Memory given back to the system after planning.
+"""Gives freed memory back to the system after planning.
 
 glibc keeps what a thread freed for that thread, and a server has a thread for every visitor: 500 re-plans by twenty
 threads left it at 1.1 GB, while after another such run 83 MB were in use (docs/PAGES.md). No Streamlit here.

@@ -1,7 +1,7 @@
-"""A shelf of results: bounded, shared by all sessions, one maker per key. No Streamlit here.
+"""A bounded cache of results for all sessions. Only one thread computes a key; the others wait for it. No Streamlit here.
 
-Unlike a cached function, what is made may report its progress, and may be stopped: an exception from the maker leaves
-nothing on the shelf, and whoever waited for it makes it anew.
+Unlike a cached function, the function that computes a result may report progress and may be stopped. If it raises, nothing is
+kept, and whoever waited for the result computes it.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Generic, TypeVar
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 LOOK_S = 0.1
-"""How often one who waits for another's result looks up, in seconds."""
+"""Seconds between two looks of a thread that waits for another one's result."""
 
 
-class Shelf(Generic[K, V]):
+class ResultCache(Generic[K, V]):
     """At most `size` results; the least recently used is forgotten."""
 
     def __init__(self, size: int) -> None:

@@ -45,9 +45,9 @@ def keep(content: bytes) -> str:
     try:
         data = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"the file is no JSON ({error}); give the model's config.json") from None
+        raise InputError(f"the file is not JSON ({error}); give the model's config.json") from None
     if not isinstance(data, dict) or not isinstance(data.get("model_type"), str):
-        raise InputError("the file has no model_type, so it is no Hugging Face config.json")
+        raise InputError("the file lacks model_type, so it is not a Hugging Face config.json")
     name = hashlib.sha256(content).hexdigest()[:16]
     folder = FOLDER / name
     folder.mkdir(parents=True, exist_ok=True)

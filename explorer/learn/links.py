@@ -1,4 +1,4 @@
-"""Where in the explorer the same thing is seen: settings of the address that the lessons' links carry."""
+"""Links from a lesson to the same thing in the explorer: the settings of the address that each link carries."""
 
 from __future__ import annotations
 

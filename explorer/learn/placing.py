@@ -1,4 +1,4 @@
-"""The messages that a placement of a block's weights causes: which collective, where, and what it puts right."""
+"""The collectives that a placement of a block's weights causes: which one, where, and between which placements."""
 
 from __future__ import annotations
 

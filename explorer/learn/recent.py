@@ -1,4 +1,4 @@
-"""What was computed a moment ago: turning to another step of the same setting computes nothing again."""
+"""Keeps what a lesson computed a moment ago, so that another step of the same setting computes nothing again."""
 
 from __future__ import annotations
 

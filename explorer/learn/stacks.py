@@ -1,4 +1,4 @@
-"""Memory of one GPU of a node whose GPUs split every weight, by the planner: Megatron-LM's plan, or the smallest there is."""
+"""Memory of one GPU when the GPUs of a node split every weight, computed by the planner: for Megatron-LM's plan, or for the smallest one."""
 
 from __future__ import annotations
 

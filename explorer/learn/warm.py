@@ -1,4 +1,4 @@
-"""Work done while the learner reads: torch imported; what will be asked for next computed and kept."""
+"""Works while the learner reads: imports torch, and computes what will probably be asked for next."""
 
 from __future__ import annotations
 

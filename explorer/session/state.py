@@ -1,4 +1,4 @@
-"""The session: settings that live in the address, and the plans they ask for.
+"""The state of one visitor: settings, which the address keeps, and the plans that they ask for.
 
 Values are kept in `st.session_state["values"]`. At the head of every run the address and the values are brought
 together: an address that somebody changed (a pasted link, back, forward) wins, else the address follows the values.
@@ -20,7 +20,7 @@ from explorer.address import edits, pins, settings
 from explorer.address.pins import EDITED
 from explorer.address.settings import Unreadable
 from explorer.graph.scene import Scene, scene
-from explorer.jobs.result_cache import Shelf
+from explorer.jobs.result_cache import ResultCache
 from explorer.text.words import text as plain
 from explorer.text.words import title
 from planner_core.core import Plan, PlannerError
@@ -144,8 +144,8 @@ def asked() -> int:
 
 
 @st.cache_resource(show_spinner=False)
-def _plans() -> Shelf[Request, Result]:
-    return Shelf(CACHED_RESULTS)
+def _plans() -> ResultCache[Request, Result]:
+    return ResultCache(CACHED_RESULTS)
 
 
 def plan(request: Request, say: Progress | None = None) -> Result:
@@ -210,8 +210,8 @@ def request() -> Request:
 
 
 @st.cache_resource(show_spinner=False)
-def _edited() -> Shelf[tuple[Request, tuple[str, ...]], Plan | str]:
-    return Shelf(EDITED_KEPT)
+def _edited() -> ResultCache[tuple[Request, tuple[str, ...]], Plan | str]:
+    return ResultCache(EDITED_KEPT)
 
 
 def edited(found: Result, edit: tuple[str, ...]) -> Plan | str:

@@ -1,4 +1,4 @@
-"""The command line that makes a plan again. Pure."""
+"""Writes the command line that makes a plan again. Pure."""
 
 from __future__ import annotations
 

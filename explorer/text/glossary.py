@@ -1,4 +1,4 @@
-"""What the words of this field mean, shown on hover wherever they stand. Pure."""
+"""Meanings of the field's words; pages show them on hover. Pure."""
 
 from __future__ import annotations
 

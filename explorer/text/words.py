@@ -24,7 +24,7 @@ FAMILIES = (
 )
 WHOLE, GATHERED = "whole", ", gathered"
 MODEL_ERROR = 0.05
-"""Times closer than this are told as a tie: the cost model is no better."""
+"""Times closer than this are shown as a tie: the cost model is not more exact."""
 
 
 def family(name: str) -> str:
@@ -128,18 +128,18 @@ def headline(a: Plan, b: Plan) -> str:
     return f"{head}. {who} {sent} per GPU and {held} memory.{tail}"
 
 
-def verdict(method: str, rungs: Sequence[tuple[str, Plan | None]]) -> str:
-    """What a method's restrictions cost against exact, and which one costs most; `rungs` are (what it adds, best plan so)."""
-    known = [(says, p) for says, p in rungs if p is not None]
-    if not known or rungs[0][1] is None:
+def verdict(method: str, steps: Sequence[tuple[str, Plan | None]]) -> str:
+    """What a method's restrictions cost against exact, and which one costs most; `steps` are (what it adds, best plan so)."""
+    known = [(says, p) for says, p in steps if p is not None]
+    if not known or steps[0][1] is None:
         return f"No plan fits here, so {method} cannot be compared with the exact search."
     first, last = known[0][1].cost, known[-1][1]
     text = (
         f"{method}’s plan takes {_ratio(last.cost.step_time_s, first.step_time_s, 'step time')} and "
         f"{_ratio(last.cost.comm_time_s, first.comm_time_s, 'communication')} against the exact plan."
     )
-    steps = [(b.cost.step_time_s - a.cost.step_time_s, says) for (_, a), (says, b) in pairwise(known)]
-    cost, says = max(steps, default=(0.0, ""))
+    added = [(b.cost.step_time_s - a.cost.step_time_s, says) for (_, a), (says, b) in pairwise(known)]
+    cost, says = max(added, default=(0.0, ""))
     if cost > MODEL_ERROR * first.step_time_s:
         text += f" Most of it because it {says} ({units.seconds(cost)} a step)."
     elif last.cost.step_time_s <= first.step_time_s * (1 + MODEL_ERROR):

@@ -188,7 +188,7 @@ def load_cluster(source: str | Path | Mapping[str, Any] | Cluster) -> Cluster:
         The cluster: a GPU, and the levels of links that join many of them, bandwidths in bytes per second, one way.
 
     Raises:
-        InputError: There is no such cluster, or the first thing that is wrong with its description.
+        InputError: The cluster does not exist, or its description is wrong; the sentence says the first fault.
 
     Example:
         >>> shardscope.load_cluster("2x8-h100").num_gpus
@@ -226,7 +226,9 @@ def _changed(cluster: Cluster, changes: str) -> Cluster:
             value = math.nan
         whole = key not in ("nodes", "gpus") or value == int(value if math.isfinite(value) else 0)
         if key not in CHANGES or not (0 < value < 1e6) or not whole:
-            raise InputError(f"{where}: {part[:40]!r} is no change; give for example {cluster.name}:nodes=4,inter=50")
+            raise InputError(
+                f"{where}: unknown cluster option {part[:40]!r}; give for example {cluster.name}:nodes=4,inter=50"
+            )
         given[key] = value
     inner, *outer = cluster.levels
     if len(outer) > 1 and "nodes" in given:
@@ -235,7 +237,9 @@ def _changed(cluster: Cluster, changes: str) -> Cluster:
         )
     nodes = int(given.get("nodes", outer[0].size if outer else 1))
     if nodes > 1 and not outer and "inter" not in given:
-        raise InputError(f"{where}: one node has no link to others; give its GB/s too, for example inter=50")
+        raise InputError(
+            f"{where}: a cluster of one node does not say how nodes are linked; give the GB/s too, for example inter=50"
+        )
     inner = replace(
         inner,
         size=int(given.get("gpus", inner.size)),
@@ -260,7 +264,7 @@ def load_gpu(name: str) -> Gpu:
         Its peaks (FLOP/s by dtype, bytes per second), the fraction of each that is reached, and its memory in bytes.
 
     Raises:
-        InputError: There is no such GPU; the sentence names the nearest.
+        InputError: The GPU does not exist; the sentence names the nearest.
 
     Example:
         >>> shardscope.load_gpu("h100-sxm").memory_bytes
@@ -273,7 +277,7 @@ def load_gpu(name: str) -> Gpu:
 
 def _read(path: Path) -> Any:
     if is_there(path) and not (is_file(path) or is_folder(path)):
-        raise InputError(f"{path} cannot be read (it is no regular file); {nearest(path.stem, cluster_names())}")
+        raise InputError(f"{path} cannot be read (it is not a regular file); {nearest(path.stem, cluster_names())}")
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise InputError(

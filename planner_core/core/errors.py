@@ -1,4 +1,4 @@
-"""What a user can get wrong. Every message holds the value, why it cannot be, and what would do."""
+"""Errors that a user can cause. Every message holds the value, why it is wrong, and what would do."""
 
 from __future__ import annotations
 

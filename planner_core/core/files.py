@@ -1,4 +1,4 @@
-"""Files: where the project's own data stands, and what a user names (a pipe that may never end is not a file)."""
+"""Where the project's own data lies, and checks on user-supplied paths. Pipes, devices and over-long names do not count as files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What users bring as JSON, held against a published JSON Schema (`assets/*.schema.json`) before anything of it is read.
+"""Checks JSON of users against a published JSON Schema (`assets/*.schema.json`) before anything of it is read.
 
     wrong_field(data, "cluster", "cluster file c.json")
         -> "cluster file c.json: levels[0].size is 0, but must be a whole number from 1 to 100000"

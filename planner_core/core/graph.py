@@ -65,7 +65,7 @@ class Op:
     `name` is the *site*, at which a running model finds it again: `module.path/function.n`, n-th call of
     this function in this module call (n is left out for the first). `inputs` are the tensor operands in
     call order, `attrs` the other arguments that matter to sharding. `saved` are values whose storage
-    autograd keeps for the backward pass, `saved_extra` tensors kept that are no value (e.g. log-sum-exp).
+    autograd keeps for the backward pass, `saved_extra` kept tensors that are not values of the graph (e.g. log-sum-exp).
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Graphs as JSON: shapes that depend on the workload stand as text in b and s, so that one snapshot serves every workload."""
+"""Graphs as JSON. A shape that depends on the workload is text in b (batch) and s (sequence), so one snapshot serves every workload."""
 
 from __future__ import annotations
 

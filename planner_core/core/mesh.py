@@ -1,4 +1,4 @@
-"""Devices in a grid, and the cluster they stand in. A plain value: planning needs no process group."""
+"""A mesh: devices in a grid with named axes. It is a plain value, so planning works without a process group."""
 
 from __future__ import annotations
 
@@ -45,5 +45,5 @@ def parse_mesh(text: str, num_devices: int) -> DeviceMesh:
 
 
 def axis_names(num_axes: int) -> tuple[str, ...]:
-    """Names by position. A name is no rule: any axis may split the batch, weights or tokens."""
+    """Names by position. A name does not bind: any axis may split the batch, weights or tokens."""
     return {1: ("world",), 2: ("data", "tensor"), 3: ("data", "tensor2", "tensor")}[num_axes]

@@ -1,4 +1,4 @@
-"""Plans as JSON, held against the published schema before anything of a file is read."""
+"""Plans as JSON. A file is checked against the published schema before anything of it is read."""
 
 from __future__ import annotations
 

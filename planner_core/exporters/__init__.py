@@ -1,4 +1,8 @@
-"""A plan in the form of another program: `TARGETS` lists the forms, the rest writes them."""
+"""A plan in the form of another program.
+
+`TARGETS` has one entry for each form: what it is called, who writes it, what it cannot say. `export_text` writes the plan
+or says in a sentence why the form cannot hold it; `nearest_text` then finds the best plan that the form can hold.
+"""
 
 from __future__ import annotations
 

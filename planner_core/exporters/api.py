@@ -1,4 +1,4 @@
-"""A plan in the form of another program.
+"""Writes a plan in the form of another program, or says why that form cannot hold it.
 
 export(plan, "torchrun", "train.py")      # writes the file whole or not at all, returns what to say
 """

@@ -10,7 +10,7 @@ from typing import Any
 from planner_core.core import InputError, Plan
 from planner_core.exporters.observe import observe, rules
 from planner_core.exporters.parallelize_module import drop_summed, remarks_of
-from planner_core.exporters.tp_layout import Layout, NothingSplit, patterns, split_site, starred, tensor_layout
+from planner_core.exporters.tp_layout import NothingSplit, TpLayout, patterns, split_site, starred, tensor_layout
 
 HF = {"colwise": "colwise", "gathered": "colwise_gather_output", "rowwise": "rowwise", "sliced": "rowwise_split_input",
       "vocabulary": "embedding_rowwise", "features": "embedding_colwise"}  # fmt: skip
@@ -18,7 +18,7 @@ HF = {"colwise": "colwise", "gathered": "colwise_gather_output", "rowwise": "row
 EACH_COLUMN = "every column-split layer sums its input's gradient by itself here: {columns} backward all_reduces a step, not {groups}"
 
 
-def hf_text(plan: Plan) -> tuple[str, tuple[str, ...], Layout]:
+def hf_text(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
     """`DistributedConfig` as JSON; the keys are merged over the model's own plan, so its other rules are switched off."""
     layout = tensor_layout(plan)
     seen = observe(plan, layout)
@@ -40,7 +40,7 @@ def hf_text(plan: Plan) -> tuple[str, tuple[str, ...], Layout]:
     return _json({"tp_size": layout.size, "tp_plan": tp_plan}), remarks_of(layout, remarks), layout
 
 
-def deepspeed_text(plan: Plan) -> tuple[str, tuple[str, ...], Layout]:
+def deepspeed_text(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
     """DeepSpeed's AutoTP `partition_config`: column and row layers only."""
     layout = tensor_layout(plan)
     drop_summed(layout)
@@ -76,7 +76,7 @@ def deepspeed_text(plan: Plan) -> tuple[str, tuple[str, ...], Layout]:
     return _json(data), remarks, replace(layout, styles=kept, experts=[])
 
 
-def megatron_text(plan: Plan) -> tuple[str, tuple[str, ...], Layout]:
+def megatron_text(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
     """Degrees and flags for Megatron-LM, which has no plan by weight."""
     layout = _degrees(plan)
     config = {**(plan.model.get("config") or {})}
@@ -111,12 +111,12 @@ def _has_bias(plan: Plan) -> bool:
     return any(f"{scope}.bias" in block.params for block, scope, fn in scopes if fn == "linear")
 
 
-def _degrees(plan: Plan) -> Layout:
+def _degrees(plan: Plan) -> TpLayout:
     """The layout, or one device of tensor parallelism where the plan splits no matrix."""
     try:
         return tensor_layout(plan)
     except NothingSplit:
-        return Layout(-1, 1, plan.mesh.num_devices)
+        return TpLayout(-1, 1, plan.mesh.num_devices)
 
 
 def _sizes(plan: Plan, config: dict[str, Any]) -> dict[str, Any]:
@@ -131,7 +131,7 @@ def _sizes(plan: Plan, config: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in found.items() if v is not None}
 
 
-def torchtitan_text(plan: Plan) -> tuple[str, tuple[str, ...], Layout]:
+def torchtitan_text(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
     """Command-line options of torchtitan 0.3, one on a line."""
     layout = _degrees(plan)
     shards = any(a != layout.axis for b in plan.blocks.values() for p in b.params.values() for a in p.gathered)
@@ -155,7 +155,7 @@ def torchtitan_text(plan: Plan) -> tuple[str, tuple[str, ...], Layout]:
     ]), layout  # fmt: skip
 
 
-def _columns(layout: Layout) -> list[str]:
+def _columns(layout: TpLayout) -> list[str]:
     columns, groups = sum(len(g.columns) for g in layout.groups), len(layout.groups)
     return [EACH_COLUMN.format(columns=columns, groups=groups)] if columns > groups else []
 

@@ -1,4 +1,4 @@
-"""Several modules as the text of one: imports once at the top, each module's docstring as a heading, bodies in order."""
+"""Joins several modules into the text of one: imports once at the top, each module's docstring as a heading, bodies in order."""
 
 from __future__ import annotations
 

@@ -13,14 +13,14 @@ import numpy as np
 from planner_core.core import Block, Cluster, DeviceMesh, Graph, Plan, R, Shard, Value, axis_names, join_name
 from planner_core.cost import CostModel, block_of, cost_model, local_bytes
 from planner_core.cost.communication import collective_time, wire_bytes
-from planner_core.exporters.tp_layout import SPLIT_DIM, Layout, split_site, starred
+from planner_core.exporters.tp_layout import SPLIT_DIM, TpLayout, split_site, starred
 from planner_core.models import graph_of
 from planner_core.ops import Pair, operator
 from planner_core.planning import Planner, Request, prepare
 from planner_core.planning.methods import (
     AxisRules,
-    ExpertRules,
     PairTest,
+    VendorRules,
     batch_split,
     sequence_split,
     sharded,
@@ -84,10 +84,10 @@ def _percent(here: float, there: float) -> str:
 
 
 @dataclass
-class FormRules(ExpertRules):
+class FormRules(VendorRules):
     """The results of layers that gather them (the classes of a head) are whole along the tensor axis, and so is the loss."""
 
-    layout: Layout
+    layout: TpLayout
 
     def apply(self, block: str, net: Network) -> None:
         """Add factors that forbid the other states."""
@@ -127,7 +127,7 @@ def on_cluster(plan: Plan) -> bool:
 
 
 def nearest(
-    plan: Plan, layout: Layout, *, each_column: bool = False, sequence: bool = False
+    plan: Plan, layout: TpLayout, *, each_column: bool = False, sequence: bool = False
 ) -> tuple[Plan, Nearest] | None:
     """The best plan under what the form does, and its price; None where the search finds none.
 
@@ -149,7 +149,7 @@ def nearest(
     return found, _priced(plan, found, planner, more_s, more_bytes)
 
 
-def by_degrees(plan: Plan, layout: Layout, *, sequence: bool, may_shard: bool = False) -> tuple[Plan, Nearest] | None:
+def by_degrees(plan: Plan, layout: TpLayout, *, sequence: bool, may_shard: bool = False) -> tuple[Plan, Nearest] | None:
     """What a program does that is told degrees alone: every layer split as Megatron-LM splits it, with data parallelism
     (`may_shard`: FSDP where the plan shards weights over the data axes)."""
     planner = _planner(plan)
@@ -158,7 +158,7 @@ def by_degrees(plan: Plan, layout: Layout, *, sequence: bool, may_shard: bool = 
     sizes, streams, weights = zip(*[a for a in axes if a[0] > 1] or axes[:1], strict=True)
     mesh = DeviceMesh(axis_names(len(sizes)), sizes)
     found = _search(
-        planner, mesh, ExpertRules(planner.graph, streams, weights), 3 if data is sharded else 0, "by degrees"
+        planner, mesh, VendorRules(planner.graph, streams, weights), 3 if data is sharded else 0, "by degrees"
     )
     return (found, _priced(plan, found, planner)) if found else None
 
@@ -172,7 +172,7 @@ def instead(plan: Plan) -> tuple[Plan, Nearest] | None:
     found = []
     for mesh in options:
         one = len(mesh.axis_sizes) == 1
-        rules = ExpertRules(
+        rules = VendorRules(
             planner.graph, (whole,) if one else (batch_split, whole), (split_weight,) if one else (summed, split_weight)
         )
         plans = _search(planner, mesh, rules, 0, "Megatron-LM")
@@ -203,12 +203,12 @@ def _planner(plan: Plan) -> Planner:
     return prepare(request, graph_of(plan))
 
 
-def _shards_data(plan: Plan, layout: Layout) -> bool:
+def _shards_data(plan: Plan, layout: TpLayout) -> bool:
     stored = (p.stored for block in plan.blocks.values() for p in block.params.values())
     return any(isinstance(p, Shard) for s in stored for a, p in enumerate(s) if a != layout.axis)
 
 
-def _follows(graph: Graph, layout: Layout) -> PairTest:
+def _follows(graph: Graph, layout: TpLayout) -> PairTest:
     dims: dict[int, int | None] = {}
     first = {c.block: c.prefix for c in reversed(list(graph.calls()))}
     for block in (graph.top, *graph.blocks.values()):
@@ -223,7 +223,7 @@ def _follows(graph: Graph, layout: Layout) -> PairTest:
     return follows
 
 
-def _dim(name: str, layout: Layout) -> int | None:
+def _dim(name: str, layout: TpLayout) -> int | None:
     """Along which dim the form splits a parameter."""
     module, _, last = name.rpartition(".")
     if module in layout.experts:
@@ -240,7 +240,7 @@ def _search(planner: Planner, mesh: DeviceMesh, rules: AxisRules, zero: int, nam
     return planner.plan(problem, answer, name, "export", "time") if answer.assignment is not None else None
 
 
-def _each_column(planner: Planner, found: Plan, layout: Layout) -> tuple[float, int]:
+def _each_column(planner: Planner, found: Plan, layout: TpLayout) -> tuple[float, int]:
     """Seconds and bytes of the backward all_reduces that a shared input would have saved."""
     seconds, sent = 0.0, 0
     model = cost_model(planner.cluster, found.mesh, planner.workload)
@@ -253,7 +253,7 @@ def _each_column(planner: Planner, found: Plan, layout: Layout) -> tuple[float, 
     return seconds, sent
 
 
-def _column_inputs(graph: Graph, found: Plan, model: CostModel, layout: Layout) -> dict[str, int]:
+def _column_inputs(graph: Graph, found: Plan, model: CostModel, layout: TpLayout) -> dict[str, int]:
     """Bytes of the input of every linear layer on one GPU, by the layer's name."""
     sizes: dict[str, int] = {}
     for label, bp in found.blocks.items():

@@ -1,4 +1,4 @@
-"""What a model's code does that a plan does not say: how modules are called, and which parameters are one.
+"""Runs a model to learn what a plan does not say: how modules are called, and which parameters are tied.
 
 Seen on a tiny model of the same architecture, run once.
 """
@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from planner_core.core import InputError, Plan
-from planner_core.exporters.tp_layout import Group, Layout, compress, patterns, starred
+from planner_core.exporters.tp_layout import Group, TpLayout, compress, patterns, starred
 from planner_core.models.sources import build, training_inputs
 from planner_core.planning import shrink
 from planner_core.runtime import initializer
@@ -44,7 +44,7 @@ class Observed:
     unshared: tuple[str, ...]
 
 
-def observe(plan: Plan, layout: Layout) -> Observed:
+def observe(plan: Plan, layout: TpLayout) -> Observed:
     """Run a tiny model; raises InputError for one that cannot be built from a config."""
     config = plan.model.get("config") or {}
     if "callable" in config:
@@ -63,7 +63,7 @@ def observe(plan: Plan, layout: Layout) -> Observed:
     return Observed(shared, tied, heads, dict(getattr(model, "tp_plan", None) or {}), unshared)
 
 
-def _stock_only(layout: Layout, model: nn.Module) -> None:
+def _stock_only(layout: TpLayout, model: nn.Module) -> None:
     """Styles split nn.Linear and nn.Embedding; a layer of another class, as a router is, stays whole with its group."""
     stock = {starred(n) for n, m in model.named_modules() if type(m) in (nn.Linear, nn.Embedding)}
     others = {n for n in layout.styles if starred(n) not in stock}
@@ -135,7 +135,7 @@ def _tied(model: nn.Module) -> tuple[tuple[str, ...], ...]:
     return tuple(tuple(n) for n in names.values() if len(n) > 1)
 
 
-def _agree(layout: Layout, tied: tuple[tuple[str, ...], ...]) -> None:
+def _agree(layout: TpLayout, tied: tuple[tuple[str, ...], ...]) -> None:
     """Layers that share a parameter split it alike, or not at all."""
     for group in tied:
         modules = [n.rpartition(".")[0] for n in group]
@@ -149,7 +149,7 @@ def _agree(layout: Layout, tied: tuple[tuple[str, ...], ...]) -> None:
             )
 
 
-def rules(plan: Plan, layout: Layout) -> dict[str, str]:
+def rules(plan: Plan, layout: TpLayout) -> dict[str, str]:
     """Styles by pattern; raises InputError where layers of one name run differently."""
     found = compress(layout.styles)
     if found is None:

@@ -11,7 +11,7 @@ from planner_core.exporters import parallelize_template as template
 from planner_core.exporters.observe import Observed, Shared, observe, rules
 from planner_core.exporters.sequence_parallel import STYLES as SEQUENCE_STYLES
 from planner_core.exporters.sequence_parallel import on_tokens, runs
-from planner_core.exporters.tp_layout import Layout, patterns, starred, tensor_layout
+from planner_core.exporters.tp_layout import TpLayout, patterns, starred, tensor_layout
 
 STYLES = {
     "colwise": "ColwiseParallel()", "gathered": "ColwiseParallel(output_layouts=Replicate())", "rowwise": "RowwiseParallel()",
@@ -20,7 +20,7 @@ STYLES = {
 }  # fmt: skip
 
 
-def parallelize_text(plan: Plan) -> tuple[str, tuple[str, ...], Layout]:
+def parallelize_text(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
     """The module's source and remarks; raises InputError for plans and models that stock styles cannot split."""
     layout = tensor_layout(plan)
     drop_summed(layout)
@@ -41,19 +41,19 @@ def parallelize_text(plan: Plan) -> tuple[str, tuple[str, ...], Layout]:
     return _text(plan, layout, seen, found), _remarks(layout, seen), layout
 
 
-def _may_split_tokens(layout: Layout, seen: Observed, found: Mapping[str, str]) -> bool:
+def _may_split_tokens(layout: TpLayout, seen: Observed, found: Mapping[str, str]) -> bool:
     """Whether every layer is one of a pair that gathers tokens before and scatters them after."""
     others = [d for d in layout.differences if "sequence parallelism" not in d and "is gathered here" not in d]
     columns = [g.columns for g in layout.groups if len(g.columns) == 1]
     return not (others or seen.unshared or columns or "sliced" in found.values())
 
 
-def _remarks(layout: Layout, seen: Observed) -> tuple[str, ...]:
+def _remarks(layout: TpLayout, seen: Observed) -> tuple[str, ...]:
     use = "Import `parallelize` from FILE and call parallelize(model, mesh['tensor']) on a model with whole weights, equal on every rank"
     return use, *remarks_of(layout, _wiring(layout, seen))
 
 
-def _text(plan: Plan, layout: Layout, seen: Observed, found: Mapping[str, str]) -> str:
+def _text(plan: Plan, layout: TpLayout, seen: Observed, found: Mapping[str, str]) -> str:
     styles = dict(found) | (on_tokens(plan, layout) if layout.sequence else {})
     names = SEQUENCE_STYLES if layout.sequence else STYLES
     rows = [f'    "{s.module}": {_prepare(s, layout.sequence)},' for s in seen.shared]
@@ -83,7 +83,7 @@ def _prepare(s: Shared, tokens: bool) -> str:
     return f"PrepareModuleInput(input_{kind}layouts={given}, desired_input_{kind}layouts={layouts('Replicate()')}, use_local_output=False)"
 
 
-def drop_summed(layout: Layout) -> None:
+def drop_summed(layout: TpLayout) -> None:
     """Stock styles sum no gradient of a whole parameter between column and row."""
     bad = [g for g in layout.groups if g.summed]
     for group in bad:
@@ -97,7 +97,7 @@ def drop_summed(layout: Layout) -> None:
         )
 
 
-def _name_experts(layout: Layout) -> None:
+def _name_experts(layout: TpLayout) -> None:
     if layout.experts:
         layout.differences.append(
             f"{patterns(layout.experts)}: experts split in the plan, whole here; no stock style splits fused experts"
@@ -105,7 +105,7 @@ def _name_experts(layout: Layout) -> None:
         layout.experts = []
 
 
-def _wiring(layout: Layout, seen: Observed) -> list[str]:
+def _wiring(layout: TpLayout, seen: Observed) -> list[str]:
     lines = [
         "tokens are split between the blocks (SequenceParallel): gradients of norms are summed by the optimizer"
     ] * layout.sequence
@@ -119,7 +119,7 @@ def _wiring(layout: Layout, seen: Observed) -> list[str]:
     return lines
 
 
-def remarks_of(layout: Layout, more: list[str]) -> tuple[str, ...]:
+def remarks_of(layout: TpLayout, more: list[str]) -> tuple[str, ...]:
     """What the trainer must do, and what differs from the plan."""
     lines = list(more)
     if layout.data > 1:
@@ -130,7 +130,7 @@ def remarks_of(layout: Layout, more: list[str]) -> tuple[str, ...]:
     return (*lines, *(f"differs from the plan: {d}" for d in layout.differences))
 
 
-def _head(plan: Plan, layout: Layout, remarks: tuple[str, ...]) -> str:
+def _head(plan: Plan, layout: TpLayout, remarks: tuple[str, ...]) -> str:
     groups = list({starred(g.row): g for g in layout.groups}.values())
     pairs = [f"    {patterns(g.columns)} by output features, then {starred(g.row)} by input features" for g in groups]
     quoted = json.dumps(plan.name, ensure_ascii=False)

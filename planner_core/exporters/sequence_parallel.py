@@ -1,4 +1,4 @@
-"""Sequence parallelism in stock styles: the stream between the blocks is split by tokens, as DTensors of whole length.
+"""Sequence parallelism in stock styles: the residual stream is sharded by tokens, as DTensors of full length.
 
 Norms run on their own tokens (`SequenceParallel`), an embedding delivers its share, every pair of column and row layers
 gathers tokens before and scatters them after. Whether a model's code runs so cannot be read off a plan, so the export
@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from planner_core.core import Plan, Shard, VerificationFailed, join_name
-from planner_core.exporters.tp_layout import Layout, split_site, starred
+from planner_core.exporters.tp_layout import TpLayout, split_site, starred
 from planner_core.models.sources import build, training_inputs
 from planner_core.planning import shrink
 from planner_core.runtime import initializer
@@ -35,7 +35,7 @@ TRIAL_S = 120.0
 RANKS = 2
 
 
-def on_tokens(plan: Plan, layout: Layout) -> dict[str, str]:
+def on_tokens(plan: Plan, layout: TpLayout) -> dict[str, str]:
     """Modules with weights of their own that run on a share of the tokens, and whole embeddings before the stream, by pattern."""
     found: dict[str, str] = {}
     for block in plan.blocks.values():
@@ -67,7 +67,7 @@ def runs(text: str, config: dict[str, Any]) -> str:
 
 def _trial(text: str, config: dict[str, Any]) -> str:
     """A step of rank 0 on a fake group: what is sent comes back as anything, but shapes and placements are real."""
-    logging.disable(logging.WARNING)  # which collectives a CPU group emulates is no news here
+    logging.disable(logging.WARNING)  # a CPU group warns about each collective that it emulates
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=RANKS)
     model, parsed, _ = build(shrink(config), "float32")
     inputs = training_inputs(model, parsed, 2, 8, "float32")

@@ -1,4 +1,4 @@
-"""The forms in which a plan can leave: one entry each. A new one is added here, with a writer in a module of its own.
+"""The forms that a plan can be exported to, one entry each. Add a new one here, with its writer in a module of its own.
 
 Light: what writes a form is imported when the form is written, so the explorer reads this list without torch.
 """
@@ -14,9 +14,9 @@ from planner_core.core import Plan, plan_to_json
 
 if TYPE_CHECKING:
     from planner_core.exporters.nearest import Nearest
-    from planner_core.exporters.tp_layout import Layout
+    from planner_core.exporters.tp_layout import TpLayout
 
-Written = tuple[str, tuple[str, ...], "Layout | None"]
+Written = tuple[str, tuple[str, ...], "TpLayout | None"]
 """The text of one file, sentences for the user (FILE stands for its path), and the layout that it holds."""
 Priced = tuple[Plan, "Nearest"]
 
@@ -34,7 +34,7 @@ class Target:
     suffix: str
     words: str
     write: Callable[[Plan], Written]
-    price: Callable[[Plan, Layout], Priced | None] | None = None
+    price: Callable[[Plan, TpLayout], Priced | None] | None = None
 
     @property
     def in_pairs(self) -> bool:
@@ -88,25 +88,25 @@ def _torchtitan(plan: Plan) -> Written:
     return torchtitan_text(plan)
 
 
-def _by_pairs(plan: Plan, layout: Layout) -> Priced | None:
+def _by_pairs(plan: Plan, layout: TpLayout) -> Priced | None:
     from planner_core.exporters.nearest import nearest
 
     return nearest(plan, layout, sequence=layout.sequence)
 
 
-def _by_columns(plan: Plan, layout: Layout) -> Priced | None:
+def _by_columns(plan: Plan, layout: TpLayout) -> Priced | None:
     from planner_core.exporters.nearest import nearest
 
     return nearest(plan, layout, each_column=True)
 
 
-def _by_degrees(plan: Plan, layout: Layout) -> Priced | None:
+def _by_degrees(plan: Plan, layout: TpLayout) -> Priced | None:
     from planner_core.exporters.nearest import by_degrees
 
     return by_degrees(plan, layout, sequence=layout.sequence)
 
 
-def _by_degrees_sharded(plan: Plan, layout: Layout) -> Priced | None:
+def _by_degrees_sharded(plan: Plan, layout: TpLayout) -> Priced | None:
     from planner_core.exporters.nearest import by_degrees
 
     return by_degrees(plan, layout, sequence=layout.sequence, may_shard=True)

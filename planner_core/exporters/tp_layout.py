@@ -49,7 +49,7 @@ class Group:
 
 
 @dataclass(slots=True)
-class Layout:
+class TpLayout:
     """What a tensor-parallel program is told; names are full module names."""
 
     axis: int
@@ -62,11 +62,11 @@ class Layout:
     sequence: bool = False  # the plan splits tokens between the blocks
 
 
-def tensor_layout(plan: Plan) -> Layout:
+def tensor_layout(plan: Plan) -> TpLayout:
     """Raises InputError where the plan splits no matrix, or splits matrices over several axes."""
     axis = _tensor_axis(plan)
     size = plan.mesh.axis_sizes[axis]
-    layout = Layout(axis, size, plan.mesh.num_devices // size)
+    layout = TpLayout(axis, size, plan.mesh.num_devices // size)
     sequence = False
     for block in plan.blocks.values():
         read = _Reader(block, axis)
@@ -255,7 +255,7 @@ def _on(edge: Edge, axis: int) -> object:
     return edge.dst.forward[axis]
 
 
-def _unstyled(plan: Plan, layout: Layout) -> list[str]:
+def _unstyled(plan: Plan, layout: TpLayout) -> list[str]:
     """Parameters that the plan keeps in parts along the axis and no style splits."""
     whole: dict[str, list[str]] = {}
     said = {name.strip(" :") for d in layout.differences for name in d.partition(": ")[0].split(",")}

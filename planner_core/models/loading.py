@@ -214,7 +214,7 @@ def _as_exported(model: str, graph: Graph, asked: Mapping[str, int | None]) -> N
     for name, size in asked.items():
         if size is not None and size != graph.workload[name]:
             raise InputError(
-                f"{model} was exported with {name} {graph.workload[name]}, so --{name} {size} cannot be had; "
+                f"{model} was exported with {name} {graph.workload[name]}, and cannot be planned for --{name} {size}; "
                 "leave it out, or export with other inputs"
             )
 

@@ -1,4 +1,10 @@
-"""From a request to plans: the passes in order, methods and baselines, edits."""
+"""From a request to plans.
+
+`plan_model` takes a `Request` (model, cluster, workload, method) and calls the parts in order: the graph, its groups, a
+problem for each mesh, the search, the walk of memory, the baselines. `compare_methods` does so for every method. `edit` and
+`retarget` change a plan at hand; `methods` holds one entry for each method and baseline; `analysis` answers questions about
+plans.
+"""
 
 from planner_core.planning import edit
 from planner_core.planning.edit import Editable

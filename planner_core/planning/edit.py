@@ -1,4 +1,4 @@
-"""A plan changed by hand: some weights stored as a person says, the rest kept or chosen anew around them.
+"""Edits a plan by hand: some weights are stored as a person says; the rest is kept, or chosen anew around them.
 
     pins (weight -> placements) --Pin--> the same network with states forbidden --search--> a plan as any other
 
@@ -57,7 +57,7 @@ class Editable:
 
 @dataclass
 class Pin(Restriction):
-    """Weights that may be stored in some ways only: one placement per mesh axis each; gradients and use stay free."""
+    """Restricts how some weights are stored, each to a list of placements (one per mesh axis). Their gradients and use stay free."""
 
     graph: Graph
     stored: Mapping[Weight, tuple[Placements, ...]]

@@ -1,4 +1,4 @@
-"""The functions that a person calls from Python: a model and a cluster in, plans, a front or a fold out."""
+"""The functions that people call from Python. They take a model and a cluster and return plans, a front or a folded graph."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DEFAULT_CLUSTER = "2x8-h100"
 def plan(
     model: Any, *, inputs: Any = None, cluster: ClusterLike = DEFAULT_CLUSTER, progress: Progress | None = None, **options: Any
 ) -> Result:  # fmt: skip
-    """Find the best parallel plan of a model on a cluster, with the trade-offs and the experts' plans beside it.
+    """Find the best parallel plan of a model on a cluster, with the trade-offs and the baselines beside it.
 
     Args:
         model: What `load_model` takes: a zoo name, a config file or dict, `"file.py:function"`, an `nn.Module`, or a graph.

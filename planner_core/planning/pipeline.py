@@ -1,4 +1,4 @@
-"""From a model and a cluster to plans: the passes in order, every value between them kept.
+"""From a model and a cluster to plans: the parts of planning in order, every value between them kept.
 
     graph -> coarsen -> strategies -> for each mesh: network -> search -> plan
                                    -> candidates of each block, baselines, other methods
@@ -69,7 +69,7 @@ class Result:
 
 
 def plan_model(request: Request, graph: Graph | None = None, progress: Progress | None = None) -> Result:
-    """All passes: load or capture, coarsen, strategies, network and search per mesh, candidates, baselines.
+    """Every part of planning: load or capture, coarsen, strategies, network and search per mesh, candidates, baselines.
 
     Raises PlannerError (see `errors`) with one sentence for anything a user can get wrong, NoPlanFits where nothing
     fits an explicit memory budget.
@@ -132,7 +132,7 @@ def choose(
 
 
 def no_worse(chosen: Plan, others: Iterable[Plan]) -> Plan:
-    """The chosen plan; or, where a search that proved nothing missed it, an expert's that fits and is better."""
+    """The chosen plan; or, where a search that proved nothing missed it, a baseline that fits and is better."""
 
     def value(plan: Plan) -> float:
         return plan.cost.seconds(chosen.objective)
@@ -198,7 +198,7 @@ def _by_promise(
 
 
 def _telling(say: Progress, problem: Problem) -> Callable[[], bool]:
-    """For a search to ask now and then: says that it goes on, which may raise to stop it."""
+    """Callback for long searches: it reports progress, and the progress function may raise to cancel."""
 
     def stop() -> bool:
         say(f"search on {problem.model.mesh}")
@@ -297,7 +297,7 @@ def baselines(planner: Planner, options: Iterable[DeviceMesh]) -> list[Plan]:
 
 
 def _without(planner: Planner, found: Iterable[Plan]) -> tuple[str, ...]:
-    """Which baselines this model has no plan of on these meshes."""
+    """Baselines that have no plan of this model on these meshes."""
     there = {p.method for p in found}
     missing = [b.title for b in BASELINES.values() if b.name not in there and b.suits(planner.graph)]
     return (f"baselines that no plan of this model follows on these meshes: {', '.join(missing)}",) if missing else ()
@@ -333,7 +333,7 @@ def _one_axis(planner: Planner, mesh: DeviceMesh) -> CostModel:
 
 
 def _dropped(found: Iterable[Candidates], budget: float) -> dict[str, int]:
-    """Why candidates are no choice: a split is not even, the whole model does not fit, or another is better in both."""
+    """Why candidates were dropped: a split is not even, the whole model does not fit, or another one is better in both."""
     counts = {"uneven": 0, "memory": 0, "dominated": 0}
     for c in found:
         runs = np.isfinite(c.comm_s)

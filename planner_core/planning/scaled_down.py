@@ -51,7 +51,7 @@ def small_mesh(mesh: DeviceMesh, ranks: int) -> DeviceMesh:
 
 def retarget(plan: Plan, graph: Graph, model: CostModel) -> Plan:
     """`plan` on another graph of the same architecture and another mesh with the same axes; raises InputError where an op
-    of the graph has no counterpart or a split is not even."""
+    of the graph lacks a counterpart or a split is not even."""
     blocks = _Retarget(plan, graph, model).blocks()
     return replace(
         plan, mesh=model.mesh, blocks=blocks, cost=price(blocks, graph, model), fits=True,

@@ -155,13 +155,13 @@ class Planner:
 
 
 def _told(problem: Problem, answer: Answer) -> tuple[str, ...]:
-    """What a plan that is not proven to be the best says of itself."""
+    """Notes attached to a plan that was not proven optimal."""
     gap = f"best found: at most {100 * answer.gap:.2g} % above the best there is"
     if problem.whole is None:
         return () if answer.optimal else (gap,)
     return (
         f"{NOTE}, {gap}" if answer.bound and 0 < answer.gap < 10 else NOTE + NO_BOUND,
-    )  # tenfold is no bound to speak of
+    )  # a bound ten times off says nothing
 
 
 def model_identity(graph: Graph) -> dict[str, Any]:

@@ -1,4 +1,8 @@
-"""Plans are run, and held against what was predicted."""
+"""A plan is run, and held against what was predicted.
+
+Three depths: `--rules` reads plan and graph and runs nothing; `--fake` runs one step on a fake process group of the mesh's
+size and compares collectives, bytes and memory; `--ranks N` trains on real processes and compares loss, gradients and weights.
+"""
 
 from __future__ import annotations
 

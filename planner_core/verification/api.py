@@ -1,4 +1,4 @@
-"""Plans are run, and held against what was predicted.
+"""Runs a plan and compares what happens with what was predicted.
 
 verify_rules(plan)            # at once: what is wrong can be read off the plan
 verify(plan, ranks=4)         # numbers: the same architecture and plan, scaled down, on real gloo ranks
@@ -112,7 +112,7 @@ def _on(plan: Plan, graph: Graph, mesh: DeviceMesh) -> Plan:
     batch, seq = graph.workload["batch"], graph.workload["seq"]
     workload = Workload(batch, seq, "float32", w["optimizer"], w["zero"], w["recompute"])
     big = cost_model(cluster, plan.mesh, workload)
-    # the small mesh has no place of its own on the cluster: its axes keep the links of the plan's
+    # the small mesh does not lie on the cluster: its axes keep the links of the plan's
     links = tuple(replace(link, size=n, stages=()) for link, n in zip(big.links, mesh.axis_sizes, strict=True))
     return retarget(plan, graph, replace(big, mesh=mesh, links=links))
 

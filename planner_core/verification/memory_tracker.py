@@ -1,4 +1,4 @@
-"""Peak memory of one rank from what is allocated and freed, storage by storage, views and aliases counted once.
+"""Measures the peak memory of one rank from what is allocated and freed. Storages are counted, so views and aliases count once.
 
 Follows tensors on meta only: there a step allocates what it would on a GPU, without values. The input batch is on the
 CPU and stays out of the count, as do slices of it.

@@ -1,4 +1,4 @@
-"""The same numbers as one process: loss, every gradient, and every parameter after a step of AdamW."""
+"""Checks that a plan computes what one process computes: loss, every gradient, every parameter after a step of AdamW."""
 
 # mypy: allow-untyped-calls
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Real ranks: processes that talk gloo over a file, with a time limit, and none left behind."""
+"""Starts real ranks: processes that talk gloo over a file. They have a time limit, and none is left behind."""
 
 from __future__ import annotations
 

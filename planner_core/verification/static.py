@@ -1,4 +1,4 @@
-"""What can be said about a plan without running it: every finding is a sentence; none means none was found.
+"""Checks a plan without running it. Every finding is a sentence; an empty list means that none was found.
 
 Names and ties that match nothing, splits that are not even, ops that run by no known rule (a column-split layer whose
 result is called whole, query heads split beside whole keys), edges that do not lead where they say.
@@ -36,16 +36,16 @@ def check_rules(plan: Plan, graph: Graph) -> list[str]:
     """Findings about `plan` as a plan of `graph`, each once, in the order of the model."""
     if plan.blocks[""].prefixes != ("",):
         return [f"the top block has prefixes {list(plan.blocks[''].prefixes)}, which is for the whole model alone"]
-    labels = {prefix: label for label, bp in plan.blocks.items() for prefix in bp.prefixes}
+    variants = {prefix: variant for variant, bp in plan.blocks.items() for prefix in bp.prefixes}
     blocks = {"": graph.top, **{c.prefix: graph.blocks[c.block] for c in graph.calls()}}
-    found = [f"block {p!r} matches no part of {graph.name}" for p in labels if p not in blocks]
-    found += [f"{p!r} of {graph.name} has no plan" for p in blocks if p not in labels]
-    for label, bp in plan.blocks.items():
+    found = [f"block {p!r} matches no part of {graph.name}" for p in variants if p not in blocks]
+    found += [f"{p!r} of {graph.name} has no plan" for p in blocks if p not in variants]
+    for variant, bp in plan.blocks.items():
         for name in dict.fromkeys(blocks[p].name for p in bp.prefixes if p in blocks):
             block = next(b for b in blocks.values() if b.name == name)
-            found += _names(label or "top", block, bp)
-            found += _runs_by_rules(label or "top", block, bp, plan.mesh.axis_sizes)
-    found += _block("", graph.top, plan, {}, labels, graph)
+            found += _names(variant or "top", block, bp)
+            found += _runs_by_rules(variant or "top", block, bp, plan.mesh.axis_sizes)
+    found += _block("", graph.top, plan, {}, variants, graph)
     return list(dict.fromkeys(found))
 
 
@@ -96,9 +96,9 @@ def _fits(op: Op, site: SitePlan) -> bool:
 
 
 def _block(
-    label: str, block: Block, plan: Plan, delivered: dict[int, State], labels: Mapping[str, str], graph: Graph
+    variant: str, block: Block, plan: Plan, delivered: dict[int, State], variants: Mapping[str, str], graph: Graph
 ) -> Iterator[str]:
-    bp, where = plan.blocks[label], label or "top"
+    bp, where = plan.blocks[variant], variant or "top"
     for i, value in enumerate(block.values):
         param = bp.params.get(value.name) if value.kind == "parameter" and i not in block.inputs else None
         if param is not None:
@@ -106,17 +106,17 @@ def _block(
             yield from _even(f"{where}: {value.name}", value.meta.shape, param.stored, plan)
     for item in block.items:
         if isinstance(item, Call):
-            yield from _call(item, plan, delivered, labels, graph)
+            yield from _call(item, plan, delivered, variants, graph)
         elif item.name in bp.sites:
             yield from _site(where, block, item, bp, plan, delivered)
 
 
-def _call(call: Call, plan: Plan, outer: dict[int, State], labels: Mapping[str, str], graph: Graph) -> Iterator[str]:
-    if call.prefix not in labels:
+def _call(call: Call, plan: Plan, outer: dict[int, State], variants: Mapping[str, str], graph: Graph) -> Iterator[str]:
+    if call.prefix not in variants:
         return
     block = graph.blocks[call.block]
     inner = {i: outer[o] for i, o in zip(block.inputs, call.inputs, strict=True) if o in outer}
-    yield from _block(labels[call.prefix], block, plan, inner, labels, graph)
+    yield from _block(variants[call.prefix], block, plan, inner, variants, graph)
     outer.update({o: inner[i] for i, o in zip(block.outputs, call.outputs, strict=True) if i in inner})
 
 

@@ -93,9 +93,9 @@ LONG = "x" * 5000
 @pytest.mark.parametrize(
     ("command", "names"),
     [
-        ("plan {folder}", "holds no config.json"), ("plan {pipe}", "is no regular file"), ("plan /dev/zero", "is no regular file"),
+        ("plan {folder}", "holds no config.json"), ("plan {pipe}", "is not a regular file"), ("plan /dev/zero", "is not a regular file"),
         ("plan somebody/some-model", "nothing is downloaded"), (f"plan {LONG}", "(5002 characters) is neither"), (f"plan {LONG}.py:make", "is not a file"),
-        (f"plan {LONG}.pt2", "is not a file"), (f"plan gpt2-xl --cluster {LONG}", "no cluster is called"), ("plan gpt2-xl --cluster /dev/zero", "no regular file"),
+        (f"plan {LONG}.pt2", "is not a file"), (f"plan gpt2-xl --cluster {LONG}", "no cluster is called"), ("plan gpt2-xl --cluster /dev/zero", "not a regular file"),
         ("verify {pipe} --rules", "is not a regular file"), (f"verify {LONG} --rules", "cannot read"), (f"plan gpt2-xl --mesh {LONG}", "mesh 'xxx"),
         (f"plan gpt2-xl --batch {LONG}", "invalid int"), (f"plan gpt2-xl --layers 1 --mesh 16 -o {LONG}", "cannot write"),
     ],

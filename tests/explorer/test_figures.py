@@ -20,18 +20,19 @@ from explorer.text import units, words
 from planner_core.core.cluster import load_cluster
 from planner_core.core.mesh import DeviceMesh
 from planner_core.core.plan import PHASES, Plan
-from planner_core.planning.analysis.ablation import SAYS, rungs
+from planner_core.planning.analysis.ablation import SAYS, ablation_steps
 from planner_core.planning.analysis.scaling import Option, Size
-from planner_core.planning.pipeline import Result, plan_model
+from planner_core.planning.pipeline import Result
 from planner_core.planning.request import Request
 from planner_core.planning.session import prepare
+from tests.support.plans import planned
 
 SVG = "{http://www.w3.org/2000/svg}"
 
 
 @pytest.fixture(scope="module")
 def result() -> Result:
-    return plan_model(Request("llama-3-8b"))
+    return planned(Request("llama-3-8b"))
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +73,7 @@ def test_the_matrix_figure_holds_the_bytes_and_says_them(result: Result, plans: 
 
 
 def test_many_gpus_are_shown_by_node() -> None:
-    result = plan_model(Request("gpt2-xl", cluster="64x8-h100", mesh="64x8", batch=512, layers=2))
+    result = planned(Request("gpt2-xl", cluster="64x8-h100", mesh="64x8", batch=512, layers=2))
     grid = topology.grid(result.best)
     assert grid.unit == "node"
     assert grid.num_bytes.shape == (64, 64)
@@ -144,7 +145,7 @@ def test_each_goal_is_best_at_what_it_aims_at() -> None:
 
 
 def test_what_a_method_costs_is_told_with_its_reason() -> None:
-    found = list(rungs(prepare(Request("llama-3-8b")), "tap"))
+    found = list(ablation_steps(prepare(Request("llama-3-8b")), "tap"))
     text = words.verdict("TAP", [(SAYS[r.name], r.plan) for r in found])
     assert text.startswith("TAP’s plan takes")
     assert "because it" in text
@@ -185,7 +186,7 @@ def test_lines_of_interconnects_differ_without_colour(theme: Theme) -> None:
 
 @pytest.fixture(scope="module")
 def far() -> Result:
-    return plan_model(Request("llama-3-8b", cluster="1x8-h200", batch=8, seq=1024))
+    return planned(Request("llama-3-8b", cluster="1x8-h200", batch=8, seq=1024))
 
 
 def lines(figure: object) -> list[float]:

@@ -12,15 +12,16 @@ import pytest
 from playwright.sync_api import expect
 
 from explorer.address import settings
-from explorer.graph import diff as twins
+from explorer.graph import diff as graph_diff
 from explorer.graph import overlay
 from explorer.graph.scene import Scene, scene
 from planner_core.core.placement import R
 from planner_core.planning import edit
-from planner_core.planning.pipeline import Result, plan_model
+from planner_core.planning.pipeline import Result
 from planner_core.planning.request import Request
 from planner_core.planning.session import prepare
 from tests.pages.test_app import open_page, words
+from tests.support.plans import planned
 from tests.support.visiting import Visit
 
 if TYPE_CHECKING:
@@ -29,16 +30,16 @@ if TYPE_CHECKING:
 
 @lru_cache
 def drawn(model: str, **asked: object) -> tuple[Result, Scene]:
-    result = plan_model(Request(model, **asked))  # type: ignore[arg-type]
+    result = planned(Request(model, **asked))  # type: ignore[arg-type]
     return result, scene(result.coarse)
 
 
 def test_a_plan_does_not_differ_from_itself_and_one_edit_is_one_weight() -> None:
     result, drawing = drawn("llama-3-8b", memory_gb=73.6)
-    assert twins.of_plans(drawing, result.best, result.best).differences == ()
+    assert graph_diff.of_plans(drawing, result.best, result.best).differences == ()
     up = ("LlamaDecoderLayer", "mlp.up_proj.weight")
     changed = edit.pin(prepare(result.request, result.graph), result.best, {up: (R,)}, keep=True)
-    found = twins.of_plans(drawing, result.best, changed)
+    found = graph_diff.of_plans(drawing, result.best, changed)
     weights = [d for d in found.differences if d.here.startswith("weight")]
     assert [(d.left, d.here, d.there) for d in weights] == [
         ("LlamaDecoderLayer:mlp.up_proj/linear", "weight S(0) on world", "weight whole")
@@ -49,13 +50,13 @@ def test_a_plan_does_not_differ_from_itself_and_one_edit_is_one_weight() -> None
 
 def test_two_models_differ_in_what_only_one_has() -> None:
     here, there = drawn("llama-3-8b")[1], drawn("mixtral-8x7b")[1]
-    found = twins.of_models(here, there)
+    found = graph_diff.of_models(here, there)
     assert found.right["LlamaDecoderLayer:self_attn.q_proj/linear"] == "MixtralDecoderLayer:self_attn.q_proj/linear"
     assert {b: a for a, b in found.right.items()} == found.left
-    only = {d.left or d.right for d in found.differences if twins.ABSENT in (d.here, d.there)}
+    only = {d.left or d.right for d in found.differences if graph_diff.ABSENT in (d.here, d.there)}
     assert "LlamaDecoderLayer:mlp.up_proj/linear" in only and "MixtralDecoderLayer:mlp.experts/moe_experts" in only
     assert "LlamaDecoderLayer:self_attn.q_proj/linear" not in only
-    assert twins.of_models(here, here).differences == ()
+    assert graph_diff.of_models(here, here).differences == ()
     nodes = set(found.right) | {d.left for d in found.differences if d.left}
     assert nodes == set(here.node_ids()), "every node is matched or listed"
 

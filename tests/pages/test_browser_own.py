@@ -89,7 +89,7 @@ def test_reading_can_be_stopped(visit: Visit, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ("{", "the file is no JSON"),
+        ("{", "the file is not JSON"),
         ("[1]", "no model_type"),
         (json.dumps({"model_type": "qwen3", "pad": "x" * 1_100_000}), r"File must be 1\.0MB or smaller"),
     ],

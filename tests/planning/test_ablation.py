@@ -1,4 +1,4 @@
-"""From exact to a paper's method one restriction at a time: each rung only forbids, and the last is the method itself."""
+"""From exact to a paper's method one restriction at a time: each step only forbids, and the last is the method itself."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from planner_core.planning.analysis.ablation import SAYS, rungs
+from planner_core.planning.analysis.ablation import SAYS, ablation_steps
 from planner_core.planning.methods.registry import METHODS
 from planner_core.planning.pipeline import choose
 from planner_core.planning.request import Request
@@ -17,7 +17,7 @@ from planner_core.planning.session import meshes, prepare, replace_request
 @pytest.mark.parametrize("model", ["llama-3-8b", "gpt2-xl"])
 def test_the_last_rung_is_the_method_and_each_only_forbids(model: str, method: str) -> None:
     planner = prepare(Request(model, cluster="2x8-h100", layers=6))
-    found = list(rungs(planner, method))
+    found = list(ablation_steps(planner, method))
     assert {r.name for r in found} <= {*SAYS, "space"}
     assert all(r.says == SAYS.get(r.name, METHODS[method].space) and r.says for r in found)
     plans = [r.plan for r in found]
@@ -40,4 +40,4 @@ def test_progress_can_stop_it() -> None:
         raise Stopped
 
     with pytest.raises(Stopped):
-        list(rungs(planner, "tap", say))
+        list(ablation_steps(planner, "tap", say))

@@ -8,21 +8,21 @@ from planner_core.core.graph import Graph
 from planner_core.core.placement import R, Shard
 from planner_core.core.plan import Plan
 from planner_core.models.loading import capture_graph
-from planner_core.models.snapshots.write import experts
+from planner_core.models.snapshots.write import hf_tp_plans
 from planner_core.models.zoo import ZOO, load_snapshot
-from planner_core.planning.methods.hf_tp_plan import expert_plan, expert_plans, expert_rules, split_dim
+from planner_core.planning.methods.hf_tp_plan import split_dim, vendor_plan, vendor_plans, vendor_rules
 from planner_core.planning.methods.registry import BASELINES
 from planner_core.planning.pipeline import baselines
 from planner_core.planning.request import Request
 from planner_core.planning.session import meshes, prepare
 from planner_core.search.lagrangian import search, value_of
 
-LLAMA = expert_plans()["llama"]
+LLAMA = vendor_plans()["llama"]
 SAMPLE = {"llama": 8, "qwen3": 8, "gemma2": 4, "mixtral": 8, "olmo2": 8, "cohere": 8, "phi": 8}
 
 
 def test_the_table_is_what_transformers_says() -> None:
-    assert expert_plans() == experts()
+    assert vendor_plans() == hf_tp_plans()
 
 
 @pytest.mark.parametrize(
@@ -39,22 +39,22 @@ def test_the_dim_that_a_style_splits(name: str, ndim: int, dim: int | None) -> N
 
 
 def test_experts_are_split_inside() -> None:
-    plan = expert_plans()["mixtral"]
+    plan = vendor_plans()["mixtral"]
     assert split_dim("model.layers.0.mlp.experts.gate_up_proj", 3, plan) == 1
     assert split_dim("model.layers.0.mlp.experts.down_proj", 3, plan) == 2
 
 
 def test_text_half_of_a_composite_config() -> None:
-    assert expert_plan({"model_type": "llava", "text_config": {"model_type": "llama"}}) == LLAMA
-    assert expert_plan({"model_type": "t5"}) is None
-    both = expert_plan(
+    assert vendor_plan({"model_type": "llava", "text_config": {"model_type": "llama"}}) == LLAMA
+    assert vendor_plan({"model_type": "t5"}) is None
+    both = vendor_plan(
         {
             "model_type": "llama4",
             "vision_config": {"model_type": "llama4_vision_model"},
             "text_config": {"model_type": "llama"},
         }
     )
-    assert both == {**LLAMA, **expert_plans()["llama4"]}, "the plan of the whole and that of its text, not its vision's"
+    assert both == {**LLAMA, **vendor_plans()["llama4"]}, "the plan of the whole and that of its text, not its vision's"
 
 
 def theirs_and_ours(graph: Graph, gpus: int = 8) -> tuple[Plan, float, float]:
@@ -63,7 +63,7 @@ def theirs_and_ours(graph: Graph, gpus: int = 8) -> tuple[Plan, float, float]:
     mesh = meshes(request, planner.cluster)[0]
     found = []
     for free in (False, True):
-        problem = planner.problem(mesh, expert_rules(graph, mesh, free=free), zero=0)
+        problem = planner.problem(mesh, vendor_rules(graph, mesh, free=free), zero=0)
         answer = search(problem, objective="communication")
         assert answer.assignment is not None
         plan = planner.plan(problem, answer, "hf-expert", "hf-expert", "communication")
@@ -85,7 +85,7 @@ HRM = {"model_type": "hrm_text", "num_layers_per_stack": 2, "hidden_size": 256, 
        "intermediate_size": 512, "vocab_size": 1024, "H_cycles": 1, "L_cycles": 2}  # fmt: skip
 
 
-def test_layers_that_run_again_are_split_as_the_expert_says_and_their_gate_is_no_residual_stream() -> None:
+def test_layers_that_run_again_are_split_as_the_vendor_says_and_their_gate_is_no_residual_stream() -> None:
     """HRM calls one stack of layers several times, by names with `@`, and gates its attention's result."""
     graph = capture_graph(HRM, batch=8, seq=64)
     plan, theirs, ours = theirs_and_ours(graph, 4)
@@ -96,7 +96,7 @@ def test_layers_that_run_again_are_split_as_the_expert_says_and_their_gate_is_no
     assert ours == pytest.approx(theirs, rel=1e-6)
 
 
-def test_stored_as_the_expert_says() -> None:
+def test_stored_as_the_vendor_says() -> None:
     plan, _, _ = theirs_and_ours(load_snapshot("llama-3-8b", layers=2))
     stored = {n: p.stored[0] for b in plan.blocks.values() if b.prefixes[0] for n, p in b.params.items()}
     assert stored["self_attn.q_proj.weight"] == Shard(0) and stored["mlp.down_proj.weight"] == Shard(1)
@@ -118,4 +118,4 @@ def test_it_is_among_the_baselines() -> None:
     request = Request(model="llama-3-8b", cluster="1x8-h100", mesh="8", layers=2)
     planner = prepare(request)
     assert BASELINES["hf-expert"].title in [p.name for p in baselines(planner, meshes(request, planner.cluster))]
-    assert BASELINES["hf-expert"].title == "hf-expert" and any(expert_plan(m.config) for m in ZOO.values())
+    assert BASELINES["hf-expert"].title == "hf-expert" and any(vendor_plan(m.config) for m in ZOO.values())

@@ -1,4 +1,4 @@
-"""Plans: what the chosen plan places otherwise than another, told below the scatter and marked in a graph beside the weights."""
+"""Plans page: which weights the chosen plan places otherwise than another plan, as a list and marked in a graph."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from explorer.analysis import filters as choosing
 from explorer.analysis.filters import LETTERS, REFERENCE
 from explorer.components import graphs
 from explorer.components.plans import candidates
-from explorer.graph import diff as twins
+from explorer.graph import diff as graph_diff
 from explorer.graph import weight_table as weight_rows
 from explorer.session import state
 from explorer.text import words
@@ -31,13 +31,13 @@ def other(plans: Mapping[str, Plan], chosen: str) -> str:
     return best if chosen != best else next((n for n in rest if plans[n].method == REFERENCE), rest[0] if rest else "")
 
 
-def found(result: Result, plans: Mapping[str, Plan], chosen: str) -> tuple[twins.Difference, ...]:
+def found(result: Result, plans: Mapping[str, Plan], chosen: str) -> tuple[graph_diff.Difference, ...]:
     """The nodes that lie otherwise in the two plans."""
     there = other(plans, chosen)
-    return twins.of_plans(state.drawing(result.request), plans[chosen], plans[there]).differences if there else ()
+    return graph_diff.of_plans(state.drawing(result.request), plans[chosen], plans[there]).differences if there else ()
 
 
-def line(result: Result, plans: Mapping[str, Plan], chosen: str, nodes: Sequence[twins.Difference]) -> None:
+def line(result: Result, plans: Mapping[str, Plan], chosen: str, nodes: Sequence[graph_diff.Difference]) -> None:
     """Which weights change and how they then lie (`nodes` as `found` says), below the scatter in which the plan was chosen."""
     there = other(plans, chosen)
     if not there:
@@ -62,7 +62,7 @@ def _some(names: list[str]) -> str:
     return ", ".join(shown[:SHOWN]) + (f" and {len(shown) - SHOWN} more" if len(shown) > SHOWN else "")
 
 
-def weights(result: Result, plans: Mapping[str, Plan], chosen: str, nodes: Sequence[twins.Difference]) -> None:
+def weights(result: Result, plans: Mapping[str, Plan], chosen: str, nodes: Sequence[graph_diff.Difference]) -> None:
     """Placement of every weight, by name pattern, beside the graph: what the pointer is on in one is marked in the other, a
     name opens its node on Fold."""
     drawing = state.drawing(result.request)

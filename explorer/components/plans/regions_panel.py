@@ -14,7 +14,7 @@ from explorer.analysis import other_links as linked
 from explorer.analysis import what_if as whatif
 from explorer.components import frame
 from explorer.figures import regions
-from explorer.jobs.result_cache import Shelf
+from explorer.jobs.result_cache import ResultCache
 from explorer.session import state
 from explorer.text import units, words
 from planner_core.core import Cluster, Graph, Plan, load_cluster
@@ -41,13 +41,13 @@ Map = tuple[tuple[Cell, ...], tuple[Crossover, ...], int]
 
 
 @st.cache_resource(show_spinner=False)
-def _cells() -> Shelf[tuple[Request, float, float], tuple[Cell, Plan | None]]:
-    return Shelf(CELLS)
+def _cells() -> ResultCache[tuple[Request, float, float], tuple[Cell, Plan | None]]:
+    return ResultCache(CELLS)
 
 
 @st.cache_resource(show_spinner=False)
-def _maps() -> Shelf[tuple[Request, Axis, Axis], Map]:
-    return Shelf(MAPS)
+def _maps() -> ResultCache[tuple[Request, Axis, Axis], Map]:
+    return ResultCache(MAPS)
 
 
 def panel(result: Result) -> None:

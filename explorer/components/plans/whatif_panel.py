@@ -11,7 +11,7 @@ import streamlit as st
 from explorer.address import settings
 from explorer.analysis import what_if as whatif
 from explorer.components import frame
-from explorer.jobs.result_cache import Shelf
+from explorer.jobs.result_cache import ResultCache
 from explorer.session import state
 from explorer.text import units, words
 from planner_core.core import OPTIMIZERS, RECOMPUTE, Plan, PlannerError
@@ -41,8 +41,8 @@ DEFAULT_INTER = 400.0
 
 
 @st.cache_resource(show_spinner=False)
-def _answers() -> Shelf[Request, tuple[Plan, float]]:
-    return Shelf(KEPT)
+def _answers() -> ResultCache[Request, tuple[Plan, float]]:
+    return ResultCache(KEPT)
 
 
 def best(request: Request, say: Progress = lambda text: None) -> tuple[Plan, float]:

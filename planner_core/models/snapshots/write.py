@@ -27,7 +27,7 @@ def snapshot(name: str) -> dict[str, Any]:
     return data
 
 
-def experts() -> dict[str, dict[str, str]]:
+def hf_tp_plans() -> dict[str, dict[str, str]]:
     """The tensor-parallel plan of every model type of transformers that ships one."""
     from transformers import CONFIG_MAPPING
 
@@ -40,9 +40,11 @@ def experts() -> dict[str, dict[str, str]]:
 
 
 def main(names: list[str]) -> None:
-    """Write the named snapshots (default: all), or with --experts the experts' plans."""
-    if names == ["--experts"]:
-        (ASSETS / "experts.json").write_text(json.dumps(experts(), separators=(",", ":")) + "\n", encoding="utf-8")
+    """Write the named snapshots (default: all), or with --hf-tp-plans the plans that ship with transformers."""
+    if names == ["--hf-tp-plans"]:
+        (ASSETS / "hf_tp_plans.json").write_text(
+            json.dumps(hf_tp_plans(), separators=(",", ":")) + "\n", encoding="utf-8"
+        )
         return
     models.SNAPSHOTS.mkdir(parents=True, exist_ok=True)
     for name in names or list(models.ZOO):

@@ -79,7 +79,7 @@ def exported_source(path: Path) -> Source:
 def read_json(file: Path) -> dict[str, Any]:
     """A config file as plain data, in UTF-8 or UTF-16; raises InputError."""
     if not is_file(file):
-        raise InputError(f"{file} is no regular file; give a Hugging Face config.json")
+        raise InputError(f"{file} is not a regular file; give a Hugging Face config.json")
     try:
         if file.stat().st_size > LARGEST_CONFIG_BYTES:
             raise InputError(

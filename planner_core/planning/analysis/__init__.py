@@ -1,7 +1,7 @@
 """What can be asked of plans: reports, sensitivity, scaling, ablation."""
 
 from planner_core.planning.analysis import sensitivity
-from planner_core.planning.analysis.ablation import SAYS, Rung, rungs
+from planner_core.planning.analysis.ablation import SAYS, AblationStep, ablation_steps
 from planner_core.planning.analysis.fold_graph import to_dot, to_graphml, to_networkx
 from planner_core.planning.analysis.folding import fold_report, fold_text
 from planner_core.planning.analysis.reporting import front_report, front_text, report, table, text, unknown_ops
@@ -14,11 +14,12 @@ __all__ = [
     "SAME",
     "SAYS",
     "UNKNOWN",
+    "AblationStep",
     "Axis",
     "Cell",
     "Crossover",
-    "Rung",
     "Size",
+    "ablation_steps",
     "fold_report",
     "fold_text",
     "front_report",
@@ -27,7 +28,6 @@ __all__ = [
     "network_json",
     "report",
     "resized",
-    "rungs",
     "sensitivity",
     "table",
     "text",

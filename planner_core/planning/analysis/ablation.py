@@ -1,8 +1,9 @@
-"""What each restriction of a paper's method costs against the exact search: from the one to the other, one rung at a time.
+"""What each restriction of a paper's method costs against the exact search. One ablation step adds one restriction.
 
-    exact, least time -> least communication -> weights kept whole at use -> copies alike -> bytes for seconds -> its own space
+    exact, least time -> least communication -> no gathering of weights -> identical copies -> volume instead of time
+    -> the method's own space
 
-Each rung adds one restriction to those before, so the difference between two rungs is what that one costs.
+Each step keeps the restrictions of those before it, so the difference between two steps is what the added one costs.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ SAYS = {
     "alike": "runs all copies of a block alike",
     "volume": "counts bytes, as if every link were the same",
 }
-"""What each rung adds, in words; the last, `space`, is the method's own (see `Method.space`)."""
+"""What each step adds, in words; the last, `space`, is the method's own (see `Method.space`)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rung:
+class AblationStep:
     """The best plan under the restrictions up to `name`, which adds what `says` says; None where no plan fits."""
 
     name: str
@@ -35,14 +36,14 @@ class Rung:
     plan: Plan | None
 
 
-def rungs(planner: Planner, method: str, say: Progress = lambda text: None) -> Iterator[Rung]:
-    """The rungs from the exact search down to a method of the papers; the last is the method itself.
+def ablation_steps(planner: Planner, method: str, say: Progress = lambda text: None) -> Iterator[AblationStep]:
+    """The steps from the exact search down to a method of the papers; the last is the method itself.
 
     `say` is told what is being done, and may raise to stop.
     """
     target = METHODS[method]
     for name, says, step in _steps(target, planner.workload.zero):
-        yield Rung(name, says, _best(planner, step, say))
+        yield AblationStep(name, says, _best(planner, step, say))
 
 
 def _steps(target: Method, zero: int) -> Iterator[tuple[str, str, Method]]:

@@ -1,4 +1,4 @@
-"""How the best mesh changes as the GPUs grow in number, and where tensor parallelism should stop.
+"""How the best mesh changes with the number of GPUs, and at which degree tensor parallelism stops paying.
 
 For each number of GPUs a cluster of the same nodes and links is made (`resized`), every factorisation into at most two axes is
 searched (`grow`), and every tensor-parallel degree is priced at its best (`TensorAxis`): the last axis splits weights and
@@ -42,7 +42,7 @@ from planner_core.search.network import Restriction
 
 COUNTS = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 PAYS = 0.05
-"""A larger degree pays if the step gets shorter by more than this share; the cost model is no better."""
+"""A larger degree pays if the step gets shorter by more than this share; the cost model is not more exact."""
 
 
 @dataclass(frozen=True, slots=True)

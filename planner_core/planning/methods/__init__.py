@@ -1,6 +1,6 @@
 """Methods and baselines as restrictions of one space; `registry` holds an entry for each."""
 
-from planner_core.planning.methods.hf_tp_plan import ExpertRules, expert_plan, expert_plans, expert_rules
+from planner_core.planning.methods.hf_tp_plan import VendorRules, vendor_plan, vendor_plans, vendor_rules
 from planner_core.planning.methods.method import Method, Restrict, free
 from planner_core.planning.methods.registry import ALL, BASELINES, EXACT, METHODS
 from planner_core.planning.methods.restrictions import (
@@ -23,19 +23,19 @@ __all__ = [
     "METHODS",
     "AxisRules",
     "DataAxis",
-    "ExpertRules",
     "Method",
     "PairTest",
     "Restrict",
+    "VendorRules",
     "anything",
     "batch_split",
-    "expert_plan",
-    "expert_plans",
-    "expert_rules",
     "free",
     "sequence_split",
     "sharded",
     "split_weight",
     "summed",
+    "vendor_plan",
+    "vendor_plans",
+    "vendor_rules",
     "whole",
 ]

@@ -1,4 +1,4 @@
-"""Experts' layouts as restrictions of the one space."""
+"""Usual layouts as restrictions of the one space: data parallelism, FSDP and Megatron-LM."""
 
 from __future__ import annotations
 

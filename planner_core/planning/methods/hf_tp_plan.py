@@ -2,7 +2,7 @@
 
 A plan maps patterns of module names to styles: a `colwise` linear layer is split by its output features, a `rowwise`
 one by its input features, what no pattern names is replicated, and the residual stream is whole. The plans are data,
-`assets/experts.json`, by model type; `python -m planner_core.models.snapshots.write --experts` writes it.
+`assets/hf_tp_plans.json`, by model type; `python -m planner_core.models.snapshots.write --hf-tp-plans` writes it.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from planner_core.ops import Kind, Pair, Row, operator
 from planner_core.planning.methods.restrictions import AxisRules, PairTest, batch_split, summed, whole
 from planner_core.search.network import Network, Restriction
 
-TABLE = ASSETS / "experts.json"
+TABLE = ASSETS / "hf_tp_plans.json"
 FROM_LAST = {"colwise": 2, "colwise_gather_output": 2, "packed_colwise": 2, "rowwise": 1, "rowwise_split_input": 1, "packed_rowwise": 1,
              "embedding_rowwise": 2, "embedding_colwise": 1}  # fmt: skip
 """Styles that split a weight: which of its dims, counted from the last."""
 
 
 @cache
-def expert_plans() -> Mapping[str, Mapping[str, str]]:
+def vendor_plans() -> Mapping[str, Mapping[str, str]]:
     """Pattern to style, by model type."""
     found: dict[str, dict[str, str]] = json.loads(TABLE.read_text(encoding="utf-8"))
     return found
 
 
-def expert_plan(config: Mapping[str, Any]) -> Mapping[str, str] | None:
-    """The expert's plan for a model's config, with that of the text half of a composite one."""
+def vendor_plan(config: Mapping[str, Any]) -> Mapping[str, str] | None:
+    """The plan that ships with a model's config, together with that of the text half of a composite one."""
     halves = [config.get("text_config"), *config.values()]
-    plans = [expert_plans().get(str(part.get("model_type"))) for part in (*halves, config) if isinstance(part, Mapping)]
+    plans = [vendor_plans().get(str(part.get("model_type"))) for part in (*halves, config) if isinstance(part, Mapping)]
     text, own = next(filter(None, plans[:-1]), {}), plans[-1] or {}
     return {**text, **own} or None
 
@@ -75,9 +75,12 @@ def _regex(pattern: str) -> str:
 
 
 @dataclass
-class ExpertRules(AxisRules):
-    """As Megatron-LM, but attention may also run whole, where the plan does not split it, and what lies between a colwise
-    and a rowwise layer is no residual stream, though it may have its shape (the gate of an attention's result)."""
+class VendorRules(AxisRules):
+    """Megatron-LM's restriction with two exceptions.
+
+    Attention may be replicated if the plan does not shard it. Activations between a colwise and a rowwise layer are not
+    treated as residual stream, even if they have its shape (the gate of an attention's result).
+    """
 
     between: frozenset[int] = field(default=frozenset(), kw_only=True)
     """Ids of the values that are made from results of colwise layers alone."""
@@ -137,13 +140,14 @@ def _first_calls(graph: Graph) -> dict[str, str]:
     return {c.block: re.sub(r"@[0-9]+", "", c.prefix) for c in reversed(list(graph.calls()))}
 
 
-def expert_rules(graph: Graph, mesh: DeviceMesh, *, free: bool = False) -> Restriction | None:
-    """The restriction to the expert's plan on the last mesh axis (data parallel on the first of two), or None if there is none.
+def vendor_rules(graph: Graph, mesh: DeviceMesh, *, free: bool = False) -> Restriction | None:
+    """The restriction to the plan that ships with the model, on the last mesh axis (data parallel on the first of two); None if
+    there is none.
 
     `free`: the same constraints (no more memory for weights, the same mesh), but each weight that the plan splits may be
     split along any of its dims.
     """
-    plan = expert_plan(graph.config)
+    plan = vendor_plan(graph.config)
     if plan is None or len(mesh.axis_sizes) > 2:
         return None
     dims, idle = _dims(graph, plan, mesh.axis_sizes[-1])
@@ -160,5 +164,5 @@ def expert_rules(graph: Graph, mesh: DeviceMesh, *, free: bool = False) -> Restr
 
     between = _between(graph, plan)
     if len(mesh.axis_sizes) == 1:
-        return ExpertRules(graph, (whole,), (follows,), between=between)
-    return ExpertRules(graph, (batch_split, whole), (summed, follows), between=between)
+        return VendorRules(graph, (whole,), (follows,), between=between)
+    return VendorRules(graph, (batch_split, whole), (summed, follows), between=between)

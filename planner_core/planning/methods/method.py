@@ -26,7 +26,7 @@ def always(graph: Graph) -> bool:
 class Method:
     """One way to plan; all of it that another module needs to know.
 
-    A method that `--method` takes is an entry of `METHODS`, an expert's usual layout is an entry of `BASELINES` (see
+    A method that `--method` takes is an entry of `METHODS`, a usual layout is an entry of `BASELINES` (see
     `registry`). The command line, the reports and the explorer read their lists from there.
     """
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from planner_core.planning.methods.baselines import data_parallel, fsdp, megatron
-from planner_core.planning.methods.hf_tp_plan import expert_plan, expert_rules
+from planner_core.planning.methods.hf_tp_plan import vendor_plan, vendor_rules
 from planner_core.planning.methods.method import Method
 from planner_core.planning.methods.papers import atp
 from planner_core.planning.methods.restrictions import sequence_split, whole
@@ -60,12 +60,12 @@ BASELINES: Mapping[str, Method] = {
         ),
         Method(
             name="hf-expert", title="hf-expert", called="the model's own", plan_title="The model’s own plan",
-            restrict=expert_rules, zero=0, suits=lambda graph: expert_plan(graph.config) is not None,
+            restrict=vendor_rules, zero=0, suits=lambda graph: vendor_plan(graph.config) is not None,
             words="the tensor-parallel plan that comes with the model in transformers",
         ),
     )
 }  # fmt: skip
-"""Layouts that experts use, by name: every report shows their best plans beside the chosen one."""
+"""Usual layouts by name: every report shows their best plans beside the chosen one."""
 
 ALL: Mapping[str, Method] = {**METHODS, **BASELINES}
 """Methods and baselines by the name that plan files keep."""

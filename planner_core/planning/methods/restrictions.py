@@ -114,7 +114,7 @@ def batch_split(v: Value, pair: Pair) -> bool:
 
 
 def whole(v: Value, pair: Pair) -> bool:
-    """Whole (or a sum to be) on every device."""
+    """Replicate or Partial."""
     return pair[0] in (R, P)
 
 

@@ -166,7 +166,7 @@ def _sum(way: str, c: dict[str, Any]) -> Box:
 
 
 def _mistake(said: str, cut: Way) -> str:
-    """Why the gradient that an answer names is no sum to be taken, or which sum it forgets."""
+    """Why the gradient that an answer names is not Partial, or which Partial gradient it forgets."""
     if not said:
         return "One of them is a term: somebody sees only a part. "
     placement = cut.grad_w if said == "W" else cut.grad_x

@@ -1,4 +1,4 @@
-"""What `bench.experts` needs beyond a default config: fields that it leaves open, filled as published, and parts of composite models
+"""What `bench.hf_tp_plans` needs beyond a default config: fields that it leaves open, filled as published, and parts of composite models
 (vision towers, decoders, draft models) that take no tokens, with the inputs that the whole model would hand them."""
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Experts' plans against ours: every model type of transformers with a tensor-parallel plan, on 8 GPUs of one node.
+"""The plans that ship with transformers against ours: every model type of transformers with a tensor-parallel plan, on 8 GPUs of one node.
 
-    python -m bench.experts            # what has no row yet, then docs/EXPERTS.md
-    python -m bench.experts all        # every model type again (or: their names)
+    python -m bench.hf_tp_plans            # what has no row yet, then docs/HF_TP_PLANS.md
+    python -m bench.hf_tp_plans all        # every model type again (or: their names)
 
 Both under the same constraints: one tensor axis of 8, the residual stream whole, every weight that the plan names split,
 all else replicated, least communication. Theirs splits as `base_model_tp_plan` says, ours along any dim. Rows are kept
-in bench/results/experts.jsonl; a child per model, with the limits of `bench.coverage`.
+in bench/results/hf_tp_plans.jsonl; a child per model, with the limits of `bench.coverage`.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from typing import Any
 
 from bench.coverage import BATCH, ROOT, _graph, in_child, warm
 from bench.support.coverage_models import default_config
-from bench.support.expert_models import PARTS, part_graph
+from bench.support.tp_plan_models import PARTS, part_graph
 
-ROWS = ROOT / "bench" / "results" / "experts.jsonl"
-TABLE = ROOT / "docs" / "EXPERTS.md"
+ROWS = ROOT / "bench" / "results" / "hf_tp_plans.jsonl"
+TABLE = ROOT / "docs" / "HF_TP_PLANS.md"
 
 
 def main() -> None:
-    from planner_core.planning.methods import expert_plans
+    from planner_core.planning.methods import vendor_plans
 
     warm()
     ROWS.parent.mkdir(exist_ok=True)
     done = {r["type"] for r in read_rows()}
-    for kind in expert_plans():
+    for kind in vendor_plans():
         if (kind in done and "all" not in sys.argv and kind not in sys.argv) or (
             len(sys.argv) > 1 and not {"all", kind} & set(sys.argv)
         ):
@@ -99,7 +99,7 @@ def _measure(kind: str, cls: str, tell: Any) -> None:
 
 
 def compare(graph: Any, dtype: str = "bfloat16") -> dict[str, Any]:
-    """The comparison on 8 GPUs, or on 4 or 2 where the heads allow the expert's plan no more."""
+    """The comparison on 8 GPUs, or on 4 or 2 where the heads allow that plan no more."""
     row: dict[str, Any] = {}
     for fine in (False, True):  # a plan that moves a tensor inside one of our groups is judged op by op
         for gpus in (8, 4, 2):
@@ -111,9 +111,9 @@ def compare(graph: Any, dtype: str = "bfloat16") -> dict[str, Any]:
 
 def _on(gpus: int, graph: Any, dtype: str, fine: bool) -> dict[str, Any]:
     """Bytes on the wire per GPU and step, theirs and ours, the collectives of each, and what makes the difference."""
-    from bench.support.expert_reasons import apart, why
+    from bench.support.plan_reasons import apart, why
     from planner_core.planning import Request, meshes, prepare
-    from planner_core.planning.methods import expert_rules
+    from planner_core.planning.methods import vendor_rules
     from planner_core.search import search
 
     request = Request(model=graph.name, cluster=node(gpus), mesh=str(gpus), dtype=dtype)
@@ -123,7 +123,7 @@ def _on(gpus: int, graph: Any, dtype: str, fine: bool) -> dict[str, Any]:
     found: dict[str, Any] = {}
     plans: list[Any] = []
     for who, free in (("theirs", False), ("ours", True)):
-        rules = expert_rules(graph, mesh, free=free)
+        rules = vendor_rules(graph, mesh, free=free)
         if rules is None:
             return {"outcome": "names nothing"}
         problem = planner.problem(mesh, rules, zero=0)
@@ -152,7 +152,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     judged = [r for r in rows if "ours_s" in r]
     worse = sum(r["outcome"] == "MORE" for r in judged)
     text = [
-        "# Experts' plans", "",
+        "# The plans that ship with transformers", "",
         f"{len(judged)} of the {len(rows)} model types of transformers with a tensor-parallel plan (146 configs: two types of ERNIE-VL "
         "also have an older name), on one axis of 8 GPUs (4 or 2 where "
         f"the heads allow their plan no more), batch {BATCH}, at most four layers. Theirs: weights split as `base_model_tp_plan` says; "
@@ -160,8 +160,8 @@ def table(rows: list[dict[str, Any]]) -> str:
         f"{sum(bool(r.get('op_by_op')) for r in judged)} plans that move a tensor inside what is one group to us are judged op by op. "
         "Why ours needs less is read off the two plans: weights that lie otherwise, and collectives of one step that only one of them "
         f"has. {len(PARTS)} types are parts of larger models or leave sizes open: they are run on what the whole would hand them, sizes as "
-        "published (`bench/support/expert_models.py`). A plan of a config says nothing of the head, which the class would split and gather "
-        "(`_tp_plan`): it stays whole in both. Made by `python -m bench.experts`.", "",
+        "published (`bench/support/tp_plan_models.py`). A plan of a config says nothing of the head, which the class would split and gather "
+        "(`_tp_plan`): it stays whole in both. Made by `python -m bench.hf_tp_plans`.", "",
         f"- ours needs more in {worse}, as much in {sum(r['outcome'] == 'same' for r in judged)}, less in "
         f"{sum(r['outcome'] == 'less' for r in judged)}", "",
         "| type | GPUs | theirs, MB on the wire | ours | outcome | theirs | ours |", "|---|---:|---:|---:|---|---|---|",
