@@ -17,10 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from bench.support.graph_component import DRAW, DRAWN, SEEN, TOGGLE, grid, mounted, source  # noqa: E402
+from bench.support.running_explorer import Place, explorer, frames, settle  # noqa: E402
 from explorer.analysis.what_if import best  # noqa: E402
 from explorer.figures import scatter  # noqa: E402
 from explorer.figures.palette import LIGHT  # noqa: E402
@@ -41,39 +39,14 @@ from planner_core.models import open_model  # noqa: E402
 from planner_core.ops import coarsen  # noqa: E402
 from planner_core.planning import Request, plan_model  # noqa: E402
 from planner_core.search.candidates import Candidates, pareto  # noqa: E402
-from tests.conftest import FLAGS, free_port  # noqa: E402
+from tests.conftest import FLAGS  # noqa: E402
 
 RESULTS = ROOT / "bench" / "results" / "pages.jsonl"
 TABLE = ROOT / "docs" / "PAGES.md"
 
 
-@dataclass
-class Place:
-    """A running explorer and a browser."""
-
-    browser: Any
-    url: str
-
-    @contextmanager
-    def page(self, path: str, width: int = 1440) -> Iterator[Any]:
-        """A page of the explorer, settled."""
-        context = self.browser.new_context(viewport={"width": width, "height": 1000})
-        page = context.new_page()
-        page.set_default_timeout(60_000)
-        page.goto(self.url + path)
-        settle(page)
-        yield page
-        context.close()
-
-
 Figure = dict[str, Any]
 Measure = Callable[[Place], Iterator[Figure]]
-
-
-def settle(page: Any) -> None:
-    page.wait_for_selector(".st-key-sentence")
-    page.wait_for_timeout(300)
-    page.wait_for_selector("[data-testid=stApp][data-test-script-state=notRunning]")
 
 
 def spread(what: str, values_ms: list[float], goal: str = "", note: str = "") -> Figure:
@@ -82,19 +55,6 @@ def spread(what: str, values_ms: list[float], goal: str = "", note: str = "") ->
         "what": what, "n": len(values_ms), "median_ms": statistics.median(values_ms),
         "p95_ms": float(np.percentile(values_ms, 95)), "worst_ms": max(values_ms), "goal": goal, "note": note,
     }  # fmt: skip
-
-
-def frames(page: Any, act: Callable[[], None], for_ms: int) -> list[float]:
-    """Milliseconds between frames while `act` runs."""
-    handle = page.evaluate_handle("() => ({times: [], on: true})")
-    page.evaluate(
-        "(s) => { let last = performance.now(); const tick = (now) => { s.times.push(now - last); last = now;"
-        " if (s.on) requestAnimationFrame(tick); }; requestAnimationFrame(tick); }",
-        handle,
-    )
-    act()
-    page.wait_for_timeout(for_ms)
-    return list(page.evaluate("(s) => { s.on = false; return s.times.slice(1); }", handle))
 
 
 # --- the scatter of candidates ---------------------------------------------------------------------------
@@ -333,26 +293,6 @@ MEASURES: dict[str, Measure] = {m.__name__: m for m in (scatters, lasso, replan,
 
 
 # --- running -------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def explorer() -> Iterator[str]:
-    port = free_port()
-    command = [sys.executable, "-m", "streamlit", "run", "streamlit_app.py", "--server.port", str(port)]
-    command += ["--server.address", "127.0.0.1", "--server.fileWatcherType", "none"]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    url = f"http://127.0.0.1:{port}"
-    try:
-        for _ in range(300):
-            try:
-                urllib.request.urlopen(f"{url}/_stcore/health", timeout=5).close()
-                break
-            except OSError:
-                time.sleep(0.1)
-        yield url
-    finally:
-        process.terminate()
-        process.wait(20)
 
 
 def measure(names: list[str]) -> list[Figure]:

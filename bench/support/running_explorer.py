@@ -1,0 +1,75 @@
+"""A running explorer and a browser, for `bench.pages`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.conftest import free_port
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass
+class Place:
+    """A running explorer and a browser."""
+
+    browser: Any
+    url: str
+
+    @contextmanager
+    def page(self, path: str, width: int = 1440) -> Iterator[Any]:
+        """A page of the explorer, settled."""
+        context = self.browser.new_context(viewport={"width": width, "height": 1000})
+        page = context.new_page()
+        page.set_default_timeout(60_000)
+        page.goto(self.url + path)
+        settle(page)
+        yield page
+        context.close()
+
+
+def settle(page: Any) -> None:
+    page.wait_for_selector(".st-key-sentence")
+    page.wait_for_timeout(300)
+    page.wait_for_selector("[data-testid=stApp][data-test-script-state=notRunning]")
+
+
+def frames(page: Any, act: Callable[[], None], for_ms: int) -> list[float]:
+    """Milliseconds between frames while `act` runs."""
+    handle = page.evaluate_handle("() => ({times: [], on: true})")
+    page.evaluate(
+        "(s) => { let last = performance.now(); const tick = (now) => { s.times.push(now - last); last = now;"
+        " if (s.on) requestAnimationFrame(tick); }; requestAnimationFrame(tick); }",
+        handle,
+    )
+    act()
+    page.wait_for_timeout(for_ms)
+    return list(page.evaluate("(s) => { s.on = false; return s.times.slice(1); }", handle))
+
+
+@contextmanager
+def explorer() -> Iterator[str]:
+    port = free_port()
+    command = [sys.executable, "-m", "streamlit", "run", "streamlit_app.py", "--server.port", str(port)]
+    command += ["--server.address", "127.0.0.1", "--server.fileWatcherType", "none"]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        for _ in range(300):
+            try:
+                urllib.request.urlopen(f"{url}/_stcore/health", timeout=5).close()
+                break
+            except OSError:
+                time.sleep(0.1)
+        yield url
+    finally:
+        process.terminate()
+        process.wait(20)
