@@ -118,7 +118,7 @@ def stop_words(name: str, sizes: Sequence[Size], cluster: Cluster) -> str:
         )
         beyond = f" Beyond a node of {node} GPUs it pays here."
         if forced:
-            beyond = f" Beyond a node of {node} GPUs nothing else remains here: a smaller degree does not fit or cannot split the batch."
+            beyond = f" Beyond a node of {node} GPUs it is the only way here: a smaller degree does not fit or cannot split the batch."
     if most == 1:
         return f"{name}: tensor parallelism does not pay at any of these sizes.{tail}"
     return f"{name}: tensor parallelism pays {', '.join(parts)} GPUs.{beyond}{tail}"

@@ -166,7 +166,7 @@ def test_where_tensor_parallelism_stops_is_told() -> None:
     assert "never pays beyond a node of 8" in text
     assert "Nothing fits on 64" in text
     forced = grow_charts.stop_words("here", [size(64, (16, 1.0))], cluster)
-    assert "no other way" in forced
+    assert "the only way" in forced
     assert "does not pay" in grow_charts.stop_words("here", [size(8, (1, 1.0), (8, 0.99))], cluster)
     assert "no plan fits" in grow_charts.stop_words("here", [size(8)], cluster)
 
