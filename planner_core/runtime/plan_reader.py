@@ -36,7 +36,7 @@ class Step:
 @dataclass(frozen=True)
 class Edge:
     """Forward placements before and after, and the steps that the tensor and its gradient take; `gradient` is the placement
-    of the gradient that the edge's far end hands back."""
+    of the gradient that the edge's far end hands back, `wanted` the one that its near end is to get."""
 
     src: Placements
     dst: Placements
@@ -44,6 +44,12 @@ class Edge:
     backward: tuple[Step, ...] = ()
     segments: Segments = field(default_factory=dict)
     gradient: Placements = ()
+    wanted: Placements = ()
+
+    @property
+    def differentiable(self) -> bool:
+        """Whether a gradient comes through as it is wanted: no loss may have been planned for it."""
+        return bool(self.backward) or self.gradient == self.wanted
 
 
 @dataclass(frozen=True)
@@ -146,7 +152,7 @@ def _edge(row: list[Any]) -> Edge:
     src, dst, forward, backward, segments = row
     return Edge(
         _placements(src.partition("|")[0]), _placements(dst.partition("|")[0]), _steps(forward), _steps(backward),
-        _segments(segments), _placements(dst.partition("|")[2]),
+        _segments(segments), _placements(dst.partition("|")[2]), _placements(src.partition("|")[2]),
     )  # fmt: skip
 
 

@@ -14,8 +14,9 @@ from torch.utils import _pytree as pytree
 from planner_core.runtime.plan_reader import Placements, PlanMismatch
 from planner_core.runtime.program.collectives import Axis
 from planner_core.runtime.program.engine import Bound, Engine
-from planner_core.runtime.program.outputs import Deliver, collective, delivery
+from planner_core.runtime.program.outputs import Deliver, collective, delivery, unplanned
 from planner_core.runtime.record import Ref
+from planner_core.runtime.record.tape import COMPUTED
 from planner_core.runtime.write.layout import Layout
 from planner_core.runtime.write.specs import Program
 
@@ -60,7 +61,16 @@ class Ready:
                 way = self._own(number, loss)
             elif loss and tensor.shape and way is not None and collective(way):
                 way = self._parts(number)
-            self.ways.append(way)
+            self.ways.append(self._planned(number, way))
+
+    def _planned(self, number: int, way: Deliver | None) -> Deliver | None:
+        """No gradient was planned for what the loss does not need."""
+        tensor = self.layout.tape.tensors[number]
+        if tensor.kind != COMPUTED or not tensor.grad or number in self.layout.reached:
+            return way
+        at = self.program.outputs.index(number)
+        what = f"result {at + 1} of the model, of shape {tuple(tensor.shape)}"
+        return lambda x: unplanned(way(x) if way else x, what)
 
     def _delivery(self, number: int) -> Deliver | None:
         layout = self.layout

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import Partial, Shard
 
-from planner_core.runtime.plan_reader import Placements
+from planner_core.runtime.plan_reader import Placements, PlanMismatch
 from planner_core.runtime.program.collectives import Axis, Step, take
 
 Deliver = Callable[[torch.Tensor], torch.Tensor]
@@ -84,3 +84,23 @@ class _Delivered(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         moved = take(gradient, ctx.steps)
         return moved if ctx.own == 1 else moved / ctx.own, None, None, None
+
+
+def unplanned(x: torch.Tensor, what: str) -> torch.Tensor:
+    """A result to which the loss of the plan sends no gradient: one that comes from elsewhere is refused."""
+    held: torch.Tensor = _Unplanned.apply(x, what)
+    return held
+
+
+class _Unplanned(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, what: str) -> torch.Tensor:
+        ctx.what = what
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        raise PlanMismatch(
+            f"a gradient came to {ctx.what}, which the loss that was planned does not need; plan the model with a loss that holds "
+            "all that it is trained on"
+        )

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 PARAMETER, INPUT, BUFFER, LITERAL, CONSTANT, COMPUTED = (
     "parameter",
@@ -93,6 +94,11 @@ class Tape:
     calls: list[Call] = field(default_factory=list)
     arguments: Any = None
     result: Any = None
+
+    def results(self) -> list[int]:
+        """Numbers of the tensors that the model returns, each once."""
+        leaves = pytree.tree_leaves(self.result, is_leaf=lambda x: isinstance(x, Ref))
+        return list(dict.fromkeys(leaf.number for leaf in leaves if isinstance(leaf, Ref)))
 
     def add(self, tensor: Tensor) -> int:
         """Number a new tensor."""

@@ -145,8 +145,8 @@ class FunctionWriter:
         key = self._key(now, number)
         if key not in self.weights:
             gather, reduce = self.shared[number]
-            views = {n for c in self.calls for n in c.saved if n != number and self.tape.tensors[n].root == number}
-            again = bool(views) or number in self.calls[now].saved or self.recomputed
+            live = any(n in self.layout.reached for n in self.calls[now].outputs)
+            again = live and (self.recomputed or number in self.calls[now].saved)
             self.weights[key] = WeightUse(self._argument(self.layout.parameters[number]), number, gather, reduce, again)
 
     def _constant(self, number: int, edge: Edge) -> None:

@@ -15,6 +15,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from planner_core.runtime.plan_reader import Edge, PlanMismatch, Row, Stored
 from planner_core.runtime.plan_reader import Placements as Placements
 from planner_core.runtime.record import Call, CannotRewrite, Tape
+from planner_core.runtime.record.reach import reached, trained_on
 from planner_core.runtime.record.tape import COMPUTED, PARAMETER
 
 Place = tuple[str, str]
@@ -47,6 +48,7 @@ class Layout:
             if tensor.kind == PARAMETER:
                 self.parameters[number] = tensor.name
         self._walk()
+        self.reached = self._reached()
 
     @property
     def ops(self) -> list[Call]:
@@ -96,6 +98,21 @@ class Layout:
         dim = self.samples[number]
         if dim is not None:
             self.data_axes = tuple(a for a in self.data_axes if edge.dst[a] == Shard(dim))
+
+    def _reached(self) -> set[int]:
+        """What gets a gradient: from the planned loss, and from other results to which the plan lets one through."""
+        found = reached(self.tape, trained_on(self.tape))
+        for number in self.tape.results():
+            if number not in found and self.tape.tensors[number].grad:
+                path = reached(self.tape, number) - found
+                if all(self._differentiable(c) for c in self.ops if any(n in path for n in c.outputs)):
+                    found |= path
+        return found
+
+    def _differentiable(self, call: Call) -> bool:
+        row = self.row(call)
+        edges = [*zip(call.inputs, row.inputs, strict=True), *zip(call.outputs, row.outputs, strict=True)]
+        return all(e.differentiable for n, e in edges if self.tape.tensors[n].grad)
 
     # --- shapes ---------------------------------------------------------------------------------------
 

@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch.distributed.tensor import Shard
-from torch.utils import _pytree as pytree
 
 from planner_core.runtime.plan_reader import Step
-from planner_core.runtime.record import Call, CannotRewrite, Ref
+from planner_core.runtime.record import Call, CannotRewrite
 from planner_core.runtime.record.tape import COMPUTED, INPUT, PARAMETER
 from planner_core.runtime.write.calls import Calls
 from planner_core.runtime.write.constants import ConstantsWriter
@@ -33,7 +32,7 @@ class _ProgramWriter:
         self.layout, self.tape, self.title, self.recompute, self.name = layout, layout.tape, title, recompute, name
         self.moves = Moves(layout.axis_names, layout.sizes)
         self.objects: dict[str, Any] = {}
-        self.results = _result_numbers(self.tape.result)
+        self.results = self.tape.results()
 
     def write(self) -> Program:
         self.instances = self._instances()
@@ -106,10 +105,8 @@ class _ProgramWriter:
                 gathers.setdefault(number, set()).add(lifted)
                 if not lifted[0]:
                     reduces.setdefault(number, set()).add(lifted[1])
-            leaving = self._leaving(instance)
-            self.shared.append(
-                {n: next(iter(v)) if len(v) == 1 and n not in leaving else ((), ()) for n, v in gathers.items()}
-            )
+            outlived = self._outlived(instance)
+            self.shared.append({n: self._lifted(v, n in outlived) for n, v in gathers.items()})
         for shared in self.shared:  # a kept weight has one gradient, whoever uses it
             for number, (gather, _) in shared.items():
                 if not gather and len(reduces.get(number, ())) > 1:
@@ -121,11 +118,23 @@ class _ProgramWriter:
             if self.tape.tensors[n].kind == PARAMETER
         ]  # fmt: skip
 
-    def _leaving(self, instance: Instance) -> set[int]:
-        """Parameters of which a view outlives the unit: what is gathered for the unit alone would be gone by then."""
+    @staticmethod
+    def _lifted(
+        found: set[tuple[tuple[Step, ...], tuple[Step, ...]]], outlived: bool
+    ) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
+        """What is taken outside for a weight: nothing if its edges differ, or if a view outlives what is gathered for the unit."""
+        gather, reduce = next(iter(found)) if len(found) == 1 else ((), ())
+        return ((), ()) if gather and outlived else (gather, reduce)
+
+    def _outlived(self, instance: Instance) -> set[int]:
+        """Parameters of which autograd keeps a view, or another unit takes one, or that are frozen: what was gathered stays."""
         own = {n for c in instance.calls for n in c.outputs}
         later = {n for other in self.instances if other is not instance for c in other.calls for n in c.inputs}
-        return {self.tape.tensors[n].root for n in own & (later | set(self.results))}
+        saved = {n for c in instance.calls for n in c.saved}
+        kept = {
+            n for n in saved if n in own or not self.tape.tensors[n].grad
+        }  # a frozen weight stays for backward, as planned
+        return {self.tape.tensors[n].root for n in (own & (later | set(self.results))) | kept}
 
     def _functions(self) -> None:
         used_by: dict[int, set[int]] = {}
@@ -234,8 +243,3 @@ def _same_object(a: Any, b: Any) -> bool:
         return True
     here, there = getattr(a, "__self__", None), getattr(b, "__self__", None)
     return here is not None and type(here) is type(there) and getattr(a, "__func__", 0) is getattr(b, "__func__", 1)
-
-
-def _result_numbers(result: Any) -> list[int]:
-    leaves = pytree.tree_leaves(result, is_leaf=lambda x: isinstance(x, Ref))
-    return list(dict.fromkeys(leaf.number for leaf in leaves if isinstance(leaf, Ref)))

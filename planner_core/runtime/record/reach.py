@@ -1,0 +1,42 @@
+"""What the loss that a plan was made for sends a gradient to: beside it no gradient was planned."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from planner_core.models.capture import own_loss
+from planner_core.runtime.record.tape import COMPUTED, Ref, Tape
+
+
+def trained_on(tape: Tape) -> int | None:
+    """The number of the loss: the model's own, else what a loss outside is most often made of, the first computed result."""
+    shells: dict[int, int] = {}
+    held: list[torch.Tensor] = []
+
+    def shell(leaf: Any) -> Any:
+        if not isinstance(leaf, Ref):
+            return leaf
+        tensor = tape.tensors[leaf.number]
+        held.append(torch.empty(tensor.shape, dtype=tensor.dtype, device="meta"))
+        shells[id(held[-1])] = leaf.number
+        return held[-1]
+
+    own = own_loss(pytree.tree_map(shell, tape.result))
+    if own is not None:
+        return shells[id(own)]
+    leaves = [x.number for x in pytree.tree_leaves(tape.result) if isinstance(x, Ref)]
+    return next(
+        (n for n in leaves if tape.tensors[n].kind == COMPUTED and tape.tensors[n].dtype.is_floating_point), None
+    )
+
+
+def reached(tape: Tape, result: int | None) -> set[int]:
+    """Tensors from which a path of calls leads to a result."""
+    found = set() if result is None else {result}
+    for call in reversed(tape.calls):
+        if call.kind in ("op", "dropout") and any(n in found for n in call.outputs):
+            found.update(n for n in call.inputs if tape.tensors[n].grad)
+    return found
