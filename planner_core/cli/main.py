@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from planner_core.core import InputError, PlannerError, load_plan, save_plan, write_file
+from planner_core.core import InputError, Plan, PlannerError, load_plan, save_plan, write_file
 from planner_core.planning import METHODS, Request
 
 USAGE_ERROR = 2
@@ -85,6 +85,7 @@ def _parser() -> _Parser:
     verify.add_argument("--fake", action="store_true", help="the plan's own world size and model, without data")
     verify.add_argument("--json", action="store_true")
     verify.set_defaults(run=_verify)
+    verify.add_argument("--run-code", action="store_true", help="the plan names a Python file of yours: it may be run")
     return parser
 
 
@@ -202,7 +203,7 @@ def _plan(args: argparse.Namespace) -> int:
     _done()
     if args.output:
         save_plan(result.best, args.output)
-        print(f"{args.output}: not run yet; {_how_to_verify(args.output)}", file=sys.stderr)
+        print(f"{args.output}: not run yet; {_how_to_verify(args.output, result.best)}", file=sys.stderr)
     for note in result.notes:
         print(note, file=sys.stderr)
     return _print(args, data, words)
@@ -226,15 +227,31 @@ def _network(args: argparse.Namespace) -> int:
     return 0
 
 
-def _how_to_verify(plan: str) -> str:
-    return f"verify it: python -m planner_core verify {plan} --ranks 4, and --fake"
+def _how_to_verify(file: str, plan: Plan) -> str:
+    code = " --run-code" if _code(plan) else ""
+    return f"verify it: python -m planner_core verify {file} --ranks 4{code}, and --fake{code}"
+
+
+def _code(plan: Plan) -> str | None:
+    """The Python file and function that build the plan's model; None where data does."""
+    source = plan.model["config"].get("callable")
+    return str(source) if source and not str(source).endswith(".pt2") else None
+
+
+def _check_code(plan: Plan, args: argparse.Namespace) -> None:
+    """Refuse to run the code that a plan file names, which may come from anybody, unless that is asked for."""
+    if _code(plan) and not args.run_code:
+        raise InputError(
+            f"{args.plan} has its model built by {_code(plan)}, which would be run; look at that file, then say --run-code"
+        )
 
 
 def _export(args: argparse.Namespace) -> int:
     from planner_core.exporters import export_text, nearest_text, write_export
 
-    made = (nearest_text if args.nearest else export_text)(load_plan(args.plan), args.to)
-    unrun = f"this plan was not run by the export; {_how_to_verify(args.plan)}"
+    plan = load_plan(args.plan)
+    made = (nearest_text if args.nearest else export_text)(plan, args.to)
+    unrun = f"this plan was not run by the export; {_how_to_verify(args.plan, plan)}"
     lines = [*write_export(made, Path(args.output)), unrun]
     priced = made.nearest.to_json() if made.nearest else None
     return _print(args, {"file": args.output, "said": lines[1:], "nearest": priced}, "\n".join(lines))
@@ -248,6 +265,7 @@ def _verify(args: argparse.Namespace) -> int:
             "verify needs one of --rules (at once, without a run), --ranks N (real processes) and --fake (the plan's own world size)"
         )
     plan = load_plan(args.plan)
+    _check_code(plan, args)
     if args.rules:
         from planner_core.verification import verify_rules
 

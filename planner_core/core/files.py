@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 from planner_core.core.errors import InputError
@@ -37,12 +38,29 @@ def is_there(name: str | Path) -> bool:
 
 
 def write_file(path: Path, text: str) -> None:
-    """Write a whole file or none; raises InputError."""
+    """Write a whole file or none; raises InputError.
+
+    A link stays a link: what it names is written. A device or a pipe is written to, never replaced. A file keeps its mode.
+    """
+    try:
+        if is_folder(path):
+            raise InputError(f"cannot write {path}: it is a folder; name a file in it")
+        if is_there(path) and (not is_file(path) or path.is_relative_to("/dev") or path.is_relative_to("/proc")):
+            with path.open("w", encoding="utf-8") as device:
+                device.write(text)
+        else:
+            _replace(path.resolve() if path.is_symlink() else path, text)
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror or error}") from None
+
+
+def _replace(path: Path, text: str) -> None:
     part = path.with_name(path.name + ".part")
     try:
         part.write_text(text, encoding="utf-8")
+        if is_there(path):
+            shutil.copymode(path, part)
         part.replace(path)
-    except OSError as error:
-        if is_there(part):
-            part.unlink()
-        raise InputError(f"cannot write {path}: {error.strerror or error}") from None
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise

@@ -26,6 +26,12 @@ class Exported:
 def _written(plan: Plan, target: Target) -> Exported:
     """The plan in a form that can hold it, with the price of what the form does; raises InputError."""
     text, remarks, layout = target.write(plan)
+    loss = str(plan.model.get("loss", ""))
+    if loss.startswith("stand-in"):
+        remarks = (
+            *remarks,
+            f"the model returns no loss, so the plan is for a {loss}; train on your own loss in its place",
+        )
     if target.price is None or layout is None:
         return Exported(text, remarks)
     found = target.price(plan, layout) if on_cluster(plan) else None

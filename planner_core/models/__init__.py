@@ -2,12 +2,21 @@
 
 from planner_core.models import fold
 from planner_core.models.fold import FoldGroup, FoldStep, fold_steps, shared_subgraphs, weight_nodes
-from planner_core.models.loading import DEFAULT_BATCH, DEFAULT_SEQ, capture_graph, graph_of, load_model, open_model
+from planner_core.models.loading import (
+    DEFAULT_BATCH,
+    DEFAULT_SEQ,
+    DTYPES,
+    capture_graph,
+    graph_of,
+    load_model,
+    open_model,
+)
 from planner_core.models.zoo import ZOO, load_snapshot
 
 __all__ = [
     "DEFAULT_BATCH",
     "DEFAULT_SEQ",
+    "DTYPES",
     "ZOO",
     "FoldGroup",
     "FoldStep",

@@ -42,23 +42,29 @@ def capture_graph(
         if layers is not None:
             way = "export" if source.endswith(".pt2") else "let your callable build"
             raise InputError(f"--layers {layers} cannot be applied to {source}; {way} the depth you want")
-        return capture_apart(source, batch=batch or 1, seq=seq or 1, flat=flat)
+        return capture_apart(source, batch=batch, seq=seq, flat=flat)
     return _captured_config(source, batch or DEFAULT_BATCH, seq, dtype, layers, flat)
 
 
-def capture_file(source: str, *, batch: int, seq: int, flat: bool = False) -> Graph:
+def capture_file(source: str, *, batch: int | None = None, seq: int | None = None, flat: bool = False) -> Graph:
     """The graph of `path.py:callable` or of a .pt2 file, whose code runs in this process.
 
-    What could not be captured without values is captured once more with those of its whole numbers and masks.
+    What could not be captured without values is captured once more with those of its whole numbers and masks. Raises
+    InputError where the example inputs have another size than `batch` and `seq` say.
     """
     from planner_core.models.capture.module import capture_module
+    from planner_core.models.sources.in_memory import sizes_of
     from planner_core.models.sources.resolve import Source, on_meta, python_source
 
+    exported = source.endswith(".pt2")
+
     def graph(made: Source) -> Graph:
-        size = {"batch": batch, "seq": seq, **made.workload}
+        size = made.workload or sizes_of(made)
+        _as_given(source, size, {} if exported else {"batch": batch, "seq": seq})
+        notes = made.notes if exported else (*made.notes, made.described())
         return capture_module(
             made.module, made.inputs, args=made.args, name=made.name, source=made.source, config=made.config, **size,
-            flat=flat, notes=made.notes, replay=not made.workload,
+            flat=flat, notes=notes, replay=not exported,
         )  # fmt: skip
 
     made = python_source(source)
@@ -66,7 +72,7 @@ def capture_file(source: str, *, batch: int, seq: int, flat: bool = False) -> Gr
         return graph(made)
     except CaptureError as error:
         unknown = any(t.is_meta and not t.is_floating_point() for t in made.tensors())
-        if source.endswith(".pt2") or not unknown or "values" not in str(error):
+        if exported or not unknown or "values" not in str(error):
             raise
         first = error
     try:
@@ -185,15 +191,20 @@ def _in_memory(
     if dtype is not None and dtype not in DTYPES:
         raise InputError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
     made = module_source(module, inputs, dtype)
-    for what, size in asked.items():
-        if size is not None and size != made.workload[what]:
-            raise InputError(
-                f"the inputs of {name} have {what} {made.workload[what]}, not {size}; leave it out, or give other inputs"
-            )
+    _as_given(name, made.workload, asked)
     return capture_module(
         made.module, made.inputs, args=made.args, name=made.name, source=made.source, config=made.config,
         batch=made.workload["batch"], seq=made.workload["seq"],
     )  # fmt: skip
+
+
+def _as_given(name: str, size: Mapping[str, int], asked: Mapping[str, int | None]) -> None:
+    """Example inputs have the sizes that they have; raises InputError where others are asked for."""
+    for what, number in asked.items():
+        if number is not None and number != size[what]:
+            raise InputError(
+                f"the inputs of {name} have {what} {size[what]}, not {number}; leave it out, or give other inputs"
+            )
 
 
 def graph_of(plan: Plan) -> Graph:
@@ -206,7 +217,7 @@ def graph_of(plan: Plan) -> Graph:
         graph = open_model(name, **given)
         if dict(graph.config) == config:
             return graph
-    return capture_graph(config.get("callable", config), **given)
+    return capture_graph(config["callable"]) if "callable" in config else capture_graph(config, **given)
 
 
 def _as_exported(model: str, graph: Graph, asked: Mapping[str, int | None]) -> None:

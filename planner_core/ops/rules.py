@@ -172,7 +172,7 @@ def dims_attr(op: Op, name: str, rank: int) -> tuple[int, ...]:
     if value is None:
         return tuple(range(rank))
     items = value if isinstance(value, tuple) else (value,)
-    return tuple(int(d) % rank for d in items if isinstance(d, int) and not isinstance(d, bool))
+    return tuple(int(d) % max(rank, 1) for d in items if isinstance(d, int) and not isinstance(d, bool))
 
 
 def dim_attr(op: Op, rank: int) -> int:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.metadata
+import math
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -24,7 +26,7 @@ from planner_core.core import (
 )
 from planner_core.cost import cost_model, price
 from planner_core.cost.communication import volume_link
-from planner_core.models import open_model
+from planner_core.models import DTYPES, open_model
 from planner_core.ops import BlockStrategies, CoarseGraph, block_strategies, coarsen
 from planner_core.planning.methods.registry import METHODS
 from planner_core.planning.request import Progress, Request
@@ -198,7 +200,8 @@ def prepare(
         if not 0 < request.memory_gb < 1e6:
             raise InputError(f"--memory-gb {request.memory_gb} is not between 0 and 10^6; give e.g. --memory-gb 40")
         cluster = cluster.with_memory(int(request.memory_gb * 1e9))
-    request = replace(request, dtype=request.dtype or cluster.gpu.training_dtype)
+    asked = request.dtype
+    request = replace(request, dtype=asked or cluster.gpu.training_dtype)
     assert request.dtype is not None
     Workload(request.batch or 1 if request.batch is None else request.batch, request.seq or 1 if request.seq is None else request.seq,
              request.dtype, request.optimizer, request.zero, request.recompute).check()  # fmt: skip
@@ -208,6 +211,8 @@ def prepare(
             graph = open_model(
                 request.model, batch=request.batch, seq=request.seq, dtype=request.dtype, layers=request.layers
             )
+    request = replace(request, dtype=_own_dtype(graph, asked) or request.dtype)
+    assert request.dtype is not None
     workload = Workload(
         graph.workload["batch"],
         graph.workload["seq"],
@@ -221,6 +226,27 @@ def prepare(
         coarse = coarsen(graph)
         strategies = {"": block_strategies(coarse.top), **{n: block_strategies(b) for n, b in coarse.blocks.items()}}
     return Planner(request, graph, cluster, workload, coarse, strategies, clock, work)
+
+
+def _own_dtype(graph: Graph, asked: str | None) -> str | None:
+    """The type of most parameters of a model that a function or a program gives, which no option changes; None: of a config.
+
+    Raises InputError where another is asked for.
+    """
+    if not {"callable", "module"} & set(graph.config):
+        return None
+    held: Counter[str] = Counter()
+    for block in (graph.top, *graph.blocks.values()):
+        for value in block.values:
+            if value.kind == "parameter":
+                held[value.meta.dtype] += math.prod(value.meta.shape)
+    own = next((name for name, _ in held.most_common() if name in DTYPES), "float32")
+    if asked is not None and asked != own:
+        raise InputError(
+            f"--dtype {asked} cannot be had: most parameters of {graph.name} are {own}, as its function gives them; cast them there, or "
+            "leave it out"
+        )
+    return own
 
 
 def meshes(request: Request, cluster: Cluster) -> list[DeviceMesh]:

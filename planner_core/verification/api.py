@@ -87,7 +87,7 @@ def scaled(plan: Plan, ranks: int) -> Plan:
     w = plan.workload
     if "callable" in config:
         _small_enough(plan)
-        graph = capture_graph(config["callable"], batch=w["batch"], seq=w["seq"], dtype="float32")
+        graph = capture_graph(config["callable"])
         return _on(plan, graph, mesh)
     failed: PlannerError | None = None
     for small, seq in itertools.product(shrinks(config), dict.fromkeys((SMALL_SEQ, w["seq"]))):

@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from planner_core.core import Plan, plan_to_json
+from planner_core.core import InputError, Plan, plan_to_json
 from planner_core.runtime import CountCollectives, initializer, make_optimizer, steer
 from planner_core.verification.build_models import build_model, example_inputs, planned_loss
 from planner_core.verification.memory_tracker import TrackMemory
@@ -27,6 +27,8 @@ from planner_core.verification.numerics import same_traffic
 from planner_core.verification.processes import run_ranks
 
 MEMORY_TOLERANCE = 0.05
+MOST_RANKS = 100_000
+"""As many as a cluster may have: its groups are made in half a minute."""
 
 
 def verify_fake(plan: Plan, *, timeout_s: float = 600.0) -> dict[str, Any]:
@@ -36,6 +38,12 @@ def verify_fake(plan: Plan, *, timeout_s: float = 600.0) -> dict[str, Any]:
 
 def verify_fake_all(plans: list[Plan], *, timeout_s: float = 600.0) -> list[dict[str, Any]]:
     """Reports of several plans, run one after the other by the same process."""
+    for plan in plans:
+        if plan.mesh.num_devices > MOST_RANKS:
+            raise InputError(
+                f"the plan's mesh has {plan.mesh.num_devices:,} devices, but a fake process group is made for at most {MOST_RANKS:,}; "
+                "plan for fewer GPUs, or check it with --rules"
+            )
     (found,) = run_ranks(_fake_steps, 1, ([plan_to_json(p) for p in plans],), timeout_s=timeout_s, backend=None)
     return [_report(plan, rows) for plan, rows in zip(plans, found, strict=True)]
 

@@ -3,7 +3,8 @@
 # mypy: allow-untyped-calls
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -79,10 +80,21 @@ def judge(plan: Mapping[str, Any], seed: int = 0) -> dict[str, Any]:
     if within(found):
         return found
     try:
-        exact = compare(plan, seed, "float64")
+        with _default_dtype(torch.float64):  # of tensors that forward makes
+            exact = compare(plan, seed, "float64")
     except PlanMismatch:  # the model casts to float32 only where it is not in it already
         return found
     return {**exact, "collectives": found["collectives"], "by_axis": found["by_axis"], "float32": found}
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def within(found: Mapping[str, Any]) -> bool:

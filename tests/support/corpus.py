@@ -73,12 +73,12 @@ def cluster(ranks: int) -> dict[str, Any]:
 def captured(entry: Entry) -> Graph:
     """The module's graph; raises PlannerError with the sentence that refuses it."""
     torch.manual_seed(0)
-    return capture_file(entry.source, batch=8, seq=1)
+    return capture_file(entry.source)
 
 
 def plans_of(entry: Entry, graph: Graph, ranks: int) -> tuple[Plan, ...]:
     """The best plan, the front and the baselines, each way of running a model once."""
-    request = Request(entry.source, cluster=cluster(ranks), mesh=MESHES[ranks], dtype="float32")
+    request = Request(entry.source, cluster=cluster(ranks), mesh=MESHES[ranks])
     found: dict[str, Plan] = {}
     for plan in plan_model(request, graph).plans:
         data = plan_to_json(plan)

@@ -31,6 +31,17 @@ every GPU, and every report says so.
 """
 
 
+OPERATORS = """## Operators
+
+torch's own database of operators (OpInfo) holds {all} that autograd differentiates, views among them. {ruled} of them ({share:.0f} %) have a
+rule; `tests/ops/test_opinfo.py` judges every rule by the database's own samples, forward and backward, on one and two mesh axes. The
+others run whole on every GPU, for the reason that stands there.
+
+| | number | operators |
+|---|---:|---|
+"""
+
+
 def page() -> str:
     """The whole page."""
     found = {entry: outcome(entry) for entry in entries()}
@@ -44,7 +55,30 @@ def page() -> str:
             for entry, said in found.items()
             if entry.family == family
         )
-    return "\n\n".join(part.rstrip() for part in parts) + "\n"
+    return "\n\n".join(part.rstrip() for part in (*parts, of_operators())) + "\n"
+
+
+def of_operators() -> str:
+    """torch's own database of operators: which have a rule, and why the others have none."""
+    from tests.support.operators.opinfo import entries as names
+    from tests.support.operators.opinfo import reason_of, rule_of
+
+    ruled = {name: one for name in names() if (one := rule_of(name)) is not None}
+    kinds: dict[str, list[str]] = {}
+    for name, one in sorted(ruled.items()):
+        kinds.setdefault(one.kind.value, []).append(name)
+    reasons: dict[str, list[str]] = {}
+    for name in sorted(names()):
+        if name not in ruled:
+            reasons.setdefault(reason_of(name) or "NO REASON", []).append(name)
+    text = OPERATORS.format(all=len(names()), ruled=len(ruled), share=100 * len(ruled) / len(names()))
+    rows = [f"| rule: {kind} | {len(held)} | {_listed(held)} |" for kind, held in sorted(kinds.items())]
+    rows += [f"| no rule: {why} | {len(held)} | {_listed(held)} |" for why, held in sorted(reasons.items())]
+    return text + "\n".join(rows)
+
+
+def _listed(names: list[str]) -> str:
+    return " ".join(f"`{name.removeprefix('nn.functional.')}`" for name in names)
 
 
 def outcome(entry: Entry) -> str:

@@ -69,7 +69,7 @@ class Backward:
             if gradient is not None and result < 0 and -1 - result not in found.gradients:  # handed through
                 yield self._sum_up(call.inputs[-1 - result], gradient)
         for position, size in found.gradients.items():
-            yield self._sum_up(call.inputs[position], Gradient(size))
+            yield self._sum_up_weight(call.inputs[position], Gradient(size))
 
     def _op(self, op: Op) -> Iterator[Moment]:
         s = self.layout.storages
@@ -121,15 +121,19 @@ class Backward:
         yield self._moment(moved.peak)
         gradient = self.at_work.pop(position)
         gradient = Gradient(moved.result) if moved.result else gradient
-        v = s.block.values[value]
-        if v.kind != "parameter":
-            yield self._sum_up(value, gradient)
-            return
+        yield self._sum_up_weight(value, gradient)
+
+    def _sum_up_weight(self, value: int, gradient: Gradient) -> Moment:
+        """A weight's gradient stays; one that the caller holds (a block's weights, shared by its calls) is the caller's."""
+        block = self.layout.storages.block
+        v = block.values[value]
+        if v.kind != "parameter" or value in block.inputs:
+            return self._sum_up(value, gradient)
         if v.name in self.weights:  # used before: the first waits to be summed
-            yield self._moment(gradient.num_bytes)
-            return
+            return self._moment(gradient.num_bytes)
         self.weights[v.name] = gradient.num_bytes
         self.weight_bytes += gradient.num_bytes
+        return self._moment()
 
     def _sum_up(self, value: int, gradient: Gradient) -> Moment:
         """Adds to what has come for a value: in place, or into a new tensor where the first is needed elsewhere."""

@@ -147,7 +147,7 @@ def _dim(dim: Any, ndim: int) -> int:
 
 
 def _dims(dims: Any, ndim: int) -> tuple[int, ...]:
-    if dims is None or dims == ():
+    if dims is None or dims == () or isinstance(dims, bool):  # x.var(False): another argument
         return tuple(range(ndim))
     return tuple(_dim(d, ndim) for d in (dims if isinstance(dims, (tuple, list)) else (dims,)))
 

@@ -10,17 +10,21 @@ import torch
 from planner_core.core import CaptureError
 
 OWN_LOSS = "the model's own loss"
-
-
+FIRST_LOSS = "the first of the model's results, a number"
 STANDIN_LOSS = "stand-in: mean of the squared output in float32"
 
 
 def own_loss(out: Any) -> torch.Tensor | None:
-    """The loss that a model's output holds: its `loss`, or itself if it is a scalar."""
+    """The loss that a model's output holds: its `loss`, itself if it is a scalar, or the first of a tuple if that is one."""
     found = out.get("loss") if isinstance(out, dict) else getattr(out, "loss", None)
-    if found is None and isinstance(out, torch.Tensor):
-        found = out
+    if found is None:
+        found = out[0] if is_first(out) else out
     return found if isinstance(found, torch.Tensor) and found.dim() == 0 and found.is_floating_point() else None
+
+
+def is_first(out: Any) -> bool:
+    """Whether results are a tuple or a list whose first may be a loss."""
+    return isinstance(out, (tuple, list)) and len(out) > 0 and getattr(out, "loss", None) is None
 
 
 def standin_loss(out: Any, tracked: Callable[[torch.Tensor], bool] = lambda t: True) -> torch.Tensor:

@@ -16,7 +16,7 @@ from torch import nn
 from planner_core.core import CaptureError, Graph, TensorMeta, check, join_name, with_result
 from planner_core.models.capture.build.gradients import reached
 from planner_core.models.capture.build.graph_builder import Builder
-from planner_core.models.capture.loss import OWN_LOSS, STANDIN_LOSS, own_loss, standin_loss
+from planner_core.models.capture.loss import FIRST_LOSS, OWN_LOSS, STANDIN_LOSS, is_first, own_loss, standin_loss
 from planner_core.models.capture.recorder import Recorder
 from planner_core.models.capture.refusals import check_buffers, check_module
 
@@ -40,6 +40,7 @@ def capture_module(
         nonlocal loss
         own = own_loss(out)
         if own is not None:
+            loss = FIRST_LOSS if is_first(out) else OWN_LOSS
             return own
         loss = STANDIN_LOSS
         return standin_loss(out, lambda t: id(t) in recorder.tracked)

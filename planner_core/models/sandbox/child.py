@@ -29,7 +29,9 @@ MARK = "SHARDSCOPE_CAPTURE"
 """Environment variable that a capture and all that it starts carry."""
 
 
-def capture_apart(source: str, *, batch: int, seq: int, flat: bool, limit_s: float | None = None) -> Graph:
+def capture_apart(
+    source: str, *, batch: int | None, seq: int | None, flat: bool, limit_s: float | None = None
+) -> Graph:
     """The graph of `path.py:callable` or of a .pt2 file. Raises InputError or CaptureError, as the child says or for what became of it."""
     exported = source.endswith(".pt2")
     path = source if exported else source.rpartition(":")[0]
@@ -45,8 +47,8 @@ def capture_apart(source: str, *, batch: int, seq: int, flat: bool, limit_s: flo
         "planner_core.models.sandbox.child",
         str(write),
         source,
-        str(batch),
-        str(seq),
+        str(batch or 0),
+        str(seq or 0),
         str(int(flat)),
     ]
     mark = secrets.token_hex(16)
@@ -113,7 +115,7 @@ def main(argv: list[str]) -> None:
     os.set_inheritable(write, False)  # so that the pipe closes with this process, whatever it starts
     reply: dict[str, Any]
     try:
-        reply = {"graph": graph_to_json(_capture(source, batch, seq, flat))}
+        reply = {"graph": graph_to_json(_capture(source, batch or None, seq or None, flat))}
     except PlannerError as error:
         reply = {"error": str(error), "kind": type(error).__name__}
     except MemoryError:
@@ -130,7 +132,7 @@ def main(argv: list[str]) -> None:
     os._exit(0)  # threads and exit handlers of the user's code have no say
 
 
-def _capture(source: str, batch: int, seq: int, flat: bool) -> Graph:
+def _capture(source: str, batch: int | None, seq: int | None, flat: bool) -> Graph:
     import torch
 
     from planner_core.models.loading import capture_file

@@ -63,6 +63,14 @@ def _input(tensor: torch.Tensor, dtype: str | None) -> torch.Tensor:
     return tensor.detach() if tensor.is_meta else tensor.detach().cpu()
 
 
+def sizes_of(made: Source) -> dict[str, int]:
+    """Samples and tokens of example inputs; one of each where no input has a dim."""
+    try:
+        return _workload(made.name, (made.inputs, made.args))
+    except InputError:
+        return {"batch": 1, "seq": 1}
+
+
 def _workload(name: str, inputs: Any) -> dict[str, int]:
     """Samples and tokens of a batch: the first dim of the first tensor, and its second dim if it holds token ids."""
     first = next((t for t in pytree.tree_leaves(inputs) if isinstance(t, torch.Tensor) and t.dim()), None)

@@ -48,6 +48,12 @@ class Source:
         """The tensors among the inputs."""
         return [t for t in pytree.tree_leaves((self.inputs, self.args)) if isinstance(t, torch.Tensor)]
 
+    def described(self) -> str:
+        """Shapes and dtypes that are planned, as a note."""
+        inputs = ", ".join(f"{str(t.dtype).removeprefix('torch.')} {list(t.shape)}" for t in self.tensors())
+        own = sorted({str(p.dtype).removeprefix("torch.") for p in self.module.parameters()})
+        return f"planned as the function gives it: inputs {inputs or 'without tensors'}; parameters {' and '.join(own) or 'none'}"
+
 
 def resolve(source: str | Mapping[str, Any], *, batch: int, seq: int | None, dtype: str, layers: int | None) -> Source:
     """Build the model that `source` names, `seq` None: with as many tokens as it has positions, at most the usual; raises

@@ -6,6 +6,7 @@ from planner_core.ops.catalog import (
     convolution,
     elementwise,
     indexing,
+    linear_algebra,
     losses,
     norms,
     products,
@@ -15,7 +16,7 @@ from planner_core.ops.catalog import (
 
 OPERATORS = (
     *products.OPERATORS, *convolution.OPERATORS, *attention.OPERATORS, *scans.OPERATORS, *norms.OPERATORS, *losses.OPERATORS,
-    *elementwise.OPERATORS, *along.OPERATORS, *views.OPERATORS, *indexing.OPERATORS,
+    *elementwise.OPERATORS, *along.OPERATORS, *views.OPERATORS, *indexing.OPERATORS, *linear_algebra.OPERATORS,
 )  # fmt: skip
 
 __all__ = ["OPERATORS"]

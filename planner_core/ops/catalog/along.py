@@ -15,6 +15,8 @@ def _along(default: int, linear: bool = False) -> RuleFn:
 
     def rule(op: Op, ins: Shapes, outs: Shapes) -> Rule:
         rank = len(ins[0])
+        if not rank:
+            return Rule(())
         if "arg1" in op.attrs or len(ins) > 1:  # an argument that capture could not name may be the dim
             return unknown(op, ins, outs)
         named = op.attrs.get("dim", op.attrs.get("dims")) is not None
@@ -26,13 +28,14 @@ def _along(default: int, linear: bool = False) -> RuleFn:
     return rule
 
 
-def _reduction(sums: bool) -> RuleFn:
+def _reduction(sums: bool, linear: bool = True) -> RuleFn:
     """Dims that are reduced vanish; along them a sum (or mean) may be split, and is then Partial."""
 
     def rule(op: Op, ins: Shapes, outs: Shapes) -> Rule:
         rank = len(ins[0])
         raw = op.attrs.get("dim", op.attrs.get("dims"))
-        along = set(dims_attr(op, "dim", rank)) if raw not in (None, ()) else set(range(rank))
+        every = raw in (None, ()) or isinstance(raw, bool)  # var(x, True): the bool is another argument
+        along = set(range(rank)) if every else set(dims_attr(op, "dim", rank))
         keep = bool(op.attrs.get("keepdim", False))
         found, j = [], 0
         rest: list[DimOf] = [None] * (len(ins) - 1)
@@ -45,7 +48,7 @@ def _reduction(sums: bool) -> RuleFn:
             if ins[0][d] > 1:
                 found.append(split(f"d{d}", [d, *rest], [j] * len(outs), ins[0][d]))
             j += 1
-        return Rule(tuple(found), linear=(0,) if sums else ())
+        return Rule(tuple(found), linear=(0,) if sums and linear else ())
 
     return rule
 
@@ -65,6 +68,12 @@ def _fourier(default: Callable[[Op, int], int]) -> RuleFn:
 
 def _num_sizes(op: Op, rank: int) -> int:
     return len(ints(op.attrs.get("s"))) if isinstance(op.attrs.get("s"), tuple) else rank
+
+
+def _pairs(op: Op, ins: Shapes, outs: Shapes) -> Rule:
+    """A distance of two tensors along the last dim: the other dims, where neither is broadcast."""
+    same = [d for d, n in enumerate(ins[0][:-1]) if n > 1 and ins[0] == ins[1]]
+    return Rule(tuple(split(f"d{d}", [d, d], [d], ins[0][d]) for d in same))
 
 
 def _alongs(names: str, rule: RuleFn, arguments: str = "", **common: Any) -> tuple[Operator, ...]:
@@ -87,10 +96,23 @@ OPERATORS = (
     *_alongs("mean", _reduction(sums=True), "input dim keepdim", local=Local.MEAN),
     *_alongs("prod amax amin max min argmax argmin logsumexp any all", _reduction(sums=False), "input dim keepdim"),
     *_alongs("var std", _reduction(sums=False), "input dim unbiased keepdim"),
-    *_alongs("var_mean", _reduction(sums=False)),
+    *_alongs("var_mean std_mean", _reduction(sums=False), "input dim unbiased keepdim"),
     *_alongs("norm", _reduction(sums=False), "input p dim keepdim dtype"),
     *_alongs("linalg_vector_norm", _reduction(sums=False), "input ord dim keepdim dtype", spellings=("vector_norm",)),
     *_alongs("fft_fft fft_ifft fft_rfft fft_irfft", _fourier(lambda op, rank: 1), "input n dim norm"),
     *_alongs("fft_fft2 fft_ifft2 fft_rfft2 fft_irfft2", _fourier(lambda op, rank: 2), "input s dim norm"),
     *_alongs("fft_fftn fft_ifftn fft_rfftn fft_irfftn", _fourier(_num_sizes), "input s dim norm"),
+    *_alongs("fft_hfft fft_ihfft", _fourier(lambda op, rank: 1), "input n dim norm"),
+    *_alongs("fft_hfft2 fft_ihfft2", _fourier(lambda op, rank: 2), "input s dim norm"),
+    *_alongs("fft_hfftn fft_ihfftn", _fourier(_num_sizes), "input s dim norm"),
+    *_alongs("fft_fftshift fft_ifftshift", _fourier(lambda op, rank: rank), "input dim"),
+    *_alongs("cummax cummin", _along(-1), "input dim"),
+    *_alongs("msort flipud", _along(0)),
+    *_alongs("fliplr", _along(1)),
+    *_alongs("nansum", _reduction(sums=True, linear=False), "input dim keepdim"),
+    *_alongs("nanmean aminmax", _reduction(sums=False), "input dim keepdim"),
+    *_alongs("median nanmedian", _reduction(sums=False), "input dim keepdim"),
+    *_alongs("kthvalue", _reduction(sums=False), "input k dim keepdim", default_dim=-1),
+    *_alongs("mode", _reduction(sums=False), "input dim keepdim", default_dim=-1),
+    *_alongs("pairwise_distance", _pairs, "x1 x2 p eps keepdim"),
 )

@@ -6,7 +6,7 @@ from typing import Any
 
 from planner_core.core import Op
 from planner_core.ops.operators import Described, Kind, Local, LocalBytes, Operator, operators
-from planner_core.ops.rules import Rule, RuleFn, Shapes, broadcast_splits
+from planner_core.ops.rules import Rule, RuleFn, Shapes, broadcast_splits, split
 
 
 def linear_unary(op: Op, ins: Shapes, outs: Shapes) -> Rule:
@@ -17,6 +17,12 @@ def linear_unary(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 def elementwise(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     """Any dim."""
     return Rule(tuple(broadcast_splits(ins, outs[0])))
+
+
+def _alike_broadcast(op: Op, ins: Shapes, outs: Shapes) -> Rule:
+    """Every result has the shape that all operands are broadcast to."""
+    found = broadcast_splits(ins, outs[0])
+    return Rule(tuple(split(s.label, s.inputs, [*s.outputs] * len(outs), *s.divides) for s in found))
 
 
 def _cast(op: Op, ins: Shapes, outs: Shapes) -> Rule:
@@ -51,11 +57,15 @@ def _of_power(local: LocalBytes) -> int:
 UNARY = (
     "gelu relu silu sigmoid tanh exp log rsqrt sqrt abs erf sin cos softplus leaky_relu elu hardtanh relu6 hardswish "
     "hardsigmoid mish square reciprocal clamp_min clamp_max log_sigmoid selu celu log1p expm1 sign floor ceil round isnan isinf "
-    "logical_not bitwise_not nan_to_num log2 exp2 softsign threshold"
+    "logical_not bitwise_not nan_to_num log2 exp2 softsign threshold acos acosh asin asinh atan atanh sinh cosh tan sinc log10 deg2rad "
+    "rad2deg frac trunc sgn angle i0 digamma lgamma erfc erfinv logit tanhshrink softshrink hardshrink special_i0e special_i1 special_i1e "
+    "special_ndtr special_ndtri special_log_ndtr special_entr special_erfcx"
 )
+COMPLEX = "conj conj_physical resolve_conj resolve_neg"
 BINARY = (
     "maximum minimum eq ne lt le gt ge fmod remainder floor_divide rfloordiv logical_and logical_or logical_xor addcmul addcdiv "
-    "bitwise_and bitwise_or bitwise_xor lerp float_power atan2"
+    "bitwise_and bitwise_or bitwise_xor lerp float_power atan2 copysign fmax fmin ldexp logaddexp logaddexp2 hypot xlogy special_xlog1py "
+    "complex polar"
 )
 _SPELLINGS = {
     "neg": ("negative",), "log_sigmoid": ("logsigmoid",), "bitwise_not": ("invert",), "remainder": ("mod",),
@@ -63,6 +73,7 @@ _SPELLINGS = {
 }  # fmt: skip
 _CASTS = (
     "float", "half", "bfloat16", "double", "type", "type_as", "cpu", "cuda", "int", "long", "bool", "short", "_to_copy",
+    "cfloat", "cdouble", "chalf",
 )  # fmt: skip
 
 
@@ -85,6 +96,9 @@ OPERATORS = (
     *_alike(UNARY.replace("gelu ", ""), elementwise),
     *_alike("gelu", elementwise, arguments="input"),
     *_alike(BINARY, elementwise),
+    *_alike(COMPLEX, elementwise),
+    *_alike("polygamma mvlgamma fill", elementwise),
+    Operator(name="broadcast_tensors", kind=Kind.MOVE, rule=_alike_broadcast),
     Operator(name="clamp", kind=Kind.ELEMENTWISE, rule=elementwise, spellings=("clip",), arguments="input min max"),
     Operator(name="where", kind=Kind.ELEMENTWISE, rule=elementwise, arguments="condition input other"),
     Operator(name="masked_fill", kind=Kind.ELEMENTWISE, rule=elementwise, arguments="input mask value"),

@@ -21,6 +21,13 @@ def _embedding(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     return Rule(tuple(found))
 
 
+def _embedding_bag(op: Op, ins: Shapes, outs: Shapes) -> Rule:
+    """Bags of one length, [bags, length], and the width; bags told by offsets stay whole."""
+    if len(ins) != 2 or len(outs) != 1 or len(ins[0]) != 2:
+        return Rule(())
+    return Rule((split("d0", [0, None], [0], ins[0][0]), split("width", [None, 1], [1], ins[1][1])))
+
+
 def _gather(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     """Dims that both hold in full, other than the one picked from; linear in what is picked from."""
     source, index = arg(op, "input", 0), arg(op, "index", 1)
@@ -110,6 +117,7 @@ def _one_hot(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 
 
 OPERATORS = (
+    *operators("embedding_bag", kind=Kind.LOOKUP, rule=_embedding_bag, arguments="input weight offsets", leads=False),
     Operator(
         name="embedding",
         kind=Kind.LOOKUP,

@@ -55,6 +55,26 @@ def _mean_loss(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     return Rule(tuple(split(f"d{d}", [d] * len(ins), [None], ins[0][d]) for d in same))
 
 
+def _row_loss(op: Op, ins: Shapes, outs: Shapes) -> Rule:
+    """Samples, the first dim of every operand."""
+    count = ins[0][0] if ins[0] else 1
+    if (
+        len(ins[0]) < 2
+        or any(not s or s[0] != count for s in ins)
+        or op.attrs.get("reduction", "mean") not in ("mean", "sum")
+    ):
+        return Rule(())
+    return Rule((split("d0", [0] * len(ins), [None], count),))
+
+
+def _ctc_loss(op: Op, ins: Shapes, outs: Shapes) -> Rule:
+    """Samples, where the lengths are tensors: log-probabilities [steps, batch, kinds], targets [batch, length]."""
+    whole = len(ins) != 4 or len(ins[0]) != 3 or len(ins[1]) != 2
+    if whole or op.attrs.get("reduction", "mean") not in ("mean", "sum"):
+        return Rule(())
+    return Rule((split("d0", [1, 0, 0, 0], [None], ins[0][1]),))
+
+
 OPERATORS = (
     Operator(
         name="cross_entropy",
@@ -78,4 +98,13 @@ OPERATORS = (
         "l1_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits",
         kind=Kind.LOSS, rule=_mean_loss, leads=False, local=Local.MEAN,
     ),
+    *operators(
+        "kl_div poisson_nll_loss soft_margin_loss hinge_embedding_loss margin_ranking_loss",
+        kind=Kind.LOSS, rule=_mean_loss, leads=False, local=Local.MEAN,
+    ),
+    *operators(
+        "triplet_margin_loss cosine_embedding_loss multi_margin_loss multilabel_margin_loss multilabel_soft_margin_loss",
+        kind=Kind.LOSS, rule=_row_loss, leads=False, local=Local.MEAN,
+    ),
+    *operators("ctc_loss", kind=Kind.LOSS, rule=_ctc_loss, leads=False, local=Local.MEAN),
 )  # fmt: skip

@@ -60,6 +60,26 @@ def _pooled(num_spatial: int | None) -> RuleFn:
     return rule
 
 
+def _samples(op: Op, ins: Shapes, outs: Shapes) -> Rule:
+    """Samples."""
+    batched = len(ins[0]) > 3 and ins[0][0] == outs[0][0] > 1
+    return Rule((split("d0", [0], [0], ins[0][0]),) if batched else ())
+
+
+def _grid_sample(op: Op, ins: Shapes, outs: Shapes) -> Rule:
+    """Samples, which the grid has too, and channels."""
+    x = ins[0]
+    both = (("d0", [0, 0], [0], x[0]), ("d1", [1, None], [1], x[1]))
+    return Rule(tuple(split(label, i, o, n) for label, i, o, n in both if n > 1))
+
+
+def _prelu(op: Op, ins: Shapes, outs: Shapes) -> Rule:
+    """Any dim; a slope of each channel is split with the channels."""
+    x, slopes = ins
+    at = [0 if d == 1 and slopes != (1,) and slopes else None for d in range(len(x))]
+    return Rule(tuple(split(f"d{d}", [d, at[d]], [d], n) for d, n in enumerate(x) if n > 1))
+
+
 OPERATORS = (
     Operator(name="layer_norm", kind=Kind.NORM, rule=_norm, arguments="input normalized_shape weight bias eps"),
     Operator(name="rms_norm", kind=Kind.NORM, rule=_norm, arguments="input normalized_shape weight eps"),
@@ -86,5 +106,12 @@ OPERATORS = (
     *operators("max_pool1d avg_pool1d adaptive_avg_pool1d", kind=Kind.POOL, rule=_pooled(1)),
     *operators("max_pool2d avg_pool2d adaptive_max_pool2d", kind=Kind.POOL, rule=_pooled(2)),
     Operator(name="adaptive_avg_pool2d", kind=Kind.POOL, rule=_pooled(2), spellings=("_adaptive_avg_pool2d",)),
+    *operators("adaptive_max_pool1d", kind=Kind.POOL, rule=_pooled(1)),
+    *operators("max_pool3d avg_pool3d adaptive_avg_pool3d adaptive_max_pool3d", kind=Kind.POOL, rule=_pooled(3)),
     *operators("interpolate upsample pixel_shuffle", kind=Kind.POOL, rule=_pooled(None)),
+    *operators("pixel_unshuffle channel_shuffle local_response_norm", kind=Kind.POOL, rule=_samples),
+    *operators(
+        "grid_sample", kind=Kind.POOL, rule=_grid_sample, arguments="input grid mode padding_mode align_corners"
+    ),
+    *operators("prelu", kind=Kind.ELEMENTWISE, rule=_prelu, arguments="input weight"),
 )

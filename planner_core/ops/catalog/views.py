@@ -79,11 +79,15 @@ def _expand(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 def _repeat(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     shift = len(outs[0]) - len(ins[0])
     rest: list[DimOf] = [None] * (len(ins) - 1)
+    if shift < 0:  # flattened first
+        return Rule(())
     same = [d for d in range(len(ins[0])) if ins[0][d] == outs[0][d + shift] > 1]
     return Rule(tuple(split(f"d{d}", [d, *rest], [d + shift], ins[0][d]) for d in same), linear=(0,))
 
 
 def _split(op: Op, ins: Shapes, outs: Shapes) -> Rule:
+    if len(ins) != 1:  # places of the cuts that a tensor holds
+        return Rule(())
     cut = changed_dim(op, ins[0], outs[0])
     found = [split(f"d{d}", [d], [d] * len(outs), n) for d, n in enumerate(ins[0]) if d != cut and n > 1]
     sizes = tuple(o[cut] for o in outs)
@@ -292,7 +296,7 @@ OPERATORS = (
     *_moves("stack", _cat, arguments="tensors dim", default_dim=0, described=Described.BY_NEW_DIM),
     *_moves("hstack", _cat),
     *_moves("pad", _pad, arguments="input pad mode value"),
-    *_moves("constant_pad_nd", _pad),
+    *_moves("constant_pad_nd", _pad, arguments="input pad value"),
     *_moves("roll", _turned, arguments="input shifts dims"),
     *_moves("flip", _turned, arguments="input dims"),
     *_moves("tril triu", _triangle, arguments="input diagonal"),

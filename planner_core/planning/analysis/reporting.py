@@ -100,13 +100,26 @@ def text(result: Result) -> str:
     )
     c = result.cluster
     where = f"{c.name}: {c.num_gpus} x {c.gpu.name}; batch {w.batch} x {w.seq} tokens, {w.dtype}, {w.optimizer}"
+    own = [] if result.graph.source.startswith("zoo:") else [f"trained on {result.graph.loss}"]
     best = result.best
     placed = [["weight", *best.mesh.axis_names]] + [[n, *p] for n, p in placements_by_pattern(best).items()]
     unknown = [unknown_ops(result)] if result.unknown_ops else []
     total = seconds(result.timings_s["total"])
     scored = f"{sum(x.scored for x in result.candidates)} candidates scored, total {total}; times are estimates"
     notes = [f"{p.name}: {note}" for p in result.plans for note in p.notes if note not in result.notes]
-    parts = [head, where, scored, *result.notes, *unknown, "", plans_table(result.plans), *notes, "", table(placed)]
+    parts = [
+        head,
+        *own,
+        where,
+        scored,
+        *result.notes,
+        *unknown,
+        "",
+        plans_table(result.plans),
+        *notes,
+        "",
+        table(placed),
+    ]
     return "\n".join(parts)
 
 

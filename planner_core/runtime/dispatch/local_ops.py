@@ -141,6 +141,8 @@ def on_meta(tree: Any) -> Any:
 
 @_rule(
     "mean", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits",
+    "kl_div", "poisson_nll_loss", "soft_margin_loss", "hinge_embedding_loss", "margin_ranking_loss", "triplet_margin_loss",
+    "cosine_embedding_loss", "multi_margin_loss", "multilabel_margin_loss", "multilabel_soft_margin_loss", "ctc_loss",
 )  # fmt: skip
 def _mean(call: Call) -> torch.Tensor:
     """A local mean is n times its share of the whole mean where the averaged dim is split."""

@@ -38,8 +38,9 @@ def unary() -> list[Case]:
     for fn in ("neg", "positive", "clone", "detach", *elementwise.UNARY.split()):
         if fn in ("threshold", "clamp_min", "clamp_max", "bitwise_not", "log_sigmoid"):
             continue
-        func = getattr(torch, fn, None) or getattr(F, fn)
-        found.append(Case(fn, func, (pos(4, 8, 4),)))
+        named = getattr(torch.special, fn.removeprefix("special_"), None) if fn.startswith("special_") else None
+        func = named or getattr(torch, fn, None) or getattr(F, fn)
+        found.append(Case(fn, func, (pos(4, 8, 4) + (fn == "acosh"),)))
     x, z = t(4, 8, 4), torch.randn(4, 8, 4, dtype=torch.complex128)
     found += [
         Case("contiguous", lambda a: a.clone(), (x,)), Case("alias", torch.ops.aten.alias, (x,)), Case("identity", lambda a: a * 1, (x,)),

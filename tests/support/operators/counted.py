@@ -133,7 +133,15 @@ def _bilinear(op: Op) -> Call:
     return lambda ts: [torch.einsum("...i,oij,...j->...o", ts[0], ts[2], ts[1])]
 
 
+def _as(spelling: Callable[..., torch.Tensor]) -> Callable[[Op], Call]:
+    """Products of vectors, and all pairs, spelled as products of matrices."""
+    return lambda op: lambda tensors: [spelling(*tensors)]
+
+
 _COUNTABLE: dict[str, Callable[[Op], Call]] = {
+    "mv": _as(lambda a, v: a @ v[:, None]), "dot": _as(lambda a, b: a[None] @ b[:, None]), "vdot": _as(lambda a, b: a[None] @ b[:, None]),
+    "outer": _as(lambda a, b: a[:, None] @ b[None]), "addmv": _as(lambda c, a, v: torch.addmm(c[:, None], a, v[:, None])),
+    "linalg_vecdot": _as(lambda a, b: a[..., None, :] @ b[..., None]), "cdist": _as(lambda a, b: a @ b.mT),
     "scaled_dot_product_attention": attention_of, "matmul": _matmul, "bilinear": _bilinear,
 }  # fmt: skip
 """Calls that torch's counter sees, in place of some that it does not."""

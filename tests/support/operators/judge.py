@@ -207,8 +207,8 @@ def _expand(w: World, rank: Rank, mine: list[torch.Tensor]) -> list[torch.Tensor
 
 def _split(w: World, rank: Rank, mine: list[torch.Tensor]) -> list[torch.Tensor]:
     before, after = (w.values[i].meta.shape for i in (w.op.inputs[0], w.op.outputs[0]))
-    dim = next(d for d in range(len(before)) if before[d] != after[d])
-    return list(mine[0].split([w.local_shape(i)[dim] for i in range(len(w.op.outputs))], dim))
+    dim = next((d for d in range(len(before)) if before[d] != after[d]), w.op.attrs.get("dim", 0))
+    return list(mine[0].split([w.local_shape(i)[dim] for i in range(len(w.op.outputs))], dim))  # type: ignore[index, arg-type]
 
 
 def _mean(w: World, rank: Rank, mine: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -240,7 +240,7 @@ def _batch_norm(w: World, rank: Rank, mine: list[torch.Tensor]) -> list[torch.Te
         every = torch.cat([w.operands[r][0] for r in w.peers(rank, "d0")])
         dims = [0, *range(2, x.dim())]
         mean, var = every.mean(dims), every.var(dims, unbiased=False)
-    out = (x - mean.view(wide)) / (var.view(wide) + 1e-5).sqrt()
+    out = (x - mean.view(wide)) / (var.view(wide) + float(w.op.attrs.get("eps", 1e-5))).sqrt()  # type: ignore[arg-type]
     return [out * affine[0].view(wide) + affine[1].view(wide) if affine else out]
 
 
@@ -278,7 +278,9 @@ LOCAL: dict[str, Callable[[World, Rank, list[torch.Tensor]], list[torch.Tensor]]
     **dict.fromkeys(("view", "reshape", "flatten", "unflatten", "squeeze", "view_as", "reshape_as", "ravel"), _reshape),
     **dict.fromkeys(("expand", "expand_as", "broadcast_to"), _expand),
     **dict.fromkeys(("split", "chunk", "tensor_split", "split_with_sizes", "unsafe_chunk", "unsafe_split"), _split),
-    **dict.fromkeys(("mean", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits"), _mean),
+    **dict.fromkeys(("mean", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits",
+                     "kl_div", "poisson_nll_loss", "soft_margin_loss", "hinge_embedding_loss", "margin_ranking_loss", "triplet_margin_loss",
+                     "cosine_embedding_loss", "multi_margin_loss", "multilabel_margin_loss", "multilabel_soft_margin_loss", "ctc_loss"), _mean),
     **dict.fromkeys(("conv1d", "conv2d", "conv3d"), _conv),
     "embedding": _embedding, "batch_norm": _batch_norm, "cross_entropy": _cross_entropy, "moe_experts": _experts,
     "nll_loss": _nll_loss, "as_strided": _as_strided,

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from planner_core.models.hooks import moe_loops as loops
 from planner_core.models.hooks import scans
 from tests.support.operators.judge import Case
+from tests.support.operators.rare_cases import RARE
 
 
 def t(*shape: int) -> torch.Tensor:
@@ -181,4 +182,4 @@ def rare() -> list[Case]:
     ]  # fmt: skip
 
 
-MORE = [*picking(), *scanning(), *rare()]
+MORE = [*picking(), *scanning(), *rare(), *RARE]
