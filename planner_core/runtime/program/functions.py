@@ -89,13 +89,13 @@ class _ClassParallel(torch.autograd.Function):
         for axis in axes:
             top = axis.all_reduce(top, "max")
         shifted = logits.to(wide) - top.unsqueeze(1)
-        picked = shifted.gather(1, index).squeeze(1) * own
+        picked = shifted.gather(1, index).squeeze(1).where(own, 0)  # not a product: a masked class is -inf
         weights = shifted.exp_()
         norm = _sum(weights.sum(1), axes)
         picked = _sum(picked, axes)
         ctx.save_for_backward(weights.div_(norm.unsqueeze(1)), index, own, valid)
         ctx.dtype = logits.dtype
-        return ((norm.log() - picked) * valid).sum().to(logits.dtype)
+        return (norm.log() - picked).where(valid, 0).sum().to(logits.dtype)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:

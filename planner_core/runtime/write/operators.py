@@ -15,7 +15,7 @@ import torch
 from torch.distributed.tensor import Shard
 
 from planner_core.ops import Local as LocalForm
-from planner_core.ops import operator
+from planner_core.ops import known_functions, operator
 from planner_core.runtime.plan_reader import Placements, Row
 from planner_core.runtime.record import Call, CannotRewrite, Ref
 from planner_core.runtime.write.layout import Layout
@@ -24,9 +24,7 @@ from planner_core.runtime.write.spelling import Write, call, literal
 RESHAPES = ("view", "reshape", "flatten", "unflatten", "squeeze", "view_as", "reshape_as", "ravel")
 EXPANDS = ("expand", "expand_as", "broadcast_to")
 SPLITS = ("split", "chunk", "tensor_split", "split_with_sizes", "unsafe_chunk", "unsafe_split")
-MEANS = (
-    "mean", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits",
-)  # fmt: skip
+MEANS = tuple(sorted(name for name in known_functions() if operator(name).local is LocalForm.MEAN))
 WRITTEN_AS_THEY_ARE = (LocalForm.AS_IT_IS, LocalForm.MEMORY)
 
 
