@@ -21,7 +21,7 @@ from planner_core.ops.catalog import OPERATORS
 from planner_core.ops.operators import MULTIPLYING
 from planner_core.ops.registry import by_name
 from planner_core.ops.rules import unknown
-from planner_core.runtime import local_ops
+from planner_core.runtime.dispatch import local_ops
 from tests.support.operators.cases import CASES, t
 from tests.support.operators.judge import LOCAL, Case, all_rows, even, judge
 from tests.support.operators.local_judge import all_reduce, judge_local

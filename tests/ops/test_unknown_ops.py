@@ -30,25 +30,25 @@ class Layer(nn.Module):
         self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + torch.special.i0e(self.down(torch.relu(self.up(x))))
+        return x + torch.renorm(self.down(torch.relu(self.up(x))), 2, 0, 1.0)
 
 
 def test_named_counted_and_whole() -> None:
     net = nn.Sequential(nn.Linear(8, 8), Layer(), Layer(), Layer())
     graph = capture_module(net, {"input": torch.zeros(16, 8)}, batch=16, seq=1)
     result = plan_model(Request(model="mine", cluster="1x8-h100", mesh="8", batch=16, seq=1), graph)
-    assert result.unknown_ops == ("Layer:/special_i0e",) and report(result)["unknown_ops"] == ["Layer:/special_i0e"]
+    assert result.unknown_ops == ("Layer:/renorm",) and report(result)["unknown_ops"] == ["Layer:/renorm"]
     said = unknown_ops(result)
     assert (
         said.startswith("3 ops have no rule and run whole on every GPU")
-        and "special_i0e ×3 (first at /special_i0e of Layer)" in said
+        and "renorm ×3 (first at /renorm of Layer)" in said
     )
     assert said in text(result)
     drawn = scene(result.coarse)
     (node,) = without_rule(drawn, result.unknown_ops)
-    assert node.startswith("Layer:") and "special_i0e" in [op.fn for op in drawn.node(node).ops]  # type: ignore[union-attr]
+    assert node.startswith("Layer:") and "renorm" in [op.fn for op in drawn.node(node).ops]  # type: ignore[union-attr]
     block = result.best.blocks["Layer"]
-    assert {forward for edge in block.sites["/special_i0e"].inputs for forward in edge.dst.forward} == {R}
+    assert {forward for edge in block.sites["/renorm"].inputs for forward in edge.dst.forward} == {R}
 
 
 def test_nothing_is_said_where_all_have_rules() -> None:

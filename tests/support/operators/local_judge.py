@@ -19,7 +19,8 @@ from torch.distributed import tensor as dtensor
 from planner_core.core import P, Placement, Shard
 from planner_core.models.hooks import is_inplace
 from planner_core.ops import Row
-from planner_core.runtime import dispatch_mode, local_ops, plan_reader
+from planner_core.runtime import plan_reader
+from planner_core.runtime.dispatch import dispatch_mode, local_ops
 from tests.support.operators.judge import Case, Rank, cut, differs, gradients, put, results
 
 SECONDS = 20.0
