@@ -17,9 +17,9 @@ from planner_core.planning import shrink
 ROOT = Path(planner_core.__path__[0])
 MODULES = (
     "models/hooks/wrappers", "models/hooks/callsites", "models/hooks/moe", "models/hooks/moe_loops", "models/hooks/scans",
-    "runtime/plan_reader", "runtime/initialize", "runtime/dispatch/redistribute", "runtime/dispatch/local_ops",
-    "runtime/dispatch/parameters", "runtime/dispatch/dispatch_mode", "runtime/dispatch/parallelize", "runtime/collective_counter",
-    "runtime/training/optimizers", "runtime/training/train",
+    "runtime/plan_reader", "runtime/initialize", "runtime/program/functions", "runtime/dispatch/redistribute",
+    "runtime/dispatch/local_ops", "runtime/dispatch/parameters", "runtime/dispatch/dispatch_mode",
+    "runtime/dispatch/parallelize", "runtime/collective_counter", "runtime/training/optimizers", "runtime/training/train",
 )  # fmt: skip
 BATCH, SEQ = 5, 19  # sizes that no config has, to see where batch and sequence length stand in the inputs
 

@@ -9,7 +9,7 @@ part of it this rank holds.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +18,31 @@ import torch.nn.functional as F
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Partial, Shard
 
-from planner_core.runtime.dispatch.redistribute import all_reduce, position
+from planner_core.runtime.dispatch.redistribute import all_reduce
 from planner_core.runtime.plan_reader import Placements, Row
+from planner_core.runtime.program.functions import batch_norm, cross_entropy, embedding, nll_loss, own_experts
+
+
+@dataclass(frozen=True)
+class MeshAxis:
+    """One axis of a mesh as this rank sees it."""
+
+    mesh: DeviceMesh
+    axis: int
+
+    @property
+    def size(self) -> int:
+        """Ranks on the axis."""
+        return self.mesh.size(self.axis)
+
+    @property
+    def rank(self) -> int:
+        """This rank's place among them."""
+        return self.mesh.get_local_rank(self.axis)
+
+    def all_reduce(self, x: torch.Tensor, reduction: str = "sum") -> torch.Tensor:
+        """The sum (or max) of every rank's tensor."""
+        return all_reduce(x, self.mesh, self.axis, reduction)
 
 
 @dataclass
@@ -48,6 +71,10 @@ class Call:
             a for a, p in enumerate(placements)
             if isinstance(p, Shard) and (dim is None or p.dim == dim) and self.mesh.size(a) > 1
         ]  # fmt: skip
+
+    def ranks(self, placements: Placements, dim: int) -> list[MeshAxis]:
+        """The axes that split `dim`, as the functions of generated code ask for them."""
+        return [MeshAxis(self.mesh, a) for a in self.axes(placements, dim)]
 
     def local_shape(self, i: int = 0) -> list[int]:
         """The shape of this rank's part of the i-th result."""
@@ -157,11 +184,11 @@ def _cross_entropy(call: Call) -> Any:
     logits = call.operand(0)
     if not call.axes(logits):
         return call.plain()
-    return _split_cross_entropy(call, call.axes(logits, 0), call.axes(logits, 1), *call.args, **call.kwargs)
+    return _split_cross_entropy(call.ranks(logits, 0), call.ranks(logits, 1), *call.args, **call.kwargs)
 
 
 def _split_cross_entropy(
-    call: Call, tokens: list[int], classes: list[int], input: torch.Tensor, target: torch.Tensor, weight: None = None,
+    samples: list[MeshAxis], classes: list[MeshAxis], input: torch.Tensor, target: torch.Tensor, weight: None = None,
     size_average: None = None, ignore_index: int = -100, reduce: None = None, reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Any:  # fmt: skip
@@ -169,87 +196,28 @@ def _split_cross_entropy(
         raise NotImplementedError(
             "cross_entropy with class weights, label smoothing or reduction='none' cannot be split"
         )
-    if classes:
-        start = position(call.operand(0), 1, call.mesh) * input.shape[1]
-        total = _ParallelCrossEntropy.apply(input, target, ignore_index, start, call.mesh, classes)
-    else:
-        total = F.cross_entropy(input, target, ignore_index=ignore_index, reduction="sum")
-    return total if reduction == "sum" else _per_target(total, target != ignore_index, call.mesh, tokens)
-
-
-def _per_target(total: torch.Tensor, valid: torch.Tensor, mesh: DeviceMesh, axes: Iterable[int]) -> torch.Tensor:
-    """A rank's sum over its tokens, divided by the number of valid targets of all ranks."""
-    count = valid.sum().float()  # 4 bytes
-    return (total / _over(count, mesh, axes)).to(total.dtype)
+    return cross_entropy(
+        input, target, ignore_index=ignore_index, reduction=reduction, samples=samples, classes=classes
+    )
 
 
 @_rule("nll_loss")
 def _nll_loss(call: Call) -> Any:
-    tokens = call.axes(call.operand(0), 0)
-    return _split_nll_loss(call, tokens, *call.args, **call.kwargs) if tokens else call.plain()
+    samples = call.ranks(call.operand(0), 0)
+    return _split_nll_loss(samples, *call.args, **call.kwargs) if samples else call.plain()
 
 
 def _split_nll_loss(
-    call: Call, tokens: list[int], input: torch.Tensor, target: torch.Tensor, weight: None = None, size_average: None = None,
+    samples: list[MeshAxis], input: torch.Tensor, target: torch.Tensor, weight: None = None, size_average: None = None,
     ignore_index: int = -100, reduce: None = None, reduction: str = "mean",
 ) -> Any:  # fmt: skip
-    total = F.nll_loss(input, target, ignore_index=ignore_index, reduction="sum")
-    return total if reduction == "sum" else _per_target(total, target != ignore_index, call.mesh, tokens)
-
-
-class _ParallelCrossEntropy(torch.autograd.Function):
-    """Sum of token losses where each rank holds the logits of some classes; the classes start at `start` here."""
-
-    _shardscope = True
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        logits: torch.Tensor,
-        target: torch.Tensor,
-        ignore_index: int,
-        start: int,
-        mesh: DeviceMesh,
-        axes: list[int],
-    ) -> torch.Tensor:
-        valid = target != ignore_index
-        index = target - start
-        own = (index >= 0) & (index < logits.shape[1]) & valid
-        index = torch.where(own, index, 0).unsqueeze(1)
-        wide = _wide(logits)
-        top = logits.amax(1).to(wide)
-        for axis in axes:
-            top = all_reduce(top, mesh, axis, "max")
-        shifted = logits.to(wide) - top.unsqueeze(1)
-        picked = shifted.gather(1, index).squeeze(1).where(own, 0)  # not a product: a masked class is -inf
-        weights = shifted.exp_()
-        norm = weights.sum(1)
-        for axis in axes:
-            norm = all_reduce(norm, mesh, axis)
-            picked = all_reduce(picked, mesh, axis)
-        ctx.save_for_backward(weights.div_(norm.unsqueeze(1)), index, own, valid)
-        ctx.dtype = logits.dtype
-        return (norm.log() - picked).where(valid, 0).sum().to(logits.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        weights, index, own, valid = ctx.saved_tensors
-        part = weights * valid.unsqueeze(1)
-        part.scatter_add_(1, index, -own.unsqueeze(1).to(part.dtype))
-        return part.mul_(gradient).to(ctx.dtype), None, None, None, None, None
+    return nll_loss(input, target, ignore_index=ignore_index, reduction=reduction, samples=samples)
 
 
 @_rule("moe_experts")
 def _moe_experts(call: Call) -> Any:
-    """This rank's own experts only; without values (on meta) routing is taken to be balanced."""
-    axes = call.axes(call.operand(3), 0)
-    if not axes:
-        return call.plain()
-    hidden, index, *rest = call.args
-    first = position(call.operand(3), 0, call.mesh) * rest[1].shape[0]
-    if hidden.is_meta:
-        index = index[: max(1, len(index) // math.prod(call.mesh.size(a) for a in axes))]
-    return call.func(hidden, index, *rest, **{**call.kwargs, "first_expert": first})
+    experts = call.ranks(call.operand(3), 0)
+    return own_experts(call.func, *call.args, experts=experts, **call.kwargs) if experts else call.plain()
 
 
 # --- lookups, norms, attention -----------------------------------------------------------------------
@@ -257,26 +225,19 @@ def _moe_experts(call: Call) -> Any:
 
 @_rule("embedding")
 def _embedding(call: Call) -> Any:
-    """Rows of the table that this rank holds; zero for ids that stand elsewhere."""
-    table = 1
-    if not call.axes(call.operand(table), 0):
-        return call.plain()
-    return _split_embedding(position(call.operand(table), 0, call.mesh), *call.args, **call.kwargs)
+    rows = call.ranks(call.operand(1), 0)
+    return _split_embedding(rows, *call.args, **call.kwargs) if rows else call.plain()
 
 
 def _split_embedding(
-    part: int, input: torch.Tensor, weight: torch.Tensor, padding_idx: int | None = None, max_norm: None = None, *rest: Any,
-    **options: Any,
+    rows: list[MeshAxis], input: torch.Tensor, weight: torch.Tensor, padding_idx: int | None = None, max_norm: None = None,
+    norm_type: float = 2.0, scale_grad_by_freq: bool = False, sparse: bool = False,
 ) -> torch.Tensor:  # fmt: skip
     if max_norm is not None:
         raise NotImplementedError("embedding with max_norm cannot split its vocabulary")
-    index = input - part * len(weight)
-    outside = (index < 0) | (index >= len(weight))
-    if padding_idx is not None:
-        padding_idx = padding_idx % (len(weight) * (part + 1)) - part * len(weight) if padding_idx >= 0 else None
-        padding_idx = padding_idx if padding_idx is not None and 0 <= padding_idx < len(weight) else None
-    rows = F.embedding(index.masked_fill(outside, 0), weight, padding_idx, None, *rest, **options)
-    return rows.masked_fill_(outside.unsqueeze(-1), 0)
+    return embedding(
+        input, weight, padding_idx=padding_idx, scale_grad_by_freq=scale_grad_by_freq, sparse=sparse, rows=rows
+    )
 
 
 SPLIT = "_shardscope_split"
@@ -289,69 +250,17 @@ def _batch_norm(call: Call) -> Any:
     for i, running in enumerate(t for t in statistics if t is not None):
         whole = running._base if running._base is not None else running
         setattr(whole, SPLIT, call.operand(1 + i))
-    return _split_batch_norm(call, call.axes(call.operand(0), 0), *call.args, **call.kwargs)
+    return _split_batch_norm(call.ranks(call.operand(0), 0), *call.args, **call.kwargs)
 
 
 def _split_batch_norm(
-    call: Call, axes: list[int], input: torch.Tensor, running_mean: torch.Tensor | None = None,
+    samples: list[MeshAxis], input: torch.Tensor, running_mean: torch.Tensor | None = None,
     running_var: torch.Tensor | None = None, weight: torch.Tensor | None = None, bias: torch.Tensor | None = None,
     training: bool = False, momentum: float = 0.1, eps: float = 1e-5,
 ) -> torch.Tensor:  # fmt: skip
-    if not axes or not training:
+    if not samples or not training:
         return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
-    out, mean, var, count = _SyncBatchNorm.apply(input, weight, bias, eps, call.mesh, axes)
-    if running_mean is not None and running_var is not None:
-        running_mean.lerp_(mean.to(running_mean.dtype), momentum)
-        running_var.lerp_((var * (count / (count - 1))).to(running_var.dtype), momentum)
-    normed: torch.Tensor = out
-    return normed
-
-
-class _SyncBatchNorm(torch.autograd.Function):
-    """Batch normalisation over a batch that several ranks share: sums and sums of squares are exchanged."""
-
-    _shardscope = True
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float, mesh: DeviceMesh,
-        axes: list[int],
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:  # fmt: skip
-        dims = [d for d in range(x.dim()) if d != 1]
-        wide = [1, -1] + [1] * (x.dim() - 2)
-        count = math.prod(mesh.size(a) for a in axes) * x.numel() // x.shape[1]
-        sums = _over(torch.cat([x.sum(dims, dtype=_wide(x)), (x.to(_wide(x)) ** 2).sum(dims)]), mesh, axes)
-        mean, square = (sums / count).chunk(2)
-        var = square - mean**2
-        scale = (var + eps).rsqrt()
-        normed = (x - mean.view(wide)) * scale.view(wide)
-        ctx.save_for_backward(x, weight, mean, scale)
-        ctx.shape, ctx.mesh, ctx.axes, ctx.count = (dims, wide), mesh, axes, count
-        out = normed if weight is None or bias is None else normed * weight.view(wide) + bias.view(wide)
-        ctx.mark_non_differentiable(mean, var)
-        return out.to(x.dtype), mean, var, count
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor, *unused: Any) -> Any:
-        x, weight, mean, scale = ctx.saved_tensors
-        dims, wide = ctx.shape
-        normed = (x - mean.view(wide)) * scale.view(wide)
-        by_bias, by_weight = gradient.to(mean.dtype).sum(dims), (gradient * normed).to(mean.dtype).sum(dims)
-        shift, slope = (_over(torch.cat([by_bias, by_weight]), ctx.mesh, ctx.axes) / ctx.count).chunk(2)
-        factor = scale if weight is None else scale * weight
-        dx = factor.view(wide) * (gradient - shift.view(wide) - normed * slope.view(wide))
-        grads = (None, None) if weight is None else (by_weight.to(weight.dtype), by_bias.to(weight.dtype))
-        return dx.to(x.dtype), *grads, None, None, None
-
-
-def _wide(x: torch.Tensor) -> torch.dtype:
-    return torch.promote_types(x.dtype, torch.float32)
-
-
-def _over(x: torch.Tensor, mesh: DeviceMesh, axes: Iterable[int]) -> torch.Tensor:
-    for axis in axes:
-        x = all_reduce(x, mesh, axis)
-    return x
+    return batch_norm(input, running_mean, running_var, weight, bias, momentum=momentum, eps=eps, samples=samples)
 
 
 @_rule("scaled_dot_product_attention")

@@ -90,15 +90,6 @@ def own_slice(x: torch.Tensor, dim: int, mesh: DeviceMesh, axis: int, segments: 
     return shares[0] if len(shares) == 1 else torch.cat(shares, dim)
 
 
-def position(dims: Placements, dim: int, mesh: DeviceMesh) -> int:
-    """Which slice of `dim` this rank holds where several axes may split it, the outer one in larger pieces."""
-    index = 0
-    for axis, placement in enumerate(dims):
-        if placement == Shard(dim):
-            index = index * mesh.size(axis) + mesh.get_local_rank(axis)
-    return index
-
-
 def _done(x: torch.Tensor) -> torch.Tensor:
     return x.wait() if isinstance(x, collectives.AsyncCollectiveTensor) else x
 

@@ -1,6 +1,7 @@
 """Operators that need more than their local operands: a split vocabulary, batch, class or expert dim.
 
-Each takes the axes that split the dim; with axes of one rank it is the plain function of torch.
+Each takes the axes that split the dim; with axes of one rank it is the plain function of torch. Generated code and the
+dispatch mode both call these.
 """
 
 # mypy: allow-untyped-calls
@@ -8,14 +9,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 
-from planner_core.runtime.program.collectives import Axis
 
-Axes = Sequence[Axis]
+class RankAxis(Protocol):
+    """What is asked of a mesh axis: its size, this rank's place on it, and a sum (or max) over its ranks."""
+
+    @property
+    def size(self) -> int:
+        """Ranks on the axis."""
+
+    @property
+    def rank(self) -> int:
+        """This rank's place among them."""
+
+    def all_reduce(self, x: torch.Tensor, reduction: str = "sum") -> torch.Tensor:
+        """The sum (or max) of every rank's tensor."""
+
+
+Axes = Sequence[RankAxis]
 
 
 def part(axes: Axes) -> int:
