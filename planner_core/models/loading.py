@@ -86,12 +86,18 @@ def _captured_config(
 ) -> Graph:
     """A model that transformers builds. Where nobody names the tokens of a sequence and a table of positions turns out to be
     shorter than its config says (RoBERTa keeps two of its rows), it is captured again with as many as there are."""
+    from planner_core.models.capture.constants import LIMIT
     from planner_core.models.capture.module import capture_module
     from planner_core.models.capture.refusals import TooManyPositions
     from planner_core.models.sandbox.memory_limit import limited_memory
+    from planner_core.models.snapshots.widened import widened
     from planner_core.models.sources.positions import stretched, too_long
     from planner_core.models.sources.resolve import resolve
 
+    if batch * (seq or DEFAULT_SEQ) > LIMIT:  # the ids of so many tokens are a table too large to be computed
+        graph = widened(lambda b: _captured_config(source, b, seq, dtype, layers, flat), batch)
+        if graph is not None:
+            return graph
     named = source if isinstance(source, str) else str(source.get("model_type", "the model"))
     with limited_memory(named, batch=batch, seq=seq or DEFAULT_SEQ):
         model = resolve(source, batch=batch, seq=seq, dtype=dtype, layers=layers)

@@ -87,7 +87,25 @@ def ragged(m: Any, x: torch.Tensor) -> torch.Tensor:
     return m.lin(torch.nested.nested_tensor([x[:2], x[2:5]])).to_padded_tensor(0.0).mean()
 
 
+def token_by_token(m: Any, x: torch.Tensor) -> torch.Tensor:
+    h = m.lin(x)
+    for _ in range(6000):
+        h = torch.tanh(h * 0.5)
+    return h.mean()
+
+
+def large_masks(m: Any, x: torch.Tensor) -> torch.Tensor:
+    far = torch.ones(3000, 1) * torch.arange(3000)
+    return m.lin(x).mean() if far.min() < 0 else m.lin(x).sum()
+
+
 CASES = [
+    (token_by_token, "the model runs more than 10,000 operators in one call", "torch.nn.LSTM"),
+    (
+        large_masks,
+        "a table of 9,000,000 elements that it made from constants is too large",
+        "a smaller --batch or --seq",
+    ),
     (vmapped, "a transform of torch.func", "write the batch of the transform as a dim"),
     (hidden, "made from parameters out of sight", "compute it in forward"),
     (updates, "writes into the parameter teacher.weight in place", "after the optimizer's step"),

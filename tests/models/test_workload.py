@@ -8,6 +8,8 @@ pytest.importorskip("torch")
 
 from planner_core.core import InputError
 from planner_core.models import capture_graph
+from planner_core.models.snapshots.compare import difference
+from planner_core.models.snapshots.widened import widened
 
 GPT2 = {"model_type": "gpt2", "n_layer": 2, "n_embd": 32, "n_head": 4, "vocab_size": 64}
 ROBERTA = {"model_type": "roberta", "num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64,
@@ -76,3 +78,81 @@ def test_what_a_config_says_and_a_plan_does_not_follow() -> None:
     first, second = capture_graph(odd, batch=2, seq=8).assumptions
     assert first.startswith("auto_map is not followed") and "LlamaForCausalLM" in first
     assert second == "quantization_config ('gptq') is left out: every weight is planned, and trained, in bfloat16"
+
+
+T5 = {"model_type": "t5", "num_layers": 2, "num_decoder_layers": 2, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_heads": 4, "vocab_size": 64,
+      "decoder_start_token_id": 0, "pad_token_id": 0}  # fmt: skip
+MIXTRAL = {**LLAMA, "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2, "num_key_value_heads": 2}
+
+
+@pytest.mark.parametrize("config", [GPT2, LLAMA, T5, MIXTRAL, VIT], ids=lambda c: c["model_type"])
+def test_a_batch_that_is_read_off_small_ones_is_the_one_that_is_captured(config: dict[str, Any]) -> None:
+    found = widened(lambda batch: capture_graph(config, batch=batch, seq=None if config is VIT else 8), 24)
+    straight = capture_graph(config, batch=24, seq=None if config is VIT else 8)
+    assert found is not None and difference(found, straight) is None
+    assert (found.workload, found.assumptions) == (straight.workload, straight.assumptions)
+
+
+def test_more_tokens_than_a_table_of_constants_holds() -> None:
+    """2 048 sequences of 8 192 tokens, and 100 000: the model asks its masks for their values, and gets an answer."""
+    config = {**LLAMA, "max_position_embeddings": 8192}
+    for batch in (2048, 100_000):
+        graph = capture_graph(config, batch=batch, seq=8192)
+        assert graph.workload == {"batch": batch, "seq": 8192} and graph.assumptions == ()
+        hidden = [v.meta.shape for v in graph.top.values if v.kind == "activation" and v.grad]
+        assert (batch, 8192, 32) in hidden and not any(2 in shape[:1] for shape in hidden)
+
+
+def test_dbrx_as_published() -> None:
+    config = {
+        "model_type": "dbrx", "architectures": ["DbrxForCausalLM"], "d_model": 6144, "n_heads": 48, "n_layers": 40,
+        "max_seq_len": 32768, "vocab_size": 100352, "output_router_logits": False,
+        "attn_config": {"clip_qkv": 8, "kv_n_heads": 8, "model_type": "", "rope_theta": 500000},
+        "ffn_config": {"ffn_hidden_size": 10752, "model_type": "", "moe_num_experts": 16, "moe_top_k": 4},
+    }  # fmt: skip
+    graph = capture_graph(config, batch=8)
+    assert graph.num_params == 131_596_523_520 and graph.num_repeats == {"DbrxBlock": 40}
+
+
+VIDEO = {
+    "num_hidden_layers": 2,
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "image_size": 32,
+    "num_frames": 4,
+}
+
+
+def test_videos_and_the_patches_that_a_masked_autoencoder_guesses() -> None:
+    sizes = {
+        "decoder_num_hidden_layers": 1,
+        "decoder_hidden_size": 16,
+        "decoder_num_attention_heads": 4,
+        "decoder_intermediate_size": 32,
+    }
+    graph = capture_graph({"model_type": "videomae", **VIDEO, **sizes}, batch=10)
+    shapes = {v.meta.shape for v in graph.top.values}
+    assert graph.loss == "the model's own loss" and (10, 3, 4, 32, 32) in shapes
+    assert (10, 1, 32) in shapes  # of 2 x 2 x 2 patches a tenth is seen, at least one
+
+
+@pytest.mark.parametrize("kind", ["videomae", "vivit", "timesformer"])
+def test_classifiers_of_videos(kind: str) -> None:
+    name = {"videomae": "VideoMAE", "vivit": "Vivit", "timesformer": "Timesformer"}[kind]
+    graph = capture_graph({"model_type": kind, "architectures": [f"{name}ForVideoClassification"], **VIDEO}, batch=6)
+    assert {(6, 3, 4, 32, 32), (24, 3, 32, 32)} & {v.meta.shape for v in graph.top.values} and graph.num_params > 0
+
+
+def test_a_recurrence_of_nine_billion_parameters() -> None:
+    """RecurrentGemma-9B's sizes at 2 048 tokens, which its own loop would run one by one."""
+    config = {
+        "model_type": "recurrent_gemma", "architectures": ["RecurrentGemmaForCausalLM"], "hidden_size": 4096, "head_dim": 256,
+        "intermediate_size": 24576, "num_hidden_layers": 38, "num_attention_heads": 16, "num_key_value_heads": 1, "lru_width": 4096,
+        "vocab_size": 256000,
+    }  # fmt: skip
+    graph = capture_graph(config, batch=16, seq=2048)
+    assert graph.num_params == 8_579_977_216 and sum(graph.num_repeats.values()) == 38
+    assert graph.assumptions[0].startswith("RecurrentGemmaRglru is planned, and timed, as one kernel over all tokens")
+    scans = [op for block in graph.blocks.values() for op in block.items if getattr(op, "fn", "") == "linear_scan"]
+    assert len(scans) == 1

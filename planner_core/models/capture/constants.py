@@ -26,7 +26,10 @@ def run_constant(
 ) -> Any:
     """Call a function none of whose operands is tracked."""
     if any(t.is_meta for t in operands):
-        return func(*stay_on_meta(to_meta(args)), **stay_on_meta(to_meta(kwargs)))
+        moved = stay_on_meta(to_meta(args))
+        if func is torch.Tensor.__getitem__:
+            moved = with_picks(args, moved)
+        return func(*moved, **stay_on_meta(to_meta(kwargs)))
     if _size_hint(operands) > LIMIT or (not operands and _on_meta(args, kwargs)):
         sized = func(*to_meta(args), **to_meta(kwargs))
         leaves = [sized] if isinstance(sized, torch.Tensor) else []

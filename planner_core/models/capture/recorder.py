@@ -15,12 +15,21 @@ from torch.overrides import TorchFunctionMode
 
 from planner_core.core import Attr, CaptureError, PlannerError, TensorMeta, Value
 from planner_core.models.capture.attributes import describe
-from planner_core.models.capture.constants import SHAPES, run_constant, stay_on_meta, to_meta, with_picks, with_sizes
+from planner_core.models.capture.constants import (
+    LIMIT,
+    SHAPES,
+    run_constant,
+    stay_on_meta,
+    to_meta,
+    with_picks,
+    with_sizes,
+)
 from planner_core.models.capture.fused_kernels import attention
 from planner_core.models.capture.recording import BUFFER, Record, Recording, Scope
 from planner_core.models.capture.refusals import (
     check_call,
     check_layers,
+    check_length,
     check_lookup,
     check_origin,
     check_transform,
@@ -52,6 +61,7 @@ class Recorder(TorchFunctionMode):
         self.writes = Writes()
         self.made: dict[int, int] = {}  # id(tensor) of a computed tensor -> when
         self.given: set[int] = set()  # values that are inputs of the model
+        self.unknown = 0  # elements of the largest constant that was too large to be computed
         self.model = model
         self.replayer = Replayer(self, model) if replay else None
         self.scopes = sites.Scopes(model, self._call)
@@ -143,6 +153,8 @@ class Recorder(TorchFunctionMode):
             self.writes.check(scope, fn or "", args, tensor, self.made.get(id(tensor), self.birth(tensor)))
         if tracked:
             check_call(scope, func, fn, operands)
+            if self.replayer:
+                check_length(scope, len(self.scope_stack[-1].items))
 
     def _constant(
         self, fn: str, func: Callable[..., Any], args: Any, kwargs: dict[str, Any], operands: list[torch.Tensor]
@@ -151,6 +163,8 @@ class Recorder(TorchFunctionMode):
             self.replayer.wrote(operands[0], self.birth(operands[0]))
         out = run_constant(func, args, kwargs, operands)
         for made in sites.tensors(out):
+            if made.is_meta and not any(t.is_meta for t in operands) and made.numel() > LIMIT:
+                self.unknown = max(self.unknown, made.numel())
             if not any(made is t for t in operands):
                 self.clock += 1
                 self.born[id(made)] = (weakref.ref(made), self.clock)
@@ -308,7 +322,7 @@ class Recorder(TorchFunctionMode):
         except PlannerError:
             raise
         except Exception as error:
-            raise CaptureError(explain(error, type(self.model).__name__)) from error
+            raise CaptureError(explain(error, type(self.model).__name__, self.unknown)) from error
 
     def _after(self, after: Callable[[Any], Any], out: Any) -> Any:
         self.scope_stack.append(self.recording.root)

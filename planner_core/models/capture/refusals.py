@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from planner_core.core import CaptureError
+from planner_core.models.capture.constants import LIMIT
 
 _ENGINE = {
     "grad": "differentiates inside forward (torch.autograd.grad)",
@@ -35,6 +36,8 @@ _VALUES = frozenset(
 )
 
 
+MOST_CALLS = 10_000
+"""Operators that one call of a module may run, beside those of the modules that it calls."""
 _TRANSFORM = "runs its operators inside a transform of torch.func (vmap, grad, jvp, ...)"
 _TRANSFORM_HELP = "they cannot be seen one by one: write the batch of the transform as a dim (torch.bmm, torch.einsum)"
 
@@ -93,6 +96,15 @@ def check_lookup(scope: str, fn: str, args: tuple[Any, ...]) -> None:
             "table",
             most + 1 - rows,
         )
+
+
+def check_length(scope: str, calls: int) -> None:
+    """Refuse a module that itself makes more calls than a plan can follow."""
+    if calls > MOST_CALLS:
+        raise refuse(
+            scope, f"runs more than {MOST_CALLS:,} operators in one call, as a loop over tokens does",
+            "write the loop as one operator (torch.nn.LSTM, a product, a cumulative sum), or give a smaller --seq",
+        )  # fmt: skip
 
 
 def check_layers(scope: str, fn: str, args: tuple[Any, ...]) -> None:
@@ -204,8 +216,11 @@ _OF_VALUES = frozenset({"nonzero", "bincount", "equal", "masked_select", "_uniqu
 _FORM = "use a form of the model without data-dependent control flow"
 
 
-def explain(error: BaseException, model: str) -> str:
-    """One sentence: what went wrong, and at which line of the model's code."""
+def explain(error: BaseException, model: str, unknown: int = 0) -> str:
+    """One sentence: what went wrong, and at which line of the model's code.
+
+    `unknown` is the number of elements of the largest constant (a mask, positions) that was too large to be computed.
+    """
     where = shown(traceback.extract_tb(error.__traceback__))
     text = " ".join(str(error).split()) or type(error).__name__
     kernel = re.search(r"aten::(\w+)\S*: attempted to run this operator with Meta tensors", text)
@@ -218,6 +233,11 @@ def explain(error: BaseException, model: str) -> str:
     if kernel or (
         isinstance(error, (NotImplementedError, RuntimeError)) and ("meta" in text or "data-dependent" in text)
     ):
+        if unknown:
+            return (
+                f"{model} asks for values{where} while a table of {unknown:,} elements that it made from constants is too large to "
+                f"be computed for a plan (at most {LIMIT:,}); give a smaller --batch or --seq"
+            )
         return f"{model} decides by the values of computed tensors{where}, which no graph can hold; {_FORM}"
     missing = re.search(rf"{model}\.forward\(\) missing \d+ required positional arguments?: (.+)", text)
     if missing:

@@ -90,6 +90,12 @@ def mlstm(
     return _scan(mlstm, (query, key, value, igate, fgate), plain, options, value.shape, states, pair=True)
 
 
+def linear_scan(hidden_states: torch.Tensor, recurrent_gate: torch.Tensor, *, plain: Plain) -> Any:
+    """Griffin's recurrence, h[t] = gate[t] h[t-1] + hidden[t]: hidden, gate [b, s, d] -> ([b, s, d], None)."""
+    given = (hidden_states, recurrent_gate)
+    return _scan(linear_scan, given, plain, {}, hidden_states.shape, hidden_states.shape, pair=True)
+
+
 def _scan(
     fn: Plain,
     given: tuple[Any, ...],
@@ -135,6 +141,8 @@ FALLBACKS: dict[str, Plain] = {
     "wrap_chunkwise_arbitrary_sequence_length": mlstm,
 }  # fmt: skip
 """Names of transformers' fallbacks, and what takes their place."""
+METHODS: dict[tuple[str, str], Plain] = {("RecurrentGemmaRglru", "_rnn_scan"): linear_scan}
+"""Class and method of transformers with a loop over tokens for which it has no kernel, and what takes its place."""
 _STATES = ("state", "initial_state", "initial_states", "c_initial")
 _RETURNED = ("return_last_state", "return_final_states", "output_final_state", "return_state")
 
@@ -147,6 +155,33 @@ def register_scans() -> None:
                 plain = module.__dict__.get(fallback)
                 if plain is not None and not hasattr(plain, "_shardscope"):
                     setattr(module, fallback, _instead(plain, fused))
+            for (kind, method), fused in METHODS.items():
+                owner = module.__dict__.get(kind)
+                if owner is not None and not hasattr(owner.__dict__[method], "_shardscope"):
+                    setattr(owner, method, _method_instead(owner.__dict__[method], fused))
+
+
+def _method_instead(plain: Plain, fused: Plain) -> Plain:
+    """`fused` where no state is carried over, else the method as it is. A training step starts without a state."""
+
+    @functools.wraps(plain)
+    def call(
+        self: Any,
+        hidden_states: torch.Tensor,
+        recurrent_gate: torch.Tensor,
+        reset: torch.Tensor,
+        recurrent_states: Maybe,
+    ) -> Any:
+        if recurrent_states is not None or hidden_states.shape[1] == 1:
+            return plain(self, hidden_states, recurrent_gate, reset, recurrent_states)
+        none = torch.zeros((), dtype=torch.bool)
+        return fused(
+            hidden_states, recurrent_gate * ~reset,
+            plain=lambda hidden_states, recurrent_gate: plain(self, hidden_states, recurrent_gate, none.to(reset.device), None),
+        )  # fmt: skip
+
+    call._shardscope = True  # type: ignore[attr-defined]
+    return call
 
 
 def _instead(plain: Plain, fused: Plain) -> Plain:

@@ -32,7 +32,24 @@ def symbolic(graphs: Sequence[Graph]) -> dict[str, Any]:
     merged: dict[str, Any] = {
         k: v if k in ("workload", "config") else merge.walk(k, *(p[k] for p in plain)) for k, v in plain[0].items()
     }
-    for proof in graphs[3:]:
+    return _proven(merged, graphs[3:])
+
+
+def symbolic_batch(first: Graph, wide: Graph, *proofs: Graph) -> dict[str, Any]:
+    """The same for one sequence length: captures at b and 2b merged, and compared with those at other batches."""
+    b, s = first.workload["batch"], first.workload["seq"]
+    if wide.workload != {"batch": 2 * b, "seq": s}:
+        raise CaptureError("a graph that is symbolic in the batch is made from captures at (b, s) and (2b, s)")
+    x, y = graph_to_json(first), graph_to_json(wide)
+    merge = _Merge(b, s)
+    plain = ("workload", "config", "assumptions")
+    merged: dict[str, Any] = {k: v if k in plain else merge.walk(k, v, y[k], v) for k, v in x.items()}
+    return _proven(merged, proofs)
+
+
+def _proven(merged: dict[str, Any], proofs: Sequence[Graph]) -> dict[str, Any]:
+    """`merged`, if it says of the workload of every proof what was captured there; raises CaptureError."""
+    for proof in proofs:
         found = difference(graph_from_json(merged, batch=proof.workload["batch"], seq=proof.workload["seq"]), proof)
         if found:
             raise CaptureError(f"the graph depends on the workload in no simple way ({found}): no snapshot can hold it")

@@ -35,6 +35,9 @@ _NOT_FIELDS = (
 )
 _MAPPINGS = ("CAUSAL_LM", "SEQ_TO_SEQ_CAUSAL_LM", "MASKED_LM", "IMAGE_CLASSIFICATION", "SPEECH_SEQ_2_SEQ", "CTC",
              "IMAGE_TEXT_TO_TEXT", "AUDIO_CLASSIFICATION", "PRETRAINING")  # fmt: skip
+_SIGNALS = ("pixel_values", "pixel_values_videos", "input_values", "input_features")
+_VIDEO = ("videomae", "vivit", "timesformer", "xclip_vision_model")
+"""Types whose `pixel_values` are the frames of a video, [batch, frames, channels, height, width]."""
 _READ_BOTH = ("git", "blip-2", "instructblip")
 
 
@@ -199,9 +202,9 @@ def training_inputs(model: nn.Module, config: Any, batch: int, seq: int, dtype: 
     kind = type(model).__name__
     found: dict[str, torch.Tensor] = {}
     seq = _fitting(config, text, names, seq)
-    if "input_ids" in names and main not in ("pixel_values", "input_values", "input_features"):
+    if "input_ids" in names and main not in _SIGNALS:
         found["input_ids"] = _ids(text, batch, seq)
-    if main in ("pixel_values", "input_values", "input_features"):
+    if main in _SIGNALS:
         found[main] = _signal(main, config, batch, seq, getattr(torch, dtype))
     if "decoder_input_ids" in names and not _has_lm_loss(kind):
         found["decoder_input_ids"] = _ids(text, batch, seq)
@@ -216,6 +219,8 @@ def training_inputs(model: nn.Module, config: Any, batch: int, seq: int, dtype: 
         found["patch_lengths"] = torch.tensor(ends).diff().repeat(batch, 1)
     if kind.startswith("VoxtralRealtimeText"):  # its layers are told the delay of the speech, embedded
         found["t_cond"] = torch.empty(1, 1, text.hidden_size, dtype=getattr(torch, dtype), device="meta")
+    if _is_required(model, "bool_masked_pos"):
+        found["bool_masked_pos"] = _masked_patches(config, batch)
     if "labels" in names:
         _add_labels(found, kind, text, batch, seq)
     if not found:
@@ -256,6 +261,15 @@ def _fitting(config: Any, text: Any, names: set[str], seq: int) -> int:
     return min(seq, own) if isinstance(own, int) and own > 0 else seq
 
 
+def without_kernel(model: nn.Module) -> tuple[str, ...]:
+    """What to say of recurrences that transformers runs token by token on every device."""
+    kinds = {type(part).__name__ for part in model.modules()} & {kind for kind, _ in scans.METHODS}
+    return tuple(
+        f"{kind} is planned, and timed, as one kernel over all tokens; transformers has none, and runs its tokens one by one"
+        for kind in sorted(kinds)
+    )
+
+
 def _has_lm_loss(kind: str) -> bool:
     return any(word in kind for word in ("LMHead", "CausalLM", "MaskedLM", "ConditionalGeneration"))
 
@@ -272,10 +286,13 @@ def _ids(config: Any, batch: int, seq: int) -> torch.Tensor:
 
 def _signal(name: str, config: Any, batch: int, seq: int, dtype: torch.dtype) -> torch.Tensor:
     vision = getattr(config, "vision_config", None) or config
-    if name == "pixel_values":
+    if name == "pixel_values_videos" and hasattr(config, "frames_per_clip"):
+        shape: tuple[int, ...] = (batch, config.frames_per_clip, config.in_chans, config.crop_size, config.crop_size)
+    elif name.startswith("pixel_values"):
         size = getattr(vision, "image_size", 224)
         height, width = size if isinstance(size, (tuple, list)) else (size, size)
-        shape: tuple[int, ...] = (batch, getattr(vision, "num_channels", 3), height, width)
+        frames = (getattr(vision, "num_frames", 1),) if getattr(vision, "model_type", "") in _VIDEO else ()
+        shape = (batch, *frames, getattr(vision, "num_channels", 3), height, width)
     elif name == "input_features" and hasattr(config, "input_feat_per_channel"):
         shape = (batch, max(seq, 1) * 4, config.input_feat_per_channel)
     elif name == "input_features":
@@ -285,6 +302,21 @@ def _signal(name: str, config: Any, batch: int, seq: int, dtype: torch.dtype) ->
     else:
         shape = (batch, max(seq, 1) * 320)
     return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def _is_required(model: nn.Module, name: str) -> bool:
+    found = inspect.signature(model.forward).parameters.get(name)
+    return found is not None and found.default is inspect.Parameter.empty
+
+
+def _masked_patches(config: Any, batch: int) -> torch.Tensor:
+    """Which patches a masked autoencoder has to guess, [batch, patches]: of every sample all but the first tenth (VideoMAE's
+    share), and but one."""
+    size, patch = (v if isinstance(v, (tuple, list)) else (v, v) for v in (config.image_size, config.patch_size))
+    patches = (size[0] // patch[0]) * (size[1] // patch[1])
+    patches *= getattr(config, "num_frames", 1) // getattr(config, "tubelet_size", 1)
+    seen = max(1, patches // 10)
+    return torch.stack([torch.arange(int(patches)) >= seen] * batch)
 
 
 @contextmanager

@@ -139,7 +139,7 @@ def _config(
     module, parsed, used = hf.build(data, dtype, layers)
     limit = positions(parsed)
     tokens = hf.num_tokens(module, parsed, seq or limit.default_seq, dtype)
-    notes = left_out(data, type(module).__name__, dtype)
+    notes = (*left_out(data, type(module).__name__, dtype), *hf.without_kernel(module))
     if seq is not None and tokens != seq:
         if tokens > 1:
             raise InputError(too_long(name, replace(limit, number=tokens), seq))

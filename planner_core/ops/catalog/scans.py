@@ -66,6 +66,11 @@ def _mlstm(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     return Rule((split("batch", same, [0], outs[0][0]), split("heads", [1] * len(ins), [1], outs[0][1])))
 
 
+def _linear_scan(op: Op, ins: Shapes, outs: Shapes) -> Rule:
+    """Griffin's recurrence: every channel of every sample is one of its own."""
+    return Rule((split("batch", [0, 0], [0], outs[0][0]), split("channels", [2, 2], [2], outs[0][2])))
+
+
 # --- work --------------------------------------------------------------------------------------------
 
 
@@ -82,6 +87,11 @@ def _selective_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
 def _wkv_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
     """Two sums, each multiplied, added to and read: 12 FLOPs for each channel of each token."""
     return _scan(12 * math.prod(sizes.outs[0]), sizes)
+
+
+def _linear_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
+    """A product and a sum for each channel of each token."""
+    return _scan(2 * math.prod(sizes.outs[0]), sizes)
 
 
 def _chunk_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
@@ -112,5 +122,6 @@ OPERATORS = (
     Operator(name="chunk_scan", kind=Kind.SCAN, rule=_chunk_scan, work=_chunk_work),
     Operator(name="delta_rule", kind=Kind.SCAN, rule=_delta_rule, work=_delta_work),
     Operator(name="wkv", kind=Kind.SCAN, rule=_wkv, work=_wkv_work),
+    Operator(name="linear_scan", kind=Kind.SCAN, rule=_linear_scan, work=_linear_work),
     Operator(name="mlstm", kind=Kind.SCAN, rule=_mlstm, work=_mlstm_work),
 )

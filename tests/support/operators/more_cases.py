@@ -122,6 +122,14 @@ def rwkv(time_decay: Any, time_first: Any, key: Any, value: Any) -> tuple[torch.
     return torch.stack(out, 1), None
 
 
+def griffin(hidden_states: Any, recurrent_gate: Any) -> tuple[torch.Tensor, None]:
+    state, out = 0.0, []
+    for i in range(hidden_states.shape[1]):
+        state = recurrent_gate[:, i] * state + hidden_states[:, i]
+        out.append(state)
+    return torch.stack(out, 1), None
+
+
 def xlstm(query: Any, key: Any, value: Any, igate: Any, fgate: Any) -> tuple[torch.Tensor, None]:
     state, norm, out = 0.0 * key[:, :, 0, :, None] * value[:, :, 0, None, :], 0.0 * key[:, :, 0], []
     for i in range(query.shape[2]):
@@ -147,6 +155,7 @@ def scanning() -> list[Case]:
         Case("delta_rule", scans.delta_rule, (q, k, v, -pos(b, s, h), pos(b, s, h)), {"plain": delta}, "aaaaa"),
         Case("delta_rule", scans.delta_rule, (q, k, v, -pos(b, s, h, p), pos(b, s, h)), {"plain": delta}, "aaaaa", "delta_rule of Kimi"),
         Case("wkv", scans.wkv, (t(d), t(d), t(b, s, d), t(b, s, d)), {"plain": rwkv}, "ppaa"),
+        Case("linear_scan", scans.linear_scan, (t(b, s, d), pos(b, s, d)), {"plain": griffin}, "aa"),
         Case("mlstm", scans.mlstm, (t(b, h, s, p), t(b, h, s, p), t(b, h, s, 2), t(b, h, s), t(b, h, s)), {"plain": xlstm}, "aaaaa"),
         Case("expert_linear", loops.expert_linear, (t(8, 4), ids(4, 8), t(4, 12, 4)), kinds="acp"),
     ]  # fmt: skip
