@@ -13,17 +13,20 @@ if TYPE_CHECKING:
     from planner_core.runtime.library import apply
     from planner_core.runtime.parallel import Parallel
     from planner_core.runtime.plan_reader import PlanMismatch
+    from planner_core.runtime.program.collectives import Event, Trace
     from planner_core.runtime.training.checkpoints import load, save
     from planner_core.runtime.training.clipping import clip_grad_norm_
     from planner_core.runtime.training.optimizers import make_optimizer
 
 __all__ = [
     "CountCollectives",
+    "Event",
     "Init",
     "Parallel",
     "PlanMismatch",
     "Steered",
     "Steering",
+    "Trace",
     "apply",
     "clip_grad_norm_",
     "initializer",
@@ -36,6 +39,8 @@ _HOME = {
     "clip_grad_norm_": "planner_core.runtime.training.clipping",
     "load": "planner_core.runtime.training.checkpoints",
     "save": "planner_core.runtime.training.checkpoints",
+    "Event": "planner_core.runtime.program.collectives",
+    "Trace": "planner_core.runtime.program.collectives",
     "Parallel": "planner_core.runtime.parallel",
     "apply": "planner_core.runtime.library",
     "steer": "planner_core.runtime.dispatch.parallelize",

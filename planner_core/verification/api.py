@@ -23,7 +23,7 @@ from planner_core.core import (
     Workload,
 )
 from planner_core.cost import cost_model
-from planner_core.models import capture_graph
+from planner_core.models import capture_graph, graph_of
 from planner_core.planning import retarget, shrinks, small_mesh
 from planner_core.verification.fake_group import verify_fake
 from planner_core.verification.numerics import verify_numbers
@@ -77,7 +77,7 @@ def verify(
     progress("a small model with the same plan")
     small = scaled(plan, ranks)
     progress(f"{ranks} gloo processes")
-    return verify_numbers(small, timeout_s=timeout_s)
+    return verify_numbers(small, graph=graph_of(small), timeout_s=timeout_s)
 
 
 def scaled(plan: Plan, ranks: int) -> Plan:
@@ -145,6 +145,9 @@ def verify_text(data: Mapping[str, Any]) -> str:
         )
     if data.get("dispatched"):
         lines.append(f"runtime    operator by operator, since {data['dispatched']}")
+    if data.get("order"):
+        order = data["order"]
+        lines.append(f"order      {'as scheduled' if order['ok'] else order['difference']}")
     predicted, measured = data["collectives"]["predicted"], data["collectives"]["measured"]
     for phase in ("forward", "backward", "optimizer"):
         for kind in sorted({*predicted.get(phase, {}), *measured.get(phase, {})}):

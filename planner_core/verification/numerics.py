@@ -3,7 +3,7 @@
 # mypy: allow-untyped-calls
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from planner_core.core import Plan, plan_to_json
-from planner_core.runtime import CountCollectives, Parallel, PlanMismatch
+from planner_core.core import Graph, Plan, plan_to_json
+from planner_core.runtime import CountCollectives, Event, Parallel, PlanMismatch, Trace
 from planner_core.verification.build_models import (
     ARGS,
     example_inputs,
@@ -21,6 +21,7 @@ from planner_core.verification.build_models import (
     whole_model,
 )
 from planner_core.verification.processes import run_ranks
+from planner_core.verification.schedule import difference, scheduled
 
 TOLERANCE = 1e-5
 FLOOR = 1e-3
@@ -29,35 +30,49 @@ LEARNING_RATE = 1e-3
 ADAM_EPS = 1e-2  # large, so that the rounding of a gradient that is nearly zero does not decide its step
 
 
-def verify_numbers(plan: Plan, *, timeout_s: float = 300.0, seed: int = 0) -> dict[str, Any]:
+def verify_numbers(
+    plan: Plan, *, graph: Graph | None = None, timeout_s: float = 300.0, seed: int = 0
+) -> dict[str, Any]:
     """Run a plan (of few ranks and a small model) on gloo; the report of docs/CONTRACT.md, all but memory.
 
-    Raises VerificationFailed if a rank fails or hangs.
+    `graph` is that of the plan's model; with it the order of the collectives is held against the schedule. Raises
+    VerificationFailed if a rank fails or hangs.
     """
-    return verify_all([plan], timeout_s=timeout_s, seed=seed)[0]
+    return verify_all([plan], graphs=[graph], timeout_s=timeout_s, seed=seed)[0]
 
 
-def verify_all(plans: list[Plan], *, timeout_s: float = 300.0, seed: int = 0) -> list[dict[str, Any]]:
+def verify_all(
+    plans: list[Plan], *, graphs: Sequence[Graph | None] | None = None, timeout_s: float = 300.0, seed: int = 0
+) -> list[dict[str, Any]]:
     """Reports of several plans for the same number of ranks, run by the same processes."""
     ranks = plans[0].mesh.num_devices
     found = run_ranks(_run_all, ranks, ([plan_to_json(p) for p in plans], seed), timeout_s=timeout_s)
-    return [report(plan, rows) for plan, rows in zip(plans, found[0], strict=True)]
+    return [report(p, rows, g) for p, rows, g in zip(plans, found[0], graphs or [None] * len(plans), strict=True)]
 
 
-def report(plan: Plan, found: Mapping[str, Any]) -> dict[str, Any]:
+def report(plan: Plan, found: Mapping[str, Any], graph: Graph | None = None) -> dict[str, Any]:
     """Hold what was measured against the plan and against one process."""
     predicted, measured = plan.cost.collectives(), found["collectives"]
     single, parallel = found["loss"]
     good = within(found)
+    order = None if graph is None or found["dispatched"] else _order(plan, graph, found["events"])
     return {
-        "ok": bool(good and same_traffic(predicted, measured)), "ranks": plan.mesh.num_devices, "backend": "gloo",
+        "ok": bool(good and same_traffic(predicted, measured) and (order is None or order["ok"])),
+        "ranks": plan.mesh.num_devices, "backend": "gloo",
         "loss": {"single": single, "parallel": parallel, "abs_error": abs(single - parallel)},
         "grad": {"max_rel_error": found["grad"][0], "worst": found["grad"][1]},
         "param": {"max_rel_error": found["param"][0], "worst": found["param"][1]},
         "dtype": found["dtype"], "numbers_ok": good, "collectives_ok": same_traffic(predicted, measured),
         "collectives": {"predicted": predicted, "measured": measured}, "by_axis": found["by_axis"], "memory_bytes": None,
-        "dispatched": found["dispatched"],
+        "dispatched": found["dispatched"], "order": order,
     }  # fmt: skip
+
+
+def _order(plan: Plan, graph: Graph, recorded: Iterable[Sequence[Any]]) -> dict[str, Any]:
+    """Whether the run issued its collectives and waited for them as the schedule says, and where it first did not."""
+    events = [Event(*row) for row in recorded]
+    found = difference(scheduled(plan, graph), events, (c.prefix for c in graph.calls()))
+    return {"ok": not found, "events": len(events), "difference": found}
 
 
 def same_traffic(predicted: Mapping[str, Any], measured: Mapping[str, Any]) -> bool:
@@ -84,7 +99,13 @@ def judge(plan: Mapping[str, Any], seed: int = 0) -> dict[str, Any]:
             exact = compare(plan, seed, "float64")
     except PlanMismatch:  # the model casts to float32 only where it is not in it already
         return found
-    return {**exact, "collectives": found["collectives"], "by_axis": found["by_axis"], "float32": found}
+    return {
+        **exact,
+        "collectives": found["collectives"],
+        "by_axis": found["by_axis"],
+        "events": found["events"],
+        "float32": found,
+    }
 
 
 @contextmanager
@@ -120,6 +141,8 @@ def compare(plan: Mapping[str, Any], seed: int, dtype: str) -> dict[str, Any]:
     parallel = Parallel(model, plan, mesh, finish=loss_of)
     model.__dict__["forward"] = parallel.forward
     torch.manual_seed(seed)
+    trace = Trace()
+    parallel.engine.trace(trace)
     with CountCollectives(mesh, parallel.engine.packed) as counted:
         loss = parallel(tuple(inputs.get(ARGS, ())), {k: v for k, v in inputs.items() if k != ARGS}, whole=True)
         counted.phase = "backward"
@@ -127,6 +150,7 @@ def compare(plan: Mapping[str, Any], seed: int, dtype: str) -> dict[str, Any]:
         measured = {n: p.grad for n, p in model.named_parameters()}
         counted.phase = "optimizer"
         _step(model)
+    parallel.engine.trace(None)
     weights = parallel.engine.weights
     grads = {n: parallel.full(w, measured[n]) for n, w in weights.items() if measured[n] is not None}
     wanted = {n: p.grad for n, p in whole.named_parameters() if p.grad is not None}
@@ -142,6 +166,7 @@ def compare(plan: Mapping[str, Any], seed: int, dtype: str) -> dict[str, Any]:
         "collectives": counted.table(),
         "by_axis": [[*key, *row] for key, row in sorted(counted.rows.items())],
         "dispatched": parallel.dispatched.reason if parallel.dispatched else "",
+        "events": [[e.what, e.kind, e.axis, e.num_bytes, e.packed] for e in trace.events],
     }  # fmt: skip
 
 

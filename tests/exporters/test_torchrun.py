@@ -170,6 +170,7 @@ def test_script_and_verification_of_a_users_own_model(example: str, tmp_path: Pa
     file.write_text(OWN.replace("EXAMPLE", example))
     whole = plan_model(Request(f"{file}:make", cluster="1x8-h100", mesh="8")).best
     report = verify(whole, ranks=2)
+    assert report["order"]["ok"]
     assert report["ok"] and report["grad"]["max_rel_error"] < 1e-5, report
     assert verify(whole)["collectives_ok"]
     plan = scaled(whole, 2)

@@ -23,7 +23,8 @@ Finish = Callable[[], torch.Tensor]
 
 @dataclass(frozen=True)
 class Event:
-    """A collective that a rank issued or waited for (`what`); `packed` is the number of tensors that it carries.
+    """A collective that a rank issued or waited for (`what`). `packed` is the number of weights, or of their gradients, that it
+    carries; 0 for one tensor of the computation. `num_bytes` are those of the tensor that is whole along the axis.
 
     `run` and `return` stand where a unit, named by `kind`, begins its forward and its backward.
     """
@@ -61,7 +62,7 @@ class Axis:
 
     # --- issuing --------------------------------------------------------------------------------------
 
-    def start_all_gather(self, x: torch.Tensor, packed: int = 1) -> Finish:
+    def start_all_gather(self, x: torch.Tensor, packed: int = 0) -> Finish:
         """Every rank's tensor, one behind the other along dim 0."""
         x = x.contiguous()
         if torch.compiler.is_compiling():
@@ -69,7 +70,7 @@ class Axis:
         out = x.new_empty((self.size * x.shape[0], *x.shape[1:]))
         return self._issue("all_gather", packed, dist.all_gather_single, out, out, x)
 
-    def start_reduce_scatter(self, x: torch.Tensor, packed: int = 1) -> Finish:
+    def start_reduce_scatter(self, x: torch.Tensor, packed: int = 0) -> Finish:
         """This rank's part along dim 0 of the sum of every rank's tensor."""
         x = x.contiguous()
         if torch.compiler.is_compiling():
@@ -78,7 +79,7 @@ class Axis:
         return self._issue("reduce_scatter", packed, dist.reduce_scatter_single, x, out, x)
 
     def start_all_reduce(
-        self, x: torch.Tensor, reduction: str = "sum", *, owned: bool = False, packed: int = 1
+        self, x: torch.Tensor, reduction: str = "sum", *, owned: bool = False, packed: int = 0
     ) -> Finish:
         """The sum (or max) of every rank's tensor; `owned`: written over `x` itself."""
         if torch.compiler.is_compiling():
@@ -94,22 +95,23 @@ class Axis:
             ones = [x.shape[0] // self.size] * self.size
             return _traced(torch.ops._c10d_functional.all_to_all_single(x, ones, ones, self.group_name))
         out = torch.empty_like(x)
-        return self._issue("all_to_all", 1, dist.all_to_all_single, out, out, x)
+        return self._issue("all_to_all", 0, dist.all_to_all_single, out, out, x)
 
     def _issue(
         self, kind: str, packed: int, collective: Callable[..., Any], counted: torch.Tensor, *args: Any
     ) -> Finish:  # fmt: skip
-        """One collective of `packed` tensors in flight; `counted` is what its bytes are of, the first of `args` its result."""
-        trace, self.packed = self.trace, packed
+        """One collective of `packed` weights in flight; `counted` is what its bytes are of, the first of `args` its result."""
+        trace, self.packed = self.trace, max(1, packed)
         work = collective(*args, group=self.group, async_op=True)
         self.packed = 1
+        num_bytes = counted.nbytes * (self.size if kind == "all_to_all" else 1)
         if trace is not None:
-            trace.add("issue", kind, self.name, counted.nbytes, packed)
+            trace.add("issue", kind, self.name, num_bytes, packed)
 
         def finish() -> torch.Tensor:
             work.wait()
             if trace is not None:
-                trace.add("wait", kind, self.name, counted.nbytes, packed)
+                trace.add("wait", kind, self.name, num_bytes, packed)
             out: torch.Tensor = args[0]
             return out
 

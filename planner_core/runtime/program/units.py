@@ -144,7 +144,8 @@ class Unit:
             bucket.issue()
 
     def wait(self) -> None:
-        """All weights are right and whole from here on."""
+        """All weights are right and whole from here on. What nobody issued ahead is on its way before the first wait."""
+        self.issue()
         for bucket in self.buckets:
             bucket.wait()
 
@@ -155,6 +156,7 @@ class Unit:
 
     def wait_again(self) -> None:
         """What backward needs is whole from here on."""
+        self.issue_again()
         for bucket in self.again:
             bucket.wait()
 
@@ -195,7 +197,7 @@ class UnitCall:
         else:
             out = self.function(*args)
         unit.free()
-        if learning and (unit.again or self.behind is not None):
+        if learning:
             self._watch(out)
         return out
 

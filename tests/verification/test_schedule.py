@@ -1,0 +1,300 @@
+"""The order in which ranks issue their collectives and wait for them is the one that the price of a step assumes."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import planner_core as shardscope
+from planner_core.core import Graph, Plan
+from planner_core.models import graph_of
+from planner_core.runtime import Event, Trace
+from planner_core.runtime.library import applied
+from planner_core.runtime.program.collectives import Axis
+from planner_core.runtime.program.engine import Bound
+from planner_core.verification.api import scaled, verify_text
+from planner_core.verification.numerics import verify_all
+from planner_core.verification.processes import run_ranks
+from planner_core.verification.schedule import difference, scheduled, units_of
+from tests.support.plans import Request, planned
+
+SIZES = {"hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 4,
+         "vocab_size": 256, "max_position_embeddings": 64}  # fmt: skip
+BATCH, SEQ = 4, 32
+
+
+@cache
+def llama() -> tuple[dict[str, Plan], Graph]:
+    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **SIZES}
+    found = shardscope.plan(config, cluster="1x8-h100:gpus=2", mesh="2", batch=BATCH, seq=SEQ, dtype="float32")
+    return {p.name: p for p in found.plans}, found.graph
+
+
+def saved(folder: Path, names: Sequence[str]) -> list[str]:
+    plans, _ = llama()
+    for name in names:
+        shardscope.save_plan(plans[name], folder / name)
+    return [str(folder / name) for name in names]
+
+
+def prefixes(graph: Graph) -> list[str]:
+    return [c.prefix for c in graph.calls()]
+
+
+# --- on the ranks ---------------------------------------------------------------------------------------
+
+
+def model_under(plan_file: str) -> torch.nn.Module:
+    torch.manual_seed(0)
+    return shardscope.apply(LlamaForCausalLM(LlamaConfig(**SIZES, use_cache=False)), shardscope.load_plan(plan_file))
+
+
+def step(model: Any, micro_batches: int) -> None:
+    ids = torch.randint(0, 256, (BATCH, SEQ), generator=torch.Generator().manual_seed(0))
+    for number in range(micro_batches):
+        loss = model(input_ids=ids, labels=ids, global_batch=True).loss
+        if number < micro_batches - 1:
+            with model.no_sync():
+                loss.backward()
+        else:
+            loss.backward()
+
+
+def traced(files: list[str], micro_batches: int, fault: str = "") -> list[Any]:
+    """What this rank issued and waited for in its second step under each plan."""
+    plant(fault)
+    found = []
+    for file in files:
+        model = model_under(file)
+        for _ in range(2):
+            trace = Trace()
+            applied(model).engine.trace(trace)
+            step(model, micro_batches)
+        found.append([[e.what, e.kind, e.axis, e.num_bytes, e.packed] for e in trace.events])
+    return found
+
+
+def plant(fault: str) -> None:
+    """Let this process wait for every collective at once, or gather no weight ahead."""
+    issue: Callable[..., Any] = Axis._issue
+
+    def at_once(self: Axis, *args: Any) -> Any:
+        out = issue(self, *args)()
+        return lambda: out
+
+    if fault == "waits at once":
+        Axis._issue = at_once  # type: ignore[method-assign]
+    elif fault == "gathers nothing ahead":
+        Bound._chain = lambda self: None  # type: ignore[method-assign]
+
+
+# --- the order ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_every_plan_of_a_llama_runs_as_scheduled(micro_batches: int, tmp_path: Path) -> None:
+    """Kinds, axes, bytes, numbers of weights and places among the units, issues and waits; without sums in all micro-batches
+    but the last."""
+    plans, graph = llama()
+    names = list(plans)
+    assert {"data parallel", "FSDP", "Megatron-LM", "Megatron-LM + sequence parallel"} <= set(names)
+    for rank in run_ranks(traced, 2, (saved(tmp_path, names), micro_batches)):
+        for name, rows in zip(names, rank, strict=True):
+            wanted = scheduled(plans[name], graph, micro_batches=micro_batches)
+            assert difference(wanted, [Event(*row) for row in rows], prefixes(graph)) == "", name
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"), [("waits at once", "all_gather"), ("gathers nothing ahead", "wait all_gather")]
+)
+def test_a_run_that_departs_from_the_schedule_is_caught(fault: str, said: str, tmp_path: Path) -> None:
+    plans, graph = llama()
+    (rows,) = run_ranks(traced, 2, (saved(tmp_path, ["FSDP"]), 1, fault))[0]
+    found = difference(scheduled(plans["FSDP"], graph), [Event(*row) for row in rows], prefixes(graph))
+    assert "scheduled" in found and said in found
+
+
+def test_buckets_hold_what_a_block_holds() -> None:
+    """By arithmetic: the matrices of a layer travel together (7 of them), gathered forward and backward, scattered once."""
+    plans, graph = llama()
+    h, m = SIZES["hidden_size"], SIZES["intermediate_size"]
+    matrices = 4 * (4 * h * h + 3 * h * m)
+    layers = [u for u in units_of(plans["FSDP"], graph) if u.name]
+    assert [u.name for u in layers] == [f"model.layers.{i}" for i in range(4)]
+    for unit in layers:
+        ((gather,), (again,), (scatter,)) = unit.gathers, unit.again, unit.each
+        assert (gather[0].kind, gather[0].num_bytes, gather[0].packed) == ("all_gather", matrices, 7)
+        assert again == gather
+        assert (scatter[0].kind, scatter[0].num_bytes, scatter[0].packed) == ("reduce_scatter", matrices, 7)
+    for unit in units_of(plans["data parallel"], graph):
+        if unit.name:
+            ((total,),) = unit.last
+            assert (total.kind, total.num_bytes, total.packed) == ("all_reduce", matrices + 2 * 4 * h, 9)
+            assert not unit.gathers and not unit.each, "summed once a step"
+
+
+ZOO = [("gpt2-xl", "2"), ("t5-large", "2"), ("mixtral-8x7b", "2"), ("vit-large", "2"), ("resnet50-100k", "2"), ("llama-3-8b", "2x2"),
+       ("t5-large", "2x2")]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh"), [("bert-large", "2"), *(pytest.param(*case, marks=pytest.mark.slow) for case in ZOO)]
+)
+def test_small_models_of_the_zoo_run_as_scheduled(name: str, mesh: str) -> None:
+    ranks = 4 if "x" in mesh else 2
+    found = planned(Request(name, cluster="2x8-h100", mesh="2x8" if ranks == 4 else "16"))
+    small = [scaled(p, ranks) for p in found.plans]
+    reports = verify_all(small, graphs=[graph_of(small[0])] * len(small))
+    assert len(reports) > 3
+    for plan, report in zip(small, reports, strict=True):
+        assert report["dispatched"] == "" and report["order"] == {**report["order"], "ok": True, "difference": ""}, (
+            plan.name
+        )
+        assert report["ok"], plan.name
+        assert "as scheduled" in verify_text(report)
+
+
+# --- what shows of a slow network -----------------------------------------------------------------------
+
+DELAY_S, FORWARD_S, BACKWARD_S = 0.02, 0.03, 0.1
+
+
+class Clock:
+    """Counts the seconds that are slept, and sleeps none."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def resting(clock: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """What makes the function of a unit take a known time, forward and backward."""
+
+    class Rest(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            clock.sleep(FORWARD_S)
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            clock.sleep(BACKWARD_S)
+            return gradient
+
+    def rested(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            out = function(*args)
+            if not isinstance(out, tuple):
+                return Rest.apply(out)
+            lone = next((i for i, x in enumerate(out) if x.dim() == 0), 0)  # the loss, where there is one
+            return tuple(Rest.apply(x) if i == lone else x for i, x in enumerate(out))
+
+        return call
+
+    return rested
+
+
+def slow_network(clock: Any, delay_s: float) -> None:
+    """Let every collective take `delay_s` longer, one after the other, as on one link."""
+    issue, free = Axis._issue, [0.0]
+
+    def late(self: Axis, *args: Any) -> Any:
+        finish = issue(self, *args)
+        free[0] = ready = max(free[0], clock.monotonic()) + delay_s
+
+        def finished() -> Any:
+            clock.sleep(max(0.0, ready - clock.monotonic()))
+            return finish()
+
+        return finished
+
+    Axis._issue = late  # type: ignore[method-assign]
+
+
+def timed(file: str, real: bool) -> dict[str, float]:
+    """Seconds of a step: as it is, on a slow network, and on a slow network when every collective is waited for at once."""
+    clock: Any = time if real else Clock()
+    model = model_under(file)
+    step(model, 1)
+    rested = resting(clock)
+    for ready in applied(model).programs.values():
+        for call in ready.bound.calls:
+            call.function = rested(call.function)
+    found, issue = {}, Axis._issue
+    for how in ("fast", "slow", "at once"):
+        Axis._issue = issue  # type: ignore[method-assign]
+        if how != "fast":
+            slow_network(clock, DELAY_S)
+        if how == "at once":
+            plant("waits at once")
+        times = []
+        for _ in range(5 if real else 2):
+            dist.barrier()
+            start = clock.monotonic()
+            step(model, 1)
+            times.append(clock.monotonic() - start)
+        found[how] = min(times[1:])
+    return found
+
+
+def seconds(events: Sequence[Event], delay_s: float) -> float:
+    """The schedule on one compute stream and one link, by hand."""
+    now = link = 0.0
+    under_way: dict[Event, list[float]] = defaultdict(list)
+    for e in events:
+        if e.what == "issue":
+            link = max(link, now) + delay_s
+            under_way[replace(e, what="wait")].append(link)
+        elif e.what == "wait":
+            now = max(now, under_way[e].pop(0))
+        else:
+            now += FORWARD_S if e.what == "run" else BACKWARD_S
+    return now
+
+
+def growth(name: str, folder: Path, *, real: bool) -> tuple[float, float, float, float]:
+    """Seconds that a step grows by on a slow network: as scheduled, as run, when waiting at once; and the sum of all delays."""
+    plans, graph = llama()
+    events = scheduled(plans[name], graph)
+    exposed = seconds(events, DELAY_S) - seconds(events, 0.0)
+    delays = DELAY_S * sum(e.what == "issue" for e in events)
+    found = run_ranks(timed, 2, (*saved(folder, [name]), real))[0]
+    return exposed, found["slow"] - found["fast"], found["at once"] - found["fast"], delays
+
+
+@pytest.mark.parametrize("name", ["FSDP", "data parallel", "Megatron-LM"])
+def test_a_slow_network_costs_what_the_schedule_says_is_exposed(name: str, tmp_path: Path) -> None:
+    """Every collective takes 20 ms more, every unit computes for 30 ms forward and 100 ms backward, on a clock that counts. The
+    step grows by what the schedule exposes; when the same program waits at once it grows by all delays."""
+    exposed, grown, at_once, delays = growth(name, tmp_path, real=False)
+    assert grown == pytest.approx(exposed)
+    assert at_once == pytest.approx(delays)
+    if name == "Megatron-LM":
+        assert exposed > 0.6 * delays, "operators wait for most of it"
+    else:
+        assert exposed < 0.5 * delays
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["FSDP", "data parallel"])
+def test_a_slow_network_on_a_real_clock(name: str, tmp_path: Path) -> None:
+    """The same, with processes that really rest; other work on the machine makes both longer."""
+    exposed, grown, at_once, delays = growth(name, tmp_path, real=True)
+    assert grown < 0.5 * (exposed + delays), (exposed, grown, at_once, delays)
+    assert at_once > 0.8 * delays, (exposed, grown, at_once, delays)
+    assert grown < 0.6 * at_once, (exposed, grown, at_once, delays)
