@@ -6,6 +6,7 @@ import argparse
 import json
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,7 @@ def _parser() -> _Parser:
     fold.set_defaults(run=_fold)
     plan = _with_options(_with_model(commands.add_parser("plan", help="derive, score and rank plans")))
     plan.add_argument("-o", "--output", metavar="FILE", help="write the chosen plan")
+    plan.add_argument("--pick", metavar="NAME", help="with -o: another plan of the report, by name, e.g. FSDP")
     plan.add_argument(
         "--front", action="store_true", help="also every plan that no other beats in the objective and memory"
     )
@@ -192,8 +194,11 @@ def _plan(args: argparse.Namespace) -> int:
     from planner_core.planning import exact_front, meshes, plan_model, prepare
     from planner_core.planning.analysis import front_report, front_text, report, text
 
+    if args.pick and not args.output:
+        raise InputError(f"--pick {args.pick!r} chooses the plan that -o writes; say where with -o FILE")
     request = _request(args)
     result = plan_model(request, progress=_say)
+    chosen = _picked(result.plans, args.pick) if args.pick else result.best
     data, words = report(result), text(result)
     if args.front:
         planner = prepare(request, result.graph)
@@ -202,11 +207,21 @@ def _plan(args: argparse.Namespace) -> int:
         words += "\n\n" + front_text(points, exact, request.objective)
     _done()
     if args.output:
-        save_plan(result.best, args.output)
-        print(f"{args.output}: not run yet; {_how_to_verify(args.output, result.best)}", file=sys.stderr)
+        save_plan(chosen, args.output)
+        print(f"{args.output}: not run yet; {_how_to_verify(args.output, chosen)}", file=sys.stderr)
     for note in result.notes:
         print(note, file=sys.stderr)
     return _print(args, data, words)
+
+
+def _picked(plans: Sequence[Plan], name: str) -> Plan:
+    """The plan of a report by name; raises InputError."""
+    found = next((p for p in plans if p.name == name), None)
+    if found is None:
+        raise InputError(
+            f"--pick {name!r} is no plan of the report; it has {', '.join(dict.fromkeys(p.name for p in plans))}"
+        )
+    return found
 
 
 def _compare(args: argparse.Namespace) -> int:

@@ -115,7 +115,8 @@ def export(plan: Plan, target: str, path: str | Path, *, nearest: bool = False) 
 
     Args:
         plan: The plan, of a search, a baseline or a file.
-        target: The name of a form: `json`, `torchrun`, `parallelize_module`, `hf`, `deepspeed`, `megatron` or `torchtitan`.
+        target: The name of a form: `json`, `torchrun`, `parallelize_module`, `fsdp2`, `accelerate`, `hf`, `deepspeed`,
+            `megatron` or `torchtitan`.
         path: The file to write. It is written whole or not at all.
         nearest: Whether a plan that the form cannot hold is replaced by the nearest plan that it can hold.
 

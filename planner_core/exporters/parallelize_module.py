@@ -7,10 +7,10 @@ import json
 from collections.abc import Mapping
 
 from planner_core.core import Plan
-from planner_core.exporters import parallelize_template as template
 from planner_core.exporters.observe import Observed, Shared, observe, rules
 from planner_core.exporters.sequence_parallel import STYLES as SEQUENCE_STYLES
 from planner_core.exporters.sequence_parallel import on_tokens, runs
+from planner_core.exporters.source import parallelize_template as template
 from planner_core.exporters.tp_layout import TpLayout, patterns, starred, tensor_layout
 
 STYLES = {

@@ -88,6 +88,18 @@ def _torchtitan(plan: Plan) -> Written:
     return torchtitan_text(plan)
 
 
+def _fsdp2(plan: Plan) -> Written:
+    from planner_core.exporters.data_parallel import fsdp2_text
+
+    return fsdp2_text(plan)
+
+
+def _accelerate(plan: Plan) -> Written:
+    from planner_core.exporters.data_parallel import accelerate_text
+
+    return accelerate_text(plan)
+
+
 def _by_pairs(plan: Plan, layout: TpLayout) -> Priced | None:
     from planner_core.exporters.nearest import nearest
 
@@ -124,6 +136,14 @@ TARGETS: Mapping[str, Target] = {
             "parallelize_module", "parallelize_module", ".py",
             "A Python module to import into your own trainer: stock PyTorch styles, for plans that split matrices in pairs.",
             _parallelize_module, _by_pairs,
+        ),
+        Target(
+            "fsdp2", "FSDP2", ".py",
+            "A Python module that shards a model by fully_shard, for plans that split the batch only (FSDP, HSDP).", _fsdp2,
+        ),
+        Target(
+            "accelerate", "accelerate", ".yaml",
+            "A configuration for accelerate launch, for plans that split the batch only.", _accelerate,
         ),
         Target(
             "hf", "Hugging Face", ".json",

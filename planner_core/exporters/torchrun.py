@@ -9,7 +9,7 @@ from typing import Any
 
 import planner_core
 from planner_core.core import InputError, Plan, placements_by_pattern, plan_to_json
-from planner_core.exporters.inline import inline
+from planner_core.exporters.source.inline import inline
 from planner_core.models.sources import build, training_inputs
 from planner_core.ops import Kind, operator
 from planner_core.planning import shrink

@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[2]
 BATCH, SEQ, WIDTH, LAYERS = 4, 16, 64, 2
 PAYLOAD = BATCH * SEQ * WIDTH * 4
 """Bytes of one hidden state."""
-OTHERS = [t for t in TARGETS if t not in ("json", "torchrun")]
+OTHERS = [t for t in TARGETS if t not in ("json", "torchrun", "fsdp2", "accelerate")]
 
 
 @cache

@@ -1,0 +1,172 @@
+"""Plans that split the batch only leave as FSDP2 code, which trains as one process does, and as accelerate's configuration."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import planner_core as shardscope
+from planner_core.cli.main import main
+from planner_core.core import DeviceMesh, Edge, InputError, ParamPlan, Plan, SitePlan, State, load_plan
+from planner_core.exporters.api import export, export_text
+from planner_core.verification.processes import run_ranks
+
+SIZES = {"hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4,
+         "vocab_size": 256, "max_position_embeddings": 64}  # fmt: skip
+CONFIG = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **SIZES}
+
+
+@cache
+def plans(gpus: int = 2, mesh: str = "2") -> dict[str, Plan]:
+    found = shardscope.plan(CONFIG, cluster=f"1x8-h100:gpus={gpus}", mesh=mesh, batch=8, seq=16, dtype="float32")
+    return {p.name: p for p in found.plans}
+
+
+def trained(shard: Any, own: slice) -> list[float]:
+    """Losses of the whole batch over three steps; `shard` takes the model, `own` are this rank's samples."""
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**SIZES, use_cache=False))
+    if shard is not None:
+        shard(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    ids = torch.randint(0, 256, (8, 16), generator=torch.Generator().manual_seed(0))[own]
+    losses = []
+    for _ in range(3):
+        loss = model(input_ids=ids, labels=ids).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        total = loss.detach().clone()
+        if shard is not None:
+            dist.all_reduce(total)
+            total /= dist.get_world_size()
+        losses.append(float(total))
+    return losses
+
+
+def on_ranks(file: str) -> list[Any]:
+    spec = importlib.util.spec_from_file_location("exported", file)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    size, rank = 8 // dist.get_world_size(), dist.get_rank()
+    held: list[int] = []
+
+    def shard(model: Any) -> None:
+        module.shard(model, device="cpu")
+        held.append(sum(p.to_local().numel() for p in model.parameters()))
+
+    losses = trained(shard, slice(rank * size, (rank + 1) * size))
+    with pytest.raises(ValueError, match="mesh of sizes"):
+        module.shard(LlamaForCausalLM(LlamaConfig(**SIZES)), init_device_mesh("cpu", (dist.get_world_size(), 1)))
+    return [losses, held[0]]
+
+
+def test_fsdp2_code_trains_as_one_process_does(tmp_path: Path) -> None:
+    said = export(plans()["FSDP"], "fsdp2", tmp_path / "shard.py")
+    assert any("norm" in line and "whole in the plan" in line for line in said), said
+    losses, held = run_ranks(on_ranks, 2, (str(tmp_path / "shard.py"),))[0]
+    assert losses == pytest.approx(trained(None, slice(None)), rel=1e-4)
+    assert held == sum(p.numel() for p in LlamaForCausalLM(LlamaConfig(**SIZES)).parameters()) // 2
+
+
+def hybrid() -> Plan:
+    """Data parallel over an outer axis and FSDP over an inner one, of 2 devices each; its edges have placements but no steps."""
+    outer, inner = plans()["data parallel"], plans()["FSDP"]
+
+    def state(a: State, b: State) -> State:
+        return State((*a.forward, *b.forward), (*a.gradient, *b.gradient))
+
+    def edges(a: tuple[Edge, ...], b: tuple[Edge, ...]) -> tuple[Edge, ...]:
+        return tuple(
+            replace(x, src=state(x.src, y.src), dst=state(x.dst, y.dst), forward=(), backward=()) for x, y in zip(a, b, strict=True)
+        )  # fmt: skip
+
+    def param(a: ParamPlan, b: ParamPlan) -> ParamPlan:
+        return ParamPlan(
+            (*a.stored, *b.stored), (*a.working, *b.working), (*a.gradient, *b.gradient), tuple(1 for _ in b.gathered)
+        )
+
+    blocks = {}
+    for label, block in inner.blocks.items():
+        other = outer.blocks[label]
+        sites = {
+            k: SitePlan(edges(other.sites[k].inputs, s.inputs), edges(other.sites[k].outputs, s.outputs))
+            for k, s in block.sites.items()
+        }
+        blocks[label] = replace(
+            block, params={k: param(other.params[k], p) for k, p in block.params.items()}, sites=sites
+        )
+    return replace(inner, name="HSDP", blocks=blocks, mesh=DeviceMesh(("node", "gpu"), (2, 2)))
+
+
+@pytest.mark.slow
+def test_hsdp_code_trains_as_one_process_does(tmp_path: Path) -> None:
+    said = export(hybrid(), "fsdp2", tmp_path / "shard.py")
+    assert any("2 shards, 2 times" in line for line in said)
+    losses, held = run_ranks(on_ranks, 4, (str(tmp_path / "shard.py"),))[0]
+    assert losses == pytest.approx(trained(None, slice(None)), rel=1e-4)
+    assert held == sum(p.numel() for p in LlamaForCausalLM(LlamaConfig(**SIZES)).parameters()) // 2
+
+
+def test_plans_that_split_more_than_the_batch_are_refused() -> None:
+    for target in ("fsdp2", "accelerate"):
+        with pytest.raises(InputError, match=r"splits .* over mesh axis world.*--to torchrun"):
+            export_text(plans()["Megatron-LM"], target)
+
+
+def test_accelerate_reads_its_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By accelerate's own parser: the environment that it would launch with, and the plugin that a training run makes of it."""
+    from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+    from accelerate.utils import FullyShardedDataParallelPlugin
+    from accelerate.utils.launch import prepare_multi_gpu_env
+
+    file = tmp_path / "accelerate.yaml"
+    export(plans()["FSDP"], "accelerate", file)
+    hybrid_file = tmp_path / "hybrid.yaml"
+    export(hybrid(), "accelerate", hybrid_file)
+    args, _, _ = _validate_launch_command(
+        launch_command_parser().parse_args(["--config_file", str(hybrid_file), "train.py"])
+    )
+    assert (args.num_processes, args.parallelism_config_dp_replicate_size, args.parallelism_config_dp_shard_size) == (
+        4,
+        2,
+        2,
+    )
+    args = launch_command_parser().parse_args(["--config_file", str(file), "train.py"])
+    args, _, _ = _validate_launch_command(args)
+    assert (args.num_processes, args.num_machines, args.use_fsdp, args.mixed_precision) == (2, 1, True, "no")
+    made = prepare_multi_gpu_env(args)
+    wanted = {
+        "FSDP_VERSION": "2",
+        "FSDP_TRANSFORMER_CLS_TO_WRAP": "LlamaDecoderLayer",
+        "FSDP_RESHARD_AFTER_FORWARD": "true",
+    }
+    assert {k: made[k] for k in wanted} == wanted
+    for key, value in made.items():
+        if key.startswith("FSDP") and value is not None:
+            monkeypatch.setitem(os.environ, key, value)
+    plugin = FullyShardedDataParallelPlugin()
+    assert plugin.fsdp_version == 2 and plugin.reshard_after_forward is True
+    assert plugin.transformer_cls_names_to_wrap == ["LlamaDecoderLayer"]
+
+
+def test_any_plan_of_the_report_can_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["gpt2-xl", "--cluster", "1x8-h100", "--layers", "2", "--mesh", "8"]
+    assert main(["plan", *options, "--pick", "FSDP", "-o", str(tmp_path / "plan.json")]) == 0
+    assert load_plan(tmp_path / "plan.json").name == "FSDP"
+    capsys.readouterr()
+    assert main(["plan", *options, "--pick", "nothing", "-o", str(tmp_path / "other.json")]) == 2
+    assert "it has best, " in capsys.readouterr().err and not (tmp_path / "other.json").exists()
+    assert main(["plan", *options, "--pick", "FSDP"]) == 2
+    assert "-o FILE" in capsys.readouterr().err
