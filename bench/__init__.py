@@ -2,11 +2,11 @@
 
     accuracy      plans run on processes and fake groups of every size, against their predictions   docs/ACCURACY.md
     baselines     every baseline against ours under its own constraints                             docs/BASELINES.md
-    coverage      every model type of transformers, from its default config to a plan              docs/TRANSFORMERS.md
-    depth         time and memory of capture at published sizes and 1000 layers                     docs/TRANSFORMERS.md
+    coverage      every model type of transformers, from its default config to a plan; `--depth`   docs/TRANSFORMERS.md
     hf_tp_plans   the plans that ship with transformers against ours                                docs/HF_TP_PLANS.md
     learn_pages   lessons in a browser: time from an event to the last change                       docs/LEARN_TIMES.md
     pages         the explorer in a browser: loads, clicks, layout shift, memory over a day         docs/PAGES.md
+    runtime       a step under a plan beside DDP, FSDP2 and parallelize_module on gloo ranks         docs/RUNTIME.md
     search        time of the search by depth and mesh, fronts, and TAPS against TAP                docs/BENCHMARKS.md
 
 `results/` keeps the rows, so that a long run can be stopped and taken up again; `support/` is what they share.

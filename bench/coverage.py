@@ -3,6 +3,7 @@
     python -m bench.coverage                 # what has no row yet, then docs/TRANSFORMERS.md
     python -m bench.coverage --redo failed   # those that did not reach a plan again (or: all, or names)
     python -m bench.coverage --table         # docs/TRANSFORMERS.md alone
+    python -m bench.coverage --depth         # seconds and memory as models grow deeper, for the head of that page
 
 Rows are kept in bench/results/coverage.jsonl, so a sweep can be stopped and taken up again. Each model runs in a
 forked child with a time and a memory limit. A default config is cut to at most four layers wherever it names a depth.
@@ -45,8 +46,13 @@ def main() -> None:
     )
     parser.add_argument("--only", nargs="*", default=[], metavar="NAME")
     parser.add_argument("--table", action="store_true")
+    parser.add_argument("--depth", action="store_true")
     args = parser.parse_args()
-    if not args.table:
+    if args.depth:
+        from bench.support.depth import measure_depth
+
+        measure_depth()
+    elif not args.table:
         sweep(set(args.redo), set(args.only))
     rows = read_rows()
     TABLE.write_text(table(rows), encoding="utf-8")
@@ -301,12 +307,12 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def _depth() -> list[str]:
-    """What `bench.depth` measured."""
+    """What `--depth` measured."""
     file = ROWS.parent / "depth.jsonl"
     rows = [json.loads(x) for x in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
     return [
         f"- {r['name']}: {r['params'] / 1e9:,.0f} B parameters, {r['ops']:,} ops, {' and '.join(map(str, r['blocks'].values()))} copies; "
-        f"config to graph {r['wall_s']:.2f} s ({r['cpu_s']:.2f} s of one core), {r['rss_mb']:,} MB with all libraries (`python -m bench.depth`)"
+        f"config to graph {r['wall_s']:.2f} s ({r['cpu_s']:.2f} s of one core), {r['rss_mb']:,} MB with all libraries (`python -m bench.coverage --depth`)"
         for r in rows
     ]
 

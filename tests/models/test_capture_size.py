@@ -1,4 +1,4 @@
-"""The published sizes become graphs within the memory of issue 5 (`bench/depth` times them), and what is refused beyond."""
+"""The published sizes become graphs within the memory of issue 5 (`bench.coverage --depth` times them), and what is refused beyond."""
 
 from __future__ import annotations
 

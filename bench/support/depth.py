@@ -1,6 +1,6 @@
 """From config to graph as models grow deeper: seconds without imports, and memory, for docs/TRANSFORMERS.md.
 
-    python -m bench.depth
+    python -m bench.coverage --depth
 
 Each model in a forked child that has imported all it needs; the best of five runs. Wall-clock time depends on what else the
 machine does, so processor time stands beside it.
@@ -25,7 +25,8 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-def main() -> None:
+def measure_depth() -> None:
+    """Measure all models, keep the rows, and write the page."""
     warm()
     _once(next(iter(MODELS.values())))  # the files of the models, imported before the fork
     _once({**MODELS["DeepSeek-V3"], "num_hidden_layers": 4})
@@ -57,7 +58,3 @@ def _once(config: dict[str, Any]) -> dict[str, Any]:
     graph = capture_graph(config, batch=2, seq=4096)
     took = {"wall_s": time.perf_counter() - wall, "cpu_s": time.process_time() - cpu}
     return {"params": graph.num_params, "ops": graph.num_ops, "blocks": graph.num_repeats, "outcome": "graph", **took}
-
-
-if __name__ == "__main__":
-    main()
