@@ -6,23 +6,14 @@ from dataclasses import dataclass
 
 from explorer.analysis.timeline import model_of
 from planner_core.core import Graph, Plan
-from planner_core.cost import (
-    WAIT,
-    Message,
-    block_of,
-    message_time,
-    messages,
-    op_seconds,
-    recomputed,
-    touch_time,
-    weight_traffic,
-)
+from planner_core.cost import Message, block_of, exposed_parts, messages, op_seconds, recomputed, touch_time
 from planner_core.cost.communication import algorithms, wire_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Compute of one op in one copy of its block; seconds on one GPU. `pads_s`: padding and dividing its operands."""
+    """Compute of one op in one copy of its block and one micro-batch; seconds on one GPU. `pads_s`: padding and dividing
+    its operands. `copies` counts how often it runs in a step."""
 
     op: str
     block: str
@@ -57,7 +48,7 @@ def work(plan: Plan, graph: Graph) -> list[Work]:
         for op in block.ops:
             forward, backward = op_seconds(block, op, bp, again, model)
             pads = touch_time(block, op, bp.sites[op.name], model)
-            found.append(Work(op.name, label, len(bp.prefixes), forward, backward, pads))
+            found.append(Work(op.name, label, len(bp.prefixes) * model.workload.accumulate, forward, backward, pads))
     return found
 
 
@@ -91,22 +82,9 @@ def collectives(plan: Plan, graph: Graph) -> list[Sent]:
 
 
 def waits(plan: Plan, graph: Graph) -> list[Wait]:
-    """What is waited for, longest first; the seconds add up to the plan's exposed communication."""
-    model = model_of(plan)
-    sent = list(messages(plan.blocks, graph, model))
+    """What shows of communication, longest first; the seconds add up to the plan's exposed communication."""
     found = [
-        Wait(m.site, m.label, f"{m.kind} of its {m.what}, {m.phase}", message_time(m, model))
-        for m in sent
-        if m.category == WAIT
-    ]
-    found += [
-        Wait(
-            w.weight,
-            w.label,
-            "its gradient sums and gathers, beyond what hides behind the ops that use it",
-            w.exposed_s,
-        )
-        for w in weight_traffic(sent, plan.blocks, graph, model)
-        if w.exposed_s
+        Wait(e.site, e.label, f"{e.what}, {e.phase}: {e.why}", e.seconds)
+        for e in exposed_parts(plan.blocks, graph, model_of(plan))
     ]
     return sorted(found, key=lambda w: -w.seconds)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from explorer.analysis.timeline import model_of
 from explorer.text import words
 from planner_core.core import Block, Graph, Op, Plan, glob_name, join_name
-from planner_core.cost import WAIT, block_of, message_time, messages, weight_traffic
+from planner_core.cost import block_of, exposed_parts
 from planner_core.ops import coarsen_block
 
 NO_WEIGHT = "ops without a weight"
@@ -60,12 +60,8 @@ def waited(plan: Plan, graph: Graph) -> dict[Key, float]:
             key = label.partition("#")[0], weight, prefix
             found[key] = found.get(key, 0.0) + seconds / len(prefixes)
 
-    sent = list(messages(plan.blocks, graph, model))
-    for m in sent:
-        if m.category == WAIT:
-            add(m.label, main[m.label].get(m.site, ""), message_time(m, model))
-    for w in weight_traffic(sent, plan.blocks, graph, model):
-        add(w.label, w.weight, w.exposed_s)
+    for e in exposed_parts(plan.blocks, graph, model):
+        add(e.label, e.weight or main[e.label].get(e.site, ""), e.seconds)
     return found
 
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 
 from explorer.text import units
 from planner_core.core import Cluster, Graph, Level, NoPlanFits, Plan, Workload
-from planner_core.cost import cost_model, exposed, messages, price
-from planner_core.ops import CoarseGraph
+from planner_core.cost import cost_model, price, step_seconds, units_of
 from planner_core.planning import Request, choose, meshes, prepare
 from planner_core.planning.methods import EXACT
 
@@ -40,14 +39,14 @@ def repriced(plan: Plan, cluster: Cluster, graph: Graph) -> Plan:
     return replace(plan, cluster=cluster.to_json(), cost=price(plan.blocks, graph, model))
 
 
-def step_times(plan: Plan, graph: Graph, coarse: CoarseGraph) -> Callable[[Cluster], float]:
+def step_times(plan: Plan, graph: Graph) -> Callable[[Cluster], float]:
     """Seconds of a step of the same layout by the links of its GPUs: as `repriced`, what links do not change worked out once."""
     workload = Workload(**plan.workload)
-    sent = list(messages(plan.blocks, graph, cost_model(Cluster.from_json(plan.cluster), plan.mesh, workload)))
+    here = cost_model(Cluster.from_json(plan.cluster), plan.mesh, workload)
+    units = units_of(plan.blocks, graph, here)
 
     def seconds(there: Cluster) -> float:
-        model = cost_model(there, plan.mesh, workload)
-        return plan.cost.compute_time_s + exposed(sent, plan.blocks, graph, model, coarse)
+        return step_seconds(units, cost_model(there, plan.mesh, workload))
 
     return seconds
 

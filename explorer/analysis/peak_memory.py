@@ -97,7 +97,7 @@ class _Walk:
             self.add("params", value.name, label, v, stored, size, copies)
             if value.grad:
                 item = ITEM_BYTES[value.meta.dtype]
-                states = size // item * self.model.workload.state_bytes(item)
+                states = size // item * self.model.workload.moment_bytes(item)
                 self.add("optimizer", f"states of {value.name}", label, v, stored, states, copies)
 
     def peak(self) -> None:

@@ -1,8 +1,7 @@
 """One training step of a plan as bars in three lanes, from the plan's own prices. Pure: values in, bars out.
 
-The cost model is a sum (docs/COST_MODEL.md): compute, plus the communication that an op waits for, plus what of a weight's
-traffic does not fit behind the compute of its ops. So a part of the model (a layer, the head) is drawn as its compute
-followed by what it waits for, and below it what hides. The lengths of the first two lanes add up to the step time.
+A part of the model (a layer, the head) is drawn as its compute followed by what shows of its communication, and below it the
+weight traffic that runs beside compute. The first two lanes and the optimizer add up to the step time.
 
 Two things are for the eye only: inside a part, waiting stands after compute, though op by op they take turns; and a
 weight's hidden traffic is put first behind the phase that sends it.
@@ -15,23 +14,24 @@ from dataclasses import dataclass, field
 
 from planner_core.core import Block, Call, Cluster, Graph, Op, Plan, Workload
 from planner_core.cost import (
-    WAIT,
+    CONTENTION,
+    WAITED,
     CostModel,
-    Message,
-    WeightTraffic,
+    Unit,
+    beyond_compute,
     block_of,
     cost_model,
-    message_time,
-    messages,
+    exposed_parts,
     op_seconds,
     recomputed,
     touch_time,
+    unit_totals,
+    units_of,
     weight_traffic,
 )
 
 LANES = ("compute", "exposed", "hidden")
 PHASES = ("forward", "backward")
-"""The optimizer's step sends nothing and its update is not priced (see `update_s`)."""
 DENSE = 0.85
 """Share of compute in a phase above which its bars carry words."""
 Split = tuple[float, float]
@@ -66,7 +66,7 @@ class Timeline:
     @property
     def step_s(self) -> float:
         """What the step takes."""
-        return self.total("compute") + self.total("exposed")
+        return self.total("compute") + self.total("exposed") + self.update_s
 
     def start_of(self, phase: str) -> float:
         """When a phase begins."""
@@ -104,42 +104,38 @@ def timeline(plan: Plan, graph: Graph) -> Timeline:
     """The bars of one step. Raises InputError for a plan of another model."""
     model = model_of(plan)
     parts, home = _parts(plan, graph)
+    micro_batches = model.workload.accumulate
     for label, bp in plan.blocks.items():
         block = block_of(graph, label)
         again = recomputed(block, bp)
         for op in block.ops:
             forward, backward = op_seconds(block, op, bp, again, model)
             both = forward + touch_time(block, op, bp.sites[op.name], model), backward
-            _add(home[label](op.name), "compute", both, 1)
-    found = list(messages(plan.blocks, graph, model))
-    for m in found:
-        if m.category == WAIT:
-            seconds = message_time(m, model)
-            both = (seconds, 0.0) if m.phase == "forward" else (0.0, seconds)
-            _add(home[m.label](m.site), "exposed", both, _copies(plan, m))
-    for w in weight_traffic(found, plan.blocks, graph, model):
-        places = home[w.label](w.group or _first_user(block_of(graph, w.label), w.weight))
-        hidden, shown = hiding(w)
-        _add(places, "hidden", hidden, len(plan.blocks[w.label].prefixes))
-        _add(places, "exposed", shown, len(plan.blocks[w.label].prefixes))
-    return Timeline(tuple(_lay(parts)), plan.mesh.num_devices, _update_s(plan, model))
+            _add(home[label](op.name), "compute", (micro_batches * both[0], micro_batches * both[1]), 1)
+    for e in exposed_parts(plan.blocks, graph, model):
+        site = _first_user(block_of(graph, e.label), e.weight) if e.why != WAITED else e.site
+        both = (e.seconds, 0.0) if e.phase == "forward" else (0.0, e.seconds)
+        _add(home[e.label](site), "exposed", both, len(plan.blocks[e.label].prefixes))
+    for unit in units_of(plan.blocks, graph, model):
+        for t in weight_traffic(unit, model):
+            seconds = (micro_batches * t.each_s + t.once_s) * _hidden_share(unit, t.phase, model)
+            both = (seconds, 0.0) if t.phase == "forward" else (0.0, seconds)
+            _add(home[unit.label](_first_user(block_of(graph, unit.label), t.weight)), "hidden", both, 1)
+    return Timeline(tuple(_lay(parts)), plan.mesh.num_devices, plan.cost.optimizer_time_s)
+
+
+def _hidden_share(unit: Unit, phase: str, model: CostModel) -> float:
+    """The share of a phase's weight traffic that the step does not wait for."""
+    total = sum(
+        model.workload.accumulate * t.each_s + t.once_s for t in weight_traffic(unit, model) if t.phase == phase
+    )
+    seconds, why = beyond_compute(unit_totals(unit, model), phase, model)
+    return 1.0 if why == CONTENTION or not total else max(0.0, 1.0 - seconds / total)
 
 
 def model_of(plan: Plan) -> CostModel:
     """The prices that the plan was made with, from what it keeps of its cluster and workload."""
     return cost_model(Cluster.from_json(plan.cluster), plan.mesh, Workload(**plan.workload))
-
-
-def hiding(w: WeightTraffic) -> tuple[Split, Split]:
-    """(hidden, exposed) seconds forward and backward of a weight's traffic; the window is one for the whole step."""
-    total = w.forward_s + w.backward_s
-    hidden = min(total, w.window_s)
-    forward = max(min(w.forward_s, hidden / 3), hidden - w.backward_s)  # backward has about twice the compute
-    return (forward, hidden - forward), (w.forward_s - forward, w.backward_s - (hidden - forward))
-
-
-def _copies(plan: Plan, m: Message) -> int:
-    return len(plan.blocks[m.label].prefixes)
 
 
 def _add(places: list[_Part], lane: str, both: Split, copies: int) -> None:
@@ -235,9 +231,3 @@ def _lay(parts: list[_Part]) -> Iterator[Bar]:
         start = min(bar.start_s, end - bar.seconds)
         yield Bar("hidden", bar.phase, bar.part, bar.copy, bar.copies, start, bar.seconds)
         end = start
-
-
-def _update_s(plan: Plan, model: CostModel) -> float:
-    """Seconds to read weights, gradients and optimizer states and write weights and states back; the cost model leaves them out."""
-    held = plan.cost.memory_bytes
-    return (3 * held.get("params", 0) + 2 * held.get("optimizer", 0)) / model.cluster.gpu.bytes_per_s

@@ -14,7 +14,7 @@ from planner_core.cost import Message, messages
 from planner_core.cost.communication import collective_time
 from planner_core.planning import Planner
 from planner_core.search import assemble, search
-from planner_core.search.network import NUM_COMPONENTS, Factor, Network, Problem, Restriction
+from planner_core.search.network import Network, Problem, Restriction, only
 
 SHORT = {"scaled_dot_product_attention": "attention", "mul": "multiply"}
 
@@ -51,7 +51,7 @@ class Placed(Restriction):
             if value.kind == "parameter" and value.name in self.letters:
                 good = [str(p) == self.letters[value.name] for p, _ in states.pairs]
                 ok = np.array(good, dtype=bool)[states.index[:, -1]]
-                net.factors.append(Factor((name,), np.zeros((NUM_COMPONENTS, len(states))), ok))
+                net.factors.append(only(name, ok))
 
 
 def neighbours(learner: Learner, devices: int) -> Planner:

@@ -133,6 +133,7 @@ class Cost:
     exposed_comm_time_s: float
     traffic: tuple[Traffic, ...]
     memory_bytes: Mapping[str, int]
+    optimizer_time_s: float = 0.0
 
     def seconds(self, objective: str) -> float:
         """What an objective minimises: the step time, or the communication alone."""

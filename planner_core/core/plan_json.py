@@ -43,6 +43,7 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
         "cost": {
             "step_time_s": plan.cost.step_time_s, "compute_time_s": plan.cost.compute_time_s,
             "comm_time_s": plan.cost.comm_time_s, "exposed_comm_time_s": plan.cost.exposed_comm_time_s,
+            "optimizer_time_s": plan.cost.optimizer_time_s,
             "memory_bytes": dict(plan.cost.memory_bytes),
             "traffic": [[t.phase, t.kind, t.axis, t.count, t.num_bytes, t.wire_bytes, t.time_s, t.algorithm]
                         for t in plan.cost.traffic],
@@ -65,8 +66,10 @@ def plan_from_json(data: Any) -> Plan:
         mesh=DeviceMesh(tuple(data["mesh"]["axes"]), tuple(data["mesh"]["sizes"])),
         blocks={k: _block_from_json(b) for k, b in data["blocks"].items()},
         cost=Cost(
-            float(cost["step_time_s"]), float(cost["compute_time_s"]), float(cost["comm_time_s"]),
-            float(cost["exposed_comm_time_s"]), tuple(Traffic(*row) for row in cost["traffic"]), dict(cost["memory_bytes"]),
+            step_time_s=float(cost["step_time_s"]), compute_time_s=float(cost["compute_time_s"]),
+            comm_time_s=float(cost["comm_time_s"]), exposed_comm_time_s=float(cost["exposed_comm_time_s"]),
+            traffic=tuple(Traffic(*row) for row in cost["traffic"]), memory_bytes=dict(cost["memory_bytes"]),
+            optimizer_time_s=float(cost["optimizer_time_s"]),
         ),
     )  # fmt: skip
     wrong = next(_disagreements(plan), None)

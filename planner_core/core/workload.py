@@ -7,15 +7,14 @@ from typing import Any
 
 from planner_core.core.errors import InputError
 
-OPTIMIZERS = {"adamw": 2, "adamw-fp32": 0, "sgd": 0, "sgd-momentum": 1}
-"""Optimizer states per parameter, each in the parameter's dtype (as torch.optim keeps them)."""
-
-
-FP32_STATES = {"adamw-fp32": 12}
-"""Bytes per parameter of states that are always 32-bit: the master copy and two moments."""
-
-
+OPTIMIZERS = {"adamw": 2, "adamw-fp32": 2, "sgd": 0, "sgd-momentum": 1}
+"""Moments that each optimizer keeps per parameter; `adamw-fp32` keeps them, and a master copy, in float32."""
+PRECISIONS = ("mixed", "pure")
+"""mixed: weights, moments and gradients are kept in float32, operators run in the compute dtype. pure: all in that dtype."""
+DTYPES = ("bfloat16", "float16", "float32")
+ZERO = (0, 1, 2, 3)
 RECOMPUTE = ("none", "full")
+FLOAT32_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +22,8 @@ class Workload:
     """What a training step does, and how it keeps its state.
 
     `batch` counts the samples of one step over all GPUs, `seq` the tokens of a sample. A step runs forward and backward
-    for `accumulate` micro-batches, each `graph_batch` samples over all GPUs, and then the optimizer.
+    for `accumulate` micro-batches, each `graph_batch` samples over all GPUs, and then the optimizer. `zero` is the highest
+    ZeRO stage that weights may take: 1 shards the optimizer's states, 2 the gradients too, 3 the weights too.
     """
 
     batch: int
@@ -33,11 +33,8 @@ class Workload:
     zero: int = 3
     recompute: str = "none"
     accumulate: int = 1
-
-    @property
-    def graph_batch(self) -> int:
-        """Samples of one micro-batch over all GPUs: the batch of the graph that is planned."""
-        return self.batch // self.accumulate
+    precision: str = "pure"
+    compiled: bool = False
 
     def check(self) -> None:
         """Raises InputError for a value that cannot be."""
@@ -48,22 +45,30 @@ class Workload:
             raise InputError(
                 f"--accumulate {self.accumulate} does not divide --batch {self.batch}; give a divisor of it"
             )
-        if self.dtype not in ("bfloat16", "float16", "float32"):
-            raise InputError(f"--dtype {self.dtype!r} is not one of bfloat16, float16, float32")
-        if self.optimizer not in OPTIMIZERS:
-            raise InputError(f"--optimizer {self.optimizer!r} is not one of {', '.join(OPTIMIZERS)}")
-        if self.zero not in (0, 3):
-            raise InputError(
-                f"--zero {self.zero} is not one of 0 (weights kept) or 3 (weights may be sharded and gathered at use); stages 1 and 2, "
-                "which keep weights whole and shard optimizer states (and gradients), are not planned"
-            )
-        if self.recompute not in RECOMPUTE:
-            raise InputError(f"--recompute {self.recompute!r} is not one of {', '.join(RECOMPUTE)}")
+        choices: tuple[tuple[str, Any, tuple[Any, ...]], ...] = (
+            ("dtype", self.dtype, DTYPES), ("optimizer", self.optimizer, tuple(OPTIMIZERS)), ("zero", self.zero, ZERO),
+            ("recompute", self.recompute, RECOMPUTE), ("precision", self.precision, PRECISIONS),
+        )  # fmt: skip
+        for name, value, allowed in choices:
+            if value not in allowed:
+                raise InputError(f"--{name} {str(value)[:100]!r} is not one of {', '.join(map(str, allowed))}")
+
+    @property
+    def graph_batch(self) -> int:
+        """Samples of one micro-batch over all GPUs: the batch of the graph that is planned."""
+        return self.batch // self.accumulate
+
+    def kept_item(self, item_bytes: int) -> int:
+        """Bytes per element of a parameter as the optimizer keeps it, of its gradient and of each moment; `item_bytes` is
+        the compute dtype's."""
+        return max(item_bytes, FLOAT32_BYTES) if self.precision == "mixed" else item_bytes
+
+    def moment_bytes(self, item_bytes: int) -> int:
+        """Bytes of the optimizer's moments per parameter element."""
+        if self.optimizer == "adamw-fp32":
+            return (1 + OPTIMIZERS[self.optimizer]) * FLOAT32_BYTES
+        return OPTIMIZERS[self.optimizer] * self.kept_item(item_bytes)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, as plans and reports keep it."""
         return asdict(self)
-
-    def state_bytes(self, item_bytes: int) -> int:
-        """Bytes of optimizer state per parameter element."""
-        return OPTIMIZERS[self.optimizer] * item_bytes + FP32_STATES.get(self.optimizer, 0)

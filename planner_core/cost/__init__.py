@@ -1,39 +1,56 @@
 """What a plan takes: time, traffic and memory of one training step."""
 
 from planner_core.cost.chunk_overlap import overlap
-from planner_core.cost.model import CostModel, cost_model
-from planner_core.cost.resolved_ops import local_bytes, split_parts
-from planner_core.cost.step import (
-    WAIT,
-    Message,
-    WeightTraffic,
-    block_of,
-    exposed,
-    message_time,
-    messages,
-    op_seconds,
-    price,
-    recomputed,
-    touch_time,
+from planner_core.cost.exposed import (
+    CONTENTION,
+    ENDS,
+    NOT_HIDDEN,
+    WAITED,
+    Exposed,
+    beyond_compute,
+    exposed_parts,
     weight_traffic,
 )
+from planner_core.cost.messages import BESIDE, ONCE, WAIT, Message, block_of, message_time, messages, recomputed
+from planner_core.cost.model import CostModel, cost_model
+from planner_core.cost.resolved_ops import local_bytes, split_parts
+from planner_core.cost.step import Unit, op_seconds, price, step_seconds, touch_time, unit_totals, units_of
+from planner_core.cost.step_time import NUM_COMPONENTS, Component, CostVector, Shares, StepTime
+from planner_core.cost.units import ops_before_the_units
 
 __all__ = [
+    "BESIDE",
+    "CONTENTION",
+    "ENDS",
+    "NOT_HIDDEN",
+    "NUM_COMPONENTS",
+    "ONCE",
     "WAIT",
+    "WAITED",
+    "Component",
     "CostModel",
+    "CostVector",
+    "Exposed",
     "Message",
-    "WeightTraffic",
+    "Shares",
+    "StepTime",
+    "Unit",
+    "beyond_compute",
     "block_of",
     "cost_model",
-    "exposed",
+    "exposed_parts",
     "local_bytes",
     "message_time",
     "messages",
     "op_seconds",
+    "ops_before_the_units",
     "overlap",
     "price",
     "recomputed",
     "split_parts",
+    "step_seconds",
     "touch_time",
+    "unit_totals",
+    "units_of",
     "weight_traffic",
-]
+]  # fmt: skip

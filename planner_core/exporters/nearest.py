@@ -15,7 +15,7 @@ from planner_core.cost import CostModel, block_of, cost_model, local_bytes
 from planner_core.cost.communication import collective_time, wire_bytes
 from planner_core.exporters.tp_layout import SPLIT_DIM, TpLayout, split_site, starred
 from planner_core.models import graph_of
-from planner_core.ops import Pair, operator
+from planner_core.ops import operator
 from planner_core.planning import Planner, Request, prepare
 from planner_core.planning.methods import (
     AxisRules,
@@ -29,7 +29,7 @@ from planner_core.planning.methods import (
     whole,
 )
 from planner_core.search import search
-from planner_core.search.network import NUM_COMPONENTS, Factor, Network
+from planner_core.search.network import AxisState, Network, only
 
 EXPERTS = {"gate_up_proj": 1, "down_proj": 2}
 """Which dim of fused experts is split by their inner width."""
@@ -98,10 +98,8 @@ class FormRules(VendorRules):
         for name, states in net.tensors.items():
             meta = where.values[int(name[1:])].meta
             if where.values[int(name[1:])].kind == "activation" and meta.shape and meta.shape[-1] in wide:
-                good = np.array([p != Shard(len(meta.shape) - 1) for p, _ in states.pairs], dtype=bool)
-                net.factors.append(
-                    Factor((name,), np.zeros((NUM_COMPONENTS, len(states))), good[states.index[:, axis]])
-                )
+                good = np.array([pair[0] != Shard(len(meta.shape) - 1) for pair in states.pairs])
+                net.factors.append(only(name, good[states.index[:, axis]]))
         for name, node in net.nodes.items():
             rows = [
                 [r.label for o, r in zip(node.strategy.ops, row, strict=True) if operator(o.fn).of_logits]
@@ -109,9 +107,7 @@ class FormRules(VendorRules):
             ]
             if wide and any(rows):
                 good = np.array(["classes" not in labels for labels in rows], dtype=bool)
-                net.factors.append(
-                    Factor((name,), np.zeros((NUM_COMPONENTS, len(node.index))), good[node.index[:, axis]])
-                )
+                net.factors.append(only(name, good[node.index[:, axis]]))
 
     def _gathered_widths(self, block: str, where: Block) -> set[int]:
         prefix = next((c.prefix for c in self.graph.calls() if c.block == block), "")
@@ -216,9 +212,9 @@ def _follows(graph: Graph, layout: TpLayout) -> PairTest:
             if value.kind == "parameter":
                 dims[id(value)] = _dim(join_name(first.get(block.name, ""), value.name), layout)
 
-    def follows(v: Value, pair: Pair) -> bool:
+    def follows(v: Value, pair: AxisState) -> bool:
         dim = dims.get(id(v))
-        return pair[0] == (R if dim is None else Shard(dim))
+        return bool(pair[0] == (R if dim is None else Shard(dim)))
 
     return follows
 

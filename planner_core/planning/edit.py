@@ -36,7 +36,7 @@ from planner_core.core import (
 from planner_core.planning.methods import BASELINES, AxisRules, anything
 from planner_core.planning.session import Planner
 from planner_core.search import Answer
-from planner_core.search.network import NUM_COMPONENTS, Bools, Factor, Ints, Network, Problem, Restriction, tensor_name
+from planner_core.search.network import Bools, Ints, Network, Problem, Restriction, only, tensor_name
 
 Weight = tuple[str, str]
 """(block, name of the parameter in it); the top block is ""."""
@@ -75,8 +75,8 @@ class Pin(Restriction):
             states = net.tensors[tensor_name(index)]
             ok = np.zeros(len(states), dtype=bool)
             for placements in wanted:
-                ok |= _stored_as(states.index, [p for p, _ in states.pairs], placements)
-            net.factors.append(Factor((tensor_name(index),), np.zeros((NUM_COMPONENTS, len(states))), ok))
+                ok |= _stored_as(states.index, [pair[0] for pair in states.pairs], placements)
+            net.factors.append(only(tensor_name(index), ok))
 
 
 def editable(graph: Graph, plan: Plan) -> list[Editable]:
@@ -193,10 +193,10 @@ def _why_not(graph: Graph, free: Problem, e: Editable, placements: Placements) -
         if isinstance(p, Shard) and p.dim >= len(shape):
             return f"{p} splits dim {p.dim}, and its shape {list(shape)} has {len(shape)} dim{'s' * (len(shape) != 1)}"
     block, name = e.weight
-    compiled = free.blocks[block] if block else free.top
+    compiled = free.compiled(block) if block else free.top
     index = next(i for i, n in _own_weights(_block(graph, block), compiled.net) if n == name)
     states = compiled.net.tensors[tensor_name(index)]
-    there = np.flatnonzero(_stored_as(states.index, [p for p, _ in states.pairs], placements))
+    there = np.flatnonzero(_stored_as(states.index, [pair[0] for pair in states.pairs], placements))
     if not len(there):
         parts = free.strategies[block].segments
         return _uneven(shape, placements, sizes, {d: s for (v, d), s in parts.items() if v == index})

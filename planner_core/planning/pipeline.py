@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from planner_core.core import Cluster, DeviceMesh, Graph, NoPlanFits, Plan, Workload, axis_names
-from planner_core.cost import CostModel, cost_model, overlap
+from planner_core.cost import Component, CostModel, cost_model, overlap
 from planner_core.ops import CoarseGraph
 from planner_core.planning.methods import BASELINES, METHODS, DataAxis, Method
 from planner_core.planning.request import Progress, Request
@@ -31,14 +31,14 @@ from planner_core.search import (
     corners,
     front,
     memory_of,
+    objective_of,
+    quick_bound,
     search,
     solve,
-    value_of,
-    weights,
 )
 from planner_core.search.algebra import TooWide
 from planner_core.search.candidates import Candidates, score
-from planner_core.search.network import COMM, MEMORY, Problem
+from planner_core.search.network import Problem
 
 MAX_FRONT = 6
 """Corners of the front that become plans."""
@@ -103,6 +103,7 @@ def choose(
     objective = method.objective or planner.request.objective
     best: tuple[float, Problem, Answer] | None = None
     least: tuple[Answer, Problem] | None = None
+    bound = float("inf")
     problems, wide = _problems(planner, options, method, say)
     for rough, problem in problems:
         say(f"search on {problem.model.mesh}")
@@ -111,8 +112,10 @@ def choose(
             least = (answer, problem)
         if answer.assignment is not None and (best is None or answer.value < best[0]):
             best = (answer.value, problem, answer)
+        bound = min(bound, answer.bound)
     if best:
-        plan = planner.plan(*planner.bounded(best[1], best[2], objective), "best", planner.request.method, objective)
+        answer = replace(best[2], bound=min(best[2].bound, bound))  # what is open on another mesh is open
+        plan = planner.plan(*planner.bounded(best[1], answer, objective), "best", planner.request.method, objective)
         return replace(plan, notes=(*plan.notes, *_chunks(planner, plan))) if method.chunks else plan
     if least is None and wide is not None:
         raise wide
@@ -187,7 +190,7 @@ def _by_promise(
     are best without a budget go first: they are likely to spare the others the search."""
     found: list[tuple[float, Answer | None, Problem]] = []
     best = float("inf")
-    for problem in sorted(problems, key=lambda p: search(p, objective=objective).bound):
+    for problem in sorted(problems, key=lambda p: quick_bound(p, objective)):
         answer = search(
             problem, objective=objective, budget=budget, abandon_above=best, stop=_telling(say, problem), prove=False
         )
@@ -227,7 +230,7 @@ def trade_offs(planner: Planner, options: Iterable[DeviceMesh], chosen: Plan) ->
     for mesh in options:
         problem = planner.problem(mesh)
         with planner.clock("front"):
-            points += [(value_of(a, "time"), memory_of(a), problem, a) for a in corners(problem)]
+            points += [(a.seconds, memory_of(a), problem, a) for a in corners(problem)]
     points.sort(key=lambda p: p[:2])
     kept: list[tuple[float, float, Problem, Assignment]] = []
     for point in points:
@@ -312,13 +315,17 @@ def block_candidates(planner: Planner, chosen: Plan) -> list[Candidates]:
     mesh = DeviceMesh(axis_names(2), (n // size, size)) if size < n else DeviceMesh(axis_names(1), (n,))
     restrict = DataAxis(planner.graph) if size < n else None
     problem = planner.problem(mesh, restrict, zero=0)
-    whole = solve(problem, weights("communication"))
+    whole = solve(problem, objective_of(problem, "communication"))
     found = []
     for name, repeats in planner.graph.num_repeats.items():
         one = score(planner.coarse.blocks[name], planner.strategies[name], problem.model, repeats, restrict)
         if one is not None and whole is not None:
             rest = whole.totals - block_totals(problem, whole, name)
-            one = replace(one, rest_comm_s=float(rest[COMM]), rest_memory_bytes=float(rest[MEMORY]))
+            one = replace(
+                one,
+                rest_comm_s=float(rest[Component.COMMUNICATION]),
+                rest_memory_bytes=float(rest[Component.AFTER_FORWARD]),
+            )
         if one is not None:
             found.append(one)
     return found

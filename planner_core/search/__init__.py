@@ -1,12 +1,13 @@
 """The best plan of one mesh, exactly: a cost network, its elimination, and bounds."""
 
 from planner_core.search.budget.memory_fit import fit, hopeless
+from planner_core.search.budget.pareto_front import corners, front
 from planner_core.search.extract_plan import assemble
 from planner_core.search.folded_solver import Assignment, block_totals, solve
-from planner_core.search.lagrangian import OBJECTIVES, Answer, least_memory, memory_of, search, value_of, weights
-from planner_core.search.pareto_front import corners, front
-from planner_core.search.repeated_block import Weights
+from planner_core.search.lagrangian import Answer, least_memory, memory_of, objective_of, quick_bound, search
+from planner_core.search.objective import OBJECTIVES, Objective
 from planner_core.search.restricted_states import NO_BOUND, NOTE, bounded, narrow
+from planner_core.search.units.dual_shares import best_shares
 
 __all__ = [
     "NOTE",
@@ -14,8 +15,9 @@ __all__ = [
     "OBJECTIVES",
     "Answer",
     "Assignment",
-    "Weights",
+    "Objective",
     "assemble",
+    "best_shares",
     "block_totals",
     "bounded",
     "corners",
@@ -25,8 +27,8 @@ __all__ = [
     "least_memory",
     "memory_of",
     "narrow",
+    "objective_of",
+    "quick_bound",
     "search",
     "solve",
-    "value_of",
-    "weights",
 ]

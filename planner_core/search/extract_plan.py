@@ -26,23 +26,24 @@ from planner_core.search.folded_solver import Assignment
 from planner_core.search.network.factors import NodeRows, tensor_name
 from planner_core.search.network.folded import Problem
 from planner_core.search.network.states import TensorStates
+from planner_core.search.units.unit import Copy
 
 
 def assemble(problem: Problem, assignment: Assignment) -> dict[str, BlockPlan]:
     """Block plans by label: "" for the top block, then one per way in which each repeated block runs."""
     graph = problem.coarse.graph
     plans = {"": _block_plan(problem, "", assignment.top, ("",))}
-    ways: dict[str, list[tuple[dict[str, int], list[str]]]] = {}
-    for call, at in zip(graph.calls(), assignment.calls, strict=True):
+    ways: dict[str, list[tuple[Copy, list[str]]]] = {}
+    for call, copy in zip(graph.calls(), assignment.copies, strict=True):
         known = ways.setdefault(call.block, [])
-        match = next((prefixes for other, prefixes in known if other is at or other == at), None)
+        match = next((prefixes for other, prefixes in known if _alike(other, copy)), None)
         if match is None:
-            known.append((at, [call.prefix]))
+            known.append((copy, [call.prefix]))
         else:
             match.append(call.prefix)
     for name, variants in ways.items():
-        for k, (at, prefixes) in enumerate(variants):
-            plans[f"{name}#{k}" if k else name] = _block_plan(problem, name, at, tuple(prefixes))
+        for k, (copy, prefixes) in enumerate(variants):
+            plans[f"{name}#{k}" if k else name] = _block_plan(problem, name, copy.states, tuple(prefixes), copy.variant)
     return plans
 
 
@@ -60,6 +61,14 @@ class _Site:
         meta = self.block.values[value].meta
         return moves(meta.shape, ITEM_BYTES[meta.dtype], self.model.sizes, self.model.links, self.parts(value))
 
+    def gradient_moves(self, value: int) -> Moves:
+        """Redistributions of a value's gradient: those of weights are kept in a dtype of their own."""
+        v = self.block.values[value]
+        if v.kind != "parameter":
+            return self.moves(value)
+        item = self.model.workload.kept_item(ITEM_BYTES[v.meta.dtype])
+        return moves(v.meta.shape, item, self.model.sizes, self.model.links, self.parts(value))
+
     def parts(self, value: int) -> Segments:
         rank = len(self.block.values[value].meta.shape)
         return tuple((d, s) for d in range(rank) if (s := self.segments.get((value, d))))
@@ -72,9 +81,15 @@ class _Site:
         return self.tensors[name].state(self.at[name], len(self.model.sizes))
 
 
-def _block_plan(problem: Problem, name: str, at: Mapping[str, int], prefixes: tuple[str, ...]) -> BlockPlan:
+def _alike(a: Copy, b: Copy) -> bool:
+    return a is b or (a.variant == b.variant and a.states == b.states)
+
+
+def _block_plan(
+    problem: Problem, name: str, at: Mapping[str, int], prefixes: tuple[str, ...], recompute: str = "none"
+) -> BlockPlan:
     block = problem.coarse.graph.blocks[name] if name else problem.coarse.graph.top
-    net = problem.blocks[name].net if name else problem.top.net
+    net = problem.compiled(name).net if name else problem.top.net
     strategies = problem.strategies[name]
     site = _Site(block, problem.model, net.tensors, at, strategies.segments)
     sites: dict[str, SitePlan] = {}
@@ -88,8 +103,7 @@ def _block_plan(problem: Problem, name: str, at: Mapping[str, int], prefixes: tu
         for i, v in enumerate(block.values)
         if v.kind == "parameter" and i not in block.inputs and tensor_name(i) in net.tensors
     }
-    again = problem.model.workload.recompute if name else "none"
-    return BlockPlan(prefixes, params, dict(sorted(sites.items(), key=lambda item: order[item[0]])), again)
+    return BlockPlan(prefixes, params, dict(sorted(sites.items(), key=lambda item: order[item[0]])), recompute)
 
 
 def _site_plan(site: _Site, node: NodeRows, r: int, k: int, op: Op, gathered: dict[int, set[int]]) -> SitePlan:
@@ -119,7 +133,7 @@ def _operand(site: _Site, value: int, taken: State) -> Edge:
         back: tuple[Step, ...] = ()
     else:
         src = site.delivered(value) or taken
-        back = table.steps(taken.gradient, src.gradient) if v.grad else ()
+        back = site.gradient_moves(value).steps(taken.gradient, src.gradient) if v.grad else ()
     return Edge(src, taken, _forward(table, src.forward, taken.forward), back, dict(site.parts(value)))
 
 
@@ -131,7 +145,8 @@ def _forward(table: Moves, src: Placements, dst: Placements) -> tuple[Step, ...]
 
 
 def _param_plan(site: _Site, value: int, gathered: set[int]) -> ParamPlan:
-    state = site.delivered(value)
+    name = tensor_name(value)
+    state, stored = site.delivered(value), site.tensors[name].stored_at(site.at[name], len(site.model.sizes))
     assert state is not None
-    whole_at_use = tuple(sorted(a for a in gathered if isinstance(state.forward[a], Shard)))
-    return ParamPlan(state.forward, state.forward, state.gradient, whole_at_use, dict(site.parts(value)))
+    at_use = tuple(sorted(a for a in gathered if isinstance(state.forward[a], Shard)))
+    return ParamPlan(stored, state.forward, state.gradient, at_use, dict(site.parts(value)))

@@ -1,84 +1,191 @@
-"""Solve the folded network of a whole model: runs of equal blocks as tables over the top network's variables (`chain`),
-then the top network, then the way back."""
+"""Solve the folded network of a whole model: runs of equal blocks as tables over the top network's variables
+(`repeated_block`), then the top network, then the way back.
+
+All tables hold lower bounds. The best assignment under them is made exact (its shared states worked out, the entries it uses
+settled) and found again, until it rests on exact numbers only: then nothing is better.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from planner_core.cost import NUM_COMPONENTS, Component, Shares
 from planner_core.search.algebra.bucket_tree import BucketTree
 from planner_core.search.algebra.elimination import Floats, Table, eliminate
-from planner_core.search.algebra.pareto_labels import TooMuch
-from planner_core.search.network.factors import MEMORY, NUM_COMPONENTS, Network
+from planner_core.search.algebra.pareto_labels import Allowance, TooMuch
 from planner_core.search.network.folded import Problem
-from planner_core.search.repeated_block import Chain, Solver, Weights, between_copies, boundary, chain_states, scalar
+from planner_core.search.objective import EVEN, TIE, Objective
+from planner_core.search.repeated_block import Chain, between_bytes, boundary, chain_states
+from planner_core.search.units.dual_shares import best_shares
+from planner_core.search.units.tables import scalar
+from planner_core.search.units.unit import Copy, UnitCost, total
+from planner_core.search.units.unit_labels import ALL_WORK, least_by_labels
+
+MAX_TOP_SHARES = 6
+"""Shares of the top block's own maxima that are tried."""
+
+
+TOGETHER = (2, 10, 40, 160)
+"""Rounds after which all copies that may be in the best assignment are worked out together, which costs as much as a few
+rounds."""
 
 
 @dataclass
 class Assignment:
-    """The state of every variable: of the top block, and of each call in order. Numbers as in the networks."""
+    """The state of every variable: `top` in the network's own numbering, and each copy in the order of the calls.
+
+    `totals` [component] adds up all units. `seconds` is the objective's value (`Objective.seconds` of every unit, added up),
+    `step_time_s` the step's time. No assignment has a lower priced cost than `bound`.
+    """
 
     top: dict[str, int]
-    calls: list[dict[str, int]]
+    copies: list[Copy]
+    top_totals: Floats
     totals: Floats
+    step_time_s: float
+    seconds: float
+    bound: float = 0.0
 
 
-def solve(problem: Problem, weights: Weights) -> Assignment | None:
-    """The assignment of least weighted cost, or None where there is none. The problem keeps it: searches for other budgets
-    ask for the same weights, and start from what was found."""
-    if weights not in problem.solved:
-        problem.solved[weights] = None if problem.impossible else Folded(problem, weights).best()
-    found: Assignment | None = problem.solved[weights]
-    return found
+def solve(problem: Problem, objective: Objective, abandon_above: float = float("inf")) -> Assignment | None:
+    """The assignment of least priced cost, or None where there is none. The problem keeps it: searches for other budgets
+    ask for the same objective, and start from what was found.
+
+    `abandon_above`: stop at an assignment that is not the best, once its `bound` shows that nothing below this value exists.
+    """
+    if objective not in problem.solved:
+        found = None if problem.impossible else _folded(problem, objective).best(abandon_above)
+        if found is not None and found.bound > abandon_above:
+            return found
+        problem.solved[objective] = found
+    known: Assignment | None = problem.solved[objective]
+    return known
+
+
+def _folded(problem: Problem, objective: Objective) -> Folded:
+    """The network under an objective; what a quick solution of it found serves the exact one."""
+    exact = replace(objective, exact=True)
+    if not objective.exact:
+        problem.quick[exact] = Folded(problem, objective)
+        return problem.quick[exact]
+    known: Folded | None = problem.quick.pop(objective, None)
+    if known is None:
+        return Folded(problem, objective)
+    known.sharpen(objective)
+    return known
 
 
 class Folded:
-    """A folded network under given weights: the tables of its runs, and what remains at the top."""
+    """A folded network under an objective: the tables of its runs, and what remains at the top."""
 
-    def __init__(self, problem: Problem, weights: Weights) -> None:
-        self.problem = problem
-        blocks = {name: Solver(c, weights) for name, c in problem.blocks.items()}
-        self.runs = [Chain(problem, run, weights, blocks[run.block]) for run in problem.runs]
-        self.fixed = scalar(problem.top.factors, weights)
+    def __init__(self, problem: Problem, objective: Objective) -> None:
+        self.problem, self.objective = problem, objective
+        self.work = Allowance(ALL_WORK)
+        self.units = {n: UnitCost(variants, objective, work=self.work) for n, variants in problem.blocks.items()}
+        self.runs = [Chain(problem, run, self.units[run.block]) for run in problem.runs]
+        self.shares: Shares = objective.top or EVEN
+        self.fixed = scalar(problem.top.factors, objective.weights(self.shares))
         self._tree: tuple[int, BucketTree] | None = None
+
+    def sharpen(self, objective: Objective) -> None:
+        """Go on from what was found to the same `objective`, exactly."""
+        self.objective = objective
+        for unit in self.units.values():
+            unit.objective = objective
+            unit.settled = {at: f for at, f in unit.settled.items() if f.cost <= f.bound * (1 + TIE / 10)}
 
     @property
     def tables(self) -> list[Table]:
-        """All tables over the top variables; those of runs may hold lower bounds."""
+        """All tables over the top variables: lower bounds."""
         return [*self.fixed, *(r.table() for r in self.runs)]
 
     def weighed(self) -> BucketTree:
         """The top network with all its tables kept, and the least cost through every entry; made anew where copies were
         worked out since. Raises TooLarge."""
-        known = sum(len(r.powers) for r in self.runs)
+        known = sum(len(r.powers) for r in self.runs) + sum(len(u.settled) for u in self.units.values())
         if self._tree is None or self._tree[0] != known:
             tree = BucketTree(self.problem.top.sizes, self.tables, self.problem.top.sequence, ())
             tree.weigh()
             self._tree = known, tree
         return self._tree[1]
 
-    def best(self) -> Assignment | None:
-        """The assignment of least cost: found again until it rests on no lower bound."""
+    def best(self, abandon_above: float = float("inf")) -> Assignment | None:
+        """The assignment of least priced cost: found again until it rests on exact numbers only, or the bound is above a value."""
+        found: Assignment | None = None
+        totals: list[Floats] = []
+        bound = -np.inf
+        for _ in range(MAX_TOP_SHARES):
+            solved = self._exact_below(abandon_above)
+            if solved is None:
+                return None
+            states, least = solved
+            bound = max(bound, least)
+            mine = self._assignment(states)
+            if found is None or self._priced(mine) < self._priced(found):
+                found = mine
+            bound = min(bound, self._priced(found))
+            done = self.objective.is_sum or self.objective.top or self._priced(found) <= bound * (1 + TIE / 10)
+            if done or bound > abandon_above:
+                break
+            totals.append(mine.top_totals)
+            following = best_shares(self.objective, totals, self.shares)
+            if following == self.shares:
+                break
+            self.shares = following
+            self.fixed = scalar(self.problem.top.factors, self.objective.weights(following))
+        assert found is not None
+        if self.objective.exact and not (self.objective.is_sum or self.objective.top) and bound <= abandon_above:
+            found, bound = self._close(found, bound)
+        found.bound = bound
+        return found
+
+    def _close(self, found: Assignment, bound: float) -> tuple[Assignment, float]:
+        """What no shares of the top block's own maxima close: the least of all assignments between the bound and the best one."""
         top = self.problem.top
-        first = True
+        while self._priced(found) > bound * (1 + TIE / 10):
+            runs = [r.table() for r in self.runs]
+            try:
+                states = least_by_labels(
+                    top, top.sequence, {}, self.objective, self.shares, self._priced(found), self.work, runs
+                )
+            except TooMuch:
+                return found, bound
+            if states is None:
+                return found, self._priced(found)
+            if sum(r.work_out(states) for r in self.runs) or sum(r.settle(states) for r in self.runs):
+                continue
+            mine = self._assignment(states)
+            if self._priced(mine) >= self._priced(found) * (1 - TIE / 10):
+                return found, self._priced(found) - sum(r.slack(states) for r in self.runs)
+            found = mine
+        return found, bound
+
+    def _exact_below(self, abandon_above: float) -> tuple[dict[str, int], float] | None:
+        """The best states of the top variables at the present shares, every copy on its way exact; and a lower bound."""
+        top = self.problem.top
+        rounds = 0
         while True:
             result = eliminate(top.sizes, self.tables, top.sequence, ())
             if not np.isfinite(result.table):
                 return None
-            assignment = result.assignment({})
-            if not sum(r.work_out(assignment) for r in self.runs):
-                break
-            if not first:
-                self._work_out_more(assignment)
-            first = False
-        return finish(self.problem, assignment, [c for r in self.runs for c in r.walk(assignment)])
+            states = result.assignment({})
+            fresh = sum(r.work_out(states) for r in self.runs)
+            if fresh:
+                rounds += 1
+                if rounds in TOGETHER:
+                    self._work_out_more(states)
+                continue
+            raised = sum(r.settle(states) for r in self.runs)
+            least = float(result.table) - sum(r.slack(states) for r in self.runs)
+            if not raised or least > abandon_above:
+                return states, least
 
     def _work_out_more(self, assignment: Mapping[str, int]) -> None:
-        """Make all else exact, together, that may be as good as an assignment whose cost is exact now."""
+        """Work out all else, together, that may be as good as an assignment that is worked out now."""
         try:
             tree = self.weighed()
         except TooMuch:  # then one after the other
@@ -87,41 +194,48 @@ class Folded:
         for r in self.runs:
             r.work_out_below(tree, value)
 
+    def _assignment(self, states: Mapping[str, int]) -> Assignment:
+        return finish(self.problem, self.objective, states, [c for r in self.runs for c in r.copies(states)])
 
-def finish(problem: Problem, top: Mapping[str, int], calls: list[dict[str, int]]) -> Assignment:
-    """An assignment with its totals: `top` in the numbering of states alive there, `calls` in the networks' own."""
+    def _priced(self, a: Assignment) -> float:
+        return priced(self.objective, a)
+
+
+def priced(objective: Objective, a: Assignment) -> float:
+    """An assignment's value with memory at the objective's prices."""
+    weights = objective.weights()
+    memory = [Component.AFTER_FORWARD, Component.AFTER_BACKWARD]
+    return a.seconds + float(weights[memory] @ a.totals[memory])
+
+
+def finish(problem: Problem, objective: Objective, top: Mapping[str, int], copies: list[Copy]) -> Assignment:
+    """An assignment with its totals: `top` in the numbering of states alive there."""
     full = {v: int(problem.top.alive[v][s]) for v, s in top.items()}
-    totals = _total(problem.top.net, full)
-    weight: Weights = (0.0, 1.0, 0.0, 0.0)
+    own = total(problem.top.net.factors, full)
+    totals = own + sum(count * copy.totals for copy, count in Counter(copies).items())
     position = 0
     for run in problem.runs:
-        mine = calls[position : position + len(run.calls)]
+        mine = copies[position : position + len(run.calls)]
         position += len(run.calls)
-        alike = Counter(map(id, mine))
-        by_id = {id(at): at for at in mine}
-        for key, count in alike.items():
-            totals = totals + count * _total(problem.blocks[run.block].net, by_id[key])
-        if len(mine) > 1:  # what the next copy keeps of the tensor between two
-            axes = boundary(problem, run)
-            both = chain_states(axes, problem.blocks[run.block])
-            between = between_copies(problem, run, weight)
-            for key, count in Counter(map(id, mine[:-1])).items():
-                totals[MEMORY] += count * between[np.searchsorted(both, by_id[key][axes.exit])]
-    return Assignment(full, calls, totals)
+        if len(mine) > 1:  # the tensors between two copies
+            axes, kept = boundary(problem, run), between_bytes(problem, run)
+            both = chain_states(axes, problem.compiled(run.block))
+            totals[Component.AFTER_FORWARD] += sum(
+                count * kept[np.searchsorted(both, copy.states[axes.exit])]
+                for copy, count in Counter(mine[:-1]).items()
+            )
+    return revalued(Assignment(full, copies, own, totals, 0.0, 0.0), objective)
+
+
+def revalued(a: Assignment, objective: Objective) -> Assignment:
+    """The same assignment, valued by another objective."""
+    units = [(1, a.top_totals), *((count, copy.totals) for copy, count in Counter(a.copies).items())]
+    step_time = sum(n * float(objective.step_time.seconds(totals)) for n, totals in units)
+    return replace(a, step_time_s=step_time, seconds=sum(n * float(objective.seconds(totals)) for n, totals in units))
 
 
 def block_totals(problem: Problem, a: Assignment, name: str) -> Floats:
-    """What all copies of one block add to an assignment's totals."""
-    net = problem.blocks[name].net
-    copies = [at for call, at in zip(problem.coarse.graph.calls(), a.calls, strict=True) if call.block == name]
-    by_id = {id(at): at for at in copies}
+    """[component] what all copies of one block add to an assignment's totals."""
+    mine = [c for call, c in zip(problem.coarse.graph.calls(), a.copies, strict=True) if call.block == name]
     zero = np.zeros(NUM_COMPONENTS)
-    return sum((n * _total(net, by_id[key]) for key, n in Counter(map(id, copies)).items()), start=zero)
-
-
-def _total(net: Network, at: Mapping[str, int]) -> Floats:
-    total = np.zeros(NUM_COMPONENTS)
-    for f in net.factors:
-        where: tuple[Any, ...] = (slice(None), *(at[v] for v in f.vars))
-        total += f.cost[where]
-    return total
+    return sum((n * copy.totals for copy, n in Counter(mine).items()), start=zero)

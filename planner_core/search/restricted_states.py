@@ -18,16 +18,18 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from planner_core.core import Block, P, Placement, R, Shard
+from planner_core.cost import Component, CostVector
 from planner_core.ops import CoarseGraph
 from planner_core.search.algebra.elimination import TooWide, eliminate, lower_bound
 from planner_core.search.folded_solver import Folded
-from planner_core.search.lagrangian import Answer, memory_of, search, weights
-from planner_core.search.network.factors import NUM_COMPONENTS, Factor, Network, tensor_name
+from planner_core.search.lagrangian import Answer, memory_of, objective_of, search
+from planner_core.search.network.factors import Factor, Network, only, tensor_name
 from planner_core.search.network.folded import (
     Compiled,
     Networks,
     Problem,
     Restriction,
+    compile_like,
     compile_network,
     ordered,
     ports,
@@ -35,12 +37,16 @@ from planner_core.search.network.folded import (
     put_together,
     restricted,
 )
-from planner_core.search.network.states import Bools, TensorStates
-from planner_core.search.repeated_block import scalar
+from planner_core.search.network.states import Bools, Floats, TensorStates
+from planner_core.search.objective import EVEN
+from planner_core.search.units.dual_shares import best_shares
+from planner_core.search.units.tables import scalar
 
 NOTE = "too many tensors are shared between the parts of this model for an exact search on this mesh: the best plan of a smaller space"
 NO_BOUND = ", with no bound on what is better"
 
+_TIME = CostVector(forward=1, backward=1, forward_once=1, backward_once=1, step=1).array()
+"""Prices by which shared weights are chosen: compute, waits, and what is sent once a step, of which little can hide."""
 PART = 1_000_000
 """Entries of the tables that a bound is found with where exact ones would be too large."""
 
@@ -98,14 +104,14 @@ def narrow(
 ) -> Problem:
     """`like` of the networks under a restriction that gives up as few states as it takes. Raises TooWide where that is never
     enough."""
-    networks = _borne_by_copies(networks, coarse)
+    shared = _borne_by_copies(networks, coarse, _TIME)
     left: dict[tuple[str, str], Bools] = {}
     fixed: dict[int, int] = {}  # value of the top block -> its state
     calls = [c.block for c in coarse.graph.calls()]
     for name in sorted(
         networks.blocks, key=lambda n: -calls.count(n) * len(coarse.graph.blocks[n].ops)
     ):  # most work first
-        left |= _narrow_block(name, networks.blocks[name], coarse, restrict, fixed)
+        left |= _narrow_block(name, _first(shared.blocks[name]), coarse, restrict, fixed)
     top = networks.top
     left |= {
         ("", tensor_name(o)): np.arange(top.sizes[tensor_name(o)]) == s
@@ -121,22 +127,36 @@ def narrow(
     raise wide
 
 
-def _borne_by_copies(networks: Networks, coarse: CoarseGraph) -> Networks:
-    """The same costs, but what a weight costs that calls share is borne by each of them in equal parts."""
+def _borne_by_copies(networks: Networks, coarse: CoarseGraph, prices: Floats) -> Networks:
+    """The same costs, but what a weight costs that calls share is borne by each of them in equal parts.
+
+    Its seconds are those of the top block at `prices` [component], where nothing of a copy hides them.
+    """
     calls = list(coarse.graph.calls())
     uses = Counter(o for call in calls for o in call.inputs)
     cost = {f.vars[0]: f.cost for f in networks.top.factors if len(f.vars) == 1}
-    blocks = {name: replace(net, factors=list(net.factors)) for name, net in networks.blocks.items()}
+    blocks = {
+        name: {v: replace(net, factors=list(net.factors)) for v, net in nets.items()}
+        for name, nets in networks.blocks.items()
+    }
     top = replace(networks.top, factors=list(networks.top.factors))
-    for name, net in blocks.items():
+    for name, nets in blocks.items():
         mine = [c for c in calls if c.block == name]
         for position, v in _given_weights(coarse.graph.blocks[name]):
             outer = [c.inputs[position] for c in mine]
             part = np.min([cost[tensor_name(o)] / uses[o] for o in outer], axis=0)
             free = np.ones(part.shape[1:], dtype=bool)
-            net.factors.append(Factor((tensor_name(v),), part, free))
+            plain = part.copy()
+            plain[: Component.STEP] = 0.0
+            plain[Component.STEP] = prices[: Component.STEP + 1] @ part[: Component.STEP + 1]
+            for net in nets.values():
+                net.factors.append(Factor((tensor_name(v),), plain, free))
             top.factors += [Factor((tensor_name(o),), -part, free) for o in outer]
     return Networks(networks.runs, top, blocks)
+
+
+def _first(variants: Mapping[str, Network]) -> Network:
+    return next(iter(variants.values()))
 
 
 def _narrow_block(
@@ -147,20 +167,22 @@ def _narrow_block(
     left: dict[tuple[str, str], Bools] = {}
     if _fits(restricted(name, net, restrict), ports(block)):
         return left
-    for values in ((*block.inputs, *block.outputs), range(len(block.values))):
-        for level in LEVELS:
-            left = _limit(name, values, block, net, level)
-            own = restricted(name, net, Narrow(restrict, left))
-            if _fits(own, ports(block)):
-                return left
-            try:
-                states = _shared_weights(name, block, own, coarse, fixed)
-            except TooWide:
-                continue
-            left |= {(name, v): np.arange(net.sizes[v]) == s for v, s in states.items()}
-            if states and _fits(restricted(name, net, Narrow(restrict, left)), ports(block)):
-                _note(name, states, block, coarse, fixed)
-                return left
+    everywhere = range(len(block.values))
+    ways = [
+        _limit(name, v, block, net, level) for v in ((*block.inputs, *block.outputs), everywhere) for level in LEVELS
+    ]
+    for left in ways:
+        own = restricted(name, net, Narrow(restrict, left))
+        if _fits(own, ports(block)):
+            return left
+        try:
+            states = _shared_weights(name, block, own, coarse, fixed)
+        except TooWide:
+            continue
+        left |= {(name, v): np.arange(net.sizes[v]) == s for v, s in states.items()}
+        if states and _fits(restricted(name, net, Narrow(restrict, left)), ports(block)):
+            _note(name, states, block, coarse, fixed)
+            return left
     return left
 
 
@@ -173,7 +195,7 @@ def _fits(net: Network, keep: tuple[str, ...]) -> bool:
 
 
 def _only(name: str, ok: Bools) -> Factor:
-    return Factor((name,), np.zeros((NUM_COMPONENTS, len(ok))), ok)
+    return only(name, ok)
 
 
 def _limit(
@@ -201,7 +223,7 @@ def _shared_weights(
             net.factors.append(_only(tensor_name(v), np.arange(net.sizes[tensor_name(v)]) == known))
     shared = {tensor_name(v) for _, v in _given_weights(block)}
     compiled = compile_network(net, tuple(k for k in ports(block) if k not in shared))
-    link = eliminate(compiled.sizes, scalar(compiled.factors, weights("time")), compiled.sequence, compiled.keep)
+    link = eliminate(compiled.sizes, scalar(compiled.factors, _TIME), compiled.sequence, compiled.keep)
     best = np.unravel_index(int(link.table.argmin()), link.table.shape) if link.kept else ()
     states = link.assignment({k: int(s) for k, s in zip(link.kept, best, strict=True)})
     return {v: int(compiled.alive[v][states[v]]) for v in shared if v in states}
@@ -218,11 +240,19 @@ def _note(name: str, states: Mapping[str, int], block: Block, coarse: CoarseGrap
 
 
 def bounded(problem: Problem, answer: Answer, objective: str, budget: float) -> Answer:
-    """The best of a narrowed problem, with a bound that holds for the whole space; 0 where none could be found."""
+    """The best of a narrowed problem, with a bound that holds for the whole space; 0 where none could be found.
+
+    What a shared weight costs is moved from the top block to those that use it, which a maximum of the top block's sides would
+    not allow: the top block is priced as a plain sum.
+    """
     assert problem.whole is not None and answer.assignment is not None
     within = max(budget, memory_of(answer.assignment))
+    free = objective_of(problem, objective)
     try:
-        bound = search(loosen(problem, problem.whole), objective=objective, budget=within, prove=False).bound
+        at = best_shares(free, [answer.assignment.top_totals], EVEN)
+        prices = free.step_time.linear(at).array()
+        loose = loosen(problem, _borne_by_copies(problem.whole, problem.coarse, prices))
+        bound = search(loose, objective=objective, budget=within, prove=False, top=at).bound
     except TooWide:
         bound = _in_parts(problem, problem.whole, objective)
     return replace(answer, bound=min(bound, answer.value))
@@ -231,12 +261,13 @@ def bounded(problem: Problem, answer: Answer, objective: str, budget: float) -> 
 def loosen(problem: Problem, whole: Networks, largest: float | None = None) -> Problem:
     """The whole space and more: what makes tables too large no longer ties the copies of a block to each other, first the
     weights they share. Raises TooWide where that is not enough."""
-    blocks: dict[str, Compiled] = {}
-    for name, net in whole.blocks.items():
-        pruned, keep, go = prune(net), ports(problem.coarse.graph.blocks[name]), _may_go(problem, name, whole)
+    blocks: dict[str, dict[str, Compiled]] = {}
+    for name, nets in whole.blocks.items():
+        pruned, keep, go = prune(_first(nets)), ports(problem.coarse.graph.blocks[name]), _may_go(problem, name, whole)
         while name not in blocks:
             try:
-                blocks[name] = ordered(pruned, keep)
+                first = ordered(pruned, keep)
+                blocks[name] = {v: compile_like(first, net) if k else first for k, (v, net) in enumerate(nets.items())}
             except TooWide:
                 if not go:
                     raise
@@ -253,7 +284,7 @@ def _in_parts(problem: Problem, whole: Networks, objective: str) -> float:
         loose = loosen(problem, whole, math.inf)
     except TooWide:
         return 0.0
-    tables = Folded(loose, (0.0, 0.0, 1.0, 0.0) if objective == "communication" else (1.0, 0.0, 0.0, 0.0)).tables
+    tables = Folded(loose, replace(objective_of(loose, objective), top=EVEN)).tables
     return lower_bound(loose.top.sizes, tables, loose.top.sequence, PART)
 
 
@@ -264,5 +295,5 @@ def _may_go(problem: Problem, name: str, whole: Networks) -> list[str]:
     ends = {tensor_name(v) for r in runs for v in (block.inputs[r.chain_in], block.outputs[r.chain_out])}
     weights_ = {tensor_name(v) for _, v in _given_weights(block)}
     return sorted(
-        (p for p in ports(block) if p not in ends), key=lambda p: (p in weights_, whole.blocks[name].sizes[p])
+        (p for p in ports(block) if p not in ends), key=lambda p: (p in weights_, _first(whole.blocks[name]).sizes[p])
     )

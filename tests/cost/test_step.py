@@ -7,15 +7,17 @@ from dataclasses import replace
 import pytest
 
 from planner_core.cost.communication.collectives import collective_time, wire_bytes
-from planner_core.cost.step import messages, price
+from planner_core.cost.exposed import exposed_parts
+from planner_core.cost.messages import messages
+from planner_core.cost.step import price
+from planner_core.cost.step_time import Component, Shares
 from planner_core.models.zoo import ZOO
 from planner_core.planning.analysis.unfolded_network import unfold_problem
 from planner_core.planning.request import Request
 from planner_core.planning.session import Planner, meshes, prepare
 from planner_core.search.extract_plan import assemble
-from planner_core.search.lagrangian import search
-from planner_core.search.network.block import COMM, TIME
-from planner_core.search.network.folded import Compiled, Problem
+from planner_core.search.lagrangian import objective_of, search
+from planner_core.search.network.folded import Problem
 from tests.support.solvers import evaluate
 
 TOLERANCE = 1e-4
@@ -33,8 +35,8 @@ def assert_price_is_total(planner: Planner, problem: Problem, budget: float, obj
         answer = search(problem, objective=objective)
     assert answer.assignment is not None
     cost = price(assemble(problem, answer.assignment), planner.graph, problem.model)
-    assert cost.step_time_s == pytest.approx(answer.assignment.totals[TIME], rel=TOLERANCE)
-    assert cost.comm_time_s == pytest.approx(answer.assignment.totals[COMM], rel=TOLERANCE, abs=1e-6)
+    assert cost.step_time_s == pytest.approx(answer.assignment.step_time_s, rel=TOLERANCE)
+    assert cost.comm_time_s == pytest.approx(answer.assignment.totals[Component.COMMUNICATION], rel=TOLERANCE, abs=1e-6)
 
 
 @pytest.mark.parametrize("mesh", ["16", "2x8", "4x4", "8x2"])
@@ -73,21 +75,23 @@ def test_messages_add_up_to_the_cost() -> None:
     assert sum(t.num_bytes for t in cost.traffic) == sum(m.count * m.num_bytes for m in found)
     wire = sum(m.count * wire_bytes(m.kind, m.num_bytes, problem.model.sizes[m.axis]) for m in found)
     assert sum(t.wire_bytes for t in cost.traffic) == wire
-    assert cost.step_time_s == pytest.approx(cost.compute_time_s + cost.exposed_comm_time_s)
+    assert cost.step_time_s == pytest.approx(cost.compute_time_s + cost.optimizer_time_s + cost.exposed_comm_time_s)
     assert cost.exposed_comm_time_s <= cost.comm_time_s
 
 
-def test_no_overlap_shows_all_communication() -> None:
+def test_what_shows_adds_up_and_grows_with_contention() -> None:
     planner, problem = planned("gpt2-xl", "16")
     answer = search(problem)
     assert answer.assignment is not None
     blocks = assemble(problem, answer.assignment)
-    bare = price(blocks, planner.graph, replace(problem.model, overlap=0.0))
-    assert bare.exposed_comm_time_s == pytest.approx(bare.comm_time_s)
-    assert (
-        price(blocks, planner.graph, replace(problem.model, overlap=1e9)).exposed_comm_time_s
-        <= bare.exposed_comm_time_s
-    )
+    before = -1.0
+    for contention in (0.0, 0.13, 0.5, 1.0):
+        model = replace(problem.model, contention=contention)
+        cost = price(blocks, planner.graph, model)
+        parts = exposed_parts(blocks, planner.graph, model)
+        assert sum(e.seconds for e in parts) == pytest.approx(cost.exposed_comm_time_s)
+        assert before < cost.exposed_comm_time_s
+        before = cost.exposed_comm_time_s
 
 
 def test_the_assignment_costs_its_total_in_the_unfolded_network() -> None:
@@ -95,27 +99,19 @@ def test_the_assignment_costs_its_total_in_the_unfolded_network() -> None:
     _, problem = planned("llama-3-8b", "2x8", layers=2)
     a = search(problem).assignment
     assert a is not None
-    net = unfold_problem(problem, (1.0, *[0.0] * (len(a.totals) - 1)))  # type: ignore[arg-type]
-    states = {v["name"]: v["states"] for v in net["variables"]}
+    objective = replace(objective_of(problem, "time"), fixed=Shares())
+    net = unfold_problem(problem, objective, a)
     at: dict[str, int] = {}
 
-    def note(name: str, compiled: Compiled, local: str, s: int) -> None:
-        tensors = compiled.net.tensors
-        number = (
-            states[name].index(str(tensors[local].state(s, 2)))
-            if local in tensors
-            else int(compiled.alive[local].searchsorted(s))
-        )
-        assert at.setdefault(name, number) == number, f"{name} is in two states"
+    def note(name: str, s: int) -> None:
+        assert at.setdefault(name, s) == s, f"{name} is in two states"
 
     for v, s in a.top.items():
-        note(v, problem.top, v, s)
-    for call, mine in zip(problem.coarse.graph.calls(), a.calls, strict=True):
-        compiled, block = problem.blocks[call.block], problem.coarse.graph.blocks[call.block]
-        outer = {
-            f"t{i}": f"t{o}"
-            for i, o in zip((*block.inputs, *block.outputs), (*call.inputs, *call.outputs), strict=True)
-        }
-        for v, s in mine.items():
-            note(outer[v] if v in compiled.keep else f"{call.prefix}:{v}", compiled, v, s)
-    assert evaluate(net, at) == pytest.approx(a.totals[TIME], rel=1e-9)
+        note(v, s)
+    for number, (call, mine) in enumerate(zip(problem.coarse.graph.calls(), a.copies, strict=True)):
+        compiled, block = problem.blocks[call.block][mine.variant], problem.coarse.graph.blocks[call.block]
+        pairs = zip((*block.inputs, *block.outputs), (*call.inputs, *call.outputs), strict=True)
+        outer = {f"t{i}": f"t{o}" for i, o in pairs if f"t{i}" in compiled.net.sizes}
+        for v, s in mine.states.items():
+            note(outer.get(v, f"{number}:{call.prefix}:{v}"), s)
+    assert evaluate(net, at) == pytest.approx(float(objective.weights() @ a.totals), rel=1e-9)

@@ -177,7 +177,7 @@ def test_a_search_can_be_stopped_inside() -> None:
 def test_a_plan_priced_on_other_links_is_the_plan_repriced() -> None:
     result = planned(Request("gpt2-xl"))
     for plan in result.plans:
-        seconds = linked.step_times(plan, result.graph, result.coarse)
+        seconds = linked.step_times(plan, result.graph)
         for factor in ("0.125", "1", "4"):
             there = linked.changed(result.cluster, ("1", factor), ())
             assert seconds(there) == pytest.approx(linked.repriced(plan, there, result.graph).cost.step_time_s)

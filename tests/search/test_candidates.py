@@ -10,15 +10,16 @@ import pytest
 
 from planner_core.core.mesh import DeviceMesh
 from planner_core.core.placement import R, Shard
+from planner_core.cost.step_time import CostVector
 from planner_core.models.loading import capture_graph
 from planner_core.planning.pipeline import _one_axis, plan_model
 from planner_core.planning.request import Request
 from planner_core.planning.session import Planner, prepare
 from planner_core.search.algebra.elimination import eliminate
 from planner_core.search.candidates.scoring import Candidates, matrices, pareto, score
-from planner_core.search.network.block import COMM, Network, build_block, tensor_name
+from planner_core.search.network.block import Network, build_block, tensor_name
 from planner_core.search.network.folded import compile_network, ports
-from planner_core.search.repeated_block import scalar
+from planner_core.search.units.tables import scalar
 
 COUNTS = {
     "t5-large": [729, 59049],
@@ -62,8 +63,8 @@ def fixed_search(planner: Planner, c: Candidates, choice: np.ndarray) -> float: 
     compiled = compile_network(net, ports(coarse.block))
     if any(not len(a) for a in compiled.alive.values()):
         return float("inf")
-    weight = tuple(1.0 if i == COMM else 0.0 for i in range(compiled.factors[0].cost.shape[0]))
-    table = eliminate(compiled.sizes, scalar(compiled.factors, weight), compiled.sequence, compiled.keep)  # type: ignore[arg-type]
+    price = CostVector(communication=1.0).array()
+    table = eliminate(compiled.sizes, scalar(compiled.factors, price), compiled.sequence, compiled.keep)
     block = coarse.block
     first = next(i for i in block.inputs if block.values[i].kind == "activation")
     last = next(o for o in block.outputs if block.values[o].meta == block.values[first].meta)

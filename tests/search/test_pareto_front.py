@@ -11,13 +11,13 @@ from planner_core.core.cluster import load_cluster
 from planner_core.core.mesh import parse_mesh
 from planner_core.core.workload import Workload
 from planner_core.cost.model import cost_model
+from planner_core.cost.step_time import Component
 from planner_core.models.zoo import load_snapshot
 from planner_core.planning.analysis.unfolded_network import unfold_problem
 from planner_core.search.algebra.convex_hull import hull
-from planner_core.search.lagrangian import search, weights
-from planner_core.search.network.factors import COMM, MEMORY, TIME
+from planner_core.search.budget.pareto_front import Front, front
+from planner_core.search.lagrangian import objective_of, search
 from planner_core.search.network.folded import Problem, build_problem
-from planner_core.search.pareto_front import Front, front
 from tests.support.random_graphs import prepared, random_graph
 from tests.support.solvers import highs
 
@@ -31,12 +31,12 @@ def problem_of(graph: Any, mesh: str = "8", cluster: str = "1x8-h100", **options
 
 def assert_complete(problem: Problem, found: Front, objective: str, points: list[int]) -> None:
     """One byte under a point's memory (in parts of it, as an integer program counts), the least cost is that of the next."""
-    price = weights(objective)
-    net, memory = unfold_problem(problem, price), unfold_problem(problem, (0.0, 1.0, 0.0, 0.0))
+    net = unfold_problem(problem, objective_of(problem, objective))
     for i in points:
         budget = found.memory_bytes[i] * (1 - 1e-6)
+        near = float(found.cost_s[min(i + 1, len(found.cost_s) - 1)])
         want = float("inf") if i == len(found.cost_s) - 1 else float(found.cost_s[i + 1])
-        assert highs(net, [(memory, budget)]) == pytest.approx(want, rel=1e-5)
+        assert highs(net, {"after_forward": budget}, of=objective, near=near) == pytest.approx(want, rel=1e-5, abs=1e-7)
 
 
 @pytest.mark.parametrize("objective", ["time", "communication"])
@@ -71,23 +71,24 @@ def test_points_are_what_the_search_finds_within_their_memory(name: str, uniform
 
 def test_a_point_is_what_it_says() -> None:
     problem = problem_of(load_snapshot("gpt2-xl", layers=4), "2x8", "2x8-h100", uniform=True)
-    for objective, component in (("time", TIME), ("communication", COMM)):
+    for objective in ("time", "communication"):
         found = front(problem, objective)
         assert (np.diff(found.cost_s) > 0).all()
         assert (np.diff(found.memory_bytes) < 0).all()
         for i in range(0, len(found.cost_s), 7):
-            totals = found.assignment(i).totals
-            assert np.dot(weights(objective), totals) == pytest.approx(found.cost_s[i], rel=1e-6, abs=1e-10)
-            assert totals[component] <= found.cost_s[i] * (1 + 1e-6)  # the rest breaks ties
-            assert totals[MEMORY] == pytest.approx(found.memory_bytes[i], rel=1e-9)
+            a = found.assignment(i)
+            assert a.seconds == pytest.approx(found.cost_s[i], rel=1e-6, abs=1e-10)
+            own = a.step_time_s if objective == "time" else a.totals[Component.COMMUNICATION]
+            assert own <= found.cost_s[i] * (1 + 1e-6)  # the rest breaks ties
+            assert a.totals[Component.AFTER_FORWARD] == pytest.approx(found.memory_bytes[i], rel=1e-9)
 
 
 def test_copies_of_a_uniform_front_are_alike() -> None:
     problem = problem_of(load_snapshot("llama-3-8b", layers=4), uniform=True)
     found = front(problem)
     for i in range(0, len(found.cost_s), 9):
-        calls = found.assignment(i).calls
-        assert all(c == calls[0] for c in calls)
+        copies = found.assignment(i).copies
+        assert all(c == copies[0] for c in copies)
 
 
 def test_stopping_leaves_the_corners() -> None:

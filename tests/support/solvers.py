@@ -52,50 +52,129 @@ def toulbar2(net: Net) -> float:
     return float("inf") if answer is None else float(answer[1]) / scale
 
 
-def highs(net: Net, limits: Sequence[tuple[Net, float]] = (), time_limit: float = 60.0) -> float:  # noqa: C901
-    """The least total by integer programming; `limits`: further costs of the same assignment, and the most that each may be.
+def highs(
+    net: Net, limits: dict[str, float] | None = None, time_limit: float = 60.0, of: str = "time", near: float = 1.0
+) -> float:
+    """The least step time (or total `of` one component) by integer programming, from the components of the network alone;
+    `limits`: the most that the totals of some components may be. inf where nothing is possible.
 
-    One binary per state of a variable; one number per pair of states, whose sums must match (Zheng et al., Alpa, 2022).
+    One binary per state of a variable, one number per pair of states whose sums must match (Zheng et al., Alpa, 2022), and
+    per unit one number for each maximum of the step's form, at least as large as both of its sides. `near` is about what the
+    answer should be: what alone costs twice that is left out, and the rest is scaled so that the solver's tolerances are
+    far below it. An answer that is better is found all the same.
     """
-    columns: dict[tuple[str, int], int] = {}
-    for v in net["variables"]:
-        for s in range(len(v["states"])):
-            columns[v["name"], s] = len(columns)
-    cost = [0.0] * len(columns)
-    others = [[0.0] * len(columns) for _ in limits]
-    upper = [1.0] * len(columns)
-    for name, table in net["unary"].items():
-        for s, c in enumerate(table):
-            cost[columns[name, s]] += min(c, 0.0) if c >= net["infinite"] else c
-            for other, (second, _) in zip(others, limits, strict=True):
-                other[columns[name, s]] += second["unary"][name][s] if c < net["infinite"] else 0.0
-            upper[columns[name, s]] = 0.0 if c >= net["infinite"] else upper[columns[name, s]]
-    entries: list[tuple[int, int, float]] = []
-    right: list[float] = []
-    for v in net["variables"]:
-        entries += [(len(right), columns[v["name"], s], 1.0) for s in range(len(v["states"]))]
-        right.append(1.0)
-    for position, p in enumerate(net["pairwise"]):
-        table = np.asarray(p["cost"])
-        first = len(cost)
-        possible = table < net["infinite"]
-        cost += np.where(possible, table, 0.0).ravel().tolist()
-        for other, (second, _) in zip(others, limits, strict=True):
-            other += np.where(possible, second["pairwise"][position]["cost"], 0.0).ravel().tolist()
-        upper += possible.astype(float).ravel().tolist()
-        number = first + np.arange(table.size).reshape(table.shape)
-        for axis, name in enumerate(p["vars"]):
-            for s in range(table.shape[axis]):
-                entries += [(len(right), int(y), 1.0) for y in number.take(s, axis)]
-                entries.append((len(right), columns[name, s], -1.0))
-                right.append(0.0)
-    rows_, cols, values = zip(*entries, strict=True)
-    matrix = coo_array((values, (rows_, cols)), shape=(len(right), len(cost))).tocsr()
-    rows = [np.asarray(other)[None, :] / budget for other, (_, budget) in zip(others, limits, strict=True)]
-    constraints = [LinearConstraint(matrix, right, right), *(LinearConstraint(row, -np.inf, 1.0) for row in rows)]
-    integral = np.zeros(len(cost))
-    integral[: len(columns)] = 1
-    scale = 1.0 / max(max(cost), 1e-30)
-    answer = milp(np.asarray(cost) * scale, constraints=constraints, integrality=integral, bounds=Bounds(0, upper),
-                  options={"mip_rel_gap": 0, "time_limit": time_limit})  # fmt: skip
-    return float("inf") if answer.x is None else float(answer.fun) / scale
+    program = _Program(net, 2 * near if of == "time" else float("inf"))
+    if of != "time":
+        return program.run(program.total(range(len(program.factor_columns)), of), [], limits or {}, time_limit, near)
+    return program.solve(limits or {}, time_limit, near)
+
+
+TIMES = {f"{phase}{end}" for phase in ("forward", "backward") for end in ("", "_traffic", "_once")} | {"step"}
+
+
+class _Program:
+    def __init__(self, net: Net, most: float) -> None:
+        self.net, self.most = net, most
+        self.names: list[str] = net["components"]["names"]
+        self.columns: dict[tuple[str, int], int] = {}
+        for v in net["variables"]:
+            for s in range(len(v["states"])):
+                self.columns[v["name"], s] = len(self.columns)
+        self.upper = [1.0] * len(self.columns)
+        self.integral = len(self.columns)
+        self.entries: list[tuple[int, int, float]] = []
+        self.right: list[float] = []
+        self.factor_columns: list[tuple[np.ndarray[Any, Any], dict[str, np.ndarray[Any, Any]]]] = []
+        for v in net["variables"]:
+            self.row([(self.columns[v["name"], s], 1.0) for s in range(len(v["states"]))], 1.0)
+        for f in net["components"]["factors"]:
+            self.factor_columns.append(self.factor(f))
+
+    def row(self, entries: list[tuple[int, float]], right: float) -> None:
+        """An equation."""
+        self.entries += [(len(self.right), c, x) for c, x in entries]
+        self.right.append(right)
+
+    def factor(self, f: dict[str, Any]) -> tuple[np.ndarray[Any, Any], dict[str, np.ndarray[Any, Any]]]:
+        """Columns of the entries of a table, and their cost by component."""
+        possible = np.asarray(f["allowed"])
+        cost = {name: np.asarray(c) for name, c in f["cost"].items()}
+        for name in TIMES & cost.keys():
+            possible = possible & (cost[name] <= self.most)
+        if possible.ndim == 1:
+            number = np.array([self.columns[f["vars"][0], s] for s in range(len(possible))])
+            for column in number[~possible]:
+                self.upper[column] = 0.0
+            return number, cost
+        number = len(self.upper) + np.arange(possible.size).reshape(possible.shape)
+        self.upper += possible.astype(float).ravel().tolist()
+        for axis, name in enumerate(f["vars"]):
+            for s in range(possible.shape[axis]):
+                self.row([*((int(y), 1.0) for y in number.take(s, axis)), (self.columns[name, s], -1.0)], 0.0)
+        return number, cost
+
+    def total(self, factors: Sequence[int], component: str) -> dict[int, float]:
+        """A component of some factors, as a linear form."""
+        form: dict[int, float] = {}
+        for i in factors:
+            number, cost = self.factor_columns[i]
+            if component in cost:
+                for column, value in zip(number.ravel(), cost[component].ravel(), strict=True):
+                    if self.upper[column]:
+                        form[int(column)] = form.get(int(column), 0.0) + float(value)
+        return form
+
+    def solve(self, limits: dict[str, float], time_limit: float, near: float) -> float:
+        """Minimise the sum of all maxima."""
+        k, m = self.net["step"]["contention"], self.net["step"]["accumulate"]
+        objective: dict[int, float] = {}
+        sides: list[tuple[dict[int, float], int]] = []
+        for unit in self.net["units"]:
+            add(objective, self.total(unit, "step"), 1.0)
+            for phase in ("forward", "backward"):
+                compute, each, once = (self.total(unit, phase + end) for end in ("", "_traffic", "_once"))
+                for count, traffic in ((m - 1, [each]), (1, [each, once])):
+                    if not count:
+                        continue
+                    column = len(self.upper)
+                    self.upper.append(np.inf)
+                    objective[column] = float(count)
+                    busy = dict(compute)
+                    beside: dict[int, float] = {}
+                    for form in traffic:
+                        add(busy, form, k)
+                        add(beside, form, 1.0)
+                    sides += [(busy, column), (beside, column)]
+        return self.run(objective, sides, limits, time_limit, near)
+
+    def run(
+        self, objective: dict[int, float], sides: list[tuple[dict[int, float], int]], limits: dict[str, float],
+        time_limit: float, near: float,
+    ) -> float:  # fmt: skip
+        scale = 1e3 / max(near, 1e-6)
+        count = len(self.upper)
+        cost = np.zeros(count)
+        for column, value in objective.items():
+            cost[column] = value if column >= self.integral and any(column == c for _, c in sides) else value * scale
+        rows, columns, values = zip(*self.entries, strict=True)
+        matrix = coo_array((values, (rows, columns)), shape=(len(self.right), count)).tocsr()
+        constraints = [LinearConstraint(matrix, self.right, self.right)]
+        above = [({c: x * scale for c, x in form.items()} | {column: -1.0}, 0.0) for form, column in sides]
+        every = range(len(self.factor_columns))
+        above += [({c: x / most for c, x in self.total(every, name).items()}, 1.0) for name, most in limits.items()]
+        for form, most in above:
+            line = coo_array((list(form.values()), ([0] * len(form), list(form))), shape=(1, count)).tocsr()
+            constraints.append(LinearConstraint(line, -np.inf, most))
+        integral = np.zeros(count)
+        integral[: self.integral] = 1
+        options = {"mip_rel_gap": 0, "time_limit": time_limit}
+        answer = milp(
+            cost, constraints=constraints, integrality=integral, bounds=Bounds(0, self.upper), options=options
+        )
+        return float("inf") if answer.x is None else float(answer.fun) / scale
+
+
+def add(form: dict[int, float], other: dict[int, float], factor: float) -> None:
+    """Add a multiple of one linear form to another."""
+    for column, value in other.items():
+        form[column] = form.get(column, 0.0) + factor * value

@@ -18,7 +18,6 @@ from explorer.jobs.result_cache import ResultCache
 from explorer.session import state
 from explorer.text import units, words
 from planner_core.core import Cluster, Graph, Plan, load_cluster
-from planner_core.ops import CoarseGraph
 from planner_core.planning import Request, Result, prepare
 from planner_core.planning.analysis import Axis, Cell, Crossover, sensitivity
 
@@ -136,7 +135,7 @@ class _Work:
         # elsewhere the best plan is not the one of the least step time, and a price says nothing
         self.infers = asked.method == "exact" and asked.objective == "time"
         self.plans: dict[tuple[float, float], Plan] = {}
-        self.graphs: dict[int, tuple[Graph, CoarseGraph]] = {}
+        self.graphs: dict[int, Graph] = {}
         self.times: dict[tuple[float, float], Callable[[Cluster], float]] = {}
         self.cells: list[Cell] = []
         self.searches = 0
@@ -207,15 +206,14 @@ class _Work:
             return math.inf
         if here not in self.times:
             plan = self.plans[here]
-            self.times[here] = linked.step_times(plan, *self._graph(plan, self.request(*here)))
+            self.times[here] = linked.step_times(plan, self._graph(plan, self.request(*here)))
         return self.times[here](load_cluster(there))
 
-    def _graph(self, plan: Plan, request: Request) -> tuple[Graph, CoarseGraph]:
+    def _graph(self, plan: Plan, request: Request) -> Graph:
         """The graph that a plan was made for; one for each batch."""
         batch = int(plan.workload["batch"])
         if batch not in self.graphs:
-            planner = prepare(request, state.own_graph(request))
-            self.graphs[batch] = planner.graph, planner.coarse
+            self.graphs[batch] = prepare(request, state.own_graph(request)).graph
         return self.graphs[batch]
 
 

@@ -5,6 +5,7 @@ from planner_core.cost.memory.forward import Layout, Moment
 from planner_core.cost.memory.peak import arriving, layouts, walk
 from planner_core.cost.memory.saved import kept_results, root, run_again, viewed
 from planner_core.cost.memory.storages import Key
+from planner_core.cost.memory.terms import has_working_copy, weight_bytes
 
 __all__ = [
     "Backward",
@@ -13,10 +14,12 @@ __all__ = [
     "Layout",
     "Moment",
     "arriving",
+    "has_working_copy",
     "kept_results",
     "layouts",
     "root",
     "run_again",
     "viewed",
     "walk",
+    "weight_bytes",
 ]

@@ -8,15 +8,15 @@ kernels and of NCCL are not counted.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-import numpy as np
-
-from planner_core.core import ITEM_BYTES, Block, BlockPlan, Graph, local_shape
+from planner_core.core import ITEM_BYTES, Block, BlockPlan, Graph, R, Shard, local_shape
 from planner_core.cost.memory.backward import Backward, Gradient
 from planner_core.cost.memory.forward import CallMemory, Layout, Moment
 from planner_core.cost.memory.storages import Key, Storages
+from planner_core.cost.memory.terms import has_working_copy, weight_bytes
 from planner_core.cost.model import CostModel
 
 
@@ -30,8 +30,10 @@ def walk(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) -> dic
     grads = sum(s.grads * len(blocks[b].prefixes) for b, s in state.items())
     top = layouts(blocks, graph, model)[""]
     back = Backward(top, {v: Gradient(0) for v in top.results})
+    standing = Moment(0, grads if model.workload.accumulate > 1 else 0, 0)  # of the micro-batches before
+    forward = [moment + standing for moment in top.forward()]
     step = Moment(0, grads, 2 * max(s.largest_param for s in state.values()))
-    peak = _highest([*top.forward(), *back.run(), step])
+    peak = _highest([*forward, *back.run(), step])
     return {
         "params": params, "grads": peak.grads, "optimizer": states, "activations": peak.kept, "buffers": peak.flying,
         "peak": params + states + peak.total,
@@ -96,16 +98,34 @@ class _State:
 
 
 def _state(block: Block, bp: BlockPlan, model: CostModel) -> _State:
+    """The weights of one copy, by the terms of `terms`."""
     found = _State()
+    gathered = _gathered_weights(block, bp)
     for value in block.values:
         param = bp.params.get(value.name) if value.kind == "parameter" else None
         if param is None:
             continue
         item = ITEM_BYTES[value.meta.dtype]
-        elements = int(np.prod(local_shape(value.meta.shape, param.stored, model.sizes), dtype=np.int64))
-        found.params += elements * item
-        if value.grad:
-            found.grads += elements * item
-            found.states += elements * model.workload.state_bytes(item)
-            found.largest_param = max(found.largest_param, elements * item)
+        each = weight_bytes(item, value.grad, model.workload)
+        stored, working, gradient = (
+            math.prod(local_shape(value.meta.shape, placed, model.sizes))
+            for placed in (param.stored, param.working, tuple(p if isinstance(p, Shard) else R for p in param.gradient))
+        )
+        found.params += stored * each.stored
+        same = param.stored == param.working
+        if has_working_copy(item, value.grad, model.workload, same) and value.name not in gathered:
+            found.params += working * each.working
+        found.grads += gradient * each.gradient
+        found.states += stored * each.moments
+        found.largest_param = max(found.largest_param, stored * each.stored if value.grad else 0)
     return found
+
+
+def _gathered_weights(block: Block, bp: BlockPlan) -> set[str]:
+    """Weights whose working copy is made for each use and freed."""
+    return {
+        block.values[v].name
+        for op in block.ops
+        for v, edge in zip(op.inputs, bp.sites[op.name].inputs, strict=True)
+        if block.values[v].kind == "parameter" and any(step.collective for step in edge.forward)
+    }

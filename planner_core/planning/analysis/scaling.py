@@ -23,7 +23,6 @@ from planner_core.core import (
     axis_names,
     join_name,
 )
-from planner_core.ops import Pair
 from planner_core.planning.methods import (
     EXACT,
     AxisRules,
@@ -38,7 +37,7 @@ from planner_core.planning.pipeline import choose
 from planner_core.planning.request import Progress, Request
 from planner_core.planning.session import Planner, meshes, prepare
 from planner_core.search.algebra import TooWide
-from planner_core.search.network import Restriction
+from planner_core.search.network import AxisState, Restriction
 
 COUNTS = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 PAYS = 0.05
@@ -207,6 +206,6 @@ class TensorAxis:
         return AxisRules(graph, (batch_split, stream), (anything, split_weight))
 
 
-def stream(v: Value, pair: Pair) -> bool:
+def stream(v: Value, pair: AxisState) -> bool:
     """The residual stream is whole or split by tokens, never by batch."""
     return whole(v, pair) or sequence_split(v, pair)

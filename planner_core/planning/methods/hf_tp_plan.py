@@ -15,9 +15,9 @@ from functools import cache
 from typing import Any
 
 from planner_core.core import ASSETS, Block, DeviceMesh, Graph, Op, R, Shard, Value, join_name
-from planner_core.ops import Kind, Pair, Row, operator
+from planner_core.ops import Kind, Row, operator
 from planner_core.planning.methods.restrictions import AxisRules, PairTest, batch_split, summed, whole
-from planner_core.search.network import Network, Restriction
+from planner_core.search.network import AxisState, Network, Restriction
 
 TABLE = ASSETS / "hf_tp_plans.json"
 FROM_LAST = {"colwise": 2, "colwise_gather_output": 2, "packed_colwise": 2, "rowwise": 1, "rowwise_split_input": 1, "packed_rowwise": 1,
@@ -154,10 +154,10 @@ def vendor_rules(graph: Graph, mesh: DeviceMesh, *, free: bool = False) -> Restr
     if all(d is None for d in dims.values()):
         return None
 
-    def follows(v: Value, pair: Pair) -> bool:
+    def follows(v: Value, pair: AxisState) -> bool:
         dim = dims.get(id(v))
         if dim is None:
-            return pair[0] == R
+            return bool(pair[0] == R)
         if id(v) in idle:
             return True
         return isinstance(pair[0], Shard) if free else pair[0] == Shard(dim)

@@ -8,7 +8,7 @@ import numpy as np
 
 from planner_core.core import DeviceMesh, Graph, Shard
 from planner_core.planning.methods.restrictions import residual_shapes
-from planner_core.search.network import NUM_COMPONENTS, Factor, Network, Restriction
+from planner_core.search.network import Network, Restriction, only
 
 
 @dataclass
@@ -26,15 +26,15 @@ class SplitWeights(Restriction):
             value = where.values[index]
             last = len(value.meta.shape) - 1
             if value.kind == "parameter":
-                good = [isinstance(p, Shard) or last < 1 or not block for p, _ in states.pairs]
+                good = [isinstance(p, Shard) or last < 1 or not block for p, *_ in states.pairs]
             elif value.meta.shape in residual_shapes(self.graph):
-                good = [not isinstance(p, Shard) or p.dim == last for p, _ in states.pairs]
+                good = [not isinstance(p, Shard) or p.dim == last for p, *_ in states.pairs]
             else:
                 continue
             ok = np.ones(len(states), dtype=bool)
             for axis in range(states.index.shape[1]):
                 ok &= np.array(good, dtype=bool)[states.index[:, axis]]
-            net.factors.append(Factor((name,), np.zeros((NUM_COMPONENTS, len(states))), ok))
+            net.factors.append(only(name, ok))
 
 
 def atp(graph: Graph, mesh: DeviceMesh) -> Restriction | None:

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner_core.core import Block, Graph, Op, P, R, Shard, Value
-from planner_core.ops import Kind, Pair, Row, operator
-from planner_core.search.network import NUM_COMPONENTS, Factor, Ints, Network, Restriction, tensor_name
+from planner_core.ops import Kind, Row, operator
+from planner_core.search.network import AxisState, Ints, Network, Restriction, only, tensor_name
 
-PairTest = Callable[[Value, Pair], bool]
+PairTest = Callable[[Value, AxisState], bool]
 PRODUCTS = frozenset({Kind.PRODUCT, Kind.CONVOLUTION, Kind.ATTENTION, Kind.EXPERTS, Kind.LOOKUP})
 """Kinds of ops whose results a tensor axis may leave in any state; the ops between them follow the residual stream."""
 
@@ -85,7 +85,7 @@ class AxisRules(Restriction):
             if test is not None:
                 ok &= np.array(test, dtype=bool)[index[:, axis]]
         if ok.any() or not lenient:  # a bias that cannot be split keeps its freedom
-            net.factors.append(Factor((name,), np.zeros((NUM_COMPONENTS, len(index))), ok))
+            net.factors.append(only(name, ok))
 
 
 def residual_shapes(graph: Graph) -> set[tuple[int, ...]]:
@@ -103,37 +103,37 @@ def is_matrix(v: Value) -> bool:
     return len(v.meta.shape) >= 2
 
 
-def anything(v: Value, pair: Pair) -> bool:
+def anything(v: Value, pair: AxisState) -> bool:
     """No test."""
     return True
 
 
-def batch_split(v: Value, pair: Pair) -> bool:
+def batch_split(v: Value, pair: AxisState) -> bool:
     """The first dim is split."""
-    return pair[0] == Shard(0)
+    return bool(pair[0] == Shard(0))
 
 
-def whole(v: Value, pair: Pair) -> bool:
+def whole(v: Value, pair: AxisState) -> bool:
     """Replicate or Partial."""
     return pair[0] in (R, P)
 
 
-def sequence_split(v: Value, pair: Pair) -> bool:
+def sequence_split(v: Value, pair: AxisState) -> bool:
     """The second dim (tokens) is split."""
-    return pair[0] == Shard(1)
+    return bool(pair[0] == Shard(1))
 
 
-def summed(v: Value, pair: Pair) -> bool:
+def summed(v: Value, pair: AxisState) -> bool:
     """A replicated parameter whose gradient is summed at the end."""
-    return pair == (R, P) or (pair[0] == R and not v.grad)
+    return tuple(pair) in ((R, P), (R, P, R)) or (pair[0] == R and not v.grad)
 
 
-def sharded(v: Value, pair: Pair) -> bool:
+def sharded(v: Value, pair: AxisState) -> bool:
     """A matrix that is sharded along this axis; anything goes for small parameters."""
     return isinstance(pair[0], Shard) or not is_matrix(v)
 
 
-def split_weight(v: Value, pair: Pair) -> bool:
+def split_weight(v: Value, pair: AxisState) -> bool:
     """The weight of a product (see PRODUCTS) is sharded along this axis; anything goes for other parameters."""
     return sharded(v, pair)
 
@@ -153,5 +153,5 @@ class DataAxis(Restriction):
             if value.kind != "parameter" and value.meta.shape[:1] not in ((batch,), (batch * seq,)):
                 continue
             wanted = R if value.kind == "parameter" else Shard(0)
-            ok = np.array([p == wanted for p, _ in states.pairs], dtype=bool)[states.index[:, 0]]
-            net.factors.append(Factor((name,), np.zeros((NUM_COMPONENTS, len(states))), ok))
+            ok = np.array([pair[0] == wanted for pair in states.pairs])[states.index[:, 0]]
+            net.factors.append(only(name, ok))

@@ -1,5 +1,12 @@
-"""Labels of the copies of a block that follow each other (see `closing` and `labels`): doubled, not gone along one by one, so that
-the work grows with the logarithm of their number.
+"""Labels of the copies of a block that follow each other (see `gap_closing` and `algebra.pareto_labels`): doubled, not gone
+along one by one, so that the work grows with the logarithm of their number.
+
+A label is one way to run some copies: its time (or communication) and its memory. Labels of 2 copies are made of two labels
+of 1, those of 4 of two of 2, and so on; a run of 5 copies is put together of 4 and 1.
+
+Example: one copy runs in 3 s with 4 GB or in 5 s with 1 GB. Two copies have the labels (6, 8), (8, 5), (10, 2); (8, 5) stands
+for both orders. With 6 GB allowed for two copies the answer is (8, 5): the copies differ, which no price of memory finds
+where (8, 5) lies above the line between its neighbours.
 """
 
 from __future__ import annotations
@@ -8,6 +15,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from planner_core.cost import NUM_COMPONENTS, Component
 from planner_core.search.algebra.bucket_tree import BucketTree, collect
 from planner_core.search.algebra.elimination import Floats, Table, given
 from planner_core.search.algebra.pareto_labels import (
@@ -21,8 +29,12 @@ from planner_core.search.algebra.pareto_labels import (
     concatenate,
     join,
 )
-from planner_core.search.network.factors import MEMORY, NUM_COMPONENTS, Factor
-from planner_core.search.repeated_block import Chain, Weights, as_matrix, between_copies, vectors
+from planner_core.search.network.factors import Factor
+from planner_core.search.objective import EVEN, Objective
+from planner_core.search.repeated_block import Chain, as_matrix, between_bytes
+from planner_core.search.units.tables import scalar, vectors
+from planner_core.search.units.unit import Copy
+from planner_core.search.units.unit_labels import TimeSums
 
 FEW_LABELS = 20_000
 """Labels held at once while the whole gap is tried."""
@@ -38,11 +50,15 @@ CHUNK = 4_000_000
 
 @dataclass(frozen=True)
 class Goal:
-    """What labels count: `sums` [sum, component] of the network's components, `prices` of each in the weighted cost, the
-    `limit` of that, and the `steps` in which sums are compared."""
+    """What labels count: the value of `objective` without memory, and memory at the `ends` of the step.
 
-    sums: Floats
-    prices: Floats
+    Inside a unit a label holds the sums of `TimeSums` and memory (*rows*); of whole units it holds their value and memory
+    (*sums*). The weighted cost takes memory at the objective's prices; labels beyond its `limit` are dropped, and sums are
+    compared in whole `steps` [sum].
+    """
+
+    objective: Objective
+    ends: tuple[Component, ...]
     limit: float
     steps: Floats
     few: int = 0
@@ -52,19 +68,46 @@ class Goal:
     work: Allowance = field(default_factory=Allowance)
 
     @property
+    def time(self) -> TimeSums:
+        """The rows that tell the value of a unit."""
+        return TimeSums(self.objective, priced=False)
+
+    @property
+    def prices(self) -> Floats:
+        """[sum] of a second of value and of a byte at each end."""
+        by_end = {
+            Component.AFTER_FORWARD: self.objective.after_forward,
+            Component.AFTER_BACKWARD: self.objective.after_backward,
+        }
+        return np.array([1.0, *(by_end[end] for end in self.ends)])
+
+    @property
     def pruning(self) -> Pruning:
-        """What labels are dropped."""
+        """What labels of whole units are dropped."""
         return Pruning(self.limit, self.steps, FEW_LABELS if self.quick else MAX_LABELS, self.few, self.work)
 
     @property
-    def weights(self) -> Weights:
-        """The prices of the network's components."""
-        w = self.prices @ self.sums
-        return (float(w[0]), float(w[1]), float(w[2]), float(w[3]))
+    def row_pruning(self) -> Pruning:
+        """What labels inside a unit are dropped."""
+        seconds = np.full(len(self.time.places), self.steps[0])
+        return replace(self.pruning, steps=np.concatenate([seconds, self.steps[1:]]))
 
-    def factors(self, factors: list[Factor]) -> list[Table]:
-        """The sums of each factor's entries."""
-        return vectors(factors, self.sums)
+    def rows(self, factors: list[Factor]) -> list[Table]:
+        """The rows of each factor's entries."""
+        memory = np.zeros((len(self.ends), NUM_COMPONENTS))
+        memory[np.arange(len(self.ends)), list(self.ends)] = 1.0
+        return vectors(factors, np.concatenate([self.time.sums, memory]))
+
+    def summed(self, rows: Floats) -> Floats:
+        """[label, sum] of labels whose rows are [label, row]."""
+        count = len(self.time.places)
+        return np.column_stack([self.time.cost(rows[:, :count]), rows[:, count:]])
+
+    def as_rows(self, labels: Labels) -> Labels:
+        """Labels of whole units among those of another unit: their value is added to what is added there."""
+        rows = np.zeros((len(labels.cost), len(self.time.places) + len(self.ends)))
+        rows[:, len(self.time.places) - 1 :] = labels.cost
+        return replace(labels, cost=rows)
 
 
 class Copies:
@@ -109,33 +152,57 @@ class Copies:
 
     def between(self) -> Floats:
         """[state, sum]: what the tensor between two copies adds."""
-        table = np.zeros((NUM_COMPONENTS, self.shape[1]))
-        table[MEMORY] = between_copies(self.chain.problem, self.chain.run, (0.0, 1.0, 0.0, 0.0))
-        return (self.goal.sums @ table).T
+        found = np.zeros((self.shape[1], 1 + len(self.goal.ends)))
+        if Component.AFTER_FORWARD in self.goal.ends:
+            kept = between_bytes(self.chain.problem, self.chain.run)
+            found[:, 1 + self.goal.ends.index(Component.AFTER_FORWARD)] = kept
+        return found
 
-    def assignments(self, label: int) -> list[dict[str, int]]:
-        """The states of each copy in one of the labels."""
+    def copies(self, label: int) -> list[Copy]:
+        """How each copy runs in one of the labels."""
         if self.chain.count == 1:
-            return [self.block.assignment(label)]
+            return [self.block.copy(label)]
         s = int(self.chosen.row[label]) // (self.shape[1] * self.shape[2])
-        return self.lines[s].assignments(int(self.chosen.parts[0][label]))
+        return self.lines[s].copies(int(self.chosen.parts[0][label]))
 
 
 class BlockLabels:
-    """Labels of one copy over its boundary in one state of what copies share; `margin` is the least of all through each entry."""
+    """Labels of one copy, in all its variants, over its boundary in one state of what copies share; `margin` [entry] is the
+    least weighted cost of everything through each entry."""
 
     def __init__(self, chain: Chain, goal: Goal, s: int, margin: Floats) -> None:
-        self.at = chain.shared_at(s) if chain.count > 1 else {}
-        self.alive = chain.compiled.alive
-        self.tree = chain.tree(s)
-        self.tree.weigh(margin)
-        factors = given(goal.factors(chain.compiled.factors), self.at)
-        self.labels = self.tree.carry(factors, [], goal.pruning)
+        self.unit, self.view = chain.unit, chain.view(s)
+        at, bound = dict(self.view.at), chain.unit.bound(self.view)
+        rest = margin - np.where(np.isfinite(bound), bound, 0.0)
+        self.trees: list[tuple[str, BucketTree]] = []
+        parts: list[Partial] = []
+        for number, variant in enumerate(chain.unit.variants):
+            tree = self._tree(variant, goal, at)
+            tree.weigh(np.where(np.isfinite(tree.root), rest + tree.root, np.inf))
+            rows = given(goal.rows(chain.unit.variants[variant].factors), at)
+            found = tree.carry(rows, [], goal.row_pruning)
+            entry, index = _spread(found, np.arange(tree.root.size))
+            cost = goal.summed(found.cost[index])
+            excess = cost @ goal.prices - bound.ravel()[entry]
+            parts.append(Partial(entry, cost, excess, [np.full(len(index), number), index]))
+            self.trees.append((variant, tree))
+        both = concatenate(parts)
+        both = both.take(both.excess + margin.ravel()[both.row] <= goal.limit)
+        self.labels, self.chosen = collect(both, both.row, bound.size, goal.pruning)
 
-    def assignment(self, label: int) -> dict[str, int]:
-        """The states of one copy, in the network's own numbering."""
-        at, _ = self.tree.assignment(label)
-        return {v: int(self.alive[v][s]) for v, s in (self.at | at).items()}
+    def _tree(self, variant: str, goal: Goal, at: dict[str, int]) -> BucketTree:
+        shares = self.unit.shares.get(variant, [EVEN])[-1]
+        compiled, solver = self.unit.variants[variant], self.unit.solver(variant, shares)
+        free = {v: n for v, n in compiled.sizes.items() if v not in at}
+        tables = given(scalar(compiled.factors, goal.objective.weights(shares)), at)
+        return BucketTree(free, tables, solver.sequence(self.view.keep, at), self.view.keep)
+
+    def copy(self, label: int) -> Copy:
+        """How the copy runs in one of the labels."""
+        number, index = (int(part[label]) for part in self.chosen.parts)
+        variant, tree = self.trees[number]
+        states, _ = tree.assignment(index)
+        return self.unit.measured(variant, dict.fromkeys(self.unit.compiled.sizes, 0) | dict(self.view.at) | states)
 
 
 class _Alike:
@@ -160,9 +227,9 @@ class _Alike:
             [index],
         )
 
-    def assignments(self, label: int) -> list[dict[str, int]]:
-        """The states of each copy in one of the run's labels."""
-        return [self.block.assignment(label)] * self.count
+    def copies(self, label: int) -> list[Copy]:
+        """How each copy runs in one of the run's labels."""
+        return [self.block.copy(label)] * self.count
 
 
 def _places(chain: Chain) -> Ints:
@@ -284,21 +351,21 @@ class _Line:
         step.excess[:] = 0.0
         return step
 
-    def assignments(self, label: int) -> list[dict[str, int]]:
-        """The states of each copy in one of the run's labels."""
+    def copies(self, label: int) -> list[Copy]:
+        """How each copy runs in one of the run's labels."""
         path: list[int] = []
         for j, parts in reversed(self.steps):
-            path = self._copies(j, int(parts[-1][label])) + path
+            path = self._labels_of(j, int(parts[-1][label])) + path
             label = int(parts[0][label])
-        known = {i: self.block.assignment(i) for i in set(path)}
+        known = {i: self.block.copy(i) for i in set(path)}
         return [known[i] for i in path]
 
-    def _copies(self, j: int, label: int) -> list[int]:
+    def _labels_of(self, j: int, label: int) -> list[int]:
         """The block's label of each of the 2^j copies in a label."""
         if j == 0:
             return [label]
         first, second = (int(part[label]) for part in self.halves[j])
-        return self._copies(j - 1, first) + self._copies(j - 1, second)
+        return self._labels_of(j - 1, first) + self._labels_of(j - 1, second)
 
 
 def _product(a: Floats, b: Floats) -> Floats:

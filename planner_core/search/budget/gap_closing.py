@@ -1,8 +1,8 @@
-"""Close the gap that prices of memory leave: the least cost within a budget, exactly, by labels (see `labels`).
+"""Close the gap that prices of memory leave: the least value within a budget, exactly, by labels (see `copy_labels`).
 
 A price of memory gives a lower bound and some plan within the budget. A better plan must cost less than that plan
 and hold no more than the budget, so its *priced* cost is at most `limit`; the labels within that limit are carried
-through the blocks, through their copies (`copies`), and through the top network. Copies may all differ. What is found is
+through the blocks, through their copies, and through the top network. Copies may all differ. What is found is
 the optimum; if nothing is found, the plan at hand was it. Where that is too much, a sample of the labels brings a better plan
 first, without proof, and the limit is then widened from the bound on.
 """
@@ -14,13 +14,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from planner_core.cost import Component
 from planner_core.search.algebra.bucket_tree import BucketTree
 from planner_core.search.algebra.elimination import Floats
 from planner_core.search.algebra.pareto_labels import Allowance, TooLarge, TooMuch
 from planner_core.search.budget.copy_labels import Copies, Goal
 from planner_core.search.folded_solver import Assignment, Folded, finish
-from planner_core.search.network.factors import ENDING, MEMORY, NUM_COMPONENTS
 from planner_core.search.network.folded import Problem
+from planner_core.search.objective import TIE, Objective
 
 FIRST, WIDER = 64, 4
 """Where the whole gap holds too much: the part of it that is looked through first, and how much wider each next one is."""
@@ -33,8 +34,8 @@ MAX_FAILURES = 3
 
 
 def front_of(folded: Folded, goal: Goal) -> Found | None:
-    """Every undominated vector of sums within the goal's limit; None where nothing is. `folded` stands under the goal's weights;
-    what was found with it before is lost. Raises TooMuch."""
+    """Every undominated vector of sums within the goal's limit; None where nothing is. `folded` stands under the goal's
+    objective; what was found with it before is lost. Raises TooMuch."""
     problem = folded.problem
     while True:
         tree = folded.weighed()
@@ -43,9 +44,9 @@ def front_of(folded: Folded, goal: Goal) -> Found | None:
         copies = [Copies(run, tree, goal) for run in folded.runs]
         if not sum(c.work_out() for c in copies):
             break
-    sets = [(c.names, c.labels()) for c in copies]
-    labels = tree.carry(goal.factors(problem.top.factors), sets, goal.pruning)
-    return Found(problem, tree, copies, labels.cost)
+    sets = [(c.names, goal.as_rows(c.labels())) for c in copies]
+    labels = tree.carry(goal.rows(problem.top.factors), sets, goal.row_pruning)
+    return Found(problem, goal.objective, tree, copies, goal.summed(labels.cost))
 
 
 @dataclass
@@ -53,6 +54,7 @@ class Found:
     """Labels of a whole model: `cost` [label, sum], and the plan behind each."""
 
     problem: Problem
+    objective: Objective
     tree: BucketTree
     copies: list[Copies]
     cost: Floats
@@ -60,39 +62,33 @@ class Found:
     def assignment(self, label: int) -> Assignment:
         """The states of every variable in one label."""
         at, taken = self.tree.assignment(label)
-        calls = [a for k, c in enumerate(self.copies) for a in c.assignments(taken[k])]
-        return finish(self.problem, at, calls)
+        calls = [one for k, c in enumerate(self.copies) for one in c.copies(taken[k])]
+        return finish(self.problem, self.objective, at, calls)
 
 
 @dataclass
-class Closing:
-    """The search for the least `cost` (prices of the network's components) within `budget` bytes per GPU, between a lower
-    `bound` and the `value` of the best assignment known, `best`, or what is worth finding at all (`at_most`). `price`
-    (per byte) and `ending` (whether it is the memory at the end of backward that is priced) are its multipliers."""
+class GapClosing:
+    """The search for the least value of `objective` within `budget` bytes per GPU, given a lower `bound` and an incumbent `best`.
+
+    The objective's prices of memory are those that gave the bound. Solutions that cost more than `at_most` are ignored.
+    """
 
     problem: Problem
-    cost: Floats
+    objective: Objective
     budget: float
-    price: float
-    ending: bool
     best: Assignment
     bound: float
-    tie: float
     at_most: float = float("inf")
     work: Allowance = field(default_factory=Allowance)
 
-    @property
-    def value(self) -> float:
-        """Cost of the best assignment known."""
-        return float(self.cost @ self.best.totals)
+    def __post_init__(self) -> None:
+        self.folded = Folded(self.problem, self.objective)
+        self.folded.best()  # its bounds are then tight where it matters
 
     @property
     def target(self) -> float:
         """What a better assignment would have to cost, ties apart."""
-        return min(self.value, self.at_most) * (1 - self.tie / 2)
-
-    def __post_init__(self) -> None:
-        self.folded = Folded(self.problem, self._goal(1, self.bound).weights)
+        return min(self.best.seconds, self.at_most) * (1 - TIE / 2)
 
     def run(self, stop: Callable[[], bool]) -> None:
         """Look through the gap, at once or, from a better plan on, in parts that grow, until it is closed, `stop` says so, or there
@@ -133,7 +129,7 @@ class Closing:
         return True
 
     def _consider(self, found: Assignment | None) -> None:
-        if found is not None and float(self.cost @ found.totals) < self.target:
+        if found is not None and found.seconds < self.target:
             self.best = found
 
     def _look_for_better(self, count: int, stop: Callable[[], bool]) -> bool:
@@ -151,19 +147,18 @@ class Closing:
         return True
 
     def _goal(self, ends: int, limit: float, few: int = 0, quick: bool = False) -> Goal:
-        """Cost and memory at one end of the step, or at both, within a limit of cost and of memory beyond the budget, priced."""
-        sums = np.zeros((1 + ends, NUM_COMPONENTS))
-        sums[0] = self.cost
-        sums[np.arange(ends) + 1, self._ends[:ends]] = 1.0
-        prices = np.array([1.0, self.price, 0.0][: 1 + ends])
-        steps = np.array([self.value * self.tie * 1e-3, 1e-2, 1e-2][: 1 + ends])
+        """Value and memory at one end of the step, or at both, within a limit of value and of memory beyond the budget, priced."""
+        steps = np.array([self.best.seconds * TIE * 1e-3, 1e-2, 1e-2][: 1 + ends])
         most = min(QUICKLY if quick else PER_PASS, self.work.left)
-        return Goal(sums, prices, limit + self.price * self.budget, steps, few, quick, Allowance(most))
+        price = self.objective.after_forward + self.objective.after_backward
+        within = limit + price * self.budget if price else limit
+        return Goal(self.objective, self._ends[:ends], within, steps, few, quick, Allowance(most))
 
     @property
-    def _ends(self) -> tuple[int, int]:
+    def _ends(self) -> tuple[Component, Component]:
         """Memory at the priced end of the step, and at the other."""
-        return (ENDING, MEMORY) if self.ending else (MEMORY, ENDING)
+        both = (Component.AFTER_FORWARD, Component.AFTER_BACKWARD)
+        return both[::-1] if self.objective.after_backward > self.objective.after_forward else both
 
     def _within(self, limit: float, few: int = 0, quick: bool = False) -> Assignment | None:
         """The least cost within the budget of all whose priced cost less that of the budget is at most `limit`, or None;

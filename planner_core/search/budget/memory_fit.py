@@ -15,7 +15,7 @@ from planner_core.cost.memory import walk
 from planner_core.search.algebra.pareto_labels import MAX_WORK
 from planner_core.search.extract_plan import assemble
 from planner_core.search.folded_solver import Assignment, solve
-from planner_core.search.lagrangian import Answer, memory_of, search, value_of, weights
+from planner_core.search.lagrangian import Answer, memory_of, objective_of, search
 from planner_core.search.network.folded import Problem
 
 WALKS = 6
@@ -41,7 +41,7 @@ def hopeless(problem: Problem, rough: Answer, budget: float, objective: str) -> 
     """The answer of a search without proof, with an assignment that holds nearly the least, where even that is far too much."""
     if rough.assignment is not None or rough.least_memory <= FAR * budget:
         return None
-    return replace(rough, smallest=solve(problem, weights(objective, NEAR_LEAST)))
+    return replace(rough, smallest=solve(problem, objective_of(problem, objective).priced(NEAR_LEAST, 0.0)))
 
 
 def fit(
@@ -129,7 +129,7 @@ class _Aim:
             work=self.work,
         )  # fmt: skip
         if answer.assignment is None and answer.smallest is not None:
-            near = solve(self.problem, weights(self.objective, NEAR_LEAST))
+            near = solve(self.problem, objective_of(self.problem, self.objective).priced(NEAR_LEAST, 0.0))
             if near is not None:
-                return replace(answer, assignment=near, value=value_of(near, self.objective))
+                return replace(answer, assignment=near, value=near.seconds)
         return answer

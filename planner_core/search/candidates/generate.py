@@ -10,17 +10,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
+from planner_core.cost import NUM_COMPONENTS, Component, CostVector
 from planner_core.search.algebra.bucket_tree import BucketTree
 from planner_core.search.algebra.convex_hull import Point, hull, slope
 from planner_core.search.algebra.elimination import Elimination, Floats, eliminate, given, order
 from planner_core.search.algebra.pareto_labels import Pruning, TooMuch
-from planner_core.search.network.factors import COMM, MEMORY, NUM_COMPONENTS
 from planner_core.search.network.folded import Compiled
-from planner_core.search.repeated_block import Weights, scalar, vectors
+from planner_core.search.units.tables import scalar, vectors
+from planner_core.search.units.unit import total
 
 MAX_CORNERS = 40
 TIE = 1e-9
@@ -61,21 +61,20 @@ class _Block:
         scopes = [[v for v in f.vars if v not in at] for f in compiled.factors]
         self.sequence = order(self.sizes, scopes, ())
 
-    def tables(self, weights: Weights) -> list[tuple[tuple[str, ...], Floats]]:
+    def tables(self, weights: CostVector) -> list[tuple[tuple[str, ...], Floats]]:
         """The block's tables with what is given put in."""
-        return given(scalar(self.compiled.factors, weights), self.at)
+        return given(scalar(self.compiled.factors, weights.array()), self.at)
 
     def best(self, comm: float, memory: float) -> tuple[dict[str, int], float, float] | None:
         """The way of least priced cost, its communication and memory."""
-        solved: Elimination = eliminate(self.sizes, self.tables((0.0, memory, comm, 0.0)), self.sequence, ())
+        solved: Elimination = eliminate(
+            self.sizes, self.tables(CostVector(communication=comm, after_forward=memory)), self.sequence, ()
+        )
         if not np.isfinite(solved.table):
             return None
         state = {**self.at, **solved.assignment({})}
-        totals = np.zeros(NUM_COMPONENTS)
-        for f in self.compiled.factors:
-            where: tuple[Any, ...] = (slice(None), *(state[v] for v in f.vars))
-            totals += f.cost[where]
-        return state, float(totals[COMM]), float(totals[MEMORY])
+        totals = total(self.compiled.factors, state)
+        return state, float(totals[Component.COMMUNICATION]), float(totals[Component.AFTER_FORWARD])
 
     def hull(self) -> list[tuple[dict[str, int], float, float]]:
         """Corners of the lower hull, by rising communication."""
@@ -87,10 +86,12 @@ class _Block:
     def between(self, left: Point, right: Point) -> list[tuple[dict[str, int], Point]]:
         """Ways with less communication than the right corner and less memory than the left one. Raises TooMuch."""
         price = slope(left, right)
-        tree = BucketTree(self.sizes, self.tables((0.0, price, 1.0, 0.0)), self.sequence, ())
+        tree = BucketTree(
+            self.sizes, self.tables(CostVector(communication=1.0, after_forward=price)), self.sequence, ()
+        )
         tree.weigh()
         sums = np.zeros((2, NUM_COMPONENTS))
-        sums[0, COMM], sums[1, MEMORY] = 1.0, 1.0
+        sums[0, Component.COMMUNICATION], sums[1, Component.AFTER_FORWARD] = 1.0, 1.0
         tables = given(vectors(self.compiled.factors, sums), self.at)
         constant = sum((t for names, t in tables if not names), start=np.zeros(2))
         pruning = Pruning(right[0] + price * left[1], np.array([max(right[0], 1e-9) * TIE, 1e-2]))

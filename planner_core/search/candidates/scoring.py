@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner_core.core import Block, R, Shard
-from planner_core.cost import CostModel
+from planner_core.cost import Component, CostModel
 from planner_core.ops import BlockStrategies, CoarseBlock
 from planner_core.search.algebra.elimination import order
 from planner_core.search.candidates.generate import generate
 from planner_core.search.network.block import build_block
-from planner_core.search.network.factors import COMM, MEMORY, tensor_name
+from planner_core.search.network.factors import tensor_name
 from planner_core.search.network.folded import Compiled, Restriction, compile_network, ports
 
 Floats = NDArray[np.float64]
@@ -189,7 +189,7 @@ def _with_choices(compiled: Compiled, names: list[str]) -> list[tuple[tuple[str,
     """(variables, communication, memory) tables in which a matrix has three states, its other freedom minimised."""
     owned = {n: [f for f in compiled.factors if n in f.vars] for n in names}
     out = [
-        (f.vars, np.where(f.allowed, f.cost[COMM], np.inf), f.cost[MEMORY])
+        (f.vars, np.where(f.allowed, f.cost[Component.COMMUNICATION], np.inf), f.cost[Component.AFTER_FORWARD])
         for f in compiled.factors
         if not set(f.vars) & set(names)
     ]
@@ -202,12 +202,12 @@ def _with_choices(compiled: Compiled, names: list[str]) -> list[tuple[tuple[str,
                 continue
             axis = f.vars.index(name)
             other = f.vars[1 - axis]
-            cost = np.where(f.allowed, f.cost[COMM], np.inf)
-            memory = f.cost[MEMORY]
+            cost = np.where(f.allowed, f.cost[Component.COMMUNICATION], np.inf)
+            memory = f.cost[Component.AFTER_FORWARD]
             cost, memory = (cost, memory) if axis else (cost.T, memory.T)
             for u in unary:
-                cost = cost + np.where(u.allowed, u.cost[COMM], np.inf)
-                memory = memory + u.cost[MEMORY]
+                cost = cost + np.where(u.allowed, u.cost[Component.COMMUNICATION], np.inf)
+                memory = memory + u.cost[Component.AFTER_FORWARD]
             total[other] = _by_kind(cost, memory, kind)
             out.append(((other, name), *total[other]))
     return out

@@ -1,6 +1,6 @@
 """The cost network of a block on a mesh, and the folded network of a whole model."""
 
-from planner_core.search.network.factors import COMM, MEMORY, NUM_COMPONENTS, Factor, Network, tensor_name
+from planner_core.search.network.factors import Factor, Network, only, tensor_name
 from planner_core.search.network.folded import (
     Compiled,
     Networks,
@@ -11,12 +11,10 @@ from planner_core.search.network.folded import (
     build_problem,
     find_runs,
 )
-from planner_core.search.network.states import Bools, Ints
+from planner_core.search.network.states import AxisState, Bools, Ints, WeightState
 
 __all__ = [
-    "COMM",
-    "MEMORY",
-    "NUM_COMPONENTS",
+    "AxisState",
     "Bools",
     "Compiled",
     "Factor",
@@ -26,8 +24,10 @@ __all__ = [
     "Problem",
     "Restriction",
     "Run",
+    "WeightState",
     "build_networks",
     "build_problem",
     "find_runs",
+    "only",
     "tensor_name",
 ]

@@ -7,17 +7,14 @@ from functools import cached_property
 
 import numpy as np
 
+from planner_core.cost import NUM_COMPONENTS
 from planner_core.ops import GroupStrategy, Row
 from planner_core.search.network.states import Bools, Floats, Ints, TensorStates
-
-TIME, MEMORY, COMM, ENDING = range(4)
-NUM_COMPONENTS = 4
-"""Components of every cost (see `network`)."""
 
 
 @dataclass
 class Factor:
-    """A table over one or two variables: `cost[component, a(, b)]`, and which entries are possible."""
+    """A table over one or two variables: `cost` [component, a(, b)], and which entries are possible, `allowed` [a(, b)]."""
 
     vars: tuple[str, ...]
     cost: Floats
@@ -25,8 +22,18 @@ class Factor:
 
     @cached_property
     def barrier(self) -> Floats:
-        """Zero where allowed, else infinite."""
+        """Zero where allowed, else infinite: [a(, b)]."""
         return np.where(self.allowed, 0.0, np.inf)
+
+
+def costs(*shape: int) -> Floats:
+    """A cost of zero for every entry: [component, *shape]."""
+    return np.zeros((NUM_COMPONENTS, *shape))
+
+
+def only(name: str, ok: Bools) -> Factor:
+    """Allows a variable the states in `ok` [state] alone, at no cost."""
+    return Factor((name,), costs(len(ok)), np.asarray(ok, dtype=bool))
 
 
 @dataclass
@@ -34,7 +41,8 @@ class Network:
     """Variables (name -> number of states) and factors of one block; `ports` are the block's inputs and outputs.
 
     `tensors` and `nodes` tell what the states mean: a tensor's or parameter's joint states, a group's joint rows.
-    `saved_ports` are ports whose delivered tensor is kept for backward by an op of this block.
+    `saved_ports` are ports whose delivered tensor is kept for backward by an op of this block; `keeps_between` says that the
+    tensor between two copies is.
     """
 
     sizes: dict[str, int] = field(default_factory=dict)
@@ -42,6 +50,7 @@ class Network:
     tensors: dict[str, TensorStates] = field(default_factory=dict)
     nodes: dict[str, NodeRows] = field(default_factory=dict)
     saved_ports: set[int] = field(default_factory=set)
+    keeps_between: bool = False
 
 
 @dataclass

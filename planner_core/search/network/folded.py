@@ -17,12 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner_core.core import Block, Call
-from planner_core.cost import CostModel
-from planner_core.cost.memory import kept_results
+from planner_core.cost import CostModel, ops_before_the_units
+from planner_core.cost.memory import kept_results, run_again
 from planner_core.ops import BlockStrategies, CoarseGraph
 from planner_core.search.algebra.elimination import order
 from planner_core.search.network.block import build_block
-from planner_core.search.network.factors import NUM_COMPONENTS, Factor, Network, tensor_name
+from planner_core.search.network.factors import Factor, Network, only, tensor_name
+from planner_core.search.network.group_work import UnitOptions
 from planner_core.search.network.states import Bools
 
 
@@ -64,89 +65,113 @@ class Compiled:
 
 @dataclass
 class Problem:
-    """The folded network of a model on one mesh."""
+    """The folded network of a model on one mesh. `blocks` holds each repeated block in all its variants (`VARIANTS`)."""
 
     coarse: CoarseGraph
     model: CostModel
     runs: list[Run]
     top: Compiled
-    blocks: dict[str, Compiled]
+    blocks: dict[str, dict[str, Compiled]]
     strategies: Mapping[str, BlockStrategies]
     uniform: bool = False
     scopes: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    whole: Networks | None = None  # what states were given up of, so that it can be solved (see `narrow`)
-    solved: dict[tuple[float, float, float, float], Any] = field(
-        default_factory=dict
-    )  # assignments by weights (see `solve`)
+    whole: Networks | None = None
+    """The unrestricted networks, where states were given up so that elimination stays tractable (see `restricted_states`)."""
+    solved: dict[Any, Any] = field(default_factory=dict)
+    """What was solved, by objective (see `folded_solver`)."""
+    quick: dict[Any, Any] = field(default_factory=dict)
+    """What quick solutions worked out, by objective, for exact ones to go on from."""
+
+    def compiled(self, name: str) -> Compiled:
+        """A repeated block in its first variant: variables, states and boundary are the same in all."""
+        return next(iter(self.blocks[name].values()))
 
     @property
     def impossible(self) -> bool:
         """Whether some variable has no state left: nothing satisfies the constraints."""
-        return any(not len(a) for c in (self.top, *self.blocks.values()) for a in c.alive.values())
+        units = (self.top, *(self.compiled(name) for name in self.blocks))
+        return any(not len(a) for c in units for a in c.alive.values())
 
 
 @dataclass(frozen=True, slots=True)
 class Networks:
-    """The unrestricted networks of a model on one mesh: of the top block, and of each repeated block by name."""
+    """The unrestricted networks of a model on one mesh: of the top block, and of each repeated block by name and variant."""
 
     runs: list[Run]
     top: Network
-    blocks: Mapping[str, Network]
+    blocks: Mapping[str, Mapping[str, Network]]
 
     def without(self, restrict: Restriction | None) -> Networks:
         """The same without what `restrict` forbids."""
-        return Networks(
-            self.runs,
-            restricted("", self.top, restrict),
-            {n: restricted(n, net, restrict) for n, net in self.blocks.items()},
-        )
+        blocks = {n: {v: restricted(n, net, restrict) for v, net in nets.items()} for n, nets in self.blocks.items()}
+        return Networks(self.runs, restricted("", self.top, restrict), blocks)
 
 
 def build_networks(coarse: CoarseGraph, strategies: Mapping[str, BlockStrategies], model: CostModel) -> Networks:
     """Networks of the top block and of every repeated block. `strategies` maps a block's name to its rows; the top
-    block is ""."""
+    block is "".
+    """
     graph = coarse.graph
     runs, inside = find_runs(graph.top)
     repeats = graph.num_repeats
-    recompute = model.workload.recompute == "full"
     kept = kept_results(graph)
-    blocks: dict[str, Network] = {}
+    blocks: dict[str, dict[str, Network]] = {}
     for name, block in coarse.blocks.items():
-        scale = 1 / repeats[name] if recompute else 1.0
-        net = build_block(
-            block, strategies[name], model, saved_scale=scale, recomputed=recompute, kept_results=kept[name]
-        )
-        if recompute:
-            net.saved_ports.update(i for i in block.block.inputs if block.block.values[i].kind == "activation")
-        blocks[name] = net
+        blocks[name] = {}
+        for variant in (model.workload.recompute,):
+            again = run_again(block.block) if variant == "full" else {}
+            share = 1 / repeats[name] if variant == "full" else 1.0
+            options = UnitOptions(repeats[name], again, share, kept_results=kept[name])
+            net = build_block(block, strategies[name], model, options)
+            if again:
+                given = (i for i in block.block.inputs if block.block.values[i].kind == "activation")
+                net.saved_ports.update(given)
+            blocks[name][variant] = net
+    _mark_kept_between(runs, graph.blocks, blocks)
     saved: set[int] = set()
     for call in graph.calls():
         inner = graph.blocks[call.block]
         pairs = zip((*inner.inputs, *inner.outputs), (*call.inputs, *call.outputs), strict=True)
-        saved.update(outer for v, outer in pairs if v in blocks[call.block].saved_ports)
-    top = build_block(coarse.top, strategies[""], model, saved_by_calls=saved, skip=inside)
+        ports_kept = {port for net in blocks[call.block].values() for port in net.saved_ports}
+        saved.update(outer for v, outer in pairs if v in ports_kept)
+    options = UnitOptions(saved_by_calls=saved, skip=inside, exposed=ops_before_the_units(coarse))
+    top = build_block(coarse.top, strategies[""], model, options)
     _whole_results(coarse.top.block, top)
     return Networks(runs, top, blocks)
+
+
+def _mark_kept_between(runs: list[Run], blocks: Mapping[str, Block], nets: Mapping[str, Mapping[str, Network]]) -> None:
+    """Note in each block's networks whether one of its variants keeps the tensor between two copies for backward."""
+    for run in runs:
+        if run.chain_in >= 0:
+            ends = {blocks[run.block].inputs[run.chain_in], blocks[run.block].outputs[run.chain_out]}
+            kept = any(ends & net.saved_ports for net in nets[run.block].values())
+            for net in nets[run.block].values():
+                net.keeps_between = kept
 
 
 def build_problem(
     coarse: CoarseGraph, strategies: Mapping[str, BlockStrategies], model: CostModel, restrict: Restriction | None = None,
     uniform: bool = False, networks: Networks | None = None,
 ) -> Problem:  # fmt: skip
-    """The folded network of a model on one mesh, ready to be solved; `restrict` forbids states (see `methods`); `uniform`
-    makes all copies of a run pass on the stream in one state, and so run alike. `networks` may be shared by several.
-    Raises TooWide."""
+    """The folded network of a model on one mesh, ready to be solved; `restrict` forbids states (see `planning.methods`);
+    `uniform` makes all copies of a run pass on the residual stream in one state, and so run alike. `networks` may be shared
+    by several. Raises TooWide."""
     nets = networks or build_networks(coarse, strategies, model)
-    blocks = {
-        name: compile_network(restricted(name, net, restrict), ports(coarse.graph.blocks[name]))
-        for name, net in nets.blocks.items()
-    }
+    blocks: dict[str, dict[str, Compiled]] = {}
+    for name, variants in nets.blocks.items():
+        blocks[name] = {}
+        for variant, net in variants.items():
+            like = next(iter(blocks[name].values()), None)
+            own = restricted(name, net, restrict)
+            keep = ports(coarse.graph.blocks[name])
+            blocks[name][variant] = compile_network(own, keep) if like is None else compile_like(like, own)
     return put_together(coarse, strategies, model, nets.runs, restricted("", nets.top, restrict), blocks, uniform)
 
 
 def put_together(
     coarse: CoarseGraph, strategies: Mapping[str, BlockStrategies], model: CostModel, runs: list[Run], top: Network,
-    blocks: dict[str, Compiled], uniform: bool = False, largest: float | None = None,
+    blocks: dict[str, dict[str, Compiled]], uniform: bool = False, largest: float | None = None,
 ) -> Problem:  # fmt: skip
     """The folded network of compiled blocks and of the top network. Raises TooWide where that needs a table of more than `largest`
     entries (MAX_TABLE)."""
@@ -172,7 +197,7 @@ def _whole_results(block: Block, net: Network) -> None:
         if name in net.tensors:
             states = net.tensors[name]
             whole = (states.forward == 0) & (states.gradient == 0)
-            net.factors.append(Factor((name,), np.zeros((NUM_COMPONENTS, len(states))), whole))
+            net.factors.append(only(name, whole))
 
 
 class Restriction:
@@ -243,13 +268,30 @@ def ordered(pruned: Compiled, keep: tuple[str, ...]) -> Compiled:
     return replace(pruned, keep=kept, sequence=order(pruned.sizes, [f.vars for f in pruned.factors], kept), orders={})
 
 
-def prune(net: Network) -> Compiled:
-    """Take out states that no solution uses (arc consistency), merge tables of the same variables."""
-    alive: dict[str, Bools] = {v: np.ones(n, dtype=bool) for v, n in net.sizes.items()}
+def compile_like(first: Compiled, net: Network) -> Compiled:
+    """Another variant of a network that was compiled: the same variables, states and constraints, other costs."""
+    merged = merge(net)
+    factors = []
+    for names in (f.vars for f in first.factors):
+        f = merged[names]
+        pick: tuple[Any, ...] = np.ix_(*(first.alive[v] for v in names))
+        factors.append(Factor(names, f.cost[(slice(None), *pick)], f.allowed[pick]))
+    return replace(first, net=net, factors=factors)
+
+
+def merge(net: Network) -> dict[tuple[str, ...], Factor]:
+    """One factor for each set of variables."""
     merged: dict[tuple[str, ...], Factor] = {}
     for f in net.factors:
         old = merged.get(f.vars)
         merged[f.vars] = f if old is None else Factor(f.vars, old.cost + f.cost, old.allowed & f.allowed)
+    return merged
+
+
+def prune(net: Network) -> Compiled:
+    """Take out states that no solution uses (arc consistency), merge tables of the same variables."""
+    alive: dict[str, Bools] = {v: np.ones(n, dtype=bool) for v, n in net.sizes.items()}
+    merged = merge(net)
     near: dict[str, list[Factor]] = {}
     for f in merged.values():
         for v in f.vars:
@@ -279,9 +321,9 @@ def _support(f: Factor, axis: int, alive: Mapping[str, Bools]) -> Bools:
     return np.asarray(with_other.any(axis=1 - axis), dtype=bool)
 
 
-def _touched(problem: Problem, run: Run) -> list[tuple[str, str]]:
+def touched(problem: Problem, run: Run) -> list[tuple[str, str]]:
     """Top variables that a run touches, those of its first call's inputs and its last call's outputs, and the port of each."""
-    block, compiled = problem.coarse.graph.blocks[run.block], problem.blocks[run.block]
+    block, compiled = problem.coarse.graph.blocks[run.block], problem.compiled(run.block)
     outer = [*run.calls[0].inputs, *run.calls[-1].outputs]
     inner = [*block.inputs, *block.outputs]
     both = [(tensor_name(o), tensor_name(i)) for i, o in zip(inner, outer, strict=True)]
@@ -289,18 +331,18 @@ def _touched(problem: Problem, run: Run) -> list[tuple[str, str]]:
 
 
 def _run_scope(problem: Problem, run: Run) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(o for o, _ in _touched(problem, run)))
+    return tuple(dict.fromkeys(o for o, _ in touched(problem, run)))
 
 
 def _compile_top(problem: Problem, top: Network, largest: float | None) -> Compiled:
     factors = list(top.factors)
     for run in problem.runs:  # states that the run cannot take
-        alive = problem.blocks[run.block].alive
-        for outer, port in _touched(problem, run):
+        alive = problem.compiled(run.block).alive
+        for outer, port in touched(problem, run):
             ok = np.zeros(top.sizes[outer], dtype=bool)
             ok[alive[port]] = True
-            factors.append(Factor((outer,), np.zeros((NUM_COMPONENTS, len(ok))), ok))
-    compiled = prune(replace(top, factors=factors))
+            factors.append(only(outer, ok))
+    compiled = replace(prune(replace(top, factors=factors)), net=top)  # `net` is what is claimed, before any pruning
     scopes = [f.vars for f in compiled.factors] + [problem.scopes[k] for k in range(len(problem.runs))]
     compiled.sequence = order(compiled.sizes, scopes, (), largest)
     return compiled

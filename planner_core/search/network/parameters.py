@@ -1,46 +1,82 @@
-"""What a parameter costs as it is stored: its memory, its gathers and scatters, the summing of its gradient."""
+"""What a weight costs as it lies: its memory, the optimizer's step, its traffic at use and once a step.
+
+`elements` of a weight's three forms come from `TensorStates.shares`: working copy, accumulated gradient, stored parameter.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from planner_core.core import ITEM_BYTES, Op, P, R
-from planner_core.cost import CostModel
-from planner_core.cost.communication import collective_times, digit
+from planner_core.core import ITEM_BYTES, P, R
+from planner_core.cost import Component, CostModel
+from planner_core.cost.communication import Moves, digit
+from planner_core.cost.compute import optimizer_seconds
+from planner_core.cost.memory import has_working_copy, weight_bytes
 from planner_core.ops import Pair
+from planner_core.search.network.factors import costs
 from planner_core.search.network.states import Floats, Ints, TensorStates, joint_codes
 
 
-def weight_traffic(
-    op: Op, taken: list[Pair], states: TensorStates, table: Floats, index: Ints, grad: bool, again: bool
-) -> Floats:
-    """Seconds to gather a stored weight for use (`again` for backward: the op keeps it, or runs twice) and to scatter its gradient."""
-    base = 2 + len(states.meta.shape)
-    whole = joint_codes([digit(R if c == P else c) for c, _ in taken], index, base)
-    gather = table[states.forward[None, :], whole[:, None]]
-    seconds = gather * (2 if again else 1)
-    if grad:
-        gradient = joint_codes([digit(g) for _, g in taken], index, base)
-        seconds = seconds + table[gradient[:, None], states.gradient[None, :]]
-    return seconds
+@dataclass(frozen=True, slots=True)
+class WeightMoves:
+    """Redistributions of a weight in compute dtype, and of its gradient in the dtype that gradients are kept in."""
+
+    weight: Moves
+    gradient: Moves
 
 
-def parameter_memory(states: TensorStates, grad: bool, model: CostModel) -> tuple[Floats, Floats]:
-    """Bytes of a parameter per storage state: with its optimizer states, and with its gradient too."""
+def storage_cost(states: TensorStates, trained: bool, moves: WeightMoves, model: CostModel) -> Floats:
+    """[component, state] of a weight that no use pays for: memory, the optimizer, and the traffic of once a step."""
+    item, w = ITEM_BYTES[states.meta.dtype], model.workload
+    each = weight_bytes(item, trained, w)
+    elements = states.meta.num_bytes / item / states.shares  # [form, state]
+    cost = costs(len(states))
+    held = elements[2] * (each.stored + each.moments)
+    gradients = elements[1] * each.gradient
+    cost[Component.AFTER_BACKWARD] = held + gradients
+    cost[Component.AFTER_FORWARD] = held + (gradients if w.accumulate > 1 else 0.0)
+    if trained:
+        cost[Component.STEP] = optimizer_seconds(elements[2], item, model)
+        gather = moves.weight.cost[states.stored, states.forward]
+        reduce = moves.gradient.cost[states.gradient, states.stored]
+        cost[Component.FORWARD_ONCE] = gather
+        cost[Component.BACKWARD_ONCE] = reduce
+        cost[Component.COMMUNICATION] = gather + reduce
+    return cost
+
+
+def working_copy(states: TensorStates, trained: bool, gathered: Floats, model: CostModel) -> Floats:
+    """[row, state] bytes of a working copy that stands beside the stored parameter: none where it is `gathered` at use."""
     item = ITEM_BYTES[states.meta.dtype]
-    elements = states.local_bytes / item
-    kept = elements * (item + (model.workload.state_bytes(item) if grad else 0))
-    return kept, kept + (elements * item if grad else 0.0)
+    same = states.stored == states.forward
+    own = np.array([has_working_copy(item, trained, model.workload, bool(s)) for s in (False, True)])
+    size = np.where(own[same.astype(int)], states.local_bytes, 0.0)
+    return np.where(gathered, 0.0, size[None, :])
 
 
-def gradient_sum(states: TensorStates, grad: bool, model: CostModel) -> Floats:
-    """Seconds of summing a kept parameter's gradient over the axes on which it is Partial."""
-    seconds = np.zeros(len(states))
-    if not grad:
-        return seconds
-    partial = np.array([p == (R, P) for p in states.pairs])
-    for axis, link in enumerate(model.links):
-        seconds += np.where(
-            partial[states.index[:, axis]], collective_times("all_reduce", states.local_bytes, link), 0.0
-        )
-    return seconds
+@dataclass(frozen=True, slots=True)
+class UseTraffic:
+    """Seconds of weight traffic of one use, [row, state]: gathered before it, gathered again for backward, its gradient sent."""
+
+    gather: Floats
+    again: Floats
+    scatter: Floats
+
+    def __add__(self, other: UseTraffic) -> UseTraffic:
+        return UseTraffic(self.gather + other.gather, self.again + other.again, self.scatter + other.scatter)
+
+
+def use_traffic(
+    taken: list[Pair], states: TensorStates, moves: WeightMoves, index: Ints, trained: bool, again: bool
+) -> UseTraffic:
+    """Traffic of a weight used as `taken` [group row] in joint rows `index` [row, axis]; `again` where backward needs it."""
+    base = 2 + len(states.meta.shape)
+    whole = joint_codes([digit(R if used == P else used) for used, _ in taken], index, base)
+    gather = moves.weight.cost[states.forward[None, :], whole[:, None]]
+    scatter = np.zeros_like(gather)
+    if trained:
+        made = joint_codes([digit(g) for _, g in taken], index, base)
+        scatter = moves.gradient.cost[made[:, None], states.gradient[None, :]]
+    return UseTraffic(gather, gather if again else np.zeros_like(gather), scatter)

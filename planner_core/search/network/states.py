@@ -1,8 +1,8 @@
 """The states a tensor can be delivered in, and the prices of getting there, as arrays over a whole mesh.
 
-Along one axis the state of a tensor is (forward, gradient): (R,R), (R,P), (P,R) or (S(d),S(d)). On a mesh it
-is one such pair per axis, jointly. Placements are coded as in `redistribute`; a *pair table* holds, for each
-row or state of one axis, the two digits; `joint` combines axes.
+Along one axis the state of an activation is (forward, gradient): (R,R), (R,P), (P,R) or (S(d),S(d)); that of a weight has
+three placements (see `WeightState`). On a mesh it is one such state per axis, jointly. Placements are coded as in
+`cost.communication.redistribution`; `joint_*` combine the axes. Shapes are written [row, state] and so on.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from planner_core.core import P, R, Shard, State, TensorMeta
+from planner_core.core import P, Placement, Placements, R, Shard, State, TensorMeta
 from planner_core.cost.communication import Segments, decode, digit
 from planner_core.ops import Pair
 
@@ -23,70 +24,147 @@ Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 
-def axis_states(rank: int, shape: tuple[int, ...], grad: bool, param: bool) -> tuple[Pair, ...]:
-    """States along one axis; a parameter is never Partial, and only dims of more than one element are split."""
+AxisState = tuple[Any, ...]
+"""How a tensor lies along one axis: (forward, gradient), or a `WeightState`."""
+
+
+class WeightState(NamedTuple):
+    """How a weight lies along one axis: its working copy, its accumulated gradient, and as the optimizer keeps it.
+
+    `stage` is the ZeRO stage of a weight that is used whole on this axis while the work is split; FREE where there is no
+    such choice, since the weight is used in parts or its gradient is whole.
+    """
+
+    working: Placement
+    gradient: Placement
+    stored: Placement
+    stage: int
+
+
+def axis_states(shape: tuple[int, ...], grad: bool) -> tuple[Pair, ...]:
+    """(forward, gradient) states of an activation along one axis; only dims of more than one element are split."""
     found: list[Pair] = [(R, R)]
     if grad:
         found.append((R, P))
-    if not param:
-        found.append((P, R))
-    found += [(Shard(d), Shard(d) if grad else R) for d in range(rank) if shape[d] > 1]
+    found.append((P, R))
+    found += [(Shard(d), Shard(d) if grad else R) for d in range(len(shape)) if shape[d] > 1]
     return tuple(found)
+
+
+FREE = -1
+STAGES = (0, 3)
+"""ZeRO stages that the runtime carries out."""
+HOMES = 2
+"""Dims along which optimizer states may be sharded: the first two. Where an inner axis shards one of them, the other serves."""
+
+
+def weight_states(shape: tuple[int, ...], grad: bool, zero: int) -> tuple[WeightState, ...]:
+    """States of a weight along one axis, up to ZeRO stage `zero`."""
+    found = [WeightState(R, R, R, FREE)]
+    dims = [Shard(d) for d in range(len(shape)) if shape[d] > 1]
+    if grad:
+        found.append(WeightState(R, P, R, 0))
+        found += [WeightState(R, P, at, 1) for at in dims[:HOMES] if zero >= 1 and 1 in STAGES]
+        found += [WeightState(R, at, at, 2) for at in dims[:HOMES] if zero >= 2 and 2 in STAGES]
+    found += [WeightState(at, at if grad else R, at, 3) for at in dims if zero >= 3]
+    return (*found, *(WeightState(at, at if grad else R, at, FREE) for at in dims))
 
 
 @dataclass(frozen=True, slots=True)
 class TensorStates:
     """Joint states of a tensor on a mesh: per state the codes of its placement and its gradient's.
 
-    `index[s, a]` is the position of axis a's pair in `pairs`; `local_bytes[s]` what one device holds.
+    `index` [state, axis] is the position of an axis's state in `pairs`. `forward`, `gradient` and (of a weight) `stored`
+    [state] are placement codes, `shares` [3, state] into how many parts each of them is split. `local_bytes` [state] is what
+    one device holds of the tensor as it is delivered (of a weight: of its working copy, in the graph's dtype).
     """
 
     meta: TensorMeta
-    pairs: tuple[Pair, ...]
+    pairs: tuple[AxisState, ...]
     index: Ints
     forward: Ints
     gradient: Ints
-    local_bytes: Floats
+    stored: Ints
+    shares: Floats
 
     def __len__(self) -> int:
         return len(self.index)
+
+    @property
+    def local_bytes(self) -> Floats:
+        """[state] bytes of the tensor on one device."""
+        size: Floats = self.meta.num_bytes / self.shares[0]
+        return size
 
     def state(self, s: int, num_axes: int) -> State:
         """State number `s` as a value."""
         rank = len(self.meta.shape)
         return State(decode(int(self.forward[s]), rank, num_axes), decode(int(self.gradient[s]), rank, num_axes))
 
+    def stored_at(self, s: int, num_axes: int) -> Placements:
+        """How the optimizer keeps a weight in state number `s`."""
+        return decode(int(self.stored[s]), len(self.meta.shape), num_axes)
+
+
+@dataclass(frozen=True, slots=True)
+class Axes:
+    """The mesh as states see it: its axis sizes, and which axes the operators treat as one with the axis before.
+
+    On joined axes an operator runs alike and an activation lies alike; only weights may lie differently (HSDP).
+    """
+
+    sizes: tuple[int, ...]
+    joined: tuple[int, ...] = ()
+
 
 @functools.lru_cache(maxsize=8192)
-def tensor_states(
-    meta: TensorMeta, grad: bool, param: bool, sizes: tuple[int, ...], segments: Segments = ()
-) -> TensorStates:
-    """All joint states whose splits are even."""
-    shape = meta.shape
-    pairs = axis_states(len(shape), shape, grad, param)
-    index = joint_index(len(pairs), len(sizes))
+def tensor_states(meta: TensorMeta, grad: bool, axes: Axes, segments: Segments = ()) -> TensorStates:
+    """All joint states of an activation whose splits are even."""
+    pairs = axis_states(meta.shape, grad)
+    return _joint(
+        meta,
+        pairs,
+        [(f, g, f) for f, g in pairs],
+        joint_index(len(pairs), len(axes.sizes), axes.joined),
+        axes,
+        segments,
+    )
+
+
+@functools.lru_cache(maxsize=8192)
+def parameter_states(meta: TensorMeta, grad: bool, axes: Axes, zero: int, segments: Segments = ()) -> TensorStates:
+    """All joint states of a weight whose splits are even."""
+    pairs = weight_states(meta.shape, grad, zero)
+    return _joint(meta, pairs, [pair[:3] for pair in pairs], joint_index(len(pairs), len(axes.sizes)), axes, segments)
+
+
+def _joint(
+    meta: TensorMeta, pairs: tuple[Any, ...], placed: Sequence[tuple[Placement, Placement, Placement]], index: Ints,
+    axes: Axes, segments: Segments,
+) -> TensorStates:  # fmt: skip
     even = np.ones(len(index), dtype=bool)
-    parts = np.ones(len(index))
+    shares = np.ones((3, len(index)))
     fused = dict(segments)
-    for d, extent in enumerate(shape):
-        sharded = np.array([p == Shard(d) for p, _ in pairs])
-        n = joint_parts(sharded, index, sizes)
-        parts *= n
+    for d, extent in enumerate(meta.shape):
+        sharded = np.array([[p == Shard(d) for p in three] for three in placed]).T  # [3, pair]
+        n = joint_parts(sharded, index, axes.sizes)
+        shares *= n
         for e in fused.get(d, (extent,)):
-            even &= e % n == 0
-    index, parts = index[even], parts[even]
-    base = 2 + len(shape)
-    return TensorStates(
-        meta, pairs, index, joint_codes([digit(p) for p, _ in pairs], index, base),
-        joint_codes([digit(g) for _, g in pairs], index, base), meta.num_bytes / parts,
-    )  # fmt: skip
+            even &= (e % n == 0).all(axis=0)
+    index, shares = index[even], shares[:, even]
+    base = 2 + len(meta.shape)
+    codes = [joint_codes([digit(three[k]) for three in placed], index, base) for k in range(3)]
+    return TensorStates(meta, pairs, index, codes[0], codes[1], codes[2], shares)
 
 
 @functools.lru_cache(maxsize=256)
-def joint_index(num_rows: int, num_axes: int) -> Ints:
-    """Every choice of one row per axis: [num_rows ** num_axes, num_axes]."""
+def joint_index(num_rows: int, num_axes: int, joined: tuple[int, ...] = ()) -> Ints:
+    """Every choice of one row per axis, the same on axes `joined` to the one before: [choice, axis]."""
     grid = np.meshgrid(*[np.arange(num_rows)] * num_axes, indexing="ij")
-    return np.stack([g.ravel() for g in grid], axis=1)
+    index = np.stack([g.ravel() for g in grid], axis=1)
+    for axis in joined:
+        index = index[index[:, axis] == index[:, axis - 1]]
+    return index
 
 
 def joint_parts(flag: Bools, index: Ints, sizes: tuple[int, ...]) -> Floats:
@@ -123,7 +201,7 @@ def joint_any(table: Bools, rows: Ints, cols: Ints) -> Bools:
     return out
 
 
-def compatible(taken: Sequence[Pair], states: Sequence[Pair]) -> tuple[Bools, Bools]:
+def compatible(taken: Sequence[Pair], states: Sequence[AxisState]) -> tuple[Bools, Bools]:
     """Whether an operand taken as `taken[r]` may be read from a tensor delivered as `states[s]`, and whether that
     touches the tensor (pads or divides).
 
@@ -143,16 +221,18 @@ def compatible(taken: Sequence[Pair], states: Sequence[Pair]) -> tuple[Bools, Bo
     return ok, touch
 
 
-def stored_for(taken: Sequence[Pair], states: Sequence[Pair], may_gather: bool) -> tuple[Bools, Bools]:
-    """Whether a weight used as `taken[r]` may be stored as `states[s]`, and whether it is then gathered at use."""
+def kept_for(taken: Sequence[Pair], states: Sequence[AxisState]) -> Bools:
+    """[row, state] whether a weight used as `taken[row]` may lie as `states[state]` along one axis.
+
+    A working copy that is whole serves uses of the whole weight (or of it as one term); the gradient is Partial there,
+    accumulated as it is or scattered at once (ZeRO-2). A sharded one serves uses of that shard, or is gathered for use.
+    """
     ok = np.zeros((len(taken), len(states)), dtype=bool)
-    gather = np.zeros_like(ok)
-    for r, (c, gc) in enumerate(taken):
-        for s, (f, g) in enumerate(states):
-            if f == R:
-                ok[r, s] = c in (R, P) and (gc == g or (gc == R and g == P))
-            elif c == f:
-                ok[r, s] = True
-            elif c == R:
-                ok[r, s] = gather[r, s] = may_gather
-    return ok, gather
+    for r, (used, made) in enumerate(taken):
+        for s, (working, gradient, _, stage) in enumerate(states):
+            if working == R:
+                lies = made == gradient or (made == R and gradient == P) or (made == P and isinstance(gradient, Shard))
+                ok[r, s] = used in (R, P) and lies
+            else:
+                ok[r, s] = used == (working if stage == FREE else R)
+    return ok

@@ -8,21 +8,23 @@ limit are all there are (see `closing`).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
 
+from planner_core.cost import Component
 from planner_core.search.algebra.convex_hull import Point, hull, slope
 from planner_core.search.algebra.elimination import Floats
 from planner_core.search.algebra.pareto_labels import TooMuch
 from planner_core.search.budget.copy_labels import Goal
 from planner_core.search.budget.gap_closing import Found, front_of
-from planner_core.search.folded_solver import Assignment, Folded, solve
-from planner_core.search.lagrangian import MEMORY_PRICE, TIE, least_memory, value_of, weights
-from planner_core.search.network.factors import ENDING, MEMORY, NUM_COMPONENTS
+from planner_core.search.folded_solver import Assignment, Folded, revalued, solve
+from planner_core.search.lagrangian import least_memory, objective_of
 from planner_core.search.network.folded import Problem
+from planner_core.search.objective import TIE, Objective, least_memory_objective
 
+FORWARD, BACKWARD = Component.AFTER_FORWARD, Component.AFTER_BACKWARD
 ROUNDING = 1e-9
 """Both corners lie on the limit between them: sums taken in another order must not fall beyond it."""
 MAX_CORNERS = 64
@@ -47,18 +49,18 @@ class Front:
 def front(problem: Problem, objective: str = "communication", stop: Callable[[], bool] = lambda: False) -> Front:
     """Every point of the trade-off between the objective and memory. With a problem of uniform repeats, all copies of a run are
     alike; else each may differ. `stop` is asked between parts."""
-    cost = np.array(weights(objective)) * (1, 0, 1, 1)
+    free = objective_of(problem, objective)
     points: list[tuple[float, float, Callable[[], Assignment]]] = []
     exact = True
-    found = _hull(problem, cost)
+    found = _hull(problem, free)
     for a in found:
-        points.append((float(cost @ a.totals), float(a.totals[MEMORY]), lambda a=a: a))  # type: ignore[misc]
+        points.append((a.seconds, float(a.totals[FORWARD]), lambda a=a: a))  # type: ignore[misc]
     for a, b in pairwise(found):
         if stop():
             exact = False
             break
         try:
-            part = _between(problem, cost, a, b)
+            part = _between(problem, free, a, b)
         except TooMuch:
             part, exact = None, False
         if part is not None:
@@ -72,46 +74,44 @@ def front(problem: Problem, objective: str = "communication", stop: Callable[[],
     ends = [k[2]().totals for k in kept]
     return Front(
         np.array([k[0] for k in kept]), np.array([k[1] for k in kept]),
-        exact and all(e[ENDING] <= e[MEMORY] for e in ends), tuple(k[2] for k in kept),
+        exact and all(e[BACKWARD] <= e[FORWARD] for e in ends), tuple(k[2] for k in kept),
     )  # fmt: skip
 
 
-def _between(problem: Problem, cost: Floats, a: Assignment, b: Assignment) -> Found | None:
+def _between(problem: Problem, free: Objective, a: Assignment, b: Assignment) -> Found | None:
     """Labels with less cost than `b` and less memory than `a`; None where there are none. Raises TooMuch."""
-    high = float(cost @ b.totals)
-    price = slope((float(cost @ a.totals), float(a.totals[MEMORY])), (high, float(b.totals[MEMORY])))
-    sums = np.zeros((2, NUM_COMPONENTS))
-    sums[0] = cost
-    sums[1, MEMORY] = 1.0
-    limit = (high + price * float(a.totals[MEMORY])) * (1 + ROUNDING)
-    goal = Goal(sums, np.array([1.0, price]), limit, np.array([high * TIE * 1e-3, 1e-2]))
-    return front_of(Folded(problem, goal.weights), goal)
+    price = slope((a.seconds, float(a.totals[FORWARD])), (b.seconds, float(b.totals[FORWARD])))
+    limit = (b.seconds + price * float(a.totals[FORWARD])) * (1 + ROUNDING)
+    objective = free.priced(price, 0.0)
+    folded = Folded(problem, objective)
+    folded.best()
+    goal = Goal(objective, (FORWARD,), limit, np.array([b.seconds * TIE * 1e-3, 1e-2]))
+    return front_of(folded, goal)
 
 
-def _hull(problem: Problem, cost: Floats) -> list[Assignment]:
+def _hull(problem: Problem, free: Objective) -> list[Assignment]:
     """Corners of the lower left hull of (cost, memory at the end of forward), by rising cost."""
-    fast = solve(problem, _priced(cost, MEMORY_PRICE))
-    small = solve(problem, _priced(cost * 1e-9, 1.0))
+    fast = solve(problem, free)
+    small = solve(problem, least_memory_objective(free.step_time, 1.0))
     if fast is None or small is None:
         return []
+    small = revalued(small, free)
 
     def at(a: Assignment) -> Point:
-        return float(cost @ a.totals), float(a.totals[MEMORY])
+        return a.seconds, float(a.totals[FORWARD])
 
-    return hull(fast, small, at, lambda price: solve(problem, _priced(cost, price)), MAX_CORNERS, TIE)
-
-
-def _priced(cost: Floats, price: float) -> tuple[float, float, float, float]:
-    return (float(cost[0]), float(cost[1]) + price, float(cost[2]), float(cost[3]))
+    return hull(fast, small, at, lambda price: solve(problem, free.priced(price, 0.0)), MAX_CORNERS, TIE)
 
 
 def corners(problem: Problem) -> list[Assignment]:
-    """Corners of the lower left hull of (step time, memory), from the fastest to the smallest: five at most."""
-    fast, small = solve(problem, weights("time")), least_memory(problem)
+    """Corners of the lower left hull of (step time, memory), from the fastest to the smallest: five at most, found without
+    closing the gaps between the step's time and its bounds."""
+    free = replace(objective_of(problem, "time"), exact=False)
+    fast, small = solve(problem, free), least_memory(problem)
     if fast is None or small is None:
         return []
 
     def at(a: Assignment) -> Point:
-        return value_of(a, "time"), float(a.totals[MEMORY])
+        return a.seconds, float(a.totals[FORWARD])
 
-    return hull(fast, small, at, lambda price: solve(problem, weights("time", price)), FEW_CORNERS, TIE)
+    return hull(fast, small, at, lambda price: solve(problem, free.priced(price, 0.0)), FEW_CORNERS, TIE)

@@ -1,0 +1,100 @@
+"""What of a step's communication shows: the parts of `exposed_comm_time_s`, each with the reason, adding up to it exactly.
+
+waited for      an operator needs it at once
+contention      weight traffic beside compute slows the compute
+not hidden      weight traffic lasts longer than the compute beside it
+at the ends     the first unit's gather and the last unit's reduction have nothing to hide behind
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from planner_core.core import BlockPlan, Graph
+from planner_core.cost.messages import message_time
+from planner_core.cost.model import CostModel
+from planner_core.cost.step import Unit, unit_totals, units_of
+from planner_core.cost.step_time import Component, Floats
+from planner_core.ops import CoarseGraph
+
+WAITED, CONTENTION, NOT_HIDDEN, ENDS = "waited for", "contention", "not hidden", "at the ends"
+
+
+@dataclass(frozen=True, slots=True)
+class Exposed:
+    """Seconds per step, of all copies of a block variant, that one collective or one weight adds to the step."""
+
+    label: str
+    site: str
+    weight: str
+    what: str
+    phase: str
+    why: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class WeightTraffic:
+    """Seconds of one copy's traffic of one weight in one phase: in each micro-batch, and once a step."""
+
+    weight: str
+    phase: str
+    each_s: float
+    once_s: float
+
+
+def exposed_parts(
+    blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel, coarse: CoarseGraph | None = None
+) -> list[Exposed]:  # fmt: skip
+    """Everything that shows; the seconds add up to the plan's exposed communication."""
+    units = units_of(blocks, graph, model, coarse)
+    return [replace(e, seconds=e.seconds * unit.copies) for unit in units for e in _of_one(unit, model)]
+
+
+def weight_traffic(unit: Unit, model: CostModel) -> list[WeightTraffic]:
+    """The weight traffic of one copy that runs beside compute, by weight and phase."""
+    sums: dict[tuple[str, str], list[float]] = {}
+    for m in unit.each:
+        if unit.beside(m):
+            sums.setdefault((m.weight, m.phase), [0.0, 0.0])[0] += message_time(m, model)
+    for m in unit.once:
+        sums.setdefault((m.weight, m.phase), [0.0, 0.0])[1] += message_time(m, model)
+    return [WeightTraffic(weight, phase, each, once) for (weight, phase), (each, once) in sums.items()]
+
+
+def _of_one(unit: Unit, model: CostModel) -> Iterator[Exposed]:
+    m, totals = model.workload.accumulate, unit_totals(unit, model)
+    for message in unit.each:
+        if not unit.beside(message):
+            what = f"{message.kind} of {message.what}"
+            seconds = m * message_time(message, model)
+            yield Exposed(unit.label, message.site, message.weight, what, message.phase, WAITED, seconds)
+    traffic = weight_traffic(unit, model)
+    for phase in ("forward", "backward"):
+        mine = [t for t in traffic if t.phase == phase]
+        seconds, why = beyond_compute(totals, phase, model)
+        yield from _shared_out(unit, mine, why, seconds, m)
+    yield from _shared_out(unit, traffic, ENDS, float(totals[Component.STEP]) - unit.optimizer_s, m)
+
+
+def beyond_compute(totals: Floats, phase: str, model: CostModel) -> tuple[float, str]:
+    """Seconds per step that one copy's weight traffic adds to a phase, and why; `totals` [component] are the copy's."""
+    m, k = model.workload.accumulate, model.contention
+    first = Component.FORWARD if phase == "forward" else Component.BACKWARD
+    compute, each, once = (float(totals[first + i]) for i in range(3))
+    steady, edge = max(compute + k * each, each), max(compute + k * (each + once), each + once)
+    seconds = (m - 1) * steady + edge - m * compute
+    return seconds, CONTENTION if compute + k * (each + once) >= each + once else NOT_HIDDEN
+
+
+def _shared_out(
+    unit: Unit, traffic: list[WeightTraffic], why: str, seconds: float, micro_batches: int
+) -> Iterator[Exposed]:
+    """Seconds shared among weights by their traffic."""
+    total = sum(micro_batches * t.each_s + t.once_s for t in traffic)
+    if seconds <= 0 or total <= 0:
+        return
+    for t in traffic:
+        share = (micro_batches * t.each_s + t.once_s) / total
+        yield Exposed(unit.label, t.weight, t.weight, "weight traffic", t.phase, why, seconds * share)

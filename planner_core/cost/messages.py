@@ -1,0 +1,178 @@
+"""Every collective of one step, read off a plan op by op: which, of how many bytes, how often, and who waits for it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from planner_core.core import (
+    ITEM_BYTES,
+    Block,
+    BlockPlan,
+    Edge,
+    Graph,
+    InputError,
+    Op,
+    ParamPlan,
+    Placements,
+    SitePlan,
+    Step,
+)
+from planner_core.cost.communication.collectives import collective_time
+from planner_core.cost.communication.redistribution import moves, step_bytes
+from planner_core.cost.memory.saved import run_again
+from planner_core.cost.model import CostModel
+from planner_core.cost.resolved_ops import rows_at
+
+WAIT, BESIDE, ONCE = "wait", "beside", "once"
+"""What an operator waits for; weight traffic beside every micro-batch's compute; and beside one micro-batch of the step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One collective: where it comes from, so that a total can be opened to its parts.
+
+    `count` is how often it runs in one step: copies of the block, times micro-batches unless it runs once a step. `label` is
+    the block's label in the plan, `weight` the parameter that it moves, if it moves one.
+    """
+
+    site: str
+    what: str
+    phase: str
+    kind: str
+    axis: int
+    num_bytes: int
+    count: int
+    category: str
+    label: str = ""
+    weight: str = ""
+
+
+def block_of(graph: Graph, label: str) -> Block:
+    """The block that a plan's label means; raises InputError for a label the model does not have."""
+    name = label.partition("#")[0]
+    if not name:
+        return graph.top
+    if name not in graph.blocks:
+        raise InputError(f"the plan has a block {name!r} that the model {graph.name} does not; plan this model again")
+    return graph.blocks[name]
+
+
+def recomputed(block: Block, bp: BlockPlan) -> Mapping[str, bool]:
+    """Ops of a block that run again in backward, and whether their results are sent again."""
+    return run_again(block) if bp.recompute == "full" else {}
+
+
+def message_time(m: Message, model: CostModel) -> float:
+    """Seconds of all runs of a message in one step."""
+    return m.count * collective_time(m.kind, m.num_bytes, model.links[m.axis])[0]
+
+
+def messages(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) -> Iterator[Message]:
+    """Every collective of one step; those of a repeated block once, with the number of its copies in `count`."""
+    micro_batches = model.workload.accumulate
+    for label, bp in blocks.items():
+        block = block_of(graph, label)
+        for m in one_micro_batch(block, bp, model):
+            yield replace(m, count=m.count * len(bp.prefixes) * micro_batches, label=label)
+        for m in once_a_step(block, bp, model):
+            yield replace(m, count=len(bp.prefixes), label=label)
+
+
+def one_micro_batch(block: Block, bp: BlockPlan, model: CostModel) -> Iterator[Message]:
+    """The collectives of one copy of a block in one micro-batch."""
+    again = recomputed(block, bp)
+    for op in block.ops:
+        yield from _site(block, op, bp.sites[op.name], again, model)
+
+
+def once_a_step(block: Block, bp: BlockPlan, model: CostModel) -> Iterator[Message]:
+    """The collectives of one copy's weights once a step: working copies gathered, gradients reduced."""
+    by_name = {v.name: i for i, v in enumerate(block.values) if v.kind == "parameter" and i not in block.inputs}
+    for name, param in bp.params.items():
+        if name not in by_name:
+            raise InputError(
+                f"the plan places a parameter {name!r} that the model does not have; plan this model again"
+            )
+        if block.values[by_name[name]].grad:
+            yield from _weight_once(block, by_name[name], name, param, model)
+
+
+def _weight_once(block: Block, value: int, name: str, param: ParamPlan, model: CostModel) -> Iterator[Message]:
+    for phase, start, end, what in (
+        ("forward", param.stored, param.working, "working copy"),
+        ("backward", param.gradient, param.stored, "gradient"),
+    ):
+        item = weight_item(block, value, model) if phase == "backward" else None
+        parts = tuple(sorted(param.segments.items()))
+        meta = block.values[value].meta
+        table = moves(meta.shape, item or ITEM_BYTES[meta.dtype], model.sizes, model.links, parts)
+        for kind, axis, n in sent(block, value, table.steps(start, end), start, model, item):
+            yield Message(name, what, phase, kind, axis, n, 1, ONCE, "", name)
+
+
+def weight_item(block: Block, value: int, model: CostModel) -> int:
+    """Bytes per element of a weight's gradient, as it is accumulated and reduced."""
+    return model.workload.kept_item(ITEM_BYTES[block.values[value].meta.dtype])
+
+
+def _site(block: Block, op: Op, site: SitePlan, rerun: Mapping[str, bool], model: CostModel) -> Iterator[Message]:
+    for position, (value, edge) in enumerate(zip(op.inputs, site.inputs, strict=True)):
+        yield from _operand(block, op, position, value, edge, op.name in rerun, model)
+    for position, (value, edge) in enumerate(zip(op.outputs, site.outputs, strict=True)):
+        there = list(sent(block, value, edge.forward, edge.src.forward, model))
+        for phase, steps in (("forward", there), ("backward", there if rerun.get(op.name) else [])):
+            yield from (
+                Message(op.name, f"result {position}", phase, kind, axis, n, 1, WAIT) for kind, axis, n in steps
+            )
+        for kind, axis, n in sent(block, value, edge.backward, edge.dst.gradient, model):
+            yield Message(op.name, f"gradient of result {position}", "backward", kind, axis, n, 1, WAIT)
+    yield from _internal(block, op, site, model, op.name in rerun)
+
+
+def _operand(
+    block: Block, op: Op, position: int, value: int, edge: Edge, again: bool, model: CostModel
+) -> Iterator[Message]:
+    v = block.values[value]
+    weight = v.kind == "parameter"
+    category, what = (BESIDE, v.name) if weight else (WAIT, f"operand {position}")
+    there = list(sent(block, value, edge.forward, edge.src.forward, model))
+    regather = weight and v.grad and value in op.saved
+    for phase, steps in (("forward", there), ("backward", there if regather or again else [])):
+        yield from (Message(op.name, what, phase, kind, axis, n, 1, category, "", v.name) for kind, axis, n in steps)
+    item = weight_item(block, value, model) if weight else None
+    for kind, axis, n in sent(block, value, edge.backward, edge.dst.gradient, model, item):
+        yield Message(op.name, f"gradient of {what}", "backward", kind, axis, n, 1, category, "", v.name)
+
+
+def _internal(block: Block, op: Op, site: SitePlan, model: CostModel, again: bool) -> Iterator[Message]:
+    chosen = rows_at(block, op, site)
+    for axis, row in enumerate(chosen):
+        for c in row.internal if model.sizes[axis] > 1 else ():
+            others = math.prod(
+                n
+                for a, (r, n) in enumerate(zip(chosen, model.sizes, strict=True))
+                if a != axis and r.label in c.shrinks
+            )
+            phases = (c.phase, "backward") if again and c.phase == "forward" else (c.phase,)
+            for phase in phases:
+                yield Message(op.name, f"inside {op.fn}", phase, c.kind, axis, c.num_bytes // others, c.count, WAIT)
+
+
+def sent(
+    block: Block,
+    value: int,
+    steps: tuple[Step, ...],
+    start: Placements,
+    model: CostModel,
+    item_bytes: int | None = None,
+) -> Iterator[tuple[str, int, int]]:
+    """(kind, axis, bytes) of the steps that send messages, in the value's own dtype or in one of `item_bytes`."""
+    meta = block.values[value].meta
+    item = item_bytes or ITEM_BYTES[meta.dtype]
+    here = list(start)
+    for step in steps:
+        if step.collective and model.sizes[step.axis] > 1:
+            yield step.collective, step.axis, step_bytes(meta.shape, item, tuple(here), step.axis, model.sizes)
+        here[step.axis] = step.dst

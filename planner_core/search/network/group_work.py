@@ -1,0 +1,135 @@
+"""What a group of operators costs in each of its strategies: compute, collectives of its own, tensors kept for backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from planner_core.core import Block, Shard
+from planner_core.cost import Component, CostModel
+from planner_core.cost.communication import collective_times
+from planner_core.cost.compute import op_time, op_work
+from planner_core.cost.memory import root
+from planner_core.ops import GroupStrategy, looked_up, operator, own_bytes, splits_kept, whole_bytes
+from planner_core.search.network.factors import costs
+from planner_core.search.network.states import Bools, Floats, Ints, joint_parts
+
+
+@dataclass(frozen=True)
+class UnitOptions:
+    """What the network of one unit needs to know beyond the block itself.
+
+    `repeats`: copies of the block in the model; the first copy's gather and the last copy's reduction have nothing to hide
+    behind, so each copy bears that share of them. `again`: operators that run a second time in backward, and whether they
+    deliver their results again. `saved_share`: the share of what the block keeps for backward that is there at the peak;
+    one copy in all where a block is recomputed. `saved_by_calls`: values that called blocks keep. `skip`: values inside a
+    run of equal calls, which are not variables here. `kept_results`: results that their reader keeps. `exposed`: ops
+    whose weight traffic nothing hides, since they run before the first unit.
+    """
+
+    repeats: int = 1
+    again: Mapping[str, bool] = field(default_factory=dict)
+    saved_share: float = 1.0
+    saved_by_calls: Collection[int] = ()
+    skip: Collection[int] = ()
+    kept_results: Collection[int] = ()
+    exposed: Collection[str] = ()
+
+
+@dataclass(frozen=True)
+class GroupWork:
+    """A group of operators in the joint rows `index` [joint row, axis] of its strategy."""
+
+    block: Block
+    strategy: GroupStrategy
+    index: Ints
+    model: CostModel
+    options: UnitOptions
+    kept_by_reader: Callable[[int], bool]
+
+    def cost(self) -> Floats:
+        """[component, joint row]."""
+        cost = costs(len(self.index))
+        kept: set[int] = set()
+        inner = {v for op in self.strategy.ops for v in op.outputs}
+        for k, op in enumerate(self.strategy.ops):
+            again = op.name in self.options.again
+            forward, backward = op_time(
+                op_work(op, self.block.values), self._work_parts(k), self._touched(k), self.model
+            )
+            waits = self._internal(k)
+            cost[Component.FORWARD] += forward + waits[0]
+            cost[Component.BACKWARD] += backward + waits[1] + ((forward + waits[0]) if again else 0.0)
+            cost[Component.COMMUNICATION] += self.model.workload.accumulate * (waits.sum(axis=0) + waits[0] * again)
+            roots = {root(self.block, v) for v in op.saved}
+            kept.update(v for v in roots if v in inner and not self.kept_by_reader(v))
+            cost[Component.AFTER_FORWARD] += self._kept_extra(k)
+        maker = {v: k for k, op in enumerate(self.strategy.ops) for v in op.outputs}
+        for v in kept:
+            cost[Component.AFTER_FORWARD] += self.made_bytes(maker[v], v)
+        cost[Component.AFTER_FORWARD] *= self.options.saved_share
+        return cost
+
+    def made_bytes(self, k: int, value: int) -> Floats:
+        """[joint row] bytes that op k makes of its result `value`."""
+        j = self.strategy.ops[k].outputs.index(value)
+        sharded = [isinstance(r[k].outputs[j][0], Shard) for r in self.strategy.rows]
+        return self.block.values[value].meta.num_bytes / self._parts(sharded)
+
+    def _parts(self, flags: list[bool]) -> Floats:
+        """[joint row] into how many parts something is split that the rows with a flag split."""
+        return joint_parts(np.array(flags), self.index, self.model.sizes)
+
+    def _work_parts(self, k: int) -> Floats:
+        return self._parts([r[k].splits_work for r in self.strategy.rows])
+
+    def _touched(self, k: int) -> Floats:
+        """[joint row] bytes that op k reads and writes locally."""
+        op, total = self.strategy.ops[k], np.zeros(len(self.index))
+        table = looked_up(op)  # its rows are as many bytes as the result
+        for position, v in enumerate((*op.inputs, *op.outputs)):
+            if position == table:
+                continue
+            ends = [(*r[k].inputs, *r[k].outputs)[position][0] for r in self.strategy.rows]
+            total += self.block.values[v].meta.num_bytes / self._parts([isinstance(p, Shard) for p in ends])
+        return total
+
+    def _kept_extra(self, k: int) -> Floats:
+        """[joint row] bytes kept by op k that are not a value of the graph; of a loss also what stands beside them."""
+        op, rows = self.strategy.ops[k], self.strategy.rows
+        ins = [self.block.values[v].meta for v in op.inputs]
+        if operator(op.fn).own_kept is not None:
+            return self._own_memory(k)
+        total = np.zeros(len(self.index))
+        for meta in op.saved_extra:
+            shapes = [m.shape for m in ins]
+            total += meta.num_bytes / self._parts(
+                [r[k].splits_work and splits_kept(op, r[k].label, meta.shape, shapes) for r in rows]
+            )
+        return total
+
+    def _own_memory(self, k: int) -> Floats:
+        """[joint row] what a loss keeps for backward, what it uses then, and the gradient of the logits beside both."""
+        op, rows = self.strategy.ops[k], self.strategy.rows
+        chosen = [frozenset(rows[r][k].label for r in joint) for joint in self.index]
+        held = {split: own_bytes(op, whole_bytes(op, self.block.values, split)) for split in set(chosen)}
+        logits = self.block.values[op.inputs[0]].meta.num_bytes
+        parts = self._parts([isinstance(r[k].inputs[0][0], Shard) for r in rows])
+        found: Floats = (np.array([held[split] for split in chosen]) + logits) / parts / self.options.saved_share
+        return found
+
+    def _internal(self, k: int) -> Floats:
+        """[phase, joint row] seconds of the collectives that op k runs itself, forward and backward."""
+        total = np.zeros((2, len(self.index)))
+        for axis, link in enumerate(self.model.links):
+            for r, rows in enumerate(self.strategy.rows):
+                here: Bools = self.index[:, axis] == r
+                for c in rows[k].internal:
+                    shrunk = np.array([x[k].label in c.shrinks for x in self.strategy.rows])
+                    own = np.where(shrunk[self.index[:, axis]], self.model.sizes[axis], 1)
+                    others = joint_parts(shrunk, self.index, self.model.sizes) / own
+                    seconds = c.count * collective_times(c.kind, c.num_bytes / others, link)
+                    total[int(c.phase != "forward")] += np.where(here, seconds, 0.0)
+        return total

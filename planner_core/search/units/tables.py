@@ -1,0 +1,32 @@
+"""Factors of a cost network as the plain tables that elimination works on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from planner_core.cost import NUM_COMPONENTS
+from planner_core.search.algebra.elimination import Floats, Table
+from planner_core.search.network.factors import Factor
+
+
+def scalar(factors: Sequence[Factor], weights: Floats) -> list[Table]:
+    """One number per entry: the components at `weights` [component], infinite where an entry is impossible."""
+    found = []
+    for f in factors:
+        priced = (weights @ f.cost.reshape(NUM_COMPONENTS, -1)).reshape(f.allowed.shape)
+        found.append(opened(f.vars, priced + f.barrier))
+    return found
+
+
+def vectors(factors: Sequence[Factor], sums: Floats) -> list[Table]:
+    """Several sums per entry, of the components at `sums` [sum, component]: arrays [sum, entry of their variables]."""
+    return [opened(f.vars, np.tensordot(sums, f.cost, axes=1)) for f in factors]
+
+
+def opened(names: tuple[str, ...], array: Floats) -> Table:
+    """The table without variables of one state, of which there may be more than numpy has dims. Further leading dims stay."""
+    lead = array.ndim - len(names)
+    one = [i for i in range(len(names)) if array.shape[lead + i] == 1]
+    return tuple(v for i, v in enumerate(names) if i not in one), array.squeeze(axis=tuple(lead + i for i in one))

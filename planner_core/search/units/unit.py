@@ -1,0 +1,233 @@
+"""The least cost of one copy of a block over its boundary: a lower bound, made exact where a plan would use it.
+
+A block may run in several *variants* (ways of recomputation), each a network of its own over the same variables. The step's
+time is not a sum (see `objective`), so an elimination at some shares of its maxima bounds all entries of the boundary at
+once. Where an optimum of the model would use an entry, `settle` finds the least true cost there: other shares first, then
+all assignments between the bound and the best one known, by labels. An optimum that uses settled entries only is exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from planner_core.cost import NUM_COMPONENTS, Shares
+from planner_core.search.algebra.elimination import Elimination, Floats, eliminate, given, order, reduce
+from planner_core.search.algebra.pareto_labels import Allowance, TooMuch
+from planner_core.search.network.factors import Factor
+from planner_core.search.network.folded import Compiled
+from planner_core.search.objective import EVEN, TIE, Objective
+from planner_core.search.units.dual_shares import best_shares
+from planner_core.search.units.tables import scalar
+from planner_core.search.units.unit_labels import ALL_WORK, least_by_labels
+
+SMALL = 1_000_000
+"""Entries of the largest table that is made for all shared states together; the rest of a block is solved for each."""
+MAX_SHARES = 5
+"""Shares at which one entry is tried before its assignments are enumerated."""
+KEPT_SHARES = 2
+"""Shares at which the bound of a view not seen before is made: the last that helped."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Which boundary variables of a block a table spans, `keep`, and the states of the others, `at`."""
+
+    keep: tuple[str, ...]
+    at: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(eq=False, frozen=True, slots=True)
+class Copy:
+    """How a copy of a block runs: its variant, the state of every variable in the network's own numbering, and what it
+    costs [component]."""
+
+    variant: str
+    states: Mapping[str, int]
+    totals: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """The least priced cost at one entry, a bound that holds for it, and the copy that has it."""
+
+    cost: float
+    bound: float
+    copy: Copy
+
+
+class Solver:
+    """One network under given weights: its tables, and what was solved of it."""
+
+    def __init__(self, compiled: Compiled, weights: Floats) -> None:
+        self.compiled = compiled
+        self.tables = scalar(compiled.factors, weights)
+        self.steps, self.rest, self.left = reduce(compiled.sizes, self.tables, compiled.sequence, SMALL)
+        self.solved: dict[tuple[tuple[str, ...], tuple[tuple[str, int], ...]], Elimination] = {}
+
+    def over(self, keep: tuple[str, ...], at: Mapping[str, int]) -> Elimination:
+        """The block with some variables given (in the numbering of those alive), as a table over `keep`."""
+        key = (keep, tuple(at.items()))
+        if key not in self.solved:
+            sequence = self._order(("", *keep), at, self.left, [t[0] for t in self.rest])
+            found = eliminate(self.compiled.sizes, given(self.rest, at), sequence, keep)
+            found.steps = self.steps + found.steps
+            self.solved[key] = found
+        return self.solved[key]
+
+    def sequence(self, keep: tuple[str, ...], at: Mapping[str, int]) -> list[str]:
+        """An order in which the whole block can be eliminated."""
+        c = self.compiled
+        return self._order(keep, at, c.sequence, [f.vars for f in c.factors])
+
+    def _order(
+        self, key: tuple[str, ...], at: Mapping[str, int], free: Sequence[str], scopes: Sequence[Sequence[str]]
+    ) -> list[str]:
+        """An order for the variables in `free` and those of the boundary that are neither kept nor given."""
+        c = self.compiled
+        left = [v for v in (*free, *c.keep) if v not in at and v not in key]
+        if len(left) < 2 or len(left) == len(c.sequence):
+            return left
+        where = (key, tuple(at))
+        if where not in c.orders:
+            sizes = {v: n for v, n in c.sizes.items() if v in left or v in key}
+            inside = [[v for v in scope if v in sizes] for scope in scopes]
+            c.orders[where] = order(sizes, inside, [v for v in key if v in sizes])
+        return c.orders[where]
+
+
+@dataclass
+class UnitCost:
+    """One block under an objective, in all its variants.
+
+    `bounds` [view] are lower bounds over the view's kept variables, in the numbering of states alive; `settled` holds the
+    entries that are exact.
+    """
+
+    variants: Mapping[str, Compiled]
+    objective: Objective
+    bounds: dict[View, Floats] = field(default_factory=dict)
+    settled: dict[tuple[View, tuple[int, ...]], Settled] = field(default_factory=dict)
+    shares: dict[str, list[Shares]] = field(default_factory=dict)
+    solvers: dict[tuple[str, Shares], Solver] = field(default_factory=dict)
+    by_variant: dict[tuple[str, View], Floats] = field(default_factory=dict)
+    work: Allowance = field(default_factory=lambda: Allowance(ALL_WORK))
+
+    @property
+    def compiled(self) -> Compiled:
+        """The network of one variant: variables, states and boundary are the same in all."""
+        return next(iter(self.variants.values()))
+
+    def solver(self, variant: str, shares: Shares) -> Solver:
+        """A variant under the objective's weights at some shares."""
+        if (variant, shares) not in self.solvers:
+            self.solvers[variant, shares] = Solver(self.variants[variant], self.objective.weights(shares))
+        return self.solvers[variant, shares]
+
+    def bound(self, view: View) -> Floats:
+        """No copy costs less, per entry of the view."""
+        if view not in self.bounds:
+            tables = []
+            for variant in self.variants:
+                tried = self.shares.get(variant, [EVEN])[-KEPT_SHARES:]
+                table = np.max([self._table(variant, shares, view) for shares in tried], axis=0)
+                self.by_variant[variant, view] = table
+                tables.append(table)
+            self.bounds[view] = np.min(tables, axis=0)
+        return self.bounds[view]
+
+    def settle(self, view: View, entry: tuple[int, ...]) -> bool:
+        """Find the least true cost at one entry; whether that raised its bound."""
+        if (view, entry) in self.settled:
+            return False
+        before = float(self.bound(view)[entry])
+        best: Settled | None = None
+        for variant in sorted(self.variants, key=lambda v: float(self.by_variant[v, view][entry])):
+            if best is None or self.by_variant[variant, view][entry] < best.cost:
+                found = self._least(variant, view, entry, best.cost if best else float("inf"))
+                if best is None or found.cost < best.cost:
+                    best = Settled(found.cost, min(found.bound, best.bound if best else np.inf), found.copy)
+                else:
+                    best = Settled(best.cost, min(found.bound, best.bound), best.copy)
+        assert best is not None
+        self.settled[view, entry] = best
+        self.bounds[view] = np.min([self.by_variant[v, view] for v in self.variants], axis=0)
+        for (where, at), known in self.settled.items():
+            if where == view:
+                self.bounds[view][at] = max(known.bound, float(self.bounds[view][at]))
+        return best.bound > before * (1 + TIE / 10)
+
+    def _least(self, variant: str, view: View, entry: tuple[int, ...], at_most: float) -> Settled:
+        """The least true cost of one variant at one entry, or a bound above `at_most`."""
+        totals: list[Floats] = []
+        best: tuple[float, Copy] | None = None
+        bound = -np.inf
+        shares = self.shares.setdefault(variant, [EVEN])[-1]
+        for step in range(MAX_SHARES):
+            table = np.maximum(self.by_variant[variant, view], self._table(variant, shares, view))
+            self.by_variant[variant, view] = table
+            bound = float(table[entry])
+            copy = self._copy(variant, shares, view, entry)
+            cost = float(self.objective.priced_cost(copy.totals))
+            if best is None or cost < best[0]:
+                best = (cost, copy)
+            if best[0] <= bound * (1 + TIE / 10) or bound >= at_most or self.objective.is_sum:
+                return Settled(best[0], min(bound, best[0]), best[1])
+            totals.append(copy.totals)
+            following = best_shares(self.objective, totals, shares)
+            if following == shares:
+                break
+            shares = following
+            if step + 1 < MAX_SHARES:
+                self.shares[variant].append(shares)
+        assert best is not None
+        if not self.objective.exact:
+            return Settled(best[0], bound, best[1])
+        return self._enumerated(variant, shares, view, entry, best, bound)
+
+    def _enumerated(
+        self, variant: str, shares: Shares, view: View, entry: tuple[int, ...], best: tuple[float, Copy], bound: float
+    ) -> Settled:
+        """What no shares close: the least of all assignments between the bound and the best one."""
+        solver = self.solver(variant, shares)
+        at = dict(view.at) | dict(zip(view.keep, entry, strict=True))
+        try:
+            states = least_by_labels(
+                self.variants[variant], solver.sequence((), at), at, self.objective, shares, best[0], self.work
+            )
+        except TooMuch:
+            return Settled(best[0], bound, best[1])
+        if states is None:
+            return Settled(best[0], best[0], best[1])
+        copy = self.measured(variant, states)
+        cost = float(self.objective.priced_cost(copy.totals))
+        return Settled(cost, cost, copy) if cost < best[0] else Settled(best[0], best[0], best[1])
+
+    # --- one variant at one choice of shares -----------------------------------------------------------
+
+    def _table(self, variant: str, shares: Shares, view: View) -> Floats:
+        return self.solver(variant, shares).over(view.keep, dict(view.at)).table
+
+    def _copy(self, variant: str, shares: Shares, view: View, entry: tuple[int, ...]) -> Copy:
+        solved = self.solver(variant, shares).over(view.keep, dict(view.at))
+        at = dict(view.at) | dict(zip(view.keep, entry, strict=True))
+        one = {v: 0 for v in self.compiled.keep if v not in at}  # of one state
+        return self.measured(variant, solved.assignment(one | at))
+
+    def measured(self, variant: str, states: Mapping[str, int]) -> Copy:
+        """A copy by the states of its variables, numbered as in `alive`."""
+        compiled = self.variants[variant]
+        full = {v: int(compiled.alive[v][s]) for v, s in states.items()}
+        return Copy(variant, full, total(compiled.net.factors, full))
+
+
+def total(factors: Sequence[Factor], at: Mapping[str, int]) -> Floats:
+    """[component] what the factors of a network cost in the states `at`."""
+    found = np.zeros(NUM_COMPONENTS)
+    for f in factors:
+        where: tuple[Any, ...] = (slice(None), *(at[v] for v in f.vars))
+        found += f.cost[where]
+    return found
