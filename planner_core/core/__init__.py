@@ -1,6 +1,6 @@
 """Values that carry the whole story: placement, mesh, graph, plan, workload, cluster. They import nothing else of the project."""
 
-from planner_core.core.cluster import Cluster, Gpu, Level, cluster_names, gpu_names, load_cluster, load_gpu
+from planner_core.core.cluster import Cluster, Collectives, Gpu, Level, cluster_names, gpu_names, load_cluster, load_gpu
 from planner_core.core.errors import (
     CaptureError,
     InputError,
@@ -72,6 +72,7 @@ __all__ = [
     "Call",
     "CaptureError",
     "Cluster",
+    "Collectives",
     "Cost",
     "DeviceMesh",
     "Edge",

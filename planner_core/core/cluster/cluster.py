@@ -14,6 +14,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from planner_core.core.cluster.kernels import (
+    Attentions,
+    Collectives,
+    Products,
+    attentions_of,
+    collectives_of,
+    kernels_json,
+    products_of,
+)
 from planner_core.core.errors import InputError
 from planner_core.core.files import ASSETS, is_file, is_folder, is_there
 from planner_core.core.forms import listed, nearest, short, wrong_field
@@ -28,16 +37,17 @@ _LATENCIES = {"latency_s": 1.0, "latency_us": 1e-6}
 CHANGES = ("nodes", "gpus", "intra", "inter")
 """What `NAME:nodes=4,gpus=8,intra=450,inter=50` may change: nodes, GPUs per node, and GB/s one way out of a GPU inside a
 node and out of a node."""
-OUTER_LATENCY_S = 7e-6
-"""Of the link between nodes where a cluster of one node is given several: as InfiniBand in the clusters here."""
+
+ANY_PRODUCTS = Products()
+ANY_ATTENTION = Attentions()
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One device: vendor peaks, and the fraction of each that real kernels reach.
+    """One device: vendor peaks, the fraction of each that kernels reach in a training run, and the forms of their times.
 
-    `peak_flops` holds (dtype, FLOP/s of a dense matmul) pairs; `launch_s` is the least time between two
-    dependent kernels, below which no kernel or collective gets.
+    `peak_flops` holds (dtype, FLOP/s of a dense matmul) pairs. `flops_efficiency` is what large products reach where power
+    is drawn all the time. `launch_s` is the least time between two dependent kernels, below which no kernel gets.
     """
 
     name: str
@@ -47,11 +57,22 @@ class Gpu:
     memory_bytes_per_s: float
     memory_efficiency: float
     launch_s: float
+    products: Products = ANY_PRODUCTS
+    attention: Attentions = ANY_ATTENTION
+    collectives: Collectives | None = None
 
     def flops_per_s(self, dtype: str) -> float:
         """Reachable FLOP/s in `dtype`; a dtype that the file does not list runs at the slowest listed rate."""
         peaks = dict(self.peak_flops)
         return self.flops_efficiency * peaks.get(dtype, min(peaks.values()))
+
+    def attention_flops_per_s(self, dtype: str, kernel: str, backward: bool) -> float:
+        """Reachable FLOP/s of an attention kernel; one that is not listed runs as fast as products."""
+        for rate in self.attention.rates:
+            if rate.kernel == kernel:
+                share = rate.backward if backward else rate.forward
+                return share * self.flops_per_s(dtype) / self.flops_efficiency
+        return self.flops_per_s(dtype)
 
     @property
     def bytes_per_s(self) -> float:
@@ -68,7 +89,8 @@ class Gpu:
 class Level:
     """Links of one kind: `size` child units, each able to send `unit_bytes_per_s` times `efficiency`.
 
-    `latency_s` is what one ring step over this level takes before the first byte is there.
+    `latency_s` is what one ring step over this level takes before the first byte is there, `tree_latency_s` a step of a
+    tree (0: as long as a ring's).
     """
 
     name: str
@@ -76,6 +98,7 @@ class Level:
     unit_bytes_per_s: float
     latency_s: float
     efficiency: float = 1.0
+    tree_latency_s: float = 0.0
 
     @property
     def bytes_per_s(self) -> float:
@@ -113,7 +136,7 @@ class Cluster:
 
     def with_latency(self, factor: float, level: int | None = None) -> Cluster:
         """The same cluster with `factor` times the latency on one level, or on all."""
-        return self._scaled("latency_s", factor, level)
+        return self._scaled("latency_s", factor, level)._scaled("tree_latency_s", factor, level)
 
     def _scaled(self, field: str, factor: float, level: int | None) -> Cluster:
         if not (math.isfinite(factor) and factor > 0):
@@ -133,10 +156,11 @@ class Cluster:
                 "name": gpu.name, "peak_flops": dict(gpu.peak_flops), "flops_efficiency": gpu.flops_efficiency,
                 "memory_bytes": gpu.memory_bytes, "memory_bytes_per_s": gpu.memory_bytes_per_s,
                 "memory_efficiency": gpu.memory_efficiency, "launch_s": gpu.launch_s,
+                **kernels_json(gpu.products, gpu.attention, gpu.collectives),
             },
             "levels": [
                 {"name": level.name, "size": level.size, "unit_bytes_per_s": level.unit_bytes_per_s,
-                 "efficiency": level.efficiency, "latency_s": level.latency_s}
+                 "efficiency": level.efficiency, "latency_s": level.latency_s, "tree_latency_s": level.tree_latency_s}
                 for level in self.levels
             ],
         }  # fmt: skip
@@ -153,8 +177,9 @@ class Cluster:
 
 def _cluster(data: Mapping[str, Any], where: str, name: str) -> Cluster:
     """What has the form of a cluster; raises InputError for what the form cannot say."""
-    levels = tuple(_level(row, i) for i, row in enumerate(data["levels"]))
-    cluster = Cluster(data.get("name", name), _gpu(data["gpu"], where), levels, data.get("description", ""))
+    gpu = _gpu(data["gpu"], where)
+    levels = tuple(_level(row, i, gpu, where) for i, row in enumerate(data["levels"]))
+    cluster = Cluster(data.get("name", name), gpu, levels, data.get("description", ""))
     sizes = "×".join(str(level.size) for level in levels)
     if cluster.num_gpus > MAX_GPUS:
         raise InputError(
@@ -245,7 +270,11 @@ def _changed(cluster: Cluster, changes: str) -> Cluster:
         size=int(given.get("gpus", inner.size)),
         unit_bytes_per_s=given.get("intra", inner.unit_bytes_per_s / 1e9) * 1e9,
     )
-    link = outer[0] if outer else Level("network", nodes, 0.0, OUTER_LATENCY_S)
+    link = (
+        outer[0]
+        if outer
+        else _level({"name": "network", "size": nodes, "unit_bytes_per_s": 0.0}, 1, cluster.gpu, where)
+    )
     speed = given.get("inter", link.unit_bytes_per_s / 1e9) * 1e9
     levels = (inner, replace(link, size=nodes, unit_bytes_per_s=speed), *outer[1:]) if nodes > 1 else (inner,)
     changed = replace(cluster, name=f"{cluster.name}:{changes}", levels=levels)
@@ -307,16 +336,32 @@ def _gpu(data: Any, where: str) -> Gpu:
         memory_bytes_per_s=float(data["memory_bytes_per_s"]),
         memory_efficiency=float(data.get("memory_efficiency", 1.0)),
         launch_s=float(data.get("launch_s", 4e-6)),
+        products=products_of(data.get("products", {})),
+        attention=attentions_of(data.get("attention", {})),
+        collectives=collectives_of(data.get("collectives")),
     )
 
 
-def _level(data: Mapping[str, Any], index: int) -> Level:
+def _level(data: Mapping[str, Any], index: int, gpu: Gpu, where: str) -> Level:
+    """A level of links; what it does not say is what was measured with this GPU."""
+    measured = gpu.collectives
+    latency, tree, efficiency = 0.0, 0.0, 1.0
+    if measured is not None:
+        latency, tree = (measured.ring_hop_s, measured.tree_hop_s) if index else (measured.hop_s, measured.hop_s)
+        efficiency = measured.outer_efficiency if index else measured.efficiency
+    stated = any(key in data for key in _LATENCIES)
+    if not stated and measured is None:
+        raise InputError(
+            f"{where}: level {index} says no latency, and no collective of {gpu.name} was measured; give latency_us, e.g. 3"
+        )
+    latency = _in_units(data, _LATENCIES) if stated else latency
     return Level(
         name=data.get("name", f"level {index}"),
         size=int(data["size"]),
         unit_bytes_per_s=_in_units(data, _BANDWIDTHS),
-        latency_s=_in_units(data, _LATENCIES),
-        efficiency=float(data.get("efficiency", 1.0)),
+        latency_s=latency,
+        efficiency=float(data.get("efficiency", efficiency)),
+        tree_latency_s=float(data.get("tree_latency_s", 0.0 if stated else tree)),
     )
 
 

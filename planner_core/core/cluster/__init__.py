@@ -1,0 +1,30 @@
+"""Clusters, their GPUs, and how a GPU's kernels take their time."""
+
+from planner_core.core.cluster.cluster import (
+    CHANGES,
+    MAX_GPUS,
+    Cluster,
+    Gpu,
+    Level,
+    cluster_names,
+    gpu_names,
+    load_cluster,
+    load_gpu,
+)
+from planner_core.core.cluster.kernels import AttentionRate, Attentions, Collectives, Products
+
+__all__ = [
+    "CHANGES",
+    "MAX_GPUS",
+    "AttentionRate",
+    "Attentions",
+    "Cluster",
+    "Collectives",
+    "Gpu",
+    "Level",
+    "Products",
+    "cluster_names",
+    "gpu_names",
+    "load_cluster",
+    "load_gpu",
+]

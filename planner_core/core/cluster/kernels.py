@@ -1,0 +1,103 @@
+"""How a GPU's kernels and collectives take their time: constants that were fitted to published measurements.
+
+A GPU's file holds them (`assets/hardware`), each group with its source and residual. `cost.compute` and
+`cost.communication` hold the formulas that they enter. A GPU without them is a plain roofline: every product runs at
+`flops_efficiency`, and a collective is a line of latency and bandwidth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+NOTES = ("source", "residual", "notes")
+"""Entries of a group of constants that are for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class Products:
+    """A matrix product's time by its shape (`cost.compute.products`).
+
+    `units` are the GPU's multiprocessors. With `waves` a product runs in whole waves of tiles over them; else its time
+    is smooth in its shape. `ramp_k` is the contraction length that a tile's start and end are worth, `small_tile` how
+    much slower a multiply-add is in a tile of less than 128 x 256, `fixed_s` what every product takes.
+    """
+
+    units: int = 1
+    waves: bool = False
+    ramp_k: float = 0.0
+    small_tile: float = 1.0
+    fixed_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionRate:
+    """Shares of `peak_flops` that one attention kernel reaches at a head dim of 128 and long sequences."""
+
+    kernel: str
+    forward: float
+    backward: float
+
+
+@dataclass(frozen=True, slots=True)
+class Attentions:
+    """Attention's time by its shape (`cost.compute.attention`).
+
+    A head dim d below 128 runs at (d / 128) ** `head_power` of the rate; a sequence of S keys takes 1 + `ramp_keys` / S
+    of its time.
+    """
+
+    rates: tuple[AttentionRate, ...] = ()
+    head_power: float = 0.0
+    ramp_keys: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Collectives:
+    """A collective's time by its kind, size and ranks (`cost.communication.collectives`).
+
+    `base_s` is what every collective takes, `hop_s` a step inside a node, `ring_hop_s` a ring's step to another node,
+    `tree_hop_s` a tree's. `efficiency` and `outer_efficiency` are the shares of a link inside and between nodes that
+    large messages reach; `few` of 1 / ranks of the former is lost. `curve` is the weight of sqrt(latency x transfer).
+    `summing` is the latency of a collective that adds, over one that does not. `in_switch` is the share of an
+    all_reduce's transfer that is left where the switch of a node of eight adds.
+    """
+
+    base_s: float
+    hop_s: float
+    ring_hop_s: float
+    tree_hop_s: float
+    efficiency: float = 1.0
+    outer_efficiency: float = 1.0
+    few: float = 0.0
+    curve: float = 0.0
+    summing: float = 1.0
+    in_switch: float = 1.0
+
+
+def products_of(data: Mapping[str, Any]) -> Products:
+    """Read a form that was checked."""
+    return Products(**_constants(data))
+
+
+def attentions_of(data: Mapping[str, Any]) -> Attentions:
+    """Read a form that was checked."""
+    rates = tuple(AttentionRate(name, **_constants(rate)) for name, rate in data.get("rates", {}).items())
+    return Attentions(**{**_constants(data), "rates": rates})
+
+
+def collectives_of(data: Mapping[str, Any] | None) -> Collectives | None:
+    """Read a form that was checked."""
+    return Collectives(**_constants(data)) if data is not None else None
+
+
+def kernels_json(products: Products, attentions: Attentions, collectives: Collectives | None) -> dict[str, Any]:
+    """The three as a GPU's file holds them."""
+    rates = {r.kernel: {"forward": r.forward, "backward": r.backward} for r in attentions.rates}
+    found: dict[str, Any] = {"products": asdict(products), "attention": {**asdict(attentions), "rates": rates}}
+    return found if collectives is None else {**found, "collectives": asdict(collectives)}
+
+
+def _constants(data: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in data.items() if key not in NOTES}
