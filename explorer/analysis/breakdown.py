@@ -54,18 +54,14 @@ def work(plan: Plan, graph: Graph) -> list[Work]:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """One collective of the plan with its price: `each_s` = fixed_s + bytes · s_per_byte of its cheapest algorithm."""
+    """One collective of the plan with its price: `each_s` is that of its cheapest algorithm (see `Algorithm`)."""
 
     message: Message
     wire_bytes: int
     algorithm: str
     fixed_s: float
     s_per_byte: float
-
-    @property
-    def each_s(self) -> float:
-        """Seconds of one."""
-        return self.fixed_s + self.message.num_bytes * self.s_per_byte
+    each_s: float
 
 
 def collectives(plan: Plan, graph: Graph) -> list[Sent]:
@@ -77,7 +73,8 @@ def collectives(plan: Plan, graph: Graph) -> list[Sent]:
         if link.size == 1 or m.num_bytes <= 0:
             continue
         best = min(algorithms(m.kind, link), key=lambda a: a.seconds(m.num_bytes))
-        found.append(Sent(m, wire_bytes(m.kind, m.num_bytes, link.size), best.name, best.fixed_s, best.s_per_byte))
+        wire, each = wire_bytes(m.kind, m.num_bytes, link.size), best.seconds(m.num_bytes)
+        found.append(Sent(m, wire, best.name, best.fixed_s, best.s_per_byte, each))
     return found
 
 

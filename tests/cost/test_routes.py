@@ -40,7 +40,7 @@ def test_row_sums_are_the_plans_wire_bytes(model: str, cluster: str) -> None:
         parts = [sent(plan, result.cluster, (phase,)) for phase in PHASES]
         assert np.add.reduce(parts) == pytest.approx(matrix)
         assert parts[0].sum(axis=1).mean() == pytest.approx(wire(plan, "forward"))
-    assert {"ring", "tree"} <= seen
+    assert "ring" in seen
 
 
 @pytest.mark.parametrize("size", [2, 3, 5, 8, 16])

@@ -10,22 +10,27 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from planner_core.core import Cluster, DeviceMesh, InputError
+from planner_core.core import Cluster, DeviceMesh, InputError, Level
 
 _Ranks: TypeAlias = NDArray[np.int64]
+SWITCH_GPUS = 8
+"""GPUs of a node from which on NCCL lets the switch add (measured with 8, not with 2 and 4; aiconfigurator's tables)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
     """The part of a group that lies on one level: `members` child units, and what one rank gets when all send at once.
 
-    `bytes_per_s` is the share of one GPU of the uplinks of every unit it must leave to get there.
+    `bytes_per_s` is the share of one GPU of the uplinks of every unit it must leave to get there. `latency_s` is one step
+    of a ring, `tree_latency_s` one of a tree. `inside` says that its links join GPUs inside a node.
     """
 
     level: str
     members: int
     bytes_per_s: float
     latency_s: float
+    tree_latency_s: float = 0.0
+    inside: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +41,10 @@ class AxisLink:
     `latency_s` hold for one flat ring: the slowest link share on its way, and its slowest hop.
     `exchange_s_per_byte` is the time of an all_to_all per byte of B. `stages` has one entry per crossed
     level where every group lies evenly on the levels, and is empty where groups straddle units unevenly.
-    `launch_s` is the floor of any kernel, from the GPU's file.
+
+    Latencies: `launch_s` of any collective; `ring_s`, `sum_s` and `exchange_s` of the hops of one turn of a ring, of an
+    all_reduce and of an all_to_all. `curve`, `summing` and `in_switch` are those of `Collectives`; the last is 1 where
+    no switch adds for these groups.
     """
 
     size: int
@@ -46,6 +54,12 @@ class AxisLink:
     exchange_s_per_byte: float = 0.0
     stages: tuple[Stage, ...] = ()
     launch_s: float = 0.0
+    ring_s: float = 0.0
+    sum_s: float = 0.0
+    exchange_s: float = 0.0
+    curve: float = 0.0
+    summing: float = 1.0
+    in_switch: float = 1.0
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -80,34 +94,84 @@ def _axis_link(cluster: Cluster, size: int, stride: int) -> AxisLink:
     groups = ranks.swapaxes(1, 2).reshape(-1, size)  # [number of groups, size], ascending in each row
     units = [groups // cluster.unit_gpus(i) for i in range(len(cluster.levels) + 1)]
     crossed = [i for i in range(len(cluster.levels)) if np.any(_spread(units[i]) > _spread(units[i + 1]))]
+    local = int(_together(units[1]))
+    rates = _rates(cluster, local)
     ring, exchange = math.inf, 0.0
-    for i, level in enumerate(cluster.levels):
+    for i, rate in enumerate(rates):
         rings, sent = _load(units[i])
         if rings:
-            ring = min(ring, level.bytes_per_s / rings)
-            exchange = max(exchange, sent / size**2 / level.bytes_per_s)
+            ring = min(ring, rate / rings)
+            exchange = max(exchange, sent / size**2 / rate)
+    stages = _stages(cluster, rates, units, crossed)
+    slowest = max((cluster.levels[i] for i in crossed), key=lambda level: level.latency_s)
+    measured = cluster.gpu.collectives
+    summing = measured.summing if measured else 1.0
+    switch = measured is not None and local >= SWITCH_GPUS
     return AxisLink(
-        size, tuple(cluster.levels[i].name for i in crossed), ring, max(cluster.levels[i].latency_s for i in crossed),
-        exchange, _stages(cluster, units, crossed), cluster.gpu.launch_s,
+        size, tuple(cluster.levels[i].name for i in crossed), ring, slowest.latency_s, exchange, stages,
+        cluster.gpu.launch_s if measured is None else measured.base_s,
+        ring_s=_turn(stages) if stages else size * slowest.latency_s,
+        sum_s=_rise(stages, summing) if stages else 2 * math.log2(size) * _tree(slowest),
+        exchange_s=max(_tree(cluster.levels[i]) for i in crossed),
+        curve=measured.curve if measured else 0.0, summing=summing,
+        in_switch=measured.in_switch if measured and switch else 1.0,
     )  # fmt: skip
 
 
-def _stages(cluster: Cluster, units: list[_Ranks], crossed: list[int]) -> tuple[Stage, ...]:
+def _rates(cluster: Cluster, local: int) -> list[float]:
+    """Bytes per second that one child unit of each level sends where groups have `local` ranks in a node: few ranks do not
+    fill the links inside."""
+    measured = cluster.gpu.collectives
+    lost = measured.few / max(2, local) if measured else 0.0
+    return [level.bytes_per_s * (1 - lost if i == 0 else 1.0) for i, level in enumerate(cluster.levels)]
+
+
+def _stages(cluster: Cluster, rates: list[float], units: list[_Ranks], crossed: list[int]) -> tuple[Stage, ...]:
     """One stage per crossed level, or none where some group lies unevenly."""
     if not all(_even(unit) for unit in units):
         return ()
-    share = [level.bytes_per_s / cluster.unit_gpus(i) for i, level in enumerate(cluster.levels)]
+    share = [rate / cluster.unit_gpus(i) for i, rate in enumerate(rates)]
     spread = [int(_spread(unit)[0]) for unit in units]
     return tuple(
-        Stage(cluster.levels[i].name, spread[i] // spread[i + 1], min(share[: i + 1]), cluster.levels[i].latency_s)
-        for i in crossed
+        Stage(level.name, spread[i] // spread[i + 1], min(share[: i + 1]), level.latency_s, _tree(level), i == 0)
+        for i, level in enumerate(cluster.levels) if i in crossed
+    )  # fmt: skip
+
+
+def _turn(stages: tuple[Stage, ...]) -> float:
+    """Seconds of the hops of one turn of a ring through all units, unit by unit.
+
+    Of n ranks on N nodes n - N hops stay inside a node and N lead to another.
+    """
+    total, ranks = 0.0, math.prod(stage.members for stage in stages)
+    for stage in stages:
+        outside = ranks // stage.members
+        hops = ranks - outside if outside > 1 or stage.inside else ranks
+        total, ranks = total + hops * stage.latency_s, outside
+    return total
+
+
+def _rise(stages: tuple[Stage, ...], summing: float) -> float:
+    """Seconds of the hops of an all_reduce: a ring inside a node, a tree up and down between nodes."""
+    return sum(
+        summing * (s.members - 1) * s.latency_s if s.inside else 2 * math.log2(s.members) * s.tree_latency_s
+        for s in stages
     )
+
+
+def _tree(level: Level) -> float:
+    return level.tree_latency_s or level.latency_s
 
 
 def _spread(unit: _Ranks) -> _Ranks:
     """How many units each group touches; `unit` [groups, size] ascends along each row."""
     changes: _Ranks = (np.diff(unit, axis=1) != 0).sum(axis=1, dtype=np.int64)
     return changes + 1
+
+
+def _together(unit: _Ranks) -> int:
+    """The most ranks of one group in one unit; `unit` [groups, size] ascends along each row."""
+    return max(int(np.bincount(row - row.min()).max()) for row in unit)
 
 
 def _even(unit: _Ranks) -> bool:

@@ -196,7 +196,7 @@ def _time_says(size: int, seconds: float, name: str, cross: float, n: int) -> st
         f"On {n} neighbouring GPUs of your cluster, {amount(size)} take **{units.seconds(seconds)}** "
         f"({name}). Below {amount(cross)} "
         f"the ring waits mostly for its {2 * (n - 1)} hops (latency); above it mostly for bytes (bandwidth). "
-        f"You are {side} it. A tree needs fewer hops, so it wins for small tensors."
+        f"You are {side} it."
     )
 
 
