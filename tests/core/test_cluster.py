@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -328,19 +329,28 @@ def test_a_cluster_by_name_with_changes() -> None:
     assert grown.num_gpus == 16 and grown.levels[1].unit_bytes_per_s == 25e9
 
 
+def test_a_change_may_name_another_gpu() -> None:
+    changed = load_cluster("2x8-h100:nodes=3,gpu=a100-80gb-sxm,intra=300")
+    assert (changed.gpu, changed.num_gpus) == (load_gpu("a100-80gb-sxm"), 24)
+    assert changed.levels[0].unit_bytes_per_s == 300e9
+    assert Cluster.from_json(changed.to_json()) == changed
+
+
 @pytest.mark.parametrize(
-    "text",
+    ("text", "said"),
     [
-        "2x8-h100:nodes=0",
-        "2x8-h100:nodes=1.5",
-        "2x8-h100:bogus=3",
-        "2x8-h100:nodes",
-        "2x8-h100:inter=nan",
-        "1x8-h100:nodes=2",
+        ("2x8-h100:nodes=0", 'nodes is "0", but must be a whole number from 1; give for example nodes=4'),
+        ("2x8-h100:nodes=1.5", 'nodes is "1.5", but must be a whole number from 1'),
+        ("2x8-h100:bogus=3", '"bogus" is not a change; there are nodes, gpus, intra, inter, gpu'),
+        ("2x8-h100:nodes", 'nodes is "", but must be'),
+        ("2x8-h100:inter=nan", 'inter is "nan", but must be GB/s one way, more than 0; give for example inter=50'),
+        ("2x8-h100:nodes=2,nodes=4", "nodes is given twice; leave one out"),
+        ("2x8-h100:gpu=h100-smx", 'no GPU is called "h100-smx"; did you mean h100-sxm'),
+        ("1x8-h100:nodes=2", "a cluster of one node does not say how nodes are linked; give the GB/s too"),
     ],
 )
-def test_a_change_that_cannot_be_is_one_sentence(text: str) -> None:
-    with pytest.raises(InputError, match="give"):
+def test_a_change_that_cannot_be_is_one_sentence(text: str, said: str) -> None:
+    with pytest.raises(InputError, match=f"cluster {text.partition(':')[0]}:.*{re.escape(said)}"):
         load_cluster(text)
 
 

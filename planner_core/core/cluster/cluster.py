@@ -34,9 +34,10 @@ UNNAMED = "my-cluster"
 
 _BANDWIDTHS = {"unit_bytes_per_s": 1.0, "unit_gb_per_s": 1e9, "unit_gbit_per_s": 1e9 / 8}
 _LATENCIES = {"latency_s": 1.0, "latency_us": 1e-6}
-CHANGES = ("nodes", "gpus", "intra", "inter")
-"""What `NAME:nodes=4,gpus=8,intra=450,inter=50` may change: nodes, GPUs per node, and GB/s one way out of a GPU inside a
-node and out of a node."""
+CHANGES = ("nodes", "gpus", "intra", "inter", "gpu")
+"""What `NAME:nodes=4,gpus=8,intra=450,inter=50,gpu=a100-80gb-sxm` may change: nodes, GPUs per node, GB/s one way out of a GPU
+inside a node and out of a node, and the GPU itself."""
+MOST_CHANGE = 1e6
 
 ANY_PRODUCTS = Products()
 ANY_ATTENTION = Attentions()
@@ -207,7 +208,8 @@ def load_cluster(source: str | Path | Mapping[str, Any] | Cluster) -> Cluster:
 
     Args:
         source: The name of a cluster that comes with the project, also with changes (`"2x8-h100:nodes=4,inter=50"`: GB/s one
-            way out of a node); the path of a JSON file; the content of such a file; or a `Cluster`, which is returned.
+            way out of a node; there are `nodes`, `gpus`, `intra`, `inter` and `gpu`); the path of a JSON file; the content of
+            such a file; or a `Cluster`, which is returned.
 
     Returns:
         The cluster: a GPU, and the levels of links that join many of them, bandwidths in bytes per second, one way.
@@ -229,7 +231,7 @@ def load_cluster(source: str | Path | Mapping[str, Any] | Cluster) -> Cluster:
     text = str(source)
     name, _, changes = text.partition(":")
     if changes and name in cluster_names():
-        return _changed(load_cluster(name), changes)
+        return _changed(name, changes)
     if text in cluster_names():
         path = ASSETS / "clusters" / f"{text}.json"
         return _cluster(_read(path), f"cluster {text}", text)  # its form is held by a test
@@ -239,48 +241,63 @@ def load_cluster(source: str | Path | Mapping[str, Any] | Cluster) -> Cluster:
     raise InputError(f"no cluster is called {short(text)}; {nearest(text, cluster_names())}, or give a JSON file")
 
 
-def _changed(cluster: Cluster, changes: str) -> Cluster:
-    """The cluster with changes such as `nodes=4,inter=50`."""
-    where = f"cluster {cluster.name}:{changes[:80]}"
-    given: dict[str, float] = {}
-    for part in changes.split(","):
-        key, _, text = part.partition("=")
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        whole = key not in ("nodes", "gpus") or value == int(value if math.isfinite(value) else 0)
-        if key not in CHANGES or not (0 < value < 1e6) or not whole:
-            raise InputError(
-                f"{where}: unknown cluster option {part[:40]!r}; give for example {cluster.name}:nodes=4,inter=50"
-            )
-        given[key] = value
+def _changed(name: str, changes: str) -> Cluster:
+    """The cluster with changes such as `nodes=4,inter=50,gpu=h200-sxm`; links say what they do not know by the new GPU."""
+    where = f"cluster {name}:{changes[:80]}"
+    given = _given(changes, where)
+    data = _read(ASSETS / "clusters" / f"{name}.json")
+    cluster = _cluster({**data, "gpu": given.pop("gpu", data["gpu"])}, where, name)
+    numbers = {key: _change(key, text, where) for key, text in given.items()}
     inner, *outer = cluster.levels
-    if len(outer) > 1 and "nodes" in given:
+    if len(outer) > 1 and "nodes" in numbers:
         raise InputError(
             f"{where}: {len(outer)} levels of links join its nodes; give a JSON file to change their number"
         )
-    nodes = int(given.get("nodes", outer[0].size if outer else 1))
-    if nodes > 1 and not outer and "inter" not in given:
+    nodes = int(numbers.get("nodes", outer[0].size if outer else 1))
+    if nodes > 1 and not outer and "inter" not in numbers:
         raise InputError(
             f"{where}: a cluster of one node does not say how nodes are linked; give the GB/s too, for example inter=50"
         )
     inner = replace(
         inner,
-        size=int(given.get("gpus", inner.size)),
-        unit_bytes_per_s=given.get("intra", inner.unit_bytes_per_s / 1e9) * 1e9,
+        size=int(numbers.get("gpus", inner.size)),
+        unit_bytes_per_s=numbers.get("intra", inner.unit_bytes_per_s / 1e9) * 1e9,
     )
-    link = (
-        outer[0]
-        if outer
-        else _level({"name": "network", "size": nodes, "unit_bytes_per_s": 0.0}, 1, cluster.gpu, where)
-    )
-    speed = given.get("inter", link.unit_bytes_per_s / 1e9) * 1e9
+    network = {"name": "network", "size": nodes, "unit_bytes_per_s": 0.0}
+    link = outer[0] if outer else _level(network, 1, cluster.gpu, where)
+    speed = numbers.get("inter", link.unit_bytes_per_s / 1e9) * 1e9
     levels = (inner, replace(link, size=nodes, unit_bytes_per_s=speed), *outer[1:]) if nodes > 1 else (inner,)
-    changed = replace(cluster, name=f"{cluster.name}:{changes}", levels=levels)
+    changed = replace(cluster, name=f"{name}:{changes}", levels=levels, description="")
     if changed.num_gpus > MAX_GPUS:
         raise InputError(f"{where}: makes {changed.num_gpus} GPUs; at most {MAX_GPUS} can be planned")
     return changed
+
+
+def _given(changes: str, where: str) -> dict[str, str]:
+    """Changes by name; raises InputError for one that is not there."""
+    found: dict[str, str] = {}
+    for part in changes.split(","):
+        key, _, text = (word.strip() for word in part.partition("="))
+        if key not in CHANGES:
+            raise InputError(f"{where}: {short(key)} is not a change; there are {', '.join(CHANGES)}")
+        if key in found:
+            raise InputError(f"{where}: {key} is given twice; leave one out")
+        found[key] = text
+    return found
+
+
+def _change(key: str, text: str, where: str) -> float:
+    """One number of a change: counts are whole."""
+    count = key in ("nodes", "gpus")
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < MOST_CHANGE or (count and value != int(value)):
+        what = "a whole number from 1" if count else "GB/s one way, more than 0"
+        example = {"nodes": "nodes=4", "gpus": "gpus=8", "intra": "intra=450", "inter": "inter=50"}[key]
+        raise InputError(f"{where}: {key} is {short(text)}, but must be {what}; give for example {example}")
+    return value
 
 
 def load_gpu(name: str) -> Gpu:
