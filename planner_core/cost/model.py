@@ -15,6 +15,8 @@ Array = NDArray[np.float64]
 CONTENTION = 0.13
 """Seconds that compute loses per second of traffic beside it: a slowdown of 15 %, between Galvatron's 10 and the published
 average of 18.9 % (arXiv 2507.03114)."""
+RUN_STAGES = (0, 3)
+"""ZeRO stages that the runtime carries out: those of plans that are searched. A stated layout may have others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +24,8 @@ class CostModel:
     """A cluster, a mesh on it, and what a step does there.
 
     `contention` is what a second of traffic costs the compute beside it, in seconds. Axes in `joined` are one to the
-    operators with the axis before; only weights may lie differently on them.
+    operators with the axis before; only weights may lie differently on them. `stages` are the ZeRO stages that weights may
+    take, up to the workload's.
     """
 
     cluster: Cluster
@@ -31,6 +34,7 @@ class CostModel:
     links: tuple[AxisLink, ...]
     contention: float = CONTENTION
     joined: tuple[int, ...] = ()
+    stages: tuple[int, ...] = RUN_STAGES
 
     @property
     def sizes(self) -> tuple[int, ...]:

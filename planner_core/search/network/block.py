@@ -55,7 +55,7 @@ class _Builder:
     ) -> None:
         self.block, self.strategies, self.model, self.options = coarse.block, strategies, model, options
         self.values = coarse.block.values
-        self.axes = Axes(model.sizes, model.joined)
+        self.axes = Axes(model.sizes, model.joined, model.stages)
         self.ports = {*coarse.block.inputs, *coarse.block.outputs}
         self.home = {v: i for i, s in enumerate(strategies.groups) for op in s.ops for v in op.outputs}
         self.net = Network()

@@ -8,14 +8,14 @@ three placements (see `WeightState`). On a mesh it is one such state per axis, j
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from planner_core.core import P, Placement, Placements, R, Shard, State, TensorMeta
+from planner_core.core import ZERO, P, Placement, Placements, R, Shard, State, TensorMeta
 from planner_core.cost.communication import Segments, decode, digit
 from planner_core.ops import Pair
 
@@ -52,21 +52,19 @@ def axis_states(shape: tuple[int, ...], grad: bool) -> tuple[Pair, ...]:
 
 
 FREE = -1
-STAGES = (0, 3)
-"""ZeRO stages that the runtime carries out."""
 HOMES = 2
 """Dims along which optimizer states may be sharded: the first two. Where an inner axis shards one of them, the other serves."""
 
 
-def weight_states(shape: tuple[int, ...], grad: bool, zero: int) -> tuple[WeightState, ...]:
-    """States of a weight along one axis, up to ZeRO stage `zero`."""
+def weight_states(shape: tuple[int, ...], grad: bool, stages: Collection[int]) -> tuple[WeightState, ...]:
+    """States of a weight along one axis, at ZeRO `stages` and stage 0."""
     found = [WeightState(R, R, R, FREE)]
     dims = [Shard(d) for d in range(len(shape)) if shape[d] > 1]
     if grad:
         found.append(WeightState(R, P, R, 0))
-        found += [WeightState(R, P, at, 1) for at in dims[:HOMES] if zero >= 1 and 1 in STAGES]
-        found += [WeightState(R, at, at, 2) for at in dims[:HOMES] if zero >= 2 and 2 in STAGES]
-    found += [WeightState(at, at if grad else R, at, 3) for at in dims if zero >= 3]
+        found += [WeightState(R, P, at, 1) for at in dims[:HOMES] if 1 in stages]
+        found += [WeightState(R, at, at, 2) for at in dims[:HOMES] if 2 in stages]
+    found += [WeightState(at, at if grad else R, at, 3) for at in dims if 3 in stages]
     return (*found, *(WeightState(at, at if grad else R, at, FREE) for at in dims))
 
 
@@ -110,11 +108,13 @@ class TensorStates:
 class Axes:
     """The mesh as states see it: its axis sizes, and which axes the operators treat as one with the axis before.
 
-    On joined axes an operator runs alike and an activation lies alike; only weights may lie differently (HSDP).
+    On joined axes an operator runs alike and an activation lies alike; only weights may lie differently (HSDP). `stages` are
+    the ZeRO stages that weights may take at all.
     """
 
     sizes: tuple[int, ...]
     joined: tuple[int, ...] = ()
+    stages: tuple[int, ...] = ZERO
 
 
 @functools.lru_cache(maxsize=8192)
@@ -134,7 +134,7 @@ def tensor_states(meta: TensorMeta, grad: bool, axes: Axes, segments: Segments =
 @functools.lru_cache(maxsize=8192)
 def parameter_states(meta: TensorMeta, grad: bool, axes: Axes, zero: int, segments: Segments = ()) -> TensorStates:
     """All joint states of a weight whose splits are even."""
-    pairs = weight_states(meta.shape, grad, zero)
+    pairs = weight_states(meta.shape, grad, [s for s in axes.stages if s <= zero])
     return _joint(meta, pairs, [pair[:3] for pair in pairs], joint_index(len(pairs), len(axes.sizes)), axes, segments)
 
 
