@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     )
     from planner_core.exporters import export
     from planner_core.models import load_model
-    from planner_core.planning import Folded, Front, FrontPoint, Request, Result, compare, fold, front, plan
+    from planner_core.planning import Folded, Front, FrontPoint, Request, Result, compare, fold, front, plan, price
     from planner_core.planning.analysis import to_dot, to_graphml, to_networkx
     from planner_core.runtime import PlanMismatch, apply, clip_grad_norm_, load, save
     from planner_core.verification import verify
@@ -73,6 +73,7 @@ __all__ = [
     "load_model",
     "load_plan",
     "plan",
+    "price",
     "save",
     "save_plan",
     "to_dot",
@@ -86,7 +87,7 @@ _HOME = {
         "VerificationFailed", "load_cluster", "load_gpu", "load_plan", "save_plan",
     ),
     "planner_core.models": ("load_model",),
-    "planner_core.planning": ("Folded", "Front", "FrontPoint", "Request", "Result", "compare", "fold", "front", "plan"),
+    "planner_core.planning": ("Folded", "Front", "FrontPoint", "Request", "Result", "compare", "fold", "front", "plan", "price"),
     "planner_core.planning.analysis": ("to_dot", "to_graphml", "to_networkx"),
     "planner_core.runtime": ("PlanMismatch", "apply", "clip_grad_norm_", "load", "save"),
     "planner_core.verification": ("verify",),

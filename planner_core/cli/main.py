@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from planner_core.cli.pricing import add_budget, add_price, budget_of, run_price
 from planner_core.core import InputError, Plan, PlannerError, load_plan, save_plan, write_file
 from planner_core.planning import METHODS, Request
 
@@ -62,9 +63,16 @@ def _parser() -> _Parser:
     plan.add_argument(
         "--front", action="store_true", help="also every plan that no other beats in the objective and memory"
     )
+    add_budget(plan)
     plan.set_defaults(run=_plan)
     compare = _with_options(_with_model(commands.add_parser("compare", help="every method and baseline side by side")))
+    add_budget(compare)
     compare.set_defaults(run=_compare)
+    price = commands.add_parser(
+        "price", help="what a stated layout takes, what would help, and the best plan beside it"
+    )
+    add_price(price)
+    price.set_defaults(run=lambda args: run_price(args, _say, _print))
     network = _with_options(_with_model(commands.add_parser("network", help="the unfolded cost network as JSON")))
     network.set_defaults(run=_network)
     export = commands.add_parser("export", help="write a plan in the form of another program")
@@ -196,10 +204,10 @@ def _plan(args: argparse.Namespace) -> int:
 
     if args.pick and not args.output:
         raise InputError(f"--pick {args.pick!r} chooses the plan that -o writes; say where with -o FILE")
-    request = _request(args)
+    request, budget = _request(args), budget_of(args)
     result = plan_model(request, progress=_say)
     chosen = _picked(result.plans, args.pick) if args.pick else result.best
-    data, words = report(result), text(result)
+    data, words = report(result, budget), text(result, budget)
     if args.front:
         planner = prepare(request, result.graph)
         points, exact = exact_front(planner, meshes(request, planner.cluster), request.objective, _say)
@@ -228,8 +236,9 @@ def _compare(args: argparse.Namespace) -> int:
     from planner_core.planning import compare_methods
     from planner_core.planning.analysis import report, text
 
+    budget = budget_of(args)
     result = compare_methods(_request(args), progress=_say)
-    return _print(args, report(result), text(result))
+    return _print(args, report(result, budget), text(result, budget))
 
 
 def _network(args: argparse.Namespace) -> int:

@@ -8,7 +8,7 @@ plans.
 
 from planner_core.planning import edit
 from planner_core.planning.edit import Editable
-from planner_core.planning.library import Folded, Front, compare, fold, front, plan
+from planner_core.planning.library import Folded, Front, compare, fold, front, plan, price
 from planner_core.planning.methods import METHODS
 from planner_core.planning.pipeline import (
     FrontPoint,
@@ -49,6 +49,7 @@ __all__ = [
     "plan",
     "plan_model",
     "prepare",
+    "price",
     "replace_request",
     "retarget",
     "shrink",

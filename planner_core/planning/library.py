@@ -12,7 +12,9 @@ from typing import Any, get_type_hints
 from planner_core.core import Cluster, Graph, InputError, load_cluster, nearest, short
 from planner_core.models import load_model
 from planner_core.ops import CoarseGraph, coarsen
+from planner_core.planning.methods import parse_layout
 from planner_core.planning.pipeline import FrontPoint, Result, compare_methods, exact_front, plan_model
+from planner_core.planning.pricing import Priced, Pricer, Statement, price_statement
 from planner_core.planning.request import Progress, Request
 from planner_core.planning.session import meshes, prepare
 
@@ -74,6 +76,53 @@ def compare(
     """
     request, graph = _asked(model, inputs, cluster, options)
     return compare_methods(request, progress, graph)
+
+
+def price(
+    model: Any, *, layout: str, cluster: ClusterLike = DEFAULT_CLUSTER, inputs: Any = None, micro_batch: int = 1, accumulate: int = 1,
+    memory_gb: float | None = None, advise: bool = True, progress: Progress | None = None, **options: Any,
+) -> Priced:  # fmt: skip
+    """Price the layout that a team runs: is it legal, does it fit, what it takes, what would help, and the best plan beside it.
+
+    Args:
+        model: As for `plan`, and so are `inputs`, `cluster` and `progress`.
+        layout: Degrees of parallelism, such as `"dp=2,fsdp=8,tp=4,sp"`: `dp` ranks hold whole weights (`zero=1` or `2`: not
+            their optimizer states and gradients), over `fsdp` ranks weights are sharded, `tp` is tensor parallelism, `sp` splits
+            tokens between its products. Their product is the number of GPUs.
+        micro_batch: Samples of one data-parallel rank at once.
+        accumulate: Micro-batches of a step.
+        memory_gb: Memory per GPU that the run may take, in 10^9 bytes.
+        advise: Whether to search for what would help, and for the best plan.
+        **options: `seq`, `dtype`, `optimizer` ("adamw"), `recompute` ("none" or "full"), `compiled` (torch.compile), `precision`
+            ("mixed" or "pure") and `layers`.
+
+    Returns:
+        What it takes: `legal`, `reasons`, `plan` (with its `cost`), `speed`, `limited_by`, `suggestions` and `best`.
+
+    Raises:
+        InputError: The layout, an option, the model or the cluster cannot be used.
+        CaptureError: The model's code cannot be recorded.
+
+    Example:
+        >>> priced = shardscope.price("llama-3-8b", cluster="2x8-h100", layout="dp=2,tp=8,sp", micro_batch=1, accumulate=4)
+        >>> priced.legal, priced.plan.mesh.axis_sizes
+        (True, (2, 8))
+    """
+    known = tuple(f.name for f in fields(Statement) if f.name not in ("layout", "micro_batch", "accumulate"))
+    _check_options(
+        {**options, "micro_batch": micro_batch, "accumulate": accumulate},
+        Statement,
+        (*known, "micro_batch", "accumulate"),
+    )
+    stated = Statement(parse_layout(layout), micro_batch, accumulate, **options)
+    named = str(model) if isinstance(model, (str, Path)) else ""
+
+    def load(_: str, **wanted: Any) -> Graph:
+        return load_model(model, inputs=inputs, **wanted)
+
+    there = load_cluster(cluster)
+    pricer = Pricer(named, there, memory_gb, progress or (lambda text: None), load)
+    return price_statement(pricer, stated, advise=advise)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,21 +223,21 @@ def _asked(model: Any, inputs: Any, cluster: ClusterLike, options: Mapping[str, 
     return replace(request, dtype=wanted["dtype"] or _dtype(graph), batch=batch, seq=seq), graph
 
 
-def _check_options(options: Mapping[str, Any]) -> None:
+def _check_options(options: Mapping[str, Any], of: type = Request, known: tuple[str, ...] = ()) -> None:
     """Raises InputError for an option that is not there, or a value of another type."""
-    hints = get_type_hints(Request)
-    known = tuple(f.name for f in fields(Request) if f.name not in ("model", "cluster"))
+    hints = get_type_hints(of)
+    known = known or tuple(f.name for f in fields(Request) if f.name not in ("model", "cluster"))
     for name, value in options.items():
         if name not in known:
             raise InputError(f"{name} is not an option; {nearest(name, known)}")
         kinds = hints[name].__args__ if isinstance(hints[name], UnionType) else (hints[name],)
         kinds = (*kinds, int) if float in kinds else kinds
-        if not isinstance(value, kinds) or isinstance(value, bool):
+        if not isinstance(value, kinds) or isinstance(value, bool) != (kinds == (bool,)):
             wanted = " or ".join(_WORDS[k] for k in kinds)
             raise InputError(f"{name} is {short(value)}, but must be {wanted}")
 
 
-_WORDS = {int: "a whole number", float: "a number", str: "a text", type(None): "None"}
+_WORDS = {bool: "True or False", int: "a whole number", float: "a number", str: "a text", type(None): "None"}
 
 
 def _dtype(graph: Graph) -> str:

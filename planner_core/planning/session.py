@@ -24,7 +24,7 @@ from planner_core.core import (
     load_cluster,
     parse_mesh,
 )
-from planner_core.cost import cost_model, price
+from planner_core.cost import RUN_STAGES, cost_model, price
 from planner_core.cost.communication import volume_link
 from planner_core.models import DTYPES, open_model
 from planner_core.ops import BlockStrategies, CoarseGraph, block_strategies, coarsen
@@ -77,8 +77,8 @@ class Planner:
     clock: Clock
     work: int = MAX_WORK
     """What a search may spend on proof, as in `search`."""
-    networks: dict[tuple[tuple[int, ...], int, bool], Networks] = field(default_factory=dict)
-    problems: dict[tuple[tuple[int, ...], int, bool, bool], Problem] = field(default_factory=dict)
+    networks: dict[tuple[Any, ...], Networks] = field(default_factory=dict)
+    problems: dict[tuple[Any, ...], Problem] = field(default_factory=dict)
 
     @property
     def budget(self) -> float:
@@ -93,15 +93,18 @@ class Planner:
         zero: int | None = None,
         uniform: bool = False,
         by_volume: bool = False,
+        stages: tuple[int, ...] = RUN_STAGES,
+        joined: tuple[int, ...] = (),
     ) -> Problem:
-        """The folded cost network on one mesh; `by_volume` prices a byte alike on every axis."""
+        """The folded cost network on one mesh; `by_volume` prices a byte alike on every axis, `stages` and `joined` as in
+        `CostModel`."""
         if type(restrict) is Restriction:  # forbids nothing
             restrict = None
         workload = self.workload if zero is None else replace(self.workload, zero=min(zero, self.workload.zero))
-        model = cost_model(self.cluster, mesh, workload)
+        model = replace(cost_model(self.cluster, mesh, workload), stages=stages, joined=joined)
         if by_volume:
             model = replace(model, links=tuple(volume_link(link.size) for link in model.links))
-        key = (mesh.axis_sizes, workload.zero, by_volume)
+        key = (mesh.axis_sizes, workload.zero, by_volume, stages, joined)
         if restrict is None and (*key, uniform) in self.problems:
             return self.problems[*key, uniform]
         with self.clock("network"):

@@ -4,6 +4,7 @@ from planner_core.planning.analysis import sensitivity
 from planner_core.planning.analysis.ablation import SAYS, AblationStep, ablation_steps
 from planner_core.planning.analysis.fold_graph import to_dot, to_graphml, to_networkx
 from planner_core.planning.analysis.folding import fold_report, fold_text
+from planner_core.planning.analysis.priced import price_report, price_text
 from planner_core.planning.analysis.reporting import front_report, front_text, report, table, text, unknown_ops
 from planner_core.planning.analysis.scaling import COUNTS, Size, grow, resized
 from planner_core.planning.analysis.sensitivity import SAME, UNKNOWN, Axis, Cell, Crossover
@@ -26,6 +27,8 @@ __all__ = [
     "front_text",
     "grow",
     "network_json",
+    "price_report",
+    "price_text",
     "report",
     "resized",
     "sensitivity",

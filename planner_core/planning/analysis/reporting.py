@@ -6,16 +6,24 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from planner_core.core import Plan, placements_by_pattern
+from planner_core.core import Plan, glob_name, placements_by_pattern
 from planner_core.ops import CoarseGraph
 from planner_core.planning.pipeline import FrontPoint, Result
+from planner_core.planning.pricing import Budget, Speed, axis_roles, model_flops, speed_of, zero_stage
 from planner_core.search.candidates import matrices
 
 SCHEMA = "shardscope.report/1"
+HOW_SURE = "from ... to: nine in ten published runs of such a kind were measured between these (assets/bands.json)"
 
 
-def report(result: Result) -> dict[str, Any]:
-    """The `plan --json` object of docs/CONTRACT.md."""
+def report(result: Result, budget: Budget | None = None) -> dict[str, Any]:
+    """The `plan --json` object of docs/CONTRACT.md; with `budget` each plan says the days and the money of all its tokens."""
+    flops, num_gpus = model_flops(result.graph), result.cluster.num_gpus
+    plans = []
+    for p in result.plans:
+        speed = speed_of(p, flops, result.cluster)
+        run = {} if budget is None else {"run": budget.to_json(speed, num_gpus)}
+        plans.append(plan_summary(p, speed) | run)
     return {
         "schema": SCHEMA,
         "model": {"name": result.graph.name, "params": result.graph.num_params, "source": result.graph.source, "loss": result.graph.loss},
@@ -30,7 +38,7 @@ def report(result: Result) -> dict[str, Any]:
             "scored": sum(c.scored for c in result.candidates), "dropped": dict(result.dropped),
         },
         "unknown_ops": list(result.unknown_ops), "notes": list(result.notes), "timings_s": dict(result.timings_s),
-        "plans": [plan_summary(p) for p in result.plans],
+        "plans": plans,
     }  # fmt: skip
 
 
@@ -48,16 +56,37 @@ def graph_summary(coarse: CoarseGraph) -> dict[str, Any]:
     return {"ops": graph.num_ops, "nodes": coarse.num_nodes, "unique_blocks": blocks}
 
 
-def plan_summary(plan: Plan) -> dict[str, Any]:
+def plan_summary(plan: Plan, speed: Speed | None = None) -> dict[str, Any]:
     """PLAN_SUMMARY of docs/CONTRACT.md."""
     c = plan.cost
     return {
         "name": plan.name, "method": plan.method,
-        "mesh": {"axes": list(plan.mesh.axis_names), "sizes": list(plan.mesh.axis_sizes)}, "fits": plan.fits,
-        "step_time_s": c.step_time_s, "compute_time_s": c.compute_time_s, "comm_time_s": c.comm_time_s,
-        "exposed_comm_time_s": c.exposed_comm_time_s, "collectives": c.collectives(), "memory_bytes": dict(c.memory_bytes),
-        "placements": placements_by_pattern(plan), "objective": plan.objective, "optimal": plan.optimal, "notes": list(plan.notes),
+        "mesh": {"axes": list(plan.mesh.axis_names), "sizes": list(plan.mesh.axis_sizes), "roles": list(axis_roles(plan))},
+        "fits": plan.fits, "step_time_s": c.step_time_s, **({} if speed is None else speed_summary(speed)),
+        "compute_time_s": c.compute_time_s, "comm_time_s": c.comm_time_s, "exposed_comm_time_s": c.exposed_comm_time_s,
+        "optimizer_time_s": c.optimizer_time_s, "zero": zero_stage(plan), "recompute": recomputation(plan),
+        "collectives": c.collectives(), "memory_bytes": dict(c.memory_bytes), "placements": placements_by_pattern(plan),
+        "objective": plan.objective, "optimal": plan.optimal, "notes": list(plan.notes),
     }  # fmt: skip
+
+
+def speed_summary(speed: Speed) -> dict[str, Any]:
+    """What stands beside each step's time: the band, tokens per second, utilisation."""
+    return {
+        "step_time_low_s": speed.low_s, "step_time_high_s": speed.high_s, "band": speed.band.to_json(),
+        "tokens_per_s_per_gpu": speed.tokens_per_s_per_gpu, "mfu": speed.mfu,
+    }  # fmt: skip
+
+
+def recomputation(plan: Plan) -> dict[str, str]:
+    """What runs again in backward, by pattern of the repeated blocks."""
+    found: dict[str, str] = {}
+    for label, block in plan.blocks.items():
+        pattern = glob_name(block.prefixes)
+        same = found.get(pattern, block.recompute) == block.recompute
+        if label:  # two variants of one block share a pattern: where they differ, say which copies each is for
+            found[pattern if same else f"{pattern}[{label.partition('#')[2]}]"] = block.recompute
+    return found
 
 
 def table(rows: list[list[str]], right: frozenset[int] = frozenset()) -> str:
@@ -77,21 +106,31 @@ def seconds(value: float) -> str:
     return f"{value:.3g} s" if value >= 1 else f"{value * 1e3:.3g} ms"
 
 
-def plans_table(plans: tuple[Plan, ...]) -> str:
+def gib(plan: Plan) -> str:
+    """The peak memory in GiB."""
+    return f"{plan.cost.memory_bytes['peak'] / 2**30:.1f}"
+
+
+def plans_table(plans: tuple[Plan, ...], speeds: Sequence[Speed], budget: Budget | None = None) -> str:
     """One line per plan."""
-    head = ["plan", "mesh", "step", "compute", "exposed comm", "all comm", "memory GiB", "fits", "proven optimal"]
-    rows = [head]
-    for p in plans:
+    head = ["plan", "mesh", "step", "from", "to", "tokens/s/GPU", "MFU %", "compute", "exposed comm", "all comm", "memory GiB", "fits",
+            "proven optimal"]  # fmt: skip
+    rows = [head + ([] if budget is None else ["days", "cost"])]
+    for p, speed in zip(plans, speeds, strict=True):
         c = p.cost
         rows.append([
-            p.name, str(p.mesh), seconds(c.step_time_s), seconds(c.compute_time_s), seconds(c.exposed_comm_time_s), seconds(c.comm_time_s),
-            f"{c.memory_bytes['peak'] / 2**30:.1f}", "yes" if p.fits else "no", "yes" if p.optimal else "no",
+            p.name, str(p.mesh), seconds(c.step_time_s), seconds(speed.low_s), seconds(speed.high_s),
+            f"{speed.tokens_per_s_per_gpu:,.0f}", f"{100 * speed.mfu:.1f}", seconds(c.compute_time_s),
+            seconds(c.exposed_comm_time_s), seconds(c.comm_time_s), gib(p), "yes" if p.fits else "no", "yes" if p.optimal else "no",
+            *([] if budget is None else budget.cells(speed, p.mesh.num_devices)),
         ])  # fmt: skip
-    return table(rows, frozenset({2, 3, 4, 5, 6}))
+    return table(rows, frozenset({*range(2, 11), 13, 14}))
 
 
-def text(result: Result) -> str:
+def text(result: Result, budget: Budget | None = None) -> str:
     """The report to read."""
+    flops = model_flops(result.graph)
+    speeds = [speed_of(p, flops, result.cluster) for p in result.plans]
     g = graph_summary(result.coarse)
     w = result.workload
     head = (
@@ -115,7 +154,8 @@ def text(result: Result) -> str:
         *result.notes,
         *unknown,
         "",
-        plans_table(result.plans),
+        plans_table(result.plans, speeds, budget),
+        HOW_SURE,
         *notes,
         "",
         table(placed),

@@ -1,6 +1,7 @@
 """Methods and baselines as restrictions of one space; `registry` holds an entry for each."""
 
 from planner_core.planning.methods.hf_tp_plan import VendorRules, vendor_plan, vendor_plans, vendor_rules
+from planner_core.planning.methods.layout import EXAMPLE, Layout, check_layout, parse_layout
 from planner_core.planning.methods.method import Method, Restrict, free
 from planner_core.planning.methods.registry import ALL, BASELINES, EXACT, METHODS
 from planner_core.planning.methods.restrictions import (
@@ -20,16 +21,20 @@ __all__ = [
     "ALL",
     "BASELINES",
     "EXACT",
+    "EXAMPLE",
     "METHODS",
     "AxisRules",
     "DataAxis",
+    "Layout",
     "Method",
     "PairTest",
     "Restrict",
     "VendorRules",
     "anything",
     "batch_split",
+    "check_layout",
     "free",
+    "parse_layout",
     "sequence_split",
     "sharded",
     "split_weight",

@@ -13,7 +13,7 @@ import numpy as np
 
 from planner_core.core import Block, Graph, Op, P, R, Shard, Value
 from planner_core.ops import Kind, Row, operator
-from planner_core.search.network import AxisState, Ints, Network, Restriction, only, tensor_name
+from planner_core.search.network import FREE, AxisState, Ints, Network, Restriction, only, tensor_name
 
 PairTest = Callable[[Value, AxisState], bool]
 PRODUCTS = frozenset({Kind.PRODUCT, Kind.CONVOLUTION, Kind.ATTENTION, Kind.EXPERTS, Kind.LOOKUP})
@@ -41,7 +41,7 @@ class AxisRules(Restriction):
             index = int(name[1:])
             value = where.values[index]
             if value.kind == "parameter":
-                tests = [t if t is not split_weight or index in weights else None for t in self.parameters]
+                tests = [t if t not in OF_PRODUCTS or index in weights else None for t in self.parameters]
                 own = [t and [t(value, p) for p in states.pairs] for t in tests]
                 self._forbid(net, name, states.index, own, lenient=True)
             elif self._carries_batch(value):
@@ -136,6 +136,15 @@ def sharded(v: Value, pair: AxisState) -> bool:
 def split_weight(v: Value, pair: AxisState) -> bool:
     """The weight of a product (see PRODUCTS) is sharded along this axis; anything goes for other parameters."""
     return sharded(v, pair)
+
+
+def used_in_parts(v: Value, pair: AxisState) -> bool:
+    """The weight of a product is sharded along this axis and used so, never gathered; anything goes for other parameters."""
+    return isinstance(pair[0], Shard) and pair[3] == FREE if is_matrix(v) else pair[3] in (FREE, 0)
+
+
+OF_PRODUCTS = (split_weight, used_in_parts)
+"""Tests of the weights of products alone."""
 
 
 @dataclass

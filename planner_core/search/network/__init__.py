@@ -11,9 +11,10 @@ from planner_core.search.network.folded import (
     build_problem,
     find_runs,
 )
-from planner_core.search.network.states import AxisState, Bools, Ints, WeightState
+from planner_core.search.network.states import FREE, AxisState, Bools, Ints, WeightState
 
 __all__ = [
+    "FREE",
     "AxisState",
     "Bools",
     "Compiled",

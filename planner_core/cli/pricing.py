@@ -1,0 +1,79 @@
+"""The command `price`: what a stated layout takes."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+from planner_core.core import InputError, load_cluster
+from planner_core.planning.methods import EXAMPLE, parse_layout
+from planner_core.planning.pricing import NOT_LEGAL, Budget, Pricer, Statement, price_statement
+
+
+def add_price(p: argparse.ArgumentParser) -> None:
+    """Options of `price`."""
+    p.add_argument("model", help="zoo name, config.json (or its folder), path.py:callable, or .pt2 file")
+    p.add_argument(
+        "--cluster", default="2x8-h100", help="name (with changes: NAME:nodes=4,gpu=h200-sxm), or a JSON file"
+    )
+    p.add_argument("--layout", help=f"degrees of parallelism, e.g. {EXAMPLE} or dp=16,zero=1")
+    p.add_argument("--micro-batch", type=int, help="samples of one data-parallel rank at once; default 1")
+    p.add_argument("--accumulate", type=int, help="micro-batches of a step; default 1")
+    p.add_argument("--seq", type=int, help="tokens per sample")
+    p.add_argument("--recompute", help="none | full; default none")
+    speed = p.add_mutually_exclusive_group()
+    speed.add_argument(
+        "--compile",
+        dest="compiled",
+        action="store_true",
+        default=None,
+        help="torch.compile fuses what is bound by memory",
+    )
+    speed.add_argument("--eager", dest="compiled", action="store_false", help="operator by operator (the default)")
+    p.add_argument("--optimizer", help="adamw | adamw-fp32 | sgd | sgd-momentum; default adamw")
+    p.add_argument("--dtype", help="bfloat16 | float16 | float32; default: the 16-bit type the GPU is fast in")
+    p.add_argument("--precision", help="mixed (weights, moments and gradients in float32; the default) | pure")
+    p.add_argument("--layers", type=int, help="override the depth")
+    p.add_argument("--memory-gb", type=float, help="memory per GPU that the run may take (10^9 bytes)")
+    p.add_argument("--alone", action="store_true", help="the stated layout alone: no suggestions, no best plan")
+    add_budget(p)
+    p.add_argument("--json", action="store_true", help="one JSON object on stdout")
+
+
+def add_budget(p: argparse.ArgumentParser) -> None:
+    """Options that turn a speed into days and money."""
+    p.add_argument("--tokens", type=float, help="tokens to train on in all: days are said")
+    p.add_argument("--price-per-gpu-hour", type=float, help="with --tokens: money is said too")
+
+
+def budget_of(args: argparse.Namespace) -> Budget | None:
+    """The tokens and the price that were given; raises InputError."""
+    if args.tokens is None:
+        if args.price_per_gpu_hour is not None:
+            raise InputError(
+                "--price-per-gpu-hour needs --tokens, the number of tokens to train on; give e.g. --tokens 1e12"
+            )
+        return None
+    budget = Budget(args.tokens, args.price_per_gpu_hour)
+    budget.check()
+    return budget
+
+
+def run_price(args: argparse.Namespace, say: Callable[[str], None], show: Callable[..., int]) -> int:
+    """Price a layout; the exit status says whether it is legal."""
+    budget = budget_of(args)
+    given = {name: value for name in _OPTIONS if (value := getattr(args, name)) is not None}
+    if args.layout is None:
+        raise InputError(f"price needs a layout: --layout {EXAMPLE}")
+    stated = Statement(layout=parse_layout(args.layout), **given)
+    pricer = Pricer(args.model, load_cluster(args.cluster), args.memory_gb, say)
+    priced = price_statement(pricer, stated, advise=not args.alone)
+    from planner_core.planning.analysis import price_report, price_text
+
+    show(args, price_report(priced, budget), price_text(priced, budget))
+    return 0 if priced.legal else NOT_LEGAL
+
+
+_OPTIONS: tuple[str, ...] = (
+    "micro_batch", "accumulate", "seq", "recompute", "compiled", "optimizer", "dtype", "precision", "layers",
+)  # fmt: skip

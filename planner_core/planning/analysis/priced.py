@@ -1,0 +1,85 @@
+"""A priced layout as JSON (docs/CONTRACT.md, `price --json`) and as words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from planner_core.core import Cluster, Plan
+from planner_core.planning.analysis.reporting import gib, plan_summary, seconds, table
+from planner_core.planning.pricing import Budget, Priced, Speed
+
+SCHEMA = "shardscope.price/1"
+
+
+def price_report(priced: Priced, budget: Budget | None = None) -> dict[str, Any]:
+    """The object of `price --json`."""
+    stated = priced.stated
+    given = {
+        "model": priced.model, "cluster": priced.cluster.name, "num_gpus": priced.cluster.num_gpus, "micro_batch": stated.micro_batch,
+        "accumulate": stated.accumulate, "batch": stated.batch, "seq": priced.seq, "recompute": stated.recompute,
+        "compile": stated.compiled, "optimizer": stated.optimizer, "precision": stated.precision,
+    }  # fmt: skip
+    told = {
+        "schema": SCHEMA, "layout": stated.layout.to_json(), **given, "legal": priced.legal, "reasons": list(priced.reasons),
+        "fits": bool(priced.plan and priced.plan.fits), "notes": list(priced.notes),
+    }  # fmt: skip
+    if priced.plan is None or priced.speed is None:
+        return told
+    summary = plan_summary(priced.plan, priced.speed)
+    for name in ("name", "method", "objective", "optimal", "notes", "fits"):
+        summary.pop(name)
+    best = None if priced.best is None else plan_summary(priced.best, priced.best_speed)
+    changes = [
+        {"change": s.change, "step_time_s": s.plan.cost.step_time_s, "fits": s.plan.fits,
+         "tokens_per_s_per_gpu": s.tokens_per_s_per_gpu, "layout": str(s.stated.layout)}
+        for s in priced.suggestions
+    ]  # fmt: skip
+    data = {**told, **summary, "step_parts_s": dict(priced.parts or {}), "limited_by": priced.limited_by,
+              "suggestions": changes, "best": best}  # fmt: skip
+    if budget is not None:
+        data["run"] = budget.to_json(priced.speed, priced.cluster.num_gpus)
+    return data
+
+
+def price_text(priced: Priced, budget: Budget | None = None) -> str:
+    """The report to read."""
+    stated = priced.stated
+    head = (
+        f"{priced.model} on {priced.cluster.name} ({priced.cluster.num_gpus} x {priced.cluster.gpu.name}): {stated.layout}, "
+        f"micro-batch {stated.micro_batch} x {stated.accumulate}, {priced.seq} tokens, recompute {stated.recompute}"
+    )
+    if priced.plan is None or priced.speed is None:
+        return "\n".join([head, "not legal for this model:", *priced.reasons])
+    rows = [["", "step", "from", "to", "tokens/s/GPU", "MFU", "memory GiB", "fits"]]
+    rows += [_row("stated", priced.plan, priced.speed)]
+    if priced.best is not None and priced.best_speed is not None:
+        rows.append(_row(f"best: {priced.best.mesh}", priced.best, priced.best_speed))
+    parts = ", ".join(f"{what} {seconds(s)}" for what, s in (priced.parts or {}).items())
+    helps = [
+        f"{s.change}: {seconds(s.plan.cost.step_time_s)}, {s.tokens_per_s_per_gpu:,.0f} tokens/s/GPU"
+        for s in priced.suggestions
+    ]
+    lines = [
+        head,
+        *priced.notes,
+        "",
+        table(rows, frozenset(range(1, 8))),
+        "",
+        f"a step is {parts}; limited by {priced.limited_by}",
+    ]
+    if helps:
+        lines += ["what helps most:", *helps]
+    return "\n".join([*lines, *(_cost_lines(budget, priced.speed, priced.cluster) if budget else [])])
+
+
+def _row(name: str, plan: Plan, speed: Speed) -> list[str]:
+    return [
+        name, seconds(speed.step_time_s), seconds(speed.low_s), seconds(speed.high_s), f"{speed.tokens_per_s_per_gpu:,.0f}",
+        f"{100 * speed.mfu:.1f} %", gib(plan), "yes" if plan.fits else "no",
+    ]  # fmt: skip
+
+
+def _cost_lines(budget: Budget, speed: Speed, cluster: Cluster) -> list[str]:
+    run = budget.to_json(speed, cluster.num_gpus)
+    money = f", {run['cost']:,.0f} at {budget.price_per_gpu_hour} a GPU hour" if run["cost"] is not None else ""
+    return [f"{budget.tokens:.3g} tokens take {run['days']:.1f} days, {run['gpu_hours']:,.0f} GPU hours{money}"]

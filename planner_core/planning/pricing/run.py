@@ -1,0 +1,57 @@
+"""A stated run with everything that is told of it: what it takes, what would help, and the best plan beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from planner_core.core import Cluster, Plan
+from planner_core.planning.pricing.price import Pricer, check_statement, limited_by, reasons, step_parts
+from planner_core.planning.pricing.speed import Speed
+from planner_core.planning.pricing.statement import Statement
+from planner_core.planning.pricing.suggestions import Suggestion, suggestions
+
+NOT_LEGAL = 3
+"""Exit status of a layout that the model cannot follow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Priced:
+    """A stated run and what it takes. `plan` is None where the layout is not legal for the model; `reasons` say why.
+
+    `parts` are the seconds of a step by what is waited for; `best` is the planner's own plan of the same workload.
+    """
+
+    stated: Statement
+    cluster: Cluster
+    model: str
+    seq: int
+    reasons: tuple[str, ...] = ()
+    plan: Plan | None = None
+    speed: Speed | None = None
+    parts: Mapping[str, float] | None = None
+    limited_by: str | None = None
+    suggestions: tuple[Suggestion, ...] = ()
+    best: Plan | None = None
+    best_speed: Speed | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def legal(self) -> bool:
+        """Whether the model can follow the layout."""
+        return self.plan is not None
+
+
+def price_statement(pricer: Pricer, stated: Statement, *, advise: bool = True, notes: tuple[str, ...] = ()) -> Priced:
+    """Price a stated run; with `advise` also what would help, and the planner's own plan. Raises InputError."""
+    check_statement(stated, pricer.cluster)
+    planner = pricer.planner(stated)
+    seq, name = planner.workload.seq, planner.graph.name
+    plan = pricer.plan(stated)
+    if plan is None:
+        return Priced(stated, pricer.cluster, name, seq, tuple(reasons(planner.graph, stated.layout)), notes=notes)
+    best = pricer.best(stated, plan) if advise else None
+    return Priced(
+        stated, pricer.cluster, name, seq, (), plan, pricer.speed(plan, stated), step_parts(plan, planner), limited_by(plan, planner),
+        tuple(suggestions(pricer, stated, plan)) if advise else (), best, pricer.speed(best, stated) if best else None, notes,
+    )  # fmt: skip

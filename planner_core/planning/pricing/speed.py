@@ -1,0 +1,94 @@
+"""How fast a plan is, in the figures that teams compare: tokens per second of a GPU, model FLOPs utilisation, a band, money.
+
+Model FLOPs are those of matrix products and attention, forward and backward, without what is computed again; a causal mask
+counts the half that is computed. Their share of the GPU's peak in the dtype of training is the utilisation (MFU).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from planner_core.core import Block, Cluster, Graph, InputError, Plan
+from planner_core.ops import work_of
+from planner_core.planning.pricing.bands import Band, band_of
+
+SECONDS_PER_DAY = 86_400
+SECONDS_PER_HOUR = 3_600
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Figures of one plan. `low_s` and `high_s` are the step's time as nine in ten runs of this kind measured it."""
+
+    step_time_s: float
+    tokens_per_s_per_gpu: float
+    mfu: float
+    low_s: float
+    high_s: float
+    band: Band
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """A number of tokens to train on, and what a GPU costs an hour."""
+
+    tokens: float
+    price_per_gpu_hour: float | None = None
+
+    def check(self) -> None:
+        """Raises InputError for what is not a positive number."""
+        for name, value in (("tokens", self.tokens), ("price-per-gpu-hour", self.price_per_gpu_hour)):
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise InputError(
+                    f"--{name} {value} is not a positive number; give e.g. --tokens 1e12 --price-per-gpu-hour 2"
+                )
+
+    def to_json(self, speed: Speed, num_gpus: int) -> dict[str, float | None]:
+        """Days, GPU hours and money for all tokens at a speed; money is None where no price was given."""
+        seconds = self.tokens / (speed.tokens_per_s_per_gpu * num_gpus)
+        hours = seconds * num_gpus / SECONDS_PER_HOUR
+        price = self.price_per_gpu_hour
+        return {
+            "tokens": self.tokens, "days": seconds / SECONDS_PER_DAY, "gpu_hours": hours,
+            "cost": None if price is None else hours * price,
+        }  # fmt: skip
+
+    def cells(self, speed: Speed, num_gpus: int) -> list[str]:
+        """Days and money, for a table."""
+        run = self.to_json(speed, num_gpus)
+        return [f"{run['days']:,.1f}", "" if run["cost"] is None else f"{run['cost']:,.0f}"]
+
+
+def model_flops(graph: Graph) -> int:
+    """FLOPs of products and attention, forward and backward, of the graph's batch."""
+    repeats = graph.num_repeats
+    return _flops(graph.top) + sum(n * _flops(graph.blocks[name]) for name, n in repeats.items())
+
+
+def _flops(block: Block) -> int:
+    works = (work_of(op, block.values) for op in block.ops)
+    return sum(work.flops + work.backward_flops for work in works)
+
+
+def speed_of(plan: Plan, flops: int, cluster: Cluster) -> Speed:
+    """The figures of a plan whose model does `flops` in one micro-batch of all GPUs."""
+    load, step = plan.workload, plan.cost.step_time_s
+    per_gpu = 1 / step / cluster.num_gpus
+    band = band_of(plan, cluster)
+    return Speed(
+        step_time_s=step, tokens_per_s_per_gpu=load["batch"] * load["seq"] * per_gpu,
+        mfu=flops * _micro_batches(load) * per_gpu / _peak(cluster, load["dtype"]),
+        low_s=step * band.low, high_s=step * band.high, band=band,
+    )  # fmt: skip
+
+
+def _micro_batches(load: Mapping[str, int]) -> int:
+    return load.get("accumulate", 1)
+
+
+def _peak(cluster: Cluster, dtype: str) -> float:
+    """FLOP/s of the vendor's data sheet."""
+    peaks = dict(cluster.gpu.peak_flops)
+    return peaks.get(dtype, min(peaks.values()))

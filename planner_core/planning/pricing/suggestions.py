@@ -1,0 +1,103 @@
+"""The single changes of a stated run that help most, each priced: its layout, its micro-batch, recomputation, compilation.
+
+A change keeps the samples of a step where that can be: a larger micro-batch is run less often, a wider tensor axis has ranks
+with more samples each. Where it cannot, tokens per second are what counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from planner_core.core import Plan, PlannerError
+from planner_core.planning.methods import Layout
+from planner_core.planning.pricing.price import Pricer
+from planner_core.planning.pricing.statement import Statement
+
+HELPS = 0.01
+"""A change that gains less than this share of the step is not told."""
+MOST = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Suggestion:
+    """One change in words, the run with it, and what that takes."""
+
+    change: str
+    stated: Statement
+    plan: Plan
+    tokens_per_s_per_gpu: float
+
+
+def suggestions(pricer: Pricer, stated: Statement, plan: Plan) -> list[Suggestion]:
+    """What helps, the best first: runs that fit and are faster, or any that fit where the stated one does not."""
+    now = pricer.speed(plan, stated).tokens_per_s_per_gpu
+    found = []
+    for change, other in changes(stated, pricer.cluster.levels[0].size):
+        pricer.say(change)
+        try:
+            made = pricer.plan(other)
+        except PlannerError:
+            continue
+        if made is None or not made.fits:
+            continue
+        speed = pricer.speed(made, other).tokens_per_s_per_gpu
+        if not plan.fits or speed > now * (1 + HELPS):
+            found.append(Suggestion(change, other, made, speed))
+    return sorted(found, key=lambda s: -s.tokens_per_s_per_gpu)[:MOST]
+
+
+def changes(stated: Statement, node: int) -> Iterator[tuple[str, Statement]]:
+    """Every single change that is tried, in words; `node` is the number of GPUs in one."""
+    yield from _micro_batches(stated)
+    for kind, words in (("none", "no recomputation"), ("full", "full recomputation of every block")):
+        if stated.recompute != kind:
+            yield words, stated.but(recompute=kind)
+    yield from _states(stated, node)
+    yield from _tensor(stated)
+    if not stated.compiled:
+        yield "torch.compile", stated.but(compiled=True)
+
+
+def _micro_batches(stated: Statement) -> Iterator[tuple[str, Statement]]:
+    micro, times = stated.micro_batch, stated.accumulate
+    if times % 2 == 0:
+        yield f"micro-batch {2 * micro}, {times // 2} of them", stated.but(micro_batch=2 * micro, accumulate=times // 2)
+    else:
+        yield f"micro-batch {2 * micro}, which doubles the samples of a step", stated.but(micro_batch=2 * micro)
+    if micro % 2 == 0:
+        yield f"micro-batch {micro // 2}, {2 * times} of them", stated.but(micro_batch=micro // 2, accumulate=2 * times)
+
+
+def _states(stated: Statement, node: int) -> Iterator[tuple[str, Statement]]:
+    """Other ways to keep the states over the ranks that split the batch."""
+    now, ranks = stated.layout, stated.layout.data
+    ways = [replace(now, dp=ranks, fsdp=1, zero=zero) for zero in (0, 1, 2)] + [replace(now, dp=1, fsdp=ranks, zero=0)]
+    inside = max(1, node // now.tp)
+    if ranks > inside > 1 and ranks % inside == 0:
+        ways.append(replace(now, dp=ranks // inside, fsdp=inside, zero=0))
+    for other in ways if ranks > 1 else []:
+        if other != now:
+            yield _named(other), stated.but(layout=other)
+
+
+def _named(layout: Layout) -> str:
+    if layout.fsdp == 1:
+        kind = f"ZeRO-{layout.zero}" if layout.zero else "whole states on every rank"
+    else:
+        kind = "HSDP, sharded inside a node" if layout.dp > 1 else "FSDP over all ranks"
+    return f"{kind} ({layout})"
+
+
+def _tensor(stated: Statement) -> Iterator[tuple[str, Statement]]:
+    """Sequence parallelism, and tensor degrees of half and twice as many ranks; the samples of a step stay."""
+    now = stated.layout
+    if now.tp > 1 and not now.sp:
+        yield "sequence parallelism", stated.but(layout=replace(now, sp=True))
+    wide = "fsdp" if now.fsdp > 1 else "dp"
+    if getattr(now, wide) % 2 == 0:
+        other = replace(now, tp=2 * now.tp, sp=True, **{wide: getattr(now, wide) // 2})
+        yield f"tp={other.tp} ({other})", stated.but(layout=other, micro_batch=2 * stated.micro_batch)
+    if now.tp % 2 == 0 and stated.micro_batch % 2 == 0:
+        other = replace(now, tp=now.tp // 2, sp=now.sp and now.tp > 2, **{wide: 2 * getattr(now, wide)})
+        yield f"tp={other.tp} ({other})", stated.but(layout=other, micro_batch=stated.micro_batch // 2)
