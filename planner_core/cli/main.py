@@ -13,6 +13,7 @@ from typing import Any
 from planner_core.cli.pricing import add_budget, add_price, budget_of, run_price
 from planner_core.core import InputError, Plan, PlannerError, load_plan, save_plan, write_file
 from planner_core.planning import METHODS, Request
+from planner_core.planning.methods import EXAMPLE
 
 USAGE_ERROR = 2
 
@@ -63,9 +64,11 @@ def _parser() -> _Parser:
     plan.add_argument(
         "--front", action="store_true", help="also every plan that no other beats in the objective and memory"
     )
+    plan.add_argument("--layout", help=f"what runs now, e.g. {EXAMPLE}: it stands among the baselines")
     add_budget(plan)
     plan.set_defaults(run=_plan)
     compare = _with_options(_with_model(commands.add_parser("compare", help="every method and baseline side by side")))
+    compare.add_argument("--layout", help=f"what runs now, e.g. {EXAMPLE}: it stands among the baselines")
     add_budget(compare)
     compare.set_defaults(run=_compare)
     price = commands.add_parser(
@@ -136,6 +139,7 @@ def _request(args: argparse.Namespace) -> Request:
         "layers",
         "method",
         "objective",
+        "layout",
     )
     return Request(**{n: getattr(args, n) for n in names if hasattr(args, n)})
 

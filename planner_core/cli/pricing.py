@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from planner_core.core import InputError, load_cluster
 from planner_core.planning.methods import EXAMPLE, parse_layout
-from planner_core.planning.pricing import NOT_LEGAL, Budget, Pricer, Statement, price_statement
+from planner_core.planning.pricing import NOT_LEGAL, Budget, Pricer, Setup, Statement, price_statement, read_setup
 
 
 def add_price(p: argparse.ArgumentParser) -> None:
@@ -17,6 +17,10 @@ def add_price(p: argparse.ArgumentParser) -> None:
         "--cluster", default="2x8-h100", help="name (with changes: NAME:nodes=4,gpu=h200-sxm), or a JSON file"
     )
     p.add_argument("--layout", help=f"degrees of parallelism, e.g. {EXAMPLE} or dp=16,zero=1")
+    p.add_argument(
+        "--config", metavar="FILE", help="the layout and the rest from the file of a tool: torchtitan TOML, Megatron-LM arguments, "
+        "DeepSpeed JSON, accelerate YAML, transformers tp_plan as JSON; options given beside it count instead",
+    )  # fmt: skip
     p.add_argument("--micro-batch", type=int, help="samples of one data-parallel rank at once; default 1")
     p.add_argument("--accumulate", type=int, help="micro-batches of a step; default 1")
     p.add_argument("--seq", type=int, help="tokens per sample")
@@ -63,11 +67,17 @@ def run_price(args: argparse.Namespace, say: Callable[[str], None], show: Callab
     """Price a layout; the exit status says whether it is legal."""
     budget = budget_of(args)
     given = {name: value for name in _OPTIONS if (value := getattr(args, name)) is not None}
-    if args.layout is None:
-        raise InputError(f"price needs a layout: --layout {EXAMPLE}")
-    stated = Statement(layout=parse_layout(args.layout), **given)
-    pricer = Pricer(args.model, load_cluster(args.cluster), args.memory_gb, say)
-    priced = price_statement(pricer, stated, advise=not args.alone)
+    cluster = load_cluster(args.cluster)
+    if args.config is not None:
+        setup = read_setup(args.config, cluster.num_gpus)
+    elif args.layout is not None:
+        setup = Setup(parse_layout(args.layout), {})
+    else:
+        raise InputError(f"price needs a layout: --layout {EXAMPLE}, or --config FILE of the tool that runs it")
+    layout = parse_layout(args.layout) if args.layout is not None else setup.layout
+    stated = Statement(layout=layout, **{**setup.options, **given})
+    pricer = Pricer(args.model, cluster, args.memory_gb, say)
+    priced = price_statement(pricer, stated, advise=not args.alone, notes=setup.notes)
     from planner_core.planning.analysis import price_report, price_text
 
     show(args, price_report(priced, budget), price_text(priced, budget))

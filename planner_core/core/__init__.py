@@ -10,7 +10,7 @@ from planner_core.core.errors import (
     VerificationFailed,
 )
 from planner_core.core.files import ASSETS, is_file, is_folder, is_there, write_file
-from planner_core.core.forms import nearest, short
+from planner_core.core.forms import listed, nearest, short
 from planner_core.core.graph import (
     ITEM_BYTES,
     PER_CALL,
@@ -115,6 +115,7 @@ __all__ = [
     "is_folder",
     "is_there",
     "join_name",
+    "listed",
     "load_cluster",
     "load_gpu",
     "load_plan",

@@ -35,7 +35,7 @@ def plan(
         **options: The command line's options: `mesh` ("2x8"; default: every factorisation of the cluster), `batch` (samples
             of one step over all GPUs), `seq` (tokens of a sample), `dtype`, `layers`, `optimizer` ("adamw"), `zero` (0 or 3),
             `recompute` ("none" or "full"), `memory_gb` (10^9 bytes per GPU), `method` ("exact", "tap", "taps", "atp") and
-            `objective` ("time" or "communication").
+            `objective` ("time" or "communication"); `layout` ("dp=2,fsdp=8", see `price`) puts what runs now among the baselines.
 
     Returns:
         The result: `best` is the chosen plan, `plans` holds it, the corners of the front and the baselines, `graph` the model.

@@ -79,7 +79,7 @@ def plan_model(request: Request, graph: Graph | None = None, progress: Progress 
     planner = prepare(request, graph, say)
     chosen = choose(planner, meshes(request, planner.cluster), say)
     say("baselines")
-    others = baselines(planner, meshes(request, planner.cluster))
+    others = [*planner.stated(), *baselines(planner, meshes(request, planner.cluster))]
     chosen = no_worse(chosen, others)
     say("trade-offs")
     front = trade_offs(planner, meshes(request, planner.cluster), chosen)

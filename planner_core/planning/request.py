@@ -27,3 +27,4 @@ class Request:
     layers: int | None = None
     method: str = "exact"
     objective: str = "time"
+    layout: str | None = None

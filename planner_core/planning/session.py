@@ -28,9 +28,10 @@ from planner_core.cost import RUN_STAGES, cost_model, price
 from planner_core.cost.communication import volume_link
 from planner_core.models import DTYPES, open_model
 from planner_core.ops import BlockStrategies, CoarseGraph, block_strategies, coarsen
+from planner_core.planning.methods.layout import Layout, check_layout, faults, parse_layout
 from planner_core.planning.methods.registry import METHODS
 from planner_core.planning.request import Progress, Request
-from planner_core.search import NO_BOUND, NOTE, OBJECTIVES, Answer, assemble, bounded, fit, hopeless, narrow
+from planner_core.search import NO_BOUND, NOTE, OBJECTIVES, Answer, assemble, bounded, fit, hopeless, narrow, search
 from planner_core.search.algebra import MAX_WORK, TooWide
 from planner_core.search.network import (
     Networks,
@@ -43,6 +44,8 @@ from planner_core.search.network import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+STATED = "our current setup"
+"""What the plan of a stated layout is called."""
 USABLE_MEMORY = 0.92
 """Share of a GPU's memory that plans may fill unless a budget is given; the rest is left to the allocator's fragmentation,
 to NCCL's buffers and to kernels' workspaces, which the memory walk does not count. An assumption."""
@@ -141,6 +144,28 @@ class Planner:
             answer = bounded(problem, answer, objective, self.budget)
         return (replace(problem, whole=None) if answer.optimal else problem), answer
 
+    def stated(self) -> list[Plan]:
+        """The plan of the layout that the request states; raises InputError where the model cannot follow it."""
+        if self.request.layout is None:
+            return []
+        layout = parse_layout(self.request.layout)
+        plan = self.of_layout(layout)
+        if plan is None:
+            raise InputError(f"layout {layout}: {'; '.join(faults(self.graph, layout))}")
+        return [plan]
+
+    def of_layout(self, layout: Layout, name: str = STATED) -> Plan | None:
+        """The plan of a layout that fits if one does; None where there is none at all."""
+        problem = self.problem(
+            layout.mesh(), layout.restriction(self.graph), stages=layout.stages, joined=layout.joined
+        )
+        if problem.impossible:
+            return None
+        answer = self.solve(problem, "time")
+        if answer.assignment is None:
+            answer = search(problem, objective="time")
+        return None if answer.assignment is None else self.plan(problem, answer, name, "layout", "time")
+
     def plan(self, problem: Problem, answer: Answer, name: str, method: str, objective: str) -> Plan:
         """The answer as a plan."""
         assert answer.assignment is not None
@@ -203,6 +228,8 @@ def prepare(
         if not 0 < request.memory_gb < 1e6:
             raise InputError(f"--memory-gb {request.memory_gb} is not between 0 and 10^6; give e.g. --memory-gb 40")
         cluster = cluster.with_memory(int(request.memory_gb * 1e9))
+    if request.layout is not None:
+        check_layout(parse_layout(request.layout), cluster)
     asked = request.dtype
     request = replace(request, dtype=asked or cluster.gpu.training_dtype)
     assert request.dtype is not None

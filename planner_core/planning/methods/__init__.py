@@ -1,7 +1,7 @@
 """Methods and baselines as restrictions of one space; `registry` holds an entry for each."""
 
 from planner_core.planning.methods.hf_tp_plan import VendorRules, vendor_plan, vendor_plans, vendor_rules
-from planner_core.planning.methods.layout import EXAMPLE, Layout, check_layout, parse_layout
+from planner_core.planning.methods.layout import EXAMPLE, Layout, check_layout, faults, parse_layout
 from planner_core.planning.methods.method import Method, Restrict, free
 from planner_core.planning.methods.registry import ALL, BASELINES, EXACT, METHODS
 from planner_core.planning.methods.restrictions import (
@@ -33,6 +33,7 @@ __all__ = [
     "anything",
     "batch_split",
     "check_layout",
+    "faults",
     "free",
     "parse_layout",
     "sequence_split",

@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from planner_core.core import Cluster, DeviceMesh, Graph, InputError, Shard, Value, nearest, short
+from planner_core.core import Block, Cluster, DeviceMesh, Graph, InputError, Op, Shard, Value, nearest, short
+from planner_core.ops import Kind, operator
 from planner_core.planning.methods.restrictions import (
     AxisRules,
     PairTest,
@@ -101,6 +102,33 @@ def at_stage(stage: int) -> PairTest:
         return bool(pair[3] == wanted) if value.grad else not isinstance(pair[0], Shard)
 
     return test
+
+
+def faults(graph: Graph, layout: Layout) -> list[str]:
+    """Why the model's operators cannot follow a layout."""
+    found = dict.fromkeys(_faults(graph, layout))
+    return list(found) or [f"no way to run every operator of this model follows {layout}; try other degrees"]
+
+
+def _faults(graph: Graph, layout: Layout) -> Iterator[str]:
+    tp, batch = layout.tp, graph.workload["batch"]
+    if batch % layout.data:
+        yield f"{batch} samples cannot be dealt to {layout.data} ranks (dp x fsdp); give a multiple of {layout.data}"
+    for block, op in _ops(graph):
+        if operator(op.fn).kind is not Kind.ATTENTION:
+            continue
+        shapes = [block.values[v].meta.shape for v in op.inputs[:2]]
+        for shape, what in zip(shapes, ("attention heads", "key and value heads"), strict=True):
+            heads = shape[-3] if len(shape) > 3 else 1
+            if heads % tp:
+                yield f"{heads} {what} cannot be dealt to tp={tp} ranks; give a divisor of {heads}"
+    if layout.sp and graph.workload["seq"] % tp:
+        yield f"a sequence of {graph.workload['seq']} tokens cannot be split over tp={tp} ranks; give a divisor"
+
+
+def _ops(graph: Graph) -> Iterator[tuple[Block, Op]]:
+    for block in (graph.top, *graph.blocks.values()):
+        yield from ((block, op) for op in block.ops)
 
 
 def parse_layout(text: str) -> Layout:

@@ -1,7 +1,8 @@
 """What a team runs now: a stated layout, priced as any plan is, with what would help and the best plan beside it."""
 
 from planner_core.planning.pricing.bands import Band, axis_roles, band_of, zero_stage
-from planner_core.planning.pricing.price import STATED, Pricer, plan_of_layout
+from planner_core.planning.pricing.configs import Setup, read_setup
+from planner_core.planning.pricing.price import Pricer
 from planner_core.planning.pricing.run import NOT_LEGAL, Priced, price_statement
 from planner_core.planning.pricing.speed import Budget, Speed, model_flops, speed_of
 from planner_core.planning.pricing.statement import Statement
@@ -9,19 +10,19 @@ from planner_core.planning.pricing.suggestions import Suggestion, suggestions
 
 __all__ = [
     "NOT_LEGAL",
-    "STATED",
     "Band",
     "Budget",
     "Priced",
     "Pricer",
+    "Setup",
     "Speed",
     "Statement",
     "Suggestion",
     "axis_roles",
     "band_of",
     "model_flops",
-    "plan_of_layout",
     "price_statement",
+    "read_setup",
     "speed_of",
     "suggestions",
     "zero_stage",

@@ -7,23 +7,20 @@ A layout leaves hardly any choice, and what it leaves is chosen best. The same g
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from planner_core.core import Block, Cluster, Graph, Op, Plan
+from planner_core.core import Cluster, Graph, Plan
 from planner_core.cost import WAITED, cost_model, exposed_parts
 from planner_core.models import load_model
-from planner_core.ops import Kind, operator
-from planner_core.planning.methods import Layout, check_layout
+from planner_core.planning.methods import check_layout
 from planner_core.planning.pipeline import choose
 from planner_core.planning.pricing.speed import Speed, model_flops, speed_of
 from planner_core.planning.pricing.statement import Statement
 from planner_core.planning.request import Progress, Request
-from planner_core.planning.session import Planner, meshes, prepare
-from planner_core.search import search
+from planner_core.planning.session import STATED, Planner, meshes, prepare
 
 COMPUTE, WAITS, TRAFFIC, OPTIMIZER, MEMORY = "compute", "waits", "weight traffic", "optimizer", "memory"
-STATED = "our current setup"
 
 
 @dataclass
@@ -61,7 +58,7 @@ class Pricer:
 
     def plan(self, stated: Statement, name: str = STATED) -> Plan | None:
         """The best plan of a stated layout; None where the model's operators cannot follow it."""
-        return plan_of_layout(self.planner(stated), stated.layout, name)
+        return self.planner(stated).of_layout(stated.layout, name)
 
     def speed(self, plan: Plan, stated: Statement) -> Speed:
         """The figures of a plan of a statement."""
@@ -79,51 +76,10 @@ class Pricer:
         return replace(known, name=found.name, notes=(*known.notes, told)) if better else found
 
 
-def plan_of_layout(planner: Planner, layout: Layout, name: str = STATED) -> Plan | None:
-    """The plan of a layout that fits if one does; None where there is none at all."""
-    problem = planner.problem(
-        layout.mesh(), layout.restriction(planner.graph), stages=layout.stages, joined=layout.joined
-    )
-    if problem.impossible:
-        return None
-    answer = planner.solve(problem, "time")
-    if answer.assignment is None:
-        answer = search(problem, objective="time")
-    return None if answer.assignment is None else planner.plan(problem, answer, name, "layout", "time")
-
-
 def check_statement(stated: Statement, cluster: Cluster) -> None:
     """Raises InputError for what cannot be stated of a cluster."""
     stated.check()
     check_layout(stated.layout, cluster)
-
-
-# --- why a layout is not legal, and what limits one that is -----------------------------------------------------
-
-
-def reasons(graph: Graph, layout: Layout) -> list[str]:
-    """Why the model's operators cannot follow a layout."""
-    found = dict.fromkeys(_reasons(graph, layout))
-    return list(found) or [f"no way to run every operator of this model follows {layout}; try other degrees"]
-
-
-def _reasons(graph: Graph, layout: Layout) -> Iterator[str]:
-    tp = layout.tp
-    for block, op in _ops(graph):
-        if operator(op.fn).kind is not Kind.ATTENTION:
-            continue
-        shapes = [block.values[v].meta.shape for v in op.inputs[:2]]
-        for shape, what in zip(shapes, ("attention heads", "key and value heads"), strict=True):
-            heads = shape[-3] if len(shape) > 3 else 1
-            if heads % tp:
-                yield f"{heads} {what} cannot be dealt to tp={tp} ranks; give a divisor of {heads}"
-    if layout.sp and graph.workload["seq"] % tp:
-        yield f"a sequence of {graph.workload['seq']} tokens cannot be split over tp={tp} ranks; give a divisor"
-
-
-def _ops(graph: Graph) -> Iterator[tuple[Block, Op]]:
-    for block in (graph.top, *graph.blocks.values()):
-        yield from ((block, op) for op in block.ops)
 
 
 def step_parts(plan: Plan, planner: Planner) -> dict[str, float]:

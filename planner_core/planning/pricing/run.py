@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from planner_core.core import Cluster, Plan
-from planner_core.planning.pricing.price import Pricer, check_statement, limited_by, reasons, step_parts
+from planner_core.planning.methods import faults
+from planner_core.planning.pricing.price import Pricer, check_statement, limited_by, step_parts
 from planner_core.planning.pricing.speed import Speed
 from planner_core.planning.pricing.statement import Statement
 from planner_core.planning.pricing.suggestions import Suggestion, suggestions
@@ -49,7 +50,7 @@ def price_statement(pricer: Pricer, stated: Statement, *, advise: bool = True, n
     seq, name = planner.workload.seq, planner.graph.name
     plan = pricer.plan(stated)
     if plan is None:
-        return Priced(stated, pricer.cluster, name, seq, tuple(reasons(planner.graph, stated.layout)), notes=notes)
+        return Priced(stated, pricer.cluster, name, seq, tuple(faults(planner.graph, stated.layout)), notes=notes)
     best = pricer.best(stated, plan) if advise else None
     return Priced(
         stated, pricer.cluster, name, seq, (), plan, pricer.speed(plan, stated), step_parts(plan, planner), limited_by(plan, planner),

@@ -1,0 +1,66 @@
+"""Megatron-LM's arguments, as they stand on a command line or in a script."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+from planner_core.core import InputError
+from planner_core.planning.methods import Layout
+from planner_core.planning.pricing.configs.fields import Fields, Setup, accumulation, shared_out
+
+NAME = "Megatron-LM"
+OPTION = re.compile(r"--[a-z][a-z0-9-]*")
+
+
+def read(text: str, where: str) -> Fields:
+    """Options and their values; comments, line ends and the rest of a script are passed over. Raises InputError."""
+    plain = re.sub(r"(?m)(^|\s)#.*$", "", text).replace("\\\n", " ")
+    try:
+        words = shlex.split(plain.replace("=(", " ( "), posix=True)
+    except ValueError as error:
+        raise InputError(f"{where} is not a list of arguments ({error}); give options of Megatron-LM") from None
+    found: dict[str, object] = {}
+    for word, after in zip(words, [*words[1:], ""], strict=True):
+        name, given, value = word.partition("=")
+        if OPTION.fullmatch(name):
+            found[name] = value if given else True if after.startswith("--") or after in ("", ")") else after
+    return Fields(where, found)
+
+
+def setup(fields: Fields, num_gpus: int) -> Setup:
+    """A run by Megatron-LM: what tensor parallelism leaves of the ranks is data parallel."""
+    for name, what in (("pipeline", "pipeline parallelism"), ("expert", "expert parallelism")):
+        fields.only(f"--{name}-model-parallel-size", 1, what)
+    fields.only("--context-parallel-size", 1, "context parallelism")
+    fields.off("--cpu-offload", "CPU offload")
+    tp = fields.whole("--tensor-model-parallel-size", 1)
+    ranks = shared_out(fields, "--tensor-model-parallel-size", num_gpus, tp)
+    sharded = fields.flag("--use-torch-fsdp2") | fields.flag("--use-megatron-fsdp")
+    zero = 1 if fields.flag("--use-distributed-optimizer") else 0
+    layout = (
+        Layout(fsdp=ranks, tp=tp, sp=_sp(fields, tp))
+        if sharded
+        else Layout(dp=ranks, tp=tp, sp=_sp(fields, tp), zero=zero)
+    )
+    micro = fields.whole("--micro-batch-size", 1)
+    options = {
+        "micro_batch": micro, "accumulate": accumulation(fields, "--global-batch-size", micro, ranks) or 1,
+        "recompute": _recompute(fields), "optimizer": {"adam": "adamw", "sgd": "sgd"}[fields.text("--optimizer", "adam", ("adam", "sgd"))],
+    }  # fmt: skip
+    if fields.has("--seq-length"):
+        options["seq"] = fields.whole("--seq-length", 1)
+    for name, dtype in (("--bf16", "bfloat16"), ("--fp16", "float16")):
+        if fields.flag(name):
+            options["dtype"] = dtype
+    return Setup(layout, options, fields.unread())
+
+
+def _sp(fields: Fields, tp: int) -> bool:
+    return fields.flag("--sequence-parallel") and tp > 1
+
+
+def _recompute(fields: Fields) -> str:
+    if fields.flag("--recompute-activations"):
+        return "selective"
+    return fields.text("--recompute-granularity", "none", ("none", "full", "selective"))

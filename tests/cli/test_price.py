@@ -1,0 +1,131 @@
+"""`price` on the command line: the object of docs/CONTRACT.md, exit statuses, and one sentence for what is wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner_core.cli.main import main
+
+KEYS = {"schema", "layout", "legal", "reasons", "fits", "step_time_s", "step_time_low_s", "step_time_high_s", "tokens_per_s_per_gpu", "mfu",
+        "compute_time_s", "comm_time_s", "exposed_comm_time_s", "optimizer_time_s", "memory_bytes", "limited_by", "suggestions", "best"}  # fmt: skip
+
+
+def run(capsys: pytest.CaptureFixture[str], *args: object) -> tuple[int, str, str]:
+    try:
+        status = main([str(a) for a in args])
+    except SystemExit as stop:
+        status = int(stop.code or 0)
+    out, err = capsys.readouterr()
+    return status, out, err
+
+
+def price(capsys: pytest.CaptureFixture[str], *args: object) -> dict[str, Any]:
+    status, out, err = run(capsys, "price", "llama-3-8b", "--layers", 2, "--seq", 1024, *args, "--json")
+    assert (status, err) == (0, "")
+    found: dict[str, Any] = json.loads(out)
+    return found
+
+
+def test_the_report_has_the_keys_of_the_contract(capsys: pytest.CaptureFixture[str]) -> None:
+    r = price(capsys, "--layout", "dp=2,fsdp=8", "--micro-batch", 2, "--accumulate", 2)
+    assert r.keys() >= KEYS
+    assert (r["schema"], r["legal"], r["reasons"], r["fits"]) == ("shardscope.price/1", True, [], True)
+    assert r["layout"] == {"dp": 2, "fsdp": 8, "tp": 1, "sp": False, "cp": 1, "ep": 1, "zero": 0}
+    assert (r["batch"], r["mesh"]) == (64, {"axes": ["data", "shard"], "sizes": [2, 8], "roles": ["data", "shard"]})
+    assert sum(r["step_parts_s"].values()) == pytest.approx(r["step_time_s"])
+    assert r["step_time_s"] == pytest.approx(r["compute_time_s"] + r["exposed_comm_time_s"] + r["optimizer_time_s"])
+    assert r["step_time_low_s"] < r["step_time_s"] < r["step_time_high_s"]
+    assert all({"change", "step_time_s", "fits"} <= s.keys() for s in r["suggestions"])
+    assert (
+        r["best"]["step_time_s"] <= r["step_time_s"] and r["best"]["tokens_per_s_per_gpu"] >= r["tokens_per_s_per_gpu"]
+    )
+
+
+def test_tokens_and_a_price_become_days_and_money(capsys: pytest.CaptureFixture[str]) -> None:
+    r = price(capsys, "--layout", "fsdp=16", "--alone", "--tokens", "1e9", "--price-per-gpu-hour", 2)
+    assert (r["best"], r["suggestions"]) == (None, [])
+    assert r["run"]["days"] == pytest.approx(1e9 / r["tokens_per_s_per_gpu"] / 16 / 86_400)
+    assert r["run"]["cost"] == pytest.approx(2 * r["run"]["gpu_hours"]) == pytest.approx(2 * 24 * 16 * r["run"]["days"])
+
+
+def test_a_tools_file_is_priced_as_its_layout_is(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "ds.json"
+    path.write_text(
+        '{"zero_optimization": {"stage": 1}, "train_micro_batch_size_per_gpu": 2, "gradient_clipping": 1.0}'
+    )
+    read = price(capsys, "--config", path, "--alone")
+    assert read["notes"] and "gradient_clipping" in read["notes"][0]
+    said = price(capsys, "--layout", "dp=16,zero=1", "--micro-batch", 2, "--alone")
+    assert read["step_time_s"] == said["step_time_s"]
+    other = price(capsys, "--config", path, "--alone", "--micro-batch", 4)
+    assert (other["layout"], other["micro_batch"]) == (said["layout"], 4)
+
+
+def test_a_layout_that_is_not_legal_exits_with_3(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = run(capsys, "price", "llama-3-8b", "--layers", 2, "--layout", "tp=16", "--json")
+    r = json.loads(out)
+    assert (status, r["legal"], r["fits"]) == (3, False, False)
+    assert r["reasons"] == ["8 key and value heads cannot be dealt to tp=16 ranks; give a divisor of 8"]
+    status, out, _ = run(capsys, "price", "llama-3-8b", "--layers", 2, "--layout", "tp=16")
+    assert status == 3 and r["reasons"][0] in out
+
+
+def test_the_words_say_what_the_numbers_are(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = run(
+        capsys, "price", "llama-3-8b", "--layers", 2, "--seq", 1024, "--layout", "dp=2,tp=8", "--tokens", "1e9"
+    )
+    assert status == 0
+    assert "dp=2,tp=8, micro-batch 1 x 1, 1024 tokens" in out
+    assert "limited by" in out and "what helps most:" in out and "1e+09 tokens take" in out
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--layout", "fsdp=8"], "fsdp=8 takes 8 GPUs, but 2x8-h100 has 16; say for example fsdp=16"),
+        (["--layout", "fsdp=16,cp=2"], "cannot be priced yet"),
+        (["--layout", "fsdp=16", "--micro-batch", "0"], "--micro-batch 0"),
+        (["--layout", "fsdp=16", "--recompute", "some"], "some"),
+        (["--layout", "fsdp=16", "--tokens", "-1"], "--tokens -1.0 is not a positive number"),
+        (["--layout", "fsdp=16", "--price-per-gpu-hour", "2"], "needs --tokens"),
+        (["--layout", "fsdp=16", "--compile", "--eager"], "not allowed with"),
+        (["--config", "/no/such.toml"], "there is no file"),
+        ([], "price needs a layout: --layout dp=2,fsdp=8,tp=4,sp, or --config FILE"),
+    ],
+)
+def test_wrong_input_is_one_sentence(args: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = run(capsys, "price", "llama-3-8b", *args)
+    assert (status, out) == (2, "")
+    assert said in err and len(err.splitlines()) <= 2
+
+
+def test_what_runs_now_stands_among_the_baselines(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = run(
+        capsys,
+        "plan",
+        "llama-3-8b",
+        "--layers",
+        2,
+        "--batch",
+        16,
+        "--seq",
+        512,
+        "--layout",
+        "dp=2,fsdp=8",
+        "--tokens",
+        "1e9",
+        "--json",
+    )
+    r = json.loads(out)
+    assert status == 0
+    (now,) = (p for p in r["plans"] if p["name"] == "our current setup")
+    assert now["mesh"]["roles"] == ["data", "shard"] and now["method"] == "layout"
+    for p in r["plans"]:
+        assert p["step_time_low_s"] < p["step_time_s"] < p["step_time_high_s"] and 0 < p["mfu"] < 1
+        assert p["run"]["days"] * p["tokens_per_s_per_gpu"] == pytest.approx(1e9 / 16 / 86_400)
+    status, _, err = run(capsys, "plan", "llama-3-8b", "--layers", 2, "--batch", 17, "--layout", "dp=16")
+    assert status == 2 and "17 samples cannot be dealt to 16 ranks" in err

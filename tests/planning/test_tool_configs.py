@@ -1,0 +1,169 @@
+"""Settings of other tools are read as the layout that the tool would run; what is not followed is told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner_core.core import InputError
+from planner_core.planning.methods import parse_layout
+from planner_core.planning.pricing import Setup, read_setup
+
+TITAN = """
+[model]
+name = "llama3"
+flavor = "8B"
+[training]
+local_batch_size = 2
+global_batch_size = 256
+seq_len = 8192
+compile = true
+[parallelism]
+data_parallel_replicate_degree = 2
+data_parallel_shard_degree = -1
+tensor_parallel_degree = 4
+[activation_checkpoint]
+mode = "full"
+"""
+MEGATRON = """
+#!/bin/bash
+# 4 nodes --tensor-model-parallel-size 99
+torchrun --nproc_per_node 8 pretrain_gpt.py \\
+    --tensor-model-parallel-size 8 --sequence-parallel \\
+    --micro-batch-size 2 --global-batch-size 64 --seq-length 4096 \\
+    --recompute-granularity full --recompute-method=uniform \\
+    --use-distributed-optimizer --bf16
+"""
+MEGATRON_ARRAY = """
+MODEL_ARGS=(
+    --tensor-model-parallel-size 2
+    --use-torch-fsdp2
+)
+"""
+DEEPSPEED: dict[str, Any] = {
+    "train_batch_size": 128,
+    "train_micro_batch_size_per_gpu": 2,
+    "gradient_accumulation_steps": "auto",
+    "bf16": {"enabled": True},
+    "zero_optimization": {"stage": 2, "overlap_comm": True},
+    "gradient_clipping": 1.0,
+}
+ACCELERATE = """
+compute_environment: LOCAL_MACHINE
+distributed_type: FSDP
+num_machines: 4
+num_processes: 32
+mixed_precision: bf16
+gradient_accumulation_steps: 4
+fsdp_config:
+  fsdp_sharding_strategy: HYBRID_SHARD
+  fsdp_activation_checkpointing: true
+dynamo_config:
+  dynamo_backend: INDUCTOR
+"""
+TP_PLAN = {
+    "layers.*.self_attn.q_proj": "colwise",
+    "layers.*.self_attn.o_proj": "rowwise",
+    "norm": "sequence_parallel",
+}
+
+
+def read(tmp_path: Path, name: str, text: str | dict[str, Any], gpus: int = 32) -> Setup:
+    path = tmp_path / name
+    path.write_text(text if isinstance(text, str) else json.dumps(text))
+    return read_setup(path, gpus)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "layout", "options"),
+    [
+        ("titan.toml", TITAN, "dp=2,fsdp=4,tp=4,sp",
+         {"micro_batch": 2, "accumulate": 16, "seq": 8192, "recompute": "full", "compiled": True, "optimizer": "adamw"}),
+        ("run.sh", MEGATRON, "dp=4,tp=8,sp,zero=1",
+         {"micro_batch": 2, "accumulate": 8, "seq": 4096, "recompute": "full", "dtype": "bfloat16", "optimizer": "adamw"}),
+        ("args.txt", MEGATRON_ARRAY, "fsdp=16,tp=2", {"micro_batch": 1, "accumulate": 1, "recompute": "none", "optimizer": "adamw"}),
+        ("ds.json", DEEPSPEED, "dp=32,zero=2", {"micro_batch": 2, "accumulate": 2, "dtype": "bfloat16", "optimizer": "adamw"}),
+        ("ds3.json", {"zero_optimization": {"stage": 3}, "fp16": {"enabled": True}}, "fsdp=32",
+         {"micro_batch": 1, "accumulate": 1, "dtype": "float16", "optimizer": "adamw"}),
+        ("fsdp.yaml", ACCELERATE, "dp=4,fsdp=8", {"accumulate": 4, "dtype": "bfloat16", "compiled": True, "recompute": "full"}),
+        ("fsdp2.yml", "distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 2\n  fsdp_reshard_after_forward: false\n", "dp=32,zero=2",
+         {"accumulate": 1, "compiled": False, "recompute": "none"}),
+        ("plan.json", TP_PLAN, "tp=32,sp", {}),
+        ("auto.json", {"tp_plan": "auto", "tp_size": 8}, "dp=4,tp=8", {}),
+    ],
+)  # fmt: skip
+def test_a_tools_file_is_the_layout_that_it_runs(
+    name: str, text: str | dict[str, Any], layout: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    found = read(tmp_path, name, text)
+    assert (found.layout, dict(found.options)) == (parse_layout(layout), options)
+
+
+def test_what_is_not_read_is_told(tmp_path: Path) -> None:
+    (told,) = read(tmp_path, "ds.json", DEEPSPEED).notes
+    assert told.endswith("gradient_clipping, zero_optimization.overlap_comm")
+    (told,) = read(tmp_path, "run.sh", MEGATRON).notes
+    assert "--recompute-method" in told and "--nproc_per_node" not in told
+    assert read(tmp_path, "auto.json", {"tp_plan": "auto"}).notes == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        (
+            "a.toml",
+            "[parallelism]\npipeline_parallel_degree = 2",
+            "asks for pipeline parallelism, which cannot be priced; set it to 1",
+        ),
+        (
+            "a.toml",
+            "[parallelism]\ntensor_parallel_degree = 'x'",
+            'tensor_parallel_degree is "x", but must be a whole number from 1',
+        ),
+        (
+            "a.toml",
+            "[parallelism]\ntensor_parallel_degree = 5",
+            "makes groups of 5 ranks, but 32 GPUs do not divide by that",
+        ),
+        (
+            "a.toml",
+            "[training]\nglobal_batch_size = 33",
+            "global_batch_size 33 is not a multiple of 1 samples on each of 32",
+        ),
+        (
+            "a.toml",
+            "[activation_checkpoint]\nmode = 'some'",
+            'mode is "some", but must be one of none, full, selective',
+        ),
+        ("a.toml", "= 3", "is not TOML"),
+        ("a.json", "{", "is not JSON"),
+        ("a.json", "[]", "must be settings by name"),
+        ("a.json", '{"hidden_size": 3}', "has none of zero_optimization"),
+        ("a.json", '{"zero_optimization": {"stage": 4}}', "zero_optimization.stage is 4, but must be 0, 1, 2 or 3"),
+        (
+            "a.json",
+            '{"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}',
+            "asks for CPU offload, which cannot be priced",
+        ),
+        ("a.json", '{"layers.*": "sideways"}', "'sideways', which is not a known style; give e.g. colwise or rowwise"),
+        ("a.yaml", "distributed_type: FSDP\nnum_processes: 8", "num_processes is 8, but the cluster has 32 GPUs"),
+        ("a.yaml", "a: &x [1]\ndistributed_type: *x", "repeats parts by aliases"),
+        ("a.yaml", "x: 1", "has none of fsdp_config"),
+        ("a.yaml", "a: [", "is not YAML"),
+        ("a.sh", "echo hello", "has no options such as --tensor-model-parallel-size 8"),
+        ("a.sh", "--context-parallel-size 2", "asks for context parallelism, which cannot be priced"),
+        ("a.sh", "--bf16 'open", "is not a list of arguments"),
+    ],
+)
+def test_what_cannot_be_priced_is_one_sentence(name: str, text: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError) as error:
+        read(tmp_path, name, text)
+    assert said in str(error.value) and f"config {name}" in str(error.value)
+
+
+def test_a_file_that_is_not_there_is_one_sentence() -> None:
+    with pytest.raises(InputError, match=r"there is no file .*none\.toml.*give a file of torchtitan"):
+        read_setup("/no/such/none.toml", 8)
