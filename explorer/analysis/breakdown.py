@@ -73,7 +73,8 @@ def collectives(plan: Plan, graph: Graph) -> list[Sent]:
         if link.size == 1 or m.num_bytes <= 0:
             continue
         best = min(algorithms(m.kind, link), key=lambda a: a.seconds(m.num_bytes))
-        wire, each = wire_bytes(m.kind, m.num_bytes, link.size), best.seconds(m.num_bytes)
+        wire = wire_bytes(m.kind, m.num_bytes, link.size)
+        each = m.share * best.seconds(m.num_bytes / m.share)
         found.append(Sent(m, wire, best.name, best.fixed_s, best.s_per_byte, each))
     return found
 

@@ -79,7 +79,7 @@ def _sent(problem: Problem, plans: dict[str, BlockPlan], name: str, block: Block
     one = BlockPlan(plan.prefixes[:1], plan.params, plan.sites)
     rows = []
     for m in messages({name: one}, problem.coarse.graph, model):
-        seconds = m.count * collective_time(m.kind, m.num_bytes, model.links[m.axis])[0]
+        seconds = m.count * collective_time(m.kind, m.num_bytes, model.links[m.axis], m.share)[0]
         op = ops.get(m.site)
         moved = (
             _moved(m, op, plan.sites[m.site].inputs, plan.sites[m.site].outputs, block) if op else f"{m.what}: P to R"

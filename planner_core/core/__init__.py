@@ -1,6 +1,17 @@
 """Values that carry the whole story: placement, mesh, graph, plan, workload, cluster. They import nothing else of the project."""
 
-from planner_core.core.cluster import Cluster, Collectives, Gpu, Level, cluster_names, gpu_names, load_cluster, load_gpu
+from planner_core.core.cluster import (
+    Cluster,
+    Collectives,
+    Gpu,
+    Level,
+    Timing,
+    cluster_names,
+    gpu_names,
+    load_cluster,
+    load_gpu,
+    timing,
+)
 from planner_core.core.errors import (
     CaptureError,
     InputError,
@@ -99,6 +110,7 @@ __all__ = [
     "State",
     "Step",
     "TensorMeta",
+    "Timing",
     "Traffic",
     "Value",
     "VerificationFailed",
@@ -129,6 +141,7 @@ __all__ = [
     "plan_to_json",
     "save_plan",
     "short",
+    "timing",
     "unfold",
     "with_result",
     "write_file",

@@ -11,6 +11,8 @@ OPTIMIZERS = {"adamw": 2, "adamw-fp32": 2, "sgd": 0, "sgd-momentum": 1}
 """Moments that each optimizer keeps per parameter; `adamw-fp32` keeps them, and a master copy, in float32."""
 PRECISIONS = ("mixed", "pure")
 """mixed: weights, moments and gradients are kept in float32, operators run in the compute dtype. pure: all in that dtype."""
+ATTENTION = ("flash1", "flash2", "cudnn", "flash3")
+"""Attention kernels whose rates a GPU's file may hold; flash2 is what stock PyTorch runs."""
 DTYPES = ("bfloat16", "float16", "float32")
 ZERO = (0, 1, 2, 3)
 RECOMPUTE = ("none", "full")
@@ -35,6 +37,7 @@ class Workload:
     accumulate: int = 1
     precision: str = "pure"
     compiled: bool = False
+    attention: str = "flash2"
 
     def check(self) -> None:
         """Raises InputError for a value that cannot be."""
@@ -48,6 +51,7 @@ class Workload:
         choices: tuple[tuple[str, Any, tuple[Any, ...]], ...] = (
             ("dtype", self.dtype, DTYPES), ("optimizer", self.optimizer, tuple(OPTIMIZERS)), ("zero", self.zero, ZERO),
             ("recompute", self.recompute, RECOMPUTE), ("precision", self.precision, PRECISIONS),
+            ("attention", self.attention, ATTENTION),
         )  # fmt: skip
         for name, value, allowed in choices:
             if value not in allowed:

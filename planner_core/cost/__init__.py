@@ -16,7 +16,7 @@ from planner_core.cost.model import RUN_STAGES, CostModel, cost_model
 from planner_core.cost.resolved_ops import local_bytes, split_parts
 from planner_core.cost.step import Unit, op_seconds, price, step_seconds, touch_time, unit_totals, units_of
 from planner_core.cost.step_time import NUM_COMPONENTS, Component, CostVector, Shares, StepTime
-from planner_core.cost.units import ops_before_the_units
+from planner_core.cost.units import ops_before_the_units, sent_share
 
 __all__ = [
     "BESIDE",
@@ -48,6 +48,7 @@ __all__ = [
     "overlap",
     "price",
     "recomputed",
+    "sent_share",
     "split_parts",
     "step_seconds",
     "touch_time",

@@ -24,6 +24,7 @@ from planner_core.cost.communication.redistribution import moves, step_bytes
 from planner_core.cost.memory.saved import run_again
 from planner_core.cost.model import CostModel
 from planner_core.cost.resolved_ops import rows_at
+from planner_core.cost.units import bucket_share
 
 WAIT, BESIDE, ONCE = "wait", "beside", "once"
 """What an operator waits for; weight traffic beside every micro-batch's compute; and beside one micro-batch of the step."""
@@ -34,7 +35,8 @@ class Message:
     """One collective: where it comes from, so that a total can be opened to its parts.
 
     `count` is how often it runs in one step: copies of the block, times micro-batches unless it runs once a step. `label` is
-    the block's label in the plan, `weight` the parameter that it moves, if it moves one.
+    the block's label in the plan, `weight` the parameter that it moves, if it moves one, `share` the part of what is sent
+    at once (see `units.bucket_share`).
     """
 
     site: str
@@ -47,6 +49,7 @@ class Message:
     category: str
     label: str = ""
     weight: str = ""
+    share: float = 1.0
 
 
 def block_of(graph: Graph, label: str) -> Block:
@@ -66,7 +69,7 @@ def recomputed(block: Block, bp: BlockPlan) -> Mapping[str, bool]:
 
 def message_time(m: Message, model: CostModel) -> float:
     """Seconds of all runs of a message in one step."""
-    return m.count * collective_time(m.kind, m.num_bytes, model.links[m.axis])[0]
+    return m.count * collective_time(m.kind, m.num_bytes, model.links[m.axis], m.share)[0]
 
 
 def messages(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) -> Iterator[Message]:
@@ -107,9 +110,10 @@ def _weight_once(block: Block, value: int, name: str, param: ParamPlan, model: C
         item = weight_item(block, value, model) if phase == "backward" else None
         parts = tuple(sorted(param.segments.items()))
         meta = block.values[value].meta
-        table = moves(meta.shape, item or ITEM_BYTES[meta.dtype], model.sizes, model.links, parts)
+        share = bucket_share(block, value)
+        table = moves(meta.shape, item or ITEM_BYTES[meta.dtype], model.sizes, model.links, parts, share)
         for kind, axis, n in sent(block, value, table.steps(start, end), start, model, item):
-            yield Message(name, what, phase, kind, axis, n, 1, ONCE, "", name)
+            yield Message(name, what, phase, kind, axis, n, 1, ONCE, "", name, share)
 
 
 def weight_item(block: Block, value: int, model: CostModel) -> int:
@@ -139,11 +143,14 @@ def _operand(
     category, what = (BESIDE, v.name) if weight else (WAIT, f"operand {position}")
     there = list(sent(block, value, edge.forward, edge.src.forward, model))
     regather = weight and v.grad and value in op.saved
+    share = bucket_share(block, value) if weight else 1.0
     for phase, steps in (("forward", there), ("backward", there if regather or again else [])):
-        yield from (Message(op.name, what, phase, kind, axis, n, 1, category, "", v.name) for kind, axis, n in steps)
+        yield from (
+            Message(op.name, what, phase, kind, axis, n, 1, category, "", v.name, share) for kind, axis, n in steps
+        )
     item = weight_item(block, value, model) if weight else None
     for kind, axis, n in sent(block, value, edge.backward, edge.dst.gradient, model, item):
-        yield Message(op.name, f"gradient of {what}", "backward", kind, axis, n, 1, category, "", v.name)
+        yield Message(op.name, f"gradient of {what}", "backward", kind, axis, n, 1, category, "", v.name, share)
 
 
 def _internal(block: Block, op: Op, site: SitePlan, model: CostModel, again: bool) -> Iterator[Message]:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from planner_core.core import Cluster, DeviceMesh, Workload
+from planner_core.core import Cluster, DeviceMesh, Timing, Workload, timing
 from planner_core.cost.communication.links import AxisLink, axis_links
 from planner_core.cost.step_time import StepTime
 
 Array = NDArray[np.float64]
-CONTENTION = 0.13
-"""Seconds that compute loses per second of traffic beside it: a slowdown of 15 %, between Galvatron's 10 and the published
-average of 18.9 % (arXiv 2507.03114)."""
 RUN_STAGES = (0, 3)
 """ZeRO stages that the runtime carries out: those of plans that are searched. A stated layout may have others."""
 
@@ -32,7 +30,7 @@ class CostModel:
     mesh: DeviceMesh
     workload: Workload
     links: tuple[AxisLink, ...]
-    contention: float = CONTENTION
+    contention: float = field(default_factory=lambda: timing().contention)
     joined: tuple[int, ...] = ()
     stages: tuple[int, ...] = RUN_STAGES
 
@@ -40,6 +38,22 @@ class CostModel:
     def sizes(self) -> tuple[int, ...]:
         """Sizes of the mesh axes."""
         return self.mesh.axis_sizes
+
+    @property
+    def timing(self) -> Timing:
+        """Constants of a step that belong to no GPU."""
+        return timing()
+
+    @property
+    def slowdown(self) -> float:
+        """How much longer compute takes since the slowest of all nodes keeps the others waiting."""
+        nodes = self.cluster.num_gpus / self.cluster.levels[0].size
+        return 1 + self.timing.straggler * math.log2(nodes)
+
+    @property
+    def fused(self) -> float:
+        """Share of the chains of memory-bound operators that are fused."""
+        return 1.0 if self.workload.compiled else self.timing.fused_eager
 
     @property
     def step_time(self) -> StepTime:

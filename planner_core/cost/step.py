@@ -8,14 +8,21 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from planner_core.core import ITEM_BYTES, Block, BlockPlan, Cost, Graph, Op, SitePlan, Traffic, local_shape
+from planner_core.core import ITEM_BYTES, Block, BlockPlan, Cost, Graph, Op, SitePlan, Step, Traffic, local_shape
 from planner_core.cost.communication.collectives import collective_time, wire_bytes
-from planner_core.cost.compute import op_time, op_work, optimizer_seconds
+from planner_core.cost.compute import (
+    accumulated_seconds,
+    copied_seconds,
+    has_kernels,
+    kernel_seconds,
+    op_time,
+    optimizer_seconds,
+)
 from planner_core.cost.memory.peak import walk
 from planner_core.cost.messages import (
     BESIDE,
@@ -28,10 +35,10 @@ from planner_core.cost.messages import (
     recomputed,
 )
 from planner_core.cost.model import CostModel
-from planner_core.cost.resolved_ops import local_bytes, split_parts
+from planner_core.cost.resolved_ops import local_bytes, rows_at
 from planner_core.cost.step_time import NUM_COMPONENTS, Component, Floats
 from planner_core.cost.units import ops_before_the_units
-from planner_core.ops import CoarseGraph, coarsen, looked_up
+from planner_core.ops import CoarseGraph, coarsen, passes
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +46,8 @@ class Unit:
     """One block variant of a plan as the step's time sees it; all figures are those of one copy and one micro-batch.
 
     `copies` run so, of `repeats` copies of the block. `each` are the collectives of a micro-batch, `once` those of a step.
-    Of sites in `exposed` nothing hides the weight traffic. `optimizer_s` is that of a step.
+    Of sites in `exposed` nothing hides the weight traffic. `optimizer_s` is that of a step; the block around the repeated
+    ones bears what every step takes beside it.
     """
 
     label: str
@@ -80,12 +88,12 @@ def step_seconds(units: Iterable[Unit], model: CostModel) -> float:
 
 def traffic_of(found: Iterable[Message], model: CostModel) -> tuple[Traffic, ...]:
     """Messages summed up by phase, kind and mesh axis."""
-    counts: Counter[tuple[str, str, int, int]] = Counter()
+    counts: Counter[tuple[str, str, int, int, float]] = Counter()
     for m in found:
-        counts[m.phase, m.kind, m.axis, m.num_bytes] += m.count
+        counts[m.phase, m.kind, m.axis, m.num_bytes, m.share] += m.count
     traffic: dict[tuple[str, str, int], Traffic] = {}
-    for (phase, kind, axis, num_bytes), count in counts.items():
-        seconds, algorithm = collective_time(kind, num_bytes, model.links[axis])
+    for (phase, kind, axis, num_bytes, share), count in counts.items():
+        seconds, algorithm = collective_time(kind, num_bytes, model.links[axis], share)
         wire = wire_bytes(kind, num_bytes, model.sizes[axis])
         old = traffic.get((phase, kind, axis), Traffic(phase, kind, axis, 0, 0, 0, 0.0, algorithm))
         traffic[phase, kind, axis] = Traffic(
@@ -110,11 +118,14 @@ def units_of(
         again = recomputed(block, bp)
         times = [op_seconds(block, op, bp, again, model) for op in block.ops]
         touches = sum(touch_time(block, op, bp.sites[op.name], model) for op in block.ops)
+        weights = [weight_seconds(block, op, bp.sites[op.name], op.name in again, model) for op in block.ops]
+        each = [*times, *weights]
         found.append(
             Unit(
-                label, len(bp.prefixes), repeats.get(block.name, 1) if label else 1, sum(f for f, _ in times) + touches,
-                sum(b for _, b in times), _optimizer(block, bp, model), tuple(one_micro_batch(block, bp, model)),
-                tuple(once_a_step(block, bp, model)), frozenset() if label else early,
+                label, len(bp.prefixes), repeats.get(block.name, 1) if label else 1, sum(f for f, _ in each) + touches,
+                sum(b for _, b in each), _optimizer(block, bp, model) + (0.0 if label else model.timing.step_s),
+                tuple(one_micro_batch(block, bp, model)), tuple(once_a_step(block, bp, model)),
+                frozenset() if label else early,
             )
         )  # fmt: skip
     return found
@@ -166,15 +177,46 @@ def op_seconds(block: Block, op: Op, bp: BlockPlan, again: Mapping[str, bool], m
 
 def site_time(block: Block, op: Op, site: SitePlan, model: CostModel) -> tuple[float, float]:
     """Seconds forward and backward of one op on one GPU."""
-    parts = split_parts(block, op, site, model)
+    over = passes(block, model.fused)[op.name]
+    chosen = rows_at(block, op, site)
+    kernels = kernel_seconds(op, block.values, chosen, model) if has_kernels(op) else (0.0, 0.0)
     ends = [
         *zip(op.inputs, (e.dst for e in site.inputs), strict=True),
         *zip(op.outputs, (e.src for e in site.outputs), strict=True),
     ]
-    table = looked_up(op)  # its rows are as many bytes as the result
-    num_bytes = sum(local_bytes(block, v, state.forward, model) for i, (v, state) in enumerate(ends) if i != table)
-    forward, backward = op_time(op_work(op, block.values), np.array([parts]), np.array([float(num_bytes)]), model)
+    sizes = [local_bytes(block, v, state.forward, model) for v, state in ends]
+    moved = [sum(n * size for n, size in zip(p, sizes, strict=True)) for p in (over.forward, over.backward)]
+    forward, backward = op_time(op, _each(kernels), _each(moved), model)
     return float(forward[0]), float(backward[0])
+
+
+def _each(pair: Sequence[float]) -> tuple[Floats, Floats]:
+    """Forward and backward as arrays of one."""
+    return np.array([pair[0]], dtype=np.float64), np.array([pair[1]], dtype=np.float64)
+
+
+def weight_seconds(block: Block, op: Op, site: SitePlan, again: bool, model: CostModel) -> tuple[float, float]:
+    """Seconds of one micro-batch, forward and backward, that compute spends on an op's weights: copies around gathers and
+    scatters, and gradients added up where they lie."""
+    forward = backward = 0.0
+    for value, edge in zip(op.inputs, site.inputs, strict=True):
+        v = block.values[value]
+        if v.kind != "parameter":
+            continue
+        whole = float(local_bytes(block, value, edge.dst.forward, model))
+        gathered = copied_seconds(whole if _sends(edge.forward, model) else 0.0, model)
+        forward += gathered
+        backward += gathered if again or (v.grad and value in op.saved) else 0.0
+        if v.grad:
+            gradient = local_bytes(block, value, edge.dst.gradient, model) / ITEM_BYTES[v.meta.dtype]
+            gradient *= model.workload.kept_item(ITEM_BYTES[v.meta.dtype])
+            spent = copied_seconds if _sends(edge.backward, model) else accumulated_seconds
+            backward += spent(gradient, model)
+    return forward, backward
+
+
+def _sends(steps: Iterable[Step], model: CostModel) -> bool:
+    return any(step.collective and model.sizes[step.axis] > 1 for step in steps)
 
 
 def touch_time(block: Block, op: Op, site: SitePlan, model: CostModel) -> float:

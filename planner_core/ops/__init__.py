@@ -48,9 +48,11 @@ from planner_core.ops.registry import (
 )
 from planner_core.ops.rules import Pair, Row
 from planner_core.ops.strategy import BlockStrategies, GroupStrategy, SegmentMap, block_strategies
+from planner_core.ops.traffic import OWN_KERNEL, Passes, passes
 from planner_core.ops.work import Attention, Gemm, GroupedGemm, Kernel, Scan, Work
 
 __all__ = [
+    "OWN_KERNEL",
     "Attention",
     "BlockStrategies",
     "CoarseBlock",
@@ -66,6 +68,7 @@ __all__ = [
     "LocalBytes",
     "Operator",
     "Pair",
+    "Passes",
     "Row",
     "Scan",
     "SegmentMap",
@@ -79,6 +82,7 @@ __all__ = [
     "looked_up",
     "operator",
     "own_bytes",
+    "passes",
     "rows",
     "rule_of",
     "splits_kept",

@@ -102,6 +102,8 @@ class Operator:
     ignored: arguments that change nothing here.
     work: the kernels; None for an op that is bound by memory.
     looked_up: the argument of which only the rows that are looked up are read.
+    passes: passes over memory, forward and backward, run by itself and then fused, where they do not follow from operands
+        and results (see `traffic`): over the result of a lookup, over the first operand of another op.
     copies: which calls of a view (kind VIEW, takes no time) copy all the same; None: none.
     hands_on: an operand's gradient is the gradient of the result, the same tensor.
     splits_kept: whether a split of dim `label` also splits a tensor of the shape `kept` that autograd keeps for the op,
@@ -125,6 +127,7 @@ class Operator:
     described: Described = Described.BY_ARGUMENTS
     work: WorkFn | None = None
     looked_up: str = ""
+    passes: tuple[float, float, float, float] | None = None
     copies: Callable[[Op], bool] | None = None
     hands_on: bool = False
     splits_kept: KeptFn | None = None

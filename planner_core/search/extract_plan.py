@@ -20,7 +20,7 @@ from planner_core.core import (
     State,
     Step,
 )
-from planner_core.cost import CostModel
+from planner_core.cost import CostModel, sent_share
 from planner_core.cost.communication import Moves, Segments, moves
 from planner_core.search.folded_solver import Assignment
 from planner_core.search.network.factors import NodeRows, tensor_name
@@ -59,7 +59,8 @@ class _Site:
 
     def moves(self, value: int) -> Moves:
         meta = self.block.values[value].meta
-        return moves(meta.shape, ITEM_BYTES[meta.dtype], self.model.sizes, self.model.links, self.parts(value))
+        item, share = ITEM_BYTES[meta.dtype], sent_share(self.block, value)
+        return moves(meta.shape, item, self.model.sizes, self.model.links, self.parts(value), share)
 
     def gradient_moves(self, value: int) -> Moves:
         """Redistributions of a value's gradient: those of weights are kept in a dtype of their own."""
@@ -67,7 +68,8 @@ class _Site:
         if v.kind != "parameter":
             return self.moves(value)
         item = self.model.workload.kept_item(ITEM_BYTES[v.meta.dtype])
-        return moves(v.meta.shape, item, self.model.sizes, self.model.links, self.parts(value))
+        share = sent_share(self.block, value)
+        return moves(v.meta.shape, item, self.model.sizes, self.model.links, self.parts(value), share)
 
     def parts(self, value: int) -> Segments:
         rank = len(self.block.values[value].meta.shape)

@@ -12,6 +12,7 @@ from planner_core.core.cluster.cluster import (
     load_gpu,
 )
 from planner_core.core.cluster.kernels import AttentionRate, Attentions, Collectives, Products
+from planner_core.core.cluster.timing import Timing, timing
 
 __all__ = [
     "CHANGES",
@@ -23,8 +24,10 @@ __all__ = [
     "Gpu",
     "Level",
     "Products",
+    "Timing",
     "cluster_names",
     "gpu_names",
     "load_cluster",
     "load_gpu",
+    "timing",
 ]

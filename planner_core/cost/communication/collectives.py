@@ -58,22 +58,23 @@ def wire_bytes(kind: str, num_bytes: int, n: int) -> int:
     return factor * num_bytes // (n * n if kind == "all_to_all" else n)
 
 
-def collective_time(kind: str, num_bytes: float, link: AxisLink) -> tuple[float, str]:
-    """Seconds and the name of the cheapest algorithm (`ring`, `hierarchical`, `pairwise`; `none` if nothing moves)."""
+def collective_time(kind: str, num_bytes: float, link: AxisLink, share: float = 1.0) -> tuple[float, str]:
+    """Seconds of a tensor that is `share` of what is sent at once, and the name of the cheapest algorithm (`ring`,
+    `hierarchical`, `pairwise`; `none` if nothing moves)."""
     if num_bytes <= 0 or link.size == 1:
         _check(kind, link.size)
         return 0.0, "none"
     best = min(algorithms(kind, link), key=lambda algorithm: algorithm.seconds(num_bytes))
-    return best.seconds(num_bytes), best.name
+    return share * best.seconds(num_bytes / share), best.name
 
 
-def collective_times(kind: str, num_bytes: NDArray[np.generic], link: AxisLink) -> Array:
+def collective_times(kind: str, num_bytes: NDArray[np.generic], link: AxisLink, share: float = 1.0) -> Array:
     """`collective_time` of many sizes at once: seconds, shaped like `num_bytes`."""
     size = np.asarray(num_bytes, dtype=np.float64)
     if link.size == 1:
         _check(kind, link.size)
         return np.zeros_like(size)
-    found = [a.times(np.maximum(size, 0.0)) for a in algorithms(kind, link)]
+    found = [share * a.times(np.maximum(size / share, 0.0)) for a in algorithms(kind, link)]
     return np.where(size > 0, np.minimum.reduce(found), 0.0)
 
 

@@ -114,8 +114,9 @@ def moves(
     sizes: tuple[int, ...],
     links: tuple[AxisLink, ...],
     segments: Segments = (),
+    share: float = 1.0,
 ) -> Moves:
-    """Every redistribution of a tensor of global `shape` on a mesh of `sizes`."""
+    """Every redistribution of a tensor of global `shape` on a mesh of `sizes`, which is `share` of what is sent at once."""
     rank, axes = len(shape), len(sizes)
     single = _single_moves(rank, axes, tuple(d for d in range(rank) if shape[d] > 1))
     even = np.array([splits_evenly(shape, p, sizes, segments) for p in single.placements])
@@ -129,7 +130,7 @@ def moves(
     for (axis, kind), (src, dst) in single.by_kind.items():
         keep = even[src] & even[dst]
         i, j = src[keep], dst[keep]
-        cost[i, j] = STEP_S + (collective_times(kind, num_bytes[axis, i], links[axis]) if kind else 0.0)
+        cost[i, j] = STEP_S + (collective_times(kind, num_bytes[axis, i], links[axis], share) if kind else 0.0)
         first[i, j] = j
         local[i, j] = kind is None
     _all_pairs(cost, first)

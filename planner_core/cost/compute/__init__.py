@@ -1,6 +1,17 @@
 """How long one operator, and the optimizer, take on one GPU."""
 
 from planner_core.cost.compute.optimizer import optimizer_seconds
-from planner_core.cost.compute.roofline import op_time, op_work
+from planner_core.cost.compute.products import product_seconds
+from planner_core.cost.compute.roofline import has_kernels, kernel_seconds, op_time, op_work
+from planner_core.cost.compute.weights import accumulated_seconds, copied_seconds
 
-__all__ = ["op_time", "op_work", "optimizer_seconds"]
+__all__ = [
+    "accumulated_seconds",
+    "copied_seconds",
+    "has_kernels",
+    "kernel_seconds",
+    "op_time",
+    "op_work",
+    "optimizer_seconds",
+    "product_seconds",
+]

@@ -13,10 +13,11 @@ def optimizer_seconds(elements: Array, item: int, model: CostModel) -> Array:
     """Seconds to update `elements` parameters of `item` bytes in compute dtype.
 
     The parameter and every moment are read and written, the gradient is read; clipping goes over the gradient, and the
-    working copy is written anew.
+    working copy is written anew. The unfused optimizer passes over its states in more kernels than it must
+    (`Timing.optimizer`).
     """
     w = model.workload
     passes = 2 + 1 + 2 * OPTIMIZERS[w.optimizer] + CLIP_PASSES
     kept = w.kept_item(item)
     cast = kept + item if kept != item else 0
-    return elements * (passes * kept + cast) / model.cluster.gpu.bytes_per_s
+    return elements * model.timing.optimizer * (passes * kept + cast) / model.cluster.gpu.bytes_per_s

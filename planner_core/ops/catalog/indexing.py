@@ -121,6 +121,8 @@ OPERATORS = (
     Operator(
         name="embedding",
         kind=Kind.LOOKUP,
+        # rows read and written; backward zeroes, sorts and adds (torch's embedding backward)
+        passes=(2.0, 6.0, 2.0, 6.0),
         rule=_embedding,
         arguments="input weight padding_idx max_norm norm_type scale_grad_by_freq sparse",
         looked_up="weight",

@@ -11,10 +11,10 @@ from __future__ import annotations
 import numpy as np
 
 from planner_core.core import ITEM_BYTES, Call, P, Shard
-from planner_core.cost import Component, CostModel
+from planner_core.cost import Component, CostModel, sent_share
 from planner_core.cost.communication import Moves, Segments, digit, moves
 from planner_core.cost.memory import root, viewed
-from planner_core.ops import BlockStrategies, CoarseBlock, GroupStrategy, Pair
+from planner_core.ops import BlockStrategies, CoarseBlock, GroupStrategy, Pair, passes
 from planner_core.search.network.factors import Factor, Network, NodeRows, costs, tensor_name
 from planner_core.search.network.group_work import GroupWork, UnitOptions
 from planner_core.search.network.parameters import UseTraffic, WeightMoves, storage_cost, use_traffic, working_copy
@@ -63,6 +63,7 @@ class _Builder:
         self.viewed = viewed(coarse.block)
         self.crossing = self._crossing() - set(options.skip)
         self.users = self._users()
+        self.passes = passes(coarse.block, model.fused)
         self.charged: set[int] = set()  # weights whose working copy an edge bears already
 
     def build(self) -> Network:
@@ -72,6 +73,8 @@ class _Builder:
             self._add_tensor(value)
         for i, strategy in enumerate(self.strategies.groups):
             self._add_group(i, strategy)
+        if self.net.factors:
+            self.net.factors[0].cost[Component.STEP] += self.options.fixed_s
         return self.net
 
     def _crossing(self) -> set[int]:
@@ -107,7 +110,8 @@ class _Builder:
         """Redistributions of a value on this mesh, in its own dtype or in one of `item_bytes`."""
         meta = self.values[value].meta
         item = ITEM_BYTES[meta.dtype] if item_bytes is None else item_bytes
-        return moves(meta.shape, item, self.model.sizes, self.model.links, self.segments(value))
+        share = sent_share(self.block, value)
+        return moves(meta.shape, item, self.model.sizes, self.model.links, self.segments(value), share)
 
     def _weight_moves(self, value: int) -> WeightMoves:
         item = ITEM_BYTES[self.values[value].meta.dtype]
@@ -160,7 +164,7 @@ class _Builder:
         index = index[self._even(s, index)]
         name = s.group.name
         self.net.sizes[name], self.net.nodes[name] = len(index), NodeRows(s, index)
-        work = GroupWork(self.block, s, index, self.model, self.options, self._kept_by_reader)
+        work = GroupWork(self.block, s, index, self.model, self.options, self.passes, self._kept_by_reader)
         self.net.factors.append(Factor((name,), work.cost(), np.ones(len(index), dtype=bool)))
         for value, uses in self._operands(s).items():
             if self.values[value].kind == "parameter":
@@ -261,12 +265,12 @@ class _Builder:
         allowed = np.ones((len(index), len(states)), dtype=bool)
         gathered = np.zeros((len(index), len(states)), dtype=bool)
         none = np.zeros((len(index), len(states)))
-        traffic = UseTraffic(none, none, none)
+        traffic = UseTraffic(none, none, none, none, none)
         for k, i in uses:
             op, taken = s.ops[k], [r[k].inputs[i] for r in s.rows]
             allowed &= joint_all(kept_for(taken, states.pairs), index, states.index)
             again = op.name in self.options.again or (v.grad and value in op.saved)
-            one = use_traffic(taken, states, table, index, v.grad, again)
+            one = use_traffic(taken, states, table, index, v.grad, again, self.model)
             gathered |= one.gather > 0
             traffic = traffic + one
         allowed &= np.isfinite(traffic.gather) & np.isfinite(traffic.again) & np.isfinite(traffic.scatter)
@@ -282,8 +286,9 @@ class _Builder:
         cost = costs(*allowed.shape)
         gather, back = np.where(allowed, (traffic.gather, traffic.again + traffic.scatter), 0.0)
         c = Component
-        cost[c.FORWARD if exposed else c.FORWARD_TRAFFIC] = gather
-        cost[c.BACKWARD if exposed else c.BACKWARD_TRAFFIC] = back
+        cost[c.FORWARD], cost[c.BACKWARD] = np.where(allowed, (traffic.forward, traffic.backward), 0.0)
+        cost[c.FORWARD if exposed else c.FORWARD_TRAFFIC] += gather
+        cost[c.BACKWARD if exposed else c.BACKWARD_TRAFFIC] += back
         cost[c.COMMUNICATION] = (gather + back) * self._micro_batches
         if self.options.repeats > 1:
             ends = np.where(allowed, traffic.gather + traffic.scatter, 0.0)

@@ -134,7 +134,9 @@ def build_networks(coarse: CoarseGraph, strategies: Mapping[str, BlockStrategies
         pairs = zip((*inner.inputs, *inner.outputs), (*call.inputs, *call.outputs), strict=True)
         ports_kept = {port for net in blocks[call.block].values() for port in net.saved_ports}
         saved.update(outer for v, outer in pairs if v in ports_kept)
-    options = UnitOptions(saved_by_calls=saved, skip=inside, exposed=ops_before_the_units(coarse))
+    options = UnitOptions(
+        saved_by_calls=saved, skip=inside, exposed=ops_before_the_units(coarse), fixed_s=model.timing.step_s
+    )
     top = build_block(coarse.top, strategies[""], model, options)
     _whole_results(coarse.top.block, top)
     return Networks(runs, top, blocks)

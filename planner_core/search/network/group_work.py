@@ -10,9 +10,9 @@ import numpy as np
 from planner_core.core import Block, Shard
 from planner_core.cost import Component, CostModel
 from planner_core.cost.communication import collective_times
-from planner_core.cost.compute import op_time, op_work
+from planner_core.cost.compute import has_kernels, kernel_seconds, op_time
 from planner_core.cost.memory import root
-from planner_core.ops import GroupStrategy, looked_up, operator, own_bytes, splits_kept, whole_bytes
+from planner_core.ops import GroupStrategy, Passes, operator, own_bytes, splits_kept, whole_bytes
 from planner_core.search.network.factors import costs
 from planner_core.search.network.states import Bools, Floats, Ints, joint_parts
 
@@ -26,7 +26,7 @@ class UnitOptions:
     deliver their results again. `saved_share`: the share of what the block keeps for backward that is there at the peak;
     one copy in all where a block is recomputed. `saved_by_calls`: values that called blocks keep. `skip`: values inside a
     run of equal calls, which are not variables here. `kept_results`: results that their reader keeps. `exposed`: ops
-    whose weight traffic nothing hides, since they run before the first unit.
+    whose weight traffic nothing hides, since they run before the first unit. `fixed_s`: seconds of every step, whatever the plan.
     """
 
     repeats: int = 1
@@ -36,6 +36,7 @@ class UnitOptions:
     skip: Collection[int] = ()
     kept_results: Collection[int] = ()
     exposed: Collection[str] = ()
+    fixed_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ class GroupWork:
     index: Ints
     model: CostModel
     options: UnitOptions
+    passes: Mapping[str, Passes]
     kept_by_reader: Callable[[int], bool]
 
     def cost(self) -> Floats:
@@ -56,9 +58,7 @@ class GroupWork:
         inner = {v for op in self.strategy.ops for v in op.outputs}
         for k, op in enumerate(self.strategy.ops):
             again = op.name in self.options.again
-            forward, backward = op_time(
-                op_work(op, self.block.values), self._work_parts(k), self._touched(k), self.model
-            )
+            forward, backward = op_time(op, self._kernels(k), self._moved(k), self.model)
             waits = self._internal(k)
             cost[Component.FORWARD] += forward + waits[0]
             cost[Component.BACKWARD] += backward + waits[1] + ((forward + waits[0]) if again else 0.0)
@@ -82,19 +82,29 @@ class GroupWork:
         """[joint row] into how many parts something is split that the rows with a flag split."""
         return joint_parts(np.array(flags), self.index, self.model.sizes)
 
-    def _work_parts(self, k: int) -> Floats:
-        return self._parts([r[k].splits_work for r in self.strategy.rows])
+    def _kernels(self, k: int) -> tuple[Floats, Floats]:
+        """[joint row] seconds forward and backward of op k's kernels; joint rows in which it runs alike are priced once."""
+        op, found = self.strategy.ops[k], np.zeros((2, len(self.index)))
+        if not has_kernels(op):
+            return found[0], found[1]
+        rows = [r[k] for r in self.strategy.rows]
+        first = np.array([next(i for i, other in enumerate(rows) if other is row) for row in rows])
+        distinct, place = np.unique(first[self.index], axis=0, return_inverse=True)
+        each = [kernel_seconds(op, self.block.values, [rows[r] for r in joint], self.model) for joint in distinct]
+        forward, backward = np.array(each).T
+        return forward[place.ravel()], backward[place.ravel()]
 
-    def _touched(self, k: int) -> Floats:
-        """[joint row] bytes that op k reads and writes locally."""
-        op, total = self.strategy.ops[k], np.zeros(len(self.index))
-        table = looked_up(op)  # its rows are as many bytes as the result
+    def _moved(self, k: int) -> tuple[Floats, Floats]:
+        """[joint row] bytes that op k passes over locally, forward and backward."""
+        op, total = self.strategy.ops[k], np.zeros((2, len(self.index)))
+        passes = self.passes[op.name]
         for position, v in enumerate((*op.inputs, *op.outputs)):
-            if position == table:
-                continue
-            ends = [(*r[k].inputs, *r[k].outputs)[position][0] for r in self.strategy.rows]
-            total += self.block.values[v].meta.num_bytes / self._parts([isinstance(p, Shard) for p in ends])
-        return total
+            there, back = passes.forward[position], passes.backward[position]
+            if there or back:
+                ends = [(*r[k].inputs, *r[k].outputs)[position][0] for r in self.strategy.rows]
+                local = self.block.values[v].meta.num_bytes / self._parts([isinstance(p, Shard) for p in ends])
+                total += np.array([there, back])[:, None] * local
+        return total[0], total[1]
 
     def _kept_extra(self, k: int) -> Floats:
         """[joint row] bytes kept by op k that are not a value of the graph; of a loss also what stands beside them."""

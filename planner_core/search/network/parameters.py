@@ -5,18 +5,19 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 
-from planner_core.core import ITEM_BYTES, P, R
+from planner_core.core import ITEM_BYTES, P, R, Shard
 from planner_core.cost import Component, CostModel
 from planner_core.cost.communication import Moves, digit
-from planner_core.cost.compute import optimizer_seconds
+from planner_core.cost.compute import accumulated_seconds, copied_seconds, optimizer_seconds
 from planner_core.cost.memory import has_working_copy, weight_bytes
 from planner_core.ops import Pair
 from planner_core.search.network.factors import costs
-from planner_core.search.network.states import Floats, Ints, TensorStates, joint_codes
+from planner_core.search.network.states import Floats, Ints, TensorStates, joint_codes, joint_parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,25 +59,51 @@ def working_copy(states: TensorStates, trained: bool, gathered: Floats, model: C
 
 @dataclass(frozen=True, slots=True)
 class UseTraffic:
-    """Seconds of weight traffic of one use, [row, state]: gathered before it, gathered again for backward, its gradient sent."""
+    """Seconds of one use of a weight, [row, state]: gathered before it, gathered again for backward, its gradient sent; and
+    what compute spends beside (`cost.compute.weights`), forward and backward."""
 
     gather: Floats
     again: Floats
     scatter: Floats
+    forward: Floats
+    backward: Floats
 
     def __add__(self, other: UseTraffic) -> UseTraffic:
-        return UseTraffic(self.gather + other.gather, self.again + other.again, self.scatter + other.scatter)
+        return UseTraffic(
+            self.gather + other.gather, self.again + other.again, self.scatter + other.scatter,
+            self.forward + other.forward, self.backward + other.backward,
+        )  # fmt: skip
 
 
 def use_traffic(
-    taken: list[Pair], states: TensorStates, moves: WeightMoves, index: Ints, trained: bool, again: bool
+    taken: list[Pair],
+    states: TensorStates,
+    moves: WeightMoves,
+    index: Ints,
+    trained: bool,
+    again: bool,
+    model: CostModel,
 ) -> UseTraffic:
     """Traffic of a weight used as `taken` [group row] in joint rows `index` [row, axis]; `again` where backward needs it."""
     base = 2 + len(states.meta.shape)
     whole = joint_codes([digit(R if used == P else used) for used, _ in taken], index, base)
     gather = moves.weight.cost[states.forward[None, :], whole[:, None]]
-    scatter = np.zeros_like(gather)
+    stays = moves.weight.local[states.forward[None, :], whole[:, None]]
+    scatter, item = np.zeros_like(gather), ITEM_BYTES[states.meta.dtype]
+    forward = np.where(stays, 0.0, copied_seconds(_local(states, taken, 0, item, index, model), model)[:, None])
+    backward = forward if again else np.zeros_like(forward)
     if trained:
         made = joint_codes([digit(g) for _, g in taken], index, base)
         scatter = moves.gradient.cost[made[:, None], states.gradient[None, :]]
-    return UseTraffic(gather, gather if again else np.zeros_like(gather), scatter)
+        stays = moves.gradient.local[made[:, None], states.gradient[None, :]]
+        gradient = _local(states, taken, 1, model.workload.kept_item(item), index, model)
+        added, copied = accumulated_seconds(gradient, model), copied_seconds(gradient, model)
+        backward = backward + np.where(stays, added[:, None], copied[:, None])
+    return UseTraffic(gather, gather if again else np.zeros_like(gather), scatter, forward, backward)
+
+
+def _local(states: TensorStates, taken: list[Pair], which: int, item: int, index: Ints, model: CostModel) -> Floats:
+    """[joint row] bytes of a weight (0) or its gradient (1) as the rows take and make it."""
+    parts = joint_parts(np.array([isinstance(pair[which], Shard) for pair in taken]), index, model.sizes)
+    size: Floats = math.prod(states.meta.shape) * item / parts
+    return size

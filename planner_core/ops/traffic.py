@@ -1,0 +1,261 @@
+"""How often a memory-bound operator passes over its operands and results, run by itself or in a chain that is fused.
+
+A pass reads or writes all of one tensor. Run by itself (eager), an operator reads its operands and writes its results.
+Backward it reads the result's gradient once for each operand that gets one, reads what autograd kept, and writes the
+gradients; a tensor that n operators read sums n gradients, three passes for each but the first. `torch.compile` fuses
+what stands between two products: only what enters or leaves such a chain passes through memory, once.
+
+Checked against counts of a Llama layer in bytes per token, H hidden, F the inner width: of two RMSNorms, two sums and
+`silu(gate) * up` a compiled forward moves 16 H + 6 F and an eager one 84 H + 10 F (`tests/ops/test_traffic.py`).
+Products and attention have kernels of their own and count only the sums of gradients here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from planner_core.core import Block, Op
+from planner_core.ops.operators import Kind
+from planner_core.ops.registry import is_free, looked_up, operator
+
+FUSED = frozenset({Kind.NORM, Kind.ELEMENTWISE, Kind.CAST, Kind.RANDOM, Kind.MOVE, Kind.ALONG, Kind.LOSS, Kind.CREATE})
+"""Kinds that `torch.compile` fuses with their neighbours."""
+OWN_KERNEL = frozenset({Kind.PRODUCT, Kind.ATTENTION, Kind.EXPERTS})
+"""Kinds whose kernels' times contain their operands' and results' bytes."""
+SUM_PASSES = 3
+"""Adding a second gradient to a first reads both and writes one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """Passes of one op over each of its ends (operands, then results), forward and backward."""
+
+    forward: tuple[float, ...]
+    backward: tuple[float, ...]
+
+    def mixed(self, other: Passes, share: float) -> Passes:
+        """These, with `share` of the other's in their place."""
+
+        def mean(a: tuple[float, ...], b: tuple[float, ...]) -> tuple[float, ...]:
+            return tuple((1 - share) * x + share * y for x, y in zip(a, b, strict=True))
+
+        return Passes(mean(self.forward, other.forward), mean(self.backward, other.backward))
+
+
+_FOUND: OrderedDict[tuple[int, float], tuple[Block, Mapping[str, Passes]]] = OrderedDict()
+"""Results for the last blocks; a block that is held here keeps its id."""
+MOST_FOUND = 64
+
+
+def passes(block: Block, fused: float) -> Mapping[str, Passes]:
+    """The passes of each op of a block by name, where a share `fused` of the chains is fused: 0 eager, 1 compiled."""
+    key = (id(block), fused)
+    if key not in _FOUND:
+        _FOUND[key] = (block, _passes(block, fused))
+        if len(_FOUND) > MOST_FOUND:
+            _FOUND.popitem(last=False)
+    return _FOUND[key][1]
+
+
+def _passes(block: Block, fused: float) -> Mapping[str, Passes]:
+    alone = {} if fused == 1 else _Eager(block).all()
+    chains = {} if fused == 0 else _Chains(block).all()
+    if fused in (0, 1):
+        return alone or chains
+    return {name: one.mixed(chains[name], fused) for name, one in alone.items()}
+
+
+def _size(block: Block, value: int) -> int:
+    return math.prod(block.values[value].meta.shape)
+
+
+def _backward_runs(block: Block, op: Op) -> bool:
+    return any(block.values[o].grad for o in op.outputs)
+
+
+def _said(block: Block, op: Op, fused: bool) -> Passes | None:
+    """What the catalogue says of an op: passes over its first operand (a loss) or its result (a lookup)."""
+    said = operator(op.fn).passes
+    if said is None:
+        return None
+    forward, backward = said[2:] if fused else said[:2]
+    ends = len(op.inputs) + len(op.outputs)
+    at = len(op.inputs) if operator(op.fn).kind is Kind.LOOKUP else 0
+    return Passes(
+        tuple(forward if i == at else 0.0 for i in range(ends)),
+        tuple(backward if i == at and _backward_runs(block, op) else 0.0 for i in range(ends)),
+    )
+
+
+class _Eager:
+    """Every op by itself."""
+
+    def __init__(self, block: Block) -> None:
+        self.block = block
+        self.readers: dict[int, int] = {}
+        for item in block.items:
+            for v in {*item.inputs}:
+                self.readers[v] = self.readers.get(v, 0) + 1
+
+    def all(self) -> Mapping[str, Passes]:
+        return {op.name: self._one(op) for op in self.block.ops}
+
+    def _one(self, op: Op) -> Passes:
+        number = len(op.inputs)
+        kind = operator(op.fn).kind
+        summed = [self._summed(v) for v in op.inputs]
+        if not _backward_runs(self.block, op):
+            summed = [0.0] * number
+        nothing = Passes((0.0,) * (number + len(op.outputs)), (*summed, *(0.0 for _ in op.outputs)))
+        if is_free(op) or kind in OWN_KERNEL:
+            return nothing
+        said = _said(self.block, op, fused=False)
+        if said is not None:
+            return said
+        table = looked_up(op)
+        forward = [0.0 if i == table else 1.0 for i in range(number)] + [1.0] * len(op.outputs)
+        backward = [a + b for a, b in zip(self._backward(op), [*summed, *[0.0] * len(op.outputs)], strict=True)]
+        return Passes(tuple(forward), tuple(backward))
+
+    def _summed(self, value: int) -> float:
+        """Passes that sum the gradients of an operand, this reader's part of them."""
+        v, n = self.block.values[value], self.readers.get(value, 1)
+        return SUM_PASSES * (n - 1) / n if v.grad and v.kind == "activation" else 0.0
+
+    def _backward(self, op: Op) -> list[float]:
+        """Passes over operands and results of the op's own backward."""
+        block, one, number = self.block, operator(op.fn), len(op.inputs)
+        found = [0.0] * (number + len(op.outputs))
+        if not _backward_runs(block, op):
+            return found
+        result = _size(block, op.outputs[0])
+        for i, v in enumerate(op.inputs):
+            whole = _size(block, v) >= result or one.kind in (Kind.NORM, Kind.ALONG)
+            if not block.values[v].grad or (one.hands_on and whole):
+                continue
+            if i == 0 or one.kind is not Kind.NORM:  # a norm's kernel makes its weight's gradient on the way
+                found[number] += 1.0 if whole else 1.0 + SUM_PASSES - 1
+                found[i] += 1.0
+        ends = (*op.inputs, *op.outputs)
+        for v in op.saved:
+            if v in ends:
+                found[ends.index(v)] += 1.0
+        return found
+
+
+@dataclass
+class _Chains:
+    """Chains of ops between products: those that as many products stand before, one after the other."""
+
+    block: Block
+    depth: dict[str, int] = field(default_factory=dict)
+    maker: dict[int, Op] = field(default_factory=dict)
+    source: dict[int, int] = field(default_factory=dict)
+    outside: dict[int, int] = field(default_factory=dict)
+    read: set[tuple[int, int, str]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        made: dict[int, int] = {}
+        for item in self.block.items:
+            at = max((made.get(v, 0) for v in item.inputs), default=0)
+            fuses = isinstance(item, Op) and self._fuses(item)
+            if isinstance(item, Op):
+                self.depth[item.name] = at
+                self.maker.update(dict.fromkeys(item.outputs, item))
+                if is_free(item) and item.inputs:
+                    self.source.update(dict.fromkeys(item.outputs, self._source(item.inputs[0])))
+            made.update(dict.fromkeys(item.outputs, at if fuses else at + 1))
+        self._count_outside()
+
+    def _fuses(self, op: Op) -> bool:
+        return is_free(op) or operator(op.fn).kind in FUSED
+
+    def _source(self, value: int) -> int:
+        return self.source.get(value, value)
+
+    def _inside(self, value: int, depth: int) -> bool:
+        """Whether a value is made in the chain of this depth."""
+        op = self.maker.get(self._source(value))
+        return op is not None and self._fuses(op) and self.depth[op.name] == depth
+
+    def _count_outside(self) -> None:
+        """How many products, chains and callers outside of a value's own chain read it."""
+        seen: set[tuple[int, object]] = set()
+        for number, item in enumerate(self.block.items):
+            fuses = isinstance(item, Op) and self._fuses(item)
+            who: object = self.depth[item.name] if fuses and isinstance(item, Op) else ("item", number)
+            for v in map(self._source, item.inputs):
+                free = isinstance(item, Op) and is_free(item)
+                if free or (isinstance(who, int) and self._inside(v, who)) or (v, who) in seen:
+                    continue
+                seen.add((v, who))
+                self.outside[v] = self.outside.get(v, 0) + 1
+        for v in map(self._source, self.block.outputs):
+            self.outside[v] = self.outside.get(v, 0) + 1
+
+    def all(self) -> Mapping[str, Passes]:
+        return {op.name: self._one(op) for op in self.block.ops}
+
+    def _one(self, op: Op) -> Passes:
+        number = len(op.inputs)
+        kind = operator(op.fn).kind
+        if is_free(op) or kind in OWN_KERNEL:
+            nothing = (0.0,) * (number + len(op.outputs))
+            return Passes(nothing, nothing)
+        said = _said(self.block, op, fused=True)
+        if said is not None:
+            return said
+        if kind not in FUSED:
+            return _Eager(self.block)._one(op)
+        depth, runs = self.depth[op.name], _backward_runs(self.block, op)
+        forward = [self._once(v, depth, "read") for v in op.inputs]
+        made = [
+            float(self._source(o) in self.outside or (o not in self.outside and not self._used(o))) for o in op.outputs
+        ]
+        if not runs:
+            return Passes((*forward, *made), (0.0,) * (number + len(op.outputs)))
+        back = [self._gradient(op, v, depth) for v in op.inputs]
+        kept = {w for v in op.saved for w in self._kept(v, depth)}
+        for i, v in enumerate(op.inputs):
+            if self._source(v) in kept:
+                back[i] += self._once_more(self._source(v), depth)
+        ends = [float(self.outside.get(o, 0)) if self.block.values[o].grad else 0.0 for o in op.outputs]
+        return Passes((*forward, *made), (*back, *ends))
+
+    def _used(self, value: int) -> bool:
+        return any(value in map(self._source, item.inputs) for item in self.block.items)
+
+    def _once(self, value: int, depth: int, what: str) -> float:
+        """1 where the chain touches a value from outside for the first time."""
+        source = self._source(value)
+        if self._inside(value, depth) or (source, depth, what) in self.read:
+            return 0.0
+        self.read.add((source, depth, what))
+        return 1.0
+
+    def _once_more(self, source: int, depth: int) -> float:
+        if (source, depth, "kept") in self.read:
+            return 0.0
+        self.read.add((source, depth, "kept"))
+        return 1.0
+
+    def _gradient(self, op: Op, value: int, depth: int) -> float:
+        """1 where the chain writes the gradient of an operand; a sum hands its result's gradient on."""
+        v = self.block.values[value]
+        if not v.grad or operator(op.fn).hands_on:
+            return 0.0
+        return self._once(value, depth, "gradient")
+
+    def _kept(self, value: int, depth: int) -> Iterator[int]:
+        """What backward reads for the sake of a value that an op keeps: the value itself where it passed through memory, or
+        what it is made of again."""
+        source = self._source(value)
+        if not self._inside(source, depth) or source in self.outside:
+            yield source
+            return
+        op = self.maker[source]
+        for v in op.inputs:
+            yield from self._kept(v, depth)
