@@ -34,6 +34,10 @@ def add_price(p: argparse.ArgumentParser) -> None:
         help="torch.compile fuses what is bound by memory",
     )
     speed.add_argument("--eager", dest="compiled", action="store_false", help="operator by operator (the default)")
+    p.add_argument(
+        "--attention",
+        help="flash1 | flash2 | cudnn | flash3: the attention kernel; default flash2, flash1 for GPT-NeoX-like models",
+    )
     p.add_argument("--optimizer", help="adamw | adamw-fp32 | sgd | sgd-momentum; default adamw")
     p.add_argument("--dtype", help="bfloat16 | float16 | float32; default: the 16-bit type the GPU is fast in")
     p.add_argument("--precision", help="mixed (weights, moments and gradients in float32; the default) | pure")
@@ -85,5 +89,5 @@ def run_price(args: argparse.Namespace, say: Callable[[str], None], show: Callab
 
 
 _OPTIONS: tuple[str, ...] = (
-    "micro_batch", "accumulate", "seq", "recompute", "compiled", "optimizer", "dtype", "precision", "layers",
+    "micro_batch", "accumulate", "seq", "recompute", "compiled", "attention", "optimizer", "dtype", "precision", "layers",
 )  # fmt: skip

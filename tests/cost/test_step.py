@@ -21,7 +21,7 @@ from planner_core.search.network.folded import Problem
 from tests.support.solvers import evaluate
 
 TOLERANCE = 1e-4
-"""Local moves cost a nanosecond each in the network, so that the shorter of two free ways wins; plans do not count them."""
+"""Local moves cost a tenth of a nanosecond each in the network, so that the shorter of two free ways wins; plans do not count them."""
 
 
 def planned(name: str, mesh: str, **options: object) -> tuple[Planner, Problem]:

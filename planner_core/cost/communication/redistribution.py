@@ -23,7 +23,7 @@ from planner_core.core import P, Placement, Placements, R, Shard, Step
 from planner_core.cost.communication.collectives import collective_times
 from planner_core.cost.communication.links import AxisLink
 
-STEP_S = 1e-9
+STEP_S = 1e-10
 """Price of a local move, so that of two free ways the shorter wins."""
 
 Segments = tuple[tuple[int, tuple[int, ...]], ...]

@@ -16,7 +16,7 @@ from planner_core.models import load_model
 from planner_core.planning.methods import check_layout
 from planner_core.planning.pipeline import choose
 from planner_core.planning.pricing.speed import Speed, model_flops, speed_of
-from planner_core.planning.pricing.statement import Statement
+from planner_core.planning.pricing.statement import Statement, usual_attention
 from planner_core.planning.request import Progress, Request
 from planner_core.planning.session import STATED, Planner, meshes, prepare
 
@@ -49,7 +49,7 @@ class Pricer:
             )
         graph = self.graphs[which]
         assert request.dtype is not None
-        workload = stated.workload(graph.workload["seq"], request.dtype)
+        workload = stated.workload(graph.workload["seq"], request.dtype, usual_attention(graph))
         key = (*which, workload)
         if key not in self.planners:
             made = prepare(request, graph, self.say)

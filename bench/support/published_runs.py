@@ -1,0 +1,135 @@
+"""Published training runs (`assets/measurements/published/runs.csv`) as statements that `price` can price."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from planner_core.core import ASSETS
+from planner_core.planning.methods import Layout
+from planner_core.planning.pricing import Statement
+
+RUNS = ASSETS / "measurements" / "published" / "runs.csv"
+H100, A100 = ("h100-sxm", 450), ("a100-80gb-sxm", 300)
+GPUS = {
+    "H100 80GB": H100, "H100 (80GB)": H100, "H100 80GB SXM": H100, "H100": H100, "H100 80GB HBM3 SXM": H100, "DGX-H100": H100,
+    "DGX H100 80GB": H100, "DGX-H100 80GB": H100, "H100 SXM 96GB HBM2e (500W cap, 2.4 TB/s HBM)": ("h100-96gb-500w", 450),
+    "H200": ("h200-sxm", 450), "A100 80GB": A100, "A100-SXM4-80GB": A100, "A100 80GB SXM": A100, "DGX A100": A100,
+    "A100 40GB": ("a100-40gb-sxm", 300), "A800": ("a800-80gb", 200), "MI300X": ("mi300x", 448),
+}  # fmt: skip
+"""The preset of each GPU as the sources name it, and GB/s one way out of it inside a node."""
+NODE = 8
+USUAL_GBIT = {"h": 3200, "a": 1600}
+"""Gbit/s out of a node where a source names none: eight links of 400 beside an H100 or H200, of 200 beside an A100."""
+Row = dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One row as a statement: a config, a cluster, a layout, and the seconds of a step that were measured."""
+
+    id: str
+    source: str
+    name: str
+    gpu: str
+    gpus: int
+    cluster: str
+    config: dict[str, Any]
+    stated: Statement
+    measured_s: float
+    row: Row
+
+    @property
+    def nodes(self) -> int:
+        """Nodes of eight GPUs."""
+        return max(1, self.gpus // NODE)
+
+    @property
+    def layout(self) -> str:
+        """The kind of layout."""
+        layout = self.stated.layout
+        if layout.tp > 1:
+            return "tensor parallel"
+        return "FSDP" if layout.fsdp > 1 else f"ZeRO-{layout.zero}" if layout.zero else "data parallel"
+
+
+def runs(grades: str = "A") -> Iterator[Run]:
+    """Rows that can be stated: a known GPU, no pipeline, plain recomputation, a measured speed."""
+    with RUNS.open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            if row["grade"] in grades and _can_be_stated(row):
+                yield _run(row)
+
+
+def _can_be_stated(row: Row) -> bool:
+    plain = row["recompute"].split(" ")[0] in ("none", "full", "selective")
+    whole = row["pp"] in ("", "1") and row["cp"] in ("", "1")
+    shaped = bool(row["layers"] and row["micro_batch_seqs"] and _number(row["micro_batch_seqs"]) >= 1)
+    return row["gpu"] in GPUS and plain and whole and shaped and row["outcome"] == "ok" and _tokens_per_s(row) > 0
+
+
+def _run(row: Row) -> Run:
+    gpu, intra = GPUS[row["gpu"]]
+    gpus, stated = int(row["gpus"]), _statement(row)
+    nodes, seq = max(1, gpus // NODE), int(row["seq_len"])
+    name = f"2x8-h100:nodes={nodes},gpus={min(NODE, gpus)},intra={intra},inter={_gbit(row, gpu) / 8:g},gpu={gpu}"
+    tokens = stated.micro_batch * seq * stated.accumulate / stated.layout.tp
+    return Run(
+        row["id"], row["source"], row["model"], gpu, gpus, name, _config(row), stated, tokens / _tokens_per_s(row), row
+    )
+
+
+def _statement(row: Row) -> Statement:
+    return Statement(
+        _layout(row), int(_number(row["micro_batch_seqs"])), int(_number(row["grad_accum"], 1)) or 1, int(row["seq_len"]),
+        recompute=row["recompute"].split(" ")[0], compiled=row["compile"].lower().startswith(("yes", "1", "true")),
+    )  # fmt: skip
+
+
+def _layout(row: Row) -> Layout:
+    gpus, tp = int(row["gpus"]), int(_number(row["tp"], 1)) or 1
+    stage, sp = row["zero_stage"][:1] or "0", row["sp"] in ("1", "True") and tp > 1
+    if stage == "3":
+        shard = int(_number(row["fsdp_shard"])) or gpus // tp
+        return Layout(dp=gpus // tp // shard, fsdp=shard, tp=tp, sp=sp)
+    return Layout(dp=gpus // tp, tp=tp, sp=sp, zero=int(stage))
+
+
+def _config(row: Row) -> dict[str, Any]:
+    """The Hugging Face config of the row's shape: Llama where the inner layer is gated, else GPT-NeoX."""
+    hidden, heads = int(row["hidden"]), int(row["heads"])
+    common = {
+        "vocab_size": int(_number(row["vocab"], 50304)), "num_hidden_layers": int(row["layers"]), "hidden_size": hidden,
+        "num_attention_heads": heads, "intermediate_size": int(_number(row["ffn"], 4 * hidden)),
+        "max_position_embeddings": int(row["seq_len"]), "tie_word_embeddings": row["tied_embeddings"] in ("1", "True"),
+    }  # fmt: skip
+    if row["ffn_gated"] in ("1", "True"):
+        kv = int(_number(row["kv_heads"], heads))
+        return common | {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_key_value_heads": kv}
+    return common | {
+        "model_type": "gpt_neox", "architectures": ["GPTNeoXForCausalLM"], "use_parallel_residual": False,
+    }  # fmt: skip
+
+
+def _gbit(row: Row, gpu: str) -> float:
+    """Gbit/s out of a node."""
+    text = row["inter_node"].replace(",", "")
+    several = re.search(r"(\d+)\s*x\s*(\d+)\s*G", text)
+    if several:
+        return float(several[1]) * float(several[2])
+    one = re.search(r"(\d{3,4})\s*G", text)
+    return float(one[1]) * (NODE if "per GPU" in text else 1) if one else USUAL_GBIT["h" if gpu[0] == "h" else "a"]
+
+
+def _tokens_per_s(row: Row) -> float:
+    return _number(row["tokens_per_s_per_gpu"]) or _number(row["derived_tokens_per_s_per_gpu"])
+
+
+def _number(text: str, default: float = 0.0) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return default
