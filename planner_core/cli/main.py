@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from planner_core.cli.calibrate import add_calibrate, run_calibrate
 from planner_core.cli.pricing import add_budget, add_price, budget_of, run_price
 from planner_core.core import InputError, Plan, PlannerError, load_plan, save_plan, write_file
 from planner_core.planning import METHODS, Request
@@ -76,6 +77,9 @@ def _parser() -> _Parser:
     )
     add_price(price)
     price.set_defaults(run=lambda args: run_price(args, _say, _print))
+    calibrate = commands.add_parser("calibrate", help="a hardware file from measurements")
+    add_calibrate(calibrate)
+    calibrate.set_defaults(run=lambda args: run_calibrate(args, _say, _print))
     network = _with_options(_with_model(commands.add_parser("network", help="the unfolded cost network as JSON")))
     network.set_defaults(run=_network)
     export = commands.add_parser("export", help="write a plan in the form of another program")

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from planner_core.verification.api import scaled, verify, verify_text
     from planner_core.verification.build_models import materialise
     from planner_core.verification.fake_group import verify_fake_all
+    from planner_core.verification.machine import measured_here
     from planner_core.verification.numerics import verify_all
     from planner_core.verification.processes import run_ranks
     from planner_core.verification.static import check_rules, verify_rules
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "check_rules",
     "materialise",
+    "measured_here",
     "run_ranks",
     "scaled",
     "verify",
@@ -29,6 +31,7 @@ __all__ = [
     "verify_text",
 ]
 _HOME = {
+    "measured_here": "planner_core.verification.machine",
     "scaled": "planner_core.verification.api",
     "verify": "planner_core.verification.api",
     "verify_text": "planner_core.verification.api",

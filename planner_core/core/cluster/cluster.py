@@ -36,7 +36,7 @@ _BANDWIDTHS = {"unit_bytes_per_s": 1.0, "unit_gb_per_s": 1e9, "unit_gbit_per_s":
 _LATENCIES = {"latency_s": 1.0, "latency_us": 1e-6}
 CHANGES = ("nodes", "gpus", "intra", "inter", "gpu")
 """What `NAME:nodes=4,gpus=8,intra=450,inter=50,gpu=a100-80gb-sxm` may change: nodes, GPUs per node, GB/s one way out of a GPU
-inside a node and out of a node, and the GPU itself."""
+inside a node and out of a node, and the GPU itself: a name, or a file such as calibration writes."""
 MOST_CHANGE = 1e6
 
 ANY_PRODUCTS = Products()
@@ -246,7 +246,7 @@ def _changed(name: str, changes: str) -> Cluster:
     where = f"cluster {name}:{changes[:80]}"
     given = _given(changes, where)
     data = _read(ASSETS / "clusters" / f"{name}.json")
-    cluster = _cluster({**data, "gpu": given.pop("gpu", data["gpu"])}, where, name)
+    cluster = _cluster({**data, "gpu": _gpu_data(given.pop("gpu", data["gpu"]))}, where, name)
     numbers = {key: _change(key, text, where) for key, text in given.items()}
     inner, *outer = cluster.levels
     if len(outer) > 1 and "nodes" in numbers:
@@ -271,6 +271,17 @@ def _changed(name: str, changes: str) -> Cluster:
     if changed.num_gpus > MAX_GPUS:
         raise InputError(f"{where}: makes {changed.num_gpus} GPUs; at most {MAX_GPUS} can be planned")
     return changed
+
+
+def _gpu_data(name: str) -> Any:
+    """A GPU's name, or what its file says: calibration writes such files."""
+    if not name.endswith(".json"):
+        return name
+    data = _read(Path(name))
+    wrong = wrong_field(data, "gpu", f"GPU file {Path(name).name}")
+    if wrong:
+        raise InputError(wrong)
+    return data
 
 
 def _given(changes: str, where: str) -> dict[str, str]:

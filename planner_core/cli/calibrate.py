@@ -1,0 +1,132 @@
+"""The command `calibrate`: a hardware file from measurements."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from planner_core.core import Cluster, InputError, load_cluster, write_file
+from planner_core.planning.analysis import table
+from planner_core.planning.pricing.calibration import (
+    Calibrated,
+    Machine,
+    from_collectives,
+    from_machine,
+    from_products,
+    from_step,
+    hardware_file,
+    machine_of,
+    read_machine,
+    read_nccl_tests,
+    read_products,
+    read_step,
+)
+
+SCHEMA = "shardscope.calibration/1"
+SOURCES = ("nccl_tests", "gemm", "step", "measured", "run_here")
+
+
+def add_calibrate(p: argparse.ArgumentParser) -> None:
+    """Options of `calibrate`."""
+    p.add_argument("--cluster", help="whose GPU is calibrated, and how fast its links are on paper; default 2x8-h100")
+    p.add_argument(
+        "--nccl-tests", metavar="FILE", help="what all_reduce_perf and its like printed, one after the other"
+    )
+    p.add_argument(
+        "--gemm", metavar="FILE", help="CSV of matrix products: m, n, k, time_us (or time_ms, time_s), dtype"
+    )
+    p.add_argument(
+        "--step", metavar="FILE", help="one measured step as JSON: model, cluster, layout, ..., tokens_per_s_per_gpu"
+    )
+    p.add_argument("--measured", metavar="FILE", help="what torchrun wrote with planner_core/verification/measure.py")
+    p.add_argument(
+        "--run",
+        dest="run_here",
+        action="store_true",
+        help="measure this machine now (nccl on GPUs, else gloo on the CPU)",
+    )
+    p.add_argument("--ranks", type=int, help="with --run: processes; default one per GPU, else 2")
+    p.add_argument("--name", help="what the calibrated GPU is called")
+    p.add_argument("-o", "--output", required=True, metavar="FILE", help="the hardware file to write; with --run or --measured and no "
+                   "--cluster a cluster file")  # fmt: skip
+    p.add_argument(
+        "--json", action="store_true", help="what was fitted, with the residual before and after, as one JSON object"
+    )
+
+
+def run_calibrate(args: argparse.Namespace, say: Callable[[str], None], show: Callable[..., int]) -> int:
+    """Fit constants to what is given, write the file, say the residuals."""
+    if not any(getattr(args, name) for name in SOURCES):
+        raise InputError(
+            "calibrate needs measurements: --nccl-tests FILE, --gemm FILE, --step FILE, --measured FILE or --run"
+        )
+    machine = _machine(args, say)
+    if machine is not None and args.cluster is None:
+        cluster, found = from_machine(machine, _said(args))
+        data: dict[str, Any] = replace(cluster, name=args.name or cluster.name).to_json()
+    else:
+        cluster, found = _known(args, machine, say)
+        data = hardware_file(found, found[-1].gpu, args.name or f"{cluster.gpu.name}, calibrated")
+    write_file(Path(args.output), json.dumps(data, indent=2) + "\n")
+    return show(args, _report(args.output, found), _text(args.output, found))
+
+
+def _machine(args: argparse.Namespace, say: Callable[[str], None]) -> Machine | None:
+    if args.measured:
+        return read_machine(args.measured)
+    if not args.run_here:
+        return None
+    from planner_core.verification import measured_here
+
+    say("collectives, products and memory of this machine")
+    return machine_of(measured_here(args.ranks), "this machine")
+
+
+def _said(args: argparse.Namespace) -> str:
+    return "measured on this machine" if args.run_here else Path(args.measured).name
+
+
+def _known(
+    args: argparse.Namespace, machine: Machine | None, say: Callable[[str], None]
+) -> tuple[Cluster, list[Calibrated]]:
+    """Each kind of measurement in turn, on top of the constants that are known; a whole step last."""
+    step = read_step(args.step) if args.step else None
+    cluster = load_cluster(args.cluster or (step.cluster if step else "2x8-h100"))
+    first, found = cluster, []
+    collectives = read_nccl_tests(args.nccl_tests) if args.nccl_tests else list(machine.collectives) if machine else []
+    products = read_products(args.gemm) if args.gemm else list(machine.products) if machine else []
+    if collectives:
+        found.append(
+            from_collectives(cluster, collectives, Path(args.nccl_tests).name if args.nccl_tests else _said(args))
+        )
+        cluster = replace(cluster, gpu=found[-1].gpu)
+    if products:
+        found.append(from_products(cluster.gpu, products, Path(args.gemm).name if args.gemm else _said(args)))
+        cluster = replace(cluster, gpu=found[-1].gpu)
+    if step:
+        found.append(from_step(step, Path(args.step).name, say, cluster.gpu if found else None))
+    return first, found
+
+
+def _report(output: str, found: Sequence[Calibrated]) -> dict[str, Any]:
+    fits = [
+        {"group": c.group, "source": c.source, "before": c.before.to_json(), "after": c.after.to_json(),
+         "constants": {name: {"before": a, "after": b} for name, (a, b) in c.changed.items()}}
+        for c in found
+    ]  # fmt: skip
+    return {"schema": SCHEMA, "file": output, "fits": fits}
+
+
+def _text(output: str, found: Sequence[Calibrated]) -> str:
+    rows = [["what", "rows", "median error before", "after", "nine in ten before", "after"]]
+    for c in found:
+        sizes = (c.before.median, c.after.median, c.before.nine_in_ten, c.after.nine_in_ten)
+        rows.append([c.group, str(c.before.rows), *(f"{100 * x:.1f} %" for x in sizes)])
+    changed = [["what", "constant", "before", "after"]]
+    changed += [[c.group, name, f"{a:.4g}", f"{b:.4g}"] for c in found for name, (a, b) in c.changed.items()]
+    use = f"{output}: use it as --cluster NAME:gpu={output}; a cluster file as --cluster {output}"
+    return "\n\n".join([table(rows, frozenset(range(1, 6))), table(changed, frozenset({2, 3})), use])

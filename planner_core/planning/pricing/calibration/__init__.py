@@ -1,0 +1,39 @@
+"""A hardware file from measurements: nccl-tests' text, timed matrix products, one measured step."""
+
+from planner_core.planning.pricing.calibration.calibrate import (
+    Calibrated,
+    from_collectives,
+    from_machine,
+    from_products,
+    from_step,
+    hardware_file,
+)
+from planner_core.planning.pricing.calibration.measured import (
+    Collective,
+    Machine,
+    MeasuredStep,
+    Product,
+    machine_of,
+    read_machine,
+    read_nccl_tests,
+    read_products,
+    read_step,
+)
+
+__all__ = [
+    "Calibrated",
+    "Collective",
+    "Machine",
+    "MeasuredStep",
+    "Product",
+    "from_collectives",
+    "from_machine",
+    "from_products",
+    "from_step",
+    "hardware_file",
+    "machine_of",
+    "read_machine",
+    "read_nccl_tests",
+    "read_products",
+    "read_step",
+]

@@ -1,0 +1,208 @@
+"""A GPU's constants from measurements of it: collectives, matrix products, one step of a whole run.
+
+Each takes the constants that are known (of the cluster's GPU) as a start and gives new ones, with the residual before and
+after. The forms are those of `cost.communication.collectives` and `cost.compute.products`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from planner_core.core import Cluster, Collectives, DeviceMesh, Gpu, InputError, Level, load_cluster
+from planner_core.cost.communication import axis_links, collective_time
+from planner_core.cost.compute import product_seconds
+from planner_core.ops import Gemm
+from planner_core.planning.pricing.calibration.fitting import Floats, Predict, Residual, fitted
+from planner_core.planning.pricing.calibration.measured import Collective, Machine, MeasuredStep, Product
+from planner_core.planning.pricing.price import Pricer, check_statement
+from planner_core.planning.request import Progress
+
+INSIDE = ("base_s", "hop_s", "efficiency", "curve", "summing")
+ACROSS = ("ring_hop_s", "tree_hop_s", "outer_efficiency")
+AT_MOST = {"efficiency": 1.0, "outer_efficiency": 1.0, "flops_efficiency": 1.0}
+HOT = 1.36
+"""How much slower products are in a training run, which draws power all the time, than alone: A100 1.31, H100 1.42 (fitted to runs)."""
+UNKNOWN = Collectives(base_s=1e-5, hop_s=1e-5, ring_hop_s=1e-4, tree_hop_s=1e-4, efficiency=0.9, few=0.01, curve=0.5)
+"""Where the fit starts on a machine of which nothing is known."""
+LEAST_FACTOR, BISECTIONS = 0.2, 18
+CLOSE = 1e-4
+
+
+@dataclass(frozen=True, slots=True)
+class Calibrated:
+    """A GPU with new constants: of what group, from what, and how predicted and measured differ before and after."""
+
+    gpu: Gpu
+    group: str
+    source: str
+    before: Residual
+    after: Residual
+    changed: Mapping[str, tuple[float, float]]
+
+
+def from_collectives(cluster: Cluster, rows: Sequence[Collective], source: str) -> Calibrated:
+    """Latencies and efficiencies of links from timed collectives; `cluster` says how fast its links are on paper."""
+    known = cluster.gpu.collectives
+    if known is None:
+        raise InputError(f"{cluster.gpu.name} has no constants of collectives to start from; start from e.g. h100-sxm")
+    names = (
+        INSIDE
+        if all(r.nodes == 1 for r in rows)
+        else ACROSS
+        if all(r.nodes == r.ranks for r in rows)
+        else (*INSIDE, *ACROSS)
+    )
+    start = {name: value for name, value in asdict(known).items() if name in names and value > 0}
+    groups = sorted({(r.ranks, r.nodes) for r in rows})
+    if any(nodes > 1 for _, nodes in groups) and len(cluster.levels) < 2:
+        raise InputError(
+            f"{cluster.name} is one node, but collectives over several were timed; give --cluster with inter=GB/s"
+        )
+
+    def predict(constants: Mapping[str, float]) -> Floats:
+        made = {g: axis_links(*_part(cluster, replace(known, **constants), *g))[0] for g in groups}
+        return np.array([collective_time(r.kind, r.num_bytes, made[r.ranks, r.nodes])[0] for r in rows])
+
+    measured = np.array([r.seconds for r in rows])
+    found = fitted(start, AT_MOST, predict, measured)
+    gpu = replace(cluster.gpu, collectives=replace(known, **found))
+    return _told(gpu, "collectives", source, start, found, predict, measured)
+
+
+def with_gpu(cluster: Cluster, gpu: Gpu) -> Cluster:
+    """The cluster with another GPU, and with the latencies and efficiencies that were measured with it."""
+    c = gpu.collectives
+    if c is None:
+        return replace(cluster, gpu=gpu)
+    inner = replace(cluster.levels[0], latency_s=c.hop_s, tree_latency_s=c.hop_s, efficiency=c.efficiency)
+    outer = [
+        replace(level, latency_s=c.ring_hop_s, tree_latency_s=c.tree_hop_s, efficiency=c.outer_efficiency)
+        for level in cluster.levels[1:]
+    ]
+    return replace(cluster, gpu=gpu, levels=(inner, *outer))
+
+
+def _part(cluster: Cluster, constants: Collectives, ranks: int, nodes: int) -> tuple[Cluster, DeviceMesh]:
+    """As many ranks of the cluster as were measured, with links that take these constants."""
+    levels = [replace(cluster.levels[0], size=ranks // nodes)]
+    if nodes > 1:
+        levels.append(replace(cluster.levels[1], size=nodes))
+    part = with_gpu(replace(cluster, levels=tuple(levels)), replace(cluster.gpu, collectives=constants))
+    return part, DeviceMesh(("world",), (ranks,))
+
+
+def from_products(gpu: Gpu, rows: Sequence[Product], source: str, hot: float = HOT) -> Calibrated:
+    """How products of each shape run, from products that were timed alone; in a run they are `hot` times slower."""
+    there = dict(gpu.peak_flops)
+    for row in rows:
+        if row.dtype not in there:
+            raise InputError(
+                f"{gpu.name} has no peak for {row.dtype}, which a product was timed in; there are {', '.join(there)}"
+            )
+    start = {"flops_efficiency": min(1.0, gpu.flops_efficiency * hot), "ramp_k": max(1.0, gpu.products.ramp_k),
+             "fixed_s": max(1e-7, gpu.products.fixed_s)}  # fmt: skip
+
+    def predict(constants: Mapping[str, float]) -> Floats:
+        made = _with_products(gpu, constants)
+        return np.array([product_seconds(Gemm(r.m, r.n, r.k), r.dtype, made) for r in rows])
+
+    measured = np.array([r.seconds for r in rows])
+    found = fitted(start, AT_MOST, predict, measured)
+    in_a_run = {**found, "flops_efficiency": found["flops_efficiency"] / hot}
+    return _told(_with_products(gpu, in_a_run), "products", source, start, found, predict, measured)
+
+
+def _with_products(gpu: Gpu, constants: Mapping[str, float]) -> Gpu:
+    form = replace(gpu.products, ramp_k=constants["ramp_k"], fixed_s=constants["fixed_s"])
+    return replace(gpu, flops_efficiency=constants["flops_efficiency"], products=form)
+
+
+def _told(
+    gpu: Gpu, group: str, source: str, start: Mapping[str, float], found: Mapping[str, float], predict: Predict, measured: Floats
+) -> Calibrated:  # fmt: skip
+    before, after = (Residual.of(predict(constants), measured) for constants in (start, found))
+    return Calibrated(gpu, group, source, before, after, {name: (start[name], found[name]) for name in start})
+
+
+def from_step(
+    step: MeasuredStep, source: str, say: Progress = lambda text: None, known: Gpu | None = None
+) -> Calibrated:  # fmt: skip
+    """What products reach in a run, from the speed of one whole run: the share at which the predicted speed is the measured.
+    `known` is a GPU with other constants that were calibrated before."""
+    cluster = load_cluster(step.cluster)
+    if known is not None:
+        cluster = with_gpu(cluster, known)
+    check_statement(step.stated, cluster)
+    first = Pricer(step.model, cluster, None, say)
+
+    def speed(factor: float) -> float:
+        gpu = replace(cluster.gpu, flops_efficiency=min(1.0, cluster.gpu.flops_efficiency * factor))
+        pricer = replace(first, cluster=replace(cluster, gpu=gpu), planners={})
+        plan = pricer.plan(step.stated)
+        if plan is None:
+            raise InputError(
+                f"layout {step.stated.layout} is not legal for {step.model}, so it was not measured; see price"
+            )
+        return pricer.speed(plan, step.stated).tokens_per_s_per_gpu
+
+    low, high = LEAST_FACTOR, 1 / cluster.gpu.flops_efficiency
+    slow, now, fast = speed(low), speed(1.0), speed(high)
+    if not slow < step.tokens_per_s_per_gpu < fast:
+        raise InputError(
+            f"{source}: {step.tokens_per_s_per_gpu:g} tokens/s/GPU cannot be met by how fast products run alone, which gives "
+            f"{slow:.0f} to {fast:.0f}; check layout, micro-batch, recompute and GB/s of the links"
+        )
+    for _ in range(BISECTIONS):
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if speed(middle) < step.tokens_per_s_per_gpu else (low, middle)
+        if high / low < 1 + CLOSE:
+            break
+    factor = (low * high) ** 0.5
+    gpu = replace(cluster.gpu, flops_efficiency=cluster.gpu.flops_efficiency * factor)
+    measured = np.array([step.tokens_per_s_per_gpu])
+    before, after = (Residual.of(measured, np.array([s])) for s in (now, speed(factor)))
+    shares = {"flops_efficiency": (cluster.gpu.flops_efficiency, gpu.flops_efficiency)}
+    return Calibrated(gpu, "step", source, before, after, shares)
+
+
+def from_machine(machine: Machine, source: str) -> tuple[Cluster, list[Calibrated]]:
+    """A machine of one node from what was measured on it, without anything known before: the cluster, and what was fitted."""
+    rate = max(2 * r.m * r.n * r.k / r.seconds for r in machine.products)
+    dtype, gpu_name = machine.products[0].dtype, machine.device
+    gpu = Gpu(
+        gpu_name,
+        ((dtype, rate),),
+        0.9,
+        machine.memory_bytes,
+        machine.memory_bytes_per_s,
+        1.0,
+        1e-6,
+        collectives=UNKNOWN,
+    )
+    found = [from_products(gpu, machine.products, source, hot=1.0)]
+    wire = {"all_reduce": 2.0}  # of the tensor; all_gather and reduce_scatter send it once
+    link = max(
+        (wire.get(r.kind, 1.0) * r.num_bytes * (1 - 1 / r.ranks) / r.seconds for r in machine.collectives), default=rate
+    )
+    level = Level("this machine", max(1, machine.ranks), link, UNKNOWN.hop_s, UNKNOWN.efficiency)
+    cluster = Cluster(f"{machine.ranks} x {gpu_name}", found[0].gpu, (level,), f"measured: {source}")
+    if machine.collectives:
+        found.append(from_collectives(cluster, machine.collectives, source))
+        constants = found[-1].gpu.collectives
+        assert constants is not None
+        cluster = _part(cluster, constants, machine.ranks, 1)[0]
+    return cluster, found
+
+
+def hardware_file(found: Sequence[Calibrated], gpu: Gpu, name: str) -> dict[str, Any]:
+    """The GPU as a file that `--cluster NAME:gpu=FILE` and cluster files take, with the source and residual of each group."""
+    data = Cluster("", replace(gpu, name=name), ()).to_json()["gpu"]
+    sources = {
+        c.group: {"source": c.source, "before": c.before.to_json(), "after": c.after.to_json(), "start": gpu.name}
+        for c in found
+    }
+    return {"schema": "shardscope.gpu/1", **data, "sources": sources}

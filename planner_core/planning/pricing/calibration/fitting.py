@@ -1,0 +1,79 @@
+"""Constants of a form fitted to timings: least squares of ln(predicted / measured), held to what was known before.
+
+Gauss-Newton steps in the logarithms of the constants, each halved until it does not make things worse. A constant on which
+no timing depends stays where it was, since leaving it costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Predict = Callable[[Mapping[str, float]], Floats]
+"""Seconds of every timing from the constants."""
+STEPS, HALVINGS, DELTA = 25, 8, 1e-4
+WIDTH = 1.0
+"""A constant may move by a factor e at the price of one timing that is off by SLACK."""
+SLACK = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Residual:
+    """How predicted and measured seconds differ, as |ln| in the median and within nine in ten, over `rows` timings."""
+
+    rows: int
+    median: float
+    nine_in_ten: float
+
+    @staticmethod
+    def of(predicted: Floats, measured: Floats) -> Residual:
+        """The residual of predicted against measured seconds."""
+        size = np.abs(np.log(predicted / measured))
+        return Residual(len(size), float(np.median(size)), float(np.quantile(size, 0.9)))
+
+    def to_json(self) -> dict[str, float]:
+        """Plain data, as a hardware file keeps it."""
+        return {"rows": self.rows, "median": round(self.median, 4), "nine_in_ten": round(self.nine_in_ten, 4)}
+
+
+def fitted(
+    start: Mapping[str, float], most: Mapping[str, float], predict: Predict, measured: Floats
+) -> dict[str, float]:
+    """Constants that fit best, from `start` on and each at most `most`."""
+    names = list(start)
+    first = np.log([start[n] for n in names])
+    ceiling = np.log([most.get(n, np.inf) for n in names])
+
+    def residuals(point: Floats) -> Floats:
+        predicted = predict(dict(zip(names, np.exp(point).tolist(), strict=True)))
+        return np.concatenate([np.log(predicted / measured), SLACK * (point - first) / WIDTH])
+
+    point, now = first, residuals(first)
+    for _ in range(STEPS):
+        moved = [np.minimum(point + DELTA * unit, ceiling + DELTA) for unit in np.eye(len(names))]
+        slopes = np.stack([(residuals(there) - now) / DELTA for there in moved], axis=1)
+        step = np.asarray(np.linalg.lstsq(slopes, -now, rcond=None)[0], dtype=np.float64)
+        better = _halved(point, step, ceiling, now, residuals)
+        if better is None:
+            break
+        gain = float(now @ now - better[1] @ better[1])
+        point, now = better
+        if gain < 1e-9 * float(now @ now):
+            break
+    return dict(zip(names, np.exp(point).tolist(), strict=True))
+
+
+def _halved(
+    point: Floats, step: Floats, ceiling: Floats, now: Floats, residuals: Callable[[Floats], Floats]
+) -> tuple[Floats, Floats] | None:
+    """The longest of some steps that makes the squares less, and the residuals there; None where none does."""
+    for k in range(HALVINGS):
+        there = np.minimum(point + step / 2**k, ceiling)
+        found = residuals(there)
+        if np.isfinite(found).all() and float(found @ found) < float(now @ now):
+            return there, found
+    return None

@@ -1,0 +1,114 @@
+"""Times this machine's collectives, matrix products and memory; rank 0 writes what `calibrate --measured` reads.
+
+Stands alone (it needs torch and nothing of this project), so it can be copied to a cluster:
+
+    torchrun --nproc-per-node 8 measure.py measured.json      # and --nnodes ... as for a training run
+
+nccl where every rank has a GPU, else gloo on the CPU.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+SIZES = tuple(2**k for k in range(10, 25, 2))
+SHAPES = ((256, 1024, 1024), (1024, 1024, 1024), (2048, 1024, 256), (1024, 2048, 2048))
+GPU_SIZES = tuple(2**k for k in range(10, 30, 2))
+GPU_SHAPES = tuple((m, n, k) for m in (1024, 8192) for n in (1024, 4096, 14336) for k in (1024, 4096))
+COPIED_BYTES = 2**27
+LEAST_S, MOST_RUNS = 0.05, 50
+
+
+def main(path: str) -> None:
+    """Measure in the group that torchrun describes, and let rank 0 write the file."""
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    found = measure(dist.get_world_size() // int(os.environ.get("LOCAL_WORLD_SIZE", str(dist.get_world_size()))))
+    if dist.get_rank() == 0:
+        Path(path).write_text(json.dumps(found), encoding="utf-8")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def measure(nodes: int = 1) -> dict[str, Any]:
+    """Everything that is timed, on every rank of the default group; products and memory on rank 0."""
+    gpu = dist.get_backend() == "nccl"
+    device = torch.device("cuda", torch.cuda.current_device()) if gpu else torch.device("cpu")
+    ranks = dist.get_world_size()
+    found: dict[str, Any] = {
+        "schema": "shardscope.measured/1", "backend": dist.get_backend(), "ranks": ranks, "nodes": nodes, "device": _name(gpu),
+        "collectives": list(_collectives(device, ranks, GPU_SIZES if gpu else SIZES)),
+    }  # fmt: skip
+    return found | (_alone(device, GPU_SHAPES if gpu else SHAPES) if dist.get_rank() == 0 else {})
+
+
+def _name(gpu: bool) -> str:
+    return torch.cuda.get_device_name() if gpu else "CPU"
+
+
+def _collectives(device: torch.device, ranks: int, sizes: tuple[int, ...]) -> Iterator[dict[str, Any]]:
+    for num_bytes in sizes if ranks > 1 else ():
+        whole = torch.zeros(num_bytes // 4 // ranks * ranks, device=device)
+        part = torch.zeros(whole.numel() // ranks, device=device)
+        runs: dict[str, Callable[[], Any]] = {
+            "all_reduce": partial(dist.all_reduce, whole),
+            "all_gather": partial(dist.all_gather_into_tensor, whole, part),
+            "reduce_scatter": partial(dist.reduce_scatter_tensor, part, whole),
+        }
+        for kind, run in runs.items():
+            yield {"kind": kind, "num_bytes": 4 * whole.numel(), "seconds": _seconds(run, device, together=True)}
+
+
+def _alone(device: torch.device, shapes: tuple[tuple[int, int, int], ...]) -> dict[str, Any]:
+    """Products and a copy on one rank; the memory that there is."""
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    products = []
+    for m, n, k in shapes:
+        a, b = torch.randn(m, k, device=device, dtype=dtype), torch.randn(k, n, device=device, dtype=dtype)
+        seconds = _seconds(partial(torch.matmul, a, b), device)
+        products.append({"m": m, "n": n, "k": k, "dtype": str(dtype).removeprefix("torch."), "seconds": seconds})
+    source = torch.zeros(COPIED_BYTES, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    copied = _seconds(partial(target.copy_, source), device)
+    return {"products": products, "memory_bytes_per_s": 2 * COPIED_BYTES / copied, "memory_bytes": _memory(device)}
+
+
+def _memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _seconds(run: Callable[[], Any], device: torch.device, together: bool = False) -> float:
+    """Seconds of one run, the median of several; all ranks run equally often."""
+    run()
+    once = _timed(run, device)
+    times = max(3, min(MOST_RUNS, int(LEAST_S / max(once, 1e-9))))
+    if together:
+        agreed = torch.tensor([times], device=device)
+        dist.all_reduce(agreed, dist.ReduceOp.MIN)
+        times = int(agreed)
+    return sorted(_timed(run, device) for _ in range(times))[times // 2]
+
+
+def _timed(run: Callable[[], Any], device: torch.device) -> float:
+    start = time.perf_counter()
+    run()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
