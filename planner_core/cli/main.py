@@ -72,6 +72,15 @@ def _parser() -> _Parser:
     compare.add_argument("--layout", help=f"what runs now, e.g. {EXAMPLE}: it stands among the baselines")
     add_budget(compare)
     compare.set_defaults(run=_compare)
+    network = _with_options(_with_model(commands.add_parser("network", help="the unfolded cost network as JSON")))
+    network.set_defaults(run=_network)
+    _add_measures(commands)
+    _add_uses(commands)
+    return parser
+
+
+def _add_measures(commands: Any) -> None:
+    """The commands about what runs now: `price` and `calibrate`."""
     price = commands.add_parser(
         "price", help="what a stated layout takes, what would help, and the best plan beside it"
     )
@@ -80,8 +89,10 @@ def _parser() -> _Parser:
     calibrate = commands.add_parser("calibrate", help="a hardware file from measurements")
     add_calibrate(calibrate)
     calibrate.set_defaults(run=lambda args: run_calibrate(args, _say, _print))
-    network = _with_options(_with_model(commands.add_parser("network", help="the unfolded cost network as JSON")))
-    network.set_defaults(run=_network)
+
+
+def _add_uses(commands: Any) -> None:
+    """The commands that take a plan: `export` and `verify`."""
     export = commands.add_parser("export", help="write a plan in the form of another program")
     export.add_argument("plan")
     export.add_argument("--to", required=True)
@@ -103,7 +114,6 @@ def _parser() -> _Parser:
     verify.add_argument("--json", action="store_true")
     verify.set_defaults(run=_verify)
     verify.add_argument("--run-code", action="store_true", help="the plan names a Python file of yours: it may be run")
-    return parser
 
 
 def _with_model(p: argparse.ArgumentParser) -> argparse.ArgumentParser:
