@@ -23,7 +23,7 @@ class CostModel:
 
     `contention` is what a second of traffic costs the compute beside it, in seconds. Axes in `joined` are one to the
     operators with the axis before; only weights may lie differently on them. `stages` are the ZeRO stages that weights may
-    take, up to the workload's.
+    take, up to the workload's. `timing` are the constants of a step that belong to no GPU.
     """
 
     cluster: Cluster
@@ -33,16 +33,12 @@ class CostModel:
     contention: float = field(default_factory=lambda: timing().contention)
     joined: tuple[int, ...] = ()
     stages: tuple[int, ...] = RUN_STAGES
+    timing: Timing = field(default_factory=timing)
 
     @property
     def sizes(self) -> tuple[int, ...]:
         """Sizes of the mesh axes."""
         return self.mesh.axis_sizes
-
-    @property
-    def timing(self) -> Timing:
-        """Constants of a step that belong to no GPU."""
-        return timing()
 
     @property
     def slowdown(self) -> float:

@@ -24,6 +24,7 @@ from planner_core.cost.compute import (
     optimizer_seconds,
 )
 from planner_core.cost.memory.peak import walk
+from planner_core.cost.memory.saved import computes_again
 from planner_core.cost.messages import (
     BESIDE,
     Message,
@@ -172,7 +173,7 @@ def _optimizer(block: Block, bp: BlockPlan, model: CostModel) -> float:
 def op_seconds(block: Block, op: Op, bp: BlockPlan, again: Mapping[str, bool], model: CostModel) -> tuple[float, float]:
     """Seconds forward and backward of one op of one copy; what runs `again` (see `recomputed`) counts as backward."""
     forward, backward = site_time(block, op, bp.sites[op.name], model)
-    return forward, backward + (forward if op.name in again else 0.0)
+    return forward, backward + (forward if computes_again(op, again) else 0.0)
 
 
 def site_time(block: Block, op: Op, site: SitePlan, model: CostModel) -> tuple[float, float]:

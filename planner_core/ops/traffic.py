@@ -155,6 +155,7 @@ class _Chains:
     maker: dict[int, Op] = field(default_factory=dict)
     source: dict[int, int] = field(default_factory=dict)
     outside: dict[int, int] = field(default_factory=dict)
+    kept: set[tuple[int, int]] = field(default_factory=set)
     read: set[tuple[int, int, str]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -169,6 +170,10 @@ class _Chains:
                     self.source.update(dict.fromkeys(item.outputs, self._source(item.inputs[0])))
             made.update(dict.fromkeys(item.outputs, at if fuses else at + 1))
         self._count_outside()
+        for op in self.block.ops:
+            if self._fuses(op):
+                at = self.depth[op.name]
+                self.kept.update((w, at) for v in op.saved for w in self._kept(v, at))
 
     def _fuses(self, op: Op) -> bool:
         return is_free(op) or operator(op.fn).kind in FUSED
@@ -218,11 +223,11 @@ class _Chains:
         if not runs:
             return Passes((*forward, *made), (0.0,) * (number + len(op.outputs)))
         back = [self._gradient(op, v, depth) for v in op.inputs]
-        kept = {w for v in op.saved for w in self._kept(v, depth)}
         for i, v in enumerate(op.inputs):
-            if self._source(v) in kept:
-                back[i] += self._once_more(self._source(v), depth)
+            if (self._source(v), depth) in self.kept and not self._inside(v, depth):
+                back[i] += self._once(v, depth, "kept")
         ends = [float(self.outside.get(o, 0)) if self.block.values[o].grad else 0.0 for o in op.outputs]
+        ends = [n + float((o, depth) in self.kept) for n, o in zip(ends, op.outputs, strict=True)]
         return Passes((*forward, *made), (*back, *ends))
 
     def _used(self, value: int) -> bool:
@@ -234,12 +239,6 @@ class _Chains:
         if self._inside(value, depth) or (source, depth, what) in self.read:
             return 0.0
         self.read.add((source, depth, what))
-        return 1.0
-
-    def _once_more(self, source: int, depth: int) -> float:
-        if (source, depth, "kept") in self.read:
-            return 0.0
-        self.read.add((source, depth, "kept"))
         return 1.0
 
     def _gradient(self, op: Op, value: int, depth: int) -> float:

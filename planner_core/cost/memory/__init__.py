@@ -3,7 +3,7 @@
 from planner_core.cost.memory.backward import Backward, Gradient
 from planner_core.cost.memory.forward import Layout, Moment
 from planner_core.cost.memory.peak import arriving, layouts, walk
-from planner_core.cost.memory.saved import kept_results, root, run_again, viewed
+from planner_core.cost.memory.saved import computes_again, kept_results, root, run_again, viewed
 from planner_core.cost.memory.storages import Key
 from planner_core.cost.memory.terms import has_working_copy, weight_bytes
 
@@ -14,6 +14,7 @@ __all__ = [
     "Layout",
     "Moment",
     "arriving",
+    "computes_again",
     "has_working_copy",
     "kept_results",
     "layouts",

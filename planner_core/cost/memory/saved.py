@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from planner_core.core import Block, Call, Graph
+from planner_core.core import Block, Call, Graph, Op
 
 
 def root(block: Block, value: int) -> int:
@@ -78,3 +78,14 @@ def run_again(block: Block) -> Mapping[str, bool]:
     names = [op.name for op in block.ops]
     last = max((i for i, op in enumerate(block.ops) if op.saved or op.saved_extra), default=-1)
     return {name: i < last for i, name in enumerate(names[: last + 1])}
+
+
+def computes_again(op: Op, again: Mapping[str, bool]) -> bool:
+    """Whether an op's kernels run a second time, of those that recomputation reaches (see `run_again`).
+
+    The last one is only reached: autograd keeps its operands before its kernel starts, and the recomputation stops there
+    unless the op keeps what it makes.
+    """
+    if op.name not in again:
+        return False
+    return again[op.name] or bool(op.saved_extra) or any(v in op.outputs for v in op.saved)

@@ -11,7 +11,7 @@ from planner_core.core import Block, Shard
 from planner_core.cost import Component, CostModel
 from planner_core.cost.communication import collective_times
 from planner_core.cost.compute import has_kernels, kernel_seconds, op_time
-from planner_core.cost.memory import root
+from planner_core.cost.memory import computes_again, root
 from planner_core.ops import GroupStrategy, Passes, operator, own_bytes, splits_kept, whole_bytes
 from planner_core.search.network.factors import costs
 from planner_core.search.network.states import Bools, Floats, Ints, joint_parts
@@ -58,10 +58,13 @@ class GroupWork:
         inner = {v for op in self.strategy.ops for v in op.outputs}
         for k, op in enumerate(self.strategy.ops):
             again = op.name in self.options.again
+            computed = computes_again(op, self.options.again)
             forward, backward = op_time(op, self._kernels(k), self._moved(k), self.model)
             waits = self._internal(k)
             cost[Component.FORWARD] += forward + waits[0]
-            cost[Component.BACKWARD] += backward + waits[1] + ((forward + waits[0]) if again else 0.0)
+            cost[Component.BACKWARD] += (
+                backward + waits[1] + (forward if computed else 0.0) + (waits[0] if again else 0.0)
+            )
             cost[Component.COMMUNICATION] += self.model.workload.accumulate * (waits.sum(axis=0) + waits[0] * again)
             roots = {root(self.block, v) for v in op.saved}
             kept.update(v for v in roots if v in inner and not self.kept_by_reader(v))

@@ -1,0 +1,119 @@
+"""Predict every published run that can be stated, and say by how much each prediction errs.
+
+    python -m bench.published              # predict what has no row yet, then docs/PUBLISHED.md and assets/bands.json
+    python -m bench.published --redo       # all runs anew (half a minute a hundred runs, once the models are read)
+    python -m bench.published --table      # docs/PUBLISHED.md and assets/bands.json alone
+
+A run is stated as `price` takes it and priced by it: shape, GPUs, links, layout, micro-batch, recomputation, compiled or
+eager. What is measured never enters the prediction. Rows are kept in bench/results/published.jsonl with each one's
+derivatives by the fitted constants, from which the errors on groups and sources left out of the fit follow
+(`bench/support/published_fit.py`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.support.published_fit import PRIORS
+from bench.support.published_runs import Run, runs
+from bench.support.published_table import bands, document
+from planner_core.core import ASSETS, Gpu, InputError, Plan, load_cluster
+from planner_core.cost import CostModel, cost_model, step_seconds, units_of
+from planner_core.planning import Planner
+from planner_core.planning.pricing import Pricer
+
+ROOT = Path(__file__).resolve().parent.parent
+ROWS = ROOT / "bench" / "results" / "published.jsonl"
+TABLE = ROOT / "docs" / "PUBLISHED.md"
+STEP = 0.05
+"""Relative change of a constant by which its derivative is taken."""
+AMPLE_GB = 1e6
+"""Memory per GPU while a stated layout is priced: it ran, whatever is thought of its memory."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--redo", action="store_true")
+    parser.add_argument("--table", action="store_true")
+    args = parser.parse_args()
+    known = {} if args.redo else {row["id"]: row for row in _kept()}
+    if not args.table:
+        for run in sorted(runs(), key=lambda r: json.dumps(r.config)):
+            if run.id not in known:
+                known[run.id] = row = {"id": run.id, **_priced(run)}
+                print(run.id, run.name, row.get("predicted_s", row.get("refused")), flush=True)
+        ROWS.write_text("".join(json.dumps(known[name]) + "\n" for name in sorted(known)))
+    every = {run.id: run for run in runs()}
+    found = [(every[name], row) for name, row in sorted(known.items()) if name in every]
+    TABLE.write_text(document(found))
+    (ASSETS / "bands.json").write_text(json.dumps(bands(found), indent=2) + "\n")
+
+
+def _kept() -> Iterator[dict[str, Any]]:
+    if ROWS.exists():
+        yield from map(json.loads, ROWS.read_text().splitlines())
+
+
+def _priced(run: Run) -> dict[str, Any]:
+    """The predicted seconds and their derivatives by each constant, or why the run is refused."""
+    with tempfile.TemporaryDirectory() as folder:
+        config = Path(folder) / "config.json"
+        config.write_text(json.dumps(run.config))
+        pricer = Pricer(str(config), load_cluster(run.cluster), AMPLE_GB)
+        try:
+            plan, planner = pricer.plan(run.stated), pricer.planner(run.stated)
+        except InputError as refused:
+            return {"refused": str(refused)}
+    if plan is None:
+        return {"refused": "the layout is not legal for the model"}
+    return explained(plan, planner)
+
+
+def explained(plan: Plan, planner: Planner) -> dict[str, Any]:
+    """The predicted seconds of a plan, and by how many percent they grow with a percent of each constant."""
+    model = cost_model(planner.cluster, plan.mesh, planner.workload)
+    seconds = _seconds(plan, planner, model)
+    grown = {name: _seconds(plan, planner, changed(model, name, 1 + STEP)) for name in PRIORS if _matters(name, model)}
+    by = {name: round(float(np.log(s / seconds) / np.log(1 + STEP)), 5) for name, s in grown.items()}
+    return {"predicted_s": seconds, "by": by}
+
+
+def _seconds(plan: Plan, planner: Planner, model: CostModel) -> float:
+    return step_seconds(units_of(plan.blocks, planner.graph, model, planner.coarse), model)
+
+
+def _matters(name: str, model: CostModel) -> bool:
+    gpu, _, constant = name.partition(" ")
+    return not constant or model.cluster.gpu.name.replace("A800", "A100").startswith(gpu)
+
+
+def changed(model: CostModel, name: str, factor: float) -> CostModel:
+    """The model with one constant times a factor."""
+    constant = name.partition(" ")[2]
+    if constant:
+        gpu = _changed_gpu(model.cluster.gpu, constant, factor)
+        return replace(model, cluster=replace(model.cluster, gpu=gpu))
+    timing = replace(model.timing, **{name: getattr(model.timing, name) * factor})
+    return replace(model, timing=timing, contention=timing.contention)
+
+
+def _changed_gpu(gpu: Gpu, constant: str, factor: float) -> Gpu:
+    if constant == "flash1":
+        rates = tuple(
+            replace(r, forward=r.forward * factor, backward=r.backward * factor) if r.kernel == constant else r
+            for r in gpu.attention.rates
+        )
+        return replace(gpu, attention=replace(gpu.attention, rates=rates))
+    return replace(gpu, **{constant: getattr(gpu, constant) * factor})
+
+
+if __name__ == "__main__":
+    main()

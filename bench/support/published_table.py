@@ -1,0 +1,168 @@
+"""docs/PUBLISHED.md and assets/bands.json from what was predicted of published runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from bench.support.published_fit import PRIORS, fold_of, left_out, odd, source_of
+from bench.support.published_runs import Run
+
+Found = Sequence[tuple[Run, dict[str, Any]]]
+WORST = 20
+ONE_NODE, MID, MANY = 8, 128, 64
+STACK_SIGMA, GPU_SIGMA = 0.05, 0.15
+OVER_NODES = {"n": 104, "bias": 0.0, "sigma": 0.693, "p90": 1.386}
+"""Tensor parallelism over nodes: 104 runs of nanotron (grade B) on a fabric whose latency nobody states."""
+HEAD = """\
+# Predicted against measured step times
+
+Written by `python -m bench.published`: every training run of grade A in `assets/measurements/published/runs.csv` that the
+command `price` can state is priced from its shape, GPUs, links, layout, micro-batch, recomputation and whether it was
+compiled, and compared with the step time that its source measured. Errors are predicted over measured, less one.
+
+*Fitted* is the model as it is in the product. *Groups out* is what it errs by on runs whose group (source, model, GPU,
+layout, recomputation) was left out of the fit of its constants, in five folds; *sources out* the same with all runs of a
+source left out at once. Runs that their own tables contradict are not fitted, and are counted in every error.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """A run and its errors, ln(predicted / measured): fitted, with its group and with its source left out."""
+
+    run: Run
+    fitted: float
+    groups: float
+    sources: float
+
+
+def errors_of(found: Found) -> list[Errors]:
+    """Errors of all runs that were priced."""
+    done = [(run, row) for run, row in found if "predicted_s" in row]
+    names = list(PRIORS)
+    derivatives = np.array([[row["by"].get(name, 0.0) for name in names] for _, row in done])
+    start = np.log([row["predicted_s"] for _, row in done])
+    measured = np.log([run.measured_s for run, _ in done])
+    widths = np.array([PRIORS[name] for name in names])
+    weights = _weights([run for run, _ in done])
+    by = [
+        left_out(derivatives, start, measured, widths, weights, [part(run) for run, _ in done])
+        for part in (fold_of, source_of)
+    ]
+    return [
+        Errors(run, float(start[i] - measured[i]), float(by[0][i]), float(by[1][i])) for i, (run, _) in enumerate(done)
+    ]
+
+
+def _weights(every: Sequence[Run]) -> Any:
+    """[run] tables of more than 25 runs of one source and GPU weigh as 25; odd runs are not fitted."""
+    count: dict[tuple[str, str], int] = {}
+    for run in every:
+        key = (run.source, run.gpu)
+        count[key] = count.get(key, 0) + 1
+    return np.array([0.0 if odd(r) else min(1.0, 25 / count[r.source, r.gpu]) for r in every])
+
+
+# --- the document ------------------------------------------------------------------------------------
+
+
+def document(found: Found) -> str:
+    """docs/PUBLISHED.md."""
+    errors = errors_of(found)
+    refused: dict[str, list[str]] = {}
+    for run, row in found:
+        if "refused" in row:
+            refused.setdefault(row["refused"], []).append(run.id)
+    parts = [HEAD, f"{len(errors)} runs of {len({e.run.source for e in errors})} sources are priced."]
+    for why, ids in refused.items():
+        parts.append(f"{len(ids)} are not: {why} ({', '.join(ids)}).")
+    parts.append("\n".join(_tables(errors)))
+    parts.append("\n".join(_worst(errors)))
+    return "\n\n".join(parts) + "\n"
+
+
+def _tables(errors: list[Errors]) -> Iterator[str]:
+    keys: tuple[tuple[str, Callable[[Run], object]], ...] = (
+        ("All", lambda r: "all"),
+        ("By source", lambda r: r.source.split(" ")[0].split("/")[-1]),
+        ("By GPU", lambda r: r.gpu),
+        ("By kind of layout", kind),
+        ("By recomputation", lambda r: r.stated.recompute),
+        ("By nodes", lambda r: r.nodes),
+        ("By tokens of a sample", lambda r: r.stated.seq),
+    )
+    for title, key in keys:
+        groups: dict[Any, list[Errors]] = {}
+        for e in errors:
+            groups.setdefault(key(e.run), []).append(e)
+        yield f"\n## {title}\n"
+        yield "| | runs | fitted: median | nine in ten | bias | groups out: median | nine in ten | sources out: median | nine in ten |"
+        yield "|---|---|---|---|---|---|---|---|---|"
+        yield from (f"| {name} | {_line(groups[name])} |" for name in sorted(groups))
+
+
+def _line(errors: list[Errors]) -> str:
+    sizes = [np.abs(np.expm1([getattr(e, name) for e in errors])) for name in ("fitted", "groups", "sources")]
+    shown = [f"{np.median(s):.1%} | {np.quantile(s, 0.9):.1%}" for s in sizes]
+    bias = float(np.expm1(np.median([e.fitted for e in errors])))
+    return f"{len(errors)} | {shown[0]} | {bias:+.1%} | {shown[1]} | {shown[2]}"
+
+
+def _worst(errors: list[Errors]) -> Iterator[str]:
+    yield "## The worst\n"
+    yield "| run | GPU | nodes | layout | micro-batch | tokens | recompute | measured | predicted | error | why |"
+    yield "|---|---|---|---|---|---|---|---|---|---|---|"
+    for e in sorted(errors, key=lambda e: -abs(e.fitted))[:WORST]:
+        r, s = e.run, e.run.stated
+        yield (
+            f"| {r.id} {r.name} | {r.gpu} | {r.nodes} | {s.layout} | {s.micro_batch} x {s.accumulate} | {s.seq} | {s.recompute} "
+            f"| {r.measured_s:.3g} s | {r.measured_s * math.exp(e.fitted):.3g} s | {math.expm1(e.fitted):+.0%} | {odd(r) or 'not known'} |"
+        )
+
+
+# --- the bands ---------------------------------------------------------------------------------------
+
+
+def kind(run: Run) -> str:
+    """The kind of run whose errors are its band (`planning/pricing/bands.py`)."""
+    layout = run.stated.layout
+    if layout.tp > 1:
+        return "tensor parallel in a node" if layout.tp <= ONE_NODE else "tensor parallel over nodes"
+    if layout.fsdp > 1:
+        return "FSDP, one node" if run.gpus <= ONE_NODE else "FSDP, to 128 GPUs" if run.gpus <= MID else "FSDP, more"
+    return f"data parallel or ZeRO-1, {'to 64 ranks' if layout.dp <= MANY else 'more ranks'}"
+
+
+def bands(found: Found) -> dict[str, Any]:
+    """assets/bands.json: errors of groups left out, by kind of run."""
+    errors = errors_of(found)
+    groups: dict[str, list[float]] = {}
+    for e in errors:
+        groups.setdefault(kind(e.run), []).append(e.groups)
+    kinds = {name: _band(np.array(groups[name])) for name in sorted(groups)}
+    return {
+        "schema": "shardscope.bands/1",
+        "source": f"Residuals ln(predicted / measured) of the product's own prices of {len(errors)} published runs of grade A, "
+        "groups of runs (source, model, GPU, layout, recomputation) left out of the fit in five folds (docs/PUBLISHED.md); "
+        "tensor parallelism over nodes from 104 runs of nanotron on a fabric of unknown latency",
+        "stack_sigma": STACK_SIGMA,
+        "stack_source": "differences between five sources, each left out of the fit in turn",
+        "gpu_sigma": GPU_SIGMA,
+        "gpu_source": "judgement: a GPU that no training run of the fit used",
+        "measured_gpus": ["A100-SXM", "A800", "H100-SXM"],
+        "kinds": {**kinds, "tensor parallel over nodes": OVER_NODES},
+    }
+
+
+def _band(errors: Any) -> dict[str, Any]:
+    middle = float(np.median(errors))
+    sigma = 1.4826 * float(np.median(np.abs(errors - middle)))
+    return {
+        "n": len(errors), "bias": round(middle, 3), "sigma": round(sigma, 3),
+        "p90": round(float(np.quantile(np.abs(errors), 0.9)), 3),
+    }  # fmt: skip
