@@ -1,7 +1,7 @@
 """Fit the constants of the time model to published runs, and say what it errs by on groups that were left out of the fit.
 
 The step's time is nearly linear in the logarithms of its constants, so one matrix of derivatives serves the fit on all runs
-and on every fold: minimise the sum of soft-l1((f0 + J p - y) / 6 %) + (p / prior)^2 over p, the logarithms of the
+and on every fold: minimise the sum of soft-l1((f0 + J p - y) / 6 %) + ((p - belief) / width)^2 over p, the logarithms of the
 constants' factors. A group is a source, model, GPU, layout and recomputation.
 """
 
@@ -15,14 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.support.published_runs import Run
+from planner_core.core import load_gpu, timing
 
 Floats = NDArray[np.floating[Any]]
 PRIORS = {
-    "contention": 0.2, "straggler": 0.5, "step_s": 0.5, "optimizer": 0.3, "sharded_copy": 0.5, "accumulate": 0.5,
-    "fused_eager": 0.4, **{f"{gpu} {name}": width for gpu in ("A100", "H100") for name, width in
-                           (("flops_efficiency", 0.1), ("memory_efficiency", 0.1), ("flash1", 0.2))},
+    "contention": (0.12, 0.5), "straggler": (0.004, 1.0), "step_s": (0.02, 0.3), "optimizer": (1.52, 0.3),
+    "sharded_copy": (1.75, 0.5), "accumulate": (2.5, 0.5), "fused_eager": (0.43, 0.4),
+    "A100 flops_efficiency": (0.77, 0.5), "A100 memory_efficiency": (0.8, 0.1), "A100 flash1": (0.34, 0.2),
+    "H100 flops_efficiency": (0.608, 0.5), "H100 memory_efficiency": (0.8, 0.1), "H100 flash1": (0.2, 0.2),
 }  # fmt: skip
-"""How far each constant may lie from what it is, as the width of a prior in logarithms."""
+"""Of each constant that is fitted to runs, what it was thought to be before any run was seen (kernel tables, papers, counts),
+and the width of that belief in logarithms. No fit starts from another's result, so what is left out is unseen."""
 SCALE = 0.06
 """Residuals above this count by their size and no longer by their square."""
 FOLDS = 5
@@ -48,26 +51,44 @@ def odd(run: Run) -> str:
     return BROADCASTS if run.stated.layout.zero == 1 and loops and run.stated.layout.dp >= MANY else ""
 
 
-def fit(derivatives: Floats, start: Floats, measured: Floats, widths: Floats, rows: Floats) -> Floats:
-    """[constant] logarithms of factors. `derivatives` [run, constant], `start` and `measured` [run] logarithms of seconds,
-    `rows` [run] weights (0: left out)."""
+def current(name: str) -> float:
+    """A constant as it is in the product."""
+    gpu, _, constant = name.partition(" ")
+    if not constant:
+        return float(getattr(timing(), name))
+    one = load_gpu({"A100": "a100-80gb-sxm", "H100": "h100-sxm"}[gpu])
+    if constant == "flash1":
+        return next(rate.forward for rate in one.attention.rates if rate.kernel == constant)
+    return float(getattr(one, constant))
+
+
+def believed() -> Floats:
+    """[constant] logarithms of what each was thought to be over what it is."""
+    return np.log([centre / current(name) for name, (centre, _) in PRIORS.items()])
+
+
+def fit(derivatives: Floats, start: Floats, measured: Floats, rows: Floats) -> Floats:
+    """[constant] logarithms of factors on the constants as they are. `derivatives` [run, constant], `start` and `measured`
+    [run] logarithms of seconds, `rows` [run] weights (0: left out)."""
+    belief, precision = believed(), np.diag([width**-2 for _, width in PRIORS.values()])
     p: Floats = np.zeros(derivatives.shape[1])
     for _ in range(50):
         residual = (start + derivatives @ p - measured) / SCALE
         weight = rows / np.sqrt(1 + residual**2)  # soft-l1 as reweighted squares
         a = derivatives.T * weight
-        p = np.linalg.solve(a @ derivatives / SCALE**2 + np.diag(widths**-2), a @ (measured - start) / SCALE**2)
+        gap = a @ (measured - start) / SCALE**2 + precision @ belief
+        p = np.linalg.solve(a @ derivatives / SCALE**2 + precision, gap)
     return p
 
 
 def left_out(
-    derivatives: Floats, start: Floats, measured: Floats, widths: Floats, rows: Floats, folds: Sequence[object]
+    derivatives: Floats, start: Floats, measured: Floats, rows: Floats, folds: Sequence[object]
 ) -> Floats:  # fmt: skip
     """[run] logarithms of predicted over measured, each run predicted by a fit that did not see its fold."""
     found = np.zeros(len(start))
     for fold in set(folds):
         here = np.array([f == fold for f in folds])
-        p = fit(derivatives, start, measured, widths, np.where(here, 0.0, rows))
+        p = fit(derivatives, start, measured, np.where(here, 0.0, rows))
         found[here] = (start + derivatives @ p - measured)[here]
     return found
 

@@ -48,11 +48,9 @@ def errors_of(found: Found) -> list[Errors]:
     derivatives = np.array([[row["by"].get(name, 0.0) for name in names] for _, row in done])
     start = np.log([row["predicted_s"] for _, row in done])
     measured = np.log([run.measured_s for run, _ in done])
-    widths = np.array([PRIORS[name] for name in names])
     weights = _weights([run for run, _ in done])
     by = [
-        left_out(derivatives, start, measured, widths, weights, [part(run) for run, _ in done])
-        for part in (fold_of, source_of)
+        left_out(derivatives, start, measured, weights, [part(run) for run, _ in done]) for part in (fold_of, source_of)
     ]
     return [
         Errors(run, float(start[i] - measured[i]), float(by[0][i]), float(by[1][i])) for i, (run, _) in enumerate(done)

@@ -44,18 +44,18 @@ def test_hardware_holds_the_vendors_figures(name: str) -> None:
 
 
 def test_efficiencies_are_those_that_training_runs_reach() -> None:
-    """Sustained large bf16 products run at about 230 TFLOP/s on an A100 and 590 on an H100, whose 500 W part is 1.18 times slower."""
+    """Sustained large bf16 products run at about 243 TFLOP/s on an A100 and 626 on an H100, whose 500 W part is 1.18 times slower."""
     rate = {name: load_gpu(name).flops_per_s("bfloat16") / 1e12 for name in gpu_names()}
-    assert rate["a100-80gb-sxm"] == rate["a100-40gb-sxm"] == rate["a800-80gb"] == pytest.approx(239, rel=0.01)
-    assert rate["h100-sxm"] == rate["h200-sxm"] == pytest.approx(594, rel=0.01)
+    assert rate["a100-80gb-sxm"] == rate["a100-40gb-sxm"] == rate["a800-80gb"] == pytest.approx(243, rel=0.01)
+    assert rate["h100-sxm"] == rate["h200-sxm"] == pytest.approx(626, rel=0.01)
     assert rate["h100-sxm"] / rate["h100-96gb-500w"] == pytest.approx((700 / 500) ** 0.4806, rel=0.001)
-    assert load_gpu("h100-sxm").bytes_per_s == pytest.approx(0.755 * 3.35e12, rel=0.001)
+    assert load_gpu("h100-sxm").bytes_per_s == pytest.approx(0.729 * 3.35e12, rel=0.001)
 
 
 def test_attention_kernels_have_rates_of_their_own_and_an_unknown_one_that_of_products() -> None:
     gpu = load_gpu("a100-80gb-sxm")
     assert gpu.attention_flops_per_s("bfloat16", "flash2", backward=False) == pytest.approx(0.6 * 312e12)
-    assert gpu.attention_flops_per_s("bfloat16", "flash1", backward=True) == pytest.approx(0.3292 * 312e12)
+    assert gpu.attention_flops_per_s("bfloat16", "flash1", backward=True) == pytest.approx(0.3282 * 312e12, rel=0.001)
     assert gpu.attention_flops_per_s("bfloat16", "flash9", backward=True) == gpu.flops_per_s("bfloat16")
 
 

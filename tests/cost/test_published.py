@@ -1,0 +1,36 @@
+"""Whole steps of published runs, priced as `price` prices a stated layout: their errors must not grow (docs/PUBLISHED.md)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bench.support.published_runs import Run, runs
+from planner_core.core import load_cluster
+from planner_core.planning.pricing import Pricer
+
+SAMPLE = {
+    "r0069": 0.03,  # MPT-760m, FSDP on 8 H100
+    "r0147": 0.09,  # MPT-13b, FSDP on 32 A100 of 40 GB, recomputed
+    "r0093": 0.05,  # MPT-7b at 65 536 tokens, FSDP on 8 A100
+    "r0220": 0.06,  # InternLM-7B, ZeRO-1 on 64 A100
+    "r0234": 0.06,  # InternLM-7B, tensor parallel 2 and ZeRO-1 on 16 A100
+}
+"""Runs of several sources, GPUs and layouts, and how far each may be off."""
+AMPLE_GB = 1e6
+
+
+@pytest.fixture(scope="module")
+def stated() -> dict[str, Run]:
+    return {run.id: run for run in runs() if run.id in SAMPLE}
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_a_published_step_is_met(name: str, stated: dict[str, Run], tmp_path: Path) -> None:
+    run = stated[name]
+    (tmp_path / "config.json").write_text(json.dumps(run.config))
+    plan = Pricer(str(tmp_path / "config.json"), load_cluster(run.cluster), AMPLE_GB).plan(run.stated)
+    assert plan is not None
+    assert plan.cost.step_time_s == pytest.approx(run.measured_s, rel=SAMPLE[name])
