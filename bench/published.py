@@ -35,7 +35,7 @@ ROWS = ROOT / "bench" / "results" / "published.jsonl"
 TABLE = ROOT / "docs" / "PUBLISHED.md"
 STEP = 0.05
 """Relative change of a constant by which its derivative is taken."""
-AMPLE_GB = 1e6
+AMPLE_GB = 1e5
 """Memory per GPU while a stated layout is priced: it ran, whatever is thought of its memory."""
 
 

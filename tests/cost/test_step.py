@@ -69,7 +69,9 @@ def test_messages_add_up_to_the_cost() -> None:
     blocks = assemble(problem, answer.assignment)
     cost = price(blocks, planner.graph, problem.model)
     found = list(messages(blocks, planner.graph, problem.model))
-    seconds = sum(m.count * collective_time(m.kind, m.num_bytes, problem.model.links[m.axis])[0] for m in found)
+    seconds = sum(
+        m.count * collective_time(m.kind, m.num_bytes, problem.model.links[m.axis], m.share)[0] for m in found
+    )
     assert cost.comm_time_s == pytest.approx(seconds)
     assert sum(t.count for t in cost.traffic) == sum(m.count for m in found)
     assert sum(t.num_bytes for t in cost.traffic) == sum(m.count * m.num_bytes for m in found)
