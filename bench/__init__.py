@@ -6,6 +6,7 @@
     hf_tp_plans   the plans that ship with transformers against ours                                docs/HF_TP_PLANS.md
     learn_pages   lessons in a browser: time from an event to the last change                       docs/LEARN_TIMES.md
     pages         the explorer in a browser: loads, clicks, layout shift, memory over a day         docs/PAGES.md
+    published     step times of published training runs against their predictions, and bands        docs/PUBLISHED.md
     runtime       a step under a plan beside DDP, FSDP2 and parallelize_module on gloo ranks         docs/RUNTIME.md
     search        time of the search by depth and mesh, fronts, and TAPS against TAP                docs/BENCHMARKS.md
 

@@ -11,8 +11,8 @@ from planner_core.core.cluster.cluster import (
     load_cluster,
     load_gpu,
 )
+from planner_core.core.cluster.constants import Timing, timing
 from planner_core.core.cluster.kernels import AttentionRate, Attentions, Collectives, Products
-from planner_core.core.cluster.timing import Timing, timing
 
 __all__ = [
     "CHANGES",
