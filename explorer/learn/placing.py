@@ -49,7 +49,7 @@ class Placed(Restriction):
         for name, states in net.tensors.items() if block == self.name else ():
             value = self.block.values[int(name[1:])]
             if value.kind == "parameter" and value.name in self.letters:
-                good = [str(p) == self.letters[value.name] for p, _ in states.pairs]
+                good = [str(pair[0]) == self.letters[value.name] for pair in states.pairs]
                 ok = np.array(good, dtype=bool)[states.index[:, -1]]
                 net.factors.append(only(name, ok))
 

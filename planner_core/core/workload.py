@@ -55,7 +55,8 @@ class Workload:
         )  # fmt: skip
         for name, value, allowed in choices:
             if value not in allowed:
-                raise InputError(f"--{name} {str(value)[:100]!r} is not one of {', '.join(map(str, allowed))}")
+                shown = repr(value[:100]) if isinstance(value, str) else str(value)
+                raise InputError(f"--{name} {shown} is not one of {', '.join(map(str, allowed))}")
 
     @property
     def graph_batch(self) -> int:

@@ -11,10 +11,10 @@ from planner_core.cost.exposed import (
     exposed_parts,
     weight_traffic,
 )
-from planner_core.cost.messages import BESIDE, ONCE, WAIT, Message, block_of, message_time, messages, recomputed
 from planner_core.cost.model import RUN_STAGES, CostModel, cost_model
 from planner_core.cost.resolved_ops import local_bytes, split_parts
 from planner_core.cost.step import Unit, op_seconds, price, step_seconds, touch_time, unit_totals, units_of
+from planner_core.cost.step_messages import BESIDE, ONCE, WAIT, Message, block_of, message_time, messages, recomputed
 from planner_core.cost.step_time import NUM_COMPONENTS, Component, CostVector, Shares, StepTime
 from planner_core.cost.units import ops_before_the_units, sent_share
 

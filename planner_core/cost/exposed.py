@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from planner_core.core import BlockPlan, Graph
-from planner_core.cost.messages import message_time
 from planner_core.cost.model import CostModel
 from planner_core.cost.step import Unit, unit_totals, units_of
+from planner_core.cost.step_messages import message_time
 from planner_core.cost.step_time import Component, Floats
 from planner_core.ops import CoarseGraph
 

@@ -25,7 +25,9 @@ from planner_core.cost.compute import (
 )
 from planner_core.cost.memory.peak import walk
 from planner_core.cost.memory.saved import computes_again
-from planner_core.cost.messages import (
+from planner_core.cost.model import CostModel
+from planner_core.cost.resolved_ops import local_bytes, rows_at
+from planner_core.cost.step_messages import (
     BESIDE,
     Message,
     block_of,
@@ -35,8 +37,6 @@ from planner_core.cost.messages import (
     one_micro_batch,
     recomputed,
 )
-from planner_core.cost.model import CostModel
-from planner_core.cost.resolved_ops import local_bytes, rows_at
 from planner_core.cost.step_time import NUM_COMPONENTS, Component, Floats
 from planner_core.cost.units import ops_before_the_units
 from planner_core.ops import CoarseGraph, coarsen, passes

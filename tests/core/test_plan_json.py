@@ -138,7 +138,7 @@ def change(data: dict[str, Any], *where: Any, to: Any) -> dict[str, Any]:
         (("schema",), "shardscope.plan/9", "schema is 'shardscope.plan/9', wanted 'shardscope.plan/2'"),
         (("mesh", "sizes"), [2, 0], "0 is less than the minimum of 1, at mesh.sizes[1]"),
         (("mesh", "sizes"), [16], "do not name 1 axes"),
-        (("workload", "zero"), 2, "2 is not one of [0, 3], at workload.zero"),
+        (("workload", "zero"), 7, "7 is not one of [0, 1, 2, 3], at workload.zero"),
         (("cost", "step_time_s"), float("nan"), "nan is not of type 'number', at cost.step_time_s"),
         (("cost", "traffic"), [["forward", "broadcast", 0, 1, 1, 1, 0.0, "ring"]], "'broadcast' is not one of"),
         (("cost", "traffic"), [["forward", "all_reduce", 2, 1, 1, 1, 0.0, "ring"]], "mesh axis that does not exist"),

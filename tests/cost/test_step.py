@@ -8,8 +8,8 @@ import pytest
 
 from planner_core.cost.communication.collectives import collective_time, wire_bytes
 from planner_core.cost.exposed import exposed_parts
-from planner_core.cost.messages import messages
 from planner_core.cost.step import price
+from planner_core.cost.step_messages import messages
 from planner_core.cost.step_time import Component, Shares
 from planner_core.models.zoo import ZOO
 from planner_core.planning.analysis.unfolded_network import unfold_problem

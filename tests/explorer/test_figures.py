@@ -55,7 +55,9 @@ def test_the_timeline_figure_is_the_step(result: Result, plans: dict[str, Plan])
     two = {n: timeline(plans[n], result.graph) for n in ("best", "Megatron-LM")}
     figure = charts.timeline(two, LIGHT)
     compute, exposed, hidden = figure.data
-    assert sum(compute.x) + sum(exposed.x) == pytest.approx(sum(plans[n].cost.step_time_s for n in two) * 1e3)
+    assert sum(compute.x) + sum(exposed.x) == pytest.approx(
+        sum(plans[n].cost.step_time_s - plans[n].cost.optimizer_time_s for n in two) * 1e3
+    )
     assert hidden.marker.pattern.shape == "/"
     assert figure.layout.xaxis.title.text.endswith("ms")
     told = [a.text for a in figure.layout.annotations]

@@ -62,7 +62,7 @@ def test_two_models_differ_in_what_only_one_has() -> None:
 
 
 def test_copies_that_run_in_several_ways_are_told_and_can_be_chosen() -> None:
-    result, drawing = drawn("llama-3-8b", memory_gb=40)
+    result, drawing = drawn("llama-3-8b", memory_gb=53.6, zero=0)
     found = overlay.ways(result.best, "LlamaDecoderLayer")
     assert len(found) > 1
     told = [overlay.copies(bp.prefixes, drawing, "LlamaDecoderLayer") for bp in found.values()]

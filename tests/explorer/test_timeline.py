@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -12,10 +11,11 @@ import pytest
 
 from explorer.analysis import breakdown as parts
 from explorer.analysis.peak_memory import held
-from explorer.analysis.timeline import PHASES, Bar, Timeline, hiding, model_of, timeline
+from explorer.analysis.timeline import PHASES, Bar, Timeline, model_of, timeline
 from explorer.figures.palette import MEMORY_KINDS
 from planner_core.core.plan import Plan
-from planner_core.cost.step import WeightTraffic, messages, price
+from planner_core.cost.step import price
+from planner_core.cost.step_messages import WAIT, message_time, messages
 from planner_core.models.zoo import ZOO
 from planner_core.planning.pipeline import Result
 from planner_core.planning.request import Request
@@ -112,28 +112,19 @@ def test_the_prices_are_read_from_the_plan_alone(result: Result) -> None:
     assert price(result.best.blocks, result.graph, model_of(result.best)) == result.best.cost
 
 
-@pytest.mark.parametrize(
-    ("forward", "backward", "window"), [(1, 2, 9), (1, 2, 1.5), (3, 0, 2), (0, 3, 2), (5, 1, 4), (1, 1, 0)]
-)
-def test_what_hides_and_what_shows_are_all_of_it(forward: float, backward: float, window: float) -> None:
-    w = WeightTraffic("", "g", "w", forward, backward, window)
-    hidden, shown = hiding(w)
-    assert sum(shown) == pytest.approx(w.exposed_s)
-    assert sum(hidden) + sum(shown) == pytest.approx(forward + backward)
-    assert min(*hidden, *shown) >= 0
-    assert hidden[0] + shown[0] == pytest.approx(forward)
-
-
-def test_messages_of_every_weight_are_in_its_traffic(result: Result) -> None:
-    from planner_core.cost.step import message_time, weight_traffic
-
+def test_weight_traffic_is_hidden_or_shown(result: Result) -> None:
+    """What a step sends beside compute, phase by phase: hidden bars, and exposed ones that are not the price of contention."""
     model = model_of(result.best)
-    found = list(messages(result.best.blocks, result.graph, model))
-    rows = weight_traffic(found, result.best.blocks, result.graph, model)
-    hide = sum(message_time(m, model) for m in found if m.category == "hide")
-    assert sum(w.forward_s + w.backward_s for w in rows) == pytest.approx(hide)
-    bare = weight_traffic(found, result.best.blocks, result.graph, replace(model, overlap=0.0))
-    assert sum(w.exposed_s for w in bare) == pytest.approx(hide)
+    line = timeline(result.best, result.graph)
+    sent = waited = 0.0
+    for m in messages(result.best.blocks, result.graph, model):
+        sent += message_time(m, model)
+        waited += message_time(m, model) if m.category == WAIT else 0.0
+    hidden = line.total("hidden", "forward") + line.total("hidden", "backward")
+    exposed = line.total("exposed", "forward") + line.total("exposed", "backward")
+    assert waited <= exposed * (1 + 1e-9)
+    assert hidden <= (sent - waited) * (1 + 1e-9)
+    assert hidden + exposed >= sent * (1 - 1e-9)
 
 
 def test_words_stand_only_on_bars_without_gaps() -> None:

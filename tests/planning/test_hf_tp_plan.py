@@ -7,6 +7,7 @@ import pytest
 from planner_core.core.graph import Graph
 from planner_core.core.placement import R, Shard
 from planner_core.core.plan import Plan
+from planner_core.cost.step_time import Component
 from planner_core.models.loading import capture_graph
 from planner_core.models.snapshots.write import hf_tp_plans
 from planner_core.models.zoo import ZOO, load_snapshot
@@ -15,7 +16,7 @@ from planner_core.planning.methods.registry import BASELINES
 from planner_core.planning.pipeline import baselines
 from planner_core.planning.request import Request
 from planner_core.planning.session import meshes, prepare
-from planner_core.search.lagrangian import search, value_of
+from planner_core.search.lagrangian import search
 
 LLAMA = vendor_plans()["llama"]
 SAMPLE = {"llama": 8, "qwen3": 8, "gemma2": 4, "mixtral": 8, "olmo2": 8, "cohere": 8, "phi": 8}
@@ -67,7 +68,7 @@ def theirs_and_ours(graph: Graph, gpus: int = 8) -> tuple[Plan, float, float]:
         answer = search(problem, objective="communication")
         assert answer.assignment is not None
         plan = planner.plan(problem, answer, "hf-expert", "hf-expert", "communication")
-        found.append((plan, value_of(answer.assignment, "communication")))
+        found.append((plan, answer.assignment.totals[Component.COMMUNICATION]))
     return found[0][0], found[0][1], found[1][1]
 
 

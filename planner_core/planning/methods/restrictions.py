@@ -125,7 +125,7 @@ def sequence_split(v: Value, pair: AxisState) -> bool:
 
 def summed(v: Value, pair: AxisState) -> bool:
     """A replicated parameter whose gradient is summed at the end."""
-    return tuple(pair) in ((R, P), (R, P, R)) or (pair[0] == R and not v.grad)
+    return (pair[0] == R and not v.grad) or (pair[:2] == (R, P) and pair[2:3] in ((), (R,)))
 
 
 def sharded(v: Value, pair: AxisState) -> bool:
