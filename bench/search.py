@@ -39,9 +39,9 @@ from planner_core.search import (  # noqa: E402
     front,
     least_memory,
     memory_of,
+    objective_of,
     search,
     solve,
-    weights,
 )
 from tests.support.solvers import highs  # noqa: E402
 
@@ -196,14 +196,15 @@ def captured() -> list[str]:
 def against_highs(depths: tuple[int, ...], limit_s: float) -> list[str]:
     rows = []
     points: dict[str, list[tuple[int, float, float]]] = {}
-    price = weights("time")
     for mesh in ((8,), (2, 8)):
         for layers in depths:
             _, built = problem("llama-3-8b", mesh, layers)
-            folded = anew(built, partial(solve, weights=price))
-            net = unfold_problem(built, price)
+            objective = objective_of(built, "time")
+            folded = anew(built, partial(solve, objective=objective))
+            answer = solve(built, objective)
+            net = unfold_problem(built, objective, answer)
             start = time.perf_counter()
-            found = highs(net, time_limit=limit_s)
+            found = highs(net, time_limit=limit_s, near=answer.seconds if answer else 1.0)
             took = time.perf_counter() - start
             said = f"{took:.1f} s" if took < limit_s else f"over {limit_s:.0f} s, stopped"
             rows.append(

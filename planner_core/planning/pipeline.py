@@ -147,13 +147,9 @@ def no_worse(chosen: Plan, others: Iterable[Plan]) -> Plan:
         return chosen
     told = f"laid out as {better.name}, which is better than what the search found"
     return replace(
-        better,
-        name=chosen.name,
-        method=chosen.method,
-        objective=chosen.objective,
-        optimal=False,
+        better, name=chosen.name, method=chosen.method, objective=chosen.objective, optimal=False,
         notes=(told, *chosen.notes),
-    )
+    )  # fmt: skip
 
 
 def _problems(

@@ -70,8 +70,8 @@ def _folded(problem: Problem, objective: Objective) -> Folded:
     """The network under an objective; what a quick solution of it found serves the exact one."""
     exact = replace(objective, exact=True)
     if not objective.exact:
-        problem.quick[exact] = Folded(problem, objective)
-        return problem.quick[exact]
+        fresh = problem.quick[exact] = Folded(problem, objective)
+        return fresh
     known: Folded | None = problem.quick.pop(objective, None)
     if known is None:
         return Folded(problem, objective)

@@ -6,7 +6,7 @@ from planner_core.planning.pricing.price import Pricer
 from planner_core.planning.pricing.run import NOT_LEGAL, Priced, price_statement
 from planner_core.planning.pricing.speed import Budget, Speed, model_flops, speed_of
 from planner_core.planning.pricing.statement import Statement
-from planner_core.planning.pricing.suggestions import Suggestion, suggestions
+from planner_core.planning.pricing.suggest import Suggestion, suggestions
 
 __all__ = [
     "NOT_LEGAL",

@@ -10,7 +10,7 @@ from planner_core.planning.methods import faults
 from planner_core.planning.pricing.price import Pricer, check_statement, limited_by, step_parts
 from planner_core.planning.pricing.speed import Speed
 from planner_core.planning.pricing.statement import Statement
-from planner_core.planning.pricing.suggestions import Suggestion, suggestions
+from planner_core.planning.pricing.suggest import Suggestion, suggestions
 
 NOT_LEGAL = 3
 """Exit status of a layout that the model cannot follow."""
