@@ -148,14 +148,12 @@ class Folded:
         top = self.problem.top
         while self._priced(found) > bound * (1 + TIE / 10):
             runs = [r.table() for r in self.runs]
-            try:
-                states = least_by_labels(
-                    top, top.sequence, {}, self.objective, self.shares, self._priced(found), self.work, runs
-                )
-            except TooMuch:
-                return found, bound
+            states, least = least_by_labels(
+                top, top.sequence, {}, self.objective, self.shares, self._priced(found), self.work, runs
+            )
+            bound = max(bound, min(least, self._priced(found)))
             if states is None:
-                return found, self._priced(found)
+                return found, bound
             if sum(r.work_out(states) for r in self.runs) or sum(r.settle(states) for r in self.runs):
                 continue
             mine = self._assignment(states)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from planner_core.search.algebra.elimination import Floats, Table, add
-from planner_core.search.algebra.pareto_labels import MAX_ENTRIES, Ints, Labels, Partial, Pruning, TooLarge, join
+from planner_core.search.algebra.pareto_labels import MAX_ENTRIES, Caps, Ints, Labels, Partial, Pruning, TooLarge, join
 
 
 @dataclass
@@ -81,11 +81,13 @@ class BucketTree:
         return found
 
     def carry(
-        self, factors: Iterable[Table], sets: Iterable[tuple[tuple[str, ...], Labels]], pruning: Pruning
-    ) -> Labels:
+        self, factors: Iterable[Table], sets: Iterable[tuple[tuple[str, ...], Labels]], pruning: Pruning,
+        bounds: Sequence[tuple[Floats, BucketTree]] = (),
+    ) -> Labels:  # fmt: skip
         """Labels of every entry of the root.
 
-        `factors` have [sum, entry of their variables]; `sets` are labels of other networks by entry of theirs.
+        `factors` have [sum, entry of their variables]; `sets` are labels of other networks by entry of theirs. `bounds`: the
+        prices [sum] of other weighted sums that bound the cost, and this network weighed at them (without `sets`).
         Raises TooMuch where one table has too many.
         """
         plain: list[list[Table]] = [[] for _ in range(len(self.buckets) + 1)]
@@ -95,16 +97,18 @@ class BucketTree:
         for k, (names, labels) in enumerate(sets):
             self.children[self.home(names)].append((-1 - k, names, labels))
         for i, b in enumerate(self.buckets):
-            found = self._fill(i, plain[i], pruning)
+            found = self._fill(i, plain[i], pruning, bounds)
             below = np.where(np.isfinite(b.message), b.message, 0.0)[..., None]
             found.excess = found.excess + (b.total - below).ravel()[found.row]
             labels, self.chosen[i] = collect(found, found.row // self.sizes[b.name], b.message.size, pruning)
             self.children[b.parent].append((i, b.others, labels))
-        found = self._fill(-1, plain[-1], pruning)
+        found = self._fill(-1, plain[-1], pruning, bounds)
         labels, self.chosen[-1] = collect(found, found.row, self.root.size, pruning)
         return labels
 
-    def _fill(self, i: int, plain: Sequence[Table], pruning: Pruning) -> Partial:
+    def _fill(
+        self, i: int, plain: Sequence[Table], pruning: Pruning, bounds: Sequence[tuple[Floats, BucketTree]]
+    ) -> Partial:
         """Every way to fill the entries of a bucket that are within the limit, from its factors and children."""
         scope, margin = self.scope_of(i), self.margins[i].ravel()
         rows = np.flatnonzero(margin <= pruning.limit)
@@ -114,11 +118,17 @@ class BucketTree:
             where: tuple[Any, ...] = (slice(None), *(place[v] for v in names))
             cost += table[where].T.reshape(-1, len(pruning.steps))
         found = Partial(rows, cost, np.zeros(len(rows)))
-        for _, names, labels in self.children[i]:
+        room = np.full((self.margins[i].size, len(bounds)), -np.inf)
+        for k, (prices, tree) in enumerate(bounds):
+            room[rows, k] = pruning.limit - tree.margins[i].ravel()[rows] + cost @ prices
+        caps = Caps(np.stack([p for p, _ in bounds], axis=1), room) if bounds else None
+        for child, names, labels in self.children[i]:
             entry = np.zeros(self.margins[i].size, dtype=np.int64)
             for v in names:
                 entry[rows] = entry[rows] * self.sizes[v] + place[v]
-            found = join(found, labels, entry[found.row], pruning.limit - margin[found.row], pruning)
+            for k, (_, tree) in enumerate(bounds):
+                room[rows, k] += tree.buckets[child].message.ravel()[entry[rows]]
+            found = join(found, labels, entry[found.row], pruning.limit - margin[found.row], pruning, caps)
         return found
 
     def assignment(self, label: int) -> tuple[dict[str, int], dict[int, int]]:

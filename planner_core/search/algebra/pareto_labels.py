@@ -25,12 +25,14 @@ MAX_LABELS = 400_000
 """Labels held at once; beyond it the search gives up (about 0.1 GB)."""
 MAX_ENTRIES = 3e7
 """Entries of all tables of one tree, kept twice (half a gigabyte)."""
-MAX_WORK = 20_000_000
-"""Labels that one search may form: some seconds. Counted, not timed, so that every machine finds the same."""
+MAX_WORK = 1_000_000
+"""Labels that one search may form to close a gap: some seconds. Counted, not timed, so that every machine finds the same."""
 CHUNK = 200_000
 """Labels that are formed at once, before those that others beat are dropped."""
 NEAR = 8
 """Predecessors that each label is compared with at once, before groups are gone through one by one."""
+COMPARED = 1000
+"""Pairs of labels that are compared in the time in which one is formed."""
 FITS = 2**62
 """What a whole number of 64 bits holds."""
 
@@ -74,8 +76,20 @@ class Pruning:
         """The undominated ones of each row, in order of rows."""
         if (np.diff(found.row) > 0).all():
             return found
-        found = found.take(undominated(found.row, found.cost, self.steps))
+        found = found.take(undominated(found.row, found.cost, self.steps, self.work))
         return found.take(sample(found, self.few)) if self.few else found
+
+
+@dataclass(frozen=True)
+class Caps:
+    """Further bounds on labels: their sums at each of several `prices` [sum, bound] may be at most `room` [entry, bound]."""
+
+    prices: Floats
+    room: Floats
+
+    def keep(self, found: Partial) -> Partial:
+        """The labels that stay below all of them."""
+        return found.take((found.cost @ self.prices <= self.room[found.row]).all(axis=1))
 
 
 @dataclass
@@ -119,9 +133,11 @@ def concatenate(parts: Sequence[Partial]) -> Partial:
     )  # fmt: skip
 
 
-def join(mine: Partial, child: Labels, entry: Ints, room: Floats, pruning: Pruning) -> Partial:
+def join(
+    mine: Partial, child: Labels, entry: Ints, room: Floats, pruning: Pruning, caps: Caps | None = None
+) -> Partial:
     """Every label with every label of its entry of `child` (`entry`: one per label) whose excesses together stay within the
-    label's `room`; of each row what is left after `pruning`, in order of rows. Raises TooMuch."""
+    label's `room`, and that all `caps` allow; of each row what is left after `pruning`, in order of rows. Raises TooMuch."""
     first, end = child.first[entry], child.last[entry]
     counts = _bisect(child.excess, first, end, room - mine.excess) - first
     parts = []
@@ -134,7 +150,7 @@ def join(mine: Partial, child: Labels, entry: Ints, room: Floats, pruning: Pruni
             mine.row[take], mine.cost[take] + child.cost[position], mine.excess[take] + child.excess[position],
             [*(p[take] for p in mine.parts), position],
         )  # fmt: skip
-        parts.append(pruning.keep(formed))
+        parts.append(pruning.keep(caps.keep(formed) if caps else formed))
         if sum(len(p.row) for p in parts) > pruning.most:
             parts = [pruning.keep(concatenate(parts))]
             if len(parts[0].row) > pruning.most:
@@ -161,11 +177,12 @@ def _bisect(values: Floats, first: Ints, last: Ints, most: Floats) -> Ints:
         high = np.where(open_ & ~fits, middle, high)
 
 
-def undominated(group: Ints, cost: Floats, steps: Floats) -> Ints:
+def undominated(group: Ints, cost: Floats, steps: Floats, work: Allowance | None = None) -> Ints:
     """Indices of labels of which no other of their group equals or beats one in every sum, ordered by group; of two that tie in
     the first sum both may stay.
 
-    Sums are compared in whole `steps`, so that rounding does not tell equal labels apart.
+    Sums are compared in whole `steps`, so that rounding does not tell equal labels apart. Comparisons of many sums are taken
+    from `work`; raises TooMuch where none is left.
     """
     if not len(group):
         return np.zeros(0, dtype=np.int64)
@@ -182,6 +199,8 @@ def undominated(group: Ints, cost: Floats, steps: Floats) -> Ints:
     keep = np.ones(len(g), dtype=bool)
     for end, size in zip(ends, sizes, strict=True):
         if size > NEAR:
+            if work is not None:
+                work.take(size * size // COMPARED)
             keep[end - size : end] = _skyline(k[end - size : end, 1:])
     return order[keep]
 

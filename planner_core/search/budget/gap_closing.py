@@ -25,7 +25,7 @@ from planner_core.search.objective import TIE, Objective
 
 FIRST, WIDER = 64, 4
 """Where the whole gap holds too much: the part of it that is looked through first, and how much wider each next one is."""
-PER_PASS, QUICKLY = 5_000_000, 200_000
+PER_PASS, QUICKLY = 300_000, 100_000
 """Labels that may be formed to look through one part, and to try all of it at once."""
 SAMPLES = (16, 48)
 """Labels of each group in a sample, and in a second one where a gap is left."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from planner_core.cost import NUM_COMPONENTS, Shares
 from planner_core.search.algebra.elimination import Elimination, Floats, eliminate, given, order, reduce
-from planner_core.search.algebra.pareto_labels import Allowance, TooMuch
+from planner_core.search.algebra.pareto_labels import Allowance
 from planner_core.search.network.factors import Factor
 from planner_core.search.network.folded import Compiled
 from planner_core.search.objective import EVEN, TIE, Objective
@@ -194,14 +194,11 @@ class UnitCost:
         """What no shares close: the least of all assignments between the bound and the best one."""
         solver = self.solver(variant, shares)
         at = dict(view.at) | dict(zip(view.keep, entry, strict=True))
-        try:
-            states = least_by_labels(
-                self.variants[variant], solver.sequence((), at), at, self.objective, shares, best[0], self.work
-            )
-        except TooMuch:
-            return Settled(best[0], bound, best[1])
+        states, least = least_by_labels(
+            self.variants[variant], solver.sequence((), at), at, self.objective, shares, best[0], self.work
+        )
         if states is None:
-            return Settled(best[0], best[0], best[1])
+            return Settled(best[0], min(max(bound, least), best[0]), best[1])
         copy = self.measured(variant, states)
         cost = float(self.objective.priced_cost(copy.totals))
         return Settled(cost, cost, copy) if cost < best[0] else Settled(best[0], best[0], best[1])

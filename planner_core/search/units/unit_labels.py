@@ -7,7 +7,7 @@ weighted sum exceeds the limit.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy as np
 from planner_core.cost import NUM_COMPONENTS, Component, Shares
 from planner_core.search.algebra.bucket_tree import BucketTree
 from planner_core.search.algebra.elimination import Floats, Table, given
-from planner_core.search.algebra.pareto_labels import Allowance, Pruning
+from planner_core.search.algebra.pareto_labels import Allowance, Pruning, TooMuch
 from planner_core.search.network.folded import Compiled
 from planner_core.search.objective import TIE, Objective
 from planner_core.search.units.tables import scalar, vectors
@@ -26,6 +26,11 @@ WORK = 200_000
 """Labels that may be formed to settle one entry."""
 ALL_WORK = 400_000
 """Labels that may be formed to solve one model on one mesh under one objective."""
+
+NARROW, WIDER = 16, 2
+"""The part of the gap that is looked through first, and how much wider each next one is."""
+GRID = (0.0, 0.25, 0.5, 0.75, 1.0)
+"""Shares of one maximum at which labels are bounded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +84,12 @@ class TimeSums:
 def least_by_labels(
     compiled: Compiled, sequence: Sequence[str], at: Mapping[str, int], objective: Objective, shares: Shares, limit: float,
     work: Allowance, others: Sequence[Table] = (),
-) -> dict[str, int] | None:  # fmt: skip
-    """The assignment of least true cost below `limit` with some variables given `at`; None where there is none.
+) -> tuple[dict[str, int] | None, float]:  # fmt: skip
+    """The assignment of least true cost below `limit` with some variables given `at`, None where none was found; and a bound: nothing
+    costs less, or it is `limit`.
 
-    `others` are tables of seconds that are added, of other units. States are numbered as in `compiled.alive`. Raises TooMuch,
-    also where the `work` that is left does not allow it.
+    `others` are tables of seconds that are added, of other units. States are numbered as in `compiled.alive`. The bound stays lower
+    where the `work` that is left does not allow more.
     """
     how = TimeSums(objective)
     free = {v: n for v, n in compiled.sizes.items() if v not in at}
@@ -91,24 +97,38 @@ def least_by_labels(
     tree = BucketTree(free, given(tables, at), sequence, ())
     tree.weigh()
     if not float(tree.root) < limit * (1 - TIE / 10):
-        return None
+        return None, limit
+    bounds = [
+        (how.prices(other), _weighed(compiled, sequence, free, at, objective, other, others))
+        for other in _around(shares, how)
+    ]
     steps = np.full(len(how.places), limit * TIE * 1e-3)
+    rows = given([*vectors(compiled.factors, how.sums), *(_added(table, len(how.places)) for table in others)], at)
     here = Allowance(min(WORK, work.left))
-    pruning = Pruning(limit * (1 - TIE / 10), steps, MOST_LABELS, work=here)
-    rows = [*vectors(compiled.factors, how.sums), *(_added(table, len(how.places)) for table in others)]
     before = here.left
+    bound = float(tree.root)
     try:
-        labels = tree.carry(given(rows, at), [], pruning)
+        for most in _widening(float(tree.root), limit * (1 - TIE / 10)):
+            labels = tree.carry(rows, [], Pruning(most, steps, MOST_LABELS, work=here), bounds)
+            costs = how.cost(labels.cost)
+            if len(costs) and costs.min() <= most:
+                return dict.fromkeys(compiled.sizes, 0) | dict(at) | tree.assignment(int(costs.argmin()))[0], most
+            bound = most
+    except TooMuch:
+        return None, bound
     finally:
         work.left -= before - max(here.left, 0)
-    if not len(labels.cost):
-        return None
-    costs = how.cost(labels.cost)
-    best = int(costs.argmin())
-    if costs[best] >= limit:
-        return None
-    states, _ = tree.assignment(best)
-    return dict.fromkeys(compiled.sizes, 0) | dict(at) | states
+    return None, limit
+
+
+def _widening(bound: float, limit: float) -> Iterator[float]:
+    """Limits to look through one after the other, the last of them `limit`: few labels lie near the bound, and what is found
+    there is the least."""
+    width = (limit - bound) / NARROW
+    while bound < limit:
+        bound = limit if bound + width >= limit else bound + width
+        yield bound
+        width *= WIDER
 
 
 def _added(table: Table, rows: int) -> Table:
@@ -117,3 +137,20 @@ def _added(table: Table, rows: int) -> Table:
     found = np.zeros((rows, *seconds.shape))
     found[-1] = np.where(np.isfinite(seconds), seconds, 0.0)  # an impossible entry is never asked for
     return names, found
+
+
+def _around(shares: Shares, how: TimeSums) -> list[Shares]:
+    """Shares that differ from those given in one maximum."""
+    single = how.objective.step_time.accumulate == 1
+    dims = [name for name in Shares._fields if name.endswith("edge") or not single]
+    return list(dict.fromkeys(shares._replace(**{dim: share}) for dim in dims for share in GRID))
+
+
+def _weighed(
+    compiled: Compiled, sequence: Sequence[str], free: Mapping[str, int], at: Mapping[str, int], objective: Objective,
+    shares: Shares, others: Sequence[Table],
+) -> BucketTree:  # fmt: skip
+    """The network at other shares."""
+    tree = BucketTree(free, given([*scalar(compiled.factors, objective.weights(shares)), *others], at), sequence, ())
+    tree.weigh()
+    return tree
