@@ -183,7 +183,7 @@ def test_a_plan_is_saved_and_loaded(tmp_path: Path) -> None:
 
 
 def test_the_front_falls_in_memory_and_holds_the_best_plan() -> None:
-    graph = shardscope.load_model("gpt2-xl", layers=2)
+    graph = shardscope.load_model("llama-3-8b", layers=2, batch=8, seq=256)
     found = shardscope.front(graph, cluster="1x8-h100", mesh="8")
     assert found.exact and len(found.points) > 1
     seconds, memory = [p.cost_s for p in found.points], [p.memory_bytes for p in found.points]

@@ -6,14 +6,23 @@ from dataclasses import dataclass
 
 from explorer.analysis.timeline import model_of
 from planner_core.core import Graph, Plan
-from planner_core.cost import Message, block_of, exposed_parts, messages, op_seconds, recomputed, touch_time
+from planner_core.cost import (
+    Message,
+    block_of,
+    exposed_parts,
+    messages,
+    op_seconds,
+    recomputed,
+    touch_time,
+    weight_seconds,
+)
 from planner_core.cost.communication import algorithms, wire_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
     """Compute of one op in one copy of its block and one micro-batch; seconds on one GPU. `pads_s`: padding and dividing
-    its operands. `copies` counts how often it runs in a step."""
+    its operands, copying its gathered weights and adding up their gradients. `copies` counts how often it runs in a step."""
 
     op: str
     block: str
@@ -48,6 +57,7 @@ def work(plan: Plan, graph: Graph) -> list[Work]:
         for op in block.ops:
             forward, backward = op_seconds(block, op, bp, again, model)
             pads = touch_time(block, op, bp.sites[op.name], model)
+            pads += sum(weight_seconds(block, op, bp.sites[op.name], op.name in again, model))
             found.append(Work(op.name, label, len(bp.prefixes) * model.workload.accumulate, forward, backward, pads))
     return found
 

@@ -40,13 +40,12 @@ def repriced(plan: Plan, cluster: Cluster, graph: Graph) -> Plan:
 
 
 def step_times(plan: Plan, graph: Graph) -> Callable[[Cluster], float]:
-    """Seconds of a step of the same layout by the links of its GPUs: as `repriced`, what links do not change worked out once."""
+    """Seconds of a step of the same layout by the links of its GPUs: as `repriced`, without memory."""
     workload = Workload(**plan.workload)
-    here = cost_model(Cluster.from_json(plan.cluster), plan.mesh, workload)
-    units = units_of(plan.blocks, graph, here)
 
     def seconds(there: Cluster) -> float:
-        return step_seconds(units, cost_model(there, plan.mesh, workload))
+        model = cost_model(there, plan.mesh, workload)
+        return step_seconds(units_of(plan.blocks, graph, model), model)
 
     return seconds
 

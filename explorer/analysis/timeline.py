@@ -18,13 +18,12 @@ from planner_core.cost import (
     WAITED,
     CostModel,
     Unit,
+    all_seconds,
     beyond_compute,
     block_of,
     cost_model,
     exposed_parts,
-    op_seconds,
     recomputed,
-    touch_time,
     unit_totals,
     units_of,
     weight_traffic,
@@ -109,8 +108,7 @@ def timeline(plan: Plan, graph: Graph) -> Timeline:
         block = block_of(graph, label)
         again = recomputed(block, bp)
         for op in block.ops:
-            forward, backward = op_seconds(block, op, bp, again, model)
-            both = forward + touch_time(block, op, bp.sites[op.name], model), backward
+            both = all_seconds(block, op, bp, again, model)
             _add(home[label](op.name), "compute", (micro_batches * both[0], micro_batches * both[1]), 1)
     for e in exposed_parts(plan.blocks, graph, model):
         site = _first_user(block_of(graph, e.label), e.weight) if e.why != WAITED else e.site

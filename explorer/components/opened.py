@@ -87,7 +87,7 @@ def _step(plan: Plan, result: Result) -> None:
         [
             {
                 "operation": w.op, "block": w.block, "copies": w.copies, "forward, ms": w.forward_s * 1e3,
-                "backward, ms": w.backward_s * 1e3, "padding, ms": w.pads_s * 1e3, "all copies, ms": w.total_s * 1e3,
+                "backward, ms": w.backward_s * 1e3, "padding and copies, ms": w.pads_s * 1e3, "all copies, ms": w.total_s * 1e3,
             }
             for w in work
         ],

@@ -13,7 +13,17 @@ from planner_core.cost.exposed import (
 )
 from planner_core.cost.model import RUN_STAGES, CostModel, cost_model
 from planner_core.cost.resolved_ops import local_bytes, split_parts
-from planner_core.cost.step import Unit, op_seconds, price, step_seconds, touch_time, unit_totals, units_of
+from planner_core.cost.step import (
+    Unit,
+    all_seconds,
+    op_seconds,
+    price,
+    step_seconds,
+    touch_time,
+    unit_totals,
+    units_of,
+    weight_seconds,
+)
 from planner_core.cost.step_messages import BESIDE, ONCE, WAIT, Message, block_of, message_time, messages, recomputed
 from planner_core.cost.step_time import NUM_COMPONENTS, Component, CostVector, Shares, StepTime
 from planner_core.cost.units import ops_before_the_units, sent_share
@@ -36,6 +46,7 @@ __all__ = [
     "Shares",
     "StepTime",
     "Unit",
+    "all_seconds",
     "beyond_compute",
     "block_of",
     "cost_model",
@@ -54,5 +65,6 @@ __all__ = [
     "touch_time",
     "unit_totals",
     "units_of",
+    "weight_seconds",
     "weight_traffic",
 ]  # fmt: skip

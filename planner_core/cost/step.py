@@ -117,13 +117,10 @@ def units_of(
     for label, bp in blocks.items():
         block = block_of(graph, label)
         again = recomputed(block, bp)
-        times = [op_seconds(block, op, bp, again, model) for op in block.ops]
-        touches = sum(touch_time(block, op, bp.sites[op.name], model) for op in block.ops)
-        weights = [weight_seconds(block, op, bp.sites[op.name], op.name in again, model) for op in block.ops]
-        each = [*times, *weights]
+        each = [all_seconds(block, op, bp, again, model) for op in block.ops]
         found.append(
             Unit(
-                label, len(bp.prefixes), repeats.get(block.name, 1) if label else 1, sum(f for f, _ in each) + touches,
+                label, len(bp.prefixes), repeats.get(block.name, 1) if label else 1, sum(f for f, _ in each),
                 sum(b for _, b in each), _optimizer(block, bp, model) + (0.0 if label else model.timing.step_s),
                 tuple(one_micro_batch(block, bp, model)), tuple(once_a_step(block, bp, model)),
                 frozenset() if label else early,
@@ -168,6 +165,16 @@ def _optimizer(block: Block, bp: BlockPlan, model: CostModel) -> float:
 
 
 # --- compute -----------------------------------------------------------------------------------------
+
+
+def all_seconds(
+    block: Block, op: Op, bp: BlockPlan, again: Mapping[str, bool], model: CostModel
+) -> tuple[float, float]:
+    """Seconds of compute, forward and backward, that one op of one copy takes with its weights and operands: what
+    `op_seconds`, `weight_seconds` and `touch_time` add up to."""
+    forward, backward = op_seconds(block, op, bp, again, model)
+    weights = weight_seconds(block, op, bp.sites[op.name], op.name in again, model)
+    return forward + weights[0] + touch_time(block, op, bp.sites[op.name], model), backward + weights[1]
 
 
 def op_seconds(block: Block, op: Op, bp: BlockPlan, again: Mapping[str, bool], model: CostModel) -> tuple[float, float]:

@@ -14,6 +14,7 @@ from explorer.analysis.peak_memory import held
 from explorer.analysis.timeline import PHASES, Bar, Timeline, model_of, timeline
 from explorer.figures.palette import MEMORY_KINDS
 from planner_core.core.plan import Plan
+from planner_core.cost.exposed import NOT_HIDDEN, WAITED, exposed_parts
 from planner_core.cost.step import price
 from planner_core.cost.step_messages import WAIT, message_time, messages
 from planner_core.models.zoo import ZOO
@@ -33,7 +34,10 @@ def test_lengths_are_the_plans_times(result: Result) -> None:
         assert line.step_s == pytest.approx(cost.step_time_s, rel=1e-9)
         assert line.total("compute") == pytest.approx(cost.compute_time_s, rel=1e-9)
         assert line.total("exposed") == pytest.approx(cost.exposed_comm_time_s, rel=1e-9, abs=1e-12)
-        assert line.total("hidden") == pytest.approx(cost.comm_time_s - cost.exposed_comm_time_s, rel=1e-9, abs=1e-9)
+        shows = sum(
+            e.seconds for e in exposed_parts(plan.blocks, result.graph, model_of(plan)) if e.why in (WAITED, NOT_HIDDEN)
+        )
+        assert line.total("hidden") == pytest.approx(cost.comm_time_s - shows, rel=1e-9, abs=1e-9)
 
 
 def test_every_figure_opens_to_parts_that_add_up(result: Result) -> None:
@@ -100,12 +104,16 @@ def test_every_layer_is_drawn() -> None:
     assert line.num_ranks == 16
 
 
-@pytest.mark.parametrize("recompute", ["none", "full"])
-def test_recomputation_is_backward_work(recompute: str) -> None:
-    result = planned(Request("gpt2-xl", recompute=recompute, layers=6))
-    line = timeline(result.best, result.graph)
-    assert line.step_s == pytest.approx(result.best.cost.step_time_s, rel=1e-9)
-    assert (line.total("compute", "backward") > 2.5 * line.total("compute", "forward")) == (recompute == "full")
+def test_recomputation_is_backward_work() -> None:
+    lines = {}
+    for recompute in ("none", "full"):
+        result = planned(Request("gpt2-xl", recompute=recompute, layers=6))
+        lines[recompute] = line = timeline(result.best, result.graph)
+        assert line.step_s == pytest.approx(result.best.cost.step_time_s, rel=1e-9)
+    none, full = lines["none"], lines["full"]
+    layers = sum(b.seconds for b in full.bars if (b.lane, b.phase) == ("compute", "forward") and b.part == "GPT2Block")
+    more = full.total("compute", "backward") - none.total("compute", "backward")
+    assert 0.6 * layers < more < layers, "the last operators of a block are not computed again"
 
 
 def test_the_prices_are_read_from_the_plan_alone(result: Result) -> None:

@@ -197,7 +197,7 @@ def test_degrees_for_megatron_and_torchtitan() -> None:
     assert "enable_sequence_parallel" not in made.text  # torchtitan's default
     assert "it was not run" in " ".join(made.remarks)
     assert "--parallelism.no-enable_sequence_parallel" in export_text(plans["Megatron-LM"], "torchtitan").text
-    whole = export_text(plans["best"], "torchtitan").text
+    whole = export_text(plans["FSDP"], "torchtitan").text
     assert "--parallelism.tensor_parallel_degree 1\n" in whole
     assert "--parallelism.data_parallel_shard_degree 16\n" in whole
 
@@ -242,7 +242,7 @@ def test_torchtitan_takes_the_options() -> None:
     for which, tensor, sequence in (
         ("Megatron-LM", 8, False),
         ("Megatron-LM + sequence parallel", 8, True),
-        ("best", 1, True),
+        ("FSDP", 1, True),
     ):
         text = export_text(planned("llama-3-8b")[which], "torchtitan").text
         options = " ".join(line for line in text.splitlines() if not line.startswith("#")).split()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from planner_core.core.errors import NoPlanFits
@@ -26,11 +28,11 @@ def test_ample_memory_and_a_large_batch_give_data_parallel(name: str) -> None:
     assert split(best, "layer") == {} and split(best, ".h.") == {} and split(best, "block") == {}
 
 
-def test_tight_memory_gives_sharding() -> None:
-    ample = planned(Request("llama-3-8b", memory_gb=100000.0)).best
-    tight = planned(Request("llama-3-8b", memory_gb=30.0)).best
-    assert tight.fits and tight.cost.memory_bytes["peak"] <= 30e9 < ample.cost.memory_bytes["peak"]
-    assert len(split(tight, "proj")) > len(split(ample, "proj"))
+def test_tight_memory_is_kept_at_a_price() -> None:
+    asked = Request("llama-3-8b", cluster="1x8-h100", batch=8)
+    ample = planned(replace(asked, memory_gb=100000.0)).best
+    tight = planned(replace(asked, memory_gb=38.0)).best
+    assert tight.fits and tight.cost.memory_bytes["peak"] <= 38e9 < ample.cost.memory_bytes["peak"]
     assert tight.cost.step_time_s >= ample.cost.step_time_s
 
 
@@ -66,9 +68,10 @@ def test_a_plan_under_an_explicit_budget_fits_it(gb: float) -> None:
 
 
 def test_one_byte_under_a_plan_is_another_plan() -> None:
-    first = planned(Request("gpt2-xl", cluster="1x8-h100")).best
+    asked = Request("llama-3-8b", cluster="1x8-h100", batch=8)
+    first = planned(asked).best
     peak = first.cost.memory_bytes["peak"]
-    second = planned(Request("gpt2-xl", cluster="1x8-h100", memory_gb=(peak - 1) / 1e9)).best
+    second = planned(replace(asked, memory_gb=(peak - 1) / 1e9)).best
     assert second.cost.memory_bytes["peak"] < peak
     assert second.cost.step_time_s >= first.cost.step_time_s * (1 - 1e-9)
 

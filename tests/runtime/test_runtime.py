@@ -53,7 +53,7 @@ def test_every_optimizer_keeps_the_states_that_are_counted(name: str) -> None:
     param.grad = torch.ones_like(param)
     optimizer.step()
     held = sum(t.nbytes for t in optimizer.state[param].values() if isinstance(t, torch.Tensor) and t.dim())
-    assert held == 1000 * Workload(1, 1, optimizer=name).state_bytes(2)
+    assert held == 1000 * Workload(1, 1, optimizer=name).moment_bytes(2)
     assert param.max() < 0
 
 

@@ -88,10 +88,9 @@ def test_candidates_cost_what_a_search_with_fixed_weights_finds(name: str, numbe
         assert c.comm_s[i] == pytest.approx(fixed_search(planner, c, c.choice[i]), rel=1e-6, abs=1e-7)
 
 
-def test_the_cheapest_candidate_is_all_replicated_and_the_front_is_a_front() -> None:
+def test_the_front_of_the_candidates_is_a_front() -> None:
     for name in ("llama-3-8b", "t5-large"):
         for c in scored(name)[1]:
-            assert (c.choice[int(np.argmin(c.memory_bytes))] > 0).all()  # least memory: every matrix is split
             front = np.flatnonzero(c.on_front)
             for i in front:
                 better = (c.comm_s <= c.comm_s[i]) & (c.memory_bytes <= c.memory_bytes[i])

@@ -31,7 +31,7 @@ CHUNK = 200_000
 """Labels that are formed at once, before those that others beat are dropped."""
 NEAR = 8
 """Predecessors that each label is compared with at once, before groups are gone through one by one."""
-COMPARED = 1000
+COMPARED = 200
 """Pairs of labels that are compared in the time in which one is formed."""
 FITS = 2**62
 """What a whole number of 64 bits holds."""

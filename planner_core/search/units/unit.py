@@ -154,7 +154,7 @@ class UnitCost:
                     best = Settled(best.cost, min(found.bound, best.bound), best.copy)
         assert best is not None
         self.settled[view, entry] = best
-        self.bounds[view] = np.min([self.by_variant[v, view] for v in self.variants], axis=0)
+        self.bounds[view] = np.array(np.min([self.by_variant[v, view] for v in self.variants], axis=0))
         for (where, at), known in self.settled.items():
             if where == view:
                 self.bounds[view][at] = max(known.bound, float(self.bounds[view][at]))
