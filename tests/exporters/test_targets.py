@@ -37,8 +37,8 @@ OTHERS = [t for t in TARGETS if t not in ("json", "torchrun", "fsdp2", "accelera
 
 
 @cache
-def planned(name: str) -> dict[str, Plan]:
-    return {p.name: p for p in plan_model(Request(name, cluster="2x8-h100", mesh="2x8")).plans}
+def planned(name: str, mesh: str = "2x8") -> dict[str, Plan]:
+    return {p.name: p for p in plan_model(Request(name, cluster="2x8-h100", mesh=mesh)).plans}
 
 
 def consume(name: str, which: str, target: str, folder: Path) -> dict[str, Any]:
@@ -197,7 +197,7 @@ def test_degrees_for_megatron_and_torchtitan() -> None:
     assert "enable_sequence_parallel" not in made.text  # torchtitan's default
     assert "it was not run" in " ".join(made.remarks)
     assert "--parallelism.no-enable_sequence_parallel" in export_text(plans["Megatron-LM"], "torchtitan").text
-    whole = export_text(plans["FSDP"], "torchtitan").text
+    whole = export_text(planned("llama-3-8b", "16")["FSDP"], "torchtitan").text
     assert "--parallelism.tensor_parallel_degree 1\n" in whole
     assert "--parallelism.data_parallel_shard_degree 16\n" in whole
 
@@ -244,7 +244,7 @@ def test_torchtitan_takes_the_options() -> None:
         ("Megatron-LM + sequence parallel", 8, True),
         ("FSDP", 1, True),
     ):
-        text = export_text(planned("llama-3-8b")[which], "torchtitan").text
+        text = export_text(planned("llama-3-8b", "16" if which == "FSDP" else "2x8")[which], "torchtitan").text
         options = " ".join(line for line in text.splitlines() if not line.startswith("#")).split()
         found = tyro.cli(form, args=options, default=form(), registry=manager.custom_registry).parallelism
         assert (found.tensor_parallel_degree, found.enable_sequence_parallel) == (tensor, sequence)
