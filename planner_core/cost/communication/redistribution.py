@@ -141,13 +141,11 @@ def moves(
 
 @dataclass(frozen=True, slots=True)
 class _SingleMoves:
-    """What does not depend on sizes: all placements by code, on which axes each shards, is Partial or Replicate ([code, axis]),
-    and the codes (from, to) of every
-    move of one axis, by that axis and its collective."""
+    """What does not depend on sizes: all placements by code, on which axes each shards and on which it is Replicate
+    ([code, axis]), and the codes (from, to) of every move of one axis, by that axis and its collective."""
 
     placements: tuple[Placements, ...]
     sharded: NDArray[np.bool_]
-    partial: NDArray[np.bool_]
     whole: NDArray[np.bool_]
     by_kind: Mapping[tuple[int, str | None], tuple[NDArray[np.int64], NDArray[np.int64]]]
 
@@ -164,10 +162,8 @@ def _single_moves(rank: int, axes: int, dims: tuple[int, ...]) -> _SingleMoves:
                 found.setdefault((axis, Step(axis, here[axis], to).collective), []).append((i, j))
     by_kind = {key: (np.array(pairs)[:, 0], np.array(pairs)[:, 1]) for key, pairs in found.items()}
     sharded = np.array([[isinstance(p, Shard) for p in here] for here in every]).reshape(len(every), axes)
-    partial, whole = (
-        np.array([[p == state for p in here] for here in every]).reshape(sharded.shape) for state in (P, R)
-    )
-    return _SingleMoves(every, sharded, partial, whole, by_kind)
+    whole = np.array([[p == R for p in here] for here in every]).reshape(sharded.shape)
+    return _SingleMoves(every, sharded, whole, by_kind)
 
 
 def _innermost(here: Placements, to: Placement, axis: int) -> bool:
@@ -176,13 +172,13 @@ def _innermost(here: Placements, to: Placement, axis: int) -> bool:
 
 
 def _all_pairs(cost: NDArray[np.float64], first: NDArray[np.int32], single: _SingleMoves) -> None:
-    """Make `cost` and `first` those of the cheapest ways. A sum over an axis stays the one all_reduce that a run sends: it is
-    not taken apart into a reduce_scatter and an all_gather."""
+    """Make `cost` and `first` those of the cheapest ways. A sum over an axis stays the one all_reduce that a run sends: what
+    is Partial or Replicate there and ends as Replicate is not taken apart in between."""
     for k in range(len(cost)):
         through = cost[:, k, None] + cost[None, k, :]
         better = through < cost
         for axis in np.flatnonzero(single.sharded[k]):
-            better &= ~(single.partial[:, axis, None] & single.whole[None, :, axis])
+            better &= ~(~single.sharded[:, axis, None] & single.whole[None, :, axis])
         if better.any():
             np.copyto(cost, through, where=better)
             np.copyto(first, np.broadcast_to(first[:, k, None], first.shape), where=better)
