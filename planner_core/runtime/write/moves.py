@@ -27,14 +27,16 @@ def kind(step: Step) -> str:
 
 def outside(edge: Edge, ahead: Sequence[Step], back: Sequence[Step]) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
     """Of a weight's edge the steps that are taken outside the function, where they can be bucketed and issued early: the
-    first ones forward, as far as ranks talk, and the last ones of the gradient, from where it has the weight's own shape."""
+    first ones forward, as far as ranks talk, and the last ones of the gradient, from where it has the weight's own shape.
+    An axis of one rank has no steps, and does not matter."""
+    axes = sorted({step.axis for step in (*ahead, *back)})
     for gather in (last_collective(ahead), 0):
         here = edge.src
         for step in ahead[:gather]:
             here = _after(here, step)
         gradient = edge.gradient
         for number in range(len(back) + 1):
-            if _split(gradient) == _split(here):
+            if _split(gradient, axes) == _split(here, axes):
                 return tuple(ahead[:gather]), tuple(back[number:])
             if number < len(back):
                 gradient = _after(gradient, back[number])
@@ -50,8 +52,8 @@ def _after(placements: Placements, step: Step) -> Placements:
     return (*placements[: step.axis], step.dst, *placements[step.axis + 1 :])
 
 
-def _split(placements: Placements) -> tuple[int | None, ...]:
-    return tuple(p.dim if isinstance(p, Shard) else None for p in placements)
+def _split(placements: Placements, axes: Sequence[int]) -> tuple[int | None, ...]:
+    return tuple(p.dim if isinstance(p := placements[axis], Shard) else None for axis in axes)
 
 
 class Moves:
