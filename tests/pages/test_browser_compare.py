@@ -99,7 +99,7 @@ def test_topology_sliders_replan_and_back_undoes(visit: Visit) -> None:
     page.go_forward()
     page.wait_for_function("location.search.includes('bandwidth=1%2C0.125')")
     visit.settle()
-    expect(thumb).to_have_attribute("aria-valuetext", "45.0 GB/s (× 0.125)")
+    expect(thumb).to_have_attribute("aria-valuetext", "47.5 GB/s (× 0.125)")
     page.reload()
     visit.settle()
     page.get_by_text("best plan for the links as set").wait_for()
