@@ -3,7 +3,6 @@
 import contextlib
 import io
 import itertools
-import json
 import math
 import re
 import subprocess
@@ -29,6 +28,7 @@ from explorer.text import units
 from planner_core.cost.communication import ring_time_s
 from planner_core.models.zoo import load_snapshot
 from planner_core.planning.request import Request
+from tests.support.fitted import FITTED, H100, NVLINK, across_s, inside_s
 
 ROOT = Path(__file__).resolve().parents[2]
 LLAMA = Learner(Request("llama-3-8b"))
@@ -36,34 +36,6 @@ PARAMS = 8_030_261_248
 LAYERS, HIDDEN, INNER, SEQ, BATCH = 32, 4096, 14336, 4096, 16
 ROOM = 81559 * 2**20
 """Bytes of an H100's memory, as nvidia-smi reports them."""
-H100 = json.loads((ROOT / "assets/hardware/h100-sxm.json").read_text(encoding="utf-8"))
-FITTED = H100["collectives"]
-NVLINK = 450e9 * FITTED["efficiency"]
-NETWORK = 50e9 * FITTED["outer_efficiency"]
-"""Bytes per second of one H100 of the standard cluster, inside its node and to other nodes."""
-
-
-def took_s(fixed_s: float, transfer_s: float) -> float:
-    """A collective of the standard cluster's H100: latency, transfer, and the protocols between."""
-    return fixed_s + transfer_s + FITTED["curve"] * math.sqrt(fixed_s * transfer_s)
-
-
-def inside_s(size: float, n: int, sums: bool = True) -> float:
-    """An all_reduce (else one half of it) of `size` bytes on n neighbours of a node."""
-    rate = NVLINK * (1 - FITTED["few"] / n)
-    once = FITTED["base_s"] + (n - 1) * FITTED["hop_s"]
-    if not sums:
-        return took_s(once, (n - 1) / n * size / rate)
-    switch = FITTED["in_switch"] if n >= 8 else 1
-    return took_s(FITTED["summing"] * once, switch * 2 * (n - 1) / n * size / rate)
-
-
-def across_s(size: float, nodes: int) -> float:
-    """An all_reduce of `size` bytes of one GPU of each node with its likes, all groups at once: up a tree and down."""
-    fixed = FITTED["summing"] * FITTED["base_s"] + 2 * math.log2(nodes) * FITTED["tree_hop_s"]
-    return took_s(fixed, 2 * (nodes - 1) / nodes * size / NETWORK)
-
-
 every = pytest.mark.parametrize("lesson", LESSONS, ids=lambda x: f"lesson{x.number}")
 
 
@@ -502,7 +474,7 @@ def said(lesson: Lesson) -> str:
 
 
 def test_course() -> None:
-    assert [x.number for x in LESSONS] == list(range(1, 14))
+    assert [x.number for x in LESSONS] == list(range(1, len(LESSONS) + 1))
     terms = [t.lower() for x in LESSONS for t, _ in x.terms]
     assert len(set(terms)) == len(terms), "a word is defined once"
     for term in FIRST:

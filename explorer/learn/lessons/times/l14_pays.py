@@ -1,0 +1,325 @@
+"""14. When does it pay? Compute against wires: the roofline, tokens per GPU, link speed, and the planner's own prices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from explorer.figures.palette import COMMUNICATION, COMPUTE, DEVICES
+from explorer.figures.svg_tensors import amount, svg, table
+from explorer.learn import links
+from explorer.learn.charts import Bar, Line, Part, bars, plot
+from explorer.learn.learner import Layer, Learner
+from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
+from explorer.learn.lessons.times.stated import Stated, names, node, stated, texts
+from explorer.text import units
+from explorer.text.words import MODEL_ERROR
+from planner_core.core import Cluster, DeviceMesh, Gpu
+from planner_core.cost.communication import axis_links, collective_time
+from planner_core.planning.methods import Layout
+
+TOKENS = (512, 1024, 2048, 4096, 8192)
+SPEEDS = (0.125, 0.25, 0.5, 1, 2)
+SPEED_NAMES = {0.125: "1/8", 0.25: "1/4", 0.5: "1/2", 1: "as it is", 2: "twice"}
+ITEM_BYTES = 2
+CODE = """\
+import torch
+
+hidden, inner = 512, 2048
+def product(tokens):  # work and traffic of one product, as PyTorch's own counter sees the work
+    from torch.utils.flop_counter import FlopCounterMode
+    x, w = torch.randn(tokens, hidden), torch.randn(hidden, inner)
+    with FlopCounterMode(display=False) as counted:
+        y = x @ w
+    return counted.get_total_flops(), 2 * (x.numel() + w.numel() + y.numel())  # 2 bytes a number in bf16
+
+for tokens in (1, 64, 4096):
+    flops, moved = product(tokens)
+    print(f"tokens {tokens}: {flops / moved:.1f} FLOP per byte, {flops / tokens:.0f} FLOP per token")
+print("weights", 2 * hidden * inner, "bytes to gather, whatever the tokens")
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Wires:
+    """One layer, forward, on one GPU: seconds per token of compute, of one gather of its weights, per token of its two sums."""
+
+    weights: int
+    compute_s: float
+    gather_s: float
+    sums_s: float
+    degree: int
+
+    @property
+    def crossing(self) -> float:
+        """Tokens per GPU from which on compute is longer than the gather."""
+        return self.gather_s / self.compute_s
+
+
+def layer_weights(layer: Layer) -> int:
+    """Parameters of a layer's products: q, k, v, o, and two or three of the feed-forward part."""
+    heads, keys = layer.heads * layer.head_dim, layer.kv_heads * layer.head_dim
+    return layer.hidden * (2 * heads + 2 * keys + (2 + layer.gated) * layer.inner)
+
+
+def scaled(cluster: Cluster, speed: float) -> Cluster:
+    """The cluster with its outermost links so many times as fast."""
+    return cluster.with_bandwidth(speed, len(cluster.levels) - 1)
+
+
+def wires(learner: Learner, tokens: int, speed: float) -> Wires:
+    """What a layer computes and sends: gathered over all GPUs (FSDP), or summed inside a node (tensor parallelism)."""
+    layer, cluster = learner.layer(), scaled(learner.cluster, speed)
+    weights, n, t = layer_weights(layer), cluster.num_gpus, node(cluster)
+    compute = 2 * weights / cluster.gpu.flops_per_s("bfloat16")
+    everyone = axis_links(cluster, DeviceMesh(("shard",), (n,)))[0]
+    gather = collective_time("all_gather", ITEM_BYTES * weights, everyone)[0]
+    return Wires(weights, compute, gather, sums_s(layer, cluster, t, tokens) / tokens, t)
+
+
+def sums_s(layer: Layer, cluster: Cluster, degree: int, tokens: int) -> float:
+    """Seconds of a layer's two all_reduces forward over `degree` neighbours with `tokens` for each GPU of the group."""
+    if degree == 1:
+        return 0.0
+    mesh = DeviceMesh(("data", "tensor"), (cluster.num_gpus // degree, degree))
+    num_bytes = tokens * degree * layer.hidden * ITEM_BYTES
+    return 2 * collective_time("all_reduce", num_bytes, axis_links(cluster, mesh)[1])[0]
+
+
+def contenders(cluster: Cluster) -> dict[str, Layout]:
+    """Four ways to use all GPUs, by name."""
+    usual, t = names(cluster), node(cluster)
+    rest = cluster.num_gpus // t
+    tensor = Layout(fsdp=rest, tp=t, sp=True) if rest > 1 else Layout(tp=t, sp=True)
+    hybrid = {"HSDP": usual["HSDP"]} if rest > 1 else {}
+    return {
+        "data parallel": Layout(dp=cluster.num_gpus, zero=1), "FSDP": usual["FSDP (ZeRO-3)"], **hybrid,
+        f"tensor parallel {t}": tensor,
+    }  # fmt: skip
+
+
+@lru_cache(maxsize=64)
+def priced(learner: Learner, tokens: int) -> dict[str, Stated]:
+    """The planner's plan of each contender that the model can follow, with so many tokens per GPU."""
+    learner, samples, _ = texts(learner, tokens)
+    found = {name: stated(learner, layout, samples) for name, layout in contenders(learner.cluster).items()}
+    return {name: case for name, case in found.items() if case}
+
+
+def winner(cases: dict[str, Stated], cluster: Cluster) -> str:
+    """The quickest contender that fits, else the one that needs the least memory."""
+    quickest = ranking(cases, cluster)
+    return quickest[0] if quickest else min(cases, key=lambda name: cases[name].plan.cost.memory_bytes["peak"])
+
+
+def ranking(cases: dict[str, Stated], cluster: Cluster) -> list[str]:
+    """The contenders that fit, the quickest first."""
+    took = {name: sum(case.seconds(cluster)) for name, case in cases.items() if case.plan.fits}
+    return sorted(took, key=lambda name: took[name])
+
+
+def cell(cases: dict[str, Stated], cluster: Cluster) -> str:
+    """The quickest that fits, and every other that is within the model's error of it."""
+    order = ranking(cases, cluster)
+    if not order:
+        return "none fits"
+    limit = (1 + MODEL_ERROR) * sum(cases[order[0]].seconds(cluster))
+    return " ≈ ".join(name for name in order if sum(cases[name].seconds(cluster)) <= limit)
+
+
+def scene(learner: Learner, values: Values) -> Scene:
+    """The roofline, a gather against compute, the crossing, sums by degree, the planner's prices, and the map."""
+    tokens, speed = int(values["tokens"]), float(values["speed"])
+    learner, _, note = texts(learner, max(TOKENS))
+    layer, cluster, gpu = learner.layer(), scaled(learner.cluster, speed), learner.cluster.gpu
+    w, cases = wires(learner, tokens, speed), priced(learner, tokens)
+    best = winner(cases, cluster)
+    steps = (
+        _roofline(layer, gpu, tokens),
+        _gather(learner, w, tokens),
+        _crossing(w, tokens),
+        _degrees(layer, cluster, w, tokens),
+        _prices(cases, cluster, best, tokens),
+        _map(learner),
+    )
+    numbers = {
+        "tokens": tokens, "gather_s": w.gather_s, "compute_s": w.compute_s * tokens, "sums_s": w.sums_s * tokens,
+        "crossing": w.crossing, "weights": w.weights, "ridge": ridge(gpu), "intensity": intensity(layer, tokens, 1),
+        **{f"{name}_s": sum(case.seconds(cluster)) for name, case in cases.items()},
+    }  # fmt: skip
+    return Scene(steps, numbers, reveal=2, note=note)
+
+
+def ridge(gpu: Gpu) -> float:
+    """FLOPs per byte from which on a GPU is limited by its arithmetic."""
+    return gpu.flops_per_s("bfloat16") / gpu.bytes_per_s
+
+
+def intensity(layer: Layer, tokens: int, degree: int) -> float:
+    """FLOPs per byte of memory traffic of the first product of the feed-forward part, its outputs split over `degree`."""
+    m, k, n = tokens, layer.hidden, layer.inner / degree
+    return 2 * m * k * n / (ITEM_BYTES * (m * k + k * n + m * n))
+
+
+def _roofline(layer: Layer, gpu: Gpu, tokens: int) -> Step:
+    peak, memory = gpu.flops_per_s("bfloat16"), gpu.bytes_per_s
+    at, one = intensity(layer, tokens, 1), intensity(layer, 1, 1)
+    xs = [0.5, 1, ridge(gpu), 1e4]
+    line = Line("what the GPU can reach", tuple((x, min(peak, x * memory)) for x in xs), COMPUTE)
+    picture = plot(
+        [line], "FLOP per byte of memory traffic (intensity)", "reachable FLOP per second", "{:g}".format, _rate,
+        [(one, f"1 token: {one:.2g}"), (ridge(gpu), f"ridge: {units.significant(ridge(gpu))}"), (at, f"yours: {units.significant(at)}")],
+    )  # fmt: skip
+    bound = "arithmetic: it is used well" if at >= ridge(gpu) else "memory: most of its arithmetic waits"
+    says = (
+        f"The first product of the feed-forward part: {units.whole(tokens)} tokens times a weight of {layer.hidden} × {layer.inner}. "
+        f"It does {units.significant(at)} FLOP for each byte that it reads or writes. A {gpu.name} keeps its arithmetic busy from "
+        f"**{units.significant(ridge(gpu))} FLOP per byte** on, so this product is limited by {bound}. A single token would give "
+        f"{one:.2g}: the whole weight is read for one row."
+    )
+    return Step("A product on one GPU", says, svg(picture, "Roofline of the GPU with the layer's product"))
+
+
+def _rate(value: float) -> str:
+    return units.flops(value) + "/s"
+
+
+def _gather(learner: Learner, w: Wires, tokens: int) -> Step:
+    rows = [
+        Bar("compute", (Part("compute of the layer, forward", w.compute_s * tokens, COMPUTE),)),
+        Bar("gather", (Part("all_gather of the layer's weights", w.gather_s, COMMUNICATION, True),)),
+    ]
+    says = (
+        f"FSDP gathers each layer's weights before it computes: {amount(ITEM_BYTES * w.weights)} for {units.count(w.weights)} "
+        f"parameters, **{units.seconds(w.gather_s)}** over {learner.cluster.num_gpus} GPUs. The gather is the same for any number of "
+        f"tokens. Compute is not: 2 FLOP per parameter and token, {units.seconds(1000 * w.compute_s)} for a thousand tokens. "
+        "The next layer's gather runs beside this layer's compute, so it costs hardly anything while it is the shorter one."
+    )
+    return Step("Weights on the wires", says, svg(bars(rows, units.seconds), "Compute and gather of one layer"))
+
+
+def _crossing(w: Wires, tokens: int) -> Step:
+    xs = [2.0**k for k in range(6, 18)]
+    found = [
+        Line("compute", tuple((x, x * w.compute_s) for x in xs), COMPUTE),
+        Line("gather of the weights (FSDP)", tuple((x, w.gather_s) for x in xs), COMMUNICATION, "7 4"),
+    ]
+    if w.sums_s:
+        found.append(
+            Line(f"two sums over {w.degree} GPUs (tensor)", tuple((x, x * w.sums_s) for x in xs), DEVICES[2], "2 3")
+        )
+    marks = [(float(tokens), f"yours: {units.whole(tokens)} tokens")]
+    if xs[0] <= w.crossing <= xs[-1]:
+        marks.append((w.crossing, f"crossing: {units.whole(round(w.crossing))} tokens"))
+    side = "above it: the gather hides" if tokens > w.crossing else "below it: every layer waits for its weights"
+    says = (
+        f"Compute catches up with the gather at **{units.whole(round(w.crossing))} tokens per GPU**. You are {side}. Slower links move "
+        "the crossing to the right, in proportion. The sums of tensor parallelism rise with the tokens as compute does: more tokens "
+        "never hide them, and the layer waits for them."
+    )
+    picture = plot(found, "tokens per GPU", "time of one layer, forward", units.whole, units.seconds, marks)
+    return Step("The crossing", says, svg(picture, "Time of a layer against tokens per GPU"))
+
+
+def _degrees(layer: Layer, cluster: Cluster, w: Wires, tokens: int) -> Step:
+    degrees = [t for t in (2, 4, 8, 16, 32) if cluster.num_gpus % t == 0 and layer.heads % t == 0]
+    rows = []
+    for t in degrees:
+        sums, compute = sums_s(layer, cluster, t, tokens), w.compute_s * tokens
+        where = "inside a node" if t <= node(cluster) else "leaves the node"
+        rows.append((str(t), units.seconds(compute), units.seconds(sums), units.percent(sums / compute), where))
+    says = (
+        "Tensor parallelism of degree t: the group has t times the tokens and each GPU a t-th of every weight, so compute stays. "
+        "What a layer waits for grows with the degree, and jumps where the group leaves the node. It pays where nothing else fits, or "
+        "where there are too few samples for the GPUs."
+    )
+    head = ("degree", "compute", "two sums", "sums / compute", "")
+    return Step("Up to which degree?", says, table(head, rows))
+
+
+def _prices(cases: dict[str, Stated], cluster: Cluster, best: str, tokens: int) -> Step:
+    items = []
+    for name, case in cases.items():
+        compute, shown, optimizer = case.seconds(cluster)
+        parts = (
+            Part("compute", compute, COMPUTE),
+            Part("communication that shows", shown, COMMUNICATION, True),
+            Part("optimizer", optimizer, DEVICES[2]),
+        )
+        items.append(Bar(name, parts, "" if case.plan.fits else "does not fit", name == best))
+    says = (
+        f"Now the planner prices whole steps, {units.whole(tokens)} tokens per GPU, in mixed precision: every operator, every "
+        f"collective, forward, backward and optimizer. Quickest of those that fit: **{best}**. Data parallel here keeps the optimizer "
+        "states in parts (ZeRO-1)."
+    )
+    if not any(case.plan.fits for case in cases.values()):
+        says = f"None of the four fits with {units.whole(tokens)} tokens per GPU; **{best}** needs the least memory. Take fewer tokens."
+    return Step("The planner's prices", says, svg(bars(items, units.seconds), "Time of a step by layout"))
+
+
+def _map(learner: Learner) -> Step:
+    rows = []
+    for count in TOKENS:
+        cases, tokens = priced(learner, count), units.whole(count)
+        rows.append((tokens, *(cell(cases, scaled(learner.cluster, speed)) for speed in SPEEDS)))
+    outer = learner.cluster.levels[-1].name
+    says = (
+        f"The quickest of the four that fits, by tokens per GPU and the speed of {outer}. Each cell is priced by the planner. "
+        f"Those within {units.percent(MODEL_ERROR)} of it stand behind a ≈: no price is as sure as that. Few tokens and slow links favour tensor "
+        "parallelism inside a node; many tokens favour whatever gathers weights."
+    )
+    return Step("The map", says, table(("tokens per GPU", *(f"{outer}: {SPEED_NAMES[s]}" for s in SPEEDS)), rows))
+
+
+def question(learner: Learner, values: Values) -> Question:
+    """From how many tokens per GPU on does compute hide the gather?"""
+    tokens = int(values["tokens"])
+    learner, _, _ = texts(learner, max(TOKENS))
+    w = wires(learner, tokens, float(values["speed"]))
+    right = w.crossing
+
+    def shown(value: float) -> str:
+        return f"about {units.significant(value, 2)} tokens"
+
+    why = (
+        f"{units.seconds(w.gather_s)} ÷ {units.seconds(w.compute_s)} per token = {units.significant(right)} tokens. Below that, "
+        "each layer waits for its weights."
+    )
+    wrong = (
+        (shown(right / 2), "At half as many, compute is half as long as the gather, so half of the gather shows."),
+        (
+            shown(right * 3),
+            "That is safe, but three times too many: compute would be three times as long as the gather.",
+        ),
+        (
+            "It never hides",
+            "The gather is the same for any number of tokens, and compute grows with them, so there is a crossing.",
+        ),
+    )
+    return asked(
+        f"A layer's gather takes {units.seconds(w.gather_s)}, its compute {units.seconds(1000 * w.compute_s)} per thousand tokens. "
+        "From how many tokens per GPU on is compute the longer one?",
+        (shown(right), why),
+        wrong,
+        TOKENS.index(tokens),
+    )
+
+
+LESSON = Lesson(
+    14, "When does it pay?", "Wires cost the same for weights whatever the batch; compute does not.",
+    (
+        "Which way to split is a matter of two speeds, of arithmetic and of wires, and of how many tokens each GPU has. Move both and "
+        "watch who wins.",),
+    (
+        ("FLOP", "one addition or multiplication of floating-point numbers"),
+        ("Intensity", "FLOP per byte that is moved; the more, the less the wires matter"),
+        ("Roofline", "what a GPU can reach: limited by memory below the ridge, by arithmetic above it"),
+        ("HSDP", "FSDP inside each node, data parallelism between the nodes"),
+    ),
+    (
+        Control("tokens", "Tokens per GPU", TOKENS, 1024, kind="slider"),
+        Control("speed", "Speed of the outermost links", SPEEDS, 1, SPEED_NAMES, "slider"),
+    ),
+    scene, question, CODE, ("plans", "Plan this model on your cluster"), uses_model=True,
+    focus=links.layers,
+)  # fmt: skip

@@ -1,0 +1,117 @@
+"""Usual layouts of the learner's model on its cluster, priced by the planner: what the lessons on time and memory compare."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from explorer.learn.learner import Learner, standard
+from planner_core.core import Cluster, Plan
+from planner_core.cost import CostModel, Unit, cost_model, step_seconds, unit_totals, units_of
+from planner_core.planning import Planner
+from planner_core.planning.methods import Layout
+from planner_core.search import search
+
+LONGEST = 4096
+"""Tokens of a sample in the lessons where the tokens per GPU are chosen, at most."""
+
+
+@dataclass(frozen=True)
+class Stated:
+    """A layout with the plan that the planner makes of it, and the planner that made it."""
+
+    layout: Layout
+    plan: Plan
+    planner: Planner
+
+    @property
+    def model(self) -> CostModel:
+        """What the plan was priced with."""
+        return cost_model(self.planner.cluster, self.plan.mesh, self.planner.workload)
+
+    @property
+    def units(self) -> list[Unit]:
+        """The plan's blocks as the step's time sees them."""
+        return _units(self)
+
+    def seconds(self, cluster: Cluster) -> tuple[float, float, float]:
+        """(compute, communication that shows, optimizer) of a step, were the cluster's links those of `cluster`."""
+        model = cost_model(cluster, self.plan.mesh, self.planner.workload)
+        cost = self.plan.cost
+        shown = step_seconds(self.units, model) - cost.compute_time_s - cost.optimizer_time_s
+        return cost.compute_time_s, max(0.0, shown), cost.optimizer_time_s
+
+    def __hash__(self) -> int:
+        return id(self.plan)
+
+
+@lru_cache(maxsize=512)
+def _units(stated: Stated) -> list[Unit]:
+    return units_of(stated.plan.blocks, stated.planner.graph, stated.model, stated.planner.coarse)
+
+
+@lru_cache(maxsize=512)
+def stated(
+    learner: Learner, layout: Layout, samples: int, accumulate: int = 1, recompute: str = "none"
+) -> Stated | None:
+    """The plan of `layout` with `samples` per GPU in each of `accumulate` micro-batches, in mixed precision; None where the
+    model's operators cannot follow it. A layout that splits samples over fewer GPUs gives each of them more."""
+    planner = _planner(learner, samples, accumulate, recompute)
+    problem = planner.problem(
+        layout.mesh(), layout.restriction(planner.graph), stages=layout.stages, joined=layout.joined
+    )
+    if problem.impossible:
+        return None
+    answer = search(problem, objective="time")  # whether it fits is told, not asked for
+    if answer.assignment is None:
+        return None
+    return Stated(layout, planner.plan(problem, answer, str(layout), "layout", "time"), planner)
+
+
+@lru_cache(maxsize=64)
+def _planner(learner: Learner, samples: int, accumulate: int, recompute: str) -> Planner:
+    batch = samples * learner.cluster.num_gpus
+    found = Learner(replace(learner.request, batch=batch, mesh=None, layout=None), learner.load).planner
+    load = replace(
+        found.workload, batch=batch * accumulate, accumulate=accumulate, recompute=recompute, precision="mixed", zero=3
+    )
+    return replace(found, workload=load, networks={}, problems={})
+
+
+def texts(learner: Learner, tokens: int) -> tuple[Learner, int, str]:
+    """The learner with samples short enough for `tokens` per GPU, how many samples that is, and a sentence where another
+    model stands in: one with transformer layers that reads texts of any length."""
+    found, note = learner.transformer()
+    if "vocab_size" not in found.graph.config:
+        found, note = (
+            standard(learner),
+            f"This lesson shows Llama-3-8B on your cluster: the samples of {learner.name} have one length.",
+        )
+    longest = min(found.planner.workload.seq, LONGEST)
+    seq = min(tokens, 1 << (longest.bit_length() - 1))
+    if found.load is not None:  # captured at one length
+        return found, max(1, tokens // found.planner.workload.seq), note
+    return Learner(replace(found.request, seq=seq)), tokens // seq, note
+
+
+def node(cluster: Cluster) -> int:
+    """GPUs of a node."""
+    return cluster.levels[0].size
+
+
+def names(cluster: Cluster) -> dict[str, Layout]:
+    """The usual layouts of a cluster's GPUs by the names that people give them."""
+    n, inside = cluster.num_gpus, node(cluster)
+    inner = inside if inside < n else max(1, n // 2)
+    return {
+        "data parallel": Layout(dp=n),
+        "ZeRO-1": Layout(dp=n, zero=1),
+        "ZeRO-2": Layout(dp=n, zero=2),
+        "FSDP (ZeRO-3)": Layout(fsdp=n),
+        "HSDP": Layout(dp=n // inner, fsdp=inner),
+    }
+
+
+def totals(case: Stated, unit: Unit) -> list[float]:
+    """The components of one copy of a unit, by `planner_core.cost.Component`."""
+    return [float(x) for x in unit_totals(unit, case.model)]
