@@ -8,7 +8,7 @@ import pytest
 
 from explorer.learn.learner import Learner
 from explorer.learn.lessons import LESSONS
-from explorer.learn.lessons.times import l14_pays
+from explorer.learn.lessons.times import l14_pays, l15_step
 from planner_core.planning import price
 from planner_core.planning.request import Request
 from tests.support.fitted import H100, inside_s, turn_s
@@ -74,3 +74,70 @@ def test_14_the_question_asks_for_the_crossing() -> None:
     question = LESSONS[13].question(LLAMA, LESSONS[13].defaults())
     told = re.sub(r"\D", "", question.options[question.answer])
     assert int(told) == pytest.approx(numbers(14)["crossing"], rel=0.05)
+
+
+# --- 15: a step in time ----------------------------------------------------------------------------
+
+WAYS = {
+    "data": ("dp=16,zero=1", 1),
+    "fsdp": ("fsdp=16", 1),
+    "hsdp": ("dp=2,fsdp=8", 1),
+    "tensor": ("fsdp=2,tp=8,sp", 8),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_15_the_parts_add_up_to_the_price_of_the_command(way: str) -> None:
+    layout, micro_batch = WAYS[way]
+    found, told = (
+        numbers(15, way=way, tokens=2048),
+        price("llama-3-8b", layout=layout, micro_batch=micro_batch, seq=2048, advise=False),
+    )
+    assert told.plan is not None
+    cost = told.plan.cost
+    assert found["step_s"] == pytest.approx(cost.step_time_s, rel=1e-6)
+    parts = [found[f"{x}_s"] for x in ("compute", "waited for", "contention", "not hidden", "at the ends", "optimizer")]
+    assert sum(parts) == pytest.approx(cost.step_time_s, rel=1e-6)
+    assert found["compute_s"] == pytest.approx(cost.compute_time_s, rel=1e-6)
+
+
+def test_15_a_layer_takes_its_longer_side() -> None:
+    """FSDP over two nodes: a layer's gather beside its compute, and backward the gather again and the fp32 scatter."""
+    found, k = numbers(15, way="fsdp", tokens=2048), 0.196
+    layer = LAYER + 2 * HIDDEN  # the norms ride in the same bucket, and stay whole
+    gather, scatter = turn_s(2 * layer, 2) * LAYER / layer, turn_s(4 * layer, 2) * LAYER / layer
+    assert found["forward_traffic_s"] == pytest.approx(gather)
+    assert found["backward_traffic_s"] == pytest.approx(
+        gather + scatter, rel=1e-3
+    )  # and the sums of two norms' gradients
+    for phase in ("forward", "backward"):
+        traffic = found[f"{phase}_traffic_s"]
+        compute = found["forward_compute_s"] if phase == "forward" else found["backward_s"] - k * traffic
+        assert found[f"{phase}_s"] == pytest.approx(max(compute + k * traffic, traffic))
+    assert found["forward_waits_s"] == 0
+    # few tokens: the gather is the longer side and decides
+    few = numbers(15, way="fsdp", tokens=512)
+    assert few["forward_s"] == few["forward_traffic_s"] == pytest.approx(gather)
+
+
+def test_15_a_bucket_pays_one_latency() -> None:
+    found = numbers(15, way="fsdp")
+    sizes = [HIDDEN * HIDDEN, HIDDEN * 1024, HIDDEN * 1024, HIDDEN * HIDDEN, *[HIDDEN * INNER] * 3]
+    assert found["apart_s"] == pytest.approx(sum(turn_s(2 * size, 2) for size in sizes))
+    assert found["bucket_s"] == pytest.approx(turn_s(2 * LAYER, 2))
+
+
+def test_15_layers_one_after_the_other_take_what_the_formula_says() -> None:
+    """Layer by layer on two streams: the next gather starts with this layer's compute, a layer when its weights are there."""
+    case, _ = l15_step.chosen(LLAMA, "fsdp", 512)
+    for p in l15_step.phases(case):
+        now = gathered = 0.0
+        for _ in range(100):
+            start = max(now, gathered)
+            now, gathered = start + p.busy, start + p.traffic
+        assert max(now, gathered) == pytest.approx(100 * p.seconds)
+
+
+def test_15_ties_tell_the_bands_of_published_runs() -> None:
+    table = LESSONS[14].scene(LLAMA, LESSONS[14].defaults()).steps[-1].picture
+    assert "FSDP, to 128 GPUs, 42 runs" in table and "tensor parallel in a node, 9 runs" in table

@@ -173,7 +173,7 @@ def _roofline(layer: Layer, gpu: Gpu, tokens: int) -> Step:
     bound = "arithmetic: it is used well" if at >= ridge(gpu) else "memory: most of its arithmetic waits"
     says = (
         f"The first product of the feed-forward part: {units.whole(tokens)} tokens times a weight of {layer.hidden} × {layer.inner}. "
-        f"It does {units.significant(at)} FLOP for each byte that it reads or writes. A {gpu.name} keeps its arithmetic busy from "
+        f"It does {units.significant(at)} FLOP for each byte that it reads or writes. The {gpu.name} keeps its arithmetic busy from "
         f"**{units.significant(ridge(gpu))} FLOP per byte** on, so this product is limited by {bound}. A single token would give "
         f"{one:.2g}: the whole weight is read for one row."
     )

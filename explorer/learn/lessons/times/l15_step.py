@@ -1,0 +1,313 @@
+"""15. A step in time: two streams, what hides beside compute, contention, buckets, and why small leads are ties."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from functools import lru_cache
+
+from explorer.figures.palette import COMMUNICATION, COMPUTE, DEVICES
+from explorer.figures.svg_tensors import svg, table
+from explorer.learn import links
+from explorer.learn.charts import Bar, Part, bars, timeline
+from explorer.learn.learner import Learner
+from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
+from explorer.learn.lessons.times.l14_pays import TOKENS
+from explorer.learn.lessons.times.stated import Stated, names, node, stated, texts, totals
+from explorer.text import units
+from planner_core.core import ITEM_BYTES, Block, DeviceMesh
+from planner_core.cost import CONTENTION, ENDS, NOT_HIDDEN, WAITED, Component, Unit, exposed_parts
+from planner_core.cost.communication import axis_links, collective_time
+from planner_core.planning.methods import Layout
+from planner_core.planning.pricing import band_of
+
+WAYS = {"data": "data parallel", "fsdp": "FSDP", "hsdp": "HSDP", "tensor": "tensor parallel"}
+REASONS = {
+    WAITED: ("waited for", COMMUNICATION), CONTENTION: ("compute slowed by traffic", DEVICES[1]),
+    NOT_HIDDEN: ("traffic longer than compute", DEVICES[3]), ENDS: ("first gather, last sum", DEVICES[4]),
+}  # fmt: skip
+CODE = """\
+compute, gather, contention = 10.0, 4.0, 0.196  # ms of one layer; seconds lost per second of traffic beside compute
+
+def layer(compute, gather):
+    return max(compute + contention * gather, gather)
+
+def step(layers):  # the gather of the next layer starts with this layer's compute
+    now = gathered = 0.0
+    for _ in range(layers):
+        start = max(now, gathered)
+        now, gathered = start + compute + contention * gather, start + gather
+    return max(now, gathered)
+
+print(f"layer with a gather of {gather} ms: {layer(compute, gather):.3f} ms, not {compute + gather} ms")
+print(f"layer with a gather of 30 ms: {layer(compute, 30.0):.3f} ms")
+print(f"steps of 32 layers, simulated: {step(32):.3f} ms, by the formula: {32 * layer(compute, gather):.3f} ms")
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """One copy of a layer, forward or backward: seconds of compute, of what it waits for, of weight traffic beside it."""
+
+    compute: float
+    waits: float
+    traffic: float
+    contention: float
+
+    @property
+    def busy(self) -> float:
+        """What the compute stream takes, traffic beside it or not."""
+        return self.compute + self.waits + self.contention * self.traffic
+
+    @property
+    def seconds(self) -> float:
+        """Until the next layer can begin."""
+        return max(self.busy, self.traffic)
+
+
+def chosen(learner: Learner, way: str, tokens: int) -> tuple[Stated, str]:
+    """The plan of a way to use all GPUs, and a sentence where the model cannot follow it."""
+    learner, samples, note = texts(learner, tokens)
+    n, t, usual = learner.cluster.num_gpus, node(learner.cluster), names(learner.cluster)
+    tensor = Layout(fsdp=n // t, tp=t, sp=True)
+    layout = {"data": usual["ZeRO-1"], "fsdp": usual["FSDP (ZeRO-3)"], "hsdp": usual["HSDP"], "tensor": tensor}[way]
+    found = stated(learner, layout, samples)
+    if found is None:
+        instead = stated(learner, usual["FSDP (ZeRO-3)"], samples)
+        assert instead, "FSDP splits samples only"
+        return instead, note or f"{learner.name} cannot be split so over {t} GPUs; this is FSDP."
+    return found, note
+
+
+def layer_of(case: Stated) -> Unit:
+    """The block that most of the step is spent in."""
+    inner = [u for u in case.units if u.label]
+    return max(inner or case.units, key=lambda u: u.copies * (u.forward_s + u.backward_s))
+
+
+def phases(case: Stated) -> tuple[Phase, Phase]:
+    """Forward and backward of one copy of that block, in a micro-batch that bears what comes once a step."""
+    unit, c, k = layer_of(case), Component, case.model.contention
+    found = totals(case, unit)
+    return (
+        Phase(unit.forward_s, found[c.FORWARD] - unit.forward_s, found[c.FORWARD_TRAFFIC] + found[c.FORWARD_ONCE], k),
+        Phase(unit.backward_s, found[c.BACKWARD] - unit.backward_s, found[c.BACKWARD_TRAFFIC] + found[c.BACKWARD_ONCE], k),
+    )  # fmt: skip
+
+
+def shown(case: Stated) -> dict[str, float]:
+    """Seconds of a step by what it is spent on; they add up to the step."""
+    cost, planner = case.plan.cost, case.planner
+    found: Counter[str] = Counter()
+    for part in exposed_parts(case.plan.blocks, planner.graph, case.model, planner.coarse):
+        found[part.why] += part.seconds
+    return {"compute": cost.compute_time_s, **{why: found[why] for why in REASONS}, "optimizer": cost.optimizer_time_s}
+
+
+@lru_cache(maxsize=64)
+def bucket(case: Stated) -> tuple[int, float, float]:
+    """The layer's weights: how many there are, seconds to gather them one by one, and in one bucket, over all GPUs."""
+    block: Block = case.planner.graph.blocks[layer_of(case).label.partition("#")[0]]
+    sizes = [
+        ITEM_BYTES[v.meta.dtype] * math.prod(v.meta.shape)
+        for v in block.values
+        if v.kind == "parameter" and v.grad and len(v.meta.shape) > 1
+    ]
+    cluster = case.planner.cluster
+    link = axis_links(cluster, DeviceMesh(("shard",), (cluster.num_gpus,)))[0]
+    apart = sum(collective_time("all_gather", size, link)[0] for size in sizes)
+    return len(sizes), apart, collective_time("all_gather", sum(sizes), link)[0]
+
+
+def scene(learner: Learner, values: Values) -> Scene:
+    """Forward, backward, contention, buckets, the whole step, and the band of its price."""
+    way, tokens = str(values["way"]), int(values["tokens"])
+    case, note = chosen(learner, way, tokens)
+    forward, backward = phases(case)
+    steps = (
+        _stream(forward, "Forward", case),
+        _stream(backward, "Backward", case),
+        _longest(forward, backward),
+        _buckets(case),
+        _whole(case),
+        _ties(learner, case, tokens),
+    )
+    numbers = {
+        "forward_compute_s": forward.compute, "forward_waits_s": forward.waits, "forward_traffic_s": forward.traffic,
+        "forward_s": forward.seconds, "backward_s": backward.seconds, "backward_traffic_s": backward.traffic,
+        "backward_waits_s": backward.waits, "step_s": case.plan.cost.step_time_s, "layers": layer_of(case).copies,
+        **{f"{why}_s": s for why, s in shown(case).items()}, "apart_s": bucket(case)[1], "bucket_s": bucket(case)[2],
+    }  # fmt: skip
+    return Scene(steps, numbers, reveal=2, note=note)
+
+
+def _stream(phase: Phase, title: str, case: Stated) -> Step:
+    """Three layers in a row on two streams."""
+    back = title == "Backward"
+    order = ("3", "2", "1") if back else ("1", "2", "3")
+    computing, waiting, moving = [], [], []
+    for i, layer in enumerate(order):
+        start = i * phase.seconds
+        end = start + phase.busy - phase.waits
+        computing.append((start, end, f"layer {layer}", COMPUTE))
+        if phase.waits:
+            waiting.append((end, end + phase.waits, "sum" if phase.waits else "", COMMUNICATION))
+        if phase.traffic:
+            beside = (
+                f"layer {int(layer) + (1 if not back else -1)}" if 1 <= int(layer) + (-1 if back else 1) <= 3 else ""
+            )
+            moving.append((start, start + phase.traffic, beside, DEVICES[1]))
+    tracks = [
+        ("compute", computing),
+        *([("waited for", waiting)] if waiting else []),
+        *([("beside it", moving)] if moving else []),
+    ]
+    what = "gradients are summed, and weights gathered again" if back else "the next layer's weights are gathered"
+    beside = (
+        f"Beside it {what}: {units.seconds(phase.traffic)} of traffic on a second stream."
+        if phase.traffic
+        else "No weights travel beside it."
+    )
+    waits = f" It waits {units.seconds(phase.waits)} for sums that its next operation needs." if phase.waits else ""
+    says = (
+        f"Three layers of {case.planner.graph.name}, {title.lower()}. The GPU computes one layer for {units.seconds(phase.compute)}. {beside}{waits} "
+        f"A layer begins every **{units.seconds(phase.seconds)}**."
+        if back
+        else f"Three layers of {case.planner.graph.name}, forward. The GPU computes one layer for {units.seconds(phase.compute)}. "
+        f"{beside}{waits} The first layer's weights have nothing to hide behind. How often can a layer begin?"
+    )
+    return Step(
+        title, says, svg(timeline(tracks, units.seconds, 3 * phase.seconds), f"{title}: three layers on two streams")
+    )
+
+
+def _longest(forward: Phase, backward: Phase) -> Step:
+    items = []
+    for name, p in (("forward", forward), ("backward", backward)):
+        parts = (
+            Part("compute", p.compute, COMPUTE),
+            *((Part("waited for", p.waits, COMMUNICATION, True),) if p.waits else ()),
+            Part("compute slowed by traffic", p.contention * p.traffic, DEVICES[1]),
+        )
+        items.append(Bar(f"{name}: compute side", parts, "decides" if p.busy >= p.traffic else ""))
+        items.append(
+            Bar(
+                f"{name}: traffic side",
+                (Part("traffic beside", p.traffic, DEVICES[3], True),),
+                "decides" if p.busy < p.traffic else "",
+            )
+        )
+    says = (
+        f"A layer takes the longer of two sides. One is compute, with what it waits for, and with what the traffic beside it costs: both "
+        f"use the same memory, so a second of traffic slows compute by {forward.contention:g} s (**contention**, fitted to published "
+        f"runs). The other is the traffic alone. Forward {units.seconds(forward.seconds)}, backward {units.seconds(backward.seconds)}."
+    )
+    return Step("The longer side", says, svg(bars(items, units.seconds), "Two sides of a layer"))
+
+
+def _buckets(case: Stated) -> Step:
+    count, apart, together = bucket(case)
+    rows = [
+        Bar(f"{count} gathers", (Part("each weight alone", apart, COMMUNICATION),)),
+        Bar(
+            "one bucket",
+            (Part("all at once", together, COMMUNICATION, True),),
+            f"saves {units.percent(1 - together / apart)}" if apart else "",
+        ),
+    ]
+    says = (
+        f"The layer has {count} weights. Gathered one by one over all {case.planner.cluster.num_gpus} GPUs, each pays its latency: "
+        f"{units.seconds(apart)}. As one **bucket** they take {units.seconds(together)}. Gradients are summed in buckets too. A whole "
+        "model as one bucket would be cheaper still, but then nothing could hide: the first layer would wait for all weights."
+    )
+    return Step("Buckets", says, svg(bars(rows, units.seconds), "Gathers one by one and as a bucket"))
+
+
+def _whole(case: Stated) -> Step:
+    found = shown(case)
+    items = [Bar("compute", (Part("compute", found["compute"], COMPUTE),))]
+    items += [Bar(name, (Part(name, found[why], colour),)) for why, (name, colour) in REASONS.items() if found[why] > 0]
+    items.append(Bar("optimizer", (Part("optimizer", found["optimizer"], DEVICES[2]),)))
+    total = sum(found.values())
+    exposed = total - found["compute"] - found["optimizer"]
+    says = (
+        f"All layers, what lies around them and the optimizer: **{units.seconds(total)}**. All communication takes "
+        f"{units.seconds(case.plan.cost.comm_time_s)}, of which {units.seconds(exposed)} show. The first layer's gather and the last "
+        "layer's sum have no compute to hide behind."
+    )
+    return Step("The whole step", says, svg(bars(items, units.seconds), "Parts of a step"))
+
+
+def _ties(learner: Learner, case: Stated, tokens: int) -> Step:
+    rows, mine = [], 0
+    for i, way in enumerate(WAYS):
+        other, _ = chosen(learner, way, tokens)
+        band, seconds = band_of(other.plan, other.planner.cluster), other.plan.cost.step_time_s
+        mine = i if other is case else mine
+        between = f"{units.seconds(seconds * band.low)} to {units.seconds(seconds * band.high)}"
+        fits = "" if other.plan.fits else "does not fit"
+        rows.append((WAYS[way], units.seconds(seconds), between, f"{band.kind}, {band.runs} runs", fits))
+    says = (
+        "How sure is such a price? The planner's prices were compared with published runs of the same kind. Nine in ten runs lie between "
+        "the two times. **A lead of 1 % is inside that band, so it is a tie.** Two plans on the same machine share a part of their "
+        "errors, so their order is surer than their times; but choose the simpler one of two that tie."
+    )
+    head = ("", "predicted", "nine in ten lie between", "known from", "")
+    return Step("Ties", says, table(head, rows, mine))
+
+
+def question(learner: Learner, values: Values) -> Question:
+    """How often can a layer begin?"""
+    case, _ = chosen(learner, str(values["way"]), int(values["tokens"]))
+    p, _ = phases(case)
+    t = units.seconds
+    side = "compute is" if p.busy >= p.traffic else "the traffic is"
+    plus = f" + {t(p.waits)}" if p.waits else ""
+    right = (
+        t(p.seconds),
+        f"max({t(p.compute)}{plus} + {p.contention:g} · {t(p.traffic)}, {t(p.traffic)}) = {t(p.seconds)}: {side} the longer side.",
+    )
+    wrong = (
+        (
+            t(p.compute + p.waits + p.traffic),
+            "That is one after the other. The gather runs beside compute, on its own stream.",
+        ),
+        (
+            t(min(p.busy, p.traffic) if p.traffic else p.compute / 2),
+            "That is the shorter side. The next layer needs both: its weights, and the results of this one.",
+        ),
+        (
+            t(2 * p.seconds),
+            "That is two layers. While one layer computes, the next one's weights are already on their way.",
+        ),
+        (
+            t(p.compute),
+            "That is compute alone. It forgets what the layer waits for, and that traffic beside compute slows it.",
+        ),
+    )
+    waits = f" and waits {t(p.waits)} for sums" if p.waits else ""
+    ask = (
+        f"Forward, a layer computes for {t(p.compute)}{waits}; {t(p.traffic)} of weight traffic run beside it. "
+        f"A second of traffic costs the compute beside it {p.contention:g} s. How often does a layer begin?"
+    )
+    return asked(ask, right, wrong, int(values["tokens"]) % 3)
+
+
+LESSON = Lesson(
+    15, "A step in time", "A GPU does two things at once: what counts is the longer one.",
+    (
+        "Compute runs on one stream and messages on another. Choose a way to split and the tokens per GPU, and see what hides and what "
+        "shows.",),
+    (
+        ("Stream", "a queue of work on the GPU; two streams run at the same time"),
+        ("Contention", "compute and traffic that run together slow each other"),
+        ("Bucket", "several tensors that travel as one message"),
+        ("Prefetch", "gathering the next layer's weights before they are needed"),
+    ),
+    (
+        Control("way", "Split by", tuple(WAYS), "fsdp", WAYS),
+        Control("tokens", "Tokens per GPU", TOKENS, 2048, kind="slider"),
+    ),
+    scene, question, CODE, ("compare", "The step of each plan as a timeline"), uses_model=True, focus=links.ways,
+)  # fmt: skip
