@@ -8,7 +8,7 @@ import pytest
 
 from explorer.learn.learner import Learner
 from explorer.learn.lessons import LESSONS
-from explorer.learn.lessons.times import l14_pays, l15_step
+from explorer.learn.lessons.times import l14_pays, l15_step, l16_zero
 from planner_core.planning import price
 from planner_core.planning.request import Request
 from tests.support.fitted import H100, inside_s, turn_s
@@ -141,3 +141,52 @@ def test_15_layers_one_after_the_other_take_what_the_formula_says() -> None:
 def test_15_ties_tell_the_bands_of_published_runs() -> None:
     table = LESSONS[14].scene(LLAMA, LESSONS[14].defaults()).steps[-1].picture
     assert "FSDP, to 128 GPUs, 42 runs" in table and "tensor parallel in a node, 9 runs" in table
+
+
+# --- 16: ZeRO 0 to 3 and HSDP ----------------------------------------------------------------------
+
+PARAMS = 8_030_261_248
+STAGES = {
+    "data parallel": "dp=16",
+    "ZeRO-1": "dp=16,zero=1",
+    "ZeRO-2": "dp=16,zero=2",
+    "FSDP (ZeRO-3)": "fsdp=16",
+    "HSDP": "dp=2,fsdp=8",
+}
+
+
+@pytest.mark.parametrize("m", [1, 4])
+def test_16_the_rule_is_what_the_planner_counts(m: int) -> None:
+    """Bytes per parameter, weights in 2 and gradients in 4; the embedding's rows are not gathered again for backward."""
+    found = numbers(16, m=m)
+    rules = {
+        "data parallel": 2 * 4, "ZeRO-1": 2 + 4, "ZeRO-2": 2 + m * 4, "FSDP (ZeRO-3)": m * (2 + 2 + 4),
+    }  # fmt: skip
+    for name, each in rules.items():
+        assert found[f"{name} formula"] == pytest.approx(15 / 16 * each * PARAMS)
+    assert found["HSDP formula"] == pytest.approx(7 / 8 * m * 8 * PARAMS + 2 * 1 / 2 * 4 * PARAMS / 8)
+    for name in STAGES:
+        part = 7 / 8 if name == "HSDP" else 15 / 16
+        spared = m * part * 2 * 128256 * HIDDEN if name in ("FSDP (ZeRO-3)", "HSDP") else 0
+        assert found[f"{name} sent"] == pytest.approx(found[f"{name} formula"] - spared, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_16_memory_and_time_are_those_of_the_command_price(name: str) -> None:
+    told = price("llama-3-8b", layout=STAGES[name], micro_batch=1, accumulate=4, seq=2048, advise=False)
+    assert told.plan is not None
+    found, cost = numbers(16, m=4), told.plan.cost
+    assert found[f"{name} s"] == pytest.approx(cost.step_time_s, rel=1e-6)
+    assert found[f"{name} peak"] == cost.memory_bytes["peak"]
+
+
+def test_16_every_stage_deals_out_one_kind_more() -> None:
+    """18 bytes per parameter: 2 to compute with, 4 of the optimizer's own weights, 8 of averages, 4 of gradients."""
+    told = [sum(l16_zero.kept(stage, 16).values()) for stage in range(4)]
+    assert told == pytest.approx([18, 2 + 12 / 16 + 4, 2 + 16 / 16, 16 / 16])
+    # what is kept all the time is in the planner's own peak, where a micro-batch came before
+    found = numbers(16, m=4)
+    for stage, name in enumerate(list(STAGES)[:4]):
+        assert found[f"{name} peak"] >= told[stage] * PARAMS
+    four = LESSONS[15].question(LLAMA, {"m": 4})
+    assert four.options[four.answer] == "5.3 times"  # 4 · 8 / 6

@@ -1,0 +1,257 @@
+"""16. ZeRO 0 to 3 and HSDP side by side: what every GPU keeps and sends, and what micro-batches make of it."""
+
+from __future__ import annotations
+
+from explorer.figures.palette import (
+    COMMUNICATION,
+    COMPUTE,
+    DEVICES,
+    KIND_COLOURS,
+    MEMORY_COLOURS,
+    MEMORY_KINDS,
+    MEMORY_NAMES,
+)
+from explorer.figures.svg_tensors import amount, svg
+from explorer.learn import links
+from explorer.learn.charts import Bar, Line, Part, bars, plot
+from explorer.learn.learner import Learner
+from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
+from explorer.learn.lessons.times.stated import Stated, names, stated, texts
+from explorer.text import units
+
+MICRO_BATCHES = (1, 2, 4, 8)
+TOKENS = 2048
+WORKING, STORED, MOMENTS, GRADIENT = 2, 4, 8, 4
+"""Bytes per parameter: the copy that computes (bf16); the optimizer's own weights, its two averages and the gradient (fp32)."""
+SHARDED = {"data parallel": 0, "ZeRO-1": 1, "ZeRO-2": 2, "FSDP (ZeRO-3)": 3, "HSDP": 3}
+CODE = """\
+n, m = 16, 4  # GPUs, micro-batches
+working, stored, moments, gradient = 2, 4, 8, 4  # bytes per parameter: bf16 to compute, fp32 to keep
+part = (n - 1) / n  # what one GPU sends in an all_gather or a reduce_scatter of one byte
+
+keeps = {
+    0: working + stored + moments + gradient,
+    1: working + (stored + moments) / n + gradient,
+    2: working + (stored + moments) / n + gradient / n,
+    3: (stored + moments + gradient) / n,
+}
+sends = {
+    0: 2 * part * gradient,
+    1: part * working + part * gradient,
+    2: part * working + m * part * gradient,
+    3: m * (2 * part * working + part * gradient),
+}
+for stage in keeps:
+    print(f"stage {stage}: keeps {keeps[stage]:.2f} bytes per parameter, sends {sends[stage]:.2f} a step")
+"""
+
+
+def kept(stage: int, n: int) -> dict[str, float]:
+    """Bytes per parameter that one of n GPUs keeps through a step at a ZeRO stage, by kind."""
+    owned = 1 / n
+    return {
+        "params": (WORKING + STORED, WORKING + STORED * owned, WORKING + STORED * owned, STORED * owned)[stage],
+        "grads": GRADIENT * (1 if stage < 2 else owned),
+        "optimizer": MOMENTS * (1 if stage < 1 else owned),
+    }
+
+
+def sent(name: str, n: int, inner: int, micro_batches: int) -> float:
+    """Bytes per parameter that one GPU sends in a step; `inner` are the GPUs that share weights under HSDP."""
+    part, m = (n - 1) / n, micro_batches
+    if name == "HSDP":
+        within, outer = (inner - 1) / inner, n // inner
+        between = 2 * (outer - 1) / outer * GRADIENT / inner
+        return m * within * (2 * WORKING + GRADIENT) + between
+    return {
+        0: 2 * part * GRADIENT,
+        1: part * (WORKING + GRADIENT),
+        2: part * (WORKING + m * GRADIENT),
+        3: part * m * (2 * WORKING + GRADIENT),
+    }[SHARDED[name]]
+
+
+def cases(learner: Learner, micro_batches: int) -> dict[str, Stated]:
+    """The planner's plan of each stage, each GPU with `TOKENS` in a micro-batch."""
+    learner, samples, _ = texts(learner, TOKENS)
+    found = {name: stated(learner, layout, samples, micro_batches) for name, layout in names(learner.cluster).items()}
+    return {name: case for name, case in found.items() if case}
+
+
+def sent_bytes(case: Stated) -> int:
+    """Bytes that one GPU sends in a step of the planner's plan."""
+    return sum(t.wire_bytes for t in case.plan.cost.traffic)
+
+
+def scene(learner: Learner, values: Values) -> Scene:
+    """What is kept, what is sent, what micro-batches make of it, and the planner's memory and time."""
+    m = int(values["m"])
+    found, (learner, _, note) = cases(learner, m), texts(learner, TOKENS)
+    params, n = learner.graph.num_params, learner.cluster.num_gpus
+    inner = names(learner.cluster)["HSDP"].fsdp
+    steps = (
+        _keeps(learner, params, n, inner),
+        _sends(found, m),
+        _again(n, inner, params, m),
+        _memory(found, learner, m),
+        _time(found, m),
+    )
+    numbers: dict[str, float] = {"params": params, "gpus": n, "inner": inner}
+    for name, case in found.items():
+        numbers |= {
+            f"{name} sent": sent_bytes(case), f"{name} formula": sent(name, n, inner, m) * params,
+            f"{name} peak": case.plan.cost.memory_bytes["peak"], f"{name} s": case.plan.cost.step_time_s,
+        }  # fmt: skip
+    uneven = [name for name in found if abs(numbers[f"{name} sent"] / numbers[f"{name} formula"] - 1) > 0.1]
+    if uneven:
+        note += f" Some weights of {learner.name} cannot be dealt out evenly to {n} GPUs and stay whole, so {', '.join(uneven)} send other bytes than the rule says."
+    return Scene(steps, numbers, reveal=2, note=note.strip())
+
+
+def _keeps(learner: Learner, params: int, n: int, inner: int) -> Step:
+    room = learner.cluster.gpu.memory_bytes
+    items = []
+    for name, stage in SHARDED.items():
+        each = kept(stage, inner if name == "HSDP" else n)
+        parts = tuple(
+            Part(MEMORY_NAMES[k], v * params, MEMORY_COLOURS[k], dotted=k == "grads") for k, v in each.items()
+        )
+        items.append(Bar(name, parts, "" if sum(p.value for p in parts) <= room else "more than it has"))
+    says = (
+        f"Mixed precision keeps {WORKING + STORED + MOMENTS + GRADIENT} bytes per parameter: a copy in bf16 to compute with, and in fp32 "
+        f"the optimizer's own weights, two averages and the gradient. **Each stage deals one kind more to the {n} GPUs**: first the optimizer's, "
+        f"then the gradients, then the weights themselves. HSDP deals to the {inner} GPUs of a group and repeats the groups."
+    )
+    picture = bars(items, units.memory, (float(room), f"{learner.cluster.gpu.name}: {units.memory(room)}"))
+    return Step("What every GPU keeps", says, svg(picture, "Bytes kept by ZeRO stage"))
+
+
+def _sends(found: dict[str, Stated], m: int) -> Step:
+    items = []
+    for name, case in found.items():
+        by_kind: dict[str, float] = {}
+        for t in case.plan.cost.traffic:
+            by_kind[t.kind] = by_kind.get(t.kind, 0.0) + t.wire_bytes
+        shown = [(kind, size) for kind, size in by_kind.items() if size > 1e-3 * sum(by_kind.values())]
+        parts = tuple(Part(kind, size, KIND_COLOURS[kind], dotted=kind == "all_gather") for kind, size in shown)
+        items.append(Bar(name, parts))
+    says = (
+        f"A step of {_batches(m)}, as the planner counts its messages. Data parallelism sums gradients once a step, with one all_reduce. "
+        "ZeRO-1 scatters that sum, updates its part and gathers the new weights in bf16, which is less than gathering sums in fp32. "
+        "ZeRO-2 scatters in every micro-batch. FSDP also gathers in every micro-batch, forward and backward, since it keeps no whole weights."
+    )
+    return Step("What every GPU sends", says, svg(bars(items, amount), "Bytes sent by ZeRO stage and collective"))
+
+
+def _batches(m: int) -> str:
+    return f"{m} micro-batch{'es' * (m > 1)}"
+
+
+def _again(n: int, inner: int, params: int, m: int) -> Step:
+    colours = (DEVICES[7], COMPUTE, DEVICES[2], COMMUNICATION, DEVICES[3])
+    dashes = ("", "7 4", "2 3", "", "10 3 2 3")
+    found = [
+        Line(name, tuple((float(k), sent(name, n, inner, k) * params) for k in (1, 2, 4, 8, 16)), colour, dash)
+        for name, colour, dash in zip(SHARDED, colours, dashes, strict=True)
+    ]
+    ratio = sent("FSDP (ZeRO-3)", n, inner, m) / sent("ZeRO-1", n, inner, m)
+    says = (
+        "A batch too large for the memory is cut into micro-batches whose gradients are added up. What comes once a step stays; what comes "
+        f"in every micro-batch is multiplied. **With {_batches(m)} FSDP sends {units.significant(ratio, 2)} times what ZeRO-1 sends.** "
+        "FSDP gathers again in each because keeping the gathered weights would take the memory that it saved."
+    )
+    picture = plot(
+        found, "micro-batches of a step", "bytes that one GPU sends", units.whole, amount, [(float(m), f"yours: {m}")]
+    )
+    return Step("Why FSDP gathers again", says, svg(picture, "Bytes sent against micro-batches"))
+
+
+def _memory(found: dict[str, Stated], learner: Learner, m: int) -> Step:
+    room = learner.cluster.gpu.memory_bytes
+    items = []
+    for name, case in found.items():
+        memory = case.plan.cost.memory_bytes
+        parts = tuple(
+            Part(MEMORY_NAMES[k], float(memory[k]), MEMORY_COLOURS[k], dotted=k in ("grads", "activations"))
+            for k in MEMORY_KINDS
+            if memory[k]
+        )
+        items.append(Bar(name, parts, "" if memory["peak"] <= room else "does not fit"))
+    says = (
+        f"The fullest moment of a step, walked through by the planner, with activations of {units.whole(TOKENS)} tokens per GPU. "
+        + (
+            "With one micro-batch no gradients wait, so that moment may come before there are any: then ZeRO-1 and ZeRO-2 look alike."
+            if m == 1
+            else "From the second micro-batch on the summed gradients are there all the time, whole under ZeRO-1 and in parts from ZeRO-2 on."
+        )
+    )
+    picture = bars(items, units.memory, (float(room), f"{learner.cluster.gpu.name}: {units.memory(room)}"))
+    return Step("The fullest moment", says, svg(picture, "Memory at the peak by ZeRO stage"))
+
+
+def _time(found: dict[str, Stated], m: int) -> Step:
+    items = []
+    for name, case in found.items():
+        c = case.plan.cost
+        parts = (
+            Part("compute", c.compute_time_s, COMPUTE),
+            Part("communication that shows", c.exposed_comm_time_s, COMMUNICATION, True),
+            Part("optimizer", c.optimizer_time_s, DEVICES[2]),
+        )
+        items.append(Bar(name, parts, "" if case.plan.fits else "does not fit"))
+    fits = {name: case for name, case in found.items() if case.plan.fits}
+    best = min(fits, key=lambda name: fits[name].plan.cost.step_time_s) if fits else ""
+    says = (
+        f"A step of {_batches(m)}. Most of what FSDP sends hides beside compute (lesson 15). The optimizer is quicker where each GPU updates "
+        "only its part. " + (f"Quickest of those that fit: **{best}**." if best else "None of them fits here.")
+    )
+    return Step("The price", says, svg(bars(items, units.seconds), "Time of a step by ZeRO stage"))
+
+
+def question(learner: Learner, values: Values) -> Question:
+    """How many times as much does FSDP send as ZeRO-1?"""
+    m = int(values["m"])
+    learner, _, _ = texts(learner, TOKENS)
+    n, inner = learner.cluster.num_gpus, names(learner.cluster)["HSDP"].fsdp
+    ratio = sent("FSDP (ZeRO-3)", n, inner, m) / sent("ZeRO-1", n, inner, m)
+
+    def times(value: float) -> str:
+        return f"{units.significant(value, 2)} times"
+
+    why = (
+        f"ZeRO-1: weights {WORKING} + gradients {GRADIENT} = 6 bytes per parameter, once. FSDP: weights {WORKING} forward and {WORKING} "
+        f"backward + gradients {GRADIENT} = 8, in each of {_batches(m)}: {8 * m}. {8 * m} / 6 = {units.significant(ratio)}."
+    )
+    wrong = (
+        (
+            times(1),
+            "FSDP keeps no whole weights: it must gather them forward, and again backward, in every micro-batch.",
+        ),
+        (times(m), "That leaves out the backward pass. It wants the same weights again, and they were freed."),
+        (
+            times(4 / 3 if m > 1 else 2),
+            "That is one micro-batch's." if m > 1 else "Gradients travel once in both; only the weights travel twice.",
+        ),
+        (
+            times(m * 3),
+            "Gradients do not triple: in each micro-batch weights travel twice in bf16, gradients once in fp32.",
+        ),
+    )
+    return asked(
+        f"A step has {_batches(m)}. Weights travel in {WORKING} bytes, gradients in {GRADIENT}. How much does FSDP send, against ZeRO-1?",
+        (times(ratio), why), wrong, m,
+    )  # fmt: skip
+
+
+LESSON = Lesson(
+    16, "ZeRO 0 to 3", "What every GPU keeps twice, it could keep once: each stage deals out one kind more.",
+    (
+        "Data parallelism keeps everything on every GPU. ZeRO's stages deal it out, and pay with messages. Change the number of "
+        "micro-batches and see who pays each time.",),
+    (
+        ("ZeRO-1, ZeRO-2", "optimizer states dealt out over the GPUs; gradients too"),
+        ("Micro-batch", "a part of the batch that goes forward and backward by itself; the gradients of all are added up"),
+    ),
+    (Control("m", "Micro-batches of a step", MICRO_BATCHES, 1, kind="slider"),),
+    scene, question, CODE, ("compare", "Data parallelism, FSDP and others for this model"), uses_model=True, focus=links.ways,
+)  # fmt: skip
