@@ -126,14 +126,14 @@ def plot(
     xs = [x for line in items for x, _ in line.points]
     ys = [y for line in items for _, y in line.points]
     px = _scale(min(xs), max(xs), left, width - 12)
-    py = _scale(min(ys), max(ys), height - low, 26 + 10 * len(marks))
+    py = _scale(min(ys), max(ys), height - low, 34 + 12 * len(marks))
     parts = [_axes(px, py, (min(xs), max(xs)), (min(ys), max(ys)), x_shown, y_shown, (left, width - 12, height - low))]
     for line in items:
         path = "M" + "L".join(f"{px(x):.1f} {py(y):.1f}" for x, y in line.points)
         dash = f' stroke-dasharray="{line.dash}"' if line.dash else ""
         parts.append(f'<path d="{path}" fill="none" stroke="{line.colour}" stroke-width="2.5"{dash}/>')
     for k, (at_x, words) in enumerate(marks):
-        x, end, y = px(at_x), px(at_x) > width * 0.6, 16 + 17 * k
+        x, end, y = px(at_x), px(at_x) > width * 0.6, 31 + 16 * k  # below the name of the axis
         anchor = "end" if end else "start"
         parts.append(f'<path d="M{x:.1f} {y + 4}V{height - low:.1f}" stroke="currentColor" stroke-dasharray="5 4"/>')
         parts.append(

@@ -8,7 +8,7 @@ import pytest
 
 from explorer.learn.learner import Learner
 from explorer.learn.lessons import LESSONS
-from explorer.learn.lessons.times import l14_pays, l15_step, l16_zero
+from explorer.learn.lessons.times import l14_pays, l15_step, l16_zero, l17_memory_walk
 from planner_core.planning import price
 from planner_core.planning.request import Request
 from tests.support.fitted import H100, inside_s, turn_s
@@ -190,3 +190,46 @@ def test_16_every_stage_deals_out_one_kind_more() -> None:
         assert found[f"{name} peak"] >= told[stage] * PARAMS
     four = LESSONS[15].question(LLAMA, {"m": 4})
     assert four.options[four.answer] == "5.3 times"  # 4 · 8 / 6
+
+
+# --- 17: memory through a step ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("recompute, m", [("none", 1), ("none", 4), ("full", 1), ("full", 8)])
+def test_17_the_highest_point_of_the_curve_is_the_plans_memory(recompute: str, m: int) -> None:
+    found = numbers(17, recompute=recompute, m=m)
+    told = price(
+        "llama-3-8b",
+        layout="fsdp=16",
+        micro_batch=max(1, 2 // m),
+        accumulate=m,
+        seq=min(SEQ, 8192 // m),
+        recompute=recompute,
+        advise=False,
+    )
+    assert told.plan is not None
+    cost = told.plan.cost
+    assert found["peak"] == found["walk"] == cost.memory_bytes["peak"]
+    assert found["step_s"] == pytest.approx(cost.step_time_s, rel=1e-6)
+    # fp32 weights and two averages, dealt out to 16 GPUs; norms stay whole
+    assert found["standing"] == pytest.approx(12 * PARAMS / 16, rel=2e-3)
+
+
+def test_17_what_is_kept_goes_with_the_tokens_and_recomputation_keeps_inputs() -> None:
+    one, four = (numbers(17, m=m)["kept"] for m in (1, 4))
+    assert one / four == pytest.approx(4, rel=0.01)
+    inputs = LAYERS * 8192 * HIDDEN * 2
+    assert (
+        inputs < numbers(17, recompute="full")["kept"] < 1.3 * inputs + 8192 * 128256 * 4
+    )  # the loss keeps its logits in fp32
+
+
+def test_17_the_question_asks_for_the_highest_point() -> None:
+    for values in ({"recompute": "none", "m": 1}, {"recompute": "full", "m": 8}):
+        case = l17_memory_walk.case(LLAMA, values["recompute"], values["m"])
+        found, turn, step = l17_memory_walk.moments(case)
+        at = max(range(len(found)), key=lambda i: found[i].total)
+        right = LESSONS[16].question(LLAMA, values).options[LESSONS[16].question(LLAMA, values).answer]
+        assert right.lower() == l17_memory_walk.WHEN[l17_memory_walk.when(case)]
+        assert (at < turn) == (right in ("On the way forward",)) or abs(at - turn) <= turn // 20
+        assert (at >= step) == (right == "In the optimizer's step")

@@ -167,7 +167,7 @@ def _roofline(layer: Layer, gpu: Gpu, tokens: int) -> Step:
     xs = [0.5, 1, ridge(gpu), 1e4]
     line = Line("what the GPU can reach", tuple((x, min(peak, x * memory)) for x in xs), COMPUTE)
     picture = plot(
-        [line], "FLOP per byte of memory traffic (intensity)", "reachable FLOP per second", "{:g}".format, _rate,
+        [line], "FLOP per byte of memory traffic (intensity)", "reachable FLOP per second", "{:g}".format, units.count,
         [(one, f"1 token: {one:.2g}"), (ridge(gpu), f"ridge: {units.significant(ridge(gpu))}"), (at, f"yours: {units.significant(at)}")],
     )  # fmt: skip
     bound = "arithmetic: it is used well" if at >= ridge(gpu) else "memory: most of its arithmetic waits"
@@ -178,10 +178,6 @@ def _roofline(layer: Layer, gpu: Gpu, tokens: int) -> Step:
         f"{one:.2g}: the whole weight is read for one row."
     )
     return Step("A product on one GPU", says, svg(picture, "Roofline of the GPU with the layer's product"))
-
-
-def _rate(value: float) -> str:
-    return units.flops(value) + "/s"
 
 
 def _gather(learner: Learner, w: Wires, tokens: int) -> Step:

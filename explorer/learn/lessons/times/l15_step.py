@@ -155,9 +155,9 @@ def _stream(phase: Phase, title: str, case: Stated) -> Step:
             waiting.append((end, end + phase.waits, "sum" if phase.waits else "", COMMUNICATION))
         if phase.traffic:
             beside = (
-                f"layer {int(layer) + (1 if not back else -1)}" if 1 <= int(layer) + (-1 if back else 1) <= 3 else ""
+                f"layer {int(layer) - 1}" if back and layer != "1" else f"layer {int(layer) + 1}" if not back else ""
             )
-            moving.append((start, start + phase.traffic, beside, DEVICES[1]))
+            moving.append((start, start + phase.traffic, beside, DEVICES[3]))
     tracks = [
         ("compute", computing),
         *([("waited for", waiting)] if waiting else []),

@@ -1,0 +1,85 @@
+"""A stacked area over the moments of a step, on a linear scale, with a limit."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from explorer.figures.svg_tensors import PAPER, Box, column, dots, row, text
+from explorer.learn.charts import WIDTH, wrap
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """One kind of the stack: a height at each moment. `dotted` tells it apart without colour."""
+
+    name: str
+    heights: tuple[float, ...]
+    colour: str
+    dotted: bool = False
+
+
+def area(
+    bands: Sequence[Band], shown: Callable[[float], str], limit: tuple[float, str], parts: Sequence[tuple[int, str]],
+    mark: tuple[int, str] | None = None, upto: int | None = None,
+) -> Box:  # fmt: skip
+    """Bands stacked in order; `parts` are (first moment, name) along the axis, `mark` a moment with its words. Of moments from
+    `upto` on only the room is drawn."""
+    width, height, left, low, top = WIDTH, 280.0, 62.0, 28.0, 34.0
+    count = len(bands[0].heights)
+    last = count if upto is None else upto
+    totals = [sum(b.heights[i] for b in bands) for i in range(count)]
+    most = 1.06 * max(*totals, limit[0])
+
+    def px(i: float) -> float:
+        return left + i / max(1, count - 1) * (width - left - 8)
+
+    def py(value: float) -> float:
+        return height - low - value / most * (height - low - top)
+
+    drawn, below = [], [0.0] * count
+    for band in bands:
+        above = [b + h for b, h in zip(below, band.heights, strict=True)]
+        path = "M" + "L".join(f"{px(i):.1f} {py(above[i]):.1f}" for i in range(last))
+        path += "L" + "L".join(f"{px(i):.1f} {py(below[i]):.1f}" for i in reversed(range(last))) + "Z"
+        faint = ' fill-opacity="0.3"' if band.dotted else ""
+        drawn.append(
+            f'<path d="{path}" fill="{band.colour}"{faint} stroke="{PAPER}" stroke-width="0.6"><title>{html.escape(band.name)}</title></path>'
+        )
+        below = above
+    drawn += [_label(0, 16, "memory of one GPU"), *_limit(limit, py(limit[0]), left, width, shown)]
+    for start, name in parts:
+        drawn.append(f'<path d="M{px(start):.1f} {height - low:.1f}v6" stroke="currentColor"/>')
+        drawn.append(_label(px(start) + 2, height - low + 18, name))
+    drawn.append(f'<path d="M{left} {height - low:.1f}H{width - 8:.1f}" stroke="#8a97a3"/>')
+    if mark is not None:
+        x, y, end = px(mark[0]), py(totals[mark[0]]), px(mark[0]) > width * 0.6
+        drawn.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="none" stroke="currentColor" stroke-width="2"/>')
+        drawn.append(_label(x + (-10 if end else 10), y - 8, mark[1], "end" if end else "start"))
+    keys = [row(_swatch(b), text(b.name, 13, muted=True), gap=6) for b in bands if max(b.heights[:last]) > 0]
+    return column(Box(width, height, "".join(drawn)), wrap(keys, WIDTH), gap=8)
+
+
+def _limit(limit: tuple[float, str], y: float, left: float, width: float, shown: Callable[[float], str]) -> list[str]:
+    line = (
+        f'<path d="M{left} {y:.1f}H{width - 8:.1f}" stroke="currentColor" stroke-width="1.5" stroke-dasharray="5 4"/>'
+    )
+    return [line, _label(left + 4, y - 6, limit[1]), _label(left - 6, y + 4, shown(limit[0]).split("\u202f")[0], "end")]
+
+
+def _label(x: float, y: float, words: str, anchor: str = "start") -> str:
+    return (
+        f'<text x="{x:.1f}" y="{y:.1f}" font-size="12.5" text-anchor="{anchor}" fill="currentColor" stroke="{PAPER}" '
+        f'stroke-width="3" paint-order="stroke">{html.escape(words)}</text>'
+    )
+
+
+def _swatch(band: Band) -> Box:
+    faint = ' fill-opacity="0.3"' if band.dotted else ""
+    return Box(
+        16,
+        14,
+        f'<rect width="16" height="14" fill="{band.colour}"{faint}/>'
+        + (dots(16, 14, band.colour, 5) if band.dotted else ""),
+    )
