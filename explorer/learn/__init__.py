@@ -1,1 +1,1 @@
-"""Learn: tensor parallelism in thirteen short lessons. Pure: values and pictures, no Streamlit."""
+"""Learn: parallel training in short lessons. Pure: values and pictures, no Streamlit."""

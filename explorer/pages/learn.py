@@ -1,4 +1,4 @@
-"""Learn: how does it work? Thirteen lessons, each one idea with live numbers, a control, a question and the PyTorch."""
+"""Learn: how does it work? Lessons, each one idea with live numbers, a control, a question and the PyTorch."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def show_rest(lesson: Lesson) -> None:
 
 
 def rail(lesson: Lesson) -> None:
-    """The thirteen lessons, a link each to where the learner left it."""
+    """The lessons, a link each to where the learner left it."""
     everywhere = settings.write(state.values())
     links = []
     for x in LESSONS:
