@@ -20,7 +20,7 @@ LAYER = 2 * HIDDEN * HIDDEN + 2 * HIDDEN * 1024 + 3 * HIDDEN * INNER
 FLOPS_PER_S = H100["flops_efficiency"] * 989e12
 
 
-def numbers(number: int, **values: float | str) -> dict[str, float]:
+def numbers(number: int, **values: int | str) -> dict[str, float]:
     lesson = LESSONS[number - 1]
     return dict(lesson.scene(LLAMA, {**lesson.defaults(), **values}).numbers)
 
@@ -43,7 +43,7 @@ def test_14_compute_gather_and_sums_of_a_layer(tokens: int) -> None:
 
 def test_14_slower_wires_move_the_crossing() -> None:
     """An eighth of the bandwidth: the transfer is eight times as long, the latency as before."""
-    now, slow = (numbers(14, speed=speed)["crossing"] for speed in (1, 0.125))
+    now, slow = (numbers(14, speed=speed)["crossing"] for speed in (8, 1))
     assert 6 < slow / now < 8
 
 
@@ -61,7 +61,7 @@ def test_14_prices_are_those_of_the_command_price(name: str, layout: str, micro_
 def test_14_the_map_has_its_regimes() -> None:
     """Few tokens and slow links: tensor parallelism in the node. Many: what does not fit whole is gathered."""
     cases = {tokens: l14_pays.priced(LLAMA, tokens) for tokens in l14_pays.TOKENS}
-    slow, fast = (l14_pays.scaled(LLAMA.cluster, speed) for speed in (0.125, 2))
+    slow, fast = (l14_pays.scaled(LLAMA.cluster, speed) for speed in (1, 16))
     assert l14_pays.winner(cases[512], slow) == "tensor parallel 8"
     assert l14_pays.winner(cases[8192], fast) == "FSDP" and l14_pays.winner(cases[8192], slow) == "HSDP"
     for found in cases.values():

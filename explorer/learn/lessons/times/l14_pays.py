@@ -19,8 +19,9 @@ from planner_core.cost.communication import axis_links, collective_time
 from planner_core.planning.methods import Layout
 
 TOKENS = (512, 1024, 2048, 4096, 8192)
-SPEEDS = (0.125, 0.25, 0.5, 1, 2)
-SPEED_NAMES = {0.125: "1/8", 0.25: "1/4", 0.5: "1/2", 1: "as it is", 2: "twice"}
+SPEEDS = (1, 2, 4, 8, 16)
+"""Eighths of the links' own speed."""
+SPEED_NAMES = {1: "1/8", 2: "1/4", 4: "1/2", 8: "as it is", 16: "twice"}
 ITEM_BYTES = 2
 CODE = """\
 import torch
@@ -62,12 +63,12 @@ def layer_weights(layer: Layer) -> int:
     return layer.hidden * (2 * heads + 2 * keys + (2 + layer.gated) * layer.inner)
 
 
-def scaled(cluster: Cluster, speed: float) -> Cluster:
-    """The cluster with its outermost links so many times as fast."""
-    return cluster.with_bandwidth(speed, len(cluster.levels) - 1)
+def scaled(cluster: Cluster, eighths: int) -> Cluster:
+    """The cluster with its outermost links at so many eighths of their speed."""
+    return cluster.with_bandwidth(eighths / 8, len(cluster.levels) - 1)
 
 
-def wires(learner: Learner, tokens: int, speed: float) -> Wires:
+def wires(learner: Learner, tokens: int, speed: int) -> Wires:
     """What a layer computes and sends: gathered over all GPUs (FSDP), or summed inside a node (tensor parallelism)."""
     layer, cluster = learner.layer(), scaled(learner.cluster, speed)
     weights, n, t = layer_weights(layer), cluster.num_gpus, node(cluster)
@@ -129,7 +130,7 @@ def cell(cases: dict[str, Stated], cluster: Cluster) -> str:
 
 def scene(learner: Learner, values: Values) -> Scene:
     """The roofline, a gather against compute, the crossing, sums by degree, the planner's prices, and the map."""
-    tokens, speed = int(values["tokens"]), float(values["speed"])
+    tokens, speed = int(values["tokens"]), int(values["speed"])
     learner, _, note = texts(learner, max(TOKENS))
     layer, cluster, gpu = learner.layer(), scaled(learner.cluster, speed), learner.cluster.gpu
     w, cases = wires(learner, tokens, speed), priced(learner, tokens)
@@ -271,7 +272,7 @@ def question(learner: Learner, values: Values) -> Question:
     """From how many tokens per GPU on does compute hide the gather?"""
     tokens = int(values["tokens"])
     learner, _, _ = texts(learner, max(TOKENS))
-    w = wires(learner, tokens, float(values["speed"]))
+    w = wires(learner, tokens, int(values["speed"]))
     right = w.crossing
 
     def shown(value: float) -> str:
@@ -314,7 +315,7 @@ LESSON = Lesson(
     ),
     (
         Control("tokens", "Tokens per GPU", TOKENS, 1024, kind="slider"),
-        Control("speed", "Speed of the outermost links", SPEEDS, 1, SPEED_NAMES, "slider"),
+        Control("speed", "Speed of the outermost links", SPEEDS, 8, SPEED_NAMES, "slider"),
     ),
     scene, question, CODE, ("plans", "Plan this model on your cluster"), uses_model=True,
     focus=links.layers,

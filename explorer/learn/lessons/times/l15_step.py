@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -99,7 +98,7 @@ def phases(case: Stated) -> tuple[Phase, Phase]:
 def shown(case: Stated) -> dict[str, float]:
     """Seconds of a step by what it is spent on; they add up to the step."""
     cost, planner = case.plan.cost, case.planner
-    found: Counter[str] = Counter()
+    found = dict.fromkeys(REASONS, 0.0)
     for part in exposed_parts(case.plan.blocks, planner.graph, case.model, planner.coarse):
         found[part.why] += part.seconds
     return {"compute": cost.compute_time_s, **{why: found[why] for why in REASONS}, "optimizer": cost.optimizer_time_s}
