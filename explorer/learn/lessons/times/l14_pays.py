@@ -10,7 +10,7 @@ from explorer.figures.svg_tensors import amount, svg, table
 from explorer.learn import links
 from explorer.learn.charts import Bar, Line, Part, bars, plot
 from explorer.learn.learner import Layer, Learner
-from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
+from explorer.learn.lesson import Choice, Control, Lesson, Question, Scene, Step, Values, asked
 from explorer.learn.lessons.times.stated import Stated, names, node, stated, texts
 from explorer.text import units
 from explorer.text.words import MODEL_ERROR
@@ -21,7 +21,7 @@ from planner_core.planning.methods import Layout
 TOKENS = (512, 1024, 2048, 4096, 8192)
 SPEEDS = (1, 2, 4, 8, 16)
 """Eighths of the links' own speed."""
-SPEED_NAMES = {1: "1/8", 2: "1/4", 4: "1/2", 8: "as it is", 16: "twice"}
+SPEED_NAMES: dict[Choice, str] = {1: "1/8", 2: "1/4", 4: "1/2", 8: "as it is", 16: "twice"}
 ITEM_BYTES = 2
 CODE = """\
 import torch

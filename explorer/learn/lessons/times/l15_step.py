@@ -305,7 +305,7 @@ LESSON = Lesson(
         ("Prefetch", "gathering the next layer's weights before they are needed"),
     ),
     (
-        Control("way", "Split by", tuple(WAYS), "fsdp", WAYS),
+        Control("way", "Split by", tuple(WAYS), "fsdp", dict(WAYS.items())),
         Control("tokens", "Tokens per GPU", TOKENS, 2048, kind="slider"),
     ),
     scene, question, CODE, ("compare", "The step of each plan as a timeline"), uses_model=True, focus=links.ways,
