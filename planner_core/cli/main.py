@@ -67,7 +67,7 @@ def _parser() -> _Parser:
     )
     plan.add_argument("--layout", help=f"what runs now, e.g. {EXAMPLE}: it stands among the baselines")
     add_budget(plan)
-    plan.set_defaults(run=_plan)
+    plan.set_defaults(run=_plan, recompute="auto", accumulate=None)
     compare = _with_options(_with_model(commands.add_parser("compare", help="every method and baseline side by side")))
     compare.add_argument("--layout", help=f"what runs now, e.g. {EXAMPLE}: it stands among the baselines")
     add_budget(compare)
@@ -131,7 +131,12 @@ def _with_options(p: argparse.ArgumentParser) -> argparse.ArgumentParser:
     p.add_argument("--mesh", help="e.g. 8 or 2x8; default: every factorisation of the cluster")
     p.add_argument("--optimizer", default="adamw")
     p.add_argument("--zero", type=int, default=3)
-    p.add_argument("--recompute", default="none")
+    p.add_argument(
+        "--recompute", default="none", help="auto (chosen block by block) | none | full; plan's default is auto"
+    )
+    p.add_argument(
+        "--accumulate", type=int, default=1, help="micro-batches of a step; plan's default is as many as it takes"
+    )
     p.add_argument("--memory-gb", type=float, help="memory per GPU that a plan may take (10^9 bytes)")
     p.add_argument("--method", default="exact", help=" | ".join(METHODS))
     p.add_argument("--objective", default="time", help="time | communication")
@@ -149,6 +154,7 @@ def _request(args: argparse.Namespace) -> Request:
         "optimizer",
         "zero",
         "recompute",
+        "accumulate",
         "memory_gb",
         "layers",
         "method",
@@ -227,7 +233,7 @@ def _plan(args: argparse.Namespace) -> int:
     chosen = _picked(result.plans, args.pick) if args.pick else result.best
     data, words = report(result, budget), text(result, budget)
     if args.front:
-        planner = prepare(request, result.graph)
+        planner = prepare(result.request, result.graph)
         points, exact = exact_front(planner, meshes(request, planner.cluster), request.objective, _say)
         data["front"] = front_report(points, exact, request.objective)
         words += "\n\n" + front_text(points, exact, request.objective)

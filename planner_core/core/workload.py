@@ -15,7 +15,8 @@ ATTENTION = ("flash1", "flash2", "cudnn", "flash3")
 """Attention kernels whose rates a GPU's file may hold; flash2 is what stock PyTorch runs."""
 DTYPES = ("bfloat16", "float16", "float32")
 ZERO = (0, 1, 2, 3)
-RECOMPUTE = ("none", "full")
+RECOMPUTE = ("auto", "none", "full")
+"""auto: the search chooses for each copy of each repeated block."""
 FLOAT32_BYTES = 4
 
 

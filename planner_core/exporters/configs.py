@@ -63,6 +63,7 @@ def deepspeed_text(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
     ]
     data = {
         "train_batch_size": plan.workload["batch"],
+        "gradient_accumulation_steps": int(plan.workload["accumulate"]),
         "tensor_parallel": {
             "autotp_size": layout.size,
             "partition_config": {"use_default_specs": False, "layer_specs": specs},
@@ -74,6 +75,11 @@ def deepspeed_text(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
     remarks = remarks_of(layout, [use, *_columns(layout)])
     kept = {n: s for n, s in layout.styles.items() if s in ("colwise", "rowwise")}
     return _json(data), remarks, replace(layout, styles=kept, experts=[])
+
+
+def _micro_batch(plan: Plan, layout: TpLayout) -> int:
+    """Samples of one data-parallel rank at once."""
+    return max(1, int(plan.workload["batch"]) // int(plan.workload["accumulate"]) // layout.data)
 
 
 def megatron_text(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
@@ -91,7 +97,7 @@ def megatron_text(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
     flags: dict[str, Any] = {
         "tensor-model-parallel-size": layout.size, "pipeline-model-parallel-size": 1, **({"sequence-parallel": True} if sequence else {}),
         **_sizes(plan, config), "global-batch-size": plan.workload["batch"],
-        "micro-batch-size": max(1, int(plan.workload["batch"]) // layout.data),
+        "micro-batch-size": _micro_batch(plan, layout),
         **({"bf16": True} if plan.workload["dtype"] == "bfloat16" else {}),
         **({} if _has_bias(plan) else {"disable-bias-linear": True}),
         **({"use-distributed-optimizer": True} if plan.workload.get("zero", 0) else {}),
@@ -140,7 +146,7 @@ def torchtitan_text(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
         "parallelism.data_parallel_replicate_degree": 1 if shards else layout.data,
         "parallelism.data_parallel_shard_degree": layout.data if shards else 1,
         "parallelism.tensor_parallel_degree": layout.size,
-        "training.local_batch_size": max(1, int(load["batch"]) // layout.data),
+        "training.local_batch_size": _micro_batch(plan, layout),
         "training.global_batch_size": load["batch"], "training.seq_len": load["seq"],
     }  # fmt: skip
     lines = [f"--{name} {value}" for name, value in options.items()]

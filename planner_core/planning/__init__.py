@@ -8,12 +8,12 @@ plans.
 
 from planner_core.planning import edit
 from planner_core.planning.edit import Editable
+from planner_core.planning.fitting.baselines import baselines
 from planner_core.planning.library import Folded, Front, compare, fold, front, plan, price
 from planner_core.planning.methods import METHODS
 from planner_core.planning.pipeline import (
     FrontPoint,
     Result,
-    baselines,
     block_candidates,
     choose,
     compare_methods,

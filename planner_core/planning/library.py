@@ -34,7 +34,8 @@ def plan(
         progress: Called with a sentence about what is being done; an exception that it raises stops the planning.
         **options: The command line's options: `mesh` ("2x8"; default: every factorisation of the cluster), `batch` (samples
             of one step over all GPUs), `seq` (tokens of a sample), `dtype`, `layers`, `optimizer` ("adamw"), `zero` (0 or 3),
-            `recompute` ("none" or "full"), `memory_gb` (10^9 bytes per GPU), `method` ("exact", "tap", "taps", "atp") and
+            `recompute` ("none", "full", or "auto": the search chooses), `accumulate` (micro-batches of a step; None: the search
+            chooses), `memory_gb` (10^9 bytes per GPU), `method` ("exact", "tap", "taps", "atp") and
             `objective` ("time" or "communication"); `layout` ("dp=2,fsdp=8", see `price`) puts what runs now among the baselines.
 
     Returns:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,10 +19,12 @@ import numpy as np
 from planner_core.core import Cluster, DeviceMesh, Graph, NoPlanFits, Plan, Workload, axis_names
 from planner_core.cost import Component, CostModel, cost_model, overlap
 from planner_core.ops import CoarseGraph
-from planner_core.planning.methods import BASELINES, METHODS, DataAxis, Method
+from planner_core.planning.fitting.baselines import baselines, without
+from planner_core.planning.fitting.micro_batches import settle
+from planner_core.planning.fitting.shortage import shortage
+from planner_core.planning.methods import METHODS, DataAxis, Method
 from planner_core.planning.request import Progress, Request
 from planner_core.planning.session import Planner, meshes, prepare, replace_request
-from planner_core.planning.shortage import shortage
 from planner_core.search import (
     OBJECTIVES,
     Answer,
@@ -76,16 +78,17 @@ def plan_model(request: Request, graph: Graph | None = None, progress: Progress 
     """
     say = progress or (lambda text: None)
     start = time.perf_counter()
-    planner = prepare(request, graph, say)
-    chosen = choose(planner, meshes(request, planner.cluster), say)
+    asked = request.recompute
+    planner, chosen = settle(request, graph, choose, say)
+    request = planner.request
     say("baselines")
-    others = [*planner.stated(), *baselines(planner, meshes(request, planner.cluster))]
+    others = [*planner.stated(), *baselines(planner, meshes(request, planner.cluster), recompute=asked)]
     chosen = no_worse(chosen, others)
     say("trade-offs")
     front = trade_offs(planner, meshes(request, planner.cluster), chosen)
     say("candidates")
     scored = block_candidates(planner, chosen)
-    notes = (*_memory_notes(planner, chosen), *planner.graph.assumptions, *_without(planner, others))
+    notes = (*_memory_notes(planner, chosen), *planner.graph.assumptions, *without(planner, others))
     timings = {**planner.clock.seconds, "total": time.perf_counter() - start}
     return Result(
         request=request, graph=planner.graph, coarse=planner.coarse, cluster=planner.cluster, workload=planner.workload,
@@ -95,10 +98,12 @@ def plan_model(request: Request, graph: Graph | None = None, progress: Progress 
 
 
 def choose(
-    planner: Planner, options: Iterable[DeviceMesh], say: Progress = lambda text: None, method: Method | None = None
-) -> Plan:
+    planner: Planner, options: Sequence[DeviceMesh], say: Progress = lambda text: None, method: Method | None = None,
+    below: float = float("inf"),
+) -> Plan:  # fmt: skip
     """The best plan over the meshes by the request's method, or by a `method` of the caller's; raises NoPlanFits where an
-    explicit budget is below every plan's need."""
+    explicit budget is below every plan's need. No plan of a value above `below` is looked for: it
+    raises NoPlanFits then too, or returns a plan that is no better."""
     method = method or METHODS[planner.request.method]
     objective = method.objective or planner.request.objective
     best: tuple[float, Problem, Answer] | None = None
@@ -107,7 +112,7 @@ def choose(
     problems, wide = _problems(planner, options, method, say)
     for rough, problem in problems:
         say(f"search on {problem.model.mesh}")
-        answer = planner.solve(problem, objective, best[0] if best else float("inf"), rough, _telling(say, problem))
+        answer = planner.solve(problem, objective, best[0] if best else below, rough, _telling(say, problem))
         if answer.least_memory < (least[0].least_memory if least else float("inf")):
             least = (answer, problem)
         if answer.assignment is not None and (best is None or answer.value < best[0]):
@@ -117,6 +122,8 @@ def choose(
         answer = replace(best[2], bound=min(best[2].bound, bound))  # what is open on another mesh is open
         plan = planner.plan(*planner.bounded(best[1], answer, objective), "best", planner.request.method, objective)
         return replace(plan, notes=(*plan.notes, *_chunks(planner, plan))) if method.chunks else plan
+    if below < float("inf"):
+        raise NoPlanFits(f"no plan that fits is better than {below:.4g}")
     if least is None and wide is not None:
         raise wide
     if least is None:
@@ -271,37 +278,6 @@ def exact_front(
     return kept, exact
 
 
-def baselines(planner: Planner, options: Iterable[DeviceMesh]) -> list[Plan]:
-    """The best plan of each baseline over the meshes; one that suits no mesh is left out."""
-    found = []
-    options = list(options)
-    for b in BASELINES.values():
-        best: tuple[float, Problem, Answer] | None = None
-        for mesh in options:
-            restrict = b.restrict(planner.graph, mesh)
-            if restrict is None:
-                continue
-            problem = planner.problem(mesh, restrict, zero=b.zero)
-            with planner.clock("baselines"):
-                answer = search(problem, objective="time")
-            if answer.assignment is None:
-                continue
-            over = memory_of(answer.assignment) > planner.budget
-            rank = answer.value + (1e6 if over else 0.0)
-            if best is None or rank < best[0]:
-                best = (rank, problem, answer)
-        if best:
-            found.append(planner.plan(best[1], best[2], b.title, b.name, "time"))
-    return found
-
-
-def _without(planner: Planner, found: Iterable[Plan]) -> tuple[str, ...]:
-    """Baselines that have no plan of this model on these meshes."""
-    there = {p.method for p in found}
-    missing = [b.title for b in BASELINES.values() if b.name not in there and b.suits(planner.graph)]
-    return (f"baselines that no plan of this model follows on these meshes: {', '.join(missing)}",) if missing else ()
-
-
 def block_candidates(planner: Planner, chosen: Plan) -> list[Candidates]:
     """Candidates of every repeated block on the tensor axis: the chosen mesh's last, or all GPUs of a node. The other GPUs
     split the batch."""
@@ -361,7 +337,7 @@ def compare_methods(request: Request, progress: Progress | None = None, graph: G
     """Every method and baseline side by side: the `compare --json` object has the form of `plan --json`."""
     result = plan_model(request, graph, progress)
     say = progress or (lambda text: None)
-    planner = prepare(request, result.graph)
+    planner = prepare(result.request, result.graph)
     found: dict[tuple[str, str], Plan] = {}
     asked = request.method, METHODS[request.method].objective or request.objective
     for method in METHODS.values():

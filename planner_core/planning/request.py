@@ -12,7 +12,10 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a user asks for; None means the model's or the cluster's own default."""
+    """What a user asks for; None means the model's or the cluster's own default.
+
+    `accumulate` is the number of micro-batches of a step; None: the search chooses it.
+    """
 
     model: str
     cluster: str | Mapping[str, Any] = "2x8-h100"
@@ -23,6 +26,7 @@ class Request:
     optimizer: str = "adamw"
     zero: int = 3
     recompute: str = "none"
+    accumulate: int | None = 1
     memory_gb: float | None = None
     layers: int | None = None
     method: str = "exact"

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from planner_core.core import (
+    BlockPlan,
     Cluster,
     DeviceMesh,
     Graph,
@@ -177,11 +178,17 @@ class Planner:
         return Plan(
             name=name, method=method, objective=objective, optimal=answer.optimal and problem.whole is None,
             model=model_identity(self.graph),
-            workload=model.workload.to_json(),
+            workload=replace(model.workload, recompute=recomputation(blocks)).to_json(),
             cluster=self.cluster.to_json(), mesh=model.mesh, blocks=blocks, cost=cost,
             fits=cost.memory_bytes["peak"] <= self.budget,
             notes=_told(problem, answer),
         )  # fmt: skip
+
+
+def recomputation(blocks: Mapping[str, BlockPlan]) -> str:
+    """What the repeated blocks of a plan do: "none", "full", or "auto" where they differ."""
+    found = {b.recompute for label, b in blocks.items() if label} or {"none"}
+    return found.pop() if len(found) == 1 else "auto"
 
 
 def _told(problem: Problem, answer: Answer) -> tuple[str, ...]:
@@ -230,27 +237,27 @@ def prepare(
         cluster = cluster.with_memory(int(request.memory_gb * 1e9))
     if request.layout is not None:
         check_layout(parse_layout(request.layout), cluster)
-    asked = request.dtype
-    request = replace(request, dtype=asked or cluster.gpu.training_dtype)
+    given = request.dtype
+    request = replace(request, dtype=given or cluster.gpu.training_dtype)
     assert request.dtype is not None
-    Workload(request.batch or 1 if request.batch is None else request.batch, request.seq or 1 if request.seq is None else request.seq,
-             request.dtype, request.optimizer, request.zero, request.recompute).check()  # fmt: skip
+    micro_batches = request.accumulate or 1
+    asked = Workload(
+        micro_batches if request.batch is None else request.batch, 1 if request.seq is None else request.seq,
+        request.dtype, request.optimizer, request.zero, request.recompute, micro_batches,
+    )  # fmt: skip
+    asked.check()
     if graph is None:
         say(f"graph of {request.model}")
         with clock("capture"):
             graph = open_model(
-                request.model, batch=request.batch, seq=request.seq, dtype=request.dtype, layers=request.layers
-            )
-    request = replace(request, dtype=_own_dtype(graph, asked) or request.dtype)
-    assert request.dtype is not None
-    workload = Workload(
-        graph.workload["batch"],
-        graph.workload["seq"],
-        request.dtype,
-        request.optimizer,
-        request.zero,
-        request.recompute,
-    )
+                request.model, batch=request.batch and asked.graph_batch, seq=request.seq, dtype=request.dtype,
+                layers=request.layers,
+            )  # fmt: skip
+    dtype = _own_dtype(graph, given) or request.dtype
+    assert dtype is not None
+    request = replace(request, dtype=dtype)
+    batch = graph.workload["batch"] * micro_batches  # a graph holds one micro-batch
+    workload = replace(asked, batch=batch, seq=graph.workload["seq"], dtype=dtype)
     say("coarsen")
     with clock("coarsen"):
         coarse = coarsen(graph)
@@ -287,6 +294,14 @@ def meshes(request: Request, cluster: Cluster) -> list[DeviceMesh]:
     found = [DeviceMesh(axis_names(1), (n,))]
     found += [DeviceMesh(axis_names(2), (a, n // a)) for a in range(2, n) if n % a == 0]
     return found
+
+
+def with_recompute(planner: Planner, recompute: str) -> Planner:
+    """The same planner with another choice of recomputation."""
+    return replace(
+        planner, request=replace(planner.request, recompute=recompute),
+        workload=replace(planner.workload, recompute=recompute), networks={}, problems={},
+    )  # fmt: skip
 
 
 def replace_request(planner: Planner, **changes: Any) -> Planner:

@@ -7,6 +7,7 @@ seconds to see. Constants (token ids, masks, positions) are real, on the CPU, as
 # mypy: allow-untyped-calls
 from __future__ import annotations
 
+import contextlib
 import time
 import warnings
 from collections.abc import Iterable, Mapping
@@ -79,7 +80,9 @@ def fake_step(plan: Mapping[str, Any]) -> dict[str, Any]:
         mesh = init_device_mesh("cpu", sizes, mesh_dim_names=names)
         model, parsed = build_model(plan["model"]["config"], plan["workload"]["dtype"])
         initializer(model)  # buffers only
-        inputs = example_inputs(model, parsed, plan["workload"], 0, meta_signals=True)
+        load = plan["workload"]
+        micro_batch = {**load, "batch": load["batch"] // load["accumulate"]}
+        inputs = example_inputs(model, parsed, micro_batch, 0, meta_signals=True)
         steering = steer(model, plan, mesh)
         counted, memory = CountCollectives(mesh), TrackMemory(lambda: steering.inferring)
         optimizer = _settled(model, plan["workload"], memory)
@@ -87,10 +90,13 @@ def fake_step(plan: Mapping[str, Any]) -> dict[str, Any]:
             if param.requires_grad:
                 param.register_post_accumulate_grad_hook(lambda p: memory.add(p.grad, "grads"))
         with counted, memory:
-            loss = planned_loss(steering, inputs)
-            counted.phase, memory.kind = "backward", "buffers"
-            loss.backward()
-            del loss
+            for left in reversed(range(load["accumulate"])):
+                with steering.no_sync() if left else contextlib.nullcontext():
+                    counted.phase, memory.kind = "forward", "activations"
+                    loss = planned_loss(steering, inputs)
+                    counted.phase, memory.kind = "backward", "buffers"
+                    loss.backward()
+                    del loss
             idle = _states_of(optimizer, (p for p in model.parameters() if p.grad is None))
             counted.phase = "optimizer"
             optimizer.step()

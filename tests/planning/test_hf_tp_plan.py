@@ -11,9 +11,9 @@ from planner_core.cost.step_time import Component
 from planner_core.models.loading import capture_graph
 from planner_core.models.snapshots.write import hf_tp_plans
 from planner_core.models.zoo import ZOO, load_snapshot
+from planner_core.planning.fitting.baselines import baselines
 from planner_core.planning.methods.hf_tp_plan import split_dim, vendor_plan, vendor_plans, vendor_rules
 from planner_core.planning.methods.registry import BASELINES
-from planner_core.planning.pipeline import baselines
 from planner_core.planning.request import Request
 from planner_core.planning.session import meshes, prepare
 from planner_core.search.lagrangian import search

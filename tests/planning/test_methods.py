@@ -12,8 +12,9 @@ from bench.baselines import SAME, compare
 from planner_core.core.cluster import cluster_names
 from planner_core.core.plan import Plan, placements_by_pattern
 from planner_core.models.zoo import ZOO
+from planner_core.planning.fitting.baselines import baselines
 from planner_core.planning.methods.registry import METHODS
-from planner_core.planning.pipeline import baselines, choose, no_worse
+from planner_core.planning.pipeline import choose, no_worse
 from planner_core.planning.request import Request
 from planner_core.planning.session import Planner, meshes, prepare
 from tests.support.plans import planned

@@ -2,7 +2,7 @@
 
 from planner_core.cost.memory.backward import Backward, Gradient
 from planner_core.cost.memory.forward import Layout, Moment
-from planner_core.cost.memory.peak import arriving, layouts, walk
+from planner_core.cost.memory.peak import arriving, layouts, moments, walk
 from planner_core.cost.memory.saved import computes_again, kept_results, root, run_again, viewed
 from planner_core.cost.memory.storages import Key
 from planner_core.cost.memory.terms import has_working_copy, weight_bytes
@@ -18,6 +18,7 @@ __all__ = [
     "has_working_copy",
     "kept_results",
     "layouts",
+    "moments",
     "root",
     "run_again",
     "viewed",

@@ -9,7 +9,7 @@ kernels and of NCCL are not counted.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from planner_core.core import ITEM_BYTES, Block, BlockPlan, Graph, R, Shard, local_shape
@@ -27,17 +27,36 @@ def walk(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) -> dic
     state = {label: _state(_block(label, graph), bp, model) for label, bp in blocks.items()}
     params = sum(s.params * len(blocks[b].prefixes) for b, s in state.items())
     states = sum(s.states * len(blocks[b].prefixes) for b, s in state.items())
-    grads = sum(s.grads * len(blocks[b].prefixes) for b, s in state.items())
-    top = layouts(blocks, graph, model)[""]
-    back = Backward(top, {v: Gradient(0) for v in top.results})
-    standing = Moment(0, grads if model.workload.accumulate > 1 else 0, 0)  # of the micro-batches before
-    forward = [moment + standing for moment in top.forward()]
-    step = Moment(0, grads, 2 * max(s.largest_param for s in state.values()))
-    peak = _highest([*forward, *back.run(), step])
+    forward, backward, step = moments(blocks, graph, model)
+    peak = _highest([*forward, *backward, step])
     return {
         "params": params, "grads": peak.grads, "optimizer": states, "activations": peak.kept, "buffers": peak.flying,
         "peak": params + states + peak.total,
     }  # fmt: skip
+
+
+def moments(
+    blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel
+) -> tuple[list[Moment], list[Moment], Moment]:
+    """The moments of the last micro-batch's forward and backward, and that of the optimizer's step."""
+    state = {label: _state(_block(label, graph), bp, model) for label, bp in blocks.items()}
+    grads = sum(s.grads * len(blocks[b].prefixes) for b, s in state.items())
+    top = layouts(blocks, graph, model)[""]
+    back = Backward(top, {v: Gradient(0) for v in top.results})
+    forward, backward = list(top.forward()), list(back.run())
+    if model.workload.accumulate > 1:  # the sums of the micro-batches before stand
+        forward = [moment + Moment(0, grads, 0) for moment in forward]
+        backward = list(_accumulating(backward, grads, max(s.largest_gradient for s in state.values())))
+    return forward, backward, Moment(0, grads, 2 * max(s.largest_param for s in state.values()))
+
+
+def _accumulating(backward: Sequence[Moment], grads: int, largest: int) -> Iterator[Moment]:
+    """Backward of a later micro-batch: all gradients stand, and one that is made is added to what stands; it holds `largest`
+    bytes at most."""
+    before = 0
+    for moment in backward:
+        yield Moment(moment.kept, grads, moment.flying + min(largest, max(0, moment.grads - before)))
+        before = moment.grads
 
 
 def layouts(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) -> dict[str, Layout]:
@@ -95,6 +114,7 @@ class _State:
     grads: int = 0
     states: int = 0
     largest_param: int = 0
+    largest_gradient: int = 0
 
 
 def _state(block: Block, bp: BlockPlan, model: CostModel) -> _State:
@@ -116,6 +136,7 @@ def _state(block: Block, bp: BlockPlan, model: CostModel) -> _State:
         if has_working_copy(item, value.grad, model.workload, same) and value.name not in gathered:
             found.params += working * each.working
         found.grads += gradient * each.gradient
+        found.largest_gradient = max(found.largest_gradient, gradient * each.gradient)
         found.states += stored * each.moments
         found.largest_param = max(found.largest_param, stored * each.stored if value.grad else 0)
     return found

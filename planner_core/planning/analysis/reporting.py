@@ -9,7 +9,7 @@ from typing import Any
 from planner_core.core import Plan, glob_name, placements_by_pattern
 from planner_core.ops import CoarseGraph
 from planner_core.planning.pipeline import FrontPoint, Result
-from planner_core.planning.pricing import Budget, Speed, axis_roles, model_flops, speed_of, zero_stage
+from planner_core.planning.pricing import Budget, Speed, axis_roles, micro_batch, model_flops, speed_of, zero_stage
 from planner_core.search.candidates import matrices
 
 SCHEMA = "shardscope.report/1"
@@ -64,7 +64,8 @@ def plan_summary(plan: Plan, speed: Speed | None = None) -> dict[str, Any]:
         "mesh": {"axes": list(plan.mesh.axis_names), "sizes": list(plan.mesh.axis_sizes), "roles": list(axis_roles(plan))},
         "fits": plan.fits, "step_time_s": c.step_time_s, **({} if speed is None else speed_summary(speed)),
         "compute_time_s": c.compute_time_s, "comm_time_s": c.comm_time_s, "exposed_comm_time_s": c.exposed_comm_time_s,
-        "optimizer_time_s": c.optimizer_time_s, "zero": zero_stage(plan), "recompute": recomputation(plan),
+        "optimizer_time_s": c.optimizer_time_s, "micro_batch": micro_batch(plan),
+        "accumulate": int(plan.workload["accumulate"]), "zero": zero_stage(plan), "recompute": recomputation(plan),
         "collectives": c.collectives(), "memory_bytes": dict(c.memory_bytes), "placements": placements_by_pattern(plan),
         "objective": plan.objective, "optimal": plan.optimal, "notes": list(plan.notes),
     }  # fmt: skip

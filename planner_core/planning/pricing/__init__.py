@@ -1,6 +1,6 @@
 """What a team runs now: a stated layout, priced as any plan is, with what would help and the best plan beside it."""
 
-from planner_core.planning.pricing.bands import Band, axis_roles, band_of, zero_stage
+from planner_core.planning.pricing.bands import Band, axis_roles, band_of, micro_batch, zero_stage
 from planner_core.planning.pricing.configs import Setup, read_setup
 from planner_core.planning.pricing.price import Pricer
 from planner_core.planning.pricing.run import NOT_LEGAL, Priced, price_statement
@@ -20,6 +20,7 @@ __all__ = [
     "Suggestion",
     "axis_roles",
     "band_of",
+    "micro_batch",
     "model_flops",
     "price_statement",
     "read_setup",

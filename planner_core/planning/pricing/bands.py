@@ -82,6 +82,12 @@ def axis_roles(plan: Plan) -> tuple[str, ...]:
     return tuple(_role(plan, axis) for axis in range(len(plan.mesh.axis_sizes)))
 
 
+def micro_batch(plan: Plan) -> int:
+    """Samples of one micro-batch on one data-parallel rank; ranks that share a sample count as one."""
+    ranks = math.prod(n for n, role in zip(plan.mesh.axis_sizes, axis_roles(plan), strict=True) if role != TENSOR)
+    return max(1, int(plan.workload["batch"]) // int(plan.workload["accumulate"]) // ranks)
+
+
 def _role(plan: Plan, axis: int) -> str:
     votes: Counter[str] = Counter()
     for block in plan.blocks.values():

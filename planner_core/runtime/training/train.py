@@ -38,7 +38,7 @@ def options(plan: Mapping[str, Any]) -> argparse.Namespace:
     add("--steps", type=int, default=10)
     add("--batch", type=int, default=load["batch"], help="global batch, samples")
     add("--seq", type=int, default=load["seq"])
-    add("--micro-batches", type=int, default=1, help="parts of the batch whose gradients accumulate")
+    add("--micro-batches", type=int, default=load["accumulate"], help="parts of the batch whose gradients accumulate")
     add("--lr", type=float, default=1e-4)
     add("--dtype", default=load["dtype"], choices=("bfloat16", "float16", "float32"))
     add("--seed", type=int, default=0)

@@ -26,6 +26,9 @@ from planner_core.search.network.factors import Factor, Network, only, tensor_na
 from planner_core.search.network.group_work import UnitOptions
 from planner_core.search.network.states import Bools
 
+VARIANTS = {"none": ("none",), "full": ("full",), "auto": ("none", "full")}
+"""In which ways of recomputation the copies of a block may run."""
+
 
 @dataclass(frozen=True, slots=True)
 class Run:
@@ -118,7 +121,7 @@ def build_networks(coarse: CoarseGraph, strategies: Mapping[str, BlockStrategies
     blocks: dict[str, dict[str, Network]] = {}
     for name, block in coarse.blocks.items():
         blocks[name] = {}
-        for variant in (model.workload.recompute,):
+        for variant in VARIANTS[model.workload.recompute]:
             again = run_again(block.block) if variant == "full" else {}
             share = 1 / repeats[name] if variant == "full" else 1.0
             options = UnitOptions(repeats[name], again, share, kept_results=kept[name])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import lru_cache
 
 from explorer.figures.palette import COMMUNICATION, COMPUTE, DEVICES, MEMORY_COLOURS, MEMORY_NAMES
@@ -14,8 +13,8 @@ from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values
 from explorer.learn.lessons.times.area import Band, area
 from explorer.learn.lessons.times.stated import Stated, names, stated, texts
 from explorer.text import units
-from planner_core.core import ITEM_BYTES, R, Shard, local_shape
-from planner_core.cost.memory import Backward, Gradient, Moment, layouts, weight_bytes
+from planner_core.cost.memory import Moment
+from planner_core.cost.memory import moments as memory_moments
 
 TOKENS = 8192
 """Tokens of one GPU in a step."""
@@ -57,33 +56,8 @@ def case(learner: Learner, recompute: str, micro_batches: int) -> Stated:
 @lru_cache(maxsize=64)
 def moments(made: Stated) -> tuple[tuple[Moment, ...], int, int]:
     """Every moment of the last micro-batch and of the optimizer, where backward begins, and where the optimizer's step is."""
-    graph, model = made.planner.graph, made.model
-    top = layouts(made.plan.blocks, graph, model)[""]
-    back = Backward(top, {v: Gradient(0) for v in top.results})
-    forward, backward = list(top.forward()), list(back.run())
-    grads, largest = _weights(made)
-    if model.workload.accumulate > 1:  # the sums of the micro-batches before are there
-        forward = [moment + Moment(0, grads, 0) for moment in forward]
-    step = Moment(0, grads, 2 * largest)
+    forward, backward, step = memory_moments(made.plan.blocks, made.planner.graph, made.model)
     return (*forward, *backward, step), len(forward), len(forward) + len(backward)
-
-
-def _weights(made: Stated) -> tuple[int, int]:
-    """Bytes of all gradients as they are added up, and of the largest parameter as the optimizer keeps it: its step works on
-    two copies of that."""
-    graph, sizes, load = made.planner.graph, made.model.sizes, made.model.workload
-    grads = largest = 0
-    for label, plan in made.plan.blocks.items():
-        block = graph.blocks[label.partition("#")[0]] if label else graph.top
-        for v in block.values:
-            param = plan.params.get(v.name) if v.kind == "parameter" and v.grad else None
-            if param is None:
-                continue
-            each = weight_bytes(ITEM_BYTES[v.meta.dtype], True, load)
-            held = tuple(p if isinstance(p, Shard) else R for p in param.gradient)
-            grads += len(plan.prefixes) * math.prod(local_shape(v.meta.shape, held, sizes)) * each.gradient
-            largest = max(largest, math.prod(local_shape(v.meta.shape, param.stored, sizes)) * each.stored)
-    return grads, largest
 
 
 def standing(made: Stated) -> int:

@@ -1,0 +1,51 @@
+"""The plans that others would choose: each baseline's best layout over the meshes, that fits if one does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from planner_core.core import DeviceMesh, Plan
+from planner_core.planning.methods import BASELINES, Method
+from planner_core.planning.session import Planner, with_recompute
+from planner_core.search import Answer, fit, search
+from planner_core.search.network import Problem
+
+
+def baselines(planner: Planner, options: Iterable[DeviceMesh], recompute: str = "none") -> list[Plan]:
+    """The best plan of each baseline over the meshes; one that suits no mesh is left out. One that does not fit as `planner`
+    recomputes does so as `recompute` says."""
+    found = []
+    options = list(options)
+    saving = with_recompute(planner, recompute) if recompute != planner.workload.recompute else planner
+    for b in BASELINES.values():
+        best = _baseline(planner, options, b)
+        if best is not None and not best.fits and saving is not planner:
+            best = _baseline(saving, options, b) or best
+        found += [best] if best is not None else []
+    return found
+
+
+def _baseline(planner: Planner, options: list[DeviceMesh], b: Method) -> Plan | None:
+    """The best plan of one baseline that fits; else the fastest."""
+    best: tuple[float, Problem, Answer] | None = None
+    for mesh in options:
+        restrict = b.restrict(planner.graph, mesh)
+        if restrict is None:
+            continue
+        problem = planner.problem(mesh, restrict, zero=b.zero)
+        with planner.clock("baselines"):
+            free = search(problem, objective="time")
+            if free.assignment is None:
+                continue
+            answer = fit(problem, planner.graph, planner.budget, "time", rough=free)
+        rank = answer.value if answer.assignment is not None else free.value + 1e6
+        if best is None or rank < best[0]:
+            best = (rank, problem, answer if answer.assignment is not None else free)
+    return planner.plan(best[1], best[2], b.title, b.name, "time") if best else None
+
+
+def without(planner: Planner, found: Iterable[Plan]) -> tuple[str, ...]:
+    """Baselines that have no plan of this model on these meshes."""
+    there = {p.method for p in found}
+    missing = [b.title for b in BASELINES.values() if b.name not in there and b.suits(planner.graph)]
+    return (f"baselines that no plan of this model follows on these meshes: {', '.join(missing)}",) if missing else ()

@@ -1,0 +1,127 @@
+"""How many micro-batches a step should have, and whether blocks should be recomputed: what memory decides.
+
+More micro-batches never make a step faster by themselves: of the same layout, compute is cut into smaller operators, every
+collective of a micro-batch is sent more often, and each starts anew. They make it smaller, so that a faster layout fits.
+So the least step time without a limit of memory never falls as micro-batches are split further, and the search ends where
+it is no less than the best plan that fits.
+
+Example: a batch of 512. In one micro-batch nothing fits; in two the best plan takes 9.0 s, recomputing; in four 8.5 s, without;
+in eight even a plan of any memory takes 8.6 s: four it is, and sixteen need not be looked at.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from planner_core.core import DeviceMesh, Graph, InputError, NoPlanFits, Plan
+from planner_core.planning.methods import METHODS, Method
+from planner_core.planning.request import Progress, Request
+from planner_core.planning.session import Planner, meshes, prepare, with_recompute
+from planner_core.search import TIE, search
+from planner_core.search.algebra import TooWide
+
+Choose = Callable[..., Plan]
+"""The best plan of a planner over meshes, told how it goes on; `below`: a value that is known, above which nothing matters.
+Raises NoPlanFits."""
+
+
+def settle(request: Request, graph: Graph | None, choose: Choose, say: Progress) -> tuple[Planner, Plan]:
+    """The planner of the number of micro-batches that is best, and its plan; the plan of least memory where nothing fits.
+
+    Raises NoPlanFits where an explicit budget is below every plan's need, and InputError.
+    """
+    best: tuple[Planner, Plan] | None = None
+    refused: NoPlanFits | None = None
+    for planner in _planners(request, graph, say):
+        options = meshes(planner.request, planner.cluster)
+        if best is not None and best[1].fits and _least(planner, options) >= _value(best[1]) * (1 - TIE):
+            break
+        try:
+            found = choose_recomputation(
+                planner, options, choose, say, _value(best[1]) if best and best[1].fits else np.inf
+            )
+        except NoPlanFits as error:
+            refused = refused or error
+            continue
+        if best is None or _better(found[1], best[1]):
+            best = found
+    if best is None:
+        assert refused is not None
+        raise refused
+    return best
+
+
+def choose_recomputation(
+    planner: Planner, options: Sequence[DeviceMesh], choose: Choose, say: Progress, below: float = np.inf
+) -> tuple[Planner, Plan]:
+    """The best plan; where recomputation is open, first without, since it only saves memory. Beyond the value `below` any plan
+    will do."""
+    if planner.workload.recompute != "auto":
+        return planner, choose(planner, options, say, below=below)
+    plain = with_recompute(planner, "none")
+    with contextlib.suppress(NoPlanFits):
+        plan = choose(plain, options, say, below=below)
+        if plan.fits and _value(plan) <= _least(plain, options) * (1 + TIE):
+            return plain, plan
+    return planner, choose(planner, options, say, below=below)
+
+
+def _planners(request: Request, graph: Graph | None, say: Progress) -> Iterator[Planner]:
+    """One planner for each number of micro-batches to look at, rising; each divides the next."""
+    if request.accumulate is not None or graph is not None:
+        yield prepare(request, graph, say)
+        return
+    count = 1
+    while count:
+        try:
+            planner = prepare(replace(request, accumulate=count), None, say)
+        except InputError:
+            if count == 1:
+                raise
+            return  # a model that fixes its batch has no smaller ones
+        request = replace(request, batch=planner.workload.batch)
+        yield planner
+        count = _next(count, planner.workload.batch)
+
+
+def _next(count: int, batch: int) -> int:
+    """The least multiple of `count` by a prime that divides the batch; 0 where there is none."""
+    left = batch // count
+    prime = next((p for p in range(2, left + 1) if left % p == 0), 0)
+    return count * prime
+
+
+def _least(planner: Planner, options: Sequence[DeviceMesh]) -> float:
+    """A lower bound on the objective whatever the memory, over the meshes."""
+    method = METHODS[planner.request.method]
+    return min((_bound(planner, mesh, method) for mesh in options), default=float("inf"))
+
+
+def _bound(planner: Planner, mesh: DeviceMesh, method: Method) -> float:
+    restrict = method.restrict(planner.graph, mesh)
+    if restrict is None:
+        return float("inf")
+    try:
+        problem = planner.problem(mesh, restrict, zero=method.zero, uniform=method.uniform, by_volume=method.by_volume)
+    except TooWide:
+        return 0.0
+    if problem.whole is not None or method.by_volume:  # not a bound of the whole space, or not of seconds
+        return 0.0
+    return search(problem, objective=method.objective or planner.request.objective).bound
+
+
+def _value(plan: Plan) -> float:
+    return plan.cost.seconds(plan.objective)
+
+
+def _better(plan: Plan, other: Plan) -> bool:
+    """Fitting first, then the objective; of plans that do not fit the smaller."""
+    if plan.fits != other.fits:
+        return plan.fits
+    if plan.fits:
+        return _value(plan) < _value(other) * (1 - TIE)
+    return plan.cost.memory_bytes["peak"] < other.cost.memory_bytes["peak"]

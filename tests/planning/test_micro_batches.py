@@ -1,0 +1,79 @@
+"""How many micro-batches, and what is recomputed: the search's choice is the best of all that could be asked for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from planner_core.core.errors import NoPlanFits
+from planner_core.core.plan import Plan
+from planner_core.planning import Request, plan_model
+from planner_core.planning.analysis.reporting import plan_summary
+from planner_core.verification.api import verify
+
+ASKED = Request("llama-3-8b", cluster="1x8-h100", batch=64, seq=2048, layers=4, accumulate=None, recompute="auto")
+
+
+def best(request: Request) -> Plan | None:
+    """The best plan, or None where nothing fits."""
+    try:
+        found = plan_model(request).best
+    except NoPlanFits:
+        return None
+    return found if found.fits else None
+
+
+@pytest.mark.parametrize(
+    "gb", [20.0, pytest.param(16.0, marks=pytest.mark.slow), pytest.param(28.0, marks=pytest.mark.slow)]
+)
+def test_the_choice_is_the_best_of_all_counts(gb: float) -> None:
+    free = best(replace(ASKED, memory_gb=gb))
+    each = {n: best(replace(ASKED, memory_gb=gb, accumulate=n)) for n in (1, 2, 4, 8, 16, 32, 64)}
+    assert free is not None and any(each.values())
+    least = min(p.cost.step_time_s for p in each.values() if p is not None)
+    assert free.cost.step_time_s == pytest.approx(least, rel=1e-5)
+    assert each[free.workload["accumulate"]] is not None
+
+
+@pytest.mark.parametrize(
+    "gb", [20.0, pytest.param(16.0, marks=pytest.mark.slow), pytest.param(28.0, marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("fixed", ["none", "full"])
+def test_leaving_recomputation_open_is_never_worse(gb: float, fixed: str) -> None:
+    free, bound = (best(replace(ASKED, memory_gb=gb, recompute=r)) for r in ("auto", fixed))
+    assert free is not None
+    assert bound is None or free.cost.step_time_s <= bound.cost.step_time_s * (1 + 1e-6)
+
+
+def test_more_memory_is_never_worse() -> None:
+    found = [best(replace(ASKED, memory_gb=gb)) for gb in (14.0, 16.0, 20.0, 28.0, 60.0)]
+    seconds = [p.cost.step_time_s for p in found if p is not None]
+    assert len(seconds) >= 4 and all(b <= a * (1 + 1e-6) for a, b in pairwise(seconds))
+
+
+def test_weights_are_gathered_in_every_micro_batch_and_gradients_kept() -> None:
+    one, four = (
+        plan_model(replace(ASKED, accumulate=n, recompute="none", zero=0, mesh="8", memory_gb=500.0)).best
+        for n in (1, 4)
+    )
+    sums = [sum(t.num_bytes for t in p.cost.traffic if t.kind in ("all_reduce", "reduce_scatter")) for p in (one, four)]
+    assert sums[0] == pytest.approx(sums[1], rel=0.05), "without ZeRO gradients are summed once a step"
+    assert plan_summary(four)["accumulate"] == 4
+
+
+@pytest.mark.parametrize("accumulate", [2, 4])
+def test_what_accumulates_takes_the_predicted_memory_and_traffic(accumulate: int) -> None:
+    asked = Request("gpt2-xl", cluster="1x8-h100", batch=64, layers=2, accumulate=accumulate)
+    found = verify(plan_model(asked).best)
+    assert found["collectives_ok"] and found["memory_bytes"]["rel_error"] < 0.01, found["memory_bytes"]
+
+
+@pytest.mark.slow
+def test_two_million_tokens_of_a_70_b_model_fit_on_64_gpus() -> None:
+    asked = Request("llama-3-70b", cluster="8x8-h100", batch=512, seq=4096, accumulate=None, recompute="auto")
+    found = plan_model(asked)
+    assert found.best.fits and found.best.optimal
+    assert found.best.workload["accumulate"] > 1
+    assert {b.recompute for label, b in found.best.blocks.items() if label} <= {"none", "full"}
