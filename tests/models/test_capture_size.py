@@ -28,11 +28,11 @@ LIBRARIES_BYTES = 400 << 20
 """What a process that imported torch and transformers takes: 340 MB."""
 
 
-def captured(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Graph:
+def captured(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch, *, batch: int = 2, seq: int = 4096) -> Graph:
     """The graph of a config, made in less than 1 GB."""
     capture_graph({**config, "num_hidden_layers": 4}, batch=1, seq=8)  # imports
     monkeypatch.setattr(memory, "LIMIT_BYTES", 10**9 - LIBRARIES_BYTES)
-    return capture_graph(config, batch=2, seq=4096)
+    return capture_graph(config, batch=batch, seq=seq)
 
 
 def test_405b(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,13 +51,21 @@ def test_a_thousand_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert graph.num_repeats == {"LlamaDecoderLayer": 1000} and graph.num_params > 3e12
 
 
-def test_a_config_takes_at_most_two_gigabytes() -> None:
-    """3.2 GB of token numbers are refused, and the bound is gone afterwards."""
+def test_a_capture_takes_at_most_two_gigabytes() -> None:
+    """3.2 GB are refused, and the bound is gone afterwards."""
     before = resource.getrlimit(resource.RLIMIT_AS)
-    with pytest.raises(CaptureError, match="batch 20000 and 20000 tokens takes more than 2 GB of memory"):
-        capture_graph(TINY, batch=20_000, seq=20_000)
+    with (
+        pytest.raises(CaptureError, match="batch 20000 and 20000 tokens takes more than 2 GB of memory"),
+        memory.limited_memory("a model", batch=20_000, seq=20_000),
+    ):
+        bytearray(3_200_000_000)
     assert resource.getrlimit(resource.RLIMIT_AS) == before
     assert capture_graph(TINY, batch=1, seq=8).num_params > 0
+
+
+def test_token_numbers_take_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch whose token numbers alone would take 3.2 GB is captured by its shapes."""
+    assert captured(TINY, monkeypatch, batch=20_000, seq=20_000).num_params > 0
 
 
 def test_a_servers_threads_do_not_bound_each_other() -> None:
