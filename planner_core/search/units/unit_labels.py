@@ -85,17 +85,15 @@ def least_by_labels(
     compiled: Compiled, sequence: Sequence[str], at: Mapping[str, int], objective: Objective, shares: Shares, limit: float,
     work: Allowance, others: Sequence[Table] = (),
 ) -> tuple[dict[str, int] | None, float]:  # fmt: skip
-    """The assignment of least true cost below `limit` with some variables given `at`, None where none was found; and a bound: nothing
-    costs less, or it is `limit`.
+    """The assignment of least true cost below `limit` with some variables given `at`, None where none was found; and a bound that
+    nothing is below: the least itself where it was found, `limit` where there is nothing below it, less where the `work` that is
+    left does not allow more.
 
-    `others` are tables of seconds that are added, of other units. States are numbered as in `compiled.alive`. The bound stays lower
-    where the `work` that is left does not allow more.
+    `others` are tables of seconds that are added, of other units. States are numbered as in `compiled.alive`.
     """
     how = TimeSums(objective)
     free = {v: n for v, n in compiled.sizes.items() if v not in at}
-    tables = [*scalar(compiled.factors, objective.weights(shares)), *others]
-    tree = BucketTree(free, given(tables, at), sequence, ())
-    tree.weigh()
+    tree = _weighed(compiled, sequence, free, at, objective, shares, others)
     if not float(tree.root) < limit * (1 - TIE / 10):
         return None, limit
     bounds = [
@@ -112,7 +110,8 @@ def least_by_labels(
             labels = tree.carry(rows, [], Pruning(most, steps, MOST_LABELS, work=here), bounds)
             costs = how.cost(labels.cost)
             if len(costs) and costs.min() <= most:
-                return dict.fromkeys(compiled.sizes, 0) | dict(at) | tree.assignment(int(costs.argmin()))[0], most
+                states, _ = tree.assignment(int(costs.argmin()))
+                return dict.fromkeys(compiled.sizes, 0) | dict(at) | states, float(costs.min())
             bound = most
     except TooMuch:
         return None, bound
@@ -150,7 +149,7 @@ def _weighed(
     compiled: Compiled, sequence: Sequence[str], free: Mapping[str, int], at: Mapping[str, int], objective: Objective,
     shares: Shares, others: Sequence[Table],
 ) -> BucketTree:  # fmt: skip
-    """The network at other shares."""
+    """The network of the free variables with its maxima weighted at `shares`."""
     tree = BucketTree(free, given([*scalar(compiled.factors, objective.weights(shares)), *others], at), sequence, ())
     tree.weigh()
     return tree

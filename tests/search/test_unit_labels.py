@@ -1,0 +1,56 @@
+"""The least true cost of a unit by labels against brute force, and the bound against what it bounds."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from planner_core.cost import NUM_COMPONENTS, Shares
+from planner_core.cost.step_time import StepTime
+from planner_core.search.algebra.elimination import order
+from planner_core.search.algebra.pareto_labels import Allowance
+from planner_core.search.network.factors import Factor, Network
+from planner_core.search.network.folded import Compiled
+from planner_core.search.objective import TIE, Objective
+from planner_core.search.units.unit import total
+from planner_core.search.units.unit_labels import least_by_labels
+
+PAIRS = (("a", "b"), ("b", "c"), ("c", "d"), ("a", "d"))
+
+
+def random_unit(seed: int) -> Compiled:
+    """Four variables of three states in a ring; some entries impossible, all components between 0 and 1."""
+    dice = np.random.default_rng(seed)
+    factors = [Factor(pair, dice.random((NUM_COMPONENTS, 3, 3)), dice.random((3, 3)) > 0.1) for pair in PAIRS]
+    sizes = dict.fromkeys("abcd", 3)
+    sequence = order(sizes, [f.vars for f in factors], ())
+    return Compiled(Network(sizes, factors), (), {v: np.arange(3) for v in sizes}, factors, sequence)
+
+
+def brute_force(unit: Compiled, objective: Objective) -> float:
+    """The least of all 81 assignments."""
+    found = []
+    for states in itertools.product(range(3), repeat=4):
+        at = dict(zip("abcd", states, strict=True))
+        if all(f.allowed[tuple(at[v] for v in f.vars)] for f in unit.factors):
+            found.append(float(objective.priced_cost(total(unit.factors, at))))
+    return min(found)
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize("seed", range(8))
+def test_the_least_and_its_bound(seed: int, accumulate: int) -> None:
+    """What is found is the least, and no bound is above it: with work enough, with little, and with a limit below it."""
+    unit = random_unit(seed)
+    objective = Objective("time", StepTime(accumulate, contention=0.19), after_forward=0.1, after_backward=0.2)
+    least = brute_force(unit, objective)
+    for limit, work in itertools.product((1.5 * least, 1.001 * least, 0.9 * least), (0, 5, 30, 100_000)):
+        states, bound = least_by_labels(unit, unit.sequence, {}, objective, Shares(), limit, Allowance(work))
+        assert bound <= max(least, limit if limit < least else 0.0) * (1 + TIE)
+        if work == 100_000:
+            assert (states is not None) == (limit > least)
+            assert bound == pytest.approx(min(least, limit), rel=TIE)
+        if states is not None:
+            assert float(objective.priced_cost(total(unit.factors, states))) == pytest.approx(bound, rel=TIE)
