@@ -9,11 +9,12 @@ from typing import Any
 import streamlit as st
 
 from explorer.analysis import breakdown as parts
-from explorer.analysis.peak_memory import held
+from explorer.analysis.timeline import model_of
 from explorer.components import frame
 from explorer.figures.palette import MEMORY_KINDS, MEMORY_NAMES
 from explorer.text import units, words
 from planner_core.core import Plan
+from planner_core.cost.memory import tensors_at_peak
 from planner_core.planning import Result
 
 MEMORY_FORMULAS = {
@@ -76,8 +77,8 @@ def _step(plan: Plan, result: Result) -> None:
     st.markdown(
         f"compute {units.seconds(c.compute_time_s)} + exposed communication "
         f"{units.seconds(c.exposed_comm_time_s)}. All communication takes "
-        f"{units.seconds(c.comm_time_s)}; gradient sums and weight gathers hide behind up to 80 % of compute, "
-        "what an operation waits for does not hide. "
+        f"{units.seconds(c.comm_time_s)}; weight gathers and gradient sums run beside the compute of a neighbouring block, "
+        "as far as it lasts; what an operation waits for is not hidden. "
         "Compute is, for each operation, the greatest of work ÷ reachable FLOP/s, bytes ÷ reachable memory "
         "bandwidth, and the time to launch a kernel."
     )
@@ -157,7 +158,7 @@ def _memory(plan: Plan, result: Result) -> None:
                 "dtype": h.dtype, "placement": h.placement, "bytes on one GPU": h.num_bytes,
                 "copies": h.copies, "all copies, MiB": h.total_bytes / 2**20,
             }
-            for h in held(plan, result.graph)
+            for h in tensors_at_peak(plan.blocks, result.graph, model_of(plan))
         ],
         hide_index=True, height=300, alt="Every tensor that one GPU holds at the peak",
         column_config={

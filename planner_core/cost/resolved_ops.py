@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner_core.core import ITEM_BYTES, Block, InputError, Op, Placements, SitePlan, local_shape
+from planner_core.core import ITEM_BYTES, Block, Graph, InputError, Op, Placements, SitePlan, local_shape
 from planner_core.cost.model import CostModel
 from planner_core.ops import Row, rows
+
+
+def block_of(graph: Graph, label: str) -> Block:
+    """The block that a plan's label means; raises InputError for a label the model does not have."""
+    name = label.partition("#")[0]
+    if not name:
+        return graph.top
+    if name not in graph.blocks:
+        raise InputError(f"the plan has a block {name!r} that the model {graph.name} does not; plan this model again")
+    return graph.blocks[name]
 
 
 def split_parts(block: Block, op: Op, site: SitePlan, model: CostModel) -> int:

@@ -78,7 +78,7 @@ def price(
     return Cost(
         step_time_s=step, compute_time_s=compute, comm_time_s=sum(t.time_s for t in traffic),
         exposed_comm_time_s=max(0.0, step - compute - optimizer), optimizer_time_s=optimizer, traffic=traffic,
-        memory_bytes=walk(blocks, graph, model),
+        memory_bytes=walk(blocks, graph, model).memory_bytes(),
     )  # fmt: skip
 
 

@@ -23,7 +23,7 @@ from planner_core.cost.communication.collectives import collective_time
 from planner_core.cost.communication.redistribution import moves, step_bytes
 from planner_core.cost.memory.saved import run_again
 from planner_core.cost.model import CostModel
-from planner_core.cost.resolved_ops import rows_at
+from planner_core.cost.resolved_ops import block_of, rows_at
 from planner_core.cost.units import bucket_share
 
 WAIT, BESIDE, ONCE = "wait", "beside", "once"
@@ -50,16 +50,6 @@ class Message:
     label: str = ""
     weight: str = ""
     share: float = 1.0
-
-
-def block_of(graph: Graph, label: str) -> Block:
-    """The block that a plan's label means; raises InputError for a label the model does not have."""
-    name = label.partition("#")[0]
-    if not name:
-        return graph.top
-    if name not in graph.blocks:
-        raise InputError(f"the plan has a block {name!r} that the model {graph.name} does not; plan this model again")
-    return graph.blocks[name]
 
 
 def recomputed(block: Block, bp: BlockPlan) -> Mapping[str, bool]:

@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 
 from explorer.analysis import breakdown as parts
-from explorer.analysis.peak_memory import held
 from explorer.analysis.timeline import PHASES, Bar, Timeline, model_of, timeline
 from explorer.figures.palette import MEMORY_KINDS
+from planner_core.core.cluster import Cluster
 from planner_core.core.plan import Plan
+from planner_core.core.workload import Workload
 from planner_core.cost.exposed import NOT_HIDDEN, WAITED, exposed_parts
+from planner_core.cost.memory import tensors_at_peak, walk
+from planner_core.cost.model import cost_model
 from planner_core.cost.step import price
 from planner_core.cost.step_messages import WAIT, message_time, messages
 from planner_core.models.zoo import ZOO
@@ -56,7 +59,7 @@ def test_every_figure_opens_to_parts_that_add_up(result: Result) -> None:
 
 def tensors_by_kind(plan: Plan, result: Result) -> Counter[str]:
     found: Counter[str] = Counter()
-    for h in held(plan, result.graph):
+    for h in tensors_at_peak(plan.blocks, result.graph, model_of(plan)):
         assert h.num_bytes > 0 and h.copies > 0
         assert not h.dtype or h.num_bytes <= math.prod(h.shape) * 12, (
             "no share is larger than the whole with 32-bit states"
@@ -72,6 +75,21 @@ def test_the_memory_opens_wherever_its_peak_stands(model: str, settings: dict[st
     found = planned(Request(model, **settings))
     for plan in found.plans:
         assert tensors_by_kind(plan, found) == {k: n for k in MEMORY_KINDS if (n := plan.cost.memory_bytes[k])}
+
+
+@pytest.mark.parametrize("precision", ["pure", "mixed"])
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_the_memory_opens_with_masters_and_micro_batches(precision: str, accumulate: int) -> None:
+    """Working copies stand beside master weights, gradients through the micro-batches of a step: every one is listed."""
+    found = planned(Request("gpt2-xl", layers=2))
+    for plan in found.plans:
+        load = Workload(**{**plan.workload, "precision": precision, "accumulate": accumulate})
+        model = cost_model(Cluster.from_json(plan.cluster), plan.mesh, load)
+        listed: Counter[str] = Counter()
+        for h in tensors_at_peak(plan.blocks, found.graph, model):
+            listed[h.kind] += h.total_bytes
+        memory = walk(plan.blocks, found.graph, model).memory_bytes()
+        assert listed == {k: n for k in MEMORY_KINDS if (n := memory[k])}
 
 
 def test_the_lanes_fill_the_step_without_gap_or_overlap(result: Result) -> None:

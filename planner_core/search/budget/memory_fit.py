@@ -34,7 +34,11 @@ def walked(problem: Problem, graph: Graph, assignment: Assignment, budget: float
     """Peak memory of an assignment, bytes per GPU; where its sum is far above the budget, the sum: a walk takes as long as the
     model is deep."""
     held = memory_of(assignment)
-    return held if held > FAR * budget else walk(assemble(problem, assignment), graph, problem.model)["peak"]
+    return (
+        held
+        if held > FAR * budget
+        else walk(assemble(problem, assignment), graph, problem.model).memory_bytes()["peak"]
+    )
 
 
 def hopeless(problem: Problem, rough: Answer, budget: float, objective: str) -> Answer | None:

@@ -13,8 +13,7 @@ from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values
 from explorer.learn.lessons.times.area import Band, area
 from explorer.learn.lessons.times.stated import Stated, names, stated, texts
 from explorer.text import units
-from planner_core.cost.memory import Moment
-from planner_core.cost.memory import moments as memory_moments
+from planner_core.cost.memory import Moment, walk
 
 TOKENS = 8192
 """Tokens of one GPU in a step."""
@@ -56,8 +55,9 @@ def case(learner: Learner, recompute: str, micro_batches: int) -> Stated:
 @lru_cache(maxsize=64)
 def moments(made: Stated) -> tuple[tuple[Moment, ...], int, int]:
     """Every moment of the last micro-batch and of the optimizer, where backward begins, and where the optimizer's step is."""
-    forward, backward, step = memory_moments(made.plan.blocks, made.planner.graph, made.model)
-    return (*forward, *backward, step), len(forward), len(forward) + len(backward)
+    found = walk(made.plan.blocks, made.planner.graph, made.model)
+    turn = len(found.forward)
+    return (*found.forward, *found.backward, found.step), turn, turn + len(found.backward)
 
 
 def standing(made: Stated) -> int:

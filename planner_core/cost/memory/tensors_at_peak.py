@@ -1,22 +1,25 @@
-"""The tensors that fill one GPU at the peak of a plan: the parts of its memory, by kind. Pure.
+"""The tensors that fill one GPU at the peak of a step: the parts of its memory, by kind.
 
-Finds the highest moment of the walk (`planner_core.cost.memory.peak`) again and lists what stands there: weights, their gradients and
+The walk (`peak`) is taken again up to its highest moment, where its state says what stands: weights, their gradients and
 states; what autograd keeps, each storage with the op that keeps it first; and what is in flight. What the op at work adds to
 that (operands on their way, results, gathered weights) is one row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 
-from explorer.analysis.timeline import model_of
-from planner_core.core import ITEM_BYTES, Call, Graph, Op, Placements, Plan, Value
-from planner_core.cost import local_bytes
-from planner_core.cost.memory import Backward, Gradient, Key, Layout, Moment, arriving, layouts
+from planner_core.core import ITEM_BYTES, BlockPlan, Call, Graph, Op, Placements, Value
+from planner_core.cost.memory.backward import Backward, Gradient
+from planner_core.cost.memory.forward import Layout, Moment
+from planner_core.cost.memory.peak import arriving, backward_of, walk
+from planner_core.cost.memory.standing import Form, WeightForms, weight_forms
+from planner_core.cost.memory.storages import Key
+from planner_core.cost.model import CostModel
 
-FORWARD, BACKWARD, STEP = "forward", "backward", "optimizer"
+FORWARD, BACKWARD = "forward", "backward"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,20 +42,21 @@ class Held:
         return self.num_bytes * self.copies
 
 
-def held(plan: Plan, graph: Graph) -> list[Held]:
-    """Everything, largest first; the bytes of each kind add up to the plan's `memory_bytes`."""
-    walk = _Walk(plan, graph)
-    walk.standing()
-    walk.peak()
-    return sorted(walk.rows(), key=lambda h: -h.total_bytes)
+def tensors_at_peak(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) -> list[Held]:
+    """Everything, largest first; the bytes of each kind add up to the walk's `memory_bytes`."""
+    found = _Tensors(blocks, graph, model)
+    found.standing()
+    found.at_peak()
+    return sorted(found.rows(), key=lambda h: -h.total_bytes)
 
 
-class _Walk:
-    def __init__(self, plan: Plan, graph: Graph) -> None:
-        self.plan = plan
-        self.model = model_of(plan)
-        self.made = layouts(plan.blocks, graph, self.model)
-        self.label_of = {prefix: label for label, bp in plan.blocks.items() if label for prefix in bp.prefixes}
+class _Tensors:
+    def __init__(self, blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) -> None:
+        self.blocks, self.model = blocks, model
+        self.walk = walk(blocks, graph, model)
+        self.made = self.walk.layouts
+        self.sums = model.workload.accumulate > 1
+        self.label_of = {prefix: label for label, bp in blocks.items() if label for prefix in bp.prefixes}
         self.found: dict[Held, int] = {}
 
     def rows(self) -> Iterable[Held]:
@@ -66,57 +70,51 @@ class _Walk:
         return self.made[label].storages.block.values[number]
 
     def add(
-        self,
-        kind: str,
-        what: str,
-        label: str,
-        value: int | None,
-        placed: Placements | None,
-        num_bytes: int,
-        copies: int = 1,
-    ) -> None:
+        self, kind: str, what: str, label: str, value: int | None, placed: Placements | None, num_bytes: int,
+        copies: int = 1, dtype: str = "",
+    ) -> None:  # fmt: skip
+        """One row, in `dtype` or the value's own."""
         meta = self.value(label, value).meta if value is not None else None
-        row = Held(
-            kind, what, label, meta.shape if meta else (), meta.dtype if meta else "", " ".join(map(str, placed or ())), num_bytes,
-        )  # fmt: skip
+        shape, dtype = (meta.shape, dtype or meta.dtype) if meta else ((), "")
+        row = Held(kind, what, label, shape, dtype, " ".join(map(str, placed or ())), num_bytes)
         self.found[row] = self.found.get(row, 0) + copies
 
-    def weights(self) -> Iterator[tuple[str, int, Placements, int, int]]:
-        """Every weight: label of its block, its number there, how it is stored, bytes of one copy on one GPU, copies."""
-        for label, bp in self.plan.blocks.items():
-            block = self.made[label].storages.block
-            for v, value in enumerate(block.values):
-                if value.kind == "parameter" and value.name in bp.params:
-                    stored = bp.params[value.name].stored
-                    yield label, v, stored, local_bytes(block, v, stored, self.model), len(bp.prefixes)
+    def weights(self) -> Iterator[tuple[str, WeightForms]]:
+        """Every weight, with the label of its block."""
+        for label, bp in self.blocks.items():
+            for forms in weight_forms(self.made[label].storages.block, bp, self.model):
+                yield label, forms
+
+    def weight(self, kind: str, what: str, label: str, number: int, form: Form, dtype: str = "") -> None:
+        """One form of a weight, in all copies of its block, in `dtype` or that in which the optimizer keeps it."""
+        value, copies = self.value(label, number), len(self.blocks[label].prefixes)
+        kept = value.grad and self.model.workload.kept_item(ITEM_BYTES[value.meta.dtype]) == 4
+        dtype = dtype or ("float32" if kept else value.meta.dtype)
+        self.add(kind, f"{what}{value.name}", label, number, form.placements, form.num_bytes, copies, dtype)
 
     def standing(self) -> None:
-        """Weights and their optimizer states: there all the time."""
-        for label, v, stored, size, copies in self.weights():
-            value = self.value(label, v)
-            self.add("params", value.name, label, v, stored, size, copies)
-            if value.grad:
-                item = ITEM_BYTES[value.meta.dtype]
-                states = size // item * self.model.workload.moment_bytes(item)
-                self.add("optimizer", f"states of {value.name}", label, v, stored, states, copies)
+        """Weights and their optimizer states: there all the time. Gradients too, where micro-batches add up to them."""
+        for label, w in self.weights():
+            self.weight("params", "", label, w.value, w.stored)
+            self.weight("params", "working copy of ", label, w.value, w.working, self.value(label, w.value).meta.dtype)
+            self.weight("optimizer", "states of ", label, w.value, w.moments)
+            if self.sums:
+                self.weight("grads", "gradient of ", label, w.value, w.gradient)
 
-    def peak(self) -> None:
-        """What stands at the highest moment."""
-        top = self.made[""]
-        phase, index, moment = _highest(top, {v: Gradient(0) for v in top.results})
-        trained = [
-            w for w in self.weights() if self.value(*w[:2]).grad
-        ]  # their gradients are as large as they are stored
-        grads = sum(size * copies for *_, size, copies in trained)
-        largest = max((size for *_, size, _ in trained), default=0)
-        if grads + 2 * largest > moment.total:
-            for label, v, stored, size, copies in trained:
-                self.add("grads", f"gradient of {self.value(label, v).name}", label, v, stored, size, copies)
-            self.add("buffers", "the optimizer at work: two tensors of the largest weight", "", None, None, 2 * largest)
-        elif phase == FORWARD:
-            self.forward("", index)
+    def at_peak(self) -> None:
+        """What else stands at the highest moment."""
+        peak, top = self.walk.peak, self.made[""]
+        if peak in self.walk.forward:
+            self.forward("", self.walk.forward.index(peak))
+        elif peak in self.walk.backward:
+            index = self.walk.backward.index(peak)
+            self.backward("", index, dict(backward_of(top).by_value))
+            more = peak.flying - _nth(backward_of(top).run(), index).flying
+            self.add("buffers", "the micro-batch's gradient that is being added", "", None, None, more)
         else:
-            self.backward("", index, {v: Gradient(0) for v in top.results})
+            for label, w in self.weights() if not self.sums else ():
+                self.weight("grads", "gradient of ", label, w.value, w.gradient)
+            self.add("buffers", "the optimizer at work: two tensors of the largest weight", "", None, None, peak.flying)
 
     # --- one block at one moment ------------------------------------------------------------------
 
@@ -150,7 +148,10 @@ class _Walk:
             self.at_work(label, call.name, BACKWARD, moment.flying - named)
 
     def weight_gradients(self, label: str, back: Backward) -> None:
-        """Gradients of weights that are there: of the block itself, and of the blocks that it has been through."""
+        """Gradients of weights that are there: of the block itself, and of the blocks that it has been through. Those that add
+        up over micro-batches stand all the time."""
+        if self.sums:
+            return
         for name, size in back.weights.items():
             self.weight_gradient(label, name, size)
         for k, item in enumerate(self.made[label].storages.block.items):
@@ -224,7 +225,7 @@ class _Walk:
                      _placed(layout, value, name), size)  # fmt: skip
 
     def weight_gradient(self, label: str, name: str, size: int) -> None:
-        block, param = self.made[label].storages.block, self.plan.blocks[label].params.get(name)
+        block, param = self.made[label].storages.block, self.blocks[label].params.get(name)
         value = next((v for v, x in enumerate(block.values) if x.kind == "parameter" and x.name == name), None)
         self.add("grads", f"gradient of {name}", label, value, param.stored if param else None, size)
 

@@ -1,0 +1,90 @@
+"""What the weights take on one GPU all through a step: stored parameters, working copies, accumulated gradients, moments."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from planner_core.core import ITEM_BYTES, Block, BlockPlan, Graph, Placements, R, Shard, local_shape
+from planner_core.cost.memory.terms import has_working_copy, weight_bytes
+from planner_core.cost.model import CostModel
+from planner_core.cost.resolved_ops import block_of
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """One form of a weight: how it lies, and its bytes on one GPU."""
+
+    placements: Placements
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class WeightForms:
+    """The forms of one copy of a weight, by the terms of `terms`; `value` is its number in the block. A form that takes nothing
+    has no bytes: the working copy that is the stored parameter or is gathered at each use, all but `stored` of a weight that is
+    not trained."""
+
+    value: int
+    stored: Form
+    working: Form
+    gradient: Form
+    moments: Form
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Bytes of all weights on one GPU, and those of the largest."""
+
+    params: int
+    grads: int
+    moments: int
+    largest_param: int
+    largest_gradient: int
+
+
+def standing(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) -> Standing:
+    """The sums over all copies of all blocks."""
+    params = grads = moments = largest_param = largest_gradient = 0
+    for label, bp in blocks.items():
+        block = block_of(graph, label)
+        for w in weight_forms(block, bp, model):
+            params += (w.stored.num_bytes + w.working.num_bytes) * len(bp.prefixes)
+            grads += w.gradient.num_bytes * len(bp.prefixes)
+            moments += w.moments.num_bytes * len(bp.prefixes)
+            largest_gradient = max(largest_gradient, w.gradient.num_bytes)
+            if block.values[w.value].grad:
+                largest_param = max(largest_param, w.stored.num_bytes)
+    return Standing(params, grads, moments, largest_param, largest_gradient)
+
+
+def weight_forms(block: Block, bp: BlockPlan, model: CostModel) -> Iterator[WeightForms]:
+    """Every weight of one copy of a block."""
+    gathered = _gathered_weights(block, bp)
+    for number, value in enumerate(block.values):
+        param = bp.params.get(value.name) if value.kind == "parameter" else None
+        if param is None:
+            continue
+        item, shape = ITEM_BYTES[value.meta.dtype], value.meta.shape
+        each = weight_bytes(item, value.grad, model.workload)
+        same = param.stored == param.working
+        copied = has_working_copy(item, value.grad, model.workload, same) and value.name not in gathered
+        local = tuple(p if isinstance(p, Shard) else R for p in param.gradient)
+        yield WeightForms(number, *(
+            Form(placed, math.prod(local_shape(shape, placed, model.sizes)) * per_element)
+            for placed, per_element in (
+                (param.stored, each.stored), (param.working, each.working if copied else 0),
+                (local, each.gradient), (param.stored, each.moments),
+            )
+        ))  # fmt: skip
+
+
+def _gathered_weights(block: Block, bp: BlockPlan) -> set[str]:
+    """Weights whose working copy is made for each use and freed."""
+    return {
+        block.values[v].name
+        for op in block.ops
+        for v, edge in zip(op.inputs, bp.sites[op.name].inputs, strict=True)
+        if block.values[v].kind == "parameter" and any(step.collective for step in edge.forward)
+    }
