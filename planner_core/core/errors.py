@@ -22,9 +22,13 @@ class ShardingError(PlannerError):
 
 
 class NoPlanFits(PlannerError):
-    """No plan fits the memory; says the least memory that any plan needs."""
+    """No plan fits the memory; says the least memory that any plan needs, `needed_bytes` per GPU, infinite where no plan runs."""
 
     exit_status = 3
+
+    def __init__(self, message: str, needed_bytes: float = float("inf")) -> None:
+        super().__init__(message)
+        self.needed_bytes = needed_bytes
 
 
 class VerificationFailed(PlannerError):

@@ -134,9 +134,10 @@ def choose(
     plan = planner.plan(least[1], answer, "least memory", planner.request.method, objective)
     short = shortage(plan, planner.graph, planner.budget)
     if planner.request.memory_gb is not None:
-        gigabytes = math.ceil(plan.cost.memory_bytes["peak"] / 1e9)
+        peak = plan.cost.memory_bytes["peak"]
         raise NoPlanFits(
-            f"no plan fits: {short}; use more GPUs, a smaller --batch, --recompute full or --memory-gb {gigabytes}"
+            f"no plan fits: {short}; use more GPUs, a smaller --batch, --recompute full or --memory-gb {math.ceil(peak / 1e9)}",
+            peak,
         )
     return replace(plan, fits=False, notes=(f"does not fit: {short}",))
 

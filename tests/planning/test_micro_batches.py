@@ -77,3 +77,14 @@ def test_two_million_tokens_of_a_70_b_model_fit_on_64_gpus() -> None:
     assert found.best.fits and found.best.optimal
     assert found.best.workload["accumulate"] > 1
     assert {b.recompute for label, b in found.best.blocks.items() if label} <= {"none", "full"}
+
+
+def test_the_least_memory_is_that_of_the_smallest_micro_batches() -> None:
+    """Where nothing fits however the batch is cut, what is said is needed is less than in one micro-batch."""
+    needs = []
+    for accumulate in (1, None):
+        asked = Request("gpt2-xl", cluster="1x8-h100", batch=64, layers=1, accumulate=accumulate, memory_gb=0.1)
+        with pytest.raises(NoPlanFits) as refused:
+            plan_model(asked)
+        needs.append(refused.value.needed_bytes)
+    assert needs[1] < needs[0]

@@ -45,7 +45,7 @@ def settle(request: Request, graph: Graph | None, choose: Choose, say: Progress)
                 planner, options, choose, say, _value(best[1]) if best and best[1].fits else np.inf
             )
         except NoPlanFits as error:
-            refused = refused or error
+            refused = min(refused or error, error, key=lambda e: e.needed_bytes)
             continue
         if best is None or _better(found[1], best[1]):
             best = found

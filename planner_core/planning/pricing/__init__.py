@@ -1,7 +1,8 @@
 """What a team runs now: a stated layout, priced as any plan is, with what would help and the best plan beside it."""
 
 from planner_core.planning.pricing.bands import Band, axis_roles, band_of, micro_batch, zero_stage
-from planner_core.planning.pricing.configs import Setup, read_setup
+from planner_core.planning.pricing.configs.fields import Setup
+from planner_core.planning.pricing.configs.reading import read_setup
 from planner_core.planning.pricing.price import Pricer
 from planner_core.planning.pricing.run import NOT_LEGAL, Priced, price_statement
 from planner_core.planning.pricing.speed import Budget, Speed, model_flops, speed_of
