@@ -11,10 +11,10 @@ from two smaller eliminations, and an optimum of the top network that rests on n
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -220,9 +220,9 @@ class Chain:
     def settle(self, top: Mapping[str, int]) -> bool:
         """Make every copy exact on the way that `top` uses; whether that raised a bound."""
         s, way = self.way(top)
-        raised = False
+        view, raised = self.view(s), False
         for entry in dict.fromkeys(way):
-            raised |= self.unit.settle(self.view(s), entry)
+            raised |= self.unit.settle(view, entry)
         if raised and self.count > 1:
             self.power(s)
         return raised
@@ -230,15 +230,17 @@ class Chain:
     def copies(self, top: Mapping[str, int]) -> list[Copy]:
         """How each copy runs."""
         s, way = self.way(top)
+        view = self.view(s)
         for entry in dict.fromkeys(way):
-            self.unit.settle(self.view(s), entry)
-        return [self.unit.settled[self.view(s), entry].copy for entry in way]
+            self.unit.settle(view, entry)
+        return [self.unit.settled[view, entry].copy for entry in way]
 
     def slack(self, top: Mapping[str, int]) -> float:
         """How far the copies on the way may stand above what is proven."""
         s, way = self.way(top)
-        found = [f for entry in way if (f := self.unit.settled.get((self.view(s), entry)))]
-        return sum(max(0.0, f.cost - f.bound) for f in found)
+        view = self.view(s)
+        found = [(f, n) for entry, n in Counter(way).items() if (f := self.unit.settled.get((view, entry)))]
+        return sum(n * max(0.0, f.cost - f.bound) for f, n in found)
 
     def way(self, top: Mapping[str, int]) -> tuple[int, list[tuple[int, ...]]]:
         """The shared state, and the entry of the unit's view that each copy uses."""
@@ -248,11 +250,10 @@ class Chain:
             return 0, [tuple(int(np.searchsorted(c.alive[v], at[v])) for v in c.open)]
         both = chain_states(self.axes, c)
         ends = [int(np.searchsorted(both, at[v])) for v in (self.axes.entry, self.axes.exit)]
-        states = [ends[0], *self.powers[s].path(0, *ends), ends[1]]
-        entry, exit_ = c.alive[self.axes.entry], c.alive[self.axes.exit]
-        return s, [
-            (int(np.searchsorted(entry, both[i])), int(np.searchsorted(exit_, both[j]))) for i, j in pairwise(states)
-        ]
+        states = both[[ends[0], *self.powers[s].path(0, *ends), ends[1]]]
+        entries = np.searchsorted(c.alive[self.axes.entry], states[:-1])
+        exits = np.searchsorted(c.alive[self.axes.exit], states[1:])
+        return s, list(zip(entries.tolist(), exits.tolist(), strict=True))
 
     def _at(self, top: Mapping[str, int]) -> tuple[int, dict[str, int]]:
         """The shared state, and the states of the boundary in the block's own numbering."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from planner_core.core import Graph, Plan, Shard, join_name
+from planner_core.core import Graph, Plan, Shard
+from planner_core.cost import block_of
 
 MOSTLY = 0.5
 """An axis over which less than this share of the weights' elements is split is said to be idle."""
@@ -28,12 +29,12 @@ def shortage(least: Plan, graph: Graph, budget: float) -> str:
 
 def idle_axes(plan: Plan, graph: Graph) -> list[int]:
     """Mesh axes of more than one device over which most of the weights are not split."""
-    sizes = {name: math.prod(meta.shape) for name, meta in graph.parameters().items()}
     total, split = 0, [0] * len(plan.mesh.axis_sizes)
-    for block in plan.blocks.values():
-        for name, param in block.params.items():
-            elements = sum(sizes.get(join_name(prefix, name), 0) for prefix in block.prefixes)
-            total += elements
-            for axis, placement in enumerate(param.stored):
-                split[axis] += elements * isinstance(placement, Shard)
+    for label, plans in plan.blocks.items():
+        for value in block_of(graph, label).values:
+            if value.kind == "parameter" and value.name in plans.params:
+                elements = math.prod(value.meta.shape) * len(plans.prefixes)
+                total += elements
+                for axis, placement in enumerate(plans.params[value.name].stored):
+                    split[axis] += elements * isinstance(placement, Shard)
     return [a for a, n in enumerate(plan.mesh.axis_sizes) if n > 1 and split[a] < MOSTLY * total]
