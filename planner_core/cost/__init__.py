@@ -12,7 +12,7 @@ from planner_core.cost.exposed import (
     weight_traffic,
 )
 from planner_core.cost.model import RUN_STAGES, CostModel, cost_model
-from planner_core.cost.resolved_ops import local_bytes, split_parts
+from planner_core.cost.resolved_ops import block_of, local_bytes, split_parts
 from planner_core.cost.step import (
     Unit,
     all_seconds,
@@ -24,7 +24,7 @@ from planner_core.cost.step import (
     units_of,
     weight_seconds,
 )
-from planner_core.cost.step_messages import BESIDE, ONCE, WAIT, Message, block_of, message_time, messages, recomputed
+from planner_core.cost.step_messages import BESIDE, ONCE, WAIT, Message, message_time, messages, recomputed
 from planner_core.cost.step_time import NUM_COMPONENTS, Component, CostVector, Shares, StepTime
 from planner_core.cost.units import ops_before_the_units, sent_share
 

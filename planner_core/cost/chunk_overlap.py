@@ -14,8 +14,9 @@ from planner_core.core import Block, BlockPlan, Graph, Op
 from planner_core.cost.communication.atp import chunked_time_s
 from planner_core.cost.communication.collectives import collective_time
 from planner_core.cost.model import CostModel
+from planner_core.cost.resolved_ops import block_of
 from planner_core.cost.step import op_seconds
-from planner_core.cost.step_messages import WAIT, Message, block_of, messages, recomputed
+from planner_core.cost.step_messages import WAIT, Message, messages, recomputed
 
 CHUNKS = (2, 4, 8)
 REDUCTIONS = ("all_reduce", "reduce_scatter")

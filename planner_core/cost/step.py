@@ -26,11 +26,10 @@ from planner_core.cost.compute import (
 from planner_core.cost.memory.peak import walk
 from planner_core.cost.memory.saved import computes_again
 from planner_core.cost.model import CostModel
-from planner_core.cost.resolved_ops import local_bytes, rows_at
+from planner_core.cost.resolved_ops import block_of, local_bytes, rows_at
 from planner_core.cost.step_messages import (
     BESIDE,
     Message,
-    block_of,
     message_time,
     messages,
     once_a_step,
