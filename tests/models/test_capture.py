@@ -1,10 +1,12 @@
 """The flat capture judges the folded one, on the zoo and on models made to trap it."""
 
 import dataclasses
+import itertools
 import json
 import random
 from functools import cache
 
+import networkx as nx
 import pytest
 import torch
 from torch import nn
@@ -42,6 +44,50 @@ def test_unfolded_is_flat(name):
     assert difference(folded, flat) is None
     assert len(folded.top.items) < len(flat.top.items)
     assert not flat.blocks and folded.num_ops == len(flat.top.items)
+
+
+def as_networkx(flat, prefix, hoisted):
+    """One module call of an unfolded graph, without the operations that are `hoisted` out of it: operations by what they are, tensors by shape and by which result and operand they
+    are; what comes from outside is a node of its own. No names stand in it."""
+    found, made = nx.MultiDiGraph(), {}
+    for op in flat.top.ops:
+        if op.name in hoisted or not op.name.startswith((prefix + ".", prefix + "/")):
+            continue
+        found.add_node(op.name, what=(op.fn, repr(sorted(op.attrs.items()))))
+        for port, value in enumerate(op.inputs):
+            meta = flat.top.values[value]
+            source, result = made.get(value, (f"outside {value}", 0))
+            found.add_node(source, what=found.nodes.get(source, {}).get("what", (meta.kind, "")))
+            found.add_edge(source, op.name, how=(result, port, meta.meta.shape, meta.meta.dtype))
+        made |= {value: (op.name, k) for k, value in enumerate(op.outputs)}
+    return found
+
+
+def isomorphic(a, b):
+    return nx.is_isomorphic(
+        a, b, lambda x, y: x["what"] == y["what"],
+        lambda x, y: sorted(repr(e["how"]) for e in x.values()) == sorted(repr(e["how"]) for e in y.values()),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gpt2-xl",
+        "t5-large",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ZOO if n not in ("gpt2-xl", "t5-large")),
+    ],
+)
+def test_networkx_finds_the_same_copies(name):
+    """An independent judge: of a capture that folds nothing, copies of a block are isomorphic, and different blocks are not."""
+    folded, flat = graph(name), graph(name, flat=True)
+    first, hoisted = {}, {op.name for op in folded.top.ops}
+    for call in folded.calls():
+        here = as_networkx(flat, call.prefix, hoisted)
+        assert here.number_of_nodes() > len(folded.blocks[call.block].items) // 2
+        assert isomorphic(first.setdefault(call.block, here), here), call.prefix
+    for a, b in itertools.combinations(first, 2):
+        assert not isomorphic(first[a], first[b]), f"{a} and {b} could be one block"
 
 
 @pytest.mark.parametrize("name", ZOO)
