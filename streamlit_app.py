@@ -4,7 +4,9 @@ import streamlit as st
 
 st.set_page_config(page_title="Shardscope", page_icon="explorer/static/icon.svg", layout="wide")
 
+FIRST = "answer"
 PAGES = (
+    (FIRST, "What should I run? The recommendation, what it takes, and why it wins."),
     ("fold", "What repeats? The model's graph, folded into its few unique blocks."),
     ("plans", "What are my choices? Every plan by communication and memory."),
     ("compare", "Why is this one better? Two to four plans side by side."),
@@ -19,15 +21,11 @@ st.navigation(
             f"explorer/pages/{name}.py",
             title=name.title(),
             help=text,
-            default=name == "fold",
-            url_path="" if name == "fold" else name,
+            default=name == FIRST,
+            url_path="" if name == FIRST else name,
         )
         for name, text in PAGES
     ]
-    + [
-        st.Page("explorer/pages/teacher.py", title="For teachers", visibility="hidden"),
-        # Also reachable as /fold. No redirect to "/": it would break the Back button.
-        st.Page("explorer/pages/fold.py", title="Fold", url_path="fold", visibility="hidden"),
-    ],
+    + [st.Page("explorer/pages/teacher.py", title="For teachers", visibility="hidden")],
     position="top",
 ).run()

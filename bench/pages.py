@@ -253,14 +253,14 @@ SHIFTS = """
 
 def shift(place: Place) -> Iterator[Figure]:
     """How much of each page jumps while it comes: Chromium's cumulative layout shift, a score without unit; 0.1 is called good."""
-    for name in ("Fold", "Plans", "Compare", "Topology", "Export", "Learn"):
+    for name in ("Answer", "Fold", "Plans", "Compare", "Topology", "Export", "Learn"):
         found = []
         for _ in range(3):
             context = place.browser.new_context(viewport={"width": 1440, "height": 1000})
             page = context.new_page()
             page.set_default_timeout(60_000)
             page.add_init_script(f"({SHIFTS.strip()})()")
-            page.goto(f"{place.url}/{'' if name == 'Fold' else name.lower()}")
+            page.goto(f"{place.url}/{'' if name == 'Answer' else name.lower()}")
             settle(page)
             page.wait_for_timeout(2000)
             found.append(page.evaluate("window.shifted"))

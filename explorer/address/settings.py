@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from planner_core.core import OPTIMIZERS, RECOMPUTE, cluster_names
+from planner_core.core import OPTIMIZERS, RECOMPUTE, cluster_names, gpu_names
 from planner_core.models import ZOO
 from planner_core.planning import Request, methods
 
@@ -49,8 +49,12 @@ TIMES = ("communication", "exposed", "step")
 """What the scatter of plans has on its first axis."""
 SWEPT = ("inter", "intra", "batch", "nodes")
 """What a map of regions may vary: GB/s out of a node, GB/s out of a GPU inside it, samples per step, nodes."""
-CLUSTER_KEYS = ("nodes", "gpus", "intra", "inter")
+CLUSTER_KEYS = ("nodes", "gpus", "intra", "inter", "gpu")
 """Changes of the cluster: see `planner_core.core.cluster.CHANGES`."""
+COUNT = re.compile(r"(\d+(?:\.\d*)?(?:[eE]\+?\d{1,2})?)\s*([kKmMbBtT]?)")
+SIZES = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
+GRAPH_KEYS = ("node", "open", "show", "beside", "way", "least", "depth")
+"""Settings of the graph's page. A link to "/" that holds one is of the time when the graph stood there."""
 
 Value = Any
 Parse = Callable[[str], Value]
@@ -66,9 +70,12 @@ class Setting:
 
     default: Value
     parse: Parse
+    write: Callable[[Value], str] | None = None
 
     def format(self, value: Value) -> str:
         """The text that `parse` reads back."""
+        if self.write is not None:
+            return self.write(value)
         if isinstance(value, float):
             return f"{value:.10g}"
         return ",".join(value) if isinstance(value, tuple) else str(value)
@@ -106,6 +113,23 @@ def _decimal(text: str) -> float:
     if not 0 < value < 1e6:
         raise Unreadable("is not between 0 and 1 000 000")
     return value
+
+
+def tokens_of(text: str) -> float:
+    """A number of tokens as people write it: `15T`, `300 B`, `1e12`. Raises Unreadable."""
+    match = COUNT.fullmatch(text.strip())
+    if match is None:
+        raise Unreadable("is not a number of tokens such as 15T, 300B or 1e12")
+    value = float(match[1]) * SIZES[(match[2] or "").upper()]
+    if not 1 <= value <= 1e18:
+        raise Unreadable("is not between 1 and 10^18")
+    return value
+
+
+def tokens_text(tokens: float) -> str:
+    """A number of tokens as `tokens_of` reads it back: `15T`."""
+    letter = next((x for x in "TBM" if tokens >= SIZES[x]), "")
+    return f"{tokens / SIZES[letter]:.10g}{letter}"
 
 
 def _mesh(text: str) -> str:
@@ -208,6 +232,7 @@ SETTINGS: dict[str, Setting] = {
     "gpus": Setting(None, _number(1, 1_000)),
     "intra": Setting(None, _decimal),
     "inter": Setting(None, _decimal),
+    "gpu": Setting(None, _one_of(gpu_names(), "GPU")),
     "batch": Setting(None, _number(1, 10**6)),
     "seq": Setting(None, _number(1, 10**6)),
     "layers": Setting(None, _number(1, 1000)),
@@ -219,6 +244,8 @@ SETTINGS: dict[str, Setting] = {
     "mesh": Setting(None, _mesh),
     "method": Setting("exact", _one_of(METHODS, "method")),
     "objective": Setting("time", _one_of(OBJECTIVES, "objective")),
+    "tokens": Setting(None, tokens_of, tokens_text),
+    "price": Setting(None, _decimal),
     "plan": Setting("", _text),
     "compare": Setting((), _list),
     "node": Setting("", _text),
@@ -231,7 +258,7 @@ SETTINGS: dict[str, Setting] = {
     "block": Setting("", _text),
     "phase": Setting("all", _one_of(PHASES, "phase")),
     "target": Setting("", _text),
-    "axis": Setting("communication", _one_of(TIMES, "axis")),
+    "axis": Setting("step", _one_of(TIMES, "axis")),
     "candidate": Setting(None, _number(0, 10**6)),
     "lasso": Setting((), _corners),
     "among": Setting((), _list),
@@ -301,6 +328,11 @@ def cluster(values: Mapping[str, Value]) -> str:
     """The cluster's name with its changes, as the command line and `load_cluster` read it."""
     changes = ",".join(f"{k}={SETTINGS[k].format(values[k])}" for k in CLUSTER_KEYS if values[k] is not None)
     return f"{values['cluster']}:{changes}" if changes else str(values["cluster"])
+
+
+def answer(values: Mapping[str, Value]) -> dict[str, str]:
+    """The address of the first page: nothing in it asks for the graph."""
+    return {key: text for key, text in write(values).items() if key not in GRAPH_KEYS}
 
 
 def request(values: Mapping[str, Value]) -> Request:

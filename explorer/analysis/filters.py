@@ -137,8 +137,12 @@ def letters(found: Candidates, plan: Plan) -> dict[str, int]:
 
 
 def of_plan(found: Candidates, plan: Plan) -> int | None:
-    """The candidate that places the block's weights as a plan does on an axis of the same size, or None."""
+    """The candidate that places the block's weights as a plan does on an axis of the same size, or None; a candidate keeps every
+    weight where it is used, so a plan that gathers weights is none of them."""
     if plan.mesh.axis_sizes[-1] != found.axis_size:
+        return None
+    mine = [b for label, b in plan.blocks.items() if label.partition("#")[0] == found.block]
+    if any(p.gathered for b in mine for name, p in b.params.items() if name in found.weights):
         return None
     chosen = letters(found, plan)
     if len(chosen) < len(found.weights):

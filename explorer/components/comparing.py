@@ -10,11 +10,13 @@ import streamlit as st
 
 from explorer import components
 from explorer.address import settings
-from explorer.analysis import differences, timeline
+from explorer.analysis import answer, differences, rows, timeline
+from explorer.components import answer as parts
 from explorer.components import frame
 from explorer.figures import compare as charts
 from explorer.figures import topology
 from explorer.session import state
+from explorer.static import style_file
 from explorer.text import glossary, units, words
 from planner_core.core import Plan
 from planner_core.planning import Request, Result, prepare
@@ -50,6 +52,20 @@ def step(shown: Plans, homes: Mapping[str, Result]) -> None:
             for name, t in lines.items()
         ),
     )
+    frame.data("the bars of these steps", "steps", lambda: rows.bars(lines))
+
+
+def why(shown: Plans, homes: Mapping[str, Result], against: str) -> None:
+    """What the difference between the first plan and the one that it is measured against comes from, part by part; nothing where the
+    plans do not the same work in a step."""
+    if len({(p.workload["batch"], p.workload["seq"]) for p in shown.values()}) > 1:
+        return
+    first = next(iter(shown))
+    found = answer.shown({n: answer.step_parts(p, homes[n].graph) for n, p in shown.items()}, first)
+    if found.total(first) != found.total(against):
+        st.markdown(frame.text(f"{words.title(shown[first])} {answer.causes(found, first, against)}."))
+    st.html(style_file("answer"))
+    st.html(parts.steps(found, shown, list(shown), against, {}))
 
 
 def _range(times: list[float]) -> str:
@@ -57,7 +73,7 @@ def _range(times: list[float]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def memory_and_traffic(shown: Plans) -> None:
+def memory_and_traffic(shown: Plans, homes: Mapping[str, Result]) -> None:
     """Memory stacked by kind, and bytes sent by collective."""
     look = frame.theme()
     with st.container(key="wide"):
@@ -68,7 +84,7 @@ def memory_and_traffic(shown: Plans) -> None:
             help="The mark is the peak: the most that is held at once. Parts need not all meet at the peak.",
         )
         st.plotly_chart(
-            charts.memory_bars(shown, look),
+            charts.memory_bars(shown, look, {n: answer.limit_bytes(homes[n]) for n in shown}),
             theme=None,
             config=frame.CHART,
             key="memory",
@@ -125,8 +141,8 @@ def who_to_whom(shown: Plans) -> None:
 
 def weights(shown: Plans, homes: Mapping[str, Result]) -> None:
     """Weight by weight: placement in each plan, and how long the step waits there."""
-    rows = differences.rows(shown, {n: homes[n].graph for n in shown})
-    some = [r for r in rows if not r.same]
+    every = differences.rows(shown, {n: homes[n].graph for n in shown})
+    some = [r for r in every if not r.same]
     left, right = st.columns([3, 2], vertical_alignment="bottom")
     left.markdown("**Weights that differ**" if state.value("rows") == "differing" else "**All weights**")
     with right:
@@ -134,7 +150,7 @@ def weights(shown: Plans, homes: Mapping[str, Result]) -> None:
         st.segmented_control(
             "Rows",
             ["differing", "all"],
-            format_func=lambda r: {"differing": f"differing, {len(some)}", "all": f"all, {len(rows) - 1}"}[r],
+            format_func=lambda r: {"differing": f"differing, {len(some)}", "all": f"all, {len(every) - 1}"}[r],
             key=widget,
             required=True,
             on_change=state.from_widget,
@@ -142,8 +158,8 @@ def weights(shown: Plans, homes: Mapping[str, Result]) -> None:
         )
     if state.value("rows") == "differing" and not some:
         st.caption("All weights lie the same way; these plans differ in their mesh or in how activations move.")
-    picked = rows[:-1] if state.value("rows") == "all" else some
-    others = {n: sum(r.waits_s[n] for r in rows if r not in picked) for n in shown}
+    picked = every[:-1] if state.value("rows") == "all" else some
+    others = {n: sum(r.waits_s[n] for r in every if r not in picked) for n in shown}
     body = [[_weight(r), *(_cell(r.placements[n], r.waits_s[n]) for n in shown)] for r in picked]
     body.append(["everything else", *(_waits(others[n]) for n in shown)])
     body.append(["<b>sum</b>", *(f"<b>{_waits(p.cost.exposed_comm_time_s)}</b>" for p in shown.values())])
@@ -199,9 +215,10 @@ def restrictions(result: Result) -> None:
         found = _ablation_steps(replace(state.request(), method="exact", objective="time"), method)
     name = settings.METHODS[method]
     st.markdown(frame.text(words.verdict(name, [(r.says, r.plan) for r in found])))
-    rows = [_ablation_row(r, found[k - 1] if k else None) for k, r in enumerate(found)]
+    table = [_ablation_row(r, found[k - 1] if k else None) for k, r in enumerate(found)]
     head = ["each row adds", "mesh", "sent per GPU", "communication", "step", "memory", "fits"]
-    frame.table(head, rows, f"from exact to {name}")
+    frame.table(head, table, f"from exact to {name}")
+    frame.data("these rows", f"restrictions-{method}", lambda: rows.rungs(found))
 
 
 def _ablation_row(step: AblationStep, before: AblationStep | None) -> list[str]:

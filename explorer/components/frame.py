@@ -14,6 +14,7 @@ from explorer.figures.palette import Theme, theme_of
 from explorer.session import state
 from explorer.static import style_file
 from explorer.text.glossary import GLOSSARY, PLAN_WORDS, define
+from explorer.text.tables import Row, csv_text, json_text
 from explorer.text.words import WHOLE, mesh_words, title
 from explorer.text.words import text as text
 from planner_core.core import PHASES, Plan
@@ -28,13 +29,16 @@ LISTED = 12
 CHART = {"displaylogo": False, "modeBarButtonsToRemove": ["select2d", "autoScale2d"], "scrollZoom": False}
 
 
-def open_page(name: str) -> Result:
-    """Head of a page: settings from the address, the sentence, the plans. Stops the page where there is no plan."""
+def open_page(name: str, *, short: Callable[[], None] = lambda: None, head: Callable[[], None] | None = None) -> Result:
+    """Head of a page: settings from the address, the sentence, the plans. Stops the page where there is no
+    plan; `short` says what would do where nothing fits. A page with a `head` above the sentence tells little below it."""
     state.begin(name)
     st.html(CSS)
+    if head:
+        head()
     sentence.sentence()
-    result = state.result()
-    sentence.figures(result)
+    result = state.result(short)
+    sentence.figures(result, brief=head is not None)
     return result
 
 
@@ -114,7 +118,7 @@ def follower(
     Each value has a widget of its own: else the browser, a moment behind, would send the old choice back as if it had
     just been made.
     """
-    widget = f"w_{setting}:{current}"
+    widget = _fresh(f"w_{setting}:{current}", tuple(map(names, options)))
     st.selectbox(
         label,
         options,
@@ -128,12 +132,30 @@ def follower(
     )
 
 
+def _fresh(widget: str, labels: tuple[str, ...]) -> str:
+    """The widget's key; another one once its labels changed, since the browser keeps showing the label that was chosen."""
+    known = st.session_state.setdefault("labels", {})
+    number, before = known.get(widget, (0, labels))
+    known[widget] = number + (before != labels), labels
+    return f"{widget}~{known[widget][0]}" if known[widget][0] else widget
+
+
 def absent(what: str, asked: Sequence[str], known: Sequence[str], then: str = "") -> None:
     """Tells what the address asks for and is not here, and what happens `then`."""
     missing = [a for a in asked if a not in known]
     if missing:
         here = f"; here: {text(', '.join(known[:LISTED]))}{' …' if len(known) > LISTED else ''}" if known else ""
         st.warning(f"There is no {what} “{text(missing[0][:60])}”{here}." + (f" {then}." if then else ""))
+
+
+def data(what: str, file: str, rows: Callable[[], Sequence[Row]]) -> None:
+    """What is drawn beside it as rows to download, made when a button is pressed."""
+    with st.popover("Data", type="tertiary", icon=":material/table_view:", help=f"Download {what} as CSV or JSON"):
+        for kind, mime, write in (("csv", "text/csv", csv_text), ("json", "application/json", json_text)):
+            st.download_button(
+                f"{what[:1].upper() + what[1:]} as {kind.upper()}", lambda write=write: write(rows()),  # type: ignore[misc]
+                file_name=f"{file}.{kind}", mime=mime, on_click="ignore", key=f"data_{file}_{kind}", icon=":material/download:",
+            )  # fmt: skip
 
 
 def plan_choice(

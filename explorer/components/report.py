@@ -7,6 +7,7 @@ from datetime import datetime
 
 import streamlit as st
 
+from explorer.analysis.answer import limit_bytes
 from explorer.figures import report_page
 from planner_core.core import Plan
 from planner_core.planning import Result
@@ -22,7 +23,11 @@ def download(shown: Mapping[str, Plan], homes: Mapping[str, Result]) -> None:
     st.download_button(
         "Download report",
         lambda: report_page.report(
-            shown, homes[next(iter(shown))], datetime.now().astimezone(), {n: homes[n].graph for n in shown}
+            shown,
+            homes[next(iter(shown))],
+            datetime.now().astimezone(),
+            {n: homes[n].graph for n in shown},
+            {n: limit_bytes(homes[n]) for n in shown},
         ),
         file_name=report_page.file_name(shown),
         mime="text/html",

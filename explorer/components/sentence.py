@@ -8,11 +8,11 @@ import streamlit as st
 
 from explorer.address import settings
 from explorer.components import address
-from explorer.jobs.upload import TIME_LIMIT_S, keep, told, understood
+from explorer.jobs.upload import TIME_LIMIT_S, called, keep, told, understood
 from explorer.session import state
 from explorer.text import units
 from explorer.text.words import cluster_words
-from planner_core.core import OPTIMIZERS, RECOMPUTE, InputError, cluster_names, load_cluster
+from planner_core.core import OPTIMIZERS, RECOMPUTE, InputError, cluster_names, gpu_names, load_cluster, load_gpu
 from planner_core.models import DEFAULT_BATCH, DEFAULT_SEQ, ZOO
 from planner_core.planning import Result
 from planner_core.planning.analysis import unknown_ops
@@ -33,7 +33,7 @@ def sentence() -> None:
         with st.popover(model_name(v["model"]), type="tertiary", help="Choose the model", key=f"choose_model_{own}"):
             _model(v)
         st.markdown("on", width="content")
-        with st.popover(_cluster_words(v), type="tertiary", help="Choose the cluster and the mesh"):
+        with st.popover(cluster_words_of(v), type="tertiary", help="Choose the cluster and the mesh"):
             _cluster(v)
         st.markdown("with", width="content")
         with st.popover(_load_words(v), type="tertiary", help="Choose the work of one step"):
@@ -48,7 +48,7 @@ def sentence() -> None:
 
 def model_name(name: str) -> str:
     """The model as people call it."""
-    return settings.MODELS.get(name, "your own model" if name.startswith("own-") else name)
+    return called(name) if name.startswith("own-") else settings.MODELS.get(name, name)
 
 
 def cluster_name(name: str) -> str:
@@ -56,7 +56,7 @@ def cluster_name(name: str) -> str:
     return cluster_words(load_cluster(name))
 
 
-def _cluster_words(v: dict[str, Any]) -> str:
+def cluster_words_of(v: dict[str, Any]) -> str:
     """The cluster with its changes; a change that cannot be is told where the plans would stand."""
     links = [
         f"{units.significant(v[k])} GB/s {where}"
@@ -85,7 +85,7 @@ def _training_words(v: dict[str, Any]) -> str:
 
 def _search_words(v: dict[str, Any]) -> str:
     mesh = f" on mesh {v['mesh'].replace('x', '×')}" if v["mesh"] else ""
-    budget = f" within {units.significant(v['memory'])} GB" if v["memory"] else ""
+    budget = f" within {units.memory(v['memory'] * 1e9)}" if v["memory"] else ""
     return f"{settings.METHODS[v['method']]} for {settings.OBJECTIVES[v['objective']]}{mesh}{budget}"
 
 
@@ -157,19 +157,10 @@ def _cluster(v: dict[str, Any]) -> None:
     except InputError:
         cluster = load_cluster(v["cluster"])
     st.caption(cluster.description)
-    for level in cluster.levels:
-        st.caption(
-            f"{level.name}: {units.significant(level.bytes_per_s / 1e9)} GB/s per unit, {units.seconds(level.latency_s)} a step"
-        )
-    with st.expander("Change it", expanded=any(v[k] is not None for k in settings.CLUSTER_KEYS)):
-        _number("Nodes", "nodes", 10_000, "as it is")
-        _number("GPUs in a node", "gpus", 1_000, f"{load_cluster(v['cluster']).levels[0].size}")
-        for key, label in LINKS.items():
-            widget = state.seed(f"w_{key}", v[key])
-            st.number_input(
-                label, min_value=0.001, max_value=999_999.0, value=None, key=widget, placeholder="as it is",
-                on_change=state.from_widget, args=(key, widget),
-            )  # fmt: skip
+    for level, unit in zip(cluster.levels, ("GPU", "node", "group of nodes"), strict=False):
+        rate = f"{units.significant(level.bytes_per_s / 1e9)} GB/s out of a {unit}"
+        st.caption(f"{level.name}: {rate}, {units.seconds(level.latency_s)} a message")
+    _changes(v)
     n = cluster.num_gpus
     meshes = [None, str(n), *(f"{a}x{n // a}" for a in range(2, n) if n % a == 0)]
     if v["mesh"] not in meshes:
@@ -183,7 +174,7 @@ def _cluster(v: dict[str, Any]) -> None:
     )
     widget = state.seed("w_memory", v["memory"])
     st.number_input(
-        "Memory per GPU that a plan may take, GB",
+        "Memory per GPU that a plan may take, in 10⁹ bytes (1 GiB is 1.07)",
         min_value=0.1,
         value=None,
         key=widget,
@@ -191,6 +182,27 @@ def _cluster(v: dict[str, Any]) -> None:
         placeholder=f"{units.significant(cluster.gpu.memory_bytes / 1e9)}",
         args=("memory", widget),
     )
+
+
+def _changes(v: dict[str, Any]) -> None:
+    """Controls that change the cluster: counts, GPU and links."""
+    with st.expander("Change it", expanded=any(v[k] is not None for k in settings.CLUSTER_KEYS)):
+        _number("Nodes", "nodes", 10_000, "as it is")
+        _number("GPUs in a node", "gpus", 1_000, f"{load_cluster(v['cluster']).levels[0].size}")
+        gpus = [None, *gpu_names()]
+        _pick(
+            "GPU",
+            "gpu",
+            gpus,
+            lambda g: "as it is" if g is None else load_gpu(g).name,
+            "By its data sheet and fitted rates",
+        )
+        for key, label in LINKS.items():
+            widget = state.seed(f"w_{key}", v[key])
+            st.number_input(
+                label, min_value=0.001, max_value=999_999.0, value=None, key=widget, placeholder="as it is",
+                on_change=state.from_widget, args=(key, widget),
+            )  # fmt: skip
 
 
 def _load(v: dict[str, Any]) -> None:
@@ -219,7 +231,7 @@ def _training(v: dict[str, Any]) -> None:
         lambda r: settings.RECOMPUTE_NAMES.get(r, r),
         "Full: a block keeps only its inputs and runs forward again in the backward pass",
     )
-    _pick("Weights", "zero", [3, 0], lambda z: ZERO_NAMES[z], "The second is what ZeRO-3 and FSDP do")
+    _pick("Weights", "zero", [3, 0], lambda z: ZERO_NAMES[z], f"“{ZERO_NAMES[3]}” is what ZeRO-3 and FSDP do")
 
 
 def _search(v: dict[str, Any]) -> None:
@@ -236,8 +248,8 @@ def _search(v: dict[str, Any]) -> None:
     )  # fmt: skip
 
 
-def figures(result: Result) -> None:
-    """The line below the sentence: what was understood, and what planning took."""
+def figures(result: Result, *, brief: bool = False) -> None:
+    """The line below the sentence: what was understood, and what planning took; `brief` leaves out what is told elsewhere."""
     graph = result.graph
     blocks = len(graph.blocks)
     parts = [
@@ -247,9 +259,11 @@ def figures(result: Result) -> None:
         f"{units.whole(sum(c.space for c in result.candidates))} candidates scored",
         f"planned in {units.seconds(result.timings_s['total'])}",
     ]
-    st.caption(" · ".join(parts))
+    st.caption(" · ".join([parts[0], parts[-1]] if brief else parts))
     if result.unknown_ops:
         st.warning(unknown_ops(result))
+    if brief:
+        return
     for note in dict.fromkeys((*result.notes, *graph.assumptions)):
         st.caption(f"Note: {note}")
 

@@ -19,8 +19,8 @@ from explorer.figures.palette import (
     MEMORY_NAMES,
     Theme,
 )
-from explorer.figures.style import style
-from explorer.figures.topology import Grid, capacity
+from explorer.figures.style import LIMIT, style
+from explorer.figures.topology import Grid
 from explorer.text import units
 from explorer.text.words import title
 from planner_core.core import PHASES, Plan
@@ -35,8 +35,8 @@ LABEL_SHARE = 0.012
 """A stretch gets its name inside if it is as long as this share of the widest step for each letter."""
 
 
-def memory_bars(plans: Mapping[str, Plan], theme: Theme) -> go.Figure:
-    """Memory per GPU stacked by kind, with the capacity as a line: one for all, or one each where plans are for other GPUs."""
+def memory_bars(plans: Mapping[str, Plan], theme: Theme, limits: Mapping[str, int]) -> go.Figure:
+    """Memory per GPU stacked by kind, with what each plan may take (`limits`, bytes) as a line: one for all, or one each."""
     figure = go.Figure()
     names = [_label(p) for p in plans.values()]
     for kind in MEMORY_KINDS:
@@ -71,7 +71,7 @@ def memory_bars(plans: Mapping[str, Plan], theme: Theme) -> go.Figure:
         figure.add_annotation(
             x=end, y=name, text=units.memory(total), xanchor="left", xshift=8, showarrow=False, bgcolor=theme.surface
         )
-    capacities = [capacity(p) for p in plans.values()]
+    capacities = [limits[n] for n in plans]
     _capacities(figure, capacities, theme)
     figure.update_layout(barmode="stack", uniformtext={"minsize": 11.5, "mode": "hide"})
     figure.update_xaxes(title="memory per GPU, GiB", range=[0, max(*(c / GIB for c in capacities), *ends) * 1.16])
@@ -80,16 +80,16 @@ def memory_bars(plans: Mapping[str, Plan], theme: Theme) -> go.Figure:
 
 
 def _capacities(figure: go.Figure, capacities: Sequence[int], theme: Theme) -> None:
-    """A dashed line at the memory of one GPU across all bars; where bars are for other GPUs, across each of them."""
+    """A dashed line at the memory that plans may take across all bars; where bars are for other GPUs, across each of them."""
     line = {"color": theme.text, "width": 1.5, "dash": "dash"}
     if len(set(capacities)) == 1:
-        told = {"text": f"GPU memory {units.memory(capacities[0])}"}
+        told = {"text": f"{LIMIT} {units.memory(capacities[0])}"}
         figure.add_vline(x=capacities[0] / GIB, line=line, annotation=told, annotation_position="top")
         return
     for k, size in enumerate(capacities):
         figure.add_shape(type="line", x0=size / GIB, x1=size / GIB, y0=k - 0.46, y1=k + 0.46, line=line)
         figure.add_annotation(
-            x=size / GIB, y=k - 0.46, text=f"GPU memory {units.memory(size)}", yanchor="bottom", yshift=-3, showarrow=False,
+            x=size / GIB, y=k - 0.46, text=f"{LIMIT} {units.memory(size)}", yanchor="bottom", yshift=-3, showarrow=False,
             font={"size": 12.5},
         )  # fmt: skip
     figure.update_layout(bargap=0.5)  # room for the words between the bars

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 
 from explorer.analysis.timeline import LANES, Bar, Timeline
 from explorer.figures.palette import COMMUNICATION, COMPUTE, LIGHT, MEMORY_COLOURS, MEMORY_KINDS, MEMORY_NAMES
+from explorer.figures.style import LIMIT
 from explorer.figures.svg_tensors import on_colour
-from explorer.figures.topology import capacity
 from explorer.text import units
 from explorer.text.words import title
 from planner_core.core import Plan
@@ -29,15 +29,15 @@ HATCH = (
 FILLS = {"compute": COMPUTE, "exposed": COMMUNICATION, "hidden": "url(#hatch)"}
 
 
-def memory(plans: Mapping[str, Plan]) -> str:
-    """Memory per GPU stacked by kind, one bar a plan, with the capacity of its GPU as a line."""
-    capacities = [capacity(p) for p in plans.values()]
+def memory(plans: Mapping[str, Plan], limits: Mapping[str, int]) -> str:
+    """Memory per GPU stacked by kind, one bar a plan, with what it may take (`limits`, bytes) as a line."""
+    capacities = [limits[n] for n in plans]
     most = max(*capacities, *(_held(p) for p in plans.values())) * 1.02
     y, parts = 16.0, []
     for p, there in zip(plans.values(), capacities, strict=True):
         parts.append(_capacity(LABEL + there / most * SPAN, y - 2, NAME_H + BAR_H - 6))
         if len(set(capacities)) > 1:
-            parts.append(_text(LABEL + SPAN, y + 11, f"GPU memory {units.memory(there)}", anchor="end"))
+            parts.append(_text(LABEL + SPAN, y + 11, f"{LIMIT} {units.memory(there)}", anchor="end"))
         parts.append(_text(0, y + 11, title(p), bold=True))
         x = LABEL
         y += NAME_H
@@ -55,9 +55,7 @@ def memory(plans: Mapping[str, Plan]) -> str:
             x += wide
         parts.append(_text(x + 5, y + 13, units.memory(p.cost.memory_bytes["peak"])))
         y += BAR_H
-    told = (
-        f"GPU memory {units.memory(capacities[0])}; in the bars GiB" if len(set(capacities)) == 1 else "in the bars GiB"
-    )
+    told = f"{LIMIT} {units.memory(capacities[0])}; in the bars GiB" if len(set(capacities)) == 1 else "in the bars GiB"
     parts.append(_text(LABEL + max(capacities) / most * SPAN, 10, told, anchor="end"))
     y += 6
     for i, kind in enumerate(MEMORY_KINDS):

@@ -15,6 +15,7 @@ from importlib import metadata
 
 import planner_core
 from explorer.analysis import differences
+from explorer.analysis.answer import fastest, limit_bytes
 from explorer.analysis.timeline import timeline
 from explorer.figures import print_figures, topology
 from explorer.figures.palette import LIGHT
@@ -34,15 +35,19 @@ COST_MODEL = (
 """What the cost model assumes, in short (docs/COST_MODEL.md)."""
 
 
-def report(shown: Mapping[str, Plan], result: Result, now: datetime, graphs: Mapping[str, Graph] | None = None) -> str:
-    """The file for the first plan, which is one of `result`, and those beside it; `now` is the date it carries. `graphs`: by
-    plan, where they were not all made for the same batch."""
+def report(
+    shown: Mapping[str, Plan], result: Result, now: datetime, graphs: Mapping[str, Graph] | None = None,
+    limits: Mapping[str, int] | None = None,
+) -> str:  # fmt: skip
+    """The file for the first plan, which is one of `result`, and those beside it; `now` is the date it carries. `graphs`, and
+    `limits` (bytes that a plan may take): by plan, where they were not all made for the same batch and GPUs."""
     plans, (first, *others) = dict(shown), shown.values()
+    against = shown[fastest(shown, next(iter(shown)))] if others else first
     graphs = graphs or dict.fromkeys(shown, result.graph)
     model = str(first.model["name"])
     fill = {
         "title": html.escape(f"{model} on {words.cluster_words(result.cluster)}"),
-        "headline": html.escape(words.headline(first, others[0]) if others else f"{words.describe(first)}."),
+        "headline": html.escape(words.headline(first, against) if others else f"{words.describe(first)}."),
         "workload": html.escape(_workload(first)), "name": html.escape(words.title(first)),
         "plans": _plans(plans.values()),
         "described": "".join(
@@ -50,7 +55,7 @@ def report(shown: Mapping[str, Plan], result: Result, now: datetime, graphs: Map
         ),
         "timeline": print_figures.timeline({words.title(p): timeline(p, graphs[n]) for n, p in plans.items()}),
         "ranks": f"All {first.mesh.num_devices} GPUs do the same; compute and waiting add up to the step.",
-        "memory": print_figures.memory(plans),
+        "memory": print_figures.memory(plans, limits or dict.fromkeys(plans, limit_bytes(result))),
         "traffic": _traffic(first), "topology": topology.drawing(first, PHASES, LIGHT, per_row=2),
         "links": html.escape(_links(first)), "placements": _placements(plans, graphs),
         "notes": "".join(f"<li>{html.escape(n)}</li>" for n in notes(plans.values(), result)), "facts": _facts(first, result),

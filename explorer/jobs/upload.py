@@ -37,6 +37,8 @@ FIELDS = (
 )  # fmt: skip
 """What a config says of its model's size, by the names that models give it."""
 
+OWN = "your own model"
+
 
 def keep(content: bytes) -> str:
     """Store a config under its hash; raises InputError unless it is a config that names its model."""
@@ -77,6 +79,18 @@ def understood(name: str) -> str:
         if found is not None:
             sizes.append(f"{found:,} {word}")
     return f"{who}: {', '.join(sizes)}" if sizes else who
+
+
+def called(name: str) -> str:
+    """What the config calls its model: its own name, else its class; `your own model` where there is no such config."""
+    file = FOLDER / name.removeprefix("own-") / "config.json"
+    if not file.is_file():
+        return OWN
+    data = json.loads(file.read_text(encoding="utf-8"))
+    classes = data.get("architectures")
+    first = classes[0] if isinstance(classes, list) and classes else data["model_type"]
+    path = data.get("_name_or_path")
+    return f"{(Path(path).name if isinstance(path, str) else '') or first}, yours"[:60]
 
 
 def told(name: str) -> str | None:

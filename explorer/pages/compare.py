@@ -5,6 +5,7 @@ from __future__ import annotations
 import streamlit as st
 
 from explorer.address import pins, settings
+from explorer.analysis import answer
 from explorer.components import comparing, frame, opened, report
 from explorer.session import state
 from explorer.text import glossary, words
@@ -12,15 +13,14 @@ from planner_core.core import Plan
 
 
 def chosen_plans(plans: dict[str, Plan]) -> dict[str, Plan]:
-    """The plans in the address, else the chosen one beside Megatron-LM or what there is."""
+    """The plans in the address, else the chosen one beside its strongest rival or what there is."""
     asked = list(dict.fromkeys(n for n in state.value("compare") if n in plans))
     frame.absent(
         "plan", [n for n in state.value("compare") if pins.MARK not in n], list(plans)
     )  # of pins `with_pinned` tells
     if len(asked) < 2:
         first = asked[0] if asked else (state.value("plan") if state.value("plan") in plans else next(iter(plans)))
-        rest = sorted((n for n in plans if n != first), key=lambda n: "megatron" not in n)
-        asked = [first, *rest[:1]]
+        asked = [first, *(answer.rivals(plans, first) or [n for n in plans if n != first])[:1]]
     return {n: plans[n] for n in asked[: settings.MAX_COMPARED]}
 
 
@@ -49,21 +49,26 @@ def page() -> None:
         return
     current = chosen_plans(plans)
     names = list(current)
-    st.markdown(f"### {frame.text(words.headline(current[names[0]], current[names[1]]))}")
+    against = answer.fastest(current, names[0])
+    st.markdown(f"### {frame.text(words.headline(current[names[0]], current[against]))}")
+    homes = {n: state.home(n, result) for n in current}
+    comparing.why(current, homes, against)
     with st.container(key="labelled_plans"):
         choose(plans, current)
     st.markdown(
         "  \n".join(f"**{frame.text(words.title(p))}**: {frame.text(words.describe(p))}." for p in current.values())
     )
-    homes = {n: state.home(n, result) for n in current}
     opened.elsewhere(current, homes)
     comparing.step(current, homes)
-    comparing.memory_and_traffic(current)
+    comparing.memory_and_traffic(current, homes)
     comparing.who_to_whom(current)
     comparing.weights(current, homes)
     comparing.restrictions(result)
     report.download(current, homes)
-    st.caption("Times are estimates from published peaks and assumed efficiencies; plans within 5 % are told as ties.")
+    st.caption(
+        "Times are estimates from published peaks and fitted rates; plans within 5 % are told as ties. “Answer” says how far such "
+        "predictions were off."
+    )
 
 
 page()

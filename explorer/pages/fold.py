@@ -16,7 +16,8 @@ from explorer.session import state
 from explorer.text import units, words
 from planner_core.core import Plan
 from planner_core.models import fold
-from planner_core.planning import Request, Result
+from planner_core.planning import Folded, Request, Result
+from planner_core.planning.analysis import to_dot, to_graphml
 from planner_core.search.network import Run
 
 LEAST = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # from how many copies on blocks may be folded in the drawing
@@ -269,6 +270,19 @@ def page() -> None:
         on_click="ignore",
         icon=":material/download:",
     )
+    folded = Folded(result.graph, result.coarse)
+    with st.popover(
+        "Graph for other programs", icon=":material/hub:", help="The folded graph, or every copy of every block"
+    ):
+        every = st.checkbox("Every copy of every block", key="download_unfolded")
+        for name, write, ending in (("GraphML", to_graphml, "graphml"), ("DOT", to_dot, "dot")):
+            st.download_button(
+                f"Download {name}", lambda write=write: write(folded, unfolded=every), file_name=f"{result.graph.name}.{ending}",  # type: ignore[misc]
+                mime="text/plain", on_click="ignore", key=f"download_{ending}", icon=":material/download:",
+            )  # fmt: skip
+        st.caption(
+            "GraphML opens in Gephi, yEd, Cytoscape; DOT in Graphviz. In Python: `shardscope.to_networkx(shardscope.fold(model))`."
+        )
 
 
 page()

@@ -30,7 +30,7 @@ def page() -> None:
             changes.line(result, plans, chosen, differing)
         with right:
             candidates.section(result, plan, next((p for p in plans.values() if p.method == REFERENCE), None))
-    choice.plans_table(plans, shown, chosen)
+    choice.plans_table(result, plans, shown, chosen)
     choice.ties(plans)
     candidates.dropped(result)
     with st.expander("What if …", expanded=bool(state.value("whatif"))):
@@ -42,7 +42,7 @@ def page() -> None:
     choice.pinned(plans, chosen)
     st.markdown(f"{frame.text(words.describe(plan))}.")
     for note in plan.notes:
-        st.caption(frame.text(note))
+        st.caption(frame.text(state.in_words(note)))
     opened.opened(result, plan)
     count = sum(len(b.params) for b in plan.blocks.values())
     with st.expander(f"Placement of every weight ({count} patterns)", expanded=True):

@@ -21,12 +21,15 @@ from explorer.address.pins import EDITED
 from explorer.address.settings import Unreadable
 from explorer.graph.scene import Scene, scene
 from explorer.jobs.result_cache import ResultCache
+from explorer.text.units import memory
 from explorer.text.words import text as plain
 from explorer.text.words import title
-from planner_core.core import Plan, PlannerError
+from planner_core.core import NoPlanFits, Plan, PlannerError
 from planner_core.planning import Progress, Request, Result, plan_model
 
 CACHED_RESULTS = 24
+ANSWER = "answer"
+"""The first page."""
 EDITED_KEPT = 100
 PATIENCE_S = 0.4
 """Planning that takes longer says what it does and can be stopped."""
@@ -52,12 +55,18 @@ def begin(page: str) -> None:
         state["values"], state["problems"] = settings.read(known)
         state["asked"] = state.get("asked", 0) + 1
     state["page"] = page
-    wanted = settings.write(state["values"])
+    wanted = _wanted()
     if turned and wanted:
         state["bare"], state["turns"], state["written"] = True, state.get("turns", 0) + 1, wanted
     elif not bare or wanted != written:
         state["bare"] = False
         _to_address(wanted)
+
+
+def _wanted() -> dict[str, str]:
+    """The address of the page as it should be."""
+    own = settings.answer if st.session_state["page"] == ANSWER else settings.write
+    return own(st.session_state["values"])
 
 
 def completion() -> tuple[str, str]:
@@ -113,7 +122,7 @@ def change(**new: Any) -> None:
 
 def follow() -> None:
     """Let the address follow the settings at once: for a part of the page that runs without the rest."""
-    _to_address(settings.write(values()))
+    _to_address(_wanted())
     st.session_state["changed"] = False
 
 
@@ -237,13 +246,13 @@ def edit_of(plan_id: str) -> tuple[str, ...]:
     return value("edit") if plan_id == EDITED else ()
 
 
-def result() -> Result:
+def result(short: Callable[[], None] = lambda: None) -> Result:
     """The plans of the current settings, the edited one among them. Where they cannot be, says why in place and stops
-    the page."""
-    return with_edit(_planned(), value("edit"))
+    the page; where nothing fits, after `short` said what would."""
+    return with_edit(_planned(short), value("edit"))
 
 
-def _planned() -> Result:
+def _planned(short: Callable[[], None]) -> Result:
     wanted = request()
     place = st.empty()
     ready = _plans().peek(wanted)
@@ -259,6 +268,8 @@ def _planned() -> Result:
         found = plan(wanted, waiting(place, lambda: st.session_state.update(stopped=wanted, changed=True)))
     except PlannerError as error:
         place.error(in_words(str(error)))
+        if isinstance(error, NoPlanFits):
+            short()
         st.stop()
     place.empty()
     if wanted.model.startswith("own-"):  # the sentence above can now say what was found
@@ -266,7 +277,9 @@ def _planned() -> Result:
     return found
 
 
-def waiting(place: Any, stop: Callable[[], None], patience_s: float = PATIENCE_S) -> Progress:
+def waiting(
+    place: Any, stop: Callable[[], None], patience_s: float = PATIENCE_S, key: str = "stop_planning"
+) -> Progress:
     """A `say` for planning: tells the pass in `place` once it takes long, with a button to stop.
 
     A click starts the script anew, and Streamlit ends this run at the next thing it is told; so what computes must say
@@ -285,9 +298,10 @@ def waiting(place: Any, stop: Callable[[], None], patience_s: float = PATIENCE_S
         last = now
         if not line:
             box = place.container(horizontal=True, vertical_alignment="center")
-            box.button("Stop", on_click=stop, key="stop_planning")  # before the words, whose length would move it
+            box.button("Stop", on_click=stop, key=key)  # before the words, whose length would move it
             line.append(box.empty())
-        line[0].markdown(f":material/hourglass_top: Planning: {text}, {taken:.0f} s", width="content")
+        told = text.replace(" world", " GPUs as one axis")
+        line[0].markdown(f":material/hourglass_top: Planning: {told}, {taken:.0f} s", width="content")
 
     return say
 
@@ -308,10 +322,16 @@ OPTIONS = {
 }
 
 
+MEMORY = re.compile(r"(\d+(?:\.\d+)?) GB(?!/)")
+"""The command line takes and tells memory in GB; the page tells it in GiB everywhere."""
+
+
 def in_words(text: str) -> str:
-    """A sentence of the command line for the page: options by the names of their controls."""
+    """A sentence of the command line for the page: options by the names of their controls, memory in GiB."""
+    text = re.sub(r"--memory-gb (\d+)", r"--memory-gb of \1 × 10⁹ bytes", text)
     for option, words in OPTIONS.items():
         text = re.sub(rf"--{option}\b", words, text)
+    text = MEMORY.sub(lambda m: memory(float(m[1]) * 1e9), text)
     return text[:1].upper() + text[1:] + ("" if text.endswith((".", "?")) else ".")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
 from explorer.text import units
@@ -23,6 +23,8 @@ FAMILIES = (
     ("convolutions", ("conv", "projection", "shortcut")),
 )
 WHOLE, GATHERED = "whole", ", gathered"
+MOST_NAMED = 4
+"""Names that a sentence lists."""
 MODEL_ERROR = 0.05
 """Times closer than this are shown as a tie: the cost model is not more exact."""
 
@@ -61,33 +63,64 @@ def describe(plan: Plan) -> str:
 
 
 def _axis_words(plan: Plan, axis: int, size: int) -> str:
-    split, gathered, whole = _matrices(plan, axis)
-    batch = batch_share(plan, axis) > 0.5
-    words = [f"batch split {size} ways"] if batch else []
+    split, gathered, whole = (named(plan, axis, way) for way in WAYS)
+    words = [f"batch split {size} ways"] if batch_share(plan, axis) > 0.5 else []
     if split:
-        named = "all weights" if not whole and not gathered else _join(split)
-        words.append(f"{named} split {size} ways")
+        words.append(f"{join(split) if gathered or whole else 'all weights'} split {size} ways")
     if gathered:
-        words.append(f"{'weights' if not split else _join(gathered)} sharded {size} ways and gathered at use")
-    if split and whole:
-        words.append(f"{_join(whole)} whole")
+        them = join(gathered) if split or whole else "weights"
+        words.append(f"{them} sharded {size} ways and gathered at use")
+    if whole and (split or gathered):
+        words.append(f"{join(whole)} whole")
     if not words:
         words.append(f"everything repeated {size} times")
     return ", ".join(words)
 
 
-def _matrices(plan: Plan, axis: int) -> tuple[list[str], list[str], list[str]]:
-    """Families of weights that are split, gathered at use, and whole on one axis, by the way of most of their weights."""
-    ways: dict[str, Counter[str]] = {}
+WAYS = ("split", "gathered", "whole")
+
+
+def split_weights(plan: Plan, axis: int) -> bool:
+    """Whether any matrix is used in parts on an axis."""
+    return any("split" in ways for ways in _families(plan, axis).values())
+
+
+def named(plan: Plan, axis: int, way: str) -> list[str]:
+    """What goes one way on one axis: families of weights; where the weights of a family go several ways, the most of it, or the
+    weights by name."""
+    found = []
+    for name, ways in _families(plan, axis).items():
+        if way not in ways:
+            continue
+        most = max(ways, key=lambda w: ways[w].total())
+        if len(ways) == 1:
+            found.append(name)
+        elif way == most:
+            found.append(f"most of {name}")
+        else:
+            found += [_some_copies(leaf, count, ways) for leaf, count in ways[way].items()]
+    return found
+
+
+def _some_copies(leaf: str, count: int, ways: Mapping[str, Counter[str]]) -> str:
+    """A weight's name; where its copies go several ways, of how many copies."""
+    total = sum(w[leaf] for w in ways.values())
+    return leaf if count == total else f"{leaf} of {count} of {total} copies"
+
+
+def _families(plan: Plan, axis: int) -> dict[str, dict[str, Counter[str]]]:
+    """Family -> way on one axis -> matrix by its own name -> copies that go this way; families in the order of their names."""
+    found: dict[str, dict[str, Counter[str]]] = {}
     for block in plan.blocks.values():
         for name, p in block.params.items():
-            sharded = isinstance(p.stored[axis], Shard)
-            way = "gathered" if axis in p.gathered else "split" if sharded else "whole"
-            if not is_vector(name) or sharded:
-                ways.setdefault(family(name), Counter())[way] += 1 + 10 * (not is_vector(name))
-    most = {f: c.most_common(1)[0][0] for f, c in ways.items()}
-    split, gathered, whole = (sorted(f for f, w in most.items() if w == way) for way in ("split", "gathered", "whole"))
-    return split, gathered, whole
+            if is_vector(name):
+                continue
+            way = "gathered" if axis in p.gathered else "split" if isinstance(p.stored[axis], Shard) else "whole"
+            if way == "split" and not isinstance(p.working[axis], Shard):
+                way = "whole"  # ZeRO-1 and 2: the optimizer's part alone is split
+            leaf = name.removesuffix(".weight").rpartition(".")[2]
+            found.setdefault(family(name), {}).setdefault(way, Counter())[leaf] += len(block.prefixes)
+    return dict(sorted(found.items()))
 
 
 def is_vector(name: str) -> bool:
@@ -103,8 +136,11 @@ def batch_share(plan: Plan, axis: int) -> float:
     return split / max(1, len(sites))
 
 
-def _join(words: Sequence[str]) -> str:
-    words = list(words)[:4]
+def join(words: Sequence[str]) -> str:
+    """`a, b and c`; of many the first ones and how many more."""
+    words = (
+        list(words) if len(words) <= MOST_NAMED else [*words[: MOST_NAMED - 1], f"{len(words) - MOST_NAMED + 1} more"]
+    )
     return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " and " + words[-1]
 
 
@@ -116,16 +152,21 @@ def headline(a: Plan, b: Plan) -> str:
     ta, tb = a.cost.step_time_s / na, b.cost.step_time_s / nb
     times = f"{units.seconds(min(ta, tb))} against {units.seconds(max(ta, tb))} a {of}"
     if abs(ta - tb) <= MODEL_ERROR * max(ta, tb):
-        head, who = f"{title(a)} and {title(b)} tie in time ({times}, within the estimate’s error)", title(a)
+        head, who = f"{title(a)} and {title(b)} tie in time ({times}, closer than such estimates tell apart)", title(a)
     else:
         a, b = (a, b) if ta < tb else (b, a)
         gain = 1 - min(ta, tb) / max(ta, tb)
         head, who = f"{title(a)} takes {units.percent(gain)} less time than {title(b)} ({times})", "It"
-    sent = _difference([sum(t.wire_bytes for t in p.cost.traffic) for p in (a, b)], "sends", units.traffic)
-    held = _difference([p.cost.memory_bytes["peak"] for p in (a, b)], "needs", units.memory)
     fits = [title(p) for p in (a, b) if not p.fits]
     tail = f" {' and '.join(fits)} {'does' if len(fits) == 1 else 'do'} not fit the memory." if fits else ""
-    return f"{head}. {who} {sent} per GPU and {held} memory.{tail}"
+    return f"{head}. {who} {sizes(a, b)}.{tail}"
+
+
+def sizes(a: Plan, b: Plan) -> str:
+    """What `a` sends and needs against `b`."""
+    sent = _difference([sum(t.wire_bytes for t in p.cost.traffic) for p in (a, b)], "sends", units.traffic)
+    held = _difference([p.cost.memory_bytes["peak"] for p in (a, b)], "needs", units.memory)
+    return f"{sent} per GPU and {held} memory"
 
 
 def verdict(method: str, steps: Sequence[tuple[str, Plan | None]]) -> str:
@@ -138,12 +179,19 @@ def verdict(method: str, steps: Sequence[tuple[str, Plan | None]]) -> str:
         f"{method}’s plan takes {_ratio(last.cost.step_time_s, first.step_time_s, 'step time')} and "
         f"{_ratio(last.cost.comm_time_s, first.comm_time_s, 'communication')} against the exact plan."
     )
-    added = [(b.cost.step_time_s - a.cost.step_time_s, says) for (_, a), (says, b) in pairwise(known)]
+    added = [
+        (b.cost.step_time_s - a.cost.step_time_s, says) for (_, a), (says, b) in pairwise(known) if a.fits and b.fits
+    ]
     cost, says = max(added, default=(0.0, ""))
-    if cost > MODEL_ERROR * first.step_time_s:
-        text += f" Most of it because it {says} ({units.seconds(cost)} a step)."
+    whole = last.cost.step_time_s - first.step_time_s
+    if MODEL_ERROR * first.step_time_s < cost <= whole:
+        text += f" {'Most' if 2 * cost > whole else 'The largest part'} of it because it {says} ({units.seconds(cost)} a step)."
     elif last.cost.step_time_s <= first.step_time_s * (1 + MODEL_ERROR):
-        text += " In step time that is a tie, within the estimate’s error."
+        text += " In step time that is a tie: the estimate cannot tell them apart."
+    if any(seconds < -MODEL_ERROR * first.step_time_s for seconds, _ in added):
+        text += " Rows are the best in communication, so a step may be shorter than in the row above."
+    if not all(p.fits for _, p in known):
+        text += " Where no plan fits the memory, a row is the plan that needs least of it, not the fastest."
     return text + ("" if last.fits else " It does not fit the memory.")
 
 

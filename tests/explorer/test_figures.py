@@ -11,11 +11,13 @@ import pytest
 
 from explorer.analysis import differences
 from explorer.analysis import other_links as linked
+from explorer.analysis.answer import limit_bytes
 from explorer.analysis.timeline import timeline
 from explorer.figures import compare as charts
 from explorer.figures import print_figures, topology
 from explorer.figures import scaling as grow_charts
 from explorer.figures.palette import DARK, LIGHT, Theme
+from explorer.figures.style import LIMIT
 from explorer.text import units, words
 from planner_core.core.cluster import load_cluster
 from planner_core.core.mesh import DeviceMesh
@@ -42,11 +44,11 @@ def plans(result: Result) -> dict[str, Plan]:
 
 @pytest.mark.parametrize("theme", [LIGHT, DARK])
 def test_bars_hold_the_plans_numbers(result: Result, plans: dict[str, Plan], theme: Theme) -> None:
-    stacks = charts.memory_bars(plans, theme)
+    stacks = charts.memory_bars(plans, theme, {n: limit_bytes(result) for n in plans})
     held = sum(t.x[0] for t in stacks.data if t.type == "bar") * units.GIB
     kinds = ("params", "grads", "optimizer", "activations", "buffers")
     assert held == pytest.approx(sum(result.best.cost.memory_bytes[k] for k in kinds))
-    assert any("GPU memory" in a.text for a in stacks.layout.annotations)
+    assert any(LIMIT in a.text for a in stacks.layout.annotations)
     bars = charts.collectives_bars(plans, theme)
     assert sum(t.x[0] for t in bars.data) * 1e9 == pytest.approx(sum(t.wire_bytes for t in result.best.cost.traffic))
 
@@ -197,26 +199,28 @@ def lines(figure: object) -> list[float]:
 
 @pytest.mark.parametrize("theme", [LIGHT, DARK])
 def test_each_bar_has_the_line_of_its_own_gpu(result: Result, far: Result, theme: Theme) -> None:
-    here, there = result.cluster.gpu.memory_bytes, far.cluster.gpu.memory_bytes
+    here, there = limit_bytes(result), limit_bytes(far)
     assert here != there
-    both = charts.memory_bars({"a": result.best, "b": far.best}, theme)
+    both = charts.memory_bars({"a": result.best, "b": far.best}, theme, {"a": here, "b": there})
     assert lines(both) == pytest.approx([here, there])
     assert [s.y0 < k < s.y1 for k, s in enumerate(both.layout.shapes)] == [True, True]
     told = [a.text for a in both.layout.annotations]
-    assert {f"GPU memory {units.memory(m)}" for m in (here, there)} <= set(told)
-    alone = charts.memory_bars({"a": far.best, "b": far.best}, theme)
+    assert {f"{LIMIT} {units.memory(m)}" for m in (here, there)} <= set(told)
+    alone = charts.memory_bars({"a": far.best, "b": far.best}, theme, {"a": there, "b": there})
     assert lines(alone) == pytest.approx([there])
 
 
 def test_the_printed_bars_have_the_line_of_their_own_gpu(result: Result, far: Result) -> None:
-    root = ElementTree.fromstring(print_figures.memory({"a": result.best, "b": far.best}))
+    sizes = [limit_bytes(result), limit_bytes(far)]
+    root = ElementTree.fromstring(
+        print_figures.memory({"a": result.best, "b": far.best}, dict(zip("ab", sizes, strict=True)))
+    )
     dashed = [float(p.attrib["d"][1:].split()[0]) for p in root.iter(f"{SVG}path") if "stroke-dasharray" in p.attrib]
-    sizes = [result.cluster.gpu.memory_bytes, far.cluster.gpu.memory_bytes]
     assert [(x - print_figures.LABEL) / (dashed[0] - print_figures.LABEL) for x in dashed] == pytest.approx(
         [s / sizes[0] for s in sizes], abs=1e-3
     )
     words_of = " ".join(str(t.text) for t in root.iter(f"{SVG}text"))
-    assert all(f"GPU memory {units.memory(s)}" in words_of for s in sizes)
+    assert all(f"{LIMIT} {units.memory(s)}" in words_of for s in sizes)
 
 
 def test_a_plan_is_drawn_on_its_own_cluster(result: Result, far: Result) -> None:

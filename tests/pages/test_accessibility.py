@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 PAGES = {
-    "fold": "/?show=placement",
-    "fold beside": "/?beside=megatron-lm",
+    "answer": "/?tokens=15T&price=2",
+    "fold": "/fold?show=placement",
+    "fold beside": "/fold?beside=megatron-lm",
     "plans": "/plans?whatif=batch:32&edit=best:keep,lm_head.weight:R",
     "compare": "/compare",
     "topology": "/topology",

@@ -1,5 +1,6 @@
 """Every page in Streamlit's own test runner: the worked example, settings from the address, what is wrong told in place."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,14 +11,14 @@ from streamlit.testing.v1 import AppTest
 from explorer.jobs import export as exporting
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ("fold", "plans", "compare", "topology", "export")
+PAGES = ("answer", "fold", "plans", "compare", "topology", "export")
 
 
 def open_page(page: str, **address: str) -> AppTest:
     at = AppTest.from_file(str(ROOT / "streamlit_app.py"), default_timeout=300)
     for key, text in address.items():
         at.query_params[key] = text
-    if page != "fold":
+    if page != "answer":
         at.switch_page(f"explorer/pages/{page}.py")
     return at.run()
 
@@ -58,6 +59,50 @@ def test_the_worked_example_needs_neither_torch_nor_transformers() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_the_answer_says_what_to_run_what_it_takes_and_why() -> None:
+    at = open_page("answer", model="gpt2-xl", cluster="1x8-h100", layers="4", tokens="300B", price="2")
+    text = words(at)
+    assert not at.exception
+    assert re.search(r"<h2 class='recipe'>.*1 micro-batch, no recomputation</h2>", text)
+    for name in ("One training step", "Tokens per second", "Utilisation", "Memory per GPU", "Days and money"):
+        assert re.search(f"<span>{name}</span><b>[\\d.]", text), name
+    assert "usual layout that fits" in text or "own layout" in text
+    assert "nine in ten" in text
+    assert at.query_params["tokens"] == "300B"
+    at.button(key="answer_memory").click().run()
+    assert not at.exception
+    assert any("Every tensor at the peak" in m.value for m in at.markdown)
+
+
+def test_where_nothing_fits_the_answer_is_what_would() -> None:
+    at = open_page("answer", model="gpt2-xl", cluster="1x8-h100", layers="2", batch="4096")
+    assert not at.exception
+    text = words(at)
+    assert "No plan fits the memory" in text and "What would fit" in text
+    offered = [b for b in at.button if str(b.key).startswith("way_out_")]
+    assert offered and "tokens/s on each GPU" in text.replace("\\", "")
+    before = dict(at.query_params)
+    offered[0].click().run()
+    assert not at.exception
+    assert dict(at.query_params) != before
+    assert "No plan fits the memory" not in words(at)
+
+
+def test_a_refusal_of_memory_comes_with_what_would_fit() -> None:
+    at = open_page("answer", model="gpt2-xl", cluster="1x8-h100", layers="2", memory="0.5")
+    assert "least memory" in at.error[0].value
+    assert any(b.label == "Let a plan fill the GPU’s memory" for b in at.button)
+
+
+def test_an_old_link_to_the_graph_still_opens_the_graph() -> None:
+    at = open_page("answer", model="gpt2-xl", layers="2", node="transformer.wte/embedding")
+    assert not at.exception
+    assert any("transformer.wte.weight" in c.value for c in at.caption)
+    at.switch_page("explorer/pages/answer.py").run()
+    assert "Why this one" in words(at)
+    assert "node" not in at.query_params
 
 
 def test_address_sets_the_page() -> None:

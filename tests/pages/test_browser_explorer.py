@@ -21,6 +21,9 @@ Q_PROJ = "LlamaDecoderLayer:self_attn.q_proj/linear"
 def test_the_journey(visit: Visit, tmp_path: Path) -> None:
     page = visit.page
     visit.open()
+    page.get_by_text("Why this one").wait_for()
+    expect(page.locator(".figure")).to_have_count(5)
+    visit.turn("Fold")
     page.locator("g.node").first.wait_for()
     expect(page.locator("g.node.block")).to_have_count(1)
 
@@ -69,7 +72,7 @@ def test_a_shared_link_opens_the_same_view(visit: Visit) -> None:
 
 
 def test_back_and_forward(visit: Visit) -> None:
-    visit.open()
+    visit.open("/fold")
     visit.page.locator(f'g.node[data-id="{Q_PROJ}"]').click()
     visit.page.wait_for_function("location.search.includes('q_proj')")
     visit.settle()
@@ -109,7 +112,7 @@ def test_nonsense_in_the_address(visit: Visit) -> None:
 
 def test_blocks_open_and_close_in_the_browser(visit: Visit) -> None:
     page = visit.page
-    visit.open("/?model=t5-large&open=")
+    visit.open("/fold?model=t5-large&open=")
     page.locator("g.node").first.wait_for()
     closed = page.locator("g.node").count()
     page.get_by_role("button", name="Expand").click()
@@ -136,7 +139,7 @@ def test_one_kind_of_block_opens_and_closes_at_once(visit: Visit) -> None:
 
 def test_search_counts_walks_and_says_no_match(visit: Visit) -> None:
     page = visit.page
-    visit.open()
+    visit.open("/fold")
     field = page.get_by_placeholder(re.compile("Search"))
     field.fill("proj")
     expect(page.locator(".matches")).to_have_text("7 found")
@@ -151,7 +154,7 @@ def test_search_counts_walks_and_says_no_match(visit: Visit) -> None:
 
 def test_the_graph_by_keyboard(visit: Visit) -> None:
     page = visit.page
-    visit.open()
+    visit.open("/fold")
     page.locator("svg.canvas").focus()
     page.keyboard.press("ArrowDown")
     page.locator("g.node.picked").wait_for()
@@ -200,7 +203,7 @@ def test_the_svg_can_be_kept(visit: Visit, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("page", ["", "plans", "compare", "topology", "export"])
+@pytest.mark.parametrize("page", ["", "fold", "plans", "compare", "topology", "export"])
 def test_nothing_is_cut_off_at_800_pixels(chromium: Browser, app: str, page: str, theme: str) -> None:
     context = chromium.new_context(viewport={"width": 800, "height": 900}, color_scheme=theme)  # type: ignore[arg-type]
     person = Visit(context.new_page(), app)

@@ -6,6 +6,7 @@ import math
 
 import streamlit as st
 
+from explorer.analysis import answer, rows
 from explorer.analysis import filters as choosing
 from explorer.analysis.filters import LETTERS
 from explorer.components import frame
@@ -44,8 +45,7 @@ def section(result: Result, plan: Plan, reference: Plan | None) -> None:
                 on_change=lambda: unmark(block=st.session_state[widget], candidate=None, lasso=()),
                 label_visibility="collapsed",
             )  # fmt: skip
-    capacity = result.cluster.gpu.memory_bytes
-    keep = current().candidates(one, capacity, reference)
+    keep = current().candidates(one, limit := answer.limit_bytes(result), reference)
     index = picked(one)
     if index is None and state.value("candidate") is not None:
         st.warning(
@@ -63,14 +63,15 @@ def section(result: Result, plan: Plan, reference: Plan | None) -> None:
 
     st.plotly_chart(
         scatter.candidates_scatter(
-            one, index, capacity, frame.theme(), keep=keep, region=state.value("lasso"), same=choosing.of_plan(one, plan)
+            one, index, limit, frame.theme(), keep=keep, region=state.value("lasso"), same=choosing.of_plan(one, plan)
         ),
         theme=None, key=key, on_select=pick, selection_mode=("points", "box", "lasso"), config=CHOOSING,
         alt=f"All candidates of {one.block} by communication and memory",
     )  # fmt: skip
     front_choice(one, keep, index)
+    frame.data(f"every candidate of {one.block}", f"candidates-{one.block}", lambda: rows.candidates(one))
     candidate_words(one, index, index is None or bool(keep[index]))
-    candidates_table(one, keep, index, capacity)
+    candidates_table(one, keep, index, limit)
 
 
 def chosen_block(result: Result) -> Candidates | None:
@@ -191,4 +192,13 @@ def dropped(result: Result) -> None:
         if d.get(k)
     ]
     if space:
-        st.caption(f"{units.whole(space)} candidates; of them {', '.join(why) or 'none were dropped'}.")
+        st.caption(
+            f"{units.whole(space)} candidates, which keep every weight where it is used; of them "
+            f"{', '.join(why) or 'none were dropped'}."
+            + (" The chosen plan gathers weights at use, so it is none of them." if gathers(result.best) else "")
+        )
+
+
+def gathers(plan: Plan) -> bool:
+    """Whether a plan gathers weights of repeated blocks at use, which no candidate does."""
+    return any(p.gathered for label, block in plan.blocks.items() if label for p in block.params.values())

@@ -7,7 +7,9 @@ from typing import Any
 import streamlit as st
 
 from explorer.address import pins, settings
+from explorer.analysis import answer
 from explorer.analysis import filters as choosing
+from explorer.analysis import rows as table_rows
 from explorer.components import frame
 from explorer.figures import scatter
 from explorer.session import state
@@ -15,6 +17,7 @@ from explorer.text import glossary, units, words
 from planner_core.core import Plan
 from planner_core.planning import Result, edit
 from planner_core.planning.methods import ALL
+from planner_core.planning.pricing import model_flops, speed_of
 
 CHOOSING = {**frame.CHART, "modeBarButtonsToRemove": ["autoScale2d"], "displayModeBar": True}
 AXES = {"communication": "communication", "exposed": "exposed communication", "step": "step time"}
@@ -82,9 +85,9 @@ def plans_chart(result: Result, plans: Plans, shown: Plans, chosen: str) -> None
             "Across", list(AXES), format_func=lambda a: AXES[a], key=widget, width=230,
             on_change=state.from_widget, args=("axis", widget), label_visibility="collapsed",
         )  # fmt: skip
-    capacity = result.cluster.gpu.memory_bytes
+    limit = answer.limit_bytes(result)
     figure = scatter.plans_scatter(
-        shown, chosen, choosing.baselines(plans), capacity, frame.theme(), state.value("axis"), plans
+        shown, chosen, choosing.baselines(plans), limit, frame.theme(), state.value("axis"), plans
     )
     key = f"plans_chart{generation()}"
 
@@ -119,7 +122,7 @@ def unmark(**changes: Any) -> None:
     state.change(**changes)
 
 
-def plans_table(plans: Plans, shown: Plans, chosen: str) -> None:
+def plans_table(result: Result, plans: Plans, shown: Plans, chosen: str) -> None:
     """Every plan a row, its figures before the long words, which a narrow window cuts off; a click chooses."""
     frame.absent("plan", state.value("among"), list(plans), "It is left out of what is marked")
     among = [n for n in state.value("among") if n in shown]
@@ -132,13 +135,18 @@ def plans_table(plans: Plans, shown: Plans, chosen: str) -> None:
         st.info("No plan passes the filter.")
         return
     tied = choosing.ties(plans)
+    flops = model_flops(result.graph)
+    speeds = {n: speed_of(p, flops, result.cluster) for n, p in listed.items()}
+    unit, size = ("s", 1.0) if any(p.cost.step_time_s >= 1 for p in plans.values()) else ("ms", 1e3)
     rows = [
         {
             "plan": words.title(p),
-            "step, ms": figure(p.cost.step_time_s * 1e3),
+            f"step, {unit}": figure(p.cost.step_time_s * size),
+            "tokens/s per GPU": figure(speeds[n].tokens_per_s_per_gpu),
+            "MFU, %": figure(100 * speeds[n].mfu),
             "tie": "ties" if n in tied else "",
-            "communication, ms": figure(p.cost.comm_time_s * 1e3),
-            "of it exposed, ms": figure(p.cost.exposed_comm_time_s * 1e3),
+            f"communication, {unit}": figure(p.cost.comm_time_s * size),
+            f"of it exposed, {unit}": figure(p.cost.exposed_comm_time_s * size),
             "memory, GiB": figure(p.cost.memory_bytes["peak"] / units.GIB),
             "fits": "yes" if p.fits else "no",
             "mesh": words.mesh_words(p.mesh),
@@ -157,25 +165,29 @@ def plans_table(plans: Plans, shown: Plans, chosen: str) -> None:
     st.dataframe(
         rows, hide_index=True, on_select=pick, selection_mode="single-row", key=key, row_height=34,
         selection_default={"selection": {"rows": [list(listed).index(chosen)] if chosen in listed else []}},
-        column_config=_columns(), alt="The plans as a table",
+        column_config=_columns(unit), alt="The plans as a table",
     )  # fmt: skip
+    frame.data("the plans", "plans", lambda: table_rows.plans(listed, result))
     st.caption("A row chooses its plan, as a click on its point does; so does “Chosen plan” below, which keys reach.")
 
 
-def _columns() -> dict[str, Any]:
+def _columns(unit: str) -> dict[str, Any]:
     text, number = st.column_config.TextColumn, st.column_config.NumberColumn
     within = units.percent(words.MODEL_ERROR)
     return {
         "plan": text(width=225, help=glossary.PLAN_WORDS),
         "what it does": text(width=290),
         "fits": text(width=50),
-        "communication, ms": number(help="Time of all collectives of a step, hidden or not"),
+        f"communication, {unit}": number(help="Time of all collectives of a step, hidden or not"),
         "memory, GiB": number(help="The most that one GPU holds at once"),
+        "MFU, %": number(
+            help="Model FLOPs utilisation: the model’s work, without what is computed again, over the GPUs’ peak"
+        ),
         "mesh": text(help=glossary.GLOSSARY["mesh"]),
         "tie": text(
-            width=50, help=f"Within {within} of the fastest plan that fits: the estimate cannot tell them apart"
+            width=50, help=f"Within {within} of the fastest plan that fits: such estimates cannot tell them apart"
         ),
-        "of it exposed, ms": number(help=glossary.GLOSSARY["exposed"]),
+        f"of it exposed, {unit}": number(help=glossary.GLOSSARY["exposed"]),
         "proof": text(
             help="optimal: proven the best of its kind under the stated cost model; best found: a small gap is left"
         ),
@@ -193,8 +205,8 @@ def ties(plans: Plans) -> None:
     if near:
         st.caption(
             frame.text(
-                f"Within {units.percent(words.MODEL_ERROR)} of {words.title(plans[best])} in step time, which is the "
-                f"error of such estimates: {', '.join(words.title(plans[n]) for n in near)}. Choose among these by memory."
+                f"Within {units.percent(words.MODEL_ERROR)} of {words.title(plans[best])} in step time, closer than "
+                f"such estimates tell apart: {', '.join(words.title(plans[n]) for n in near)}. Choose among these by memory."
             )
         )
 

@@ -64,7 +64,8 @@ def panel(result: Result) -> None:
         _choose(swept, x, y)
         st.caption(
             "The best plan at every point of a grid, everything else as it stands. Where two kinds meet they take equally "
-            f"long, so near a border either will do: the estimate's error is {units.percent(words.MODEL_ERROR)}."
+            "long, so near a border either will do: such estimates do not tell steps apart that differ by less than "
+            f"{units.percent(words.MODEL_ERROR)}."
         )
         found = _maps().peek(key)
         place = st.empty()

@@ -1,0 +1,144 @@
+"""Why the recommended plan wins: its strongest rival, and the parts of both steps, which add up to their times. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from explorer.analysis.timeline import model_of
+from planner_core.core import Graph, Plan
+from planner_core.cost import WAITED, block_of, exposed_parts, op_seconds, recomputed
+from planner_core.ops import CoarseGraph
+from planner_core.planning import USABLE_MEMORY, Result
+from planner_core.planning.methods import BASELINES
+
+COMPUTE, AGAIN, WAITS, WEIGHTS, OPTIMIZER = "compute", "recomputation", "waits", "weight traffic", "optimizer"
+PARTS = (COMPUTE, AGAIN, WAITS, WEIGHTS, OPTIMIZER)
+LESS = {
+    COMPUTE: ("computes {} less", "computes {} longer"),
+    AGAIN: ("recomputes {} less", "recomputes {} longer"),
+    WAITS: ("waits {} less for data that the next operation needs", "waits {} longer for data that the next operation needs"),
+    WEIGHTS: ("is held up {} less by weights and gradients on their way", "is held up {} longer by weights and gradients on their way"),
+    OPTIMIZER: ("updates weights {} faster", "updates weights {} slower"),
+}  # fmt: skip
+"""What a plan does that a part of its step is shorter, or longer."""
+FIGURES = 3
+TOLD = 0.2
+"""A part whose difference is less than this share of the largest one is left to the table."""
+
+
+def limit_bytes(result: Result) -> int:
+    """Bytes per GPU that a plan may take to fit: what the visitor said, else the share of the GPU's memory that plans may fill."""
+    share = 1.0 if result.request.memory_gb is not None else USABLE_MEMORY
+    return int(result.cluster.gpu.memory_bytes * share)
+
+
+def rivals(plans: Mapping[str, Plan], chosen: str) -> list[str]:
+    """Usual layouts, and the visitor's own, by name: those that fit first, the fastest first."""
+    known = {*BASELINES, "layout"}
+    others = [n for n, p in plans.items() if n != chosen and p.method in known]
+    return sorted(others, key=lambda n: (not plans[n].fits, plans[n].cost.step_time_s))
+
+
+def strongest(plans: Mapping[str, Plan], chosen: str) -> str | None:
+    """The fastest rival that fits."""
+    return next((n for n in rivals(plans, chosen) if plans[n].fits), None)
+
+
+def fastest(shown: Mapping[str, Plan], first: str) -> str:
+    """Of plans that are shown, which one the first is measured against: the fastest of the others that fits, else the fastest."""
+    return min((n for n in shown if n != first), key=lambda n: (not shown[n].fits, shown[n].cost.step_time_s))
+
+
+def step_parts(plan: Plan, graph: Graph, coarse: CoarseGraph | None = None) -> dict[str, float]:
+    """Seconds of a step by what they go to; they add up to the step's time."""
+    again = _recomputed_s(plan, graph)
+    shown = exposed_parts(plan.blocks, graph, model_of(plan), coarse)
+    waits = sum(e.seconds for e in shown if e.why == WAITED)
+    return {
+        COMPUTE: plan.cost.compute_time_s - again, AGAIN: again, WAITS: waits,
+        WEIGHTS: sum(e.seconds for e in shown) - waits, OPTIMIZER: plan.cost.optimizer_time_s,
+    }  # fmt: skip
+
+
+def _recomputed_s(plan: Plan, graph: Graph) -> float:
+    """Seconds of a step that compute what was computed before."""
+    model, total = model_of(plan), 0.0
+    for label, bp in plan.blocks.items():
+        block = block_of(graph, label)
+        again = recomputed(block, bp)
+        for op in block.ops if again else ():
+            twice = op_seconds(block, op, bp, again, model)[1] - op_seconds(block, op, bp, {}, model)[1]
+            total += len(bp.prefixes) * twice
+    return model.workload.accumulate * total
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """The parts of several steps as whole numbers of one unit (`name`, with `places` after the point): each plan's parts add up to
+    its total, and so do differences."""
+
+    name: str
+    places: int
+    parts: Mapping[str, Mapping[str, int]]
+
+    def total(self, plan: str) -> int:
+        """A step's time."""
+        return sum(self.parts[plan].values())
+
+    def text(self, value: int, *, sign: bool = False) -> str:
+        """`33 ms`, `1.25 s`; with a sign `+33 ms`."""
+        number = f"{abs(value) / 10**self.places:,.{self.places}f}".replace(",", "\u202f")
+        mark = ("+" if value > 0 else "\u2212" if value < 0 else "") if sign else ""
+        return f"{mark}{number} {self.name}"
+
+
+def shown(parts: Mapping[str, Mapping[str, float]], chosen: str) -> Shown:
+    """Seconds rounded so that what is read adds up. The unit has three figures of the chosen step, one more where the closest
+    rival differs by less than ten of them."""
+    totals = {name: sum(p.values()) for name, p in parts.items()}
+    step = totals[chosen]
+    size, name = (1.0, "s") if step >= 1 else (1e-3, "ms")
+    places = max(0, FIGURES - 1 - math.floor(math.log10(max(step, 1e-9) / size)))
+    near = min((abs(t - step) for n, t in totals.items() if n != chosen), default=step)
+    if near < 10 * size / 10**places:
+        places += 1
+    quantum = size / 10**places
+    return Shown(name, places, {n: apportioned(p, quantum) for n, p in parts.items()})
+
+
+def apportioned(parts: Mapping[str, float], quantum: float) -> dict[str, int]:
+    """Numbers of quanta, each rounded up or down so that together they are the rounded sum (the largest remainders go up)."""
+    down = {name: math.floor(value / quantum) for name, value in parts.items()}
+    missing = round(sum(parts.values()) / quantum) - sum(down.values())
+    order = sorted(parts, key=lambda name: down[name] - parts[name] / quantum)
+    return {name: n + (name in order[:missing]) for name, n in down.items()}
+
+
+def causes(found: Shown, chosen: str, rival: str) -> str:
+    """Why the chosen plan takes less time than a rival, or more: the parts that differ most, those in its favour first."""
+    differences = {k: found.parts[rival][k] - found.parts[chosen][k] for k in PARTS}
+    most = max(map(abs, differences.values()))
+    faster = sum(differences.values()) >= 0
+    for_it = [
+        k
+        for k in PARTS
+        if abs(differences[k]) >= TOLD * most and differences[k] != 0 and (differences[k] > 0) == faster
+    ]
+    against = [
+        k
+        for k in PARTS
+        if abs(differences[k]) >= TOLD * most and differences[k] != 0 and (differences[k] > 0) != faster
+    ]
+    text = _and([_phrase(found, k, differences[k]) for k in sorted(for_it, key=lambda k: -abs(differences[k]))])
+    but = _and([_phrase(found, k, differences[k]) for k in sorted(against, key=lambda k: -abs(differences[k]))])
+    return ", but ".join(filter(None, (text, but)))
+
+
+def _phrase(found: Shown, part: str, difference: int) -> str:
+    return LESS[part][difference < 0].format(found.text(abs(difference)))
+
+
+def _and(texts: Sequence[str]) -> str:
+    return ", ".join(texts[:-1]) + (" and " if len(texts) > 1 else "") + texts[-1] if texts else ""

@@ -1,0 +1,68 @@
+"""What pages draw, as rows of plain numbers for other programs. Names carry their units. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from explorer.analysis.filters import LETTERS
+from explorer.analysis.timeline import Timeline
+from explorer.text import recipe
+from explorer.text.tables import Row
+from planner_core.core import Plan
+from planner_core.planning import Result
+from planner_core.planning.analysis import AblationStep
+from planner_core.planning.pricing import model_flops, speed_of
+from planner_core.search.candidates import Candidates
+
+
+def plans(shown: Mapping[str, Plan], result: Result) -> list[Row]:
+    """Whole-model plans with everything that is told of them."""
+    flops = model_flops(result.graph)
+    return [_plan(name, p) | _speed(p, flops, result) for name, p in shown.items()]
+
+
+def _plan(name: str, plan: Plan) -> dict[str, object]:
+    c = plan.cost
+    return {
+        "plan": name, "method": plan.method, "mesh": "x".join(map(str, plan.mesh.axis_sizes)), "recipe": recipe.recipe(plan),
+        "fits": plan.fits, "proven": plan.optimal, "step_time_s": c.step_time_s, "compute_time_s": c.compute_time_s,
+        "communication_s": c.comm_time_s, "exposed_communication_s": c.exposed_comm_time_s, "optimizer_time_s": c.optimizer_time_s,
+        "sent_bytes": sum(t.wire_bytes for t in c.traffic), **{f"{kind}_bytes": n for kind, n in c.memory_bytes.items()},
+    }  # fmt: skip
+
+
+def _speed(plan: Plan, flops: int, result: Result) -> dict[str, object]:
+    s = speed_of(plan, flops, result.cluster)
+    return {
+        "step_time_low_s": s.low_s, "step_time_high_s": s.high_s, "tokens_per_s_per_gpu": s.tokens_per_s_per_gpu, "mfu": s.mfu,
+    }  # fmt: skip
+
+
+def candidates(found: Candidates) -> list[Row]:
+    """Every candidate of a block that can run: its price as a plan of the whole model, and the placement of every weight."""
+    return [
+        {
+            "candidate": i, "communication_s": float(found.model_comm_s[i]), "memory_bytes": int(found.model_memory_bytes[i]),
+            "on_front": bool(found.on_front[i]),
+            **{w: LETTERS[int(c)] for w, c in zip(found.weights, found.choice[i], strict=True)},
+        }
+        for i in range(found.space) if found.comm_s[i] < float("inf") and found.memory_bytes[i] < float("inf")
+    ]  # fmt: skip
+
+
+def bars(lines: Mapping[str, Timeline]) -> list[Row]:
+    """The bars of every plan's step."""
+    return [
+        {
+            "plan": name, "lane": b.lane, "phase": b.phase, "part": b.part, "copy": b.copy, "copies": b.copies,
+            "start_s": b.start_s, "seconds": b.seconds,
+        }
+        for name, line in lines.items() for b in line.bars
+    ]  # fmt: skip
+
+
+def rungs(found: Sequence[AblationStep]) -> list[Row]:
+    """What each restriction of a method costs."""
+    return [
+        {"rung": step.name, "says": step.says, **({} if step.plan is None else _plan(step.plan.name, step.plan))} for step in found
+    ]  # fmt: skip

@@ -1,0 +1,314 @@
+"""The parts of the first page: the recommendation, its figures, why it wins, and how sure that is."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping
+from typing import Any
+
+import streamlit as st
+
+from explorer.address.settings import Unreadable, tokens_of, tokens_text
+from explorer.analysis import answer, filters
+from explorer.components import frame
+from explorer.components.sentence import cluster_words_of, model_name
+from explorer.session import state
+from explorer.static import style_file
+from explorer.text import recipe, units, words
+from planner_core.core import Plan
+from planner_core.planning import Request, Result
+from planner_core.planning.pricing import Budget, Speed, model_flops, speed_of
+
+COMPARE, PLANS, EXPORT = (f"explorer/pages/{name}.py" for name in ("compare", "plans", "export"))
+PART_WORDS = {
+    answer.COMPUTE: "The GPU computes",
+    answer.AGAIN: "The GPU computes again, in backward, what it did not keep",
+    answer.WAITS: "The next operation needs data of other GPUs",
+    answer.WEIGHTS: "Weights and gradients on their way slow the GPU down or hold it up",
+    answer.OPTIMIZER: "Gradients are clipped and weights updated; with what every step takes",
+}
+SHOWN = 3
+"""Rivals that are shown."""
+
+
+def purpose() -> None:
+    """What this is, above the sentence."""
+    st.html(style_file("answer"))
+    st.html(
+        "<p class='purpose'><b>Shardscope</b> finds how to train a model on many GPUs: how to split it, how long a step then "
+        "takes, and what it costs. Change any underlined part:</p>"
+    )
+
+
+@st.cache_resource(max_entries=256, show_spinner=False)
+def _parts(request: Request, name: str) -> dict[str, float]:
+    found = state.plan(request)
+    return answer.step_parts(state.plan_ids(found.plans)[name], found.graph, found.coarse)
+
+
+@st.cache_resource(max_entries=64, show_spinner=False)
+def _flops(request: Request) -> int:
+    return model_flops(state.plan(request).graph)
+
+
+def speed(plan: Plan, result: Result) -> Speed:
+    """Tokens per second, utilisation and band of a plan of these settings."""
+    return speed_of(plan, _flops(result.request), result.cluster)
+
+
+def budget() -> Budget | None:
+    """The tokens to train on and the price of a GPU hour, where the address says them."""
+    tokens = state.value("tokens")
+    return None if tokens is None else Budget(tokens, state.value("price"))
+
+
+# --- the recommendation ------------------------------------------------------------------------------
+
+
+def recommendation(result: Result, plan: Plan) -> None:
+    """What to run, in one line, and the way to do it."""
+    v = state.values()
+    with st.container(key="recommendation"):
+        left, right = st.columns([6, 1], vertical_alignment="bottom")
+    with left:
+        proven = "The fastest plan" if plan.objective == "time" else "The plan of least communication"
+        st.html(
+            f"<p class='kicker'>{proven} for {html.escape(model_name(v['model']))} on {html.escape(cluster_words_of(v))}</p>"
+            f"<h2 class='recipe'>{html.escape(_sentence_case(recipe.recipe(plan)))}</h2>"
+        )
+    with right:
+        turn("Export", EXPORT, "answer_export", kind="primary", icon=":material/download:", plan="")
+
+
+def _sentence_case(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def turn(
+    label: str,
+    page: str,
+    key: str,
+    *,
+    kind: str = "tertiary",
+    icon: str | None = None,
+    opened: str = "",
+    **changes: object,
+) -> None:
+    """A button to another page, with settings that it takes along and the part of it that is opened there."""
+
+    def go() -> None:
+        state.change(**changes)
+        if opened:
+            st.session_state[f"opened_{opened}"] = True
+        st.session_state["turn_to"] = page
+
+    st.button(label, key=key, type=kind, icon=icon, on_click=go)  # type: ignore[arg-type]
+
+
+# --- figures -----------------------------------------------------------------------------------------
+
+
+def figures(result: Result, plans: Mapping[str, Plan], best: str) -> None:
+    """Time, speed, utilisation, memory and money, each with a way to what explains it."""
+    plan, rival = plans[best], answer.strongest(plans, best)
+    s = speed(plan, result)
+    both: dict[str, Any] = {"compare": (best, rival)} if rival else {}
+    with st.container(key="figures"):
+        one, two, three, four, five = st.columns(5, gap="small", border=True)
+    with one:
+        _card("One training step", units.seconds(s.step_time_s), f"nine in ten runs: {_range(s)}")
+        turn("Where the time goes", COMPARE, "answer_step", **both)
+    with two:
+        total = s.tokens_per_s_per_gpu * result.cluster.num_gpus
+        _card("Tokens per second", units.count(total), f"{units.significant(s.tokens_per_s_per_gpu)} on each GPU")
+        turn("All plans by speed", PLANS, "answer_speed", plan="")
+    with three:
+        _card(
+            "Utilisation", units.percent(s.mfu), f"of the GPUs’ peak; {_percents(s)}", "Model FLOPs utilisation (MFU)"
+        )
+        turn("Operation by operation", PLANS, "answer_mfu", opened="step", plan="")
+    with four:
+        peak, limit = plan.cost.memory_bytes["peak"], answer.limit_bytes(result)
+        _card("Memory per GPU", units.memory(peak), f"of {units.memory(limit)} that a plan may take", bar=peak / limit)
+        turn("What fills it", PLANS, "answer_memory", opened="memory", plan="")
+    with five:
+        _money(result, s)
+
+
+def _range(s: Speed) -> str:
+    return f"{units.seconds(s.low_s)} to {units.seconds(s.high_s)}"
+
+
+def _percents(s: Speed) -> str:
+    low, high = s.mfu * s.step_time_s / s.high_s, s.mfu * s.step_time_s / s.low_s
+    return f"{100 * low:.0f} to {100 * high:.0f} %"
+
+
+def _card(name: str, value: str, aside: str, title: str = "", bar: float | None = None) -> None:
+    """A figure with its name above and what bounds it below."""
+    filled = "" if bar is None else f"<i class='filled'><i style='width:{min(1.0, bar):.1%}'></i></i>"
+    st.html(
+        f"<div class='figure' title='{html.escape(title)}'><span>{html.escape(name)}</span><b>{html.escape(value)}</b>"
+        f"{filled}<small>{html.escape(aside)}</small></div>"
+    )
+
+
+def _money(result: Result, s: Speed) -> None:
+    """Days and money for all tokens, and the control that sets them."""
+    asked = budget()
+    if asked is None:
+        _card("Days and money", "–", "say how many tokens to train on")
+    else:
+        run = asked.to_json(s, result.cluster.num_gpus)
+        days, cost = run["days"], run["cost"]
+        assert days is not None
+        low, high = days * s.low_s / s.step_time_s, days * s.high_s / s.step_time_s
+        told = f"{units.significant(low)} to {units.significant(high)} days for {units.count(asked.tokens)} tokens"
+        _card(
+            "Days and money",
+            f"{units.significant(days)} days",
+            told if cost is None else f"costs {units.count(cost)}; {told}",
+        )
+    label = "Set tokens and price" if asked is None else "Change tokens and price"
+    with st.popover(label, type="tertiary"):
+        _budget_controls()
+
+
+def _budget_controls() -> None:
+    tokens = state.value("tokens")
+    widget = state.seed("w_tokens", "" if tokens is None else tokens_text(tokens))
+    st.text_input(
+        "Tokens to train on", key=widget, placeholder="such as 15T or 300B",
+        on_change=lambda: _take_tokens(st.session_state[widget]),
+    )  # fmt: skip
+    if problem := st.session_state.pop("tokens_problem", ""):
+        st.warning(problem)
+    price = state.seed("w_price", state.value("price"))
+    st.number_input(
+        "Price of a GPU hour, in any currency", min_value=0.001, max_value=999_999.0, value=None, key=price,
+        placeholder="such as 2", on_change=state.from_widget, args=("price", price),
+    )  # fmt: skip
+
+
+def _take_tokens(text: str) -> None:
+    try:
+        state.change(tokens=tokens_of(text) if text.strip() else None)
+    except Unreadable as why:
+        st.session_state["tokens_problem"] = f"“{frame.text(text[:40])}” {why}."
+
+
+# --- why ---------------------------------------------------------------------------------------------
+
+
+def why(result: Result, plans: Mapping[str, Plan], best: str) -> None:
+    """The strongest rival, the cause of the difference, and the parts of every step."""
+    others = answer.rivals(plans, best)[:SHOWN]
+    rival = answer.strongest(plans, best)
+    names = [best, *others]
+    found = answer.shown({n: _parts(result.request, n) for n in names}, best)
+    st.markdown("**Why this one**")
+    st.markdown(frame.text(reason(found, plans, best, rival)))
+    st.html(steps(found, plans, names, rival, {best: "Recommended"}))
+    turn("Compare them in full", COMPARE, "answer_compare", compare=(best, *others[:3]))
+
+
+def reason(found: answer.Shown, plans: Mapping[str, Plan], best: str, rival: str | None) -> str:
+    """One or two sentences: the time against the strongest rival's, and what it comes from."""
+    if rival is None:
+        return "No usual layout fits the memory here: neither data parallel, FSDP nor Megatron-LM. This plan does."
+    mine, theirs = plans[best], plans[rival]
+    name = words.title(theirs)
+    difference = found.total(rival) - found.total(best)
+    if mine.blocks == theirs.blocks and mine.mesh == theirs.mesh:
+        return f"It is {name}’s own layout: no other is faster here."
+    if difference == 0:
+        return f"It takes as long as {name}, the fastest usual layout that fits, and {words.sizes(mine, theirs)}."
+    ratio = abs(difference) / found.total(rival)
+    told = f"{units.percent(ratio)} {'less' if difference > 0 else 'more'} time"
+    tie = " That is a tie." if ratio <= words.MODEL_ERROR else ""
+    return (
+        f"It takes {told} than {name}, the fastest usual layout that fits ({found.text(found.total(best))} against "
+        f"{found.text(found.total(rival))}): it {answer.causes(found, best, rival)}.{tie} It {words.sizes(mine, theirs)}."
+    )
+
+
+def steps(
+    found: answer.Shown, plans: Mapping[str, Plan], names: list[str], rival: str | None, called: Mapping[str, str]
+) -> str:
+    """Every step as a bar and in numbers, under the plans' titles or as `called`; below them how the rival's differs from the first
+    one's, part by part."""
+    parts = [p for p in answer.PARTS if any(found.parts[n][p] for n in names)]
+    longest = max(found.total(n) for n in names)
+    head = "".join(
+        f"<th scope='col' title='{PART_WORDS[p]}'><i class='key p{answer.PARTS.index(p)}'></i>{p}</th>" for p in parts
+    )
+    rows = [_step_row(found, plans[n], n, parts, longest, called.get(n)) for n in names]
+    if rival is not None:
+        first = called.get(names[0]) or words.title(plans[names[0]])
+        title = html.escape(f"{words.title(plans[rival])} against {first}")
+        differences = [found.parts[rival][p] - found.parts[names[0]][p] for p in parts]
+        told = "".join(
+            f"<td>{found.text(d, sign=True)}</td>" for d in (*differences, found.total(rival) - found.total(names[0]))
+        )
+        rows.append(f"<tr class='difference'><th scope='row' colspan='2'>{title}</th>{told}<td></td></tr>")
+    return (
+        "<table class='steps' aria-label='The step of each plan by what its time goes to'><thead><tr><th scope='col'>plan</th>"
+        f"<th scope='col' class='wide'>step</th>{head}<th scope='col'>step</th><th scope='col'>memory</th></tr></thead>"
+        f"<tbody>{''.join(rows)}</tbody></table>"
+    )
+
+
+def _step_row(found: answer.Shown, plan: Plan, name: str, parts: list[str], longest: int, called: str | None) -> str:
+    title = html.escape(called or words.title(plan))
+    bars = "".join(
+        f"<i class='p{answer.PARTS.index(p)}' style='width:{found.parts[name][p] / longest:.2%}' "
+        f"title='{p}: {found.text(found.parts[name][p])}'></i>"
+        for p in parts
+    )
+    cells = "".join(f"<td>{found.text(found.parts[name][p])}</td>" for p in parts)
+    held = units.memory(plan.cost.memory_bytes["peak"]) + ("" if plan.fits else ", does not fit")
+    kind = "" if plan.fits else "unfit"
+    aside = "" if called else f"<small>{html.escape(recipe.layout(plan))}</small>"
+    return (
+        f"<tr class='{kind}'><th scope='row'>{title}{aside}</th><td class='wide'><span class='bar'>{bars}</span></td>{cells}"
+        f"<td><b>{found.text(found.total(name))}</b></td><td>{held}</td></tr>"
+    )
+
+
+# --- how sure ----------------------------------------------------------------------------------------
+
+
+def sure(result: Result, plans: Mapping[str, Plan], best: str) -> None:
+    """Proof, band and ties."""
+    plan = plans[best]
+    s = speed(plan, result)
+    st.markdown("**How sure**")
+    lines = [_proof(plan), _band(s)]
+    tied = [n for n in filters.ties(plans) if n != best]
+    if tied:
+        names = ", ".join(words.title(plans[n]) for n in tied)
+        lines.append(
+            f"**Ties.** Within {units.percent(words.MODEL_ERROR)} in time: {frame.text(names)}. Choose among these by memory."
+        )
+    lines.append(f"**In full.** {frame.text(words.describe(plan))}.")
+    for line in lines:
+        st.markdown(line.replace(" %", "\u00a0%"))
+    for note in dict.fromkeys((*result.notes, *result.graph.assumptions)):
+        st.caption(f"Note: {frame.text(note)}")
+
+
+def _proof(plan: Plan) -> str:
+    space = "" if plan.method == "exact" else f" in the space that {words.title(plan).removesuffix('’s plan')} searches"
+    least = "takes less time" if plan.objective == "time" else "communicates less"
+    if plan.optimal:
+        return f"**Proven.** No plan{space} that fits {least}, under the costs as stated."
+    return f"**Not proven.** {frame.text(_sentence_case('; '.join(plan.notes) or 'best found'))}."
+
+
+def _band(s: Speed) -> str:
+    share = f"between {units.percent(1 - s.low_s / s.step_time_s)} faster and {units.percent(s.high_s / s.step_time_s - 1)} slower"
+    gpu = "" if s.band.measured_gpu else ", and none of them on this GPU, so the range is wide"
+    return (
+        f"**Predicted, not measured.** By {s.band.runs} published runs ({frame.text(s.band.kind)}{gpu}), nine in ten steps lie "
+        f"{share} than predicted."
+    )

@@ -1,0 +1,36 @@
+"""Answer: what should I run? The recommendation for the model and the cluster of the sentence, in one screen."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from explorer.address import settings
+from explorer.components import answer, frame, ways_out
+from explorer.session import state
+
+FOLD = "explorer/pages/fold.py"
+
+
+def page() -> None:
+    """The page."""
+    if "values" not in st.session_state and set(st.query_params) & set(settings.GRAPH_KEYS):
+        st.switch_page(FOLD, query_params=st.query_params.to_dict())
+    if to := st.session_state.pop("turn_to", ""):
+        st.switch_page(to)
+    result = frame.open_page(state.ANSWER, head=answer.purpose, short=ways_out.short)
+    plans = state.plan_ids(result.plans)
+    best = next(iter(plans))
+    if not plans[best].fits:
+        ways_out.panel(result)
+        return
+    answer.recommendation(result, plans[best])
+    answer.figures(result, plans, best)
+    with st.container(key="wide"):
+        left, right = st.columns([7, 3], gap="large")
+    with left:
+        answer.why(result, plans, best)
+    with right:
+        answer.sure(result, plans, best)
+
+
+page()

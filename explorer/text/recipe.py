@@ -1,0 +1,97 @@
+"""A plan in the words of the tools that run it: FSDP, tensor parallel, micro-batches, recomputation. Pure.
+
+FSDP over 8, tensor parallel 2 with sequence parallelism, 1 micro-batch, no recomputation
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+from explorer.text import words
+from planner_core.core import Partial, Plan, Shard
+from planner_core.planning.pricing import axis_roles, zero_stage
+
+DATA, SHARD, TENSOR = "data", "shard", "tensor"
+RECOMPUTED = {"none": "no recomputation", "full": "full recomputation"}
+
+
+def recipe(plan: Plan) -> str:
+    """What to run, in one line."""
+    return ", ".join([*_axes(plan), _micro_batches(plan), _recomputation(plan)])
+
+
+def layout(plan: Plan) -> str:
+    """What the GPUs are for, in one line: the recipe without what a step does."""
+    return ", ".join(_axes(plan))
+
+
+def _axes(plan: Plan) -> list[str]:
+    """What the mesh axes of one kind do together; first who shares the samples, then who shares each sample."""
+    roles = axis_roles(plan)
+    idle = [axis for axis, role in enumerate(roles) if role == TENSOR and not words.split_weights(plan, axis)]
+    sizes = {
+        kind: math.prod(n for a, n in enumerate(plan.mesh.axis_sizes) if roles[a] == kind and a not in idle)
+        for kind in (DATA, SHARD, TENSOR)
+    }
+    found = []
+    if sizes[DATA] > 1:
+        stage = zero_stage(plan)
+        found.append(f"{f'ZeRO-{stage}' if stage in (1, 2) else 'data parallel'} over {sizes[DATA]}")
+    if sizes[SHARD] > 1:
+        found.append(f"FSDP over {sizes[SHARD]}")
+    if sizes[TENSOR] > 1:
+        split = any(sequence_split(plan, axis) for axis, role in enumerate(roles) if role == TENSOR)
+        found.append(f"tensor parallel {sizes[TENSOR]}{' with sequence parallelism' * split}")
+    repeated = math.prod(plan.mesh.axis_sizes[axis] for axis in idle)
+    if repeated > 1:
+        found.append(f"the same work on {repeated} GPUs")
+    found = found or ["one GPU"]
+    apart = [
+        text for axis, role in enumerate(roles) if axis not in idle for text in _apart(plan, axis, role, sizes[role])
+    ]
+    return [*found[:-1], f"{found[-1]} with {', '.join(apart)}"] if apart else found
+
+
+WAY = {DATA: "whole", SHARD: "gathered", TENSOR: "split"}
+"""How weights go on an axis of each kind."""
+SAYS = {"split": "{} split{}", "gathered": "{} gathered at use{}", "whole": "{} whole{}"}
+
+
+def _apart(plan: Plan, axis: int, role: str, size: int) -> list[str]:
+    """The weights that go another way than most on one of the axes that make up `size` ranks."""
+    n = plan.mesh.axis_sizes[axis]
+    over = f" over {n}" if n != size else ""
+    ways = {way: words.named(plan, axis, way) for way in SAYS if n > 1 and way != WAY[role]}
+    return [SAYS[way].format(words.join(found), over) for way, found in ways.items() if found]
+
+
+def sequence_split(plan: Plan, axis: int) -> bool:
+    """Whether most sums of results over an axis end split by tokens (dim 1), as Megatron-LM's sequence parallelism has it."""
+    ends: Counter[bool] = Counter()
+    for block in plan.blocks.values():
+        for site in block.sites.values():
+            steps = [step for edge in site.outputs for step in edge.forward if step.axis == axis]
+            ends.update(step.dst == Shard(1) for step in steps if isinstance(step.src, Partial))
+    return ends[True] > ends[False]
+
+
+def _micro_batches(plan: Plan) -> str:
+    count = int(plan.workload.get("accumulate", 1))
+    return f"{count} micro-batch{'es' * (count != 1)}"
+
+
+def _recomputation(plan: Plan) -> str:
+    """What runs again in backward, over the copies of repeated blocks; of a model without any, over the whole."""
+    blocks = [b for label, b in plan.blocks.items() if label] or list(plan.blocks.values())
+    copies: Counter[str] = Counter()
+    for block in blocks:
+        copies[block.recompute] += len(block.prefixes)
+    if len(copies) == 1:
+        return _recomputed(next(iter(copies)))
+    total = copies.total()
+    return ", ".join(f"{_recomputed(kind)} of {n} of {total} blocks" for kind, n in copies.items() if kind != "none")
+
+
+def _recomputed(kind: str) -> str:
+    return RECOMPUTED.get(kind, f"{kind} recomputation")

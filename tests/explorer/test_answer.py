@@ -1,0 +1,168 @@
+"""The first page's figures and words: parts that add up, the strongest rival, the recipe, and the ways out."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from explorer.address import settings
+from explorer.analysis import answer, rows, timeline, ways_out
+from explorer.session.state import plan_ids
+from explorer.text import recipe, tables
+from planner_core.core import Plan, load_cluster
+from planner_core.planning import Request, Result
+from tests.support.plans import planned
+
+QUICK = Request("gpt2-xl", cluster="1x8-h100", layers=4)
+WIDE = Request("llama-3-8b", cluster="2x8-h100", layers=2)
+
+
+@pytest.fixture(scope="module", params=[QUICK, WIDE], ids=["one node", "two nodes"])
+def result(request: pytest.FixtureRequest) -> Result:
+    return planned(request.param)
+
+
+def shown(result: Result) -> tuple[answer.Shown, dict[str, Plan], str]:
+    plans = plan_ids(result.plans)
+    parts = {n: answer.step_parts(p, result.graph, result.coarse) for n, p in plans.items()}
+    best = next(iter(plans))
+    return answer.shown(parts, best), plans, best
+
+
+def test_the_parts_of_every_step_add_up_to_it(result: Result) -> None:
+    for plan in result.plans:
+        parts = answer.step_parts(plan, result.graph, result.coarse)
+        assert set(parts) == set(answer.PARTS)
+        assert all(seconds >= -1e-12 for seconds in parts.values())
+        assert sum(parts.values()) == pytest.approx(plan.cost.step_time_s, rel=1e-9)
+
+
+def test_recomputation_is_a_part_of_its_own() -> None:
+    plain, again = (planned(Request("gpt2-xl", cluster="1x8-h100", layers=4, recompute=r)) for r in ("none", "full"))
+    for result, recomputes in ((plain, False), (again, True)):
+        parts = answer.step_parts(result.best, result.graph)
+        assert (parts[answer.AGAIN] > 0) == recomputes
+        assert ("full recomputation" in recipe.recipe(result.best)) == recomputes
+
+
+def test_what_is_read_adds_up(result: Result) -> None:
+    found, plans, best = shown(result)
+    for name, plan in plans.items():
+        unit = (1.0 if found.name == "s" else 1e-3) / 10**found.places
+        assert found.total(name) == round(plan.cost.step_time_s / unit)
+        assert sum(found.parts[name][p] - found.parts[best][p] for p in answer.PARTS) == found.total(
+            name
+        ) - found.total(best)
+
+
+@given(st.lists(st.floats(0, 1e3), min_size=1, max_size=6), st.sampled_from([1e-3, 0.1, 1.0, 7.0]))
+def test_rounded_parts_add_up_to_the_rounded_sum(values: list[float], quantum: float) -> None:
+    parts = {str(i): v for i, v in enumerate(values)}
+    rounded = answer.apportioned(parts, quantum)
+    assert sum(rounded.values()) == round(sum(values) / quantum)
+    assert all(abs(rounded[k] - v / quantum) <= 1 for k, v in parts.items())
+
+
+def test_the_rival_is_the_fastest_usual_layout_that_fits(result: Result) -> None:
+    plans = plan_ids(result.plans)
+    best = next(iter(plans))
+    rival = answer.strongest(plans, best)
+    assert rival is not None
+    usual = ("data-parallel", "fsdp", "megatron", "megatron-sp", "hf-expert")
+    assert plans[rival].cost.step_time_s == min(
+        p.cost.step_time_s for p in plans.values() if p.fits and p.method in usual
+    )
+
+
+def test_a_cause_names_the_part_that_differs_most_and_both_sides() -> None:
+    mine = {answer.COMPUTE: 50, answer.AGAIN: 0, answer.WAITS: 30, answer.WEIGHTS: 5, answer.OPTIMIZER: 10}
+    other = {answer.COMPUTE: 70, answer.AGAIN: 0, answer.WAITS: 20, answer.WEIGHTS: 5, answer.OPTIMIZER: 11}
+    told = answer.causes(answer.Shown("ms", 0, {"a": mine, "b": other}), "a", "b")
+    assert told == "computes 20 ms less, but waits 10 ms longer for data that the next operation needs"
+
+
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [
+        ("data-parallel", r"data parallel over 8,"),
+        ("fsdp", r"FSDP over 8,"),
+        ("megatron", r"tensor parallel \d(,| with)"),
+    ],
+)
+def test_a_recipe_speaks_as_the_tools_do(method: str, said: str) -> None:
+    result = planned(Request("llama-3-8b", cluster="1x8-h100", layers=2))
+    plan = next(p for p in result.plans if p.method == method)
+    assert re.search(said, recipe.recipe(plan)), recipe.recipe(plan)
+    assert recipe.recipe(plan).endswith("1 micro-batch, no recomputation")
+
+
+def test_sequence_parallelism_is_said_of_the_plan_that_has_it() -> None:
+    result = planned(Request("llama-3-8b", cluster="1x8-h100", layers=2))
+    found = {p.method: "with sequence parallelism" in recipe.recipe(p) for p in result.plans}
+    assert found["megatron-sp"] and not found["megatron"] and not found["fsdp"]
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"), [("15T", 15e12), ("300 b", 300e9), ("1e12", 1e12), ("2.5M", 2.5e6), ("7", 7.0)]
+)
+def test_tokens_are_read_as_people_write_them(text: str, tokens: float) -> None:
+    assert settings.tokens_of(text) == tokens
+    assert settings.tokens_of(settings.tokens_text(tokens)) == tokens
+
+
+@pytest.mark.parametrize("text", ["", "many", "-1T", "1e99", "0"])
+def test_what_is_no_number_of_tokens_is_refused(text: str) -> None:
+    with pytest.raises(settings.Unreadable):
+        settings.tokens_of(text)
+
+
+def values(**changes: Any) -> dict[str, Any]:
+    return {k: s.default for k, s in settings.SETTINGS.items()} | changes
+
+
+def test_ways_out_start_where_they_may_do_and_can_be_asked_for() -> None:
+    """302 GiB where 73 are: halving the batch or doubling the GPUs at most halves, so four times is the least."""
+    here = values(model="llama-3-70b", cluster="1x8-h100", batch=64)
+    found = ways_out.ladders(here, load_cluster("1x8-h100"), 4.12)
+    told = {way.words: dict(way.changes) for ladder in found for way in ladder}
+    assert told["Batch 8 instead of 64"] == {"batch": 8}
+    assert told["64 GPUs instead of 8"]["nodes"] == 8
+    assert not any(text.startswith(("16 GPUs", "Batch 32")) for text in told), "half is too little"
+    for way in (way for ladder in found for way in ladder):
+        asked = settings.request({**here, **way.changes})
+        assert load_cluster(asked.cluster).num_gpus >= 8
+        again, problems = settings.read(settings.write({**here, **way.changes}))
+        assert not problems and settings.request(again) == asked
+
+
+def test_a_budget_below_the_gpus_memory_can_be_lifted() -> None:
+    found = ways_out.ladders(values(memory=4.0), load_cluster("2x8-h100"), None)
+    assert found[0][0].changes == {"memory": None}
+    assert not any("instead of H100" in way.words for ladder in found for way in ladder)
+
+
+def test_what_is_drawn_leaves_as_rows(result: Result) -> None:
+    """CSV and JSON hold the same rows, and the rows hold the plans' own numbers."""
+    plans = plan_ids(result.plans)
+    made = rows.plans(plans, result)
+    read = list(csv.DictReader(io.StringIO(tables.csv_text(made))))
+    again = json.loads(tables.json_text(made))
+    assert [r["plan"] for r in read] == [r["plan"] for r in again] == list(plans)
+    for row, same, plan in zip(read, again, plans.values(), strict=True):
+        assert float(row["step_time_s"]) == same["step_time_s"] == plan.cost.step_time_s
+        assert int(row["peak_bytes"]) == plan.cost.memory_bytes["peak"]
+    for found in result.candidates:
+        drawn = rows.candidates(found)
+        assert len(drawn) == int((np.isfinite(found.comm_s) & np.isfinite(found.memory_bytes)).sum())
+    line = timeline.timeline(result.best, result.graph)
+    assert sum(float(str(r["seconds"])) for r in rows.bars({"best": line})) == pytest.approx(
+        sum(b.seconds for b in line.bars)
+    )
