@@ -306,7 +306,7 @@ def _proof(plan: Plan) -> str:
 
 
 def _band(s: Speed) -> str:
-    share = f"between {units.percent(1 - s.low_s / s.step_time_s)} faster and {units.percent(s.high_s / s.step_time_s - 1)} slower"
+    share = f"between {100 * (1 - s.low_s / s.step_time_s):.0f} % faster and {100 * (s.high_s / s.step_time_s - 1):.0f} % slower"
     gpu = "" if s.band.measured_gpu else ", and none of them on this GPU, so the range is wide"
     return (
         f"**Predicted, not measured.** By {s.band.runs} published runs ({frame.text(s.band.kind)}{gpu}), nine in ten steps lie "

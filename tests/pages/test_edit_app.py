@@ -61,7 +61,7 @@ def test_an_edit_is_told_at_once_and_joins_the_plans() -> None:
     assert at.query_params["edit"] == f"best:anew,{UP}:R"
     at.button(key="edit_choose").click().run()
     assert at.query_params["plan"] == "edited"
-    assert "by hand: model" in words(at).replace("\\", "")
+    assert "By hand: model" in words(at).replace("\\", "")
     at.button(key="edit_forget").click().run()
     assert not at.exception
     assert "edit" not in at.query_params and at.query_params.get("plan") == "best"
