@@ -125,7 +125,7 @@ def test_growing_with_progress(visit: Visit) -> None:
 
 def test_growing_can_be_stopped(visit: Visit) -> None:
     page = visit.page
-    page.goto(f"{visit.base}/topology?model=t5-large&grow=2x8-h100,4x8-a100,2x8-v100-eth")
+    page.goto(f"{visit.base}/topology?model=llama-3-8b&grow=2x8-h100,4x8-a100,2x8-v100-eth")
     page.get_by_role("button", name="Stop the sweep").click(timeout=180_000)
     page.wait_for_function("!location.search.includes('grow')")
     visit.settle()
