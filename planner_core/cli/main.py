@@ -65,6 +65,9 @@ def _parser() -> _Parser:
     plan.add_argument(
         "--front", action="store_true", help="also every plan that no other beats in the objective and memory"
     )
+    plan.add_argument(
+        "--regret", action="store_true", help="also what each plan loses if links or overlap are worse than assumed"
+    )
     plan.add_argument("--layout", help=f"what runs now, e.g. {EXAMPLE}: it stands among the baselines")
     add_budget(plan)
     plan.set_defaults(run=_plan, recompute="auto", accumulate=None)
@@ -224,7 +227,15 @@ def _fold(args: argparse.Namespace) -> int:
 
 def _plan(args: argparse.Namespace) -> int:
     from planner_core.planning import exact_front, meshes, plan_model, prepare
-    from planner_core.planning.analysis import front_report, front_text, report, text
+    from planner_core.planning.analysis import (
+        front_report,
+        front_text,
+        regret,
+        regret_report,
+        regret_text,
+        report,
+        text,
+    )
 
     if args.pick and not args.output:
         raise InputError(f"--pick {args.pick!r} chooses the plan that -o writes; say where with -o FILE")
@@ -237,6 +248,9 @@ def _plan(args: argparse.Namespace) -> int:
         points, exact = exact_front(planner, meshes(request, planner.cluster), request.objective, _say)
         data["front"] = front_report(points, exact, request.objective)
         words += "\n\n" + front_text(points, exact, request.objective)
+    if args.regret:
+        lost = regret(result)
+        data["regret"], words = regret_report(lost), f"{words}\n\n{regret_text(lost)}"
     _done()
     if args.output:
         save_plan(chosen, args.output)

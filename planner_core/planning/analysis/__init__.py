@@ -2,10 +2,20 @@
 
 from planner_core.planning.analysis import sensitivity
 from planner_core.planning.analysis.ablation import SAYS, AblationStep, ablation_steps
+from planner_core.planning.analysis.doubt import Choice, Regret, Scenario, Tie, choice, doubt_between, regret
 from planner_core.planning.analysis.fold_graph import to_dot, to_graphml, to_networkx
 from planner_core.planning.analysis.folding import fold_report, fold_text
 from planner_core.planning.analysis.priced import price_report, price_text
-from planner_core.planning.analysis.reporting import front_report, front_text, report, table, text, unknown_ops
+from planner_core.planning.analysis.reporting import (
+    front_report,
+    front_text,
+    regret_report,
+    regret_text,
+    report,
+    table,
+    text,
+    unknown_ops,
+)
 from planner_core.planning.analysis.scaling import COUNTS, Size, grow, resized
 from planner_core.planning.analysis.sensitivity import SAME, UNKNOWN, Axis, Cell, Crossover
 from planner_core.planning.analysis.unfolded_network import network_json, unfold_problem
@@ -18,9 +28,15 @@ __all__ = [
     "AblationStep",
     "Axis",
     "Cell",
+    "Choice",
     "Crossover",
+    "Regret",
+    "Scenario",
     "Size",
+    "Tie",
     "ablation_steps",
+    "choice",
+    "doubt_between",
     "fold_report",
     "fold_text",
     "front_report",
@@ -29,6 +45,9 @@ __all__ = [
     "network_json",
     "price_report",
     "price_text",
+    "regret",
+    "regret_report",
+    "regret_text",
     "report",
     "resized",
     "sensitivity",

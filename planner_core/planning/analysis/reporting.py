@@ -8,6 +8,7 @@ from typing import Any
 
 from planner_core.core import Plan, glob_name, placements_by_pattern
 from planner_core.ops import CoarseGraph
+from planner_core.planning.analysis.doubt import SCENARIOS, Choice, Regret, choice
 from planner_core.planning.pipeline import FrontPoint, Result
 from planner_core.planning.pricing import Budget, Speed, axis_roles, micro_batch, model_flops, speed_of, zero_stage
 from planner_core.search.candidates import matrices
@@ -37,6 +38,7 @@ def report(result: Result, budget: Budget | None = None) -> dict[str, Any]:
             "space": sum(b["candidates"] for b in graph_summary(result.coarse)["unique_blocks"]),
             "scored": sum(c.scored for c in result.candidates), "dropped": dict(result.dropped),
         },
+        "choice": choice_summary(choice(result)),
         "unknown_ops": list(result.unknown_ops), "notes": list(result.notes), "timings_s": dict(result.timings_s),
         "plans": plans,
     }  # fmt: skip
@@ -77,6 +79,12 @@ def speed_summary(speed: Speed) -> dict[str, Any]:
         "step_time_low_s": speed.low_s, "step_time_high_s": speed.high_s, "band": speed.band.to_json(),
         "tokens_per_s_per_gpu": speed.tokens_per_s_per_gpu, "mfu": speed.mfu,
     }  # fmt: skip
+
+
+def choice_summary(chosen: Choice) -> dict[str, Any]:
+    """Which plans the doubt does not tell apart, and which of them should be run."""
+    ties = [{"name": t.name, "slower": t.slower, "doubt": t.doubt} for t in chosen.ties]
+    return {"fastest": chosen.fastest, "ties": ties, "recommended": chosen.recommended, "why": chosen.sentence}
 
 
 def recomputation(plan: Plan) -> dict[str, str]:
@@ -157,6 +165,7 @@ def text(result: Result, budget: Budget | None = None) -> str:
         "",
         plans_table(result.plans, speeds, budget),
         HOW_SURE,
+        f"how sure the order is: {choice(result).sentence}",
         *notes,
         "",
         table(placed),
@@ -195,3 +204,21 @@ def front_text(points: Sequence[FrontPoint], exact: bool, objective: str) -> str
     rows = [["mesh", objective, "memory GiB at the end of forward"]]
     rows += [[str(p.mesh), seconds(p.cost_s), f"{p.memory_bytes / 2**30:.2f}"] for p in points]
     return f"{head}\n\n{table(rows, frozenset({1, 2}))}"
+
+
+def regret_report(found: Sequence[Regret]) -> dict[str, Any]:
+    """What `plan --regret --json` adds: each plan's step in every scenario, and what it loses to the best plan there."""
+    return {
+        "scenarios": [s.title for s in SCENARIOS],
+        "plans": [{"name": r.name, "step_time_s": list(r.step_time_s), "lost": list(r.lost), "worst": r.worst} for r in found],
+    }  # fmt: skip
+
+
+def regret_text(found: Sequence[Regret]) -> str:
+    """The same as a table: seconds, and the share lost to the best plan of that scenario."""
+    rows = [["plan", *(s.title for s in SCENARIOS), "loses at most"]]
+    for r in found:
+        cells = [f"{seconds(t)} (+{100 * lost:.1f} %)" for t, lost in zip(r.step_time_s, r.lost, strict=True)]
+        rows.append([r.name, *cells, f"{100 * r.worst:.1f} %"])
+    head = "if the machine is worse than assumed: step, and what it loses to the best of these plans there"
+    return f"{head}\n\n{table(rows, frozenset(range(1, len(rows[0]))))}"

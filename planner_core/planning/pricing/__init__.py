@@ -1,6 +1,14 @@
 """What a team runs now: a stated layout, priced as any plan is, with what would help and the best plan beside it."""
 
-from planner_core.planning.pricing.bands import Band, axis_roles, band_of, micro_batch, zero_stage
+from planner_core.planning.pricing.bands import (
+    NINE_IN_TEN,
+    Band,
+    axis_roles,
+    band_of,
+    micro_batch,
+    sigma_of,
+    zero_stage,
+)
 from planner_core.planning.pricing.configs.fields import Setup
 from planner_core.planning.pricing.configs.reading import read_setup
 from planner_core.planning.pricing.price import Pricer
@@ -10,6 +18,7 @@ from planner_core.planning.pricing.statement import Statement
 from planner_core.planning.pricing.suggest import Suggestion, suggestions
 
 __all__ = [
+    "NINE_IN_TEN",
     "NOT_LEGAL",
     "Band",
     "Budget",
@@ -25,6 +34,7 @@ __all__ = [
     "model_flops",
     "price_statement",
     "read_setup",
+    "sigma_of",
     "speed_of",
     "suggestions",
     "zero_stage",

@@ -58,6 +58,12 @@ def band_of(plan: Plan, cluster: Cluster) -> Band:
     return Band(kind, row["n"], math.exp(-size), math.exp(size), measured)
 
 
+def sigma_of(plan: Plan, cluster: Cluster) -> float:
+    """Standard deviation of ln(predicted / measured) of runs of a plan's kind: the error that two plans on one machine do not
+    share."""
+    return float(_table()["kinds"][_kind(plan, cluster)]["sigma"])
+
+
 def _kind(plan: Plan, cluster: Cluster) -> str:
     """Which of the asset's kinds a plan is: by what is shared over the most distant ranks that share work."""
     roles, sizes = axis_roles(plan), plan.mesh.axis_sizes

@@ -1,0 +1,69 @@
+"""Ties within the doubt of the prediction, and what each plan loses on a machine that is worse than assumed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from planner_core.core.cluster import load_cluster
+from planner_core.planning.analysis.doubt import MOST, SCENARIOS, choice, doubt_between, regret
+from planner_core.planning.analysis.reporting import regret_text, report
+from planner_core.planning.pipeline import Result
+from planner_core.planning.request import Request
+from tests.support.plans import planned
+
+
+@pytest.fixture(scope="module")
+def result() -> Result:
+    return planned(Request("llama-3-8b", cluster="2x8-h100", layers=4))
+
+
+def test_ties_are_what_lies_within_the_doubt(result: Result) -> None:
+    found = choice(result)
+    tied = {t.name for t in found.ties}
+    for plan in result.plans[1:]:
+        doubt = doubt_between(result.best, plan, result.cluster)
+        assert 0 < doubt <= MOST
+        slower = plan.cost.step_time_s / result.best.cost.step_time_s - 1
+        if plan.fits and plan.objective == "time" and plan.name != result.best.name:
+            assert (plan.name in tied) == (slower <= doubt)
+    assert found.recommended in tied | {found.fastest}
+    assert report(result)["choice"]["recommended"] == found.recommended
+
+
+def test_of_ties_the_simplest_is_recommended(result: Result) -> None:
+    """A baseline that takes 1 % longer is recommended and said to be given up; one that takes 11 % longer is no tie."""
+    fsdp = next(p for p in result.plans if p.method == "fsdp")
+    best = result.best
+
+    def slower(share: float) -> Result:
+        cost = replace(fsdp.cost, step_time_s=best.cost.step_time_s * (1 + share))
+        return replace(result, plans=(best, replace(fsdp, cost=cost, fits=True)))
+
+    tied, clear = choice(slower(0.01)), choice(slower(0.11))
+    assert tied.recommended == fsdp.name and f"{best.name} may gain 1.0 %" in tied.sentence
+    assert clear.recommended == best.name and not clear.ties
+
+
+def test_regret_prices_every_plan_in_every_scenario(result: Result) -> None:
+    found = regret(result)
+    plans = {p.name: p for p in result.plans}
+    assert [r.name for r in found] == [p.name for p in result.plans if p.fits]
+    for r in found:
+        assert r.step_time_s[0] == pytest.approx(plans[r.name].cost.step_time_s, rel=1e-9)
+        assert min(r.step_time_s) == r.step_time_s[0], "no worse machine is faster"
+        assert r.worst == max(r.lost) >= 0
+    assert all(min(column) == 0 for column in zip(*(r.lost for r in found), strict=True))
+    assert SCENARIOS[0].title in regret_text(found)
+
+
+def test_without_overlap_a_step_is_the_sum_of_its_work_and_traffic(result: Result) -> None:
+    """Price 1 of a second of traffic beside compute: max(A + B, B) is the sum."""
+    none = next(s for s in SCENARIOS if s.contention == 1.0)
+    at = SCENARIOS.index(none)
+    for r in regret(result):
+        cost = next(p for p in result.plans if p.name == r.name).cost
+        assert r.step_time_s[at] >= (cost.compute_time_s + cost.optimizer_time_s + cost.comm_time_s) * (1 - 1e-9)
+    model = none.model(result.best, load_cluster("2x8-h100"))
+    assert model.contention == 1.0 and model.links == SCENARIOS[0].model(result.best, result.cluster).links
