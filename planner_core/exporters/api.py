@@ -5,10 +5,11 @@ export(plan, "torchrun", "train.py")      # writes the file whole or not at all,
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from planner_core.core import InputError, Plan, write_file
+from planner_core.core import InputError, Plan, plan_to_json, write_file
 from planner_core.exporters.nearest import Nearest, instead, on_cluster, without_file
 from planner_core.exporters.targets import TARGETS, Target
 
@@ -21,11 +22,14 @@ class Exported:
     text: str
     remarks: tuple[str, ...]
     nearest: Nearest | None = None
+    beside: tuple[str, str] | None = None
+    """How a second file ends, which stands beside the first, and its text."""
 
 
 def _written(plan: Plan, target: Target) -> Exported:
     """The plan in a form that can hold it, with the price of what the form does; raises InputError."""
     text, remarks, layout = target.write(plan)
+    beside = (target.beside, json.dumps(plan_to_json(plan), indent=1) + "\n") if target.beside else None
     loss = str(plan.model.get("loss", ""))
     if loss.startswith("stand-in"):
         remarks = (
@@ -33,7 +37,7 @@ def _written(plan: Plan, target: Target) -> Exported:
             f"the model returns no loss, so the plan is for a {loss}; train on your own loss in its place",
         )
     if target.price is None or layout is None:
-        return Exported(text, remarks)
+        return Exported(text, remarks, beside=beside)
     found = target.price(plan, layout) if on_cluster(plan) else None
     if found is None:
         return Exported(text, (*remarks, "what this form does could not be priced on the plan's mesh"))
@@ -117,7 +121,7 @@ def export(plan: Plan, target: str, path: str | Path, *, nearest: bool = False) 
         plan: The plan, of a search, a baseline or a file.
         target: The name of a form: `json`, `torchrun`, `parallelize_module`, `fsdp2`, `accelerate`, `hf`, `deepspeed`,
             `megatron` or `torchtitan`.
-        path: The file to write. It is written whole or not at all.
+        path: The file to write. It is written whole or not at all. `torchrun` writes the plan beside it, as `.plan.json`.
         nearest: Whether a plan that the form cannot hold is replaced by the nearest plan that it can hold.
 
     Returns:
@@ -137,6 +141,15 @@ def export(plan: Plan, target: str, path: str | Path, *, nearest: bool = False) 
 
 
 def write_export(made: Exported, path: Path) -> list[str]:
-    """Write the file whole or not at all; raises InputError."""
+    """Write the file whole or not at all, and what stands beside it; raises InputError."""
     write_file(path, made.text)
-    return [f"wrote {path}", *(r.replace("FILE", str(path)) for r in made.remarks)]
+    said = [f"wrote {path}"]
+    if made.beside:
+        other = path.with_suffix(made.beside[0])
+        try:
+            write_file(other, made.beside[1])
+        except InputError:
+            path.unlink()
+            raise
+        said.append(f"wrote {other}")
+    return [*said, *(r.replace("FILE", str(path)) for r in made.remarks)]

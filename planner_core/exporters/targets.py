@@ -35,6 +35,8 @@ class Target:
     words: str
     write: Callable[[Plan], Written]
     price: Callable[[Plan, TpLayout], Priced | None] | None = None
+    beside: str = ""
+    """How the plan file ends that the form reads, and that is written beside it; empty where it reads none."""
 
     @property
     def in_pairs(self) -> bool:
@@ -52,10 +54,13 @@ def _torchrun(plan: Plan) -> Written:
 
     n = plan.mesh.num_devices
     source = (plan.model.get("config") or {}).get("callable")
-    tiny = "Try it on a laptop: torchrun --nproc-per-node 4 FILE --scale tiny --batch 8 --seq 32 --dtype float32"
+    tiny = "Try it without a GPU: torchrun --standalone --nproc-per-node 4 FILE --tiny --steps 20 --report-every 1"
     own = f"It imports {source}, builds the model whole on every rank, and trains on its example inputs: put your data loader there"
-    run = f"Run it on {n} GPUs: torchrun --nproc-per-node {min(n, 8)} --nnodes {max(1, n // 8)} FILE"
-    return torchrun_script(plan), (run, own if source else tiny), None
+    run = f"Run it on {n} GPUs: torchrun --nproc-per-node {min(n, 8)} --nnodes {max(1, n // 8)} FILE --data TOKENS --save FOLDER"
+    beside = (
+        "It imports Shardscope, and reads the plan from a file beside it, called as the script but ending in .plan.json"
+    )
+    return torchrun_script(plan), (run, own if source else tiny, beside), None
 
 
 def _parallelize_module(plan: Plan) -> Written:
@@ -130,7 +135,8 @@ TARGETS: Mapping[str, Target] = {
         Target("json", "plan file", ".json", "The plan as data, versioned and checked when it is read.", _json),
         Target(
             "torchrun", "torchrun script", ".py",
-            "One self-contained training script; every weight and every activation is placed as the plan says.", _torchrun,
+            "A training script of one page: the plan’s blocks as functions with their collectives in place, and a loop around them.",
+            _torchrun, beside=".plan.json",
         ),
         Target(
             "parallelize_module", "parallelize_module", ".py",

@@ -1,31 +1,45 @@
-"""A training script that needs PyTorch and transformers, and nothing of ours: the runtime's own files as text."""
+"""A training script of one page: the plan's blocks as functions with their collectives in place, and a loop around them.
+
+It imports Shardscope, and reads the plan from a file that stands beside it.
+"""
 
 from __future__ import annotations
 
+import ast
+import inspect
+
+import planner_core.runtime.program as program
+from planner_core.core import InputError, Plan, placements_by_pattern
+from planner_core.exporters.source import train_template as template
+from planner_core.models import graph_of
+from planner_core.planning.pricing import model_flops
+from planner_core.runtime.training import Blocks, blocks_of
+from planner_core.runtime.write import wrapped
+
+WIDTH = 120
+BODY = ("options", "loss_of", "train_step", "evaluate", "main")
+START = 'if __name__ == "__main__":\n    training.run(main)'
+IMPORTS = """\
+from __future__ import annotations
+
+import argparse
+import contextlib
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import planner_core
-from planner_core.core import InputError, Plan, placements_by_pattern, plan_to_json
-from planner_core.exporters.source.inline import inline
-from planner_core.models.sources import build, training_inputs
-from planner_core.ops import Kind, operator
-from planner_core.planning import shrink
+import torch
+import torch.distributed as dist
 
-ROOT = Path(planner_core.__path__[0])
-MODULES = (
-    "models/hooks/wrappers", "models/hooks/callsites", "models/hooks/moe", "models/hooks/moe_loops", "models/hooks/scans",
-    "runtime/plan_reader", "runtime/initialize", "runtime/program/functions", "runtime/dispatch/redistribute",
-    "runtime/dispatch/local_ops", "runtime/dispatch/parameters", "runtime/dispatch/dispatch_mode",
-    "runtime/dispatch/parallelize", "runtime/collective_counter", "runtime/training/optimizers", "runtime/training/train",
-)  # fmt: skip
-BATCH, SEQ = 5, 19  # sizes that no config has, to see where batch and sequence length stand in the inputs
+import planner_core as shardscope
+from planner_core.runtime import training"""
 
 
 def torchrun_script(plan: Plan) -> str:
-    """The script's source; raises InputError for a model that it could not build by itself."""
+    """The script's source; raises InputError for a model that it could not build by itself.
+
+    An export runs no code that a plan file names, so the blocks of a person's own model are written when the script runs.
+    """
     config = plan.model.get("config") or {}
     own = str(config.get("callable", ""))
     if own.endswith(".pt2"):
@@ -33,80 +47,100 @@ def torchrun_script(plan: Plan) -> str:
             f"{plan.model['name']} comes from {own}, an exported program, which a script of its own cannot hold; plan the code "
             "that it was exported from, as path.py:callable"
         )
-    fns = {site.rpartition("/")[2].partition(".")[0] for b in plan.blocks.values() for site in b.sites}
-    kinds = {operator(fn).kind for fn in fns}
-    experts = Kind.EXPERTS in kinds
-    loaded = ["register_scans"] * (Kind.SCAN in kinds) + ["register_loops"] * experts
-    left_out = {"moe": not experts, "moe_loops": not experts, "scans": "register_scans" not in loaded}
-    files = [ROOT / f"{name}.py" for name in MODULES if not left_out.get(name.rpartition("/")[2])]
-    start = "    register_experts()  # a layer of experts runs as one call\n" if experts else ""
-    call = f"train(PLAN, MODEL, [{', '.join(loaded)}])" if loaded else "train(PLAN, MODEL)"
-    model = (
-        {"callable": f"{Path(own.rpartition(':')[0]).resolve()}:{own.rpartition(':')[2]}"}
-        if own
-        else model_spec(config, experts)
-    )
-    parts = [
-        _head(plan), "from __future__ import annotations\n\n", inline(files, "planner_core"), "\n\n",
-        _data("MODEL", model), _data("PLAN", plan_to_json(plan)),
-        f'if __name__ == "__main__":\n{start}    {call}\n',
-    ]  # fmt: skip
-    return "".join(parts)
+    blocks = Blocks() if own else blocks_of(plan)
+    flops = 0 if own else model_flops(graph_of(plan)) * int(plan.workload["accumulate"])
+    parts = [f"{_head(plan, blocks)}\n\n{_imports(blocks)}\n\n{_constants(plan, blocks, flops)}"]
+    if blocks.source:
+        parts += [
+            _rule("one rank's program: a function for each unique block, its collectives in place"),
+            blocks.source,
+        ]
+    parts += [_rule("training"), *(inspect.getsource(getattr(template, name)) for name in BODY), START]
+    return "\n\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 
-def model_spec(config: Mapping[str, Any], experts: bool = False) -> dict[str, Any]:
-    """What builds the model: its class, config and inputs, at full size and tiny."""
-    scales = {"full": dict(config), "tiny": shrink(config)}
-    found: dict[str, Any] = {}
-    for scale, data in scales.items():
-        module, parsed, used = build(data, "float32")
-        text = parsed.get_text_config() if hasattr(parsed, "get_text_config") else parsed
-        inputs = {}
-        for name, value in training_inputs(module, parsed, BATCH, SEQ, "float32").items():
-            shape = [{BATCH: "batch", SEQ: "seq"}.get(d, d) for d in value.shape]
-            high = getattr(text, "vocab_size", None) if value.dim() > 1 else getattr(parsed, "num_labels", None)
-            inputs[name] = [shape, "float" if value.is_floating_point() else "int", int(high or 2)]
-        found[scale] = {"config": used, "inputs": inputs}
-        found["class"] = type(module).__name__
-        attention = getattr(parsed, "_attn_implementation", None) or "eager"
-        found["options"] = {
-            "attn_implementation": attention,
-            **({"experts_implementation": "shardscope"} if experts else {}),
-        }
-    return found
+def _rule(title: str) -> str:
+    return f"# --- {title} ".ljust(WIDTH, "-")
 
 
-def _data(name: str, value: Any) -> str:
-    text = json.dumps(value, separators=(",", ":"))
-    assert '"""' not in text
-    rows = text.replace('},"', '},\n"').replace('],"', '],\n"').replace("\\", "\\\\")
-    return f'{name} = json.loads("""{rows}""")\n\n'
-
-
-def _head(plan: Plan) -> str:
+def _head(plan: Plan, blocks: Blocks) -> str:
     n = plan.mesh.num_devices
-    rows = [f"    {name:60} {', '.join(p)}" for name, p in placements_by_pattern(plan).items()]
+    used = _gathered(plan)
+    rows = [
+        f"    {name:56} {', '.join(p):14} {used.get(name, '')}".rstrip()
+        for name, p in placements_by_pattern(plan).items()
+    ]
     traffic = [
         f"    {phase:10} {kind:15} {row['count']:6} x {row['bytes']:>18,} bytes"
         for phase, kinds in plan.cost.collectives().items() for kind, row in kinds.items() if row["count"]
     ]  # fmt: skip
     peak = plan.cost.memory_bytes.get("peak", 0) / 2**30
     lines = [
-        f'"""Train {plan.model["name"]} under the plan "{plan.name}" on a mesh of {plan.mesh}. Written by Shardscope.', "",
-        f"    torchrun --nproc-per-node {min(n, 8)} --nnodes {max(1, n // 8)} FILE --steps 100",
-        *(["    torchrun --nproc-per-node 4 FILE --scale tiny --batch 8 --seq 32 --dtype float32     # no GPU needed"]
-          if "callable" not in plan.model["config"] else []), "",
-        _needs(plan) + "Weights are split (S) or replicated (R) on each mesh axis:", "", *rows, "",
-        f"Predicted for one step of one GPU: {peak:.2f} GiB at the peak, and these collectives (print them with --count):", "",
-        *traffic, '"""', "", "",
+        f'"""Train {plan.model["name"]} under the plan "{plan.name}" on a mesh of {plan.mesh}.', "",
+        f"    torchrun --nproc-per-node {min(n, 8)} --nnodes {max(1, n // 8)} --max-restarts 3 FILE --data tokens.bin --save run",
+        "    torchrun --standalone --nproc-per-node 4 FILE --tiny --steps 20 --report-every 1    # no GPU needed", "",
+        "Written by Shardscope, which it needs (pip install shardscope), with torch 2.13 or later and the plan in the file",
+        "beside this one, called the same but .plan.json. Weights are split (S) or replicated (R) on each mesh axis. Those that",
+        "are gathered are whole in the blocks below: they come a block ahead, their gradients leave behind backward.", "",
+        *rows, "",
+        f"Predicted for one step of one GPU: {peak:.2f} GiB at the peak, and these collectives (--count counts them):", "",
+        *traffic, "", *_told(plan, blocks), '"""',
     ]  # fmt: skip
     return "\n".join(lines)
 
 
-def _needs(plan: Plan) -> str:
-    if "callable" in plan.model["config"]:
-        return (
-            f"Needs torch 2.13 or later, and {plan.model['config']['callable']}, which builds the model whole on every rank and gives "
-            "example inputs: put your data loader in place of them. "
+def _gathered(plan: Plan) -> dict[str, str]:
+    """By pattern of a weight's name, over which axes it is gathered for use."""
+    params = [p for b in plan.blocks.values() for p in b.params.values()]
+    axes = plan.mesh.axis_names
+    return {
+        name: f"gathered over {', '.join(axes[a] for a in param.gathered)}"
+        for name, param in zip(placements_by_pattern(plan), params, strict=True) if param.gathered
+    }  # fmt: skip
+
+
+def _told(plan: Plan, blocks: Blocks) -> list[str]:
+    """What a reader must know."""
+    own = plan.model["config"].get("callable")
+    lines = (
+        [
+            f"The model and its inputs come from {own}, which every rank runs whole; its blocks are written",
+            "when the script runs, since an export runs no code that a plan names.",
+        ]
+        if own
+        else ["The model is built without dropout."]
+    )
+    if str(plan.model.get("loss", "")).startswith("stand-in"):
+        lines.append(
+            "The model returns no loss: put yours into loss_of; the plan is for the mean of its squared output."
         )
-    return "Needs torch 2.13 or later and transformers. "
+    if blocks.why:
+        lines += [
+            "It runs its own code operator by operator, slower, since it cannot become generated code:",
+            blocks.why,
+        ]
+    return lines
+
+
+def _imports(blocks: Blocks) -> str:
+    used = {node.id for node in ast.walk(ast.parse(blocks.source)) if isinstance(node, ast.Name)} - {"torch"}
+    names = [n for n in program.__all__ if n in used]
+    names = sorted([*names, "Axis", "Written"] if blocks.source else ["Written"], key=lambda n: (n[0].islower(), n))
+    line = f"from planner_core.runtime.program import {', '.join(names)}"
+    if len(line) > WIDTH:
+        line = wrapped(f"from planner_core.runtime.program import ({', '.join(names)})")
+    return f"{IMPORTS}\n{line}\nfrom planner_core.verification import scaled"
+
+
+def _constants(plan: Plan, blocks: Blocks, flops: int) -> str:
+    lines = [
+        f'DIGEST = "{blocks.digest}"  # of the blocks as they were written: edit them as you like, and the edit runs',
+        f"FLOPS = {float(flops):.4g}  # of one step on all GPUs: products and attention, forward and backward",
+    ]
+    if blocks.source:
+        axes = plan.mesh.axis_names
+        made = ", ".join(f'Axis("{axis}")' for axis in axes)
+        lines.append(f"{', '.join(a.upper() for a in axes)} = {made}  # apply puts this rank on them")
+        lines.append("DEVICE = training.device()")
+    lines += [f"# {name}: from the model's own code; apply puts it here" for name in blocks.foreign]
+    return "\n".join(lines)

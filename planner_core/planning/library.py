@@ -213,6 +213,10 @@ def _asked(model: Any, inputs: Any, cluster: ClusterLike, options: Mapping[str, 
     wanted = {k: options.get(k) for k in ("batch", "seq", "dtype", "layers")}
     if isinstance(model, Mapping):  # a config is built in the dtype that suits the cluster
         wanted["dtype"] = wanted["dtype"] or there.gpu.training_dtype
+    parts, batch = options.get("accumulate") or 1, wanted["batch"]
+    if batch is not None and batch % parts:
+        raise InputError(f"--accumulate {parts} does not divide --batch {batch}; give a divisor of it")
+    wanted["batch"] = batch and batch // parts  # a graph holds one micro-batch
     graph = load_model(model, inputs=inputs, **wanted)
     for name in ("batch", "seq"):
         if wanted[name] not in (None, graph.workload[name]):
@@ -221,7 +225,7 @@ def _asked(model: Any, inputs: Any, cluster: ClusterLike, options: Mapping[str, 
             )
     request = Request(graph.name, cluster=where, **options)
     batch, seq = graph.workload["batch"], graph.workload["seq"]
-    return replace(request, dtype=wanted["dtype"] or _dtype(graph), batch=batch, seq=seq), graph
+    return replace(request, dtype=wanted["dtype"] or _dtype(graph), batch=batch * parts, seq=seq), graph
 
 
 def _check_options(options: Mapping[str, Any], of: type = Request, known: tuple[str, ...] = ()) -> None:

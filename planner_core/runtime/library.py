@@ -13,10 +13,12 @@ from planner_core.core import InputError, Plan, plan_to_json
 from planner_core.runtime.initialize import Init
 from planner_core.runtime.parallel import Parallel
 from planner_core.runtime.plan_reader import PlanMismatch
+from planner_core.runtime.program.names import Written
 
 
 def apply(
-    module: nn.Module, plan: Plan, *, init: Init | None = None, seed: int = 0, compile: bool | Mapping[str, Any] = False
+    module: nn.Module, plan: Plan, *, init: Init | None = None, seed: int = 0, compile: bool | Mapping[str, Any] = False,
+    written: Written | None = None,
 ) -> nn.Module:  # fmt: skip
     """Run a module under a plan, on the ranks of the default process group.
 
@@ -32,6 +34,7 @@ def apply(
         init: Called as `init(name, parameter)` for a module on meta; returns the whole value of that parameter.
         seed: Of dropout. Masks are the same wherever a tensor is replicated, and different on its shards.
         compile: Compile the function of each unique block with `torch.compile(fullgraph=True)`; or its options by name.
+        written: The functions that stand in an exported script, to run in place of those that would be written.
 
     Returns:
         The same module. It is called as before, with this rank's own part of the batch: ranks along `plan.data_axes` hold
@@ -54,7 +57,9 @@ def apply(
         >>> optimizer = torch.optim.AdamW(model.parameters())
         >>> model(x, y, global_batch=True).backward()
     """
-    parallel = Parallel(module, plan_to_json(plan), _mesh(plan), data_axes=plan.data_axes, init=init, seed=seed)
+    parallel = Parallel(
+        module, plan_to_json(plan), _mesh(plan), data_axes=plan.data_axes, init=init, seed=seed, written=written
+    )
 
     if compile is not False:
         parallel.engine.compile = {"fullgraph": True} if compile is True else dict(compile)

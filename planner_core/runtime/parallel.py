@@ -23,24 +23,19 @@ from planner_core.runtime.dispatch.fallback import Dispatched
 from planner_core.runtime.initialize import Init
 from planner_core.runtime.plan_reader import (
     PlanMismatch,
-    Precision,
     Stored,
     check_torch,
     other_versions,
-    read_params,
-    read_precision,
-    read_rows,
 )
 from planner_core.runtime.program.collectives import take
-from planner_core.runtime.program.engine import Engine, GuardFailed
-from planner_core.runtime.program.setup import DTypes, axes_of, leading, place, shard_model
+from planner_core.runtime.program.engine import Engine
+from planner_core.runtime.program.names import GuardFailed, Written, digest_of
+from planner_core.runtime.program.setup import axes_of, leading, place, shard_model
 from planner_core.runtime.program.weights import Weight
-from planner_core.runtime.ready import Ready, own_part
-from planner_core.runtime.record import CannotRewrite, Ref, Tape, record
-from planner_core.runtime.record.batch import batch_dims, doubled
+from planner_core.runtime.ready import Ready
+from planner_core.runtime.record import CannotRewrite
 from planner_core.runtime.record.watch import Watch, hooked_parameter
-from planner_core.runtime.write.layout import Layout, places
-from planner_core.runtime.write.program import write_program
+from planner_core.runtime.write.planned import PlannedForward
 
 Finish = Callable[[Any], Any]
 WAYS = 3
@@ -51,12 +46,13 @@ class Parallel:
     """The plan's side of one model. `programs` holds one program for each way in which the model was called.
 
     `data_axes` are the mesh axes along which callers hold different samples. `finish(result)` is part of the model: a loss.
-    `seed` is that of dropout. What cannot be rewritten runs in `dispatched`, with a warning that says why.
+    `seed` is that of dropout, `written` the functions of an exported script. What cannot be rewritten runs in `dispatched`,
+    with a warning that says why.
     """
 
     def __init__(
         self, model: nn.Module, plan: Mapping[str, Any], mesh: DeviceMesh, *, data_axes: Sequence[int] = (), init: Init | None = None,
-        finish: Finish | None = None, seed: int = 0,
+        finish: Finish | None = None, seed: int = 0, written: Written | None = None,
     ) -> None:  # fmt: skip
         check_torch(plan)
         if tuple(mesh.shape) != tuple(plan["mesh"]["sizes"]):
@@ -64,19 +60,13 @@ class Parallel:
                 f"the plan is for a mesh of sizes {tuple(plan['mesh']['sizes'])}, the mesh here has {tuple(mesh.shape)}"
             )
         self.model, self.plan, self.mesh, self.finish = model, plan, mesh, finish
-        self.data_axes = tuple(a for a in data_axes if mesh.size(a) > 1)
-        self.plain: Callable[..., Any] = model.forward
-        self.rows, self.stored, self.places = read_rows(plan), read_params(plan), places(plan)
-        self.recompute = {label: str(block["recompute"]) for label, block in plan["blocks"].items()}
-        self.precision = read_precision(plan)
-        self.axes = axes_of(mesh)
+        self.axes = [written.adopt(a) if written else a for a in axes_of(mesh)]
+        self.planned = PlannedForward(model, plan, self.axes, data_axes, finish)
+        self.data_axes, self.plain = self.planned.data_axes, self.planned.plain
         self.device = _device(mesh)
-        usual = _usual_dtype(model)
-        forms = {n: (p.shape, _dtypes(p, usual, self.precision)) for n, p in model.named_parameters()}
-        weights = shard_model(model, self.stored, mesh, self.axes, lambda p: _dtypes(p, usual, self.precision), init)
-        self.forms = {id(w.parameter): (w, forms[name]) for name, w in weights.items()}
+        weights = shard_model(model, self.planned.stored, mesh, self.axes, self.planned.dtypes, init)
         self.engine = Engine(self.axes, weights, model.get_buffer, self.device)
-        self.engine.seed = seed
+        self.engine.seed, self.engine.written = seed, written
         self.watch = Watch(model)
         self.programs: dict[Any, Ready] = {}
         self.caches = _caches(model, self.plain)
@@ -152,8 +142,8 @@ class Parallel:
 
     def stored_as(self, weight: Weight) -> Stored:
         """How a parameter lies; whole if the plan does not name it."""
-        plain = (Replicate(),) * len(self.axes)
-        return next((self.stored[n] for n in weight.names if n in self.stored), Stored(plain, plain, plain, {}))
+        plain, stored = (Replicate(),) * len(self.axes), self.planned.stored
+        return next((stored[n] for n in weight.names if n in stored), Stored(plain, plain, plain, {}))
 
     @torch.no_grad()
     def full(self, weight: Weight, part: torch.Tensor | None = None) -> torch.Tensor:
@@ -202,7 +192,7 @@ class Parallel:
 
     def _cast(self, x: torch.Tensor) -> torch.Tensor:
         """Signals (images, features) in the type that the model computes in."""
-        wanted = self.precision.working
+        wanted = self.planned.precision.working
         return x.to(wanted) if x.is_floating_point() and x.dtype != wanted and x.dim() > 0 else x
 
     def _key(self, leaves: list[Any], spec: Any, whole: bool) -> Any:
@@ -210,52 +200,17 @@ class Parallel:
         wanted = tuple([w.parameter.requires_grad for w in self.engine.weights.values()])
         return shapes, spec, whole, torch.is_grad_enabled(), self.watch.modes(), wanted
 
-    def _record(self, args: Any, kwargs: Any) -> Tape:
-        twins = {
-            key: nn.Parameter(torch.empty(shape, dtype=dtypes[1], device="meta"), requires_grad=weight.parameter.requires_grad)
-            for key, (weight, (shape, dtypes)) in self.forms.items()
-        }  # fmt: skip
-        return record(self.model, self.plain, args, kwargs, twins=twins, finish=self.finish)
-
-    def layout(self, args: Any, kwargs: Any, axes: Sequence[int]) -> Layout:
-        """A recording under the plan; ranks may hold different samples along `axes`."""
-        tape = self._record(args, kwargs)
-        if self.mesh.size() == 1:
-            samples: list[int | None] = [None] * len(tape.tensors)
-        else:
-            samples = batch_dims(tape, self._record(*doubled((args, kwargs))))
-        sizes, names = tuple(a.size for a in self.axes), tuple(a.name for a in self.axes)
-        return Layout(
-            tape, samples, self.rows, self.stored, self.places, sizes, names, other_versions(self.plan), data_axes=tuple(axes)
-        )  # fmt: skip
-
     def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any], whole: bool) -> Ready:
         """`args` are this rank's own samples, unless all ranks bring the `whole` batch."""
-        axes = tuple(range(len(self.axes))) if whole else self.data_axes
-        layout = self.layout(args, kwargs, axes)
-        gathers = not whole and layout.data_axes != self.data_axes
-        if gathers:
-            args, kwargs = pytree.tree_map_only(torch.Tensor, self._gathered, (args, kwargs))
-            layout = self.layout(args, kwargs, layout.data_axes)
-        if (whole or gathers) and layout.num_parts > 1:
-            args, kwargs = self._own_samples(layout, args, kwargs)
-            layout = self.layout(args, kwargs, layout.data_axes)
-        plan = self.plan
-        sizes = "x".join(str(a.size) for a in self.axes)
-        title = f"{plan['model']['name']} under the plan {plan['name']!r} on a mesh of {sizes}: one rank's program."
-        program = write_program(layout, title, self.recompute)
-        return Ready(program, layout, self.engine, self.mesh, whole or gathers, self.data_axes if gathers else None)
-
-    def _own_samples(self, layout: Layout, args: Any, kwargs: Any) -> Any:
-        """This rank's part of the whole batch."""
-        found = {n: d for n, d in enumerate(layout.samples) if d is not None and layout.tape.tensors[n].kind == "input"}
-        leaves, spec = pytree.tree_flatten((args, kwargs))
-        refs = pytree.tree_leaves(layout.tape.arguments)
-        cut = [
-            own_part(x, found[r.number], layout.data_axes, self.axes) if isinstance(r, Ref) and r.number in found else x
-            for x, r in zip(leaves, refs, strict=True)
-        ]  # fmt: skip
-        return pytree.tree_unflatten(cut, spec)
+        made = self.planned.prepare(args, kwargs, whole=whole, gathered=self._gathered)
+        written = self.engine.written
+        if written and torch.is_grad_enabled() and written.digest != digest_of(made.program.source):
+            raise PlanMismatch(
+                "the script's blocks are not those that would be written for this model, batch and plan with what is installed "
+                f"here{other_versions(self.plan)}: export it again, or leave its blocks out (--no-blocks)"
+            )
+        gathers = self.data_axes if made.gathered else None
+        return Ready(made.program, made.layout, self.engine, self.mesh, made.whole, gathers)
 
 
 def _device(mesh: DeviceMesh) -> torch.device:
@@ -264,21 +219,6 @@ def _device(mesh: DeviceMesh) -> torch.device:
         if mesh.device_type == "cuda"
         else torch.device(mesh.device_type)
     )
-
-
-def _usual_dtype(model: nn.Module) -> torch.dtype:
-    """The type of most of the model's elements."""
-    sizes: dict[torch.dtype, int] = {}
-    for param in model.parameters():
-        sizes[param.dtype] = sizes.get(param.dtype, 0) + param.numel()
-    return max(sizes, key=lambda d: sizes[d], default=torch.float32)
-
-
-def _dtypes(param: nn.Parameter, usual: torch.dtype, plan: Precision) -> DTypes:
-    """What is stored, works and accumulates. A parameter that a model keeps in a type of its own stays in it."""
-    if param.dtype != usual or not param.is_floating_point():
-        return param.dtype, param.dtype, param.dtype
-    return plan.stored, plan.working, plan.gradient
 
 
 def _caches(model: nn.Module, forward: Callable[..., Any]) -> bool:

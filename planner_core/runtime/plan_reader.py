@@ -129,7 +129,7 @@ def read_precision(plan: Mapping[str, Any]) -> Precision:
     """What the plan's workload says: master weights in float32 unless the optimizer keeps none."""
     load = plan["workload"]
     working: torch.dtype = getattr(torch, load["dtype"])
-    masters = str(load["optimizer"]).endswith("-fp32")
+    masters = str(load["optimizer"]).endswith("-fp32") or load.get("precision") == "mixed"
     stored = torch.float32 if masters and working.itemsize < 4 else working
     return Precision(stored, working, getattr(torch, load.get("gradient_dtype") or "", stored))
 

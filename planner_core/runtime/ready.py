@@ -6,18 +6,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.utils import _pytree as pytree
 
 from planner_core.runtime.plan_reader import Placements, PlanMismatch
-from planner_core.runtime.program.collectives import Axis
 from planner_core.runtime.program.engine import Bound, Engine
 from planner_core.runtime.program.outputs import Deliver, collective, delivery, unplanned
 from planner_core.runtime.record import Ref
 from planner_core.runtime.record.tape import COMPUTED
 from planner_core.runtime.write.layout import Layout
+from planner_core.runtime.write.planned import own_part
 from planner_core.runtime.write.specs import Program
 
 
@@ -112,13 +111,6 @@ class Ready:
         for at, number in self.places:
             results[at] = made[number]
         return pytree.tree_unflatten(results, self.spec)
-
-
-def own_part(x: torch.Tensor, dim: int, data_axes: Sequence[int], axes: Sequence[Axis]) -> torch.Tensor:
-    """This rank's samples of a whole batch."""
-    for axis in data_axes:
-        x = axes[axis].slice(x, dim)
-    return x
 
 
 def _gradient(layout: Layout, number: int) -> Placements:

@@ -21,13 +21,13 @@ from planner_core.cost.communication.collectives import wire_bytes
 from planner_core.exporters.api import export, export_text
 from planner_core.exporters.nearest import nearest
 from planner_core.exporters.targets import TARGETS
-from planner_core.exporters.torchrun import model_spec
 from planner_core.exporters.tp_layout import tensor_layout
 from planner_core.models.sources.huggingface import build
 from planner_core.planning.pipeline import plan_model
 from planner_core.planning.request import Request
 from planner_core.verification.api import scaled
 from planner_core.verification.build_models import gentle_initializer, materialise
+from tests.support.export_spec import model_spec
 
 ROOT = Path(__file__).resolve().parents[2]
 BATCH, SEQ, WIDTH, LAYERS = 4, 16, 64, 2
@@ -50,9 +50,7 @@ def consume(name: str, which: str, target: str, folder: Path) -> dict[str, Any]:
     model.save_pretrained(folder / "model")
     found = model_spec(config)
     sizes = {"batch": BATCH, "seq": SEQ}
-    inputs = {
-        k: [[sizes.get(d, d) for d in shape], kind, high] for k, (shape, kind, high) in found["full"]["inputs"].items()
-    }
+    inputs = {k: [[sizes.get(d, d) for d in shape], kind, high] for k, (shape, kind, high) in found["inputs"].items()}
     (folder / "spec.json").write_text(json.dumps({"class": found["class"], "inputs": inputs}))
     export(plan, target, folder / ("plan.py" if target == "parallelize_module" else "plan.json"))
     command = [

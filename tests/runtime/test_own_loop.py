@@ -19,7 +19,7 @@ import planner_core as shardscope
 from planner_core.core import plan_to_json
 from planner_core.runtime import CountCollectives, Parallel
 from planner_core.runtime.library import applied
-from planner_core.runtime.program import dropout as chances
+from planner_core.runtime.program import names
 from planner_core.runtime.program.collectives import Axis
 from planner_core.verification.processes import run_ranks
 from tests.support import own_model
@@ -246,7 +246,7 @@ def _dropped(files: list[str]) -> list[Any]:
 def _dropped_alone(files: list[str], split: list[bool]) -> list[Any]:
     """One process with the masks of both ranks: where samples are split, each half has the mask of its rank."""
     x = torch.randn(8, 16, generator=torch.Generator().manual_seed(1))
-    plain, found = chances.dropout, []
+    plain, found = names.dropout, []
 
     def of_both(x: torch.Tensor, p: float, seed: int, **options: Any) -> torch.Tensor:
         parts = [plain(part, p, seed, split=[Axis("world", None, 2, rank)]) for rank, part in enumerate(x.chunk(2))]
@@ -255,7 +255,7 @@ def _dropped_alone(files: list[str], split: list[bool]) -> list[Any]:
     for file, halves in zip(files, split, strict=True):
         plan = plan_to_json(shardscope.load_plan(file))
         plan["mesh"]["sizes"] = [1]
-        chances.dropout = of_both if halves else plain
+        names.dropout = of_both if halves else plain
         model = Dropping()
         parallel = Parallel(model, plan, init_device_mesh("cpu", (1,), mesh_dim_names=("world",)), seed=3)
         losses = []
@@ -266,7 +266,7 @@ def _dropped_alone(files: list[str], split: list[bool]) -> list[Any]:
         gradient = model.down.weight.grad
         assert gradient is not None
         found.append([*losses, float(gradient.norm())])
-    chances.dropout = plain
+    names.dropout = plain
     return found
 
 

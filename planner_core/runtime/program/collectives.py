@@ -48,9 +48,10 @@ class Trace:
 
 
 class Axis:
-    """One mesh axis as this rank sees it. `start_*` issue a collective and return what waits for it."""
+    """One mesh axis as this rank sees it. `start_*` issue a collective and return what waits for it. With a name alone it stands
+    for an axis whose ranks are not known yet."""
 
-    def __init__(self, name: str, group: dist.ProcessGroup | None, size: int, rank: int) -> None:
+    def __init__(self, name: str, group: dist.ProcessGroup | None = None, size: int = 1, rank: int = 0) -> None:
         self.name, self.group, self.size, self.rank = name, group, size, rank
         self.group_name = "" if group is None else group.group_name
         self.trace: Trace | None = None

@@ -17,33 +17,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
-from planner_core.runtime.program import dropout as chances
-from planner_core.runtime.program import functions
-from planner_core.runtime.program.collectives import Axis, Step, Trace, move
+from planner_core.runtime.program import names
+from planner_core.runtime.program.collectives import Axis, Trace
 from planner_core.runtime.program.setup import steps_of
 from planner_core.runtime.program.units import Backward, Unit, UnitCall, Use
 from planner_core.runtime.program.weights import Weight
 
 _COUNT = itertools.count()
-
-
-class GuardFailed(RuntimeError):
-    """A constant has another value than the one that decided the way of the recorded forward pass."""
-
-
-def expect(value: Any, answer: Any) -> None:
-    """Raises GuardFailed unless a question about a constant is answered as it was when the program was written."""
-    if value != answer:
-        raise GuardFailed(f"{value!r} where {answer!r} was recorded")
-
-
-def with_item(x: torch.Tensor, index: Any, value: Any) -> torch.Tensor:
-    """A copy of `x` with `x[index] = value`."""
-    copy = x.clone()
-    copy[index] = value
-    return copy
 
 
 class Engine:
@@ -62,6 +43,7 @@ class Engine:
         self.units: dict[object, Unit] = {}
         self.seed = self.forwards = 0
         self.compile: Mapping[str, Any] | None = None
+        self.written: names.Written | None = None
 
     def unit(self, spec: Any) -> Unit:
         """The unit of a specification, shared by all programs that use it alike."""
@@ -83,16 +65,8 @@ class Engine:
 
     def names(self) -> dict[str, Any]:
         """What generated code finds under its names."""
-        steps: dict[str, Any] = {
-            kind: _constructor(kind)
-            for kind in ("all_gather", "all_reduce", "reduce_scatter", "all_to_all", "pad", "divide")
-        }
-        return {
-            "torch": torch, "F": F, "move": move, "shard": _constructor("slice"), "DEVICE": self.device, "expect": expect,
-            "with_item": with_item, "dropout": chances.dropout, "attention": chances.attention,
-            **{n: getattr(functions, n) for n in ("embedding", "cross_entropy", "nll_loss", "batch_norm", "own_experts")},
-            **{a.name.upper(): a for a in self.axes}, **steps,
-        }  # fmt: skip
+        own = {a.name.upper(): a for a in self.axes}
+        return {**{n: getattr(names, n) for n in names.__all__}, "DEVICE": self.device, **own}
 
     def seed_of(self, unit: str) -> int:
         """The seed of a unit in this forward pass."""
@@ -119,18 +93,6 @@ class Engine:
             axis.trace = trace
 
 
-def _constructor(kind: str) -> Callable[..., Step]:
-    """What code calls to write a step: `all_gather(TENSOR, 1)`, `all_to_all(TENSOR, 1, 2)`."""
-
-    def step(axis: Axis, *dims: int) -> Step:
-        if kind == "all_to_all":
-            return Step(axis, kind, *dims)
-        gone = kind in ("all_gather", "pad")
-        return Step(axis, kind, dims[0] if gone and dims else None, dims[0] if dims and not gone else None)
-
-    return step
-
-
 @functools.cache
 def _weights(names: tuple[str, ...]) -> Callable[..., Any]:
     """One class for all copies of a block, so that they are one case for a compiler."""
@@ -152,6 +114,7 @@ class Bound:
             self.filename,
         )  # tracebacks show the line
         exec(compile(source, self.filename, "exec"), self.names)
+        self._take_over(engine.written)
         self.compiled: dict[str, Callable[..., Any]] = {}
         self.calls = [self._call(spec) for spec in program.units]
         self._chain()
@@ -160,6 +123,15 @@ class Bound:
             for name, members in program.groups.items()
         })  # fmt: skip
         self.tables: tuple[object, Any] = (None, None)
+
+    def _take_over(self, script: names.Written | None) -> None:
+        """Run the script's functions in place of the same ones here; they find what else they name in the script."""
+        if script is None or script.digest != names.digest_of(self.program.source):
+            return
+        for name, value in self.names.items():
+            own = script.names.setdefault(name, value)
+            if getattr(value, "__code__", None) and value.__code__.co_filename == self.filename:
+                self.names[name] = own
 
     def _call(self, spec: Any) -> UnitCall:
         unit = self.engine.unit(spec)

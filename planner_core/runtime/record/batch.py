@@ -12,7 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from planner_core.runtime.record.recorder import CannotRewrite
-from planner_core.runtime.record.tape import Tape
+from planner_core.runtime.record.tape import Call, Tape
 
 
 def doubled(args: Any, dims: dict[str, int] | None = None) -> Any:
@@ -30,13 +30,33 @@ def doubled(args: Any, dims: dict[str, int] | None = None) -> Any:
 
 def batch_dims(once: Tape, twice: Tape) -> list[int | None]:
     """For each tensor of `once` the dim that holds the samples (alone or merged with others), None without one."""
-    same = len(once.tensors) == len(twice.tensors) and len(once.calls) == len(twice.calls)
-    if not same or any(a.fn != b.fn or a.outputs != b.outputs for a, b in zip(once.calls, twice.calls, strict=True)):
+    pairs = _pairs(once, twice)
+    if pairs is None:
         raise CannotRewrite("it does other operations on other numbers of samples")
-    return [
-        _grown(a.name or f"tensor {i}", a.shape, b.shape)
-        for i, (a, b) in enumerate(zip(once.tensors, twice.tensors, strict=True))
+    return [_grown(a.name or f"tensor {i}", a.shape, twice.tensors[pairs[i]].shape) for i, a in enumerate(once.tensors)]
+
+
+def _pairs(once: Tape, twice: Tape) -> dict[int, int] | None:
+    """Which tensor of `twice` each tensor of `once` is; None if operations differ. Constants that only several samples need
+    (transformers expands positions for more than one) stand in `twice` alone."""
+    made = [{n for c in tape.calls for n in c.outputs} for tape in (once, twice)]
+    given = [
+        [n for n in range(len(tape.tensors)) if n not in own] for tape, own in zip((once, twice), made, strict=True)
     ]
+    if [once.tensors[n].kind for n in given[0]] != [twice.tensors[n].kind for n in given[1]]:
+        return None
+    found = dict(zip(*given, strict=True))
+    calls = iter(twice.calls)
+    for call in once.calls:
+        other = next((c for c in calls if _same(call, c) or c.kind != "constant"), None)
+        if other is None or not _same(call, other) or len(call.outputs) != len(other.outputs):
+            return None
+        found.update(zip(call.outputs, other.outputs, strict=True))
+    return found if all(c.kind == "constant" for c in calls) and len(found) == len(once.tensors) else None
+
+
+def _same(a: Call, b: Call) -> bool:
+    return (a.kind, a.fn, a.site, a.scope, a.line) == (b.kind, b.fn, b.site, b.scope, b.line)
 
 
 def _grown(name: str, once: tuple[int, ...], twice: tuple[int, ...]) -> int | None:

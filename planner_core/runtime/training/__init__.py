@@ -1,1 +1,37 @@
-"""What a training loop needs beside the model: optimizers, clipping, checkpoints, and the loop of an exported script."""
+"""What a training loop needs beside the model: a start, data, optimizers, clipping, checkpoints, reports, a clean end."""
+
+from planner_core.runtime.training.blocks import Blocks, blocks_of
+from planner_core.runtime.training.checkpoints import load, save
+from planner_core.runtime.training.clipping import clip_grad_norm_
+from planner_core.runtime.training.data import Reader, open_data
+from planner_core.runtime.training.keeping import Checkpoints
+from planner_core.runtime.training.optimizers import make_optimizer, optimizer_for, set_rate, warmup_cosine
+from planner_core.runtime.training.reporting import Report, counted, profiled
+from planner_core.runtime.training.start import Start, call, connect, device, loss_of, model_of, run
+from planner_core.runtime.training.stopping import Stop
+
+__all__ = [
+    "Blocks",
+    "Checkpoints",
+    "Reader",
+    "Report",
+    "Start",
+    "Stop",
+    "blocks_of",
+    "call",
+    "clip_grad_norm_",
+    "connect",
+    "counted",
+    "device",
+    "load",
+    "loss_of",
+    "make_optimizer",
+    "model_of",
+    "open_data",
+    "optimizer_for",
+    "profiled",
+    "run",
+    "save",
+    "set_rate",
+    "warmup_cosine",
+]

@@ -3,11 +3,14 @@
 # mypy: allow-untyped-calls
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import nn
+
+from planner_core.core import Plan
 
 MOMENTUM = 0.9
 
@@ -56,3 +59,30 @@ def make_optimizer(
     if name == "adamw":
         return torch.optim.AdamW(params, lr=lr, fused=fused, foreach=False)
     return torch.optim.SGD(params, lr=lr, momentum=MOMENTUM if name == "sgd-momentum" else 0.0, foreach=False)
+
+
+def optimizer_for(
+    plan: Plan, params: Iterable[nn.Parameter], rate: float, *, weight_decay: float = 0.01
+) -> torch.optim.Optimizer:
+    """The optimizer of a plan's workload for a module that `apply` returned: where there are master weights, its parameters are
+    they."""
+    name = str(plan.workload["optimizer"]).removesuffix("-fp32")
+    made = make_optimizer(name, params, rate, fused=torch.cuda.is_available())
+    for group in made.param_groups:
+        group["weight_decay"] = weight_decay if name == "adamw" else 0.0
+    return made
+
+
+def warmup_cosine(step: int, *, warmup: int, steps: int, floor: float = 0.1) -> float:
+    """What the highest rate is multiplied by in a step, counted from 0: it grows over `warmup` steps, then falls along half a
+    cosine to `floor` at the end. It depends on the step alone, so a run that goes on needs no state of it."""
+    if step < warmup:
+        return (step + 1) / warmup
+    left = min(1.0, (step - warmup) / max(1, steps - warmup))
+    return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * left))
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Learn at this rate from here on."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate

@@ -18,6 +18,7 @@ from planner_core.runtime.write.layout import Layout
 from planner_core.runtime.write.moves import Moves, outside
 from planner_core.runtime.write.specs import Instance, Program, UnitBuffer, UnitSpec, UnitUse
 from planner_core.runtime.write.spelling import RESERVED, Names, identifier, snake
+from planner_core.runtime.write.wrapping import wrapped
 
 
 def write_program(
@@ -48,6 +49,7 @@ class _ProgramWriter:
         functions = {i.function: i.text.source(i.function) for i in self.instances}
         head = [f'"""{self.title}"""', "", *self.moves.definitions()]
         source = "\n".join(head) + "\n\n\n" + "\n\n\n".join([*made, *functions.values(), forward]) + "\n"
+        source = wrapped(source)
         program = self._program(source, bool(constants.given))
         pattern = re.compile(r"buffers\[['\"]([^'\"]+)['\"]\]")
         program.buffers = tuple(dict.fromkeys(pattern.findall(source)))

@@ -1,0 +1,82 @@
+"""What written code finds under its names: torch, mesh axes, moves between placements, and operators on parts of tensors.
+
+An exported script imports from here. Its axes are `Axis("data")`; `apply` gives them their ranks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from planner_core.runtime.program.chances import attention, dropout
+from planner_core.runtime.program.collectives import Axis, Step, move
+from planner_core.runtime.program.functions import batch_norm, cross_entropy, embedding, nll_loss, own_experts
+
+__all__ = [
+    "Axis", "F", "all_gather", "all_reduce", "all_to_all", "attention", "batch_norm", "cross_entropy", "divide", "dropout",
+    "embedding", "expect", "move", "nll_loss", "own_experts", "pad", "reduce_scatter", "shard", "torch", "with_item",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Written:
+    """The functions of a program as they stand in an exported script, whose globals are `names`: edit them, and the edit runs.
+
+    `digest` is that of the program as it was written: they run only where the same program would be written again.
+    """
+
+    digest: str
+    names: MutableMapping[str, Any]
+
+    def adopt(self, axis: Axis) -> Axis:
+        """The script's own axis of that name, now with this rank's place on it."""
+        own = self.names.get(axis.name.upper())
+        if not isinstance(own, Axis):
+            return axis
+        own.__dict__.update(vars(axis))
+        return own
+
+
+def digest_of(source: str) -> str:
+    """Tells written programs apart, whatever their title."""
+    return hashlib.sha256(source.partition("\n")[2].encode()).hexdigest()[:16]
+
+
+class GuardFailed(RuntimeError):
+    """A constant has another value than the one that decided the way of the recorded forward pass."""
+
+
+def expect(value: Any, answer: Any) -> None:
+    """Raises GuardFailed unless a question about a constant is answered as it was when the program was written."""
+    if value != answer:
+        raise GuardFailed(f"{value!r} where {answer!r} was recorded")
+
+
+def with_item(x: torch.Tensor, index: Any, value: Any) -> torch.Tensor:
+    """A copy of `x` with `x[index] = value`."""
+    copy = x.clone()
+    copy[index] = value
+    return copy
+
+
+def _step(kind: str) -> Callable[..., Step]:
+    """What code calls to write a step: `all_gather(TENSOR, 1)`, `all_to_all(TENSOR, 1, 2)`."""
+
+    def step(axis: Axis, *dims: int) -> Step:
+        if kind == "all_to_all":
+            return Step(axis, kind, *dims)
+        gone = kind in ("all_gather", "pad")
+        return Step(axis, kind, dims[0] if gone and dims else None, dims[0] if dims and not gone else None)
+
+    return step
+
+
+all_gather, all_reduce, reduce_scatter, all_to_all = map(
+    _step, ("all_gather", "all_reduce", "reduce_scatter", "all_to_all")
+)
+pad, divide, shard = map(_step, ("pad", "divide", "slice"))

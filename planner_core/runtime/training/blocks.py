@@ -1,0 +1,75 @@
+"""The program of a plan's training step as text, written without ranks: what an exported script holds."""
+
+# mypy: allow-untyped-calls
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from planner_core.core import Plan, plan_to_json
+from planner_core.runtime.plan_reader import PlanMismatch
+from planner_core.runtime.program import Axis, digest_of
+from planner_core.runtime.record import CannotRewrite
+from planner_core.runtime.training.start import Start, model_of, positional
+from planner_core.runtime.write.planned import PlannedForward
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """`source` of the functions, in which `foreign` names stand for objects of the model's own code; `why` there is none."""
+
+    source: str = ""
+    digest: str = ""
+    foreign: tuple[str, ...] = ()
+    why: str = ""
+
+
+def blocks_of(plan: Plan) -> Blocks:
+    """The program that `apply` will write for a rank's own part of a micro-batch. Raises InputError where the model cannot be
+    built here."""
+    start = model_of(plan)
+    axes = [Axis(n, None, size) for n, size in zip(plan.mesh.axis_names, plan.mesh.axis_sizes, strict=True)]
+    forward = PlannedForward(start.model, plan_to_json(plan), axes, plan.data_axes)
+    parts = 1
+    for axis in forward.data_axes:
+        parts *= axes[axis].size
+    args, kwargs = positional(_own_part(example(start), parts))
+    try:
+        made = forward.prepare(args, kwargs, whole=False, gathered=lambda x: _whole(x, parts))
+    except (CannotRewrite, PlanMismatch) as error:
+        return Blocks(why=str(error))
+    program = made.program
+    return Blocks(program.source.partition("\n")[2].strip("\n"), digest_of(program.source), tuple(program.foreign))
+
+
+def example(start: Start) -> dict[str, Any]:
+    """A micro-batch of all ranks: the model's own, or tokens of its vocabulary where it has none."""
+    if start.own:
+        return dict(start.inputs)
+    random = torch.Generator().manual_seed(0)
+
+    def filled(name: str, x: torch.Tensor) -> torch.Tensor:
+        if x.is_floating_point() or x.dtype == torch.bool:
+            return x
+        high = start.vocabulary if x.dim() > 1 else start.classes
+        return torch.randint(0, max(2, high), x.shape, generator=random)
+
+    return {name: filled(name, x) for name, x in start.inputs.items()}
+
+
+def _own_part(inputs: dict[str, Any], parts: int) -> dict[str, Any]:
+    """The first rank's samples; samples lie along dim 0 of each tensor that is as long there as the first."""
+    tensors = [x for x in pytree.tree_leaves(inputs) if isinstance(x, torch.Tensor) and x.dim()]
+    samples = len(tensors[0]) if tensors else 0
+
+    def own(x: torch.Tensor) -> torch.Tensor:
+        return x[: samples // parts] if x.dim() and len(x) == samples else x
+
+    return dict(pytree.tree_map_only(torch.Tensor, own, inputs))
+
+
+def _whole(x: torch.Tensor, parts: int) -> torch.Tensor:
+    return torch.cat([x] * parts) if x.dim() else x

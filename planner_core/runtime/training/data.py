@@ -1,0 +1,218 @@
+"""Samples by number, each rank its own: step n of a run always sees the same ones, on any number of ranks.
+
+The samples of a step are numbered in order; a micro-batch takes its part of them, and of that a rank takes the part that
+its place along the plan's data axes says. So a run that goes on elsewhere, from step n, reads what it would have read here.
+"""
+
+# mypy: allow-untyped-calls
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.utils import _pytree as pytree
+
+from planner_core.core import InputError, Plan
+from planner_core.runtime.training.start import Start
+
+Batch = dict[str, Any]
+
+
+class Samples(Protocol):
+    """Where samples come from."""
+
+    def __len__(self) -> int: ...
+
+    def read(self, numbers: Sequence[int]) -> Batch:
+        """These samples, stacked along dim 0."""
+
+
+class TokenFile:
+    """A memory-mapped file of token ids, cut into samples of `seq` tokens; labels are the tokens themselves."""
+
+    def __init__(self, path: Path, seq: int, vocabulary: int, dtype: str = "uint16") -> None:
+        self.path, self.seq, self.vocabulary = path, seq, vocabulary
+        self.tokens = np.load(path, mmap_mode="r") if path.suffix == ".npy" else np.memmap(path, np.dtype(dtype), "r")
+        if len(self) == 0:
+            raise InputError(f"{path} holds {len(self.tokens)} tokens of {self.tokens.dtype}, a sample needs {seq}")
+
+    def __len__(self) -> int:
+        return len(self.tokens) // self.seq
+
+    def read(self, numbers: Sequence[int]) -> Batch:
+        """Raises InputError for what is not a token of the model."""
+        rows = np.stack([self.tokens[n * self.seq : (n + 1) * self.seq] for n in numbers]).astype(np.int64)
+        if rows.max() >= self.vocabulary or rows.min() < 0:
+            raise InputError(
+                f"{self.path} holds token {max(rows.max(), rows.min(), key=abs)}, the model has {self.vocabulary}; read as "
+                f"{self.tokens.dtype}: is it another --token-type?"
+            )
+        ids = torch.from_numpy(rows)
+        return {"input_ids": ids, "labels": ids}
+
+
+class Table:
+    """A Hugging Face dataset that `save_to_disk` wrote: columns are called as the model's inputs. Where a model shifts its
+    labels itself, `input_ids` alone will do."""
+
+    def __init__(self, path: Path, start: Start) -> None:
+        from datasets import load_from_disk
+
+        self.path, self.rows = path, load_from_disk(str(path))
+        if isinstance(self.rows, dict):
+            raise InputError(f"{path} holds {', '.join(self.rows)}; give the folder of one of them")
+        self.inputs = start.inputs
+        self.tokens_are_labels = start.causal and "labels" not in self.rows.column_names
+        missing = [n for n in self.inputs if n not in self.rows.column_names]
+        if self.tokens_are_labels:
+            missing = [n for n in missing if n != "labels"]
+        if missing:
+            raise InputError(
+                f"{path} has no column {missing[0]}, which the model takes; it has {self.rows.column_names}"
+            )
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def read(self, numbers: Sequence[int]) -> Batch:
+        """Raises InputError for a sample of another shape."""
+        found = self.rows[list(numbers)]
+        batch: Batch = {}
+        for name, example in self.inputs.items():
+            column = found["input_ids" if name == "labels" and self.tokens_are_labels else name]
+            batch[name] = torch.stack([self._one(name, row, example) for row in column])
+        return batch
+
+    def _one(self, name: str, row: Any, example: torch.Tensor) -> torch.Tensor:
+        shape = tuple(example.shape[1:])
+        value = torch.as_tensor(np.asarray(row)).to(example.dtype)
+        if value.dim() == len(shape) == 1 and len(value) > shape[0]:
+            value = value[: shape[0]]
+        if tuple(value.shape) != shape:
+            raise InputError(
+                f"{name} of a sample in {self.path} has shape {tuple(value.shape)}, the plan is for {shape}: pack or pad the samples"
+            )
+        return value
+
+
+class Noise:
+    """Random samples, to see a step run: nothing is learned from them."""
+
+    def __init__(self, start: Start, seed: int) -> None:
+        self.start, self.seed = start, seed
+
+    def __len__(self) -> int:
+        return 1 << 40
+
+    def read(self, numbers: Sequence[int]) -> Batch:
+        """Each sample depends on its number alone."""
+        rows = [self._one(n) for n in numbers]
+        return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+
+    def _one(self, number: int) -> Batch:
+        random = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
+        made: Batch = {}
+        for name, example in self.start.inputs.items():
+            shape = example.shape[1:]
+            if example.is_floating_point():
+                made[name] = torch.randn(shape, generator=random).to(example.dtype)
+            elif name == "labels" and self.start.causal:
+                made[name] = made["input_ids"]
+            elif example.dtype == torch.bool:  # which places a model guesses: as many in every sample
+                made[name] = example[0].clone()
+            else:
+                high = self.start.vocabulary if example.dim() > 1 else self.start.classes
+                made[name] = torch.randint(0, max(2, high), shape, generator=random)
+        return made
+
+
+class Fixed:
+    """The example inputs of a person's own code, the same in every step."""
+
+    def __init__(self, start: Start) -> None:
+        self.inputs = start.inputs
+        tensors = [x for x in start.inputs.values() if isinstance(x, torch.Tensor) and x.dim()]
+        self.size = len(tensors[0]) if tensors else 1
+
+    def __len__(self) -> int:
+        return self.size
+
+    def read(self, numbers: Sequence[int]) -> Batch:
+        """Of what has samples these; what has none, whole."""
+        at = torch.as_tensor(list(numbers))
+        return {name: self._of(value, at) for name, value in self.inputs.items()}
+
+    def _of(self, value: Any, at: torch.Tensor) -> Any:
+        of_samples = isinstance(value, torch.Tensor) and value.dim() and len(value) == self.size
+        return value[at.to(value.device)] if of_samples else value
+
+
+class Reader:
+    """A rank's own micro-batches of each step. `shuffle` deals all samples by a step that is prime to their number, anew each
+    time that they have all been read."""
+
+    def __init__(
+        self, samples: Samples, plan: Plan, device: torch.device, *, shuffle: bool = False, seed: int = 0
+    ) -> None:
+        self.samples, self.device, self.shuffle, self.seed = samples, device, shuffle, seed
+        self.parts = int(plan.workload.get("accumulate", 1))
+        self.batch = int(plan.workload["batch"])
+        self.place, self.places = own_place(plan, dist.get_rank() if dist.is_initialized() else 0)
+
+    def micro_batches(self, step: int) -> Iterator[Batch]:
+        """What this rank takes of each micro-batch of a step."""
+        rows = self.batch // self.parts
+        own = rows // self.places
+        for part in range(self.parts):
+            first = step * self.batch + part * rows + self.place * own
+            found = self.samples.read([self.dealt(first + i) for i in range(own)])
+            yield pytree.tree_map_only(torch.Tensor, lambda x: x.to(self.device, non_blocking=True), found)
+
+    def dealt(self, number: int) -> int:
+        """Which sample comes at a place of the run."""
+        size = len(self.samples)
+        epoch, at = divmod(number, size)
+        if not self.shuffle:
+            return at
+        random = np.random.default_rng((self.seed, epoch))
+        stride = int(random.integers(1, size)) if size > 1 else 1
+        while np.gcd(stride, size) > 1:
+            stride += 1
+        return (at * stride + int(random.integers(size))) % size
+
+
+def own_place(plan: Plan, rank: int) -> tuple[int, int]:
+    """Which part of a batch a rank holds, and of how many: its place along the plan's data axes, the first one outermost."""
+    place, places = 0, 1
+    sizes = plan.mesh.axis_sizes
+    at = np.unravel_index(rank % int(np.prod(sizes)), sizes)
+    for axis in plan.data_axes:
+        place, places = place * sizes[axis] + int(at[axis]), places * sizes[axis]
+    return place, places
+
+
+def open_data(plan: Plan, start: Start, path: Path | None, device: torch.device, *, token_type: str = "uint16",
+              shuffle: bool = False, seed: int = 0) -> Reader:  # fmt: skip
+    """What lies at `path`: a folder that `datasets` wrote, or a file of tokens. None: random samples, or the example inputs of a
+    person's own code. Raises InputError."""
+    samples: Samples
+    if path is None:
+        samples = Fixed(start) if start.own else Noise(start, seed)
+    elif start.own:
+        raise InputError("--data is for models built from a config; this one's own code gives its inputs")
+    elif path.is_dir():
+        samples = Table(path, start)
+    elif not path.is_file():
+        raise InputError(f"--data {path} is neither a file of tokens nor a folder that datasets wrote")
+    elif not start.causal:
+        raise InputError(
+            f"a file of tokens trains a causal language model, and this is {type(start.model).__name__}; give a dataset with the "
+            f"columns {', '.join(start.inputs)}"
+        )
+    else:
+        samples = TokenFile(path, start.inputs["input_ids"].shape[1], start.vocabulary, token_type)
+    return Reader(samples, plan, device, shuffle=shuffle, seed=seed)

@@ -1,0 +1,71 @@
+"""Checkpoints of a run: written every few steps while it goes on, and where the run is taken up again."""
+
+# mypy: allow-untyped-calls
+from __future__ import annotations
+
+import shutil
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from planner_core.runtime.training.checkpoints import load, save
+
+
+class Checkpoints:
+    """The checkpoints in a folder, one in `step-00000100` and so on; the newest `keep` stay. Without a folder nothing is kept.
+
+    A checkpoint counts when it is whole: torch writes its `.metadata` last.
+    """
+
+    def __init__(
+        self, folder: Path | None, module: nn.Module, optimizer: torch.optim.Optimizer, *, every: int = 0, keep: int = 2,
+        wait: bool = False,
+    ) -> None:  # fmt: skip
+        self.folder, self.module, self.optimizer = folder, module, optimizer
+        self.every, self.keep, self.wait = every, keep, wait
+        self.pending: Future[Any] | None = None
+        self.newest = -1
+
+    def resume(self) -> int:
+        """Go on from the newest whole checkpoint, whatever plan and number of ranks wrote it; the steps that were taken."""
+        found = whole(self.folder) if self.folder else []
+        newest = [str(found[-1]) if found else ""]
+        dist.broadcast_object_list(newest, 0)  # all ranks from the same one
+        if not newest[0]:
+            return 0
+        step = int(load(self.module, self.optimizer, newest[0], extra={"step": 0})["step"])
+        self.newest = step
+        return step
+
+    def after(self, step: int) -> None:
+        """Save if `step` steps are a multiple of `every`."""
+        if self.every and step % self.every == 0:
+            self.save(step)
+
+    def save(self, step: int) -> None:
+        """Save now: without `wait` training goes on while files are written, one checkpoint at a time."""
+        if self.folder is None or step == self.newest:
+            return
+        self.finish()
+        self.pending = save(
+            self.module, self.optimizer, self.folder / f"step-{step:08}", extra={"step": step}, wait=self.wait
+        )
+        self.newest = step
+
+    def finish(self) -> None:
+        """Wait for what is being written, and remove what is too old."""
+        if self.pending is not None:
+            self.pending.result()
+            self.pending = None
+        if self.folder is not None and dist.get_rank() == 0 and self.keep:
+            for old in whole(self.folder)[: -self.keep]:
+                shutil.rmtree(old, ignore_errors=True)
+
+
+def whole(folder: Path) -> list[Path]:
+    """The whole checkpoints of a folder, oldest first."""
+    return sorted(f.parent for f in folder.glob("step-*/.metadata"))

@@ -1,0 +1,128 @@
+"""What a run says of itself: loss, tokens per second, utilisation and memory now and then, and a trace where one is asked for."""
+
+# mypy: allow-untyped-calls
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import resource
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from planner_core.core import Cluster, Plan
+from planner_core.runtime.collective_counter import CountCollectives
+from planner_core.runtime.library import applied
+
+TRACED = (2, 2)
+"""Steps that are left to warm up before a trace, and steps in it."""
+
+
+class Report:
+    """One line for every `every` steps, from rank 0; the host waits for the device then and at no other time.
+
+    `flops` are those of one step on all ranks, products and attention, forward and backward; utilisation is their share of the
+    peak in the GPU's data sheet. There is none on a CPU, nor where the FLOPs are not known (0).
+    """
+
+    def __init__(self, plan: Plan, flops: float, *, every: int = 10, file: Path | None = None) -> None:
+        self.every, self.file, self.flops = max(1, every), file, flops
+        self.tokens = int(plan.workload["batch"]) * int(plan.workload["seq"])
+        peaks = dict(Cluster.from_json(dict(plan.cluster)).gpu.peak_flops)
+        self.peak = peaks.get(plan.workload["dtype"], min(peaks.values())) * plan.mesh.num_devices
+        self.since, self.steps = time.perf_counter(), 0
+
+    def step(self, step: int, loss: torch.Tensor, norm: torch.Tensor, rate: float) -> None:
+        """Note the end of a step; `step` counts from 1."""
+        self.steps += 1
+        if step % self.every:
+            return
+        values = {"step": step, "loss": float(loss), "norm": float(norm), "rate": rate}
+        seconds = (time.perf_counter() - self.since) / self.steps
+        self.since, self.steps = time.perf_counter(), 0
+        values |= {"tokens_per_s": self.tokens / seconds, "memory_gib": memory_gib()}
+        if torch.cuda.is_available() and self.flops:
+            values["utilisation"] = self.flops / seconds / self.peak
+        self._write(values)
+        if not math.isfinite(values["loss"]):
+            raise FloatingPointError(f"the loss of step {step} is {values['loss']}")
+
+    def evaluation(self, step: int, loss: torch.Tensor) -> None:
+        """Note a loss on data that was held back; its time does not count as training."""
+        before = time.perf_counter()
+        self._write({"step": step, "evaluation_loss": float(loss)})
+        self.since += time.perf_counter() - before
+
+    def _write(self, values: dict[str, Any]) -> None:
+        if dist.get_rank():
+            return
+        if "evaluation_loss" in values:
+            print(f"evaluation after step {values['step']}  loss {values['evaluation_loss']:.7f}", flush=True)
+        else:
+            used = f"{100 * values['utilisation']:.1f} % of peak  " if "utilisation" in values else ""
+            print(
+                f"step {values['step']}  loss {values['loss']:.7f}  norm {values['norm']:.4f}  rate {values['rate']:.3g}  "
+                f"{values['tokens_per_s']:.0f} tokens/s  {used}{values['memory_gib']:.2f} GiB",
+                flush=True,
+            )
+        if self.file is not None:
+            with self.file.open("a", encoding="utf-8") as out:
+                out.write(json.dumps(values) + "\n")
+
+
+def memory_gib() -> float:
+    """The most memory that this process has held: of the GPU, or of the machine where there is none."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated() / 2**30
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+class Untraced:
+    """Stands where no trace is written."""
+
+    def step(self) -> None:
+        """Nothing to do."""
+
+
+@contextlib.contextmanager
+def profiled(folder: Path | None) -> Iterator[Any]:
+    """A profiler of two steps, whose `step()` is to be called after each step: it writes `rank0.json` and so on, which
+    https://ui.perfetto.dev and chrome://tracing show. Without a folder it does nothing."""
+    if folder is None:
+        yield Untraced()
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def write(profile: Any) -> None:
+        profile.export_chrome_trace(str(folder / f"rank{dist.get_rank()}.json"))
+
+    kinds = [torch.profiler.ProfilerActivity.CPU]
+    kinds += [torch.profiler.ProfilerActivity.CUDA] if torch.cuda.is_available() else []
+    warmup, active = TRACED
+    schedule = torch.profiler.schedule(wait=0, warmup=warmup, active=active, repeat=1)
+    with torch.profiler.profile(activities=kinds, schedule=schedule, on_trace_ready=write) as profile:
+        yield profile
+
+
+def counted(
+    plan: Plan, model: nn.Module, batches: Sequence[Any], loss_of: Callable[[Any], torch.Tensor]
+) -> dict[str, Any]:
+    """The collectives of one step, forward and backward of its micro-batches `batches`, beside those that the plan predicts;
+    gradients are thrown away."""
+    parallel = applied(model)
+    with CountCollectives(parallel.mesh, parallel.engine.packed) as found:
+        for number, batch in enumerate(batches):
+            found.phase = "forward"
+            with parallel.no_sync() if number < len(batches) - 1 else contextlib.nullcontext():
+                loss = loss_of(batch) / len(batches)
+                found.phase = "backward"
+                loss.backward()
+    for param in model.parameters():
+        param.grad = None
+    return {"measured": found.table(), "predicted": plan.cost.collectives()}

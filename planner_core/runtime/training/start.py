@@ -1,0 +1,179 @@
+"""What a training script begins with: the process group, and the plan's model on meta with what gives its weights values."""
+
+# mypy: allow-untyped-calls
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
+from torch.utils import _pytree as pytree
+
+from planner_core.core import InputError, Plan, PlannerError
+from planner_core.models.capture import own_loss, standin_loss
+from planner_core.models.sources import build, python_source, training_inputs
+from planner_core.runtime.initialize import Init, initializer
+from planner_core.runtime.plan_reader import PlanMismatch
+
+
+@dataclass(frozen=True)
+class Start:
+    """A model to give to `apply` with its `init`. `inputs` are those of one micro-batch of all ranks, by name: shapes and types,
+    and the values where the model's own code gives some; positional ones are called "0", "1" and so on."""
+
+    model: nn.Module
+    init: Init | None
+    inputs: dict[str, Any]
+    vocabulary: int = 0
+    classes: int = 0
+    own: bool = False
+
+    @property
+    def causal(self) -> bool:
+        """Whether labels are the tokens themselves, which the model shifts."""
+        return type(self.model).__name__.endswith(("ForCausalLM", "LMHeadModel"))
+
+
+def device() -> torch.device:
+    """This process's device."""
+    if torch.cuda.is_available():
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    return torch.device("cpu")
+
+
+def connect() -> torch.device:
+    """Join the process group that torchrun describes, or be alone; this process's device.
+
+    After a restart torchrun's store still holds the addresses of the processes that failed, so each attempt has its own names.
+    """
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "29511")):
+        os.environ.setdefault(name, value)
+    own = device()
+    if own.type == "cuda":
+        torch.cuda.set_device(own)
+    store, rank, world = next(iter(rendezvous("env://")))
+    names = PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    dist.init_process_group("nccl" if own.type == "cuda" else "gloo", store=names, rank=rank, world_size=world)
+    return own
+
+
+def model_of(plan: Plan, *, weights: Path | None = None, seed: int = 0, source: str | None = None) -> Start:
+    """The model that a plan was made for: on meta where it is built from a config, whole where a person's code makes it.
+
+    Args:
+        plan: The plan.
+        weights: A folder of safetensors files; None: fresh values that depend on the seed alone.
+        seed: Of fresh values.
+        source: Where the person's code lies now, as `path.py:function`.
+
+    Raises:
+        InputError: The model cannot be built here.
+    """
+    config = dict(plan.model.get("config") or {})
+    if "callable" in config or source:
+        return _own(source or str(config["callable"]), weights, seed)
+    load = plan.workload
+    model, parsed, _ = build(config, load["dtype"])
+    batch = int(load["batch"]) // int(load.get("accumulate", 1))
+    inputs = training_inputs(model, parsed, batch, int(load["seq"]), load["dtype"])
+    where = device()
+    init = initializer(model, seed, where.type)
+    for part in model.modules():
+        part._buffers.update({n: b if b is None else b.to(where) for n, b in part._buffers.items()})
+    text = parsed.get_text_config() if hasattr(parsed, "get_text_config") else parsed
+    return Start(
+        model, init if weights is None else from_safetensors(model, weights), inputs,
+        vocabulary=int(getattr(text, "vocab_size", None) or 0), classes=int(getattr(parsed, "num_labels", None) or 0),
+    )  # fmt: skip
+
+
+def _own(source: str, weights: Path | None, seed: int) -> Start:
+    """A person's own model, built whole on every rank from the same seed, and its example inputs."""
+    path, _, name = source.rpartition(":")
+    if weights is not None:
+        raise InputError(f"--weights is for models built from a config; load them in {name} of {path}")
+    if not Path(path).is_file():
+        raise InputError(
+            f"{path}, whose {name} builds the model, is not here; give its place with --model path.py:{name}"
+        )
+    torch.manual_seed(seed)
+    made = python_source(source, "cpu")
+    where = device()
+    inputs, args = pytree.tree_map_only(torch.Tensor, lambda x: x.to(where), (made.inputs, made.args))
+    named = {**{str(i): x for i, x in enumerate(args)}, **inputs}
+    return Start(made.module.train().to(where), None, named, own=True)
+
+
+def call(model: nn.Module, inputs: Mapping[str, Any]) -> Any:
+    """The model on inputs by name, positional ones by their decimal names."""
+    args, kwargs = positional(inputs)
+    return model(*args, **kwargs)
+
+
+def positional(inputs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Inputs as arguments of a call."""
+    places = [name for name in inputs if name.isdecimal()]
+    return tuple(inputs[p] for p in places), {k: v for k, v in inputs.items() if k not in places}
+
+
+def loss_of(model: nn.Module, inputs: Mapping[str, Any], *, stand_in: bool = False) -> torch.Tensor:
+    """The loss that a model returns. One that returns none is trained on a stand-in, the mean of its squared first output, only
+    where that is asked for; raises InputError."""
+    out = call(model, inputs)
+    own = own_loss(out)
+    if own is not None:
+        return own
+    if not stand_in:
+        raise InputError(
+            f"{type(model).__name__} returns no loss: compute yours from what it returns, in loss_of; or try the script on a stand-in, "
+            "from which nothing is learned, with --stand-in-loss"
+        )
+    return standin_loss(out)
+
+
+def from_safetensors(model: nn.Module, folder: Path) -> Init:
+    """Whole weights by name from a folder of safetensors files, one at a time."""
+    from safetensors import safe_open
+
+    where: dict[str, Path] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(str(file), "pt") as opened:
+            where.update(dict.fromkeys(opened.keys(), file))
+    if not where:
+        raise InputError(f"--weights {folder} holds no *.safetensors file")
+    aliases: dict[int, list[str]] = {}
+    for name, param in model.named_parameters(remove_duplicate=False):
+        aliases.setdefault(id(param), []).append(name)
+
+    def init(name: str, param: torch.Tensor) -> torch.Tensor:
+        found = next((n for n in (name, *aliases[id(param)]) if n in where), None)
+        if found is None:
+            raise InputError(f"--weights {folder} holds no weight {name}")
+        with safe_open(str(where[found]), "pt") as opened:
+            value: torch.Tensor = opened.get_tensor(found)
+        if value.shape != param.shape:
+            raise InputError(
+                f"{found} in {folder} has shape {tuple(value.shape)}, the model needs {tuple(param.shape)}"
+            )
+        return value
+
+    return init
+
+
+def run(main: Callable[[], None]) -> None:
+    """Run a script's `main`. What is wrong with its input is told in one sentence, and its processes leave the group."""
+    try:
+        main()
+    except (PlannerError, PlanMismatch) as error:
+        sys.exit(f"{type(error).__name__}: {error}")
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()

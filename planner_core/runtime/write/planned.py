@@ -1,0 +1,126 @@
+"""A model's forward pass under a plan, recorded, laid out on a mesh and written as one rank's program. Needs no ranks."""
+
+# mypy: allow-untyped-calls
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from planner_core.runtime.plan_reader import other_versions, read_params, read_precision, read_rows
+from planner_core.runtime.program.collectives import Axis
+from planner_core.runtime.program.setup import DTypes
+from planner_core.runtime.record import Ref, Tape, record
+from planner_core.runtime.record.batch import batch_dims, doubled
+from planner_core.runtime.write.layout import Layout, places
+from planner_core.runtime.write.program import write_program
+from planner_core.runtime.write.specs import Program
+
+Finish = Callable[[Any], Any]
+Gathered = Callable[[torch.Tensor], torch.Tensor]
+"""The whole batch from this rank's own part."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A program for one way of calling a model. `whole`: it takes the whole batch, which is `gathered` from the ranks' parts
+    if callers bring those."""
+
+    program: Program
+    layout: Layout
+    whole: bool
+    gathered: bool
+
+
+class PlannedForward:
+    """The forward pass of a model whose parameters stand as the model has them: make it before they are split.
+
+    `data_axes` are the mesh axes along which callers hold different samples. `finish(result)` is part of the model: a loss.
+    """
+
+    def __init__(
+        self, model: nn.Module, plan: Mapping[str, Any], axes: Sequence[Axis], data_axes: Sequence[int] = (),
+        finish: Finish | None = None,
+    ) -> None:  # fmt: skip
+        self.model, self.plan, self.axes, self.finish = model, plan, list(axes), finish
+        self.data_axes = tuple(a for a in data_axes if axes[a].size > 1)
+        self.plain: Callable[..., Any] = model.forward
+        self.rows, self.stored, self.places = read_rows(plan), read_params(plan), places(plan)
+        self.recompute = {label: str(block["recompute"]) for label, block in plan["blocks"].items()}
+        self.precision = read_precision(plan)
+        self._usual = _usual_dtype(model)
+        self.forms = {n: (p.shape, self.dtypes(p)) for n, p in model.named_parameters()}
+
+    def dtypes(self, param: nn.Parameter) -> DTypes:
+        """What is stored, works and accumulates. A parameter that a model keeps in a type of its own stays in it."""
+        if param.dtype != self._usual or not param.is_floating_point():
+            return param.dtype, param.dtype, param.dtype
+        return self.precision.stored, self.precision.working, self.precision.gradient
+
+    def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, whole: bool, gathered: Gathered) -> Prepared:
+        """The program for such a call. `args` are this rank's own samples, unless all ranks bring the `whole` batch."""
+        axes = tuple(range(len(self.axes))) if whole else self.data_axes
+        layout = self.layout(args, kwargs, axes)
+        gathers = not whole and layout.data_axes != self.data_axes
+        if gathers:
+            args, kwargs = pytree.tree_map_only(torch.Tensor, gathered, (args, kwargs))
+            layout = self.layout(args, kwargs, layout.data_axes)
+        if (whole or gathers) and layout.num_parts > 1:
+            args, kwargs = self._own_samples(layout, args, kwargs)
+            layout = self.layout(args, kwargs, layout.data_axes)
+        return Prepared(write_program(layout, self._title(), self.recompute), layout, whole or gathers, gathers)
+
+    def layout(self, args: Any, kwargs: Any, axes: Sequence[int]) -> Layout:
+        """A recording under the plan; ranks may hold different samples along `axes`."""
+        tape = self._record(args, kwargs)
+        if all(a.size == 1 for a in self.axes):
+            samples: list[int | None] = [None] * len(tape.tensors)
+        else:
+            samples = batch_dims(tape, self._record(*doubled((args, kwargs))))
+        sizes, names = tuple(a.size for a in self.axes), tuple(a.name for a in self.axes)
+        return Layout(
+            tape, samples, self.rows, self.stored, self.places, sizes, names, other_versions(self.plan), data_axes=tuple(axes)
+        )  # fmt: skip
+
+    def _record(self, args: Any, kwargs: Any) -> Tape:
+        forms = (self.forms[n] for n, _ in self.model.named_parameters())
+        twins = {
+            id(param): nn.Parameter(torch.empty(shape, dtype=dtypes[1], device="meta"), requires_grad=param.requires_grad)
+            for param, (shape, dtypes) in zip(self.model.parameters(), forms, strict=True)
+        }  # fmt: skip
+        return record(self.model, self.plain, args, kwargs, twins=twins, finish=self.finish)
+
+    def _own_samples(self, layout: Layout, args: Any, kwargs: Any) -> Any:
+        """This rank's part of the whole batch."""
+        found = {n: d for n, d in enumerate(layout.samples) if d is not None and layout.tape.tensors[n].kind == "input"}
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        refs = pytree.tree_leaves(layout.tape.arguments)
+        cut = [
+            own_part(x, found[r.number], layout.data_axes, self.axes) if isinstance(r, Ref) and r.number in found else x
+            for x, r in zip(leaves, refs, strict=True)
+        ]  # fmt: skip
+        return pytree.tree_unflatten(cut, spec)
+
+    def _title(self) -> str:
+        sizes = "x".join(str(a.size) for a in self.axes)
+        plan = self.plan
+        return f"{plan['model']['name']} under the plan {plan['name']!r} on a mesh of {sizes}: one rank's program."
+
+
+def own_part(x: torch.Tensor, dim: int, data_axes: Sequence[int], axes: Sequence[Axis]) -> torch.Tensor:
+    """This rank's samples of a whole batch."""
+    for axis in data_axes:
+        x = axes[axis].slice(x, dim)
+    return x
+
+
+def _usual_dtype(model: nn.Module) -> torch.dtype:
+    """The type of most of the model's elements."""
+    sizes: dict[torch.dtype, int] = {}
+    for param in model.parameters():
+        sizes[param.dtype] = sizes.get(param.dtype, 0) + param.numel()
+    return max(sizes, key=lambda d: sizes[d], default=torch.float32)

@@ -1,0 +1,65 @@
+"""Long lines of written code, broken after the commas of a bracket, so that a person reads them without scrolling."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+WIDTH = 120
+OPEN, CLOSE = "([{", ")]}"
+
+
+def wrapped(source: str, width: int = WIDTH) -> str:
+    """The same program, with lines of at most `width` columns where brackets allow it."""
+    return "\n".join(line for long in source.split("\n") for line in _broken(long, width))
+
+
+def _broken(line: str, width: int) -> list[str]:
+    """One line as several: what its widest bracket holds is indented, as many items to a line as fit."""
+    if len(line) <= width or line.lstrip().startswith(("#", '"""')):
+        return [line]
+    indent, body = line[: len(line) - len(line.lstrip())], line.lstrip()
+    for word in ("return ", "del "):
+        if body.startswith(word) and not _brackets(body):
+            line = f"{indent}{word}({body.removeprefix(word)})"
+    found = max(_brackets(line), key=lambda b: b[1] - b[0], default=None)
+    if found is None:
+        return [line]
+    start, end, commas = found
+    margin = indent + 4 * " "
+    cuts = [start + 1, *(at + 1 for at in commas), end]
+    items = [line[a:b].strip() for a, b in pairwise(cuts) if line[a:b].strip()]
+    if commas and not items[-1].endswith(",") and not items[-1].startswith("*"):
+        items[-1] += ","
+    rows: list[str] = []
+    for item in items:
+        if rows and len(rows[-1]) + 1 + len(item) <= width:
+            rows[-1] += f" {item}"
+        else:
+            rows.append(margin + item)
+    inner = [piece for row in rows for piece in (_broken(row, width) if row.strip() != line.strip() else [row])]
+    return [line[: start + 1], *inner, *_broken(indent + line[end:], width)]
+
+
+def _brackets(line: str) -> list[tuple[int, int, list[int]]]:
+    """Brackets of the line that are in no other: where each opens and closes, and its own commas."""
+    found: list[tuple[int, int, list[int]]] = []
+    opened: list[int] = []
+    commas: list[int] = []
+    quote = ""
+    for at, char in enumerate(line):
+        if quote:
+            quote = "" if char == quote and line[at - 1] != "\\" else quote
+        elif char in "'\"":
+            quote = char
+        elif char == "#":
+            break
+        elif char in OPEN:
+            opened.append(at)
+            commas = commas if len(opened) > 1 else []
+        elif char in CLOSE and opened:
+            start = opened.pop()
+            if not opened and at > start + 1:
+                found.append((start, at, commas))
+        elif char == "," and len(opened) == 1:
+            commas.append(at)
+    return found
