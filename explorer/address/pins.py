@@ -21,7 +21,8 @@ EDITED = "edited"
 """The name in the address of the plan that was changed by hand."""
 SHOWN = {
     "cluster": "{}", "nodes": "{} nodes", "gpus": "{} GPUs a node", "intra": "{} GB/s inside", "inter": "{} GB/s between",
-    "batch": "batch {}", "seq": "{} tokens", "layers": "{} layers", "memory": "within {} GB", "mesh": "mesh {}",
+    "batch": "batch {}", "seq": "{} tokens", "accumulate": "{} micro-batches", "layers": "{} layers", "memory": "within {} GB",
+    "mesh": "mesh {}",
     "method": "{}", "objective": "least {}", "zero": "ZeRO {}",
 }  # fmt: skip
 NAMES: dict[str, Mapping[str, str]] = {

@@ -32,7 +32,7 @@ OPTIMIZER_NAMES = {
     "sgd": "SGD",
     "sgd-momentum": "SGD with momentum",
 }
-RECOMPUTE_NAMES = {"none": "no recomputation", "full": "full recomputation"}
+RECOMPUTE_NAMES = {"auto": "recomputation as needed", "none": "no recomputation", "full": "full recomputation"}
 METHODS = {m.name: m.shown for m in methods.METHODS.values()}
 OBJECTIVES = {"time": "step time", "communication": "communication"}
 OVERLAYS = ("graph", "placement", "memory", "flops", "forward", "backward")
@@ -238,7 +238,8 @@ SETTINGS: dict[str, Setting] = {
     "layers": Setting(None, _number(1, 1000)),
     "dtype": Setting("bfloat16", _one_of(DTYPES, "number format")),
     "optimizer": Setting("adamw", _one_of(OPTIMIZERS, "optimizer")),
-    "recompute": Setting("none", _one_of(RECOMPUTE, "way of recomputation")),
+    "accumulate": Setting(None, _number(1, 10**6)),
+    "recompute": Setting("auto", _one_of(RECOMPUTE, "way of recomputation")),
     "zero": Setting(3, _zero),
     "memory": Setting(None, _decimal),
     "mesh": Setting(None, _mesh),
@@ -286,6 +287,7 @@ REQUEST_KEYS = (
     "layers",
     "dtype",
     "optimizer",
+    "accumulate",
     "recompute",
     "zero",
     "memory",
@@ -347,6 +349,7 @@ def request(values: Mapping[str, Value]) -> Request:
         optimizer=values["optimizer"],
         zero=values["zero"],
         recompute=values["recompute"],
+        accumulate=values["accumulate"],
         memory_gb=values["memory"],
         layers=values["layers"],
         method=values["method"],

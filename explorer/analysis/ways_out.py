@@ -33,7 +33,7 @@ def ladders(values: Mapping[str, Any], cluster: Cluster, need: float | None) -> 
     Halving the batch, or doubling the GPUs, at most halves the memory of a GPU, so what is less than `need` is left out.
     """
     times = 2 ** math.ceil(math.log2(max(need or FIRST, 1.01)))
-    kinds = (_budget, _recomputation, _batches, _gpus, _nodes, _both)
+    kinds = (_budget, _micro_batches, _recomputation, _batches, _gpus, _nodes, _both)
     found = [list(kind(values, cluster, times, need or FIRST)) for kind in kinds]
     return [ladder[:MOST_TRIED] for ladder in found if ladder]
 
@@ -42,6 +42,11 @@ def _budget(values: Mapping[str, Any], cluster: Cluster, times: int, need: float
     own = load_cluster(settings.cluster(values)).gpu.memory_bytes
     if values["memory"] is not None and values["memory"] * 1e9 < own * USABLE_MEMORY:
         yield Way("Let a plan fill the GPU’s memory", {"memory": None})
+
+
+def _micro_batches(values: Mapping[str, Any], cluster: Cluster, times: int, need: float) -> Iterator[Way]:
+    if values["accumulate"] is not None:
+        yield Way("Let the search choose the number of micro-batches", {"accumulate": None})
 
 
 def _recomputation(values: Mapping[str, Any], cluster: Cluster, times: int, need: float) -> Iterator[Way]:
@@ -57,7 +62,7 @@ def _recomputed() -> tuple[str, Mapping[str, Any]]:
 
 def _batches(values: Mapping[str, Any], cluster: Cluster, times: int, need: float) -> Iterator[Way]:
     batch = batch_of(values)
-    while times <= batch:
+    while values["accumulate"] is not None and times <= batch:  # else the search tried smaller parts of it
         if batch % times == 0:
             yield Way(
                 f"Batch {batch // times:,} instead of {batch:,}".replace(",", "\u202f"), {"batch": batch // times}

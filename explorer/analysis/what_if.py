@@ -17,8 +17,8 @@ from explorer.address import settings
 from explorer.address.settings import SETTINGS, Unreadable
 from explorer.jobs.malloc_trim import give_back
 from explorer.text import units, words
-from planner_core.core import Cluster, Graph, Plan, glob_name, join_name
-from planner_core.planning import Progress, Request, choose, meshes, prepare
+from planner_core.core import Cluster, Plan, glob_name, join_name
+from planner_core.planning import Progress, Request, Source, choose, settle
 
 KEYS = ("batch", "seq", "dtype", "optimizer", "zero", "recompute", "nodes", "gpus", "intra", "inter")
 """What the panel may change."""
@@ -33,12 +33,11 @@ WORK = 200_000
 """Labels that a search may form for a proof: less than a tenth of a second. What is left open is said, and a plan in full looks further."""
 
 
-def best(request: Request, graph: Graph | None = None, say: Progress = lambda text: None) -> Plan:
+def best(request: Request, graph: Source = None, say: Progress = lambda text: None) -> Plan:
     """The best plan alone; raises PlannerError as `plan_model` does."""
     with _turn(say):
         try:
-            planner = prepare(request, graph, say, WORK)
-            return choose(planner, meshes(request, planner.cluster), say)
+            return settle(request, graph, choose, say, WORK)[1]
         finally:
             give_back()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,6 +28,8 @@ PART_WORDS = {
     answer.WEIGHTS: "Weights and gradients on their way slow the GPU down or hold it up",
     answer.OPTIMIZER: "Gradients are clipped and weights updated; with what every step takes",
 }
+NO_DIFFERENCE = 0.0005
+"""A share of the step that is not told as a percentage: it would read 0 %."""
 SHOWN = 3
 """Rivals that are shown."""
 
@@ -74,10 +77,15 @@ def recommendation(result: Result, plan: Plan) -> None:
         proven = "The fastest plan" if plan.objective == "time" else "The plan of least communication"
         st.html(
             f"<p class='kicker'>{proven} for {html.escape(model_name(v['model']))} on {html.escape(cluster_words_of(v))}</p>"
-            f"<h2 class='recipe'>{html.escape(_sentence_case(recipe.recipe(plan)))}</h2>"
+            f"<h2 class='recipe'>{_unbroken(html.escape(_sentence_case(recipe.recipe(plan))))}</h2>"
         )
     with right:
         turn("Export", EXPORT, "answer_export", kind="primary", icon=":material/download:", plan="")
+
+
+def _unbroken(markup: str) -> str:
+    """No line ends inside a number of micro-batches."""
+    return re.sub(r"\d+ micro-batch(es)?", r"<span class='together'>\g<0></span>", markup)
 
 
 def _sentence_case(text: str) -> str:
@@ -224,10 +232,12 @@ def reason(found: answer.Shown, plans: Mapping[str, Plan], best: str, rival: str
     if difference == 0:
         return f"It takes as long as {name}, the fastest usual layout that fits, and {words.sizes(mine, theirs)}."
     ratio = abs(difference) / found.total(rival)
-    told = f"{units.percent(ratio)} {'less' if difference > 0 else 'more'} time"
+    told = f"{units.percent(ratio)} {'less' if difference > 0 else 'more'} time than"
+    if ratio < NO_DIFFERENCE:
+        told = "about as long as"
     tie = " That is a tie." if ratio <= words.MODEL_ERROR else ""
     return (
-        f"It takes {told} than {name}, the fastest usual layout that fits ({found.text(found.total(best))} against "
+        f"It takes {told} {name}, the fastest usual layout that fits ({found.text(found.total(best))} against "
         f"{found.text(found.total(rival))}): it {answer.causes(found, best, rival)}.{tie} It {words.sizes(mine, theirs)}."
     )
 
@@ -266,7 +276,7 @@ def _step_row(found: answer.Shown, plan: Plan, name: str, parts: list[str], long
         for p in parts
     )
     cells = "".join(f"<td>{found.text(found.parts[name][p])}</td>" for p in parts)
-    held = units.memory(plan.cost.memory_bytes["peak"]) + ("" if plan.fits else ", does not fit")
+    held = units.memory(plan.cost.memory_bytes["peak"]) + ("" if plan.fits else "<small>does not fit</small>")
     kind = "" if plan.fits else "unfit"
     aside = "" if called else f"<small>{html.escape(recipe.layout(plan))}</small>"
     return (

@@ -212,7 +212,7 @@ def restrictions(result: Result) -> None:
         st.caption("Choose a method to see what it gives up, and what each part of that costs here.")
         return
     with st.spinner(f"From exact to {settings.METHODS[method]}", show_time=True):
-        found = _ablation_steps(replace(state.request(), method="exact", objective="time"), method)
+        found = _ablation_steps(replace(result.request, method="exact", objective="time"), method)
     name = settings.METHODS[method]
     st.markdown(frame.text(words.verdict(name, [(r.says, r.plan) for r in found])))
     table = [_ablation_row(r, found[k - 1] if k else None) for k, r in enumerate(found)]

@@ -98,7 +98,9 @@ def _link_words(name: str) -> str:
 
 def _sweep(result: Result, names: Sequence[str], per_gpu: bool) -> dict[str, list[Size | str]]:
     """Every size on every interconnect, with progress and a way to stop; what is done stays in the cache."""
-    request = replace(state.request(), method="exact", objective="time", mesh=None, cluster="")
+    asked = state.request()
+    count = result.workload.accumulate  # where GPUs are fewer, recomputation may be needed that is not here
+    request = replace(asked, accumulate=count, method="exact", objective="time", mesh=None, cluster="")
     place = st.empty()
     found: dict[str, list[Size | str]] = {}
     with place.container():

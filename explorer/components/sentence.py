@@ -17,6 +17,10 @@ from planner_core.models import DEFAULT_BATCH, DEFAULT_SEQ, ZOO
 from planner_core.planning import Result
 from planner_core.planning.analysis import unknown_ops
 
+MICRO_BATCHES_HELP = (
+    "A step may run its batch in parts, one after the other, and update the weights once: that takes less memory and more time. "
+    "Empty: the search chooses how many"
+)
 LAYERS_HELP = "How many copies of the repeated block; empty: as published"
 ZERO_NAMES = {0: "kept, whole or split", 3: "also sharded, gathered at use"}
 
@@ -74,8 +78,10 @@ def _load_words(v: dict[str, Any]) -> str:
     model = ZOO.get(v["model"])
     batch = v["batch"] or (model.batch if model else DEFAULT_BATCH)
     seq = v["seq"] or (model.seq if model else DEFAULT_SEQ)
-    shown = f"batch {units.whole(batch)}"
-    return f"{shown} × {units.whole(seq)} tokens," if seq != 1 else f"{shown},"
+    tokens = f" × {units.whole(seq)} tokens" if seq != 1 else ""
+    count = v["accumulate"]
+    parts = f" in {units.whole(count)} micro-batch{'es' * (count != 1)}" if count else ""
+    return f"batch {units.whole(batch)}{tokens}{parts},"
 
 
 def _training_words(v: dict[str, Any]) -> str:
@@ -210,6 +216,7 @@ def _load(v: dict[str, Any]) -> None:
     _number("Batch, samples per step over all GPUs", "batch", 10**6, units.whole(model.batch) if model else "its own")
     if model is None or model.seq != 1:
         _number("Tokens per sample", "seq", 10**6, units.whole(model.seq) if model else "its own")
+    _number("Micro-batches of a step", "accumulate", 10**6, "as many as it takes", MICRO_BATCHES_HELP)
 
 
 def _training(v: dict[str, Any]) -> None:
@@ -229,7 +236,8 @@ def _training(v: dict[str, Any]) -> None:
         "recompute",
         list(RECOMPUTE),
         lambda r: settings.RECOMPUTE_NAMES.get(r, r),
-        "Full: a block keeps only its inputs and runs forward again in the backward pass",
+        "As needed: the search chooses for each copy of a block. Full: every block keeps only its inputs and runs forward again in "
+        "the backward pass.",
     )
     _pick("Weights", "zero", [3, 0], lambda z: ZERO_NAMES[z], f"“{ZERO_NAMES[3]}” is what ZeRO-3 and FSDP do")
 

@@ -20,7 +20,7 @@ from explorer.analysis.timeline import timeline
 from explorer.figures import print_figures, topology
 from explorer.figures.palette import LIGHT
 from explorer.static import style, template
-from explorer.text import commands, units, words
+from explorer.text import commands, recipe, units, words
 from planner_core.core import PHASES, PLAN_SCHEMA, Graph, Plan, Traffic
 from planner_core.planning import USABLE_MEMORY, Result
 from planner_core.planning.analysis import unknown_ops
@@ -101,10 +101,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def _workload(plan: Plan) -> str:
     w = plan.workload
-    recompute = "no recomputation" if w["recompute"] == "none" else f"{w['recompute']} recomputation"
-    return (
-        f"Batch {units.whole(w['batch'])} × {units.whole(w['seq'])} tokens, {w['dtype']}, {w['optimizer']}, {recompute}"
-    )
+    return f"Batch {units.whole(w['batch'])} × {units.whole(w['seq'])} tokens, {w['dtype']}, {w['optimizer']}, {recipe.work(plan)}"
 
 
 def _plans(plans: Iterable[Plan]) -> str:

@@ -37,6 +37,17 @@ class ResultCache(Generic[K, V]):
                 return self._kept[key]
         return None
 
+    def put(self, key: K, value: V) -> None:
+        """Keep a result that is known under this key, too."""
+        with self._lock:
+            self._keep(key, value)
+
+    def _keep(self, key: K, value: V) -> None:
+        self._kept[key] = value
+        self._kept.move_to_end(key)
+        while len(self._kept) > self.size:
+            self._kept.popitem(last=False)
+
     def get(self, key: K, make: Callable[[], V], waiting: Callable[[], None] = lambda: None) -> V:
         """The result, made in this thread where it is not there. While another thread makes it, `waiting` is called now
         and then, and may raise."""
@@ -54,9 +65,7 @@ class ResultCache(Generic[K, V]):
         try:
             value = make()
             with self._lock:
-                self._kept[key] = value
-                while len(self._kept) > self.size:
-                    self._kept.popitem(last=False)
+                self._keep(key, value)
             return value
         finally:
             with self._lock:

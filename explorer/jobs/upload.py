@@ -113,7 +113,8 @@ def load_own(request: Request, say: Callable[[str], None] | None = None) -> Grap
         raise InputError(
             "this link names a model of somebody's own config.json, which is not on this machine; upload it again"
         )
-    options = {"batch": request.batch, "seq": request.seq, "dtype": request.dtype, "layers": request.layers}
+    batch = request.batch and request.batch // (request.accumulate or 1)  # a graph holds one micro-batch
+    options = {"batch": batch, "seq": request.seq, "dtype": request.dtype, "layers": request.layers}
     options = {k: v for k, v in options.items() if v is not None}
     key = hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest()[:12]
     target = folder / f"graph-{key}.json"

@@ -70,7 +70,7 @@ def to_address(lesson: Lesson) -> None:
 
 def learner() -> Learner:
     """The model and cluster of the settings."""
-    request = state.request()
+    request = state.plain_request()
     return Learner(request, state.own_graph if request.model.startswith("own-") else None)
 
 

@@ -53,7 +53,7 @@ def page() -> None:
         "Answers below are for the first "
         "setting of each lesson; they change with the controls, since every number is computed when it is shown."
     )
-    request = state.request()
+    request = state.plain_request()
     who = Learner(request, state.own_graph if request.model.startswith("own-") else None)
     st.download_button(
         "Download all lessons as HTML pages (zip)", lambda: export.all_pages(LESSONS, who), file_name="shardscope-lessons.zip",

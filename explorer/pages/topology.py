@@ -120,7 +120,7 @@ def other_links(plan: Plan, result: Result, there: Cluster, links: Links) -> Pla
         return plan
     moved = linked.repriced(plan, there, result.graph)
     with st.spinner("Planning on these links"):
-        best = replanned(state.request(), result.cluster.name, links)
+        best = replanned(result.request, result.cluster.name, links)
     rows = [_row("this plan, links as published", plan), _row("this plan, links as set", moved)]
     if best is not None:
         rows.append(_row("best plan for the links as set", best))
@@ -155,7 +155,7 @@ def _verdict(moved: Plan, best: Plan) -> str:
     return "Planning anew for these links gains nothing beyond the estimate’s error: the plan still holds."
 
 
-def volume_beside_topology(links: Links) -> None:
+def volume_beside_topology(result: Result, links: Links) -> None:
     """The plan by bytes beside those by time: what each costs on the real links."""
     st.markdown(
         "**Cost by volume beside cost by topology**",
@@ -163,7 +163,7 @@ def volume_beside_topology(links: Links) -> None:
         "shared among the groups that use it at once, as in TAPS.",
     )
     with st.spinner("Planning by volume and by topology"):
-        found = by_goal(state.request(), links)
+        found = by_goal(result.request, links)
     if isinstance(found, str):
         st.caption(state.in_words(found))
         return
@@ -213,7 +213,7 @@ def page() -> None:
     with drawing:
         cluster_and_links(moved, shown)
         opened.elsewhere({"": moved}, {"": result})
-    volume_beside_topology(links)
+    volume_beside_topology(result, links)
     growing.section(result)
 
 

@@ -21,11 +21,11 @@ from explorer.address.pins import EDITED
 from explorer.address.settings import Unreadable
 from explorer.graph.scene import Scene, scene
 from explorer.jobs.result_cache import ResultCache
-from explorer.text.units import memory
+from explorer.text.option_words import in_words as in_words
 from explorer.text.words import text as plain
 from explorer.text.words import title
 from planner_core.core import NoPlanFits, Plan, PlannerError
-from planner_core.planning import Progress, Request, Result, plan_model
+from planner_core.planning import Progress, Request, Result, Source, plan_model
 
 CACHED_RESULTS = 24
 ANSWER = "answer"
@@ -36,7 +36,7 @@ PATIENCE_S = 0.4
 SAY_S = 0.1
 """How often the page is told what goes on, in seconds."""
 OF_THE_MODEL = {
-    "batch": None, "seq": None, "layers": None, "node": "", "open": None, "depth": None, "block": "", "plan": "",
+    "batch": None, "seq": None, "accumulate": None, "layers": None, "node": "", "open": None, "depth": None, "block": "", "plan": "",
     "compare": (), "candidate": None, "differs": (), "whatif": (), "edit": (), "beside": "", "way": "",
 }  # fmt: skip
 """Settings that belong to one model: a new one forgets them."""
@@ -154,14 +154,16 @@ def asked() -> int:
 
 @st.cache_resource(show_spinner=False)
 def _plans() -> ResultCache[Request, Result]:
-    return ResultCache(CACHED_RESULTS)
+    return ResultCache(2 * CACHED_RESULTS)  # most stand under two requests
 
 
 def plan(request: Request, say: Progress | None = None) -> Result:
     """All plans for a request; values only, shared by all sessions, the least recently used forgotten. `say` is told
-    each pass, and may raise to stop."""
+    each pass, and may raise to stop. They stand also under the request of the result, where what the search chose is settled."""
     waiting = (lambda: say("another visitor's planning of the same")) if say else (lambda: None)
-    return _plans().get(request, lambda: plan_model(request, own_graph(request, say), say), waiting)
+    found = _plans().get(request, lambda: plan_model(request, own_source(request, say), say), waiting)
+    _plans().put(found.request, found)
+    return found
 
 
 def beside_plan(text: str) -> tuple[Request, tuple[str, ...], str, Plan] | None:
@@ -213,9 +215,22 @@ def own_graph(request: Request, say: Progress | None = None) -> Any:
     return load_own(request, say)
 
 
+def own_source(request: Request, say: Progress | None = None) -> Source:
+    """As `own_graph`, for a number of micro-batches that is still open."""
+    return (lambda asked: own_graph(asked, say)) if request.model.startswith("own-") else None
+
+
 def request() -> Request:
     """What the settings ask for."""
     return settings.request(values())
+
+
+def plain_request() -> Request:
+    """What the settings ask for with nothing left open: one micro-batch and no recomputation unless they say otherwise. For lessons,
+    which show what such a choice does."""
+    asked = request()
+    recompute = "none" if asked.recompute == "auto" else asked.recompute
+    return replace(asked, accumulate=asked.accumulate or 1, recompute=recompute)
 
 
 @st.cache_resource(show_spinner=False)
@@ -255,9 +270,8 @@ def result(short: Callable[[], None] = lambda: None) -> Result:
 def _planned(short: Callable[[], None]) -> Result:
     wanted = request()
     place = st.empty()
-    ready = _plans().peek(wanted)
-    if ready is not None:
-        return ready
+    if _plans().peek(wanted) is not None:
+        return plan(wanted)
     if st.session_state.get("stopped") == wanted:
         with place.container():
             st.info("Planning was stopped. Change the settings above, or plan these after all.")
@@ -304,35 +318,6 @@ def waiting(
         line[0].markdown(f":material/hourglass_top: Planning: {told}, {taken:.0f} s", width="content")
 
     return say
-
-
-OPTIONS = {
-    "memory-gb": "memory per GPU",
-    "mesh": "mesh",
-    "batch": "batch",
-    "seq": "sequence length",
-    "layers": "layers",
-    "recompute": "recomputation",
-    "dtype": "number format",
-    "optimizer": "optimizer",
-    "zero": "weight sharding",
-    "cluster": "cluster",
-    "method": "method",
-    "objective": "goal",
-}
-
-
-MEMORY = re.compile(r"(\d+(?:\.\d+)?) GB(?!/)")
-"""The command line takes and tells memory in GB; the page tells it in GiB everywhere."""
-
-
-def in_words(text: str) -> str:
-    """A sentence of the command line for the page: options by the names of their controls, memory in GiB."""
-    text = re.sub(r"--memory-gb (\d+)", r"--memory-gb of \1 × 10⁹ bytes", text)
-    for option, words in OPTIONS.items():
-        text = re.sub(rf"--{option}\b", words, text)
-    text = MEMORY.sub(lambda m: memory(float(m[1]) * 1e9), text)
-    return text[:1].upper() + text[1:] + ("" if text.endswith((".", "?")) else ".")
 
 
 def plan_ids(plans: tuple[Plan, ...]) -> dict[str, Plan]:

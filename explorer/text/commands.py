@@ -9,15 +9,18 @@ from dataclasses import fields
 from planner_core.planning import Request
 
 OPTIONS = (
-    "cluster", "mesh", "batch", "seq", "layers", "dtype", "optimizer", "zero", "recompute", "method", "objective", "memory_gb",
+    "cluster", "mesh", "batch", "seq", "layers", "dtype", "optimizer", "zero", "accumulate", "recompute", "method", "objective",
+    "memory_gb",
 )  # fmt: skip
 ALWAYS = ("cluster",)
+OF_PLAN = {"accumulate": None, "recompute": "auto"}
+"""Defaults of the command `plan` that are not a request's."""
 OWN = "config.json"
 
 
 def plan(request: Request, file: str) -> str:
     """`python -m planner_core plan MODEL --cluster ... -o FILE`; an uploaded model stands as `config.json`."""
-    default = {f.name: f.default for f in fields(Request)}
+    default = {f.name: f.default for f in fields(Request)} | OF_PLAN
     model = OWN if request.model.startswith("own-") else request.model
     parts = ["python -m planner_core plan", shlex.quote(model)]
     for key in OPTIONS:

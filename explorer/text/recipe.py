@@ -18,7 +18,12 @@ RECOMPUTED = {"none": "no recomputation", "full": "full recomputation"}
 
 def recipe(plan: Plan) -> str:
     """What to run, in one line."""
-    return ", ".join([*_axes(plan), _micro_batches(plan), _recomputation(plan)])
+    return ", ".join([*_axes(plan), work(plan)])
+
+
+def work(plan: Plan) -> str:
+    """What a step does: its micro-batches and what it recomputes."""
+    return f"{_micro_batches(plan)}, {_recomputation(plan)}"
 
 
 def layout(plan: Plan) -> str:

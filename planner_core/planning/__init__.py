@@ -9,6 +9,7 @@ plans.
 from planner_core.planning import edit
 from planner_core.planning.edit import Editable
 from planner_core.planning.fitting.baselines import baselines
+from planner_core.planning.fitting.micro_batches import Source, settle
 from planner_core.planning.library import Folded, Front, compare, fold, front, plan, price
 from planner_core.planning.methods import METHODS
 from planner_core.planning.pipeline import (
@@ -36,6 +37,7 @@ __all__ = [
     "Progress",
     "Request",
     "Result",
+    "Source",
     "baselines",
     "block_candidates",
     "choose",
@@ -52,6 +54,7 @@ __all__ = [
     "price",
     "replace_request",
     "retarget",
+    "settle",
     "shrink",
     "shrinks",
     "small_mesh",

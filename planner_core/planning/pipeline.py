@@ -20,7 +20,7 @@ from planner_core.core import Cluster, DeviceMesh, Graph, NoPlanFits, Plan, Work
 from planner_core.cost import Component, CostModel, cost_model, overlap
 from planner_core.ops import CoarseGraph
 from planner_core.planning.fitting.baselines import baselines, without
-from planner_core.planning.fitting.micro_batches import settle
+from planner_core.planning.fitting.micro_batches import Source, settle
 from planner_core.planning.fitting.shortage import shortage
 from planner_core.planning.methods import METHODS, DataAxis, Method
 from planner_core.planning.request import Progress, Request
@@ -70,7 +70,7 @@ class Result:
         return self.plans[0]
 
 
-def plan_model(request: Request, graph: Graph | None = None, progress: Progress | None = None) -> Result:
+def plan_model(request: Request, graph: Source = None, progress: Progress | None = None) -> Result:
     """Every part of planning: load or capture, coarsen, strategies, network and search per mesh, candidates, baselines.
 
     Raises PlannerError (see `errors`) with one sentence for anything a user can get wrong, NoPlanFits where nothing

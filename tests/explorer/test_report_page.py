@@ -129,7 +129,7 @@ def test_the_command_makes_the_same_plan(result: Result) -> None:
         Request("gpt2-xl", cluster="1x8-h100", batch=8, recompute="full", memory_gb=40.0), "my plan.json"
     )
     assert text == (
-        "python -m planner_core plan gpt2-xl --cluster 1x8-h100 --batch 8 --recompute full --memory-gb 40.0 -o 'my plan.json'"
+        "python -m planner_core plan gpt2-xl --cluster 1x8-h100 --batch 8 --accumulate 1 --recompute full --memory-gb 40.0 -o 'my plan.json'"
     )
     assert "config.json" in commands.plan(Request("own-0123"), "x.json")
     assert "; rm" not in commands.plan(Request("m; rm"), "x.json").replace("'m; rm'", "")

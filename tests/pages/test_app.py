@@ -65,7 +65,7 @@ def test_the_answer_says_what_to_run_what_it_takes_and_why() -> None:
     at = open_page("answer", model="gpt2-xl", cluster="1x8-h100", layers="4", tokens="300B", price="2")
     text = words(at)
     assert not at.exception
-    assert re.search(r"<h2 class='recipe'>.*1 micro-batch, no recomputation</h2>", text)
+    assert re.search(r"<h2 class='recipe'>.*1 micro-batch</span>, no recomputation</h2>", text)
     for name in ("One training step", "Tokens per second", "Utilisation", "Memory per GPU", "Days and money"):
         assert re.search(f"<span>{name}</span><b>[\\d.]", text), name
     assert "usual layout that fits" in text or "own layout" in text
@@ -77,7 +77,9 @@ def test_the_answer_says_what_to_run_what_it_takes_and_why() -> None:
 
 
 def test_where_nothing_fits_the_answer_is_what_would() -> None:
-    at = open_page("answer", model="gpt2-xl", cluster="1x8-h100", layers="2", batch="4096")
+    at = open_page(
+        "answer", model="gpt2-xl", cluster="1x8-h100", layers="2", batch="4096", accumulate="1", recompute="none"
+    )
     assert not at.exception
     text = words(at)
     assert "No plan fits the memory" in text and "What would fit" in text
@@ -90,8 +92,20 @@ def test_where_nothing_fits_the_answer_is_what_would() -> None:
     assert "No plan fits the memory" not in words(at)
 
 
+def test_a_batch_that_is_too_large_runs_in_micro_batches() -> None:
+    """As on the command line: the search chooses how many, and what is recomputed."""
+    at = open_page("answer", model="gpt2-xl", cluster="1x8-h100", layers="2", batch="4096")
+    assert not at.exception
+    assert re.search(r"<h2 class='recipe'>.*\b(?:[2-9]|\d\d+) micro-batches</span>, ", words(at))
+    at.number_input(key="w_accumulate").set_value(3).run()
+    assert at.query_params["accumulate"] == "3"
+    assert "Number of micro-batches 3 does not divide" in at.error[0].value
+
+
 def test_a_refusal_of_memory_comes_with_what_would_fit() -> None:
-    at = open_page("answer", model="gpt2-xl", cluster="1x8-h100", layers="2", memory="0.5")
+    at = open_page(
+        "answer", model="gpt2-xl", cluster="1x8-h100", layers="2", memory="0.5", accumulate="1", recompute="none"
+    )
     assert "least memory" in at.error[0].value
     assert any(b.label == "Let a plan fill the GPU’s memory" for b in at.button)
 

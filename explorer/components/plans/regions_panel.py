@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import streamlit as st
@@ -184,7 +185,7 @@ class _Work:
             plan: list[Plan] = []
 
             def find() -> Plan:
-                plan.append(whatif.best(request, state.own_graph(request), self.say))
+                plan.append(whatif.best(request, state.own_source(request), self.say))
                 return plan[0]
 
             return sensitivity.cell(a, b, find, regions.sort_of), plan[0] if plan else None
@@ -211,10 +212,12 @@ class _Work:
         return self.times[here](load_cluster(there))
 
     def _graph(self, plan: Plan, request: Request) -> Graph:
-        """The graph that a plan was made for; one for each batch."""
-        batch = int(plan.workload["batch"])
+        """The graph that a plan was made for; one for each micro-batch."""
+        count = int(plan.workload["accumulate"])
+        batch = int(plan.workload["batch"]) // count
         if batch not in self.graphs:
-            self.graphs[batch] = prepare(request, state.own_graph(request)).graph
+            asked = replace(request, batch=batch, accumulate=1)
+            self.graphs[batch] = prepare(asked, state.own_graph(asked)).graph
         return self.graphs[batch]
 
 

@@ -50,7 +50,7 @@ def best(request: Request, say: Progress = lambda text: None) -> tuple[Plan, flo
 
     def make() -> tuple[Plan, float]:
         start = time.perf_counter()
-        return whatif.best(request, state.own_graph(request), say), time.perf_counter() - start
+        return whatif.best(request, state.own_source(request, say), say), time.perf_counter() - start
 
     return _answers().get(request, make, lambda: say("another visitor's plan"))
 

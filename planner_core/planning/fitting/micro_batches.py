@@ -22,21 +22,28 @@ from planner_core.planning.methods import METHODS, Method
 from planner_core.planning.request import Progress, Request
 from planner_core.planning.session import Planner, meshes, prepare, with_recompute
 from planner_core.search import TIE, search
-from planner_core.search.algebra import TooWide
+from planner_core.search.algebra import MAX_WORK, TooWide
 
 Choose = Callable[..., Plan]
 """The best plan of a planner over meshes, told how it goes on; `below`: a value that is known, above which nothing matters.
 Raises NoPlanFits."""
 
 
-def settle(request: Request, graph: Graph | None, choose: Choose, say: Progress) -> tuple[Planner, Plan]:
-    """The planner of the number of micro-batches that is best, and its plan; the plan of least memory where nothing fits.
+Source = Graph | Callable[[Request], Graph] | None
+"""The graph of a request's model; or what gives it for a number of micro-batches; None: the zoo's or the file's own."""
+
+
+def settle(
+    request: Request, graph: Source, choose: Choose, say: Progress, work: int = MAX_WORK
+) -> tuple[Planner, Plan]:
+    """The planner of the number of micro-batches that is best, and its plan; the plan of least memory where nothing fits. `work`
+    as in `search`.
 
     Raises NoPlanFits where an explicit budget is below every plan's need, and InputError.
     """
     best: tuple[Planner, Plan] | None = None
     refused: NoPlanFits | None = None
-    for planner in _planners(request, graph, say):
+    for planner in _planners(request, graph, say, work):
         options = meshes(planner.request, planner.cluster)
         if best is not None and best[1].fits and _least(planner, options) >= _value(best[1]) * (1 - TIE):
             break
@@ -49,6 +56,8 @@ def settle(request: Request, graph: Graph | None, choose: Choose, say: Progress)
             continue
         if best is None or _better(found[1], best[1]):
             best = found
+        if found[0].workload.recompute != planner.workload.recompute:
+            break  # not even recomputation would help: memory sets no limit here
     if best is None:
         assert refused is not None
         raise refused
@@ -70,15 +79,16 @@ def choose_recomputation(
     return planner, choose(planner, options, say, below=below)
 
 
-def _planners(request: Request, graph: Graph | None, say: Progress) -> Iterator[Planner]:
+def _planners(request: Request, graph: Source, say: Progress, work: int) -> Iterator[Planner]:
     """One planner for each number of micro-batches to look at, rising; each divides the next."""
-    if request.accumulate is not None or graph is not None:
-        yield prepare(request, graph, say)
+    if request.accumulate is not None or isinstance(graph, Graph):
+        yield prepare(request, graph(request) if callable(graph) else graph, say, work)
         return
     count = 1
     while count:
         try:
-            planner = prepare(replace(request, accumulate=count), None, say)
+            asked = replace(request, accumulate=count)
+            planner = prepare(asked, graph(asked) if callable(graph) else None, say, work)
         except InputError:
             if count == 1:
                 raise

@@ -1,0 +1,36 @@
+"""Sentences of the command line, for the page. Pure."""
+
+from __future__ import annotations
+
+import re
+
+from explorer.text.units import memory
+
+OPTIONS = {
+    "memory-gb": "memory per GPU",
+    "mesh": "mesh",
+    "batch": "batch",
+    "seq": "sequence length",
+    "layers": "layers",
+    "recompute": "recomputation",
+    "accumulate": "number of micro-batches",
+    "dtype": "number format",
+    "optimizer": "optimizer",
+    "zero": "weight sharding",
+    "cluster": "cluster",
+    "method": "method",
+    "objective": "goal",
+}
+
+
+MEMORY = re.compile(r"(\d+(?:\.\d+)?) GB(?!/)")
+"""The command line takes and tells memory in GB; the page tells it in GiB everywhere."""
+
+
+def in_words(text: str) -> str:
+    """A sentence of the command line for the page: options by the names of their controls, memory in GiB."""
+    text = re.sub(r"--memory-gb (\d+)", r"--memory-gb of \1 × 10⁹ bytes", text)
+    for option, words in OPTIONS.items():
+        text = re.sub(rf"--{option}\b", words, text)
+    text = MEMORY.sub(lambda m: memory(float(m[1]) * 1e9), text)
+    return text[:1].upper() + text[1:] + ("" if text.endswith((".", "?")) else ".")
