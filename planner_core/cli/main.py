@@ -12,7 +12,7 @@ from typing import Any
 
 from planner_core.cli.calibrate import add_calibrate, run_calibrate
 from planner_core.cli.pricing import add_budget, add_price, budget_of, run_price
-from planner_core.core import InputError, Plan, PlannerError, load_plan, save_plan, write_file
+from planner_core.core import Graph, InputError, Plan, PlannerError, load_plan, save_plan, write_file
 from planner_core.planning import METHODS, Request
 from planner_core.planning.methods import EXAMPLE
 
@@ -61,7 +61,12 @@ def _parser() -> _Parser:
     fold.set_defaults(run=_fold)
     plan = _with_options(_with_model(commands.add_parser("plan", help="derive, score and rank plans")))
     plan.add_argument("-o", "--output", metavar="FILE", help="write the chosen plan")
-    plan.add_argument("--pick", metavar="NAME", help="with -o: another plan of the report, by name, e.g. FSDP")
+    plan.add_argument(
+        "--trace", metavar="FILE", help="write the step of the chosen plan as a Chrome trace, which Perfetto opens"
+    )
+    plan.add_argument(
+        "--pick", metavar="NAME", help="with -o or --trace: another plan of the report, by name, e.g. FSDP"
+    )
     plan.add_argument(
         "--front", action="store_true", help="also every plan that no other beats in the objective and memory"
     )
@@ -237,7 +242,7 @@ def _plan(args: argparse.Namespace) -> int:
         text,
     )
 
-    if args.pick and not args.output:
+    if args.pick and not args.output and not args.trace:
         raise InputError(f"--pick {args.pick!r} chooses the plan that -o writes; say where with -o FILE")
     request, budget = _request(args), budget_of(args)
     result = plan_model(request, progress=_say)
@@ -255,9 +260,18 @@ def _plan(args: argparse.Namespace) -> int:
     if args.output:
         save_plan(chosen, args.output)
         print(f"{args.output}: not run yet; {_how_to_verify(args.output, chosen)}", file=sys.stderr)
+    if args.trace:
+        _write_trace(chosen, result.graph, args.trace)
     for note in result.notes:
         print(note, file=sys.stderr)
     return _print(args, data, words)
+
+
+def _write_trace(plan: Plan, graph: Graph, file: str) -> None:
+    """The step of a plan in the Trace Event Format."""
+    from planner_core.planning.analysis import chrome_trace, step_work
+
+    write_file(Path(file), json.dumps(chrome_trace({plan.name: step_work(plan, graph)})))
 
 
 def _picked(plans: Sequence[Plan], name: str) -> Plan:

@@ -18,12 +18,14 @@ from planner_core.planning.analysis.reporting import (
 )
 from planner_core.planning.analysis.scaling import COUNTS, Size, grow, resized
 from planner_core.planning.analysis.sensitivity import SAME, UNKNOWN, Axis, Cell, Crossover
+from planner_core.planning.analysis.step_trace import STREAMS, Work, chrome_trace, step_work
 from planner_core.planning.analysis.unfolded_network import network_json, unfold_problem
 
 __all__ = [
     "COUNTS",
     "SAME",
     "SAYS",
+    "STREAMS",
     "UNKNOWN",
     "AblationStep",
     "Axis",
@@ -34,8 +36,10 @@ __all__ = [
     "Scenario",
     "Size",
     "Tie",
+    "Work",
     "ablation_steps",
     "choice",
+    "chrome_trace",
     "doubt_between",
     "fold_report",
     "fold_text",
@@ -51,6 +55,7 @@ __all__ = [
     "report",
     "resized",
     "sensitivity",
+    "step_work",
     "table",
     "text",
     "to_dot",

@@ -1,0 +1,382 @@
+"""One rank's step as a list of work on streams, in order: what the price of a plan adds up, operator by operator.
+
+All ranks do the same. Four streams run side by side:
+
+    parts         which part of the model runs: a layer, or what stands between layers
+    compute       operators, and what holds them up; its seconds add up to the step's time
+    collectives   what an operator waits for
+    weights       gathers and reductions of weights beside compute
+
+A unit's weight traffic is drawn beside the unit itself, where the price counts it. A run sends it a unit earlier (gathers) or
+later (reductions), beside work of the same kind; see `planner_core.cost.step_time`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from planner_core.core import Block, Call, Cluster, Graph, Op, Plan, Workload
+from planner_core.cost import (
+    BESIDE,
+    CostModel,
+    Message,
+    Unit,
+    all_seconds,
+    block_of,
+    cost_model,
+    message_time,
+    op_seconds,
+    recomputed,
+    units_of,
+)
+
+PARTS, COMPUTE, COLLECTIVES, WEIGHTS = STREAMS = ("parts", "compute", "collectives", "weights")
+WORKS, AGAIN, WAITS, HELD, UPDATES, SENDS, PART = KINDS = (
+    "compute", "recomputation", "waits", "held up by weight traffic", "optimizer", "sends", "part",
+)  # fmt: skip
+FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
+MOST_WORK = 100_000
+"""Work that is listed in full. Beyond, all micro-batches but the first and the last are put together by kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One thing that a rank does. `part` is the part of the model, `copy` its number among `copies` alike that follow each other;
+    `note` says what waits for what. Micro-batches count from 1; 0 belongs to none."""
+
+    stream: str
+    kind: str
+    name: str
+    phase: str
+    part: str
+    copy: int
+    copies: int
+    micro_batch: int
+    start_s: float
+    seconds: float
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Work of one pass through a part, before it has a place in time. `collective`: it is a wait for this one."""
+
+    kind: str
+    name: str
+    seconds: float
+    note: str = ""
+    collective: str = ""
+
+
+@dataclass
+class _Part:
+    """A call of a repeated block, or the operators between two such calls."""
+
+    title: str
+    label: str
+    ops: tuple[Op, ...]
+    copy: int = 1
+    copies: int = 1
+    passes: dict[str, list[_Piece]] = field(default_factory=dict)
+
+
+def step_work(plan: Plan, graph: Graph) -> list[Work]:
+    """Everything that one rank does in a step of `plan`, in seconds from its begin. Raises InputError for a plan of another model."""
+    return _Step(plan, graph).work()
+
+
+def chrome_trace(steps: Mapping[str, Iterable[Work]]) -> dict[str, Any]:
+    """The steps of plans by name in the Trace Event Format, which Perfetto and chrome://tracing open: a process a plan, a thread
+    a stream, times in microseconds."""
+    events: list[dict[str, Any]] = []
+    for pid, (name, step) in enumerate(steps.items()):
+        events.append({"ph": "M", "pid": pid, "name": "process_name", "args": {"name": name}})
+        events += [
+            {"ph": "M", "pid": pid, "tid": tid, "name": "thread_name", "args": {"name": stream}}
+            for tid, stream in enumerate(STREAMS)
+        ]
+        events += [_event(pid, w) for w in step]
+    return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+def _event(pid: int, w: Work) -> dict[str, Any]:
+    part = f"{w.part} {w.copy} of {w.copies}" if w.copies > 1 else w.part
+    args = {"part": part, "phase": w.phase, "micro-batch": w.micro_batch, "note": w.note}
+    return {
+        "ph": "X", "pid": pid, "tid": STREAMS.index(w.stream), "ts": w.start_s * 1e6, "dur": w.seconds * 1e6, "name": w.name,
+        "cat": w.kind, "args": {k: v for k, v in args.items() if v},
+    }  # fmt: skip
+
+
+class _Step:
+    """Lays the work of a plan out in time."""
+
+    def __init__(self, plan: Plan, graph: Graph) -> None:
+        w = plan.workload
+        self.plan, self.graph = plan, graph
+        workload = Workload(**{k: w[k] for k in Workload.__dataclass_fields__ if k in w})
+        self.model: CostModel = cost_model(Cluster.from_json(plan.cluster), plan.mesh, workload)
+        self.units = {u.label: u for u in units_of(plan.blocks, graph, self.model)}
+        self.parts = _parts(plan, graph)
+        self.now = 0.0
+        self.free = 0.0
+        self.done: list[Work] = []
+        templates: dict[tuple[str, str], list[_Piece]] = {}
+        for part in self.parts:
+            for phase in (FORWARD, BACKWARD):
+                key = (part.label or part.title, phase)
+                if part.label == "" or key not in templates:
+                    templates[key] = list(self._pass(part, phase))
+                part.passes[phase] = templates[key]
+
+    # --- laying out -----------------------------------------------------------------------------------
+
+    def work(self) -> list[Work]:
+        count = self.model.workload.accumulate
+        each = sum(len(pieces) for part in self.parts for pieces in part.passes.values())
+        put_together = count > 2 and count * each > MOST_WORK
+        for number in range(1, count + 1):
+            if put_together and 2 < number < count:
+                continue
+            begin = len(self.done)
+            self._micro_batch(number, number == 1, number == count)
+            if put_together and number == 2:
+                self._put_together(begin, count)
+        optimizer = sum(u.copies * u.optimizer_s for u in self.units.values())
+        self._note(UPDATES, "clip gradients, update weights", OPTIMIZER, _Part("all weights", "", ()), 0, optimizer)
+        return _ended(self.done, self.now)
+
+    def _micro_batch(self, number: int, first: bool, last: bool) -> None:
+        seen: set[str] = set()
+        for part in self.parts:
+            if first and part.label and (block := part.label.partition("#")[0]) not in seen:
+                seen.add(block)
+                self._end(part, FORWARD, number)
+            self._run(part, FORWARD, number, first)
+        ends = {p.label.partition("#")[0]: i for i, p in reversed(list(enumerate(self.parts))) if p.label}
+        for i, part in reversed(list(enumerate(self.parts))):
+            self._run(part, BACKWARD, number, last)
+            if last and part.label and ends[part.label.partition("#")[0]] == i:
+                self._end(part, BACKWARD, number)
+
+    def _run(self, part: _Part, phase: str, number: int, edge: bool) -> None:
+        """One pass of a micro-batch through a part."""
+        begin = self.now
+        for piece in part.passes[phase]:
+            if piece.collective:
+                self._place(
+                    COLLECTIVES, SENDS, piece.collective, phase, part, number, self.now, piece.seconds, piece.note
+                )
+            self._note(piece.kind, piece.name, phase, part, number, piece.seconds, piece.note)
+        traffic = self._traffic(part, phase, edge)
+        held = self._held(self.units[part.label], phase, edge) * self._share(part, phase, edge, traffic)
+        if held > 0:
+            self._note(
+                HELD,
+                "held up by weight traffic",
+                phase,
+                part,
+                number,
+                held,
+                "weights of the units beside are on their way",
+            )
+        for m in traffic:
+            seconds = message_time(m, self.model)
+            self.free = max(self.free, begin)
+            note = f"{_over(m, self.plan)}; the {'unit' if phase == FORWARD else 'optimizer'} that needs it waits for its end"
+            self._place(
+                WEIGHTS,
+                SENDS,
+                f"{m.kind} of {m.what} {m.weight}".strip(),
+                phase,
+                part,
+                number,
+                self.free,
+                seconds,
+                note,
+            )
+            self.free += seconds
+        self._place(PARTS, PART, f"{phase}: {part.title}", phase, part, number, begin, self.now - begin, "")
+
+    def _end(self, part: _Part, phase: str, number: int) -> None:
+        """The first unit's gather and the last unit's reduction have nothing to hide behind."""
+        block, seconds = part.label.partition("#")[0], 0.0
+        for label, u in self.units.items():
+            if label.partition("#")[0] == block and u.repeats > 1:
+                mine = [
+                    m for m in u.each if m.category == BESIDE and (m.phase == FORWARD or m.what.startswith("gradient"))
+                ]
+                sent = sum(message_time(m, self.model) for m in (*mine, *u.once) if m.phase == phase)
+                seconds += u.copies * sent / u.repeats
+        name = "the first gather of weights" if phase == FORWARD else "the last reduction of gradients"
+        self._note(HELD, name, phase, part, number, seconds, "nothing runs that it could hide behind")
+
+    def _note(
+        self, kind: str, name: str, phase: str, part: _Part, number: int, seconds: float, note: str = ""
+    ) -> None:  # fmt: skip
+        """Work on the compute stream: what follows starts when it ends."""
+        if seconds:
+            self._place(COMPUTE, kind, name, phase, part, number, self.now, seconds, note)
+            self.now += seconds
+
+    def _place(
+        self, stream: str, kind: str, name: str, phase: str, part: _Part, number: int, start_s: float, seconds: float, note: str
+    ) -> None:  # fmt: skip
+        self.done.append(
+            Work(stream, kind, name, phase, part.title, part.copy, part.copies, number, start_s, seconds, note)
+        )
+
+    def _put_together(self, begin: int, count: int) -> None:
+        """In place of the second micro-batch, all between the first and the last, by kind."""
+        second = [w for w in self.done[begin:] if w.stream == COMPUTE]
+        sums: dict[str, float] = defaultdict(float)
+        for w in second:
+            sums[w.kind] += w.seconds
+        self.now = self.free = second[0].start_s
+        del self.done[begin:]
+        told = f"micro-batches 2 to {count - 1}"
+        for kind, seconds in sums.items():
+            part = _Part("the whole model", "", ())
+            self._note(
+                kind,
+                f"{told}: {kind}",
+                FORWARD,
+                part,
+                2,
+                (count - 2) * seconds,
+                "each like the others, put together here",
+            )
+        self.free = self.now
+
+    # --- what a pass consists of ------------------------------------------------------------------------
+
+    def _pass(self, part: _Part, phase: str) -> Iterator[_Piece]:
+        """A pass through a part: its operators in order, each with what it waits for."""
+        bp, block, unit = self.plan.blocks[part.label], block_of(self.graph, part.label), self.units[part.label]
+        again = recomputed(block, bp)
+        waits: dict[str, list[Message]] = defaultdict(list)
+        for m in unit.each:
+            if m.phase == phase and not unit.beside(m):
+                waits[m.site].append(m)
+        if phase == FORWARD:
+            for op in part.ops:
+                seconds = all_seconds(block, op, bp, again, self.model)[0]
+                yield from self._around(op, WORKS, seconds, waits[op.name], ("result", "inside"))
+            return
+        for op in part.ops:
+            if op.name in again:
+                seconds = _twice(block, op, bp, again, self.model)
+                mine = [m for m in waits[op.name] if not m.what.startswith("gradient")]
+                yield from self._around(op, AGAIN, seconds, mine, ("result", "inside"))
+        for op in reversed(part.ops):
+            seconds = all_seconds(block, op, bp, again, self.model)[1]
+            left = [m for m in waits[op.name] if op.name not in again or m.what.startswith("gradient")]
+            seconds -= _twice(block, op, bp, again, self.model) if op.name in again else 0.0
+            yield from self._around(op, WORKS, seconds, left, ("gradient of operand", "inside"))
+
+    def _around(
+        self, op: Op, kind: str, seconds: float, waits: list[Message], after: tuple[str, ...]
+    ) -> Iterator[_Piece]:
+        """An operator between what it waits for and what those that follow wait for."""
+        later = [m for m in waits if m.what.startswith(after)]
+        yield from (self._wait(m, f"{op.name} waits for it") for m in waits if m not in later)
+        if seconds:
+            yield _Piece(kind, op.name, seconds)
+        yield from (self._wait(m, "the operators that follow wait for it") for m in later)
+
+    def _wait(self, m: Message, who: str) -> _Piece:
+        sent = f"{m.kind} of {m.what}"
+        return _Piece(
+            WAITS, f"waits for {sent}", message_time(m, self.model), f"{who}; {m.site}, {_over(m, self.plan)}", sent
+        )
+
+    def _traffic(self, part: _Part, phase: str, edge: bool) -> list[Message]:
+        """Weight traffic beside one pass through a part; `edge`: that of once a step too."""
+        unit = self.units[part.label]
+        found = [m for m in unit.each if m.phase == phase and unit.beside(m)]
+        found += [m for m in unit.once if m.phase == phase and edge]
+        if part.label:
+            return found
+        return [m for m in found if self._home(m.weight) is part]
+
+    def _home(self, weight: str) -> _Part:
+        """The part of the top block that shows the traffic of a weight: the first that uses it."""
+        top = self.graph.top
+        for part in self.parts:
+            if not part.label and any(top.values[v].name == weight for op in part.ops for v in op.inputs):
+                return part
+        return next(p for p in self.parts if not p.label)
+
+    def _held(self, unit: Unit, phase: str, edge: bool) -> float:
+        """Seconds by which weight traffic lengthens one pass through a unit (see `planner_core.cost.step_time`)."""
+        waits = sum(message_time(m, self.model) for m in unit.each if m.phase == phase and not unit.beside(m))
+        sent = sum(message_time(m, self.model) for m in unit.each if m.phase == phase and unit.beside(m))
+        sent += sum(message_time(m, self.model) for m in unit.once if m.phase == phase and edge)
+        busy = waits + (unit.forward_s if phase == FORWARD else unit.backward_s)
+        return max(busy + self.model.contention * sent, sent) - busy
+
+    def _share(self, part: _Part, phase: str, edge: bool, traffic: list[Message]) -> float:
+        """The part of its unit's traffic that stands at a part: the top block stands in several."""
+        if part.label:
+            return 1.0
+        mine = sum(message_time(m, self.model) for m in traffic)
+        whole = sum(
+            message_time(m, self.model) for p in self.parts if not p.label for m in self._traffic(p, phase, edge)
+        )
+        return mine / whole if whole else 0.0
+
+
+def _twice(block: Block, op: Op, bp: Any, again: Mapping[str, bool], model: CostModel) -> float:
+    """Seconds of an operator that runs forward again in backward."""
+    return op_seconds(block, op, bp, again, model)[1] - op_seconds(block, op, bp, {}, model)[1]
+
+
+def _over(m: Message, plan: Plan) -> str:
+    return f"{m.num_bytes / 1e6:,.3g} MB over {plan.mesh.axis_sizes[m.axis]} ranks ({plan.mesh.axis_names[m.axis]})"
+
+
+def _ended(done: list[Work], end_s: float) -> list[Work]:
+    """Nothing is sent after the step: what queued up beyond its end is drawn earlier."""
+    found = []
+    for w in reversed(done):
+        if w.stream == WEIGHTS:
+            w = replace(w, start_s=min(w.start_s, end_s - w.seconds))
+            end_s = w.start_s
+        found.append(w)
+    return found[::-1]
+
+
+def _parts(plan: Plan, graph: Graph) -> list[_Part]:
+    """The parts of the model in order, with titles and numbers of copies that follow each other."""
+    labels: dict[tuple[str, str], list[str]] = {}
+    for label, bp in plan.blocks.items():
+        for prefix in bp.prefixes:
+            labels.setdefault((label.partition("#")[0], prefix), []).append(label)
+    found: list[_Part] = []
+    for item in graph.top.items:
+        if isinstance(item, Call):
+            label = labels[item.block, item.prefix].pop(0)
+            found.append(_Part(item.block, label, tuple(graph.blocks[item.block].ops)))
+        elif found and not found[-1].label:
+            found[-1].ops += (item,)
+        else:
+            found.append(_Part("", "", (item,)))
+    for part in found:
+        part.title = part.title or _title(part.ops)
+    start = 0
+    for i in range(1, len(found) + 1):
+        if i == len(found) or found[i].title != found[start].title:
+            for k, part in enumerate(found[start:i]):
+                part.copy, part.copies = k + 1, i - start
+            start = i
+    return found
+
+
+def _title(ops: tuple[Op, ...]) -> str:
+    """The modules from the first to the last: `norm … lm_head`."""
+    modules = [op.name.rpartition("/")[0].rpartition(".")[2] for op in ops]
+    known = list(dict.fromkeys(m for m in modules if m))
+    return " … ".join(dict.fromkeys((known[0], known[-1]))) if known else "top"
