@@ -21,6 +21,9 @@ def _register() -> Any:
 
 
 _GRAPH = _register()
+_STREAMS = st.components.v2.component(
+    "shardscope_streams", html=template("streams"), css=style("streams"), js=script("streams")
+)
 _ADDRESS = st.components.v2.component("shardscope_address", html="<i></i>", js=script("address"))
 _SVG = st.components.v2.component(
     "shardscope_svg",
@@ -34,6 +37,12 @@ _WEIGHTS = st.components.v2.component(
     css=style("weights"),
     js=script("weights"),
 )
+
+
+def streams(data: dict[str, Any], *, key: str) -> None:
+    """Draw the steps of plans in time (see streams.js and `explorer.analysis.streams`)."""
+    lanes, plans = len(data["streams"]), len(data["plans"])
+    _STREAMS(key=key, data=data, height=120 + plans * (34 + 24 * lanes))
 
 
 def weights(data: dict[str, Any], *, key: str, on_open: Callable[[], None]) -> None:

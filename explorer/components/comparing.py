@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -10,7 +11,7 @@ import streamlit as st
 
 from explorer import components
 from explorer.address import settings
-from explorer.analysis import answer, differences, rows, timeline
+from explorer.analysis import answer, differences, rows, streams, timeline
 from explorer.components import answer as parts
 from explorer.components import frame
 from explorer.figures import compare as charts
@@ -18,41 +19,40 @@ from explorer.figures import topology
 from explorer.session import state
 from explorer.static import style_file
 from explorer.text import glossary, units, words
-from planner_core.core import Plan
+from planner_core.core import Graph, Plan
 from planner_core.planning import Request, Result, prepare
-from planner_core.planning.analysis import AblationStep, ablation_steps
+from planner_core.planning.analysis import AblationStep, Work, ablation_steps, chrome_trace, step_work
 
 Plans = Mapping[str, Plan]
 
 
 def step(shown: Plans, homes: Mapping[str, Result]) -> None:
     """The step of each plan in time; `homes`: what each plan is one of."""
-    look = frame.theme()
     lines = {words.title(p): timeline.timeline(p, homes[n].graph) for n, p in shown.items()}
+    steps = {words.title(p): _work(homes[n].request, n, state.edit_of(n), p, homes[n].graph) for n, p in shown.items()}
     st.markdown("**One training step in time**", help=f"Exposed: {glossary.GLOSSARY['exposed']}")
-    updates = [t.update_s for t in lines.values()]
     first, *others = {p.mesh.num_devices for p in shown.values()}
     all_of, last = (
         ("All GPUs of a plan", "all its ranks") if others else (f"All {first} GPUs", f"ranks 0 to {first - 1}")
     )
     st.caption(
-        f"{all_of} do the same: every rank holds an equal share and runs the same operations, so three lanes stand for "
-        f"{last}. Compute and waiting add up to the step; what is sent behind compute costs no time. The "
-        "optimizer sends nothing and its update is not part of the estimate: reading and writing weights, gradients and states "
-        f"takes about {_range(updates)}."
+        f"{all_of} do the same: every rank holds an equal share and runs the same operations, so these lanes stand for {last}. "
+        "The lane “compute” adds up to the step: operators, what shows of communication, and the optimizer. Weights on their way "
+        "beside it cost time only where they hold it up."
     )
-    st.plotly_chart(
-        charts.timeline(lines, look),
-        theme=None,
-        config=frame.CHART,
-        key="timeline",
-        alt="; ".join(
-            f"{name}: compute {units.seconds(t.total('compute'))}, waits {units.seconds(t.total('exposed'))}, "
-            f"hidden {units.seconds(t.total('hidden'))}"
-            for name, t in lines.items()
-        ),
-    )
-    frame.data("the bars of these steps", "steps", lambda: rows.bars(lines))
+    components.streams(streams.streams(steps, {words.title(p): p for p in shown.values()}), key="streams")
+    with st.container(horizontal=True):
+        frame.data("the bars of these steps", "steps", lambda: rows.bars(lines))
+        st.download_button(
+            "Chrome trace", lambda: json.dumps(chrome_trace(steps)), file_name="steps.trace.json", mime="application/json",
+            on_click="ignore", key="trace", type="tertiary", icon=":material/download:",
+            help="For Perfetto: a process a plan, a thread a stream",
+        )  # fmt: skip
+
+
+@st.cache_resource(max_entries=16, show_spinner=False)
+def _work(request: Request, name: str, edit: tuple[str, ...], _plan: Plan, _graph: Graph) -> list[Work]:
+    return step_work(_plan, _graph)
 
 
 def why(shown: Plans, homes: Mapping[str, Result], against: str) -> None:
@@ -66,11 +66,6 @@ def why(shown: Plans, homes: Mapping[str, Result], against: str) -> None:
         st.markdown(frame.text(f"{words.title(shown[first])} {answer.causes(found, first, against)}."))
     st.html(style_file("answer"))
     st.html(parts.steps(found, shown, list(shown), against, {}))
-
-
-def _range(times: list[float]) -> str:
-    low, high = units.seconds(min(times)), units.seconds(max(times))
-    return low if low == high else f"{low} to {high}"
 
 
 def memory_and_traffic(shown: Plans, homes: Mapping[str, Result]) -> None:

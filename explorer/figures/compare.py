@@ -1,4 +1,4 @@
-"""Figures that put plans beside each other: memory, traffic, the step in time, who sends to whom. Pure: values in, plotly out."""
+"""Figures that put plans beside each other: memory, traffic, who sends to whom. Pure: values in, plotly out."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from explorer.analysis.timeline import LANES, Timeline
 from explorer.figures.palette import (
     COMMUNICATION,
-    COMPUTE,
     KIND_COLOURS,
     MEMORY_COLOURS,
     MEMORY_INK,
@@ -28,11 +26,6 @@ from planner_core.core import PHASES, Plan
 GIB = units.GIB
 PATTERNS = ("", "/", ".")
 """One per mesh axis, so that axes differ without colour; the innermost is plain."""
-LANE_NAMES = {"compute": "compute", "exposed": "waits for data", "hidden": "hidden traffic"}
-LANE_STEP, PLAN_STEP = 1.0, 4.3
-"""Distance of lanes, and of plans, in units of the vertical axis."""
-LABEL_SHARE = 0.012
-"""A stretch gets its name inside if it is as long as this share of the widest step for each letter."""
 
 
 def memory_bars(plans: Mapping[str, Plan], theme: Theme, limits: Mapping[str, int]) -> go.Figure:
@@ -141,86 +134,6 @@ def collectives_bars(plans: Mapping[str, Plan], theme: Theme) -> go.Figure:
 def _row(plan: Plan, phase: str, kind: str, axis: str) -> tuple[int, int]:
     found = [t for t in plan.cost.traffic if (t.phase, t.kind, plan.mesh.axis_names[t.axis]) == (phase, kind, axis)]
     return sum(t.wire_bytes for t in found), sum(t.count for t in found)
-
-
-# --- the step in time ---------------------------------------------------------------------------------
-
-
-def timeline(lines: Mapping[str, Timeline], theme: Theme) -> go.Figure:
-    """One step of each plan by name in three lanes: compute, the communication it waits for, and what hides behind compute."""
-    figure = go.Figure()
-    widest = max((t.step_s for t in lines.values()), default=0.0) or 1.0
-    looks = {"compute": (COMPUTE, ""), "exposed": (COMMUNICATION, ""), "hidden": (COMMUNICATION, "/")}
-    for k, lane in enumerate(LANES):
-        bars = [
-            (i * PLAN_STEP + k * LANE_STEP, b) for i, t in enumerate(lines.values()) for b in t.bars if b.lane == lane
-        ]
-        colour, pattern = looks[lane]
-        figure.add_bar(
-            y=[y for y, _ in bars],
-            x=[b.seconds * 1e3 for _, b in bars],
-            base=[b.start_s * 1e3 for _, b in bars],
-            orientation="h",
-            name=LANE_NAMES[lane],
-            width=0.86,
-            hovertext=[
-                f"{b.phase}, {_escape(b.part)}{f' {b.copy} of {b.copies}' if b.copies > 1 else ''}<br>"
-                f"{LANE_NAMES[lane]} {units.seconds(b.seconds)}"
-                for _, b in bars
-            ],
-            hovertemplate="%{hovertext}<extra></extra>",
-            marker={
-                "color": colour,
-                "pattern": {"shape": pattern, "fgcolor": colour, "bgcolor": theme.surface, "size": 6},
-                "line": {"width": 0.5, "color": theme.surface},
-            },
-        )
-    for i, (name, line) in enumerate(lines.items()):
-        _mark(figure, name, line, i * PLAN_STEP, widest, theme)
-    ticks = [i * PLAN_STEP + k for i in range(len(lines)) for k in range(len(LANES))]
-    figure.update_layout(barmode="overlay", showlegend=False)
-    figure.update_xaxes(title="time in one step, ms", range=[0, widest * 1e3 * 1.12])
-    figure.update_yaxes(
-        tickvals=ticks,
-        ticktext=[LANE_NAMES[lane] for lane in LANES] * len(lines),
-        range=[(len(lines) - 1) * PLAN_STEP + 2.7, -1.5],
-        fixedrange=True,
-    )
-    style(figure, theme, 90 + 118 * len(lines))
-    figure.update_yaxes(showgrid=False, zeroline=False)
-    figure.update_layout(margin={"l": 8, "r": 16, "t": 8, "b": 48})
-    return figure
-
-
-def _mark(figure: go.Figure, name: str, line: Timeline, top: float, widest: float, theme: Theme) -> None:
-    """A plan's name over its lanes, the step's length at its end, where backward begins, and names inside long stretches."""
-    text = {"showarrow": False, "xanchor": "left", "font": {"size": 13.5, "color": theme.text}}
-    figure.add_annotation(x=0, y=top - 0.95, text=f"<b>{_escape(name)}</b>", **text)
-    figure.add_annotation(x=line.step_s * 1e3, y=top, text=units.seconds(line.step_s), xshift=6, **text)
-    turn = line.start_of("backward") * 1e3
-    figure.add_shape(
-        type="line",
-        x0=turn,
-        x1=turn,
-        y0=top - 0.62,
-        y1=top + 2.5,
-        line={"color": theme.muted, "width": 1, "dash": "dot"},
-    )
-    if not line.dense("backward") and turn > len(name) * 13.5 * widest:  # clear of the name
-        figure.add_annotation(x=turn, y=top - 0.95, text="backward", xshift=3, **text)
-    for phase in filter(line.dense, ("forward", "backward")):
-        for part, copies, start, end in line.spans(phase):
-            words = f"{phase}: {part}" + (f" ×{copies}" if copies > 1 else "")
-            words = next((w for w in (words, phase) if len(w) * LABEL_SHARE * widest < end - start), "")
-            if words:
-                figure.add_annotation(
-                    x=(start + end) / 2e-3,
-                    y=top,
-                    text=_escape(words),
-                    showarrow=False,
-                    font={"size": 12.5, "color": "#ffffff"},
-                    bgcolor=COMPUTE,
-                )
 
 
 def _label(plan: Plan) -> str:

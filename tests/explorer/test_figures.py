@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
@@ -9,10 +10,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from explorer.analysis import differences
+from explorer.analysis import differences, streams
 from explorer.analysis import other_links as linked
 from explorer.analysis.answer import limit_bytes
-from explorer.analysis.timeline import timeline
 from explorer.figures import compare as charts
 from explorer.figures import print_figures, topology
 from explorer.figures import scaling as grow_charts
@@ -22,6 +22,7 @@ from explorer.text import units, words
 from planner_core.core.cluster import load_cluster
 from planner_core.core.mesh import DeviceMesh
 from planner_core.core.plan import PHASES, Plan
+from planner_core.planning.analysis import step_work
 from planner_core.planning.analysis.ablation import SAYS, ablation_steps
 from planner_core.planning.analysis.scaling import Option, Size
 from planner_core.planning.pipeline import Result
@@ -53,18 +54,21 @@ def test_bars_hold_the_plans_numbers(result: Result, plans: dict[str, Plan], the
     assert sum(t.x[0] for t in bars.data) * 1e9 == pytest.approx(sum(t.wire_bytes for t in result.best.cost.traffic))
 
 
-def test_the_timeline_figure_is_the_step(result: Result, plans: dict[str, Plan]) -> None:
-    two = {n: timeline(plans[n], result.graph) for n in ("best", "Megatron-LM")}
-    figure = charts.timeline(two, LIGHT)
-    compute, exposed, hidden = figure.data
-    assert sum(compute.x) + sum(exposed.x) == pytest.approx(
-        sum(plans[n].cost.step_time_s - plans[n].cost.optimizer_time_s for n in two) * 1e3
-    )
-    assert hidden.marker.pattern.shape == "/"
-    assert figure.layout.xaxis.title.text.endswith("ms")
-    told = [a.text for a in figure.layout.annotations]
-    assert all(units.seconds(plans[n].cost.step_time_s) in told for n in two)
-    assert any(t.startswith("backward") for t in told)
+def test_the_streams_drawn_are_the_steps_work(result: Result, plans: dict[str, Plan]) -> None:
+    two = {n: plans[n] for n in ("best", "Megatron-LM")}
+    steps = {n: step_work(p, result.graph) for n, p in two.items()}
+    drawn = streams.streams(steps, two)
+    kinds = [k["told"] for k in drawn["kinds"]]
+    exposed = [i for i, told in enumerate(kinds) if told.startswith("exposed")]
+    assert json.loads(json.dumps(drawn)) == drawn
+    for shown, plan in zip(drawn["plans"], two.values(), strict=True):
+        compute = [w for w in shown["works"] if w[0] == drawn["streams"].index("compute")]
+        assert sum(w[4] for w in compute) == pytest.approx(plan.cost.step_time_s)
+        assert sum(w[4] for w in compute if w[1] in exposed) == pytest.approx(plan.cost.exposed_comm_time_s)
+        assert shown["told"] == units.seconds(plan.cost.step_time_s)
+        waits = [drawn["words"][w[6]] for w in compute if kinds[w[1]] == "exposed, the GPU waits"]
+        assert waits and all("wait" in note for note in waits)
+        assert any(drawn["words"][w[5]] == "self_attn.q_proj/linear" for w in compute)
 
 
 def test_the_matrix_figure_holds_the_bytes_and_says_them(result: Result, plans: dict[str, Plan]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,17 +13,13 @@ from playwright.sync_api import expect
 from tests.support.visiting import Visit
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser
+    from playwright.sync_api import Browser, Locator, Page
 
 
 def test_compare_step_by_step(visit: Visit) -> None:
     page = visit.page
     visit.open("/compare?compare=best,megatron-lm")
-    page.locator(".js-plotly-plot").nth(4).wait_for()
-    line = page.locator(".js-plotly-plot").first
-    expect(line.locator(".barlayer .trace")).to_have_count(3)
-    line.locator(".barlayer path").nth(150).wait_for(state="attached")  # every layer is drawn, forward and backward
-
+    page.locator(".js-plotly-plot").nth(3).wait_for()
     page.get_by_role("radio", name="forward", exact=True).click()
     page.wait_for_function("location.search.includes('phase=forward')")
     visit.settle()
@@ -43,6 +40,33 @@ def test_compare_step_by_step(visit: Visit) -> None:
     visit.settle()
     page.get_by_text(re.compile("TAP’s plan takes")).wait_for()
     visit.asks(lambda query: query == before)
+
+
+def test_the_step_in_time_opens_down_to_operators_and_downloads_as_a_trace(visit: Visit, tmp_path: Path) -> None:
+    page = visit.page
+    visit.open("/compare?compare=best,megatron-lm")
+    canvas, card = page.locator(".streams canvas"), page.locator(".streams .card")
+    expect(canvas).to_have_attribute("aria-label", re.compile("Exact plan: .*compute .*; Megatron-LM: .*waits"))
+    canvas.scroll_into_view_if_needed()
+    page.get_by_role("button", name="One layer").click()
+    told = {words_at(page, canvas, card, x, lane) for x in range(100, 1100, 20) for lane in (84, 214)}
+    assert any("mlp.up_proj/linear" in t and "computes" in t and "LlamaDecoderLayer 1 of 32" in t for t in told)
+    assert any("exposed, the GPU waits" in t and "wait for it" in t for t in told)
+    canvas.press("0")
+    assert "of 32" not in words_at(page, canvas, card, 1030, 84)  # the whole step: the optimizer runs there
+    with page.expect_download() as waiting:
+        page.get_by_role("button", name="Chrome trace").click()
+    waiting.value.save_as(tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text(encoding="utf-8"))["traceEvents"]
+    assert [e["args"]["name"] for e in events if e["name"] == "process_name"] == ["Exact plan", "Megatron-LM"]
+
+
+def words_at(page: Page, canvas: Locator, card: Locator, x: float, y: float) -> str:
+    """What the card says of the work at a point of the canvas."""
+    box = canvas.bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + x, box["y"] + y)
+    return card.inner_text() if card.is_visible() else ""
 
 
 def test_the_report_opens_alone_and_prints_on_one_page(visit: Visit, tmp_path: Path) -> None:
@@ -78,7 +102,7 @@ def test_a_third_plan_beside_the_two(visit: Visit) -> None:
     page.wait_for_function("location.search.includes('fsdp')")
     page.keyboard.press("Escape")
     visit.settle()
-    page.locator(".js-plotly-plot").nth(5).wait_for()
+    page.locator(".js-plotly-plot").nth(4).wait_for()
     expect(page.locator(".svg svg")).to_have_count(3)
 
 

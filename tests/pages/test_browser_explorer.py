@@ -46,7 +46,7 @@ def test_the_journey(visit: Visit, tmp_path: Path) -> None:
 
     visit.turn("Compare")
     page.get_by_text(re.compile("less time than|tie in time")).first.wait_for()
-    page.locator(".js-plotly-plot").nth(4).wait_for()
+    page.locator(".js-plotly-plot").nth(3).wait_for()
 
     visit.turn("Topology")
     page.locator(".svg svg").wait_for()

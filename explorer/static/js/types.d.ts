@@ -144,3 +144,24 @@ export interface Case {
   steps: { title: string; says: string; picture: string }[];
   question: { ask: string; options: string[]; answer: number; why: string[] };
 }
+
+/** Work of a step: stream, kind, part of the model (words), start and length in seconds, name (words), note (words), odd copy. */
+export type StreamWork = [
+  stream: number,
+  kind: number,
+  part: number,
+  start: number,
+  seconds: number,
+  name: number,
+  note: number,
+  odd: number,
+];
+
+/** The steps of plans (explorer/analysis/streams.py). A kind without a colour is drawn in the page's ink; `words` of the legend. */
+export interface StreamsData {
+  plans: { name: string; told: string; step_s: number; works: StreamWork[] }[];
+  streams: string[];
+  kinds: { words: string; told: string; colour: string; ink: string; pale: boolean }[];
+  words: string[];
+  alt: string;
+}

@@ -190,7 +190,7 @@ class _Step:
             self._place(
                 WEIGHTS,
                 SENDS,
-                f"{m.kind} of {m.what} {m.weight}".strip(),
+                _sent(m),
                 phase,
                 part,
                 number,
@@ -332,6 +332,12 @@ class _Step:
 def _twice(block: Block, op: Op, bp: Any, again: Mapping[str, bool], model: CostModel) -> float:
     """Seconds of an operator that runs forward again in backward."""
     return op_seconds(block, op, bp, again, model)[1] - op_seconds(block, op, bp, {}, model)[1]
+
+
+def _sent(m: Message) -> str:
+    """`all_gather of mlp.up_proj.weight`, `reduce_scatter of the gradient of mlp.up_proj.weight`."""
+    what = m.what if m.weight in m.what else f"{m.what} of {m.weight}"
+    return f"{m.kind} of {'the ' * (what != m.weight)}{what}"
 
 
 def _over(m: Message, plan: Plan) -> str:
