@@ -65,7 +65,7 @@ def runs(grades: str = "A") -> Iterator[Run]:
 
 
 def _can_be_stated(row: Row) -> bool:
-    plain = row["recompute"].split(" ")[0] in ("none", "full", "selective")
+    plain = row["recompute"].split(" ")[0] in ("none", "full") or row["recompute"].startswith("selective (per-op")
     whole = row["pp"] in ("", "1") and row["cp"] in ("", "1")
     shaped = bool(row["layers"] and row["micro_batch_seqs"] and _number(row["micro_batch_seqs"]) >= 1)
     return row["gpu"] in GPUS and plain and whole and shaped and row["outcome"] == "ok" and _tokens_per_s(row) > 0

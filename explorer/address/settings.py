@@ -32,7 +32,14 @@ OPTIMIZER_NAMES = {
     "sgd": "SGD",
     "sgd-momentum": "SGD with momentum",
 }
-RECOMPUTE_NAMES = {"auto": "recomputation as needed", "none": "no recomputation", "full": "full recomputation"}
+RECOMPUTE_NAMES = {
+    "auto": "recomputation as needed",
+    "none": "no recomputation",
+    "keep-matmuls": "recomputation of all but matmuls and attention",
+    "selective": "selective recomputation",
+    "keep-attention": "recomputation of all but attention",
+    "full": "full recomputation",
+}
 METHODS = {m.name: m.shown for m in methods.METHODS.values()}
 OBJECTIVES = {"time": "step time", "communication": "communication"}
 OVERLAYS = ("graph", "placement", "memory", "flops", "forward", "backward")

@@ -236,8 +236,8 @@ def _training(v: dict[str, Any]) -> None:
         "recompute",
         list(RECOMPUTE),
         lambda r: settings.RECOMPUTE_NAMES.get(r, r),
-        "As needed: the search chooses for each copy of a block. Full: every block keeps only its inputs and runs forward again in "
-        "the backward pass.",
+        "As needed: the search chooses for each copy of a block. Full: a block keeps only its inputs and runs forward again in the "
+        "backward pass. Selective: it also keeps attention and every second matmul.",
     )
     _pick("Weights", "zero", [3, 0], lambda z: ZERO_NAMES[z], f"“{ZERO_NAMES[3]}” is what ZeRO-3 and FSDP do")
 

@@ -37,7 +37,7 @@ def loads(plan: Plan, drawing: Scene, graph: Graph, way: str = "") -> Loads:
             continue
         label, bp = one
         block = block_of(graph, label)
-        kept = _kept(made[label], again=bp.recompute == "full")
+        kept = _kept(made[label])
         for placed in content.nodes:
             if placed.node.kind not in ("port", "block"):
                 found[placed.node.id] = _node(placed.node, block, bp, kept, model)
@@ -53,10 +53,15 @@ def loads(plan: Plan, drawing: Scene, graph: Graph, way: str = "") -> Loads:
     return found
 
 
-def _kept(layout: Layout, again: bool) -> Mapping[str, int]:
-    """By op: bytes that it is the first to keep; none where forward runs again."""
-    items = layout.storages.block.items
-    return {} if again else {op.name: layout.kept_bytes(k) for k, op in enumerate(items) if isinstance(op, Op)}
+def _kept(layout: Layout) -> Mapping[str, int]:
+    """By op: bytes that it is the first to keep; where forward runs again, those of results that the plan keeps."""
+    items, held = layout.storages.block.items, layout.held()
+    plain = layout.storages.plan.recompute == "none"
+    return {
+        op.name: layout.kept_bytes(k) if plain else layout.size_of(held[k])
+        for k, op in enumerate(items)
+        if isinstance(op, Op)
+    }
 
 
 def _node(node: Node, block: Block, bp: BlockPlan, kept: Mapping[str, int], model: CostModel) -> tuple[float, float]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from planner_core.cli.calibrate import add_calibrate, run_calibrate
 from planner_core.cli.pricing import add_budget, add_price, budget_of, run_price
-from planner_core.core import Graph, InputError, Plan, PlannerError, load_plan, save_plan, write_file
+from planner_core.core import RECOMPUTE, Graph, InputError, Plan, PlannerError, load_plan, save_plan, write_file
 from planner_core.planning import METHODS, Request
 from planner_core.planning.methods import EXAMPLE
 
@@ -140,7 +140,9 @@ def _with_options(p: argparse.ArgumentParser) -> argparse.ArgumentParser:
     p.add_argument("--optimizer", default="adamw")
     p.add_argument("--zero", type=int, default=3)
     p.add_argument(
-        "--recompute", default="none", help="auto (chosen block by block) | none | full; plan's default is auto"
+        "--recompute",
+        default="none",
+        help=f"{' | '.join(RECOMPUTE)}: from what is chosen block by block to all; plan's default is auto",
     )
     p.add_argument(
         "--accumulate", type=int, default=1, help="micro-batches of a step; plan's default is as many as it takes"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
-from planner_core.core import InputError, load_cluster
+from planner_core.core import RECOMPUTE, InputError, load_cluster
 from planner_core.planning.methods import EXAMPLE, parse_layout
 from planner_core.planning.pricing import NOT_LEGAL, Budget, Pricer, Setup, Statement, price_statement, read_setup
 
@@ -24,7 +24,7 @@ def add_price(p: argparse.ArgumentParser) -> None:
     p.add_argument("--micro-batch", type=int, help="samples of one data-parallel rank at once; default 1")
     p.add_argument("--accumulate", type=int, help="micro-batches of a step; default 1")
     p.add_argument("--seq", type=int, help="tokens per sample")
-    p.add_argument("--recompute", help="none | full; default none")
+    p.add_argument("--recompute", help=f"{' | '.join(RECOMPUTE)}; default none")
     speed = p.add_mutually_exclusive_group()
     speed.add_argument(
         "--compile",

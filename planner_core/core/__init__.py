@@ -34,6 +34,7 @@ from planner_core.core.graph import (
     Value,
     check,
     join_name,
+    root,
     unfold,
     with_result,
 )
@@ -139,6 +140,7 @@ __all__ = [
     "placements_by_pattern",
     "plan_from_json",
     "plan_to_json",
+    "root",
     "save_plan",
     "short",
     "timing",

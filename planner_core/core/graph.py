@@ -157,6 +157,15 @@ class Graph:
         return sum(math.prod(m.shape) for m in self.parameters().values())
 
 
+def root(block: Block, value: int) -> int:
+    """The value whose memory `value` shares, following views of views."""
+    while True:
+        storage = block.values[value].storage
+        if storage < 0 or storage == value:
+            return value
+        value = storage
+
+
 def with_result(graph: Graph) -> Graph:
     """The graph with what the model returns (its loss) named as the output of the top block."""
     last = graph.top.items[-1] if graph.top.items else None

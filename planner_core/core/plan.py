@@ -99,13 +99,15 @@ class ParamPlan:
 class BlockPlan:
     """One way to run a block, and the copies (parameter name prefixes) that run so; the top block has prefix "".
 
-    `recompute` names what of the forward pass runs again in backward: "none", "full", or a policy that keeps some results.
+    `recompute` names what of the forward pass runs again in backward: "none", "full", or a policy that keeps some results,
+    those of the ops in `kept`.
     """
 
     prefixes: tuple[str, ...]
     params: Mapping[str, ParamPlan]
     sites: Mapping[str, SitePlan]
     recompute: str = "none"
+    kept: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

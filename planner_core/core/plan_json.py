@@ -37,6 +37,7 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
                 "sites": {n: [[_edge_json(e) for e in s.inputs], [_edge_json(e) for e in s.outputs]]
                           for n, s in b.sites.items()},
                 "recompute": b.recompute,
+                **({"kept": list(b.kept)} if b.kept else {}),
             }
             for label, b in plan.blocks.items()
         },
@@ -144,6 +145,8 @@ def _off_the_mesh(label: str, block: BlockPlan, axes: int) -> Iterator[str]:
             yield f"{label}.{name} is not placed on {axes} mesh axes"
         if any(a >= axes for a in param.gathered):
             yield f"{label}.{name} is gathered over a mesh axis that does not exist"
+    if strange := next((name for name in block.kept if name not in block.sites or block.recompute == "none"), None):
+        yield f"{label} keeps the result of {strange}, which does not run again there"
     for name, site in block.sites.items():
         for edge in (*site.inputs, *site.outputs):
             if {len(p) for state in (edge.src, edge.dst) for p in (state.forward, state.gradient)} != {axes}:
@@ -197,4 +200,4 @@ def _block_from_json(data: Mapping[str, Any]) -> BlockPlan:
         n: SitePlan(tuple(map(_edge_from_json, ins)), tuple(map(_edge_from_json, outs)))
         for n, (ins, outs) in data["sites"].items()
     }
-    return BlockPlan(tuple(data["prefixes"]), params, sites, data["recompute"])
+    return BlockPlan(tuple(data["prefixes"]), params, sites, data["recompute"], tuple(data.get("kept", ())))

@@ -15,8 +15,9 @@ ATTENTION = ("flash1", "flash2", "cudnn", "flash3")
 """Attention kernels whose rates a GPU's file may hold; flash2 is what stock PyTorch runs."""
 DTYPES = ("bfloat16", "float16", "float32")
 ZERO = (0, 1, 2, 3)
-RECOMPUTE = ("auto", "none", "full")
-"""auto: the search chooses for each copy of each repeated block."""
+RECOMPUTE = ("auto", "none", "keep-matmuls", "selective", "keep-attention", "full")
+"""What runs again in backward, from least to most (`ops.recomputation` says what each keeps); auto: the search chooses for
+each copy of each repeated block."""
 FLOAT32_BYTES = 4
 
 

@@ -24,7 +24,7 @@ from planner_core.cost.compute import (
     optimizer_seconds,
 )
 from planner_core.cost.memory.peak import walk
-from planner_core.cost.memory.saved import computes_again
+from planner_core.cost.memory.saved import Rerun, computes_again
 from planner_core.cost.model import CostModel
 from planner_core.cost.resolved_ops import block_of, local_bytes, rows_at
 from planner_core.cost.step_messages import (
@@ -167,7 +167,7 @@ def _optimizer(block: Block, bp: BlockPlan, model: CostModel) -> float:
 
 
 def all_seconds(
-    block: Block, op: Op, bp: BlockPlan, again: Mapping[str, bool], model: CostModel
+    block: Block, op: Op, bp: BlockPlan, again: Mapping[str, Rerun], model: CostModel
 ) -> tuple[float, float]:
     """Seconds of compute, forward and backward, that one op of one copy takes with its weights and operands: what
     `op_seconds`, `weight_seconds` and `touch_time` add up to."""
@@ -176,7 +176,9 @@ def all_seconds(
     return forward + weights[0] + touch_time(block, op, bp.sites[op.name], model), backward + weights[1]
 
 
-def op_seconds(block: Block, op: Op, bp: BlockPlan, again: Mapping[str, bool], model: CostModel) -> tuple[float, float]:
+def op_seconds(
+    block: Block, op: Op, bp: BlockPlan, again: Mapping[str, Rerun], model: CostModel
+) -> tuple[float, float]:
     """Seconds forward and backward of one op of one copy; what runs `again` (see `recomputed`) counts as backward."""
     forward, backward = site_time(block, op, bp.sites[op.name], model)
     return forward, backward + (forward if computes_again(op, again) else 0.0)

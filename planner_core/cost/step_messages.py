@@ -21,7 +21,7 @@ from planner_core.core import (
 )
 from planner_core.cost.communication.collectives import collective_time
 from planner_core.cost.communication.redistribution import moves, step_bytes
-from planner_core.cost.memory.saved import run_again
+from planner_core.cost.memory.saved import Rerun, run_again
 from planner_core.cost.model import CostModel
 from planner_core.cost.resolved_ops import block_of, rows_at
 from planner_core.cost.units import bucket_share
@@ -52,9 +52,9 @@ class Message:
     share: float = 1.0
 
 
-def recomputed(block: Block, bp: BlockPlan) -> Mapping[str, bool]:
-    """Ops of a block that run again in backward, and whether their results are sent again."""
-    return run_again(block) if bp.recompute == "full" else {}
+def recomputed(block: Block, bp: BlockPlan) -> Mapping[str, Rerun]:
+    """Ops of a block that run again in backward, and what of them."""
+    return {} if bp.recompute == "none" else run_again(block, bp.kept)
 
 
 def message_time(m: Message, model: CostModel) -> float:
@@ -111,18 +111,19 @@ def weight_item(block: Block, value: int, model: CostModel) -> int:
     return model.workload.kept_item(ITEM_BYTES[block.values[value].meta.dtype])
 
 
-def _site(block: Block, op: Op, site: SitePlan, rerun: Mapping[str, bool], model: CostModel) -> Iterator[Message]:
+def _site(block: Block, op: Op, site: SitePlan, rerun: Mapping[str, Rerun], model: CostModel) -> Iterator[Message]:
+    again = rerun.get(op.name)
     for position, (value, edge) in enumerate(zip(op.inputs, site.inputs, strict=True)):
-        yield from _operand(block, op, position, value, edge, op.name in rerun, model)
+        yield from _operand(block, op, position, value, edge, again is not None, model)
     for position, (value, edge) in enumerate(zip(op.outputs, site.outputs, strict=True)):
         there = list(sent(block, value, edge.forward, edge.src.forward, model))
-        for phase, steps in (("forward", there), ("backward", there if rerun.get(op.name) else [])):
+        for phase, steps in (("forward", there), ("backward", there if again and again.delivers else [])):
             yield from (
                 Message(op.name, f"result {position}", phase, kind, axis, n, 1, WAIT) for kind, axis, n in steps
             )
         for kind, axis, n in sent(block, value, edge.backward, edge.dst.gradient, model):
             yield Message(op.name, f"gradient of result {position}", "backward", kind, axis, n, 1, WAIT)
-    yield from _internal(block, op, site, model, op.name in rerun)
+    yield from _internal(block, op, site, model, again is not None and again.sends)
 
 
 def _operand(

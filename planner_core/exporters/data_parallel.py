@@ -91,8 +91,10 @@ def _differences(plan: Plan, stored: list[int]) -> list[str]:
         found.append(
             "weights that the plan gathers once a step (ZeRO-1, ZeRO-2) are gathered here in every micro-batch"
         )
-    if plan.workload.get("recompute") == "full" or any(b.recompute == "full" for b in plan.blocks.values()):
+    if any(b.recompute != "none" for b in plan.blocks.values()):
         found.append("blocks are recomputed in the plan: call model.gradient_checkpointing_enable() before")
+    if any(b.kept for b in plan.blocks.values()):
+        found.append("some results are kept in the plan, and none here: less memory, more compute")
     return found
 
 

@@ -28,11 +28,12 @@ From rules to groups
 it: rows of its ops that agree on every tensor between them.
 
 The order inside: `rules` (what a rule is) and `work` (kernels) < `operators` (`Operator`) < `catalog` (all of them, one
-file for each kind) < `registry` (find one, ask it) < `grouping` < `strategy`.
+file for each kind) < `registry` (find one, ask it) < `recomputation` < `grouping` < `strategy`.
 """
 
 from planner_core.ops.grouping import CoarseBlock, CoarseGraph, Group, coarsen, coarsen_block
 from planner_core.ops.operators import Described, Kind, Local, LocalBytes, Operator, writes_in_place
+from planner_core.ops.recomputation import kept_ops, last_saving, recompute_ways
 from planner_core.ops.registry import (
     is_free,
     is_heavy,
@@ -78,11 +79,14 @@ __all__ = [
     "coarsen_block",
     "is_free",
     "is_heavy",
+    "kept_ops",
     "known_functions",
+    "last_saving",
     "looked_up",
     "operator",
     "own_bytes",
     "passes",
+    "recompute_ways",
     "rows",
     "rule_of",
     "splits_kept",

@@ -34,9 +34,10 @@ def plan(
         progress: Called with a sentence about what is being done; an exception that it raises stops the planning.
         **options: The command line's options: `mesh` ("2x8"; default: every factorisation of the cluster), `batch` (samples
             of one step over all GPUs), `seq` (tokens of a sample), `dtype`, `layers`, `optimizer` ("adamw"), `zero` (0 or 3),
-            `recompute` ("none", "full", or "auto": the search chooses), `accumulate` (micro-batches of a step; None: the search
-            chooses), `memory_gb` (10^9 bytes per GPU), `method` ("exact", "tap", "taps", "atp") and
-            `objective` ("time" or "communication"); `layout` ("dp=2,fsdp=8", see `price`) puts what runs now among the baselines.
+            `recompute` ("none", "keep-matmuls", "selective", "keep-attention", "full", or "auto": the search chooses),
+            `accumulate` (micro-batches of a step; None: the search chooses), `memory_gb` (10^9 bytes per GPU),
+            `method` ("exact", "tap", "taps", "atp") and `objective` ("time" or "communication");
+            `layout` ("dp=2,fsdp=8", see `price`) puts what runs now among the baselines.
 
     Returns:
         The result: `best` is the chosen plan, `plans` holds it, the corners of the front and the baselines, `graph` the model.
@@ -94,7 +95,7 @@ def price(
         accumulate: Micro-batches of a step.
         memory_gb: Memory per GPU that the run may take, in 10^9 bytes.
         advise: Whether to search for what would help, and for the best plan.
-        **options: `seq`, `dtype`, `optimizer` ("adamw"), `recompute` ("none" or "full"), `compiled` (torch.compile), `precision`
+        **options: `seq`, `dtype`, `optimizer` ("adamw"), `recompute` (as of `plan`), `compiled` (torch.compile), `precision`
             ("mixed" or "pure") and `layers`.
 
     Returns:

@@ -73,6 +73,8 @@ class _Retarget:
         self.params = {
             join_name(p, n): s for b in plan.blocks.values() for p in b.prefixes for n, s in b.params.items()
         }
+        self.recompute = {p: b.recompute for b in plan.blocks.values() for p in b.prefixes}
+        self.kept = {join_name(p, n) for b in plan.blocks.values() for p in b.prefixes for n in b.kept}
         self.segments: dict[str, SegmentMap] = {
             b.name: block_strategies(coarsen_block(b)).segments for b in (graph.top, *graph.blocks.values())
         }
@@ -100,7 +102,9 @@ class _Retarget:
         delivered = self._param_states(call.prefix, block)
         delivered.update({i: outer[o] for i, o in zip(block.inputs, call.inputs, strict=True) if o in outer})
         sites = {op.name: self._site(call.prefix, block, op, delivered) for op in block.ops}
-        plan = BlockPlan((call.prefix,), self._params(call.prefix, block), sites)
+        kept = tuple(op.name for op in block.ops if join_name(call.prefix, op.name) in self.kept)
+        recompute = self.recompute.get(call.prefix, "none")
+        plan = BlockPlan((call.prefix,), self._params(call.prefix, block), sites, recompute, kept)
         return plan, [delivered.get(o, self.whole) for o in block.outputs]
 
     def _own(self, prefix: str, block: Block) -> dict[int, ParamPlan]:
@@ -163,7 +167,7 @@ class _Retarget:
 
 def _add_way(plans: list[BlockPlan], bp: BlockPlan) -> None:
     for k, known in enumerate(plans):
-        if known.sites == bp.sites and known.params == bp.params:
+        if replace(known, prefixes=bp.prefixes) == bp:
             plans[k] = replace(known, prefixes=(*known.prefixes, *bp.prefixes))
             return
     plans.append(bp)

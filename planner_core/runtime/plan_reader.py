@@ -137,7 +137,15 @@ def read_precision(plan: Mapping[str, Any]) -> Precision:
 def recomputed_prefixes(plan: Mapping[str, Any]) -> Iterator[str]:
     """Scopes of the block copies whose forward pass runs again in backward."""
     for block in plan["blocks"].values():
-        yield from (prefix for prefix in block["prefixes"] if prefix and block["recompute"] == "full")
+        yield from (prefix for prefix in block["prefixes"] if prefix and block["recompute"] != "none")
+
+
+def kept_sites(plan: Mapping[str, Any]) -> frozenset[str]:
+    """Every op of the unfolded model whose result stays while its block runs again."""
+    blocks = plan["blocks"].values()
+    return frozenset(
+        _join(prefix, name) for block in blocks for prefix in block["prefixes"] for name in block.get("kept", ())
+    )
 
 
 def _join(prefix: str, name: str) -> str:

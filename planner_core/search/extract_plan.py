@@ -22,6 +22,7 @@ from planner_core.core import (
 )
 from planner_core.cost import CostModel, sent_share
 from planner_core.cost.communication import Moves, Segments, moves
+from planner_core.ops import kept_ops
 from planner_core.search.folded_solver import Assignment
 from planner_core.search.network.factors import NodeRows, tensor_name
 from planner_core.search.network.folded import Problem
@@ -105,7 +106,13 @@ def _block_plan(
         for i, v in enumerate(block.values)
         if v.kind == "parameter" and i not in block.inputs and tensor_name(i) in net.tensors
     }
-    return BlockPlan(prefixes, params, dict(sorted(sites.items(), key=lambda item: order[item[0]])), recompute)
+    return BlockPlan(
+        prefixes,
+        params,
+        dict(sorted(sites.items(), key=lambda item: order[item[0]])),
+        recompute,
+        kept_ops(block, recompute),
+    )
 
 
 def _site_plan(site: _Site, node: NodeRows, r: int, k: int, op: Op, gathered: dict[int, set[int]]) -> SitePlan:

@@ -114,6 +114,26 @@ def test_whole_steps_take_what_was_predicted(rows: list[tuple[str, str, str]]) -
         assert report["memory_bytes"]["rel_error"] < 0.01, (row, report["memory_bytes"])
 
 
+@pytest.mark.parametrize(
+    "model", ["vit-large", *(pytest.param(m, marks=pytest.mark.slow) for m in ("llama-3-8b", "gpt2-xl", "bert-large"))]
+)
+def test_blocks_that_keep_some_results_take_what_was_predicted(model: str) -> None:
+    """Of ViT the peak lies where a block runs again, so all of it is seen: what is kept, what comes back, gathered weights."""
+    found = []
+    for policy, names in (
+        ("keep-matmuls", ["Megatron-LM", "FSDP"]), ("selective", ["FSDP", "Megatron-LM"]),
+        ("keep-attention", ["Megatron-LM"]), ("full", ["FSDP"]),
+    ):  # fmt: skip
+        asked = Request(model, cluster="1x8-h100", mesh="8", batch=16, layers=4, recompute=policy, memory_gb=1000.0)
+        planner = prepare(asked)
+        made = {p.name: p for p in baselines(planner, meshes(planner.request, planner.cluster), recompute=policy)}
+        found += [made[name] for name in names]
+    assert all(b.kept or b.recompute == "full" for p in found for label, b in p.blocks.items() if label)
+    for plan, report in zip(found, verify_fake_all(found), strict=True):
+        assert report["collectives_ok"], (plan.name, plan.workload["recompute"])
+        assert report["memory_bytes"]["rel_error"] < 0.015, (plan.name, plan.workload, report["memory_bytes"])
+
+
 @pytest.mark.slow
 def test_recomputed_blocks_take_what_was_predicted() -> None:
     found = []

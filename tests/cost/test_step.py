@@ -46,7 +46,7 @@ def test_price_is_the_total_of_the_network(name: str, mesh: str) -> None:
     assert_price_is_total(planner, problem, planner.budget)
 
 
-@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 @pytest.mark.parametrize("objective", ["time", "communication"])
 @pytest.mark.parametrize("name", ["llama-3-8b", "t5-large", "mixtral-8x7b"])
 def test_price_is_the_total_with_other_options(name: str, objective: str, recompute: str) -> None:

@@ -102,6 +102,18 @@ def test_a_tools_file_is_the_layout_that_it_runs(
     assert (found.layout, dict(found.options)) == (parse_layout(layout), options)
 
 
+def test_selective_recomputation_of_each_tool(tmp_path: Path) -> None:
+    """torchtitan's keeps every second product; Megatron-LM's runs core attention again, which is next to nothing."""
+    titan = "[activation_checkpoint]\nmode = 'selective'\nselective_ac_option = "
+    assert read(tmp_path, "a.toml", titan + "'op'").options["recompute"] == "selective"
+    with pytest.raises(InputError, match='selective_ac_option is "2", but must be one of op'):
+        read(tmp_path, "b.toml", titan + "'2'")
+    for words in ("--recompute-granularity selective", "--recompute-activations"):
+        found = read(tmp_path, "run.sh", MEGATRON_ARRAY.replace("--use-torch-fsdp2", words))
+        assert found.options["recompute"] == "none"
+        assert "next to nothing: priced as no recomputation" in found.notes[0] and words in found.notes[0]
+
+
 def test_what_is_not_read_is_told(tmp_path: Path) -> None:
     (told,) = read(tmp_path, "ds.json", DEEPSPEED).notes
     assert told.endswith("gradient_clipping, zero_optimization.overlap_comm")

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 from planner_core.core.cluster import Cluster, load_cluster
 from planner_core.core.mesh import parse_mesh
-from planner_core.core.workload import Workload
+from planner_core.core.workload import RECOMPUTE, Workload
 from planner_core.cost.model import cost_model
 from planner_core.cost.step_time import Shares
 from planner_core.models.zoo import ZOO, load_snapshot
@@ -106,12 +107,29 @@ def test_optimum_of_random_models_on_two_axes_is_proven(seed: int) -> None:
     assert_proven(problem, relaxed(problem, shares=SHARES[2], price=PRICE))
 
 
-@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 @pytest.mark.parametrize("name", ["llama-3-8b", "t5-large"])
 def test_optimum_with_other_options_is_proven(name: str, recompute: str) -> None:
     graph = load_snapshot(name, layers=2)
     problem = problem_of(graph, load_cluster("2x8-v100-eth"), "2x8", recompute=recompute, zero=0, optimizer="sgd")
     assert_proven(problem, relaxed(problem, price=PRICE))
+
+
+@pytest.mark.parametrize("price", [5e-12, 8e-12, 2e-11])
+def test_the_choice_of_recomputation_is_proven(price: float) -> None:
+    """Every way in which two copies may run, each solved by itself, against the search that is free to choose."""
+    problem = problem_of(load_snapshot("llama-3-8b", layers=2), load_cluster("1x8-h100"), "8", recompute="auto")
+    objective = relaxed(problem, price=price)
+    found = solve(problem, objective)
+    assert found is not None
+    (variants,) = problem.blocks.values()
+    assert set(variants) == set(RECOMPUTE[1:])
+    least = {}
+    for ways in product(variants, repeat=2):
+        copies = tuple(replace(c, variant=way) for c, way in zip(found.copies, ways, strict=True))
+        least[ways] = toulbar2(unfold_problem(problem, objective, replace(found, copies=copies)))
+    assert priced(objective, found) == pytest.approx(min(least.values()), rel=1e-7)
+    assert least[tuple(c.variant for c in found.copies)] == pytest.approx(min(least.values()), rel=1e-7)
 
 
 def test_the_proof_can_fail() -> None:

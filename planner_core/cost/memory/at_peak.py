@@ -7,6 +7,7 @@ that (operands on their way, results, gathered weights) is one row.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -118,11 +119,13 @@ class _Tensors:
 
     # --- one block at one moment ------------------------------------------------------------------
 
-    def forward(self, label: str, index: int) -> None:
-        """Moment `index` of forward: two an item, while it runs and after."""
+    def forward(self, label: str, index: int, *, again: bool = False) -> None:
+        """Moment `index` of forward: two an item, while it runs and after; `again`: of running again before backward."""
         layout = self.made[label]
-        moment = _nth(layout.forward(), index)
+        moment = _nth(layout.again() if again else layout.forward(), index)
         number, running = index // 2, index % 2 == 0
+        for key in itertools.chain.from_iterable(layout.held()[number + 1 :] if again else ()):
+            self.storage("activations", label, key, layout.storages.size[key])
         self.kept(label, range(number if running else number + 1))
         for key, size in layout.flying.items():
             self.storage("buffers", label, key, size)
@@ -175,11 +178,11 @@ class _Tensors:
         """The highest moment of backward in one copy of a block; recomputed, it may be that of running forward again."""
         layout, given = self.made[label], arriving(self.made[label])
         _, index, moment = _highest(layout, given, only=BACKWARD)
-        if layout.storages.plan.recompute == "full":
-            again = _highest(layout)
+        if layout.storages.plan.recompute != "none":
+            at, highest = max(enumerate(layout.again()), key=lambda m: m[1].total)
             more = sum(g.num_bytes for g in given.values())
-            if again[2].total + more >= moment.total:
-                self.forward(label, again[1])
+            if highest.total + more >= moment.total:
+                self.forward(label, at, again=True)
                 for value, gradient in given.items():
                     self.add("buffers", f"gradient of {_maker(layout, value)}", label, value, None, gradient.num_bytes)
                 return
@@ -203,9 +206,18 @@ class _Tensors:
                 if key[0] == "call" and isinstance(item, Call):
                     inner = self.label_of[item.prefix]
                     if layout.storages.size[key]:
-                        self.kept(inner, range(len(self.made[inner].storages.block.items)))
+                        self.kept_inside(inner)
                 else:
                     self.storage("activations", label, key, layout.storages.size[key])
+
+    def kept_inside(self, label: str) -> None:
+        """What a copy of a block keeps for backward: of one that runs again only what the plan says."""
+        layout = self.made[label]
+        if layout.storages.plan.recompute == "none":
+            self.kept(label, range(len(layout.storages.block.items)))
+            return
+        for key in itertools.chain.from_iterable(layout.held()):
+            self.storage("activations", label, key, layout.storages.size[key])
 
     def storage(self, kind: str, label: str, key: Key, size: int) -> None:
         """One storage by what it is."""

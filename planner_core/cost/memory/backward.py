@@ -100,15 +100,14 @@ class Backward:
         return given if given is not None and given.num_bytes == size else Gradient(size)
 
     def _gathered(self, op: Op) -> tuple[int, int]:
-        """Bytes of weights gathered again for backward, and at the highest point of gathering."""
+        """Bytes of weights gathered again for backward, and at the highest point of gathering. Where the block runs again they
+        are there from that."""
         s = self.layout.storages
         whole = peak = 0
+        if s.plan.recompute != "none":
+            return 0, 0
         for position, (value, edge) in enumerate(zip(op.inputs, s.plan.sites[op.name].inputs, strict=True)):
-            if (
-                s.block.values[value].kind == "parameter"
-                and value in op.saved
-                and any(x.collective for x in edge.forward)
-            ):
+            if value in op.saved and s.gathered(op, position):
                 peak = max(peak, whole + s.transit(value, edge.src.forward, edge.forward, edge).peak)
                 whole += s.own(("taken", op.name, position))
         return whole, peak

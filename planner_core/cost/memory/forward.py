@@ -6,12 +6,13 @@ operands and results, is counted by the caller, everything else inside.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from planner_core.core import Call, Op
+from planner_core.cost.memory.saved import run_again
 from planner_core.cost.memory.storages import Key, Storages
-from planner_core.ops import is_heavy, operator
+from planner_core.ops import is_heavy, last_saving, operator
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +101,8 @@ class Layout:
         keys = (k for k in self.kept_at[number] if self.first[k] == number and k not in self.border)
         return sum(self.storages.size[k] for k in keys)
 
-    def forward(self) -> Iterator[Moment]:
-        """The highest moment of every item."""
+    def forward(self, last: int = -1) -> Iterator[Moment]:
+        """The highest moment of every item, and what stands after it; up to where item `last` has its operands, if given."""
         size, until = self.storages.size, self._last_readers()
         live: dict[Key, int] = {}
         kept: set[Key] = set()
@@ -109,6 +110,9 @@ class Layout:
         for number, item in enumerate(self.storages.block.items):
             self.flying = {k: n for k, n in live.items() if k not in kept}
             standing = Moment(kept_bytes, 0, sum(self.flying.values()))
+            if number == last and isinstance(item, Op):
+                yield standing + self._run(item, takes_only=True)
+                return
             yield standing + (self.calls[item.prefix].forward if isinstance(item, Call) else self._run(item))
             kept.update(k for k in self.kept_at[number] if k not in self.border)
             kept_bytes += self.kept_bytes(number)
@@ -118,7 +122,31 @@ class Layout:
             self.flying = {k: n for k, n in live.items() if k not in kept}
             yield Moment(kept_bytes, 0, sum(self.flying.values()))
 
-    def _run(self, op: Op) -> Moment:
+    def size_of(self, keys: Iterable[Key]) -> int:
+        """Bytes of some storages."""
+        return sum(self.storages.size[k] for k in keys)
+
+    def held(self) -> list[list[Key]]:
+        """By item: results that the plan keeps until the block runs again."""
+        s, seen = self.storages, set(self.border)
+        found = []
+        for item in s.block.items:
+            keys = [k for k in s.held(item) if k not in seen] if isinstance(item, Op) else []
+            seen.update(keys)
+            found.append(keys)
+        return found
+
+    def again(self) -> Iterator[Moment]:
+        """The moments of `forward` when it runs again: what was kept stands until its own op takes its place. It stops where
+        the last op that saves something has its operands, or what it saves of its own."""
+        held, block = self.held(), self.storages.block
+        left, last = sum(map(self.size_of, held)), last_saving(block)
+        computes = last >= 0 and run_again(block, self.storages.plan.kept)[block.ops[last].name].computes
+        for number, moment in enumerate(self.forward(-1 if computes else last)):
+            left -= 0 if number % 2 else self.size_of(held[number // 2])
+            yield moment + Moment(left, 0, 0)
+
+    def _run(self, op: Op, *, takes_only: bool = False) -> Moment:
         """How far memory rises while an op runs: operands on their way, results, what it keeps of its own, results sent."""
         s, site = self.storages, self.storages.plan.sites[op.name]
         now = peak = 0
@@ -126,6 +154,8 @@ class Layout:
             if s.block.values[value].kind != "constant":
                 peak = max(peak, now + s.transit(value, edge.src.forward, edge.forward, edge).peak)
                 now += s.own(("taken", op.name, position))
+        if takes_only:
+            return Moment(0, 0, max(peak, now))
         now += sum(s.own(("made", v)) for v in op.outputs)
         now += sum(s.size[k] for k in s.saved[op.name] if k[0] == "extra")
         for value, edge in zip(op.outputs, site.outputs, strict=True):

@@ -98,9 +98,9 @@ def _call(layout: Layout) -> CallMemory:
     kept = sum(map(layout.kept_bytes, range(len(block.items))))
     keeps = tuple(k for k, v in enumerate(block.inputs) if ("in", v) in layout.first)
     kept_results = tuple(k for k, v in enumerate(block.outputs) if at[v] in layout.first and results[k] >= 0)
-    if s.plan.recompute == "full":  # keeps its operands alone, and runs forward again before backward
-        again = forward + Moment(0, 0, sum(g.num_bytes for g in given.values()))
-        kept, kept_results, backward = 0, (), highest([again, backward])
+    if s.plan.recompute != "none":  # keeps its operands and what the plan says, and runs forward again before backward
+        again = highest(layout.again()) + Moment(0, 0, sum(g.num_bytes for g in given.values()))
+        kept, kept_results, backward = sum(map(layout.size_of, layout.held())), (), highest([again, backward])
         keeps = tuple(k for k, v in enumerate(block.inputs) if block.values[v].kind == "activation")
     gradients = {position["in", v]: g.num_bytes for v, g in back.by_value.items() if ("in", v) in position}
     return CallMemory(kept, keeps, results, kept_results, forward, backward, gradients, back.weight_bytes)

@@ -7,18 +7,11 @@ block's results this looks at who reads them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 
-from planner_core.core import Block, Call, Graph, Op
-
-
-def root(block: Block, value: int) -> int:
-    """The value whose memory `value` shares, following views of views."""
-    while True:
-        storage = block.values[value].storage
-        if storage < 0 or storage == value:
-            return value
-        value = storage
+from planner_core.core import Block, Call, Graph, Op, root
+from planner_core.ops import last_saving
 
 
 def viewed(block: Block) -> dict[int, int]:
@@ -70,22 +63,32 @@ def kept_results(graph: Graph) -> Mapping[str, set[int]]:
     return {name: {v for v, n in votes[name].items() if 2 * n > calls[name]} for name in graph.blocks}
 
 
-def run_again(block: Block) -> Mapping[str, bool]:
-    """Ops that recomputation runs again, and whether it delivers their results again too.
+@dataclass(frozen=True, slots=True)
+class Rerun:
+    """What of an op happens a second time when its block runs again; its operands are taken again in any case.
 
-    torch's checkpoint stops as soon as everything kept is there again: at the last op that keeps something.
+    `computes`: its kernels; `sends`: the collectives inside it; `delivers`: what its results send on their way.
     """
-    names = [op.name for op in block.ops]
-    last = max((i for i, op in enumerate(block.ops) if op.saved or op.saved_extra), default=-1)
-    return {name: i < last for i, name in enumerate(names[: last + 1])}
+
+    computes: bool
+    sends: bool
+    delivers: bool
 
 
-def computes_again(op: Op, again: Mapping[str, bool]) -> bool:
-    """Whether an op's kernels run a second time, of those that recomputation reaches (see `run_again`).
+def run_again(block: Block, kept: Collection[str] = ()) -> Mapping[str, Rerun]:
+    """Ops that recomputation reaches, where the results of the ops in `kept` are there still.
 
-    The last one is only reached: autograd keeps its operands before its kernel starts, and the recomputation stops there
-    unless the op keeps what it makes.
+    torch's checkpoint stops as soon as everything saved is there again: at the last op that saves something. That one is
+    only reached: autograd saves its operands before its kernel starts, unless the op saves what it makes.
     """
-    if op.name not in again:
-        return False
-    return again[op.name] or bool(op.saved_extra) or any(v in op.outputs for v in op.saved)
+    last, found = last_saving(block), {}
+    for i, op in enumerate(block.ops[: last + 1]):
+        made = op.name not in kept
+        own = bool(op.saved_extra) or any(v in op.outputs for v in op.saved)
+        found[op.name] = Rerun(made and (i < last or own), made, made and i < last)
+    return found
+
+
+def computes_again(op: Op, again: Mapping[str, Rerun]) -> bool:
+    """Whether an op's kernels run a second time."""
+    return op.name in again and again[op.name].computes

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from planner_core.core import ITEM_BYTES, Block, BlockPlan, Edge, Op, Placements, Step
+from planner_core.core import ITEM_BYTES, Block, BlockPlan, Edge, Op, Placements, Step, root
 from planner_core.cost.memory.redistribution_buffers import Transit, transit
-from planner_core.cost.memory.saved import root, viewed
+from planner_core.cost.memory.saved import viewed
 from planner_core.cost.model import CostModel
 from planner_core.cost.resolved_ops import local_bytes, rows_at
 from planner_core.ops import LocalBytes, operator, splits_kept, writes_in_place
@@ -115,12 +115,17 @@ class Storages:
         return [key for key in found if key is not None]
 
     def _kept_operand(self, op: Op, position: int) -> Key | None:
-        """A constant is no memory of the step, and a gathered weight is gathered again."""
+        """A constant is no memory of the step. A gathered weight is gathered again: by backward, so that it is not kept, or by
+        the block that runs again, where it stays from there."""
         kind = self.block.values[op.inputs[position]].kind
-        gathered = any(s.collective for s in self.plan.sites[op.name].inputs[position].forward)
-        if kind == "constant" or (kind == "parameter" and gathered):
+        if kind == "constant" or (self.plan.recompute == "none" and self.gathered(op, position)):
             return None
         return self.taken.get((op.name, position))
+
+    def gathered(self, op: Op, position: int) -> bool:
+        """Whether an operand is a weight that is gathered for the op."""
+        steps = self.plan.sites[op.name].inputs[position].forward
+        return self.block.values[op.inputs[position]].kind == "parameter" and any(s.collective for s in steps)
 
     def _extras(self, op: Op) -> list[Key]:
         """Storages that are no value of the graph: log-sum-exp, indices, the loss's own."""
@@ -139,6 +144,14 @@ class Storages:
             ]  # fmt: skip
             self.size["extra", op.name, k] = meta.num_bytes // int(np.prod(parts, dtype=int))
         return [("extra", op.name, k) for k in range(len(op.saved_extra))]
+
+    def held(self, op: Op) -> tuple[Key, ...]:
+        """What stays of an op while its block waits to run again: its results as they are delivered, and what it saves of its
+        own; nothing of an op that the plan does not keep."""
+        if op.name not in self.plan.kept:
+            return ()
+        own = (k for k in self.saved[op.name] if k[0] == "extra" or k in {self.made.get(v) for v in op.outputs})
+        return tuple(dict.fromkeys([*(k for v in op.outputs if (k := self.at.get(v)) is not None), *own]))
 
     def backward_work(self, op: Op) -> int:
         """Bytes that an op's backward uses for the moment, beside the gradients it takes and makes."""

@@ -32,6 +32,7 @@ from planner_core.cost import (
     recomputed,
     units_of,
 )
+from planner_core.cost.memory import Rerun
 
 PARTS, COMPUTE, COLLECTIVES, WEIGHTS = STREAMS = ("parts", "compute", "collectives", "weights")
 WORKS, AGAIN, WAITS, HELD, UPDATES, SENDS, PART = KINDS = (
@@ -329,7 +330,7 @@ class _Step:
         return mine / whole if whole else 0.0
 
 
-def _twice(block: Block, op: Op, bp: Any, again: Mapping[str, bool], model: CostModel) -> float:
+def _twice(block: Block, op: Op, bp: Any, again: Mapping[str, Rerun], model: CostModel) -> float:
     """Seconds of an operator that runs forward again in backward."""
     return op_seconds(block, op, bp, again, model)[1] - op_seconds(block, op, bp, {}, model)[1]
 

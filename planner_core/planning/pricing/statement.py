@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from planner_core.core import RECOMPUTE, Graph, InputError, Workload
+from planner_core.core import Graph, InputError, Workload
 from planner_core.planning.methods import Layout
 
 MOST_SAMPLES = 10**9
@@ -71,11 +71,6 @@ class Statement:
         for name, value in (("micro-batch", self.micro_batch), ("accumulate", self.accumulate)):
             if not 1 <= value <= MOST_SAMPLES:
                 raise InputError(f"--{name} {value} is not a positive number up to 10^9; give e.g. --{name} 2")
-        kind = self.recompute.partition(":")[0]
-        if kind == "selective" and self.recompute not in RECOMPUTE and kind not in RECOMPUTE:
-            raise InputError(
-                f"--recompute {self.recompute}: selective recomputation cannot be priced yet; give none or full, between which it lies"
-            )
         self.workload(self.seq or 1, self.dtype or "bfloat16").check()
 
     def but(self, **changes: Any) -> Statement:

@@ -17,6 +17,13 @@ from planner_core.planning.pricing.statement import Statement
 HELPS = 0.01
 """A change that gains less than this share of the step is not told."""
 MOST = 5
+RECOMPUTATIONS = {
+    "none": "no recomputation",
+    "keep-matmuls": "recomputation of all but matmuls and attention",
+    "selective": "selective recomputation: all but attention and every second matmul",
+    "keep-attention": "recomputation of all but attention",
+    "full": "full recomputation of every block",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +57,7 @@ def suggestions(pricer: Pricer, stated: Statement, plan: Plan) -> list[Suggestio
 def changes(stated: Statement, node: int) -> Iterator[tuple[str, Statement]]:
     """Every single change that is tried, in words; `node` is the number of GPUs in one."""
     yield from _micro_batches(stated)
-    for kind, words in (("none", "no recomputation"), ("full", "full recomputation of every block")):
+    for kind, words in RECOMPUTATIONS.items():
         if stated.recompute != kind:
             yield words, stated.but(recompute=kind)
     yield from _states(stated, node)

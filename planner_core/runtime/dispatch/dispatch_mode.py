@@ -31,6 +31,7 @@ from planner_core.models.hooks import (
     without_out,
     wrote_part,
 )
+from planner_core.runtime.dispatch.kept import contexts, keep
 from planner_core.runtime.dispatch.local_ops import Call, attention, on_meta, run_local
 from planner_core.runtime.dispatch.parameters import Parameters
 from planner_core.runtime.dispatch.redistribute import deliver, place
@@ -39,6 +40,7 @@ from planner_core.runtime.plan_reader import (
     Placements,
     PlanMismatch,
     Row,
+    kept_sites,
     other_versions,
     read_rows,
     recomputed_prefixes,
@@ -87,7 +89,7 @@ class Steering(TorchFunctionMode):
         self.model, self.mesh, self.params = model, mesh, params
         self.rows, self.versions = read_rows(plan), other_versions(plan)
         self.seen: dict[Any, tuple[list[torch.Tensor], int | None]] = {}
-        self.recompute = set(recomputed_prefixes(plan))
+        self.recompute, self.kept = set(recomputed_prefixes(plan)), kept_sites(plan)
         self.scopes = Scopes(model, self._module_call)
         self.written: dict[int, tuple[torch.Tensor, Steered]] = {}  # constants that this step has written
         self.active = False
@@ -136,7 +138,7 @@ class Steering(TorchFunctionMode):
                     self.scopes.frames.pop()
 
         again.__dict__["_shardscope"] = True  # the plan's own recomputation, not the model's
-        return checkpoint(again, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+        return checkpoint(again, *args, use_reentrant=False, preserve_rng_state=False, context_fn=contexts, **kwargs)
 
     # --- one call -------------------------------------------------------------------------------------
 
@@ -199,13 +201,15 @@ class Steering(TorchFunctionMode):
         if fn == "as_strided" and local[0].shape == operands[0].shape:
             local[0] = _laid_out(local[0], operands[0].stride())
         # a recomputed block keeps nothing, so there it is the recomputation that gathers again
-        kept = contextlib.nullcontext() if self._recomputed else self.params.regathered(operands, local, row)
-        with kept:
-            out = self._call(site, fn, func, args, kwargs, row, local, whole)
-        if is_inplace(fn):
-            return out
-        made = iter(zip(row.outputs, whole, strict=True))
-        return _replaced(out, lambda t: self._hand_out(t, *next(made)))
+        gathered = contextlib.nullcontext() if self._recomputed else self.params.regathered(operands, local, row)
+        stays = keep(fn == "scaled_dot_product_attention") if site in self.kept else contextlib.nullcontext()
+        with stays:
+            with gathered:
+                out = self._call(site, fn, func, args, kwargs, row, local, whole)
+            if is_inplace(fn):
+                return out
+            made = iter(zip(row.outputs, whole, strict=True))
+            return _replaced(out, lambda t: self._hand_out(t, *next(made)))
 
     def _call(
         self, site: str, fn: str, func: Any, args: Any, kwargs: dict[str, Any], row: Row, local: list[torch.Tensor],

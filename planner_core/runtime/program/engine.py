@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from planner_core.runtime.plan_reader import PlanMismatch
 from planner_core.runtime.program import names
 from planner_core.runtime.program.collectives import Axis, Trace
 from planner_core.runtime.program.setup import steps_of
@@ -137,6 +138,11 @@ class Bound:
         unit = self.engine.unit(spec)
         function = self.names[spec.function]
         if self.engine.compile is not None:
+            if spec.recompute not in ("none", "full"):
+                raise PlanMismatch(
+                    f"{spec.name} keeps some results and computes the rest again, which a compiled function cannot; call apply "
+                    "without compile, or plan with --recompute none or full"
+                )
             function = self.compiled.setdefault(spec.function, torch.compile(function, **self.engine.compile))
         arguments = [u.argument for u in (*spec.uses, *spec.buffers)]
         weights = _weights(tuple(arguments)) if arguments else None

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from planner_core.runtime.dispatch.kept import contexts
 from planner_core.runtime.program.buckets import alike
 from planner_core.runtime.program.collectives import Step, Trace
 from planner_core.runtime.program.gradients import Pipeline, Reduction
@@ -192,8 +193,8 @@ class UnitCall:
         if self.weights is not None:
             args = (self.weights(*unit.leaves(), *(self.buffer(*b) for b in self.buffers)), *args)
         learning = torch.is_grad_enabled()
-        if learning and self.recompute == "full":
-            out = checkpoint(self.function, *args, use_reentrant=False, preserve_rng_state=False)
+        if learning and self.recompute != "none":
+            out = checkpoint(self.function, *args, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
         else:
             out = self.function(*args)
         unit.free()

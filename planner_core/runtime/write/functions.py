@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -79,6 +79,8 @@ class FunctionWriter:
     """For each parameter the steps of its edges that are taken outside the functions: gathering, reducing."""
     recomputed: bool = False
     """Whether the function runs again in backward."""
+    kept: Collection[str] = ()
+    """Sites whose results are kept then."""
     input_names: Sequence[str] = ()
     """What the inputs are called in the other copies."""
     inputs: list[int] = field(default_factory=list)
@@ -186,13 +188,20 @@ class FunctionWriter:
     # --- one call -------------------------------------------------------------------------------------
 
     def _call(self, now: int, call: Call) -> None:
+        start = len(self.body)
         expression = self._dropout(call) if call.kind == "dropout" else self._expression(now, call)
         moved = expression if call.kind == "dropout" else self._moved_results(call, expression)
         if len(call.outputs) == 1:
             self._assign(now, call, moved, plain=moved == expression)
         else:
             self._unpack(now, call, expression)
+        if self._is_kept(call):
+            whole = "whole=True" if call.fn == "scaled_dot_product_attention" else ""
+            self.body[start:] = [f"with keep({whole}):", *(f"    {line}" for line in self.body[start:])]
         self._forget(now, call)
+
+    def _is_kept(self, call: Call) -> bool:
+        return call.kind == "op" and call.site in self.kept
 
     def _expression(self, now: int, call: Call) -> str:
         row = self.layout.row(call)
@@ -260,6 +269,8 @@ class FunctionWriter:
         if number in self.wanted or self.uses.get(number) != [now + 1] or len(text) > LONGEST_INLINE:
             return False
         following = self.calls[now + 1]
+        if self._is_kept(call) or self._is_kept(following):
+            return False
         if following.inputs.count(number) != 1 or following.kind != "op" or following.fn in operators.RESHAPES:
             return False
         edge = self.layout.row(following).inputs[following.inputs.index(number)]

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from planner_core.runtime.plan_reader import other_versions, read_params, read_precision, read_rows
+from planner_core.runtime.plan_reader import kept_sites, other_versions, read_params, read_precision, read_rows
 from planner_core.runtime.program.collectives import Axis
 from planner_core.runtime.program.setup import DTypes
 from planner_core.runtime.record import Ref, Tape, record
@@ -72,7 +72,12 @@ class PlannedForward:
         if (whole or gathers) and layout.num_parts > 1:
             args, kwargs = self._own_samples(layout, args, kwargs)
             layout = self.layout(args, kwargs, layout.data_axes)
-        return Prepared(write_program(layout, self._title(), self.recompute), layout, whole or gathers, gathers)
+        return Prepared(
+            write_program(layout, self._title(), self.recompute, kept=kept_sites(self.plan)),
+            layout,
+            whole or gathers,
+            gathers,
+        )
 
     def layout(self, args: Any, kwargs: Any, axes: Sequence[int]) -> Layout:
         """A recording under the plan; ranks may hold different samples along `axes`."""

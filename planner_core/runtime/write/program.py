@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from torch.distributed.tensor import Shard
@@ -22,15 +22,17 @@ from planner_core.runtime.write.wrapping import wrapped
 
 
 def write_program(
-    layout: Layout, title: str, recompute: Mapping[str, str] | None = None, *, name: str = "model"
-) -> Program:
-    """The program of a recording under a plan. Raises CannotRewrite and PlanMismatch."""
-    return _ProgramWriter(layout, title, dict(recompute or {}), name).write()
+    layout: Layout, title: str, recompute: Mapping[str, str] | None = None, *, kept: Collection[str] = (), name: str = "model"
+) -> Program:  # fmt: skip
+    """The program of a recording under a plan: `recompute` by label of a block, `kept` sites whose results stay then. Raises
+    CannotRewrite and PlanMismatch."""
+    return _ProgramWriter(layout, title, dict(recompute or {}), kept, name).write()
 
 
 class _ProgramWriter:
-    def __init__(self, layout: Layout, title: str, recompute: dict[str, str], name: str) -> None:
+    def __init__(self, layout: Layout, title: str, recompute: dict[str, str], kept: Collection[str], name: str) -> None:
         self.layout, self.tape, self.title, self.recompute, self.name = layout, layout.tape, title, recompute, name
+        self.kept = kept
         self.moves = Moves(layout.axis_names, layout.sizes)
         self.objects: dict[str, Any] = {}
         self.results = self.tape.results()
@@ -153,7 +155,7 @@ class _ProgramWriter:
             wanted = {n for n in own if n in self.results or used_by.get(n, set()) - {at}}
             writer = FunctionWriter(
                 self.layout, self.moves, instance.calls, instance.prefix, wanted, self._foreign, self.shared[at],
-                self.recompute.get(instance.label) == "full", called.get(instance.label, ()),
+                self.recompute.get(instance.label, "none") != "none", self.kept, called.get(instance.label, ()),
             )  # fmt: skip
             instance.written = writer.write()
             if instance.label:

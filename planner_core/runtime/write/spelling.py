@@ -31,7 +31,7 @@ HOMES: tuple[tuple[str, Any], ...] = (
     ("F", F), ("torch", torch), ("torch.linalg", torch.linalg), ("torch.fft", torch.fft), ("torch.special", torch.special),
 )  # fmt: skip
 PROVIDED = ("torch", "F", "w", "seed", "units", "result", "DEVICE", "buffers", "dropout", "attention", "embedding", "cross_entropy",
-            "nll_loss", "batch_norm", "own_experts", "with_item", "expect", "move", "all_gather", "all_reduce", "reduce_scatter",
+            "nll_loss", "batch_norm", "own_experts", "with_item", "expect", "keep", "move", "all_gather", "all_reduce", "reduce_scatter",
             "all_to_all", "shard", "pad", "divide", "tables", "constants", "forward")  # fmt: skip
 """Names that the generated code calls."""
 RESERVED = frozenset(PROVIDED) | frozenset(keyword.kwlist) | {"self", "slice", "float", "bool"}

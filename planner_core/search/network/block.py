@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner_core.core import ITEM_BYTES, Call, P, Shard
+from planner_core.core import ITEM_BYTES, Call, P, Shard, root
 from planner_core.cost import Component, CostModel, sent_share
 from planner_core.cost.communication import Moves, Segments, digit, moves
-from planner_core.cost.memory import root, viewed
+from planner_core.cost.memory import viewed
 from planner_core.ops import BlockStrategies, CoarseBlock, GroupStrategy, Pair, passes
 from planner_core.search.network.factors import Factor, Network, NodeRows, costs, tensor_name
 from planner_core.search.network.group_work import GroupWork, UnitOptions
@@ -60,6 +60,7 @@ class _Builder:
         self.home = {v: i for i, s in enumerate(strategies.groups) for op in s.ops for v in op.outputs}
         self.net = Network()
         self.saved_inputs = set(options.saved_by_calls)  # values whose delivered tensor a reader keeps
+        self.held = {v for op in coarse.block.ops if op.name in options.kept for v in op.outputs}
         self.viewed = viewed(coarse.block)
         self.crossing = self._crossing() - set(options.skip)
         self.users = self._users()
@@ -146,7 +147,9 @@ class _Builder:
         cost = costs(len(states))
         if v.kind == "parameter":
             cost += self._at_the_ends(storage_cost(states, v.grad, self._weight_moves(value), self.model))
-        elif value in self.saved_inputs:
+        elif value in self.held:
+            cost[Component.AFTER_FORWARD] = states.local_bytes
+        elif value in self.saved_inputs and root(self.block, value) not in self.held:
             cost[Component.AFTER_FORWARD] = states.local_bytes * self.options.saved_share
         free: Bools = np.asarray(np.isfinite(cost).all(axis=0))
         self.net.factors.append(Factor((name,), np.where(free, cost, 0.0), free))
@@ -207,7 +210,9 @@ class _Builder:
         return even
 
     def _kept_by_reader(self, value: int) -> bool:
-        return value in self.crossing and (value in self.saved_inputs or value in self.options.kept_results)
+        """Whether what is delivered of a value is charged with the tensor: a reader keeps it, or the plan does."""
+        kept = value in self.saved_inputs or value in self.options.kept_results or value in self.held
+        return value in self.crossing and kept
 
     # --- edges ---------------------------------------------------------------------------------------
 
@@ -243,14 +248,15 @@ class _Builder:
         back = table.cost[states.gradient[None, :], gradient[:, None]] if v.grad else np.zeros_like(there)
         allowed = np.isfinite(there) & np.isfinite(back)
         allowed &= joint_all(_may_deliver(made, states.pairs), index, states.index)
-        if self.options.again.get(s.ops[where[0]].name):
+        again = self.options.again.get(s.ops[where[0]].name)
+        if again is not None and again.delivers:
             back = back + there
         cost = costs(*allowed.shape)
         cost[Component.FORWARD], cost[Component.BACKWARD] = np.where(allowed, (there, back), 0.0)
         cost[Component.COMMUNICATION] = (cost[Component.FORWARD] + cost[Component.BACKWARD]) * self._micro_batches
         if any(root(self.block, kept) == value for op in s.ops for kept in op.saved) and self._kept_by_reader(value):
             # the operator keeps what it made, the reader what was delivered: two tensors where they differ
-            own = work.made_bytes(where[0], value) * self.options.saved_share
+            own = work.made_bytes(where[0], value) * self.options.share(s.ops[where[0]])
             differs = forward[:, None] != states.forward[None, :]
             cost[Component.AFTER_FORWARD] = np.where(differs, own[:, None], 0.0)
         self.net.factors.append(Factor((s.group.name, tensor_name(value)), cost, allowed))
@@ -279,7 +285,24 @@ class _Builder:
             self.charged.add(value)
             beside = np.where(allowed, working_copy(states, v.grad, gathered, self.model), 0.0)
             cost[Component.AFTER_FORWARD] = cost[Component.AFTER_BACKWARD] = beside
+        cost[Component.AFTER_FORWARD] += np.where(
+            allowed, self._gathered_again(s, index, states, value, uses, gathered), 0.0
+        )
         self.net.factors.append(Factor((s.group.name, tensor_name(value)), cost, allowed))
+
+    def _gathered_again(
+        self, s: GroupStrategy, index: Ints, states: TensorStates, value: int, uses: list[tuple[int, int]], gathered: Bools
+    ) -> Floats:  # fmt: skip
+        """[row, state] bytes of a weight that stays gathered for backward from where its block runs again: one copy's."""
+        saved = [(k, i) for k, i in uses if value in s.ops[k].saved and s.ops[k].name in self.options.again]
+        total = np.zeros((len(index), 1))
+        for k, i in saved:
+            whole = joint_parts(
+                np.array([isinstance(r[k].inputs[i][0], Shard) for r in s.rows]), index, self.model.sizes
+            )
+            total += (states.meta.num_bytes / whole)[:, None]
+        found: Floats = np.where(gathered, total * self.options.saved_share, 0.0)
+        return found
 
     def _traffic_cost(self, traffic: UseTraffic, allowed: Bools, exposed: bool) -> Floats:
         """[component, row, state] of weight traffic at use: beside compute, or waited for where nothing hides it."""

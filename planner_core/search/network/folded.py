@@ -19,15 +19,12 @@ from numpy.typing import NDArray
 from planner_core.core import Block, Call
 from planner_core.cost import CostModel, ops_before_the_units
 from planner_core.cost.memory import kept_results, run_again
-from planner_core.ops import BlockStrategies, CoarseGraph
+from planner_core.ops import BlockStrategies, CoarseGraph, recompute_ways
 from planner_core.search.algebra.elimination import order
 from planner_core.search.network.block import build_block
 from planner_core.search.network.factors import Factor, Network, only, tensor_name
 from planner_core.search.network.group_work import UnitOptions
 from planner_core.search.network.states import Bools
-
-VARIANTS = {"none": ("none",), "full": ("full",), "auto": ("none", "full")}
-"""In which ways of recomputation the copies of a block may run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +65,7 @@ class Compiled:
 
 @dataclass
 class Problem:
-    """The folded network of a model on one mesh. `blocks` holds each repeated block in all its variants (`VARIANTS`)."""
+    """The folded network of a model on one mesh. `blocks` holds each repeated block in all its variants (`ops.recompute_ways`)."""
 
     coarse: CoarseGraph
     model: CostModel
@@ -121,12 +118,13 @@ def build_networks(coarse: CoarseGraph, strategies: Mapping[str, BlockStrategies
     blocks: dict[str, dict[str, Network]] = {}
     for name, block in coarse.blocks.items():
         blocks[name] = {}
-        for variant in VARIANTS[model.workload.recompute]:
-            again = run_again(block.block) if variant == "full" else {}
-            share = 1 / repeats[name] if variant == "full" else 1.0
-            options = UnitOptions(repeats[name], again, share, kept_results=kept[name])
+        for variant, held in recompute_ways(block.block, model.workload.recompute).items():
+            plain = variant == "none"
+            again = {} if plain else run_again(block.block, held)
+            share = 1.0 if plain else 1 / repeats[name]
+            options = UnitOptions(repeats[name], again, held, share, kept_results=kept[name])
             net = build_block(block, strategies[name], model, options)
-            if again:
+            if not plain:
                 given = (i for i in block.block.inputs if block.block.values[i].kind == "activation")
                 net.saved_ports.update(given)
             blocks[name][variant] = net

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from planner_core.core import Block, Shard
+from planner_core.core import Block, Op, Shard, root
 from planner_core.cost import Component, CostModel
 from planner_core.cost.communication import collective_times
 from planner_core.cost.compute import has_kernels, kernel_seconds, op_time
-from planner_core.cost.memory import computes_again, root
+from planner_core.cost.memory import Rerun, computes_again
 from planner_core.ops import GroupStrategy, Passes, operator, own_bytes, splits_kept, whole_bytes
 from planner_core.search.network.factors import costs
 from planner_core.search.network.states import Bools, Floats, Ints, joint_parts
@@ -22,21 +22,26 @@ class UnitOptions:
     """What the network of one unit needs to know beyond the block itself.
 
     `repeats`: copies of the block in the model; the first copy's gather and the last copy's reduction have nothing to hide
-    behind, so each copy bears that share of them. `again`: operators that run a second time in backward, and whether they
-    deliver their results again. `saved_share`: the share of what the block keeps for backward that is there at the peak;
-    one copy in all where a block is recomputed. `saved_by_calls`: values that called blocks keep. `skip`: values inside a
-    run of equal calls, which are not variables here. `kept_results`: results that their reader keeps. `exposed`: ops
+    behind, so each copy bears that share of them. `again`: operators that run a second time in backward, and what of them.
+    `kept`: operators whose results stay all the same. `saved_share`: the share of what else the block keeps for backward that
+    is there at the peak; one copy in all where a block is recomputed. `saved_by_calls`: values that called blocks keep. `skip`:
+    values inside a run of equal calls, which are not variables here. `kept_results`: results that their reader keeps. `exposed`: ops
     whose weight traffic nothing hides, since they run before the first unit. `fixed_s`: seconds of every step, whatever the plan.
     """
 
     repeats: int = 1
-    again: Mapping[str, bool] = field(default_factory=dict)
+    again: Mapping[str, Rerun] = field(default_factory=dict)
+    kept: Collection[str] = ()
     saved_share: float = 1.0
     saved_by_calls: Collection[int] = ()
     skip: Collection[int] = ()
     kept_results: Collection[int] = ()
     exposed: Collection[str] = ()
     fixed_s: float = 0.0
+
+    def share(self, op: Op) -> float:
+        """The share of what an op makes or saves of its own, among what is kept for backward, that is there at the peak."""
+        return 1.0 if op.name in self.kept else self.saved_share
 
 
 @dataclass(frozen=True)
@@ -57,22 +62,24 @@ class GroupWork:
         kept: set[int] = set()
         inner = {v for op in self.strategy.ops for v in op.outputs}
         for k, op in enumerate(self.strategy.ops):
-            again = op.name in self.options.again
-            computed = computes_again(op, self.options.again)
+            again = self.options.again.get(op.name)
+            sends, computed = again is not None and again.sends, computes_again(op, self.options.again)
             forward, backward = op_time(op, self._kernels(k), self._moved(k), self.model)
             waits = self._internal(k)
             cost[Component.FORWARD] += forward + waits[0]
             cost[Component.BACKWARD] += (
-                backward + waits[1] + (forward if computed else 0.0) + (waits[0] if again else 0.0)
+                backward + waits[1] + (forward if computed else 0.0) + (waits[0] if sends else 0.0)
             )
-            cost[Component.COMMUNICATION] += self.model.workload.accumulate * (waits.sum(axis=0) + waits[0] * again)
-            roots = {root(self.block, v) for v in op.saved}
+            cost[Component.COMMUNICATION] += self.model.workload.accumulate * (waits.sum(axis=0) + waits[0] * sends)
+            roots = {root(self.block, v) for v in op.saved} | (
+                set(op.outputs) if op.name in self.options.kept else set()
+            )
             kept.update(v for v in roots if v in inner and not self.kept_by_reader(v))
-            cost[Component.AFTER_FORWARD] += self._kept_extra(k)
+            cost[Component.AFTER_FORWARD] += self._kept_extra(k) * self.options.share(op)
         maker = {v: k for k, op in enumerate(self.strategy.ops) for v in op.outputs}
         for v in kept:
-            cost[Component.AFTER_FORWARD] += self.made_bytes(maker[v], v)
-        cost[Component.AFTER_FORWARD] *= self.options.saved_share
+            share = self.options.share(self.strategy.ops[maker[v]])
+            cost[Component.AFTER_FORWARD] += self.made_bytes(maker[v], v) * share
         return cost
 
     def made_bytes(self, k: int, value: int) -> Floats:
@@ -130,7 +137,7 @@ class GroupWork:
         held = {split: own_bytes(op, whole_bytes(op, self.block.values, split)) for split in set(chosen)}
         logits = self.block.values[op.inputs[0]].meta.num_bytes
         parts = self._parts([isinstance(r[k].inputs[0][0], Shard) for r in rows])
-        found: Floats = (np.array([held[split] for split in chosen]) + logits) / parts / self.options.saved_share
+        found: Floats = (np.array([held[split] for split in chosen]) + logits) / parts / self.options.share(op)
         return found
 
     def _internal(self, k: int) -> Floats:

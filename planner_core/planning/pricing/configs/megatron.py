@@ -53,7 +53,7 @@ def setup(fields: Fields, num_gpus: int) -> Setup:
     for name, dtype in (("--bf16", "bfloat16"), ("--fp16", "float16")):
         if fields.flag(name):
             options["dtype"] = dtype
-    return Setup(layout, options, fields.unread())
+    return Setup(layout, options, (*_attention_alone(fields), *fields.unread()))
 
 
 def _sp(fields: Fields, tp: int) -> bool:
@@ -61,6 +61,16 @@ def _sp(fields: Fields, tp: int) -> bool:
 
 
 def _recompute(fields: Fields) -> str:
-    if fields.flag("--recompute-activations"):
-        return "selective"
-    return fields.text("--recompute-granularity", "none", ("none", "full", "selective"))
+    """Megatron-LM's `selective` runs core attention again, of which a flash kernel keeps next to nothing: that is none."""
+    asked = fields.text("--recompute-granularity", "none", ("none", "full", "selective"))
+    return "full" if asked == "full" else "none"
+
+
+def _attention_alone(fields: Fields) -> tuple[str, ...]:
+    """What to say of recomputation that is priced as none."""
+    short = fields.flag("--recompute-activations")
+    if not short and fields.text("--recompute-granularity", "none") != "selective":
+        return ()
+    name = "--recompute-activations" if short else "--recompute-granularity selective"
+    told = "runs core attention again, of which a flash kernel keeps next to nothing: priced as no recomputation"
+    return (f"{name} of {fields.where} {told}",)

@@ -6,7 +6,8 @@ from planner_core.planning.methods import Layout
 from planner_core.planning.pricing.configs.fields import Fields, Setup, accumulation, shared_out
 
 NAME = "torchtitan"
-RECOMPUTE = {"none": "none", "full": "full", "selective": "selective"}
+RECOMPUTE = ("none", "full", "selective")
+"""What runs again in backward; `selective` by operator, not every n-th layer."""
 
 
 def setup(fields: Fields, num_gpus: int) -> Setup:
@@ -19,8 +20,11 @@ def setup(fields: Fields, num_gpus: int) -> Setup:
     asked = fields.whole("parallelism.data_parallel_shard_degree", -1, least=-1)
     fsdp = shared_out(fields, "tensor_parallel_degree", num_gpus, tp * dp) if asked < 1 else asked
     micro = fields.whole(_either(fields, "training.local_batch_size", "training.batch_size"), 1)
+    recompute = fields.text("activation_checkpoint.mode", "none", RECOMPUTE)
+    if recompute == "selective":
+        fields.text("activation_checkpoint.selective_ac_option", "op", ("op",))
     options = {
-        "micro_batch": micro, "recompute": RECOMPUTE[fields.text("activation_checkpoint.mode", "none", tuple(RECOMPUTE))],
+        "micro_batch": micro, "recompute": recompute,
         "compiled": fields.flag(_either(fields, "compile.enable", "training.compile")),
         "accumulate": accumulation(fields, "training.global_batch_size", micro, dp * fsdp) or 1,
         "optimizer": fields.text("optimizer.name", "adamw", ("adamw", "sgd")),

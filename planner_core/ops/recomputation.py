@@ -1,0 +1,91 @@
+"""Policies of recomputation: which results of a block are kept for backward, so that only the rest runs again.
+
+    none             all that autograd saves is kept, and nothing runs again
+    keep-matmuls     results of attention and of products with a weight are kept
+    selective        results of attention and of every second product with a weight: torchtitan's `selective` by operator
+    keep-attention   results of attention alone are kept
+    full             only the block's operands are kept
+
+`kept_ops` is the one place that says what a policy means. What runs again, what it takes and what it sends follow
+from it in the costs, the search, the walk over memory and the run. A result is kept as it is delivered: a product whose
+terms are summed over an axis is kept as the sum, so that neither the product nor the sum runs again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from planner_core.core import RECOMPUTE, Block, Op, root
+from planner_core.ops.operators import Kind, writes_in_place
+from planner_core.ops.registry import operator
+
+Pick = Callable[[Op, int], bool]
+"""Whether a policy keeps the result of an op; the number counts the block's products with a weight, from 0; -1 is attention."""
+
+PICKS: Mapping[str, Pick] = {
+    "keep-matmuls": lambda op, number: True,
+    "selective": lambda op, number: number < 0 or number % 2 == 0,
+    "keep-attention": lambda op, number: number < 0,
+    "full": lambda op, number: False,
+}
+
+
+def kept_ops(block: Block, policy: str) -> tuple[str, ...]:
+    """Names of the ops of a block whose results a policy keeps; none for "none" and "full".
+
+    What the recomputation would never read is not kept: it stops at the last op that saves something. Nor are results that
+    a later op writes in place, and results that the block hands back, which the caller has.
+    """
+    if policy == "none":
+        return ()
+    pick, last, given = PICKS[policy], last_saving(block), _written(block) | set(block.outputs)
+    found, number = [], -1
+    for k, op in enumerate(block.ops):
+        attends = operator(op.fn).kind is Kind.ATTENTION
+        number += _multiplies_a_weight(block, op)
+        wanted = (attends or _multiplies_a_weight(block, op)) and pick(op, -1 if attends else number)
+        if (
+            wanted
+            and k < last
+            and len(op.outputs) == 1
+            and block.values[op.outputs[0]].grad
+            and op.outputs[0] not in given
+        ):
+            found.append(op.name)
+    return tuple(found)
+
+
+def last_saving(block: Block) -> int:
+    """Position of the last op that saves something for backward, -1 where none does: there torch's checkpoint stops."""
+    return max((i for i, op in enumerate(block.ops) if op.saved or op.saved_extra), default=-1)
+
+
+def _multiplies_a_weight(block: Block, op: Op) -> bool:
+    """A product with a weight that saves nothing but its operands (a layer of experts saves more)."""
+    if (
+        operator(op.fn).kind not in (Kind.PRODUCT, Kind.CONVOLUTION)
+        or op.saved_extra
+        or set(op.saved) & set(op.outputs)
+    ):
+        return False
+    return any(_weight(block, v) for v in op.inputs)
+
+
+def _weight(block: Block, value: int) -> bool:
+    return block.values[root(block, value)].kind == "parameter" and len(block.values[value].meta.shape) > 1
+
+
+def _written(block: Block) -> set[int]:
+    """Values whose memory an op writes in place."""
+    written = {root(block, op.inputs[0]) for op in block.ops if writes_in_place(op.fn) and op.inputs}
+    return {v for op in block.ops for v in op.outputs if root(block, v) in written}
+
+
+def recompute_ways(block: Block, asked: str) -> dict[str, tuple[str, ...]]:
+    """The policies by which copies of a block may run where `asked` is stated, each with the ops whose results it keeps. Of
+    policies that keep the same, the last is there."""
+    if asked != "auto":
+        return {asked: kept_ops(block, asked)}
+    found = {p: kept_ops(block, p) for p in RECOMPUTE if p != asked}
+    again = {kept: p for p, kept in found.items() if p != "none"}
+    return {p: kept for p, kept in found.items() if p == "none" or again[kept] == p}

@@ -1,0 +1,152 @@
+"""Results that stay while the rest of a recomputed block runs again, under torch's own checkpoint.
+
+`with keep():` stands around an operator and the moves of its result. When the block runs again, the calls in there find
+autograd's operands as usual, but neither compute nor talk: the result is there. What lies between a product and the sum of
+its terms over ranks was freed, and is only a tensor of the right shape then.
+"""
+
+# mypy: allow-untyped-calls
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+aten = torch.ops.aten
+PRODUCTS = (aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.mv, aten.addmv, aten.convolution)
+"""Kernels whose result autograd does not save for their own backward."""
+DETACH = aten.detach.default
+AGAIN = object()
+"""Stands for a call that runs again: a view, or a copy that the product takes."""
+
+
+class _Here(threading.local):
+    """What holds in this thread: where results are kept, and whether the block runs again."""
+
+    store: deque[Any] | None = None
+    again = False
+    replaying = False
+
+
+_here = _Here()
+
+
+def contexts() -> tuple[contextlib.AbstractContextManager[None], contextlib.AbstractContextManager[None]]:
+    """For the `context_fn` of torch's checkpoint: around the first run of a block and around the second."""
+    store: deque[Any] = deque()
+    return _Running(store, again=False), _Running(store, again=True)
+
+
+class _Running(contextlib.AbstractContextManager[None]):
+    """A block runs, and keeps its results in `store` or takes them from there. May be entered anew."""
+
+    def __init__(self, store: deque[Any], *, again: bool) -> None:
+        self.store, self.again = store, again
+
+    def __enter__(self) -> None:
+        self.before = _here.store, _here.again
+        _here.store, _here.again = self.store, self.again
+
+    def __exit__(self, *raised: object) -> None:
+        _here.store, _here.again = self.before
+
+
+@contextlib.contextmanager
+def keep(whole: bool = False) -> Iterator[None]:
+    """Keeps the result of what runs in here; `whole`: all that its calls make, since the operator saves some of it itself."""
+    store = _here.store
+    if store is None:
+        yield
+        return
+    if not _here.again:
+        record = _Record(whole)
+        with record:
+            yield
+        store.append(record.calls)
+        return
+    if not store:
+        raise RuntimeError(
+            "a recomputed block keeps its results for one backward pass; call backward once, without retain_graph"
+        )
+    _here.replaying = True
+    try:
+        with _Replay(store.popleft()):
+            yield
+    finally:
+        _here.replaying = False
+
+
+def replaying() -> bool:
+    """Whether the collectives that are called now have their results already."""
+    return _here.replaying
+
+
+class _Record(TorchDispatchMode):
+    """Notes what each call makes. Of a product only the last result counts, that of the product or of the moves behind it."""
+
+    def __init__(self, whole: bool) -> None:
+        super().__init__()
+        self.whole, self.multiplied = whole, False
+        self.calls: deque[Any] = deque()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if (
+            func.namespace == "c10d" or func is DETACH
+        ):  # writes a tensor that is noted already, or is the checkpoint's own
+            return out
+        if _is_view(out, (args, kwargs)):
+            self.calls.append(AGAIN)
+            return out
+        if not self.whole:
+            if func.overloadpacket in PRODUCTS:
+                self.calls, self.multiplied = deque([AGAIN] * len(self.calls)), True
+            elif self.multiplied:
+                self.calls = deque(_shapes(call) for call in self.calls)
+            else:
+                self.calls.append(AGAIN)
+                return out
+        self.calls.append(pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, out))
+        return out
+
+
+class _Replay(TorchDispatchMode):
+    """Gives what the calls made."""
+
+    def __init__(self, calls: deque[Any]) -> None:
+        super().__init__()
+        self.calls = calls
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = AGAIN if func is DETACH else self.calls.popleft()
+        if made is AGAIN:
+            return func(*args, **(kwargs or {}))
+        return pytree.tree_map_only(_Shape, _Shape.tensor, made)
+
+
+class _Shape:
+    """A tensor whose values nobody will read."""
+
+    def __init__(self, like: torch.Tensor) -> None:
+        self.size, self.stride, self.dtype, self.device = like.size(), like.stride(), like.dtype, like.device
+
+    def tensor(self) -> torch.Tensor:
+        """One of this shape."""
+        return torch.empty_strided(self.size, self.stride, dtype=self.dtype, device=self.device)
+
+
+def _shapes(call: Any) -> Any:
+    return call if call is AGAIN else pytree.tree_map_only(torch.Tensor, _Shape, call)
+
+
+def _is_view(out: Any, given: Any) -> bool:
+    """Whether a call made no memory of its own."""
+    old = {t.untyped_storage()._cdata for t in pytree.tree_leaves(given) if isinstance(t, torch.Tensor)}
+    made = [t for t in pytree.tree_leaves(out) if isinstance(t, torch.Tensor)]
+    return all(t.untyped_storage()._cdata in old for t in made)
