@@ -16,6 +16,7 @@ from explorer.components import answer as parts
 from explorer.components import frame
 from explorer.figures import compare as charts
 from explorer.figures import topology
+from explorer.figures.palette import WORK
 from explorer.session import state
 from explorer.static import style_file
 from explorer.text import glossary, units, words
@@ -40,7 +41,8 @@ def step(shown: Plans, homes: Mapping[str, Result]) -> None:
         "The lane “compute” adds up to the step: operators, what shows of communication, and the optimizer. Weights on their way "
         "beside it cost time only where they hold it up."
     )
-    components.streams(streams.streams(steps, {words.title(p): p for p in shown.values()}), key="streams")
+    titled = {words.title(p): p for p in shown.values()}
+    components.streams(streams.streams(steps, titled, WORK), key="streams")
     with st.container(horizontal=True):
         frame.data("the bars of these steps", "steps", lambda: rows.bars(lines))
         st.download_button(

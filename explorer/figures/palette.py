@@ -7,6 +7,7 @@ compute blue; the five kinds of memory have a fixed order. Nothing is told by co
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 DEVICES = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#8C8C8C")
 """Okabe–Ito, black replaced by a grey that shows on both themes."""
@@ -48,3 +49,22 @@ def theme_of(name: str | None) -> Theme:
 def device_colour(rank: int, per_node: int = 8) -> str:
     """The colour of a device: its place in the node, so that it keeps it on every page."""
     return DEVICES[rank % per_node % len(DEVICES)]
+
+
+_DARK, _LIGHT = "#000000", "#ffffff"
+_HELD, _UPDATE, _AGAIN = "#E69F00", "#8C8C8C", "#56B4E9"
+WORK: tuple[dict[str, Any], ...] = (
+    {"kind": "part", "words": "", "told": "lasts", "colour": "", "ink": "", "pale": False},
+    {"kind": "compute", "words": "compute", "told": "computes", "colour": COMPUTE, "ink": _LIGHT, "pale": False},
+    {"kind": "recomputation", "words": "recomputation", "told": "computes again", "colour": _AGAIN, "ink": _DARK, "pale": False},
+    {"kind": "waits", "words": "exposed: waits", "told": "exposed, the GPU waits", "colour": COMMUNICATION, "ink": _DARK, "pale": False},
+    {
+        "kind": "held up by weight traffic", "words": "exposed: held up by weights", "told": "exposed, the GPU is held up",
+        "colour": _HELD, "ink": _DARK, "pale": False,
+    },
+    {"kind": "optimizer", "words": "optimizer", "told": "updates", "colour": _UPDATE, "ink": _DARK, "pale": False},
+    {"kind": "sends", "words": "hidden traffic", "told": "sends", "colour": _HELD, "ink": "", "pale": True},
+    {"kind": "sends now", "words": "", "told": "sends, an operator waits", "colour": COMMUNICATION, "ink": _DARK, "pale": False},
+)  # fmt: skip
+"""How the streams of a step are drawn, by kind of work: words of the legend and of a card, colour, ink on it. Without a colour it is
+drawn in the page's ink."""

@@ -16,7 +16,7 @@ from explorer.analysis.answer import limit_bytes
 from explorer.figures import compare as charts
 from explorer.figures import print_figures, topology
 from explorer.figures import scaling as grow_charts
-from explorer.figures.palette import DARK, LIGHT, Theme
+from explorer.figures.palette import DARK, LIGHT, WORK, Theme
 from explorer.figures.style import LIMIT
 from explorer.text import units, words
 from planner_core.core.cluster import load_cluster
@@ -57,7 +57,7 @@ def test_bars_hold_the_plans_numbers(result: Result, plans: dict[str, Plan], the
 def test_the_streams_drawn_are_the_steps_work(result: Result, plans: dict[str, Plan]) -> None:
     two = {n: plans[n] for n in ("best", "Megatron-LM")}
     steps = {n: step_work(p, result.graph) for n, p in two.items()}
-    drawn = streams.streams(steps, two)
+    drawn = streams.streams(steps, two, WORK)
     kinds = [k["told"] for k in drawn["kinds"]]
     exposed = [i for i, told in enumerate(kinds) if told.startswith("exposed")]
     assert json.loads(json.dumps(drawn)) == drawn
