@@ -1,8 +1,8 @@
 """Predict every published run that can be stated, and say by how much each prediction errs.
 
-    python -m bench.published              # predict what has no row yet, then docs/PUBLISHED.md and assets/bands.json
+    python -m bench.published              # predict what has no row yet, then docs/PUBLISHED.md and two files of assets
     python -m bench.published --redo       # all runs anew (half a minute a hundred runs, once the models are read)
-    python -m bench.published --table      # docs/PUBLISHED.md and assets/bands.json alone
+    python -m bench.published --table      # docs/PUBLISHED.md, assets/bands.json and the runs of the page “Measured” alone
 
 A run is stated as `price` takes it and priced by it: shape, GPUs, links, layout, micro-batch, recomputation, compiled or
 eager. What is measured never enters the prediction. Rows are kept in bench/results/published.jsonl with each one's
@@ -13,6 +13,7 @@ derivatives by the fitted constants, from which the errors on groups and sources
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import tempfile
 from collections.abc import Iterator
@@ -24,11 +25,11 @@ import numpy as np
 
 from bench.support.published_fit import PRIORS
 from bench.support.published_runs import Run, runs
-from bench.support.published_table import bands, document
+from bench.support.published_table import bands, document, predictions
 from planner_core.core import ASSETS, Gpu, InputError, Plan, load_cluster
 from planner_core.cost import CostModel, cost_model, step_seconds, units_of
 from planner_core.planning import Planner
-from planner_core.planning.pricing import Pricer
+from planner_core.planning.pricing import PREDICTED, Pricer
 
 ROOT = Path(__file__).resolve().parent.parent
 ROWS = ROOT / "bench" / "results" / "published.jsonl"
@@ -54,6 +55,11 @@ def main() -> None:
     every = {run.id: run for run in runs()}
     found = [(every[name], row) for name, row in sorted(known.items()) if name in every]
     TABLE.write_text(document(found))
+    with PREDICTED.open("w", encoding="utf-8", newline="") as file:
+        rows = predictions(found)
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
     (ASSETS / "bands.json").write_text(json.dumps(bands(found), indent=2) + "\n")
 
 

@@ -123,6 +123,25 @@ def _worst(errors: list[Errors]) -> Iterator[str]:
         )
 
 
+def predictions(found: Found) -> list[dict[str, object]]:
+    """What the page “Measured” shows: every run that was priced, with its three predictions in seconds."""
+    return [_prediction(e) for e in errors_of(found)]
+
+
+def _prediction(e: Errors) -> dict[str, object]:
+    r, s = e.run, e.run.stated
+    seconds = {
+        name: f"{r.measured_s * math.exp(getattr(e, of)):.6g}"
+        for name, of in (("predicted_s", "fitted"), ("group_out_s", "groups"), ("source_out_s", "sources"))
+    }
+    return {
+        "id": r.id, "source": r.source, "reference": r.row["source_ref"], "model": r.name, "gpu": r.gpu, "gpus": r.gpus,
+        "nodes": r.nodes, "layout": str(s.layout), "kind": kind(r), "micro_batch": s.micro_batch, "accumulate": s.accumulate,
+        "seq": s.seq, "recompute": s.recompute, "compiled": int(s.compiled), "measured_s": f"{r.measured_s:.6g}", **seconds,
+        "contradicted": odd(r),
+    }  # fmt: skip
+
+
 # --- the bands ---------------------------------------------------------------------------------------
 
 

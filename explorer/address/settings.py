@@ -45,6 +45,8 @@ OBJECTIVES = {"time": "step time", "communication": "communication"}
 OVERLAYS = ("graph", "placement", "memory", "flops", "forward", "backward")
 PHASES = ("all", "forward", "backward", "optimizer")
 GROW_BATCH = {"fixed": "the same for the whole cluster", "per-gpu": "the same per GPU"}
+FITS = {"all": "all runs", "groups": "other groups", "sources": "other sources"}
+"""What the constants that predict a published run were fitted to."""
 MAX_COMPARED = 4
 MAX_TEXT = 2000
 MAX_CORNERS = 40
@@ -283,6 +285,12 @@ SETTINGS: dict[str, Setting] = {
     "bandwidth": Setting((), _factors),
     "latency": Setting((), _factors),
     "grow": Setting((), _grown),
+    # Measured
+    "left_out": Setting("groups", _one_of(FITS, "choice of fitted runs")),
+    "from_source": Setting((), _list),
+    "on_gpu": Setting((), _list),
+    "of_kind": Setting((), _list),
+    "on_nodes": Setting((), _list),
     "grow_batch": Setting("fixed", _one_of(GROW_BATCH, "way to choose the batch")),
 }
 REQUEST_KEYS = (

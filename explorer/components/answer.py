@@ -28,6 +28,7 @@ PART_WORDS = {
     answer.WEIGHTS: "Weights and gradients on their way slow the GPU down or hold it up",
     answer.OPTIMIZER: "Gradients are clipped and weights updated; with what every step takes",
 }
+PREDICTED = "**Predicted, not measured.**"
 NO_DIFFERENCE = 0.0005
 """A share of the step that is not told as a percentage: it would read 0 %."""
 SHOWN = 3
@@ -303,6 +304,8 @@ def sure(result: Result, plans: Mapping[str, Plan], best: str) -> None:
     lines.append(f"**In full.** {frame.text(words.describe(plan))}.")
     for line in lines:
         st.markdown(line.replace(" %", "\u00a0%"))
+        if line.startswith(PREDICTED):
+            frame.how_sure("The runs behind it", of_kind=(frame.slug(s.band.kind),))
     for note in dict.fromkeys((*result.notes, *result.graph.assumptions)):
         st.caption(f"Note: {frame.text(note)}")
 
@@ -319,6 +322,6 @@ def _band(s: Speed) -> str:
     share = f"between {100 * (1 - s.low_s / s.step_time_s):.0f} % faster and {100 * (s.high_s / s.step_time_s - 1):.0f} % slower"
     gpu = "" if s.band.measured_gpu else ", and none of them on this GPU, so the range is wide"
     return (
-        f"**Predicted, not measured.** By {s.band.runs} published runs ({frame.text(s.band.kind)}{gpu}), nine in ten steps lie "
+        f"{PREDICTED} By {s.band.runs} published runs ({frame.text(s.band.kind)}{gpu}), nine in ten steps lie "
         f"{share} than predicted."
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
@@ -156,6 +157,17 @@ def data(what: str, file: str, rows: Callable[[], Sequence[Row]]) -> None:
                 f"{what[:1].upper() + what[1:]} as {kind.upper()}", lambda write=write: write(rows()),  # type: ignore[misc]
                 file_name=f"{file}.{kind}", mime=mime, on_click="ignore", key=f"data_{file}_{kind}", icon=":material/download:",
             )  # fmt: skip
+
+
+def slug(value: object) -> str:
+    """A value as the address keeps it: `fsdp-one-node`."""
+    return re.sub(r"[^a-z0-9]+", "-", str(value).lower()).strip("-")
+
+
+def how_sure(label: str = "How sure are these times?", **changes: object) -> None:
+    """A link to the published runs, predicted against measured, with `changes` of the settings."""
+    query = settings.write({**state.values(), **changes})
+    st.page_link("explorer/pages/measured.py", label=label, query_params=query, icon=":material/query_stats:")
 
 
 def plan_choice(

@@ -1,7 +1,8 @@
-"""Scatters of choices: whole-model plans, and every candidate of one block. Pure: values in, plotly out."""
+"""Scatters: whole-model plans, every candidate of one block, and published runs. Pure: values in, plotly out."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -15,6 +16,7 @@ from explorer.figures.style import GIB, capacity_line, style
 from explorer.text import units
 from explorer.text.words import MODEL_ERROR, title
 from planner_core.core import Plan
+from planner_core.planning.pricing import PublishedRun, published_runs
 from planner_core.search.candidates import Candidates
 
 PLOT_WIDTH, PLOT_HEIGHT = 480.0, 300.0
@@ -191,3 +193,77 @@ def _mark(figure: go.Figure, at: tuple[float, float], name: str, marker: dict[st
         x=[at[0]], y=[at[1]], mode="markers", name=name, hoverinfo="skip",
         marker={**marker, "color": theme.text, "line": {"width": 2}},
     )  # fmt: skip
+
+
+# --- published runs -----------------------------------------------------------------------------------
+
+FAMILY_COLOURS = {"FSDP": COMPUTE, "data parallel or ZeRO-1": COMMUNICATION, "tensor parallel": "#009E73"}
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x")
+NEAR = 0.1
+"""The dotted lines: predicted so much more or less than measured."""
+
+
+def measured_scatter(runs: Sequence[PublishedRun], left_out: str, theme: Theme) -> go.Figure:
+    """Predicted against measured seconds of a step, on the line where both are equal; colours by layout, symbols by GPU."""
+    figure = go.Figure()
+    ends = [r.measured_s for r in runs]
+    low, high = (min(ends, default=0.1) / 1.3, max(ends, default=1.0) * 1.3)
+    for factor, dash in ((1.0, "solid"), (1 + NEAR, "dot"), (1 - NEAR, "dot")):
+        figure.add_scatter(
+            x=[low, high], y=[low * factor, high * factor], mode="lines", hoverinfo="skip", showlegend=False,
+            line={"color": theme.muted, "width": 1.2, "dash": dash},
+        )  # fmt: skip
+    _runs(figure, runs, [r.seconds[left_out] for r in runs], [r.measured_s for r in runs], left_out, theme)
+    figure.update_xaxes(title="measured step, s", type="log", range=[math.log10(low), math.log10(high)], dtick=1)
+    figure.update_yaxes(title="predicted step, s", type="log", range=[math.log10(low), math.log10(high)], dtick=1)
+    return style(figure, theme, 460)
+
+
+def errors_by_gpus(runs: Sequence[PublishedRun], left_out: str, theme: Theme) -> go.Figure:
+    """The error of each run against its number of GPUs."""
+    figure = go.Figure()
+    figure.add_hrect(y0=-100 * NEAR, y1=100 * NEAR, fillcolor=theme.muted, opacity=0.12, line_width=0)
+    figure.add_hline(y=0, line={"color": theme.muted, "width": 1.2})
+    _runs(figure, runs, [100 * r.error(left_out) for r in runs], [r.gpus for r in runs], left_out, theme)
+    counts = sorted({r.gpus for r in runs})
+    figure.update_xaxes(title="GPUs", type="log", tickvals=counts, ticktext=[str(n) for n in counts])
+    figure.update_yaxes(title="predicted over measured, %", zeroline=False)
+    return style(figure, theme, 460)
+
+
+def _runs(
+    figure: go.Figure, runs: Sequence[PublishedRun], ys: Sequence[float], xs: Sequence[float], left_out: str, theme: Theme
+) -> None:  # fmt: skip
+    gpus = sorted({r.gpu for r in published_runs()})
+    for family, colour in FAMILY_COLOURS.items():
+        mine = [i for i, r in enumerate(runs) if r.kind.startswith(family)]
+        figure.add_scatter(
+            x=[xs[i] for i in mine], y=[ys[i] for i in mine], mode="markers", name=family, showlegend=False,
+            customdata=[runs[i].id for i in mine], hovertemplate="%{hovertext}<extra></extra>",
+            hovertext=[_run_hover(runs[i], left_out) for i in mine],
+            marker={
+                "symbol": [SYMBOLS[gpus.index(runs[i].gpu) % len(SYMBOLS)] for i in mine], "size": 9, "color": colour,
+                "opacity": 0.85, "line": {"width": 1, "color": theme.surface},
+            },
+        )  # fmt: skip
+    _keys(figure, runs, gpus, theme)
+
+
+def _keys(figure: go.Figure, runs: Sequence[PublishedRun], gpus: Sequence[str], theme: Theme) -> None:
+    """The legend: what colours and symbols mean."""
+    families = [f for f in FAMILY_COLOURS if any(r.kind.startswith(f) for r in runs)]
+    there = {r.gpu for r in runs}
+    keys = [(f, "circle", FAMILY_COLOURS[f]) for f in families]
+    keys += [(g, SYMBOLS[i % len(SYMBOLS)], theme.muted) for i, g in enumerate(gpus) if g in there]
+    for name, symbol, colour in keys:
+        marker = {"symbol": symbol, "size": 9, "color": colour}
+        figure.add_scatter(x=[None], y=[None], mode="markers", name=name, marker=marker)
+
+
+def _run_hover(r: PublishedRun, left_out: str) -> str:
+    lines = (
+        f"<b>{_escape(r.model)} on {r.gpus} × {_escape(r.gpu)}</b>", f"{_escape(r.layout)}; {_escape(r.workload)}",
+        f"measured {units.seconds(r.measured_s)}, predicted {units.seconds(r.seconds[left_out])} ({100 * r.error(left_out):+.1f} %)",
+        _escape(r.source),
+    )  # fmt: skip
+    return "<br>".join(lines)

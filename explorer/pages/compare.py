@@ -65,10 +65,8 @@ def page() -> None:
     comparing.weights(current, homes)
     comparing.restrictions(result)
     report.download(current, homes)
-    st.caption(
-        "Times are estimates from published peaks and fitted rates; plans within 5 % are told as ties. “Answer” says how far such "
-        "predictions were off."
-    )
+    st.caption("Times are estimates from published peaks and fitted rates; plans within 5 % are told as ties.")
+    frame.how_sure()
 
 
 page()

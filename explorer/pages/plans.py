@@ -32,6 +32,7 @@ def page() -> None:
             candidates.section(result, plan, next((p for p in plans.values() if p.method == REFERENCE), None))
     choice.plans_table(result, plans, shown, chosen)
     choice.ties(plans)
+    frame.how_sure()
     candidates.dropped(result)
     with st.expander("What if …", expanded=bool(state.value("whatif"))):
         whatif_panel.panel(result, plan)

@@ -22,6 +22,7 @@ PAGES = {
     "compare": "/compare",
     "topology": "/topology",
     "export": "/export",
+    "measured": "/measured?of_kind=fsdp-one-node",
     "learn": "/learn",
     "teacher": "/teacher",
 }

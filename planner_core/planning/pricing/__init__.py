@@ -12,18 +12,29 @@ from planner_core.planning.pricing.bands import (
 from planner_core.planning.pricing.configs.fields import Setup
 from planner_core.planning.pricing.configs.reading import read_setup
 from planner_core.planning.pricing.price import Pricer
+from planner_core.planning.pricing.published import (
+    FITTED,
+    LEFT_OUT,
+    PREDICTED,
+    PublishedRun,
+    published_runs,
+)
 from planner_core.planning.pricing.run import NOT_LEGAL, Priced, price_statement
 from planner_core.planning.pricing.speed import Budget, Speed, model_flops, speed_of
 from planner_core.planning.pricing.statement import Statement
 from planner_core.planning.pricing.suggest import Suggestion, suggestions
 
 __all__ = [
+    "FITTED",
+    "LEFT_OUT",
     "NINE_IN_TEN",
     "NOT_LEGAL",
+    "PREDICTED",
     "Band",
     "Budget",
     "Priced",
     "Pricer",
+    "PublishedRun",
     "Setup",
     "Speed",
     "Statement",
@@ -33,6 +44,7 @@ __all__ = [
     "micro_batch",
     "model_flops",
     "price_statement",
+    "published_runs",
     "read_setup",
     "sigma_of",
     "speed_of",

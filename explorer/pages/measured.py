@@ -1,0 +1,158 @@
+"""Measured: how far are the predictions off? Published runs, predicted against measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import streamlit as st
+
+from explorer.address.settings import FITS
+from explorer.components import frame
+from explorer.figures import scatter
+from explorer.session import state
+from explorer.text import units
+from planner_core.planning.pricing import LEFT_OUT, PublishedRun, published_runs
+
+# settings that leave runs out, and what of a run they ask for (a string here would be shown on the page)
+FILTERS: Mapping[str, tuple[str, Callable[[PublishedRun], str | int]]] = {
+    "from_source": ("Source", lambda r: r.source),
+    "on_gpu": ("GPU", lambda r: r.gpu),
+    "of_kind": ("Layout", lambda r: r.kind),
+    "on_nodes": ("Nodes", lambda r: r.nodes),
+}
+
+
+def filtered(runs: Sequence[PublishedRun]) -> list[PublishedRun]:
+    """The controls, and the runs that pass them all."""
+    passing = list(runs)
+    with st.container(horizontal=True, key="run_filters"):
+        for key, (label, of) in FILTERS.items():
+            values = sorted({of(r) for r in runs}, key=lambda v: (0, v) if isinstance(v, int) else (1, v))
+            named = {frame.slug(v): str(v) for v in values}
+            frame.absent(label.lower(), state.value(key), list(named), "It is left out")
+            widget = state.seed(f"w_{key}", [v for v in state.value(key) if v in named])
+            st.multiselect(
+                label, list(named), format_func=named.__getitem__, key=widget, placeholder="all", width=260,
+                on_change=_take, args=(key, widget),
+            )  # fmt: skip
+            chosen = {v for v in state.value(key) if v in named}
+            passing = [r for r in passing if not chosen or frame.slug(of(r)) in chosen]
+    return passing
+
+
+def _take(key: str, widget: str) -> None:
+    state.change(**{key: tuple(st.session_state[widget])})
+
+
+def left_out() -> str:
+    """The control: which runs the constants that predict a run have not seen."""
+    widget = state.seed("w_left_out", state.value("left_out"))
+    st.segmented_control(
+        "Constants fitted to", list(FITS), format_func=FITS.__getitem__, key=widget, required=True, wrap=True,
+        on_change=state.from_widget, args=("left_out", widget),
+        help="A prediction is honest where the constants have not seen the run. A group: the same source, model, GPU, layout and "
+        "recomputation.",
+    )  # fmt: skip
+    return LEFT_OUT[list(FITS).index(state.value("left_out"))]
+
+
+def told(runs: Sequence[PublishedRun], out: str) -> str:
+    """How far predictions are off, in a sentence."""
+    errors = np.abs([r.error(out) for r in runs])
+    sources = len({r.source for r in runs})
+    return (
+        f"**{len(runs)} published runs** of {sources} source{'s' * (sources > 1)}: half of the predicted steps are within "
+        f"**{units.percent(float(np.median(errors)))}** of what was measured, nine in ten within "
+        f"**{units.percent(float(np.quantile(errors, 0.9)))}**."
+    )
+
+
+def charts(runs: Sequence[PublishedRun], out: str) -> None:
+    """Both pictures; a click on a point tells its source below."""
+    with st.container(key="wide_runs"):
+        left, right = st.columns(2, gap="large")
+    pictures = (
+        (left, "Predicted against measured", scatter.measured_scatter, "runs_scatter"),
+        (right, "Error by the number of GPUs", scatter.errors_by_gpus, "runs_errors"),
+    )
+    for column, title, figure, key in pictures:
+        with column:
+            st.markdown(f"**{title}**")
+            st.plotly_chart(
+                figure(runs, out, frame.theme()), theme=None, config=frame.CHART, key=key, selection_mode="points",
+                on_select=lambda key=key: _pick(key), alt=f"{title} of {len(runs)} published runs; the table below holds the numbers",
+            )  # fmt: skip
+
+
+def _pick(key: str) -> None:
+    points = st.session_state[key]["selection"]["points"]
+    data = points[0].get("customdata") if points else None
+    if data:
+        st.session_state["run_picked"] = data[0] if isinstance(data, list) else data
+
+
+def picked(runs: Sequence[PublishedRun], out: str) -> None:
+    """The run that was clicked, with its source."""
+    one = next((r for r in runs if r.id == st.session_state.get("run_picked")), None)
+    if one is None:
+        st.caption(
+            "Between the dotted lines, and in the grey band, a prediction is at most 10 % off. A click on a point tells its source."
+        )
+        return
+    said = f" The source’s own tables contradict each other here: {one.contradicted}." if one.contradicted else ""
+    st.markdown(
+        f"**{frame.text(one.model)} on {one.gpus} × {frame.text(one.gpu)}**, {frame.text(one.layout)}; {frame.text(one.workload)}: "
+        f"measured {units.seconds(one.measured_s)}, predicted {units.seconds(one.seconds[out])} ({100 * one.error(out):+.1f} %). "
+        f"Source: {frame.text(one.source)}, {frame.text(one.reference)}.{frame.text(said)}"
+    )
+
+
+def table(runs: Sequence[PublishedRun], out: str) -> None:
+    """Every run, the furthest off first."""
+    rows = [
+        {
+            "model": r.model, "GPU": r.gpu, "GPUs": r.gpus, "layout": r.layout, "measured, s": r.measured_s,
+            "predicted, s": r.seconds[out], "error, %": 100 * r.error(out), "work": r.workload, "source": f"{r.source}: {r.reference}",
+        }
+        for r in sorted(runs, key=lambda r: -abs(r.error(out)))
+    ]  # fmt: skip
+    number = st.column_config.NumberColumn
+    columns = {
+        "measured, s": number(format="%.3g"),
+        "predicted, s": number(format="%.3g"),
+        "error, %": number(format="%+.1f"),
+    }
+    st.dataframe(
+        rows, hide_index=True, row_height=34, column_config=columns, alt="The runs as a table, the furthest off first"
+    )
+    frame.data("these runs", "published-runs", lambda: rows)
+
+
+def page() -> None:
+    """The page."""
+    state.begin("measured")
+    st.html(frame.CSS)
+    for problem in state.problems():
+        st.warning(problem)
+    st.markdown("### How far are predicted steps from measured ones?")
+    st.markdown(
+        "Others trained models on real GPUs and published how fast. Each run is predicted from its model, GPUs, links and layout alone, "
+        "and set against what its source measured."
+    )
+    out = left_out()
+    runs = filtered(published_runs())
+    if not runs:
+        st.info("No run passes these filters. Take one away.")
+        return
+    st.markdown(told(runs, out))
+    charts(runs, out)
+    picked(runs, out)
+    table(runs, out)
+    st.caption(
+        "Only runs whose shape, batch, layout and GPU their source states in full are here, and none with pipeline parallelism. "
+        "The range beside a step time is made of the errors of runs of its kind whose group the fit did not see."
+    )
+
+
+page()

@@ -1,0 +1,65 @@
+"""Published training runs and what is predicted of them: the evidence behind the bands of step times.
+
+`python -m bench.published` writes the file; see docs/PUBLISHED.md.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+from dataclasses import dataclass
+
+from planner_core.core import ASSETS
+
+PREDICTED = ASSETS / "measurements" / "published" / "predicted.csv"
+FITTED, GROUP_OUT, SOURCE_OUT = LEFT_OUT = ("fitted", "group out", "source out")
+"""What of the runs was left out of the fit of the constants that predict a run: nothing, the runs of its group (source, model, GPU,
+layout, recomputation), all runs of its source."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedRun:
+    """A run that its source measured. `kind` is that of its band, `seconds` by `LEFT_OUT` what is predicted; `contradicted`: why the
+    source's own tables do not agree on it, or nothing."""
+
+    id: str
+    source: str
+    reference: str
+    model: str
+    gpu: str
+    gpus: int
+    nodes: int
+    layout: str
+    kind: str
+    workload: str
+    measured_s: float
+    seconds: dict[str, float]
+    contradicted: str
+
+    def error(self, left_out: str = FITTED) -> float:
+        """Predicted over measured, less one."""
+        return self.seconds[left_out] / self.measured_s - 1
+
+
+@functools.cache
+def published_runs() -> tuple[PublishedRun, ...]:
+    """Every published run that could be priced."""
+    with PREDICTED.open(encoding="utf-8", newline="") as file:
+        return tuple(_run(row) for row in csv.DictReader(file))
+
+
+def _run(row: dict[str, str]) -> PublishedRun:
+    predicted = (row["predicted_s"], row["group_out_s"], row["source_out_s"])
+    return PublishedRun(
+        row["id"], row["source"], row["reference"], row["model"], row["gpu"], int(row["gpus"]), int(row["nodes"]), row["layout"],
+        row["kind"], _workload(row), float(row["measured_s"]),
+        dict(zip(LEFT_OUT, map(float, predicted), strict=True)), row["contradicted"],
+    )  # fmt: skip
+
+
+def _workload(row: dict[str, str]) -> str:
+    """`micro-batch 8 × 2, 2048 tokens, full recomputation, eager`."""
+    parts = f" × {row['accumulate']}" if row["accumulate"] != "1" else ""
+    recompute = f"{'no' if row['recompute'] == 'none' else row['recompute']} recomputation"
+    compiled = "compiled" if row["compiled"] == "1" else "eager"
+    return f"micro-batch {row['micro_batch']}{parts}, {row['seq']} tokens, {recompute}, {compiled}"

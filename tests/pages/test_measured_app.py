@@ -1,0 +1,96 @@
+"""The page of published runs: what it says is arithmetic on the runs, filters stand in the address, every point has its source."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from explorer.components.frame import slug
+from explorer.figures import scatter
+from explorer.figures.palette import LIGHT
+from explorer.text import units
+from planner_core.core import ASSETS
+from planner_core.planning.pricing import LEFT_OUT, published_runs
+from tests.pages.test_app import open_page, words
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_runs_are_those_that_were_predicted_and_make_the_bands() -> None:
+    rows = map(json.loads, (ROOT / "bench" / "results" / "published.jsonl").read_text().splitlines())
+    known = {r["id"]: r["predicted_s"] for r in rows if "predicted_s" in r}
+    runs = published_runs()
+    assert {r.id: pytest.approx(r.seconds["fitted"], rel=1e-5) for r in runs} == known
+    bands = json.loads((ASSETS / "bands.json").read_text())["kinds"]
+    for kind in {r.kind for r in runs}:
+        errors = np.abs(np.log1p([r.error("group out") for r in runs if r.kind == kind]))
+        assert len(errors) == bands[kind]["n"]
+        assert float(np.quantile(errors, 0.9)) == pytest.approx(bands[kind]["p90"], abs=6e-4)
+
+
+def test_the_page_tells_all_runs_and_then_those_that_are_asked_for() -> None:
+    at = open_page("measured")
+    assert not at.exception
+    assert f"**{len(published_runs())} published runs** of 4 sources" in words(at)
+    at.multiselect(key="w_of_kind").set_value(["fsdp-one-node"]).run()
+    assert at.query_params["of_kind"] == "fsdp-one-node"
+    mine = [r for r in published_runs() if r.kind == "FSDP, one node"]
+    errors = np.abs([r.error("group out") for r in mine])
+    assert f"**{len(mine)} published runs**" in words(at) and f"**{units.percent(float(np.median(errors)))}**" in words(
+        at
+    )
+    at.segmented_control(key="w_left_out").set_value("all").run()
+    assert at.query_params["left_out"] == "all"
+    errors = np.abs([r.error("fitted") for r in mine])
+    assert f"**{units.percent(float(np.median(errors)))}**" in words(at)
+    at.multiselect(key="w_on_gpu").set_value(["h100-96gb-500w"]).run()
+    assert any("No run passes" in i.value for i in at.info)
+
+
+def test_what_the_address_asks_for_in_vain_is_told() -> None:
+    at = open_page("measured", on_gpu="abacus,h100-sxm", left_out="nobody")
+    told = [w.value for w in at.warning]
+    assert any("abacus" in t for t in told) and any("nobody" in t for t in told)
+    assert f"**{sum(r.gpu == 'h100-sxm' for r in published_runs())} published runs**" in words(at)
+
+
+@pytest.mark.parametrize("out", LEFT_OUT)
+def test_every_point_has_its_numbers_and_its_source(out: str) -> None:
+    runs = published_runs()
+    by_id = {r.id: r for r in runs}
+    for figure, value in (
+        (scatter.measured_scatter(runs, out, LIGHT), lambda r: r.seconds[out]),
+        (scatter.errors_by_gpus(runs, out, LIGHT), lambda r: 100 * r.error(out)),
+    ):
+        drawn = [
+            p for t in figure.data if t.customdata is not None for p in zip(t.customdata, t.y, t.hovertext, strict=True)
+        ]
+        assert {i for i, *_ in drawn} == set(by_id)
+        assert all(y == value(by_id[i]) and by_id[i].source in text for i, y, text in drawn)
+    assert all(r.reference for r in runs)
+
+
+def test_the_answer_leads_to_the_runs_of_its_kind() -> None:
+    at = open_page("answer", model="gpt2-xl", cluster="1x8-h100", layers="2")
+    assert not at.exception
+    link = at.get("page_link")[0].proto
+    assert link.page.endswith("measured") and re.search(r"of_kind=([a-z0-9-]+)", link.query_string)
+    kind = re.search(r"of_kind=([a-z0-9-]+)", link.query_string)
+    assert kind is not None and kind[1] in {slug(r.kind) for r in published_runs()} | {"tensor-parallel-over-nodes"}
+
+
+def test_the_page_needs_neither_torch_nor_transformers() -> None:
+    code = (
+        "import sys\nfrom streamlit.testing.v1 import AppTest\n"
+        "at = AppTest.from_file('streamlit_app.py', default_timeout=300)\n"
+        "at.switch_page('explorer/pages/measured.py')\nat.run()\nassert not at.exception\n"
+        "assert not {'torch', 'transformers'} & set(sys.modules), 'imported'\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
