@@ -45,7 +45,7 @@ def _head(rows: list[Row]) -> list[str]:
         "Equal means loss, every gradient and every parameter after a step of AdamW within 1e-5 relative.",
         "- Traffic and memory: one step at full size on a fake process group of the mesh's world size, batch 16 (64 on 64×8), "
         "H100. Collectives must agree in phase, kind, count and bytes; memory is the peak of all live allocations of one rank, "
-        "within 5 %.",
+        "within 2 %.",
         *(["- † memory measured before a fault of the tracker was mended (it counted the result of a collective twice): to be run anew with "
            "`--again`."] if any(r.get("before_fix") for r in rows) else []), "",
     ]  # fmt: skip
@@ -66,7 +66,7 @@ def _summary(numbers: list[Row], fake: list[Row]) -> list[str]:
         ]
         if errors:
             lines += [
-                f"- memory within 5 % in {sum(e <= 0.05 for e in errors)} of {len(errors)}: median error "
+                f"- memory within 2 % in {sum(e <= 0.02 for e in errors)} of {len(errors)}: median error "
                 f"{100 * errors[len(errors) // 2]:.2f} %, worst {100 * errors[-1]:.2f} %"
             ]
     return [*lines, ""]
@@ -110,7 +110,7 @@ def _why(row: Row) -> str:
                   for phase, kind in _cells(both) if _short(both["predicted"], phase, kind) != _short(both["measured"], phase, kind)]  # fmt: skip
     if row.get("numbers_ok") is False:
         parts.append(f"gradient error {row['grad_error']:.1e} ({row['worst']}), loss {row['loss_error']:.1e}")
-    if row.get("memory_error", 0) > 0.05:
+    if row.get("memory_error", 0) > 0.02:
         parts.append(f"memory {100 * row['memory_error']:.1f} % apart" + ("†" if row.get("before_fix") else ""))
     return "; ".join(parts)
 

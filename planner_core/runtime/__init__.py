@@ -8,17 +8,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from planner_core.runtime.collective_counter import CountCollectives
     from planner_core.runtime.dispatch.dispatch_mode import Steered, Steering
+    from planner_core.runtime.dispatch.local_ops import attention as flash_memory
     from planner_core.runtime.dispatch.parallelize import steer
     from planner_core.runtime.initialize import Init, initializer
     from planner_core.runtime.library import apply
     from planner_core.runtime.parallel import Parallel
     from planner_core.runtime.plan_reader import PlanMismatch
     from planner_core.runtime.program.collectives import Event, Trace
+    from planner_core.runtime.record import CannotRewrite
     from planner_core.runtime.training.checkpoints import load, save
     from planner_core.runtime.training.clipping import clip_grad_norm_
     from planner_core.runtime.training.optimizers import make_optimizer
 
 __all__ = [
+    "CannotRewrite",
     "CountCollectives",
     "Event",
     "Init",
@@ -29,6 +32,7 @@ __all__ = [
     "Trace",
     "apply",
     "clip_grad_norm_",
+    "flash_memory",
     "initializer",
     "load",
     "make_optimizer",
@@ -36,6 +40,8 @@ __all__ = [
     "steer",
 ]
 _HOME = {
+    "CannotRewrite": "planner_core.runtime.record",
+    "flash_memory": "planner_core.runtime.dispatch.local_ops",
     "clip_grad_norm_": "planner_core.runtime.training.clipping",
     "load": "planner_core.runtime.training.checkpoints",
     "save": "planner_core.runtime.training.checkpoints",
@@ -52,10 +58,12 @@ _HOME = {
     "Init": "planner_core.runtime.initialize",
     "PlanMismatch": "planner_core.runtime.plan_reader",
 }
+_THERE = {"flash_memory": "attention"}
+"""What is called otherwise where it lives."""
 
 
 def __getattr__(name: str) -> Any:
     """Import what is asked for when it is asked for: these modules need torch."""
     if name not in _HOME:
         raise AttributeError(f"{__name__} has no {name}")
-    return getattr(import_module(_HOME[name]), name)
+    return getattr(import_module(_HOME[name]), _THERE.get(name, name))

@@ -47,12 +47,12 @@ class Parallel:
 
     `data_axes` are the mesh axes along which callers hold different samples. `finish(result)` is part of the model: a loss.
     `seed` is that of dropout, `written` the functions of an exported script. What cannot be rewritten runs in `dispatched`,
-    with a warning that says why.
+    with a warning that says why; without `fallback` it raises CannotRewrite.
     """
 
     def __init__(
         self, model: nn.Module, plan: Mapping[str, Any], mesh: DeviceMesh, *, data_axes: Sequence[int] = (), init: Init | None = None,
-        finish: Finish | None = None, seed: int = 0, written: Written | None = None,
+        finish: Finish | None = None, seed: int = 0, written: Written | None = None, fallback: bool = True,
     ) -> None:  # fmt: skip
         check_torch(plan)
         if tuple(mesh.shape) != tuple(plan["mesh"]["sizes"]):
@@ -71,6 +71,7 @@ class Parallel:
         self.programs: dict[Any, Ready] = {}
         self.caches = _caches(model, self.plain)
         self.dispatched: Dispatched | None = None
+        self.fallback = fallback
 
     # --- calling --------------------------------------------------------------------------------------
 
@@ -80,6 +81,8 @@ class Parallel:
             try:
                 return self._rewritten(args, kwargs, whole)
             except CannotRewrite as error:
+                if not self.fallback:
+                    raise
                 self._fall_back(str(error))
         assert self.dispatched is not None
         if not whole and not self.dispatched.inside:

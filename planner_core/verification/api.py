@@ -50,7 +50,8 @@ def verify(
         plan: The plan.
         ranks: How many gloo processes of this machine train a small model of the same architecture under the plan: loss,
             every gradient and a step of AdamW against one process. None: one rank of the plan's own world size runs the
-            whole model on a fake process group without values: every collective, its bytes, and the peak of memory.
+            rewritten program of the whole model on a fake process group without values: every collective, its bytes and
+            its place in the order, and the peak of memory.
         timeout_s: Seconds after which processes that hang are stopped.
         progress: Called with a sentence about what is being done.
 
@@ -63,7 +64,7 @@ def verify(
         VerificationFailed: A process failed or hung.
 
     Example:
-        Processes are started, so a script calls it under `if __name__ == "__main__":`.
+        Processes are spawned, so a script calls it under `if __name__ == "__main__":`.
 
         >>> plan = shardscope.plan("gpt2-xl", cluster="1x8-h100", layers=2).best
         >>> shardscope.verify(plan)["ok"]
@@ -71,7 +72,7 @@ def verify(
     """
     if ranks is None:
         progress(f"one step of rank 0 of {plan.mesh.num_devices}")
-        return verify_fake(plan, timeout_s=timeout_s)
+        return verify_fake(plan, graph=graph_of(plan), timeout_s=timeout_s)
     if not 1 < ranks <= MOST_RANKS:
         raise InputError(f"--ranks {ranks} is not between 2 and {MOST_RANKS}")
     progress("a small model with the same plan")
@@ -140,8 +141,8 @@ def verify_text(data: Mapping[str, Any]) -> str:
     if data.get("memory_bytes"):
         memory = data["memory_bytes"]
         lines.append(
-            f"peak       {memory['measured'] / 2**30:.2f} GiB measured, {memory['predicted'] / 2**30:.2f} GiB predicted "
-            f"({100 * memory['rel_error']:.1f} % apart)"
+            f"peak       {memory['measured'] / 2**30:.2f} GiB measured, {memory['predicted'] / 2**30:.2f} GiB predicted, "
+            f"{memory['in_flight'] / 2**30:.2f} GiB in flight ({100 * memory['rel_error']:.1f} % apart)"
         )
     if data.get("dispatched"):
         lines.append(f"runtime    operator by operator, since {data['dispatched']}")

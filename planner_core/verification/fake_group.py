@@ -8,36 +8,46 @@ seconds to see. Constants (token ids, masks, positions) are real, on the CPU, as
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from planner_core.core import InputError, Plan, plan_to_json
-from planner_core.runtime import CountCollectives, initializer, make_optimizer, steer
+from planner_core.core import Graph, InputError, Plan, PlannerError, plan_to_json
+from planner_core.runtime import CannotRewrite, CountCollectives, PlanMismatch, initializer, make_optimizer, steer
 from planner_core.verification.build_models import build_model, example_inputs, planned_loss
-from planner_core.verification.memory_tracker import TrackMemory
-from planner_core.verification.numerics import same_traffic
+from planner_core.verification.fake_program import program_step
+from planner_core.verification.memory_tracker import IN_FLIGHT, TrackMemory
+from planner_core.verification.numerics import order_of, same_traffic
 from planner_core.verification.processes import run_ranks
 
-MEMORY_TOLERANCE = 0.05
+MEMORY_TOLERANCE = 0.02
+"""Of the measured peak. The plan counts what one operator needs at a time. The run holds whole blocks of weights that come
+ahead, gradients that leave in buckets and a running block's operands, so the prediction may lie below the peak by what is in
+flight there, and by no more."""
+SMALL_BYTES = 1 << 16
+"""Or by this much, where it is more: optimizers and kernels take small tensors of their own, which the walk leaves out."""
 MOST_RANKS = 100_000
 """As many as a cluster may have: its groups are made in half a minute."""
 
 
-def verify_fake(plan: Plan, *, timeout_s: float = 600.0) -> dict[str, Any]:
-    """The report of docs/CONTRACT.md without numbers; the step runs in a process of its own, so nothing here is touched."""
-    return verify_fake_all([plan], timeout_s=timeout_s)[0]
+def verify_fake(plan: Plan, *, graph: Graph | None = None, timeout_s: float = 600.0) -> dict[str, Any]:
+    """The report of docs/CONTRACT.md without numbers; the step runs in a process of its own, so nothing here is touched.
+    `graph` is that of the plan's model; with it the order of the collectives is held against the schedule."""
+    return verify_fake_all([plan], graphs=[graph], timeout_s=timeout_s)[0]
 
 
-def verify_fake_all(plans: list[Plan], *, timeout_s: float = 600.0) -> list[dict[str, Any]]:
+def verify_fake_all(
+    plans: list[Plan], *, graphs: Sequence[Graph | None] | None = None, timeout_s: float = 600.0
+) -> list[dict[str, Any]]:
     """Reports of several plans, run one after the other by the same process."""
     for plan in plans:
         if plan.mesh.num_devices > MOST_RANKS:
@@ -46,67 +56,90 @@ def verify_fake_all(plans: list[Plan], *, timeout_s: float = 600.0) -> list[dict
                 "plan for fewer GPUs, or check it with --rules"
             )
     (found,) = run_ranks(_fake_steps, 1, ([plan_to_json(p) for p in plans],), timeout_s=timeout_s, backend=None)
-    return [_report(plan, rows) for plan, rows in zip(plans, found, strict=True)]
+    graphs = graphs or [None] * len(plans)
+    return [_report(plan, rows, graph) for plan, rows, graph in zip(plans, found, graphs, strict=True)]
 
 
 def _fake_steps(plans: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [fake_step(plan) for plan in plans]
 
 
-def _report(plan: Plan, found: Mapping[str, Any]) -> dict[str, Any]:
+def _report(plan: Plan, found: Mapping[str, Any], graph: Graph | None = None) -> dict[str, Any]:
     """Hold what was measured against the plan."""
     predicted, measured = plan.cost.collectives(), found["collectives"]
-    wanted, peak = plan.cost.memory_bytes.get("peak", 0), found["memory"]["peak"]
-    error = abs(wanted - peak) / peak
+    wanted, peak, ahead = (plan.cost.memory_bytes.get("peak", 0), found["memory"]["peak"], found["memory"][IN_FLIGHT])
+    apart = max(wanted - peak, peak - ahead - wanted, 0)
     equal = same_traffic(predicted, measured)
+    order = None
+    if graph is not None and not found["dispatched"]:
+        order = order_of(plan, graph, found["events"], micro_batches=int(plan.workload["accumulate"]))
+    fits = apart <= max(MEMORY_TOLERANCE * peak, SMALL_BYTES)
     return {
-        "ok": equal and error <= MEMORY_TOLERANCE, "ranks": plan.mesh.num_devices, "backend": "fake", "loss": None, "grad": None,
-        "collectives_ok": equal, "collectives": {"predicted": predicted, "measured": measured}, "by_axis": found["by_axis"],
-        "memory_bytes": {"predicted": wanted, "measured": peak, "rel_error": error, "by_kind": found["memory"]},
-        "seconds": found["seconds"],
+        "ok": equal and fits and (order is None or order["ok"]), "ranks": plan.mesh.num_devices, "backend": "fake", "loss": None,
+        "grad": None, "collectives_ok": equal, "collectives": {"predicted": predicted, "measured": measured},
+        "by_axis": found["by_axis"],
+        "memory_bytes": {
+            "predicted": wanted, "measured": peak, "rel_error": apart / peak, "in_flight": ahead, "by_kind": found["memory"],
+        },
+        "seconds": found["seconds"], "dispatched": found["dispatched"], "order": order,
     }  # fmt: skip
 
 
 def fake_step(plan: Mapping[str, Any]) -> dict[str, Any]:
-    """One training step of rank 0, in the steady state: collectives by phase, kind and axis, memory at its peak."""
+    """One training step of rank 0, in the steady state: collectives by phase, kind and axis, memory at its peak.
+
+    The rewritten program runs; where a model cannot become one its own code does, and `dispatched` says why.
+    """
     start = time.perf_counter()
     warnings.simplefilter("ignore")
     sizes, names = tuple(plan["mesh"]["sizes"]), tuple(plan["mesh"]["axes"])
-    world = 1
-    for size in sizes:
-        world *= size
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=math.prod(sizes))
     try:
         mesh = init_device_mesh("cpu", sizes, mesh_dim_names=names)
-        model, parsed = build_model(plan["model"]["config"], plan["workload"]["dtype"])
-        initializer(model)  # buffers only
-        load = plan["workload"]
-        micro_batch = {**load, "batch": load["batch"] // load["accumulate"]}
-        inputs = example_inputs(model, parsed, micro_batch, 0, meta_signals=True)
-        steering = steer(model, plan, mesh)
-        counted, memory = CountCollectives(mesh), TrackMemory(lambda: steering.inferring)
-        optimizer = _settled(model, plan["workload"], memory)
-        for param in model.parameters():
-            if param.requires_grad:
-                param.register_post_accumulate_grad_hook(lambda p: memory.add(p.grad, "grads"))
-        with counted, memory:
-            for left in reversed(range(load["accumulate"])):
-                with steering.no_sync() if left else contextlib.nullcontext():
-                    counted.phase, memory.kind = "forward", "activations"
-                    loss = planned_loss(steering, inputs)
-                    counted.phase, memory.kind = "backward", "buffers"
-                    loss.backward()
-                    del loss
-            idle = _states_of(optimizer, (p for p in model.parameters() if p.grad is None))
-            counted.phase = "optimizer"
-            optimizer.step()
-        memory.peak["optimizer"] -= idle
-        return {
-            "collectives": counted.table(), "by_axis": [[*key, *row] for key, row in sorted(counted.rows.items())],
-            "memory": {**memory.peak, "peak": sum(memory.peak.values())}, "seconds": round(time.perf_counter() - start, 2),
-        }  # fmt: skip
+        try:
+            found = {**program_step(plan, mesh), "dispatched": ""}
+        except CannotRewrite as error:
+            found = {**dispatched_step(plan, mesh), "dispatched": str(error)}
+        except PlanMismatch:
+            raise
+        except (RuntimeError, NotImplementedError, PlannerError) as error:
+            # an operator that asks for a computed value; an exported program, which has one number of samples
+            why = f"its program cannot be run so: {str(error).splitlines()[0]}"
+            found = {**dispatched_step(plan, mesh), "dispatched": why}
+        return {**found, "seconds": round(time.perf_counter() - start, 2)}
     finally:
         dist.destroy_process_group()
+
+
+def dispatched_step(plan: Mapping[str, Any], mesh: DeviceMesh) -> dict[str, Any]:
+    """The same of the model's own code, operator by operator."""
+    model, parsed = build_model(plan["model"]["config"], plan["workload"]["dtype"])
+    initializer(model)  # buffers only
+    load = plan["workload"]
+    micro_batch = {**load, "batch": load["batch"] // load["accumulate"]}
+    inputs = example_inputs(model, parsed, micro_batch, 0, meta_signals=True)
+    steering = steer(model, plan, mesh)
+    counted, memory = CountCollectives(mesh), TrackMemory(lambda: steering.inferring)
+    optimizer = _settled(model, plan["workload"], memory)
+    for param in model.parameters():
+        if param.requires_grad:
+            param.register_post_accumulate_grad_hook(lambda p: memory.add(p.grad, "grads"))
+    with counted, memory:
+        for left in reversed(range(load["accumulate"])):
+            with steering.no_sync() if left else contextlib.nullcontext():
+                counted.phase, memory.kind = "forward", "activations"
+                loss = planned_loss(steering, inputs)
+                counted.phase, memory.kind = "backward", "buffers"
+                loss.backward()
+                del loss
+        idle = _states_of(optimizer, (p for p in model.parameters() if p.grad is None))
+        counted.phase = "optimizer"
+        optimizer.step()
+    memory.peak["optimizer"] -= idle
+    return {
+        "collectives": counted.table(), "by_axis": [[*key, *row] for key, row in sorted(counted.rows.items())],
+        "memory": {**memory.peak, "peak": sum(memory.peak.values())},
+    }  # fmt: skip
 
 
 def _states_of(optimizer: torch.optim.Optimizer, params: Iterable[torch.Tensor]) -> int:

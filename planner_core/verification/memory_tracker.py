@@ -7,9 +7,11 @@ CPU and stays out of the count, as do slices of it.
 # mypy: allow-untyped-calls
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -18,7 +20,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 HANDED_ON = ("_c10d_functional::_wrap_tensor_autograd", "_c10d_functional::wait_tensor")
 """Return the memory that they are given, although on meta it is another storage."""
-KINDS = ("params", "grads", "optimizer", "activations", "buffers")
+IN_FLIGHT = "in_flight"
+"""Weights of a block on their way or come ahead of their use, and gradients in buckets."""
+KINDS = ("params", "grads", "optimizer", "activations", "buffers", IN_FLIGHT)
 
 
 class TrackMemory(TorchDispatchMode):
@@ -61,15 +65,54 @@ class TrackMemory(TorchDispatchMode):
         else:
             num_bytes, watch = storage.nbytes(), weakref.ref(storage, lambda _: self._free(key))
         self._known[key] = (num_bytes, kind, watch)
-        self.live[kind] += num_bytes
-        if sum(self.live.values()) > sum(self.peak.values()):
-            self.peak = dict(self.live)
+        self._grow(kind, num_bytes)
 
     def add_all(self, tensors: Iterable[torch.Tensor], kind: str) -> None:
         """Count several."""
         for tensor in tensors:
             if tensor.is_meta:
                 self.add(tensor, kind)
+
+    @contextlib.contextmanager
+    def resizing(self) -> Iterator[None]:
+        """Follow storages whose memory is given back and taken again."""
+        resize = torch.UntypedStorage.resize_
+
+        def followed(storage: torch.UntypedStorage, num_bytes: int) -> Any:
+            out = resize(storage, num_bytes)
+            if storage._cdata in self._known:
+                before, kind, watch = self._known[storage._cdata]
+                self._known[storage._cdata] = (num_bytes, kind, watch)
+                self._grow(kind, num_bytes - before)
+            return out
+
+        with mock.patch.object(torch.UntypedStorage, "resize_", followed):
+            yield
+
+    @contextlib.contextmanager
+    def meanwhile(self, tensors: Iterable[Any], kind: str, before: str) -> Iterator[None]:
+        """Of those tensors that are of the kind `before`, count the storages as `kind` in here."""
+        keys = {t.untyped_storage()._cdata for t in tensors if isinstance(t, torch.Tensor) and t.is_meta}
+        moved = [k for k in keys if k in self._known and self._known[k][1] == before]
+        for key in moved:
+            self._turn(key, kind)
+        try:
+            yield
+        finally:
+            for key in moved:
+                if key in self._known:
+                    self._turn(key, before)
+
+    def _turn(self, key: int, kind: str) -> None:
+        num_bytes, before, watch = self._known[key]
+        self._known[key] = (num_bytes, kind, watch)
+        self.live[before] -= num_bytes
+        self.live[kind] += num_bytes
+
+    def _grow(self, kind: str, num_bytes: int) -> None:
+        self.live[kind] += num_bytes
+        if sum(self.live.values()) > sum(self.peak.values()):
+            self.peak = dict(self.live)
 
     def _forget(self, tensor: torch.Tensor) -> None:
         key = tensor.untyped_storage()._cdata

@@ -55,7 +55,7 @@ def report(plan: Plan, found: Mapping[str, Any], graph: Graph | None = None) -> 
     predicted, measured = plan.cost.collectives(), found["collectives"]
     single, parallel = found["loss"]
     good = within(found)
-    order = None if graph is None or found["dispatched"] else _order(plan, graph, found["events"])
+    order = None if graph is None or found["dispatched"] else order_of(plan, graph, found["events"])
     return {
         "ok": bool(good and same_traffic(predicted, measured) and (order is None or order["ok"])),
         "ranks": plan.mesh.num_devices, "backend": "gloo",
@@ -68,10 +68,10 @@ def report(plan: Plan, found: Mapping[str, Any], graph: Graph | None = None) -> 
     }  # fmt: skip
 
 
-def _order(plan: Plan, graph: Graph, recorded: Iterable[Sequence[Any]]) -> dict[str, Any]:
+def order_of(plan: Plan, graph: Graph, recorded: Iterable[Sequence[Any]], micro_batches: int = 1) -> dict[str, Any]:
     """Whether the run issued its collectives and waited for them as the schedule says, and where it first did not."""
     events = [Event(*row) for row in recorded]
-    found = difference(scheduled(plan, graph), events, (c.prefix for c in graph.calls()))
+    found = difference(scheduled(plan, graph, micro_batches=micro_batches), events, (c.prefix for c in graph.calls()))
     return {"ok": not found, "events": len(events), "difference": found}
 
 

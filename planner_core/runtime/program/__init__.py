@@ -3,6 +3,7 @@
 An exported script finds here what its blocks name.
 """
 
+from planner_core.runtime.program.gradients import Pipeline, Reduction
 from planner_core.runtime.program.names import (
     Axis,
     F,
@@ -28,10 +29,20 @@ from planner_core.runtime.program.names import (
     torch,
     with_item,
 )
+from planner_core.runtime.program.units import UnitCall
+from planner_core.runtime.program.weights import Gather, Refresh
+
+IN_FLIGHT = (
+    *((bucket, name) for bucket in (Gather, Refresh) for name in ("issue", "wait")),
+    (Reduction, "put"), (Pipeline, "push"), (Pipeline, "advance"),
+)  # fmt: skip
+"""The methods that bring weights ahead of their use and take gradients away: what they allocate is in flight."""
 
 __all__ = [
+    "IN_FLIGHT",
     "Axis",
     "F",
+    "UnitCall",
     "Written",
     "all_gather",
     "all_reduce",

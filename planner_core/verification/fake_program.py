@@ -1,0 +1,130 @@
+"""One training step of the rewritten program on meta tensors: what a rank issues, and what it holds.
+
+A plan's memory counts what one operator needs at a time. The program brings the weights of a whole block ahead of it and
+sends its gradients in buckets behind it, and holds a block's operands while it runs; that is of the kind `IN_FLIGHT`.
+"""
+
+# mypy: allow-untyped-calls
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.nn.functional as F
+from torch.distributed.device_mesh import DeviceMesh
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from planner_core.runtime import CountCollectives, Parallel, Trace, flash_memory, initializer, make_optimizer
+from planner_core.runtime.program import IN_FLIGHT as SENT
+from planner_core.runtime.program import UnitCall
+from planner_core.verification.build_models import ARGS, build_model, example_inputs, loss_of
+from planner_core.verification.memory_tracker import IN_FLIGHT, TrackMemory
+
+
+def program_step(plan: Mapping[str, Any], mesh: DeviceMesh) -> dict[str, Any]:
+    """The second step of rank 0, when optimizer states are there: collectives, memory at its peak, and the order of events.
+    Raises CannotRewrite."""
+    load = plan["workload"]
+    model, parsed = build_model(plan["model"]["config"], load["dtype"])
+    initializer(model)  # buffers only
+    inputs = example_inputs(model, parsed, {**load, "batch": load["batch"] // load["accumulate"]}, 0, meta_signals=True)
+    stand_in = str(plan["model"].get("loss", "")).startswith("stand-in")
+    parallel = Parallel(model, plan, mesh, finish=loss_of if stand_in else None, fallback=False)
+    model.__dict__["forward"] = parallel.forward
+    args, kwargs = tuple(inputs.get(ARGS, ())), {k: v for k, v in inputs.items() if k != ARGS}
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = make_optimizer(str(load["optimizer"]).removesuffix("-fp32"), trained, lr=1e-4)
+    counted, memory, trace = CountCollectives(mesh, parallel.engine.packed), TrackMemory(), Trace()
+
+    def step() -> None:
+        for left in reversed(range(load["accumulate"])):
+            with parallel.no_sync() if left else contextlib.nullcontext():
+                counted.phase, memory.kind = "forward", "activations"
+                loss = loss_of(parallel(args, kwargs, whole=True))
+                counted.phase, memory.kind = "backward", "buffers"
+                loss.backward()
+                del loss
+        counted.phase, memory.kind = "optimizer", "buffers"
+        optimizer.step()
+
+    with ValuesOnMeta():
+        step()  # writes the program
+        optimizer.zero_grad()
+        _held(memory, parallel, trained, optimizer)
+        parallel.engine.trace(trace)
+        with flash_kernels(), counted, memory, memory.resizing(), _sent_as_in_flight(memory):
+            step()
+    return {
+        "collectives": counted.table(), "by_axis": [[*key, *row] for key, row in sorted(counted.rows.items())],
+        "memory": {**memory.peak, "peak": sum(memory.peak.values())},
+        "events": [[e.what, e.kind, e.axis, e.num_bytes, e.packed] for e in trace.events],
+    }  # fmt: skip
+
+
+def _held(
+    memory: TrackMemory, parallel: Parallel, trained: list[torch.nn.Parameter], optimizer: torch.optim.Optimizer
+) -> None:
+    """Count what stands between two steps."""
+    engine = parallel.engine
+    memory.add_all((w.parameter for w in engine.weights.values()), "params")
+    memory.add_all((w.working for w in engine.weights.values()), "params")
+    states = (s for state in optimizer.state.values() for s in state.values() if isinstance(s, torch.Tensor))
+    memory.add_all(states, "optimizer")
+    memory.add_all((g.flat for u in engine.units.values() for g in u.gathers), IN_FLIGHT)
+    for param in trained:
+        param.register_post_accumulate_grad_hook(lambda p: memory.add(p.grad, "grads"))
+    memory.peak = dict(memory.live)
+
+
+@contextlib.contextmanager
+def _sent_as_in_flight(memory: TrackMemory) -> Iterator[None]:
+    """What is allocated for weights that come and gradients that leave is of its own kind; so are, while a block runs, the operands
+    that its caller holds."""
+
+    def apart(method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            before, memory.kind = memory.kind, IN_FLIGHT
+            try:
+                return method(*args, **kwargs)
+            finally:
+                memory.kind = before
+
+        return call
+
+    def holding(run: Callable[..., Any]) -> Callable[..., Any]:
+        def call(unit: Any, *args: Any) -> Any:
+            with memory.meanwhile(args, IN_FLIGHT, "activations"):
+                return run(unit, *args)
+
+        return call
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(UnitCall, "__call__", holding(UnitCall.__call__)))
+        for owner, name in SENT:
+            stack.enter_context(mock.patch.object(owner, name, apart(getattr(owner, name))))
+        yield
+
+
+class ValuesOnMeta(TorchDispatchMode):
+    """Where a constant with values meets a tensor without, its values are left behind."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        given = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        if len({t.is_meta for t in given}) > 1 and all(t is torch.Tensor or t is torch.nn.Parameter for t in types):
+            args, kwargs = pytree.tree_map_only(torch.Tensor, _without_values, (args, kwargs))
+        return func(*args, **kwargs)
+
+
+def _without_values(t: torch.Tensor) -> torch.Tensor:
+    return t if t.is_meta else torch.empty_like(t, device="meta")
+
+
+def flash_kernels() -> contextlib.AbstractContextManager[Any]:
+    """Attention of a written program takes the memory of a flash kernel, as on a GPU, whatever meta tensors would take; also
+    where a block runs again in backward, where no mode of torch's functions is left."""
+    return mock.patch.object(F, "scaled_dot_product_attention", flash_memory)
