@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 import planner_core as shardscope
-from planner_core.core import InputError, Plan, load_cluster
+from planner_core.core import ASSETS, InputError, Plan, load_cluster
 from planner_core.planning import Planner
 from planner_core.planning.analysis import price_report, price_text
 from planner_core.planning.methods import Layout, check_layout, parse_layout
@@ -228,16 +229,19 @@ def test_speed_is_tokens_over_seconds_and_gpus() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cluster", "text", "kind", "size"),
+    ("cluster", "text", "kind", "others"),
     [
-        ("1x8-h100", "fsdp=8", "FSDP, one node", math.hypot(0.07, 1.645 * 0.05)),
-        ("2x8-h100", "fsdp=16", "FSDP, to 128 GPUs", math.hypot(0.046, 1.645 * 0.05)),
-        ("2x8-h100", "dp=2,tp=8", "tensor parallel in a node", math.hypot(0.111, 1.645 * 0.05)),
-        ("2x8-h100:nodes=4,gpus=4", "dp=2,tp=8", "tensor parallel over nodes", math.hypot(1.386, 1.645 * 0.05)),
-        ("1x8-h200", "dp=8", "data parallel or ZeRO-1, to 64 ranks", math.hypot(0.09, 1.645 * math.hypot(0.05, 0.15))),
+        ("1x8-h100", "fsdp=8", "FSDP, one node", 0.05),
+        ("2x8-h100", "fsdp=16", "FSDP, to 128 GPUs", 0.05),
+        ("2x8-h100", "dp=2,tp=8", "tensor parallel in a node", 0.05),
+        ("2x8-h100:nodes=4,gpus=4", "dp=2,tp=8", "tensor parallel over nodes", 0.05),
+        ("1x8-h200", "dp=8", "data parallel or ZeRO-1, to 64 ranks", math.hypot(0.05, 0.15)),
     ],
 )
-def test_a_band_is_that_of_runs_like_it(cluster: str, text: str, kind: str, size: float) -> None:
+def test_a_band_is_that_of_runs_like_it(cluster: str, text: str, kind: str, others: float) -> None:
+    """Nine in ten of its kind, beside the spread of software stacks and of a GPU that no run was measured on."""
+    kinds = json.loads((ASSETS / "bands.json").read_text(encoding="utf-8"))["kinds"]
+    size = math.hypot(kinds[kind]["p90"], 1.645 * others)
     _, plan = planned(cluster, text, seq=512)
     band = band_of(plan, load_cluster(cluster))
     assert band.kind == kind
