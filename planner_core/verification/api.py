@@ -64,7 +64,7 @@ def verify(
         VerificationFailed: A process failed or hung.
 
     Example:
-        Processes are spawned, so a script calls it under `if __name__ == "__main__":`.
+        Processes are started, so a script calls it under `if __name__ == "__main__":`.
 
         >>> plan = shardscope.plan("gpt2-xl", cluster="1x8-h100", layers=2).best
         >>> shardscope.verify(plan)["ok"]

@@ -22,6 +22,15 @@ from planner_core.core import VerificationFailed
 Work = Callable[..., Any]
 """`work(*args)` on every rank; importable by name, returns plain data."""
 
+PRELOADED = (
+    "planner_core.verification.numerics",
+    "planner_core.verification.fake_group",
+    "transformers.modeling_utils",
+)
+"""What every rank would import: a server does so once, and ranks are forked from it. It ends with the process that started it."""
+
+GRACE_S = 0.2
+
 
 def run_ranks(
     work: Work, num_ranks: int, args: tuple[Any, ...] = (), *, timeout_s: float = 300.0, backend: str | None = "gloo"
@@ -31,7 +40,8 @@ def run_ranks(
     `backend` None leaves it to `work` to make a group.
     """
     with _folder() as folder:
-        context = mp.get_context("spawn")
+        context = mp.get_context("forkserver")
+        context.set_forkserver_preload(list(PRELOADED))
         jobs = [(folder, r, num_ranks, backend, work, args) for r in range(num_ranks)]
         ranks = [context.Process(target=_rank, args=job, daemon=True) for job in jobs]
         try:
@@ -58,14 +68,25 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 
 def _wait(ranks: list[Any], folder: str, deadline: float, timeout_s: float) -> None:
     while any(p.is_alive() for p in ranks) or any(p.exitcode for p in ranks):
-        for r, process in enumerate(ranks):
-            if process.exitcode:
-                report = Path(folder) / f"{r}.error"
-                said = report.read_text() if report.exists() else f"it exited with status {process.exitcode}"
-                raise VerificationFailed(f"rank {r} of {len(ranks)} failed: {said}")
+        if any(p.exitcode for p in ranks):
+            time.sleep(GRACE_S)  # a rank that dies takes others with it: the cause may be told last
+            rank, said = min(
+                (_said(r, p.exitcode, folder) for r, p in enumerate(ranks) if p.exitcode), key=_consequence
+            )
+            raise VerificationFailed(f"rank {rank} of {len(ranks)} failed: {said}")
         if time.monotonic() > deadline:
             raise VerificationFailed(f"{len(ranks)} ranks did not finish in {timeout_s:g} s; all of them were stopped")
         time.sleep(0.02)
+
+
+def _said(rank: int, status: int, folder: str) -> tuple[int, str]:
+    report = Path(folder) / f"{rank}.error"
+    return rank, report.read_text() if report.exists() else f"it exited with status {status}"
+
+
+def _consequence(failure: tuple[int, str]) -> bool:
+    """Whether a rank failed because another was gone."""
+    return "Connection" in failure[1]
 
 
 def _rank(folder: str, rank: int, num_ranks: int, backend: str | None, work: Work, args: tuple[Any, ...]) -> None:

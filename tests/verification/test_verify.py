@@ -237,6 +237,7 @@ def _sleep_known(folder: str) -> None:
 def test_a_rank_that_hangs_is_stopped_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "meet").mkdir()
     (tmp_path / "known").mkdir()
+    run_ranks(_pid, 1)  # the server that ranks are forked from keeps its socket as long as this process
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "meet"))
     with pytest.raises(VerificationFailed, match="2 ranks did not finish in 30 s; all of them were stopped"):
         run_ranks(_sleep_known, 2, (str(tmp_path / "known"),), timeout_s=30)

@@ -27,21 +27,28 @@ def baselines(planner: Planner, options: Iterable[DeviceMesh], recompute: str = 
 
 def _baseline(planner: Planner, options: list[DeviceMesh], b: Method) -> Plan | None:
     """The best plan of one baseline that fits; else the fastest."""
-    best: tuple[float, Problem, Answer] | None = None
+    free = []
     for mesh in options:
         restrict = b.restrict(planner.graph, mesh)
         if restrict is None:
             continue
         problem = planner.problem(mesh, restrict, zero=b.zero)
         with planner.clock("baselines"):
-            free = search(problem, objective="time")
-            if free.assignment is None:
-                continue
-            answer = fit(problem, planner.graph, planner.budget, "time", rough=free)
-        rank = answer.value if answer.assignment is not None else free.value + 1e6
-        if best is None or rank < best[0]:
-            best = (rank, problem, answer if answer.assignment is not None else free)
-    return planner.plan(best[1], best[2], b.title, b.name, "time") if best else None
+            answer = search(problem, objective="time")
+        if answer.assignment is not None:
+            free.append((problem, answer))
+    free.sort(key=lambda found: found[1].value)  # so that meshes which cannot win any more are left out
+    best: tuple[Problem, Answer] | None = None
+    least = float("inf")
+    for problem, rough in free:
+        if rough.value >= least:
+            break
+        with planner.clock("baselines"):
+            answer = fit(problem, planner.graph, planner.budget, "time", least, rough)
+        if answer.assignment is not None and answer.value < least:
+            best, least = (problem, answer), answer.value
+    chosen = best or (free[0] if free else None)
+    return planner.plan(*chosen, b.title, b.name, "time") if chosen else None
 
 
 def without(planner: Planner, found: Iterable[Plan]) -> tuple[str, ...]:
