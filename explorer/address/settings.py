@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from explorer.address import own_cluster
 from planner_core.core import OPTIMIZERS, RECOMPUTE, cluster_names, gpu_names
 from planner_core.models import ZOO
 from planner_core.planning import Request, methods
@@ -234,9 +235,17 @@ def _model(text: str) -> str:
     raise Unreadable(f"is no model of the zoo; known are {', '.join(ZOO)}")
 
 
+def _cluster_name(text: str) -> str:
+    if own_cluster.is_own(text):
+        if not own_cluster.path(text).is_file():
+            raise Unreadable("names a cluster of somebody’s own, which is not on this machine; upload its file again")
+        return text
+    return str(_one_of(cluster_names(), "cluster")(text))
+
+
 SETTINGS: dict[str, Setting] = {
     "model": Setting("llama-3-8b", _model),
-    "cluster": Setting("2x8-h100", _one_of(cluster_names(), "cluster")),
+    "cluster": Setting("2x8-h100", _cluster_name),
     "nodes": Setting(None, _number(1, 10_000)),
     "gpus": Setting(None, _number(1, 1_000)),
     "intra": Setting(None, _decimal),
@@ -344,7 +353,9 @@ def write(values: Mapping[str, Value]) -> dict[str, str]:
 def cluster(values: Mapping[str, Value]) -> str:
     """The cluster's name with its changes, as the command line and `load_cluster` read it."""
     changes = ",".join(f"{k}={SETTINGS[k].format(values[k])}" for k in CLUSTER_KEYS if values[k] is not None)
-    return f"{values['cluster']}:{changes}" if changes else str(values["cluster"])
+    name = str(values["cluster"])
+    base = str(own_cluster.path(name)) if own_cluster.is_own(name) else name
+    return f"{base}:{changes}" if changes else base
 
 
 def answer(values: Mapping[str, Value]) -> dict[str, str]:

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import streamlit as st
 
-from explorer.address import settings
+from explorer.address import own_cluster, settings
 from explorer.components import address
 from explorer.jobs.upload import TIME_LIMIT_S, called, keep, told, understood
 from explorer.session import state
 from explorer.text import units
 from explorer.text.words import cluster_words
-from planner_core.core import OPTIMIZERS, RECOMPUTE, InputError, cluster_names, gpu_names, load_cluster, load_gpu
+from planner_core.core import (
+    OPTIMIZERS,
+    RECOMPUTE,
+    Cluster,
+    InputError,
+    cluster_names,
+    gpu_names,
+    load_cluster,
+    load_gpu,
+)
 from planner_core.models import DEFAULT_BATCH, DEFAULT_SEQ, ZOO
 from planner_core.planning import Result
 from planner_core.planning.analysis import unknown_ops
@@ -57,7 +67,7 @@ def model_name(name: str) -> str:
 
 def cluster_name(name: str) -> str:
     """`2 × 8 H100`: the cluster as people call it."""
-    return cluster_words(load_cluster(name))
+    return cluster_words(load_cluster(settings.cluster({**dict.fromkeys(settings.CLUSTER_KEYS), "cluster": name})))
 
 
 def cluster_words_of(v: dict[str, Any]) -> str:
@@ -155,18 +165,20 @@ def _upload() -> None:
 
 def _cluster(v: dict[str, Any]) -> None:
     _pick(
-        "Cluster", "cluster", list(cluster_names()), lambda n: f"{cluster_name(n)} ({n})",
+        "Cluster", "cluster", [*cluster_names(), *([v["cluster"]] if own_cluster.is_own(v["cluster"]) else [])],
+        lambda n: f"{cluster_name(n)} ({'yours' if own_cluster.is_own(n) else n})",
         "Nodes of GPUs: NVLink joins the GPUs of a node, a slower network the nodes",
     )  # fmt: skip
     try:
         cluster = load_cluster(settings.cluster(v))
     except InputError:
-        cluster = load_cluster(v["cluster"])
+        cluster = load_cluster(settings.cluster({**v, **dict.fromkeys(settings.CLUSTER_KEYS)}))
     st.caption(cluster.description)
     for level, unit in zip(cluster.levels, ("GPU", "node", "group of nodes"), strict=False):
         rate = f"{units.significant(level.bytes_per_s / 1e9)} GB/s out of a {unit}"
         st.caption(f"{level.name}: {rate}, {units.seconds(level.latency_s)} a message")
     _changes(v)
+    _own_cluster(cluster)
     n = cluster.num_gpus
     meshes = [None, str(n), *(f"{a}x{n // a}" for a in range(2, n) if n % a == 0)]
     if v["mesh"] not in meshes:
@@ -178,23 +190,46 @@ def _cluster(v: dict[str, Any]) -> None:
         lambda m: "every way, the best shown" if m is None else m.replace("x", " × "),
         "GPUs as a grid: data axis × tensor axis. Neighbours on the last axis are neighbours in a node.",
     )
-    widget = state.seed("w_memory", v["memory"])
+    widget = state.seed("w_memory", v["memory"] and v["memory"] * 1e9 / units.GIB)
     st.number_input(
-        "Memory per GPU that a plan may take, in 10⁹ bytes (1 GiB is 1.07)",
-        min_value=0.1,
-        value=None,
-        key=widget,
-        on_change=state.from_widget,
-        placeholder=f"{units.significant(cluster.gpu.memory_bytes / 1e9)}",
-        args=("memory", widget),
-    )
+        "Memory per GPU that a plan may take, GiB", min_value=0.1, value=None, key=widget, on_change=_take_memory, args=(widget,),
+        placeholder=f"{units.significant(cluster.gpu.memory_bytes / units.GIB)}",
+    )  # fmt: skip
+
+
+def _take_memory(widget: str) -> None:
+    """The page tells memory in GiB; the address and the command line in 10^9 bytes."""
+    given = st.session_state[widget]
+    state.change(memory=given and given * units.GIB / 1e9)
+
+
+def _own_cluster(cluster: Cluster) -> None:
+    """A cluster file of the visitor's, and this one as a file."""
+    with st.expander("Your own cluster"):
+        file = st.file_uploader(
+            "A cluster file (JSON)", type="json", key="own_cluster",
+            help="GPUs and links by their figures, as in the file below; read as data, kept on this machine.",
+        )  # fmt: skip
+        if file is not None:
+            try:
+                name = own_cluster.keep(file.getvalue())
+            except InputError as error:
+                st.error(state.in_words(str(error)))
+            else:
+                if state.value("cluster") != name:
+                    st.button("Plan on this cluster", on_click=state.change, kwargs={"cluster": name}, type="primary")
+        st.download_button(
+            "This cluster as a file", json.dumps(cluster.to_json(), indent=1), file_name="cluster.json", mime="application/json",
+            on_click="ignore", key="cluster_file", icon=":material/download:", type="tertiary",
+            help="Every figure of its GPU and links, to change and upload",
+        )  # fmt: skip
 
 
 def _changes(v: dict[str, Any]) -> None:
     """Controls that change the cluster: counts, GPU and links."""
     with st.expander("Change it", expanded=any(v[k] is not None for k in settings.CLUSTER_KEYS)):
         _number("Nodes", "nodes", 10_000, "as it is")
-        _number("GPUs in a node", "gpus", 1_000, f"{load_cluster(v['cluster']).levels[0].size}")
+        _number("GPUs in a node", "gpus", 1_000, "as it is")
         gpus = [None, *gpu_names()]
         _pick(
             "GPU",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from dataclasses import fields
 
@@ -16,6 +17,8 @@ ALWAYS = ("cluster",)
 OF_PLAN = {"accumulate": None, "recompute": "auto"}
 """Defaults of the command `plan` that are not a request's."""
 OWN = "config.json"
+OWN_CLUSTER = re.compile(r"\S*/own-[0-9a-f]{16}\.json")
+"""Where an uploaded cluster lies here; at its owner's it is a file."""
 
 
 def plan(request: Request, file: str) -> str:
@@ -26,6 +29,6 @@ def plan(request: Request, file: str) -> str:
     for key in OPTIONS:
         value = getattr(request, key)
         if value is not None and (value != default[key] or key in ALWAYS):
-            text = value if isinstance(value, str) else json.dumps(value)
+            text = OWN_CLUSTER.sub("cluster.json", value) if isinstance(value, str) else json.dumps(value)
             parts.append(f"--{key.replace('_', '-')} {shlex.quote(text)}")
     return " ".join([*parts, "-o", shlex.quote(file)])

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 
-from explorer.text.units import memory
+from explorer.text.units import GIB, memory
 
 OPTIONS = {
     "memory-gb": "memory per GPU",
@@ -29,7 +30,10 @@ MEMORY = re.compile(r"(\d+(?:\.\d+)?) GB(?!/)")
 
 def in_words(text: str) -> str:
     """A sentence of the command line for the page: options by the names of their controls, memory in GiB."""
-    text = re.sub(r"--memory-gb (\d+)", r"--memory-gb of \1 × 10⁹ bytes", text)
+    # rounded up: what would do must do
+    text = re.sub(
+        r"--memory-gb (\d+)", lambda m: f"--memory-gb of {math.ceil(float(m[1]) * 1e10 / GIB) / 10:g} GiB", text
+    )
     for option, words in OPTIONS.items():
         text = re.sub(rf"--{option}\b", words, text)
     text = MEMORY.sub(lambda m: memory(float(m[1]) * 1e9), text)

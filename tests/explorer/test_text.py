@@ -19,6 +19,7 @@ from explorer.jobs import export as exporting
 from explorer.jobs.upload import MAX_BYTES, keep
 from explorer.text import units, words
 from explorer.text.glossary import define
+from explorer.text.option_words import in_words
 from planner_core.core.errors import InputError
 from planner_core.core.plan_json import plan_from_json
 from planner_core.exporters.targets import TARGETS
@@ -191,3 +192,10 @@ def test_a_word_is_defined_where_it_stands_first_and_markup_is_left_alone() -> N
     assert text.count('class="term"') == 2
     assert text.startswith('<td title="a ring"><span class="term" tabindex="0" title="each GPU passes')
     assert text.endswith('all_gather</td><span class="chip S" title="ring">world S(1)</span> rings')
+
+
+def test_memory_that_would_do_is_told_in_gib_and_rounded_up() -> None:
+    assert in_words("no plan fits; use --memory-gb 35") == "No plan fits; use memory per GPU of 32.6 GiB."
+    for gigabytes in range(1, 200):
+        said = in_words(f"use --memory-gb {gigabytes}").split(" of ")[1].split(" ")[0]
+        assert float(said) * 2**30 >= gigabytes * 1e9 > (float(said) - 0.11) * 2**30

@@ -128,6 +128,14 @@ def test_address_sets_the_page() -> None:
     assert at.selectbox(key="w_plan:fsdp").value == "fsdp"
 
 
+def test_memory_is_set_in_gib_and_kept_in_the_command_lines_unit() -> None:
+    at = open_page("fold", model="gpt2-xl", layers="2", memory="40")
+    assert at.number_input(key="w_memory").value == pytest.approx(40e9 / 2**30)
+    at.number_input(key="w_memory").set_value(32.0).run()
+    assert not at.exception
+    assert float(at.query_params["memory"]) == pytest.approx(32 * 2**30 / 1e9)
+
+
 def test_a_control_changes_the_address_and_keeps_the_rest() -> None:
     at = open_page("fold", batch="32")
     at.selectbox(key="w_cluster").set_value("1x8-h100").run()

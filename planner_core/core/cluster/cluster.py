@@ -208,8 +208,8 @@ def load_cluster(source: str | Path | Mapping[str, Any] | Cluster) -> Cluster:
 
     Args:
         source: The name of a cluster that comes with the project, also with changes (`"2x8-h100:nodes=4,inter=50"`: GB/s one
-            way out of a node; there are `nodes`, `gpus`, `intra`, `inter` and `gpu`); the path of a JSON file; the content of
-            such a file; or a `Cluster`, which is returned.
+            way out of a node; there are `nodes`, `gpus`, `intra`, `inter` and `gpu`); the path of a JSON file, which takes the
+            same changes; the content of such a file; or a `Cluster`, which is returned.
 
     Returns:
         The cluster: a GPU, and the levels of links that join many of them, bandwidths in bytes per second, one way.
@@ -230,7 +230,7 @@ def load_cluster(source: str | Path | Mapping[str, Any] | Cluster) -> Cluster:
         return Cluster.from_json(source)
     text = str(source)
     name, _, changes = text.partition(":")
-    if changes and name in cluster_names():
+    if changes and (name in cluster_names() or name.endswith(".json")):
         return _changed(name, changes)
     if text in cluster_names():
         path = ASSETS / "clusters" / f"{text}.json"
@@ -245,8 +245,10 @@ def _changed(name: str, changes: str) -> Cluster:
     """The cluster with changes such as `nodes=4,inter=50,gpu=h200-sxm`; links say what they do not know by the new GPU."""
     where = f"cluster {name}:{changes[:80]}"
     given = _given(changes, where)
-    data = _read(ASSETS / "clusters" / f"{name}.json")
-    cluster = _cluster({**data, "gpu": _gpu_data(given.pop("gpu", data["gpu"]))}, where, name)
+    data = _read(ASSETS / "clusters" / f"{name}.json" if name in cluster_names() else Path(name))
+    cluster = Cluster.from_json(data, where, Path(name).stem)
+    if "gpu" in given:
+        cluster = _cluster({**data, "gpu": _gpu_data(given.pop("gpu"))}, where, cluster.name)
     numbers = {key: _change(key, text, where) for key, text in given.items()}
     inner, *outer = cluster.levels
     if len(outer) > 1 and "nodes" in numbers:
@@ -267,7 +269,7 @@ def _changed(name: str, changes: str) -> Cluster:
     link = outer[0] if outer else _level(network, 1, cluster.gpu, where)
     speed = numbers.get("inter", link.unit_bytes_per_s / 1e9) * 1e9
     levels = (inner, replace(link, size=nodes, unit_bytes_per_s=speed), *outer[1:]) if nodes > 1 else (inner,)
-    changed = replace(cluster, name=f"{name}:{changes}", levels=levels, description="")
+    changed = replace(cluster, name=f"{cluster.name}:{changes}", levels=levels, description="")
     if changed.num_gpus > MAX_GPUS:
         raise InputError(f"{where}: makes {changed.num_gpus} GPUs; at most {MAX_GPUS} can be planned")
     return changed

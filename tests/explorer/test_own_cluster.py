@@ -1,0 +1,81 @@
+"""A visitor's own cluster: read as data, kept under its hash, planned on, changed, and given back as a file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from explorer.address import own_cluster, settings
+from explorer.text import commands
+from planner_core.core import InputError, load_cluster
+from tests.pages.test_app import open_page, words
+
+MINE = {
+    "name": "lab", "gpu": "a100-80gb-sxm",
+    "levels": [
+        {"name": "NVLink", "size": 4, "unit_gb_per_s": 300, "latency_us": 3},
+        {"name": "Ethernet", "size": 2, "unit_gb_per_s": 12.5, "latency_us": 20},
+    ],
+}  # fmt: skip
+
+
+@pytest.fixture
+def name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.setattr(own_cluster, "FOLDER", tmp_path)
+    yield own_cluster.keep(json.dumps(MINE).encode())
+
+
+def test_an_own_cluster_is_planned_on_by_its_name_in_the_address(name: str) -> None:
+    values, problems = settings.read({"cluster": name, "nodes": "3"})
+    assert not problems
+    cluster = load_cluster(settings.request(values).cluster)
+    assert [level.size for level in cluster.levels] == [4, 3]
+    assert cluster.levels[1].unit_bytes_per_s == 12.5e9 and cluster.gpu.name == "A100-SXM 80 GB"
+    assert settings.write(values) == {"cluster": name, "nodes": "3"}
+
+
+def test_its_file_is_the_same_cluster_and_the_command_names_a_file(name: str) -> None:
+    here = load_cluster(own_cluster.path(name))
+    again = own_cluster.keep(json.dumps(here.to_json()).encode())
+    assert load_cluster(own_cluster.path(again)) == here
+    asked = settings.request(settings.read({"cluster": name, "nodes": "3"})[0])
+    assert "--cluster cluster.json:nodes=3 " in commands.plan(asked, "plan.json")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"{", "not JSON"), (b" " * 70_000, "at most"), (b"[]", "object"), (b'{"gpu": "h100-sxm"}', "levels"),
+        (json.dumps({**MINE, "gpu": "abacus"}).encode(), "abacus"), (json.dumps({**MINE, "num_gpus": 9}).encode(), "num_gpus is 9"),
+    ],
+)  # fmt: skip
+def test_a_file_that_is_no_cluster_is_refused_with_a_sentence(content: bytes, said: str, name: str) -> None:
+    with pytest.raises(InputError, match=said):
+        own_cluster.keep(content)
+
+
+def test_only_the_latest_are_kept(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own_cluster, "KEPT", 3)
+    for n in range(2, 8):
+        levels: list[Any] = [{**MINE["levels"][0], "size": n}]  # type: ignore[index]
+        own_cluster.keep(json.dumps({**MINE, "levels": levels}).encode())
+    assert len(list(own_cluster.FOLDER.iterdir())) == 3
+
+
+def test_the_page_plans_on_it_and_gives_its_file(name: str) -> None:
+    at = open_page("answer", model="gpt2-xl", layers="2", cluster=name)
+    assert not at.exception and not at.error
+    assert "2 nodes × 4 A100" in words(at) and "class='recipe'" in words(at)
+    assert at.selectbox(key="w_cluster").value == name
+    assert any("This cluster as a file" in str(b.proto) for b in at.get("download_button"))
+
+
+def test_a_link_to_a_cluster_of_another_machine_says_so() -> None:
+    at = open_page("answer", model="gpt2-xl", layers="2", cluster="own-0123456789abcdef")
+    assert not at.exception
+    assert any("not on this machine" in w.value for w in at.warning)
+    assert at.selectbox(key="w_cluster").value == "2x8-h100"
