@@ -104,7 +104,8 @@ def test_a_pin_from_another_cluster_is_drawn_with_its_own_graph() -> None:
     at = open_page("compare", compare="best@,best@cluster:1x8-h100;batch:8;seq:1024")
     assert not at.exception
     there = planned(Request("llama-3-8b", cluster="1x8-h100", batch=8, seq=1024)).best
-    line = json.loads(at.get("plotly_chart")[0].proto.spec)
-    ends = [a["text"] for a in line["layout"]["annotations"]]
-    assert units.seconds(there.cost.step_time_s) in ends
+    (drawn,) = (c.proto for c in at.get("bidi_component") if c.proto.component_name == "shardscope_streams")
+    plan = json.loads(drawn.json)["plans"][1]
+    assert plan["told"] == units.seconds(there.cost.step_time_s)
+    assert sum(w[4] for w in plan["works"] if w[0] == 1) == pytest.approx(there.cost.step_time_s)
     assert "All GPUs of a plan do the same" in words(at)
