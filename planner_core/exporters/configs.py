@@ -99,16 +99,42 @@ def megatron_text(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
         **_sizes(plan, config), "global-batch-size": plan.workload["batch"],
         "micro-batch-size": _micro_batch(plan, layout),
         **({"bf16": True} if plan.workload["dtype"] == "bfloat16" else {}),
-        **({} if _has_bias(plan) else {"disable-bias-linear": True}),
+        **_architecture(plan, config),
         **({"use-distributed-optimizer": True} if plan.workload.get("zero", 0) else {}),
     }  # fmt: skip
     argv = [part for k, v in flags.items() for part in ([f"--{k}"] if v is True else [f"--{k}", str(v)])]
     return _json({"flags": flags, "argv": argv}), remarks_of(layout, [
-        "Degrees and flags only: Megatron-LM splits every layer its own way, not weight by weight as the plan says. "
-        "They are checked against megatron-core's TransformerConfig; Megatron-LM itself was not run.",
+        "Degrees and the architecture: Megatron-LM splits every layer its own way, not weight by weight as the plan says. They are "
+        "checked against megatron-core's TransformerConfig and GPTModel; Megatron-LM itself was not run.",
+        "Yours to name: --tokenizer-type and --tokenizer-model, --data-path, --train-iters, --lr",
         *(["its distributed optimizer, which shards optimizer states over the data axis, is not in the price: it needs less memory"]
           if "use-distributed-optimizer" in flags else []),
     ]), replace(layout, sequence=sequence)  # fmt: skip
+
+
+def _architecture(plan: Plan, config: dict[str, Any]) -> dict[str, Any]:
+    """What makes Megatron-LM's transformer this one: its norm, activation, positions, embeddings and vocabulary."""
+    names = {name for block in plan.blocks.values() for name in block.params}
+    rope = config.get("rope_parameters") or {}
+    base = rope.get("rope_theta", config.get("rope_theta"))
+    scaling = {**(config.get("rope_scaling") or {}), **rope}
+    flags: dict[str, Any] = {
+        "swiglu": any("gate_proj" in n or "gate_up_proj" in n or n.endswith("w3.weight") for n in names)
+        and config.get("hidden_act", "silu") == "silu",
+        "normalization": "RMSNorm" if "rms_norm_eps" in config else None,
+        "norm-epsilon": config.get("rms_norm_eps", config.get("layer_norm_eps")),
+        "position-embedding-type": "learned_absolute" if base is None else "rope",
+        "rotary-base": None if base is None else int(base),
+        "use-rope-scaling": scaling.get("rope_type", scaling.get("type")) == "llama3",
+        "kv-channels": config.get("head_dim"),
+        "untie-embeddings-and-output-weights": not config.get("tie_word_embeddings", True),
+        "vocab-size": config.get("vocab_size"),
+        "make-vocab-size-divisible-by": 1,  # Megatron-LM pads to 128 times the tensor degree otherwise
+        "attention-dropout": 0.0, "hidden-dropout": 0.0,
+        "moe-router-topk": config.get("num_experts_per_tok"),
+        "disable-bias-linear": not _has_bias(plan),
+    }  # fmt: skip
+    return {name: value for name, value in flags.items() if value is not None and value is not False}
 
 
 def _has_bias(plan: Plan) -> bool:

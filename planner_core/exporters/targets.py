@@ -161,7 +161,7 @@ TARGETS: Mapping[str, Target] = {
         ),
         Target(
             "megatron", "Megatron-LM", ".txt",
-            "Degrees and flags only: Megatron-LM cannot be told where each weight goes.", _megatron, _by_degrees,
+            "Arguments for the degrees and the architecture: Megatron-LM cannot be told where each weight goes.", _megatron, _by_degrees,
         ),
         Target(
             "torchtitan", "torchtitan", ".txt",

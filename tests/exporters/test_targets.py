@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+import planner_core as shardscope
 from planner_core.core.errors import InputError
 from planner_core.core.plan import Plan
 from planner_core.cost.communication.collectives import wire_bytes
@@ -27,6 +28,7 @@ from planner_core.planning.pipeline import plan_model
 from planner_core.planning.request import Request
 from planner_core.verification.api import scaled
 from planner_core.verification.build_models import gentle_initializer, materialise
+from planner_core.verification.processes import run_ranks
 from tests.support.export_spec import model_spec
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -224,6 +226,76 @@ def test_megatron_core_takes_the_flags(name: str) -> None:
         assert config.sequence_parallel == bool(flags.get("sequence-parallel"))
     with pytest.raises(ValueError, match="sequence parallelism"):  # it does check what it is given
         core.TransformerConfig(**{**fields, "tensor_model_parallel_size": 1, "sequence_parallel": True})
+
+
+LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 2,
+         "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 250, "rms_norm_eps": 1e-6, "rope_theta": 50000.0,
+         "max_position_embeddings": 64, "tie_word_embeddings": False}  # fmt: skip
+
+
+def built_by_megatron(argv: list[str]) -> tuple[int, float]:
+    """In a process of its own: parameters of the model that megatron-core builds from the arguments, and a loss of it."""
+    import argparse
+    import tempfile
+
+    import torch.distributed as dist
+    import torch.nn.functional as F
+    from megatron.core import parallel_state
+    from megatron.core.models.gpt import GPTModel
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.transformer import TransformerConfig
+
+    parser = argparse.ArgumentParser()
+    for flag in (
+        "swiglu",
+        "untie-embeddings-and-output-weights",
+        "disable-bias-linear",
+        "group-query-attention",
+        "bf16",
+        "sequence-parallel",
+    ):
+        parser.add_argument(f"--{flag}", action="store_true")
+    for flag in ("normalization", "position-embedding-type"):
+        parser.add_argument(f"--{flag}")
+    for flag in ("norm-epsilon", "attention-dropout", "hidden-dropout"):
+        parser.add_argument(f"--{flag}", type=float)
+    for flag in ("num-layers", "hidden-size", "ffn-hidden-size", "num-attention-heads", "num-query-groups", "rotary-base", "vocab-size",
+                 "max-position-embeddings", "seq-length"):  # fmt: skip
+        parser.add_argument(f"--{flag}", type=int)
+    args, _ = parser.parse_known_args(argv)
+    with tempfile.TemporaryDirectory() as folder:
+        dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", 1), rank=0, world_size=1)
+        parallel_state.initialize_model_parallel(1, 1)
+        config = TransformerConfig(
+            num_layers=args.num_layers, hidden_size=args.hidden_size, ffn_hidden_size=args.ffn_hidden_size,
+            num_attention_heads=args.num_attention_heads, num_query_groups=args.num_query_groups, normalization=args.normalization,
+            layernorm_epsilon=args.norm_epsilon, gated_linear_unit=args.swiglu, activation_func=F.silu if args.swiglu else F.gelu,
+            add_bias_linear=not args.disable_bias_linear, hidden_dropout=args.hidden_dropout, attention_dropout=args.attention_dropout,
+            use_cpu_initialization=True,
+        )  # fmt: skip
+        model = GPTModel(
+            config, get_gpt_layer_local_spec(normalization=args.normalization), vocab_size=args.vocab_size,
+            max_sequence_length=args.max_position_embeddings, position_embedding_type=args.position_embedding_type,
+            rotary_base=args.rotary_base, share_embeddings_and_output_weights=not args.untie_embeddings_and_output_weights,
+        )  # fmt: skip
+        return sum(p.numel() for p in model.parameters()), model.config.layernorm_epsilon
+
+
+def test_megatron_core_builds_the_architecture() -> None:
+    """As many parameters as the model has: its gated feed-forward, norms without bias, grouped heads, rotary positions and untied head."""
+    pytest.importorskip("megatron.core.models.gpt")
+    found = shardscope.plan(LLAMA, cluster="1x8-h100:gpus=2", mesh="2", batch=4, seq=16, dtype="float32")
+    plan = next(p for p in found.plans if p.name == "Megatron-LM")
+    data = json.loads(export_text(plan, "megatron").text)
+    assert {"swiglu", "untie-embeddings-and-output-weights", "disable-bias-linear"} <= data["flags"].keys()
+    assert (data["flags"]["normalization"], data["flags"]["position-embedding-type"]) == ("RMSNorm", "rope")
+    assert (
+        data["flags"]["vocab-size"],
+        data["flags"]["make-vocab-size-divisible-by"],
+        data["flags"]["rotary-base"],
+    ) == (250, 1, 50000)
+    ((count, epsilon),) = run_ranks(built_by_megatron, 1, (data["argv"],), backend=None)
+    assert count == plan.model["params"] and epsilon == 1e-6
 
 
 def test_torchtitan_takes_the_options() -> None:
