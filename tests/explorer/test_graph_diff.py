@@ -115,7 +115,7 @@ def test_a_click_in_one_graph_selects_in_the_other(visit: Visit) -> None:
 @pytest.mark.slow
 def test_taps_plan_stands_beside_the_exact_one_at_one_click(visit: Visit) -> None:
     page = visit.page
-    visit.open()
+    visit.open("/fold")
     visit.click(page.get_by_role("radio", name="TAP’s plan"))
     expect(page.locator("svg.canvas")).to_have_count(2)
     expect(page.get_by_text("TAP’s plan, 2 data × 8 tensor")).to_be_visible()
@@ -126,7 +126,7 @@ def test_taps_plan_stands_beside_the_exact_one_at_one_click(visit: Visit) -> Non
 
 
 def test_the_png_can_be_kept(visit: Visit, tmp_path: Path) -> None:
-    visit.open()
+    visit.open("/fold")
     visit.page.locator("g.node").first.wait_for()
     with visit.page.expect_download() as waiting:
         visit.page.get_by_role("button", name="PNG").click()
