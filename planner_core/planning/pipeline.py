@@ -99,11 +99,11 @@ def plan_model(request: Request, graph: Source = None, progress: Progress | None
 
 def choose(
     planner: Planner, options: Sequence[DeviceMesh], say: Progress = lambda text: None, method: Method | None = None,
-    below: float = float("inf"),
+    below: float = float("inf"), prove: bool = True,
 ) -> Plan:  # fmt: skip
     """The best plan over the meshes by the request's method, or by a `method` of the caller's; raises NoPlanFits where an
     explicit budget is below every plan's need. No plan of a value above `below` is looked for: it
-    raises NoPlanFits then too, or returns a plan that is no better."""
+    raises NoPlanFits then too, or returns a plan that is no better. Without `prove` a better one may be left."""
     method = method or METHODS[planner.request.method]
     objective = method.objective or planner.request.objective
     best: tuple[float, Problem, Answer] | None = None
@@ -112,7 +112,7 @@ def choose(
     problems, wide = _problems(planner, options, method, say)
     for rough, problem in problems:
         say(f"search on {problem.model.mesh}")
-        answer = planner.solve(problem, objective, best[0] if best else below, rough, _telling(say, problem))
+        answer = planner.solve(problem, objective, best[0] if best else below, rough, _telling(say, problem), prove)
         if answer.least_memory < (least[0].least_memory if least else float("inf")):
             least = (answer, problem)
         if answer.assignment is not None and (best is None or answer.value < best[0]):

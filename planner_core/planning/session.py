@@ -129,13 +129,15 @@ class Planner:
 
     def solve(
         self, problem: Problem, objective: str, abandon_above: float = float("inf"), rough: Answer | None = None,
-        stop: Callable[[], bool] = lambda: False,
+        stop: Callable[[], bool] = lambda: False, prove: bool = True,
     ) -> Answer:  # fmt: skip
         """The best assignment whose walked peak is within the memory (see `fitting`); `rough` is what a search without proof said.
-        `stop` as in `search`."""
+        `stop` and `prove` as in `search`."""
         with self.clock("search"):
             answer = hopeless(problem, rough, self.budget, objective) if rough else None
-            return answer or fit(problem, self.graph, self.budget, objective, abandon_above, rough, stop, self.work)
+            return answer or fit(
+                problem, self.graph, self.budget, objective, abandon_above, rough, stop, self.work, prove
+            )
 
     def bounded(self, problem: Problem, answer: Answer, objective: str) -> tuple[Problem, Answer]:
         """A best answer with a bound that holds for the whole space, where states were given up; that may prove it."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -25,12 +25,28 @@ from planner_core.search import TIE, search
 from planner_core.search.algebra import MAX_WORK, TooWide
 
 Choose = Callable[..., Plan]
-"""The best plan of a planner over meshes, told how it goes on; `below`: a value that is known, above which nothing matters.
-Raises NoPlanFits."""
+"""The best plan of a planner over meshes, told how it goes on; `below`: a value that is known, above which nothing matters;
+`prove`: else the gap that prices of memory leave stays. Raises NoPlanFits."""
 
 
 Source = Graph | Callable[[Request], Graph] | None
 """The graph of a request's model; or what gives it for a number of micro-batches; None: the zoo's or the file's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """One number of micro-batches: the planner of what was asked, one without recomputation, and the meshes."""
+
+    planner: Planner
+    plain: Planner
+    options: Sequence[DeviceMesh]
+
+    @staticmethod
+    def of(planner: Planner) -> Count:
+        """The count that a planner is for."""
+        opened = planner.workload.recompute == "auto"
+        plain = with_recompute(planner, "none") if opened else planner
+        return Count(planner, plain, meshes(planner.request, planner.cluster))
 
 
 def settle(
@@ -39,44 +55,73 @@ def settle(
     """The planner of the number of micro-batches that is best, and its plan; the plan of least memory where nothing fits. `work`
     as in `search`.
 
+    Each number is looked at without proof first. What that finds spares the exact searches most of their work.
+
     Raises NoPlanFits where an explicit budget is below every plan's need, and InputError.
     """
     best: tuple[Planner, Plan] | None = None
-    refused: NoPlanFits | None = None
-    for planner in _planners(request, graph, say, work):
-        options = meshes(planner.request, planner.cluster)
-        if best is not None and best[1].fits and _least(planner, options) >= _value(best[1]) * (1 - TIE):
+    seen: list[Count] = []
+    several = request.accumulate is None and not isinstance(graph, Graph)
+    for count in map(Count.of, _planners(request, graph, say, work)):
+        if best is not None and _least(count.plain, count.options) >= _value(best[1]) * (1 - TIE):
             break
-        try:
-            found = choose_recomputation(
-                planner, options, choose, say, _value(best[1]) if best and best[1].fits else np.inf
-            )
-        except NoPlanFits as error:
-            refused = min(refused or error, error, key=lambda e: e.needed_bytes)
-            continue
-        if best is None or _better(found[1], best[1]):
-            best = found
-        if found[0].workload.recompute != planner.workload.recompute:
-            break  # not even recomputation would help: memory sets no limit here
-    if best is None:
-        assert refused is not None
-        raise refused
-    return best
+        free = _without_recomputation(count, choose, say, _value(best[1]) if best else np.inf)
+        if free is not None:  # not even recomputation would help: memory sets no limit here
+            return free
+        seen.append(count)
+        if several:
+            with contextlib.suppress(NoPlanFits):
+                found = choose(
+                    count.planner, count.options, say, below=_value(best[1]) if best else np.inf, prove=False
+                )
+                if found.fits and (best is None or _better(found, best[1])):
+                    best = count.planner, found
+    return _proven(seen, best, choose, say)
 
 
 def choose_recomputation(
-    planner: Planner, options: Sequence[DeviceMesh], choose: Choose, say: Progress, below: float = np.inf
+    planner: Planner, options: Sequence[DeviceMesh], choose: Choose, say: Progress
 ) -> tuple[Planner, Plan]:
-    """The best plan; where recomputation is open, first without, since it only saves memory. Beyond the value `below` any plan
-    will do."""
-    if planner.workload.recompute != "auto":
-        return planner, choose(planner, options, say, below=below)
-    plain = with_recompute(planner, "none")
+    """The best plan; where recomputation is open, first without, since it only saves memory."""
+    count = replace(Count.of(planner), options=options)
+    return _without_recomputation(count, choose, say) or (planner, choose(planner, options, say))
+
+
+def _without_recomputation(
+    count: Count, choose: Choose, say: Progress, below: float = np.inf
+) -> tuple[Planner, Plan] | None:
+    """The best plan of any memory without recomputation, if it fits: nothing is better then."""
+    if count.plain is count.planner:
+        return None
     with contextlib.suppress(NoPlanFits):
-        plan = choose(plain, options, say, below=below)
-        if plan.fits and _value(plan) <= _least(plain, options) * (1 + TIE):
-            return plain, plan
-    return planner, choose(planner, options, say, below=below)
+        plan = choose(count.plain, count.options, say, below=below, prove=False)
+        if plan.fits and _value(plan) <= _least(count.plain, count.options) * (1 + TIE):
+            return count.plain, plan
+    return None
+
+
+def _proven(
+    seen: Sequence[Count], best: tuple[Planner, Plan] | None, choose: Choose, say: Progress
+) -> tuple[Planner, Plan]:
+    """The best of the numbers that were looked at, the most promising first. Raises NoPlanFits."""
+    refused: NoPlanFits | None = None
+    found: tuple[Planner, Plan] | None = None
+    known = _value(best[1]) * (1 + TIE) if best else np.inf
+    for count in sorted(seen, key=lambda c: best is None or c.planner is not best[0]):
+        below = min(known, _value(found[1])) if found and found[1].fits else known
+        try:
+            plan = choose(count.planner, count.options, say, below=below)
+        except NoPlanFits as error:
+            refused = min(refused or error, error, key=lambda e: e.needed_bytes)
+            continue
+        if found is None or _better(plan, found[1]):
+            found = count.planner, plan
+    if found is None and best is not None:
+        return best
+    if found is None:
+        assert refused is not None
+        raise refused
+    return found
 
 
 def _planners(request: Request, graph: Source, say: Progress, work: int) -> Iterator[Planner]:

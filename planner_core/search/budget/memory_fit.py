@@ -50,10 +50,10 @@ def hopeless(problem: Problem, rough: Answer, budget: float, objective: str) -> 
 
 def fit(
     problem: Problem, graph: Graph, budget: float, objective: str, abandon_above: float = float("inf"), rough: Answer | None = None,
-    stop: Callable[[], bool] = lambda: False, work: int = MAX_WORK,
+    stop: Callable[[], bool] = lambda: False, work: int = MAX_WORK, prove: bool = True,
 ) -> Answer:  # fmt: skip
-    """The best assignment whose walk stays within `budget` bytes per GPU. `rough`: what a search without proof said; `stop` and
-    `work` as in `search`.
+    """The best assignment whose walk stays within `budget` bytes per GPU. `rough`: what a search without proof said; `stop`,
+    `work` and `prove` as in `search`.
 
     Its bound holds for the network's memory: `optimal` says that no assignment whose memory there is within the budget
     is better. Where nothing fits, `least_memory` and `smallest` are walked too.
@@ -70,7 +70,7 @@ def fit(
     at = min(budget * ABOVE, high - 1)
     # where the walk meets the budget is found without proof, and proven there
     found = aim.near(at, high, prove=False)
-    return found if found.assignment is None else aim.near(aim.hit, high, prove=True)
+    return found if found.assignment is None or not prove else aim.near(aim.hit, high, prove=True)
 
 
 @dataclass

@@ -186,16 +186,23 @@ class UnitCost:
         assert best is not None
         if not self.objective.exact:
             return Settled(best[0], bound, best[1])
-        return self._enumerated(variant, shares, view, entry, best, bound)
+        return self._enumerated(variant, shares, view, entry, best, bound, at_most)
 
     def _enumerated(
-        self, variant: str, shares: Shares, view: View, entry: tuple[int, ...], best: tuple[float, Copy], bound: float
-    ) -> Settled:
-        """What no shares close: the least of all assignments between the bound and the best one."""
+        self, variant: str, shares: Shares, view: View, entry: tuple[int, ...], best: tuple[float, Copy], bound: float,
+        at_most: float,
+    ) -> Settled:  # fmt: skip
+        """What no shares close: the least of all assignments between the bound and the best one, or `at_most`."""
         solver = self.solver(variant, shares)
         at = dict(view.at) | dict(zip(view.keep, entry, strict=True))
         states, least = least_by_labels(
-            self.variants[variant], solver.sequence((), at), at, self.objective, shares, best[0], self.work
+            self.variants[variant],
+            solver.sequence((), at),
+            at,
+            self.objective,
+            shares,
+            min(best[0], at_most),
+            self.work,
         )
         if states is None:
             return Settled(best[0], min(max(bound, least), best[0]), best[1])
