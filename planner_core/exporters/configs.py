@@ -83,7 +83,7 @@ def _micro_batch(plan: Plan, layout: TpLayout) -> int:
 
 
 def megatron_text(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
-    """Degrees and flags for Megatron-LM, which has no plan by weight."""
+    """Arguments for Megatron-LM, which has no plan by weight: degrees and the architecture."""
     layout = _degrees(plan)
     config = {**(plan.model.get("config") or {})}
     if "hidden_size" not in config or "num_attention_heads" not in config:
@@ -163,9 +163,23 @@ def _sizes(plan: Plan, config: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in found.items() if v is not None}
 
 
+TITAN_LLAMAS = {
+    (4096, 32, 32, 8, 128256): "llama3_8b", (8192, 80, 64, 8, 128256): "llama3_70b", (16384, 126, 128, 8, 128256): "llama3_405b",
+}  # fmt: skip
+"""torchtitan 0.3's own Llamas by width, layers, heads, groups and vocabulary, and the configs that train them."""
+
+
+def _titan_config(config: dict[str, Any]) -> str:
+    """The name of torchtitan's own config for a model; empty where it has none."""
+    sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "vocab_size")
+    found = {key: name for key, name in TITAN_LLAMAS.items() if list(key) == [config.get(size) for size in sizes]}
+    return next(iter(found.values()), "") if config.get("model_type") == "llama" else ""
+
+
 def torchtitan_text(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
-    """Command-line options of torchtitan 0.3, one on a line."""
+    """Command-line options of torchtitan 0.3, one on a line: all of them for its own Llamas, the settings of any other model."""
     layout = _degrees(plan)
+    own = _titan_config(dict(plan.model.get("config") or {}))
     shards = any(a != layout.axis for b in plan.blocks.values() for p in b.params.values() for a in p.gathered)
     load = plan.workload
     options = {
@@ -175,14 +189,17 @@ def torchtitan_text(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
         "training.local_batch_size": _micro_batch(plan, layout),
         "training.global_batch_size": load["batch"], "training.seq_len": load["seq"],
     }  # fmt: skip
-    lines = [f"--{name} {value}" for name, value in options.items()]
+    lines = ["--module llama3", f"--config {own}"] if own else []
+    lines += [f"--{name} {value}" for name, value in options.items()]
     lines += [] if layout.sequence or layout.size == 1 else ["--parallelism.no-enable_sequence_parallel"]
     head = f"# {plan.model['name']}, plan {json.dumps(plan.name)}: the degrees that torchtitan knows."
     layout.differences = [
         d for d in layout.differences if "sequence parallelism" not in d and "is gathered here" not in d
     ]
     return "\n".join([head, *lines, ""]), remarks_of(layout, [
-        "torchrun ... -m torchtitan.train --module MODEL --config CONFIG $(grep -v '^#' FILE), by torchtitan 0.3",
+        f"torchrun ... -m torchtitan.train {'' if own else '--module MODEL --config CONFIG '}$(grep -v '^#' FILE), by torchtitan 0.3",
+        *([f"its config {own} has Llama 3.1's rotary positions, trains on c4 and recomputes selectively: change it in torchtitan"]
+          if own else ["torchtitan has no config for this model: MODEL and CONFIG are a module of yours"]),
         "Degrees only: torchtitan splits each model its own way. Its options are checked against its ParallelismConfig; it was not run.",
     ]), layout  # fmt: skip
 

@@ -20,6 +20,7 @@ from planner_core.core.errors import InputError
 from planner_core.core.plan import Plan
 from planner_core.cost.communication.collectives import wire_bytes
 from planner_core.exporters.api import export, export_text
+from planner_core.exporters.configs import TITAN_LLAMAS
 from planner_core.exporters.nearest import nearest
 from planner_core.exporters.targets import TARGETS
 from planner_core.exporters.tp_layout import tensor_layout
@@ -316,9 +317,31 @@ def test_torchtitan_takes_the_options() -> None:
     ):
         text = export_text(planned("llama-3-8b", "16" if which == "FSDP" else "2x8")[which], "torchtitan").text
         options = " ".join(line for line in text.splitlines() if not line.startswith("#")).split()
-        found = tyro.cli(form, args=options, default=form(), registry=manager.custom_registry).parallelism
+        assert options[:4] == [
+            "--module",
+            "llama3",
+            "--config",
+            "llama3_8b",
+        ]  # which torchtitan takes off before it parses
+        found = tyro.cli(form, args=options[4:], default=form(), registry=manager.custom_registry).parallelism
         assert (found.tensor_parallel_degree, found.enable_sequence_parallel) == (tensor, sequence)
         assert found.data_parallel_replicate_degree * found.data_parallel_shard_degree == 16 // tensor
+
+
+def test_torchtitans_own_llamas_are_those_of_its_source() -> None:
+    """Its models cannot be imported without all that it needs, so its source is read."""
+    spec = importlib.util.find_spec("torchtitan")
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip("torchtitan is not installed")
+    folder = Path(spec.submodule_search_locations[0]) / "models" / "llama3"
+    models, configs = (folder / "__init__.py").read_text(), (folder / "config_registry.py").read_text()
+    for (dim, layers, heads, groups, vocabulary), name in TITAN_LLAMAS.items():
+        assert f"def {name}() -> Trainer.Config" in configs
+        body = models.partition(f"def _{name.removeprefix('llama3_')}(")[2].partition("return")[0]
+        wanted = {"dim": dim, "n_layers": layers, "n_heads": heads, "n_kv_heads": groups, "vocab_size": vocabulary}
+        assert all(f"    {key} = {value}\n" in body for key, value in wanted.items()), (name, body)
+    bert = export_text(planned("bert-large")["Megatron-LM"], "torchtitan")
+    assert "--module" not in bert.text and "module of yours" in " ".join(bert.remarks)
 
 
 @pytest.mark.parametrize(("target", "same"), [("parallelize_module", False), ("hf", False), ("megatron", True)])
