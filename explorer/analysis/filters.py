@@ -184,13 +184,15 @@ def inside(region: Sequence[str], x: NDArray[Any], y: NDArray[Any]) -> Bools:
 
 
 def ties(plans: Mapping[str, Plan]) -> list[str]:
-    """The fastest plan that fits and those within the model's error of it, fastest first; empty where it stands alone."""
+    """The fastest plan that fits and those that the prediction's doubt does not tell from it, fastest first; empty where it stands
+    alone."""
     fitting = {n: p for n, p in plans.items() if p.fits} or dict(plans)
     if not fitting:
         return []
     order = sorted(fitting, key=lambda n: fitting[n].cost.step_time_s)
-    limit = fitting[order[0]].cost.step_time_s * (1 + words.MODEL_ERROR)
-    near = [n for n in order if fitting[n].cost.step_time_s <= limit]
+    first = fitting[order[0]]
+    near = [n for n, p in fitting.items() if p.cost.step_time_s <= first.cost.step_time_s * (1 + words.doubt(first, p))]
+    near.sort(key=order.index)
     return near if len(near) > 1 else []
 
 

@@ -18,6 +18,8 @@ from explorer.static import style_file
 from explorer.text import recipe, units, words
 from planner_core.core import Plan
 from planner_core.planning import Request, Result
+from planner_core.planning.analysis import Choice, choice
+from planner_core.planning.methods import BASELINES
 from planner_core.planning.pricing import Budget, Speed, model_flops, speed_of
 
 COMPARE, PLANS, EXPORT = (f"explorer/pages/{name}.py" for name in ("compare", "plans", "export"))
@@ -217,7 +219,7 @@ def why(result: Result, plans: Mapping[str, Plan], best: str) -> None:
     found = answer.shown({n: _parts(result.request, n) for n in names}, best)
     st.markdown("**Why this one**")
     st.markdown(frame.text(reason(found, plans, best, rival)))
-    st.html(steps(found, plans, names, rival, {best: "Recommended"}))
+    st.html(steps(found, plans, names, rival, {best: "This plan"}))
     turn("Compare them in full", COMPARE, "answer_compare", compare=(best, *others[:3]))
 
 
@@ -236,7 +238,7 @@ def reason(found: answer.Shown, plans: Mapping[str, Plan], best: str, rival: str
     told = f"{units.percent(ratio)} {'less' if difference > 0 else 'more'} time than"
     if ratio < NO_DIFFERENCE:
         told = "about as long as"
-    tie = " That is a tie." if ratio <= words.MODEL_ERROR else ""
+    tie = " That is a tie." if rival in filters.ties(plans) else ""
     return (
         f"It takes {told} {name}, the fastest usual layout that fits ({found.text(found.total(best))} against "
         f"{found.text(found.total(rival))}): it {answer.causes(found, best, rival)}.{tie} It {words.sizes(mine, theirs)}."
@@ -255,7 +257,7 @@ def steps(
     )
     rows = [_step_row(found, plans[n], n, parts, longest, called.get(n)) for n in names]
     if rival is not None:
-        first = called.get(names[0]) or words.title(plans[names[0]])
+        first = called[names[0]].lower() if names[0] in called else words.title(plans[names[0]])
         title = html.escape(f"{words.title(plans[rival])} against {first}")
         differences = [found.parts[rival][p] - found.parts[names[0]][p] for p in parts]
         told = "".join(
@@ -295,12 +297,9 @@ def sure(result: Result, plans: Mapping[str, Plan], best: str) -> None:
     s = speed(plan, result)
     st.markdown("**How sure**")
     lines = [_proof(plan), _band(s)]
-    tied = [n for n in filters.ties(plans) if n != best]
-    if tied:
-        names = ", ".join(words.title(plans[n]) for n in tied)
-        lines.append(
-            f"**Ties.** Within {units.percent(words.MODEL_ERROR)} in time: {frame.text(names)}. Choose among these by memory."
-        )
+    found = choice(result)
+    if found.ties:
+        lines.append(f"**Ties.** {frame.text(_ties(found, plans, best))}")
     lines.append(f"**In full.** {frame.text(words.describe(plan))}.")
     for line in lines:
         st.markdown(line.replace(" %", "\u00a0%"))
@@ -308,6 +307,22 @@ def sure(result: Result, plans: Mapping[str, Plan], best: str) -> None:
             frame.how_sure("The runs behind it", of_kind=(frame.slug(s.band.kind),))
     for note in dict.fromkeys((*result.notes, *result.graph.assumptions)):
         st.caption(f"Note: {frame.text(note)}")
+
+
+def _ties(found: Choice, plans: Mapping[str, Plan], best: str) -> str:
+    """The plans that the prediction's doubt does not tell apart, and which of them to run."""
+    title = {p.name: words.title(p) for p in plans.values()}
+    names = ", ".join(f"{title[t.name]} (+{100 * t.slower:.1f} %)" for t in found.ties)
+    told = f"As far as the prediction can tell, as fast: {names}."
+    simple = next((t for t in found.ties if t.name == found.recommended), None)
+    if simple is None:
+        return (
+            f"{told} {'This plan is the simplest of them.' if plans[best].method in BASELINES else 'Choose by memory.'}"
+        )
+    return (
+        f"{told} {title[simple.name]} is the simplest, since stock tools run it as it is: start with it, and try this plan where "
+        f"{100 * simple.slower:.1f} % are worth it."
+    )
 
 
 def _proof(plan: Plan) -> str:

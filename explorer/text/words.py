@@ -9,6 +9,7 @@ from itertools import pairwise
 from explorer.text import units
 from planner_core.core import Cluster, DeviceMesh, Plan, Shard
 from planner_core.models import FoldGroup
+from planner_core.planning.analysis import doubt_between
 from planner_core.planning.methods import BASELINES, METHODS
 
 FAMILIES = (
@@ -144,6 +145,11 @@ def join(words: Sequence[str]) -> str:
     return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " and " + words[-1]
 
 
+def doubt(a: Plan, b: Plan) -> float:
+    """The share by which the steps of two plans may differ by prediction and still be a tie."""
+    return doubt_between(a, b, Cluster.from_json(a.cluster))
+
+
 def headline(a: Plan, b: Plan) -> str:
     """Why `a` is better than `b`, or not: time, then traffic, then memory. Steps of other batches are told by the sample, and
     samples of other lengths by the token."""
@@ -151,7 +157,7 @@ def headline(a: Plan, b: Plan) -> str:
     of, na, nb = ("token", ba * sa, bb * sb) if sa != sb else ("sample", ba, bb) if ba != bb else ("step", 1, 1)
     ta, tb = a.cost.step_time_s / na, b.cost.step_time_s / nb
     times = f"{units.seconds(min(ta, tb))} against {units.seconds(max(ta, tb))} a {of}"
-    if abs(ta - tb) <= MODEL_ERROR * max(ta, tb):
+    if max(ta, tb) <= min(ta, tb) * (1 + doubt(a, b)):
         head, who = f"{title(a)} and {title(b)} tie in time ({times}, closer than such estimates tell apart)", title(a)
     else:
         a, b = (a, b) if ta < tb else (b, a)

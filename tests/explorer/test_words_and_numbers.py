@@ -102,7 +102,7 @@ def test_a_headline_says_who_is_faster(result: Result) -> None:
         for other in plans.values():
             a, b = plan.cost.step_time_s, other.cost.step_time_s
             text = words.headline(plan, other)
-            assert ("tie in time" in text) == (abs(a - b) <= words.MODEL_ERROR * max(a, b))
+            assert ("tie in time" in text) == (max(a, b) <= min(a, b) * (1 + words.doubt(plan, other)))
             if "tie in time" not in text:
                 assert text.startswith(f"{words.title(plan if a < b else other)} takes")
             assert ("not fit" in text) == (not plan.fits or not other.fits)

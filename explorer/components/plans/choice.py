@@ -173,7 +173,6 @@ def plans_table(result: Result, plans: Plans, shown: Plans, chosen: str) -> None
 
 def _columns(unit: str) -> dict[str, Any]:
     text, number = st.column_config.TextColumn, st.column_config.NumberColumn
-    within = units.percent(words.MODEL_ERROR)
     return {
         "plan": text(width=225, help=glossary.PLAN_WORDS),
         "what it does": text(width=290),
@@ -185,7 +184,8 @@ def _columns(unit: str) -> dict[str, Any]:
         ),
         "mesh": text(help=glossary.GLOSSARY["mesh"]),
         "tie": text(
-            width=50, help=f"Within {within} of the fastest plan that fits: such estimates cannot tell them apart"
+            width=50,
+            help="As fast as the fastest plan that fits, as far as the prediction can tell (by published runs of their kinds)",
         ),
         f"of it exposed, {unit}": number(help=glossary.GLOSSARY["exposed"]),
         "proof": text(
@@ -200,13 +200,13 @@ def figure(value: float) -> float:
 
 
 def ties(plans: Plans) -> None:
-    """Plans within the model's error of the fastest that fits are told as ties."""
+    """Plans that the prediction's doubt does not tell from the fastest that fits."""
     best, *near = choosing.ties(plans) or [""]
     if near:
         st.caption(
             frame.text(
-                f"Within {units.percent(words.MODEL_ERROR)} of {words.title(plans[best])} in step time, closer than "
-                f"such estimates tell apart: {', '.join(words.title(plans[n]) for n in near)}. Choose among these by memory."
+                f"As fast as {words.title(plans[best])}, as far as the prediction can tell: "
+                f"{', '.join(words.title(plans[n]) for n in near)}. Choose among these by memory, or the simplest."
             )
         )
 
