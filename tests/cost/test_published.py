@@ -17,6 +17,8 @@ SAMPLE = {
     "r0093": 0.05,  # MPT-7b at 65 536 tokens, FSDP on 8 A100
     "r0220": 0.06,  # InternLM-7B, ZeRO-1 on 64 A100
     "r0234": 0.06,  # InternLM-7B, tensor parallel 2 and ZeRO-1 on 16 A100
+    "r0282": 0.04,  # Llama-3.1-8B, torchtitan's FSDP on 8 H100, recomputed selectively
+    "r0310": 0.03,  # Llama-2-13B, the same on 64 A100
 }
 """Runs of several sources, GPUs and layouts, and how far each may be off."""
 AMPLE_GB = 1e5
