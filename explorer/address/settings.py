@@ -364,7 +364,9 @@ def answer(values: Mapping[str, Value]) -> dict[str, str]:
 
 
 def request(values: Mapping[str, Value]) -> Request:
-    """What the planner is asked."""
+    """What the planner is asked. Micro-batches and recomputation are left to a search for the least step time alone: a search for
+    the least communication, as the papers' methods are, would cut the step into as many parts as there are."""
+    for_time = values["method"] == "exact" and values["objective"] == "time"
     return Request(
         model=values["model"],
         cluster=cluster(values),
@@ -374,8 +376,8 @@ def request(values: Mapping[str, Value]) -> Request:
         dtype=values["dtype"],
         optimizer=values["optimizer"],
         zero=values["zero"],
-        recompute=values["recompute"],
-        accumulate=values["accumulate"],
+        recompute=values["recompute"] if for_time or values["recompute"] != "auto" else "none",
+        accumulate=values["accumulate"] if for_time else values["accumulate"] or 1,
         memory_gb=values["memory"],
         layers=values["layers"],
         method=values["method"],

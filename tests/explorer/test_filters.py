@@ -180,6 +180,15 @@ def test_a_pin_holds_its_settings() -> None:
     assert "batch 32" in told and "4 nodes" in told and "recomputation as needed" in told
 
 
+def test_only_a_search_for_time_chooses_micro_batches_and_recomputation() -> None:
+    asked = {k: settings.request(settings.read(a)[0]) for k, a in {
+        "time": {}, "tap": {"method": "tap"}, "communication": {"objective": "communication"},
+        "told": {"method": "tap", "accumulate": "4", "recompute": "full"}}.items()}  # fmt: skip
+    assert (asked["time"].accumulate, asked["time"].recompute) == (None, "auto")
+    assert all((asked[k].accumulate, asked[k].recompute) == (1, "none") for k in ("tap", "communication"))
+    assert (asked["told"].accumulate, asked["told"].recompute) == (4, "full")
+
+
 @pytest.mark.parametrize("text", ["best@model:gpt2-xl", "best@nonsense:1", "best@batch:-4", "best@show:flops"])
 def test_a_broken_pin_is_refused(text: str) -> None:
     with pytest.raises(Unreadable):
