@@ -14,9 +14,10 @@ backward steps on its gradient, in the order written.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from planner_core.core.cluster import timing
 from planner_core.core.mesh import DeviceMesh
 from planner_core.core.placement import Partial, Placement, Placements, Replicate, Shard, State
 
@@ -157,7 +158,8 @@ class Plan:
     """A complete layout of one model on one mesh at one workload.
 
     `model` holds name, source, params, loss and config; `workload` batch, seq, dtype, optimizer, zero
-    and recompute; `cluster` is the whole cluster description.
+    and recompute; `cluster` is the whole cluster description. `assumptions` are the constants of the cost model by name, as they
+    were when the plan was made (see assets/timing.json).
     """
 
     name: str
@@ -172,6 +174,7 @@ class Plan:
     cost: Cost
     fits: bool = True
     notes: tuple[str, ...] = ()
+    assumptions: Mapping[str, float] = field(default_factory=lambda: asdict(timing()))
 
     @property
     def data_axes(self) -> tuple[int, ...]:

@@ -28,7 +28,7 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
     return {
         "schema": PLAN_SCHEMA, "name": plan.name, "method": plan.method, "objective": plan.objective,
         "optimal": plan.optimal, "fits": plan.fits, "notes": list(plan.notes), "model": dict(plan.model),
-        "workload": dict(plan.workload), "cluster": dict(plan.cluster),
+        "workload": dict(plan.workload), "cluster": dict(plan.cluster), "assumptions": dict(plan.assumptions),
         "mesh": {"axes": list(plan.mesh.axis_names), "sizes": list(plan.mesh.axis_sizes)},
         "blocks": {
             label: {
@@ -72,6 +72,7 @@ def plan_from_json(data: Any) -> Plan:
             traffic=tuple(Traffic(*row) for row in cost["traffic"]), memory_bytes=dict(cost["memory_bytes"]),
             optimizer_time_s=float(cost["optimizer_time_s"]),
         ),
+        assumptions=dict(data.get("assumptions", {})),
     )  # fmt: skip
     wrong = next(_disagreements(plan), None)
     if wrong:

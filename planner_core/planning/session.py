@@ -24,6 +24,7 @@ from planner_core.core import (
     axis_names,
     load_cluster,
     parse_mesh,
+    timing,
 )
 from planner_core.cost import RUN_STAGES, cost_model, price
 from planner_core.cost.communication import volume_link
@@ -47,9 +48,8 @@ if TYPE_CHECKING:
 
 STATED = "our current setup"
 """What the plan of a stated layout is called."""
-USABLE_MEMORY = 0.92
-"""Share of a GPU's memory that plans may fill unless a budget is given; the rest is left to the allocator's fragmentation,
-to NCCL's buffers and to kernels' workspaces, which the memory walk does not count. An assumption."""
+USABLE_MEMORY = timing().usable_memory
+"""Share of a GPU's memory that plans may fill unless a budget is given (see assets/timing.json)."""
 
 
 class Clock:

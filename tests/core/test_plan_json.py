@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
+from planner_core.core.cluster import timing
 from planner_core.core.errors import InputError, PlannerError
 from planner_core.core.files import ASSETS
 from planner_core.core.plan_json import plan_from_json, plan_to_json
 from planner_core.planning.pipeline import Result, plan_model
 from planner_core.planning.request import Request
+from planner_core.planning.session import USABLE_MEMORY
 from planner_core.verification.static import check_rules
 
 Path = tuple[Any, ...]
@@ -166,3 +168,13 @@ def test_rules_find_what_a_schema_cannot() -> None:
     site[0][1][1] = "S(1),S(1)|S(1),S(1)" if state != "S(1),S(1)|S(1),S(1)" else "R,R|P,P"
     found = check_rules(plan_from_json(data), here.graph)
     assert any("mlp.down_proj/linear takes" in f and "ways that it can run" in f for f in found)
+
+
+def test_a_plan_says_what_it_assumed() -> None:
+    """The constants of the cost model stand in the file; a file from before they did is read without them."""
+    plan = planned(Request("gpt2-xl", layers=1)).best
+    data = plan_to_json(plan)
+    assert data["assumptions"]["usable_memory"] == USABLE_MEMORY
+    assert data["assumptions"]["contention"] == timing().contention
+    assert plan_from_json(data).assumptions == plan.assumptions
+    assert not plan_from_json({k: v for k, v in data.items() if k != "assumptions"}).assumptions

@@ -20,6 +20,7 @@ class Timing:
     sharded_copy: float
     accumulate: float
     fused_eager: float
+    usable_memory: float
 
 
 @cache
