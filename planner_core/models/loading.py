@@ -214,13 +214,14 @@ def _as_given(name: str, size: Mapping[str, int], asked: Mapping[str, int | None
 
 
 def graph_of(plan: Plan) -> Graph:
-    """The graph of a plan's model at the plan's workload: a zoo model's snapshot if it is of the zoo's own depth, else a
-    capture of its config."""
+    """The graph of a plan's model at the plan's workload: a zoo model's snapshot at the plan's depth, else a capture of its
+    config."""
     config, load = plan.model["config"], plan.workload
     given = {"batch": load["batch"] // load["accumulate"], "seq": load["seq"], "dtype": load["dtype"]}
     name = str(plan.model.get("source", "")).removeprefix("zoo:")
     if name in ZOO:
-        graph = open_model(name, **given)
+        depth = {int(config[field]) for field in ZOO[name].depth if field in config}
+        graph = open_model(name, **given, layers=depth.pop() if len(depth) == 1 else None)
         if dict(graph.config) == config:
             return graph
     return capture_graph(config["callable"]) if "callable" in config else capture_graph(config, **given)

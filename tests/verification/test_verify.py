@@ -20,7 +20,7 @@ from planner_core.core.placement import P, R, Shard, State
 from planner_core.core.plan import BlockPlan, Edge, Plan, SitePlan, Step
 from planner_core.core.plan_json import plan_to_json
 from planner_core.core.workload import OPTIMIZERS
-from planner_core.planning.pipeline import Result
+from planner_core.planning.pipeline import Result, plan_model
 from planner_core.planning.request import Request
 from planner_core.runtime import plan_reader as reading
 from planner_core.verification.api import check_rules, scaled, verify
@@ -271,6 +271,13 @@ def test_a_plan_for_another_model_is_refused() -> None:
     other = replace(plan, model={**plan.model, "config": small("gpt2-xl", "best").model["config"]})
     with pytest.raises(VerificationFailed, match="is not in the plan"):
         verify_all([other])
+
+
+def test_a_plan_of_one_layer_is_verified() -> None:
+    """A capture of one layer folds nothing; the zoo's graph at that depth, which was planned, has a block."""
+    plan = plan_model(Request("gpt2-xl", cluster="1x8-h100", layers=1)).best
+    found = verify(plan)
+    assert found["ok"] and found["order"]["ok"]
 
 
 def test_ranks_must_suit() -> None:
