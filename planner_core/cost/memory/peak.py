@@ -2,8 +2,9 @@
 
 What stays: weights, gradients, optimizer states. What grows in forward and shrinks in backward: activations that
 autograd keeps. On top of both the tensors in flight: an op's operands and results, gradients on their way.
-The peak is the highest point of the walk. The input batch, the allocator's fragmentation and the workspaces of
-kernels and of NCCL are not counted.
+The peak is the highest point of the walk. Not counted: the input batch, the allocator's fragmentation, the workspaces of
+kernels and of NCCL, and what the run holds for its overlap, the weights of the next block gathered ahead and the bucket of
+gradients that is being reduced (`verify` measures these apart, as `in_flight`).
 """
 
 from __future__ import annotations
