@@ -10,6 +10,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,7 @@ def run_ranks(
     `backend` None leaves it to `work` to make a group.
     """
     with _folder() as folder:
-        context = mp.get_context("forkserver")
-        context.set_forkserver_preload(list(PRELOADED))
+        context = _context()
         jobs = [(folder, r, num_ranks, backend, work, args) for r in range(num_ranks)]
         ranks = [context.Process(target=_rank, args=job, daemon=True) for job in jobs]
         try:
@@ -55,6 +55,16 @@ def run_ranks(
                     process.kill()
                 if process.pid is not None:
                     process.join()
+
+
+def _context() -> Any:
+    """Ranks are forked from a server; where it cannot make its socket (a long TMPDIR), each starts anew."""
+    forkserver.set_forkserver_preload(list(PRELOADED))
+    try:
+        forkserver.ensure_running()
+    except OSError:
+        return mp.get_context("spawn")
+    return mp.get_context("forkserver")
 
 
 def _folder() -> tempfile.TemporaryDirectory[str]:

@@ -8,8 +8,10 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -258,6 +260,12 @@ def test_no_folder_to_meet_in(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_rank_that_dies_is_named() -> None:
     with pytest.raises(VerificationFailed, match="rank 1 of 2 failed: it exited with status 7"):
         run_ranks(_die, 2, (1,), timeout_s=120)
+
+
+def test_ranks_start_without_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the server's socket cannot be made each rank is a process of its own."""
+    monkeypatch.setattr(forkserver, "ensure_running", mock.Mock(side_effect=OSError("AF_UNIX path too long")))
+    assert len(set(run_ranks(_pid, 2, timeout_s=120))) == 2
 
 
 def test_no_process_is_left() -> None:
