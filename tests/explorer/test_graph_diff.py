@@ -75,7 +75,7 @@ def test_copies_that_run_in_several_ways_are_told_and_can_be_chosen() -> None:
 
 
 def test_the_page_offers_the_ways_and_the_second_graph() -> None:
-    at = open_page("fold", memory="48", zero="0")
+    at = open_page("fold", memory="48", zero="0", accumulate="1", recompute="none")
     assert not at.exception
     assert any(s.label == "Copies that the overlays show" for s in at.selectbox)
     at = open_page("fold", beside="megatron-lm")
