@@ -415,7 +415,7 @@ def printed(lesson: Lesson, folder: Path) -> str:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout
+    return "\n".join(filter(None, re.split(r"\n|(?<=\])(?=rank)", done.stdout)))  # two processes may share a line
 
 
 @every
