@@ -118,7 +118,8 @@ def test_whole_steps_take_what_was_predicted(rows: list[tuple[str, str, str]]) -
     "model", ["vit-large", *(pytest.param(m, marks=pytest.mark.slow) for m in ("llama-3-8b", "gpt2-xl", "bert-large"))]
 )
 def test_blocks_that_keep_some_results_take_what_was_predicted(model: str) -> None:
-    """Of ViT the peak lies where a block runs again, so all of it is seen: what is kept, what comes back, gathered weights."""
+    """Of ViT the peak lies where a block runs again, so all of it is seen: what is kept, what comes back, gathered weights.
+    GPT-2 XL has 25 heads, which 8 GPUs cannot split: data parallel stands in for Megatron-LM."""
     found = []
     for policy, names in (
         ("keep-matmuls", ["Megatron-LM", "FSDP"]), ("selective", ["FSDP", "Megatron-LM"]),
@@ -127,7 +128,8 @@ def test_blocks_that_keep_some_results_take_what_was_predicted(model: str) -> No
         asked = Request(model, cluster="1x8-h100", mesh="8", batch=16, layers=4, recompute=policy, memory_gb=1000.0)
         planner = prepare(asked)
         made = {p.name: p for p in baselines(planner, meshes(planner.request, planner.cluster), recompute=policy)}
-        found += [made[name] for name in names]
+        assert ("Megatron-LM" in made) == (model != "gpt2-xl")
+        found += [made[name if name in made else "data parallel"] for name in names]
     assert all(b.kept or b.recompute == "full" for p in found for label, b in p.blocks.items() if label)
     for plan, report in zip(found, verify_fake_all(found), strict=True):
         assert report["collectives_ok"], (plan.name, plan.workload["recompute"])
