@@ -1,4 +1,12 @@
-"""The best plan of one mesh, exactly: a cost network, its elimination, and bounds."""
+"""The best plan of one mesh, proven: a cost network, its elimination, and bounds (docs/SEARCH.md explains the whole).
+
+network/     the tables of costs of each block (variables, states, factors), and the folded network of a model
+algebra/     elimination, (min, +) powers, Pareto labels: arithmetic on plain tables
+units/       the least cost of one copy of a block, whose time is a maximum and not a sum
+budget/      a limit on memory: closing the gap, the Pareto front, budgets held against the memory simulation
+candidates/  every choice of one block's matrices
+folded_solver, lagrangian, restricted_states: the search itself, from the inside to the outside
+"""
 
 from planner_core.search.budget.memory_fit import fit, hopeless
 from planner_core.search.budget.pareto_front import corners, front

@@ -1,4 +1,10 @@
-"""From the states that search chose to a `Plan`: every operand, result and weight of every op, pinned."""
+"""From the states that the search chose to the block plans of a `Plan`.
+
+A plan says for every operand, result and weight of every operator its placements, and the redistributions between them.
+
+Example: an operator reads x as (S(0), S(0)) (tensor and gradient), and x is delivered as (R, R). The edge of this operand has
+one forward step, R to S(0) (a slice), and one backward step, S(0) to R (an all_gather of the gradient).
+"""
 
 from __future__ import annotations
 
@@ -31,7 +37,10 @@ from planner_core.search.units.unit import Copy
 
 
 def assemble(problem: Problem, assignment: Assignment) -> dict[str, BlockPlan]:
-    """Block plans by label: "" for the top block, then one per way in which each repeated block runs."""
+    """Block plans by label: "" for the top block, then one for each different way in which a repeated block runs.
+
+    The first way of block `layer` has the label "layer", the next ones "layer#1", "layer#2" and so on.
+    """
     graph = problem.coarse.graph
     plans = {"": _block_plan(problem, "", assignment.top, ("",))}
     ways: dict[str, list[tuple[Copy, list[str]]]] = {}
@@ -50,7 +59,7 @@ def assemble(problem: Problem, assignment: Assignment) -> dict[str, BlockPlan]:
 
 @dataclass(frozen=True, slots=True)
 class _Site:
-    """What the edges of one block's ops are made from."""
+    """One block with the states `at` of its variables: all from which the edges of its operators are made."""
 
     block: Block
     model: CostModel
@@ -64,7 +73,7 @@ class _Site:
         return moves(meta.shape, item, self.model.sizes, self.model.links, self.parts(value), share)
 
     def gradient_moves(self, value: int) -> Moves:
-        """Redistributions of a value's gradient: those of weights are kept in a dtype of their own."""
+        """Redistributions of a value's gradient. Gradients of weights are kept in a dtype of their own."""
         v = self.block.values[value]
         if v.kind != "parameter":
             return self.moves(value)
@@ -77,7 +86,7 @@ class _Site:
         return tuple((d, s) for d in range(rank) if (s := self.segments.get((value, d))))
 
     def delivered(self, value: int) -> State | None:
-        """The state in which a value crosses between groups, or None where it stays inside one."""
+        """The state in which a value is delivered between groups, or None if it stays inside one group."""
         name = tensor_name(value)
         if name not in self.tensors:
             return None
@@ -147,7 +156,7 @@ def _operand(site: _Site, value: int, taken: State) -> Edge:
 
 
 def _forward(table: Moves, src: Placements, dst: Placements) -> tuple[Step, ...]:
-    """Gathers and slices first; a whole tensor becomes one term of a sum (divide) last."""
+    """The steps from `src` to `dst`: gathers and slices first, then each R to P (a division)."""
     held = tuple(R if p == P and s != P else p for p, s in zip(dst, src, strict=True))
     divide = tuple(Step(a, R, P) for a, (p, h) in enumerate(zip(dst, held, strict=True)) if p != h)
     return (*table.steps(src, held), *divide)

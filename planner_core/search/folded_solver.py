@@ -1,8 +1,16 @@
-"""Solve the folded network of a whole model: runs of equal blocks as tables over the top network's variables
-(`repeated_block`), then the top network, then the way back.
+"""Solve the folded network of a whole model: make each run of equal blocks a table over the top network's variables
+(`repeated_block`), eliminate the top network, and go back to the state of every variable.
 
-All tables hold lower bounds. The best assignment under them is made exact (its shared states worked out, the entries it uses
-settled) and found again, until it rests on exact numbers only: then nothing is better.
+All tables hold lower bounds. The loop is:
+
+1. Find the best assignment under the bounds.
+2. Make exact what it uses: compute the shared states that it uses, and settle the entries that it uses.
+3. If a bound rose, go to 1. Else the assignment costs what the bounds say, and every other one costs at least its own bound,
+   which is not lower. So it is the optimum.
+
+Example: entries with the bounds 5, 6 and 9, whose true costs are 8, 7 and 9. The first is the best under the bounds; settled,
+it stands at 8. Now the second is the best; settled, it stands at 7. It is the best again, so 7 is the optimum. The true cost of
+the third was never needed.
 """
 
 from __future__ import annotations
@@ -28,18 +36,18 @@ from planner_core.search.units.unit_labels import ALL_WORK, least_by_labels
 MAX_TOP_SHARES = 6
 """Shares of the top block's own maxima that are tried."""
 
-
 TIGHTEN, TOGETHER = 2, (10, 40, 160)
-"""Rounds after which the bounds of what copies share are raised, and those after which all copies that may be in the best
-assignment are worked out together, which costs as much as a few rounds."""
+"""After round TIGHTEN the bounds of shared states are raised. After the rounds TOGETHER all shared states that may be in the best
+assignment are computed at once, which costs as much as a few rounds."""
 
 
 @dataclass
 class Assignment:
-    """The state of every variable: `top` in the network's own numbering, and each copy in the order of the calls.
+    """The state of every variable: `top` (in the numbering of the top network), and one `Copy` per call, in order of the calls.
 
-    `totals` [component] adds up all units. `seconds` is the objective's value (`Objective.seconds` of every unit, added up),
-    `step_time_s` the step's time. No assignment has a lower priced cost than `bound`.
+    `totals` [component] is the sum over all units, `top_totals` [component] that of the top block. `seconds` is the objective's
+    value: the sum of `Objective.seconds` over units. `step_time_s` is the step's time. The priced cost of every assignment is
+    at least `bound`.
     """
 
     top: dict[str, int]
@@ -52,10 +60,10 @@ class Assignment:
 
 
 def solve(problem: Problem, objective: Objective, abandon_above: float = float("inf")) -> Assignment | None:
-    """The assignment of least priced cost, or None where there is none. The problem keeps it: searches for other budgets
-    ask for the same objective, and start from what was found.
+    """The assignment of least priced cost, or None if no assignment is possible.
 
-    `abandon_above`: stop at an assignment that is not the best, once its `bound` shows that nothing below this value exists.
+    The problem keeps it: searches for other budgets ask for the same objective again, and start from what was found.
+    `abandon_above`: stop as soon as the `bound` is above this value. The assignment is then not the best one.
     """
     if objective not in problem.solved:
         found = None if problem.impossible else _folded(problem, objective).best(abandon_above)
@@ -67,7 +75,7 @@ def solve(problem: Problem, objective: Objective, abandon_above: float = float("
 
 
 def _folded(problem: Problem, objective: Objective) -> Folded:
-    """The network under an objective; what a quick solution of it found serves the exact one."""
+    """The folded network under an objective. An exact solution goes on from what a quick solution found."""
     exact = replace(objective, exact=True)
     if not objective.exact:
         fresh = problem.quick[exact] = Folded(problem, objective)
@@ -80,7 +88,7 @@ def _folded(problem: Problem, objective: Objective) -> Folded:
 
 
 class Folded:
-    """A folded network under an objective: the tables of its runs, and what remains at the top."""
+    """A folded network under an objective: the tables of its runs (`runs`), and those of the top block (`fixed`)."""
 
     def __init__(self, problem: Problem, objective: Objective) -> None:
         self.problem, self.objective = problem, objective
@@ -92,7 +100,7 @@ class Folded:
         self._tree: tuple[int, BucketTree] | None = None
 
     def sharpen(self, objective: Objective) -> None:
-        """Go on from what was found to the same `objective`, exactly."""
+        """Change to the same `objective`, but exact. Entries whose bound was left open are forgotten."""
         self.objective = objective
         for unit in self.units.values():
             unit.objective = objective
@@ -100,12 +108,11 @@ class Folded:
 
     @property
     def tables(self) -> list[Table]:
-        """All tables over the top variables: lower bounds."""
+        """All tables over the top variables. They hold lower bounds."""
         return [*self.fixed, *(r.table() for r in self.runs)]
 
     def weighed(self) -> BucketTree:
-        """The top network with all its tables kept, and the least cost through every entry; made anew where copies were
-        worked out since. Raises TooLarge."""
+        """The top network as a weighed bucket tree. It is made again if bounds have changed since. Raises TooLarge."""
         known = sum(len(r.powers) + r.tight for r in self.runs) + sum(len(u.settled) for u in self.units.values())
         if self._tree is None or self._tree[0] != known:
             tree = BucketTree(self.problem.top.sizes, self.tables, self.problem.top.sequence, ())
@@ -114,7 +121,7 @@ class Folded:
         return self._tree[1]
 
     def best(self, abandon_above: float = float("inf")) -> Assignment | None:
-        """The assignment of least priced cost: found again until it rests on exact numbers only, or the bound is above a value."""
+        """The assignment of least priced cost (see the head of the file), or the first one whose bound is above `abandon_above`."""
         found: Assignment | None = None
         totals: list[Floats] = []
         bound = -np.inf
@@ -144,7 +151,7 @@ class Folded:
         return found
 
     def _close(self, found: Assignment, bound: float) -> tuple[Assignment, float]:
-        """What no shares of the top block's own maxima close: the least of all assignments between the bound and the best one."""
+        """Close the gap that no shares of the top block's own maxima close: enumerate all assignments between bound and best."""
         top = self.problem.top
         while self._priced(found) > bound * (1 + TIE / 10):
             runs = [r.table() for r in self.runs]
@@ -163,7 +170,7 @@ class Folded:
         return found, bound
 
     def _exact_below(self, abandon_above: float) -> tuple[dict[str, int], float] | None:
-        """The best states of the top variables at the present shares, every copy on its way exact; and a lower bound."""
+        """The best states of the top variables at the present shares, with every copy that they use exact; and a lower bound."""
         top = self.problem.top
         rounds = 0
         while True:
@@ -186,10 +193,10 @@ class Folded:
                 return states, least
 
     def _work_out_more(self, assignment: Mapping[str, int]) -> None:
-        """Work out all else, together, that may be as good as an assignment that is worked out now."""
+        """Compute all shared states together through which something as good as `assignment` may lead."""
         try:
             tree = self.weighed()
-        except TooMuch:  # then one after the other
+        except TooMuch:  # then they are computed one by one
             return
         value = sum(float(t[tuple(assignment[v] for v in names)]) for names, t in self.tables)
         for r in self.runs:
@@ -203,14 +210,14 @@ class Folded:
 
 
 def priced(objective: Objective, a: Assignment) -> float:
-    """An assignment's value with memory at the objective's prices."""
+    """The value of an assignment plus its memory at the objective's prices."""
     weights = objective.weights()
     memory = [Component.AFTER_FORWARD, Component.AFTER_BACKWARD]
     return a.seconds + float(weights[memory] @ a.totals[memory])
 
 
 def finish(problem: Problem, objective: Objective, top: Mapping[str, int], copies: list[Copy]) -> Assignment:
-    """An assignment with its totals: `top` in the numbering of states alive there."""
+    """The assignment of these states, with its totals. `top` is in the numbering of the states that are alive."""
     full = {v: int(problem.top.alive[v][s]) for v, s in top.items()}
     own = total(problem.top.net.factors, full)
     totals = own + sum(count * copy.totals for copy, count in Counter(copies).items())
@@ -218,7 +225,7 @@ def finish(problem: Problem, objective: Objective, top: Mapping[str, int], copie
     for run in problem.runs:
         mine = copies[position : position + len(run.calls)]
         position += len(run.calls)
-        if len(mine) > 1:  # the tensors between two copies
+        if len(mine) > 1:  # the memory of the tensors between two copies
             axes, kept = boundary(problem, run), between_bytes(problem, run)
             both = chain_states(axes, problem.compiled(run.block))
             totals[Component.AFTER_FORWARD] += sum(
@@ -229,14 +236,14 @@ def finish(problem: Problem, objective: Objective, top: Mapping[str, int], copie
 
 
 def revalued(a: Assignment, objective: Objective) -> Assignment:
-    """The same assignment, valued by another objective."""
+    """The same assignment, with its value under another objective."""
     units = [(1, a.top_totals), *((count, copy.totals) for copy, count in Counter(a.copies).items())]
     step_time = sum(n * float(objective.step_time.seconds(totals)) for n, totals in units)
     return replace(a, step_time_s=step_time, seconds=sum(n * float(objective.seconds(totals)) for n, totals in units))
 
 
 def block_totals(problem: Problem, a: Assignment, name: str) -> Floats:
-    """[component] what all copies of one block add to an assignment's totals."""
+    """[component]: the part of an assignment's totals that all copies of one block add."""
     mine = [c for call, c in zip(problem.coarse.graph.calls(), a.copies, strict=True) if call.block == name]
     zero = np.zeros(NUM_COMPONENTS)
     return sum((n * copy.totals for copy, n in Counter(mine).items()), start=zero)

@@ -1,14 +1,19 @@
 """The best plan of one mesh: least step time, or least communication, within a memory budget.
 
-Memory is a sum over the network. Without a budget one solution finds the optimum. Within one, a solution at price m per byte
-finds the least cost + m * memory, and that less m * budget is a lower bound on the answer (Lagrange). The search moves the
-price to where the bound is highest; what is left between the bound and the best assignment seen is looked through exactly
-(`budget.gap_closing`), copies differing where that is better. `optimal` is said only where that was done; else `gap` is what
-is left.
+Memory is a sum over the network. Without a budget, one solution of the network finds the optimum. Within a budget, the network
+is solved with memory at a price m (seconds per byte):
 
-Example: the fastest plan takes 10 s and 9 GB, the smallest 14 s and 5 GB, and 8 GB are allowed. At 1 s per GB both cost 19,
-so the bound is 19 - 8 = 11 s unless a third plan costs less there; one of 11.5 s and 8 GB does not (19.5), and is found by
-looking through what costs up to 14 + 1 * 8 at that price.
+    L(m) = min over plans of (seconds + m · memory)
+    L(m) - m · budget  ≤  seconds of every plan whose memory is within the budget      (Lagrange)
+
+The search moves the price to where this bound is highest. The plans between the bound and the incumbent are then enumerated
+exactly (`budget.gap_closing`); copies of a block may differ where that is better. `Answer.optimal` is true only if that was
+done. Else `Answer.gap` is the relative distance between the incumbent and the bound.
+
+Example: the fastest plan takes 10 s and 9 GB, the smallest 14 s and 5 GB, and 8 GB are allowed. At 1 s per GB both cost 19.
+If no plan costs less at this price, the bound is 19 - 1 · 8 = 11 s. The incumbent is the plan of 14 s. A better plan takes
+less than 14 s within 8 GB, so it costs less than 14 + 1 · 8 = 22 at this price. The plans below 22 are enumerated. One of
+11.5 s and 8 GB costs 19.5, is found, and is the optimum.
 """
 
 from __future__ import annotations
@@ -29,27 +34,29 @@ FORWARD, BACKWARD = Component.AFTER_FORWARD, Component.AFTER_BACKWARD
 
 
 def objective_of(problem: Problem, kind: str) -> Objective:
-    """The objective `kind` of OBJECTIVES for one problem, memory free."""
+    """The objective `kind` of OBJECTIVES for one problem, with memory at the price zero."""
     assert kind in OBJECTIVES
     return Objective(kind, problem.model.step_time)
 
 
 def quick_bound(problem: Problem, kind: str) -> float:
-    """No assignment has a lower value, whatever its memory: found without closing the gaps between the step's time and its
-    bounds."""
+    """A value that no assignment is below, whatever its memory. The gaps between the step's time and its bounds stay open."""
     found = solve(problem, replace(objective_of(problem, kind), exact=False))
     return found.bound if found else float("inf")
 
 
 def memory_of(a: Assignment) -> float:
-    """Bytes per GPU where they are most: when the forward or the backward pass ends."""
+    """Bytes per GPU when the forward pass ends or when the backward pass ends, whichever is more."""
     return float(max(a.totals[FORWARD], a.totals[BACKWARD]))
 
 
 @dataclass
 class Answer:
-    """The best assignment found, its value, and a bound that no assignment beats. None: nothing fits, and `smallest` is
-    the assignment of least memory."""
+    """The best assignment that was found, its value, and a bound that no assignment is below.
+
+    If nothing fits, `assignment` is None and `smallest` is the assignment of least memory. `solves` counts solutions of the
+    folded network.
+    """
 
     assignment: Assignment | None
     value: float
@@ -58,22 +65,22 @@ class Answer:
     solves: int = 0
     smallest: Assignment | None = None
     prices: tuple[float, float] = (0.0, 0.0)
-    """Seconds per byte at the end of forward and of backward at which the bound holds."""
+    """The prices of memory that gave the bound: seconds per byte at the end of forward and at the end of backward."""
 
     @property
     def optimal(self) -> bool:
-        """Whether the bound proves the assignment."""
+        """Whether the bound proves that no assignment is better."""
         return self.assignment is not None and self.value <= self.bound * (1 + TIE)
 
     @property
     def gap(self) -> float:
-        """Relative distance between the value and the bound."""
+        """Relative distance between the value and the bound: (value - bound) / bound."""
         return 0.0 if self.optimal else (self.value - self.bound) / max(self.bound, 1e-30)
 
 
 @dataclass
 class _Search:
-    """One search: the best that fits so far, and the best bound with the prices that gave it."""
+    """One search: the incumbent `best` (the best assignment that fits), and the best bound with the prices that gave it."""
 
     problem: Problem
     objective: Objective
@@ -88,17 +95,17 @@ class _Search:
         self.at_bound = self.objective
 
     def start(self) -> None:
-        """Take what earlier searches of this problem found, for other budgets."""
+        """Take over what earlier searches of this problem found for other budgets."""
         for objective, a in self.known():
             self._take(objective, a)
 
     def known(self) -> list[tuple[Objective, Assignment]]:
-        """What was solved at any prices of memory."""
+        """Every assignment that was found for this objective, at any prices of memory."""
         free = self.objective.priced(0.0, 0.0)
         return [(o, a) for o, a in self.problem.solved.items() if a is not None and o.priced(0.0, 0.0) == free]
 
     def at(self, after_forward: float, after_backward: float, abandon_above: float = float("inf")) -> Assignment | None:
-        """Solve with memory at these prices; keeps what fits and raises the bound."""
+        """Solve with memory at these prices. The incumbent and the bound follow."""
         self.solves += 1
         objective = self.objective.priced(after_forward, after_backward)
         a = solve(self.problem, objective, abandon_above)
@@ -115,7 +122,7 @@ class _Search:
             self.bound, self.at_bound = bound, objective
 
     def close(self, stop: Callable[[], bool], at_most: float) -> None:
-        """Look through what is left between the bound and the best, or `at_most`."""
+        """Enumerate what lies between the bound and the incumbent, or `at_most`."""
         assert self.best is not None
         closing = GapClosing(
             self.problem, self.at_bound, self.budget, self.best, self.bound, at_most, Allowance(self.work)
@@ -124,12 +131,12 @@ class _Search:
         self.best, self.bound = closing.best, max(self.bound, closing.bound)
 
     def consider(self, a: Assignment) -> None:
-        """Remember `a` if it fits and is the best."""
+        """Make `a` the incumbent if it fits and is better."""
         if memory_of(a) <= self.budget and (self.best is None or a.seconds < self.best.seconds):
             self.best = a
 
     def answer(self, least_memory: float) -> Answer:
-        """What was found."""
+        """The incumbent with its bound."""
         value = self.best.seconds if self.best else float("inf")
         prices = (self.at_bound.after_forward, self.at_bound.after_backward)
         return Answer(self.best, value, min(self.bound, value), least_memory, self.solves, prices=prices)
@@ -140,12 +147,21 @@ def search(
     stop: Callable[[], bool] = lambda: False, prove: bool = True, known: Iterable[Assignment] = (), work: int = MAX_WORK,
     top: Shares | None = None,
 ) -> Answer:  # fmt: skip
-    """The best assignment of `problem` within `budget` bytes per GPU (see the head of the file).
+    """The best assignment of `problem` within a memory budget (see the head of the file).
 
-    `abandon_above`: give up once the bound shows that nothing below this value exists. `stop` is asked between
-    solutions. Without `prove` the gap that prices leave stays. `known` assignments are considered too.
-    `work`: labels that may be formed to close the gap that prices leave. `top`: the top block is priced as a plain sum, at
-    these shares of its maxima: a lower bound.
+    Args:
+        problem: The folded network of a model on one mesh.
+        objective: "time" (seconds of a step) or "communication" (seconds of all its collectives).
+        budget: Bytes per GPU, for the network's sums of memory at the end of forward and of backward.
+        abandon_above: Give up as soon as the bound is above this value, in seconds.
+        stop: Is called between solutions. If it returns True, the search stops with its incumbent.
+        prove: If False, the gap that prices leave stays open.
+        known: Further assignments that may be incumbents.
+        work: Labels that may be formed to close the gap.
+        top: If given, the top block is priced as a plain sum at these shares, so that the answer is a lower bound.
+
+    Returns:
+        The answer. Its `assignment` is None if nothing fits.
     """
     run = _Search(problem, replace(objective_of(problem, objective), top=top), budget, work=work)
     free = run.at(0.0, 0.0, abandon_above)
@@ -176,10 +192,11 @@ def search(
 
 
 def least_memory(problem: Problem, objective: str = "time") -> Assignment | None:
-    """The assignment whose memory is least where it is most (of these the fastest, nearly), valued by `objective`.
+    """The assignment of least `memory_of`, with its value under `objective`; or None if no assignment is possible.
 
-    The least when the forward pass ends is that, if it is no higher when the backward pass ends; and the other way round.
-    Else the best of these and of their mean stands in.
+    Memory is the maximum of two ends of the step, and a solution minimises a weighted sum of them. The assignment of least
+    memory after forward is the answer if it holds no more after backward; and the other way round. Else the answer is the best
+    of these two and of the one that minimises the mean, which need not be the least.
     """
     found: list[Assignment] = []
     for share in (1.0, 0.0, 0.5):
@@ -194,7 +211,11 @@ def least_memory(problem: Problem, objective: str = "time") -> Assignment | None
 
 
 def _price_memory(run: _Search, fast: Assignment, small: Assignment, end: Component, stop: Callable[[], bool]) -> None:
-    """Find the price at which a plan that fits and one that does not weigh the same: there the bound is highest."""
+    """Find the price at which a plan that fits and a plan that does not fit cost the same: there the bound is highest.
+
+    The price is the slope of the line through (memory, seconds) of the two plans. A solution at this price finds a plan below
+    the line, which takes the place of one of the two; or it shows that none is below, and the search ends.
+    """
 
     def held(a: Assignment) -> float:
         return float(a.totals[end])

@@ -1,7 +1,11 @@
-"""What a search minimises: the step's time or its communication, with memory at a price.
+"""What a search minimises: the step's time or its communication, plus memory at a price.
 
-The step's time is not a sum but a sum of maxima (`cost.step_time`). For any `Shares` the weighted sum of the components is
-a lower bound on it; the search works with such sums, and with the true value of every assignment that it finds.
+The step's time is a sum of maxima and not a plain sum (`cost.step_time`). A weighted mean of the two sides of each maximum
+is a plain sum, and it is a lower bound on the step's time. `Shares` name the weights. The search works with such sums. It
+computes the true value of every assignment that it finds.
+
+Example: one unit, one micro-batch, no contention, forward compute A = 10 ms and weight traffic B = 4 ms. The forward pass
+takes max(10, 4) = 10 ms. At the share 1 the weighted sum is 10, at the share 0.5 it is 7, at the share 0 it is 4.
 """
 
 from __future__ import annotations
@@ -15,20 +19,20 @@ from planner_core.search.network.states import Floats
 
 OBJECTIVES = ("time", "communication")
 TIE = 1e-6
-"""Relative difference below which two costs are one."""
+"""Relative difference below which two costs count as equal."""
 EVEN = Shares()
 _SCALES = {"time": (1.0, 1e-7, 1e-22), "communication": (1e-7, 1.0, 1e-22), "memory": (1e-9, 1e-12, 0.0)}
-"""By kind of objective: the weight of the step's time, of all communication, and of a byte at the end of forward. The
-smaller ones only break ties: of plans that take equally long the one that sends less is chosen, then the smaller one."""
+"""By kind of objective: the weight of the step's time, of all communication, and of a byte at the end of forward. The small
+weights only break ties: of two plans that take equally long, the one that sends less is chosen, then the smaller one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """`kind` of OBJECTIVES (or "memory"), and the price of a byte held when the forward and the backward pass end.
+    """`kind` of OBJECTIVES (or "memory"), and two prices in seconds per byte: of memory when the forward pass ends, and when
+    the backward pass ends.
 
-    With `fixed` shares the step's time is replaced by its weighted sum there: a relaxation that is a plain sum; with `top`
-    only that of the top block. Without
-    `exact` a gap that no shares close is left open, which is quick and keeps its bound.
+    `fixed`: the step's time is replaced by its weighted sum at these shares, which is a relaxation. `top`: the same, for the
+    top block alone. `exact`: close the gap that no shares close. False leaves that gap open; its bound still holds.
     """
 
     kind: str
@@ -45,11 +49,11 @@ class Objective:
 
     @property
     def is_sum(self) -> bool:
-        """Whether the step's time only breaks ties, so that its maxima do not matter."""
+        """Whether the objective is a plain sum: then the maxima of the step's time do not matter."""
         return self.kind != "time" or self.fixed is not None
 
     def weights(self, shares: Shares = EVEN) -> Floats:
-        """[component] prices whose weighted sum is at most `priced_cost`, whatever the totals."""
+        """[component] prices at `shares`: for every unit, `totals @ weights` is at most `priced_cost(totals)`."""
         time, communication, memory = _SCALES[self.kind]
         total = self.step_time.linear(self.fixed or shares).array() * time
         total[Component.COMMUNICATION] += communication
@@ -58,18 +62,18 @@ class Objective:
         return total
 
     def seconds(self, totals: Floats) -> Floats:
-        """What is minimised, of one unit's `totals` [..., component], without the prices of memory."""
+        """The objective's value of one unit with `totals` [..., component], without memory at its prices."""
         time, communication, _ = _SCALES[self.kind]
         if self.fixed is not None:
             return np.asarray(totals @ self.priced(0.0, 0.0).weights())
         return np.asarray(time * self.step_time.seconds(totals) + communication * totals[..., Component.COMMUNICATION])
 
     def priced_cost(self, totals: Floats) -> Floats:
-        """`seconds`, and memory at its prices, of one unit's `totals` [..., component]."""
+        """`seconds` plus memory at its prices, of one unit with `totals` [..., component]."""
         forward = totals[..., Component.AFTER_FORWARD] * (self.after_forward + _SCALES[self.kind][2])
         return np.asarray(self.seconds(totals) + forward + totals[..., Component.AFTER_BACKWARD] * self.after_backward)
 
 
 def least_memory_objective(step_time: StepTime, share: float) -> Objective:
-    """The least memory, `share` of it at the end of the forward pass, and hardly any time."""
+    """Minimise `share` · (memory after forward) + (1 - `share`) · (memory after backward). Time only breaks ties."""
     return Objective("memory", step_time, share, 1 - share)

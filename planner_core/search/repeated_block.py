@@ -1,16 +1,19 @@
 """A run of equal blocks as one table: the (min, +) power of the block's table over its boundary.
 
-    one copy:   cost [entry, exit] of the residual stream's states before and after it
-    two copies: min over k of cost[entry, k] + kept[k] + cost[k, exit]
-    L copies:   about log2 L such products
+    one copy:   cost [entry, exit], the states of the residual stream before and after the copy
+    two copies: min over k of  cost[entry, k] + kept[k] + cost[k, exit]
+    L copies:   at most 2 log2 L such products
 
-Tensors that all copies of a run share (an encoder's output) multiply the run's table. Where they have many joint
-states, the block is solved only for those that an optimum asks for (`work_out`): any other stands with a lower bound,
-at first from two smaller eliminations, then from chains in which one shared tensor is fixed at a time (`tighten`). An optimum
-of the top network that rests on none of those is the optimum.
+`kept[k]` is the price of the tensor between two copies, if one of them keeps it for backward.
 
-Example: T5's decoder layers share the encoder's output and its mask, 25 states each on two axes. Of the 625 joint states 16 are
-worked out after 50 such chains, which bound the others within 1 %.
+The copies of a run may share tensors beside the residual stream, for example an encoder's output. Then the run has one such
+table for each *shared state*, which is a joint state of the shared tensors. If there are many, `Chain.power` computes only those
+that an optimum uses. Every other shared state has a lower bound: first from two smaller eliminations (`_bounds`), later from
+chains in which one shared tensor is fixed at a time (`tighten`). If the optimum of the top network uses computed states only,
+it is the optimum of all.
+
+Example: T5's decoder layers share the encoder's output and its mask, with 25 states each on two axes. 50 chains bound all 625
+joint states within 1 %. After that only 16 of the 625 are computed.
 """
 
 from __future__ import annotations
@@ -33,14 +36,18 @@ from planner_core.search.units.tables import opened
 from planner_core.search.units.unit import Copy, UnitCost, View
 
 EAGER = 4
-"""Runs with at most this many shared states are worked out at once."""
+"""A run with at most this many shared states has all of them computed at once."""
 BATCH = 16
-"""Shared states of a run that are worked out together."""
+"""Shared states of a run that `work_out_below` computes together."""
 
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """Where a block's boundary stands: names of its shared inputs of several states, of the chain's ends, and their top names."""
+    """The variables of a block's boundary.
+
+    `shared`: the inputs that all copies share and that have more than one state. `entry` and `exit`: the tensor of the chain
+    before and after a copy ("" without a chain). `top`: the top network's variable for each variable of the boundary.
+    """
 
     shared: tuple[str, ...]
     entry: str
@@ -49,7 +56,7 @@ class Boundary:
 
 
 def boundary(problem: Problem, run: Run) -> Boundary:
-    """The boundary of the block of a run."""
+    """The boundary of a run's block."""
     block = problem.coarse.graph.blocks[run.block]
     first, last = run.calls[0], run.calls[-1]
     entry = tensor_name(block.inputs[run.chain_in]) if run.chain_in >= 0 else ""
@@ -62,7 +69,7 @@ def boundary(problem: Problem, run: Run) -> Boundary:
 
 
 def as_matrix(table: Floats, axes: Boundary, compiled: Compiled) -> Floats:
-    """A table over (..., entry, exit) with both in the numbering of the states alive at either."""
+    """[..., state, state]: a table [..., entry, exit] in one numbering of states for both, that of `chain_states`."""
     both = chain_states(axes, compiled)
     entry, exit_ = (np.searchsorted(both, compiled.alive[v]) for v in (axes.entry, axes.exit))
     if len(entry) == len(exit_) == len(both):
@@ -73,12 +80,12 @@ def as_matrix(table: Floats, axes: Boundary, compiled: Compiled) -> Floats:
 
 
 def chain_states(axes: Boundary, compiled: Compiled) -> NDArray[np.int64]:
-    """States of the tensor that links copies, alive at either end, in the network's own numbering."""
+    """The states of the tensor that links copies, if alive at the entry or at the exit, in the network's numbering."""
     return np.union1d(compiled.alive[axes.entry], compiled.alive[axes.exit])
 
 
 def between_bytes(problem: Problem, run: Run) -> Floats:
-    """[state of the chain] bytes of the tensor between two copies, where one of them keeps it for backward."""
+    """[state of the chain]: bytes of the tensor between two copies if one of them keeps it for backward, else 0."""
     compiled, axes = problem.compiled(run.block), boundary(problem, run)
     both = chain_states(axes, compiled)
     return compiled.net.tensors[axes.entry].local_bytes[both] * float(compiled.net.keeps_between)
@@ -87,7 +94,10 @@ def between_bytes(problem: Problem, run: Run) -> Floats:
 def to_top(
     problem: Problem, axes: Boundary, compiled: Compiled, table: Floats, names: Sequence[str], matrix: bool = False
 ) -> Table:
-    """The table over top variables, in their numbering of alive states."""
+    """A table over the boundary variables `names` as a table over top variables, in the numbering of their alive states.
+
+    `matrix`: entry and exit are in the numbering of `chain_states`.
+    """
     for axis, name in enumerate(names):
         mine = chain_states(axes, compiled) if matrix and name in (axes.entry, axes.exit) else compiled.alive[name]
         theirs = problem.top.alive[axes.top[name]]
@@ -95,12 +105,12 @@ def to_top(
             continue
         places = np.minimum(np.searchsorted(mine, theirs), len(mine) - 1)
         table = table.take(places, axis)
-        table[(slice(None),) * axis + (mine[places] != theirs,)] = np.inf  # states that this run cannot take
+        table[(slice(None),) * axis + (mine[places] != theirs,)] = np.inf  # this run cannot take these states
     return opened(*_once(tuple(axes.top[n] for n in names), table))
 
 
 def _once(names: tuple[str, ...], table: Floats) -> Table:
-    """A table in which each variable stands once: a block may be given one tensor in two places."""
+    """The table with each variable once: a variable stands twice if a block gets one tensor as two inputs."""
     for j in range(len(names)):
         i = names.index(names[j])
         if i < j:
@@ -110,10 +120,10 @@ def _once(names: tuple[str, ...], table: Floats) -> Table:
 
 
 class Chain:
-    """The copies of one block that follow each other: their cost over the top variables that they touch.
+    """The copies of one block that follow each other, and their cost over the top variables that they touch.
 
-    `cost` [shared state, entry, exit] is a lower bound; for the shared states in `powers` it is as good as the unit's own
-    bounds, and exact along a way whose entries are settled.
+    `cost` [shared state, entry, exit] is a lower bound. For the shared states in `powers` it is the (min, +) power of the
+    unit's bounds; it is exact where the way from entry to exit uses settled entries only.
     """
 
     def __init__(self, problem: Problem, run: Run, unit: UnitCost) -> None:
@@ -136,7 +146,8 @@ class Chain:
             self.cost = self._bounds()
 
     def _bounds(self) -> Floats:
-        """No chain is cheaper than its first and last copy at their ends plus the cheapest copy for every other."""
+        """[shared state, entry, exit]: a lower bound. It is the least cost of the first copy from `entry`, plus that of the last copy
+        to `exit`, plus the least cost of a copy for each copy between them."""
         axes, c, states = self.axes, self.compiled, int(np.prod(self.shape, dtype=int))
         first = self.unit.bound(View((*axes.shared, axes.entry))).reshape(states, -1)
         last = self.unit.bound(View((*axes.shared, axes.exit))).reshape(states, -1)
@@ -146,41 +157,44 @@ class Chain:
         return self._alike(as_matrix(bound, axes, c))
 
     def _alike(self, matrix: Floats) -> Floats:
-        """Where all copies must run alike: no copy changes the state of the tensor between them."""
+        """If all copies must be equal, forbid what is off the diagonal: no copy changes the state of the residual stream."""
         if not self.problem.uniform:
             return matrix
         return np.where(np.eye(matrix.shape[-1], dtype=bool), matrix, np.inf)
 
     def shared_at(self, s: int) -> dict[str, int]:
-        """The states of the shared tensors in their joint state `s`, among those alive."""
+        """The state of each shared tensor in shared state `s`, numbered as in `alive`."""
         return dict(zip(self.axes.shared, map(int, np.unravel_index(s, self.shape)), strict=True)) if self.shape else {}
 
     def view(self, s: int) -> View:
-        """One copy in shared state `s`; a run of one copy has all its boundary kept."""
+        """The view of one copy in shared state `s`. A run of one copy keeps its whole boundary instead."""
         if self.count == 1:
             return View(self.compiled.open)
         return View((self.axes.entry, self.axes.exit), tuple(self.shared_at(s).items()))
 
     def matrix(self, s: int) -> Floats:
-        """[entry, exit] cost of one copy in shared state `s`; what is kept between copies is not in it."""
+        """[entry, exit]: cost of one copy in shared state `s`, without the tensor that is kept between copies."""
         return self._one(self.view(s))
 
     def _one(self, view: View) -> Floats:
         return self._alike(as_matrix(self.unit.bound(view), self.axes, self.compiled))
 
     def power(self, s: int) -> None:
-        """Work out all copies in shared state `s` from the unit's bounds."""
+        """Compute the table of all copies in shared state `s` from the unit's bounds."""
         self.powers[s] = self._chained(self.matrix(s))
         self.cost[s] = self.powers[s].cost[0]
 
     def _chained(self, matrix: Floats) -> Power:
-        """All copies in a row, of which one costs `matrix` [entry, exit]."""
+        """The product of all copies, if one costs `matrix` [entry, exit]."""
         one = Power(matrix[None])
         return times(power(Power(one.cost + self.between), self.count - 1), one)
 
     def tighten(self) -> None:
-        """Raise the bounds of shared states: no chain is cheaper than with one shared tensor in its state and the others as
-        each copy likes best. Where several tensors are shared, that is nearly exact."""
+        """Raise the bounds of the shared states.
+
+        The bound fixes one shared tensor at its state and lets each copy choose the states of the others. It is taken for each
+        shared tensor, and the largest counts. If several tensors are shared, that is nearly exact.
+        """
         if self.count == 1 or len(self.shape) < 2 or self.tight:
             return
         self.tight = True
@@ -194,15 +208,15 @@ class Chain:
 
     @property
     def own_table(self) -> Floats:
-        """The run's costs so far, over its boundary (of a run of one copy) or [shared state, entry, exit]."""
+        """The run's lower bounds: [shared state, entry, exit], or over the whole boundary if the run has one copy."""
         return self.unit.bound(self.view(0)) if self.count == 1 else self.cost
 
     def table(self) -> Table:
-        """The run's costs so far, over top variables."""
+        """The run's lower bounds as a table over top variables."""
         return self.over_top(self.own_table)
 
     def over_top(self, table: Floats) -> Table:
-        """A table of the form of `own_table`, over top variables."""
+        """A table with the shape of `own_table`, as a table over top variables."""
         axes, c = self.axes, self.compiled
         if self.count == 1:
             return to_top(self.problem, axes, c, table, c.open)
@@ -211,13 +225,14 @@ class Chain:
 
     @cached_property
     def places(self) -> tuple[tuple[str, ...], NDArray[np.int64]]:
-        """The top variables touched, and for each of their entries (flat) the entry of the run's own table, or -1."""
+        """The top variables that the run touches, and for each entry of a table over them (flat) the entry of `own_table` (flat).
+        It is -1 where the run cannot take a state."""
         shape = self.own_table.shape
         names, there = self.over_top(np.arange(float(np.prod(shape))).reshape(shape))
         return names, np.where(np.isfinite(there), there, -1.0).astype(np.int64).ravel()
 
     def margins(self, tree: BucketTree) -> Floats:
-        """Least weighted cost of all through each entry of the run's own table, in a top network that was weighed."""
+        """The least weighted cost of the whole model through each entry of `own_table`. `tree` is the weighed top network."""
         names, entries = self.places
         shape = self.own_table.shape
         found = np.full(int(np.prod(shape)), np.inf)
@@ -225,7 +240,7 @@ class Chain:
         return found.reshape(shape)
 
     def work_out_below(self, tree: BucketTree, value: float) -> None:
-        """Work out the shared states through which something better than `value` may lead, the most promising ones first."""
+        """Compute the BATCH most promising shared states, as far as a cost below `value` may lead through them."""
         if self.count == 1:
             return
         least = self.margins(tree).min(axis=(1, 2))
@@ -234,7 +249,7 @@ class Chain:
                 self.power(s)
 
     def work_out(self, top: Mapping[str, int]) -> bool:
-        """Work out the shared state that `top` uses; False where it was already."""
+        """Compute the shared state that the states `top` use. Returns False if it was computed already."""
         if self.count == 1:
             return False
         s, _ = self._at(top)
@@ -244,7 +259,7 @@ class Chain:
         return True
 
     def settle(self, top: Mapping[str, int]) -> bool:
-        """Make every copy exact on the way that `top` uses; whether that raised a bound."""
+        """Settle the entry that each copy uses, for the states `top`. Returns whether that raised a bound."""
         s, way = self.way(top)
         view, raised = self.view(s), False
         for entry in dict.fromkeys(way):
@@ -254,7 +269,7 @@ class Chain:
         return raised
 
     def copies(self, top: Mapping[str, int]) -> list[Copy]:
-        """How each copy runs."""
+        """How each copy runs, for the states `top`."""
         s, way = self.way(top)
         view = self.view(s)
         for entry in dict.fromkeys(way):
@@ -262,14 +277,14 @@ class Chain:
         return [self.unit.settled[view, entry].copy for entry in way]
 
     def slack(self, top: Mapping[str, int]) -> float:
-        """How far the copies on the way may stand above what is proven."""
+        """How far the cost of the copies may be above their proven bounds, for the states `top`."""
         s, way = self.way(top)
         view = self.view(s)
         found = [(f, n) for entry, n in Counter(way).items() if (f := self.unit.settled.get((view, entry)))]
         return sum(n * max(0.0, f.cost - f.bound) for f, n in found)
 
     def way(self, top: Mapping[str, int]) -> tuple[int, list[tuple[int, ...]]]:
-        """The shared state, and the entry of the unit's view that each copy uses."""
+        """The shared state that the states `top` use, and the entry of the unit's view that each copy uses."""
         s, at = self._at(top)
         c = self.compiled
         if self.count == 1:
@@ -282,7 +297,7 @@ class Chain:
         return s, list(zip(entries.tolist(), exits.tolist(), strict=True))
 
     def _at(self, top: Mapping[str, int]) -> tuple[int, dict[str, int]]:
-        """The shared state, and the states of the boundary in the block's own numbering."""
+        """The shared state, and the state of each boundary variable in the numbering of the block's network."""
         alive = self.problem.top.alive
         at = {inner: int(alive[outer][top[outer]]) for inner, outer in self.axes.top.items() if outer in top}
         if self.count == 1 or not self.shape:

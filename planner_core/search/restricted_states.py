@@ -1,11 +1,18 @@
-"""Where exact elimination is too wide: give up states until it is not, search the rest exactly, and bound what was given up.
+"""If elimination needs tables that are too large: restrict the space and search it exactly, and bound the whole space.
 
-A block whose weights are shared by all its copies (ALBERT's layer, Zamba's attention) has every weight at its boundary,
-and the table over all of them has too many entries; so has one that shares keys and values with layers before it
-(Gemma 3n). `narrow` chooses the state of each shared weight as if a copy had it for itself, and lets tensors pass
-between blocks in fewer and fewer states, until every table can be made. The plan is then the best of a smaller space.
+If all copies of a block share its weights (ALBERT's layer, Zamba's attention), every weight is at the block's boundary, and the
+table over the boundary is too large. The same holds for a block that shares keys and values with layers before it (Gemma 3n).
 
-`loosen` goes the other way for a lower bound on the whole space: each copy may have what it shares in a state of its own.
+*Restriction* (`narrow`): each shared weight gets the state that suits one copy by itself, and tensors pass between blocks in
+fewer states, until every table can be made. The answer is the best plan of this smaller space.
+
+*Relaxation* (`loosen`): each copy may have what it shares in a state of its own. The least cost of this larger space is a lower
+bound on every plan of the whole space:
+
+    best of the larger space  ≤  best of the whole space  ≤  best of the smaller space
+
+Example: a block of 12 copies shares 8 weights of 10 states each. A table over them has 10^8 entries, and 7 · 10^7 are allowed.
+With the 8 weights fixed at one state each, the table has one entry per pair of states of the residual stream.
 """
 
 from __future__ import annotations
@@ -46,31 +53,32 @@ NOTE = "too many tensors are shared between the parts of this model for an exact
 NO_BOUND = ", with no bound on what is better"
 
 _TIME = CostVector(forward=1, backward=1, forward_once=1, backward_once=1, step=1).array()
-"""Prices by which shared weights are chosen: compute, waits, and what is sent once a step, of which little can hide."""
+"""The prices at which the states of shared weights are chosen: seconds of compute, waits and traffic once a step, most of which
+shows in the step's time."""
 PART = 1_000_000
-"""Entries of the tables that a bound is found with where exact ones would be too large."""
+"""Entries of the largest table of the bound, if exact tables would be too large."""
 
 
 # --- fewer states ---------------------------------------------------------------------------------------------
 
 
 def _no_sums(states: TensorStates) -> Bools:
-    """Neither the tensor nor its gradient is a sum to be."""
+    """[state]: neither the tensor nor its gradient is Partial on any axis."""
     return _on_every_axis(states, lambda forward, back: P not in (forward, back))
 
 
 def _batch(states: TensorStates) -> Bools:
-    """Whole, or split along the first dim."""
+    """[state]: on every axis Replicate or Shard(0), and the gradient is not Partial."""
     return _on_every_axis(states, lambda forward, back: forward in (R, Shard(0)) and back != P)
 
 
 def _alike(states: TensorStates) -> Bools:
-    """Whole, or split along the first dim, on all axes alike."""
+    """[state]: Replicate on all axes, or Shard(0) on all axes."""
     return np.asarray(_batch(states) & (states.index == states.index[:, :1]).all(axis=1))
 
 
 def _whole(states: TensorStates) -> Bools:
-    """Whole on every device, and so its gradient."""
+    """[state]: the tensor and its gradient are Replicate on all axes."""
     return np.asarray((states.forward == 0) & (states.gradient == 0))
 
 
@@ -79,18 +87,18 @@ def _on_every_axis(states: TensorStates, ok: Callable[[Placement, Placement], bo
 
 
 LEVELS: tuple[Callable[[TensorStates], Bools], ...] = (_no_sums, _batch, _alike, _whole)
-"""What is left to tensors between blocks, less and less."""
+"""The states that tensors between blocks may have: each level allows fewer."""
 
 
 @dataclass
 class Narrow(Restriction):
-    """Another restriction, and the states that are left of some variables of each block."""
+    """A restriction on top of an `inner` one: `left` has the states [state] that remain, by block and variable."""
 
     inner: Restriction | None
     left: Mapping[tuple[str, str], Bools]
 
     def apply(self, block: str, net: Network) -> None:
-        """Add a factor for each variable that was narrowed."""
+        """Add a factor for each restricted variable."""
         if self.inner is not None:
             self.inner.apply(block, net)
         net.factors += [_only(name, ok) for (where, name), ok in self.left.items() if where == block]
@@ -102,8 +110,8 @@ def narrow(
     coarse: CoarseGraph,
     restrict: Restriction | None,
 ) -> Problem:
-    """`like` of the networks under a restriction that gives up as few states as it takes. Raises TooWide where that is never
-    enough."""
+    """The problem that `like` makes of the networks under a restriction that gives up few states. Raises TooWide if not even the
+    strongest restriction is enough."""
     shared = _borne_by_copies(networks, coarse, _TIME)
     left: dict[tuple[str, str], Bools] = {}
     fixed: dict[int, int] = {}  # value of the top block -> its state
@@ -128,9 +136,10 @@ def narrow(
 
 
 def _borne_by_copies(networks: Networks, coarse: CoarseGraph, prices: Floats) -> Networks:
-    """The same costs, but what a weight costs that calls share is borne by each of them in equal parts.
+    """Move the cost of each weight that calls share from the top block to these calls, in equal parts.
 
-    Its seconds are those of the top block at `prices` [component], where nothing of a copy hides them.
+    The costs of a whole plan stay the same, except that the weight's seconds are a plain sum at `prices` [component], as they
+    are in the top block.
     """
     calls = list(coarse.graph.calls())
     uses = Counter(o for call in calls for o in call.inputs)
@@ -162,7 +171,8 @@ def _first(variants: Mapping[str, Network]) -> Network:
 def _narrow_block(
     name: str, net: Network, coarse: CoarseGraph, restrict: Restriction | None, fixed: dict[int, int]
 ) -> dict[tuple[str, str], Bools]:
-    """What to leave of a block's variables so that its table can be made; notes in `fixed` the weights that it chose."""
+    """The states [state] that remain of a block's variables, so that its table can be made. The states that it chooses for shared
+    weights are put into `fixed`."""
     block = coarse.graph.blocks[name]
     left: dict[tuple[str, str], Bools] = {}
     if _fits(restricted(name, net, restrict), ports(block)):
@@ -201,20 +211,20 @@ def _only(name: str, ok: Bools) -> Factor:
 def _limit(
     name: str, values: Iterable[int], block: Block, net: Network, level: Callable[[TensorStates], Bools]
 ) -> dict[tuple[str, str], Bools]:
-    """What a level leaves of those `values` that are activations."""
+    """The states that a level allows to those `values` that are activations, by block and variable."""
     names = {tensor_name(v) for v in values if block.values[v].kind == "activation"}
     return {(name, v): level(net.tensors[v]) for v in sorted(names & net.tensors.keys())}
 
 
 def _given_weights(block: Block) -> list[tuple[int, int]]:
-    """Positions and numbers of the weights that a block is given."""
+    """Position and number of each weight that is an input of a block."""
     return [(p, v) for p, v in enumerate(block.inputs) if block.values[v].kind == "parameter"]
 
 
 def _shared_weights(
     name: str, block: Block, net: Network, coarse: CoarseGraph, fixed: Mapping[int, int]
 ) -> dict[str, int]:
-    """A state for each weight that the block is given, best for one copy."""
+    """The state of each weight that is an input of the block: the best for one copy, if no other block has fixed it."""
     calls = [c for c in coarse.graph.calls() if c.block == name]
     for position, v in _given_weights(block):
         outer = [c.inputs[position] for c in calls]
@@ -240,10 +250,10 @@ def _note(name: str, states: Mapping[str, int], block: Block, coarse: CoarseGrap
 
 
 def bounded(problem: Problem, answer: Answer, objective: str, budget: float) -> Answer:
-    """The best of a narrowed problem, with a bound that holds for the whole space; 0 where none could be found.
+    """The answer of a restricted problem, with a lower bound for the whole space; the bound is 0 if none was found.
 
-    What a shared weight costs is moved from the top block to those that use it, which a maximum of the top block's sides would
-    not allow: the top block is priced as a plain sum.
+    The cost of a shared weight is moved from the top block to the blocks that use it. That is exact only for a plain sum, so the
+    top block is priced as a plain sum at some shares of its maxima, which is a lower bound.
     """
     assert problem.whole is not None and answer.assignment is not None
     within = max(budget, memory_of(answer.assignment))
@@ -259,8 +269,10 @@ def bounded(problem: Problem, answer: Answer, objective: str, budget: float) -> 
 
 
 def loosen(problem: Problem, whole: Networks, largest: float | None = None) -> Problem:
-    """The whole space and more: what makes tables too large no longer ties the copies of a block to each other, first the
-    weights they share. Raises TooWide where that is not enough."""
+    """A problem with a larger space: copies of a block may have shared tensors in states of their own, first the weights.
+
+    As few tensors are let go as it takes to make every table. Raises TooWide if that is not enough.
+    """
     blocks: dict[str, dict[str, Compiled]] = {}
     for name, nets in whole.blocks.items():
         pruned, keep, go = prune(_first(nets)), ports(problem.coarse.graph.blocks[name]), _may_go(problem, name, whole)
@@ -279,7 +291,7 @@ def loosen(problem: Problem, whole: Networks, largest: float | None = None) -> P
 
 
 def _in_parts(problem: Problem, whole: Networks, objective: str) -> float:
-    """A bound where the top network, too, is too wide; it leaves the memory out of account."""
+    """A lower bound if the top network is too wide too (mini-buckets). It ignores the memory budget. 0 if none was found."""
     try:
         loose = loosen(problem, whole, math.inf)
     except TooWide:
@@ -289,7 +301,7 @@ def _in_parts(problem: Problem, whole: Networks, objective: str) -> float:
 
 
 def _may_go(problem: Problem, name: str, whole: Networks) -> list[str]:
-    """Ports of a block that copies may have in states of their own, in the order in which they are let go, the last first."""
+    """The ports of a block that copies may have in states of their own. The last one is let go first."""
     block = problem.coarse.graph.blocks[name]
     runs = [r for r in whole.runs if r.block == name and r.chain_in >= 0]
     ends = {tensor_name(v) for r in runs for v in (block.inputs[r.chain_in], block.outputs[r.chain_out])}

@@ -1,4 +1,4 @@
-"""Elimination, (min, +) powers and Pareto labels on plain tables; knows no models."""
+"""Elimination, (min, +) powers and Pareto labels on plain tables. Nothing here knows what a model is."""
 
 from planner_core.search.algebra.elimination import TooWide
 from planner_core.search.algebra.pareto_labels import MAX_WORK

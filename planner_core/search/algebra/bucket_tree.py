@@ -1,4 +1,17 @@
-"""A weighted network solved by elimination with every table kept, and labels carried through it."""
+"""A network solved by elimination with every table kept, and labels that are carried through it.
+
+Elimination makes one *bucket* per variable: it adds up the tables in which the variable stands and sends the minimum over the
+variable (the *message*) to the bucket of the next variable in that message's scope. The buckets form a tree, whose root holds
+the table over the variables that are kept. From the root back to the leaves, `weigh` finds for every entry of every bucket
+the least cost of a whole assignment through that entry (its *margin*):
+
+    margin[entry] = bucket.total[entry] + (least cost of all that is outside of the bucket, given the entry's other variables)
+
+Example: the variables a and b with two states each, tables [a] = (0, 5) and [a, b] = ((1, 4), (2, 0)). Eliminating b gives
+the bucket total ((1, 4), (2, 0)) and the message (1, 0). At a the sums are (0 + 1, 5 + 0), so the optimum is 1. The margins
+of b's bucket are ((1, 4), (7, 5)): the best assignment with a = 0 and b = 1 costs 4. With a limit of 4, only the first row is
+looked at: labels of a = 1 are never formed.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +27,8 @@ from planner_core.search.algebra.pareto_labels import MAX_ENTRIES, Caps, Ints, L
 
 @dataclass
 class Bucket:
-    """One eliminated variable: the sum of its tables over (others, variable), and where its minimum goes."""
+    """One eliminated variable: `total` [others..., variable] is the sum of its tables, `message` [others...] its minimum over the
+    variable, and `parent` the number of the bucket that gets the message (-1: the root)."""
 
     name: str
     others: tuple[str, ...]
@@ -29,8 +43,11 @@ class Bucket:
 
 
 class BucketTree:
-    """A weighted network solved by elimination, with every table kept: the least cost through any entry can be asked. Raises
-    TooLarge."""
+    """A network solved by elimination with every table kept, so that the least cost through any entry is known.
+
+    `root` is the table over `keep`. `margins` (after `weigh`) has one table per bucket, and that of the root last. Raises
+    TooLarge.
+    """
 
     def __init__(
         self, sizes: Mapping[str, int], tables: Iterable[Table], sequence: Sequence[str], keep: Sequence[str]
@@ -57,11 +74,14 @@ class BucketTree:
         self.chosen = [Partial(np.zeros(0, dtype=np.int64), np.zeros((0, 0)), np.zeros(0))] * (len(sequence) + 1)
 
     def home(self, scope: Iterable[str]) -> int:
-        """The bucket that a table over `scope` belongs to; the last one is the root."""
+        """The number of the bucket that a table over `scope` belongs to: that of its first eliminated variable. -1 is the root."""
         return min((self.rank[v] for v in scope if v in self.rank), default=-1)
 
     def weigh(self, root: Floats | None = None) -> None:
-        """Find the least weighted cost of all through every entry of every bucket (`margins`), given the same of the root."""
+        """Compute `margins`: the least cost of a whole assignment through every entry of every bucket.
+
+        `root`: the margins of the root, if more than this network lies outside; by default the root's own table.
+        """
         self.margins = [np.zeros(0)] * len(self.buckets) + [self.root if root is None else root]
         for i in reversed(range(len(self.buckets))):
             b = self.buckets[i]
@@ -69,11 +89,11 @@ class BucketTree:
             self.margins[i] = b.total + outside[..., None]
 
     def scope_of(self, i: int) -> tuple[str, ...]:
-        """Variables of a bucket, or of the root (-1)."""
+        """The variables of a bucket, or of the root (-1)."""
         return self.keep if i == -1 else self.buckets[i].scope
 
     def through(self, i: int, names: Sequence[str]) -> Floats:
-        """Least cost through each entry of `names`, variables that all stand in bucket `i`."""
+        """The least cost through each entry of a table over `names`; these variables all stand in bucket `i`."""
         scope = self.scope_of(i)
         least = self.margins[i].min(axis=tuple(a for a, v in enumerate(scope) if v not in names))
         left = [v for v in scope if v in names]
@@ -84,11 +104,11 @@ class BucketTree:
         self, factors: Iterable[Table], sets: Iterable[tuple[tuple[str, ...], Labels]], pruning: Pruning,
         bounds: Sequence[tuple[Floats, BucketTree]] = (),
     ) -> Labels:  # fmt: skip
-        """Labels of every entry of the root.
+        """All labels of every entry of the root that are within the limit and not dominated.
 
-        `factors` have [sum, entry of their variables]; `sets` are labels of other networks by entry of theirs. `bounds`: the
-        prices [sum] of other weighted sums that bound the cost, and this network weighed at them (without `sets`).
-        Raises TooMuch where one table has too many.
+        `factors`: tables [sum, entry of their variables]. `sets`: labels of other networks, by entry of the variables that are
+        named. `bounds`: prices [sum] of other weighted sums that bound the cost, each with this network weighed at them
+        (without `sets`). Raises TooMuch if a table has too many labels.
         """
         plain: list[list[Table]] = [[] for _ in range(len(self.buckets) + 1)]
         self.children = [[] for _ in plain]
@@ -109,7 +129,7 @@ class BucketTree:
     def _fill(
         self, i: int, plain: Sequence[Table], pruning: Pruning, bounds: Sequence[tuple[Floats, BucketTree]]
     ) -> Partial:
-        """Every way to fill the entries of a bucket that are within the limit, from its factors and children."""
+        """The labels of bucket `i`: each entry within the limit, combined with the labels of the bucket's children."""
         scope, margin = self.scope_of(i), self.margins[i].ravel()
         rows = np.flatnonzero(margin <= pruning.limit)
         place = dict(zip(scope, np.unravel_index(rows, self.margins[i].shape) if scope else (), strict=True))
@@ -132,7 +152,7 @@ class BucketTree:
         return found
 
     def assignment(self, label: int) -> tuple[dict[str, int], dict[int, int]]:
-        """The state of every variable in one label of the root, and by number of each set the label that it takes there."""
+        """The state of every variable in one label of the root, and for each of the `sets` (by number) the label taken from it."""
         at: dict[str, int] = {}
         taken: dict[int, int] = {}
         todo = [(-1, label)]
@@ -150,7 +170,11 @@ class BucketTree:
 
 
 def collect(found: Partial, group: Ints, entries: int, pruning: Pruning) -> tuple[Labels, Partial]:
-    """What is left of each group as labels of `entries` groups, and itself in the same order."""
+    """Drop dominated labels of each group, and sort the others by group and excess.
+
+    `group` [label] is the group of each label of `found`, one of `entries`. Returns the labels by group, and the rows of
+    `found` in the same order.
+    """
     kept = pruning.keep(Partial(group, found.cost, found.excess, [np.arange(len(group))]))
     kept = kept.take(np.lexsort((kept.excess, kept.row)))
     ends = np.searchsorted(kept.row, np.arange(entries + 1))

@@ -1,7 +1,11 @@
-"""Corners of the lower left hull of (cost, memory), each found by one search at a price of memory.
+"""The corners of the lower left hull of (cost, memory), each found by one search at a price of memory.
 
-The price of the line between two known corners finds a third below it, or shows that there is none (the dichotomic scheme of
-Cohon, 1978). Wide gaps are split first, so that few corners are spread well.
+Take two known corners. The slope of the line through them is a price of memory. A search at this price finds a corner below
+the line, or it shows that none exists (the dichotomic scheme of Cohon, 1978). Gaps are split in the order in which they were
+found, so that a few corners are spread well.
+
+Example: the corners (10 s, 9 GB) and (14 s, 5 GB) give the price (14 - 10) / (9 - 5) = 1 s per GB; both cost 19 at it. A plan
+of (11 s, 6 GB) costs 17 and is a new corner. A plan of (12 s, 8 GB) costs 20: it lies above the line and is not a corner.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ Point = tuple[float, float]
 
 
 def slope(a: Point, b: Point) -> float:
-    """Cost per byte on the line from `a` to a point that costs more and holds less; 0 where `b` is no such point."""
+    """Cost per byte on the line from `a` to `b`, which costs more and holds less. 0 if `b` is not such a point."""
     saved, slower = a[1] - b[1], b[0] - a[0]
     return slower / saved if saved > 1 and slower > 0 else 0.0
 
@@ -24,10 +28,10 @@ def slope(a: Point, b: Point) -> float:
 def hull(
     fast: T, small: T, at: Callable[[T], Point], priced: Callable[[float], T | None], most: int, tie: float
 ) -> list[T]:
-    """Corners between the one of least cost and the one of least memory, by rising cost: these two and at most `most` in all.
+    """At most `most` corners by rising cost, from `fast` (the least cost) to `small` (the least memory).
 
-    `at` gives cost and bytes of a corner, `priced` what is best at a price per byte; `tie` is the relative difference below
-    which two weighted sums are one.
+    `at` gives the cost and the bytes of a corner. `priced` searches for the best at a price per byte. `tie` is the relative
+    difference below which two weighted sums count as equal.
     """
     if slope(at(fast), at(small)) == 0.0:
         return [fast]
@@ -43,7 +47,8 @@ def hull(
 
 
 def _unbeaten(points: list[T], at: Callable[[T], Point]) -> list[T]:
-    """Of points by rising cost those that hold less than all before them: the ends may be beaten by what ties with them in one."""
+    """The points that hold less than all points before them, of points by rising cost. An end may be dominated, since it may tie
+    with another point in cost or in memory."""
     corners: list[T] = []
     for point in points:
         if not corners or at(point)[1] < at(corners[-1])[1] - 1:

@@ -1,9 +1,15 @@
 """Exact minimisation over a cost network by eliminating one variable after the other (Bertele & Brioschi, 1972).
 
-Eliminating a variable adds up the tables it stands in and keeps the minimum over it, with the argument at
-which it is reached. What remains is one table over the variables that were kept, and the way back. The cost
-is exponential only in the number of variables that meet in one table (the treewidth), which is small for
-models: a block of a transformer never holds more than four.
+To eliminate a variable, add up the tables in which it stands, and keep the minimum over its states. What remains is one table
+over the variables that were kept. The way back looks up for each variable the state at which the minimum was reached:
+
+    new[others] = min over v of  sum of the tables in which v stands [others, v]
+
+The work is exponential only in the number of variables that meet in one table (the treewidth plus one). For models it is
+small: in a block of a transformer at most four variables meet.
+
+Example: the tables [x, w] = ((0, 1), (2, 0)) and [w, y] = ((1, 3), (2, 0)). Eliminating w gives [x, y] = ((1, 1), (2, 0)).
+Entry (0, 1) is min(0 + 3, 1 + 0) = 1, reached at w = 1.
 """
 
 from __future__ import annotations
@@ -20,16 +26,16 @@ Floats = NDArray[np.float64]
 ZERO = np.zeros(1)
 Table = tuple[tuple[str, ...], Floats]
 Steps = list[tuple[str, list[Table]]]
-"""Variables in the order of their elimination, and the tables that each stood in: its best state is found in their sum."""
+"""Each variable in the order of elimination, with the tables in which it stood. The minimum of their sum gives its state."""
 MAX_TABLE = 70_000_000
-"""Entries of the largest table that is built (half a gigabyte); beyond it elimination is refused."""
+"""Entries of the largest table that is built (half a gigabyte). Elimination that needs a larger one is refused."""
 
 AT_ONCE = 1_000_000
-"""Entries up to which the tables of a variable are added up for all its states together."""
+"""Up to this many entries, the tables of a variable are added up for all its states together; beyond it, state by state."""
 
 
 class TooWide(PlannerError):
-    """The network's treewidth makes elimination too large; `entries` is the table that would be needed."""
+    """Elimination would need a table that is too large; `entries` is its size."""
 
     def __init__(self, entries: float) -> None:
         super().__init__(
@@ -41,14 +47,14 @@ class TooWide(PlannerError):
 
 @dataclass
 class Elimination:
-    """A solved network: `table` over `kept` variables, and the way back to the state of each eliminated one."""
+    """A solved network: its `table` over the `kept` variables, and the steps back to the state of each eliminated variable."""
 
     kept: tuple[str, ...]
     table: Floats
     steps: Steps = field(default_factory=list)
 
     def assignment(self, kept: Mapping[str, int]) -> dict[str, int]:
-        """The best state of every variable, given those that were kept."""
+        """The best state of every variable, given the states of those that were kept."""
         found = dict(kept)
         for name, tables in reversed(self.steps):
             costs = sum(
@@ -62,8 +68,10 @@ class Elimination:
 def order(
     sizes: Mapping[str, int], scopes: Iterable[Sequence[str]], keep: Sequence[str], largest: float | None = None
 ) -> list[str]:
-    """A greedy elimination order: next the variable whose table is smallest. Raises TooWide where one, or that over `keep`, has
-    more entries than `largest` (MAX_TABLE)."""
+    """A greedy order of elimination: the next variable is the one whose table is smallest.
+
+    Raises TooWide if a table, or the table over `keep`, has more than `largest` entries (default: MAX_TABLE).
+    """
     largest = MAX_TABLE if largest is None else largest
     if (entries := _entries(keep, sizes)) > largest:
         raise TooWide(entries)
@@ -99,7 +107,7 @@ def _entries(scope: Iterable[str], sizes: Mapping[str, int]) -> float:
 def eliminate(
     sizes: Mapping[str, int], tables: Iterable[Table], sequence: Sequence[str], keep: Sequence[str]
 ) -> Elimination:
-    """Minimise over the variables in `sequence`; the result's table has one dim per name in `keep`, in that order."""
+    """Minimise over the variables in `sequence`. The result's table has one dim per name in `keep`, in that order."""
     steps, rest, _ = reduce(sizes, tables, sequence)
     return Elimination(tuple(keep), add(rest, tuple(keep), sizes), steps)
 
@@ -107,8 +115,10 @@ def eliminate(
 def reduce(
     sizes: Mapping[str, int], tables: Iterable[Table], sequence: Sequence[str], largest: float = float("inf")
 ) -> tuple[Steps, list[Table], list[str]]:
-    """Minimise over the variables in `sequence`, up to the first that needs a table of more than `largest` entries: the steps,
-    the tables that are left, and the variables of the sequence that are left."""
+    """Minimise over the variables in `sequence`, but stop before the first that needs a table of more than `largest` entries.
+
+    Returns the steps, the tables that are left, and the variables of the sequence that are left.
+    """
     pool: dict[str, list[Table]] = {}
     rank = {v: i for i, v in enumerate(sequence)}
     last: list[Table] = []
@@ -132,8 +142,13 @@ def reduce(
 
 
 def lower_bound(sizes: Mapping[str, int], tables: Iterable[Table], sequence: Sequence[str], largest: float) -> float:
-    """No assignment costs less, found without a table of more than `largest` entries (mini-buckets, Dechter & Rish 2003): where
-    the tables of a variable together are larger, they are taken in parts, in each of which it may be in another state."""
+    """A cost that no assignment is below, found without a table of more than `largest` entries (mini-buckets, Dechter & Rish 2003).
+
+    If the sum of a variable's tables would be larger, they are split into parts, and the minimum of each part is taken by
+    itself. The variable may then be in another state in each part, which can only lower the result.
+
+    Example: the tables (0, 3) and (2, 0) of one variable. Their sum (2, 3) has the minimum 2. In two parts: 0 + 0 = 0.
+    """
     pool: dict[str, list[Table]] = {v: [] for v in sequence}
     rank = {v: i for i, v in enumerate(sequence)}
     total = 0.0
@@ -152,7 +167,7 @@ def lower_bound(sizes: Mapping[str, int], tables: Iterable[Table], sequence: Seq
 def _parts(
     v: str, tables: list[Table], sizes: Mapping[str, int], largest: float
 ) -> list[tuple[list[Table], tuple[str, ...]]]:
-    """The tables in parts that fit, large ones first, each with its variables other than `v`."""
+    """The tables in parts whose sums fit, the large tables first; each part with its variables other than `v`."""
     parts: list[tuple[list[Table], set[str]]] = []
     for table in sorted(tables, key=lambda t: -t[1].size):
         for part, scope in parts:
@@ -166,7 +181,7 @@ def _parts(
 
 
 def _least(tables: Sequence[Table], v: str, others: tuple[str, ...], sizes: Mapping[str, int]) -> Floats:
-    """The least sum of the tables over the states of `v`; state by state where all at once would be large."""
+    """[others]: the minimum over the states of `v` of the sum of the tables. Large sums are formed state by state."""
     if _entries((v, *others), sizes) <= AT_ONCE:
         return np.asarray(add(tables, (v, *others), sizes).min(axis=0))
     best = add(given(tables, {v: 0}), others, sizes)
@@ -176,7 +191,7 @@ def _least(tables: Sequence[Table], v: str, others: tuple[str, ...], sizes: Mapp
 
 
 def given(tables: Sequence[Table], at: Mapping[str, int]) -> list[Table]:
-    """The tables, some of whose variables have a state already. Further leading dims of an array stay as they are."""
+    """The tables with the variables in `at` fixed at a state. Leading dims of an array that name no variable stay."""
     found = []
     for names, array in tables:
         lead = array.ndim - len(names)
@@ -186,7 +201,7 @@ def given(tables: Sequence[Table], at: Mapping[str, int]) -> list[Table]:
 
 
 def add(tables: Sequence[Table], scope: tuple[str, ...], sizes: Mapping[str, int]) -> Floats:
-    """Sum of tables, broadcast to `scope`; small ones first, so that few sums are over all of it."""
+    """The sum of the tables, broadcast to `scope`. Small tables go first, so that few sums have the full size."""
     total = np.zeros([1] * len(scope))
     at = {v: i for i, v in enumerate(scope)}
     for names, array in sorted(tables, key=lambda t: t[1].size):
@@ -198,6 +213,3 @@ def add(tables: Sequence[Table], scope: tuple[str, ...], sizes: Mapping[str, int
             array = array.transpose(sorted(range(len(names)), key=places.__getitem__))
         total = total + array.reshape(shape)
     return total if total.shape == (full := tuple(sizes[v] for v in scope)) else np.broadcast_to(total, full).copy()
-
-
-# --- chains ------------------------------------------------------------------------------------------

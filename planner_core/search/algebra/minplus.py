@@ -1,4 +1,10 @@
-"""Products and powers in the (min, +) semiring, with the way back."""
+"""Products and powers in the (min, +) semiring, with the way back.
+
+It is the product of matrices with min for + and + for ×:  (a ⊗ b)[i, j] = min over k of a[i, k] + b[k, j].
+
+Example: one copy of a block costs [[3, 3], [4, 2]] between the states before and after it. Two copies cost [[6, 5], [6, 4]].
+Entry (0, 1) is min(3 + 3, 3 + 2) = 5, and its middle state is 1. The first dim of all arrays, s, is a batch of such matrices.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +18,7 @@ from planner_core.search.algebra.elimination import Floats
 
 @dataclass(frozen=True, slots=True)
 class Power:
-    """A (min, +) product: `cost[s, i, j]`, and the state between its two halves; a leaf has no halves."""
+    """A (min, +) product: `cost` [s, i, j], and the state between its two factors, `middle` [s, i, j]. A leaf has no factors."""
 
     cost: Floats
     left: Power | None = None
@@ -20,7 +26,7 @@ class Power:
     middle: NDArray[np.int64] | None = None
 
     def path(self, s: int, i: int, j: int) -> list[int]:
-        """The states between the links, from after the first to before the last."""
+        """The states between the links of the cheapest chain from `i` to `j`: one fewer than there are links."""
         if self.left is None or self.right is None or self.middle is None:
             return []
         k = int(self.middle[s, i, j])
@@ -28,7 +34,7 @@ class Power:
 
 
 def times(a: Power, b: Power) -> Power:
-    """First `a`, then `b`: cost[s, i, j] = min over k of a[s, i, k] + b[s, k, j]."""
+    """The product `a` ⊗ `b`: cost[s, i, j] = min over k of a[s, i, k] + b[s, k, j]."""
     if a.cost.shape[0] == 1:  # [i, j, k] at once, k innermost
         through = a.cost[0][:, None, :] + np.ascontiguousarray(b.cost[0].T)[None, :, :]
         middle = through.argmin(axis=2)
@@ -44,7 +50,7 @@ def times(a: Power, b: Power) -> Power:
 
 
 def power(link: Power, count: int) -> Power:
-    """`count` equal links in a row, by repeated squaring."""
+    """The product of `count` equal links, by repeated squaring: 5 links are (4 links) ⊗ (1 link)."""
     result: Power | None = None
     square = link
     while True:

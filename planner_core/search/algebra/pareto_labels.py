@@ -1,10 +1,20 @@
-"""Elimination that carries sets of labels instead of numbers: the exact minimum of one sum under limits on others.
+"""Elimination that carries sets of labels instead of numbers: the exact minimum of one sum under limits on other sums.
 
-A label is what one way of filling in the variables below a bucket costs, as a vector of sums. Of two labels of one
-entry the one that is worse in every sum is dropped (Pareto dominance), and so is every label that cannot be part of
-a solution whose *weighted* cost is at most `limit`: the weighted problem was solved before (`BucketTree`), so the least cost
-through each entry is known exactly, and a label's excess over it adds up on the way to the root. With the
-multipliers of the Lagrange bound as weights, and the best solution known as limit, few labels are left.
+A label stands for one assignment of the variables below a bucket. It holds the sums of that assignment, for example seconds
+and bytes. A label is dropped for one of two reasons:
+
+1. Dominance. Another label of the same entry is no worse in every sum.
+2. The limit. The label cannot be part of a solution whose *weighted* cost is at most `limit`. The weighted problem was solved
+   before (`BucketTree`), so the least cost through each entry is known exactly. The *excess* of a label is its weighted cost
+   less the least one of its entry. Excesses add up on the way to the root:
+
+       weighted cost of a whole assignment = least weighted cost + sum of the excesses of its parts  ≤  limit
+
+With the prices of the Lagrange bound as weights, and the incumbent's cost as limit, few labels are left.
+
+Example: seconds and GB, 1 s per GB. An entry has the labels (3, 4), (5, 1), (6, 3) and (9, 0). (6, 3) is dominated by (5, 1).
+The weighted costs of the others are 7, 6 and 9, so the least is 6 and the excesses are 1, 0 and 3. If the least whole cost
+through the entry is 20 and the limit is 22, then an excess of at most 2 is allowed, and (9, 0) is dropped.
 """
 
 from __future__ import annotations
@@ -22,23 +32,24 @@ from planner_core.search.algebra.elimination import Floats
 
 Ints = NDArray[np.int64]
 MAX_LABELS = 400_000
-"""Labels held at once; beyond it the search gives up (about 0.1 GB)."""
+"""Labels that are held at once (about 0.1 GB); a search that needs more gives up."""
 MAX_ENTRIES = 3e7
 """Entries of all tables of one tree, kept twice (half a gigabyte)."""
 MAX_WORK = 1_000_000
-"""Labels that one search may form to close a gap: some seconds. Counted, not timed, so that every machine finds the same."""
+"""Labels that one search may form to close a gap: some seconds. They are counted and not timed, so that every machine finds the
+same plan."""
 CHUNK = 200_000
-"""Labels that are formed at once, before those that others beat are dropped."""
+"""Labels that are formed at once before the dominated ones are dropped."""
 NEAR = 8
-"""Predecessors that each label is compared with at once, before groups are gone through one by one."""
+"""Each label is first compared with this many labels before it, for all groups at once; then group by group."""
 COMPARED = 200
-"""Pairs of labels that are compared in the time in which one is formed."""
+"""Pairs of labels that are compared in the time in which one label is formed."""
 FITS = 2**62
-"""What a whole number of 64 bits holds."""
+"""Whole numbers below this fit into 64 bits."""
 
 
 class TooMuch(PlannerError):
-    """More lies within the limit than can be compared; `what` says of what."""
+    """More labels or states lie within the limit than can be compared; `what` names them."""
 
     def __init__(self, what: str) -> None:
         super().__init__(f"{what} lie within the gap, more than are compared")
@@ -50,12 +61,12 @@ class TooLarge(TooMuch):
 
 @dataclass
 class Allowance:
-    """The work that is left, in labels."""
+    """The work that is left, in labels that may be formed."""
 
     left: int = MAX_WORK
 
     def take(self, labels: int) -> None:
-        """Raises TooMuch where none is left."""
+        """Use up the work of forming `labels` labels. Raises TooMuch if none is left."""
         self.left -= labels
         if self.left < 0:
             raise TooMuch("the partial plans of this part")
@@ -63,8 +74,12 @@ class Allowance:
 
 @dataclass(frozen=True)
 class Pruning:
-    """What labels are dropped: those beyond the `limit` of the weighted cost, those that others beat in whole `steps` of each sum,
-    and with `few` all but a `sample`. More than `most` at once, or than the `work` allows, are too much."""
+    """Which labels are dropped.
+
+    A label is dropped if its weighted cost exceeds `limit`; if it is dominated, where sums are rounded to multiples of `steps`
+    [sum]; or, if `few` > 0, if it is not in the `sample`. More than `most` labels at once raise TooMuch, and so does the end
+    of the `work`.
+    """
 
     limit: float
     steps: Floats
@@ -73,7 +88,7 @@ class Pruning:
     work: Allowance = field(default_factory=Allowance)
 
     def keep(self, found: Partial) -> Partial:
-        """The undominated ones of each row, in order of rows."""
+        """The labels of each row that are not dominated, in order of rows."""
         if (np.diff(found.row) > 0).all():
             return found
         found = found.take(undominated(found.row, found.cost, self.steps, self.work))
@@ -82,20 +97,22 @@ class Pruning:
 
 @dataclass(frozen=True)
 class Caps:
-    """Further bounds on labels: their sums at each of several `prices` [sum, bound] may be at most `room` [entry, bound]."""
+    """Further limits on labels: the sums of a label, weighted with `prices` [sum, bound], may be at most `room` [entry, bound]."""
 
     prices: Floats
     room: Floats
 
     def keep(self, found: Partial) -> Partial:
-        """The labels that stay below all of them."""
+        """The labels that are within all limits."""
         return found.take((found.cost @ self.prices <= self.room[found.row]).all(axis=1))
 
 
 @dataclass
 class Labels:
-    """Labels by entry of a table: entry e has those from first[e] to last[e] - 1, by rising excess. `cost` is [label, sum];
-    `excess` is what each costs more, weighted, than the best of its entry."""
+    """The labels of a table. Entry e has the labels first[e] to last[e] - 1, by rising excess.
+
+    `cost` [label, sum] are the sums of each label. `excess` [label] is its weighted cost less the least one of its entry.
+    """
 
     first: Ints
     last: Ints
@@ -103,7 +120,7 @@ class Labels:
     excess: Floats
 
     def at(self, entries: Ints) -> Labels:
-        """The same labels under other entries; entry -1 has none."""
+        """The same labels under other entries: the new entry i has the labels of `entries[i]`. Entry -1 has none."""
         there = entries >= 0
         return Labels(
             np.where(there, self.first[entries], 0), np.where(there, self.last[entries], 0), self.cost, self.excess
@@ -112,7 +129,8 @@ class Labels:
 
 @dataclass
 class Partial:
-    """Labels on the way: of which entry of the bucket, their cost and excess, and which label of each child they take."""
+    """Labels that are being formed: `row` [label] is the entry of the bucket, `cost` [label, sum] and `excess` [label] as in
+    `Labels`, and `parts` says for each child of the bucket which of the child's labels is in each label."""
 
     row: Ints
     cost: Floats
@@ -120,12 +138,12 @@ class Partial:
     parts: list[Ints] = field(default_factory=list)
 
     def take(self, index: Any) -> Partial:
-        """Only those at `index`."""
+        """Only the labels at `index`."""
         return Partial(self.row[index], self.cost[index], self.excess[index], [p[index] for p in self.parts])
 
 
 def concatenate(parts: Sequence[Partial]) -> Partial:
-    """All of them, one after another."""
+    """The labels of all `parts`, one after another."""
     columns = zip(*(p.parts for p in parts), strict=True)
     return Partial(
         np.concatenate([p.row for p in parts]), np.concatenate([p.cost for p in parts]),
@@ -136,8 +154,11 @@ def concatenate(parts: Sequence[Partial]) -> Partial:
 def join(
     mine: Partial, child: Labels, entry: Ints, room: Floats, pruning: Pruning, caps: Caps | None = None
 ) -> Partial:
-    """Every label with every label of its entry of `child` (`entry`: one per label) whose excesses together stay within the
-    label's `room`, and that all `caps` allow; of each row what is left after `pruning`, in order of rows. Raises TooMuch."""
+    """Combine each label of `mine` with the labels of one entry of `child`: sums and excesses are added.
+
+    `entry` [label of mine] names the child's entry. A pair is formed if its excess is at most `room` [label of mine] and all
+    `caps` allow it. Returns what `pruning` leaves of each row, in order of rows. Raises TooMuch.
+    """
     first, end = child.first[entry], child.last[entry]
     counts = _bisect(child.excess, first, end, room - mine.excess) - first
     parts = []
@@ -159,13 +180,13 @@ def join(
 
 
 def _chunks(counts: Ints) -> list[slice]:
-    """Ranges of labels whose `counts` sum up to about `CHUNK`, or that are one label."""
+    """Ranges of labels that together form about `CHUNK` pairs (`counts` [label]); a range has at least one label."""
     ends = np.flatnonzero(np.diff(np.cumsum(counts) // CHUNK)) + 1
     return [slice(int(i), int(j)) for i, j in pairwise([0, *ends, len(counts)])]
 
 
 def _bisect(values: Floats, first: Ints, last: Ints, most: Floats) -> Ints:
-    """Per range of rising `values`: the end of those that are at most `most`."""
+    """[range]: where the values that are at most `most` [range] end, in each range first to last of rising `values`."""
     low, high = first.copy(), last.copy()
     while True:
         open_ = low < high
@@ -178,11 +199,10 @@ def _bisect(values: Floats, first: Ints, last: Ints, most: Floats) -> Ints:
 
 
 def undominated(group: Ints, cost: Floats, steps: Floats, work: Allowance | None = None) -> Ints:
-    """Indices of labels of which no other of their group equals or beats one in every sum, ordered by group; of two that tie in
-    the first sum both may stay.
+    """Indices of the labels that are not dominated in their `group` [label], ordered by group. `cost` is [label, sum].
 
-    Sums are compared in whole `steps`, so that rounding does not tell equal labels apart. Comparisons of many sums are taken
-    from `work`; raises TooMuch where none is left.
+    Sums are rounded to multiples of `steps` [sum], so that rounding errors do not tell equal labels apart. Of two labels that
+    tie in the first sum both may stay. Comparisons use up `work`. Raises TooMuch if none is left.
     """
     if not len(group):
         return np.zeros(0, dtype=np.int64)
@@ -206,9 +226,12 @@ def undominated(group: Ints, cost: Floats, steps: Floats, work: Allowance | None
 
 
 def sample(found: Partial, count: int) -> Ints:
-    """Indices of at most 2 * `count` labels of each row, in order of which they stand: in each of `count` equal parts of the range
-    of the second sum the one of least excess; and as many in the first of these parts, so that two such samples add up to
-    sums that lie close to each other."""
+    """Indices of at most about 2 * `count` labels of each row; `found` is in order of rows.
+
+    The range of the second sum is cut into `count` equal parts, and the label of least excess is taken from each part. The
+    first of these parts is cut into `count` parts again, and sampled in the same way. So sums of two sampled labels lie close
+    to each other.
+    """
     if not len(found.row):
         return np.zeros(0, dtype=np.int64)
     starts = np.flatnonzero(np.diff(found.row, prepend=-1))
@@ -226,7 +249,7 @@ def sample(found: Partial, count: int) -> Ints:
 
 
 def _by_group(group: Ints, first: Ints) -> Ints:
-    """Order by group, then by a sum that is not negative: one sort, where both fit one number."""
+    """The order by group, then by a sum that is not negative. It is one sort if both fit into one number."""
     span = int(first.max()) + 1
     if span * (int(group.max()) + 1) < FITS:
         return np.argsort(group * span + first)
@@ -234,7 +257,7 @@ def _by_group(group: Ints, first: Ints) -> Ints:
 
 
 def _near(order: Ints, g: Ints, k: Ints) -> tuple[Ints, Ints, Ints]:
-    """Without those that one of the few before them beats: most of the dominated, cheaply."""
+    """Drop labels that one of the NEAR labels before them dominates. This drops most dominated labels at little cost."""
     alive = np.ones(len(g), dtype=bool)
     for back in range(1, min(NEAR, len(g) - 1) + 1):
         beaten = (g[back:] == g[:-back]) & (k[:-back, 1:] <= k[back:, 1:]).all(axis=1)
@@ -243,7 +266,8 @@ def _near(order: Ints, g: Ints, k: Ints) -> tuple[Ints, Ints, Ints]:
 
 
 def _stairs(g: Ints, second: Ints) -> NDArray[np.bool_]:
-    """Of labels sorted by group and first sum: those whose second sum, which is not negative, is below all before them."""
+    """[label]: whether its second sum is below all before it in its group. Labels are sorted by group and first sum; the second
+    sum is not negative."""
     block = np.cumsum(np.diff(g, prepend=g[0]) != 0)
     if (int(second.max()) + 1) * (int(block[-1]) + 1) >= FITS:
         second = np.unique(second, return_inverse=True)[1]
@@ -254,7 +278,7 @@ def _stairs(g: Ints, second: Ints) -> NDArray[np.bool_]:
 
 
 def _skyline(points: Ints, chunk: int = 256) -> NDArray[np.bool_]:
-    """Of points sorted by a first sum: those that none before them beats in the two others."""
+    """[point]: whether no point before it is at most as large in all columns. Points are sorted by a sum that is not among these."""
     keep = np.zeros(len(points), dtype=bool)
     kept = points[:0]
     for start in range(0, len(points), chunk):
@@ -266,6 +290,3 @@ def _skyline(points: Ints, chunk: int = 256) -> NDArray[np.bool_]:
         keep[where[alive]] = True
         kept = np.concatenate([kept, part[alive]])
     return keep
-
-
-# --- trees of buckets --------------------------------------------------------------------------------

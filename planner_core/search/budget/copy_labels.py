@@ -1,12 +1,14 @@
-"""Labels of the copies of a block that follow each other (see `gap_closing` and `algebra.pareto_labels`): doubled, not gone
-along one by one, so that the work grows with the logarithm of their number.
+"""Labels of a run of copies of one block (see `gap_closing` and `algebra.pareto_labels`).
 
-A label is one way to run some copies: its time (or communication) and its memory. Labels of 2 copies are made of two labels
-of 1, those of 4 of two of 2, and so on; a run of 5 copies is put together of 4 and 1.
+A label is one way to run some copies: its time (or communication) and its memory. Labels of 2 copies are made of two labels of
+1 copy, labels of 4 copies of two labels of 2, and so on. So the work grows with the logarithm of the number of copies.
 
-Example: one copy runs in 3 s with 4 GB or in 5 s with 1 GB. Two copies have the labels (6, 8), (8, 5), (10, 2); (8, 5) stands
-for both orders. With 6 GB allowed for two copies the answer is (8, 5): the copies differ, which no price of memory finds
-where (8, 5) lies above the line between its neighbours.
+    labels of 2m copies [k, l] = undominated of  { a + kept[i] + b :  a a label of m copies [k, i],  b one of m copies [i, l] }
+
+Example: one copy runs in 3 s with 4 GB or in 5 s with 1 GB, and there is one state k. Two copies have the labels (6, 8), (8, 5)
+and (10, 2); (8, 5) stands for both orders. With 6 GB for two copies the answer is (8, 5): the copies differ. Four copies have
+(12, 16), (14, 13), (16, 10), (18, 7) and (20, 4). Five copies are four and one. With 11 GB for five copies the answer is
+(18, 7) + (3, 4) = (21, 11): two copies run in 3 s and three in 5 s.
 """
 
 from __future__ import annotations
@@ -37,24 +39,24 @@ from planner_core.search.units.unit import Copy
 from planner_core.search.units.unit_labels import TimeSums
 
 FEW_LABELS = 20_000
-"""Labels held at once while the whole gap is tried."""
+"""Labels that are held at once in the first attempt at the whole gap."""
 FEW_SHARED = 24
-"""Shared states that are worked out while the whole gap is tried."""
+"""Shared states that are computed in the first attempt at the whole gap."""
 MAX_SHARED = 200
 """Shared states of one run that are compared to close a gap."""
 STEPS = 6
-"""A run is put together of less than 2^6 longest parts."""
+"""A run is put together of fewer than 2^STEPS parts of the greatest length."""
 CHUNK = 4_000_000
-"""Numbers that one step of a product of tables holds at once (32 MB)."""
+"""Numbers that one step of a (min, +) product holds at once (32 MB)."""
 
 
 @dataclass(frozen=True)
 class Goal:
     """What labels count: the value of `objective` without memory, and memory at the `ends` of the step.
 
-    Inside a unit a label holds the sums of `TimeSums` and memory (*rows*); of whole units it holds their value and memory
-    (*sums*). The weighted cost takes memory at the objective's prices; labels beyond its `limit` are dropped, and sums are
-    compared in whole `steps` [sum].
+    Inside a unit a label holds *rows*: the sums of `TimeSums`, then memory at each end. A label of whole units holds *sums*: the
+    value, then memory at each end. The weighted cost is the value plus memory at the objective's prices. It may be at most
+    `limit`. Sums are rounded to multiples of `steps` [sum] when they are compared.
     """
 
     objective: Objective
@@ -62,19 +64,19 @@ class Goal:
     limit: float
     steps: Floats
     few: int = 0
-    """Look through some only: of the labels of each group on the way a `sample` of so many, of shared states a quarter of that."""
+    """If > 0, only a sample is looked at: so many labels of each group, and a quarter of so many shared states."""
     quick: bool = False
-    """Give up early."""
+    """Whether to give up early."""
     work: Allowance = field(default_factory=Allowance)
 
     @property
     def time(self) -> TimeSums:
-        """The rows that tell the value of a unit."""
+        """The rows from which the value of a unit follows."""
         return TimeSums(self.objective, priced=False)
 
     @property
     def prices(self) -> Floats:
-        """[sum] of a second of value and of a byte at each end."""
+        """[sum]: the price of one second of value (1), and of one byte at each end."""
         by_end = {
             Component.AFTER_FORWARD: self.objective.after_forward,
             Component.AFTER_BACKWARD: self.objective.after_backward,
@@ -83,35 +85,38 @@ class Goal:
 
     @property
     def pruning(self) -> Pruning:
-        """What labels of whole units are dropped."""
+        """The pruning of labels of whole units."""
         return Pruning(self.limit, self.steps, FEW_LABELS if self.quick else MAX_LABELS, self.few, self.work)
 
     @property
     def row_pruning(self) -> Pruning:
-        """What labels inside a unit are dropped."""
+        """The pruning of labels inside a unit."""
         seconds = np.full(len(self.time.places), self.steps[0])
         return replace(self.pruning, steps=np.concatenate([seconds, self.steps[1:]]))
 
     def rows(self, factors: list[Factor]) -> list[Table]:
-        """The rows of each factor's entries."""
+        """Tables [row, entry of their variables]: the rows of each factor."""
         memory = np.zeros((len(self.ends), NUM_COMPONENTS))
         memory[np.arange(len(self.ends)), list(self.ends)] = 1.0
         return vectors(factors, np.concatenate([self.time.sums, memory]))
 
     def summed(self, rows: Floats) -> Floats:
-        """[label, sum] of labels whose rows are [label, row]."""
+        """[label, sum]: the sums of labels whose rows are `rows` [label, row]."""
         count = len(self.time.places)
         return np.column_stack([self.time.cost(rows[:, :count]), rows[:, count:]])
 
     def as_rows(self, labels: Labels) -> Labels:
-        """Labels of whole units among those of another unit: their value is added to what is added there."""
+        """Labels of whole units as labels with rows, for the top unit: the value is put in the row of `TimeSums` that is added."""
         rows = np.zeros((len(labels.cost), len(self.time.places) + len(self.ends)))
         rows[:, len(self.time.places) - 1 :] = labels.cost
         return replace(labels, cost=rows)
 
 
 class Copies:
-    """The labels of one run of copies by entry of the top variables that it touches, and the way back."""
+    """The labels of one run, by entry of the top variables that it touches, and the way back to each copy.
+
+    `margin` has the shape of the chain's own table: the least weighted cost of the whole model through each entry.
+    """
 
     def __init__(self, chain: Chain, tree: BucketTree, goal: Goal) -> None:
         self.chain, self.goal, self.compiled = chain, goal, chain.compiled
@@ -121,11 +126,11 @@ class Copies:
 
     @property
     def states(self) -> list[int]:
-        """Shared states within the limit."""
+        """The shared states within the limit."""
         return [int(s) for s in np.flatnonzero((self.margin <= self.goal.limit).any(axis=(1, 2)))]
 
     def work_out(self) -> bool:
-        """Make the shared states within the limit exact; False where all are."""
+        """Compute the shared states within the limit. Returns False if all were computed already. Raises TooMuch."""
         if self.chain.count == 1:
             return False
         if self.goal.few:
@@ -140,7 +145,7 @@ class Copies:
         return bool(fresh)
 
     def labels(self) -> Labels:
-        """Labels by entry of the top variables. Raises TooMuch."""
+        """The labels of the run, by entry of the top variables that it touches. Raises TooMuch."""
         if self.chain.count == 1:
             self.block = BlockLabels(self.chain, self.goal, 0, self.margin)
             return self.block.labels.at(self.entries)
@@ -151,7 +156,7 @@ class Copies:
         return labels.at(self.entries)
 
     def between(self) -> Floats:
-        """[state, sum]: what the tensor between two copies adds."""
+        """[state, sum]: what the tensor between two copies adds to a label."""
         found = np.zeros((self.shape[1], 1 + len(self.goal.ends)))
         if Component.AFTER_FORWARD in self.goal.ends:
             kept = between_bytes(self.chain.problem, self.chain.run)
@@ -159,7 +164,7 @@ class Copies:
         return found
 
     def copies(self, label: int) -> list[Copy]:
-        """How each copy runs in one of the labels."""
+        """How each copy runs in one label."""
         if self.chain.count == 1:
             return [self.block.copy(label)]
         s = int(self.chosen.row[label]) // (self.shape[1] * self.shape[2])
@@ -167,8 +172,8 @@ class Copies:
 
 
 class BlockLabels:
-    """Labels of one copy, in all its variants, over its boundary in one state of what copies share; `margin` [entry] is the
-    least weighted cost of everything through each entry."""
+    """The labels of one copy, in all its variants, in shared state `s`. `margin` is the least weighted cost of the whole model
+    through each entry of the copy's view."""
 
     def __init__(self, chain: Chain, goal: Goal, s: int, margin: Floats) -> None:
         self.unit, self.view = chain.unit, chain.view(s)
@@ -198,7 +203,7 @@ class BlockLabels:
         return BucketTree(free, tables, solver.sequence(self.view.keep, at), self.view.keep)
 
     def copy(self, label: int) -> Copy:
-        """How the copy runs in one of the labels."""
+        """How the copy runs in one label."""
         number, index = (int(part[label]) for part in self.chosen.parts)
         variant, tree = self.trees[number]
         states, _ = tree.assignment(index)
@@ -206,7 +211,7 @@ class BlockLabels:
 
 
 class _Alike:
-    """The copies of a run, all alike, for one state of what they share: as many labels as one copy has."""
+    """The labels of a run in one shared state, if all its copies are equal: there are as many as one copy has."""
 
     def __init__(self, copies: Copies, s: int) -> None:
         self.count, self.s, self.between = copies.chain.count, s, copies.between()
@@ -216,7 +221,7 @@ class _Alike:
         self.block = BlockLabels(chain, copies.goal, s, _own(chain, self.links, margin))
 
     def carry(self) -> Partial:
-        """Labels of the whole run by (shared state, entry, exit)."""
+        """The labels of the whole run. Their `row` is the flat index of (shared state, entry, exit)."""
         n, count, link = len(self.links), self.count, self.block.labels
         between = self.between * (count - 1)
         state, index = _spread(link.at(self.links.diagonal()), np.arange(n))
@@ -228,12 +233,13 @@ class _Alike:
         )
 
     def copies(self, label: int) -> list[Copy]:
-        """How each copy runs in one of the run's labels."""
+        """How each copy runs in one label of the run."""
         return [self.block.copy(label)] * self.count
 
 
 def _places(chain: Chain) -> Ints:
-    """[state k, state l] of the tensor that links copies: the entry of the block's table that goes from k to l, or -1."""
+    """[state k, state l]: the entry (flat) of the block's own table that leads from k to l, or -1. k and l are states of the tensor
+    that links copies."""
     c, axes = chain.compiled, chain.axes
     shape = len(c.alive[axes.entry]), len(c.alive[axes.exit])
     wide = as_matrix(np.arange(shape[0] * shape[1], dtype=float).reshape(shape), axes, c)
@@ -241,7 +247,7 @@ def _places(chain: Chain) -> Ints:
 
 
 def _own(chain: Chain, links: Ints, table: Floats) -> Floats:
-    """A table [state k, state l] over the states of the block's own entry and exit; `links` as `_places` says."""
+    """A table [state k, state l] as a table [entry, exit] in the block's own numbering. `links` is what `_places` returned."""
     c, axes = chain.compiled, chain.axes
     found = np.full((len(c.alive[axes.entry]), len(c.alive[axes.exit])), np.inf)
     found.reshape(-1)[links[links >= 0]] = table[links >= 0]
@@ -249,12 +255,12 @@ def _own(chain: Chain, links: Ints, table: Floats) -> Floats:
 
 
 class _Line:
-    """The copies of a run, each on its own, for one state of what they share: from entry states to exit states.
+    """The labels of a run in one shared state, if its copies may differ.
 
-    Labels of 2^j copies in a row, by the states k and l of the tensor before and after them, are made of two of 2^(j-1); the
-    run is put together of these, the longest first, so that the work does not grow with its length. A label is dropped where,
-    with the best of all else, it exceeds the limit: wherever in the run its copies may stand (`outer`), or, from the start of
-    the run on, where they do.
+    Labels of 2^j copies [k, l], from state k of the linking tensor to state l, are made of two labels of 2^(j-1) copies. The run
+    is put together of such parts, the longest first: 13 copies are 8 + 4 + 1. A label is dropped if its weighted cost plus the
+    least cost of the rest of the model exceeds the limit. For parts, the rest is the least over all places in the run where the
+    part may stand (`outer`). When the run is put together, the place is known, and so is the rest (`ahead`).
     """
 
     def __init__(self, copies: Copies, s: int) -> None:
@@ -275,7 +281,7 @@ class _Line:
         self.steps: list[tuple[int, list[Ints]]] = []
 
     def _behind(self) -> Floats:
-        """[p, entry, k]: least cost of the first p copies, with what is kept after each, for a run that stands at k then."""
+        """[p, entry, k]: the least weighted cost of the first p copies and of what is kept after each, from `entry` to state k."""
         found = np.full((self.chain.count, len(self.entries), self.n), np.inf)
         found[0, np.arange(len(self.entries)), self.entries] = 0.0
         for j, cost in enumerate(self.powers):
@@ -284,16 +290,16 @@ class _Line:
         return found
 
     def _ahead(self, outside: Floats) -> Floats:
-        """[q, entry, l]: least cost of all but the first q copies and what is kept between these, for a run that stands at l then."""
+        """[q, entry, l]: the least weighted cost of the model without the first q copies, if these start at `entry` and end at l."""
         found = np.full((self.chain.count, *outside.shape), np.inf)
-        found[0] = outside  # by the number of copies that are left, first
+        found[0] = outside  # first by the number of copies that are left
         for j, cost in enumerate(self.powers):
             m = 2**j
             found[m : 2 * m] = _product(found[: min(m, len(found) - m)], (self.chain.between[:, None] + cost).T)
         return np.concatenate([np.full((1, *outside.shape), np.inf), found[::-1]])
 
     def outer(self, j: int) -> Floats:
-        """[k, l]: least cost of all but 2^j copies that go from k to l, where in the run these may stand."""
+        """[k, l]: the least weighted cost of the model without 2^j copies that lead from k to l, over the places where they may stand."""
         m = 2**j
         places = np.arange(0, self.chain.count // m * m, m)
         least = np.full((self.n, self.n), np.inf)
@@ -304,8 +310,8 @@ class _Line:
         return least
 
     def carry(self) -> Partial:
-        """Labels of the whole run by (shared state, entry, exit)."""
-        # few long parts leave much open where a part may stand: as many as can be gone along; a sample is the better for few
+        """The labels of the whole run. Their `row` is the flat index of (shared state, entry, exit)."""
+        # long parts may stand in several places, which weakens `outer`: so there are up to 2^STEPS parts; a sample takes few
         top = max(0, len(self.powers) - (1 if self.goal.few else STEPS))
         parts = [self.block.labels.at(self.links.ravel())]
         for j in range(top):
@@ -325,7 +331,7 @@ class _Line:
         return Partial(self.s * self.n**2 + a * self.n + b, found.cost, excess, [np.arange(len(a))])
 
     def _doubled(self, half: Labels, j: int) -> Labels:
-        """Labels of 2^(j+1) copies by (k, l) from those of 2^j."""
+        """The labels of 2^(j+1) copies, by (k, l), from those of 2^j copies."""
         first = _from(half, np.arange(self.n), self.n)
         found = self._extended(first, half, j, self.outer(j + 1), 2 ** (j + 1))
         found.parts[0] = first.parts[0][found.parts[0]]
@@ -335,16 +341,18 @@ class _Line:
         return labels
 
     def _extended(self, found: Partial, part: Labels, j: int, beyond: Floats, done: int) -> Partial:
-        """Labels by (a, state) with 2^j further copies, which makes `done` copies; `beyond` [a, l] is the least cost of what is
-        neither in the label nor in these."""
+        """Add 2^j copies to the labels `found`, which then have `done` copies. Rows are (a, state), where a is a start of the run.
+
+        `beyond` [a, l]: the least weighted cost of the rest of the model, without the label and without the copies added.
+        """
         n, pruning = self.n, self.goal.pruning
         least = (
             self.chain.between[:, None] + self.powers[j] + beyond[:, None, :]
-        )  # of what is not in the label: [a, state, l]
+        )  # [a, state, l]: all that is not in the label
         total = (found.cost @ self.goal.prices)[:, None] + least.reshape(-1, n)[found.row]
         mine, to = np.nonzero(total <= pruning.limit)
         at = found.row[mine] % n
-        # labels of a line are told apart by what they are made of only: no excess of their own
+        # the limit was applied to `total`, so these labels need no excess of their own
         step = Partial(found.row[mine] - at + to, found.cost[mine] + self.kept[at], np.zeros(len(mine)), [mine])
         pruning = replace(pruning, few=0) if done == self.chain.count else pruning
         step = join(step, part, at * n + to, pruning.limit - total[mine, to], pruning)
@@ -352,7 +360,7 @@ class _Line:
         return step
 
     def copies(self, label: int) -> list[Copy]:
-        """How each copy runs in one of the run's labels."""
+        """How each copy runs in one label of the run."""
         path: list[int] = []
         for j, parts in reversed(self.steps):
             path = self._labels_of(j, int(parts[-1][label])) + path
@@ -361,7 +369,7 @@ class _Line:
         return [known[i] for i in path]
 
     def _labels_of(self, j: int, label: int) -> list[int]:
-        """The block's label of each of the 2^j copies in a label."""
+        """The labels of single copies of which a label of 2^j copies is made."""
         if j == 0:
             return [label]
         first, second = (int(part[label]) for part in self.halves[j])
@@ -369,7 +377,7 @@ class _Line:
 
 
 def _product(a: Floats, b: Floats) -> Floats:
-    """(min, +) product: least over k of a[..., k] + b[k, l]."""
+    """The (min, +) product [..., l]: min over k of a[..., k] + b[k, l]."""
     flat = a.reshape(-1, len(b))
     found = np.empty((len(flat), b.shape[1]))
     size = max(1, CHUNK // b.size)
@@ -379,13 +387,13 @@ def _product(a: Floats, b: Floats) -> Floats:
 
 
 def _from(labels: Labels, starts: Ints, n: int) -> Partial:
-    """Labels by (k, l) as partial ones by (number of k among the starts, l)."""
+    """The labels by (k, l) whose k is in `starts`. Their `row` is the flat index of (number of k in `starts`, l)."""
     row, index = _spread(labels, (starts[:, None] * n + np.arange(n)).ravel())
     return Partial(row, labels.cost[index], np.zeros(len(index)), [index])
 
 
 def _spread(labels: Labels, entries: Ints) -> tuple[Ints, Ints]:
-    """Every label of some entries: which of these it has, and its index."""
+    """All labels of `entries`: the number of its entry among these, and its index, for each label."""
     counts = (labels.last - labels.first)[entries]
     index = np.concatenate([np.arange(labels.first[e], labels.last[e]) for e in entries]).astype(np.int64)
     return np.repeat(np.arange(len(entries)), counts), index

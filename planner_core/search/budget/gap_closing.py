@@ -1,10 +1,19 @@
-"""Close the gap that prices of memory leave: the least value within a budget, exactly, by labels (see `copy_labels`).
+"""Close the gap that prices of memory leave: find the least value within a budget exactly, by labels (see `copy_labels`).
 
-A price of memory gives a lower bound and some plan within the budget. A better plan must cost less than that plan
-and hold no more than the budget, so its *priced* cost is at most `limit`; the labels within that limit are carried
-through the blocks, through their copies, and through the top network. Copies may all differ. What is found is
-the optimum; if nothing is found, the plan at hand was it. Where that is too much, a sample of the labels brings a better plan
-first, without proof, and the limit is then widened from the bound on.
+A price m of memory gives a lower bound, and there is an incumbent. A better plan takes fewer seconds than the incumbent and
+holds at most the budget, so
+
+    seconds + m · memory  <  incumbent's seconds + m · budget  =  limit
+
+All labels within this limit are carried through the blocks, through their copies, and through the top network. Copies may
+differ. The best label within the budget is the optimum. If there is none, the incumbent is the optimum.
+
+If that is too much, a sample of the labels brings a better incumbent first, without proof. Then the limit is raised from the
+bound on: all plans up to it are enumerated, and what is not found there is proven not to exist.
+
+Example: the bound is 11 s, the incumbent takes 14 s, the price is 1 s per GB and the budget 8 GB. The whole gap is the limit
+14 + 8 = 22. If it holds too many labels, the first part goes up to 11 + 3/64 + 8 = 19.05 and proves a bound of 11.05 s, the
+next one is four times as wide, and so on.
 """
 
 from __future__ import annotations
@@ -24,18 +33,20 @@ from planner_core.search.network.folded import Problem
 from planner_core.search.objective import TIE, Objective
 
 FIRST, WIDER = 64, 4
-"""Where the whole gap holds too much: the part of it that is looked through first, and how much wider each next one is."""
+"""If the whole gap holds too much: 1/FIRST of it is enumerated first, and each next part is WIDER times as wide."""
 PER_PASS, QUICKLY = 300_000, 100_000
-"""Labels that may be formed to look through one part, and to try all of it at once."""
+"""Labels that may be formed for one part of the gap, and for the first attempt at the whole gap."""
 SAMPLES = (16, 48)
-"""Labels of each group in a sample, and in a second one where a gap is left."""
+"""Labels of each group in the first sample, and in the second one if a gap is left."""
 MAX_FAILURES = 3
-"""How often too much may be within the part looked through before the rest is left open."""
+"""After this many parts that held too many labels, the rest of the gap is left open."""
 
 
 def front_of(folded: Folded, goal: Goal) -> Found | None:
-    """Every undominated vector of sums within the goal's limit; None where nothing is. `folded` stands under the goal's
-    objective; what was found with it before is lost. Raises TooMuch."""
+    """All labels of the whole model that are within the goal's limit and not dominated; None if there are none.
+
+    `folded` is under the goal's objective. Raises TooMuch.
+    """
     problem = folded.problem
     while True:
         tree = folded.weighed()
@@ -51,7 +62,7 @@ def front_of(folded: Folded, goal: Goal) -> Found | None:
 
 @dataclass
 class Found:
-    """Labels of a whole model: `cost` [label, sum], and the plan behind each."""
+    """Labels of a whole model: `cost` [label, sum], and the way back to the assignment of each label."""
 
     problem: Problem
     objective: Objective
@@ -60,7 +71,7 @@ class Found:
     cost: Floats
 
     def assignment(self, label: int) -> Assignment:
-        """The states of every variable in one label."""
+        """The assignment of one label."""
         at, taken = self.tree.assignment(label)
         calls = [one for k, c in enumerate(self.copies) for one in c.copies(taken[k])]
         return finish(self.problem, self.objective, at, calls)
@@ -70,7 +81,8 @@ class Found:
 class GapClosing:
     """The search for the least value of `objective` within `budget` bytes per GPU, given a lower `bound` and an incumbent `best`.
 
-    The objective's prices of memory are those that gave the bound. Solutions that cost more than `at_most` are ignored.
+    The objective has the prices of memory that gave the bound. Assignments that cost more than `at_most` are ignored. `work` are
+    the labels that may be formed.
     """
 
     problem: Problem
@@ -83,16 +95,18 @@ class GapClosing:
 
     def __post_init__(self) -> None:
         self.folded = Folded(self.problem, self.objective)
-        self.folded.best()  # its bounds are then tight where it matters
+        self.folded.best()  # makes the bounds exact where the best assignments use them
 
     @property
     def target(self) -> float:
-        """What a better assignment would have to cost, ties apart."""
+        """A better assignment costs less than this; it is the incumbent's value less what counts as a tie."""
         return min(self.best.seconds, self.at_most) * (1 - TIE / 2)
 
     def run(self, stop: Callable[[], bool]) -> None:
-        """Look through the gap, at once or, from a better plan on, in parts that grow, until it is closed, `stop` says so, or there
-        is too much in it."""
+        """Enumerate the gap at once. If that is too much: look for better incumbents, and enumerate parts of the gap that grow.
+
+        Ends when the gap is closed, when `stop` returns True, or when the gap holds too much.
+        """
         try:
             if self.bound >= self.target or self._through(self.target, quick=True):
                 return
@@ -105,7 +119,7 @@ class GapClosing:
             return
 
     def _widen(self, stop: Callable[[], bool]) -> None:
-        """Look through parts of the gap that grow. Raises TooLarge."""
+        """Enumerate parts of the gap that grow, from the bound on. Raises TooLarge."""
         width, failures = (self.target - self.bound) / FIRST, 0
         while self.bound < self.target and failures < MAX_FAILURES and self.work.left >= 0 and not stop():
             before = self.target
@@ -118,7 +132,7 @@ class GapClosing:
                 width /= WIDER
 
     def _through(self, limit: float, quick: bool = False) -> bool:
-        """Look through all within `limit`, which is the bound then; False where there is too much. Raises TooLarge."""
+        """Enumerate all within `limit`, which then is the bound. Returns False if there is too much. Raises TooLarge."""
         try:
             self._consider(self._within(limit, quick=quick))
         except TooLarge:
@@ -133,8 +147,10 @@ class GapClosing:
             self.best = found
 
     def _look_for_better(self, count: int, stop: Callable[[], bool]) -> bool:
-        """A better plan without proof, among a sample of what lies near the bound, and of more while none is near; False where even
-        the first of it is too much. Raises TooLarge."""
+        """Look for a better incumbent in samples of growing parts of the gap. This proves nothing.
+
+        Returns False if even the first part holds too much. Raises TooLarge.
+        """
         first = width = (self.target - self.bound) / FIRST
         while 0 < width <= self.target - self.bound and not stop():
             try:
@@ -147,7 +163,7 @@ class GapClosing:
         return True
 
     def _goal(self, ends: int, limit: float, few: int = 0, quick: bool = False) -> Goal:
-        """Value and memory at one end of the step, or at both, within a limit of value and of memory beyond the budget, priced."""
+        """The goal: sums of value and of memory at the first `ends` ends of the step, within `limit` + price · budget."""
         steps = np.array([self.best.seconds * TIE * 1e-3, 1e-2, 1e-2][: 1 + ends])
         most = min(QUICKLY if quick else PER_PASS, self.work.left)
         price = self.objective.after_forward + self.objective.after_backward
@@ -156,14 +172,16 @@ class GapClosing:
 
     @property
     def _ends(self) -> tuple[Component, Component]:
-        """Memory at the priced end of the step, and at the other."""
+        """Memory at the end of the step that has the higher price, then at the other end."""
         both = (Component.AFTER_FORWARD, Component.AFTER_BACKWARD)
         return both[::-1] if self.objective.after_backward > self.objective.after_forward else both
 
     def _within(self, limit: float, few: int = 0, quick: bool = False) -> Assignment | None:
-        """The least cost within the budget of all whose priced cost less that of the budget is at most `limit`, or None;
-        with `few` of a sample."""
-        for count in (1, 2):  # the other end of the step counts only where it is above the budget
+        """The least assignment within the budget among those with (priced cost - price · budget) at most `limit`, or None.
+
+        `few`: look at a sample only.
+        """
+        for count in (1, 2):  # the other end of the step is a sum of its own only if it exceeds the budget
             goal = self._goal(count, limit, few, quick)
             given = goal.work.left
             try:

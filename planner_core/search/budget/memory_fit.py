@@ -1,8 +1,14 @@
-"""The best assignment that fits the GPU when its memory is walked.
+"""The best assignment whose simulated memory fits the GPU.
 
-The search counts memory as a sum over the network, so that it can be exact; the walk along forward and backward is what a
-GPU sees, and stands a few per cent above or below. So the search is asked again with the budget moved by what the
-walk of its last answer says, until the best that fits lies just below one that does not.
+The search counts memory as a sum over the network, so that it can be exact. The memory simulation (`cost.memory.walk`) goes
+along forward and backward, and says what a GPU sees. The two differ by a few per cent. So the search is repeated with other
+budgets for the sum, until the best assignment that fits lies just below one that does not.
+
+    next budget of the sum = (sum of the last answer) + (budget of the GPU - simulated peak of the last answer)
+
+Example: a GPU has 80 GB. The search is asked for a sum of 84 GB (`ABOVE`). Its answer has a sum of 83 GB and a simulated peak
+of 82 GB, which does not fit. The next budget is 83 + (80 - 82) = 81 GB. Its answer has a sum of 80.9 GB and a peak of 79.9 GB,
+which fits. The next budget would be 80.9 + (80 - 79.9) = 81 GB again, so the search ends.
 """
 
 from __future__ import annotations
@@ -19,20 +25,20 @@ from planner_core.search.lagrangian import Answer, memory_of, objective_of, sear
 from planner_core.search.network.folded import Problem
 
 WALKS = 6
-"""How often a search is asked for another budget."""
+"""Budgets of the sum that are tried."""
 ABOVE = 1.05
-"""The first budget asked for: sums stand above the walk by about as much in the worst case seen."""
+"""The first budget of the sum, as a multiple of the GPU's. In the worst case seen the sum is above the peak by about as much."""
 FAR = 2.0
-"""A sum of this many budgets is not walked; the walk was never less than 0.9 of the sum."""
+"""If the sum is above this multiple of the budget, memory is not simulated. The peak was never seen below 0.9 of the sum."""
 NEAR_LEAST = 1e-8
-"""Seconds per byte at which memory counts far more than time, but not beyond all measure."""
+"""Seconds per byte at which memory counts far more than time, but time still counts."""
 CLOSE = 4e-3
-"""Budgets nearer to each other than this share are not told apart."""
+"""Two budgets that differ by less than this share count as equal."""
 
 
 def walked(problem: Problem, graph: Graph, assignment: Assignment, budget: float) -> float:
-    """Peak memory of an assignment, bytes per GPU; where its sum is far above the budget, the sum: a walk takes as long as the
-    model is deep."""
+    """Simulated peak memory of an assignment, bytes per GPU. If its sum is far above the budget, the sum is returned instead,
+    since the simulation takes time in proportion to the depth of the model."""
     held = memory_of(assignment)
     return (
         held
@@ -42,7 +48,7 @@ def walked(problem: Problem, graph: Graph, assignment: Assignment, budget: float
 
 
 def hopeless(problem: Problem, rough: Answer, budget: float, objective: str) -> Answer | None:
-    """The answer of a search without proof, with an assignment that holds nearly the least, where even that is far too much."""
+    """If even the least memory is far too much: the answer `rough`, with an assignment of nearly the least memory. Else None."""
     if rough.assignment is not None or rough.least_memory <= FAR * budget:
         return None
     return replace(rough, smallest=solve(problem, objective_of(problem, objective).priced(NEAR_LEAST, 0.0)))
@@ -52,11 +58,11 @@ def fit(
     problem: Problem, graph: Graph, budget: float, objective: str, abandon_above: float = float("inf"), rough: Answer | None = None,
     stop: Callable[[], bool] = lambda: False, work: int = MAX_WORK, prove: bool = True,
 ) -> Answer:  # fmt: skip
-    """The best assignment whose walk stays within `budget` bytes per GPU. `rough`: what a search without proof said; `stop`,
-    `work` and `prove` as in `search`.
+    """The best assignment whose simulated peak memory is at most `budget` bytes per GPU.
 
-    Its bound holds for the network's memory: `optimal` says that no assignment whose memory there is within the budget
-    is better. Where nothing fits, `least_memory` and `smallest` are walked too.
+    `rough`: the answer of a search without proof, if there was one. `stop`, `work`, `prove` and `abandon_above` are those of
+    `search`. The bound of the answer holds for the network's sums: `optimal` says that no assignment whose sum is within the
+    budget is better. If nothing fits, `least_memory` is a simulated peak too, that of `smallest`.
     """
     free = rough if rough is not None and rough.solves == 1 else search(problem, objective=objective)
     if (
@@ -68,14 +74,15 @@ def fit(
     aim = _Aim(problem, graph, budget, objective, abandon_above, free.bound, stop, work)
     high = memory_of(free.assignment)
     at = min(budget * ABOVE, high - 1)
-    # where the walk meets the budget is found without proof, and proven there
+    # find without proof which budget of the sum meets the GPU's, and prove the answer there
     found = aim.near(at, high, prove=False)
     return found if found.assignment is None or not prove else aim.near(aim.hit, high, prove=True)
 
 
 @dataclass
 class _Aim:
-    """Searches for one budget of the walk; `hit` is the budget of the sum that the best answer came from."""
+    """The searches for one budget of the GPU. `hit` is the budget of the sum that gave the best answer. `peaks` are the simulated
+    peaks that are known."""
 
     problem: Problem
     graph: Graph
@@ -89,7 +96,7 @@ class _Aim:
     peaks: list[tuple[Assignment, float]] = field(default_factory=list)
 
     def near(self, at: float, high: float, prove: bool) -> Answer:
-        """The best answer whose walk fits, sums between 0 and `high` being tried, `at` first."""
+        """The best answer whose simulated peak fits. Budgets of the sum between 0 and `high` are tried, first `at`."""
         best: Answer | None = None
         low = 0.0
         for _ in range(WALKS):
@@ -99,10 +106,12 @@ class _Aim:
             self.bound = max(self.bound, answer.bound if at >= self.budget else 0.0)
             held, peak = memory_of(answer.assignment), self._walked(answer.assignment)
             if peak > self.budget:
-                if held > at and best is None:  # even the least memory is too much
+                if held > at and best is None:  # nothing has a smaller sum, and it does not fit
                     return replace(answer, assignment=None, least_memory=peak, smallest=answer.assignment)
                 high = min(at, held)
-                if not prove and held - (peak - self.budget) < self.budget < high:  # for its bound
+                if (
+                    not prove and held - (peak - self.budget) < self.budget < high
+                ):  # since its bound holds for the answer
                     at = self.budget
                     continue
             else:
@@ -110,15 +119,15 @@ class _Aim:
                     bound = answer.bound if at >= self.budget else min(self.bound, answer.value)
                     best, self.hit = replace(answer, bound=bound), at
                 low = max(at, held)
-            at = held + self.budget - peak  # as if the walk stood as far from the sum there
+            at = held + self.budget - peak  # as if peak and sum differed as much there
             if high - low < CLOSE * high or (peak <= self.budget and at < low * (1 + CLOSE)):
                 break
             if not low < at < high:
                 at = (low + high) / 2
-        return best or replace(answer, assignment=None)  # given up: something better is known elsewhere
+        return best or replace(answer, assignment=None)  # abandoned, since something better is known elsewhere
 
     def _walked(self, assignment: Assignment) -> float:
-        """As `walked`; the same assignment comes back for other budgets, and as the proven one."""
+        """As `walked`, but each assignment is simulated once: the same one comes back for other budgets, and as the proven one."""
         known = next((peak for a, peak in self.peaks if a is assignment), None)
         if known is None:
             known = walked(self.problem, self.graph, assignment, self.budget)
@@ -126,8 +135,8 @@ class _Aim:
         return known
 
     def _within(self, budget: float, prove: bool) -> Answer:
-        """The best within the budget, or else an assignment that holds nearly the least (not the very least, which may send
-        far more for a byte less)."""
+        """The best assignment whose sum is within `budget`; if there is none, one that holds nearly the least. The one that holds
+        the very least may send far more for one byte less."""
         answer = search(
             self.problem, objective=self.objective, budget=budget, abandon_above=self.abandon_above, stop=self.stop, prove=prove,
             work=self.work,

@@ -1,8 +1,14 @@
-"""The trade-off of one mesh between time (or communication) and memory: the corners of its hull, and every point of it.
+"""The Pareto front of one mesh between time (or communication) and memory: the corners of its hull, and every point of it.
 
-Between two neighbouring corners of the hull a point that no other beats costs less than the one and holds less memory
-than the other, so its cost priced along the line between them is below that of their far corner: the labels within that
-limit are all there are (see `closing`).
+Take two neighbouring corners of the hull, A (faster) and B (smaller), and let m be the slope of the line through them, in
+seconds per byte. A point of the front between them takes fewer seconds than B and holds less memory than A, so
+
+    seconds + m · memory  <  B's seconds + m · A's memory  =  limit
+
+All labels within this limit are enumerated (see `gap_closing`). So every point of the front is found.
+
+Example: A = (10 s, 9 GB) and B = (14 s, 5 GB) have the slope 1 s per GB and the limit 14 + 9 = 23. The point (12 s, 8 GB) costs
+20 at this price. It is above the line, where the corners cost 19, but within the limit, so it is found.
 """
 
 from __future__ import annotations
@@ -26,15 +32,18 @@ from planner_core.search.objective import TIE, Objective, least_memory_objective
 
 FORWARD, BACKWARD = Component.AFTER_FORWARD, Component.AFTER_BACKWARD
 ROUNDING = 1e-9
-"""Both corners lie on the limit between them: sums taken in another order must not fall beyond it."""
+"""The limit is raised by this share, so that rounding errors do not exclude a point that lies on it."""
 MAX_CORNERS = 64
 FEW_CORNERS = 5
 
 
 @dataclass(frozen=True)
 class Front:
-    """Points that no other beats, by rising cost: `cost_s` seconds (step time or communication, as asked), `memory_bytes` per GPU
-    at the end of forward. `exact`: these are all; else parts between two corners held too much to look through."""
+    """The Pareto front, by rising cost.
+
+    `cost_s` [point]: seconds of the step or of communication, as asked. `memory_bytes` [point]: bytes per GPU at the end of
+    forward. `exact`: whether these are all points; False if a part between two corners held too much to enumerate.
+    """
 
     cost_s: Floats
     memory_bytes: Floats
@@ -42,13 +51,16 @@ class Front:
     behind: tuple[Callable[[], Assignment], ...]
 
     def assignment(self, point: int) -> Assignment:
-        """The states behind one point."""
+        """The assignment of one point."""
         return self.behind[point]()
 
 
 def front(problem: Problem, objective: str = "communication", stop: Callable[[], bool] = lambda: False) -> Front:
-    """Every point of the trade-off between the objective and memory. With a problem of uniform repeats, all copies of a run are
-    alike; else each may differ. `stop` is asked between parts."""
+    """The Pareto front between an objective and memory.
+
+    All copies of a run are equal if the problem is `uniform`; else each copy may differ. `stop` is called between two parts; if
+    it returns True, the rest is left out.
+    """
     free = objective_of(problem, objective)
     points: list[tuple[float, float, Callable[[], Assignment]]] = []
     exact = True
@@ -68,7 +80,7 @@ def front(problem: Problem, objective: str = "communication", stop: Callable[[],
     kept: list[tuple[float, float, Callable[[], Assignment]]] = []
     for point in sorted(points, key=lambda p: p[:2]):
         if not kept or point[1] < kept[-1][1] - 1:
-            if kept and point[0] <= kept[-1][0] * (1 + TIE):  # a tie in cost that holds less
+            if kept and point[0] <= kept[-1][0] * (1 + TIE):  # they tie in cost, and the new point holds less
                 kept.pop()
             kept.append(point)
     ends = [k[2]().totals for k in kept]
@@ -79,7 +91,7 @@ def front(problem: Problem, objective: str = "communication", stop: Callable[[],
 
 
 def _between(problem: Problem, free: Objective, a: Assignment, b: Assignment) -> Found | None:
-    """Labels with less cost than `b` and less memory than `a`; None where there are none. Raises TooMuch."""
+    """The labels that cost less than `b` and hold less than `a`, among others; None if there are none. Raises TooMuch."""
     price = slope((a.seconds, float(a.totals[FORWARD])), (b.seconds, float(b.totals[FORWARD])))
     limit = (b.seconds + price * float(a.totals[FORWARD])) * (1 + ROUNDING)
     objective = free.priced(price, 0.0)
@@ -104,8 +116,10 @@ def _hull(problem: Problem, free: Objective) -> list[Assignment]:
 
 
 def corners(problem: Problem) -> list[Assignment]:
-    """Corners of the lower left hull of (step time, memory), from the fastest to the smallest: five at most, found without
-    closing the gaps between the step's time and its bounds."""
+    """At most five corners of the lower left hull of (step time, memory), from the fastest to the smallest.
+
+    The gaps between the step's time and its bounds stay open, so a corner need not be exact.
+    """
     free = replace(objective_of(problem, "time"), exact=False)
     fast, small = solve(problem, free), least_memory(problem)
     if fast is None or small is None:

@@ -1,4 +1,4 @@
-"""Every candidate of one block, scored at once or generated best first."""
+"""The candidates of one block: all scored at once, or only the undominated ones generated."""
 
 from planner_core.search.candidates.scoring import Candidates, matrices, pareto, score
 

@@ -1,8 +1,8 @@
-"""The candidates of a block that no other beats, where there are too many to score each: generated best first.
+"""The Pareto front of a block's candidates, if there are too many to score each.
 
-The block's network is priced along the lower hull of (communication, memory); between two corners of the hull only labels
-below their line are carried on, and of two that meet in the same states the one that is worse in both is dropped
-(`labels`). So what is never formed is beaten, or lies in a part that holds too much to look through (`complete`).
+First the corners of the lower hull of (communication, memory) are found. Between two corners A and B, all labels up to the
+limit of the front are enumerated (as in `budget.pareto_front`), and dominated ones are dropped (`algebra.pareto_labels`). So a
+candidate that is never formed is dominated, or it lies in a part that held too much to enumerate (then `complete` is False).
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ TIE = 1e-9
 
 @dataclass(frozen=True)
 class Generated:
-    """Ways to run a block: the state of every variable among those alive, with communication and memory of each."""
+    """Ways to run a block: `at` [way] has the state of every variable (numbered as in `alive`), `comm_s` [way] the seconds of
+    communication, `memory_bytes` [way] the bytes per GPU. `complete`: whether no part was left out."""
 
     at: list[dict[str, int]]
     comm_s: Floats
@@ -37,7 +38,8 @@ class Generated:
 
 
 def generate(compiled: Compiled, at: Mapping[str, int]) -> Generated:
-    """Every way to run a block with some variables given that no other beats in communication and memory."""
+    """The Pareto front of communication and memory over all ways to run a block with the variables in `at` fixed. It may hold
+    some dominated ways too."""
     block = _Block(compiled, at)
     corners = block.hull()
     found: list[dict[str, int]] = [c for c, _, _ in corners]
@@ -62,11 +64,11 @@ class _Block:
         self.sequence = order(self.sizes, scopes, ())
 
     def tables(self, weights: CostVector) -> list[tuple[tuple[str, ...], Floats]]:
-        """The block's tables with what is given put in."""
+        """The block's weighted tables, with the variables in `at` fixed."""
         return given(scalar(self.compiled.factors, weights.array()), self.at)
 
     def best(self, comm: float, memory: float) -> tuple[dict[str, int], float, float] | None:
-        """The way of least priced cost, its communication and memory."""
+        """The way that minimises `comm` · communication + `memory` · memory, with its communication and memory; None if none runs."""
         solved: Elimination = eliminate(
             self.sizes, self.tables(CostVector(communication=comm, after_forward=memory)), self.sequence, ()
         )
@@ -84,7 +86,7 @@ class _Block:
         return hull(fast, small, lambda way: (way[1], way[2]), lambda price: self.best(1.0, price), MAX_CORNERS, TIE)
 
     def between(self, left: Point, right: Point) -> list[tuple[dict[str, int], Point]]:
-        """Ways with less communication than the right corner and less memory than the left one. Raises TooMuch."""
+        """The ways with less communication than the corner `right` and less memory than the corner `left`. Raises TooMuch."""
         price = slope(left, right)
         tree = BucketTree(
             self.sizes, self.tables(CostVector(communication=1.0, after_forward=price)), self.sequence, ()

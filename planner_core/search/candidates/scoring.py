@@ -1,9 +1,12 @@
-"""Score every candidate of a block: each assignment of {R, S(0), S(1)} to its weight matrices on the tensor axis.
+"""Score every candidate of a block: each assignment of R, S(0) or S(1) to its weight matrices, on the last axis of the mesh.
 
-TAP counts 3^N plans for N matrices. All are scored at once: the block's network is eliminated with the choices
-of the matrices kept, which leaves one table with an entry per candidate, everything else chosen best. The
-memory of that best is carried along. The tensors that enter and leave the block are held in the same state, so
-that copies can be stacked.
+TAP counts 3^N such candidates for N matrices. All are scored at once. The block's network is eliminated, but the choices of the
+matrices are kept. What remains is one table [3, 3, ..., 3] with one entry per candidate, in which all else is chosen best. The
+memory of that choice is carried along. The tensor that enters the block and the one that leaves it have the same state, so that
+copies can be stacked.
+
+Example: a block with two linear layers, whose weights are [out, in], has 9 candidates. Entry (1, 2) of the table is "the first
+weight S(0), the second S(1)". That is Megatron-LM's way: column-parallel, then row-parallel.
 """
 
 from __future__ import annotations
@@ -25,17 +28,17 @@ from planner_core.search.network.folded import Compiled, Restriction, compile_ne
 
 Floats = NDArray[np.float64]
 MAX_CANDIDATES = 3**11
-"""More candidates than this are not scored one by one."""
+"""If there are more candidates than this, only the Pareto front is generated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """All candidates of one unique block on the tensor axis.
+    """All candidates of one unique block, on the last axis of the mesh.
 
-    `choice[i, w]` is 0, 1 or 2 for R, S(0), S(1) of `weights[w]`. Costs are those of one copy of the block:
-    `comm_s` seconds of communication and `memory_bytes` per GPU; inf where the candidate cannot run. `rest_comm_s` and
-    `rest_memory_bytes` are those of everything else in the model. Of more than `MAX_CANDIDATES` only those are there
-    that no other beats.
+    `choice` [candidate, matrix] is 0, 1 or 2 for R, S(0) or S(1) of `weights[matrix]`. `comm_s` [candidate] is the seconds of
+    communication of one copy of the block, and `memory_bytes` [candidate] its bytes per GPU; both are infinite if the candidate
+    cannot run. `on_front` [candidate] says which are on the Pareto front. `rest_comm_s` and `rest_memory_bytes` are those of the
+    rest of the model. If there are more than `MAX_CANDIDATES`, only the Pareto front is here.
     """
 
     block: str
@@ -52,32 +55,32 @@ class Candidates:
 
     @property
     def possible(self) -> int:
-        """Candidates that split evenly: those that can run where all were scored, else the product of each matrix's choices."""
+        """Number of candidates that shard evenly: of those that can run if all were scored, else the product over matrices."""
         return self.even if self.even >= 0 else self.scored
 
     @property
     def model_comm_s(self) -> Floats:
-        """Communication of the whole model per candidate: all copies of the block alike, the rest at its best."""
+        """[candidate]: seconds of communication of the whole model, if all copies run so and the rest is at its best."""
         return self.rest_comm_s + self.repeats * self.comm_s
 
     @property
     def model_memory_bytes(self) -> Floats:
-        """Memory per GPU of the whole model per candidate, at the end of forward."""
+        """[candidate]: bytes per GPU of the whole model at the end of forward."""
         return self.rest_memory_bytes + self.repeats * self.memory_bytes
 
     @property
     def space(self) -> int:
-        """Number of assignments."""
+        """Number of all candidates, 3^N."""
         return int(3 ** len(self.weights))
 
     @property
     def scored(self) -> int:
-        """Candidates that can run."""
+        """Number of candidates that were scored and can run."""
         return int(np.isfinite(self.comm_s).sum())
 
 
 def matrices(block: Block) -> list[int]:
-    """The block's own weight matrices that an op reads, in order."""
+    """The numbers of the block's own weight matrices that an operator reads, in order."""
     read = {i for item in block.items for i in item.inputs}
     return [
         i
@@ -89,8 +92,10 @@ def matrices(block: Block) -> list[int]:
 def score(
     coarse: CoarseBlock, strategies: BlockStrategies, model: CostModel, repeats: int, restrict: Restriction | None = None
 ) -> Candidates | None:  # fmt: skip
-    """Score a block's candidates on the last axis of a mesh; None where there are none. `restrict` says what the other axes
-    do. Where they are too many, those that no other beats are generated (see `generate`)."""
+    """Score a block's candidates on the last axis of a mesh; None if it has none.
+
+    `restrict` says what the other axes do. If there are too many candidates, only the Pareto front is generated (`generate`).
+    """
     block = coarse.block
     weights = matrices(block)
     if not weights:
@@ -111,7 +116,7 @@ def score(
 
 
 def _generated(compiled: Compiled, block: Block, weights: list[int], size: int, repeats: int) -> Candidates | None:
-    """The candidates that no other beats; one choice may stand there twice, with its other ops run in two ways."""
+    """The Pareto front of the candidates. One choice may be there twice, with two ways to run the other operators."""
     names = [tensor_name(w) for w in weights]
     kinds = {n: _kinds(compiled, n) for n in names}
     found: list[tuple[tuple[int, ...], float, float]] = []
@@ -130,7 +135,7 @@ def _generated(compiled: Compiled, block: Block, weights: list[int], size: int, 
 
 
 def _held(compiled: Compiled, ends: tuple[str, str] | None) -> list[dict[str, int]]:
-    """Every state that entry and exit of the stream can both be in, in the numbering of those alive."""
+    """The states that both ends of the residual stream can be in, each as the state of both ends, numbered as in `alive`."""
     if ends is None:
         return [{}]
     both = np.intersect1d(compiled.alive[ends[0]], compiled.alive[ends[1]])
@@ -138,13 +143,13 @@ def _held(compiled: Compiled, ends: tuple[str, str] | None) -> list[dict[str, in
 
 
 def _kinds(compiled: Compiled, name: str) -> list[int]:
-    """0, 1 or 2 for each state of a matrix that is alive: R, S(0) or S(1) on the last axis."""
+    """[state]: 0, 1 or 2 for each state of a matrix that is alive: R, S(0) or S(1) on the last axis."""
     states = compiled.net.tensors[name]
     return [_kind(states.pairs[int(i)][0]) for i in states.index[compiled.alive[name], -1]]
 
 
 def pareto(a: Floats, b: Floats) -> NDArray[np.bool_]:
-    """Which points no other beats in both (of equal points, one)."""
+    """[point]: whether no other point is at most as large in both `a` and `b`. Of equal points one is kept."""
     finite = np.isfinite(a) & np.isfinite(b)
     sequence = np.lexsort((b, a))
     sequence = sequence[finite[sequence]]
@@ -157,7 +162,8 @@ def pareto(a: Floats, b: Floats) -> NDArray[np.bool_]:
 
 
 def _tables(compiled: Compiled, block: Block, weights: list[int]) -> tuple[Floats, Floats]:
-    """Least communication per candidate, and the memory of that choice; the best over the state of the stream."""
+    """Two tables [3, ..., 3]: the least communication of each candidate over all states of the residual stream, and the memory of
+    that choice."""
     names = [tensor_name(w) for w in weights]
     factors = _with_choices(compiled, names)
     ends = _stream(block)
@@ -175,7 +181,8 @@ def _tables(compiled: Compiled, block: Block, weights: list[int]) -> tuple[Float
 
 
 def _stream(block: Block) -> tuple[str, str] | None:
-    """Entry and exit of the residual stream: the first activation input and the output of its shape."""
+    """The variables of the residual stream before and after the block: the first activation input that has an output of its shape
+    and dtype, and that output."""
     for i in block.inputs:
         if block.values[i].kind != "activation":
             continue
@@ -186,7 +193,7 @@ def _stream(block: Block) -> tuple[str, str] | None:
 
 
 def _with_choices(compiled: Compiled, names: list[str]) -> list[tuple[tuple[str, ...], Floats, Floats]]:
-    """(variables, communication, memory) tables in which a matrix has three states, its other freedom minimised."""
+    """Tables (variables, communication, memory) in which each matrix has three states; its other axes are at their best."""
     owned = {n: [f for f in compiled.factors if n in f.vars] for n in names}
     out = [
         (f.vars, np.where(f.allowed, f.cost[Component.COMMUNICATION], np.inf), f.cost[Component.AFTER_FORWARD])
@@ -234,7 +241,7 @@ Tables = list[tuple[tuple[str, ...], Floats, Floats]]
 
 
 def _fix(compiled: Compiled, tables: Tables, ends: tuple[str, str] | None, state: int) -> Tables | None:
-    """The tables with entry and exit of the stream held in one state; None where that state is impossible."""
+    """The tables with both ends of the residual stream fixed at one state; None if that state is impossible."""
     if ends is None:
         return tables
     at = {}

@@ -1,9 +1,19 @@
-"""The cost network of a block on a mesh: variables, what each choice costs, and what goes with what.
+"""The cost network of one block on a mesh: its variables, what each choice costs, and which choices go together.
 
-Variables: one per group of operators (its strategy on every axis), one per tensor between groups (the state in which it is
-delivered), one per weight (how its working copy, gradient and stored form lie). Every cost is unary or pairwise; it has the
-components of `cost.step_time`, per GPU. Time is a sum over the network within one unit, and so is memory at two moments
-of a step: when the forward pass ends and when the backward pass ends.
+The variables are:
+    one for each group of operators    its strategy on every axis
+    one for each tensor between groups the state in which it is delivered
+    one for each weight                the placements of its working copy, gradient and stored form
+
+Every cost depends on one variable or on two. It has the components of `cost.step_time`, per GPU. Each component is a sum over
+the network within one unit. Memory is counted at two moments of a step: when the forward pass ends, and when the backward
+pass ends.
+
+    total[component] = sum over factors f of  f.cost[component, states of f's variables]
+
+Example: y = gelu(x @ w) is one group. Its network has four variables: the group, x, w and y. It has factors over (group),
+(group, x), (group, w), (group, y) and (w). The factor (group, y) holds the redistribution from the state in which the group
+makes y to the state in which y is delivered.
 """
 
 from __future__ import annotations
@@ -37,18 +47,22 @@ from planner_core.search.network.states import (
 )
 
 SMALL_WEIGHT_DIMS = 1
-"""Weights of at most this many dims (biases, norms) are never gathered at use: that saves nothing worth a message."""
+"""Weights of at most this many dims (biases, norms) are never gathered at use. That would save less than a message costs."""
 
 
 def build_block(
     coarse: CoarseBlock, strategies: BlockStrategies, model: CostModel, options: UnitOptions | None = None
 ) -> Network:
-    """The network of one block, its calls left out (`repeated_block` adds those as tables)."""
+    """The cost network of one block without the blocks that it calls (`repeated_block` adds these as tables)."""
     return _Builder(coarse, strategies, model, options or UnitOptions()).build()
 
 
 class _Builder:
-    """Collects the variables and factors of one block."""
+    """Builds the variables and factors of one block.
+
+    `crossing` are the values that are variables. `saved_inputs` are the values whose delivered tensor a reader keeps for
+    backward. `home` maps a value to the number of the group that makes it.
+    """
 
     def __init__(
         self, coarse: CoarseBlock, strategies: BlockStrategies, model: CostModel, options: UnitOptions
@@ -59,13 +73,13 @@ class _Builder:
         self.ports = {*coarse.block.inputs, *coarse.block.outputs}
         self.home = {v: i for i, s in enumerate(strategies.groups) for op in s.ops for v in op.outputs}
         self.net = Network()
-        self.saved_inputs = set(options.saved_by_calls)  # values whose delivered tensor a reader keeps
+        self.saved_inputs = set(options.saved_by_calls)
         self.held = {v for op in coarse.block.ops if op.name in options.kept for v in op.outputs}
         self.viewed = viewed(coarse.block)
         self.crossing = self._crossing() - set(options.skip)
         self.users = self._users()
         self.passes = passes(coarse.block, model.fused)
-        self.charged: set[int] = set()  # weights whose working copy an edge bears already
+        self.charged: set[int] = set()  # weights whose working copy is counted in a factor already
 
     def build(self) -> Network:
         for i, strategy in enumerate(self.strategies.groups):
@@ -79,7 +93,7 @@ class _Builder:
         return self.net
 
     def _crossing(self) -> set[int]:
-        """Values that pass between groups, calls or the block's boundary, and every parameter, used or not."""
+        """The values that pass between groups, into calls, or through the block's boundary; and every parameter, used or not."""
         found = {v for v in self.ports if self.values[v].kind != "constant"}
         found.update(i for i, v in enumerate(self.values) if v.kind == "parameter")
         for item in self.block.items:
@@ -93,7 +107,7 @@ class _Builder:
         return found
 
     def _users(self) -> dict[int, int]:
-        """How many groups and calls use each weight."""
+        """Number of groups and calls that use each weight."""
         found: dict[int, int] = {}
         for uses in [{v for op in s.ops for v in op.inputs} for s in self.strategies.groups] + [
             set(i.inputs) for i in self.block.items if isinstance(i, Call)
@@ -103,12 +117,12 @@ class _Builder:
         return found
 
     def segments(self, value: int) -> Segments:
-        """Fused dims of a value."""
+        """The fused dims of a value, and the extents of their parts."""
         rank = len(self.values[value].meta.shape)
         return tuple((d, s) for d in range(rank) if (s := self.strategies.segments.get((value, d))))
 
     def _moves(self, value: int, item_bytes: int | None = None) -> Moves:
-        """Redistributions of a value on this mesh, in its own dtype or in one of `item_bytes`."""
+        """Redistributions of a value on this mesh, in its own dtype or in a dtype of `item_bytes`."""
         meta = self.values[value].meta
         item = ITEM_BYTES[meta.dtype] if item_bytes is None else item_bytes
         share = sent_share(self.block, value)
@@ -155,7 +169,7 @@ class _Builder:
         self.net.factors.append(Factor((name,), np.where(free, cost, 0.0), free))
 
     def _at_the_ends(self, cost: Floats) -> Floats:
-        """Adds what of a weight's traffic nothing hides: that of the first unit in forward, of the last in backward."""
+        """Add the once-a-step traffic of a weight that nothing hides: of the first copy in forward, of the last in backward."""
         once = cost[Component.FORWARD_ONCE] + cost[Component.BACKWARD_ONCE]
         cost[Component.STEP] += once / self.options.repeats if self.options.repeats > 1 else 0.0
         return cost
@@ -180,8 +194,10 @@ class _Builder:
                     self._result_edge(work, value, (k, j))
 
     def _operands(self, s: GroupStrategy) -> dict[int, list[tuple[int, int]]]:
-        """Tensors that cross between groups, and where they are used: (op, operand) positions. A tensor that the group makes
-        and also hands on is read as it was delivered, here too."""
+        """The crossing tensors that the group reads, with the positions (op, operand) where it reads them.
+
+        If the group makes a crossing tensor and also reads it, it reads the tensor in the state in which it was delivered.
+        """
         found: dict[int, list[tuple[int, int]]] = {}
         for k, op in enumerate(s.ops):
             for i, v in enumerate(op.inputs):
@@ -190,7 +206,7 @@ class _Builder:
         return found
 
     def _even(self, s: GroupStrategy, index: Ints) -> Bools:
-        """[joint row] whether every split is even, of every tensor and of every fused part."""
+        """[joint row]: whether every device gets an equal part of every tensor, and of every part of a fused dim."""
         flags: dict[tuple[int, ...] | tuple[int, str], tuple[list[bool], tuple[int, ...]]] = {}
         for r, rows in enumerate(s.rows):
             for k, (op, row) in enumerate(zip(s.ops, rows, strict=True)):
@@ -210,7 +226,7 @@ class _Builder:
         return even
 
     def _kept_by_reader(self, value: int) -> bool:
-        """Whether what is delivered of a value is charged with the tensor: a reader keeps it, or the plan does."""
+        """Whether the tensor's own factor counts the delivered tensor as kept, since a reader or the plan keeps it."""
         kept = value in self.saved_inputs or value in self.options.kept_results or value in self.held
         return value in self.crossing and kept
 
@@ -228,7 +244,7 @@ class _Builder:
             forward = joint_codes([digit(p) for p, _ in taken], index, base)
             gradient = joint_codes([digit(g) for _, g in taken], index, base)
             allowed &= joint_all(ok, index, states.index)
-            # on several axes a slice or a pad must also nest: only the innermost shard of a dim can be cut or undone
+            # on several axes, slices of one dim nest: only the innermost axis can slice or pad it without communication
             allowed &= (
                 local[states.forward[None, :], forward[:, None]] & local[gradient[:, None], states.gradient[None, :]]
             )
@@ -255,7 +271,7 @@ class _Builder:
         cost[Component.FORWARD], cost[Component.BACKWARD] = np.where(allowed, (there, back), 0.0)
         cost[Component.COMMUNICATION] = (cost[Component.FORWARD] + cost[Component.BACKWARD]) * self._micro_batches
         if any(root(self.block, kept) == value for op in s.ops for kept in op.saved) and self._kept_by_reader(value):
-            # the operator keeps what it made, the reader what was delivered: two tensors where they differ
+            # the operator keeps the tensor as it was made, the reader as it was delivered: two tensors if these differ
             own = work.made_bytes(where[0], value) * self.options.share(s.ops[where[0]])
             differs = forward[:, None] != states.forward[None, :]
             cost[Component.AFTER_FORWARD] = np.where(differs, own[:, None], 0.0)
@@ -293,7 +309,10 @@ class _Builder:
     def _gathered_again(
         self, s: GroupStrategy, index: Ints, states: TensorStates, value: int, uses: list[tuple[int, int]], gathered: Bools
     ) -> Floats:  # fmt: skip
-        """[row, state] bytes of a weight that stays gathered for backward from where its block runs again: one copy's."""
+        """[row, state]: bytes of a weight of a recomputed block that stays gathered from the recomputation to its backward.
+
+        At the peak one copy of the block holds such weights.
+        """
         saved = [(k, i) for k, i in uses if value in s.ops[k].saved and s.ops[k].name in self.options.again]
         total = np.zeros((len(index), 1))
         for k, i in saved:
@@ -305,7 +324,7 @@ class _Builder:
         return found
 
     def _traffic_cost(self, traffic: UseTraffic, allowed: Bools, exposed: bool) -> Floats:
-        """[component, row, state] of weight traffic at use: beside compute, or waited for where nothing hides it."""
+        """[component, row, state]: the cost of weight traffic at use. It runs beside compute; if `exposed`, compute waits."""
         cost = costs(*allowed.shape)
         gather, back = np.where(allowed, (traffic.gather, traffic.again + traffic.scatter), 0.0)
         c = Component
@@ -320,5 +339,8 @@ class _Builder:
 
 
 def _may_deliver(made: list[Pair], states: tuple[AxisState, ...]) -> Bools:
-    """[row, state]: Partial is delivered only where it was made; making a whole tensor Partial to deliver it gains nothing."""
+    """[row, state]: whether a result that was `made` so may be delivered in a state, on one axis.
+
+    A tensor is delivered Partial only if it was made Partial. To make a Replicate tensor Partial gains nothing.
+    """
     return np.array([[f != P or m == P for f, _ in states] for m, _ in made])

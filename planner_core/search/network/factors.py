@@ -1,4 +1,8 @@
-"""The values a cost network is made of: variables with states, and tables over one or two of them."""
+"""The parts of a cost network: variables that have states, and factors, which are tables over one or two variables.
+
+Example: an operator with 3 strategies reads a tensor with 4 states. Each is a variable. Their factor has `cost`
+[component, 3, 4] and `allowed` [3, 4]: what strategy a costs beside state b, and whether the two go together at all.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ from planner_core.search.network.states import Bools, Floats, Ints, TensorStates
 
 @dataclass
 class Factor:
-    """A table over one or two variables: `cost` [component, a(, b)], and which entries are possible, `allowed` [a(, b)]."""
+    """A table over one variable (a) or two (a, b): `cost` [component, a(, b)], and `allowed` [a(, b)], the possible entries."""
 
     vars: tuple[str, ...]
     cost: Floats
@@ -22,27 +26,27 @@ class Factor:
 
     @cached_property
     def barrier(self) -> Floats:
-        """Zero where allowed, else infinite: [a(, b)]."""
+        """[a(, b)]: zero where an entry is possible, else infinite."""
         return np.where(self.allowed, 0.0, np.inf)
 
 
 def costs(*shape: int) -> Floats:
-    """A cost of zero for every entry: [component, *shape]."""
+    """[component, *shape]: a cost of zero for every entry."""
     return np.zeros((NUM_COMPONENTS, *shape))
 
 
 def only(name: str, ok: Bools) -> Factor:
-    """Allows a variable the states in `ok` [state] alone, at no cost."""
+    """A factor that allows a variable only the states in `ok` [state]. It costs nothing."""
     return Factor((name,), costs(len(ok)), np.asarray(ok, dtype=bool))
 
 
 @dataclass
 class Network:
-    """Variables (name -> number of states) and factors of one block; `ports` are the block's inputs and outputs.
+    """The cost network of one block: its variables (name -> number of states) and its factors.
 
-    `tensors` and `nodes` tell what the states mean: a tensor's or parameter's joint states, a group's joint rows.
-    `saved_ports` are ports whose delivered tensor is kept for backward by an op of this block; `keeps_between` says that the
-    tensor between two copies is.
+    `tensors` and `nodes` say what the states mean: the joint states of a tensor or weight, the joint rows of a group. A *port*
+    is a tensor that is an input or an output of the block. `saved_ports` are the ports whose delivered tensor an operator of
+    this block keeps for backward. `keeps_between` says whether the tensor between two copies of the block is kept.
     """
 
     sizes: dict[str, int] = field(default_factory=dict)
@@ -55,14 +59,14 @@ class Network:
 
 @dataclass
 class NodeRows:
-    """Joint rows of a group: `index[r, a]` is the group row on axis a."""
+    """The joint rows of a group of operators: `index` [joint row, axis] is the number of the group's row on each axis."""
 
     strategy: GroupStrategy
     index: Ints
 
 
 def tensor_name(value: int) -> str:
-    """Variable of a tensor or parameter."""
+    """The name of the variable of a tensor or weight."""
     return f"t{value}"
 
 

@@ -1,4 +1,8 @@
-"""What a group of operators costs in each of its strategies: compute, collectives of its own, tensors kept for backward."""
+"""What a group of operators costs in each of its strategies: compute, its own collectives, tensors kept for backward.
+
+Example: a group of a product and an activation function has the rows "shard the batch", "shard the columns" and
+"Replicate" on each axis. On a mesh of two axes it has 9 joint rows. `GroupWork.cost` gives one cost for each of the 9.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +23,19 @@ from planner_core.search.network.states import Bools, Floats, Ints, joint_parts
 
 @dataclass(frozen=True)
 class UnitOptions:
-    """What the network of one unit needs to know beyond the block itself.
+    """What the network of one unit must know beside the block itself.
 
-    `repeats`: copies of the block in the model; the first copy's gather and the last copy's reduction have nothing to hide
-    behind, so each copy bears that share of them. `again`: operators that run a second time in backward, and what of them.
-    `kept`: operators whose results stay all the same. `saved_share`: the share of what else the block keeps for backward that
-    is there at the peak; one copy in all where a block is recomputed. `saved_by_calls`: values that called blocks keep. `skip`:
-    values inside a run of equal calls, which are not variables here. `kept_results`: results that their reader keeps. `exposed`: ops
-    whose weight traffic nothing hides, since they run before the first unit. `fixed_s`: seconds of every step, whatever the plan.
+    `repeats`: number of copies of the block in the model. Nothing hides the first copy's gather and the last copy's
+    reduction, so each copy bears 1 / `repeats` of them.
+    `again`: the operators that run a second time in backward, and which parts of them run again.
+    `kept`: the operators whose results are kept although the block is recomputed.
+    `saved_share`: the share of the block's other kept tensors that is held at the peak. It is 1 / `repeats` where the block
+    is recomputed, since only one copy then has its activations at a time.
+    `saved_by_calls`: values that the called blocks keep for backward.
+    `skip`: values inside a run of equal calls. They are not variables of this network.
+    `kept_results`: results that the operator that reads them keeps.
+    `exposed`: operators whose weight traffic nothing hides, since they run before the first unit.
+    `fixed_s`: seconds that every step takes, whatever the plan.
     """
 
     repeats: int = 1
@@ -40,13 +49,13 @@ class UnitOptions:
     fixed_s: float = 0.0
 
     def share(self, op: Op) -> float:
-        """The share of what an op makes or saves of its own, among what is kept for backward, that is there at the peak."""
+        """The share of an operator's own results and saved tensors that is held at the peak."""
         return 1.0 if op.name in self.kept else self.saved_share
 
 
 @dataclass(frozen=True)
 class GroupWork:
-    """A group of operators in the joint rows `index` [joint row, axis] of its strategy."""
+    """A group of operators, and the joint rows `index` [joint row, axis] of its strategy."""
 
     block: Block
     strategy: GroupStrategy
@@ -57,7 +66,7 @@ class GroupWork:
     kept_by_reader: Callable[[int], bool]
 
     def cost(self) -> Floats:
-        """[component, joint row]."""
+        """[component, joint row]: what the group costs in each joint row."""
         cost = costs(len(self.index))
         kept: set[int] = set()
         inner = {v for op in self.strategy.ops for v in op.outputs}
@@ -83,17 +92,17 @@ class GroupWork:
         return cost
 
     def made_bytes(self, k: int, value: int) -> Floats:
-        """[joint row] bytes that op k makes of its result `value`."""
+        """[joint row]: local bytes of the result `value` as op k makes it."""
         j = self.strategy.ops[k].outputs.index(value)
         sharded = [isinstance(r[k].outputs[j][0], Shard) for r in self.strategy.rows]
         return self.block.values[value].meta.num_bytes / self._parts(sharded)
 
     def _parts(self, flags: list[bool]) -> Floats:
-        """[joint row] into how many parts something is split that the rows with a flag split."""
+        """[joint row]: the number of parts of something that exactly the rows with a flag split; `flags` has one per row."""
         return joint_parts(np.array(flags), self.index, self.model.sizes)
 
     def _kernels(self, k: int) -> tuple[Floats, Floats]:
-        """[joint row] seconds forward and backward of op k's kernels; joint rows in which it runs alike are priced once."""
+        """Two arrays [joint row]: seconds of op k's kernels forward and backward. Equal joint rows are priced once."""
         op, found = self.strategy.ops[k], np.zeros((2, len(self.index)))
         if not has_kernels(op):
             return found[0], found[1]
@@ -105,7 +114,7 @@ class GroupWork:
         return forward[place.ravel()], backward[place.ravel()]
 
     def _moved(self, k: int) -> tuple[Floats, Floats]:
-        """[joint row] bytes that op k passes over locally, forward and backward."""
+        """Two arrays [joint row]: local bytes that op k reads and writes, forward and backward."""
         op, total = self.strategy.ops[k], np.zeros((2, len(self.index)))
         passes = self.passes[op.name]
         for position, v in enumerate((*op.inputs, *op.outputs)):
@@ -117,7 +126,7 @@ class GroupWork:
         return total[0], total[1]
 
     def _kept_extra(self, k: int) -> Floats:
-        """[joint row] bytes kept by op k that are not a value of the graph; of a loss also what stands beside them."""
+        """[joint row]: bytes that op k keeps for backward and that are not a value of the graph. For a loss: `_own_memory`."""
         op, rows = self.strategy.ops[k], self.strategy.rows
         ins = [self.block.values[v].meta for v in op.inputs]
         if operator(op.fn).own_kept is not None:
@@ -131,7 +140,7 @@ class GroupWork:
         return total
 
     def _own_memory(self, k: int) -> Floats:
-        """[joint row] what a loss keeps for backward, what it uses then, and the gradient of the logits beside both."""
+        """[joint row]: bytes that a loss keeps for backward, the buffers that it then uses, and the gradient of the logits."""
         op, rows = self.strategy.ops[k], self.strategy.rows
         chosen = [frozenset(rows[r][k].label for r in joint) for joint in self.index]
         held = {split: own_bytes(op, whole_bytes(op, self.block.values, split)) for split in set(chosen)}
@@ -141,7 +150,11 @@ class GroupWork:
         return found
 
     def _internal(self, k: int) -> Floats:
-        """[phase, joint row] seconds of the collectives that op k runs itself, forward and backward."""
+        """[phase, joint row]: seconds of the collectives inside op k, forward (0) and backward (1).
+
+        `shrunk` are the rows that make the message smaller: the message is divided by the sizes of their axes, except the
+        axis on which the collective runs.
+        """
         total = np.zeros((2, len(self.index)))
         for axis, link in enumerate(self.model.links):
             for r, rows in enumerate(self.strategy.rows):

@@ -1,6 +1,11 @@
-"""What a weight costs as it lies: its memory, the optimizer's step, its traffic at use and once a step.
+"""What each state of a weight costs: memory, the optimizer's step, traffic at each use, and traffic once a step.
 
-`elements` of a weight's three forms come from `TensorStates.shares`: working copy, accumulated gradient, stored parameter.
+A weight has three forms: the working copy, the accumulated gradient and the stored parameter. `TensorStates.shares` says
+into how many parts each form is split.
+
+Example: a weight of 1000 elements in bf16 on an axis of 4 devices, trained with fp32 states. In ZeRO-1 each device holds a
+whole working copy (2000 bytes), a whole gradient (4000 bytes) and a quarter of the stored parameter and its two moments
+(250 elements of 12 bytes). The gradient is reduce-scattered once a step and the working copy is gathered once a step.
 """
 
 from __future__ import annotations
@@ -22,14 +27,18 @@ from planner_core.search.network.states import Floats, Ints, TensorStates, joint
 
 @dataclass(frozen=True, slots=True)
 class WeightMoves:
-    """Redistributions of a weight in compute dtype, and of its gradient in the dtype that gradients are kept in."""
+    """Redistributions of a weight in compute dtype, and of its gradient in the dtype in which gradients are kept."""
 
     weight: Moves
     gradient: Moves
 
 
 def storage_cost(states: TensorStates, trained: bool, moves: WeightMoves, model: CostModel) -> Floats:
-    """[component, state] of a weight that no use pays for: memory, the optimizer, and the traffic of once a step."""
+    """[component, state]: what a weight costs apart from its uses: memory, the optimizer, and its traffic once a step.
+
+    Once a step the working copy is made from the stored form (gather), and the gradient is brought to the stored form
+    (reduce). Either is free where the two forms have the same placements.
+    """
     item, w = ITEM_BYTES[states.meta.dtype], model.workload
     each = weight_bytes(item, trained, w)
     elements = states.meta.num_bytes / item / states.shares  # [form, state]
@@ -49,7 +58,8 @@ def storage_cost(states: TensorStates, trained: bool, moves: WeightMoves, model:
 
 
 def working_copy(states: TensorStates, trained: bool, gathered: Floats, model: CostModel) -> Floats:
-    """[row, state] bytes of a working copy that stands beside the stored parameter: none where it is `gathered` at use."""
+    """[row, state]: bytes of a working copy that is held beside the stored parameter. It is 0 where the weight is `gathered`
+    [row, state] at each use."""
     item = ITEM_BYTES[states.meta.dtype]
     same = states.stored == states.forward
     own = np.array([has_working_copy(item, trained, model.workload, bool(s)) for s in (False, True)])
@@ -59,8 +69,11 @@ def working_copy(states: TensorStates, trained: bool, gathered: Floats, model: C
 
 @dataclass(frozen=True, slots=True)
 class UseTraffic:
-    """Seconds of one use of a weight, [row, state]: gathered before it, gathered again for backward, its gradient sent; and
-    what compute spends beside (`cost.compute.weights`), forward and backward."""
+    """Seconds of one use of a weight, each [row, state].
+
+    `gather`: gather before the use. `again`: gather again for backward. `scatter`: reduce the gradient. `forward` and
+    `backward`: what the compute stream spends on copies and sums beside these (`cost.compute.weights`).
+    """
 
     gather: Floats
     again: Floats
@@ -84,7 +97,10 @@ def use_traffic(
     again: bool,
     model: CostModel,
 ) -> UseTraffic:
-    """Traffic of a weight used as `taken` [group row] in joint rows `index` [row, axis]; `again` where backward needs it."""
+    """Traffic of a weight that an operator takes as `taken` [group row], in the joint rows `index` [row, axis].
+
+    `again` says whether backward needs the weight again.
+    """
     base = 2 + len(states.meta.shape)
     whole = joint_codes([digit(R if used == P else used) for used, _ in taken], index, base)
     gather = moves.weight.cost[states.forward[None, :], whole[:, None]]
@@ -103,7 +119,7 @@ def use_traffic(
 
 
 def _local(states: TensorStates, taken: list[Pair], which: int, item: int, index: Ints, model: CostModel) -> Floats:
-    """[joint row] bytes of a weight (0) or its gradient (1) as the rows take and make it."""
+    """[joint row]: local bytes of a weight as the operator takes it (`which` 0), or of the gradient that it makes (1)."""
     parts = joint_parts(np.array([isinstance(pair[which], Shard) for pair in taken]), index, model.sizes)
     size: Floats = math.prod(states.meta.shape) * item / parts
     return size

@@ -1,8 +1,14 @@
-"""The states a tensor can be delivered in, and the prices of getting there, as arrays over a whole mesh.
+"""The states in which a tensor can be delivered, on one axis and on a whole mesh, as arrays.
 
-Along one axis the state of an activation is (forward, gradient): (R,R), (R,P), (P,R) or (S(d),S(d)); that of a weight has
-three placements (see `WeightState`). On a mesh it is one such state per axis, jointly. Placements are coded as in
-`cost.communication.redistribution`; `joint_*` combine the axes. Shapes are written [row, state] and so on.
+On one axis the state of an activation is a pair (forward, gradient): (R, R), (R, P), (P, R) or (S(d), S(d)). The state of a
+weight has three placements (see `WeightState`). On a mesh a *joint state* has one such state for each axis. Placements are
+coded as numbers, as in `cost.communication.redistribution`. The functions `joint_*` combine the axes.
+
+Example: an activation [4, 6] that has a gradient has the five states (R,R), (R,P), (P,R), (S(0),S(0)), (S(1),S(1)) on one
+axis, so it has 25 joint states on two. On a mesh of 2 x 2 the joint state (S(0), S(0)) splits dim 0 into 4 parts and is
+even. On a mesh of 4 x 2 it would split dim 0 into 8 parts, which is not even, so it is left out.
+
+Shapes of arrays are written in brackets: [row, state] is an array with one entry per row and state.
 """
 
 from __future__ import annotations
@@ -25,14 +31,18 @@ Bools = NDArray[np.bool_]
 
 
 AxisState = tuple[Any, ...]
-"""How a tensor lies along one axis: (forward, gradient), or a `WeightState`."""
+"""The state of a tensor on one axis: the pair (forward, gradient) of an activation, or a `WeightState`."""
 
 
 class WeightState(NamedTuple):
-    """How a weight lies along one axis: its working copy, its accumulated gradient, and as the optimizer keeps it.
+    """The state of a weight on one axis: placements of its working copy, its accumulated gradient, and its stored form.
 
-    `stage` is the ZeRO stage of a weight that is used whole on this axis while the work is split; FREE where there is no
-    such choice, since the weight is used in parts or its gradient is whole.
+    The stored form is the one that the optimizer keeps. `stage` is the ZeRO stage of a weight that the operators use
+    Replicate while they shard the work. `stage` is FREE where that choice does not exist: the operators use a shard of the
+    weight, or the gradient is Replicate already.
+
+    Example: a weight [512, 64] under data parallelism is (R, P, R, 0) in DDP, (R, P, S(0), 1) in ZeRO-1, (R, S(0), S(0), 2)
+    in ZeRO-2 and (S(0), S(0), S(0), 3) in ZeRO-3.
     """
 
     working: Placement
@@ -42,7 +52,7 @@ class WeightState(NamedTuple):
 
 
 def axis_states(shape: tuple[int, ...], grad: bool) -> tuple[Pair, ...]:
-    """(forward, gradient) states of an activation along one axis; only dims of more than one element are split."""
+    """(forward, gradient) states of an activation on one axis. Only dims of more than one element are sharded."""
     found: list[Pair] = [(R, R)]
     if grad:
         found.append((R, P))
@@ -53,11 +63,11 @@ def axis_states(shape: tuple[int, ...], grad: bool) -> tuple[Pair, ...]:
 
 FREE = -1
 HOMES = 2
-"""Dims along which optimizer states may be sharded: the first two. Where an inner axis shards one of them, the other serves."""
+"""ZeRO-1 and ZeRO-2 may shard optimizer states along the first two dims. If another axis shards one, the other is used."""
 
 
 def weight_states(shape: tuple[int, ...], grad: bool, stages: Collection[int]) -> tuple[WeightState, ...]:
-    """States of a weight along one axis, at ZeRO `stages` and stage 0."""
+    """States of a weight on one axis, in ZeRO stage 0 and in `stages`."""
     found = [WeightState(R, R, R, FREE)]
     dims = [Shard(d) for d in range(len(shape)) if shape[d] > 1]
     if grad:
@@ -70,11 +80,11 @@ def weight_states(shape: tuple[int, ...], grad: bool, stages: Collection[int]) -
 
 @dataclass(frozen=True, slots=True)
 class TensorStates:
-    """Joint states of a tensor on a mesh: per state the codes of its placement and its gradient's.
+    """The joint states of a tensor on a mesh.
 
-    `index` [state, axis] is the position of an axis's state in `pairs`. `forward`, `gradient` and (of a weight) `stored`
-    [state] are placement codes, `shares` [3, state] into how many parts each of them is split. `local_bytes` [state] is what
-    one device holds of the tensor as it is delivered (of a weight: of its working copy, in the graph's dtype).
+    `pairs` are its states on one axis. `index` [state, axis] is the position in `pairs` of a joint state's state on each axis.
+    `forward`, `gradient` and `stored` [state] are placement codes (of an activation, `stored` is `forward`). `shares`
+    [3, state] says into how many parts each of the three is split.
     """
 
     meta: TensorMeta
@@ -90,26 +100,26 @@ class TensorStates:
 
     @property
     def local_bytes(self) -> Floats:
-        """[state] bytes of the tensor on one device."""
+        """[state] bytes on one device of the tensor as it is delivered (of a weight: of its working copy)."""
         size: Floats = self.meta.num_bytes / self.shares[0]
         return size
 
     def state(self, s: int, num_axes: int) -> State:
-        """State number `s` as a value."""
+        """Joint state number `s` as a value of the core."""
         rank = len(self.meta.shape)
         return State(decode(int(self.forward[s]), rank, num_axes), decode(int(self.gradient[s]), rank, num_axes))
 
     def stored_at(self, s: int, num_axes: int) -> Placements:
-        """How the optimizer keeps a weight in state number `s`."""
+        """Placements of a weight's stored form in joint state number `s`."""
         return decode(int(self.stored[s]), len(self.meta.shape), num_axes)
 
 
 @dataclass(frozen=True, slots=True)
 class Axes:
-    """The mesh as states see it: its axis sizes, and which axes the operators treat as one with the axis before.
+    """The mesh as states see it: `sizes` of its axes, and `joined`, the axes that operators treat as one with the axis before.
 
-    On joined axes an operator runs alike and an activation lies alike; only weights may lie differently (HSDP). `stages` are
-    the ZeRO stages that weights may take at all.
+    On joined axes an operator has one strategy and an activation has one state. Only weights may differ between them, which
+    is HSDP. `stages` are the ZeRO stages that weights may take.
     """
 
     sizes: tuple[int, ...]
@@ -119,7 +129,7 @@ class Axes:
 
 @functools.lru_cache(maxsize=8192)
 def tensor_states(meta: TensorMeta, grad: bool, axes: Axes, segments: Segments = ()) -> TensorStates:
-    """All joint states of an activation whose splits are even."""
+    """All joint states of an activation in which every device holds an equal part."""
     pairs = axis_states(meta.shape, grad)
     return _joint(
         meta,
@@ -133,7 +143,7 @@ def tensor_states(meta: TensorMeta, grad: bool, axes: Axes, segments: Segments =
 
 @functools.lru_cache(maxsize=8192)
 def parameter_states(meta: TensorMeta, grad: bool, axes: Axes, zero: int, segments: Segments = ()) -> TensorStates:
-    """All joint states of a weight whose splits are even."""
+    """All joint states of a weight in which every device holds an equal part, up to ZeRO stage `zero`."""
     pairs = weight_states(meta.shape, grad, [s for s in axes.stages if s <= zero])
     return _joint(meta, pairs, [pair[:3] for pair in pairs], joint_index(len(pairs), len(axes.sizes)), axes, segments)
 
@@ -159,7 +169,10 @@ def _joint(
 
 @functools.lru_cache(maxsize=256)
 def joint_index(num_rows: int, num_axes: int, joined: tuple[int, ...] = ()) -> Ints:
-    """Every choice of one row per axis, the same on axes `joined` to the one before: [choice, axis]."""
+    """[choice, axis]: every choice of one row for each axis. A joined axis takes the row of the axis before.
+
+    Example: 2 rows on 2 axes give [[0, 0], [0, 1], [1, 0], [1, 1]]; if axis 1 is joined, [[0, 0], [1, 1]].
+    """
     grid = np.meshgrid(*[np.arange(num_rows)] * num_axes, indexing="ij")
     index = np.stack([g.ravel() for g in grid], axis=1)
     for axis in joined:
@@ -168,7 +181,10 @@ def joint_index(num_rows: int, num_axes: int, joined: tuple[int, ...] = ()) -> I
 
 
 def joint_parts(flag: Bools, index: Ints, sizes: tuple[int, ...]) -> Floats:
-    """Product of the sizes of the axes whose row has `flag` [..., row]: [..., joint choice]."""
+    """[..., joint choice]: the product of the sizes of those axes whose row has `flag` [..., row].
+
+    With `flag` "the row shards dim d" this is the number of parts of dim d in each joint choice.
+    """
     n = np.ones((*flag.shape[:-1], len(index)))
     for axis, size in enumerate(sizes):
         if size > 1:
@@ -177,7 +193,7 @@ def joint_parts(flag: Bools, index: Ints, sizes: tuple[int, ...]) -> Floats:
 
 
 def joint_codes(digits: Sequence[int], index: Ints, base: int) -> Ints:
-    """Placement codes of joint choices from per-axis digits."""
+    """[joint choice] placement codes: one digit in `base` for each axis, the first axis first."""
     table = np.asarray(digits)
     code = np.zeros(len(index), dtype=np.int64)
     for axis in range(index.shape[1]):
@@ -186,7 +202,7 @@ def joint_codes(digits: Sequence[int], index: Ints, base: int) -> Ints:
 
 
 def joint_all(table: Bools, rows: Ints, cols: Ints) -> Bools:
-    """`out[r, c]`: whether `table[row, col]` holds on every axis."""
+    """[r, c]: whether `table` [row, col] holds on every axis; `rows` is [r, axis] and `cols` is [c, axis]."""
     out = np.ones((len(rows), len(cols)), dtype=bool)
     for axis in range(rows.shape[1]):
         out &= table[rows[:, axis][:, None], cols[:, axis][None, :]]
@@ -194,7 +210,7 @@ def joint_all(table: Bools, rows: Ints, cols: Ints) -> Bools:
 
 
 def joint_any(table: Bools, rows: Ints, cols: Ints) -> Bools:
-    """`out[r, c]`: whether `table[row, col]` holds on some axis."""
+    """[r, c]: whether `table` [row, col] holds on at least one axis; `rows` is [r, axis] and `cols` is [c, axis]."""
     out = np.zeros((len(rows), len(cols)), dtype=bool)
     for axis in range(rows.shape[1]):
         out |= table[rows[:, axis][:, None], cols[:, axis][None, :]]
@@ -202,11 +218,13 @@ def joint_any(table: Bools, rows: Ints, cols: Ints) -> Bools:
 
 
 def compatible(taken: Sequence[Pair], states: Sequence[AxisState]) -> tuple[Bools, Bools]:
-    """Whether an operand taken as `taken[r]` may be read from a tensor delivered as `states[s]`, and whether that
-    touches the tensor (pads or divides).
+    """Two tables [row, state]: whether an operator that takes its operand as `taken[row]` may read a tensor delivered as
+    `states[state]` without communication, and whether it must pad or divide to do so.
 
-    Allowed: the same; a slice of a whole tensor whose gradient is summed later (pad); a whole tensor as one
-    term of a sum (divide); a whole gradient as one term of a sum (divide).
+    Allowed are equal states, and these changes of a delivered tensor:
+    R to S(d): slice it; the gradient is padded with zeros and stays Partial, or it is taken over as it is.
+    R to P: divide it by the number of devices.
+    Gradient R to P: divide the gradient by the number of devices.
     """
     ok = np.zeros((len(taken), len(states)), dtype=bool)
     touch = np.zeros_like(ok)
@@ -222,10 +240,11 @@ def compatible(taken: Sequence[Pair], states: Sequence[AxisState]) -> tuple[Bool
 
 
 def kept_for(taken: Sequence[Pair], states: Sequence[AxisState]) -> Bools:
-    """[row, state] whether a weight used as `taken[row]` may lie as `states[state]` along one axis.
+    """[row, state]: whether a weight that an operator takes as `taken[row]` may be in `states[state]` on one axis.
 
-    A working copy that is whole serves uses of the whole weight (or of it as one term); the gradient is Partial there,
-    accumulated as it is or scattered at once (ZeRO-2). A sharded one serves uses of that shard, or is gathered for use.
+    A Replicate working copy serves an operator that takes the weight as R or P. Its gradient is made Partial; it is
+    accumulated Partial, or scattered at once (ZeRO-2). A sharded working copy serves an operator that takes that shard
+    (`stage` FREE), or it is gathered for an operator that takes the weight as R (ZeRO-3).
     """
     ok = np.zeros((len(taken), len(states)), dtype=bool)
     for r, (used, made) in enumerate(taken):

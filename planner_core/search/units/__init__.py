@@ -1,1 +1,1 @@
-"""One unit (a copy of a block, or the block around them) under an objective: bounds, and its least true cost."""
+"""One unit (a copy of a block, or the top block around the copies) under an objective: lower bounds, and its least true cost."""

@@ -1,8 +1,13 @@
-"""Which weighted sum bounds the step's time best, given assignments that were found.
+"""Which weighted sum bounds the step's time best, given the assignments that were found.
 
-Of one unit, each assignment k gives a line: the weighted sum of its components at shares u. The least line at u is what a
-search at u can reach at most among these assignments; the shares at which that is highest are the ones to try next
-(Kelley's cutting planes, in four dims of [0, 1], one dim at a time).
+Each assignment i of one unit gives a line over the share u: its weighted sum at u. A search at u finds a bound that is at most
+the least of these lines. So the share to try next is the one at which the least line is highest (Kelley's method of cutting
+planes). There are four shares in [0, 1]; they are moved one at a time.
+
+    next u = argmax over u of  min over i of  (u · first side of i + (1 - u) · second side of i)
+
+Example (docs/SEARCH.md, section 5): assignment p has the sides (10.4, 4), assignment q has (9.2, 12). Their lines cross where
+10.4 u + 4 (1 - u) = 9.2 u + 12 (1 - u), so at u = 8 / 9.2 = 0.87. Both cost 9.57 there: a search at 0.87 may prove 9.57.
 """
 
 from __future__ import annotations
@@ -20,7 +25,7 @@ DIMS = len(Shares._fields)
 
 
 def best_shares(objective: Objective, found: Sequence[Floats], start: Shares) -> Shares:
-    """Shares in whose weighted sum the cheapest of `found` (totals [component] each) is as dear as one dim at a time can make it."""
+    """The shares at which the cheapest assignment of `found` (totals [component] each) costs most, moved one share at a time."""
     at = np.array(start)
     totals = np.stack(found)  # [assignment, component]
     for _ in range(SWEEPS):
@@ -37,7 +42,10 @@ def _with(at: Floats, dim: int, value: float) -> Shares:
 
 
 def _highest(low: Floats, high: Floats, now: float) -> float:
-    """Where in [0, 1] the least of the lines from `low` to `high` [line] is highest; `now` if it is nowhere higher."""
+    """The point of [0, 1] at which the least line is highest; `now` if it is nowhere higher than there.
+
+    Line i is `low[i]` at 0 and `high[i]` at 1. The highest point is at an end or where two lines cross.
+    """
     slope = high - low
     with np.errstate(divide="ignore", invalid="ignore"):
         cross = (low[None, :] - low[:, None]) / (slope[:, None] - slope[None, :])

@@ -1,4 +1,4 @@
-"""Factors of a cost network as the plain tables that elimination works on."""
+"""The factors of a cost network as the plain tables on which elimination works."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from planner_core.search.network.factors import Factor
 
 
 def scalar(factors: Sequence[Factor], weights: Floats) -> list[Table]:
-    """One number per entry: the components at `weights` [component], infinite where an entry is impossible."""
+    """Tables of one number per entry: the components weighted with `weights` [component]; infinite if an entry is impossible."""
     found = []
     for f in factors:
         priced = (weights @ f.cost.reshape(NUM_COMPONENTS, -1)).reshape(f.allowed.shape)
@@ -21,12 +21,13 @@ def scalar(factors: Sequence[Factor], weights: Floats) -> list[Table]:
 
 
 def vectors(factors: Sequence[Factor], sums: Floats) -> list[Table]:
-    """Several sums per entry, of the components at `sums` [sum, component]: arrays [sum, entry of their variables]."""
+    """Tables [sum, entry of their variables]: several weighted sums of the components, with weights `sums` [sum, component]."""
     return [opened(f.vars, np.tensordot(sums, f.cost, axes=1)) for f in factors]
 
 
 def opened(names: tuple[str, ...], array: Floats) -> Table:
-    """The table without variables of one state, of which there may be more than numpy has dims. Further leading dims stay."""
+    """The table without the variables that have one state. There may be more of these than numpy allows dims. Leading dims that
+    name no variable stay."""
     lead = array.ndim - len(names)
     one = [i for i in range(len(names)) if array.shape[lead + i] == 1]
     return tuple(v for i, v in enumerate(names) if i not in one), array.squeeze(axis=tuple(lead + i for i in one))

@@ -1,9 +1,18 @@
-"""The least cost of one copy of a block over its boundary: a lower bound, made exact where a plan would use it.
+"""The least cost of one copy of a block over its boundary: a lower bound, which is made exact where a plan would use it.
 
-A block may run in several *variants* (ways of recomputation), each a network of its own over the same variables. The step's
-time is not a sum (see `objective`), so an elimination at some shares of its maxima bounds all entries of the boundary at
-once. Where an optimum of the model would use an entry, `settle` finds the least true cost there: other shares first, then
-all assignments between the bound and the best one known, by labels. An optimum that uses settled entries only is exact.
+A block may run in several *variants* (ways of recomputation). Each variant is a network of its own over the same variables.
+The step's time is not a sum (see `objective`), but at any shares of its maxima a weighted sum bounds it from below. One
+elimination at these shares bounds all entries of the boundary at once:
+
+    bound[entry] = max over the shares tried of  (elimination at these shares)[entry]  ≤  least true cost[entry]
+
+Where the best plan would use an entry, `settle` finds the least true cost there. It tries other shares first. Then it
+enumerates, by labels, all assignments between the bound and the best assignment known. A plan that is optimal under the bounds
+and uses only settled entries is optimal.
+
+Example (docs/SEARCH.md, section 5): three ways p, q, r to run a copy take 10.4, 12 and 9.9 ms. At u = 1 the bound is 9.2 (q's
+weighted sum), at u = 0.87 it is 9.56. The incumbent is p. The ways whose weighted sum is between 9.56 and 10.4 are enumerated:
+r is found, and the entry is settled at 9.9.
 """
 
 from __future__ import annotations
@@ -25,16 +34,17 @@ from planner_core.search.units.tables import scalar
 from planner_core.search.units.unit_labels import ALL_WORK, least_by_labels
 
 SMALL = 1_000_000
-"""Entries of the largest table that is made for all shared states together; the rest of a block is solved for each."""
+"""Entries of the largest table that is made for all states of shared tensors together. What would need a larger one is solved for
+each such state by itself."""
 MAX_SHARES = 5
-"""Shares at which one entry is tried before its assignments are enumerated."""
+"""Shares that are tried for one entry before its assignments are enumerated."""
 KEPT_SHARES = 2
-"""Shares at which the bound of a view not seen before is made: the last that helped."""
+"""The bound of a new view is made at this many shares: the last ones that helped."""
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Which boundary variables of a block a table spans, `keep`, and the states of the others, `at`."""
+    """A choice of the boundary variables over which a table is made (`keep`), and the states of the others (`at`)."""
 
     keep: tuple[str, ...]
     at: tuple[tuple[str, int], ...] = ()
@@ -42,8 +52,8 @@ class View:
 
 @dataclass(eq=False, frozen=True, slots=True)
 class Copy:
-    """How a copy of a block runs: its variant, the state of every variable in the network's own numbering, and what it
-    costs [component]."""
+    """How one copy of a block runs: its variant, the state of every variable (in the numbering of its network), and its cost
+    `totals` [component]."""
 
     variant: str
     states: Mapping[str, int]
@@ -52,7 +62,7 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """The least priced cost at one entry, a bound that holds for it, and the copy that has it."""
+    """One settled entry: the best copy that was found, its priced `cost`, and a lower `bound`. The two differ if the work ran out."""
 
     cost: float
     bound: float
@@ -60,7 +70,7 @@ class Settled:
 
 
 class Solver:
-    """One network under given weights: its tables, and what was solved of it."""
+    """One network whose costs are weighted with `weights` [component]: its tables, and the eliminations that were made."""
 
     def __init__(self, compiled: Compiled, weights: Floats) -> None:
         self.compiled = compiled
@@ -69,7 +79,7 @@ class Solver:
         self.solved: dict[tuple[tuple[str, ...], tuple[tuple[str, int], ...]], Elimination] = {}
 
     def over(self, keep: tuple[str, ...], at: Mapping[str, int]) -> Elimination:
-        """The block with some variables given (in the numbering of those alive), as a table over `keep`."""
+        """Eliminate all variables except `keep`, with the variables in `at` fixed (states numbered as in `alive`)."""
         key = (keep, tuple(at.items()))
         if key not in self.solved:
             sequence = self._order(("", *keep), at, self.left, [t[0] for t in self.rest])
@@ -79,14 +89,14 @@ class Solver:
         return self.solved[key]
 
     def sequence(self, keep: tuple[str, ...], at: Mapping[str, int]) -> list[str]:
-        """An order in which the whole block can be eliminated."""
+        """An order in which the whole block can be eliminated, except `keep` and the variables in `at`."""
         c = self.compiled
         return self._order(keep, at, c.sequence, [f.vars for f in c.factors])
 
     def _order(
         self, key: tuple[str, ...], at: Mapping[str, int], free: Sequence[str], scopes: Sequence[Sequence[str]]
     ) -> list[str]:
-        """An order for the variables in `free` and those of the boundary that are neither kept nor given."""
+        """An order of the variables in `free` and of the boundary that are neither in `key` (kept) nor in `at` (fixed)."""
         c = self.compiled
         left = [v for v in (*free, *c.keep) if v not in at and v not in key]
         if len(left) < 2 or len(left) == len(c.sequence):
@@ -103,8 +113,9 @@ class Solver:
 class UnitCost:
     """One block under an objective, in all its variants.
 
-    `bounds` [view] are lower bounds over the view's kept variables, in the numbering of states alive; `settled` holds the
-    entries that are exact.
+    `bounds` has for each view a table of lower bounds over the view's kept variables (states numbered as in `alive`).
+    `by_variant` has the same for each variant; the bound of the block is the minimum over variants. `settled` holds the
+    entries that were made exact. `shares` are the shares that helped, by variant.
     """
 
     variants: Mapping[str, Compiled]
@@ -118,17 +129,17 @@ class UnitCost:
 
     @property
     def compiled(self) -> Compiled:
-        """The network of one variant: variables, states and boundary are the same in all."""
+        """The network of the first variant. Variables, states and boundary are the same in all variants."""
         return next(iter(self.variants.values()))
 
     def solver(self, variant: str, shares: Shares) -> Solver:
-        """A variant under the objective's weights at some shares."""
+        """A variant whose costs are weighted with the objective's weights at `shares`."""
         if (variant, shares) not in self.solvers:
             self.solvers[variant, shares] = Solver(self.variants[variant], self.objective.weights(shares))
         return self.solvers[variant, shares]
 
     def bound(self, view: View) -> Floats:
-        """No copy costs less, per entry of the view."""
+        """The table of lower bounds over the view's kept variables: a copy at an entry costs at least this."""
         if view not in self.bounds:
             tables = []
             for variant in self.variants:
@@ -140,7 +151,7 @@ class UnitCost:
         return self.bounds[view]
 
     def settle(self, view: View, entry: tuple[int, ...]) -> bool:
-        """Find the least true cost at one entry; whether that raised its bound."""
+        """Find the least true cost at one entry, and keep it. Returns whether the entry's bound rose."""
         if (view, entry) in self.settled:
             return False
         before = float(self.bound(view)[entry])
@@ -161,7 +172,7 @@ class UnitCost:
         return best.bound > before * (1 + TIE / 10)
 
     def _least(self, variant: str, view: View, entry: tuple[int, ...], at_most: float) -> Settled:
-        """The least true cost of one variant at one entry, or a bound above `at_most`."""
+        """The least true cost of one variant at one entry. It may stop when its bound is at least `at_most`."""
         totals: list[Floats] = []
         best: tuple[float, Copy] | None = None
         bound = -np.inf
@@ -192,7 +203,7 @@ class UnitCost:
         self, variant: str, shares: Shares, view: View, entry: tuple[int, ...], best: tuple[float, Copy], bound: float,
         at_most: float,
     ) -> Settled:  # fmt: skip
-        """What no shares close: the least of all assignments between the bound and the best one, or `at_most`."""
+        """Close what no shares close: enumerate all assignments from the bound up to the best one known, or to `at_most`."""
         solver = self.solver(variant, shares)
         at = dict(view.at) | dict(zip(view.keep, entry, strict=True))
         states, least = least_by_labels(
@@ -218,18 +229,18 @@ class UnitCost:
     def _copy(self, variant: str, shares: Shares, view: View, entry: tuple[int, ...]) -> Copy:
         solved = self.solver(variant, shares).over(view.keep, dict(view.at))
         at = dict(view.at) | dict(zip(view.keep, entry, strict=True))
-        one = {v: 0 for v in self.compiled.keep if v not in at}  # of one state
+        one = {v: 0 for v in self.compiled.keep if v not in at}  # variables that have one state
         return self.measured(variant, solved.assignment(one | at))
 
     def measured(self, variant: str, states: Mapping[str, int]) -> Copy:
-        """A copy by the states of its variables, numbered as in `alive`."""
+        """The copy whose variables have these `states`, numbered as in `alive`, with its cost."""
         compiled = self.variants[variant]
         full = {v: int(compiled.alive[v][s]) for v, s in states.items()}
         return Copy(variant, full, total(compiled.net.factors, full))
 
 
 def total(factors: Sequence[Factor], at: Mapping[str, int]) -> Floats:
-    """[component] what the factors of a network cost in the states `at`."""
+    """[component]: the sum of a network's factors in the states `at`."""
     found = np.zeros(NUM_COMPONENTS)
     for f in factors:
         where: tuple[Any, ...] = (slice(None), *(at[v] for v in f.vars))

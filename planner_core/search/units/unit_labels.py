@@ -1,8 +1,11 @@
 """The least true cost of one unit among all assignments within a limit, by labels (see `algebra.pareto_labels`).
 
-The step's time of a unit is a maximum of sums. A label carries each of these sums, so that the true cost of a whole
-assignment can be told at the end; on the way a label is dropped where another is no worse in every sum, or where even its
-weighted sum exceeds the limit.
+The time of a unit is a maximum of sums. A label carries each of these sums, so the true cost of a whole assignment is known
+at its end. On the way a label is dropped if another label is no worse in every sum, or if its weighted sum exceeds the limit.
+
+Example: a unit's time is max(A + 0.1 B, B). A label is a pair (A, B). Two operators have the labels {(6, 1), (4, 5)} and
+{(4, 3), (3, 7)}. Together they have (10, 4), (9, 8), (8, 8) and (7, 12). (9, 8) is dominated by (8, 8). The true costs of the
+others are 10.4, 8.8 and 12: the least is 8.8, although (7, 12) has the least A and (10, 4) has the least B.
 """
 
 from __future__ import annotations
@@ -21,24 +24,24 @@ from planner_core.search.objective import TIE, Objective
 from planner_core.search.units.tables import scalar, vectors
 
 MOST_LABELS = 8_000
-"""Labels of one unit held at once."""
+"""Labels of one unit that are held at once."""
 WORK = 200_000
 """Labels that may be formed to settle one entry."""
 ALL_WORK = 400_000
 """Labels that may be formed to solve one model on one mesh under one objective."""
 
 NARROW, WIDER = 16, 2
-"""The part of the gap that is looked through first, and how much wider each next one is."""
+"""First 1/NARROW of the gap is enumerated; each next part is WIDER times as wide."""
 GRID = (0.0, 0.25, 0.5, 0.75, 1.0)
-"""Shares of one maximum at which labels are bounded."""
+"""Labels are also bounded by the weighted sums at these shares of one maximum."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimeSums:
-    """The sums that tell a unit's cost: one row per side of a maximum, and one for everything that is added.
+    """The sums from which a unit's cost follows. There is one *row* per side of a maximum, and one row for all that is added.
 
-    With one micro-batch the traffic of every micro-batch and that of once a step are one sum. Where the step's time only
-    breaks ties, one row holds all. `priced`: memory at its prices is added too.
+    With one micro-batch, the traffic of every micro-batch and the traffic once a step are one sum. If the objective is a plain
+    sum, one row holds everything. `priced`: memory at its prices is added too.
     """
 
     objective: Objective
@@ -46,7 +49,7 @@ class TimeSums:
 
     @property
     def places(self) -> tuple[Component, ...]:
-        """The component that each row stands for; the rest stands for seconds once a step."""
+        """The component that each row stands for. The last row is STEP: seconds that are added once a step."""
         c = Component
         if self.objective.is_sum:
             return (c.STEP,)
@@ -55,7 +58,7 @@ class TimeSums:
 
     @property
     def sums(self) -> Floats:
-        """[row, component]; the last row holds everything that is added, memory at its prices included."""
+        """[row, component]: the weights of each row's sum. The last row holds all that is added, also memory at its prices."""
         plain = (self.objective if self.priced else self.objective.priced(0.0, 0.0)).weights()
         if self.objective.is_sum:
             return plain[None, :]
@@ -68,7 +71,7 @@ class TimeSums:
         return rows
 
     def prices(self, shares: Shares) -> Floats:
-        """[row] prices at which the rows add up to the objective's weighted sum at `shares`."""
+        """[row]: the prices at which the rows add up to the objective's weighted sum at `shares`."""
         weights = self.objective.weights(shares)
         return np.array([*(weights[place] for place in self.places[:-1]), 1.0])
 
@@ -85,11 +88,11 @@ def least_by_labels(
     compiled: Compiled, sequence: Sequence[str], at: Mapping[str, int], objective: Objective, shares: Shares, limit: float,
     work: Allowance, others: Sequence[Table] = (),
 ) -> tuple[dict[str, int] | None, float]:  # fmt: skip
-    """The assignment of least true cost below `limit` with some variables given `at`, None where none was found; and a bound that
-    nothing is below: the least itself where it was found, `limit` where there is nothing below it, less where the `work` that is
-    left does not allow more.
+    """The assignment of least true cost below `limit`, with the variables in `at` fixed; and a lower bound on that cost.
 
-    `others` are tables of seconds that are added, of other units. States are numbered as in `compiled.alive`.
+    The assignment is None if none was found. The bound is then `limit` if none exists, or less if the `work` ran out. If an
+    assignment was found, the bound is its cost. `others` are tables of seconds of other units, which are added. States are
+    numbered as in `compiled.alive`.
     """
     how = TimeSums(objective)
     free = {v: n for v, n in compiled.sizes.items() if v not in at}
@@ -121,8 +124,8 @@ def least_by_labels(
 
 
 def _widening(bound: float, limit: float) -> Iterator[float]:
-    """Limits to look through one after the other, the last of them `limit`: few labels lie near the bound, and what is found
-    there is the least."""
+    """Rising limits from `bound` to `limit`. Few labels lie near the bound. An assignment whose cost is within such a limit is the
+    least, since all assignments up to that limit were looked at."""
     width = (limit - bound) / NARROW
     while bound < limit:
         bound = limit if bound + width >= limit else bound + width
@@ -131,15 +134,15 @@ def _widening(bound: float, limit: float) -> Iterator[float]:
 
 
 def _added(table: Table, rows: int) -> Table:
-    """A table of seconds as rows: all of it in the last, which is added."""
+    """A table of seconds as rows: the last row, which is added, holds all of it."""
     names, seconds = table
     found = np.zeros((rows, *seconds.shape))
-    found[-1] = np.where(np.isfinite(seconds), seconds, 0.0)  # an impossible entry is never asked for
+    found[-1] = np.where(np.isfinite(seconds), seconds, 0.0)  # impossible entries are never looked up
     return names, found
 
 
 def _around(shares: Shares, how: TimeSums) -> list[Shares]:
-    """Shares that differ from those given in one maximum."""
+    """Shares that differ from the given ones in one maximum, at the points of GRID."""
     single = how.objective.step_time.accumulate == 1
     dims = [name for name in Shares._fields if name.endswith("edge") or not single]
     return list(dict.fromkeys(shares._replace(**{dim: share}) for dim in dims for share in GRID))
@@ -149,7 +152,7 @@ def _weighed(
     compiled: Compiled, sequence: Sequence[str], free: Mapping[str, int], at: Mapping[str, int], objective: Objective,
     shares: Shares, others: Sequence[Table],
 ) -> BucketTree:  # fmt: skip
-    """The network of the free variables with its maxima weighted at `shares`."""
+    """The network over the free variables as a plain sum: its maxima are weighted at `shares`."""
     tree = BucketTree(free, given([*scalar(compiled.factors, objective.weights(shares)), *others], at), sequence, ())
     tree.weigh()
     return tree
