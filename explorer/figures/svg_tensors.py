@@ -36,7 +36,7 @@ def svg(box: Box, alt: str) -> str:
     """The finished picture; `alt` says in words what it shows."""
     w, h = box.width + 4, box.height + 4
     return (
-        f'<svg viewBox="-2 -2 {w:.0f} {h:.0f}" width="{w:.0f}" height="{h:.0f}" role="img" '
+        f'<svg viewBox="-2 -2 {w:.0f} {h:.0f}" width="{w:.0f}" height="{h:.0f}" style="--w:{w:.0f}px" role="img" '
         f'aria-label="{html.escape(alt)}">'
         f"{box.body}</svg>"
     )

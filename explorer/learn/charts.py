@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from explorer.figures.svg_tensors import PAPER, Box, at, column, dots, on_colour, row, text, tile
@@ -52,7 +52,7 @@ def bars(
         parts.append(at(0, y + 5, text(bar.label, 14, 600 if bar.strong else 400)))
         x = left
         for p in bar.parts:
-            parts.append(at(x, y, _piece(p, p.value * scale, shown)))
+            parts.append(at(x, y, piece(p, p.value * scale, shown)))
             x += p.value * scale
         words = shown(bar.total) + (f", {bar.mark}" if bar.mark else "")
         parts.append(at(left + span + 12, y + 5, text(words, 13.5, 600 if bar.strong else 400)))
@@ -68,10 +68,11 @@ def bars(
             f'<text x="{x + (-4 if end else 4):.1f}" y="13" font-size="13" text-anchor="{anchor}" '
             f'fill="currentColor">{html.escape(limit[1])}</text>'
         )
-    return column(Box(width, height, "".join(parts)), _key(items), gap=8)
+    return column(Box(width, height, "".join(parts)), key([p for bar in items for p in bar.parts]), gap=8)
 
 
-def _piece(p: Part, width: float, shown: Callable[[float], str]) -> Box:
+def piece(p: Part, width: float, shown: Callable[[float], str]) -> Box:
+    """A piece of a bar, `width` wide."""
     tip = f"<title>{html.escape(p.name)}: {html.escape(shown(p.value))}</title>"
     rect = f'<rect width="{max(width - 1, 0.5):.1f}" height="26" fill="{p.colour}"{_faint(p)}/>'
     lines = dots(width, 26, p.colour) if p.dotted else ""
@@ -82,11 +83,11 @@ def _faint(p: Part) -> str:
     return ' fill-opacity="0.25"' if p.dotted else ""
 
 
-def _key(items: Sequence[Bar]) -> Box:
+def key(parts: Iterable[Part]) -> Box:
+    """What the colours of pieces mean; nothing where all have one name."""
     found: dict[str, Part] = {}
-    for bar in items:
-        for p in bar.parts:
-            found.setdefault(p.name, p)
+    for p in parts:
+        found.setdefault(p.name, p)
     if len(found) < 2:
         return Box(0, 0)
     marks = []

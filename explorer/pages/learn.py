@@ -258,11 +258,14 @@ def body(number: int) -> None:
     here["step"] = min(here["step"], len(scene.steps) - 1)
     prefetch(number, who, state.plan)
     to_address(lesson)
-    with st.container(key="wide"):
-        left, right = st.columns([7, 5], gap="large")
+    with st.container(key="lesson_wide"):
+        left, right, below = st.columns(
+            [7, 5, 7]
+        )  # a grid in css/learn.css: the third lies below the first, on a phone last
     with left:
         scrubber(lesson, scene)
         show(lesson, scene)
+    with below:
         new_words(lesson)
     with right:
         if scene.note:

@@ -21,7 +21,7 @@ from explorer.learn import address, export, recent, warm
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Lesson
 from explorer.learn.lessons import LESSONS
-from explorer.learn.lessons.basics import l02_cuts, l03_placements, l04_collectives
+from explorer.learn.lessons.basics import l01_memory, l02_cuts, l03_placements, l04_collectives
 from explorer.learn.lessons.layers import l05_mlp, l06_heads, l07_sequence, l08_backward
 from explorer.learn.lessons.planners import l10_topology, l11_two_dims, l12_experts, l13_choose
 from explorer.text import units
@@ -47,25 +47,46 @@ def numbers(number: int, **values: int | str) -> dict[str, float]:
 # --- the worked numbers ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("batch", [1, 4, 16])
-def test_1_memory_of_weights_gradients_and_adamw(batch: int) -> None:
-    found = numbers(1, batch=batch)
-    assert found["1_params"] == 2 * PARAMS
-    assert found["1_optimizer"] == 2 * 2 * PARAMS
+@pytest.mark.parametrize("batch, each", [(1, 18), (4, 18), (16, 8), (4, 4)])
+def test_1_memory_of_weights_gradients_and_optimizer(batch: int, each: int) -> None:
+    """Weights of 2 bytes, or 2 and 4 that are kept; gradients alike; two averages. The lesson's bytes are the planner's."""
+    weights, averages = {18: (2 + 4, 2 * 4), 8: (2, 2 * 2), 4: (2, 0)}[each]
+    found = numbers(1, batch=batch, bytes=each)
+    assert found["1_params"] == weights * PARAMS and found["1_optimizer"] == averages * PARAMS
+    assert found["kept"] == each * PARAMS
     fits = []
     for n in (1, 2, 4, 8):
         parts = [found[f"{n}_{k}"] for k in ("params", "grads", "optimizer", "activations", "buffers")]
         assert sum(parts) == found[f"{n}_peak"]
-        assert found[f"{n}_params"] == pytest.approx(2 * PARAMS / n, rel=1e-3)  # norms are too small to matter
+        assert found[f"{n}_params"] == pytest.approx(weights * PARAMS / n, rel=1e-3)  # norms are too small to matter
         fits += [n] if found[f"{n}_peak"] <= ROOM else []
     assert found["fits_from"] == (fits[0] if fits else 0)
-    # all in bf16 8 bytes a parameter; with gradients in bf16, and in fp32 a master copy and two averages, 16
-    assert found["mixed"] == (2 + 2 + 4 + 2 * 4) * PARAMS
-    optimizer = LESSONS[0].scene(LLAMA, {"batch": batch}).steps[2]
-    assert "8 bytes per parameter" in optimizer.says and "takes 16" in optimizer.says
-    assert units.memory(16 * PARAMS) in optimizer.says and "mixed precision: 120 GiB" in optimizer.picture
     # what one layer keeps at least: its input, in bf16
-    assert found["1_activations"] > LAYERS * batch * SEQ * HIDDEN * 2
+    steps = LESSONS[0].scene(LLAMA, {**LESSONS[0].defaults(), "batch": batch, "bytes": each}).steps
+    if batch > 1:
+        assert found["1_activations"] > LAYERS * batch * SEQ * HIDDEN * 2
+    else:  # memory is fullest once all gradients are there
+        assert found["1_activations"] == 0 and found["1_grads"] == 4 * PARAMS
+        assert "freed already" in steps[4].says
+    told = steps[3]
+    assert f"{each} bytes per parameter" in told.says and units.memory(each * PARAMS) in told.says
+    assert all(f"{k} bytes: {units.memory(k * PARAMS)}" in told.picture for k in (4, 8, 18))
+
+
+def test_1_opens_with_a_run_that_bursts_and_can_be_made_to_fit() -> None:
+    lesson = LESSONS[0]
+    at_first = lesson.scene(LLAMA, lesson.defaults())
+    over = units.memory(at_first.numbers["1_peak"] - ROOM)
+    assert "out of memory" in at_first.steps[0].title and f"{over} too much" in at_first.steps[0].says
+    assert f"{over} too much" in at_first.steps[0].picture
+    # recomputation is worth four times the GPUs here; what stays is the same
+    again = {**lesson.defaults(), "recompute": "full", "gpus": 2}
+    found = lesson.scene(LLAMA, again)
+    free = units.memory(ROOM - found.numbers["2_peak"])
+    assert found.steps[0].title == "It runs" and f"{free} are free" in found.steps[0].says
+    assert (found.numbers["fits_from"], at_first.numbers["fits_from"]) == (2, 8)
+    assert found.numbers["1_params"] == at_first.numbers["1_params"]
+    assert found.steps[0].picture.count(">GPU ") == 2 and "too much" not in found.steps[0].picture
 
 
 @pytest.mark.parametrize("cut, devices, seed", list(itertools.product(("columns", "rows"), (2, 4), range(8))))
@@ -629,8 +650,8 @@ def test_what_comes_next_is_computed_while_a_lesson_is_read(monkeypatch: pytest.
     misses = recent._shown.cache_info().misses
     for lesson in LESSONS[1:]:
         recent.shown(lesson.number, learner, lesson.defaults())
-    for batch in LESSONS[0].controls[0].options:
-        recent.shown(1, learner, {"batch": batch})
+    for batch in l01_memory.BATCHES:
+        recent.shown(1, learner, {**LESSONS[0].defaults(), "batch": batch})
     assert recent._shown.cache_info().misses == misses
 
 

@@ -1,22 +1,30 @@
-"""1. Why split at all? Memory of a training step against the GPU's."""
+"""1. Why split at all? A run that does not fit, and memory of a training step against the GPU's."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 
 from explorer.figures.palette import MEMORY_COLOURS, MEMORY_KINDS, MEMORY_NAMES
 from explorer.figures.svg_tensors import svg
 from explorer.learn import links, stacks
 from explorer.learn.charts import Bar, Part, bars
 from explorer.learn.learner import Learner
-from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
+from explorer.learn.lesson import Choice, Control, Lesson, Question, Scene, Step, Values, asked
+from explorer.learn.lessons.basics.vessels import vessels
+from explorer.learn.stacks import Keeping
 from explorer.text import units
-from planner_core.core import Graph
 
 BATCHES = (1, 2, 4, 8, 16)
-MIXED = {"params": 2, "grads": 2, "optimizer": 12}
-"""Bytes per parameter of mixed precision: weights and gradients in 16 bits; in fp32 a master copy of the weights and AdamW's
-two averages (Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020)."""
+GPUS = (1, 2, 4, 8)
+BYTES = {4: ("sgd", "pure"), 8: ("adamw", "pure"), 18: ("adamw", "mixed")}
+"""Optimizer and precision by the bytes per parameter that they take: weights, gradients, optimizer states."""
+BYTE_NAMES: dict[Choice, str] = {4: "4: SGD, 16 bits", 8: "8: AdamW, 16 bits", 18: "18: AdamW, mixed precision"}
+SHARES = {4: (2, 2, 0), 8: (2, 2, 4), 18: (6, 4, 8)}
+"""The same bytes by kind. Mixed precision: weights in 16 bits to compute with and in fp32 to keep, gradients and AdamW's two averages in fp32."""
+SIXTEEN = 16
+"""Where gradients stay in 16 bits (Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020)."""
 CODE = """\
 import torch
 from torch import nn
@@ -41,97 +49,149 @@ print(f"weights {weights}, gradients {gradients}, optimizer {states}, activation
 """
 
 
-def memory(learner: Learner, batch: int, num_gpus: int) -> tuple[dict[str, int], bool]:
+def keeping(values: Values) -> Keeping:
+    """What the learner chose to keep."""
+    optimizer, precision = BYTES[int(values["bytes"])]
+    return Keeping(optimizer, precision, str(values["recompute"]))
+
+
+def memory(learner: Learner, batch: int, num_gpus: int, keeps: Keeping) -> tuple[dict[str, int], bool]:
     """Bytes by kind on one of `num_gpus` GPUs of one node, and whether Megatron-LM splits this model so far."""
-    one = Learner(replace(learner.request, batch=batch, mesh=None), learner.load)
-    found = stacks.megatron(one, num_gpus) if num_gpus > 1 else None
-    return (found, True) if found else (stacks.smallest(one, num_gpus), num_gpus == 1)
+    one = Learner(replace(learner.request, batch=batch, mesh=None, dtype="bfloat16"), learner.load)
+    found = stacks.megatron(one, num_gpus, keeping=keeps) if num_gpus > 1 else None
+    return (found, True) if found else (stacks.smallest(one, num_gpus, keeps), num_gpus == 1)
 
 
 def sizes(learner: Learner) -> list[int]:
     """How many GPUs the stacks are for: powers of two within one node."""
-    return [n for n in (1, 2, 4, 8) if n <= learner.cluster.levels[0].size]
+    return [n for n in GPUS if n <= learner.cluster.levels[0].size]
+
+
+@lru_cache(maxsize=128)
+def on_each(learner: Learner, batch: int, keeps: Keeping) -> dict[int, tuple[dict[str, int], bool]]:
+    """`memory` by the number of GPUs."""
+    return {n: memory(learner, batch, n, keeps) for n in sizes(learner)}
 
 
 def scene(learner: Learner, values: Values) -> Scene:
-    """What stays, kind by kind; the fullest moment; then the fullest moment on more GPUs."""
-    batch = int(values["batch"])
+    """The run as it stands; what stays, kind by kind; the fullest moment; then the fullest moment on more GPUs."""
+    batch, each = int(values["batch"]), int(values["bytes"])
     room = learner.cluster.gpu.memory_bytes
     limit = (float(room), f"{learner.cluster.gpu.name}: {units.memory(room)}")
-    whole, graph = memory(learner, batch, 1)[0], learner.graph
-    numbers: dict[str, float] = {"room": room, "params": graph.num_params, "mixed": sum(mixed(graph).values())}
-    steps = _one_gpu(learner.name, graph, whole, batch, limit)
+    found = on_each(learner, batch, keeping(values))
+    n = min(int(values["gpus"]), max(found))
+    params = learner.graph.num_params
+    steps = [_run(learner, n, found[n][0], limit), *_one_gpu(learner.name, params, found[1][0], values, limit)]
+    numbers: dict[str, float] = {"room": room, "params": params, "kept": each * params, "n": n}
     rows, uneven = [], []
-    for n in sizes(learner):
-        found, usual = memory(learner, batch, n)
-        uneven += [] if usual else [str(n)]
-        numbers |= {f"{n}_{k}": v for k, v in found.items()}
-        rows.append((f"{n} GPU{'s' * (n > 1)}", _stack(found), _mark(found["peak"], room)))
-    fits = [n for n in sizes(learner) if numbers[f"{n}_peak"] <= room]
+    for k, (sizes_, usual) in found.items():
+        uneven += [] if usual else [str(k)]
+        numbers |= {f"{k}_{kind}": v for kind, v in sizes_.items()}
+        rows.append((_gpus(k), _stack(sizes_), _mark(sizes_["peak"], room)))
+    fits = [k for k in found if numbers[f"{k}_peak"] <= room]
     says = (
         "The fullest moment again, when each GPU holds a part of every weight. Activations shrink less: some are "
         "kept whole on every GPU (lesson 7 mends that). "
     )
     if fits:
-        says += f"It fits from **{fits[0]} GPU{'s' * (fits[0] > 1)}** on."
+        says += f"It fits from **{_gpus(fits[0])}** on."
     else:
         says += "Even a whole node is too small at this batch: take fewer samples, or split the batch too (lesson 8)."
     steps.append(Step("Split over GPUs", says, _picture(rows, limit)))
     numbers["fits_from"] = fits[0] if fits else 0
-    return Scene(tuple(steps), numbers, reveal=4, note=_note(learner.name, uneven))
+    return Scene(tuple(steps), numbers, reveal=5, note=_note(learner.name, uneven, int(values["gpus"]), n))
 
 
-def mixed(graph: Graph) -> dict[str, int]:
-    """Bytes at the end of a step by kind, in mixed precision."""
-    return {kind: each * graph.num_params for kind, each in MIXED.items()}
+def _gpus(n: int) -> str:
+    return f"{n} GPU{'s' * (n > 1)}"
 
 
-def _one_gpu(name: str, graph: Graph, whole: dict[str, int], batch: int, limit: tuple[float, str]) -> list[Step]:
+def _run(learner: Learner, n: int, found: dict[str, int], limit: tuple[float, str]) -> Step:
+    """The learner's run, as it bursts or fits."""
+    peak, room = found["peak"], limit[0]
+    over = peak - room
+    if over > 0:
+        title = "CUDA out of memory"
+        says = (
+            f"You start to train {learner.name} on {_gpus(n)}, and the run stops. Its fullest moment takes {units.memory(peak)} "
+            f"{'on each' if n > 1 else 'of memory'}; the GPU has {units.memory(room)}. That is **{units.memory(over)} too much**. "
+            "**Make it fit**: move the GPUs, the bytes per parameter, recomputation and the batch."
+        )
+    else:
+        title = "It runs"
+        again = " Does it run on fewer?" if n > 1 else ""
+        says = (
+            f"{learner.name} trains on {_gpus(n)}: the fullest moment takes {units.memory(peak)} of {units.memory(room)}"
+            f"{' on each' if n > 1 else ''}, **{units.memory(-over)} are free**.{again} What did each thing that you moved cost, and what did it save? "
+            "The next steps take the bar apart."
+        )
+    told = f"{_gpus(n)}, each needs {units.memory(peak)} of {units.memory(room)}: {_mark(peak, room)}"
+    return Step(title, says, svg(vessels(n, _stack(found), limit, units.memory), told))
+
+
+def _one_gpu(name: str, params: int, whole: dict[str, int], values: Values, limit: tuple[float, str]) -> list[Step]:
     """Weights, gradients, optimizer states, then the activations."""
-    stays = {"params": whole["params"], "grads": whole["params"], "optimizer": whole["optimizer"]}
-    each = f"{round(whole['params'] / graph.num_params, 2):g}"
+    each = int(values["bytes"])
+    stays = {kind: float(share * params) for kind, share in zip(MEMORY_KINDS, SHARES[each], strict=False)}
+    mixed = each == max(BYTES)
+    why = ": 2 to compute with, and a copy of 4 that the optimizer keeps" if mixed else ""
+    remembers = "SGD remembers nothing."
+    if SHARES[each][2]:
+        remembers = f"AdamW remembers two running averages for every weight, {SHARES[each][2] // 2} bytes each: {units.memory(stays['optimizer'])} more."
     says = (
-        f"{name} has {units.count(graph.num_params)} parameters. At {each} bytes each its weights take "
-        f"{units.memory(whole['params'])}.",
-        f"The backward pass gives every weight a gradient of the same size: {units.memory(stays['grads'])} more.",
-        f"The optimizer remembers running averages for every weight: {units.memory(stays['optimizer'])} more. "
-        "These three are there at the end of every step, whatever the batch." + _usual(graph, stays),
+        f"{name} has {units.count(params)} parameters. Each weight takes {SHARES[each][0]} bytes{why}. Together: {units.memory(stays['params'])}.",
+        f"The backward pass gives every weight a gradient of {SHARES[each][1]} bytes: {units.memory(stays['grads'])} more.",
+        f"{remembers} Weights, gradients and optimizer states are there at the end of every step, whatever "
+        f"the batch: **{each} bytes per parameter**, {units.memory(each * params)}.",
     )
     steps = []
     for k in range(3):
-        shown = tuple(_part(stays, kind) for kind in list(stays)[: k + 1])
+        shown = tuple(_part(stays, kind) for kind in list(stays)[: k + 1] if stays[kind])
         told = sum(p.value for p in shown)
         fit = "" if told <= limit[0] else f" That is {units.memory(told - limit[0])} more than one GPU has."
         rows = [("end of a step", shown, _mark(told, limit[0]))]
-        if k == 2 and _usual(graph, stays):
-            kept = mixed(graph)
-            rows.append(("mixed precision", tuple(_part(kept, x) for x in kept), _mark(sum(kept.values()), limit[0])))
-        picture = _picture(rows, limit)
-        steps.append(Step(MEMORY_NAMES[MEMORY_KINDS[k]].capitalize(), says[k] + fit, picture))
-    end = ("end of a step", tuple(_part(stays, k) for k in stays), "")
+        if k == 2:
+            rows = [_kept(e, params, limit[0]) for e in BYTES]
+            fit += _others(each, params)
+        steps.append(Step(MEMORY_NAMES[MEMORY_KINDS[k]].capitalize(), says[k] + fit, _picture(rows, limit)))
+    return [*steps, _activations(stays, whole, values, limit)]
+
+
+def _others(each: int, params: int) -> str:
+    """What the other ways to keep weights would take."""
+    if each == max(BYTES):
+        return f" Where gradients stay in 16 bits it is {SIXTEEN}, {units.memory(SIXTEEN * params)}."
+    most = max(BYTES)
+    return f" **Mixed precision**, with which most models are trained, takes {SIXTEEN} to {most}: {units.memory(most * params)}."
+
+
+def _kept(each: int, params: int, room: float) -> tuple[str, tuple[Part, ...], str]:
+    sizes_ = {kind: share * params for kind, share in zip(MEMORY_KINDS, SHARES[each], strict=False)}
+    parts = tuple(_part(sizes_, kind) for kind in sizes_ if sizes_[kind])
+    return f"{each} bytes", parts, _mark(each * params, room)
+
+
+def _activations(stays: dict[str, float], whole: dict[str, int], values: Values, limit: tuple[float, str]) -> Step:
+    again = values["recompute"] == "full"
+    end = ("end of a step", tuple(_part(stays, k) for k in stays if stays[k]), "")
     full = ("fullest moment", _stack(whole), _mark(whole["peak"], limit[0]))
-    told_last = (
-        f"Autograd keeps what forward computed: {units.memory(whole['activations'])} for a batch of {batch}. They "
-        "grow with the batch. As the backward pass uses them up, gradients take their place. The GPU must have "
+    keeps = (
+        "With recomputation autograd keeps only each layer's input" if again else "Autograd keeps what forward computed"
+    )
+    kept = f": {units.memory(whole['activations'])} for a batch of {values['batch']}"
+    if not whole["activations"]:  # the fullest moment is at the end of backward or in the optimizer's step
+        kept = f", but at batch {values['batch']} memory is fullest when that is freed already: all gradients are there by then"
+    says = (
+        f"{keeps}{kept}. It grows with the batch. As the backward pass uses it up, gradients take its place. The GPU must have "
         "room for the fullest moment, and for the tensors in flight just then (buffers)."
     )
-    return [*steps, Step("Activations", told_last, _picture([end, full], limit))]
+    return Step("Activations", says, _picture([end, full], limit))
 
 
-def _usual(graph: Graph, stays: dict[str, int]) -> str:
-    """What mixed precision would keep, where the settings keep less."""
-    here, usual = sum(stays.values()), sum(mixed(graph).values())
-    if here >= usual:
-        return ""
-    return (
-        f" That is {round(here / graph.num_params, 2):g} bytes per parameter, all in 16 bits. **Mixed precision**, with which most "
-        f"models are trained, takes {sum(MIXED.values())}: weights {MIXED['params']}, gradients {MIXED['grads']}, and in fp32 a master "
-        f"copy of the weights and both averages, {MIXED['optimizer']}. That would be **{units.memory(usual)}**."
-    )
-
-
-def _note(model: str, uneven: list[str]) -> str:
-    """Said where Megatron-LM's way is not open."""
+def _note(model: str, uneven: list[str], wanted: int, n: int) -> str:
+    """Said where Megatron-LM's way is not open, and where a node has fewer GPUs."""
+    if wanted > n:
+        return f"A node of this cluster has {n} GPUs, so the first picture shows {n}."
     if not uneven:
         return ""
     return (
@@ -144,7 +204,7 @@ def _stack(found: dict[str, int]) -> tuple[Part, ...]:
     return tuple(_part(found, kind) for kind in MEMORY_KINDS if found[kind])
 
 
-def _part(found: dict[str, int], kind: str) -> Part:
+def _part(found: Mapping[str, float], kind: str) -> Part:
     return Part(MEMORY_NAMES[kind], float(found[kind]), MEMORY_COLOURS[kind], dotted=kind in ("grads", "activations"))
 
 
@@ -161,7 +221,7 @@ def question(learner: Learner, values: Values) -> Question:
     """From how many GPUs on does it fit?"""
     numbers = scene(learner, values).numbers
     right = int(numbers["fits_from"])
-    names = {0: "Not on one node at all", **{n: f"{n} GPU{'s' * (n > 1)}" for n in sizes(learner)}}
+    names = {0: "Not on one node at all", **{n: _gpus(n) for n in sizes(learner)}}
     total = {n: numbers[f"{n}_peak"] for n in sizes(learner)}
     room = units.memory(numbers["room"])
 
@@ -186,21 +246,26 @@ def question(learner: Learner, values: Values) -> Question:
 LESSON = Lesson(
     1, "Why split at all?", "Training needs several times the memory of the weights alone.",
     (
-        "A model may be quick enough on one GPU and still not fit. Here is where the memory goes, for the model "
-        "and the GPU in the sentence above: click its parts to change them. Only the batch has a slider of its own "
-        "here, so that you can watch it.",),
+        "One bar is what each GPU needs, the frame is what it has. Model and GPU are those of the sentence above: click its parts to "
+        "change them.",),
     (
         ("Activation", "a tensor that forward computes; autograd keeps many of them for the backward pass"),
         ("Buffers", "tensors in flight: results that the next operation is about to use"),
         ("Batch", "the samples of one step; “batch 16 × 4 096 tokens” means 16 texts of 4 096 tokens each"),
         ("bf16", "a number in 2 bytes; fp32 takes 4"),
+        ("AdamW, SGD", "two optimizers; SGD keeps nothing, AdamW two running averages per weight"),
         ("GiB", "2^30 bytes, 7 % more than a GB. A GPU sold with 80 GB has a little less or more than 80 GiB: an H100 reports 79.6"),
         ("Mixed precision", "computing in 16 bits and keeping a copy of the weights in fp32, so that small updates are not lost"),
         ("Recomputation", "not keeping activations, and running forward again when the backward pass wants them"),
         ("Node", "one machine with several GPUs, joined by fast links such as NVLink"),
-        ("Optimizer states", "what the optimizer keeps per weight; AdamW keeps two averages"),
+        ("Optimizer states", "what the optimizer keeps per weight"),
     ),
-    (Control("batch", "Batch, samples in one step", BATCHES, 4, kind="slider"),),
+    (
+        Control("gpus", "GPUs that share the weights", GPUS, 1, kind="slider"),
+        Control("bytes", "Bytes per parameter", tuple(BYTES), 18, BYTE_NAMES, "slider"),
+        Control("recompute", "Recomputation", ("none", "full"), "none", {"none": "keep activations", "full": "run forward again"}),
+        Control("batch", "Batch, samples in one step", BATCHES, 4, kind="slider"),
+    ),
     scene, question, CODE, ("compare", "Memory of whole plans for this model"), uses_model=True,
     prefetch=True,
     focus=links.same_batch,
