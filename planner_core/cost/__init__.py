@@ -1,4 +1,11 @@
-"""What a plan takes: time, traffic and memory of one training step."""
+"""The cost of a plan: time, traffic and memory of one training step (docs/COST_MODEL.md has every formula).
+
+compute/        seconds of one operator on one GPU, and of the optimizer
+communication/  links, collectives, redistributions
+memory/         the memory of one GPU, simulated along forward and backward
+step_time       the form of the step's time, which the search minimises
+step            the cost of a finished plan
+"""
 
 from planner_core.cost.chunk_overlap import overlap
 from planner_core.cost.exposed import (

@@ -1,8 +1,8 @@
-"""What ATP's chunk overlap would hide of a plan's communication (Cheng et al., 2023, section 3.4).
+"""How much of a plan's communication ATP's chunk overlap would hide (Cheng et al., 2023, section 3.4).
 
-Forward, the batch is cut into chunks and the reduction of one chunk's result runs beside the GEMM of the next (`atp.
-chunked_time_s`). Backward, the reduction of a gradient runs beside the weight-gradient GEMMs of the ops that produced
-it. An estimate beside the plan's own time: no export runs in chunks.
+In forward the batch is cut into chunks. The reduction of one chunk's result runs beside the GEMM of the next chunk
+(`atp.chunked_time_s`). In backward the reduction of a gradient runs beside the weight-gradient GEMMs of the operators that made
+it. This is an estimate beside the plan's own time. Exported scripts do not run in chunks.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Overlap:
 
 
 def overlap(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) -> Overlap:
-    """The best of 2, 4 or 8 chunks; one chunk where chunks only add latency."""
+    """The overlap with 2, 4 or 8 chunks, whichever hides most; one chunk if chunks only add latency."""
     found = [m for m in messages(blocks, graph, model) if m.category == WAIT and m.kind in REDUCTIONS]
     backward = sum(_backward(m, blocks, graph, model) for m in found if m.phase == "backward")
     best = Overlap(1, 0.0, backward)
@@ -43,7 +43,7 @@ def overlap(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) -> 
 
 
 def _forward(m: Message, chunks: int, blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) -> float:
-    """What is hidden of the reduction of a result, its chunks' latencies counted."""
+    """Seconds that are hidden of the reduction of a result, less the latencies that the chunks add."""
     if not m.what.startswith("result"):
         return 0.0
     block = block_of(graph, m.label)
@@ -54,7 +54,8 @@ def _forward(m: Message, chunks: int, blocks: Mapping[str, BlockPlan], graph: Gr
 
 
 def _backward(m: Message, blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) -> float:
-    """What is hidden of the reduction of a gradient: no more than the weight-gradient GEMMs take, half of their ops' backward."""
+    """Seconds that are hidden of the reduction of a gradient: at most those of the weight-gradient GEMMs, which are taken as half
+    of the backward of their operators."""
     block = block_of(graph, m.label)
     op = _op(block, m.site)
     if m.what.startswith("gradient of operand"):

@@ -1,9 +1,9 @@
-"""What of a step's communication shows: the parts of `exposed_comm_time_s`, each with the reason, adding up to it exactly.
+"""The parts of a step's exposed communication, `exposed_comm_time_s`, each with its reason. They add up to it exactly.
 
-waited for      an operator needs it at once
+waited for      the next operator needs the result of the collective
 contention      weight traffic beside compute slows the compute
 not hidden      weight traffic lasts longer than the compute beside it
-at the ends     the first unit's gather and the last unit's reduction have nothing to hide behind
+at the ends     nothing hides the first unit's gather and the last unit's reduction
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WAITED, CONTENTION, NOT_HIDDEN, ENDS = "waited for", "contention", "not hidden",
 
 @dataclass(frozen=True, slots=True)
 class Exposed:
-    """Seconds per step, of all copies of a block variant, that one collective or one weight adds to the step."""
+    """Seconds per step that one collective or one weight adds to the step, for all copies of a block variant."""
 
     label: str
     site: str
@@ -36,7 +36,7 @@ class Exposed:
 
 @dataclass(frozen=True, slots=True)
 class WeightTraffic:
-    """Seconds of one copy's traffic of one weight in one phase: in each micro-batch, and once a step."""
+    """Seconds of the traffic of one weight of one copy in one phase: in each micro-batch, and once a step."""
 
     weight: str
     phase: str
@@ -47,7 +47,7 @@ class WeightTraffic:
 def exposed_parts(
     blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel, coarse: CoarseGraph | None = None
 ) -> list[Exposed]:  # fmt: skip
-    """Everything that shows; the seconds add up to the plan's exposed communication."""
+    """All parts. Their seconds add up to the plan's exposed communication."""
     units = units_of(blocks, graph, model, coarse)
     return [replace(e, seconds=e.seconds * unit.copies) for unit in units for e in _of_one(unit, model)]
 
@@ -79,7 +79,7 @@ def _of_one(unit: Unit, model: CostModel) -> Iterator[Exposed]:
 
 
 def beyond_compute(totals: Floats, phase: str, model: CostModel) -> tuple[float, str]:
-    """Seconds per step that one copy's weight traffic adds to a phase, and why; `totals` [component] are the copy's."""
+    """Seconds per step that the weight traffic of one copy adds to a phase, and the reason. `totals` [component] are the copy's."""
     m, k = model.workload.accumulate, model.contention
     first = Component.FORWARD if phase == "forward" else Component.BACKWARD
     compute, each, once = (float(totals[first + i]) for i in range(3))
@@ -91,7 +91,7 @@ def beyond_compute(totals: Floats, phase: str, model: CostModel) -> tuple[float,
 def _shared_out(
     unit: Unit, traffic: list[WeightTraffic], why: str, seconds: float, micro_batches: int
 ) -> Iterator[Exposed]:
-    """Seconds shared among weights by their traffic."""
+    """Divide `seconds` among the weights in proportion to their traffic."""
     total = sum(micro_batches * t.each_s + t.once_s for t in traffic)
     if seconds <= 0 or total <= 0:
         return

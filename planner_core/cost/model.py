@@ -1,4 +1,4 @@
-"""Everything a price depends on besides the plan."""
+"""All that the cost of a plan depends on beside the plan: cluster, mesh, workload and the constants of the cost model."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from planner_core.cost.step_time import StepTime
 
 Array = NDArray[np.float64]
 RUN_STAGES = (0, 3)
-"""ZeRO stages that the runtime carries out: those of plans that are searched. A stated layout may have others."""
+"""The ZeRO stages that the runtime carries out. Searched plans have only these. A layout that a user states may have others."""
 
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """A cluster, a mesh on it, and what a step does there.
+    """A cluster, a mesh on it, and the workload of a step.
 
-    `contention` is what a second of traffic costs the compute beside it, in seconds. Axes in `joined` are one to the
-    operators with the axis before; only weights may lie differently on them. `stages` are the ZeRO stages that weights may
-    take, up to the workload's. `timing` are the constants of a step that belong to no GPU.
+    `contention`: seconds by which one second of weight traffic slows the compute beside it. `joined`: the axes that operators
+    treat as one with the axis before; only weights may have another placement on them. `stages`: the ZeRO stages that weights
+    may take, up to the workload's. `timing`: constants of a step that do not belong to a GPU.
     """
 
     cluster: Cluster
@@ -42,13 +42,13 @@ class CostModel:
 
     @property
     def slowdown(self) -> float:
-        """How much longer compute takes since the slowest of all nodes keeps the others waiting."""
+        """The factor by which compute takes longer, since the slowest node keeps the others waiting."""
         nodes = self.cluster.num_gpus / self.cluster.levels[0].size
         return 1 + self.timing.straggler * math.log2(nodes)
 
     @property
     def fused(self) -> float:
-        """Share of the chains of memory-bound operators that are fused."""
+        """The share of the chains of memory-bound operators that run as one fused kernel."""
         return 1.0 if self.workload.compiled else self.timing.fused_eager
 
     @property

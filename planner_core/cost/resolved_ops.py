@@ -1,4 +1,4 @@
-"""What a site of a plan means: which row of the op's rule it runs on each mesh axis, and what one GPU then holds."""
+"""What an operator of a plan runs: the row of its rule on each mesh axis, and the bytes that one GPU then holds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from planner_core.ops import Row, rows
 
 
 def block_of(graph: Graph, label: str) -> Block:
-    """The block that a plan's label means; raises InputError for a label the model does not have."""
+    """The block of a label of a plan. Raises InputError if the model does not have it."""
     name = label.partition("#")[0]
     if not name:
         return graph.top
@@ -20,13 +20,13 @@ def block_of(graph: Graph, label: str) -> Block:
 
 
 def split_parts(block: Block, op: Op, site: SitePlan, model: CostModel) -> int:
-    """Into how many parts the work of an op is split."""
+    """The number of parts into which the work of an operator is split."""
     chosen = rows_at(block, op, site)
     return int(np.prod([n for row, n in zip(chosen, model.sizes, strict=True) if row.splits_work], dtype=int))
 
 
 def rows_at(block: Block, op: Op, site: SitePlan) -> list[Row]:
-    """The row that `site` runs on each mesh axis; raises InputError where no row of the op is meant."""
+    """The row that an operator runs on each mesh axis under `site`. Raises InputError if no row of its rule fits."""
     found = []
     options = rows(op, block.values)
     for axis in range(len(site.outputs[0].src.forward)):
@@ -43,6 +43,6 @@ def rows_at(block: Block, op: Op, site: SitePlan) -> list[Row]:
 
 
 def local_bytes(block: Block, value: int, placements: Placements, model: CostModel) -> int:
-    """Bytes one GPU holds of a value."""
+    """Bytes of a value on one GPU."""
     meta = block.values[value].meta
     return int(np.prod(local_shape(meta.shape, placements, model.sizes), dtype=np.int64)) * ITEM_BYTES[meta.dtype]

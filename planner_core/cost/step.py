@@ -1,7 +1,8 @@
-"""What a plan takes: every collective counted, the step's time unit by unit, memory along the step. Reads the plan alone.
+"""The cost of a finished plan: its collectives, the step's time unit by unit, and memory along the step.
 
-Search and price share the formulas of single operators and collectives and the form of the step's time, but this file goes
-through the finished plan op by op, so that a test can hold the optimum of the network against the price of the plan.
+The search and this file share the formulas of single operators and collectives, and the form of the step's time. But this file
+reads the plan alone and goes through it operator by operator. So a test can compare the optimum of the search's network with
+the cost of the plan.
 """
 
 from __future__ import annotations
@@ -43,11 +44,11 @@ from planner_core.ops import CoarseGraph, coarsen, passes
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """One block variant of a plan as the step's time sees it; all figures are those of one copy and one micro-batch.
+    """One block variant of a plan as the step's time sees it. Its numbers are those of one copy and one micro-batch.
 
-    `copies` run so, of `repeats` copies of the block. `each` are the collectives of a micro-batch, `once` those of a step.
-    Of sites in `exposed` nothing hides the weight traffic. `optimizer_s` is that of a step; the block around the repeated
-    ones bears what every step takes beside it.
+    `copies` of the `repeats` copies of the block run so. `each` are the collectives of a micro-batch, `once` those of a step.
+    `exposed` are the operators whose weight traffic nothing hides. `optimizer_s` is the optimizer's time of a step. In the top
+    block it also has the seconds that every step takes, whatever the plan.
     """
 
     label: str
@@ -68,7 +69,20 @@ class Unit:
 def price(
     blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel, coarse: CoarseGraph | None = None
 ) -> Cost:  # fmt: skip
-    """Cost of one training step on the fullest GPU (all GPUs are alike here). `coarse` spares coarsening `graph` again."""
+    """The cost of one training step on one GPU; all GPUs are equal in the cost model.
+
+    Args:
+        blocks: The plan of each block variant, by label ("" is the top block).
+        graph: The model, with the global shapes of one micro-batch.
+        model: Cluster, mesh, workload and constants.
+        coarse: The operators of `graph` in groups, if they are known already.
+
+    Returns:
+        Seconds per step, traffic per mesh axis, and bytes per GPU at the peak.
+
+    Raises:
+        InputError: The plan and the graph do not belong together.
+    """
     units = units_of(blocks, graph, model, coarse)
     traffic = traffic_of(messages(blocks, graph, model), model)
     step = step_seconds(units, model)
@@ -82,7 +96,7 @@ def price(
 
 
 def step_seconds(units: Iterable[Unit], model: CostModel) -> float:
-    """The step's time; `model` may have other links than the plan was made for."""
+    """Seconds of the step. `model` may have other links than those for which the plan was made."""
     return sum(u.copies * float(model.step_time.seconds(unit_totals(u, model))) for u in units)
 
 
@@ -129,7 +143,7 @@ def units_of(
 
 
 def unit_totals(unit: Unit, model: CostModel) -> Floats:
-    """[component] of one copy, memory left out."""
+    """[component]: the totals of one copy, without memory."""
     c, m = Component, model.workload.accumulate
     totals = np.zeros(NUM_COMPONENTS)
     totals[c.FORWARD], totals[c.BACKWARD] = unit.forward_s, unit.backward_s
@@ -169,8 +183,8 @@ def _optimizer(block: Block, bp: BlockPlan, model: CostModel) -> float:
 def all_seconds(
     block: Block, op: Op, bp: BlockPlan, again: Mapping[str, Rerun], model: CostModel
 ) -> tuple[float, float]:
-    """Seconds of compute, forward and backward, that one op of one copy takes with its weights and operands: what
-    `op_seconds`, `weight_seconds` and `touch_time` add up to."""
+    """Seconds of compute, forward and backward, of one operator of one copy: the sum of `op_seconds`, `weight_seconds` and
+    `touch_time`."""
     forward, backward = op_seconds(block, op, bp, again, model)
     weights = weight_seconds(block, op, bp.sites[op.name], op.name in again, model)
     return forward + weights[0] + touch_time(block, op, bp.sites[op.name], model), backward + weights[1]
@@ -179,7 +193,7 @@ def all_seconds(
 def op_seconds(
     block: Block, op: Op, bp: BlockPlan, again: Mapping[str, Rerun], model: CostModel
 ) -> tuple[float, float]:
-    """Seconds forward and backward of one op of one copy; what runs `again` (see `recomputed`) counts as backward."""
+    """Seconds forward and backward of one operator of one copy. What runs `again` (see `recomputed`) counts as backward."""
     forward, backward = site_time(block, op, bp.sites[op.name], model)
     return forward, backward + (forward if computes_again(op, again) else 0.0)
 
@@ -205,8 +219,8 @@ def _each(pair: Sequence[float]) -> tuple[Floats, Floats]:
 
 
 def weight_seconds(block: Block, op: Op, site: SitePlan, again: bool, model: CostModel) -> tuple[float, float]:
-    """Seconds of one micro-batch, forward and backward, that compute spends on an op's weights: copies around gathers and
-    scatters, and gradients added up where they lie."""
+    """Seconds of one micro-batch, forward and backward, that the compute stream spends on an operator's weights: copies around
+    gathers and scatters, and sums of gradients."""
     forward = backward = 0.0
     for value, edge in zip(op.inputs, site.inputs, strict=True):
         v = block.values[value]
@@ -229,7 +243,7 @@ def _sends(steps: Iterable[Step], model: CostModel) -> bool:
 
 
 def touch_time(block: Block, op: Op, site: SitePlan, model: CostModel) -> float:
-    """Seconds to pad or divide an operand that arrives in another state than the op runs with."""
+    """Seconds to pad or divide an operand that is delivered in another state than the operator takes it."""
     total = 0.0
     for value, edge in zip(op.inputs, site.inputs, strict=True):
         if block.values[value].kind == "activation" and edge.src != edge.dst:

@@ -1,4 +1,4 @@
-"""Every collective of one step, read off a plan op by op: which, of how many bytes, how often, and who waits for it."""
+"""Every collective of one step, read off a plan operator by operator: its kind, bytes and count, and what waits for it."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from planner_core.cost.resolved_ops import block_of, rows_at
 from planner_core.cost.units import bucket_share
 
 WAIT, BESIDE, ONCE = "wait", "beside", "once"
-"""What an operator waits for; weight traffic beside every micro-batch's compute; and beside one micro-batch of the step."""
+"""An operator waits for it; it is weight traffic beside the compute of every micro-batch; or beside that of one micro-batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One collective: where it comes from, so that a total can be opened to its parts.
+    """One collective, and where it comes from, so that a total can be opened to its parts.
 
-    `count` is how often it runs in one step: copies of the block, times micro-batches unless it runs once a step. `label` is
-    the block's label in the plan, `weight` the parameter that it moves, if it moves one, `share` the part of what is sent
-    at once (see `units.bucket_share`).
+    `count` is how often it runs in one step: once for each copy of the block, and for each micro-batch unless it runs once a step.
+    `label` is the block's label in the plan. `weight` is the parameter that it moves, if it moves one. `share` is its part of the
+    message (see `units.bucket_share`).
     """
 
     site: str
@@ -53,7 +53,7 @@ class Message:
 
 
 def recomputed(block: Block, bp: BlockPlan) -> Mapping[str, Rerun]:
-    """Ops of a block that run again in backward, and what of them."""
+    """The operators of a block that run again in backward, and which parts of them do."""
     return {} if bp.recompute == "none" else run_again(block, bp.kept)
 
 
@@ -63,7 +63,7 @@ def message_time(m: Message, model: CostModel) -> float:
 
 
 def messages(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) -> Iterator[Message]:
-    """Every collective of one step; those of a repeated block once, with the number of its copies in `count`."""
+    """Every collective of one step. Those of a repeated block appear once, with the number of copies in `count`."""
     micro_batches = model.workload.accumulate
     for label, bp in blocks.items():
         block = block_of(graph, label)
@@ -81,7 +81,7 @@ def one_micro_batch(block: Block, bp: BlockPlan, model: CostModel) -> Iterator[M
 
 
 def once_a_step(block: Block, bp: BlockPlan, model: CostModel) -> Iterator[Message]:
-    """The collectives of one copy's weights once a step: working copies gathered, gradients reduced."""
+    """The collectives of one copy's weights that run once a step: working copies are gathered, gradients are reduced."""
     by_name = {v.name: i for i, v in enumerate(block.values) if v.kind == "parameter" and i not in block.inputs}
     for name, param in bp.params.items():
         if name not in by_name:
@@ -166,7 +166,7 @@ def sent(
     model: CostModel,
     item_bytes: int | None = None,
 ) -> Iterator[tuple[str, int, int]]:
-    """(kind, axis, bytes) of the steps that send messages, in the value's own dtype or in one of `item_bytes`."""
+    """(kind, axis, bytes) of the steps that communicate, in the value's own dtype or in one of `item_bytes`."""
     meta = block.values[value].meta
     item = item_bytes or ITEM_BYTES[meta.dtype]
     here = list(start)

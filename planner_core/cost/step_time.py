@@ -1,8 +1,8 @@
-"""The time of one training step, in the form that the search minimises and the simulation of the schedule confirms.
+"""The time of one training step, in the form that the search minimises.
 
-A step runs m micro-batches, then the optimizer. The model is a row of *units*: the copies of its repeated blocks, and the
-block around them. While one unit computes, the weights of the next are gathered and the gradients of the one before are
-reduced. Of one unit and one micro-batch, in forward (f) and backward (b):
+A step runs m micro-batches, then the optimizer. The model is a row of *units*: the copies of its repeated blocks, and the top
+block around them. While one unit computes, the weights of the next unit are gathered, and the gradients of the unit before are
+reduced. For one unit and one micro-batch, in forward (f) and backward (b), let
 
     A   seconds that the compute stream computes, or waits for a collective that its next operator needs
     B   seconds of weight traffic beside it: gathers at use, and in backward the scatters of gradients
@@ -14,9 +14,11 @@ reduced. Of one unit and one micro-batch, in forward (f) and backward (b):
 
 k is the price of contention: a second of traffic beside compute slows the compute by k seconds.
 
-Example: A = 10 ms, B = 4 ms, C = 0, k = 0.1, m = 2: each micro-batch takes max(10.4, 4) = 10.4 ms. With B = 30 ms the
-traffic binds: 30 ms. T is convex and never falls when a part grows; every weighted mean of the two sides of a maximum is a
-lower bound on it, and a plain sum (`linear`), which is what makes the search exact.
+Example: A = 10 ms, B = 4 ms, C = 0, k = 0.1, m = 2. Each micro-batch takes max(10.4, 4) = 10.4 ms. With B = 30 ms, traffic is
+the larger side, and each takes max(13, 30) = 30 ms.
+
+T is convex, and it never falls when a part grows. Every weighted mean of the two sides of a maximum is a lower bound on the
+maximum, and it is a plain sum (`StepTime.linear`). The search is exact because of this.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ Floats = NDArray[np.float64]
 
 
 class Component(IntEnum):
-    """Components of every cost, per GPU: seconds of one micro-batch or of one step, and bytes."""
+    """The components of every cost, per GPU: seconds of one micro-batch or of one step, and bytes (see `CostVector`)."""
 
     FORWARD = 0
     FORWARD_TRAFFIC = 1
@@ -51,10 +53,10 @@ NUM_COMPONENTS = len(Component)
 
 @dataclass(frozen=True, slots=True)
 class CostVector:
-    """One number per component: what a choice costs, or the price of a unit of each component.
+    """One number per component: the cost of a choice, or a price for each component.
 
-    `forward`, `backward`: A above, seconds a micro-batch. `*_traffic`: B. `*_once`: C. `step`: S. `communication`: seconds of
-    all collectives of a step. `after_forward`, `after_backward`: bytes held when the forward or backward pass ends.
+    `forward`, `backward`: A above, in seconds per micro-batch. `*_traffic`: B. `*_once`: C. `step`: S. `communication`: seconds
+    of all collectives of a step. `after_forward`, `after_backward`: bytes held when the forward or the backward pass ends.
     """
 
     forward: float = 0.0
@@ -69,7 +71,7 @@ class CostVector:
     after_backward: float = 0.0
 
     def array(self) -> Floats:
-        """[component]."""
+        """The numbers as an array [component]."""
         return np.array(astuple(self))
 
 
@@ -77,8 +79,10 @@ assert [f.name.upper() for f in fields(CostVector)] == [c.name for c in Componen
 
 
 class Shares(NamedTuple):
-    """How much of each maximum of the step's time is priced as compute (1) or as traffic (0): in all but one micro-batch of
-    a step, and in the one that bears the traffic of once a step."""
+    """The weights of a weighted mean of each maximum: the share of the side A + k B; the side B has the rest.
+
+    `forward` and `backward` are for the micro-batches without the traffic of once a step. `*_edge` are for the one that has it.
+    """
 
     forward: float = 1.0
     forward_edge: float = 1.0
@@ -88,13 +92,13 @@ class Shares(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """The form T of the step's time for `accumulate` micro-batches at a price `contention`."""
+    """The form T of the step's time, for m = `accumulate` micro-batches and k = `contention`."""
 
     accumulate: int
     contention: float
 
     def seconds(self, totals: Floats) -> Floats:
-        """T of one unit whose components are `totals` [..., component]."""
+        """[...]: seconds T of one unit with `totals` [..., component]."""
         parts = np.moveaxis(totals, -1, 0)
         c = Component
         forward = self._phase(parts[c.FORWARD], parts[c.FORWARD_TRAFFIC], parts[c.FORWARD_ONCE])
@@ -107,7 +111,7 @@ class StepTime:
         return (self.accumulate - 1) * steady + np.maximum(compute + k * edge, edge)
 
     def linear(self, shares: Shares) -> CostVector:
-        """Prices whose weighted sum is at most T, whatever the totals; equal to it where the shares name the larger sides."""
+        """Prices p with  sum of p · totals  ≤  T  for all totals. They are equal if each share is 1 or 0 for the larger side."""
         forward = self._prices(shares.forward, shares.forward_edge)
         backward = self._prices(shares.backward, shares.backward_edge)
         return CostVector(*forward, *backward, step=1.0)

@@ -1,4 +1,4 @@
-"""The units of a step (see `step_time`): copies of repeated blocks, and the block around them, and what they send at once."""
+"""The units of a step (see `step_time`), and the messages in which each sends its weights."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from planner_core.ops import CoarseGraph
 
 
 def ops_before_the_units(coarse: CoarseGraph) -> frozenset[str]:
-    """Ops of the top block whose group runs before the first call.
+    """The operators of the top block whose group runs before the first call.
 
-    Nothing runs before them that could hide their weights' gathers, and nothing after them in backward that could hide the
-    reduction of their gradients.
+    Nothing runs before them that could hide the gathers of their weights. Nothing runs after them in backward that could hide the
+    reductions of their gradients.
     """
     items = coarse.graph.top.items
     first = next((i for i, item in enumerate(items) if isinstance(item, Call)), 0)
@@ -21,11 +21,11 @@ def ops_before_the_units(coarse: CoarseGraph) -> frozenset[str]:
 
 
 def bucket_share(block: Block, value: int) -> float:
-    """The part of its unit's bucket that a weight is.
+    """The share of a weight in the bucket of its unit, by elements.
 
-    A unit's weights are gathered together, and so are their gradients reduced: they pay one latency. Each weight bears its
-    part of the message's time, as if the others of the unit moved alike; where all do, the parts add up to the time of
-    one message. A weight that is passed into the block is a bucket of its own.
+    The weights of a unit are gathered in one message, and their gradients are reduced in one message, so they pay one latency. Each
+    weight bears its share of the message's time, as if all weights of the unit moved in the same way. If they do, the shares add
+    up to one message. A weight that is an input of the block has a bucket of its own.
     """
     passed = set(block.inputs)
     v = block.values[value]
@@ -36,5 +36,5 @@ def bucket_share(block: Block, value: int) -> float:
 
 
 def sent_share(block: Block, value: int) -> float:
-    """The part of what is sent at once that a value is: a weight's of its bucket, all of any other."""
+    """The share of a value in its message: `bucket_share` of a weight, 1 for any other value."""
     return bucket_share(block, value) if block.values[value].kind == "parameter" else 1.0

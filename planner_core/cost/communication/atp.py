@@ -86,9 +86,9 @@ def layer_wire_bytes(d1: int, d2: int, phase: str, tokens: int, hidden: int, ite
 
 
 def replicated_norm_elements(d1: int, d2: int) -> Fraction:
-    """Elements that one rank sends per layer, in units of tokens·h, to keep LayerNorm and residual whole over axis 2.
+    """Elements that one rank sends per layer, in units of tokens·h, to keep LayerNorm and the residual Replicate over axis 2.
 
-    The extra all_gathers over axis 2 are (4/d1 + 4)·(d2-1)/d2; with d2 = 1 there are none.
+    The extra all_gathers over axis 2 take (4/d1 + 4)·(d2-1)/d2. With d2 = 1 this is 0.
     """
     return (Fraction(4, d1) + 4) * Fraction(d2 - 1, d2)
 
@@ -115,7 +115,7 @@ def ring_time_s(
 def best_mesh(num_gpus: int, b1: float = 1.0, b2: float = 1.0, *, replicated_norm: bool = False) -> tuple[int, int]:
     """The (d1, d2) of all factorisations with the least ring time; on a tie the one nearest to Megatron-LM.
 
-    The bandwidths are those of the axes whatever the mesh; where they follow from a cluster, compare `layer_cost`.
+    `b1` and `b2` are the bandwidths of the axes, the same for every mesh. If they follow from a cluster, compare `layer_cost`.
     """
     meshes = [(d1, num_gpus // d1) for d1 in range(num_gpus, 0, -1) if num_gpus % d1 == 0]
     return min(meshes, key=lambda mesh: layer_cost(mesh[0], mesh[1], b1, b2, replicated_norm=replicated_norm))
@@ -124,7 +124,7 @@ def best_mesh(num_gpus: int, b1: float = 1.0, b2: float = 1.0, *, replicated_nor
 def chunk_timeline(compute_s: Sequence[float], communication_s: Sequence[float]) -> tuple[Span, ...]:
     """ATP's chunk overlap: the all_reduce of chunk i runs beside the GEMM of chunk i+1, each stream in order.
 
-    Takes seconds per chunk; the last span of the last chunk ends when the layer does.
+    `compute_s` and `communication_s` have seconds per chunk. The last span of the last chunk ends when the layer ends.
     """
     spans: list[Span] = []
     computed = sent = 0.0
@@ -138,7 +138,7 @@ def chunk_timeline(compute_s: Sequence[float], communication_s: Sequence[float])
 
 
 def chunked_time_s(compute_s: float, communication_s: float, chunks: int) -> float:
-    """Seconds of `chunks` equal chunks whose sums are given: (g + a + (C-1)·max(g, a)) / C."""
+    """Seconds of C = `chunks` equal chunks, for the sums g (compute) and a (communication): (g + a + (C-1)·max(g, a)) / C."""
     return (compute_s + communication_s + (chunks - 1) * max(compute_s, communication_s)) / chunks
 
 

@@ -5,12 +5,15 @@
     wire bytes per rank   all_gather, reduce_scatter (n-1)/n·B    all_reduce 2(n-1)/n·B    all_to_all (n-1)/n²·B
     time                  a + x + curve · sqrt(a · x)
 
-`a` is the latency (of the launch and of all hops) and `x` the transfer: the bytes on the slowest link over its rate, the
-larger of inside and between nodes, since both are busy at once. The root stands for the protocols between (NCCL's LL and
-LL128): the form has a median error of 5 to 6 % on nccl-tests of one node from 512 bytes to 512 MiB, a line 11 %
-(`tests/cost/test_measured.py`). All groups of an axis run at once and share the links: a level's bandwidth is divided by
-the rings that cross one of its units (TAPS). Time grows with bytes and latency and falls with bandwidth, since every term
-does.
+`a` is the latency of the launch and of all hops. `x` is the transfer: the bytes on the slowest link over the link's rate. Links
+inside and between nodes are busy at once, so the slower of the two counts. The term with the root stands for NCCL's protocols
+for medium sizes (LL and LL128). With it, the median error is 5 to 6 % on nccl-tests of one node from 512 bytes to 512 MiB;
+without it, 11 % (`tests/cost/test_measured.py`). All groups of an axis run at once and share the links. The bandwidth of a
+level is divided by the number of rings that cross one of its units (TAPS). Time grows with bytes and latency and falls with
+bandwidth, since every term does.
+
+Example: an all_gather of B = 64 MB on 8 GPUs with 400 GB/s sends 7/8 · 64 = 56 MB per rank, so x = 140 us. With a = 20 us and
+curve = 0.5 the time is 20 + 140 + 0.5 · sqrt(20 · 140) = 186 us.
 """
 
 from __future__ import annotations
@@ -59,8 +62,8 @@ def wire_bytes(kind: str, num_bytes: int, n: int) -> int:
 
 
 def collective_time(kind: str, num_bytes: float, link: AxisLink, share: float = 1.0) -> tuple[float, str]:
-    """Seconds of a tensor that is `share` of what is sent at once, and the name of the cheapest algorithm (`ring`,
-    `hierarchical`, `pairwise`; `none` if nothing moves)."""
+    """Seconds of one collective, and the name of the cheapest algorithm (`ring`, `hierarchical`, `pairwise`; `none` if nothing
+    moves). If the tensor is only a `share` of one message, it gets that share of the message's time."""
     if num_bytes <= 0 or link.size == 1:
         _check(kind, link.size)
         return 0.0, "none"
@@ -69,7 +72,7 @@ def collective_time(kind: str, num_bytes: float, link: AxisLink, share: float = 
 
 
 def collective_times(kind: str, num_bytes: NDArray[np.generic], link: AxisLink, share: float = 1.0) -> Array:
-    """`collective_time` of many sizes at once: seconds, shaped like `num_bytes`."""
+    """`collective_time` of many sizes at once: seconds, with the shape of `num_bytes`."""
     size = np.asarray(num_bytes, dtype=np.float64)
     if link.size == 1:
         _check(kind, link.size)
@@ -93,8 +96,8 @@ def _ring(link: AxisLink) -> Algorithm:
     """all_gather, reduce_scatter: a flat ring through all nodes, n-1 pieces of B/n over its slowest link.
 
     Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations" (2009);
-    across nodes, (n-1)/n·B / min(B_intra, B_node/r) (TAPS). A level's hops count with their own latency, so a level
-    more, with no hop faster, is never faster.
+    across nodes, (n-1)/n·B / min(B_intra, B_node/r) (TAPS). The hops of each level have that level's latency. So a further
+    level whose hops are not faster never makes the ring faster.
     """
     transfer = (link.size - 1) / link.size / link.bytes_per_s
     return Algorithm("ring", link.launch_s + link.ring_s, transfer, link.curve)
@@ -103,17 +106,17 @@ def _ring(link: AxisLink) -> Algorithm:
 def _sum(link: AxisLink) -> Algorithm:
     """all_reduce: a ring inside the node, and 1/m of the tensor per rank between the nodes, all levels at once.
 
-    Source: TAPS, 2(m-1)/m·B/B_intra and 2(k-1)/k·B/m over B_node/m; NCCL pipelines the two, so the slower counts and not
-    their sum. Between nodes it goes up and down a tree (Sanders, Speck, Träff, "Two-tree algorithms for full bandwidth
-    broadcast, reduction and scan", 2009). Where the switch adds, it takes `in_switch` of the transfer inside. Groups that
-    lie unevenly on nodes run one flat ring.
+    Source: TAPS, 2(m-1)/m·B/B_intra and 2(k-1)/k·B/m over B_node/m. NCCL pipelines the two, so the slower one counts and not
+    their sum. Between nodes the data goes up and down a tree (Sanders, Speck, Träff, "Two-tree algorithms for full bandwidth
+    broadcast, reduction and scan", 2009). If the switch adds the terms, the transfer inside is multiplied by `in_switch`. Groups
+    that lie unevenly on nodes run one flat ring.
     """
     fixed = link.summing * link.launch_s
     if not link.stages:
         return Algorithm("ring", fixed + link.sum_s, 2 * (link.size - 1) / link.size / link.bytes_per_s, link.curve)
     transfer, inside = 0.0, 1
     for stage in link.stages:
-        members = stage.members if stage.inside else link.size // inside  # what leaves a node goes on to all others
+        members = stage.members if stage.inside else link.size // inside  # what leaves a node goes to all other nodes
         share = 2 * (members - 1) / members / inside * (link.in_switch if stage.inside else 1.0)
         transfer, inside = max(transfer, share / stage.bytes_per_s), inside * stage.members
     name = "ring" if len(link.stages) == 1 else "hierarchical"
@@ -121,10 +124,10 @@ def _sum(link: AxisLink) -> Algorithm:
 
 
 def _pairwise(link: AxisLink) -> Algorithm:
-    """Every rank sends B/n² to each other rank, all at once; every level carries what leaves its units, the slowest counts.
+    """Every rank sends B/n² to each other rank, all at once. Every level carries what leaves its units; the slowest level counts.
 
-    Source: pairwise exchange of Thakur et al. (2005); on one level this is (n-1)/n²·B / bandwidth. The exchanges are
-    started together, so there is one latency and not n-1.
+    Source: pairwise exchange of Thakur et al. (2005). On one level this is (n-1)/n²·B / bandwidth. The exchanges are started
+    together, so there is one latency and not n-1.
     """
     return Algorithm("pairwise", link.launch_s + link.exchange_s, link.exchange_s_per_byte, link.curve)
 

@@ -14,15 +14,17 @@ from planner_core.core import Cluster, DeviceMesh, InputError, Level
 
 _Ranks: TypeAlias = NDArray[np.int64]
 SWITCH_GPUS = 8
-"""GPUs of a node from which on NCCL lets the switch add (measured with 8, not with 2 and 4; aiconfigurator's tables)."""
+"""NCCL lets the switch add the terms of a sum if a node has at least this many GPUs (measured: with 8, but not with 2 and 4;
+aiconfigurator's tables)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """The part of a group that lies on one level: `members` child units, and what one rank gets when all send at once.
+    """The part of a group that lies on one level of the cluster: it spans `members` child units of that level.
 
-    `bytes_per_s` is the share of one GPU of the uplinks of every unit it must leave to get there. `latency_s` is one step
-    of a ring, `tree_latency_s` one of a tree. `inside` says that its links join GPUs inside a node.
+    `bytes_per_s` is what one GPU gets of the links when all GPUs send at once: its share of the uplinks of every unit that its
+    data must leave. `latency_s` is that of one step of a ring, `tree_latency_s` that of one step of a tree. `inside` says that
+    the links join GPUs inside a node.
     """
 
     level: str
@@ -37,14 +39,13 @@ class Stage:
 class AxisLink:
     """One mesh axis on one cluster, as its groups see it when all of them run at once.
 
-    `levels` are the names of the levels that the groups cross, innermost first. `bytes_per_s` and
-    `latency_s` hold for one flat ring: the slowest link share on its way, and its slowest hop.
-    `exchange_s_per_byte` is the time of an all_to_all per byte of B. `stages` has one entry per crossed
-    level where every group lies evenly on the levels, and is empty where groups straddle units unevenly.
+    `levels` are the names of the levels that the groups cross, innermost first. `bytes_per_s` and `latency_s` hold for one flat
+    ring: its slowest share of a link, and its slowest hop. `exchange_s_per_byte` is the time of an all_to_all per byte of B.
+    `stages` has one entry per crossed level if every group lies evenly on the levels. It is empty if some do not.
 
     Latencies: `launch_s` of any collective; `ring_s`, `sum_s` and `exchange_s` of the hops of one turn of a ring, of an
-    all_reduce and of an all_to_all. `curve`, `summing` and `in_switch` are those of `Collectives`; the last is 1 where
-    no switch adds for these groups.
+    all_reduce and of an all_to_all. `curve`, `summing` and `in_switch` are those of `Collectives`. `in_switch` is 1 if the
+    switch does not add for these groups.
     """
 
     size: int
@@ -63,22 +64,22 @@ class AxisLink:
 
     @property
     def members(self) -> tuple[int, ...]:
-        """Child units per crossed level; their product is `size` where the groups lie evenly."""
+        """Child units per crossed level. Their product is `size` if the groups lie evenly."""
         return tuple(stage.members for stage in self.stages)
 
 
 @lru_cache(maxsize=1024)
 def volume_link(size: int) -> AxisLink:
-    """A link on which only volume counts: one byte costs the same on every axis, and no message waits.
+    """A link on which only volume counts: one byte costs the same on every axis, and latencies are zero.
 
-    What a planner that knows no topology believes (TAP); one GB/s, so that seconds read as gigabytes.
+    A planner that does not know the topology assumes this (TAP). The rate is 1 GB/s, so that seconds read as gigabytes.
     """
     stage = Stage("volume", size, 1e9, 0.0)
     return AxisLink(size, ("volume",), 1e9, 0.0, (size - 1) / size**2 / 1e9, (stage,), 0.0)
 
 
 def axis_links(cluster: Cluster, mesh: DeviceMesh) -> tuple[AxisLink, ...]:
-    """One link per mesh axis; ranks are row-major, so the last axis is adjacent GPUs. Raises InputError on a wrong size."""
+    """One link per mesh axis. Ranks are row-major, so the last axis joins adjacent GPUs. Raises InputError on a wrong size."""
     if mesh.num_devices != cluster.num_gpus:
         raise InputError(
             f"mesh {mesh} has {mesh.num_devices} devices but {cluster.name} has {cluster.num_gpus} GPUs; "
@@ -119,15 +120,15 @@ def _axis_link(cluster: Cluster, size: int, stride: int) -> AxisLink:
 
 
 def _rates(cluster: Cluster, local: int) -> list[float]:
-    """Bytes per second that one child unit of each level sends where groups have `local` ranks in a node: few ranks do not
-    fill the links inside."""
+    """[level]: bytes per second that one child unit of each level sends, if groups have `local` ranks in a node. Few ranks do not
+    fill the links inside a node."""
     measured = cluster.gpu.collectives
     lost = measured.few / max(2, local) if measured else 0.0
     return [level.bytes_per_s * (1 - lost if i == 0 else 1.0) for i, level in enumerate(cluster.levels)]
 
 
 def _stages(cluster: Cluster, rates: list[float], units: list[_Ranks], crossed: list[int]) -> tuple[Stage, ...]:
-    """One stage per crossed level, or none where some group lies unevenly."""
+    """One stage per crossed level; empty if some group lies unevenly."""
     if not all(_even(unit) for unit in units):
         return ()
     share = [rate / cluster.unit_gpus(i) for i, rate in enumerate(rates)]
@@ -139,9 +140,9 @@ def _stages(cluster: Cluster, rates: list[float], units: list[_Ranks], crossed: 
 
 
 def _turn(stages: tuple[Stage, ...]) -> float:
-    """Seconds of the hops of one turn of a ring through all units, unit by unit.
+    """Seconds of the hops of one turn of a ring through all units.
 
-    Of n ranks on N nodes n - N hops stay inside a node and N lead to another.
+    With n ranks on N nodes, n - N hops stay inside a node and N hops lead to another node.
     """
     total, ranks = 0.0, math.prod(stage.members for stage in stages)
     for stage in stages:
@@ -164,13 +165,13 @@ def _tree(level: Level) -> float:
 
 
 def _spread(unit: _Ranks) -> _Ranks:
-    """How many units each group touches; `unit` [groups, size] ascends along each row."""
+    """[group]: the number of units that each group touches; `unit` [group, rank] ascends along each row."""
     changes: _Ranks = (np.diff(unit, axis=1) != 0).sum(axis=1, dtype=np.int64)
     return changes + 1
 
 
 def _together(unit: _Ranks) -> int:
-    """The most ranks of one group in one unit; `unit` [groups, size] ascends along each row."""
+    """The most ranks that one group has in one unit; `unit` [group, rank] ascends along each row."""
     return max(int(np.bincount(row - row.min()).max()) for row in unit)
 
 
@@ -185,9 +186,8 @@ def _even(unit: _Ranks) -> bool:
 
 
 def _load(unit: _Ranks) -> tuple[int, int]:
-    """What leaves the busiest unit: rings (one for each group with ranks inside and outside), and all_to_all pieces.
-
-    A group of n with g ranks inside sends g·(n-g) pieces of B/n² out of the unit.
+    """What leaves the busiest unit: the number of rings (one for each group with ranks inside and outside), and of pieces of an
+    all_to_all. A group of n with g ranks inside the unit sends g·(n-g) pieces of B/n² out of it.
     """
     number, size = unit.shape
     keys = np.arange(number)[:, None] * (int(unit.max()) + 1) + unit

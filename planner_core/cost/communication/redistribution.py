@@ -1,11 +1,13 @@
 """The cheapest way from one placement to another: which collective on which mesh axis, in which order.
 
-A move changes the placement on one axis. Its collective carries the tensor as it lies on the other axes,
-so order matters: reduce-scatter first and the later gather is smaller. All pairs are solved at once
-(Floyd-Warshall over the (2 + rank)^axes placements of a tensor), and the steps are read off the result.
+A move changes the placement on one axis. Its collective carries the tensor as the other axes have left it, so the order
+matters. All pairs of placements are solved at once (Floyd-Warshall over the (2 + rank)^axes placements of a tensor), and the
+steps are read off the result.
 
-Where two axes shard the same tensor dim the outer axis holds the larger pieces, so only the innermost of
-them may move.
+Example: a tensor of 8 MB on a mesh of 2 x 4 goes from (P, S(0)) to (S(1), R). To reduce-scatter on axis 0 first carries 2 MB,
+and the later all_gather on axis 1 carries 4 MB. The other order carries 8 MB twice.
+
+If two axes shard the same tensor dim, the outer axis holds the larger pieces, so only the innermost of them may move.
 """
 
 from __future__ import annotations
@@ -24,19 +26,19 @@ from planner_core.cost.communication.collectives import collective_times
 from planner_core.cost.communication.links import AxisLink
 
 STEP_S = 1e-10
-"""Price of a local move, so that of two free ways the shorter wins."""
+"""Price of a local move. Of two ways without communication the one with fewer moves wins."""
 
 Segments = tuple[tuple[int, tuple[int, ...]], ...]
-"""(dim, sizes of its fused parts) pairs, hashable."""
+"""Pairs (dim, sizes of its fused parts), hashable."""
 
 
 @dataclass(frozen=True, slots=True)
 class Moves:
     """All redistributions of one kind of tensor on one mesh.
 
-    `cost[i, j]` seconds from placement code i to j (inf: impossible), `first[i, j]` the code after the
-    first step, `local[i, j]` whether no message is needed. A code is
-    a number in base 2 + rank, outermost axis first: R = 0, P = 1, Shard(d) = 2 + d.
+    A placement is coded as a number in base 2 + rank with one digit per axis, the outermost first: R = 0, P = 1, Shard(d) = 2 + d.
+    `cost` [from, to] is seconds (infinite: impossible), `first` [from, to] the code after the first step, and `local` [from, to]
+    whether the way needs no message.
     """
 
     rank: int
@@ -88,7 +90,7 @@ def decode(code: int, rank: int, num_axes: int) -> Placements:
 def step_bytes(
     shape: tuple[int, ...], item_bytes: int, placements: Placements, axis: int, sizes: tuple[int, ...]
 ) -> int:
-    """Bytes of the full tensor along `axis` on one rank: whole on that axis, local on the others."""
+    """B of a collective on `axis`: bytes on one rank of the tensor that is whole on that axis and local on the other axes."""
     parts = math.prod(
         n for i, (p, n) in enumerate(zip(placements, sizes, strict=True)) if i != axis and isinstance(p, Shard)
     )
@@ -116,7 +118,7 @@ def moves(
     segments: Segments = (),
     share: float = 1.0,
 ) -> Moves:
-    """Every redistribution of a tensor of global `shape` on a mesh of `sizes`, which is `share` of what is sent at once."""
+    """Every redistribution of a tensor of global `shape` on a mesh of `sizes`. The tensor is a `share` of each message."""
     rank, axes = len(shape), len(sizes)
     single = _single_moves(rank, axes, tuple(d for d in range(rank) if shape[d] > 1))
     even = np.array([splits_evenly(shape, p, sizes, segments) for p in single.placements])
@@ -141,8 +143,8 @@ def moves(
 
 @dataclass(frozen=True, slots=True)
 class _SingleMoves:
-    """What does not depend on sizes: all placements by code, on which axes each shards and on which it is Replicate
-    ([code, axis]), and the codes (from, to) of every move of one axis, by that axis and its collective."""
+    """What does not depend on sizes: all placements by code; whether each shards, or is Replicate, on each axis ([code, axis]); and
+    the codes (from, to) of every move on one axis, by that axis and its collective."""
 
     placements: tuple[Placements, ...]
     sharded: NDArray[np.bool_]
@@ -172,8 +174,11 @@ def _innermost(here: Placements, to: Placement, axis: int) -> bool:
 
 
 def _all_pairs(cost: NDArray[np.float64], first: NDArray[np.int32], single: _SingleMoves) -> None:
-    """Make `cost` and `first` those of the cheapest ways. A sum over an axis stays the one all_reduce that a run sends: what
-    is Partial or Replicate there and ends as Replicate is not taken apart in between."""
+    """Change `cost` and `first` [from, to] to those of the cheapest ways.
+
+    A sum over an axis stays one all_reduce, as a run sends it: a way from Partial or Replicate to Replicate on an axis does not
+    shard on that axis in between.
+    """
     for k in range(len(cost)):
         through = cost[:, k, None] + cost[None, k, :]
         better = through < cost

@@ -1,12 +1,12 @@
-"""Who sends how much to whom: the bytes of a plan's collectives from rank to rank, by the algorithm that the plan names.
+"""Which rank sends how many bytes to which rank, for the collectives of a plan and the algorithms that the plan names.
 
     ring           each rank sends all it sends to its next neighbour
     hierarchical   a ring on every level: (m-1)/m of B inside, then (k-1)/k of B/m across, ...
     tree           two binary trees, one the mirror of the other; each edge carries half of B up and half of B down
-    pairwise       to every other rank alike
+    pairwise       the same to every other rank
 
-Ring, hierarchical and pairwise make every rank send the plan's wire bytes exactly; of a tree that is the mean, since its
-inner ranks send more than its leaves.
+In a ring, hierarchical or pairwise, every rank sends exactly the plan's wire bytes. In a tree the mean rank does, since inner
+ranks send more than leaves.
 """
 
 from __future__ import annotations
@@ -27,10 +27,8 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Hops:
-    """Messages inside one group: `share` of what a rank sends on average goes from place `src` to place `dst` of the group.
-
-    The shares of a group of n add up to n.
-    """
+    """The messages inside one group of n ranks. Place `src` of the group sends to place `dst` the `share` of what a rank sends on
+    average. The shares add up to n."""
 
     src: Ints
     dst: Ints
@@ -38,7 +36,7 @@ class Hops:
 
 
 def sent(plan: Plan, cluster: Cluster, phases: Iterable[str] = PHASES) -> Floats:
-    """[rank, rank] bytes that row sends to column in one step, in these phases."""
+    """[from, to]: bytes that each rank sends to each rank in one step, in these phases."""
     n = plan.mesh.num_devices
     matrix = np.zeros((n, n))
     for src, dst, num_bytes in routes(plan, cluster, phases):
@@ -70,8 +68,8 @@ def axis_groups(mesh: DeviceMesh, axis: int) -> Ints:
 
 
 def hops(algorithm: str, size: int, members: Sequence[int] = (), both_ways: bool = True) -> Hops:
-    """The messages of one algorithm in a group of `size`; `members` are its units per level, innermost first, where it
-    lies evenly on them. Raises ValueError for an algorithm that is not known."""
+    """The messages of one algorithm in a group of `size` ranks. `members` are the units per level, innermost first, if the group
+    lies evenly on them. Raises ValueError for an unknown algorithm."""
     here = np.arange(size, dtype=np.int64)
     if algorithm == "ring":
         return Hops(here, (here + 1) % size, np.ones(size))
@@ -89,7 +87,7 @@ def hops(algorithm: str, size: int, members: Sequence[int] = (), both_ways: bool
 
 
 def _rings_of_rings(size: int, members: Sequence[int]) -> Hops:
-    """A ring per level; what a level carries is divided among the ranks inside."""
+    """One ring per level. The ranks inside a unit divide what the level carries."""
     here = np.arange(size, dtype=np.int64)
     src, dst, share, inside = [], [], [], 1
     for m in members:
@@ -102,7 +100,7 @@ def _rings_of_rings(size: int, members: Sequence[int]) -> Hops:
 
 
 def _tree_edges(order: Ints, members: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """(child, parent) of a binary tree, level by level; the first of each unit goes on to the next level."""
+    """Pairs (child, parent) of a binary tree, level by level. The first rank of each unit is in the tree of the next level."""
     leaders = [int(k) for k in order]
     for m in members:
         units = [leaders[i : i + m] for i in range(0, len(leaders), m)]
@@ -112,7 +110,7 @@ def _tree_edges(order: Ints, members: Sequence[int]) -> Iterator[tuple[int, int]
 
 
 def leaving(src: Ints, dst: Ints, num_bytes: Floats, unit_gpus: int, num_gpus: int) -> Floats:
-    """[unit] bytes that leave each unit of `unit_gpus` neighbours."""
+    """[unit]: bytes that leave each unit of `unit_gpus` adjacent GPUs."""
     out = src // unit_gpus != dst // unit_gpus
     units = math.ceil(num_gpus / unit_gpus)
     return np.bincount(src[out] // unit_gpus, weights=num_bytes[out], minlength=units).astype(np.float64)

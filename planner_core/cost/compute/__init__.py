@@ -1,4 +1,4 @@
-"""How long one operator, and the optimizer, take on one GPU."""
+"""The seconds that one operator, or the optimizer, takes on one GPU."""
 
 from planner_core.cost.compute.optimizer import optimizer_seconds
 from planner_core.cost.compute.products import product_seconds

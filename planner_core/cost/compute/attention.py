@@ -1,4 +1,4 @@
-"""The time of fused attention by head dim, sequence, mask and kernel."""
+"""The time of fused attention, which depends on head dim, sequence, mask and kernel."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from planner_core.core import Gpu
 from planner_core.ops import Attention
 
 HEAD_DIM = 128
-"""Head dim at which the shares of the peak are stated, and queries of one tile."""
+"""The head dim for which the shares of the peak are stated, and the number of queries of one tile."""
 
 
 @lru_cache(maxsize=20_000)
 def attention_seconds(kernel: Attention, name: str, dtype: str, gpu: Gpu) -> float:
     """Seconds of one attention kernel `name` (flash1, flash2, cudnn, flash3).
 
-    FLOPs under the mask at the kernel's share of the peak, less for head dims below 128; short sequences and few tiles of
-    queries fill the GPU less: times (1 + ramp_keys / keys)(1 + units / tiles). Shares: FlashAttention-2 and -3 papers;
-    flash1 fitted to runs that pinned it.
+        seconds = FLOPs under the mask / (peak · the kernel's share) · (1 + ramp_keys / keys) · (1 + units / tiles)
+
+    The share is smaller for head dims below 128. The last two factors say that short sequences and few tiles of queries do not
+    fill the GPU. The shares are from the papers of FlashAttention-2 and -3. That of flash1 is fitted to runs that used it.
     """
     form = gpu.attention
     narrow = float(min(1.0, kernel.head_dim / HEAD_DIM) ** form.head_power)

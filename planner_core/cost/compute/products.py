@@ -1,12 +1,19 @@
-"""The time of a matrix product by its shape, as published kernel timings show it.
+"""The time of a matrix product [m, k] @ [k, n], which depends on its shape, fitted to published kernel timings.
 
     time = hypot(work, bytes / (0.9 of memory's bandwidth)) + fixed
 
-`work` on a GPU whose products run in waves (A100): the best of five tiles and of splitting k 1 to 16 times, where every
-tile takes its m n k at the full rate and `ramp_k` of k more to start and end, and units that the last wave leaves idle are
-lost. Else (Hopper): the FLOPs at the rate of large products, and ramp_k / k more. Fitted to the tables of
-`assets/measurements`: medians of 2.7 % and 3.2 % for isolated products (`tests/cost/test_measured.py`). In a training
-run the GPU is hot all the time: its rate is `flops_efficiency`, fitted to whole runs.
+On a GPU whose products run in waves (A100), the result is cut into tiles, and one wave computes one tile on each of the GPU's
+units. `work` is the time of whole waves: units that are idle in the last wave are lost. A tile takes its multiply-adds at the
+full rate, and as long as `ramp_k` more of k to start and end. The best of five tiles and of five ways to split k counts.
+
+On other GPUs (Hopper), `work` is the FLOPs at the rate of large products, times (1 + ramp_k / k).
+
+Both are fitted to the tables of `assets/measurements`, with median errors of 2.7 % and 3.2 % for isolated products
+(`tests/cost/test_measured.py`). In a training run the GPU is hot all the time. Its rate is then `flops_efficiency`, which is
+fitted to whole runs.
+
+Example: an A100 has 108 units. A result of 2048 x 2048 has 128 tiles of 128 x 256, so it takes two waves. The second one uses
+20 of the 108 units, and 41 % of the units' time are lost.
 """
 
 from __future__ import annotations
@@ -18,18 +25,18 @@ from planner_core.core import ITEM_BYTES, Gpu
 from planner_core.ops import Gemm, GroupedGemm
 
 TILES = ((128, 256, False), (256, 128, False), (128, 128, True), (128, 64, True), (64, 128, True))
-"""Tiles of cuBLAS and CUTLASS, rows and columns, and whether a multiply-add is slower in them than in the largest. Below
+"""Tiles of cuBLAS and CUTLASS: rows, columns, and whether a multiply-add is slower than in the largest tiles. In tiles below
 128 x 128 it is slower once more."""
 LARGE = 128 * 128
 SPLITS = (1, 2, 4, 8, 16)
-"""Into how many parts k may be split; the parts are summed in float32 through memory."""
+"""The numbers of parts into which k may be split. The parts are summed in float32 through memory."""
 MEMORY_SHARE = 0.9
-"""Share of memory's bandwidth that a product's operands and result reach."""
+"""The share of memory's bandwidth that a product reaches for its operands and result."""
 
 
 @lru_cache(maxsize=100_000)
 def product_seconds(kernel: Gemm | GroupedGemm, dtype: str, gpu: Gpu) -> float:
-    """Seconds of one product kernel on shapes that one GPU holds."""
+    """Seconds of one product kernel with the shapes that one GPU holds."""
     m, n, k, batch = _shape(kernel)
     if min(m, n, k, batch) < 1:
         return 0.0
@@ -38,7 +45,7 @@ def product_seconds(kernel: Gemm | GroupedGemm, dtype: str, gpu: Gpu) -> float:
 
 
 def work_seconds(kernel: Gemm | GroupedGemm, dtype: str, gpu: Gpu) -> float:
-    """Seconds of a product's multiply-adds alone."""
+    """Seconds of the multiply-adds of a product, without its memory traffic."""
     m, n, k, batch = _shape(kernel)
     if gpu.products.waves:
         return min(_waves(m, n, k, batch, tile, split, dtype, gpu) for tile in TILES for split in SPLITS)
@@ -46,7 +53,7 @@ def work_seconds(kernel: Gemm | GroupedGemm, dtype: str, gpu: Gpu) -> float:
 
 
 def _shape(kernel: Gemm | GroupedGemm) -> tuple[float, float, float, int]:
-    """m, n, k and the number of such products; rows dealt to groups are taken to be balanced."""
+    """m, n, k and the number of such products. In a grouped product every group is taken to have equally many rows."""
     if isinstance(kernel, Gemm):
         return kernel.m, kernel.n, kernel.k, kernel.batch
     rows = kernel.rows / kernel.groups
@@ -56,7 +63,7 @@ def _shape(kernel: Gemm | GroupedGemm) -> tuple[float, float, float, int]:
 def _waves(
     m: float, n: float, k: float, batch: int, tile: tuple[int, int, bool], split: int, dtype: str, gpu: Gpu
 ) -> float:  # fmt: skip
-    """Seconds of whole waves of one tile over the GPU's units."""
+    """Seconds of whole waves of one `tile` over the GPU's units, with k split into `split` parts."""
     rows, columns, small = tile
     form, rate = gpu.products, gpu.flops_per_s(dtype)
     waves = math.ceil(math.ceil(m / rows) * math.ceil(n / columns) * batch * split / form.units)

@@ -1,10 +1,10 @@
-"""How long one op takes on one GPU: its kernels by their local shapes, and the bytes that it passes over.
+"""The seconds that one operator takes on one GPU, from its kernels with local shapes, and from the bytes that it reads and writes.
 
     products, attention, experts      kernels + sums of gradients
-    all others                        the larger of kernels (convolutions, scans) and bytes over memory's rate
+    all others                        max(kernels (convolutions, scans), bytes / memory's rate)
 
-and at least one launch. Whoever is slowest keeps the others waiting: all compute takes longer by a share for each
-doubling of the nodes (`CostModel.slowdown`).
+An operator takes at least one kernel launch. The slowest node keeps the others waiting: all compute takes longer by a share for
+each doubling of the number of nodes (`CostModel.slowdown`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from planner_core.ops import OWN_KERNEL, Attention, Kernel, Row, Scan, Work, ope
 
 @dataclass(frozen=True, slots=True)
 class OpWork:
-    """What one op does, whole: FLOPs forward and backward, and its dtype's rate; `free` ops (views) take no time."""
+    """The work of one operator on the global shapes: FLOPs forward and backward, and its dtype. `free` operators (views) take 0 s."""
 
     flops: int
     backward_flops: int
@@ -40,17 +40,17 @@ def op_work(op: Op, values: tuple[Value, ...]) -> OpWork:
 
 
 def dtype_of(op: Op, values: Sequence[Value]) -> str:
-    """The dtype that an op computes in."""
+    """The dtype in which an operator computes."""
     return values[op.outputs[0]].meta.dtype if op.outputs else "float32"
 
 
 def has_kernels(op: Op) -> bool:
-    """Whether an op has kernels whose shapes matter; else its time is that of its bytes."""
+    """Whether an operator has kernels whose time depends on shapes. Else its time follows from its bytes."""
     return operator(op.fn).work is not None
 
 
 def kernel_seconds(op: Op, values: Sequence[Value], chosen: Sequence[Row], model: CostModel) -> tuple[float, float]:
-    """Seconds forward and backward of the op's kernels, run by the rows `chosen` on each mesh axis."""
+    """Seconds forward and backward of the operator's kernels. `chosen` has the row that it runs on each mesh axis."""
     work: Work = work_of(op, values, chosen, model.sizes)
     dtype, whole = dtype_of(op, values), operator(op.fn).kind in OWN_KERNEL
     forward = sum(_seconds(k, dtype, whole, model) for k in work.forward)
@@ -60,7 +60,11 @@ def kernel_seconds(op: Op, values: Sequence[Value], chosen: Sequence[Row], model
 def op_time(
     op: Op, kernels: tuple[Array, Array], moved: tuple[Array, Array], model: CostModel
 ) -> tuple[Array, Array]:  # fmt: skip
-    """Seconds forward and backward of an op with these seconds of kernels and bytes passed over on one GPU, each shaped alike."""
+    """Seconds forward and backward of an operator on one GPU.
+
+    `kernels`: seconds of its kernels forward and backward. `moved`: bytes that it reads and writes, forward and backward. All
+    four arrays, and both results, have the same shape.
+    """
     return _time(op, kernels[0], moved[0], model), _time(op, kernels[1], moved[1], model)
 
 
@@ -72,7 +76,7 @@ def _time(op: Op, kernels: Array, moved: Array, model: CostModel) -> Array:
 
 
 def _seconds(kernel: Kernel, dtype: str, whole: bool, model: CostModel) -> float:
-    """Seconds of one kernel; with its operands' and result's bytes where they are counted there."""
+    """Seconds of one kernel. `whole`: with the bytes of its operands and result, if these are not counted elsewhere."""
     gpu = model.cluster.gpu
     if isinstance(kernel, Attention):
         return attention_seconds(kernel, model.workload.attention, dtype, gpu)

@@ -1,4 +1,4 @@
-"""What compute spends on weights beside the operators: copies around gathers and scatters, and sums over micro-batches."""
+"""What the compute stream spends on weights: copies around gathers and scatters, and sums over micro-batches."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ Bytes = TypeVar("Bytes", float, Array)
 
 
 def copied_seconds(moved: Bytes, model: CostModel) -> Bytes:
-    """Seconds to copy a weight of `moved` bytes out of a gather's buffer, or a whole gradient into a scatter's.
+    """Seconds to copy a weight of `moved` bytes out of the buffer of a gather, or a gradient into the buffer of a scatter.
 
-    Fitted to FSDP's runs (`Timing.sharded_copy`): 11.7 bytes per parameter and micro-batch.
+    The constant is fitted to runs of FSDP (`Timing.sharded_copy`): 11.7 bytes per parameter and micro-batch.
     """
     return model.timing.sharded_copy * moved / model.cluster.gpu.bytes_per_s
 
 
 def accumulated_seconds(gradient: Bytes, model: CostModel) -> Bytes:
-    """Seconds to add a gradient to the accumulated one of `gradient` bytes, where it is not scattered.
+    """Seconds to add a gradient to the accumulated gradient of `gradient` bytes, if it is not scattered.
 
-    Fitted to the runs of data parallelism and ZeRO-1 (`Timing.accumulate`): 14.8 bytes per parameter and micro-batch.
+    The constant is fitted to runs of data parallelism and ZeRO-1 (`Timing.accumulate`): 14.8 bytes per parameter and micro-batch.
     """
     return model.timing.accumulate * gradient / model.cluster.gpu.bytes_per_s

@@ -1,4 +1,14 @@
-"""Memory of one GPU through a step, simulated along forward and backward."""
+"""Memory of one GPU through a step, simulated operator by operator along forward and backward.
+
+terms                    every term of the memory of weights, defined once
+standing                 what weights take all through a step
+saved                    which tensors autograd keeps for backward
+storages                 the tensors that one GPU allocates while a block runs
+redistribution_buffers   what a redistribution needs on its way
+forward, backward        the highest memory at every item of a block
+peak                     the whole step; `walk` is the simulation
+at_peak                  the single tensors at the highest moment
+"""
 
 from planner_core.cost.memory.at_peak import Held, tensors_at_peak
 from planner_core.cost.memory.forward import Layout, Moment

@@ -1,8 +1,8 @@
-"""The tensors that fill one GPU at the peak of a step: the parts of its memory, by kind.
+"""The tensors that fill one GPU at the peak of a step, by kind.
 
-The walk (`peak`) is taken again up to its highest moment, where its state says what stands: weights, their gradients and
-states; what autograd keeps, each storage with the op that keeps it first; and what is in flight. What the op at work adds to
-that (operands on their way, results, gathered weights) is one row.
+The simulation (`peak`) is run again up to its highest moment. Its state then says what is held: weights, their gradients and
+optimizer states; what autograd keeps, each storage with the operator that keeps it first; and what is in flight. What the
+operator at work adds (operands on their way, results, gathered weights) is one row.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ FORWARD, BACKWARD = "forward", "backward"
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """One tensor, or several of equal copies: bytes are of one copy on one GPU, the shape is the whole tensor's. The
-    placement has a letter per mesh axis; shape and placement are empty for what is no single tensor."""
+    """One tensor, or the equal tensors of several copies. The bytes are those of one copy on one GPU; the shape is global.
+
+    The placement has one letter per mesh axis. Shape and placement are empty for what is not a single tensor.
+    """
 
     kind: str
     what: str
@@ -39,12 +41,12 @@ class Held:
 
     @property
     def total_bytes(self) -> int:
-        """Of all copies."""
+        """Bytes of all copies."""
         return self.num_bytes * self.copies
 
 
 def tensors_at_peak(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) -> list[Held]:
-    """Everything, largest first; the bytes of each kind add up to the walk's `memory_bytes`."""
+    """All tensors at the peak, the largest first. The bytes of each kind add up to `Walk.memory_bytes`."""
     found = _Tensors(blocks, graph, model)
     found.standing()
     found.at_peak()
@@ -61,7 +63,7 @@ class _Tensors:
         self.found: dict[Held, int] = {}
 
     def rows(self) -> Iterable[Held]:
-        """What was found, equal tensors together."""
+        """The rows that were found; equal tensors are one row."""
         for h, copies in self.found.items():
             if h.num_bytes:
                 yield Held(h.kind, h.what, h.block, h.shape, h.dtype, h.placement, h.num_bytes, copies)
@@ -74,7 +76,7 @@ class _Tensors:
         self, kind: str, what: str, label: str, value: int | None, placed: Placements | None, num_bytes: int,
         copies: int = 1, dtype: str = "",
     ) -> None:  # fmt: skip
-        """One row, in `dtype` or the value's own."""
+        """Add one row, in `dtype` or in the value's own dtype."""
         meta = self.value(label, value).meta if value is not None else None
         shape, dtype = (meta.shape, dtype or meta.dtype) if meta else ((), "")
         row = Held(kind, what, label, shape, dtype, " ".join(map(str, placed or ())), num_bytes)
@@ -87,14 +89,14 @@ class _Tensors:
                 yield label, forms
 
     def weight(self, kind: str, what: str, label: str, number: int, form: Form, dtype: str = "") -> None:
-        """One form of a weight, in all copies of its block, in `dtype` or that in which the optimizer keeps it."""
+        """Add one form of a weight for all copies of its block, in `dtype` or in the dtype in which the optimizer keeps it."""
         value, copies = self.value(label, number), len(self.blocks[label].prefixes)
         kept = value.grad and self.model.workload.kept_item(ITEM_BYTES[value.meta.dtype]) == 4
         dtype = dtype or ("float32" if kept else value.meta.dtype)
         self.add(kind, f"{what}{value.name}", label, number, form.placements, form.num_bytes, copies, dtype)
 
     def standing(self) -> None:
-        """Weights and their optimizer states: there all the time. Gradients too, where micro-batches add up to them."""
+        """Add what is held all the time: weights and optimizer states, and gradients if several micro-batches are accumulated."""
         for label, w in self.weights():
             self.weight("params", "", label, w.value, w.stored)
             self.weight("params", "working copy of ", label, w.value, w.working, self.value(label, w.value).meta.dtype)
@@ -103,7 +105,7 @@ class _Tensors:
                 self.weight("grads", "gradient of ", label, w.value, w.gradient)
 
     def at_peak(self) -> None:
-        """What else stands at the highest moment."""
+        """Add what else is held at the highest moment."""
         peak, top = self.walk.peak, self.made[""]
         if peak in self.walk.forward:
             self.forward("", self.walk.forward.index(peak))
@@ -120,7 +122,8 @@ class _Tensors:
     # --- one block at one moment ------------------------------------------------------------------
 
     def forward(self, label: str, index: int, *, again: bool = False) -> None:
-        """Moment `index` of forward: two an item, while it runs and after; `again`: of running again before backward."""
+        """Add what is held at moment `index` of forward: each item has two moments, while it runs and after it. `again`: of the
+        recomputation before backward."""
         layout = self.made[label]
         moment = _nth(layout.again() if again else layout.forward(), index)
         number, running = index // 2, index % 2 == 0
@@ -137,7 +140,7 @@ class _Tensors:
             self.at_work(label, item.name, FORWARD, moment.flying - sum(layout.flying.values()))
 
     def backward(self, label: str, index: int, given: dict[int, Gradient]) -> None:
-        """Moment `index` of backward."""
+        """Add what is held at moment `index` of backward."""
         layout = self.made[label]
         back = Backward(layout, dict(given))
         moment = _nth(back.run(), index)
@@ -151,8 +154,8 @@ class _Tensors:
             self.at_work(label, call.name, BACKWARD, moment.flying - named)
 
     def weight_gradients(self, label: str, back: Backward) -> None:
-        """Gradients of weights that are there: of the block itself, and of the blocks that it has been through. Those that add
-        up over micro-batches stand all the time."""
+        """Add the gradients of weights that are there: of this block, and of the blocks whose backward is done. With several
+        micro-batches gradients are held all the time, so `standing` adds them."""
         if self.sums:
             return
         for name, size in back.weights.items():
@@ -164,7 +167,7 @@ class _Tensors:
                     self.weight_gradient(inner, name, size)
 
     def gradients(self, label: str, back: Backward) -> int:
-        """Gradients of values that are on their way; returns their bytes."""
+        """Add the gradients of values that are on their way. Returns their bytes."""
         layout = self.made[label]
         item = layout.storages.block.items[back.at]
         of = {g: value for value, g in reversed(back.by_value.items())}
@@ -175,7 +178,8 @@ class _Tensors:
         return sum(g.num_bytes for g in of)
 
     def inside(self, label: str) -> None:
-        """The highest moment of backward in one copy of a block; recomputed, it may be that of running forward again."""
+        """Add what is held at the highest moment of the backward of one copy. If the block is recomputed, this moment may be in the
+        recomputation."""
         layout, given = self.made[label], arriving(self.made[label])
         _, index, moment = _highest(layout, given, only=BACKWARD)
         if layout.storages.plan.recompute != "none":
@@ -196,7 +200,7 @@ class _Tensors:
         return back.weights
 
     def kept(self, label: str, numbers: range, skip: Key | None = None) -> None:
-        """What the items of these numbers are the first to keep for backward; a called block opens to its own."""
+        """Add what the items of these numbers are the first to keep for backward. A called block is opened to its own tensors."""
         layout = self.made[label]
         for number in numbers:
             for key in layout.kept_at[number]:
@@ -211,7 +215,7 @@ class _Tensors:
                     self.storage("activations", label, key, layout.storages.size[key])
 
     def kept_inside(self, label: str) -> None:
-        """What a copy of a block keeps for backward: of one that runs again only what the plan says."""
+        """Add what a copy of a block keeps for backward; if it is recomputed, only what the plan keeps."""
         layout = self.made[label]
         if layout.storages.plan.recompute == "none":
             self.kept(label, range(len(layout.storages.block.items)))
@@ -220,7 +224,7 @@ class _Tensors:
             self.storage("activations", label, key, layout.storages.size[key])
 
     def storage(self, kind: str, label: str, key: Key, size: int) -> None:
-        """One storage by what it is."""
+        """Add one storage. Its key says what it is."""
         layout = self.made[label]
         s, name = layout.storages, key[0]
         if name == "extra":
@@ -253,7 +257,7 @@ class _Tensors:
 
 
 def _highest(layout: Layout, given: dict[int, Gradient] | None = None, only: str = "") -> tuple[str, int, Moment]:
-    """(phase, index, moment) of the first highest moment: of forward alone where no gradients are `given`."""
+    """(phase, index, moment) of the first highest moment; of forward alone if no gradients are `given`."""
     moments = [(FORWARD, i, m) for i, m in enumerate(layout.forward())] if only != BACKWARD else []
     if given is not None:
         moments += [(BACKWARD, i, m) for i, m in enumerate(Backward(layout, dict(given)).run())]
@@ -261,12 +265,12 @@ def _highest(layout: Layout, given: dict[int, Gradient] | None = None, only: str
 
 
 def _nth(moments: Iterable[Moment], index: int) -> Moment:
-    """That moment, with the walk standing there."""
+    """Moment number `index`. The simulation stops there, so that its state is that of this moment."""
     return next(islice(moments, index, None))
 
 
 def _maker(layout: Layout, value: int) -> str:
-    """`result of mlp.up_proj/linear`, or what comes from outside the block."""
+    """The text `result of mlp.up_proj/linear`, or the name of what comes from outside of the block."""
     for item in layout.storages.block.items:
         if value in item.outputs:
             return f"result of {item.name if isinstance(item, Op) else item.prefix}"
@@ -274,7 +278,7 @@ def _maker(layout: Layout, value: int) -> str:
 
 
 def _placed(layout: Layout, value: int, name: str) -> Placements | None:
-    """How a result lies as its op makes it, or as it is delivered; None where no op of this block makes it."""
+    """Placements of a result as its operator makes it, or as it is delivered; None if no operator of this block makes it."""
     for op in layout.storages.block.ops:
         if value in op.outputs:
             edge = layout.storages.plan.sites[op.name].outputs[op.outputs.index(value)]

@@ -1,8 +1,14 @@
-"""Backward through one block on one GPU: how high memory stands at every step (forward: `passes`).
+"""Backward through one block on one GPU: the highest memory at every item (`forward` is the other direction).
 
-In reverse order, for every op: its results' gradients are brought to where it ran, its operands' gradients are made (with
-weights gathered again), sent to where each value's gradient is summed, and what autograd kept for the op is freed with
-the first op that kept it. Gradients of weights stay.
+The items run in reverse order. For every operator:
+
+1. The gradients of its results are redistributed to the placements with which it ran.
+2. Its weights are gathered again, if they were gathered for forward.
+3. It makes the gradients of its operands.
+4. Each of these is redistributed to the placements in which the gradient of that value is summed, and added there.
+5. The tensors that autograd kept for it are freed, except those that an earlier operator kept already.
+
+Gradients of weights stay until the optimizer has run.
 """
 
 from __future__ import annotations
@@ -17,16 +23,18 @@ from planner_core.ops import operator, writes_in_place
 
 @dataclass(eq=False, frozen=True, slots=True)
 class Gradient:
-    """One tensor, of so many bytes; the gradient of several values where ops only hand it on."""
+    """One tensor of `num_bytes`. It may be the gradient of several values, if operators only hand it on."""
 
     num_bytes: int
 
 
 @dataclass
 class Backward:
-    """The state of the walk: bytes kept, gradients by value, those of the op at work, and bytes of weights' gradients.
+    """The state of the simulation of backward.
 
-    `at` is the number of the item at work, -1 at the end; `inside` says that the moment stands inside a called block.
+    `by_value`: the gradients of values. `kept`: bytes that autograd keeps. `at_work`: the gradients of the operands of the
+    operator at work, by position. `weights` and `weight_bytes`: bytes of the gradients of weights. `at`: the number of the item
+    at work, -1 at the end. `inside`: whether the present moment is inside a called block.
     """
 
     layout: Layout
@@ -66,7 +74,9 @@ class Backward:
         self.inside = False
         self.weight_bytes += found.grads
         for gradient, result in zip(arrived, found.results, strict=True):
-            if gradient is not None and result < 0 and -1 - result not in found.gradients:  # handed through
+            if (
+                gradient is not None and result < 0 and -1 - result not in found.gradients
+            ):  # the block hands this operand through
                 yield self._sum_up(call.inputs[-1 - result], gradient)
         for position, size in found.gradients.items():
             yield self._sum_up_weight(call.inputs[position], Gradient(size))
@@ -91,17 +101,19 @@ class Backward:
             yield from self._send(op, position)
 
     def _made(self, op: Op, position: int) -> Gradient:
-        """The gradient that an op makes for an operand."""
+        """The gradient that an operator makes for an operand: a new tensor, or that of its result if it hands it on."""
         s = self.layout.storages
         size = s.bytes_of(op.inputs[position], s.plan.sites[op.name].inputs[position].dst.gradient)
-        handed = operator(op.fn).hands_on and not writes_in_place(op.fn)  # the result's own tensor, where shapes agree
+        handed = operator(op.fn).hands_on and not writes_in_place(
+            op.fn
+        )  # the gradient of the result itself, if shapes agree
         same = [v for v in op.outputs if s.viewed_operand(op, v) == position or handed]
         given = self.by_value.get(same[0]) if len(same) == 1 else None
         return given if given is not None and given.num_bytes == size else Gradient(size)
 
     def _gathered(self, op: Op) -> tuple[int, int]:
-        """Bytes of weights gathered again for backward, and at the highest point of gathering. Where the block runs again they
-        are there from that."""
+        """Bytes of weights that are gathered again for backward, and bytes at the highest point of these gathers. Both are 0 if the
+        block is recomputed, since the recomputation has gathered them."""
         s = self.layout.storages
         whole = peak = 0
         if s.plan.recompute != "none":
@@ -113,7 +125,7 @@ class Backward:
         return whole, peak
 
     def _send(self, op: Op, position: int) -> Iterator[Moment]:
-        """One operand's gradient to where its own is summed."""
+        """Redistribute the gradient of one operand, and add it to the gradient of its value."""
         s = self.layout.storages
         value, edge = op.inputs[position], s.plan.sites[op.name].inputs[position]
         moved = s.transit(value, edge.dst.gradient, edge.backward, edge)
@@ -123,19 +135,19 @@ class Backward:
         yield self._sum_up_weight(value, gradient)
 
     def _sum_up_weight(self, value: int, gradient: Gradient) -> Moment:
-        """A weight's gradient stays; one that the caller holds (a block's weights, shared by its calls) is the caller's."""
+        """Add the gradient of a weight, which stays. If the weight is an input of the block, its gradient belongs to the caller."""
         block = self.layout.storages.block
         v = block.values[value]
         if v.kind != "parameter" or value in block.inputs:
             return self._sum_up(value, gradient)
-        if v.name in self.weights:  # used before: the first waits to be summed
+        if v.name in self.weights:  # the weight was used before: this gradient is added to the first
             return self._moment(gradient.num_bytes)
         self.weights[v.name] = gradient.num_bytes
         self.weight_bytes += gradient.num_bytes
         return self._moment()
 
     def _sum_up(self, value: int, gradient: Gradient) -> Moment:
-        """Adds to what has come for a value: in place, or into a new tensor where the first is needed elsewhere."""
+        """Add a gradient to that of a value: in place, or into a new tensor if the old one is also another value's gradient."""
         old = self.by_value.get(value)
         if old is None:
             self.by_value[value] = gradient

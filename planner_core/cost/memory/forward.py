@@ -1,7 +1,10 @@
-"""Forward through the ops and calls of one block on one GPU: how high memory stands at every step (see `backward` too).
+"""Forward through the operators and calls of one block on one GPU: the highest memory at every item (see `backward` too).
 
-A tensor lives until its last reader is done, or autograd keeps it. What crosses the border of a called block, its
-operands and results, is counted by the caller, everything else inside.
+A tensor lives until its last reader is done, or longer if autograd keeps it. The caller counts the operands and results of a
+called block. The block counts everything else inside.
+
+Example: y = gelu(x @ w), with x of 2 MB and x @ w and y of 8 MB. While the product runs, its result is in flight: 8 MB. Autograd
+keeps it for gelu's backward, so after the product 8 MB are kept. While gelu runs, y is in flight: 8 kept + 8 in flight.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from planner_core.ops import is_heavy, last_saving, operator
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Bytes at one point of a step, on top of weights and optimizer states."""
+    """Bytes at one moment of a step, beside weights and optimizer states: kept for backward, gradients, and in flight."""
 
     kept: int = 0
     grads: int = 0
@@ -25,7 +28,7 @@ class Moment:
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """The sum of the three."""
         return self.kept + self.grads + self.flying
 
     def __add__(self, other: Moment) -> Moment:
@@ -34,11 +37,11 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class CallMemory:
-    """What one copy of a block does to its caller's memory.
+    """What one copy of a block does to the memory of its caller.
 
-    `kept` bytes stay inside for backward, and `keeps` are the operands (by position) that it keeps. Of each result:
-    its bytes, or the operand whose storage it is (as -1 - position); `kept_results` are kept inside. `forward` and
-    `backward` are the highest moments; `gradients` the bytes of each operand's gradient, `grads` of its weights'.
+    `kept`: bytes inside that it keeps for backward. `keeps`: the operands that it keeps, by position. `results`: for each result
+    its bytes, or -1 - position of the operand whose storage it is. `kept_results`: the results that it keeps. `forward` and
+    `backward`: the highest moments. `gradients`: bytes of each operand's gradient. `grads`: bytes of its weights' gradients.
     """
 
     kept: int
@@ -53,15 +56,18 @@ class CallMemory:
 
 @dataclass
 class Layout:
-    """The storages of one block in running order; `calls` tells what called blocks do, by prefix (top block only). `flying`
-    is what stands in flight at the moment of `forward`, beside what the item at work adds."""
+    """The storages of one block in running order.
+
+    `calls`: what called blocks do, by prefix (top block only). `flying`: what is in flight at the present moment of `forward`,
+    beside what the item at work adds.
+    """
 
     storages: Storages
     calls: Mapping[str, CallMemory] = field(default_factory=dict)
-    kept_at: list[tuple[Key, ...]] = field(default_factory=list)  # by item: what it keeps
+    kept_at: list[tuple[Key, ...]] = field(default_factory=list)  # by item: the storages that it keeps
     first: dict[Key, int] = field(
         default_factory=dict
-    )  # the first item that keeps a storage: freed with it in backward
+    )  # the first item that keeps a storage; the storage is freed with that item's backward
     flying: dict[Key, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -79,7 +85,7 @@ class Layout:
             self.border.update(k for v in self.results if (k := self.storages.at.get(v)) is not None)
 
     def _call(self, number: int, call: Call) -> tuple[Key, ...]:
-        """Gives the results of a call their storages; what it keeps inside and across its border."""
+        """Give the results of a call their storages. Returns the storages that the call keeps, inside and among its operands."""
         s, found = self.storages, self.calls[call.prefix]
         for value, size in zip(call.outputs, found.results, strict=True):
             s.at[value] = s.at.get(call.inputs[-1 - size]) if size < 0 else ("made", value)
@@ -92,17 +98,18 @@ class Layout:
 
     @property
     def results(self) -> tuple[int, ...]:
-        """What the block hands back; of the top block the loss."""
+        """The values that the block returns; for the top block the loss."""
         block = self.storages.block
         return tuple(v for v in block.outputs or block.items[-1].outputs if block.values[v].kind == "activation")
 
     def kept_bytes(self, number: int) -> int:
-        """Bytes inside that item `number` is the first to keep."""
+        """Bytes inside the block that item `number` is the first to keep."""
         keys = (k for k in self.kept_at[number] if self.first[k] == number and k not in self.border)
         return sum(self.storages.size[k] for k in keys)
 
     def forward(self, last: int = -1) -> Iterator[Moment]:
-        """The highest moment of every item, and what stands after it; up to where item `last` has its operands, if given."""
+        """Two moments of every item: its highest one, and the one after it. If `last` is given, stop when item `last` has its
+        operands."""
         size, until = self.storages.size, self._last_readers()
         live: dict[Key, int] = {}
         kept: set[Key] = set()
@@ -123,11 +130,11 @@ class Layout:
             yield Moment(kept_bytes, 0, sum(self.flying.values()))
 
     def size_of(self, keys: Iterable[Key]) -> int:
-        """Bytes of some storages."""
+        """Bytes of the storages `keys`."""
         return sum(self.storages.size[k] for k in keys)
 
     def held(self) -> list[list[Key]]:
-        """By item: results that the plan keeps until the block runs again."""
+        """By item: the results that the plan keeps although the block is recomputed."""
         s, seen = self.storages, set(self.border)
         found = []
         for item in s.block.items:
@@ -137,8 +144,11 @@ class Layout:
         return found
 
     def again(self) -> Iterator[Moment]:
-        """The moments of `forward` when it runs again: what was kept stands until its own op takes its place. It stops where
-        the last op that saves something has its operands, or what it saves of its own."""
+        """The moments of the recomputation.
+
+        What the plan kept is held until its own operator is reached. The recomputation stops when the last operator that saves
+        something has its operands, or, if that operator saves what it makes, when it has run.
+        """
         held, block = self.held(), self.storages.block
         left, last = sum(map(self.size_of, held)), last_saving(block)
         computes = last >= 0 and run_again(block, self.storages.plan.kept)[block.ops[last].name].computes
@@ -147,7 +157,8 @@ class Layout:
             yield moment + Moment(left, 0, 0)
 
     def _run(self, op: Op, *, takes_only: bool = False) -> Moment:
-        """How far memory rises while an op runs: operands on their way, results, what it keeps of its own, results sent."""
+        """The highest memory while an operator runs: operands on their way, results, what it saves of its own, and results that are
+        redistributed. `takes_only`: operands only."""
         s, site = self.storages, self.storages.plan.sites[op.name]
         now = peak = 0
         for position, (value, edge) in enumerate(zip(op.inputs, site.inputs, strict=True)):
@@ -164,7 +175,7 @@ class Layout:
         return Moment(0, 0, max(peak, now))
 
     def _last_readers(self) -> dict[Key, int]:
-        """By storage, the item after which no variable holds it any more."""
+        """By storage: the number of the item after which the model's code does not hold it any more."""
         at = self.storages.at
         items = self.storages.block.items
         until = {k: i for i, item in enumerate(items) for v in item.inputs if (k := at.get(v)) is not None}
@@ -172,7 +183,7 @@ class Layout:
         return until
 
     def _held(self) -> tuple[int, ...]:
-        """What the model's own code holds until it returns: the logits that go to the loss, and out beside it."""
+        """The values that the model's code holds until it returns: the logits, which it passes to the loss and also returns."""
         ops = self.storages.block.ops
         losses = {op.name for op in ops if operator(op.fn).of_logits}
         if not losses:

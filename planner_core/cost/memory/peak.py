@@ -1,10 +1,13 @@
-"""Memory of one GPU, walked along forward, backward and optimizer step.
+"""Memory of one GPU, simulated along forward, backward and the optimizer step. The simulation is called the *walk*.
 
-What stays: weights, gradients, optimizer states. What grows in forward and shrinks in backward: activations that
-autograd keeps. On top of both the tensors in flight: an op's operands and results, gradients on their way.
-The peak is the highest point of the walk. Not counted: the input batch, the allocator's fragmentation, the workspaces of
-kernels and of NCCL, and what the run holds for its overlap, the weights of the next block gathered ahead and the bucket of
-gradients that is being reduced (`verify` measures these apart, as `in_flight`).
+Three parts are counted:
+- what stays: weights, gradients, optimizer states;
+- what grows in forward and shrinks in backward: the activations that autograd keeps;
+- what is in flight: an operator's operands and results, and gradients on their way.
+
+The peak is the highest moment of the walk. Not counted are the input batch, the allocator's fragmentation, and the workspaces of
+kernels and of NCCL. Not counted either is what a run holds for its overlap: the weights of the next block, which are gathered
+ahead, and the bucket of gradients that is being reduced. `verify` measures these two apart, as `in_flight`.
 """
 
 from __future__ import annotations
@@ -23,8 +26,8 @@ from planner_core.cost.resolved_ops import block_of
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """The moments of the last micro-batch's forward and backward and of the optimizer's step, on top of the parameters and
-    optimizer states that stand all the time; `layouts` by label of the plan's blocks."""
+    """The moments of the last micro-batch's forward and backward, and of the optimizer's step. They come on top of the parameters
+    and optimizer states, which are held all the time. `layouts` has the storages of each block, by label of the plan."""
 
     state: Standing
     layouts: Mapping[str, Layout]
@@ -34,12 +37,14 @@ class Walk:
 
     @property
     def peak(self) -> Moment:
-        """The first of the highest."""
+        """The first of the highest moments."""
         return highest((*self.forward, *self.backward, self.step))
 
     def memory_bytes(self) -> dict[str, int]:
-        """What fills the GPU at the peak, in bytes: params, grads, optimizer, activations, buffers (everything in flight), which
-        add up to peak. Gradients are those there at that moment: none where the peak stands at the end of forward."""
+        """Bytes at the peak by kind: params, grads, optimizer, activations and buffers (all that is in flight), which add up to peak.
+
+        `grads` are the gradients at that moment. It is 0 if the peak is at the end of forward and one micro-batch makes a step.
+        """
         state, peak = self.state, self.peak
         return {
             "params": state.params, "grads": peak.grads, "optimizer": state.moments, "activations": peak.kept,
@@ -48,11 +53,11 @@ class Walk:
 
 
 def walk(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) -> Walk:
-    """The memory of one GPU through a step in the steady state (second step on)."""
+    """Simulate the memory of one GPU through a step, from the second step on."""
     state, made = standing(blocks, graph, model), layouts(blocks, graph, model)
     forward: Iterable[Moment] = made[""].forward()
     backward: Iterable[Moment] = backward_of(made[""]).run()
-    if model.workload.accumulate > 1:  # the sums of the micro-batches before stand
+    if model.workload.accumulate > 1:  # the gradients of the micro-batches before are there
         forward = (moment + Moment(0, state.grads, 0) for moment in forward)
         backward = _accumulating(backward, state)
     return Walk(state, made, tuple(forward), tuple(backward), Moment(0, state.grads, 2 * state.largest_param))
@@ -64,7 +69,7 @@ def backward_of(top: Layout) -> Backward:
 
 
 def _accumulating(backward: Iterable[Moment], state: Standing) -> Iterator[Moment]:
-    """Backward of a later micro-batch: all gradients stand, and one that is made is added to what stands."""
+    """Backward of a later micro-batch: all accumulated gradients are held, and each new gradient is added to its own."""
     before = 0
     for moment in backward:
         made = min(state.largest_gradient, max(0, moment.grads - before))
@@ -73,7 +78,7 @@ def _accumulating(backward: Iterable[Moment], state: Standing) -> Iterator[Momen
 
 
 def layouts(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) -> dict[str, Layout]:
-    """The storages of every block in running order, by label of the plan; the top block's, "", knows what its calls do."""
+    """The storages of every block in running order, by label of the plan. The layout of the top block, "", has those of its calls."""
     inner = {label: Layout(Storages(block_of(graph, label), bp, model)) for label, bp in blocks.items() if label}
     calls = {}
     for label, layout in inner.items():
@@ -82,12 +87,12 @@ def layouts(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) -> 
 
 
 def highest(moments: Iterable[Moment]) -> Moment:
-    """The first of the highest."""
+    """The first of the highest moments."""
     return max(moments, key=lambda m: m.total)
 
 
 def _call(layout: Layout) -> CallMemory:
-    """One copy of a repeated block, as its caller sees it."""
+    """One copy of a repeated block as its caller sees it."""
     s = layout.storages
     block = s.block
     position: dict[Key | None, int] = {("in", v): k for k, v in reversed(list(enumerate(block.inputs)))}
@@ -99,7 +104,7 @@ def _call(layout: Layout) -> CallMemory:
     kept = sum(map(layout.kept_bytes, range(len(block.items))))
     keeps = tuple(k for k, v in enumerate(block.inputs) if ("in", v) in layout.first)
     kept_results = tuple(k for k, v in enumerate(block.outputs) if at[v] in layout.first and results[k] >= 0)
-    if s.plan.recompute != "none":  # keeps its operands and what the plan says, and runs forward again before backward
+    if s.plan.recompute != "none":  # it keeps its operands and what the plan keeps, and runs again
         again = highest(layout.again()) + Moment(0, 0, sum(g.num_bytes for g in given.values()))
         kept, kept_results, backward = sum(map(layout.size_of, layout.held())), (), highest([again, backward])
         keeps = tuple(k for k, v in enumerate(block.inputs) if block.values[v].kind == "activation")

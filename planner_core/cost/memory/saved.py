@@ -1,7 +1,7 @@
-"""Which tensors autograd keeps for the backward pass, seen across the boundaries of blocks.
+"""Which tensors autograd keeps for the backward pass, also across the boundaries of blocks.
 
-A tensor that one op makes and another keeps is one storage and counts once. Inside a block the ops tell; for a
-block's results this looks at who reads them.
+A tensor that one operator makes and another one keeps is one storage, and counts once. Inside a block the operators say what
+they keep. For the results of a block, this module looks at their readers.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from planner_core.ops import last_saving
 
 
 def viewed(block: Block) -> dict[int, int]:
-    """For each value that is a view, the operand it is a view of: one step of the way that `root` goes.
+    """For each value that is a view: the operand of which it is a view. `root` follows these steps to their end.
 
-    The steps matter where a tensor is redistributed on the way: what is a view of the new tensor keeps that one.
+    The single steps matter if a tensor is redistributed between two of them: a view of the new tensor keeps the new tensor.
     """
     found: dict[int, int] = {}
     for op in block.ops:
@@ -30,13 +30,13 @@ def viewed(block: Block) -> dict[int, int]:
 
 
 def kept_inputs(block: Block) -> set[int]:
-    """Activations given to a block whose storage its ops keep."""
+    """The input activations of a block whose storage its operators keep."""
     kept = {root(block, v) for op in block.ops for v in op.saved} | {v for op in block.ops for v in op.saved}
     return {v for v in block.inputs if block.values[v].kind == "activation" and (v in kept or root(block, v) in kept)}
 
 
 def kept_by_calls(graph: Graph) -> set[int]:
-    """Values of the top block that a called block keeps."""
+    """The values of the top block that a called block keeps."""
     inputs = {name: kept_inputs(b) for name, b in graph.blocks.items()}
     return {
         outer
@@ -47,7 +47,7 @@ def kept_by_calls(graph: Graph) -> set[int]:
 
 
 def kept_results(graph: Graph) -> Mapping[str, set[int]]:
-    """Per block, the results that their reader keeps, in most of the block's copies."""
+    """By block: the results that their reader keeps, in most copies of the block."""
     top = graph.top
     kept = kept_by_calls(graph) | {
         v for op in top.ops for s in op.saved for v in (s, root(top, s)) if v not in op.outputs
@@ -65,9 +65,9 @@ def kept_results(graph: Graph) -> Mapping[str, set[int]]:
 
 @dataclass(frozen=True, slots=True)
 class Rerun:
-    """What of an op happens a second time when its block runs again; its operands are taken again in any case.
+    """Which parts of an operator run again when its block is recomputed. Its operands are always redistributed again.
 
-    `computes`: its kernels; `sends`: the collectives inside it; `delivers`: what its results send on their way.
+    `computes`: its kernels. `sends`: the collectives inside it. `delivers`: the redistributions of its results.
     """
 
     computes: bool
@@ -76,10 +76,10 @@ class Rerun:
 
 
 def run_again(block: Block, kept: Collection[str] = ()) -> Mapping[str, Rerun]:
-    """Ops that recomputation reaches, where the results of the ops in `kept` are there still.
+    """The operators that the recomputation reaches, if the results of the operators in `kept` were kept.
 
-    torch's checkpoint stops as soon as everything saved is there again: at the last op that saves something. That one is
-    only reached: autograd saves its operands before its kernel starts, unless the op saves what it makes.
+    torch's checkpoint stops as soon as all saved tensors are there again, so at the last operator that saves something. The
+    kernel of that operator does not run, since autograd saves its operands before; unless the operator saves what it makes.
     """
     last, found = last_saving(block), {}
     for i, op in enumerate(block.ops[: last + 1]):
@@ -90,5 +90,5 @@ def run_again(block: Block, kept: Collection[str] = ()) -> Mapping[str, Rerun]:
 
 
 def computes_again(op: Op, again: Mapping[str, Rerun]) -> bool:
-    """Whether an op's kernels run a second time."""
+    """Whether the kernels of an operator run again."""
     return op.name in again and again[op.name].computes

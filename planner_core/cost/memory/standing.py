@@ -1,4 +1,4 @@
-"""What the weights take on one GPU all through a step: stored parameters, working copies, accumulated gradients, moments."""
+"""The memory of the weights on one GPU all through a step: stored parameters, working copies, accumulated gradients, moments."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from planner_core.cost.resolved_ops import block_of
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """One form of a weight: how it lies, and its bytes on one GPU."""
+    """One form of a weight: its placements, and its bytes on one GPU."""
 
     placements: Placements
     num_bytes: int
@@ -22,9 +22,11 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class WeightForms:
-    """The forms of one copy of a weight, by the terms of `terms`; `value` is its number in the block. A form that takes nothing
-    has no bytes: the working copy that is the stored parameter or is gathered at each use, all but `stored` of a weight that is
-    not trained."""
+    """The forms of one copy of a weight, with the terms of `terms`; `value` is its number in the block.
+
+    A form that takes no memory has 0 bytes: a working copy that is the stored parameter itself, or that is gathered at each use.
+    A weight that is not trained has `stored` only.
+    """
 
     value: int
     stored: Form
@@ -45,7 +47,7 @@ class Standing:
 
 
 def standing(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) -> Standing:
-    """The sums over all copies of all blocks."""
+    """The bytes of all weights: sums over all copies of all blocks."""
     params = grads = moments = largest_param = largest_gradient = 0
     for label, bp in blocks.items():
         block = block_of(graph, label)
@@ -60,7 +62,7 @@ def standing(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) ->
 
 
 def weight_forms(block: Block, bp: BlockPlan, model: CostModel) -> Iterator[WeightForms]:
-    """Every weight of one copy of a block."""
+    """The forms of every weight of one copy of a block."""
     gathered = _gathered_weights(block, bp)
     for number, value in enumerate(block.values):
         param = bp.params.get(value.name) if value.kind == "parameter" else None
@@ -81,7 +83,7 @@ def weight_forms(block: Block, bp: BlockPlan, model: CostModel) -> Iterator[Weig
 
 
 def _gathered_weights(block: Block, bp: BlockPlan) -> set[str]:
-    """Weights whose working copy is made for each use and freed."""
+    """The weights whose working copy is made for each use and then freed."""
     return {
         block.values[v].name
         for op in block.ops

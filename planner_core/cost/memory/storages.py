@@ -1,13 +1,13 @@
-"""The tensors one GPU allocates while a block runs under its plan, and which of them autograd keeps.
+"""The tensors that one GPU allocates while a block runs under its plan, and which of them autograd keeps.
 
-Every operand that is redistributed on its way to an op, every result, and every result that is redistributed on its
-way out is a storage of its own; views share the one they look at. A key names a storage:
+Three kinds of tensors have a storage of their own: an operand that is redistributed before an operator, a result, and a result
+that is redistributed after the operator. A view shares the storage of what it looks at. A key names a storage:
 
-    ("in", value)            given by the caller
-    ("taken", op, operand)   an operand as the op wants it, where that is another tensor
-    ("made", value)          a result as its op makes it
-    ("given", value)         a result as it is delivered, where that is another tensor
-    ("extra", op, number)    kept by an op beside its operands and results
+    ("in", value)            the caller gives it
+    ("taken", op, operand)   an operand as the operator takes it, if it is another tensor than the one delivered
+    ("made", value)          a result as its operator makes it
+    ("given", value)         a result as it is delivered, if it is another tensor than the one made
+    ("extra", op, number)    an operator saves it beside its operands and results
 """
 
 from __future__ import annotations
@@ -28,13 +28,15 @@ Key = tuple[str, object] | tuple[str, object, int]
 
 @dataclass
 class Storages:
-    """What an op takes, makes and keeps. Filled by `add`, op after op in running order."""
+    """What each operator takes, makes and keeps. `add` fills it, one operator after the other in running order."""
 
     block: Block
     plan: BlockPlan
     model: CostModel
     size: dict[Key, int] = field(default_factory=dict)  # bytes
-    at: dict[int, Key | None] = field(default_factory=dict)  # where a delivered value lies; None: in a weight
+    at: dict[int, Key | None] = field(
+        default_factory=dict
+    )  # the storage of a delivered value; None: a view of a weight
     taken: dict[tuple[str, int], Key] = field(default_factory=dict)  # by op and operand
     made: dict[int, Key] = field(default_factory=dict)  # by result
     saved: dict[str, tuple[Key, ...]] = field(default_factory=dict)  # by op
@@ -43,7 +45,7 @@ class Storages:
         self._viewed = viewed(self.block)
 
     def add(self, op: Op) -> None:
-        """Operands, results and what is kept of one op."""
+        """Add the operands and results of one operator, and what it keeps."""
         site = self.plan.sites[op.name]
         for position, (value, edge) in enumerate(zip(op.inputs, site.inputs, strict=True)):
             self._take(op, position, value, edge)
@@ -52,15 +54,15 @@ class Storages:
         self.saved[op.name] = tuple(dict.fromkeys([*self._kept(op), *self._extras(op)]))
 
     def own(self, key: Key | None) -> int:
-        """Bytes of a storage, 0 if there is none of this name."""
+        """Bytes of a storage; 0 if the key names none."""
         return 0 if key is None else self.size.get(key, 0)
 
     def bytes_of(self, value: int, placements: Placements) -> int:
-        """Bytes one GPU holds of a value."""
+        """Bytes of a value on one GPU."""
         return local_bytes(self.block, value, placements, self.model)
 
     def transit(self, value: int, start: Placements, steps: tuple[Step, ...], edge: Edge) -> Transit:
-        """What it takes to bring a value, or its gradient, along an edge."""
+        """The bytes that it takes to redistribute a value, or its gradient, along an edge."""
         if not steps:
             return Transit(0, 0)
         meta = self.block.values[value].meta
@@ -86,7 +88,7 @@ class Storages:
         key: Key | None = ("made", value) if base is None else self.taken.get((op.name, base))
         if base is None:
             self.size["made", value] = self.bytes_of(value, edge.src.forward)
-        if key is not None:  # a view of a weight as it is stored takes nothing
+        if key is not None:  # a view of a stored weight takes no memory
             self.made[value] = key
         moved = self.transit(value, edge.src.forward, edge.forward, edge).result
         if moved:
@@ -95,15 +97,18 @@ class Storages:
         self.at[value] = key
 
     def viewed_operand(self, op: Op, value: int) -> int | None:
-        """Which operand of the op its result looks at; None for a tensor of its own. Writing in place makes a new one."""
+        """The operand of which a result is a view, by position; None if the result is a new tensor, as in-place writes make."""
         base = self._viewed.get(value)
         if base is None or writes_in_place(op.fn):
             return None
         return op.inputs.index(base)
 
     def _kept(self, op: Op) -> list[Key]:
-        """Operands and results that autograd keeps. `saved` names memory: q, k and v out of one projection are one there,
-        and three where each was sent its own way."""
+        """The operands and results that autograd keeps.
+
+        `Op.saved` names memory: q, k and v that are views of one projection are one value there. They are three storages if each
+        was redistributed by itself.
+        """
         found: list[Key | None] = []
         for value in op.saved:
             same = [k for k, v in enumerate(op.inputs) if root(self.block, v) == root(self.block, value)]
@@ -115,20 +120,23 @@ class Storages:
         return [key for key in found if key is not None]
 
     def _kept_operand(self, op: Op, position: int) -> Key | None:
-        """A constant is no memory of the step. A gathered weight is gathered again: by backward, so that it is not kept, or by
-        the block that runs again, where it stays from there."""
+        """The storage of an operand that is kept, or None.
+
+        A constant does not count as memory of the step. A gathered weight is not kept: backward gathers it again. If the block is
+        recomputed, the recomputation gathers it, and it stays until backward.
+        """
         kind = self.block.values[op.inputs[position]].kind
         if kind == "constant" or (self.plan.recompute == "none" and self.gathered(op, position)):
             return None
         return self.taken.get((op.name, position))
 
     def gathered(self, op: Op, position: int) -> bool:
-        """Whether an operand is a weight that is gathered for the op."""
+        """Whether an operand is a weight that is gathered for the operator."""
         steps = self.plan.sites[op.name].inputs[position].forward
         return self.block.values[op.inputs[position]].kind == "parameter" and any(s.collective for s in steps)
 
     def _extras(self, op: Op) -> list[Key]:
-        """Storages that are no value of the graph: log-sum-exp, indices, the loss's own."""
+        """Storages that are not a value of the graph: the log-sum-exp, indices, and what a loss keeps."""
         own_kept = operator(op.fn).own_kept
         if own_kept is not None:
             self.size["extra", op.name, 0] = own_kept(self._local(op))
@@ -146,20 +154,20 @@ class Storages:
         return [("extra", op.name, k) for k in range(len(op.saved_extra))]
 
     def held(self, op: Op) -> tuple[Key, ...]:
-        """What stays of an op while its block waits to run again: its results as they are delivered, and what it saves of its
-        own; nothing of an op that the plan does not keep."""
+        """What is held of an operator until its block is recomputed: its delivered results, and what it saves beside them. Nothing is
+        held of an operator that the plan does not keep."""
         if op.name not in self.plan.kept:
             return ()
         own = (k for k in self.saved[op.name] if k[0] == "extra" or k in {self.made.get(v) for v in op.outputs})
         return tuple(dict.fromkeys([*(k for v in op.outputs if (k := self.at.get(v)) is not None), *own]))
 
     def backward_work(self, op: Op) -> int:
-        """Bytes that an op's backward uses for the moment, beside the gradients it takes and makes."""
+        """Bytes that the backward of an operator uses for a moment, beside the gradients that it takes and makes."""
         own = operator(op.fn).own_backward
         return 0 if own is None else own(self._local(op))
 
     def _local(self, op: Op) -> LocalBytes:
-        """The op's operands and results on one GPU, and the dims that its rows split."""
+        """The operator's operands and results on one GPU, and the dims that its rows split."""
         site, values = self.plan.sites[op.name], self.block.values
         return LocalBytes(
             tuple(self.bytes_of(v, e.dst.forward) for v, e in zip(op.inputs, site.inputs, strict=True)),

@@ -1,14 +1,17 @@
-"""Every term of the memory that weights take, defined once: the search adds them up, the walk along a step does too.
+"""Every term of the memory of weights, defined once. The search's sums and the simulation along a step both use it.
 
-For a weight of `item` bytes per element in compute dtype, with w, g and s elements of its working copy, its accumulated
-gradient and its stored form on one GPU:
+Let a weight have `item` bytes per element in compute dtype. On one GPU let w, g and s be the numbers of elements of its working
+copy, its accumulated gradient and its stored form. Then
 
-    params      s * kept_item, and w * item where a working copy stands beside the stored parameter
-    gradients   g * kept_item, from the first backward of a step to the optimizer
-    optimizer   s * moments * kept_item
+    params      s · kept_item, plus w · item if a working copy is held beside the stored parameter
+    gradients   g · kept_item, from the first backward of a step to the optimizer
+    optimizer   s · moments · kept_item
 
-`kept_item` is 4 bytes in mixed precision. A working copy stands beside the stored parameter where the two differ in dtype
-or placement, unless it is gathered at each use: then it is made for the use and freed.
+`kept_item` is 4 bytes in mixed precision. A working copy is held beside the stored parameter if the two differ in dtype or in
+placement. If the weight is gathered at each use, the copy is made for the use and then freed.
+
+Example: 1000 elements in bf16, AdamW with fp32 states, DDP: w = g = s = 1000. params are 4000 + 2000 bytes, gradients 4000,
+optimizer 8000: 18 bytes per element. ZeRO-3 on 4 GPUs: g = s = 250 and no working copy: 1000 + 1000 + 2000 bytes.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from planner_core.core import Workload
 
 @dataclass(frozen=True, slots=True)
 class WeightBytes:
-    """Bytes per element of each form of a weight; `working` holds for a copy that stands beside the stored parameter."""
+    """Bytes per element of each form of a weight. `working` is that of a copy that is held beside the stored parameter."""
 
     stored: int
     working: int
@@ -29,12 +32,12 @@ class WeightBytes:
 
 
 def weight_bytes(item: int, trained: bool, workload: Workload) -> WeightBytes:
-    """Bytes per element of a weight; one that is not trained is kept in its own dtype, without gradient and moments."""
+    """Bytes per element of a weight. A weight that is not trained is kept in its own dtype, without gradient and moments."""
     if not trained:
         return WeightBytes(item, item, 0, 0)
     return WeightBytes(workload.kept_item(item), item, workload.kept_item(item), workload.moment_bytes(item))
 
 
 def has_working_copy(item: int, trained: bool, workload: Workload, same_placement: bool) -> bool:
-    """Whether a working copy that is kept takes memory of its own."""
+    """Whether a kept working copy takes memory beside the stored parameter."""
     return trained and not (same_placement and workload.kept_item(item) == item)
