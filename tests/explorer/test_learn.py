@@ -29,6 +29,7 @@ from planner_core.cost.communication import ring_time_s
 from planner_core.models.zoo import load_snapshot
 from planner_core.planning.request import Request
 from tests.support.fitted import FITTED, H100, NVLINK, across_s, inside_s
+from tests.support.torchrun import torchrun
 
 ROOT = Path(__file__).resolve().parents[2]
 LLAMA = Learner(Request("llama-3-8b"))
@@ -433,10 +434,7 @@ def printed(lesson: Lesson, folder: Path) -> str:
             exec(compile(lesson.code, f"lesson {lesson.number}", "exec"), {"__name__": "__main__"})
         return out.getvalue()
     (script := folder / "placements.py").write_text(lesson.code, encoding="utf-8")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return "\n".join(filter(None, re.split(r"\n|(?<=\])(?=rank)", done.stdout)))  # two processes may share a line
+    return "\n".join(filter(None, re.split(r"\n|(?<=\])(?=rank)", torchrun(script))))  # two processes may share a line
 
 
 @every

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
 from dataclasses import field, make_dataclass
 from functools import cache
 from pathlib import Path
@@ -31,6 +28,7 @@ from planner_core.verification.api import scaled
 from planner_core.verification.build_models import gentle_initializer, materialise
 from planner_core.verification.processes import run_ranks
 from tests.support.export_spec import model_spec
+from tests.support.torchrun import torchrun
 
 ROOT = Path(__file__).resolve().parents[2]
 BATCH, SEQ, WIDTH, LAYERS = 4, 16, 64, 2
@@ -56,24 +54,8 @@ def consume(name: str, which: str, target: str, folder: Path) -> dict[str, Any]:
     inputs = {k: [[sizes.get(d, d) for d in shape], kind, high] for k, (shape, kind, high) in found["inputs"].items()}
     (folder / "spec.json").write_text(json.dumps({"class": found["class"], "inputs": inputs}))
     export(plan, target, folder / ("plan.py" if target == "parallelize_module" else "plan.json"))
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        str(ROOT / "tests" / "support" / "export_consumer.py"),
-    ]
-    paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    done = subprocess.run(
-        [*command, target, str(folder)], env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}, capture_output=True,
-        text=True, timeout=240, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    row: dict[str, Any] = next(
-        json.loads(x.removeprefix("ROW ")) for x in done.stdout.splitlines() if x.startswith("ROW ")
-    )
+    said = torchrun(ROOT / "tests" / "support" / "export_consumer.py", target, str(folder))
+    row: dict[str, Any] = next(json.loads(x.removeprefix("ROW ")) for x in said.splitlines() if x.startswith("ROW "))
     assert row["parallel"] == pytest.approx(row["single"], rel=1e-6)
     assert row["after"][0] == pytest.approx(row["after"][1], rel=1e-5)
     assert row["after"][0] < row["single"]

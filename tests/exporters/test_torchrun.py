@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import signal
@@ -25,8 +24,8 @@ from planner_core.runtime import initializer
 from planner_core.runtime.training import warmup_cosine
 from planner_core.verification import materialise, scaled
 from planner_core.verification.numerics import same_traffic
+from tests.support.torchrun import command, environment, torchrun
 
-ROOT = Path(__file__).resolve().parents[2]
 STEPS, RATE, WARMUP, CLIP = 4, 1e-2, 2, 0.5
 CONFIG = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 176,
           "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 256, "max_position_embeddings": 64,
@@ -61,29 +60,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def command(ranks: int, script: str, *options: str) -> list[str]:
-    return [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        str(ranks),
-        *options[:0],
-        script,
-    ]
-
-
-def environment() -> dict[str, str]:
-    paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    return {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-
-
 def run(place: Path, script: str, ranks: int, *options: str, launch: tuple[str, ...] = ()) -> str:
-    line = [*command(ranks, script)[:-1], *launch, script, *options]
-    done = subprocess.run(line, cwd=place, env=environment(), capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
+    return torchrun(script, *options, ranks=ranks, options=launch, folder=place)
 
 
 def losses(text: str, of: str = "step") -> dict[int, float]:
@@ -203,7 +181,7 @@ def test_a_run_that_fails_goes_on_from_its_last_checkpoint(folder: Path) -> None
 
 
 def test_a_run_that_is_asked_to_stop_saves_and_ends_well(folder: Path) -> None:
-    line = [*command(2, "fsdp.py"), *HOW, "--steps", "100000", "--save", "stopped", "--save-every", "0"]
+    line = [*command("fsdp.py"), *HOW, "--steps", "100000", "--save", "stopped", "--save-every", "0"]
     process = subprocess.Popen(
         line, cwd=folder, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +11,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from examples import pretrain_llama as example
+from tests.support.torchrun import torchrun
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = ROOT / "examples" / "pretrain_llama.py"
@@ -23,14 +21,11 @@ STEPS = 12
 def run(folder: Path, ranks: int, plan: str, steps: int, checkpoints: str) -> dict[str, float]:
     """Losses by step, and that of the evaluation."""
     example.make_plan(ranks, str(folder / "plan.json"), plan)
-    command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), str(FILE), str(folder / "plan.json"),
-        "--tokens", str(folder / "tokens.bin"), "--folder", str(folder / checkpoints), "--steps", str(steps),
-    ]  # fmt: skip
-    settings = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=settings, check=False, timeout=600)
-    assert done.returncode == 0, done.stderr[-2000:]
-    found = re.findall(r"^(step \d+|evaluation)\s+loss ([\d.]+)", done.stdout, re.M)
+    said = torchrun(
+        FILE, str(folder / "plan.json"), "--tokens", str(folder / "tokens.bin"), "--folder", str(folder / checkpoints),
+        "--steps", str(steps), ranks=ranks,
+    )  # fmt: skip
+    found = re.findall(r"^(step \d+|evaluation)\s+loss ([\d.]+)", said, re.M)
     return {name: float(loss) for name, loss in found}
 
 

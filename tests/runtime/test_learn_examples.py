@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
 import runpy
-import subprocess
-import sys
 from pathlib import Path
 from unittest import mock
 
@@ -15,6 +12,7 @@ import pytest
 import torch.distributed as dist
 
 from planner_core.verification.processes import run_ranks
+from tests.support.torchrun import torchrun
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "learn"
 SCRIPTS = sorted(p.name for p in FOLDER.glob("*.py"))
@@ -52,15 +50,4 @@ def test_scripts_are_short() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_torchrun_starts_it(name: str) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        str(FOLDER / name),
-    ]
-    settings = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, env=settings, check=False, timeout=300)
-    assert done.returncode == 0 and done.stdout.startswith("equal"), done.stderr[-2000:]
+    assert torchrun(FOLDER / name).startswith("equal")
