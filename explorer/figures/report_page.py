@@ -21,15 +21,17 @@ from explorer.figures import print_figures, topology
 from explorer.figures.palette import LIGHT
 from explorer.static import style, template
 from explorer.text import commands, recipe, units, words
-from planner_core.core import PHASES, PLAN_SCHEMA, Graph, Plan, Traffic
+from planner_core.core import PHASES, PLAN_SCHEMA, Graph, Plan, Traffic, timing
 from planner_core.planning import USABLE_MEMORY, Result
 from planner_core.planning.analysis import unknown_ops
 
 SLOT = re.compile(r"\{\{(\w+)\}\}")
 COST_MODEL = (
-    "Times are estimates from published peaks and assumed efficiencies; plans within 5 % are ties.",
-    "The next operation waits for what it reads. Traffic of a weight hides behind 80 % of the compute of the operations that use it.",
-    "The optimizer’s update is not priced; it sends nothing.",
+    "Times are estimates: rates of products, kernels and links are fitted to published measurements. Plans that the scatter of such "
+    "estimates does not tell apart are ties.",
+    "The next operation waits for what it reads. Traffic of a weight runs beside its block’s compute and slows it by "
+    f"{timing().contention:.2f} s a second; the longer of the two counts.",
+    "The gradient clip and the optimizer’s update are part of the step.",
     f"A plan may fill {USABLE_MEMORY:.0%} of the GPU unless told otherwise: fragmentation and workspaces are not counted.",
 )
 """What the cost model assumes, in short (docs/COST_MODEL.md)."""

@@ -14,7 +14,7 @@ from explorer.figures import label_placement as labels
 from explorer.figures.palette import COMMUNICATION, COMPUTE, Theme
 from explorer.figures.style import GIB, capacity_line, style
 from explorer.text import units
-from explorer.text.words import MODEL_ERROR, title
+from explorer.text.words import title
 from planner_core.core import Plan
 from planner_core.planning.pricing import PublishedRun, published_runs
 from planner_core.search.candidates import Candidates
@@ -46,7 +46,7 @@ def plans_scatter(
     _rings(
         figure,
         [ends[n] for n in tied],
-        f"tie: within {units.percent(MODEL_ERROR)} of the fastest",
+        "tie: the prediction does not tell it from the fastest",
         (19, 1.2),
         theme.muted,
     )

@@ -65,7 +65,9 @@ def page() -> None:
     comparing.weights(current, homes)
     comparing.restrictions(result)
     report.download(current, homes)
-    st.caption("Times are estimates from published peaks and fitted rates; plans within 5 % are told as ties.")
+    st.caption(
+        "Times are estimates from published peaks and fitted rates; plans that their scatter does not tell apart are told as ties."
+    )
     frame.how_sure()
 
 

@@ -150,7 +150,7 @@ def _row(title: str, p: Plan) -> list[str]:
 
 def _verdict(moved: Plan, best: Plan) -> str:
     gain = 1 - best.cost.step_time_s / moved.cost.step_time_s
-    if gain > words.MODEL_ERROR:
+    if moved.cost.step_time_s > best.cost.step_time_s * (1 + words.doubt(moved, best)):
         return f"Planning anew for these links makes the step {units.percent(gain)} shorter."
     return "Planning anew for these links gains nothing beyond the estimate’s error: the plan still holds."
 
@@ -175,12 +175,12 @@ def volume_beside_topology(result: Result, links: Links) -> None:
     frame.table(HEAD, rows, "cost by volume beside cost by topology")
     volume, comm, fast = found.volume.cost, found.communication.cost, found.time.cost
     told = []
-    if volume.comm_time_s > comm.comm_time_s * (1 + words.MODEL_ERROR):
+    if volume.comm_time_s > comm.comm_time_s * (1 + words.doubt(found.volume, found.communication)):
         told.append(
             "Bytes are not time: the plan of fewest bytes communicates "
             f"{words.times(volume.comm_time_s, comm.comm_time_s)} as long as need be."
         )
-    if volume.step_time_s > fast.step_time_s * (1 + words.MODEL_ERROR):
+    if volume.step_time_s > fast.step_time_s * (1 + words.doubt(found.volume, found.time)):
         told.append(
             f"The step of the plan of fewest bytes takes {words.times(volume.step_time_s, fast.step_time_s)} as long as the best."
         )

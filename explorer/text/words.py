@@ -26,8 +26,6 @@ FAMILIES = (
 WHOLE, GATHERED = "whole", ", gathered"
 MOST_NAMED = 4
 """Names that a sentence lists."""
-MODEL_ERROR = 0.05
-"""Times closer than this are shown as a tie: the cost model is not more exact."""
 
 
 def family(name: str) -> str:
@@ -190,11 +188,12 @@ def verdict(method: str, steps: Sequence[tuple[str, Plan | None]]) -> str:
     ]
     cost, says = max(added, default=(0.0, ""))
     whole = last.cost.step_time_s - first.step_time_s
-    if MODEL_ERROR * first.step_time_s < cost <= whole:
+    unsure = doubt(known[0][1], last) * first.step_time_s
+    if unsure < cost <= whole:
         text += f" {'Most' if 2 * cost > whole else 'The largest part'} of it because it {says} ({units.seconds(cost)} a step)."
-    elif last.cost.step_time_s <= first.step_time_s * (1 + MODEL_ERROR):
+    elif whole <= unsure:
         text += " In step time that is a tie: the estimate cannot tell them apart."
-    if any(seconds < -MODEL_ERROR * first.step_time_s for seconds, _ in added):
+    if any(seconds < -unsure for seconds, _ in added):
         text += " Rows are the best in communication, so a step may be shorter than in the row above."
     if not all(p.fits for _, p in known):
         text += " Where no plan fits the memory, a row is the plan that needs least of it, not the fastest."

@@ -148,7 +148,8 @@ def test_no_part_of_a_methods_price_is_larger_than_the_whole(model: str, cluster
     part = re.search(r"because it .*\(([\d.]+) (s|ms|µs) a step\)", text)
     if part is not None:
         assert float(part[1]) * {"s": 1.0, "ms": 1e-3, "µs": 1e-6}[part[2]] <= whole * 1.01
-    falls = any(b.cost.step_time_s < a.cost.step_time_s - words.MODEL_ERROR * known[0].cost.step_time_s
+    unsure = words.doubt(known[0], known[-1]) * known[0].cost.step_time_s
+    falls = any(b.cost.step_time_s < a.cost.step_time_s - unsure
                 for a, b in pairwise(known) if a.fits and b.fits)  # fmt: skip
     assert ("may be shorter than in the row above" in text) == falls
     assert ("needs least of it" in text) == any(not p.fits for p in known)

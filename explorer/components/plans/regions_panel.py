@@ -65,8 +65,8 @@ def panel(result: Result) -> None:
         _choose(swept, x, y)
         st.caption(
             "The best plan at every point of a grid, everything else as it stands. Where two kinds meet they take equally "
-            "long, so near a border either will do: such estimates do not tell steps apart that differ by less than "
-            f"{units.percent(words.MODEL_ERROR)}."
+            "long, so near a border either will do: two predicted steps like that of the best plan are a tie where they differ by "
+            f"less than {units.percent(words.doubt(result.best, result.best))}."
         )
         found = _maps().peek(key)
         place = st.empty()

@@ -13,9 +13,9 @@ from explorer.learn.learner import Layer, Learner
 from explorer.learn.lesson import Choice, Control, Lesson, Question, Scene, Step, Values, asked
 from explorer.learn.lessons.times.stated import Stated, names, node, stated, texts
 from explorer.text import units
-from explorer.text.words import MODEL_ERROR
 from planner_core.core import Cluster, DeviceMesh, Gpu
 from planner_core.cost.communication import axis_links, collective_time
+from planner_core.planning.analysis import doubt_between
 from planner_core.planning.methods import Layout
 
 TOKENS = (512, 1024, 2048, 4096, 8192)
@@ -120,12 +120,15 @@ def ranking(cases: dict[str, Stated], cluster: Cluster) -> list[str]:
 
 
 def cell(cases: dict[str, Stated], cluster: Cluster) -> str:
-    """The quickest that fits, and every other that is within the model's error of it."""
+    """The quickest that fits, and every other that ties with it."""
     order = ranking(cases, cluster)
     if not order:
         return "none fits"
-    limit = (1 + MODEL_ERROR) * sum(cases[order[0]].seconds(cluster))
-    return " ≈ ".join(name for name in order if sum(cases[name].seconds(cluster)) <= limit)
+    first = cases[order[0]]
+    limits = {
+        name: (1 + doubt_between(first.plan, cases[name].plan, cluster)) * sum(first.seconds(cluster)) for name in order
+    }
+    return " ≈ ".join(name for name in order if sum(cases[name].seconds(cluster)) <= limits[name])
 
 
 def scene(learner: Learner, values: Values) -> Scene:
@@ -262,8 +265,8 @@ def _map(learner: Learner) -> Step:
     outer = learner.cluster.levels[-1].name
     says = (
         f"The quickest of the four that fits, by tokens per GPU and the speed of {outer}. Each cell is priced by the planner. "
-        f"Those within {units.percent(MODEL_ERROR)} of it stand behind a ≈: no price is as sure as that. Few tokens and slow links favour tensor "
-        "parallelism inside a node; many tokens favour whatever gathers weights."
+        "Those that the prediction does not tell from it stand behind a ≈. Few tokens and slow links favour tensor parallelism "
+        "inside a node; many tokens favour whatever gathers weights."
     )
     return Step("The map", says, table(("tokens per GPU", *(f"{outer}: {SPEED_NAMES[s]}" for s in SPEEDS)), rows))
 
