@@ -29,7 +29,7 @@ from planner_core.cost.communication import ring_time_s
 from planner_core.models.zoo import load_snapshot
 from planner_core.planning.request import Request
 from tests.support.fitted import FITTED, H100, NVLINK, across_s, inside_s
-from tests.support.torchrun import torchrun
+from tests.support.torchrun import run_script
 
 ROOT = Path(__file__).resolve().parents[2]
 LLAMA = Learner(Request("llama-3-8b"))
@@ -434,7 +434,9 @@ def printed(lesson: Lesson, folder: Path) -> str:
             exec(compile(lesson.code, f"lesson {lesson.number}", "exec"), {"__name__": "__main__"})
         return out.getvalue()
     (script := folder / "placements.py").write_text(lesson.code, encoding="utf-8")
-    return "\n".join(filter(None, re.split(r"\n|(?<=\])(?=rank)", torchrun(script))))  # two processes may share a line
+    return "\n".join(
+        filter(None, re.split(r"\n|(?<=\])(?=rank)", run_script(script)))
+    )  # two processes may share a line
 
 
 @every

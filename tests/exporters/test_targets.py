@@ -28,7 +28,7 @@ from planner_core.verification.api import scaled
 from planner_core.verification.build_models import gentle_initializer, materialise
 from planner_core.verification.processes import run_ranks
 from tests.support.export_spec import model_spec
-from tests.support.torchrun import torchrun
+from tests.support.torchrun import run_script
 
 ROOT = Path(__file__).resolve().parents[2]
 BATCH, SEQ, WIDTH, LAYERS = 4, 16, 64, 2
@@ -54,7 +54,7 @@ def consume(name: str, which: str, target: str, folder: Path) -> dict[str, Any]:
     inputs = {k: [[sizes.get(d, d) for d in shape], kind, high] for k, (shape, kind, high) in found["inputs"].items()}
     (folder / "spec.json").write_text(json.dumps({"class": found["class"], "inputs": inputs}))
     export(plan, target, folder / ("plan.py" if target == "parallelize_module" else "plan.json"))
-    said = torchrun(ROOT / "tests" / "support" / "export_consumer.py", target, str(folder))
+    said = run_script(ROOT / "tests" / "support" / "export_consumer.py", target, str(folder))
     row: dict[str, Any] = next(json.loads(x.removeprefix("ROW ")) for x in said.splitlines() if x.startswith("ROW "))
     assert row["parallel"] == pytest.approx(row["single"], rel=1e-6)
     assert row["after"][0] == pytest.approx(row["after"][1], rel=1e-5)

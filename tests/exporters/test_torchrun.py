@@ -24,7 +24,7 @@ from planner_core.runtime import initializer
 from planner_core.runtime.training import warmup_cosine
 from planner_core.verification import materialise, scaled
 from planner_core.verification.numerics import same_traffic
-from tests.support.torchrun import command, environment, torchrun
+from tests.support.torchrun import command, environment, run_script, torchrun
 
 STEPS, RATE, WARMUP, CLIP = 4, 1e-2, 2, 0.5
 CONFIG = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 176,
@@ -60,8 +60,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def run(place: Path, script: str, ranks: int, *options: str, launch: tuple[str, ...] = ()) -> str:
-    return torchrun(script, *options, ranks=ranks, options=launch, folder=place)
+def run(place: Path, script: str, ranks: int, *options: str) -> str:
+    return run_script(script, *options, ranks=ranks, folder=place)
 
 
 def losses(text: str, of: str = "step") -> dict[int, float]:
@@ -151,7 +151,7 @@ def test_the_blocks_of_the_script_are_what_runs_with_the_predicted_traffic(folde
 
 
 CRASHING = """
-import os, sys
+import os, sys, time
 from pathlib import Path
 from planner_core.runtime import training
 import {script} as script
@@ -161,7 +161,7 @@ class Report(training.Report):
         super().step(step, *rest)
         if step == 3 and not Path("crashed").exists() and os.environ["RANK"] == "0":
             while not Path("crash/step-00000002/.metadata").exists():
-                pass
+                time.sleep(0.05)
             Path("crashed").touch()
             os._exit(1)
 
@@ -173,14 +173,39 @@ training.run(script.main)
 def test_a_run_that_fails_goes_on_from_its_last_checkpoint(folder: Path) -> None:
     (folder / "crashing.py").write_text(CRASHING.format(script="fsdp"))
     options = (*HOW, "--save", "crash", "--save-every", "2")
-    said = run(folder, "crashing.py", 2, *options, launch=("--max-restarts", "1"))
+    said = torchrun("crashing.py", *options, options=("--max-restarts", "1"), folder=folder)
     assert (folder / "crashed").exists()
     steps = [int(n) for n in re.findall(r"^step (\d+) ", said, re.MULTILINE)]
     assert steps == [1, 2, 3, 3, 4]
     assert losses(said) == pytest.approx(alone(folder)[0], rel=5e-6)
 
 
+STOPPED = """
+import os, signal
+from planner_core.runtime import training
+import fsdp as script
+
+class Report(training.Report):
+    def step(self, step, *rest):
+        super().step(step, *rest)
+        if step == 2 and os.environ["RANK"] == "0":
+            os.kill(os.getpid(), signal.SIGTERM)
+
+training.Report = Report
+training.run(script.main)
+"""
+
+
 def test_a_run_that_is_asked_to_stop_saves_and_ends_well(folder: Path) -> None:
+    """One rank that is asked is enough: all end after the same step."""
+    (folder / "stopping.py").write_text(STOPPED)
+    said = run(folder, "stopping.py", 2, *HOW, "--steps", "100000", "--save", "asked", "--save-every", "0")
+    (saved,) = (folder / "asked").glob("*/.metadata")
+    assert list(losses(said)) == [1, 2, int(saved.parent.name.removeprefix("step-"))][: len(losses(said))]
+
+
+@pytest.mark.slow
+def test_torchrun_passes_on_that_it_is_asked_to_stop(folder: Path) -> None:
     line = [*command("fsdp.py"), *HOW, "--steps", "100000", "--save", "stopped", "--save-every", "0"]
     process = subprocess.Popen(
         line, cwd=folder, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

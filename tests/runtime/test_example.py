@@ -11,7 +11,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from examples import pretrain_llama as example
-from tests.support.torchrun import torchrun
+from tests.support.torchrun import run_script
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = ROOT / "examples" / "pretrain_llama.py"
@@ -21,7 +21,7 @@ STEPS = 12
 def run(folder: Path, ranks: int, plan: str, steps: int, checkpoints: str) -> dict[str, float]:
     """Losses by step, and that of the evaluation."""
     example.make_plan(ranks, str(folder / "plan.json"), plan)
-    said = torchrun(
+    said = run_script(
         FILE, str(folder / "plan.json"), "--tokens", str(folder / "tokens.bin"), "--folder", str(folder / checkpoints),
         "--steps", str(steps), ranks=ranks,
     )  # fmt: skip

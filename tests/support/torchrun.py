@@ -1,11 +1,21 @@
-"""Scripts that are started as users start them: by torchrun, in processes of their own, on gloo."""
+"""Scripts that torchrun starts: as users start them, or in ranks that are forked from one server, which costs a fifth."""
 
 from __future__ import annotations
 
 import os
+import runpy
+import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from tempfile import NamedTemporaryFile
+from unittest import mock
+
+import torch.distributed as dist
+
+from planner_core.core import VerificationFailed
+from planner_core.verification.processes import run_ranks
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -30,3 +40,38 @@ def torchrun(
     done = subprocess.run(line, cwd=folder, env=environment(), capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
+
+
+def run_script(script: str | Path, *arguments: str, ranks: int = 2, folder: Path = ROOT) -> str:
+    """As `torchrun`, in ranks that have imported torch and are in one group already."""
+    with NamedTemporaryFile() as printed, socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        job = (str(script), arguments, str(folder), printed.name, probe.getsockname()[1])
+        probe.close()
+        try:
+            run_ranks(_as_torchrun_would, ranks, job)
+        except VerificationFailed as error:
+            raise AssertionError(str(error)) from None
+        return Path(printed.name).read_text()
+
+
+def _as_torchrun_would(script: str, arguments: Sequence[str], folder: str, printed: str, port: int) -> None:
+    """One rank."""
+    names = {
+        "RANK": dist.get_rank(),
+        "LOCAL_RANK": dist.get_rank(),
+        "WORLD_SIZE": dist.get_world_size(),
+        "MASTER_PORT": port,
+    }
+    os.environ.update({name: str(value) for name, value in names.items()}, MASTER_ADDR="127.0.0.1")
+    os.dup2(os.open(printed, os.O_WRONLY | os.O_APPEND), 1)
+    sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
+    os.chdir(folder)
+    sys.path.insert(0, folder)
+    sys.argv = [script, *arguments]
+    with mock.patch.object(dist, "init_process_group"), mock.patch.object(dist, "destroy_process_group"):
+        try:
+            runpy.run_path(script, run_name="__main__")
+        except SystemExit as end:
+            assert not end.code, end.code
+    sys.stdout.flush()
