@@ -1,4 +1,13 @@
-"""Runs a plan on stock PyTorch. Applying a plan decides nothing."""
+"""Runs a plan on stock PyTorch. To apply a plan decides nothing: all choices are in the plan.
+
+library     `apply`, the function that a training loop calls
+parallel    a model under a plan: recorded, rewritten, and run as generated code
+record/     one forward pass of the model, call by call
+write/      Python code from a recording and a plan
+program/    what generated code needs at run time: collectives, weights, gradients in buckets
+dispatch/   the slower way, for models that cannot be rewritten
+training/   data, optimizers, checkpoints and reports of a training loop
+"""
 
 from __future__ import annotations
 
@@ -59,11 +68,11 @@ _HOME = {
     "PlanMismatch": "planner_core.runtime.plan_reader",
 }
 _THERE = {"flash_memory": "attention"}
-"""What is called otherwise where it lives."""
+"""Exported names that differ from the name in their module."""
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for when it is asked for: these modules need torch."""
+    """Import a module when a name of it is used for the first time, since these modules need torch."""
     if name not in _HOME:
         raise AttributeError(f"{__name__} has no {name}")
     return getattr(import_module(_HOME[name]), _THERE.get(name, name))

@@ -1,4 +1,4 @@
-"""Collectives as they are issued: counted by phase, kind and mesh axis, below autograd and DTensor."""
+"""Count collectives as they are issued, by phase, kind and mesh axis, below autograd and DTensor."""
 
 # mypy: allow-untyped-calls
 from __future__ import annotations
@@ -19,10 +19,10 @@ KINDS = {"all_reduce": "all_reduce", "allreduce_": "all_reduce", "all_gather_int
 
 
 class CountCollectives(TorchDispatchMode):
-    """`rows[phase, kind, axis] = [count, bytes, wire_bytes]` of one rank; set `phase` as the step goes on.
+    """Counts the collectives of one rank: `rows[phase, kind, axis] = [count, bytes, wire_bytes]`. The caller sets `phase`.
 
-    Bytes are those of the full tensor along the axis, wire bytes what one rank sends by the ring formula. Axis -1 is a
-    group that is no mesh axis. `packed` says how many tensors the collective in flight on a group carries: each counts.
+    Bytes are those of the tensor that is whole along the axis. Wire bytes are what one rank sends by the ring formula. Axis -1 is
+    a group that is not a mesh axis. `packed` gives the number of tensors that a collective on a group carries; each one counts.
     """
 
     def __init__(self, mesh: DeviceMesh, packed: Callable[[str], int] | None = None) -> None:
@@ -34,7 +34,7 @@ class CountCollectives(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(t, DTensor) for t in types):
-            return NotImplemented  # comes back as ops on local tensors
+            return NotImplemented  # the same call comes again as operators on local tensors
         out = func(*args, **(kwargs or {}))
         namespace, _, name = func._schema.name.partition("::")
         if namespace in ("_c10d_functional", "c10d") and not name.startswith(("wait", "_wrap", "barrier", "monitored")):

@@ -1,7 +1,7 @@
-"""First values of a model on meta, parameter by parameter, so that no rank ever holds the whole model.
+"""The first values of a model on meta, made parameter by parameter, so that no rank ever holds the whole model.
 
-A Hugging Face model's own `_init_weights` decides the values. The random numbers depend on the seed and the parameter's
-name only: every rank, every mesh and a single process start from the same model.
+A Hugging Face model's own `_init_weights` decides the values. The random numbers depend only on the seed and the parameter's
+name. So every rank, every mesh and a single process start from the same model.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import torch
 from torch import nn
 
 Init = Callable[[str, torch.Tensor], torch.Tensor]
-"""The whole value of a parameter, given its name and the parameter (which may be on meta)."""
+"""Gives the whole value of a parameter, for its name and the parameter itself (which may be on meta)."""
 
 
 def initializer(model: nn.Module, seed: int = 0, device: str = "cpu") -> Init:
-    """Gives buffers on meta their values now, and parameters theirs when asked: `init(name, parameter)`."""
+    """Give buffers on meta their values now. Returns `init(name, parameter)`, which makes the value of a parameter."""
     for name, module in model.named_modules():
         meta = {n: b for n, b in module._buffers.items() if b is not None and b.is_meta}
         for short, buffer in meta.items():
@@ -44,7 +44,7 @@ def initializer(model: nn.Module, seed: int = 0, device: str = "cpu") -> Init:
 
 
 def _values(model: nn.Module, module: nn.Module, name: str, seed: int, device: str) -> None:
-    """Give the module's own parameters fresh values."""
+    """Give the module's own parameters new values."""
     for short, param in module._parameters.items():
         if param is not None:
             module._parameters[short] = nn.Parameter(torch.zeros(param.shape, dtype=param.dtype, device=device))

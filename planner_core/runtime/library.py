@@ -1,4 +1,4 @@
-"""The door for a person's own training loop: a module and a plan in, the same module under the plan out."""
+"""`apply`: the function with which a user's own training loop puts a module under a plan."""
 
 from __future__ import annotations
 
@@ -22,32 +22,34 @@ def apply(
 ) -> nn.Module:  # fmt: skip
     """Run a module under a plan, on the ranks of the default process group.
 
-    When the module is first called, its forward pass is recorded and written as one rank's program: a function for each
-    unique block, with its collectives in place. A model that cannot be written so runs its own code under the plan, slower,
-    and a warning says why.
+    When the module is first called, its forward pass is recorded and rewritten as one rank's program: one function for each
+    unique block, with its collectives in place. If a model cannot be rewritten, its own code runs under the plan, which is
+    slower, and a warning says why.
 
     Args:
-        module: The model that was planned, with whole weights that are equal on every rank; or on meta, with `init`. Its
-            parameters are replaced by this rank's parts (DTensors if the plan splits any), in the type that the plan stores
-            them in: float32 masters where the workload says so. Move and cast it before, not after.
-        plan: The plan, for as many devices as the group has ranks.
-        init: Called as `init(name, parameter)` for a module on meta; returns the whole value of that parameter.
-        seed: Of dropout. Masks are the same wherever a tensor is replicated, and different on its shards.
-        compile: Compile the function of each unique block with `torch.compile(fullgraph=True)`; or its options by name.
-        written: The functions that stand in an exported script, to run in place of those that would be written.
+        module: The model that was planned. Its weights are whole and equal on every rank, or on meta with `init`. They are
+            replaced by this rank's parts (DTensors if the plan shards any), in the dtype in which the plan stores them: float32
+            masters if the workload says so. Move and cast the module before this call, not after it.
+        plan: The plan. It has as many devices as the process group has ranks.
+        init: For a module on meta: `init(name, parameter)` returns the whole value of that parameter, with its global shape.
+        seed: Seed of dropout. Ranks with the same part of a tensor get the same mask; other ranks get other masks.
+        compile: True compiles the function of each unique block with `torch.compile(fullgraph=True)`. A mapping gives its options.
+        written: The functions of an exported script, which run instead of those that would be generated.
 
     Returns:
-        The same module. It is called as before, with this rank's own part of the batch: ranks along `plan.data_axes` hold
-        different samples, in their order, all others the same ones. With `global_batch=True` every rank gives the whole
-        batch. It returns what the model returns: a scalar loss is that of the whole batch, tensors of samples are this rank's
-        own; beside a loss, tensors that lie split over ranks are DTensors without gradient. `loss.backward()` and any
-        optimizer over `module.parameters()` work as on one process; gradients of several backward passes add up, cheaper in
-        `with module.no_sync():` for all but the last. Clip with `clip_grad_norm_`.
+        The same module. It is called as before, with this rank's own part of the micro-batch. Ranks along `plan.data_axes` hold
+        different samples, in order of the ranks; all other ranks hold the same samples. With `global_batch=True` every rank gives
+        the global micro-batch. The module returns what the model returns. A scalar loss is that of the global micro-batch. A
+        tensor of samples has this rank's own samples. If the model returns a loss, other tensors that are sharded over ranks are
+        DTensors without gradient. `loss.backward()` and any optimizer over `module.parameters()` work as on one process.
+        Gradients of several backward passes add up; use `with module.no_sync():` for all but the last, which is faster. Clip
+        with `clip_grad_norm_`.
 
     Raises:
-        InputError: There is no process group, or it has another number of ranks than the plan has devices.
-        PlanMismatch: The module is not the one that was planned; the sentence names the operation. When it is called: the
-            module was changed since, or is called in a way (autocast, gradient hooks) that the plan does not describe.
+        InputError: There is no process group, or its number of ranks is not the plan's number of devices.
+        PlanMismatch: The module is not the one that was planned; the message names the operator. It is also raised when the
+            module is called, if it was changed since, or is called in a way that the plan does not describe (autocast, gradient
+            hooks).
 
     Example:
         Under `torchrun --nproc-per-node 2 train.py`:
@@ -75,7 +77,7 @@ def _stay(*args: Any, **kwargs: Any) -> Any:
 
 
 def applied(module: nn.Module) -> Parallel:
-    """The plan's side of a module that `apply` has returned; raises InputError for another."""
+    """The `Parallel` of a module that `apply` has returned. Raises InputError for any other module."""
     found = getattr(module.__dict__.get("forward"), "__self__", None)
     if not isinstance(found, Parallel):
         raise InputError("this module runs under no plan; give it to shardscope.apply first")
@@ -83,7 +85,7 @@ def applied(module: nn.Module) -> Parallel:
 
 
 def _mesh(plan: Plan) -> DeviceMesh:
-    """The plan's mesh over the default process group; raises InputError."""
+    """The plan's mesh over the default process group. Raises InputError."""
     if not (dist.is_available() and dist.is_initialized()):
         raise InputError(
             "there is no process group to run a plan on; start the script with torchrun and call torch.distributed.init_process_group()"

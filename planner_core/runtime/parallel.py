@@ -1,7 +1,7 @@
-"""A model under a plan: recorded when first called, rewritten, and run as generated code from then on.
+"""A model under a plan: it is recorded and rewritten when it is first called, and runs as generated code from then on.
 
-Each way of calling it (training, evaluation, other shapes, other switches) is a program of its own, written when it is
-first met; all of them share weights and units.
+Each way to call it (training, evaluation, other shapes, other flags) is a program of its own, which is generated when it is first
+needed. All programs share weights and units.
 """
 
 # mypy: allow-untyped-calls
@@ -39,15 +39,15 @@ from planner_core.runtime.write.planned import PlannedForward
 
 Finish = Callable[[Any], Any]
 WAYS = 3
-"""Times that a forward pass may take another way than the one recorded before that is an error."""
+"""If a forward pass takes another way than the recorded one, it is recorded again, at most this many times."""
 
 
 class Parallel:
-    """The plan's side of one model. `programs` holds one program for each way in which the model was called.
+    """One model under a plan. `programs` has one program for each way in which the model was called.
 
-    `data_axes` are the mesh axes along which callers hold different samples. `finish(result)` is part of the model: a loss.
-    `seed` is that of dropout, `written` the functions of an exported script. What cannot be rewritten runs in `dispatched`,
-    with a warning that says why; without `fallback` it raises CannotRewrite.
+    `data_axes`: the mesh axes along which callers hold different samples. `finish(result)` computes a loss; it counts as a part of
+    the model. `seed`: that of dropout. `written`: the functions of an exported script. A model that cannot be rewritten runs in
+    `dispatched`, and a warning says why; without `fallback` it raises CannotRewrite.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Parallel:
     # --- calling --------------------------------------------------------------------------------------
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, whole: bool = False) -> Any:
-        """One forward pass; `whole`: every rank brings the whole batch."""
+        """One forward pass. `whole`: every rank brings the global batch."""
         if self.dispatched is None:
             try:
                 return self._rewritten(args, kwargs, whole)
@@ -90,7 +90,7 @@ class Parallel:
         return self.dispatched(args, kwargs, self.finish)
 
     def forward(self, *args: Any, global_batch: bool = False, **kwargs: Any) -> Any:
-        """What stands as the model's forward: the model's own while that runs operator by operator."""
+        """Takes the place of the model's `forward`. In the dispatch mode it calls the model's own."""
         if self.dispatched is not None and self.dispatched.inside:
             return self.plain(*args, **kwargs)
         return self(args, kwargs, whole=global_batch)
@@ -130,27 +130,27 @@ class Parallel:
         )  # fmt: skip
 
     def _gathered(self, own: torch.Tensor) -> torch.Tensor:
-        """The whole batch from every rank's own part: parts of the last axis lie side by side."""
+        """The global batch, gathered from every rank's own part. Ranks along the last axis have adjacent parts."""
         for axis in reversed(self.data_axes) if own.dim() else ():
             own = self.axes[axis].all_gather(own, 0)
         return own
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backward passes in here leave gradients unsummed that are summed once a step: micro-batches before the last."""
+        """Backward passes inside do not sum those gradients that are summed once a step. For micro-batches before the last."""
         with self.engine.no_sync(), self.dispatched.steering.no_sync() if self.dispatched else contextlib.nullcontext():
             yield
 
     # --- whole values ---------------------------------------------------------------------------------
 
     def stored_as(self, weight: Weight) -> Stored:
-        """How a parameter lies; whole if the plan does not name it."""
+        """The placements of a parameter; Replicate if the plan does not name it."""
         plain, stored = (Replicate(),) * len(self.axes), self.planned.stored
         return next((stored[n] for n in weight.names if n in stored), Stored(plain, plain, plain, {}))
 
     @torch.no_grad()
     def full(self, weight: Weight, part: torch.Tensor | None = None) -> torch.Tensor:
-        """The whole value of a parameter, or of a gradient or optimizer state that lies like it. All ranks must ask."""
+        """The whole value of a parameter, or of a gradient or optimizer state with its placements. All ranks must call it."""
         held = weight.parameter.detach() if part is None else part
         own = held.to_local() if isinstance(held, DTensor) else held
         placements = self.stored_as(weight).placements
@@ -158,7 +158,7 @@ class Parallel:
 
     @torch.no_grad()
     def gather_buffers(self) -> None:
-        """Make buffers whole of which each rank has updated its own share (running statistics of split channels)."""
+        """Make those buffers Replicate of which each rank has updated its own part (running statistics of sharded channels)."""
         if self.dispatched is not None:
             self.dispatched.params.gather_buffers(self.model)
         split = {name: p for ready in self.programs.values() for name, p in ready.program.split_buffers.items()}
@@ -170,7 +170,7 @@ class Parallel:
     # --- rewriting ------------------------------------------------------------------------------------
 
     def _check(self) -> None:
-        """Raises PlanMismatch where generated code would not be what the model does now."""
+        """Raise PlanMismatch if generated code would not do what the model does now."""
         if torch.is_autocast_enabled(self.device.type):
             raise PlanMismatch(
                 "torch.autocast is on, but the plan says in which type the model computes; leave autocast out, or plan with another --dtype"
@@ -194,7 +194,7 @@ class Parallel:
             )
 
     def _cast(self, x: torch.Tensor) -> torch.Tensor:
-        """Signals (images, features) in the type that the model computes in."""
+        """Inputs of real numbers (images, features) in compute dtype."""
         wanted = self.planned.precision.working
         return x.to(wanted) if x.is_floating_point() and x.dtype != wanted and x.dim() > 0 else x
 
@@ -204,7 +204,7 @@ class Parallel:
         return shapes, spec, whole, torch.is_grad_enabled(), self.watch.modes(), wanted
 
     def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any], whole: bool) -> Ready:
-        """`args` are this rank's own samples, unless all ranks bring the `whole` batch."""
+        """The program for such a call. `args` are this rank's own samples; with `whole` they are the global batch."""
         made = self.planned.prepare(args, kwargs, whole=whole, gathered=self._gathered)
         written = self.engine.written
         if written and torch.is_grad_enabled() and written.digest != digest_of(made.program.source):
@@ -225,6 +225,6 @@ def _device(mesh: DeviceMesh) -> torch.device:
 
 
 def _caches(model: nn.Module, forward: Callable[..., Any]) -> bool:
-    """Whether a model of transformers would make a cache of keys and values, which no training step uses."""
+    """Whether a model of transformers would make a cache of keys and values, which a training step does not use."""
     config: Any = getattr(model, "config", None)
     return bool(getattr(config, "use_cache", False)) and "use_cache" in inspect.signature(forward).parameters

@@ -1,4 +1,4 @@
-"""The plan file as the runtime needs it: placements, steps, edges and rows of torch's own placement types."""
+"""Read the plan file into the values that the runtime needs: placements, steps, edges and rows, with torch's placement types."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COLLECTIVES = ("all_gather_single", "all_to_all_single", "reduce_scatter_single"
 
 
 class PlanMismatch(RuntimeError):
-    """The running model is not the one that the plan was made for; the message names the op."""
+    """The running model is not the one for which the plan was made. The message names the operator."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Edge:
-    """Forward placements before and after, and the steps that the tensor and its gradient take; `gradient` is the placement
-    of the gradient that the edge's far end hands back, `wanted` the one that its near end is to get."""
+    """A redistribution of one tensor: its placements before (`src`) and after (`dst`), and the steps that it and its gradient take.
+
+    `gradient`: the placements in which the gradient comes back to the edge. `wanted`: those in which it leaves the edge.
+    """
 
     src: Placements
     dst: Placements
@@ -48,13 +50,13 @@ class Edge:
 
     @property
     def differentiable(self) -> bool:
-        """Whether a gradient comes through as it is wanted: no loss may have been planned for it."""
+        """Whether the backward steps bring the gradient to `wanted`. They do not if no planned loss sends a gradient here."""
         return bool(self.backward) or self.gradient == self.wanted
 
 
 @dataclass(frozen=True)
 class Row:
-    """How one op runs: an edge for every tensor operand and every result."""
+    """How one operator runs: an edge for every tensor operand and every result."""
 
     inputs: tuple[Edge, ...]
     outputs: tuple[Edge, ...]
@@ -62,8 +64,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Stored:
-    """How one parameter lies: as the optimizer keeps it, as the copy that is kept between uses, and its gradient as it
-    accumulates over micro-batches."""
+    """The placements of one parameter: of the stored form that the optimizer keeps, of the working copy that is kept between uses,
+    and of the gradient that accumulates over micro-batches."""
 
     placements: Placements
     working: Placements
@@ -72,12 +74,12 @@ class Stored:
 
     @property
     def sync(self) -> tuple[int, ...]:
-        """Axes over which the gradient is summed once a step."""
+        """The axes over which the gradient is summed once a step."""
         return tuple(a for a, p in enumerate(self.gradient) if not isinstance(p, (Replicate, Shard)))
 
 
 def check_torch(plan: Mapping[str, Any]) -> None:
-    """Raises PlanMismatch where this torch lacks what running a plan needs."""
+    """Raise PlanMismatch if this torch lacks something that a plan needs to run."""
     missing = [name for name in COLLECTIVES if not hasattr(collectives, name)]
     if missing:
         made = plan.get("model", {}).get("versions", {}).get("torch", "2.13")
@@ -86,7 +88,7 @@ def check_torch(plan: Mapping[str, Any]) -> None:
 
 
 def other_versions(plan: Mapping[str, Any]) -> str:
-    """What differs between the libraries that the plan was made with and those that run it, as the end of a sentence."""
+    """The end of a sentence: which libraries have another version now than when the plan was made. Empty if none has."""
     made = plan.get("model", {}).get("versions", {})
     here = {"torch": torch.__version__, "transformers": getattr(sys.modules.get("transformers"), "__version__", None)}
     told = [
@@ -118,7 +120,7 @@ def read_params(plan: Mapping[str, Any]) -> dict[str, Stored]:
 
 @dataclass(frozen=True)
 class Precision:
-    """Types of what is stored, of the copy that computes, and of gradients as they accumulate."""
+    """The dtypes of the stored parameter, of the working copy, and of the accumulated gradient."""
 
     stored: torch.dtype
     working: torch.dtype
@@ -126,7 +128,7 @@ class Precision:
 
 
 def read_precision(plan: Mapping[str, Any]) -> Precision:
-    """What the plan's workload says: master weights in float32 unless the optimizer keeps none."""
+    """The dtypes of the plan's workload. Master weights are float32, unless the optimizer does not keep any."""
     load = plan["workload"]
     working: torch.dtype = getattr(torch, load["dtype"])
     masters = str(load["optimizer"]).endswith("-fp32") or load.get("precision") == "mixed"
@@ -135,13 +137,13 @@ def read_precision(plan: Mapping[str, Any]) -> Precision:
 
 
 def recomputed_prefixes(plan: Mapping[str, Any]) -> Iterator[str]:
-    """Scopes of the block copies whose forward pass runs again in backward."""
+    """The scopes of the block copies that are recomputed in backward."""
     for block in plan["blocks"].values():
         yield from (prefix for prefix in block["prefixes"] if prefix and block["recompute"] != "none")
 
 
 def kept_sites(plan: Mapping[str, Any]) -> frozenset[str]:
-    """Every op of the unfolded model whose result stays while its block runs again."""
+    """The call sites of the unfolded model whose results are kept although their block is recomputed."""
     blocks = plan["blocks"].values()
     return frozenset(
         _join(prefix, name) for block in blocks for prefix in block["prefixes"] for name in block.get("kept", ())

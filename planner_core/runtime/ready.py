@@ -1,4 +1,4 @@
-"""A program ready to be called: from a call's arguments to its inputs, and from its results to what the model returns."""
+"""A program that is ready to be called: it takes a call's arguments, and returns what the model returns."""
 
 # mypy: allow-untyped-calls
 from __future__ import annotations
@@ -21,8 +21,8 @@ from planner_core.runtime.write.specs import Program
 
 
 class Ready:
-    """One program on this rank. `whole`: every rank brings the whole batch. `gathers`: it must be gathered for that first,
-    over these axes, since the plan wants it less split than callers hold it."""
+    """One program on this rank. `whole`: every rank brings the global batch. `gathers`: the axes over which the callers' own parts
+    are gathered first, since the plan shards the batch less than the callers do."""
 
     def __init__(
         self, program: Program, layout: Layout, engine: Engine, mesh: DeviceMesh, whole: bool, gathers: Sequence[int] | None = None
@@ -46,7 +46,7 @@ class Ready:
                     self.cuts.append((at, dim))
 
     def _results(self) -> None:
-        """Where each tensor goes. Beside a loss, what would have to be gathered for the caller is handed out in parts."""
+        """Decide how each tensor is returned. Beside a loss, a tensor that would have to be gathered is returned in parts."""
         self.leaves, self.spec = pytree.tree_flatten(self.program.result)
         order = {n: i for i, n in enumerate(self.program.outputs)}
         self.places = [(i, order[leaf.number]) for i, leaf in enumerate(self.leaves) if isinstance(leaf, Ref)]
@@ -63,7 +63,7 @@ class Ready:
             self.ways.append(self._planned(number, way))
 
     def _planned(self, number: int, way: Deliver | None) -> Deliver | None:
-        """No gradient was planned for what the loss does not need."""
+        """As `way`; but if the loss does not need the tensor, a gradient for it is refused, since none was planned."""
         tensor = self.layout.tape.tensors[number]
         if tensor.kind != COMPUTED or not tensor.grad or number in self.layout.reached:
             return way
@@ -90,7 +90,7 @@ class Ready:
         return lambda x: DTensor.from_local(x.detach(), mesh, placements, run_check=False)
 
     def _own(self, number: int, loss: bool) -> Deliver:
-        """Of a batch that was gathered for the plan the caller gets his own samples back, beside a loss."""
+        """If the batch was gathered for the plan: the caller gets its own samples back, beside a loss."""
         if not loss:
             raise PlanMismatch(
                 "this plan computes parts of the model on the whole batch, so a model without a loss must be given the whole batch on "
@@ -114,7 +114,7 @@ class Ready:
 
 
 def _gradient(layout: Layout, number: int) -> Placements:
-    """How the gradient of a delivered tensor must come back."""
+    """The placements in which the gradient of a delivered tensor must come back."""
     for call in layout.ops:
         if number in call.outputs:
             return layout.row(call).outputs[call.outputs.index(number)].gradient

@@ -1,1 +1,2 @@
-"""The model's own code on tensors that look whole and hold one rank's part: for models that cannot be rewritten."""
+"""The dispatch mode, for models that cannot be rewritten: the model's own code runs on tensors with the global shape, each of
+which holds one rank's part."""

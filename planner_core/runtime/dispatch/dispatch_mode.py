@@ -1,9 +1,14 @@
-"""A model runs under a plan: its own code, on tensors that look whole and hold one rank's part.
+"""Run the model's own code under a plan, on tensors that have the global shape and hold one rank's part.
 
-`steer` shards the parameters (as DTensors, so that checkpoints know their layout) and lets every forward pass run in a
-`TorchFunctionMode`. For each op the mode looks up the op's row by its site, brings the operands where the row wants
-them, runs the op on local tensors, and delivers the results. A plan that does not fit the model is an error that names
-the op; nothing is decided here.
+`steer` shards the parameters, as DTensors, so that checkpoints know their placements. Every forward pass runs in a
+`TorchFunctionMode`. For each operator call the mode does four things:
+
+1. It looks up the operator's row of the plan by the call site.
+2. It redistributes the operands to the placements of the row.
+3. It runs the operator on local tensors.
+4. It redistributes the results to the placements in which they are delivered.
+
+Nothing is decided here. If the plan does not fit the model, an error names the operator.
 """
 
 from __future__ import annotations
@@ -48,7 +53,7 @@ from planner_core.runtime.plan_reader import (
 
 
 class Steered(torch.Tensor):
-    """A tensor of the running model: shaped like the whole, holding one rank's part in `local`, placed as `placements` say."""
+    """A tensor of the running model. It has the global shape; `local` is this rank's part, with the given `placements`."""
 
     local: torch.Tensor
     placements: Placements
@@ -73,7 +78,7 @@ class Steered(torch.Tensor):
         )
 
     def full_tensor(self) -> torch.Tensor:
-        """The whole tensor on every rank, without gradient."""
+        """The global tensor, on every rank, without gradient."""
         x = DTensor.from_local(self.local.detach(), self.mesh, self.placements, run_check=False)
         return x.full_tensor()
 
@@ -82,7 +87,7 @@ class Steered(torch.Tensor):
 
 
 class Steering(TorchFunctionMode):
-    """Runs `model` under a plan. Made by `steer`; `sync_gradients` may be switched off while micro-batches accumulate."""
+    """Runs `model` under a plan; `steer` makes it. `sync_gradients` is False while micro-batches accumulate."""
 
     def __init__(self, model: nn.Module, plan: Mapping[str, Any], mesh: DeviceMesh, params: Parameters) -> None:
         super().__init__()
@@ -93,14 +98,14 @@ class Steering(TorchFunctionMode):
         self.scopes = Scopes(model, self._module_call)
         self.written: dict[int, tuple[torch.Tensor, Steered]] = {}  # constants that this step has written
         self.active = False
-        self.inferring = False  # whole tensors on meta are in use, which are no memory of this rank
+        self.inferring = False  # global tensors on meta are in use, which take no memory
         self._recomputed = False
 
     # --- running --------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def running(self) -> Iterator[Scopes]:
-        """Model calls in here run under the plan; also what follows them, in `scopes.named("loss")`."""
+        """Calls of the model inside run under the plan. So does what follows them in `scopes.named("loss")`."""
         if self.active:
             yield self.scopes
             return
@@ -113,7 +118,7 @@ class Steering(TorchFunctionMode):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backward passes in here leave gradients unsummed (micro-batches before the last)."""
+        """Backward passes inside do not sum gradients over ranks: for the micro-batches before the last."""
         self.params.sync_gradients = False
         try:
             yield
@@ -178,7 +183,7 @@ class Steering(TorchFunctionMode):
         return out
 
     def current(self, tree: Any) -> Any:
-        """The same nested results with every constant that this step wrote computed values into in its new version."""
+        """The same nested results, but with the new version of every constant into which this step wrote computed values."""
         if not self.written:
             return tree
         return _replaced(tree, lambda t: self.written[id(t)][1] if id(t) in self.written else t)
@@ -200,7 +205,7 @@ class Steering(TorchFunctionMode):
         local = [self._take(site, t, e, meta) for t, e in zip(operands, row.inputs, strict=True)]
         if fn == "as_strided" and local[0].shape == operands[0].shape:
             local[0] = _laid_out(local[0], operands[0].stride())
-        # a recomputed block keeps nothing, so there it is the recomputation that gathers again
+        # a recomputed block keeps nothing: its recomputation gathers again
         gathered = contextlib.nullcontext() if self._recomputed else self.params.regathered(operands, local, row)
         stays = keep(fn == "scaled_dot_product_attention") if site in self.kept else contextlib.nullcontext()
         with stays:
@@ -228,7 +233,7 @@ class Steering(TorchFunctionMode):
             raise PlanMismatch(f"{site} cannot run on local tensors of shapes {shapes}: {error}") from error
 
     def _take(self, site: str, tensor: torch.Tensor, edge: Edge, meta: bool) -> torch.Tensor:
-        """The operand as the op wants it, on this rank."""
+        """This rank's part of an operand, with the placements that the operator takes."""
         if isinstance(tensor, Steered) or tensor in self.params:
             held = tensor.placements if isinstance(tensor, Steered) else self.params.stored(tensor).placements
             if held != edge.src:
@@ -242,8 +247,11 @@ class Steering(TorchFunctionMode):
         return Steered(deliver(local, edge, self.mesh), whole, edge.dst, self.mesh)
 
     def _rewrite(self, target: torch.Tensor, local: torch.Tensor, edge: Edge, whole: torch.Tensor) -> torch.Tensor:
-        """An in-place call made a new version: whoever holds the tensor sees it. A constant (a buffer, zeros to be filled) is
-        looked up from now on; written whole, it has the new values for the next step too."""
+        """Take the new version of a tensor that an in-place call wrote, so that all who hold the tensor see it.
+
+        A constant (a buffer, or zeros that are filled) is looked up from now on. If it is Replicate, the new values are also
+        there in the next step.
+        """
         local = deliver(local, edge, self.mesh)
         if isinstance(target, Steered):
             target.local, target.placements = local, edge.dst
@@ -261,7 +269,7 @@ class Steering(TorchFunctionMode):
     def _whole_results(
         self, fn: str, func: Any, args: Any, kwargs: dict[str, Any]
     ) -> tuple[list[torch.Tensor], int | None]:
-        """Metadata of the whole results, or the number of the operand that the call hands back unchanged."""
+        """The results with global shapes on meta, or the number of the operand that the call returns unchanged."""
         key = (func, _signature(args), _signature(kwargs))
         if key not in self.seen:
             self.inferring = True
@@ -287,7 +295,7 @@ def _infer(fn: str, func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[list[
 
 
 def _laid_out(local: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
-    """The tensor with its elements in memory where the strides of the whole say: a collective lays them out anew."""
+    """The tensor with its elements in the memory order of the global tensor's strides: a collective may change the order."""
     if local.stride() == strides:
         return local
     return torch.empty_strided(local.shape, strides, dtype=local.dtype, device=local.device).copy_(local)
@@ -328,7 +336,7 @@ def _replaced(tree: Any, change: Callable[[torch.Tensor], Any]) -> Any:
 
 
 def _out_of_place(fn: str, func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[str, Any, Any, dict[str, Any]]:
-    """The same call on a new tensor: the old version may be needed for backward, or be shared with a collective."""
+    """The same call, but it makes a new tensor: backward may need the old version, or a collective may share its memory."""
     kwargs = {name: value for name, value in kwargs.items() if name != "inplace"}
     name = fn.rstrip("_")
     for owner in (torch.Tensor, torch, nn.functional):

@@ -1,4 +1,4 @@
-"""A model that cannot be rewritten runs its own code under the plan, on the parameters that stand already."""
+"""If a model cannot be rewritten, its own code runs under the plan, on the parameters that are already sharded."""
 
 # mypy: allow-untyped-calls
 from __future__ import annotations
@@ -16,11 +16,11 @@ from planner_core.runtime.dispatch.parameters import Parameters
 from planner_core.runtime.plan_reader import PlanMismatch, Stored
 
 Held = tuple[str, nn.Parameter, Stored, torch.dtype]
-"""Name, parameter, how it lies, and the type in which it computes."""
+"""Name, parameter, its placements, and the dtype in which it computes."""
 
 
 class Dispatched:
-    """The slower way for one model; `reason` says why generated code was not possible."""
+    """The dispatch mode for one model, which is slower. `reason` says why the model could not be rewritten."""
 
     def __init__(
         self, model: nn.Module, plain: Callable[..., Any], plan: Mapping[str, Any], mesh: DeviceMesh, held: Iterable[Held], reason: str

@@ -1,8 +1,8 @@
-"""Results that stay while the rest of a recomputed block runs again, under torch's own checkpoint.
+"""Keep some results of a recomputed block, so that they are not made again, under torch's own checkpoint.
 
-`with keep():` stands around an operator and the moves of its result. When the block runs again, the calls in there find
-autograd's operands as usual, but neither compute nor talk: the result is there. What lies between a product and the sum of
-its terms over ranks was freed, and is only a tensor of the right shape then.
+`with keep():` is around an operator and the redistributions of its result. When the block runs again, the calls inside do not
+compute and do not communicate, since the result is there. Autograd still gets their operands. The tensor between a product and
+the sum of its terms over ranks was freed. In the second run it is only a tensor of the right shape, whose values nobody reads.
 """
 
 # mypy: allow-untyped-calls
@@ -23,11 +23,11 @@ PRODUCTS = (aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.mv, aten.addmv, at
 """Kernels whose result autograd does not save for their own backward."""
 DETACH = aten.detach.default
 AGAIN = object()
-"""Stands for a call that runs again: a view, or a copy that the product takes."""
+"""Marks a call that runs again: a view, or a copy that the product takes."""
 
 
 class _Here(threading.local):
-    """What holds in this thread: where results are kept, and whether the block runs again."""
+    """The state of this thread: where results are kept, and whether the block runs again."""
 
     store: deque[Any] | None = None
     again = False
@@ -38,13 +38,13 @@ _here = _Here()
 
 
 def contexts() -> tuple[contextlib.AbstractContextManager[None], contextlib.AbstractContextManager[None]]:
-    """For the `context_fn` of torch's checkpoint: around the first run of a block and around the second."""
+    """The two contexts for `context_fn` of torch's checkpoint: around the first run of a block, and around the second run."""
     store: deque[Any] = deque()
     return _Running(store, again=False), _Running(store, again=True)
 
 
 class _Running(contextlib.AbstractContextManager[None]):
-    """A block runs, and keeps its results in `store` or takes them from there. May be entered anew."""
+    """A block runs. It puts its kept results into `store`, or takes them from there. It may be entered several times."""
 
     def __init__(self, store: deque[Any], *, again: bool) -> None:
         self.store, self.again = store, again
@@ -59,7 +59,7 @@ class _Running(contextlib.AbstractContextManager[None]):
 
 @contextlib.contextmanager
 def keep(whole: bool = False) -> Iterator[None]:
-    """Keeps the result of what runs in here; `whole`: all that its calls make, since the operator saves some of it itself."""
+    """Keep the result of what runs inside. `whole`: keep all that its calls make, since the operator saves some of it itself."""
     store = _here.store
     if store is None:
         yield
@@ -83,12 +83,12 @@ def keep(whole: bool = False) -> Iterator[None]:
 
 
 def replaying() -> bool:
-    """Whether the collectives that are called now have their results already."""
+    """Whether the results of the collectives that are now called are there already."""
     return _here.replaying
 
 
 class _Record(TorchDispatchMode):
-    """Notes what each call makes. Of a product only the last result counts, that of the product or of the moves behind it."""
+    """Notes what each call makes. For a product only the last result counts: that of the product, or of its redistributions."""
 
     def __init__(self, whole: bool) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ class _Record(TorchDispatchMode):
 
 
 class _Replay(TorchDispatchMode):
-    """Gives what the calls made."""
+    """Returns for each call what it made in the first run."""
 
     def __init__(self, calls: deque[Any]) -> None:
         super().__init__()
@@ -131,13 +131,13 @@ class _Replay(TorchDispatchMode):
 
 
 class _Shape:
-    """A tensor whose values nobody will read."""
+    """A tensor whose values will not be read."""
 
     def __init__(self, like: torch.Tensor) -> None:
         self.size, self.stride, self.dtype, self.device = like.size(), like.stride(), like.dtype, like.device
 
     def tensor(self) -> torch.Tensor:
-        """One of this shape."""
+        """A new tensor of this shape."""
         return torch.empty_strided(self.size, self.stride, dtype=self.dtype, device=self.device)
 
 
@@ -146,7 +146,7 @@ def _shapes(call: Any) -> Any:
 
 
 def _is_view(out: Any, given: Any) -> bool:
-    """Whether a call made no memory of its own."""
+    """Whether the result of a call shares the memory of an operand."""
     old = {t.untyped_storage()._cdata for t in pytree.tree_leaves(given) if isinstance(t, torch.Tensor)}
     made = [t for t in pytree.tree_leaves(out) if isinstance(t, torch.Tensor)]
     return all(t.untyped_storage()._cdata in old for t in made)

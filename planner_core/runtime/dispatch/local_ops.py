@@ -1,8 +1,8 @@
-"""One op on one rank's tensors, so that joining every rank's result by its placement gives the whole op.
+"""Run one operator on one rank's tensors. The results of all ranks, joined by their placements, are the global result.
 
-Most functions run as they are. Those named below need more than their local operands: sizes written as literals speak
-of whole tensors, a mean must divide by the whole count, and a split vocabulary, batch or expert dim has to know which
-part of it this rank holds.
+Most functions run unchanged. The functions below need more than their local operands. If sizes are literals, they are those of
+the global tensors. A mean must divide by the global count. If the vocabulary, the batch or the experts are sharded, the function
+must know which part this rank holds.
 """
 
 # mypy: allow-untyped-calls
@@ -47,7 +47,7 @@ class MeshAxis:
 
 @dataclass
 class Call:
-    """One call: arguments hold local tensors; `shapes` are those of the whole results."""
+    """One call: the arguments hold local tensors; `shapes` are the global shapes of the results."""
 
     fn: str
     func: Callable[..., Any]
@@ -58,22 +58,22 @@ class Call:
     mesh: DeviceMesh
 
     def operand(self, i: int) -> Placements:
-        """Placements with which the i-th tensor operand arrives."""
+        """Placements with which the operator takes its i-th tensor operand."""
         return self.row.inputs[i].dst if i < len(self.row.inputs) else ()
 
     def made(self, i: int = 0) -> Placements:
-        """Placements of the i-th result as the op makes it."""
+        """Placements of the i-th result as the operator makes it."""
         return self.row.outputs[i].src
 
     def axes(self, placements: Placements, dim: int | None = None) -> list[int]:
-        """Mesh axes that split `dim` (None: any dim) into more than one part."""
+        """The mesh axes of more than one rank that shard `dim` (None: any dim)."""
         return [
             a for a, p in enumerate(placements)
             if isinstance(p, Shard) and (dim is None or p.dim == dim) and self.mesh.size(a) > 1
         ]  # fmt: skip
 
     def ranks(self, placements: Placements, dim: int) -> list[MeshAxis]:
-        """The axes that split `dim`, as the functions of generated code ask for them."""
+        """The axes that shard `dim`, in the form that the functions of generated code take."""
         return [MeshAxis(self.mesh, a) for a in self.axes(placements, dim)]
 
     def local_shape(self, i: int = 0) -> list[int]:
@@ -86,7 +86,7 @@ class Call:
         return shape
 
     def plain(self) -> Any:
-        """The function as it is, on local tensors."""
+        """Call the function unchanged, on local tensors."""
         return self.func(*self.args, **self.kwargs)
 
 
@@ -125,7 +125,7 @@ def _expand(call: Call) -> torch.Tensor:
 
 @_rule("as_strided")
 def _as_strided(call: Call) -> Any:
-    """Chunks of this rank's samples, whose elements lie as in the whole."""
+    """The chunks of this rank's samples; their elements have the same strides as in the global tensor."""
     if not call.axes(call.operand(0)):
         return call.plain()
     stride = call.kwargs.get("stride", call.args[2] if len(call.args) > 2 else None)
@@ -150,7 +150,7 @@ def _conv(call: Call) -> torch.Tensor:
 
 @_rule("to")
 def _to(call: Call) -> Any:
-    """Tensors without values stay so, whatever device the model's code asks for."""
+    """A tensor on meta stays on meta, whatever device the model's code asks for."""
     return call.func(*on_meta(call.args), **on_meta(call.kwargs)) if call.args[0].is_meta else call.plain()
 
 
@@ -172,7 +172,7 @@ def on_meta(tree: Any) -> Any:
     "cosine_embedding_loss", "multi_margin_loss", "multilabel_margin_loss", "multilabel_soft_margin_loss", "ctc_loss",
 )  # fmt: skip
 def _mean(call: Call) -> torch.Tensor:
-    """A local mean is n times its share of the whole mean where the averaged dim is split."""
+    """If the averaged dim is sharded over n ranks, this rank's term of the global mean is its local mean divided by n."""
     out: torch.Tensor = call.plain()
     reduction = call.kwargs.get("reduction", "mean")
     parts = [a for a in call.axes(call.operand(0)) if isinstance(call.made()[a], Partial)]
@@ -241,7 +241,7 @@ def _split_embedding(
 
 
 SPLIT = "_shardscope_split"
-"""Attribute of a buffer of which every rank updates its own share: the placements."""
+"""Attribute of a buffer of which every rank updates its own part: the buffer's placements."""
 
 
 @_rule("batch_norm")
@@ -269,7 +269,7 @@ def _attention(call: Call) -> torch.Tensor:
 
 
 def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
-    """Attention; on meta tensors with the memory of a flash kernel, whatever kernel this device has."""
+    """Attention. On meta tensors it takes the memory of a flash kernel, whatever kernel this device has."""
     if not query.is_meta:
         return F.scaled_dot_product_attention(query, key, value, *rest, **options)
     out: torch.Tensor = _FlashMemory.apply(query, key, value, rest[0] if rest else options.get("attn_mask"))
@@ -277,7 +277,7 @@ def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest
 
 
 class _FlashMemory(torch.autograd.Function):
-    """Allocates and saves what a flash kernel does: query, key, value, result, log-sum-exp."""
+    """Allocates and saves the same tensors as a flash kernel: query, key, value, result, log-sum-exp."""
 
     _shardscope = True
 

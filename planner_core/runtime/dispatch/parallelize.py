@@ -16,12 +16,12 @@ from planner_core.runtime.plan_reader import PlanMismatch, check_torch, read_par
 
 
 def steer(model: nn.Module, plan: Mapping[str, Any], mesh: DeviceMesh, *, init: Init | None = None) -> Steering:
-    """Shard `model` in place and let its calls run under `plan` (the JSON form) on `mesh`.
+    """Shard `model` in place, and let its calls run under `plan` (in JSON form) on `mesh`.
 
-    The model may hold whole weights (equal on every rank), or lie on meta with `init(name, parameter)` giving whole
-    values one at a time; on meta without `init` it runs without values. Afterwards the model is called as before, with
-    the whole batch on every rank; its loss is the global one, and `backward`, optimizers and
-    `torch.distributed.checkpoint` work on its parameters. Raises PlanMismatch where plan, mesh and model disagree.
+    The model may hold whole weights, equal on every rank. Or it may be on meta; then `init(name, parameter)` returns one whole
+    value at a time. On meta without `init` it runs without values. Afterwards the model is called as before, with the global
+    batch on every rank. Its loss is the global loss. `backward`, optimizers and `torch.distributed.checkpoint` work on its
+    parameters. Raises PlanMismatch if plan, mesh and model do not fit together.
     """
     check_torch(plan)
     sizes = tuple(plan["mesh"]["sizes"])
@@ -55,5 +55,5 @@ def steer(model: nn.Module, plan: Mapping[str, Any], mesh: DeviceMesh, *, init: 
 
 
 def hand_out(tree: Any) -> Any:
-    """Results for the caller: scalars as plain tensors with their gradient, larger ones as they are (`full_tensor()`)."""
+    """The results for the caller: scalars become plain tensors with their gradient; others stay (see `full_tensor()`)."""
     return pytree.tree_map(lambda t: t.local if isinstance(t, Steered) and t.dim() == 0 else t, tree)

@@ -1,4 +1,5 @@
-"""Parameters as a plan stores them: sharded DTensors, gathered where used whole, gradients summed where Partial."""
+"""Parameters as a plan stores them: sharded DTensors. They are gathered if an operator takes them Replicate, and their gradients
+are summed if they are Partial."""
 
 # mypy: allow-untyped-calls
 from __future__ import annotations
@@ -27,29 +28,29 @@ class Parameters:
         self.sync_gradients = True
         self._stored: dict[int, tuple[nn.Parameter, Stored]] = {}
         self._working: dict[int, torch.dtype] = {}
-        self._summed: set[int] = set()  # parameters whose gradient is a sum over ranks already
+        self._summed: set[int] = set()  # parameters whose gradient is already summed over ranks
 
     def __contains__(self, tensor: torch.Tensor) -> bool:
         return id(tensor) in self._stored
 
     def stored(self, param: torch.Tensor) -> Stored:
-        """How a parameter is stored."""
+        """The placements of a parameter's three forms."""
         return self._stored[id(param)][1]
 
     def local(self, param: torch.Tensor) -> torch.Tensor:
-        """This rank's part, in the type that computes; a gradient that arrives is taken as it is."""
+        """This rank's part in compute dtype. A gradient that arrives for it is taken in the dtype that it has."""
         own = param.to_local(grad_placements=param.placements) if isinstance(param, DTensor) else param
         return own.to(self._working.get(id(param), own.dtype))
 
     def adopt(self, param: nn.Parameter, stored: Stored, working: torch.dtype) -> None:
-        """Take a parameter that lies as `stored` says already; it computes in the type `working`."""
+        """Take over a parameter that has the placements `stored` already. It computes in the dtype `working`."""
         self._working[id(param)] = working
         self._hold(param, stored)
 
     def shard(self, model: nn.Module, stored: Mapping[str, Stored], init: Init | None) -> None:
-        """Replace every parameter by its part. Tied ones stay tied; without `init` a model on meta stays there.
+        """Replace every parameter by this rank's part. Tied parameters stay tied. Without `init` a model on meta stays on meta.
 
-        A parameter that the plan does not name (no op uses it) is kept whole.
+        If the plan does not name a parameter, since no operator uses it, it stays Replicate.
         """
         names: dict[int, list[str]] = {}
         for name, param in model.named_parameters(remove_duplicate=False):
@@ -86,7 +87,7 @@ class Parameters:
             param.register_post_accumulate_grad_hook(self._sum_gradient)
 
     def full(self, param: torch.Tensor, tensor: torch.Tensor | None = None) -> torch.Tensor:
-        """The whole value of a parameter, or of a gradient or optimizer state laid out like it. All ranks must ask."""
+        """The global value of a parameter, or of a gradient or optimizer state with its placements. All ranks must call it."""
         held = self.stored(param)
         whole = (param if tensor is None else tensor).detach()
         assert isinstance(whole, DTensor)
@@ -95,8 +96,10 @@ class Parameters:
 
     @torch.no_grad()
     def gather_buffers(self, model: nn.Module) -> None:
-        """Make buffers whole of which each rank has updated its own share (running statistics of split channels). All
-        ranks must ask; before saving, or before the model runs without its plan."""
+        """Make those buffers Replicate of which each rank has updated its own part (running statistics of sharded channels).
+
+        All ranks must call it before they save, or before the model runs without its plan.
+        """
         for buffer in model.buffers():
             placements = getattr(buffer, SPLIT, ())
             gathers = [Step(a, p, Replicate()) for a, p in enumerate(placements) if isinstance(p, Shard)]
@@ -113,7 +116,8 @@ class Parameters:
             self._summed.add(id(param))
 
     def _part_gradient(self, param: torch.Tensor) -> None:
-        """Before a second backward pass adds to a sum over ranks: each rank keeps an equal term of it, to be summed anew."""
+        """Prepare a gradient that is summed over ranks for a second backward pass: each of n ranks keeps 1/n of it, so that the
+        next sum over ranks gives the sum of both passes."""
         if id(param) in self._summed and param.grad is not None:
             own = param.grad.to_local() if isinstance(param.grad, DTensor) else param.grad
             own.div_(math.prod(self.mesh.size(axis) for axis in self.stored(param).sync))
@@ -121,7 +125,7 @@ class Parameters:
 
     @contextlib.contextmanager
     def regathered(self, operands: Sequence[torch.Tensor], local: Sequence[torch.Tensor], row: Row) -> Iterator[None]:
-        """Of weights gathered for this op autograd keeps only the way to gather them again."""
+        """Inside, autograd does not keep the weights that were gathered for this operator. It keeps how to gather them again."""
         gathered = {
             whole.untyped_storage()._cdata: _Gathered(param, edge, self.mesh)
             for param, whole, edge in zip(operands, local, row.inputs, strict=True)
@@ -143,7 +147,7 @@ class Parameters:
 
 
 class _Gathered:
-    """A weight that an op has gathered. Saved views of it are left out, and found again in one gathering for all."""
+    """A weight that an operator has gathered. Autograd does not keep its views; one gather brings back all of them."""
 
     def __init__(self, param: torch.Tensor, edge: Edge, mesh: DeviceMesh) -> None:
         self.param, self.edge, self.mesh = param, edge, mesh
@@ -151,7 +155,7 @@ class _Gathered:
         self.whole: torch.Tensor | None = None
 
     def leave(self, view: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """What gives the view back."""
+        """Do not keep `view`. Returns a function that brings it back."""
         self.num_left += 1
         shape, stride, offset = view.shape, view.stride(), view.storage_offset()
         return lambda: self._take().as_strided(shape, stride, offset)
@@ -163,11 +167,11 @@ class _Gathered:
             assert isinstance(self.param, DTensor)
             whole = move(self.param.to_local(), self.edge.forward, self.mesh, self.edge.segments)
         self.num_taken += 1
-        # kept until the last view has been asked for
+        # keep it until the last view was asked for
         self.whole = whole if self.num_taken % self.num_left else None
         return whole
 
 
 def _gathers(edge: Edge) -> bool:
-    """Whether a collective brings the weight (some networks sum padded shards faster than they gather them)."""
+    """Whether a collective brings the weight. It may be a sum of padded shards, which is faster on some networks."""
     return any(not isinstance(s.src, Replicate) and not isinstance(s.dst, Partial) for s in edge.forward)

@@ -1,8 +1,8 @@
-"""One rank's tensor from one placement to another: each step is one collective, or local, along one mesh axis.
+"""Redistribute one rank's tensor. Each step is one collective, or a local change, along one mesh axis:
 
     P>R all_reduce    P>S reduce_scatter    S>R all_gather    S>S all_to_all    R>S slice    S>P pad with zeros    R>P divide
 
-A dim with segments (q, k, v in one projection) is dealt segment by segment: every rank holds a share of each.
+A dim with segments (q, k, v in one projection) is sharded segment by segment: every rank holds a part of each segment.
 """
 
 # mypy: allow-untyped-calls
@@ -20,7 +20,7 @@ from planner_core.runtime.plan_reader import Edge, Placements, Segments, Step
 
 
 def deliver(x: torch.Tensor, edge: Edge, mesh: DeviceMesh) -> torch.Tensor:
-    """The tensor after the edge's forward steps; its gradient will take the backward steps."""
+    """The tensor after the edge's forward steps. In backward its gradient takes the edge's backward steps."""
     if not edge.forward and not (edge.backward and x.requires_grad):
         return x
     moved: torch.Tensor = _Moved.apply(x, edge, mesh)
@@ -42,7 +42,7 @@ class _Moved(torch.autograd.Function):
 
 
 def move(x: torch.Tensor, steps: Iterable[Step], mesh: DeviceMesh, segments: Segments) -> torch.Tensor:
-    """Takes the steps in order, without autograd."""
+    """The tensor after the steps, in order, without autograd."""
     for step in steps:
         if mesh.size(step.axis) > 1:
             x = _move(x, step, mesh, segments)
@@ -72,7 +72,7 @@ def all_reduce(x: torch.Tensor, mesh: DeviceMesh, axis: int, reduction: str = "s
 
 
 def place(x: torch.Tensor, placements: Placements, mesh: DeviceMesh, segments: Segments) -> torch.Tensor:
-    """This rank's view of a tensor that every rank holds whole; its share of the sum where Partial."""
+    """This rank's part of a tensor that every rank holds Replicate; on a Partial axis the tensor is divided by the ranks."""
     for axis, placement in enumerate(placements):
         if isinstance(placement, Shard):
             x = own_slice(x, placement.dim, mesh, axis, segments)
@@ -82,7 +82,7 @@ def place(x: torch.Tensor, placements: Placements, mesh: DeviceMesh, segments: S
 
 
 def own_slice(x: torch.Tensor, dim: int, mesh: DeviceMesh, axis: int, segments: Segments) -> torch.Tensor:
-    """This rank's share of `dim`: a view unless the dim has segments."""
+    """This rank's part of `dim`. It is a view unless the dim has segments."""
     n, rank = mesh.size(axis), mesh.get_local_rank(axis)
     if x.size(dim) % n:
         raise ValueError(f"dim {dim} of a tensor of shape {tuple(x.shape)} cannot be split evenly over {n} ranks")

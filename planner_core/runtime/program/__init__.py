@@ -1,6 +1,6 @@
-"""What generated code runs on: collectives, weights that come and go, gradients in buckets. Torch only.
+"""What generated code needs at run time: collectives, weights that are gathered and freed, gradients in buckets.
 
-An exported script finds here what its blocks name.
+Exported scripts import from here the functions that their blocks call. Nothing but torch is imported.
 """
 
 from planner_core.runtime.program.gradients import Pipeline, Reduction
@@ -36,7 +36,7 @@ IN_FLIGHT = (
     *((bucket, name) for bucket in (Gather, Refresh) for name in ("issue", "wait")),
     (Reduction, "put"), (Pipeline, "push"), (Pipeline, "advance"),
 )  # fmt: skip
-"""The methods that bring weights ahead of their use and take gradients away: what they allocate is in flight."""
+"""The methods that gather weights ahead of their use and reduce gradients. What they allocate counts as in flight."""
 
 __all__ = [
     "IN_FLIGHT",

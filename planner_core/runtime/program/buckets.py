@@ -1,8 +1,12 @@
-"""One collective for the weights, or gradients, of a whole unit: packed into one flat tensor, and unpacked from it.
+"""One collective for all weights, or gradients, of a unit: they are packed into one flat tensor, and unpacked from it.
 
-Pieces lie rank by rank in the flat tensor, so that one all_gather or reduce_scatter serves tensors split along any dim:
+The flat tensor holds the pieces rank by rank, so that one all_gather or reduce_scatter serves tensors that are sharded along
+different dims:
 
     flat [ranks, total]  =  rank 0: piece of a, piece of b, ...   rank 1: piece of a, piece of b, ...
+
+Example: a [4, 6] is sharded along dim 0 and b [3, 2] along dim 1, over 2 ranks. The flat tensor is [2, 12 + 3]: the row of a rank
+has its 2 x 6 elements of a, then its 3 x 1 elements of b.
 """
 
 # mypy: allow-untyped-calls
@@ -17,12 +21,12 @@ import torch
 from planner_core.runtime.program.collectives import NO_SEGMENTS, Segments, Step, parts
 
 Flow = Callable[[], list[torch.Tensor]]
-"""Waits for a bucket and gives its tensors."""
+"""Waits for a bucket, and returns its tensors."""
 
 
 @dataclass(frozen=True)
 class Member:
-    """One tensor of a bucket before a step: its shape, the fused segments of its dims, and its own step (of the bucket's kind)."""
+    """One tensor of a bucket: its shape before the step, the fused segments of its dims, and its step, of the bucket's kind."""
 
     shape: tuple[int, ...]
     segments: Segments
@@ -30,12 +34,12 @@ class Member:
 
     @property
     def numel(self) -> int:
-        """Elements."""
+        """Number of elements."""
         return math.prod(self.shape)
 
     @property
     def dim(self) -> int:
-        """The dim that the step splits or joins."""
+        """The dim that the step shards or gathers."""
         dim = self.step.dst if self.step.kind == "reduce_scatter" else self.step.src
         assert dim is not None
         return dim
@@ -52,12 +56,12 @@ class Member:
 
 
 def bucketed(step: Step) -> bool:
-    """Whether the members of a bucket take such a step together."""
+    """Whether the members of a bucket take such a step in one collective."""
     return step.axis.size > 1 and step.kind in ("all_gather", "reduce_scatter", "all_reduce")
 
 
 def alike(steps: Sequence[Step]) -> tuple[tuple[str, str], ...]:
-    """What the steps of two members must share for them to lie in one bucket."""
+    """A key: two members may be in one bucket if the keys of their steps are equal."""
     return tuple((s.axis.name, s.kind) for s in steps)
 
 
@@ -65,10 +69,10 @@ def start(
     members: Sequence[Member], tensors: Sequence[torch.Tensor], *, flat: torch.Tensor | None = None,
     into: Sequence[torch.Tensor] | None = None,
 ) -> Flow:  # fmt: skip
-    """Issue one step for all tensors (of one dtype). `flat` holds them packed already, and may be written over; what is
-    gathered goes `into` tensors that stand ready.
+    """Issue one step for all tensors, which have one dtype.
 
-    A step that no flat tensor serves is taken at once, tensor by tensor.
+    `flat` holds the tensors packed already; it may be overwritten. `into`: tensors that receive what is gathered. If a flat tensor
+    cannot serve the step, it is taken at once, tensor by tensor.
     """
     step = members[0].step
     if not bucketed(step):
@@ -93,14 +97,14 @@ def start(
 
 
 def copied(tensors: Sequence[torch.Tensor], into: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The tensors, written into others that stand ready."""
+    """Copy the tensors into others, and return these."""
     for here, there in zip(tensors, into, strict=True):
         there.copy_(here)
     return list(into)
 
 
 def pack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """All elements one behind the other: a copy unless it is one contiguous tensor."""
+    """All elements one after the other in a flat tensor. It is a copy unless there is only one contiguous tensor."""
     if len(tensors) == 1:
         return tensors[0].contiguous().view(-1)
     return torch.cat([t.reshape(-1) for t in tensors])
@@ -113,7 +117,7 @@ def unpack(flat: torch.Tensor, shapes: Sequence[Sequence[int]]) -> list[torch.Te
 
 
 def pack_by_rank(members: Sequence[Member], tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """What each rank is to get, rank by rank."""
+    """The flat tensor [ranks, total] of what each rank is to get."""
     flat = tensors[0].new_empty(sum(m.numel for m in members))
     for member, slots, tensor in zip(members, rank_slots(members, flat), tensors, strict=True):
         fill(member, slots, tensor)
@@ -121,7 +125,7 @@ def pack_by_rank(members: Sequence[Member], tensors: Sequence[torch.Tensor]) -> 
 
 
 def rank_slots(members: Sequence[Member], flat: torch.Tensor) -> list[torch.Tensor]:
-    """For each member its place [ranks, *piece] in a flat tensor that is dealt rank by rank; to be scattered or just gathered."""
+    """For each member its view [ranks, *piece] of a flat tensor [ranks, total], which is to be scattered or was gathered."""
     n = members[0].step.axis.size
     rows, at, found = flat.view(n, -1), 0, []
     for member in members:
@@ -135,13 +139,13 @@ def rank_slots(members: Sequence[Member], flat: torch.Tensor) -> list[torch.Tens
 
 
 def fill(member: Member, slots: torch.Tensor, whole: torch.Tensor) -> None:
-    """Deal a whole tensor into its slots."""
+    """Copy a whole tensor into its slots [ranks, *piece]."""
     for there, here in _pairs(whole, slots, member):
         here.copy_(there)
 
 
 def unpack_by_rank(members: Sequence[Member], flat: torch.Tensor, wholes: Sequence[torch.Tensor]) -> None:
-    """Join every rank's pieces into whole tensors that stand ready."""
+    """Copy every rank's pieces into the whole tensors `wholes`."""
     for member, slots, whole in zip(members, rank_slots(members, flat), wholes, strict=True):
         for there, here in _pairs(whole, slots, member):
             there.copy_(here)

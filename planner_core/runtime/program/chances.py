@@ -1,7 +1,7 @@
-"""Dropout whose masks follow the plan: the same wherever a tensor is replicated, different ones on its shards.
+"""Dropout whose masks follow the plan: ranks with the same part of a tensor have the same mask, other ranks have others.
 
-A mask depends on a seed, the step, the call site, the copy of the block and the shard that this rank holds, and on
-nothing else. So it is the same when a block is recomputed, and one process can make the masks of all ranks.
+A mask depends on the seed, the step, the call site, the copy of the block and the shard that this rank holds, and on nothing
+else. So it is the same when a block is recomputed, and one process can make the masks of all ranks.
 """
 
 # mypy: allow-untyped-calls
@@ -22,7 +22,7 @@ MASKED = {"dropout1d": 2, "dropout2d": 2, "dropout3d": 2, "feature_alpha_dropout
 
 
 class Chance:
-    """Seeds of one forward pass: `seed` of the run, `count` of the forward passes so far."""
+    """The seeds of one forward pass: `seed` is that of the run, `count` the number of forward passes so far."""
 
     def __init__(self, seed: int = 0) -> None:
         self.seed, self.count = seed, 0
@@ -34,12 +34,12 @@ class Chance:
 
 
 def shard_seed(seed: int, axes: Sequence[Axis]) -> int:
-    """The seed of this rank's shard of a tensor that `axes` split."""
+    """The seed of this rank's part of a tensor that `axes` shard."""
     return seed + 0x9E3779B97F4A7C15 * (1 + part(axes)) % (1 << 62) if axes else seed
 
 
 class _Masked(torch.autograd.Function):
-    """The tensor times a mask that is made again in backward, not kept."""
+    """The tensor times a mask. The mask is not kept; backward makes it again."""
 
     _shardscope = True
 
@@ -54,7 +54,7 @@ class _Masked(torch.autograd.Function):
 
 
 def mask(like: torch.Tensor, p: float, seed: int, dims: int = 0) -> torch.Tensor:
-    """Zeros with chance `p`, else 1 / (1 - p); one number per leading `dims` dims (0: one per element)."""
+    """A mask: 0 with probability `p`, else 1 / (1 - p). It has one number per element, or with `dims` one per leading dims."""
     shape = like.shape if not dims else (*like.shape[:dims], *(1 for _ in like.shape[dims:]))
     kept = torch.empty(shape, dtype=like.dtype, device=like.device)
     if like.is_meta:
@@ -64,7 +64,7 @@ def mask(like: torch.Tensor, p: float, seed: int, dims: int = 0) -> torch.Tensor
 
 
 def dropout(x: torch.Tensor, p: float, seed: int, *, kind: str = "dropout", split: Sequence[Axis] = ()) -> torch.Tensor:
-    """Dropout of a tensor that `split` splits, or that is whole (or a term of a sum, since dropout is linear)."""
+    """Dropout of a tensor that the axes `split` shard. On other axes it is Replicate, or Partial, since dropout is linear."""
     out: torch.Tensor = _Masked.apply(x, p, shard_seed(seed, split), MASKED.get(kind, 0))
     return out
 
@@ -73,7 +73,7 @@ def attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None = None, *, dropout_p: float, seed: int,
     split: Sequence[Axis] = (), **options: Any,
 ) -> torch.Tensor:  # fmt: skip
-    """Attention with dropout of its weights: the kernel draws from the default generator, which is seeded for this call alone."""
+    """Attention with dropout of its weights. The kernel draws from the default generator, which is seeded for this call alone."""
     if query.is_meta:
         return F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p=dropout_p, **options)
     with torch.random.fork_rng([query.device] if query.is_cuda else []):

@@ -1,8 +1,8 @@
-"""Collectives along one mesh axis, issued early and waited for late, and the moves between placements made of them.
+"""Collectives along one mesh axis, which are issued early and waited for late; and the redistributions that are made of them:
 
     P>R all_reduce    P>S reduce_scatter    S>R all_gather    S>S all_to_all    R>S slice    S>P pad with zeros    R>P divide
 
-A dim with segments (q, k, v in one projection) is dealt segment by segment: every rank holds a share of each.
+A dim with segments (q, k, v in one projection) is sharded segment by segment: every rank holds a part of each segment.
 """
 
 # mypy: allow-untyped-calls
@@ -20,15 +20,16 @@ from planner_core.runtime.dispatch.kept import replaying
 Segments = Mapping[int, tuple[int, ...]]
 NO_SEGMENTS: Segments = {}
 Finish = Callable[[], torch.Tensor]
-"""Waits for a collective and gives its result."""
+"""Waits for a collective, and returns its result."""
 
 
 @dataclass(frozen=True)
 class Event:
-    """A collective that a rank issued or waited for (`what`). `packed` is the number of weights, or of their gradients, that it
-    carries; 0 for one tensor of the computation. `num_bytes` are those of the tensor that is whole along the axis.
+    """One event of a rank: `what` says whether it issued a collective or waited for one.
 
-    `run` and `return` stand where a unit, named by `kind`, begins its forward and its backward.
+    `packed`: the number of weights, or gradients, that the collective carries; 0 for one tensor of the computation. `num_bytes`:
+    bytes of the tensor that is whole along the axis. The events `run` and `return` say that a unit, named by `kind`, begins its
+    forward or its backward.
     """
 
     what: str
@@ -40,25 +41,25 @@ class Event:
 
 @dataclass
 class Trace:
-    """What one rank issued and waited for, in order."""
+    """The events of one rank, in order."""
 
     events: list[Event] = field(default_factory=list)
 
     def add(self, what: str, kind: str, axis: str = "", num_bytes: int = 0, packed: int = 0) -> None:
-        """Note one event."""
+        """Add one event."""
         self.events.append(Event(what, kind, axis, num_bytes, packed))
 
 
 class Axis:
-    """One mesh axis as this rank sees it. `start_*` issue a collective and return what waits for it. With a name alone it stands
-    for an axis whose ranks are not known yet."""
+    """One mesh axis as this rank sees it. `start_*` issues a collective, and returns a function that waits for it. An axis with
+    only a name is a placeholder, whose ranks are not known yet."""
 
     def __init__(self, name: str, group: dist.ProcessGroup | None = None, size: int = 1, rank: int = 0) -> None:
         self.name, self.group, self.size, self.rank = name, group, size, rank
         self.group_name = "" if group is None else group.group_name
         self.trace: Trace | None = None
         self.packed = 1
-        """How many tensors the collective that is being issued carries."""
+        """Number of tensors that the collective that is being issued carries."""
 
     def __repr__(self) -> str:
         return f"Axis({self.name}, size={self.size}, rank={self.rank})"
@@ -66,7 +67,7 @@ class Axis:
     # --- issuing --------------------------------------------------------------------------------------
 
     def start_all_gather(self, x: torch.Tensor, packed: int = 0) -> Finish:
-        """Every rank's tensor, one behind the other along dim 0."""
+        """The tensors of all ranks, one after the other along dim 0."""
         x = x.contiguous()
         if torch.compiler.is_compiling():
             return _traced(torch.ops._c10d_functional.all_gather_into_tensor(x, self.size, self.group_name))
@@ -74,7 +75,7 @@ class Axis:
         return self._issue("all_gather", packed, dist.all_gather_single, out, out, x)
 
     def start_reduce_scatter(self, x: torch.Tensor, packed: int = 0) -> Finish:
-        """This rank's part along dim 0 of the sum of every rank's tensor."""
+        """This rank's part, along dim 0, of the sum of all ranks' tensors."""
         x = x.contiguous()
         if torch.compiler.is_compiling():
             return _traced(torch.ops._c10d_functional.reduce_scatter_tensor(x, "sum", self.size, self.group_name))
@@ -84,7 +85,7 @@ class Axis:
     def start_all_reduce(
         self, x: torch.Tensor, reduction: str = "sum", *, owned: bool = False, packed: int = 0
     ) -> Finish:
-        """The sum (or max) of every rank's tensor; `owned`: written over `x` itself."""
+        """The sum (or max) of all ranks' tensors. `owned`: the result may overwrite `x`."""
         if torch.compiler.is_compiling():
             return _traced(torch.ops._c10d_functional.all_reduce(x.contiguous(), reduction, self.group_name))
         out = x if owned else x.detach().clone(memory_format=torch.contiguous_format)
@@ -103,7 +104,7 @@ class Axis:
     def _issue(
         self, kind: str, packed: int, collective: Callable[..., Any], counted: torch.Tensor, *args: Any
     ) -> Finish:  # fmt: skip
-        """One collective of `packed` weights in flight; `counted` is what its bytes are of, the first of `args` its result."""
+        """Issue one collective of `packed` weights. Its bytes are those of `counted`; the first of `args` is its result."""
         if replaying():
             out: torch.Tensor = args[0]
             return lambda: out
@@ -130,33 +131,33 @@ class Axis:
         return x if self.size == 1 else self.start_all_reduce(x, reduction)()
 
     def all_gather(self, x: torch.Tensor, dim: int, segments: Segments = NO_SEGMENTS) -> torch.Tensor:
-        """The whole of a tensor split along `dim`."""
+        """The whole tensor, of which each rank has a part along `dim`."""
         gathered = self.start_all_gather(x)()
         if dim == 0 and len(segments.get(0, ())) < 2:
             return gathered
         return joined(gathered.chunk(self.size), dim, segments)
 
     def reduce_scatter(self, x: torch.Tensor, dim: int, segments: Segments = NO_SEGMENTS) -> torch.Tensor:
-        """This rank's part along `dim` of the sum."""
+        """This rank's part, along `dim`, of the sum of all ranks' tensors."""
         if dim == 0 and len(segments.get(0, ())) < 2:
             return self.start_reduce_scatter(x)()
         return self.start_reduce_scatter(torch.cat(shares(x, dim, self.size, segments)))()
 
     def all_to_all(self, x: torch.Tensor, src: int, dst: int, segments: Segments = NO_SEGMENTS) -> torch.Tensor:
-        """Split along `src` before and along `dst` after."""
+        """From a part along `src` to a part along `dst`."""
         pieces = torch.stack(shares(x, dst, self.size, segments))
         return joined(self.start_all_to_all(pieces)().unbind(0), src, segments)
 
     def slice(self, x: torch.Tensor, dim: int, segments: Segments = NO_SEGMENTS) -> torch.Tensor:
-        """This rank's share of a whole tensor."""
+        """This rank's part of a whole tensor."""
         return own_share(x, dim, self.size, self.rank, segments).contiguous()
 
     def view(self, x: torch.Tensor, dim: int) -> torch.Tensor:
-        """This rank's share of a whole tensor, in its memory."""
+        """This rank's part of a whole tensor, as a view."""
         return own_share(x, dim, self.size, self.rank)
 
     def pad(self, x: torch.Tensor, dim: int, segments: Segments = NO_SEGMENTS) -> torch.Tensor:
-        """A tensor of whole size with this rank's share in its place and zeros elsewhere."""
+        """A tensor of the whole size: this rank's part in its place, and zeros elsewhere."""
         shape = list(x.shape)
         shape[dim] *= self.size
         whole = x.new_zeros(shape)
@@ -166,12 +167,12 @@ class Axis:
         return whole
 
     def divide(self, x: torch.Tensor) -> torch.Tensor:
-        """This rank's term of a sum that is `x`."""
+        """This rank's term of a sum over ranks that gives `x`: `x` divided by the number of ranks."""
         return x / self.size
 
 
 def _traced(out: torch.Tensor) -> Finish:
-    """In a compiled function the functional collectives stand for themselves."""
+    """The finish of a functional collective in a compiled function, which needs no wait."""
     return lambda: torch.ops._c10d_functional.wait_tensor(out)
 
 
@@ -179,7 +180,7 @@ def _traced(out: torch.Tensor) -> Finish:
 
 
 def parts(x: torch.Tensor, dim: int, segments: Segments) -> Sequence[torch.Tensor]:
-    """The segments of a dim, as views; one if it has none."""
+    """The segments of a dim, as views; the whole dim if it has none."""
     sizes = segments.get(dim, (1,))
     if len(sizes) < 2:
         return (x,)
@@ -188,7 +189,7 @@ def parts(x: torch.Tensor, dim: int, segments: Segments) -> Sequence[torch.Tenso
 
 
 def own_share(x: torch.Tensor, dim: int, size: int, rank: int, segments: Segments = NO_SEGMENTS) -> torch.Tensor:
-    """Rank `rank`'s share of `dim`: a view unless the dim has segments."""
+    """The part of `dim` that belongs to `rank`. It is a view unless the dim has segments."""
     if x.size(dim) % size:
         raise ValueError(f"dim {dim} of a tensor of shape {tuple(x.shape)} cannot be split evenly over {size} ranks")
     own = [part.chunk(size, dim)[rank] for part in parts(x, dim, segments)]
@@ -196,7 +197,7 @@ def own_share(x: torch.Tensor, dim: int, size: int, rank: int, segments: Segment
 
 
 def shares(x: torch.Tensor, dim: int, size: int, segments: Segments = NO_SEGMENTS) -> list[torch.Tensor]:
-    """Every rank's share of `dim`."""
+    """The part of `dim` of every rank, in order of ranks."""
     if len(segments.get(dim, ())) < 2:
         return list(x.chunk(size, dim))
     cut = [part.chunk(size, dim) for part in parts(x, dim, segments)]
@@ -204,7 +205,7 @@ def shares(x: torch.Tensor, dim: int, size: int, segments: Segments = NO_SEGMENT
 
 
 def joined(pieces: Sequence[torch.Tensor], dim: int, segments: Segments = NO_SEGMENTS) -> torch.Tensor:
-    """The whole from every rank's share of `dim`."""
+    """The whole tensor from the parts of `dim` of all ranks."""
     if len(segments.get(dim, ())) < 2:
         return torch.cat(list(pieces), dim)
     cut = [parts(piece, dim, segments) for piece in pieces]
@@ -216,7 +217,7 @@ def joined(pieces: Sequence[torch.Tensor], dim: int, segments: Segments = NO_SEG
 
 @dataclass(frozen=True)
 class Step:
-    """One move along one axis, from placement `src` to `dst`: a dim that is split, or R (None) or P ("P")."""
+    """One move along one axis, from placement `src` to `dst`: the number of a sharded dim, or R (None) or P ("P")."""
 
     axis: Axis
     kind: str
@@ -242,7 +243,7 @@ class Step:
 
     @property
     def collective(self) -> bool:
-        """Whether ranks talk."""
+        """Whether the step communicates."""
         return self.kind not in ("slice", "pad", "divide")
 
 
@@ -261,7 +262,7 @@ def take(x: torch.Tensor, steps: Iterable[Step], segments: Segments = NO_SEGMENT
 def move(
     forward: Sequence[Step], backward: Sequence[Step], segments: Segments = NO_SEGMENTS
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A function that takes a tensor `forward`, and its gradient `backward`: the two need not mirror each other."""
+    """A function that takes a tensor along the steps `forward`, and its gradient along `backward`, which may be other steps."""
     ahead, back = tuple(forward), tuple(backward)
 
     class Move(torch.autograd.Function):

@@ -1,6 +1,6 @@
-"""Runs generated programs: binds their code to this rank's axes and weights, and calls it.
+"""Runs generated programs: it binds their code to this rank's axes and weights, and calls it.
 
-One model may have several programs (training, evaluation, other shapes); they share weights and units.
+One model may have several programs (training, evaluation, other shapes). They share weights and units.
 """
 
 # mypy: allow-untyped-calls
@@ -47,7 +47,7 @@ class Engine:
         self.written: names.Written | None = None
 
     def unit(self, spec: Any) -> Unit:
-        """The unit of a specification, shared by all programs that use it alike."""
+        """The unit of a specification. Programs with equal specifications share it."""
         uses = [
             Use(u.argument, self.by_name[u.parameter], steps_of(u.gather, self.axes), steps_of(u.reduce, self.axes), u.again)
             for u in spec.uses
@@ -58,14 +58,14 @@ class Engine:
         return self.units[key]
 
     def share(self, name: str, cuts: Sequence[tuple[int, int]]) -> torch.Tensor:
-        """This rank's share of a buffer, in its memory."""
+        """This rank's part of a buffer, as a view."""
         found = self.buffer(name)
         for axis, dim in cuts:
             found = self.axes[axis].view(found, dim)
         return found
 
     def names(self) -> dict[str, Any]:
-        """What generated code finds under its names."""
+        """The names that generated code may use, with their objects."""
         own = {a.name.upper(): a for a in self.axes}
         return {**{n: getattr(names, n) for n in names.__all__}, "DEVICE": self.device, **own}
 
@@ -76,7 +76,7 @@ class Engine:
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backward passes in here leave gradients unsummed that are summed once a step."""
+        """Backward passes inside do not sum those gradients that are summed once a step."""
         before, self.backward.sync = self.backward.sync, False
         try:
             yield
@@ -84,11 +84,11 @@ class Engine:
             self.backward.sync = before
 
     def packed(self, group: str) -> int:
-        """How many tensors the collective that is being issued on a group carries."""
+        """Number of tensors that the collective carries which is being issued on a group."""
         return next((a.packed for a in self.axes if a.group_name == group), 1)
 
     def trace(self, trace: Trace | None) -> None:
-        """Note every collective from here on (None: no longer)."""
+        """Record every collective in `trace` from now on; None stops it."""
         self.backward.trace = trace
         for axis in self.axes:
             axis.trace = trace
@@ -96,7 +96,7 @@ class Engine:
 
 @functools.cache
 def _weights(names: tuple[str, ...]) -> Callable[..., Any]:
-    """One class for all copies of a block, so that they are one case for a compiler."""
+    """One class for the weights of all copies of a block, so that a compiler sees one case."""
     return collections.namedtuple("Weights", names)
 
 
@@ -126,7 +126,7 @@ class Bound:
         self.tables: tuple[object, Any] = (None, None)
 
     def _take_over(self, script: names.Written | None) -> None:
-        """Run the script's functions in place of the same ones here; they find what else they name in the script."""
+        """Use the script's functions instead of the generated ones. Their global names are those of the script."""
         if script is None or script.digest != names.digest_of(self.program.source):
             return
         for name, value in self.names.items():
@@ -156,7 +156,7 @@ class Bound:
             before.ahead, after.behind = after.unit, before.unit
 
     def run(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """The tensors that the model returns, as this rank has them."""
+        """This rank's parts of the tensors that the model returns."""
         units, engine = self.units, self.engine
         if self.program.buffers:
             units.buffers = {name: engine.buffer(name) for name in self.program.buffers}

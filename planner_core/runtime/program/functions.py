@@ -1,7 +1,7 @@
-"""Operators that need more than their local operands: a split vocabulary, batch, class or expert dim.
+"""Operators that need more than their local operands, since the vocabulary, the batch, the classes or the experts are sharded.
 
-Each takes the axes that split the dim; with axes of one rank it is the plain function of torch. Generated code and the
-dispatch mode both call these.
+Each takes the axes that shard the dim. Without such axes it is torch's own function. Generated code and the dispatch mode both
+call these functions.
 """
 
 # mypy: allow-untyped-calls
@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 
 class RankAxis(Protocol):
-    """What is asked of a mesh axis: its size, this rank's place on it, and a sum (or max) over its ranks."""
+    """What these functions need of a mesh axis: its size, this rank's place on it, and a sum (or max) over its ranks."""
 
     @property
     def size(self) -> int:
@@ -34,7 +34,7 @@ Axes = Sequence[RankAxis]
 
 
 def part(axes: Axes) -> int:
-    """Which slice of a dim this rank holds where several axes split it, the outer one in larger pieces."""
+    """The number of the slice of a dim that this rank holds, if several axes shard it; the outer axis makes the larger pieces."""
     index = 0
     for axis in axes:
         index = index * axis.size + axis.rank
@@ -42,7 +42,7 @@ def part(axes: Axes) -> int:
 
 
 def parts(axes: Axes) -> int:
-    """Into how many slices the axes split a dim."""
+    """The number of slices into which the axes shard a dim."""
     return math.prod(axis.size for axis in axes)
 
 
@@ -63,7 +63,7 @@ def cross_entropy(
     logits: torch.Tensor, target: torch.Tensor, *, ignore_index: int = -100, reduction: str = "mean", samples: Axes = (),
     classes: Axes = (),
 ) -> torch.Tensor:  # fmt: skip
-    """This rank's term of the loss: `samples` split the tokens, `classes` the vocabulary of `logits` [tokens, classes]."""
+    """This rank's term of the loss. `logits` are [token, class]; the axes `samples` shard tokens, the axes `classes` the vocabulary."""
     if classes:
         start = part(classes) * logits.shape[1]
         total: torch.Tensor = _ClassParallel.apply(logits, target, ignore_index, start, classes)
@@ -75,19 +75,19 @@ def cross_entropy(
 def nll_loss(
     logs: torch.Tensor, target: torch.Tensor, *, ignore_index: int = -100, reduction: str = "mean", samples: Axes = ()
 ) -> torch.Tensor:
-    """This rank's term of the loss over tokens that `samples` split."""
+    """This rank's term of the loss; the axes `samples` shard the tokens."""
     total = F.nll_loss(logs, target, ignore_index=ignore_index, reduction="sum")
     return total if reduction == "sum" else _per_target(total, target, ignore_index, samples)
 
 
 def _per_target(total: torch.Tensor, target: torch.Tensor, ignore_index: int, samples: Axes) -> torch.Tensor:
-    """A rank's sum over its tokens, divided by the number of valid targets of all ranks."""
+    """This rank's sum over its tokens, divided by the number of valid targets on all ranks."""
     count = _sum((target != ignore_index).sum().float(), samples)  # 4 bytes
     return (total / count).to(total.dtype)
 
 
 class _ClassParallel(torch.autograd.Function):
-    """Sum of token losses where each rank holds the logits of some classes; the classes start at `start` here."""
+    """The sum of token losses, if each rank holds the logits of some classes. This rank's classes begin at `start`."""
 
     _shardscope = True
 
@@ -127,7 +127,7 @@ def embedding(
     ids: torch.Tensor, weight: torch.Tensor, *, padding_idx: int | None = None, scale_grad_by_freq: bool = False,
     sparse: bool = False, rows: Axes = (),
 ) -> torch.Tensor:  # fmt: skip
-    """Rows of the table that this rank holds (`rows` split them); zero for ids that stand elsewhere."""
+    """Look up ids in this rank's rows of the table; the axes `rows` shard the rows. Ids in other ranks' rows give zeros."""
     start = part(rows) * len(weight)
     index = ids - start
     outside = (index < 0) | (index >= len(weight))
@@ -142,7 +142,7 @@ def batch_norm(
     x: torch.Tensor, running_mean: torch.Tensor | None, running_var: torch.Tensor | None, weight: torch.Tensor | None = None,
     bias: torch.Tensor | None = None, *, momentum: float = 0.1, eps: float = 1e-5, samples: Axes = (),
 ) -> torch.Tensor:  # fmt: skip
-    """Batch normalisation in training over samples that several ranks share; running statistics are those of all samples."""
+    """Batch normalisation in training; the axes `samples` shard the samples. Statistics are those of all samples."""
     out, mean, var, count = _SyncBatchNorm.apply(x, weight, bias, eps, samples)
     if running_mean is not None and running_var is not None:
         running_mean.lerp_(mean.to(running_mean.dtype), momentum)
@@ -152,7 +152,7 @@ def batch_norm(
 
 
 class _SyncBatchNorm(torch.autograd.Function):
-    """Sums and sums of squares are exchanged."""
+    """Batch normalisation in which ranks exchange sums and sums of squares."""
 
     _shardscope = True
 
@@ -195,7 +195,7 @@ def own_experts(
     experts: Axes = (),
     **options: Any,
 ) -> torch.Tensor:
-    """A layer of experts of which this rank holds some (`experts` split them); without values routing is taken to be balanced."""
+    """A layer of experts of which this rank holds a part; the axes `experts` shard them. On meta, routing is taken to be balanced."""
     first = part(experts) * rest[1].shape[0]
     if hidden.is_meta:
         index = index[: max(1, len(index) // parts(experts))]

@@ -1,7 +1,8 @@
-"""Gradients of one rank: taken from autograd as they come, reduced over ranks in buckets behind the backward that still runs.
+"""Gradients of one rank: they are taken from autograd as they come, and reduced in buckets while the backward goes on.
 
-A bucket goes through two chains of steps. `micro` is taken in every micro-batch (ZeRO-2, ZeRO-3: reduce_scatter), `final`
-once a step (DDP: all_reduce; ZeRO-1: reduce_scatter), or in every backward where nobody says which one is the last.
+A bucket takes two chains of steps. The chain `micro` is taken in every micro-batch (ZeRO-2 and ZeRO-3: reduce_scatter). The
+chain `final` is taken once a step (DDP: all_reduce; ZeRO-1: reduce_scatter). If the caller does not say which micro-batch is the
+last, `final` is taken in every backward.
 """
 
 # mypy: allow-untyped-calls
@@ -17,12 +18,14 @@ from planner_core.runtime.program.collectives import Step
 from planner_core.runtime.program.weights import Weight, step_shape
 
 Flow = Iterator[None]
-"""A bucket on its way: each `next` waits for the collective in flight and issues the next one."""
+"""A bucket on its way. Each `next` waits for its collective in flight, and issues its next one."""
 
 
 class Reduction:
-    """The gradients of some weights that take the same steps; `shapes` are those that autograd hands over. What a reduction
-    `holds` is finished elsewhere: with the first unit that uses the weight, whose backward comes last."""
+    """The gradients of some weights that take the same steps. `shapes` are those of autograd's gradients.
+
+    `holds`: the gradients are finished with another unit, the first that uses the weight, since its backward comes last.
+    """
 
     def __init__(
         self, weights: Sequence[Weight], shapes: Sequence[tuple[int, ...]], micro: Sequence[tuple[Step, ...]], *, holds: bool = False
@@ -38,9 +41,9 @@ class Reduction:
         self.reset()
 
     def reset(self) -> None:
-        """Ready for the next backward pass."""
+        """Get ready for the next backward pass."""
         self.arrived: set[int] = set()
-        self.flat: torch.Tensor | None = None  # of the first stage, packed as its collective wants it
+        self.flat: torch.Tensor | None = None  # of the first stage, packed as its collective takes it
         self.places: list[torch.Tensor] = []
         self.given: dict[int, torch.Tensor] = {}
 
@@ -63,7 +66,7 @@ class Reduction:
             self.places = rank_slots(self.micro[0], self.flat) if self.packs else unpack(self.flat, self.shapes)
 
     def _add(self, at: int, gradient: torch.Tensor) -> None:
-        """Onto the terms of earlier micro-batches, or into a new flat tensor."""
+        """Add the gradient to the terms of earlier micro-batches, or write it into a new flat tensor."""
         weight = self.weights[at]
         if weight.terms is None and not self.final:
             weight.terms = gradient.to(self.dtype)  # nothing to pack
@@ -77,7 +80,7 @@ class Reduction:
     # --- reducing -------------------------------------------------------------------------------------
 
     def flow(self, sync: bool) -> Flow:
-        """The bucket's way through its collectives; what arrives at the end is added to the parameters' gradients."""
+        """Take the bucket through its collectives. The result is added to the parameters' gradients."""
         here = sorted(self.arrived)
         if self.micro:
             yield from self._scatter(here)
@@ -88,7 +91,7 @@ class Reduction:
         self.reset()
 
     def finish(self, here: Sequence[int]) -> Flow:
-        """The steps of once a step, and the gradients' way to the parameters."""
+        """Take the chain `final`, and give the gradients to the parameters."""
         tensors = [self._terms(i) for i in here]
         for stage in self.final:
             flat = self._packed(tensors) if stage[0].step.kind == "all_reduce" else None
@@ -105,9 +108,9 @@ class Reduction:
         return terms
 
     def _scatter(self, here: list[int]) -> Flow:
-        """The steps of every micro-batch; what comes of them joins the terms of the micro-batches before."""
+        """Take the chain `micro`, and add the result to the terms of the micro-batches before."""
         whole = len(here) == len(self.weights)
-        if self.packs and not whole:  # what did not come counts as zero
+        if self.packs and not whole:  # a gradient that did not come counts as zero
             for i in set(range(len(self.weights))) - self.arrived:
                 self.places[i].zero_()
         members = range(len(self.weights)) if self.packs else here
@@ -122,7 +125,7 @@ class Reduction:
                 weight.terms = tensor if weight.terms is None else weight.terms.add_(tensor)  # type: ignore[arg-type]
 
     def _packed(self, tensors: list[torch.Tensor]) -> torch.Tensor | None:
-        """The flat tensor whose views these are, if they are all of it."""
+        """The flat tensor of which these are the views, if together they are all of it."""
         if self.flat is None or self.packs or len(tensors) != len(self.places):
             return None
         same = all(t is p for t, p in zip(tensors, self.places, strict=True))
@@ -132,7 +135,7 @@ class Reduction:
 def _stages(
     weights: Sequence[Weight], shapes: Sequence[tuple[int, ...]], chains: Sequence[tuple[Step, ...]]
 ) -> list[list[Member]]:
-    """Members by stage. All chains are alike."""
+    """The members of each stage. All weights take equal chains."""
     shapes, stages = list(shapes), []
     for number in range(len(chains[0])):
         members = [Member(s, w.segments, c[number]) for s, w, c in zip(shapes, weights, chains, strict=True)]
@@ -142,22 +145,22 @@ def _stages(
 
 
 class Pipeline:
-    """Buckets under way. Those of one unit move on when the next unit's are ready, so few are in flight at any time."""
+    """The buckets that are on their way. A unit's buckets take their next step when the next unit's are ready, so few are in flight."""
 
     def __init__(self) -> None:
         self.flows: list[Flow] = []
 
     def push(self, flows: Sequence[Flow]) -> None:
-        """Wait for what is in flight and send it on, then issue what is new."""
+        """Let every bucket on its way take a step, then issue the new ones."""
         self.advance()
         self.flows += [flow for flow in flows if _moved(flow)]
 
     def advance(self) -> None:
-        """One step for every bucket under way."""
+        """Let every bucket on its way take one step."""
         self.flows = [flow for flow in self.flows if _moved(flow)]
 
     def drain(self) -> None:
-        """Until nothing is under way."""
+        """Take steps until no bucket is on its way."""
         while self.flows:
             self.advance()
 

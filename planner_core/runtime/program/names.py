@@ -1,6 +1,6 @@
-"""What written code finds under its names: torch, mesh axes, moves between placements, and operators on parts of tensors.
+"""The names that generated code uses: torch, mesh axes, redistributions, and operators on parts of tensors.
 
-An exported script imports from here. Its axes are `Axis("data")`; `apply` gives them their ranks.
+An exported script imports from here. It names its axes, as in `Axis("data")`; `apply` gives them their ranks.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Written:
-    """The functions of a program as they stand in an exported script, whose globals are `names`: edit them, and the edit runs.
+    """The functions of a program in an exported script, whose globals are `names`. A user may edit them, and the edit runs.
 
-    `digest` is that of the program as it was written: they run only where the same program would be written again.
+    `digest` is that of the program as it was generated. The functions run only if the same program would be generated again.
     """
 
     digest: str
@@ -44,16 +44,16 @@ class Written:
 
 
 def digest_of(source: str) -> str:
-    """Tells written programs apart, whatever their title."""
+    """A digest of a generated program without its title."""
     return hashlib.sha256(source.partition("\n")[2].encode()).hexdigest()[:16]
 
 
 class GuardFailed(RuntimeError):
-    """A constant has another value than the one that decided the way of the recorded forward pass."""
+    """A constant has another value now than in the recorded forward pass, where it decided which way the model's code went."""
 
 
 def expect(value: Any, answer: Any) -> None:
-    """Raises GuardFailed unless a question about a constant is answered as it was when the program was written."""
+    """Raise GuardFailed if `value`, the answer to a question about a constant, is not the recorded `answer`."""
     if value != answer:
         raise GuardFailed(f"{value!r} where {answer!r} was recorded")
 
@@ -66,7 +66,7 @@ def with_item(x: torch.Tensor, index: Any, value: Any) -> torch.Tensor:
 
 
 def _step(kind: str) -> Callable[..., Step]:
-    """What code calls to write a step: `all_gather(TENSOR, 1)`, `all_to_all(TENSOR, 1, 2)`."""
+    """A function that makes a step of one kind: `all_gather(TENSOR, 1)`, `all_to_all(TENSOR, 1, 2)`."""
 
     def step(axis: Axis, *dims: int) -> Step:
         if kind == "all_to_all":

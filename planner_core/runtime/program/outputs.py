@@ -1,7 +1,7 @@
-"""What the caller gets: each tensor that the model returns, as a person's own loop expects it on this rank.
+"""Each tensor that the model returns, in the form in which a training loop expects it on this rank.
 
-A tensor with samples holds this rank's own samples and is whole in every other dim; its gradient counts as that of a
-mean over ranks, as in DistributedDataParallel. With `whole` every rank gets, and differentiates, the whole batch.
+A tensor with samples has this rank's own samples, and is whole in every other dim. Its gradient counts as that of a mean over
+ranks, as in DistributedDataParallel. With `whole`, every rank gets the global batch, and differentiates it.
 """
 
 # mypy: allow-untyped-calls
@@ -29,7 +29,7 @@ def delivery(
     *,
     whole: bool,
 ) -> Deliver | None:
-    """What brings a tensor, placed so, to the caller; None if it is right as it is."""
+    """A function that brings a tensor with these placements to the caller's form; None if it has this form already."""
     forward: list[Step] = []
     backward: list[Step] = []
     own = 1
@@ -55,7 +55,7 @@ def delivery(
 
 @dataclass(frozen=True)
 class _Way:
-    """Forward steps, steps of the gradient, and by how much the gradient is divided."""
+    """The steps of a tensor, the steps of its gradient, and the number by which the gradient is divided."""
 
     forward: tuple[Step, ...]
     backward: tuple[Step, ...]
@@ -67,7 +67,7 @@ class _Way:
 
 
 def collective(way: Deliver) -> bool:
-    """Whether ranks talk to deliver a tensor."""
+    """Whether it takes communication to bring a tensor to the caller."""
     return isinstance(way, _Way) and any(s.collective for s in way.forward)
 
 
@@ -87,7 +87,7 @@ class _Delivered(torch.autograd.Function):
 
 
 def unplanned(x: torch.Tensor, what: str) -> torch.Tensor:
-    """A result to which the loss of the plan sends no gradient: one that comes from elsewhere is refused."""
+    """A result to which the planned loss does not send a gradient. A gradient that comes from elsewhere raises PlanMismatch."""
     held: torch.Tensor = _Unplanned.apply(x, what)
     return held
 

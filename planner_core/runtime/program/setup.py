@@ -1,4 +1,4 @@
-"""From a plan's words to this rank's axes, steps and weights."""
+"""Make this rank's axes, steps and weights from what a plan says."""
 
 # mypy: allow-untyped-calls
 from __future__ import annotations
@@ -17,7 +17,7 @@ from planner_core.runtime.program.collectives import NO_SEGMENTS, Axis, Segments
 from planner_core.runtime.program.weights import Weight
 
 DTypes = tuple[torch.dtype, torch.dtype, torch.dtype]
-"""Of what is stored, of the working copy, of gradients."""
+"""The dtypes of the stored parameter, of the working copy and of gradients."""
 
 
 def axes_of(mesh: DeviceMesh) -> list[Axis]:
@@ -48,12 +48,12 @@ def _kind(step: PlanStep) -> str:
 
 
 def steps_of(steps: Iterable[PlanStep], axes: Sequence[Axis]) -> tuple[Step, ...]:
-    """A plan's steps, those on axes of one rank left out."""
+    """A plan's steps without those on axes of one rank."""
     return tuple(step_of(s, axes) for s in steps if axes[s.axis].size > 1)
 
 
 def leading(src: Placements, dst: Placements, axes: Sequence[Axis]) -> tuple[Step, ...]:
-    """Steps from one layout to another: sums from the outermost axis inwards, gatherings from the innermost outwards."""
+    """The steps from some placements to others: sums go from the outermost axis inwards, gathers from the innermost outwards."""
     changed = [PlanStep(a, s, d) for a, (s, d) in enumerate(zip(src, dst, strict=True)) if s != d]
     gathers = [s for s in changed if isinstance(s.src, Shard)]
     others = [s for s in changed if not isinstance(s.src, Shard)]
@@ -63,7 +63,7 @@ def leading(src: Placements, dst: Placements, axes: Sequence[Axis]) -> tuple[Ste
 def place(
     x: torch.Tensor, placements: Placements, axes: Sequence[Axis], segments: Segments = NO_SEGMENTS
 ) -> torch.Tensor:
-    """This rank's view of a tensor that every rank holds whole; its share of the sum where Partial."""
+    """This rank's part of a tensor that every rank holds Replicate; on a Partial axis the tensor is divided by the ranks."""
     for axis, placement in zip(axes, placements, strict=True):
         if isinstance(placement, Shard):
             x = own_share(x, placement.dim, axis.size, axis.rank, segments)
@@ -76,9 +76,9 @@ def shard_model(
     model: nn.Module, stored: Mapping[str, Stored], mesh: DeviceMesh, axes: Sequence[Axis], dtypes: Callable[[nn.Parameter], DTypes],
     init: Init | None,
 ) -> dict[str, Weight]:  # fmt: skip
-    """Replace the model's parameters by this rank's parts, and give each its weight, by first name. Tied ones stay tied.
+    """Replace the model's parameters by this rank's parts. Returns the weight of each, by its first name. Tied ones stay tied.
 
-    If any parameter is split all become DTensors, which norms and optimizers understand; if none is, all stay what they are.
+    If any parameter is sharded, all become DTensors, which norms and optimizers understand. Else all stay plain parameters.
     """
     names: dict[int, list[str]] = {}
     for name, param in model.named_parameters(remove_duplicate=False):
@@ -130,7 +130,7 @@ def _part(
 def weight_of(
     names: tuple[str, ...], param: nn.Parameter, plan: Stored, axes: Sequence[Axis], dtypes: DTypes
 ) -> Weight:
-    """A parameter with the ways between what is stored, what works and what accumulates."""
+    """A parameter with the steps between its stored form, its working copy and its accumulated gradient."""
     _, working, gradients = dtypes
     refresh = leading(plan.placements, plan.working, axes)
     final = leading(plan.gradient, plan.placements, axes)

@@ -1,7 +1,7 @@
-"""Units: calls of a repeated block, and the parts of the model before, between and after them, with the weights each uses.
+"""Units: the calls of repeated blocks, and the parts of the model before, between and after them, with the weights of each.
 
-A unit's gathered weights are issued while the unit before runs and freed after use; its gradients are reduced when its
-backward has made the last of them. So whatever the network does, it does behind the computation of a neighbour.
+The gathers of a unit's weights are issued while the unit before runs, and the gathered weights are freed after use. A unit's
+gradients are reduced when its backward has made the last of them. So communication runs beside the computation of a neighbour.
 
     forward    enter(u): wait for u's weights, issue those of u + 1.   leave(u): free them
     backward   returning(u): wait for u's weights, issue those of u - 1.   done(u): free them, issue u's gradients
@@ -29,7 +29,7 @@ Function = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Use:
-    """How a unit uses a weight: under which name, how it is gathered for it, and what its gradient does in every micro-batch."""
+    """How a unit uses a weight: its name, the steps that gather it, and the steps of its gradient in every micro-batch."""
 
     argument: str
     weight: Weight
@@ -40,7 +40,7 @@ class Use:
 
 
 class Backward:
-    """One backward pass at a time: buckets under way, and what must be done when autograd has finished."""
+    """The state of the backward pass that runs: the buckets on their way, and what is to do when autograd has finished."""
 
     def __init__(self) -> None:
         self.pipeline = Pipeline()
@@ -55,20 +55,20 @@ class Backward:
             self.trace.add(what, unit)
 
     def begin(self) -> None:
-        """Called from any hook of a backward pass: arranges for its end, once."""
+        """Any hook of a backward pass calls this. The first call arranges that `end` is called when autograd has finished."""
         if not self.running:
             self.running = True
             torch.autograd.Variable._execution_engine.queue_callback(self.end)
 
     def end(self) -> None:
-        """Autograd has finished: what is left is sent, and everything waited for."""
+        """Autograd has finished: send what is left, and wait for everything."""
         self.running = False
         for unit in self.units:
             if unit.arrived:
                 unit.send()
             unit.free()
         self.pipeline.drain()
-        if self.sync:  # held for a unit that got no gradient
+        if self.sync:  # gradients for a unit that did not run backward
             left = dict.fromkeys(w for u in self.units for w in u.held if w.terms is not None)
             self.pipeline.push([Reduction([w], [w.shape_of_terms], [()]).finish([0]) for w in left])
         self.pipeline.drain()
@@ -101,7 +101,7 @@ class Unit:
         return [self.copies[u.argument].leaf if u.gather else u.weight.leaf for u in self.uses]
 
     def _reductions(self) -> None:
-        """Buckets of gradients. A kept weight that several units use belongs to the first of them, whose backward is last."""
+        """Make the buckets of gradients. A kept weight that several units use belongs to the first of them: its backward is last."""
         groups: dict[tuple[bool, object, object, object], list[tuple[Use, Gathered | Weight]]] = {}
         seen: set[Weight] = set()
         for use in self.uses:
@@ -140,35 +140,35 @@ class Unit:
     # --- weights --------------------------------------------------------------------------------------
 
     def issue(self) -> None:
-        """Start making working copies and gathering weights."""
+        """Issue the making of working copies and the gathers of weights."""
         for bucket in self.buckets:
             bucket.issue()
 
     def wait(self) -> None:
-        """All weights are right and whole from here on. What nobody issued ahead is on its way before the first wait."""
+        """Wait until all weights are up to date and whole. Gathers that were not issued ahead are issued before the first wait."""
         self.issue()
         for bucket in self.buckets:
             bucket.wait()
 
     def issue_again(self) -> None:
-        """Start gathering what backward needs."""
+        """Issue the gathers of the weights that backward needs."""
         for bucket in self.again:
             bucket.issue()
 
     def wait_again(self) -> None:
-        """What backward needs is whole from here on."""
+        """Wait until the weights that backward needs are whole."""
         self.issue_again()
         for bucket in self.again:
             bucket.wait()
 
     def free(self) -> None:
-        """Give the memory of gathered weights back."""
+        """Free the memory of gathered weights."""
         for gather in self.gathers:
             gather.free()
 
 
 class UnitCall:
-    """A unit at its place in the forward pass: called as the generated function, with the unit's weights filled in."""
+    """A unit at its place in the forward pass. To call it calls the generated function with the unit's weights."""
 
     def __init__(
         self, unit: Unit, function: Function, weights: Callable[..., Any] | None, recompute: str = "none",
@@ -176,13 +176,13 @@ class UnitCall:
     ) -> None:  # fmt: skip
         self.unit, self.function, self.recompute, self.seed = unit, function, recompute, seed
         self.weights = weights
-        self.ahead: Unit | None = None  # whose weights are brought while this one runs forward
+        self.ahead: Unit | None = None  # the unit whose weights are gathered while this one runs forward
         self.behind: Unit | None = None  # the same in backward
         self.buffers: list[tuple[str, Sequence[tuple[int, int]]]] = []
         self.buffer: Callable[[str, Sequence[tuple[int, int]]], torch.Tensor]
 
     def __call__(self, *args: Any) -> Any:
-        """Run forward; backward will find its hooks."""
+        """Run forward, and set the hooks for backward."""
         unit, ahead = self.unit, self.ahead
         unit.wait()
         if ahead is not None:
@@ -203,7 +203,7 @@ class UnitCall:
         return out
 
     def _watch(self, out: Any) -> None:
-        """Before this unit's backward begins its weights must be back."""
+        """Set a hook: before this unit's backward begins, its weights must be gathered again."""
         for tensor in out if isinstance(out, tuple) else (out,):
             if tensor.requires_grad:
                 tensor.register_hook(self._returning)

@@ -1,10 +1,10 @@
-"""Weights of one rank: what is stored, the working copy in compute dtype, and whole copies that come and go.
+"""The weights of one rank, in three forms:
 
-    stored    what the optimizer, checkpoints and the user see
-    working   the copy in compute dtype that is kept between uses; made from `stored` when that has changed
-    gathered  whole on some axes for one use; its memory is given back after the use, and taken again for backward
+    stored    the form that the optimizer, checkpoints and the user see
+    working   the copy in compute dtype that is kept between uses; it is made from `stored` when that has changed
+    gathered  a copy for one use, Replicate on some axes; its memory is freed after the use, and taken again for backward
 
-Autograd sees working or gathered tensors only, as leaves, whose gradients go to `gradients.Reduction`.
+Autograd sees only working or gathered tensors, as leaves. Their gradients go to `gradients.Reduction`.
 """
 
 # mypy: allow-untyped-calls
@@ -24,9 +24,10 @@ from planner_core.runtime.program.collectives import Segments, Step
 
 @dataclass(eq=False)
 class Weight:
-    """One parameter. `names` are all its names in the model; `local` this rank's part of it, sharing its memory.
+    """One parameter. `names` are all its names in the model. `local` is this rank's part of it, as a view.
 
-    `refresh` leads from `local` to the working copy, `final` from accumulated gradients to the layout of `local`.
+    `refresh` are the steps from `local` to the working copy. `final` are the steps from the accumulated gradient to the
+    placements of `local`.
     """
 
     names: tuple[str, ...]
@@ -41,9 +42,9 @@ class Weight:
     home: object = None
     """The unit that finishes its gradient: the first that uses it."""
     terms: torch.Tensor | None = None
-    """Gradients of micro-batches that are not summed over ranks yet."""
+    """The sum of the gradients of micro-batches, before it is summed over ranks."""
     published: torch.Tensor | None = None
-    """The gradient that the parameter was given last, until the optimizer has used it."""
+    """The gradient that was given to the parameter, until the optimizer has used it."""
 
     def __post_init__(self) -> None:
         local = self.local
@@ -61,7 +62,7 @@ class Weight:
         caught(self.leaf, lambda gradient: self.sink(gradient))
 
     def sink(self, gradient: torch.Tensor) -> None:
-        """Where autograd's gradient of the leaf goes; the unit that the weight belongs to sets it."""
+        """Takes autograd's gradient of the leaf. The unit to which the weight belongs replaces this function."""
         raise RuntimeError(f"no unit takes the gradient of {self.names[0]}")
 
     @property
@@ -78,12 +79,12 @@ class Weight:
 
     @property
     def shape_of_terms(self) -> tuple[int, ...]:
-        """Shape of what waits to be summed."""
+        """Shape of `terms`."""
         assert self.terms is not None
         return tuple(self.terms.shape)
 
     def publish(self, gradient: torch.Tensor) -> None:
-        """Add to the parameter's gradient what has come for it."""
+        """Add a reduced gradient to the parameter's gradient."""
         held = self.gradient
         if held is not None:
             held.add_(gradient)
@@ -99,7 +100,7 @@ class Weight:
             hook(self.parameter)
 
     def stale(self) -> bool:
-        """Whether the working copy must be made anew: the parameter was written, or its gradient has been used."""
+        """Whether the working copy must be made again: the parameter was written, or its gradient was used."""
         local = self.local
         if (local.data_ptr(), local._version) != self.seen:
             return True
@@ -108,18 +109,18 @@ class Weight:
         return self.gradient is not self.published or self.published._version != self.published_version
 
     def fresh(self) -> None:
-        """Note that the working copy holds what the parameter holds."""
+        """Note that the working copy is up to date."""
         self.seen, self.published = (self.local.data_ptr(), self.local._version), None
 
     def follow(self) -> None:
-        """Let a working copy that shares the parameter's memory move with it (`param.data = ...`)."""
+        """If the working copy shares the parameter's memory, follow the parameter to new memory (`param.data = ...`)."""
         if self.alias and self.working.data_ptr() != self.local.data_ptr():
             self.working = self.local.detach()
             self._lead()
 
 
 def caught(leaf: torch.Tensor, sink: Callable[[torch.Tensor], None]) -> None:
-    """Hand the gradient of a leaf to `sink` when autograd has all of it, and keep none at the leaf."""
+    """Give the gradient of a leaf to `sink` when autograd has completed it. The leaf does not keep it."""
 
     def hand_over(leaf: torch.Tensor) -> None:
         gradient, leaf.grad = leaf.grad, None
@@ -131,7 +132,7 @@ def caught(leaf: torch.Tensor, sink: Callable[[torch.Tensor], None]) -> None:
 
 
 class Gathered:
-    """A weight used whole on axes on which it is kept in shards: a leaf whose memory one bucket owns."""
+    """A weight that is gathered for use: a leaf whose memory belongs to one bucket."""
 
     def __init__(self, weight: Weight, steps: tuple[Step, ...]) -> None:
         self.weight, self.steps = weight, steps
@@ -145,7 +146,7 @@ class Gathered:
         self.leaf: torch.Tensor
 
     def sink(self, gradient: torch.Tensor) -> None:
-        """Where autograd's gradient of the leaf goes; the unit sets it."""
+        """Takes autograd's gradient of the leaf. The unit replaces this function."""
         raise RuntimeError(f"no unit takes the gradient of {self.weight.names[0]}")
 
 
@@ -164,7 +165,7 @@ def step_shape(member: Member) -> tuple[int, ...]:
 
 
 class Gather:
-    """The bucket that brings some weights of a unit: issued early, waited for at use, its memory freed after."""
+    """The bucket that gathers some weights of a unit. It is issued early and waited for at use; its memory is freed after use."""
 
     def __init__(self, copies: Sequence[Gathered], label: str) -> None:
         self.copies, self.label = list(copies), label
@@ -181,18 +182,18 @@ class Gather:
         self.free()
 
     def issue(self) -> None:
-        """Start bringing the weights, unless they are here or on their way."""
+        """Issue the gather, unless the weights are here or on their way."""
         if self.here or self.pending is not None:
             return
         tensors = [c.weight.working.detach() for c in self.copies]
         stages = [[c.members[i] for c in self.copies] for i in range(len(self.copies[0].steps))]
         with torch.no_grad():
-            for members in stages[:-1]:  # several axes: the next waits for the one before
+            for members in stages[:-1]:  # on several axes each gather waits for the one before
                 tensors = start(members, tensors)()
             self.pending = start(stages[-1], tensors, into=self.views)
 
     def wait(self) -> None:
-        """The weights are whole from here on; their memory is taken now."""
+        """Wait until the weights are whole. Their memory is taken now."""
         self.issue()
         if self.pending is not None:
             self.flat.untyped_storage().resize_(self.num_bytes)
@@ -201,20 +202,20 @@ class Gather:
             self.pending, self.here = None, True
 
     def free(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         self.flat.untyped_storage().resize_(0)
         self.here = False
 
 
 class Refresh:
-    """The working copies of a unit, made anew from what is stored: a cast, and a gathering where the copy is whole (ZeRO-1)."""
+    """Makes the working copies of a unit again from the stored parameters: a cast, and in ZeRO-1 a gather."""
 
     def __init__(self, weights: Sequence[Weight], label: str) -> None:
         self.weights, self.label = list(weights), label
         self.pending: Flow | None = None
 
     def issue(self) -> None:
-        """Start making the copies, if any is stale."""
+        """Issue the making of the copies, if one is stale."""
         stale = [w for w in self.weights if w.stale()]
         if self.pending is not None or not stale:
             return
@@ -231,7 +232,7 @@ class Refresh:
 
     @staticmethod
     def _gather(weights: Sequence[Weight], tensors: Sequence[torch.Tensor], stages: int) -> Flow:
-        """Axis by axis; the last one is still under way."""
+        """Gather axis by axis. The gather on the last axis is still in flight when this returns."""
         forms = [tuple(t.shape) for t in tensors]
         for stage in range(stages):
             members = [Member(f, w.segments, w.refresh[stage]) for f, w in zip(forms, weights, strict=True)]
@@ -241,7 +242,7 @@ class Refresh:
         return start(members, tensors, into=[w.working for w in weights])
 
     def wait(self) -> None:
-        """The copies are right from here on."""
+        """Wait until the copies are up to date."""
         self.issue()
         if self.pending is not None:
             with torch.no_grad():
@@ -250,7 +251,7 @@ class Refresh:
 
 
 def refreshes(weights: Sequence[Weight], label: str) -> list[Refresh]:
-    """Buckets of the weights whose working copy is not the parameter itself."""
+    """The buckets of those weights whose working copy is not the parameter itself."""
     groups: dict[object, list[Weight]] = {}
     for weight in weights:
         if not weight.alias:

@@ -1,4 +1,4 @@
-"""One forward pass of a live model, written down call by call: what a plan's rewriting needs beyond the graph."""
+"""Record one forward pass of a live model, call by call. The rewriting needs more of it than the graph has."""
 
 from planner_core.runtime.record.recorder import CannotRewrite, record
 from planner_core.runtime.record.tape import DEVICE, Call, Ref, Tape, Tensor

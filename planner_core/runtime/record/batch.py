@@ -1,7 +1,7 @@
-"""Which sizes stand for samples: two recordings, one with twice as many samples, told apart size by size.
+"""Find the dims that hold samples, by comparing two recordings, of which one has twice as many samples.
 
-A plan speaks of the samples of all ranks, a rank holds its own. What grows with the samples is found by comparing, not
-by guessing: a size that doubles with the batch is samples, one that stays is not, and anything else is refused.
+A plan has the samples of all ranks; a rank has its own. A size that doubles with the batch is a number of samples. A size that
+stays the same is not. Anything else is refused.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from planner_core.runtime.record.tape import Call, Tape
 
 
 def doubled(args: Any, dims: dict[str, int] | None = None) -> Any:
-    """The same inputs with every sample twice. Samples lie along dim 0 of each tensor that is as long there as the first."""
+    """The same inputs with every sample twice. Samples are along dim 0 of each tensor whose dim 0 is as long as the first one's."""
     tensors = [t for t in pytree.tree_leaves(args) if isinstance(t, torch.Tensor) and t.dim()]
     samples = tensors[0].shape[0] if tensors else 0
 
@@ -29,7 +29,7 @@ def doubled(args: Any, dims: dict[str, int] | None = None) -> Any:
 
 
 def batch_dims(once: Tape, twice: Tape) -> list[int | None]:
-    """For each tensor of `once` the dim that holds the samples (alone or merged with others), None without one."""
+    """For each tensor of `once`: the dim that holds the samples, alone or merged with other dims; None if there is none."""
     pairs = _pairs(once, twice)
     if pairs is None:
         raise CannotRewrite("it does other operations on other numbers of samples")
@@ -37,8 +37,8 @@ def batch_dims(once: Tape, twice: Tape) -> list[int | None]:
 
 
 def _pairs(once: Tape, twice: Tape) -> dict[int, int] | None:
-    """Which tensor of `twice` each tensor of `once` is; None if operations differ. Constants that only several samples need
-    (transformers expands positions for more than one) stand in `twice` alone."""
+    """The tensor of `twice` for each tensor of `once`; None if operations differ. Some constants are in `twice` alone, since only
+    several samples need them (transformers expands positions for more than one)."""
     made = [{n for c in tape.calls for n in c.outputs} for tape in (once, twice)]
     given = [
         [n for n in range(len(tape.tensors)) if n not in own] for tape, own in zip((once, twice), made, strict=True)

@@ -1,4 +1,4 @@
-"""What the loss that a plan was made for sends a gradient to: beside it no gradient was planned."""
+"""The tensors to which the planned loss sends a gradient. For other tensors a gradient was not planned."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from planner_core.runtime.record.tape import COMPUTED, Ref, Tape
 
 
 def trained_on(tape: Tape) -> int | None:
-    """The number of the loss: the model's own, else what a loss outside is most often made of, the first computed result."""
+    """The number of the loss: the model's own, or else the first computed result, from which a loss outside is usually made."""
     shells: dict[int, int] = {}
     held: list[torch.Tensor] = []
 

@@ -1,7 +1,7 @@
-"""Run a model's own forward once, on parameters without values, and keep every call with its arguments.
+"""Run a model's own forward once, with parameters on meta, and keep every call with its arguments.
 
-The capture's recorder numbers the values and names the sites, so each call finds its row in the plan; here is added what
-writing code needs: functions, argument templates, the constants' own calls, and active dropout.
+The recorder of the capture numbers the values and names the call sites, so that each call finds its row in the plan. This module
+adds what the writing of code needs: functions, templates of arguments, the calls that make constants, and active dropout.
 """
 
 # mypy: allow-untyped-calls
@@ -42,17 +42,17 @@ RANDOM = ("rand", "normal", "bernoulli", "multinomial", "uniform", "exponential"
 
 
 class CannotRewrite(RuntimeError):
-    """This model cannot become generated code; the message says why."""
+    """This model cannot be rewritten as generated code. The message says why."""
 
 
 def record(
     model: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], *,
     twins: Mapping[int, nn.Parameter], finish: Callable[[Any], Any] | None = None,
 ) -> Tape:  # fmt: skip
-    """The tape of `forward(*args, **kwargs)`, the plain forward of `model`; `finish(result)` is recorded in scope "loss".
+    """The tape of `forward(*args, **kwargs)`, the plain forward of `model`. `finish(result)` is recorded in scope "loss".
 
-    `twins` are the parameters on meta, of whole shape, by the id of the model's own. Constants are computed on the CPU.
-    Raises CannotRewrite.
+    `twins`: a parameter on meta with the global shape, for each parameter of the model (by its id). Constants are computed on
+    the CPU. Raises CannotRewrite.
     """
     with _swapped(model, twins), torch.random.fork_rng():
         tape = TapeRecorder(model)
@@ -89,7 +89,7 @@ class TapeRecorder(Recorder):
         self.tape = Tape()
         self.origins: dict[int, tuple[str, str]] = {}  # number -> kind and name
         self.varying: set[int] = set()
-        self.held: dict[int, torch.Tensor] = {}  # number -> a tensor that the code holds by itself
+        self.held: dict[int, torch.Tensor] = {}  # number -> a tensor that the model's code holds
         for name, number in self.recording.params.items():
             self.origins.setdefault(number, (PARAMETER, name))
         for name, number in self.recording.buffers.items():
@@ -111,7 +111,7 @@ class TapeRecorder(Recorder):
         return self.tape
 
     def _forward(self, args: Any, kwargs: dict[str, Any]) -> Any:
-        """As `run` of the capture does it, but through the plain forward, since the model's own is ours by now."""
+        """As `run` of the capture, but through the plain forward, since `model.forward` is replaced by now."""
         plain, self.model = self.model, _Called(self.model, self.forward, self)  # type: ignore[assignment]
         try:
             return self.run(kwargs, self.finish, args)
@@ -149,7 +149,7 @@ class TapeRecorder(Recorder):
     # --- tensors --------------------------------------------------------------------------------------
 
     def number(self, tensor: torch.Tensor) -> int:
-        """The number of an operand; a tensor never seen before is one that the code holds by itself."""
+        """The number of an operand. A tensor that was not seen before is one that the model's code holds."""
         known = self.ids.get(id(tensor))
         number = self.use(tensor)
         if known is None and number not in self.origins:
@@ -192,13 +192,13 @@ class TapeRecorder(Recorder):
         )  # fmt: skip
 
     def _close(self, call: Call, made: list[torch.Tensor], out: Any) -> None:
-        """Note what a call made, and how it lies in what the call returned."""
+        """Note the tensors that a call made, and their places in what the call returned."""
         call.outputs = tuple(self.ids[id(t)] for t in made)
         call.shape = mapped(out, lambda t: Ref(self.ids[id(t)]) if isinstance(t, torch.Tensor) else t)
         self.tape.calls.append(call)
 
     def _guard(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        """The model's code asks for the value of a constant."""
+        """The model's code asks for the value of a constant: note the question and its answer."""
         operands = tensors((args, kwargs))
         inputs = [self.number(t) for t in operands if id(t) not in self.tracked]
         if any(i in self.varying for i in inputs):
@@ -262,7 +262,7 @@ class TapeRecorder(Recorder):
 
 
 class _Called:
-    """Stands for the model in `Recorder.run`: its plain forward, within the frame of the model."""
+    """Takes the place of the model in `Recorder.run`: its plain forward, within the frame of the model."""
 
     def __init__(self, model: nn.Module, forward: Callable[..., Any], recorder: TapeRecorder) -> None:
         self.model, self.forward, self.recorder = model, forward, recorder

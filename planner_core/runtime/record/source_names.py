@@ -1,4 +1,4 @@
-"""The names that a model's own code gives to what it computes, found by the line that is running."""
+"""The names that a model's own code gives to its results, found by the line that runs."""
 
 from __future__ import annotations
 

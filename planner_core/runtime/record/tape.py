@@ -1,7 +1,7 @@
-"""What a recording holds: numbered tensors and the calls that made them, with their arguments as templates.
+"""The recording of a forward pass: numbered tensors, and the calls that made them, with their arguments as templates.
 
-A template is an argument in which every tensor is replaced by a `Ref` to its number and every device by `DEVICE`, so
-that the call can be written as code, or run again, on one rank's tensors.
+In a template every tensor of an argument is replaced by a `Ref` to its number, and every device by `DEVICE`. So the call can be
+written as code for one rank's tensors, or run again on them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PARAMETER, INPUT, BUFFER, LITERAL, CONSTANT, COMPUTED = (
     "constant",
     "computed",
 )
-"""Kinds of tensors. `constant`: computed from no parameter. `literal`: a tensor that the code holds by itself."""
+"""Kinds of tensors. `constant`: computed, but not from a parameter. `literal`: a tensor that the model's code holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Ref:
 
 
 class _Device:
-    """Any device in a template: the one on which this rank runs."""
+    """The place of a device in a template: the device on which this rank runs."""
 
     def __repr__(self) -> str:
         return "DEVICE"
@@ -43,10 +43,10 @@ DEVICE = _Device()
 
 @dataclass(slots=True)
 class Tensor:
-    """One numbered tensor. `name` of a parameter, buffer or input; `value` of a literal.
+    """One numbered tensor. `name` is that of a parameter, buffer or input; `value` that of a literal.
 
-    `varies`: it depends on inputs, buffers or chance, so it must be computed anew in every forward pass.
-    `grad`: a gradient flows to it. `root` is the tensor in whose memory it lies.
+    `varies`: it depends on inputs, buffers or random numbers, so every forward pass must compute it again. `grad`: a gradient
+    flows to it. `root`: the tensor whose memory it shares.
     """
 
     kind: str
@@ -63,9 +63,9 @@ class Tensor:
 class Call:
     """One call. `kind`: "op" (it has a row in the plan, by `site`), "dropout", "constant" or "guard".
 
-    `inputs` are the tensor operands in the order of the plan's row, `outputs` what it made. A guard is a question about
-    a constant whose `answer` decided which way the model's code went. `names` are those that the model's own line gives
-    to the result, `line` where it stands; `scope` is the module call.
+    `inputs`: the tensor operands, in the order of the plan's row. `outputs`: the tensors that it made. A guard is a question about
+    a constant; its `answer` decided which way the model's code went. `names`: the names that the model's own line gives to the
+    result. `line`: the place of that line. `scope`: the module call.
     """
 
     kind: str
@@ -83,12 +83,12 @@ class Call:
     saved: tuple[int, ...] = ()
     """Tensors that autograd keeps for its backward."""
     shape: Any = None
-    """How the results lie in what the call returned: a template of positions."""
+    """What the call returned, as a template in which each tensor is replaced by its position among the outputs."""
 
 
 @dataclass(slots=True)
 class Tape:
-    """A whole forward pass. `arguments` is the template of what the model was called with, `result` of what it returned."""
+    """A whole forward pass. `arguments` is the template of the model's arguments, `result` that of what it returned."""
 
     tensors: list[Tensor] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)

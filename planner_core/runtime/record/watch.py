@@ -1,7 +1,7 @@
-"""What a person may change in a model between two calls, seen before each call, so that nothing is bypassed in silence.
+"""Find before each call what a user has changed in the model since the recording, so that nothing is ignored silently.
 
-Generated code stands in for the modules' own. So hooks, adapters and patches that came after the recording, or that only
-a module's own call would run, must be noticed.
+Generated code takes the place of the modules' own code. So it would ignore hooks, adapters and patches that were added after the
+recording, or that only a module's own call would run. This module notices them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Watch:
         return tuple([m.training for m in self.modules])
 
     def hooked(self) -> str:
-        """A module, other than the model itself, with hooks that only its own call would run; empty if none has any."""
+        """The name of a module, other than the model itself, with hooks that only its own call would run; empty if there is none."""
         for module in self.modules[1:]:
             own = module.__dict__
             if (
@@ -43,7 +43,7 @@ class Watch:
         return ""
 
     def changed(self) -> str:
-        """What is another than it was, in words; empty if nothing is."""
+        """A sentence about what has changed; empty if nothing has."""
         for module, children, forward in zip(self.modules, self.children, self.forwards, strict=True):
             if tuple(module._modules.values()) != children:
                 return f"{self.names[id(module)] or 'the model'} has other parts than when the plan was applied"
@@ -59,5 +59,5 @@ class Watch:
 
 
 def hooked_parameter(params: Iterable[tuple[str, nn.Parameter]]) -> str:
-    """A parameter with a gradient hook, which would never run; empty if none has one."""
+    """The name of a parameter with a gradient hook, which would never run; empty if there is none."""
     return next((name for name, param in params if param._backward_hooks), "")

@@ -1,4 +1,4 @@
-"""The program of a plan's training step as text, written without ranks: what an exported script holds."""
+"""The generated program of a plan's training step as text, for an exported script. It is generated without processes."""
 
 # mypy: allow-untyped-calls
 from __future__ import annotations
@@ -19,7 +19,8 @@ from planner_core.runtime.write.planned import PlannedForward
 
 @dataclass(frozen=True)
 class Blocks:
-    """`source` of the functions, in which `foreign` names stand for objects of the model's own code; `why` there is none."""
+    """The generated functions: `source` is their text, `foreign` are the names of objects of the model's own code. If there are no
+    functions, `why` is the reason."""
 
     source: str = ""
     digest: str = ""
@@ -28,8 +29,8 @@ class Blocks:
 
 
 def blocks_of(plan: Plan) -> Blocks:
-    """The program that `apply` will write for a rank's own part of a micro-batch. Raises InputError where the model cannot be
-    built here."""
+    """The program that `apply` will generate for a rank's own part of a micro-batch. Raises InputError if the model cannot be built
+    here."""
     start = model_of(plan)
     axes = [Axis(n, None, size) for n, size in zip(plan.mesh.axis_names, plan.mesh.axis_sizes, strict=True)]
     forward = PlannedForward(start.model, plan_to_json(plan), axes, plan.data_axes)
@@ -46,7 +47,7 @@ def blocks_of(plan: Plan) -> Blocks:
 
 
 def example(start: Start) -> dict[str, Any]:
-    """A micro-batch of all ranks: the model's own, or tokens of its vocabulary where it has none."""
+    """The global micro-batch: the model's own example, or else tokens of its vocabulary."""
     if start.own:
         return dict(start.inputs)
     random = torch.Generator().manual_seed(0)
@@ -61,7 +62,7 @@ def example(start: Start) -> dict[str, Any]:
 
 
 def _own_part(inputs: dict[str, Any], parts: int) -> dict[str, Any]:
-    """The first rank's samples; samples lie along dim 0 of each tensor that is as long there as the first."""
+    """The first rank's samples. Samples are along dim 0 of each tensor whose dim 0 is as long as the first one's."""
     tensors = [x for x in pytree.tree_leaves(inputs) if isinstance(x, torch.Tensor) and x.dim()]
     samples = len(tensors[0]) if tensors else 0
 

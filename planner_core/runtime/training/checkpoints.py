@@ -1,4 +1,4 @@
-"""Checkpoints in the model's own names and layouts, through torch.distributed.checkpoint: saved on some ranks, resumed on any."""
+"""Checkpoints with the model's own names and shapes, through torch.distributed.checkpoint. They load on any number of ranks."""
 
 # mypy: allow-untyped-calls
 from __future__ import annotations
@@ -24,31 +24,31 @@ from planner_core.runtime.program.setup import place
 from planner_core.runtime.program.weights import Weight
 
 _BESIDE: list[dist.ProcessGroup] = []
-"""A group of its own for saving behind a running training step."""
+"""A process group of its own, to save while a training step runs."""
 
 
 def save(
     module: nn.Module, optimizer: torch.optim.Optimizer | None, folder: str | os.PathLike[str], *,
     extra: Mapping[str, Any] | None = None, wait: bool = True,
 ) -> Future[Any] | None:  # fmt: skip
-    """Save a module under a plan and its optimizer; every rank writes its own part. All ranks must call it.
+    """Save a module under a plan, and its optimizer. Every rank writes its own part. All ranks must call it.
 
-    The folder is read without Shardscope too: `torch.distributed.checkpoint` finds `model`, under the names of
-    `module.state_dict()`, and `optimizer` (`state` by parameter name, `param_groups`). Fused weights lie in it as in the
-    model, not as the plan deals them.
+    The folder can be read without Shardscope: `torch.distributed.checkpoint` finds `model`, with the names of
+    `module.state_dict()`, and `optimizer` (`state` by parameter name, `param_groups`). Fused weights have the model's order in
+    it, not the plan's.
 
     Args:
         module: What `apply` returned.
-        optimizer: Over its parameters; None saves the module alone.
-        folder: Where to write; made if it is not there.
-        extra: Numbers and text that belong to it: the step, the position in the data.
-        wait: False returns as soon as the values are copied to the CPU, and writes while training goes on.
+        optimizer: The optimizer of its parameters. None saves the module alone.
+        folder: Where to write. It is made if it does not exist.
+        extra: Numbers and texts to save with it, such as the step.
+        wait: If False, return when the values are copied to the CPU, and write while training goes on.
 
     Returns:
-        None, or with `wait=False` a future; ask for its `result()` before you save again.
+        None. With `wait=False` a future; call its `result()` before you save again.
 
     Raises:
-        InputError: The module runs under no plan.
+        InputError: The module does not run under a plan.
 
     Example:
         >>> shardscope.save(model, optimizer, "checkpoint", extra={"step": step})
@@ -73,16 +73,16 @@ def load(
     """Load what `save` wrote, on any number of ranks and under any plan. All ranks must call it.
 
     Args:
-        module: What `apply` returned, here and now.
-        optimizer: Over its parameters; None loads the module alone.
-        folder: What was saved.
-        extra: Names of what was saved beside, with values for those that are not there.
+        module: What `apply` returned in this run.
+        optimizer: The optimizer of its parameters. None loads the module alone.
+        folder: The folder that `save` wrote.
+        extra: Names that were saved with it, and a default value for each.
 
     Returns:
-        `extra` with the values that were saved.
+        `extra` with the saved values.
 
     Raises:
-        InputError: The module runs under no plan, nothing was saved there, or a parameter of the module was not.
+        InputError: The module does not run under a plan, the folder holds no checkpoint, or a parameter of the module was not saved.
 
     Example:
         >>> start = shardscope.load(model, optimizer, "checkpoint", extra={"step": 0})["step"]
@@ -107,7 +107,7 @@ def load(
 
 
 def _state(parallel: Parallel, optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
-    """What is saved, every tensor laid out as in the model."""
+    """What is saved. Every tensor has the order of the model."""
     weights = {n: w for w in parallel.engine.weights.values() for n in w.names}
     model = {
         n: portable(parallel, weights[n], t) if n in weights else t for n, t in parallel.model.state_dict().items()
@@ -123,7 +123,7 @@ def _names(parallel: Parallel) -> dict[int, Weight]:
 
 
 def _optimizer_state(parallel: Parallel, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """As `torch.distributed.checkpoint.state_dict` names it: states by parameter, then the groups."""
+    """The optimizer's state in the form of `torch.distributed.checkpoint.state_dict`: states by parameter, then the groups."""
     weights = _names(parallel)
     states = {}
     for param, values in optimizer.state.items():
@@ -140,7 +140,7 @@ def _optimizer_state(parallel: Parallel, optimizer: torch.optim.Optimizer) -> di
 
 
 def dealt(parallel: Parallel, weight: Weight) -> bool:
-    """Whether a fused dim of a parameter is split, so that a rank's part is not one piece of the model's tensor."""
+    """Whether a fused dim of a parameter is sharded, so that a rank's part is not one piece of the model's tensor."""
     return any(
         isinstance(p, Shard) and a.size > 1 and len(weight.segments.get(p.dim, ())) > 1
         for p, a in zip(parallel.stored_as(weight).placements, parallel.axes, strict=True)
@@ -149,7 +149,7 @@ def dealt(parallel: Parallel, weight: Weight) -> bool:
 
 @torch.no_grad()
 def portable(parallel: Parallel, weight: Weight, tensor: torch.Tensor) -> torch.Tensor:
-    """A parameter, or what lies like it, as a DTensor of the model's own layout; in its own memory unless it is dealt."""
+    """A parameter, or a tensor with its placements, as a DTensor in the model's order. It is a view unless a fused dim is sharded."""
     if not dealt(parallel, weight):
         return tensor
     assert isinstance(tensor, DTensor)
@@ -161,7 +161,7 @@ def portable(parallel: Parallel, weight: Weight, tensor: torch.Tensor) -> torch.
 
 @torch.no_grad()
 def _deal(parallel: Parallel, weight: Weight, loaded: torch.Tensor, into: torch.Tensor) -> None:
-    """The way back: from the model's own layout to the one that the plan computes with."""
+    """The inverse of `portable`: from the model's order to the plan's."""
     if dealt(parallel, weight):
         assert isinstance(loaded, DTensor) and isinstance(into, DTensor)
         whole = loaded.full_tensor()
@@ -189,7 +189,7 @@ def _make_states(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _only(tree: Mapping[str, Any], saved: set[str], path: str) -> dict[str, Any]:
-    """Of a nested state what was saved."""
+    """The part of a nested state that was saved."""
     found: dict[str, Any] = {}
     for name, item in tree.items():
         full = f"{path}{name}"
@@ -203,7 +203,7 @@ def _only(tree: Mapping[str, Any], saved: set[str], path: str) -> dict[str, Any]
 
 
 def _take_over(parallel: Parallel, optimizer: torch.optim.Optimizer | None, loaded: MutableMapping[str, Any]) -> None:
-    """Bring what was loaded to where it is used."""
+    """Copy what was loaded into the module and the optimizer."""
     own = dict(parallel.model.named_parameters())
     for name, weight in parallel.engine.weights.items():
         _deal(parallel, weight, loaded["model"][name], own[name])

@@ -1,4 +1,4 @@
-"""The norm of all gradients, whatever part of each this rank holds, and clipping by it."""
+"""The norm of all gradients, of which each rank holds a part, and clipping by this norm."""
 
 # mypy: allow-untyped-calls
 from __future__ import annotations
@@ -25,13 +25,13 @@ def clip_grad_norm_(
     All ranks must call it.
 
     Args:
-        parameters: Those of a module that `apply` returned.
-        max_norm: The norm that all gradients together have afterwards, at most.
+        parameters: The parameters of a module that `apply` returned.
+        max_norm: The largest norm that all gradients together have afterwards.
         norm_type: 2 for the root of the sum of squares, `inf` for the largest entry.
-        error_if_nonfinite: Refuse to clip by a norm that is not finite.
+        error_if_nonfinite: Whether to refuse a norm that is not finite.
 
     Returns:
-        The norm of all gradients together before, the same on every rank.
+        The norm of all gradients together before clipping. It is the same on every rank.
 
     Raises:
         RuntimeError: The norm is not finite and `error_if_nonfinite` is set.
@@ -51,7 +51,7 @@ def clip_grad_norm_(
 
 @torch.no_grad()
 def total_norm(grads: Iterable[torch.Tensor], norm_type: float = 2.0) -> torch.Tensor:
-    """The norm of all tensors together, each counted once however it is split."""
+    """The norm of all tensors together. Every element counts once, however the tensors are sharded."""
     groups: dict[Group, list[torch.Tensor]] = {}
     mesh = None
     for grad in grads:

@@ -1,7 +1,10 @@
-"""Samples by number, each rank its own: step n of a run always sees the same ones, on any number of ranks.
+"""Samples by number: step n of a run always reads the same samples, on any number of ranks.
 
-The samples of a step are numbered in order; a micro-batch takes its part of them, and of that a rank takes the part that
-its place along the plan's data axes says. So a run that goes on elsewhere, from step n, reads what it would have read here.
+The samples of a step are numbered. Each micro-batch takes a part of them. Each rank takes a part of the micro-batch, by its place
+along the plan's data axes. So a run that continues on another machine reads what it would have read here.
+
+Example: a step has 8 samples, 2 micro-batches and 2 data-parallel ranks. In step 3 (samples 24 to 31), micro-batch 0 has 24 to
+27; rank 0 takes 24 and 25, rank 1 takes 26 and 27.
 """
 
 # mypy: allow-untyped-calls
@@ -32,7 +35,7 @@ class Samples(Protocol):
 
 
 class TokenFile:
-    """A memory-mapped file of token ids, cut into samples of `seq` tokens; labels are the tokens themselves."""
+    """A memory-mapped file of token ids, cut into samples of `seq` tokens. The labels are the tokens themselves."""
 
     def __init__(self, path: Path, seq: int, vocabulary: int, dtype: str = "uint16") -> None:
         self.path, self.seq, self.vocabulary = path, seq, vocabulary
@@ -44,7 +47,7 @@ class TokenFile:
         return len(self.tokens) // self.seq
 
     def read(self, numbers: Sequence[int]) -> Batch:
-        """Raises InputError for what is not a token of the model."""
+        """These samples. Raises InputError for a number that is not a token of the model."""
         rows = np.stack([self.tokens[n * self.seq : (n + 1) * self.seq] for n in numbers]).astype(np.int64)
         if rows.max() >= self.vocabulary or rows.min() < 0:
             raise InputError(
@@ -56,8 +59,8 @@ class TokenFile:
 
 
 class Table:
-    """A Hugging Face dataset that `save_to_disk` wrote: columns are called as the model's inputs. Where a model shifts its
-    labels itself, `input_ids` alone will do."""
+    """A Hugging Face dataset that `save_to_disk` wrote. Its columns have the names of the model's inputs. If the model shifts its
+    labels itself, the column `input_ids` is enough."""
 
     def __init__(self, path: Path, start: Start) -> None:
         from datasets import load_from_disk
@@ -79,7 +82,7 @@ class Table:
         return len(self.rows)
 
     def read(self, numbers: Sequence[int]) -> Batch:
-        """Raises InputError for a sample of another shape."""
+        """These samples. Raises InputError for a sample of another shape."""
         found = self.rows[list(numbers)]
         batch: Batch = {}
         for name, example in self.inputs.items():
@@ -100,7 +103,7 @@ class Table:
 
 
 class Noise:
-    """Random samples, to see a step run: nothing is learned from them."""
+    """Random samples, with which a step runs but the model does not learn."""
 
     def __init__(self, start: Start, seed: int) -> None:
         self.start, self.seed = start, seed
@@ -109,7 +112,7 @@ class Noise:
         return 1 << 40
 
     def read(self, numbers: Sequence[int]) -> Batch:
-        """Each sample depends on its number alone."""
+        """These samples. Each one depends on its number alone."""
         rows = [self._one(n) for n in numbers]
         return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
 
@@ -131,7 +134,7 @@ class Noise:
 
 
 class Fixed:
-    """The example inputs of a person's own code, the same in every step."""
+    """The example inputs of a user's own code, the same in every step."""
 
     def __init__(self, start: Start) -> None:
         self.inputs = start.inputs
@@ -142,7 +145,7 @@ class Fixed:
         return self.size
 
     def read(self, numbers: Sequence[int]) -> Batch:
-        """Of what has samples these; what has none, whole."""
+        """These samples. An input that does not have samples is returned whole."""
         at = torch.as_tensor(list(numbers))
         return {name: self._of(value, at) for name, value in self.inputs.items()}
 
@@ -152,8 +155,11 @@ class Fixed:
 
 
 class Reader:
-    """A rank's own micro-batches of each step. `shuffle` deals all samples by a step that is prime to their number, anew each
-    time that they have all been read."""
+    """A rank's own micro-batches of each step.
+
+    `shuffle`: the order of the samples is a walk through all of them with a stride that is coprime to their number. After each pass
+    over all samples the order is another one.
+    """
 
     def __init__(
         self, samples: Samples, plan: Plan, device: torch.device, *, shuffle: bool = False, seed: int = 0
@@ -164,7 +170,7 @@ class Reader:
         self.place, self.places = own_place(plan, dist.get_rank() if dist.is_initialized() else 0)
 
     def micro_batches(self, step: int) -> Iterator[Batch]:
-        """What this rank takes of each micro-batch of a step."""
+        """This rank's part of each micro-batch of a step."""
         rows = self.batch // self.parts
         own = rows // self.places
         for part in range(self.parts):
@@ -173,7 +179,7 @@ class Reader:
             yield pytree.tree_map_only(torch.Tensor, lambda x: x.to(self.device, non_blocking=True), found)
 
     def dealt(self, number: int) -> int:
-        """Which sample comes at a place of the run."""
+        """The number of the sample at place `number` of the run."""
         size = len(self.samples)
         epoch, at = divmod(number, size)
         if not self.shuffle:
@@ -186,7 +192,8 @@ class Reader:
 
 
 def own_place(plan: Plan, rank: int) -> tuple[int, int]:
-    """Which part of a batch a rank holds, and of how many: its place along the plan's data axes, the first one outermost."""
+    """(number of the part of a batch that a rank holds, number of parts): the rank's place along the plan's data axes, the first axis
+    outermost."""
     place, places = 0, 1
     sizes = plan.mesh.axis_sizes
     at = np.unravel_index(rank % int(np.prod(sizes)), sizes)
@@ -197,8 +204,8 @@ def own_place(plan: Plan, rank: int) -> tuple[int, int]:
 
 def open_data(plan: Plan, start: Start, path: Path | None, device: torch.device, *, token_type: str = "uint16",
               shuffle: bool = False, seed: int = 0) -> Reader:  # fmt: skip
-    """What lies at `path`: a folder that `datasets` wrote, or a file of tokens. None: random samples, or the example inputs of a
-    person's own code. Raises InputError."""
+    """A reader of `path`, which is a folder that `datasets` wrote or a file of tokens. None reads random samples, or the example
+    inputs of a user's own code. Raises InputError."""
     samples: Samples
     if path is None:
         samples = Fixed(start) if start.own else Noise(start, seed)

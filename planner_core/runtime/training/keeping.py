@@ -1,4 +1,4 @@
-"""Checkpoints of a run: written every few steps while it goes on, and where the run is taken up again."""
+"""The checkpoints of a run: they are written every few steps while it goes on, and a new run continues from the newest."""
 
 # mypy: allow-untyped-calls
 from __future__ import annotations
@@ -16,9 +16,9 @@ from planner_core.runtime.training.checkpoints import load, save
 
 
 class Checkpoints:
-    """The checkpoints in a folder, one in `step-00000100` and so on; the newest `keep` stay. Without a folder nothing is kept.
+    """The checkpoints in a folder, in `step-00000100` and so on. The newest `keep` stay. Without a folder none is written.
 
-    A checkpoint counts when it is whole: torch writes its `.metadata` last.
+    A checkpoint counts if it is complete: torch writes its `.metadata` last.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class Checkpoints:
         self.newest = -1
 
     def resume(self) -> int:
-        """Go on from the newest whole checkpoint, whatever plan and number of ranks wrote it; the steps that were taken."""
+        """Load the newest complete checkpoint, whatever plan and number of ranks wrote it. Returns its number of steps, or 0."""
         found = whole(self.folder) if self.folder else []
         newest = [str(found[-1]) if found else ""]
         dist.broadcast_object_list(newest, 0)  # all ranks from the same one
@@ -42,12 +42,12 @@ class Checkpoints:
         return step
 
     def after(self, step: int) -> None:
-        """Save if `step` steps are a multiple of `every`."""
+        """Save if `step` is a multiple of `every`."""
         if self.every and step % self.every == 0:
             self.save(step)
 
     def save(self, step: int) -> None:
-        """Save now: without `wait` training goes on while files are written, one checkpoint at a time."""
+        """Save now. Without `wait`, training goes on while files are written; one checkpoint is written at a time."""
         if self.folder is None or step == self.newest:
             return
         self.finish()
@@ -57,7 +57,7 @@ class Checkpoints:
         self.newest = step
 
     def finish(self) -> None:
-        """Wait for what is being written, and remove what is too old."""
+        """Wait for the checkpoint that is being written, and remove old ones."""
         if self.pending is not None:
             self.pending.result()
             self.pending = None
@@ -67,5 +67,5 @@ class Checkpoints:
 
 
 def whole(folder: Path) -> list[Path]:
-    """The whole checkpoints of a folder, oldest first."""
+    """The complete checkpoints of a folder, the oldest first."""
     return sorted(f.parent for f in folder.glob("step-*/.metadata"))

@@ -1,4 +1,4 @@
-"""The optimizer that a plan's workload names, with the states that its memory was counted with."""
+"""The optimizer that a plan's workload names, with the states that the cost model counts."""
 
 # mypy: allow-untyped-calls
 from __future__ import annotations
@@ -26,7 +26,7 @@ class MasterAdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """One step, a parameter at a time: no temporary copies of all of them."""
+        """One step, parameter by parameter, so that temporary copies are those of one parameter."""
         assert closure is None
         for group in self.param_groups:
             for param in group["params"]:
@@ -52,8 +52,8 @@ class MasterAdamW(torch.optim.Optimizer):
 def make_optimizer(
     name: str, params: Iterable[nn.Parameter], lr: float, *, fused: bool = False
 ) -> torch.optim.Optimizer:
-    """`adamw`, `adamw-fp32`, `sgd` or `sgd-momentum` of the plan's workload; one parameter at a time, so that no temporary
-    copies of all of them are made."""
+    """The optimizer `adamw`, `adamw-fp32`, `sgd` or `sgd-momentum`. It steps parameter by parameter, so that temporary copies are
+    those of one parameter."""
     if name == "adamw-fp32":
         return MasterAdamW(params, lr)
     if name == "adamw":
@@ -64,8 +64,8 @@ def make_optimizer(
 def optimizer_for(
     plan: Plan, params: Iterable[nn.Parameter], rate: float, *, weight_decay: float = 0.01
 ) -> torch.optim.Optimizer:
-    """The optimizer of a plan's workload for a module that `apply` returned: where there are master weights, its parameters are
-    they."""
+    """The optimizer of a plan's workload, for a module that `apply` returned. If there are master weights, the module's parameters
+    are the master weights."""
     name = str(plan.workload["optimizer"]).removesuffix("-fp32")
     made = make_optimizer(name, params, rate, fused=torch.cuda.is_available())
     for group in made.param_groups:
@@ -74,8 +74,8 @@ def optimizer_for(
 
 
 def warmup_cosine(step: int, *, warmup: int, steps: int, floor: float = 0.1) -> float:
-    """What the highest rate is multiplied by in a step, counted from 0: it grows over `warmup` steps, then falls along half a
-    cosine to `floor` at the end. It depends on the step alone, so a run that goes on needs no state of it."""
+    """The factor of the highest learning rate in a step (counted from 0). It grows over `warmup` steps, then falls along half a
+    cosine to `floor` at the end. It depends on the step alone, so a checkpoint does not need it."""
     if step < warmup:
         return (step + 1) / warmup
     left = min(1.0, (step - warmup) / max(1, steps - warmup))
@@ -83,6 +83,6 @@ def warmup_cosine(step: int, *, warmup: int, steps: int, floor: float = 0.1) -> 
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Learn at this rate from here on."""
+    """Set the learning rate."""
     for group in optimizer.param_groups:
         group["lr"] = rate

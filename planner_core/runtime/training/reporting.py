@@ -1,4 +1,4 @@
-"""What a run says of itself: loss, tokens per second, utilisation and memory now and then, and a trace where one is asked for."""
+"""The report of a run: loss, tokens per second, utilisation and memory every few steps, and on demand a trace."""
 
 # mypy: allow-untyped-calls
 from __future__ import annotations
@@ -21,14 +21,14 @@ from planner_core.runtime.collective_counter import CountCollectives
 from planner_core.runtime.library import applied
 
 TRACED = (2, 2)
-"""Steps that are left to warm up before a trace, and steps in it."""
+"""Number of steps before a trace, to warm up, and number of steps in the trace."""
 
 
 class Report:
-    """One line for every `every` steps, from rank 0; the host waits for the device then and at no other time.
+    """Rank 0 prints one line after every `every` steps. The host waits for the device then, and at no other time.
 
-    `flops` are those of one step on all ranks, products and attention, forward and backward; utilisation is their share of the
-    peak in the GPU's data sheet. There is none on a CPU, nor where the FLOPs are not known (0).
+    `flops` are those of one step on all ranks: products and attention, forward and backward. Utilisation is FLOPs per second
+    divided by the peak of the GPU's data sheet. It is not printed on a CPU, or if the FLOPs are not known (0).
     """
 
     def __init__(self, plan: Plan, flops: float, *, every: int = 10, file: Path | None = None) -> None:
@@ -54,7 +54,7 @@ class Report:
             raise FloatingPointError(f"the loss of step {step} is {values['loss']}")
 
     def evaluation(self, step: int, loss: torch.Tensor) -> None:
-        """Note a loss on data that was held back; its time does not count as training."""
+        """Note a loss on held-out data. Its time does not count as training."""
         before = time.perf_counter()
         self._write({"step": step, "evaluation_loss": float(loss)})
         self.since += time.perf_counter() - before
@@ -77,14 +77,14 @@ class Report:
 
 
 def memory_gib() -> float:
-    """The most memory that this process has held: of the GPU, or of the machine where there is none."""
+    """The most memory that this process has held so far, in GiB: of the GPU, or of the machine if it does not use a GPU."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated() / 2**30
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
 class Untraced:
-    """Stands where no trace is written."""
+    """Takes the place of a profiler if no trace is written."""
 
     def step(self) -> None:
         """Nothing to do."""
@@ -92,8 +92,8 @@ class Untraced:
 
 @contextlib.contextmanager
 def profiled(folder: Path | None) -> Iterator[Any]:
-    """A profiler of two steps, whose `step()` is to be called after each step: it writes `rank0.json` and so on, which
-    https://ui.perfetto.dev and chrome://tracing show. Without a folder it does nothing."""
+    """A profiler of two steps. Call its `step()` after each step. It writes `rank0.json` and so on, which https://ui.perfetto.dev
+    and chrome://tracing show. Without a folder it does nothing."""
     if folder is None:
         yield Untraced()
         return
@@ -113,8 +113,8 @@ def profiled(folder: Path | None) -> Iterator[Any]:
 def counted(
     plan: Plan, model: nn.Module, batches: Sequence[Any], loss_of: Callable[[Any], torch.Tensor]
 ) -> dict[str, Any]:
-    """The collectives of one step, forward and backward of its micro-batches `batches`, beside those that the plan predicts;
-    gradients are thrown away."""
+    """The collectives of forward and backward of the micro-batches `batches` of one step, beside those that the plan predicts. The
+    gradients are dropped."""
     parallel = applied(model)
     with CountCollectives(parallel.mesh, parallel.engine.packed) as found:
         for number, batch in enumerate(batches):

@@ -1,4 +1,4 @@
-"""What a training script begins with: the process group, and the plan's model on meta with what gives its weights values."""
+"""The start of a training script: the process group, and the plan's model, on meta with an `init` that makes its weights."""
 
 # mypy: allow-untyped-calls
 from __future__ import annotations
@@ -26,8 +26,8 @@ from planner_core.runtime.plan_reader import PlanMismatch
 
 @dataclass(frozen=True)
 class Start:
-    """A model to give to `apply` with its `init`. `inputs` are those of one micro-batch of all ranks, by name: shapes and types,
-    and the values where the model's own code gives some; positional ones are called "0", "1" and so on."""
+    """A model for `apply`, with its `init`. `inputs` are those of one global micro-batch, by name: tensors with shapes and dtypes,
+    and with values if the model's own code gives them. Positional inputs have the names "0", "1" and so on."""
 
     model: nn.Module
     init: Init | None
@@ -38,7 +38,7 @@ class Start:
 
     @property
     def causal(self) -> bool:
-        """Whether labels are the tokens themselves, which the model shifts."""
+        """Whether the labels are the tokens themselves, which the model shifts."""
         return type(self.model).__name__.endswith(("ForCausalLM", "LMHeadModel"))
 
 
@@ -50,7 +50,7 @@ def device() -> torch.device:
 
 
 def connect() -> torch.device:
-    """Join the process group that torchrun describes, or be alone; this process's device.
+    """Join the process group that torchrun describes, or make one of a single process. Returns this process's device.
 
     After a restart torchrun's store still holds the addresses of the processes that failed, so each attempt has its own names.
     """
@@ -66,7 +66,7 @@ def connect() -> torch.device:
 
 
 def model_of(plan: Plan, *, weights: Path | None = None, seed: int = 0, source: str | None = None) -> Start:
-    """The model that a plan was made for: on meta where it is built from a config, whole where a person's code makes it.
+    """The model for which a plan was made: on meta if it is built from a config, whole if a user's code builds it.
 
     Args:
         plan: The plan.
@@ -96,7 +96,7 @@ def model_of(plan: Plan, *, weights: Path | None = None, seed: int = 0, source: 
 
 
 def _own(source: str, weights: Path | None, seed: int) -> Start:
-    """A person's own model, built whole on every rank from the same seed, and its example inputs."""
+    """A user's own model, built whole on every rank from the same seed, and its example inputs."""
     path, _, name = source.rpartition(":")
     if weights is not None:
         raise InputError(f"--weights is for models built from a config; load them in {name} of {path}")
@@ -113,20 +113,20 @@ def _own(source: str, weights: Path | None, seed: int) -> Start:
 
 
 def call(model: nn.Module, inputs: Mapping[str, Any]) -> Any:
-    """The model on inputs by name, positional ones by their decimal names."""
+    """Call the model with inputs by name. Positional inputs have decimal names."""
     args, kwargs = positional(inputs)
     return model(*args, **kwargs)
 
 
 def positional(inputs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Inputs as arguments of a call."""
+    """The inputs as arguments of a call."""
     places = [name for name in inputs if name.isdecimal()]
     return tuple(inputs[p] for p in places), {k: v for k, v in inputs.items() if k not in places}
 
 
 def loss_of(model: nn.Module, inputs: Mapping[str, Any], *, stand_in: bool = False) -> torch.Tensor:
-    """The loss that a model returns. One that returns none is trained on a stand-in, the mean of its squared first output, only
-    where that is asked for; raises InputError."""
+    """The loss that a model returns. If it does not return one, `stand_in` gives the mean of its squared first output; without
+    `stand_in` that raises InputError."""
     out = call(model, inputs)
     own = own_loss(out)
     if own is not None:
@@ -140,7 +140,7 @@ def loss_of(model: nn.Module, inputs: Mapping[str, Any], *, stand_in: bool = Fal
 
 
 def from_safetensors(model: nn.Module, folder: Path) -> Init:
-    """Whole weights by name from a folder of safetensors files, one at a time."""
+    """An `init` that reads whole weights by name from a folder of safetensors files, one at a time."""
     from safetensors import safe_open
 
     where: dict[str, Path] = {}
@@ -169,7 +169,7 @@ def from_safetensors(model: nn.Module, folder: Path) -> Init:
 
 
 def run(main: Callable[[], None]) -> None:
-    """Run a script's `main`. What is wrong with its input is told in one sentence, and its processes leave the group."""
+    """Run a script's `main`. An error in its input is printed as one sentence. At the end its processes leave the group."""
     try:
         main()
     except (PlannerError, PlanMismatch) as error:

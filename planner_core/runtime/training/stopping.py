@@ -1,4 +1,4 @@
-"""A clean end when a scheduler or a person asks for it: all ranks stop after the same step."""
+"""A clean end when a scheduler or a user asks for it: all ranks stop after the same step."""
 
 # mypy: allow-untyped-calls
 from __future__ import annotations
@@ -12,9 +12,9 @@ import torch.distributed as dist
 
 
 class Stop:
-    """Whether the run was asked to stop (SIGTERM, SIGINT, by a scheduler or a person): all ranks hear it after the same step.
+    """Whether the run was asked to stop (SIGTERM or SIGINT). All ranks learn it after the same step.
 
-    They agree over a gloo group of their own, so no GPU waits for it; the answer is that of one step before.
+    They agree over a gloo group of their own, so no GPU waits for it. The answer is that of the step before.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class Stop:
         self.heard[0] = 1
 
     def asked(self) -> bool:
-        """Ask after every step, on every rank."""
+        """Whether to stop. Call it after every step, on every rank."""
         before, total = self.asked_before, self.heard.clone()
         self.asked_before = total, dist.all_reduce(total, group=self.group, async_op=True)
         if before is None:
@@ -37,6 +37,6 @@ class Stop:
         return bool(before[0].item())
 
     def close(self) -> None:
-        """Wait for the last answer, before the process group goes."""
+        """Wait for the last answer, before the process group is destroyed."""
         if self.asked_before is not None:
             self.asked_before[1].wait()

@@ -1,4 +1,4 @@
-"""From a recording and a plan to Python: one function for each kind of block, its collectives in place."""
+"""From a recording and a plan to Python code: one function for each unique block, with its collectives in place."""
 
 from planner_core.runtime.write.wrapping import wrapped
 

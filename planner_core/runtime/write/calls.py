@@ -1,4 +1,4 @@
-"""The lines of `forward` that call the units, runs of one block as a loop."""
+"""The lines of `forward` that call the units. A run of calls of one block becomes a loop."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from planner_core.runtime.write.spelling import Names, identifier
 
 
 class Calls:
-    """The lines that call the units, runs of one block as a loop."""
+    """Writes the lines that call the units."""
 
     def __init__(
         self, instances: Sequence[Instance], cuts: Mapping[Any, str], results: Sequence[int], taken: frozenset[str]
@@ -40,7 +40,7 @@ class Calls:
         return ", ".join([*(self.texts[n] for n in instance.text.inputs), *(self.cuts[c] for c in instance.text.cuts)])
 
     def _outputs(self, at: int, last_of: int) -> str:
-        """Names of what instance `at` hands on; `last_of` is where each is used for the last time, at least."""
+        """Names of the outputs of instance `at`. Each is used until instance `last_of` or later."""
         found = []
         for number in self.instances[at].text.outputs:
             wish = self._wish(at, number)
@@ -50,7 +50,7 @@ class Calls:
         return ", ".join(found)
 
     def _wish(self, at: int, number: int) -> str:
-        """The name by which the next unit takes it, or this one gives it."""
+        """The name by which the next unit takes the value, or else the name by which this unit returns it."""
         for instance in self.instances[at + 1 :]:
             if number in instance.text.inputs:
                 names = instance.text.lines[0].partition("(")[2].rstrip("):").split(", ")
@@ -72,7 +72,7 @@ class Calls:
     # --- loops ----------------------------------------------------------------------------------------
 
     def _run(self, at: int) -> int:
-        """Behind the last instance that one loop can call: each takes what the one before gave, or what none changes."""
+        """The end of the run that one loop can call: each instance takes outputs of the one before, or values that stay the same."""
         first, end = self.instances[at], at + 1
         if not first.label:
             return end
@@ -85,7 +85,8 @@ class Calls:
         return end
 
     def _links(self, at: int) -> tuple[int | None, ...] | None:
-        """For each input of instance `at` which output of the one before it is, None if it is what the one before took."""
+        """For each input of instance `at`: the number of the output of the instance before that it is, or None if the instance
+        before took the same value. The result is None if the two instances cannot be in one loop."""
         before, here = self.instances[at - 1].text, self.instances[at].text
         if [self.cuts[c] for c in before.cuts] != [self.cuts[c] for c in here.cuts]:
             return None

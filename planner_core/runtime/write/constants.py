@@ -1,6 +1,6 @@
-"""The constants of a forward pass as code: masks, positions and shifted labels, made from what the model is called with.
+"""The constants of a forward pass as code: masks, positions and shifted labels, which are made from the model's arguments.
 
-What depends on no input (positions, rotary tables) stands in `tables`, which runs once; the rest in `constants`.
+What does not depend on inputs (positions, rotary tables) is made by `tables`, which runs once. The rest is made by `constants`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Cut = tuple[int, Placements]
 
 @dataclass
 class ConstantsWriter:
-    """Writes `tables` and `constants` for the cuts that units want."""
+    """Writes `tables` and `constants`, which make the cuts that units need."""
 
     layout: Layout
     moves: Moves
@@ -40,7 +40,7 @@ class ConstantsWriter:
     taken_by_constants: list[str] = field(default_factory=list)
 
     def write(self, wanted: Sequence[Cut], plain: Sequence[int]) -> list[str]:
-        """Text of both functions; `plain` are constants that the model returns as they are."""
+        """The text of both functions. `plain`: constants that the model returns unchanged."""
         self.taken = Names(RESERVED | self.moves.taken | set(self.inputs.values()))
         self.names.update(self.inputs)
         self.written_roots = {self._root(n) for c in self._calls() if self._in_place(c) for n in c.inputs[:1]}
@@ -69,7 +69,7 @@ class ConstantsWriter:
         )
 
     def _needed(self, wanted: Iterable[int]) -> set[int]:
-        """Calls that make what is wanted, write buffers, or asked a question whose answer decided something."""
+        """The calls that are needed: those that make what is wanted, that write buffers, and guards."""
         by_output = {n: c for c in self._calls() for n in c.outputs}
         todo = list(wanted)
         keep = {id(c) for c in self._calls() if c.kind == "guard" or self._in_place(c)}
@@ -146,7 +146,7 @@ class ConstantsWriter:
         return call(made.func, made.fn, made.args, made.kwargs, leaf)
 
     def _cuts(self, wanted: Sequence[Cut]) -> None:
-        """Every constant as some unit wants it, cut once."""
+        """Cut every constant once for each set of placements in which a unit needs it."""
         for number, placements in dict.fromkeys(wanted):
             tensor = self.layout.tape.tensors[number]
             whole = self._name(number)

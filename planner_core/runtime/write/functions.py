@@ -1,4 +1,4 @@
-"""One function for one unit: the model's own operators on local tensors, collectives where the plan puts them."""
+"""Write one function for one unit: the model's own operators on local tensors, with the collectives of the plan."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from planner_core.runtime.write.moves import Moves
 from planner_core.runtime.write.spelling import RESERVED, Names, identifier
 
 Cut = tuple[int, Placements]
-"""A constant and how a unit wants it placed."""
+"""A constant, and the placements in which a unit needs it."""
 LONGEST_INLINE = 48
-"""Characters of an expression that may stand inside another."""
+"""An expression of at most this many characters may be written inside another one."""
 
 
 @dataclass(frozen=True)
 class WeightUse:
-    """How a function uses a parameter: by which name, and the collective steps that are taken for it outside the function.
+    """How a function uses a parameter: its name, and the steps that are taken for it outside of the function.
 
-    A parameter that is gathered has one for each operator that uses it, else one for all; `again`: backward needs it.
+    A parameter that is gathered has one such use for each operator; any other has one for all. `again`: backward needs it.
     """
 
     argument: str
@@ -39,7 +39,7 @@ class WeightUse:
 
 @dataclass(frozen=True)
 class BufferUse:
-    """A buffer that a function reads or writes by itself (running statistics), as a view of this rank's share of it."""
+    """A buffer that a function reads or writes itself (running statistics), as a view of this rank's part."""
 
     argument: str
     number: int
@@ -48,7 +48,7 @@ class BufferUse:
 
 @dataclass
 class Written:
-    """A function as text, and what it takes and gives, by numbers of the tape."""
+    """A function as text, with its arguments and results by their numbers on the tape."""
 
     name: str
     lines: list[str]
@@ -58,7 +58,7 @@ class Written:
     buffers: list[BufferUse]
     outputs: list[int]
     seeds: int
-    """Calls of dropout."""
+    """Number of calls of dropout."""
 
     def source(self, name: str) -> str:
         """The function under another name."""
@@ -67,7 +67,7 @@ class Written:
 
 @dataclass
 class FunctionWriter:
-    """Writes the calls of one unit. `wanted` are the numbers that others use later."""
+    """Writes the calls of one unit. `wanted` are the values that other units use later."""
 
     layout: Layout
     moves: Moves
@@ -76,13 +76,13 @@ class FunctionWriter:
     wanted: set[int]
     foreign: Any
     shared: Mapping[int, tuple[tuple[Step, ...], tuple[Step, ...]]]
-    """For each parameter the steps of its edges that are taken outside the functions: gathering, reducing."""
+    """For each parameter: the steps that are taken outside of the functions, those that gather it and those of its gradient."""
     recomputed: bool = False
     """Whether the function runs again in backward."""
     kept: Collection[str] = ()
-    """Sites whose results are kept then."""
+    """The call sites whose results are then kept."""
     input_names: Sequence[str] = ()
-    """What the inputs are called in the other copies."""
+    """The names of the inputs in the other copies."""
     inputs: list[int] = field(default_factory=list)
     cuts: list[Cut] = field(default_factory=list)
     weights: dict[tuple[int, int], WeightUse] = field(default_factory=dict)
@@ -98,8 +98,8 @@ class FunctionWriter:
         self._last_uses()
         self.names = Names(RESERVED | self.moves.taken)
         self.body: list[str] = []
-        self.waiting: dict[int, str] = {}  # expressions that will stand inside the next one
-        self.lasting: list[int] = []  # what those were made of
+        self.waiting: dict[int, str] = {}  # expressions that will be written inside a later one
+        self.lasting: list[int] = []  # the values that these use
         self._arguments()
         for now, call in enumerate(self.calls):
             self._call(now, call)
@@ -140,7 +140,7 @@ class FunctionWriter:
         self.cut_names = [self.names.keep(self.wish(n)) for n, _ in self.cuts]
 
     def _key(self, now: int, number: int) -> tuple[int, int]:
-        """By what the use of a parameter by the call on line `now` is known."""
+        """The key of the use of a parameter by the call on line `now`."""
         return number, now if self.shared[number][0] else -1
 
     def _weight(self, now: int, number: int) -> None:
@@ -159,7 +159,7 @@ class FunctionWriter:
             self.buffers[cut] = BufferUse(self._argument(self.tape.tensors[number].name), *cut)
 
     def _argument(self, name: str) -> str:
-        """What the function calls a weight or buffer."""
+        """The name of a weight or buffer in the function."""
         local = name[len(self.prefix) + 1 :] if self.prefix and name.startswith(self.prefix + ".") else name
         taken = {w.argument for w in self.weights.values()} | {b.argument for b in self.buffers.values()}
         short, long = identifier("_".join(local.split(".")[-2:])), identifier(local.replace(".", "_"))
@@ -167,7 +167,7 @@ class FunctionWriter:
         return next(name for name in wishes if name not in taken)
 
     def wish(self, number: int) -> str:
-        """The name that the model's code gives to a value: of the statement that makes it, or of the layer whose weight does."""
+        """The name for a value: that of the model's statement that makes it, or of the layer whose weight makes it."""
         made = self.makers.get(number)
         if made is None:
             return self.tape.tensors[number].name.rpartition(".")[2] or "constant"
@@ -229,7 +229,7 @@ class FunctionWriter:
         return "DEVICE" if item is DEVICE else str(self.foreign(item))
 
     def _operand(self, now: int, number: int, edge: Edge) -> str:
-        """An operand as the op wants it."""
+        """The text of an operand with the placements that the operator takes."""
         tensor = self.tape.tensors[number]
         if tensor.kind == PARAMETER:
             use = self.weights[self._key(now, number)]
@@ -264,7 +264,7 @@ class FunctionWriter:
             self.body.append(f"{self.texts[number]} = {tidy(text)}")
 
     def _may_wait(self, now: int, call: Call, text: str) -> bool:
-        """Whether the expression may stand inside the next one: used there, only there, and in the same statement."""
+        """Whether an expression may be written inside the next one: it is used there only, and in the same statement."""
         number = call.outputs[0]
         if number in self.wanted or self.uses.get(number) != [now + 1] or len(text) > LONGEST_INLINE:
             return False
@@ -292,7 +292,7 @@ class FunctionWriter:
                 self.body.append(f"{self.texts[number]} = {moved}")
 
     def _forget(self, now: int, call: Call) -> None:
-        """`del` what has been used for the last time, so that its memory is free at once."""
+        """Write `del` for values that were used for the last time, so that their memory is free at once."""
         self.lasting += call.inputs
         if now == len(self.calls) - 1 or any(n in self.waiting for n in call.outputs):
             return
@@ -308,7 +308,7 @@ class FunctionWriter:
 
 
 def wrapped(text: str) -> str:
-    """An expression that may stand in another: in parentheses where it has an operator outside of its own."""
+    """An expression that can be written inside another: in parentheses if it has an operator outside of its brackets."""
     depth = 0
     for at, character in enumerate(text):
         depth += (character in "([{") - (character in ")]}")

@@ -1,7 +1,7 @@
-"""A recording under a plan: which unit each call belongs to, how every tensor lies, and which ranks hold which samples.
+"""A recording under a plan: the unit of each call, the placements of every tensor, and the samples of each rank.
 
-A tensor's *delivered* placements are those that its producer's row hands on. `data_axes` are the mesh axes along which
-every constant of the batch (ids, labels, masks) is wanted split by samples: along them each rank brings its own.
+A tensor's *delivered* placements are those in which the row of its producer delivers it. `data_axes` are the mesh axes along
+which every constant of the batch (ids, labels, masks) is sharded by samples. Along these axes each rank brings its own samples.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Place = tuple[str, str]
 
 @dataclass
 class Layout:
-    """What the writers ask for. Numbers are those of the tape."""
+    """A tape under a plan, with what the writers need of it. Values have their numbers on the tape."""
 
     tape: Tape
     samples: Sequence[int | None]
@@ -37,7 +37,7 @@ class Layout:
     delivered: dict[int, Placements] = field(default_factory=dict)
     parameters: dict[int, str] = field(default_factory=dict)
     data_axes: tuple[int, ...] = ()
-    """Given: those along which ranks may hold different samples."""
+    """At first the axes along which ranks may hold different samples; then those along which they do."""
 
     def __post_init__(self) -> None:
         self.whole: Placements = (Replicate(),) * len(self.sizes)
@@ -52,7 +52,7 @@ class Layout:
 
     @property
     def ops(self) -> list[Call]:
-        """Calls that the plan has a row for."""
+        """The calls that have a row in the plan."""
         return [c for c in self.tape.calls if c.kind == "op"]
 
     def row(self, call: Call) -> Row:
@@ -76,7 +76,8 @@ class Layout:
             )
 
     def _walk(self) -> None:
-        """Delivered placements, in order; axes that want a constant of the batch otherwise than by samples are no data axes."""
+        """Find the delivered placements, in order. An axis is not a data axis if some operator needs a constant of the batch with
+        other placements than by samples."""
         for call in self.tape.calls:
             if call.kind == "dropout":
                 self.delivered[call.outputs[0]] = self.delivered[call.inputs[0]]
@@ -100,7 +101,7 @@ class Layout:
             self.data_axes = tuple(a for a in self.data_axes if edge.dst[a] == Shard(dim))
 
     def _reached(self) -> set[int]:
-        """What gets a gradient: from the planned loss, and from other results to which the plan lets one through."""
+        """The tensors that get a gradient: from the planned loss, and from other results whose edges let a gradient through."""
         found = reached(self.tape, trained_on(self.tape))
         for number in self.tape.results():
             if number not in found and self.tape.tensors[number].grad:
@@ -118,11 +119,11 @@ class Layout:
 
     @property
     def num_parts(self) -> int:
-        """Among how many ranks the samples are dealt."""
+        """The number of parts into which the samples are divided."""
         return math.prod(self.sizes[a] for a in self.data_axes)
 
     def local(self, number: int, placements: Iterable[object]) -> tuple[int, ...]:
-        """This rank's shape of a tensor that lies so; the recording saw one rank's samples, and all else whole."""
+        """This rank's shape of a tensor with these placements. The recording has one rank's samples, and all other dims whole."""
         shape = list(self.tape.tensors[number].shape)
         dim = self.samples[number]
         if dim is not None:
@@ -137,18 +138,18 @@ class Layout:
         return tuple(shape)
 
     def axes(self, placements: Placements, dim: int | None = None) -> list[int]:
-        """Axes of more than one rank that split `dim` (None: any)."""
+        """The axes of more than one rank that shard `dim` (None: any dim)."""
         return [
             a for a, p in enumerate(placements)
             if isinstance(p, Shard) and (dim is None or p.dim == dim) and self.sizes[a] > 1
         ]  # fmt: skip
 
     def partial(self, placements: Placements) -> list[int]:
-        """Axes of more than one rank over which a tensor is a sum of terms."""
+        """The axes of more than one rank on which a tensor is Partial."""
         return [a for a, p in enumerate(placements) if isinstance(p, Partial) and self.sizes[a] > 1]
 
     def slices(self, number: int, placements: Placements) -> list[tuple[int, int]]:
-        """How a constant is cut to what this rank needs: (axis, dim), the samples of data axes being cut already."""
+        """The cuts (axis, dim) of a constant to this rank's part. Along data axes the samples are this rank's already."""
         dim = self.samples[number]
         return [
             (a, p.dim) for a, p in enumerate(placements)
@@ -156,7 +157,7 @@ class Layout:
         ]  # fmt: skip
 
     def mixed(self) -> set[int]:
-        """Constants for which several samples were reckoned up into one number: they differ from rank to rank."""
+        """The constants in which one number depends on several samples: they differ from rank to rank."""
         found: set[int] = set()
         if not self.data_axes:
             return found
@@ -170,7 +171,7 @@ class Layout:
 
 
 def places(plan: Mapping[str, object]) -> dict[str, Place]:
-    """site -> the block copy it belongs to."""
+    """For each call site: the block copy to which it belongs."""
     found: dict[str, Place] = {}
     blocks: Mapping[str, Mapping[str, Sequence[str]]] = plan["blocks"]  # type: ignore[assignment]
     for label, block in blocks.items():
@@ -182,7 +183,7 @@ def places(plan: Mapping[str, object]) -> dict[str, Place]:
 
 
 def refuse_mixed(layout: Layout, needed: Iterable[int]) -> None:
-    """Raises CannotRewrite where a constant that the model computes with speaks of all samples of the batch."""
+    """Raise CannotRewrite if a needed constant depends on all samples of the batch."""
     mixed = layout.mixed()
     wrong = next((n for n in needed if n in mixed), None)
     if wrong is not None:

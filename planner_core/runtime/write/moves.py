@@ -1,4 +1,4 @@
-"""The moves of a program: each pair of (what a tensor does forward, what its gradient does backward) gets a name and one definition."""
+"""The redistributions (moves) of a program. Each pair (steps of a tensor, steps of its gradient) has a name and one definition."""
 
 from __future__ import annotations
 
@@ -21,14 +21,16 @@ def letter(placement: object) -> str:
 
 
 def kind(step: Step) -> str:
-    """What a step does."""
+    """The kind of a step."""
     return KINDS[letter(step.src), letter(step.dst)]
 
 
 def outside(edge: Edge, ahead: Sequence[Step], back: Sequence[Step]) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
-    """Of a weight's edge the steps that are taken outside the function, where they can be bucketed and issued early: the
-    first ones forward, as far as ranks talk, and the last ones of the gradient, from where it has the weight's own shape.
-    An axis of one rank has no steps, and does not matter."""
+    """The steps of a weight's edge that are taken outside of the function, where they can be bucketed and issued early.
+
+    These are the first steps forward, up to the last one that communicates; and the last steps of the gradient, from where it
+    has the weight's own shape. Axes of one rank have no steps.
+    """
     axes = sorted({step.axis for step in (*ahead, *back)})
     for gather in (last_collective(ahead), 0):
         here = edge.src
@@ -44,7 +46,7 @@ def outside(edge: Edge, ahead: Sequence[Step], back: Sequence[Step]) -> tuple[tu
 
 
 def last_collective(steps: Sequence[Step]) -> int:
-    """Behind the last step at which ranks talk."""
+    """The number of steps up to the last one that communicates, with it."""
     return max((i + 1 for i, s in enumerate(steps) if kind(s) not in LOCAL), default=0)
 
 
@@ -65,7 +67,7 @@ class Moves:
         self.defined: dict[tuple[str, str, str], str] = {}
 
     def axis(self, axis: int) -> str:
-        """What the code calls a mesh axis."""
+        """The name of a mesh axis in the code."""
         return self.names[axis]
 
     def real(self, steps: Sequence[Step]) -> tuple[Step, ...]:
@@ -78,7 +80,7 @@ class Moves:
         return text if not ahead and not back else f"{self.name(ahead, back, segments)}({text})"
 
     def name(self, forward: Sequence[Step], backward: Sequence[Step], segments: Segments) -> str:
-        """The name of a move, which is defined when first asked for."""
+        """The name of a move. The first call defines it."""
         used = {s.src.dim for s in (*forward, *backward) if isinstance(s.src, Shard)}
         used |= {s.dst.dim for s in (*forward, *backward) if isinstance(s.dst, Shard)}
         fused = {d: tuple(v) for d, v in segments.items() if d in used and len(v) > 1}

@@ -1,7 +1,7 @@
-"""How one operator is written for local tensors, so that joining every rank's result by its placement gives the whole.
+"""Write one operator for local tensors. The results of all ranks, joined by their placements, are the global result.
 
-Most are written as they are. Those below need more: sizes written as literals speak of whole tensors, a mean must divide
-by the whole count, and a split vocabulary, batch, class or expert dim has to know which part of it this rank holds.
+Most operators are written unchanged. Those below need more. If sizes are literals, they are those of the global tensors. A mean
+must divide by the global count. If the vocabulary, batch, classes or experts are sharded, the function must know this rank's part.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ WRITTEN_AS_THEY_ARE = (LocalForm.AS_IT_IS, LocalForm.MEMORY)
 
 @dataclass
 class Local:
-    """One call to write: `texts` are its tensor operands as this rank has them; `axis` names a mesh axis in the code."""
+    """One call to write. `texts` are its tensor operands on this rank, as code; `axis` gives the name of a mesh axis in the code."""
 
     layout: Layout
     call: Call
@@ -40,7 +40,7 @@ class Local:
     foreign: Write
 
     def operand(self, i: int) -> Placements:
-        """Placements with which the i-th tensor operand arrives."""
+        """Placements with which the operator takes its i-th tensor operand."""
         return self.row.inputs[i].dst
 
     def shape(self, i: int = 0) -> tuple[int, ...]:
@@ -52,11 +52,11 @@ class Local:
         return self.layout.local(self.call.inputs[i], self.operand(i))
 
     def axes(self, placements: Placements, dim: int | None = None) -> list[int]:
-        """Axes that split `dim`."""
+        """The axes that shard `dim`."""
         return self.layout.axes(placements, dim)
 
     def named(self, axes: list[int]) -> str:
-        """Axes as the text of a list."""
+        """The axes as the text of a list."""
         return f"[{', '.join(map(self.axis, axes))}]"
 
     def argument(self, name: str, position: int, default: Any = None) -> Any:
@@ -65,7 +65,7 @@ class Local:
         return self.call.kwargs.get(name, args[position] if position < len(args) else default)
 
     def plain(self, **changed: Any) -> str:
-        """The call as it is, with some keywords changed."""
+        """The text of the call with some keywords changed."""
         count = iter(range(len(self.texts)))
         texts: dict[int, str] = {}
 
@@ -94,7 +94,7 @@ class Local:
 
 @dataclass(frozen=True)
 class _Numbered(Ref):
-    """A tensor operand by its place among them: one tensor may arrive twice, placed differently."""
+    """A tensor operand by its position: one tensor may be taken twice, with different placements."""
 
     position: int = 0
 
@@ -131,7 +131,7 @@ def _reshape(local: Local) -> str:
 
 
 def reshaped(x: str, had: tuple[int, ...], made: tuple[int, ...]) -> str:
-    """From one local shape to another, without a word about samples or tokens where it can be helped."""
+    """The text of a reshape from one local shape to another. If possible it does not name the number of samples or tokens."""
     same = 0
     while same < min(len(had), len(made)) and had[same] == made[same]:
         same += 1
@@ -151,7 +151,7 @@ def reshaped(x: str, had: tuple[int, ...], made: tuple[int, ...]) -> str:
         *([f"*{x}.shape[-{behind}:]"] if behind else []),
     ]
     if not same and new and 0 not in had:
-        sizes[0] = "-1"  # samples, most often: right for any number of them
+        sizes[0] = "-1"  # usually the samples; so the code is right for any number of them
     return f"{x}.reshape({', '.join(sizes)})"
 
 
@@ -206,7 +206,7 @@ def _conv(local: Local) -> str:
 
 @_rule(*MEANS)
 def _mean(local: Local) -> str:
-    """A local mean is n times its share of the whole mean where the averaged dim is split."""
+    """If the averaged dim is sharded over n ranks, this rank's term of the global mean is its local mean divided by n."""
     split = local.axes(local.operand(0))
     parts = [a for a in local.layout.partial(local.row.outputs[0].src) if a in split]
     if not parts or local.call.kwargs.get("reduction", "mean") != "mean":

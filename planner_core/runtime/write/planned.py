@@ -1,4 +1,4 @@
-"""A model's forward pass under a plan, recorded, laid out on a mesh and written as one rank's program. Needs no ranks."""
+"""Record a model's forward pass, place it on a mesh as the plan says, and write it as one rank's program. It needs no processes."""
 
 # mypy: allow-untyped-calls
 from __future__ import annotations
@@ -22,13 +22,13 @@ from planner_core.runtime.write.specs import Program
 
 Finish = Callable[[Any], Any]
 Gathered = Callable[[torch.Tensor], torch.Tensor]
-"""The whole batch from this rank's own part."""
+"""Gathers the global batch from this rank's own part."""
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A program for one way of calling a model. `whole`: it takes the whole batch, which is `gathered` from the ranks' parts
-    if callers bring those."""
+    """A program for one way to call a model. `whole`: the program takes the global batch. If callers bring their own parts, these
+    are gathered first."""
 
     program: Program
     layout: Layout
@@ -37,9 +37,10 @@ class Prepared:
 
 
 class PlannedForward:
-    """The forward pass of a model whose parameters stand as the model has them: make it before they are split.
+    """The forward pass of a model under a plan. Make it before the model's parameters are sharded.
 
-    `data_axes` are the mesh axes along which callers hold different samples. `finish(result)` is part of the model: a loss.
+    `data_axes`: the mesh axes along which callers hold different samples. `finish(result)` computes a loss; it counts as a part of
+    the model.
     """
 
     def __init__(
@@ -56,13 +57,13 @@ class PlannedForward:
         self.forms = {n: (p.shape, self.dtypes(p)) for n, p in model.named_parameters()}
 
     def dtypes(self, param: nn.Parameter) -> DTypes:
-        """What is stored, works and accumulates. A parameter that a model keeps in a type of its own stays in it."""
+        """The dtypes of the stored parameter, the working copy and the gradient. A parameter with a dtype of its own keeps it."""
         if param.dtype != self._usual or not param.is_floating_point():
             return param.dtype, param.dtype, param.dtype
         return self.precision.stored, self.precision.working, self.precision.gradient
 
     def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, whole: bool, gathered: Gathered) -> Prepared:
-        """The program for such a call. `args` are this rank's own samples, unless all ranks bring the `whole` batch."""
+        """The program for such a call. `args` are this rank's own samples; with `whole` they are the global batch."""
         axes = tuple(range(len(self.axes))) if whole else self.data_axes
         layout = self.layout(args, kwargs, axes)
         gathers = not whole and layout.data_axes != self.data_axes
@@ -80,7 +81,7 @@ class PlannedForward:
         )
 
     def layout(self, args: Any, kwargs: Any, axes: Sequence[int]) -> Layout:
-        """A recording under the plan; ranks may hold different samples along `axes`."""
+        """A recording, placed as the plan says. Ranks may hold different samples along `axes`."""
         tape = self._record(args, kwargs)
         if all(a.size == 1 for a in self.axes):
             samples: list[int | None] = [None] * len(tape.tensors)
@@ -117,14 +118,14 @@ class PlannedForward:
 
 
 def own_part(x: torch.Tensor, dim: int, data_axes: Sequence[int], axes: Sequence[Axis]) -> torch.Tensor:
-    """This rank's samples of a whole batch."""
+    """This rank's samples of the global batch."""
     for axis in data_axes:
         x = axes[axis].slice(x, dim)
     return x
 
 
 def _usual_dtype(model: nn.Module) -> torch.dtype:
-    """The type of most of the model's elements."""
+    """The dtype of most of the model's elements."""
     sizes: dict[torch.dtype, int] = {}
     for param in model.parameters():
         sizes[param.dtype] = sizes.get(param.dtype, 0) + param.numel()

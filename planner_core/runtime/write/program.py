@@ -1,4 +1,4 @@
-"""The whole program of one rank: the functions of its units, its constants, and the forward pass that calls them."""
+"""Write the whole program of one rank: the functions of its units, its constants, and the forward pass that calls them."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from planner_core.runtime.write.wrapping import wrapped
 def write_program(
     layout: Layout, title: str, recompute: Mapping[str, str] | None = None, *, kept: Collection[str] = (), name: str = "model"
 ) -> Program:  # fmt: skip
-    """The program of a recording under a plan: `recompute` by label of a block, `kept` sites whose results stay then. Raises
-    CannotRewrite and PlanMismatch."""
+    """The program of a recording under a plan. `recompute`: how each block is recomputed, by label. `kept`: the call sites whose
+    results are then kept. Raises CannotRewrite and PlanMismatch."""
     return _ProgramWriter(layout, title, dict(recompute or {}), kept, name).write()
 
 
@@ -61,7 +61,7 @@ class _ProgramWriter:
     # --- units ----------------------------------------------------------------------------------------
 
     def _instances(self) -> list[Instance]:
-        """Blocks and what stands between them, in order. What a block's first copy makes for all goes before it."""
+        """The units in order: calls of blocks, and what is between them. What the first copy makes for all copies goes before it."""
         calls = [c for c in self.tape.calls if c.kind in ("op", "dropout")]
         where = [self._where(c) for c in calls]
         last = {place: at for at, place in enumerate(where) if place[1]}
@@ -77,7 +77,7 @@ class _ProgramWriter:
                 current.calls.append(call)
                 if last[place] == at:
                     current = None
-            elif current is not None:  # hoisted out of the block that runs
+            elif current is not None:  # it is moved out of the block that runs, to before it
                 self._hoist(found, call)
             else:
                 rest.calls.append(call)
@@ -98,7 +98,7 @@ class _ProgramWriter:
         found[-2].calls.append(call)
 
     def _share(self) -> None:
-        """For each unit and parameter, the steps of its edges that are taken outside: all its edges in the unit must agree."""
+        """Find for each unit and parameter the steps that are taken outside of the function. All its edges in the unit must agree."""
         reduces: dict[int, set[tuple[Step, ...]]] = {}
         self.shared: list[dict[int, tuple[tuple[Step, ...], tuple[Step, ...]]]] = []
         for instance in self.instances:
@@ -111,7 +111,7 @@ class _ProgramWriter:
                     reduces.setdefault(number, set()).add(lifted[1])
             outlived = self._outlived(instance)
             self.shared.append({n: self._lifted(v, n in outlived) for n, v in gathers.items()})
-        for shared in self.shared:  # a kept weight has one gradient, whoever uses it
+        for shared in self.shared:  # a kept weight has one gradient for all units that use it
             for number, (gather, _) in shared.items():
                 if not gather and len(reduces.get(number, ())) > 1:
                     shared[number] = ((), ())
@@ -126,12 +126,12 @@ class _ProgramWriter:
     def _lifted(
         found: set[tuple[tuple[Step, ...], tuple[Step, ...]]], outlived: bool
     ) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
-        """What is taken outside for a weight: nothing if its edges differ, or if a view outlives what is gathered for the unit."""
+        """The steps of a weight that are taken outside. None are if its edges differ, or if a view of it outlives the unit."""
         gather, reduce = next(iter(found)) if len(found) == 1 else ((), ())
         return ((), ()) if gather and outlived else (gather, reduce)
 
     def _outlived(self, instance: Instance) -> set[int]:
-        """Parameters of which autograd keeps a view, or another unit takes one, or that are frozen: what was gathered stays."""
+        """The parameters that must stay gathered: autograd keeps a view of them, or another unit takes one, or they are frozen."""
         own = {n for c in instance.calls for n in c.outputs}
         later = {n for other in self.instances if other is not instance for c in other.calls for n in c.inputs}
         saved = {n for c in instance.calls for n in c.saved}
@@ -147,7 +147,7 @@ class _ProgramWriter:
                 for number in call.inputs:
                     used_by.setdefault(number, set()).add(at)
         texts: dict[str, str] = {}
-        called: dict[str, list[str]] = {}  # label -> what its inputs are called, by the last copy
+        called: dict[str, list[str]] = {}  # label -> names of its inputs in the last copy
         taken = Names(RESERVED | self.moves.taken)
         for at in reversed(range(len(self.instances))):
             instance = self.instances[at]
@@ -174,7 +174,7 @@ class _ProgramWriter:
         return "end" if at == len(self.instances) - 1 else "between"
 
     def _foreign(self, item: Any) -> str:
-        """A name for an object that no literal can write."""
+        """A name for an object that cannot be written as a literal."""
         base = getattr(item, "__qualname__", None) or getattr(item, "__name__", None) or type(item).__name__
         name = identifier(str(base).rpartition(">.")[2])
         count = 1

@@ -1,4 +1,4 @@
-"""What a written program is: its units, their functions, and what the engine needs of each."""
+"""The parts of a generated program: its units, their functions, and what the engine needs of each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from planner_core.runtime.write.functions import Written
 
 @dataclass
 class Instance:
-    """One unit of the forward pass: the call of a repeated block, or a part of the rest."""
+    """One unit of the forward pass: a call of a repeated block, or a part of the model between such calls."""
 
     label: str
     prefix: str
@@ -37,12 +37,12 @@ class UnitUse:
     gather: tuple[Step, ...]
     reduce: tuple[Step, ...]
     again: bool
-    """Whether backward needs what was gathered."""
+    """Whether backward needs the gathered parameter."""
 
 
 @dataclass(frozen=True)
 class UnitBuffer:
-    """How a unit sees a buffer: by which name, and which views (axis, dim) lead to this rank's share."""
+    """How a unit uses a buffer: its name, and the views (axis, dim) that lead to this rank's part."""
 
     argument: str
     buffer: str
@@ -51,7 +51,7 @@ class UnitBuffer:
 
 @dataclass(frozen=True)
 class UnitSpec:
-    """What the engine needs of a unit: its name, its function, its weights, whether it is recomputed and draws chances."""
+    """What the engine needs of a unit: its name, function and weights, whether it is recomputed, and whether it has dropout."""
 
     name: str
     function: str
@@ -63,7 +63,7 @@ class UnitSpec:
 
 @dataclass
 class Program:
-    """Generated code and what it needs: `foreign` are objects that it calls by name, `groups` lists of units by name."""
+    """Generated code and what it needs. `foreign`: objects that it names but cannot write. `groups`: lists of units by name."""
 
     source: str
     units: list[UnitSpec]
@@ -78,6 +78,6 @@ class Program:
     split_buffers: dict[str, Placements] = field(default_factory=dict)
     has_tables: bool = False
     buffers: tuple[str, ...] = ()
-    """Buffers that the code reads."""
+    """The buffers that the code reads."""
     table_buffers: tuple[str, ...] = ()
-    """Those on which the tables depend."""
+    """The buffers on which the tables depend."""

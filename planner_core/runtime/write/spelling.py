@@ -1,4 +1,4 @@
-"""How a call is spelled in Python: which name a function goes by, and how its arguments are written."""
+"""How a call is written in Python: the name of its function, and its arguments."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ HOMES: tuple[tuple[str, Any], ...] = (
 PROVIDED = ("torch", "F", "w", "seed", "units", "result", "DEVICE", "buffers", "dropout", "attention", "embedding", "cross_entropy",
             "nll_loss", "batch_norm", "own_experts", "with_item", "expect", "keep", "move", "all_gather", "all_reduce", "reduce_scatter",
             "all_to_all", "shard", "pad", "divide", "tables", "constants", "forward")  # fmt: skip
-"""Names that the generated code calls."""
+"""Names that generated code uses."""
 RESERVED = frozenset(PROVIDED) | frozenset(keyword.kwlist) | {"self", "slice", "float", "bool"}
 
 Write = Callable[[Any], str]
-"""The text of a leaf of a template: a tensor, a device, or an object that has no literal."""
+"""Gives the text of a leaf of a template: a tensor, a device, or an object that cannot be written as a literal."""
 
 
 @functools.cache
 def homes() -> dict[int, str]:
-    """id of a function of torch -> the name that code calls it by."""
+    """id of a function of torch -> its name in code."""
     found: dict[int, str] = {}
     for prefix, module in HOMES:
         for name, value in vars(module).items():
@@ -93,7 +93,7 @@ def subscript(index: Any, write: Write) -> str:
 
 
 def arguments(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], write: Write) -> str:
-    """The text between the parentheses; arguments that have their default are left out."""
+    """The text between the parentheses, without arguments that have their default value."""
     defaults = _defaults(func)
     named = {k: v for k, v in kwargs.items() if not (k in defaults and _same(defaults[k], v))}
     given = list(args)
@@ -119,7 +119,7 @@ def _defaults(func: Callable[..., Any]) -> dict[str, Any]:
 
 
 def call(func: Callable[..., Any], fn: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], write: Write) -> str:
-    """The call as a person would write it. Calls in place are written out of place."""
+    """The call as a person would write it. A call in place is written as one that makes a new tensor."""
     name = getattr(func, "__name__", fn)
     if name == "__get__":
         return f"{literal(args[0], write)}.{fn}"
@@ -165,7 +165,7 @@ def snake(name: str) -> str:
 
 
 class Names:
-    """Names in use in one function. A name is free again when its value has been used for the last time."""
+    """The names in use in one function. A name is free again after the last use of its value."""
 
     def __init__(self, taken: frozenset[str] = frozenset()) -> None:
         self.fixed = set(taken)
@@ -182,7 +182,7 @@ class Names:
         return name
 
     def hold(self, name: str, until: int) -> None:
-        """A second value goes by a name that is in use."""
+        """Give a name that is in use to a second value too."""
         self.held[name] = max(until, self.held.get(name, -1))
 
     def keep(self, wanted: str) -> str:

@@ -1,4 +1,4 @@
-"""Long lines of written code, broken after the commas of a bracket, so that a person reads them without scrolling."""
+"""Break long lines of generated code after the commas of a bracket, so that they can be read without scrolling."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def wrapped(source: str, width: int = WIDTH) -> str:
 
 
 def _broken(line: str, width: int) -> list[str]:
-    """One line as several: what its widest bracket holds is indented, as many items to a line as fit."""
+    """One line as several: the content of its widest bracket is indented, with as many items in a line as fit."""
     if len(line) <= width or line.lstrip().startswith(("#", '"""')):
         return [line]
     indent, body = line[: len(line) - len(line.lstrip())], line.lstrip()
@@ -41,7 +41,7 @@ def _broken(line: str, width: int) -> list[str]:
 
 
 def _brackets(line: str) -> list[tuple[int, int, list[int]]]:
-    """Brackets of the line that are in no other: where each opens and closes, and its own commas."""
+    """The outermost brackets of a line: where each opens and closes, and its own commas."""
     found: list[tuple[int, int, list[int]]] = []
     opened: list[int] = []
     commas: list[int] = []
