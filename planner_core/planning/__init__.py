@@ -1,9 +1,14 @@
 """From a request to plans.
 
-`plan_model` takes a `Request` (model, cluster, workload, method) and calls the parts in order: the graph, its groups, a
-problem for each mesh, the search, the walk of memory, the baselines. `compare_methods` does so for every method. `edit` and
-`retarget` change a plan at hand; `methods` holds one entry for each method and baseline; `analysis` answers questions about
-plans.
+`plan_model` takes a `Request` (model, cluster, workload, method) and runs the parts in order: the graph, its groups, a problem for
+each mesh, the search, the memory simulation, the baselines. `compare_methods` does this for every method.
+
+    pipeline    the parts in order; session    what all meshes of one request share
+    fitting/    what memory decides: micro-batches, recomputation, and the reason if nothing fits
+    methods/    one entry for each method and baseline
+    pricing/    the price of a layout that a team states
+    analysis/   questions about plans: reports, sensitivity, scaling, ablation
+    edit, scaled_down   another plan made from a given one
 """
 
 from planner_core.planning import edit

@@ -1,10 +1,11 @@
-"""Edits a plan by hand: some weights are stored as a person says; the rest is kept, or chosen anew around them.
+"""Edit a plan by hand: a user says how some weights are stored; the rest is kept, or chosen again.
 
     pins (weight -> placements) --Pin--> the same network with states forbidden --search--> a plan as any other
 
-Keeping the rest pins every other weight to how the plan at hand stores it; the ways in which ops run, and what passes between
-them, are chosen best (of a baseline: by its rule for the residual stream, where that can be). So an edited plan is never
-better than the optimum of its mesh, and an edit that changes nothing costs nothing. What cannot be is told in one sentence.
+To keep the rest pins every other weight to the placements of the given plan. How operators run, and what passes between them, is
+still chosen best; for a baseline, within its rule for the residual stream if that is possible. So an edited plan is never better
+than the optimum of its mesh, and an edit that changes nothing gives an equally good plan. An impossible edit raises an error
+that says why.
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ from planner_core.search import Answer
 from planner_core.search.network import Bools, Ints, Network, Problem, Restriction, only, tensor_name
 
 Weight = tuple[str, str]
-"""(block, name of the parameter in it); the top block is ""."""
+"""(block, name of a parameter in it). The top block is ""."""
 NAME = "edited"
 
 
 @dataclass(frozen=True, slots=True)
 class Editable:
-    """A weight pattern that can be placed by hand: `pattern` over all copies of its block, and its placements in a plan
-    (several where copies differ)."""
+    """A weight that can be edited: its name as a `pattern` over all copies of its block, and its placements in a plan, several if
+    copies differ."""
 
     weight: Weight
     pattern: str
@@ -57,14 +58,14 @@ class Editable:
 
 @dataclass
 class Pin(Restriction):
-    """Restricts how some weights are stored, each to a list of placements (one per mesh axis). Their gradients and use stay free."""
+    """Restricts the stored form of some weights, each to a list of placements. Gradients and uses of these weights stay free."""
 
     graph: Graph
     stored: Mapping[Weight, tuple[Placements, ...]]
     inner: Restriction | None = None
 
     def apply(self, block: str, net: Network) -> None:
-        """Add a factor for each pinned weight of the block, and what `inner` forbids."""
+        """Add a factor for each pinned weight of the block, and the factors of `inner`."""
         if self.inner is not None:
             self.inner.apply(block, net)
         where = _block(self.graph, block)
@@ -80,7 +81,7 @@ class Pin(Restriction):
 
 
 def editable(graph: Graph, plan: Plan) -> list[Editable]:
-    """Every weight of a plan, in the plan's order; copies that are stored in several ways are one entry."""
+    """Every weight of a plan, in the plan's order. If copies are stored differently, they are still one entry."""
     found: dict[Weight, dict[Placements, None]] = {}
     for label, bp in plan.blocks.items():
         for name, param in bp.params.items():
@@ -100,10 +101,9 @@ def editable(graph: Graph, plan: Plan) -> list[Editable]:
 
 
 def pin(planner: Planner, plan: Plan, changes: Mapping[Weight, Placements], *, keep: bool) -> Plan:
-    """The best plan on `plan`'s mesh that stores the weights of `changes` so; `keep`: and all others as `plan` does.
+    """The best plan on `plan`'s mesh that stores the weights as `changes` says; with `keep` all other weights as `plan` does.
 
-    Raises InputError for a weight that is not there or a placement that cannot be, NoPlanFits where it needs more
-    memory than there is; each says why in one sentence.
+    Raises InputError for an unknown weight or an impossible placement, and NoPlanFits if the plan needs more memory than there is.
     """
     weights = {e.weight: e for e in editable(planner.graph, plan)}
     zero = int(plan.workload["zero"])
@@ -127,7 +127,7 @@ def pin(planner: Planner, plan: Plan, changes: Mapping[Weight, Placements], *, k
     problem = planner.problem(plan.mesh, Pin(planner.graph, stored, stream), zero=zero)
     answer = planner.solve(problem, planner.request.objective)
     left = stream is not None and answer.assignment is None
-    if left:  # the baseline's rule for activations does not go with the edit
+    if left:  # the edit contradicts the baseline's rule for activations
         problem = planner.problem(plan.mesh, Pin(planner.graph, stored), zero=zero)
         answer = planner.solve(problem, planner.request.objective)
     if answer.assignment is None:
@@ -138,7 +138,7 @@ def pin(planner: Planner, plan: Plan, changes: Mapping[Weight, Placements], *, k
 
 
 def _stream(graph: Graph, plan: Plan) -> AxisRules | None:
-    """What a baseline says of activations, its say in weights left out; None for plans that were searched freely."""
+    """A baseline's rules for activations, without its rules for weights; None for a plan that was not restricted."""
     baseline = BASELINES.get(plan.method)
     rules = baseline.restrict(graph, plan.mesh) if baseline else None
     if not isinstance(rules, AxisRules):
@@ -156,7 +156,7 @@ def told(placements: Placements, mesh: DeviceMesh) -> str:
 def _notes(
     weights: Mapping[Weight, Editable], changes: Mapping[Weight, Placements], plan: Plan, keep: bool
 ) -> tuple[str, ...]:
-    """What was done to which plan."""
+    """Notes of the edited plan: what was changed, and in which plan."""
     done = "; ".join(f"{weights[w].pattern} as {told(p, plan.mesh)}" for w, p in changes.items())
     several = sum(len(e.stored) > 1 for w, e in weights.items() if w not in changes) if keep else 0
     rest = "all other weights stored as before" if keep else "the rest chosen anew around it"
@@ -167,7 +167,7 @@ def _notes(
 
 
 def _refusal(planner: Planner, answer: Answer, changes: list[Editable], keep: bool) -> InputError | NoPlanFits:
-    """Why no plan was found though each placement by itself is possible."""
+    """The error that says why no plan was found, although each placement by itself is possible."""
     names = " and ".join(e.pattern for e in changes)
     if math.isfinite(answer.least_memory):
         return NoPlanFits(
@@ -185,7 +185,7 @@ def _refusal(planner: Planner, answer: Answer, changes: list[Editable], keep: bo
 
 
 def _why_not(graph: Graph, free: Problem, e: Editable, placements: Placements) -> str:
-    """Why one weight cannot be stored so in any plan on the mesh; empty if it can."""
+    """The reason why not one plan on the mesh can store a weight so; empty if one can."""
     sizes, shape = free.model.mesh.axis_sizes, e.meta.shape
     if any(isinstance(p, Partial) for p in placements):
         return "a weight is never stored as the terms of a sum"
@@ -216,7 +216,7 @@ def _why_not(graph: Graph, free: Problem, e: Editable, placements: Placements) -
 def _uneven(
     shape: tuple[int, ...], placements: Placements, sizes: tuple[int, ...], segments: Mapping[int, tuple[int, ...]]
 ) -> str:
-    """Which dim does not split evenly."""
+    """A sentence about the dim that cannot be sharded evenly."""
     for dim, extent in enumerate(shape):
         parts = math.prod(n for p, n in zip(placements, sizes, strict=True) if p == Shard(dim))
         for size in segments.get(dim, (extent,)):
@@ -231,7 +231,7 @@ def _uneven(
 
 
 def _stored_as(index: Ints, pairs: list[Placement], placements: Placements) -> Bools:
-    """Which joint states store a weight as `placements`, whatever its gradient."""
+    """[state]: whether a joint state stores a weight as `placements`, whatever its gradient is."""
     ok = np.ones(len(index), dtype=bool)
     for axis, wanted in enumerate(placements):
         ok &= np.array([p == wanted for p in pairs], dtype=bool)[index[:, axis]]
@@ -243,7 +243,7 @@ def _block(graph: Graph, name: str) -> Block:
 
 
 def _own_weights(where: Block, net: Network) -> list[tuple[int, str]]:
-    """(value, name) of the parameters that a block holds itself; those it is given belong to who gives them."""
+    """(value, name) of the parameters that belong to a block. Those that are its inputs belong to the caller."""
     given = set(where.inputs)
     return [
         (i, v.name)
@@ -265,7 +265,7 @@ def _using(graph: Graph, weight: Weight) -> list[str]:
 
 
 def _users(graph: Graph, weight: Weight) -> str:
-    """The users of a weight in words."""
+    """The operators and calls that use a weight, as text."""
     first, *more = dict.fromkeys(_using(graph, weight))
     if not more:
         return first

@@ -1,4 +1,4 @@
-"""The functions that people call from Python. They take a model and a cluster and return plans, a front or a folded graph."""
+"""The functions that people call from Python. They take a model and a cluster, and return plans, a front or a folded graph."""
 
 from __future__ import annotations
 
@@ -25,27 +25,29 @@ DEFAULT_CLUSTER = "2x8-h100"
 def plan(
     model: Any, *, inputs: Any = None, cluster: ClusterLike = DEFAULT_CLUSTER, progress: Progress | None = None, **options: Any
 ) -> Result:  # fmt: skip
-    """Find the best parallel plan of a model on a cluster, with the trade-offs and the baselines beside it.
+    """Find the best parallel plan of a model on a cluster, together with the Pareto front and the baselines.
 
     Args:
         model: What `load_model` takes: a zoo name, a config file or dict, `"file.py:function"`, an `nn.Module`, or a graph.
-        inputs: Example inputs of an `nn.Module`, as it is called: `(x, y)`, `{"x": x}` or one tensor.
+        inputs: Example inputs of an `nn.Module`, in the form in which it is called: `(x, y)`, `{"x": x}` or one tensor. Their
+            shapes are those of one global micro-batch.
         cluster: What `load_cluster` takes: a name, a JSON file, its content, or a `Cluster`.
-        progress: Called with a sentence about what is being done; an exception that it raises stops the planning.
-        **options: The command line's options: `mesh` ("2x8"; default: every factorisation of the cluster), `batch` (samples
+        progress: A function that gets a sentence about what is being done. If it raises an exception, the planning stops.
+        **options: The options of the command line: `mesh` ("2x8"; default: every factorisation of the cluster), `batch` (samples
             of one step over all GPUs), `seq` (tokens of a sample), `dtype`, `layers`, `optimizer` ("adamw"), `zero` (0 or 3),
             `recompute` ("none", "keep-matmuls", "selective", "keep-attention", "full", or "auto": the search chooses),
             `accumulate` (micro-batches of a step; None: the search chooses), `memory_gb` (10^9 bytes per GPU),
-            `method` ("exact", "tap", "taps", "atp") and `objective` ("time" or "communication");
-            `layout` ("dp=2,fsdp=8", see `price`) puts what runs now among the baselines.
+            `method` ("exact", "tap", "taps", "atp") and `objective` ("time" or "communication"). `layout` ("dp=2,fsdp=8",
+            see `price`) adds the plan of your present layout to the baselines.
 
     Returns:
-        The result: `best` is the chosen plan, `plans` holds it, the corners of the front and the baselines, `graph` the model.
+        The result: `best` is the chosen plan. `plans` holds it, then the corners of the Pareto front, then the baselines. `graph`
+        is the model. Times of a plan are in seconds (`cost.step_time_s`), memory in bytes per GPU.
 
     Raises:
         InputError: An option, the model or the cluster cannot be used.
         CaptureError: The model's code cannot be recorded.
-        NoPlanFits: No plan fits `memory_gb`; the sentence says the least memory that any plan needs.
+        NoPlanFits: No plan fits `memory_gb`. The message says the least memory that any plan needs.
 
     Example:
         >>> result = shardscope.plan("llama-3-8b", cluster="2x8-h100", batch=64)
@@ -65,8 +67,8 @@ def compare(
         model: As for `plan`, and so are `inputs`, `cluster`, `progress` and the options.
 
     Returns:
-        The result of `plan`, whose `plans` also hold the plan of least communication and those of TAP, TAPS and ATP. The
-        notes of each say what its restrictions cost against the exact search.
+        The result of `plan`. Its `plans` also hold the plan of least communication, and those of TAP, TAPS and ATP. The notes of
+        each plan say what its restrictions cost, compared with the exact search.
 
     Raises:
         InputError, CaptureError, NoPlanFits: As for `plan`.
@@ -84,22 +86,22 @@ def price(
     model: Any, *, layout: str, cluster: ClusterLike = DEFAULT_CLUSTER, inputs: Any = None, micro_batch: int = 1, accumulate: int = 1,
     memory_gb: float | None = None, advise: bool = True, progress: Progress | None = None, **options: Any,
 ) -> Priced:  # fmt: skip
-    """Price the layout that a team runs: is it legal, does it fit, what it takes, what would help, and the best plan beside it.
+    """Price the layout that a team runs: whether it is legal and fits, its step time and memory, what would help, and the best plan.
 
     Args:
         model: As for `plan`, and so are `inputs`, `cluster` and `progress`.
-        layout: Degrees of parallelism, such as `"dp=2,fsdp=8,tp=4,sp"`: `dp` ranks hold whole weights (`zero=1` or `2`: not
-            their optimizer states and gradients), over `fsdp` ranks weights are sharded, `tp` is tensor parallelism, `sp` splits
-            tokens between its products. Their product is the number of GPUs.
-        micro_batch: Samples of one data-parallel rank at once.
+        layout: Degrees of parallelism, such as `"dp=2,fsdp=8,tp=4,sp"`. `dp`: ranks that hold whole weights (with `zero=1` or `2`
+            their optimizer states, and gradients, are sharded). `fsdp`: ranks over which weights are sharded. `tp`: ranks of
+            tensor parallelism. `sp`: tokens are sharded between its products. The product of the degrees is the number of GPUs.
+        micro_batch: Samples of one micro-batch of one data-parallel rank.
         accumulate: Micro-batches of a step.
         memory_gb: Memory per GPU that the run may take, in 10^9 bytes.
-        advise: Whether to search for what would help, and for the best plan.
+        advise: Whether to search for changes that would help, and for the best plan.
         **options: `seq`, `dtype`, `optimizer` ("adamw"), `recompute` (as of `plan`), `compiled` (torch.compile), `precision`
             ("mixed" or "pure") and `layers`.
 
     Returns:
-        What it takes: `legal`, `reasons`, `plan` (with its `cost`), `speed`, `limited_by`, `suggestions` and `best`.
+        The priced layout: `legal`, `reasons`, `plan` (with its `cost`), `speed`, `limited_by`, `suggestions` and `best`.
 
     Raises:
         InputError: The layout, an option, the model or the cluster cannot be used.
@@ -129,10 +131,10 @@ def price(
 
 @dataclass(frozen=True, slots=True)
 class Front:
-    """Plans of the whole model that no other plan beats in both seconds and memory.
+    """The Pareto front of the whole model: no plan is better than one of these in both seconds and memory.
 
-    `points` rise in `cost_s` (seconds of `objective`) and fall in `memory_bytes` (bytes per GPU at the end of forward).
-    `exact`: these are all there are, with all copies of a block alike.
+    Along `points`, `cost_s` (seconds of `objective`) rises and `memory_bytes` (bytes per GPU at the end of forward) falls.
+    `exact`: whether these are all such plans, among those with all copies of a block equal.
     """
 
     objective: str
@@ -143,13 +145,13 @@ class Front:
 def front(
     model: Any, *, inputs: Any = None, cluster: ClusterLike = DEFAULT_CLUSTER, progress: Progress | None = None, **options: Any
 ) -> Front:  # fmt: skip
-    """Find the Pareto front of a model on a cluster: every trade of time against memory that is worth a thought.
+    """Find the Pareto front of a model on a cluster: every plan that no other plan beats in both time and memory.
 
     Args:
         model: As for `plan`, and so are `inputs`, `cluster`, `progress` and the options.
 
     Returns:
-        The front over all meshes. Its points say seconds, bytes and mesh; `plan(..., memory_gb=...)` gives the plan itself.
+        The front over all meshes. Each point has seconds, bytes per GPU and a mesh. `plan(..., memory_gb=...)` gives a plan itself.
 
     Raises:
         InputError, CaptureError: As for `plan`.
@@ -168,14 +170,14 @@ def front(
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """A model with its repeated blocks once: `graph` as captured, `coarse` with ops that share a placement grouped."""
+    """A model in which each repeated block is there once. `graph`: as captured. `coarse`: operators that share a strategy are grouped."""
 
     graph: Graph
     coarse: CoarseGraph
 
     @property
     def repeats(self) -> dict[str, int]:
-        """How many copies each unique block has."""
+        """The number of copies of each unique block."""
         return self.graph.num_repeats
 
 
@@ -205,7 +207,7 @@ def fold(
 
 
 def _asked(model: Any, inputs: Any, cluster: ClusterLike, options: Mapping[str, Any]) -> tuple[Request, Graph | None]:
-    """The request, and the graph where the model is not a MODEL argument of the command line; raises InputError."""
+    """The request; and the graph, if the model is not one that the command line takes as MODEL. Raises InputError."""
     _check_options(options)
     there = load_cluster(cluster)
     where = cluster if isinstance(cluster, str) else there.to_json()
@@ -230,7 +232,7 @@ def _asked(model: Any, inputs: Any, cluster: ClusterLike, options: Mapping[str, 
 
 
 def _check_options(options: Mapping[str, Any], of: type = Request, known: tuple[str, ...] = ()) -> None:
-    """Raises InputError for an option that is not there, or a value of another type."""
+    """Raise InputError for an unknown option, or for a value of a wrong type."""
     hints = get_type_hints(of)
     known = known or tuple(f.name for f in fields(Request) if f.name not in ("model", "cluster"))
     for name, value in options.items():

@@ -1,4 +1,4 @@
-"""From a model and a cluster to plans: the parts of planning in order, every value between them kept.
+"""From a model and a cluster to plans: the parts of planning in order. Every value between two parts is kept.
 
     graph -> coarsen -> strategies -> for each mesh: network -> search -> plan
                                    -> candidates of each block, baselines, other methods
@@ -43,14 +43,14 @@ from planner_core.search.candidates import Candidates, score
 from planner_core.search.network import Problem
 
 MAX_FRONT = 6
-"""Corners of the front that become plans."""
+"""At most this many corners of the front become plans."""
 FRONT_STEP = 0.03
-"""Corners of the front that save less memory than this share of the one before are left out."""
+"""A corner of the front is left out if it saves less than this share of the memory of the corner before."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Everything a report or a page shows. `plans`: the chosen plan, then the front, then the baselines."""
+    """All that a report or a page shows. `plans`: the chosen plan, then the corners of the front, then the baselines."""
 
     request: Request
     graph: Graph
@@ -59,7 +59,7 @@ class Result:
     workload: Workload
     candidates: tuple[Candidates, ...]
     dropped: Mapping[str, int]
-    unknown_ops: tuple[str, ...]  # sites of ops without a rule, as "block:site"
+    unknown_ops: tuple[str, ...]  # call sites of operators without a rule, as "block:site"
     plans: tuple[Plan, ...]
     timings_s: Mapping[str, float]
     notes: tuple[str, ...] = ()
@@ -71,10 +71,10 @@ class Result:
 
 
 def plan_model(request: Request, graph: Source = None, progress: Progress | None = None) -> Result:
-    """Every part of planning: load or capture, coarsen, strategies, network and search per mesh, candidates, baselines.
+    """Run every part of planning: load or capture, coarsen, strategies, network and search of each mesh, candidates, baselines.
 
-    Raises PlannerError (see `errors`) with one sentence for anything a user can get wrong, NoPlanFits where nothing
-    fits an explicit memory budget.
+    Raises PlannerError (see `core.errors`) for all that a user can get wrong, and NoPlanFits if no plan fits the memory budget
+    that the user gave.
     """
     say = progress or (lambda text: None)
     start = time.perf_counter()
@@ -101,9 +101,11 @@ def choose(
     planner: Planner, options: Sequence[DeviceMesh], say: Progress = lambda text: None, method: Method | None = None,
     below: float = float("inf"), prove: bool = True,
 ) -> Plan:  # fmt: skip
-    """The best plan over the meshes by the request's method, or by a `method` of the caller's; raises NoPlanFits where an
-    explicit budget is below every plan's need. No plan of a value above `below` is looked for: it
-    raises NoPlanFits then too, or returns a plan that is no better. Without `prove` a better one may be left."""
+    """The best plan over the meshes, by the request's method or by the given `method`.
+
+    `below`: plans of a higher value are not looked for. If there is no other, NoPlanFits is raised, or such a plan is returned.
+    `prove`: if False, a better plan may exist. Raises NoPlanFits if the user gave a budget that no plan fits.
+    """
     method = method or METHODS[planner.request.method]
     objective = method.objective or planner.request.objective
     best: tuple[float, Problem, Answer] | None = None
@@ -119,7 +121,7 @@ def choose(
             best = (answer.value, problem, answer)
         bound = min(bound, answer.bound)
     if best:
-        answer = replace(best[2], bound=min(best[2].bound, bound))  # what is open on another mesh is open
+        answer = replace(best[2], bound=min(best[2].bound, bound))  # a gap that another mesh leaves open stays open
         plan = planner.plan(*planner.bounded(best[1], answer, objective), "best", planner.request.method, objective)
         return replace(plan, notes=(*plan.notes, *_chunks(planner, plan))) if method.chunks else plan
     if below < float("inf"):
@@ -143,7 +145,7 @@ def choose(
 
 
 def no_worse(chosen: Plan, others: Iterable[Plan]) -> Plan:
-    """The chosen plan; or, where a search that proved nothing missed it, a baseline that fits and is better."""
+    """The chosen plan; or a baseline that fits and is better, if the search proved nothing and missed it."""
 
     def value(plan: Plan) -> float:
         return plan.cost.seconds(chosen.objective)
@@ -163,8 +165,8 @@ def no_worse(chosen: Plan, others: Iterable[Plan]) -> Plan:
 def _problems(
     planner: Planner, options: Iterable[DeviceMesh], method: Method, say: Progress
 ) -> tuple[list[tuple[Answer | None, Problem]], TooWide | None]:
-    """The networks of all meshes with what a search without proof says, the most promising first, so that the others can be given
-    up early; and why one could not be."""
+    """The networks of all meshes, each with the answer of a search without proof, the most promising first, so that the others can
+    be abandoned early. And the error of a mesh whose tables would be too large, if there is one."""
     found: list[Problem] = []
     wide: TooWide | None = None
     objective = method.objective or planner.request.objective
@@ -177,7 +179,7 @@ def _problems(
             problem = planner.problem(
                 mesh, restrict, zero=method.zero, uniform=method.uniform, by_volume=method.by_volume
             )
-        except TooWide as error:  # another mesh may do; said only where none does
+        except TooWide as error:  # another mesh may work; it is raised only if none does
             wide = error
             continue
         found.append(problem)
@@ -190,8 +192,8 @@ def _problems(
 def _by_promise(
     problems: Iterable[Problem], objective: str, budget: float, say: Progress
 ) -> list[tuple[Answer | None, Problem]]:
-    """Problems by what a search without proof says, the lowest bound first; None of one that was given up on the way. Those that
-    are best without a budget go first: they are likely to spare the others the search."""
+    """The problems with their answers of a search without proof, the lowest bound first. The answer is None if the search was
+    abandoned. Problems whose best plan without a budget fits go first, since they may make other searches needless."""
     found: list[tuple[float, Answer | None, Problem]] = []
     best = float("inf")
     for problem in sorted(problems, key=lambda p: quick_bound(p, objective)):
@@ -215,7 +217,7 @@ def _telling(say: Progress, problem: Problem) -> Callable[[], bool]:
 
 
 def _chunks(planner: Planner, plan: Plan) -> tuple[str, ...]:
-    """What ATP's chunk overlap would do for the plan."""
+    """A note about what ATP's chunk overlap would hide of the plan's communication."""
     hidden = overlap(plan.blocks, planner.graph, cost_model(planner.cluster, plan.mesh, planner.workload))
     saved = hidden.forward_s + hidden.backward_s
     if saved <= 0:
@@ -228,8 +230,8 @@ def _chunks(planner: Planner, plan: Plan) -> tuple[str, ...]:
 
 
 def trade_offs(planner: Planner, options: Iterable[DeviceMesh], chosen: Plan) -> list[Plan]:
-    """Plans of the whole model that trade step time against memory: the corners of the front over all meshes, without
-    the chosen plan. Between two corners lie only mixtures of them (see `search`)."""
+    """The corners of the front of step time and memory over all meshes, as plans, without the chosen plan. Most plans between two
+    corners are mixtures of the two."""
     points: list[tuple[float, float, Problem, Assignment]] = []
     for mesh in options:
         problem = planner.problem(mesh)
@@ -240,7 +242,7 @@ def trade_offs(planner: Planner, options: Iterable[DeviceMesh], chosen: Plan) ->
     for point in points:
         if not kept or point[1] < kept[-1][1] * (1 - FRONT_STEP):
             kept.append(point)
-    if len(kept) > MAX_FRONT:  # evenly along the front, both ends kept
+    if len(kept) > MAX_FRONT:  # spread evenly along the front, with both ends
         kept = [kept[round(i * (len(kept) - 1) / (MAX_FRONT - 1))] for i in range(MAX_FRONT)]
     found = [planner.plan(p, Answer(a, t, t, m), "", "exact", "time") for t, m, p, a in kept]
     plans = [p for p in found if p.blocks != chosen.blocks or p.mesh != chosen.mesh]
@@ -249,7 +251,7 @@ def trade_offs(planner: Planner, options: Iterable[DeviceMesh], chosen: Plan) ->
 
 @dataclass(frozen=True, slots=True)
 class FrontPoint:
-    """A plan that no other beats in both: `cost_s` seconds of step time or communication, and bytes per GPU at the end of forward."""
+    """A point of the Pareto front: `cost_s` seconds of step time or of communication, and bytes per GPU at the end of forward."""
 
     mesh: DeviceMesh
     cost_s: float
@@ -259,8 +261,7 @@ class FrontPoint:
 def exact_front(
     planner: Planner, options: Iterable[DeviceMesh], objective: str, say: Progress = lambda text: None
 ) -> tuple[list[FrontPoint], bool]:
-    """Every whole-model plan with all copies of a block alike that no other beats, over the meshes; and whether these are
-    all (see `front`)."""
+    """The Pareto front over the meshes, of plans with all copies of a block equal; and whether these are all points."""
     points: list[FrontPoint] = []
     exact = True
     for mesh in options:
@@ -280,8 +281,8 @@ def exact_front(
 
 
 def block_candidates(planner: Planner, chosen: Plan) -> list[Candidates]:
-    """Candidates of every repeated block on the tensor axis: the chosen mesh's last, or all GPUs of a node. The other GPUs
-    split the batch."""
+    """The candidates of every repeated block on the tensor axis, which is the last axis of the chosen mesh, or all GPUs of a node.
+    The other GPUs shard the batch."""
     n, size = planner.cluster.num_gpus, planner.cluster.levels[0].size
     if len(chosen.mesh.axis_sizes) > 1:
         size = chosen.mesh.axis_sizes[-1]
@@ -305,7 +306,7 @@ def block_candidates(planner: Planner, chosen: Plan) -> list[Candidates]:
 
 
 def _one_axis(planner: Planner, mesh: DeviceMesh) -> CostModel:
-    """Costs on the tensor axis alone, weights kept, the links of adjacent GPUs."""
+    """A cost model of the tensor axis alone, with the links of adjacent GPUs. Weights are not gathered at use."""
     n = mesh.axis_sizes[0]
     whole = DeviceMesh(("data", "tensor"), (planner.cluster.num_gpus // n, n))
     model = cost_model(planner.cluster, whole, replace(planner.workload, zero=0))
@@ -313,12 +314,12 @@ def _one_axis(planner: Planner, mesh: DeviceMesh) -> CostModel:
 
 
 def _dropped(found: Iterable[Candidates], budget: float) -> dict[str, int]:
-    """Why candidates were dropped: a split is not even, the whole model does not fit, or another one is better in both."""
+    """Number of candidates that were dropped, by reason: they do not shard evenly, the model does not fit, or they are dominated."""
     counts = {"uneven": 0, "memory": 0, "dominated": 0}
     for c in found:
         runs = np.isfinite(c.comm_s)
         fits = c.model_memory_bytes <= budget
-        beaten = c.possible - c.scored  # never formed (see `generate`)
+        beaten = c.possible - c.scored  # these were never formed (see `generate`)
         counts["uneven"] += c.space - c.possible
         counts["memory"] += int((runs & ~fits).sum())
         counts["dominated"] += int((runs & fits & ~c.on_front).sum()) + beaten
@@ -326,7 +327,7 @@ def _dropped(found: Iterable[Candidates], budget: float) -> dict[str, int]:
 
 
 def _unknown(planner: Planner) -> tuple[str, ...]:
-    """Sites of ops without a rule, as "block:site"."""
+    """The call sites of operators without a rule, as "block:site"."""
     return tuple(f"{block}:{site}" if block else site for block, s in planner.strategies.items() for site in s.unknown)
 
 
@@ -335,7 +336,7 @@ def _memory_notes(planner: Planner, chosen: Plan) -> tuple[str, ...]:
 
 
 def compare_methods(request: Request, progress: Progress | None = None, graph: Graph | None = None) -> Result:
-    """Every method and baseline side by side: the `compare --json` object has the form of `plan --json`."""
+    """Plan by every method and baseline. The object of `compare --json` has the form of that of `plan --json`."""
     result = plan_model(request, graph, progress)
     say = progress or (lambda text: None)
     planner = prepare(result.request, result.graph)
@@ -355,7 +356,7 @@ def compare_methods(request: Request, progress: Progress | None = None, graph: G
 
 
 def _beside(method: Method, plan: Plan, found: Mapping[tuple[str, str], Plan]) -> Plan:
-    """A method's plan as it stands beside the chosen one: called by the method, and saying what that gives up."""
+    """A method's plan for the comparison: it has the method's name, and a note about what its restrictions cost."""
     if method.objective is None:
         return replace(plan, name=f"least {plan.objective}")
     told = (f"{method.title}: {method.words}", _restriction_cost(plan, found), *plan.notes)
@@ -363,7 +364,7 @@ def _beside(method: Method, plan: Plan, found: Mapping[tuple[str, str], Plan]) -
 
 
 def _restriction_cost(plan: Plan, found: Mapping[tuple[str, str], Plan]) -> str:
-    """What a method's restrictions cost against the exact search, for the step and for communication."""
+    """A note: the cost of a method's restrictions, compared with the exact search, in step time and in communication."""
     parts = []
     for objective, what in (("time", "the step"), ("communication", "communication")):
         best = found.get(("exact", objective))

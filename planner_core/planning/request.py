@@ -1,4 +1,4 @@
-"""What a user asks for."""
+"""The value `Request`: what a user asks for."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 Progress = Callable[[str], None]
-"""Called with what is being done; may raise to stop."""
+"""A function that gets a sentence about what is being done. It may raise an exception to stop."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a user asks for; None means the model's or the cluster's own default.
+    """What a user asks for. None means the default of the model or of the cluster.
 
-    `accumulate` is the number of micro-batches of a step; None: the search chooses it.
+    `accumulate`: the number of micro-batches of a step; None: the search chooses it.
     """
 
     model: str

@@ -1,7 +1,7 @@
-"""The same plan on a smaller model (see `small_config`) and mesh: what verification on a few real processes runs.
+"""The same plan on a smaller model (see `small_config`) and a smaller mesh, which verification runs on a few real processes.
 
-`retarget` pins every op of the small model's graph to the states that the plan gives the op of the same name, and finds
-steps and prices anew.
+`retarget` gives every operator of the small model's graph the states that the plan gives to the operator of the same name. It
+finds the redistributions and the prices again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from planner_core.ops import SegmentMap, block_strategies, coarsen_block
 
 
 def small_mesh(mesh: DeviceMesh, ranks: int) -> DeviceMesh:
-    """A mesh of `ranks` devices with the same axes; the innermost axes get the ranks first."""
+    """A mesh of `ranks` devices with the same axes. The innermost axes get the ranks first."""
     sizes = [1] * len(mesh.axis_sizes)
     left = ranks
     for axis in reversed(range(len(sizes))):
@@ -50,8 +50,8 @@ def small_mesh(mesh: DeviceMesh, ranks: int) -> DeviceMesh:
 
 
 def retarget(plan: Plan, graph: Graph, model: CostModel) -> Plan:
-    """`plan` on another graph of the same architecture and another mesh with the same axes; raises InputError where an op
-    of the graph lacks a counterpart or a split is not even."""
+    """`plan` on another graph of the same architecture, and on another mesh with the same axes. Raises InputError if the plan lacks an
+    operator of the graph, or if a tensor cannot be sharded evenly."""
     blocks = _Retarget(plan, graph, model).blocks()
     return replace(
         plan, mesh=model.mesh, blocks=blocks, cost=price(blocks, graph, model), fits=True,
@@ -61,9 +61,9 @@ def retarget(plan: Plan, graph: Graph, model: CostModel) -> Plan:
 
 
 class _Retarget:
-    """Walks a graph in order, carrying the state in which every tensor is delivered.
+    """Goes through a graph in order, and keeps the state in which every tensor is delivered.
 
-    Ops and parameters are matched by their full names, so the two graphs may be folded differently.
+    Operators and parameters are matched by their full names. So the two graphs may be folded differently.
     """
 
     def __init__(self, plan: Plan, graph: Graph, model: CostModel) -> None:
@@ -80,7 +80,7 @@ class _Retarget:
         }
 
     def blocks(self) -> dict[str, BlockPlan]:
-        """Block plans of the new graph: copies of a block that run alike share one."""
+        """The block plans of the new graph. Copies of a block that run in the same way share one."""
         top = self.graph.top
         delivered = self._param_states("", top)
         sites: dict[str, SitePlan] = {}
@@ -108,7 +108,7 @@ class _Retarget:
         return plan, [delivered.get(o, self.whole) for o in block.outputs]
 
     def _own(self, prefix: str, block: Block) -> dict[int, ParamPlan]:
-        """The plan's storage of the parameters that this copy of a block owns, by value."""
+        """How the plan stores the parameters that belong to this copy of a block, by value."""
         return {
             i: self.params[name]
             for i, v in enumerate(block.values)

@@ -1,4 +1,4 @@
-"""A model on a cluster, ready to be planned on any mesh: what all meshes and methods share."""
+"""All that the meshes and methods of one request share: the model, its groups and strategies, the cluster, and the memory budget."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 STATED = "our current setup"
-"""What the plan of a stated layout is called."""
+"""The name of the plan of a stated layout."""
 USABLE_MEMORY = timing().usable_memory
-"""Share of a GPU's memory that plans may fill unless a budget is given (see assets/timing.json)."""
+"""The share of a GPU's memory that plans may fill if no budget is given (see assets/timing.json)."""
 
 
 class Clock:
-    """Seconds by pass."""
+    """Measures the seconds of each part of planning, by name."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = dict.fromkeys(
@@ -70,7 +70,7 @@ class Clock:
 
 @dataclass
 class Planner:
-    """A model on a cluster, ready to be planned on any mesh: what all meshes and methods share."""
+    """A model on a cluster, ready to be planned on any mesh by any method."""
 
     request: Request
     graph: Graph
@@ -80,13 +80,14 @@ class Planner:
     strategies: Mapping[str, BlockStrategies]
     clock: Clock
     work: int = MAX_WORK
-    """What a search may spend on proof, as in `search`."""
+    """The labels that a search may form for its proof, as in `search`."""
     networks: dict[tuple[Any, ...], Networks] = field(default_factory=dict)
     problems: dict[tuple[Any, ...], Problem] = field(default_factory=dict)
 
     @property
     def budget(self) -> float:
-        """Bytes per GPU that a plan may take: what the user said, else the GPU's memory less what the walk does not count."""
+        """Bytes per GPU that a plan may take: the user's budget, or the GPU's memory less the share that the simulation does not
+        count."""
         return self.cluster.gpu.memory_bytes * (1.0 if self.request.memory_gb is not None else USABLE_MEMORY)
 
     def problem(
@@ -100,9 +101,9 @@ class Planner:
         stages: tuple[int, ...] = RUN_STAGES,
         joined: tuple[int, ...] = (),
     ) -> Problem:
-        """The folded cost network on one mesh; `by_volume` prices a byte alike on every axis, `stages` and `joined` as in
+        """The folded cost network on one mesh. `by_volume`: a byte costs the same on every axis. `stages` and `joined` are those of
         `CostModel`."""
-        if type(restrict) is Restriction:  # forbids nothing
+        if type(restrict) is Restriction:  # it forbids nothing
             restrict = None
         workload = self.workload if zero is None else replace(self.workload, zero=min(zero, self.workload.zero))
         model = replace(cost_model(self.cluster, mesh, workload), stages=stages, joined=joined)
@@ -123,7 +124,7 @@ class Planner:
                 problem = like(nets, restrict)
             except TooWide:
                 problem = narrow(nets, like, self.coarse, restrict)
-        if restrict is None:  # what it solved serves the next who asks
+        if restrict is None:  # keep the problem: its solutions serve the next caller
             self.problems[*key, uniform] = problem
         return problem
 
@@ -131,8 +132,8 @@ class Planner:
         self, problem: Problem, objective: str, abandon_above: float = float("inf"), rough: Answer | None = None,
         stop: Callable[[], bool] = lambda: False, prove: bool = True,
     ) -> Answer:  # fmt: skip
-        """The best assignment whose walked peak is within the memory (see `fitting`); `rough` is what a search without proof said.
-        `stop` and `prove` as in `search`."""
+        """The best assignment whose simulated peak is within the budget (see `search.fit`). `rough`: the answer of a search without
+        proof. `stop` and `prove` are those of `search`."""
         with self.clock("search"):
             answer = hopeless(problem, rough, self.budget, objective) if rough else None
             return answer or fit(
@@ -140,7 +141,7 @@ class Planner:
             )
 
     def bounded(self, problem: Problem, answer: Answer, objective: str) -> tuple[Problem, Answer]:
-        """A best answer with a bound that holds for the whole space, where states were given up; that may prove it."""
+        """If the problem was restricted: the answer with a bound that holds for the whole space, which may prove it."""
         if problem.whole is None:
             return problem, answer
         with self.clock("search"):
@@ -148,7 +149,7 @@ class Planner:
         return (replace(problem, whole=None) if answer.optimal else problem), answer
 
     def stated(self) -> list[Plan]:
-        """The plan of the layout that the request states; raises InputError where the model cannot follow it."""
+        """The plan of the layout that the request states. Raises InputError if the model cannot follow it."""
         if self.request.layout is None:
             return []
         layout = parse_layout(self.request.layout)
@@ -158,7 +159,7 @@ class Planner:
         return [plan]
 
     def of_layout(self, layout: Layout, name: str = STATED) -> Plan | None:
-        """The plan of a layout that fits if one does; None where there is none at all."""
+        """The plan of a layout. It fits if one fits. None if the layout has no plan."""
         problem = self.problem(
             layout.mesh(), layout.restriction(self.graph), stages=layout.stages, joined=layout.joined
         )
@@ -175,7 +176,7 @@ class Planner:
         blocks = assemble(problem, answer.assignment)
         model = cost_model(
             self.cluster, problem.model.mesh, problem.model.workload
-        )  # the real links, whatever it was chosen by
+        )  # with the real links, also if the plan was chosen by volume
         cost = price(blocks, self.graph, model, self.coarse)
         return Plan(
             name=name, method=method, objective=objective, optimal=answer.optimal and problem.whole is None,
@@ -188,7 +189,7 @@ class Planner:
 
 
 def recomputation(blocks: Mapping[str, BlockPlan]) -> str:
-    """What the repeated blocks of a plan do: "none", "full", or "auto" where they differ."""
+    """The recomputation of a plan's repeated blocks: "none", "full" or another policy; "auto" if they differ."""
     found = {b.recompute for label, b in blocks.items() if label} or {"none"}
     return found.pop() if len(found) == 1 else "auto"
 
@@ -200,11 +201,11 @@ def _told(problem: Problem, answer: Answer) -> tuple[str, ...]:
         return () if answer.optimal else (gap,)
     return (
         f"{NOTE}, {gap}" if answer.bound and 0 < answer.gap < 10 else NOTE + NO_BOUND,
-    )  # a bound ten times off says nothing
+    )  # a bound that is ten times too low is useless
 
 
 def model_identity(graph: Graph) -> dict[str, Any]:
-    """What a plan keeps of its model."""
+    """The fields by which a plan identifies its model."""
     return {
         "name": graph.name, "source": graph.source, "params": graph.num_params, "loss": graph.loss, "config": dict(graph.config),
         "layers": graph.num_repeats, "versions": _versions(),
@@ -213,7 +214,8 @@ def model_identity(graph: Graph) -> dict[str, Any]:
 
 @functools.cache
 def _versions() -> dict[str, str]:
-    """torch and transformers as installed here, read without importing them: they name the ops that a plan speaks of."""
+    """The installed versions of torch and transformers, read without importing them. A plan's operators have the names that these
+    versions give."""
     found = {}
     for name in ("torch", "transformers"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -224,7 +226,7 @@ def _versions() -> dict[str, str]:
 def prepare(
     request: Request, graph: Graph | None = None, say: Progress = lambda text: None, work: int = MAX_WORK
 ) -> Planner:
-    """Everything that does not depend on the mesh; `work` as in `search`. Raises InputError."""
+    """The planner of a request: all that does not depend on the mesh. `work` is that of `search`. Raises InputError."""
     if request.method not in METHODS:
         raise InputError(f"--method {request.method!r} is not one of {', '.join(METHODS)}")
     if request.objective not in OBJECTIVES:
@@ -268,9 +270,10 @@ def prepare(
 
 
 def _own_dtype(graph: Graph, asked: str | None) -> str | None:
-    """The type of most parameters of a model that a function or a program gives, which no option changes; None: of a config.
+    """The dtype of most parameters of a model that a function or an exported program gives. For a model from a config: None, since
+    an option sets it.
 
-    Raises InputError where another is asked for.
+    Raises InputError if the user asks for another dtype.
     """
     if not {"callable", "module"} & set(graph.config):
         return None

@@ -1,7 +1,7 @@
-"""A config of the same architecture with small sizes: what verification runs on a few CPU processes.
+"""A config of the same architecture with small sizes, which verification runs on a few CPU processes.
 
-Sizes go by the names of their fields. What hangs together stays together: lists with one entry for each layer keep one of
-each kind, ids of tokens stay within the vocabulary and apart, parts of a head stay within the head.
+The names of the fields say which sizes they are. Related fields stay consistent: a list with one entry for each layer keeps one
+layer of each kind, ids of tokens stay within the vocabulary and different, parts of a head stay within the head.
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ STATE_SPACE = (("expand", "num_heads", "head_dim"), ("mamba_expand", "mamba_n_he
                ("expand", "mamba_num_heads", "mamba_head_dim"))  # fmt: skip
 LISTS = {"hidden_sizes": (64, 64, 128, 128), "depths": (2,), "num_heads": (4,), "num_attention_heads": (4,),
          "embed_dim": (32, 64, 128), "encoder_stride": (16,), "layer_depths": (2,)}  # fmt: skip
-"""What stages are cut to, entry by entry; the last goes on."""
+"""The sizes to which the lists of stages are cut, entry by entry. The last one repeats."""
 DERIVED = frozenset({"out_features", "out_indices", "stage_names"})
-"""Fields that a config makes from its depth."""
+"""Fields that a config computes from its depth."""
 
 
 def shrink(config: Mapping[str, Any], layers: int = 2) -> dict[str, Any]:
-    """A config of the same architecture, small enough for a few CPU processes: 64 wide, 8 heads, `layers` deep or as deep as
-    it has kinds of layers."""
+    """A config of the same architecture that is small enough for a few CPU processes: width 64, 8 heads, `layers` layers, or more if
+    it has more kinds of layers."""
     return _Form().of(config, layers)
 
 
 def shrinks(config: Mapping[str, Any], layers: int = 2) -> Iterator[dict[str, Any]]:
-    """Ever less small configs, for architectures whose sizes hang together in ways that no name tells: then heads keep their
-    size, and at last every width stays as it is."""
+    """Small configs, each less small than the one before. They are for architectures whose sizes depend on each other in ways that
+    names do not show. First heads keep their size; at last every width stays the same."""
     yield shrink(config, layers)
     yield _Form(heads=4, whole_heads=True).of(config, layers)
     yield _Form(wide=True).of(config, layers)
@@ -66,7 +66,7 @@ def shrinks(config: Mapping[str, Any], layers: int = 2) -> Iterator[dict[str, An
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """How small: at most `heads` heads, of their own size with `whole_heads`; with `wide` all widths stay."""
+    """How small a config becomes: at most `heads` heads; with `whole_heads` they keep their size; with `wide` all widths stay."""
 
     heads: int = 8
     whole_heads: bool = False
@@ -96,7 +96,7 @@ class _Form:
         return min(value, 4) if key == "num_experts_per_tok" else self._size(key, value, width)
 
     def _part(self, key: str, value: Mapping[str, Any], kept: list[int] | None, layers: int) -> Mapping[str, Any]:
-        """A config within the config, or what is said layer by layer, by number."""
+        """A config within the config, or a mapping from the numbers of layers."""
         if key.endswith("config") and all(str(k).isdecimal() for k in value) and kept is not None:
             return {type(k)(kept.index(int(k))): v for k, v in value.items() if int(k) in kept}
         return self.of(value, layers) if key.endswith("config") or "model_type" in value else value
@@ -123,7 +123,7 @@ class _Form:
 
 
 def _halved(value: int) -> int:
-    """The largest power of two that is not more, so that a few ranks can share it."""
+    """The largest power of two that is at most `value`, so that a few ranks can share it."""
     return 2 ** int(math.log2(value)) if value > 0 else value
 
 
@@ -132,7 +132,7 @@ def _by_layer(key: str, value: Any) -> bool:
 
 
 def _layers_to_keep(config: Mapping[str, Any], layers: int) -> list[int] | None:
-    """Which layers stay, where lists tell the kind of each: the first of every kind, and as many as are asked for."""
+    """The layers that stay, if lists tell the kind of each layer: the first of every kind, and as many as are asked for."""
     depths = {
         v for k, v in config.items() if re.fullmatch(DEPTHS, k) and isinstance(v, int) and not isinstance(v, bool)
     }
@@ -149,8 +149,8 @@ def _layers_to_keep(config: Mapping[str, Any], layers: int) -> list[int] | None:
 
 
 def _fit_heads(config: Mapping[str, Any], small: dict[str, Any]) -> None:
-    """The inner width of a state-space layer, and lists of numbers for each pair of a head's elements."""
-    for expand, heads, size in STATE_SPACE:  # heads x their size is the inner width
+    """Fit the inner width of a state-space layer, and the lists with a number for each pair of a head's elements."""
+    for expand, heads, size in STATE_SPACE:  # heads times head size is the inner width
         if expand in config and heads in small and isinstance(small.get(size), int):
             small[size] = int(small["hidden_size"] * small[expand]) // small[heads]
     before, after = _head(config), _head(small)
@@ -160,7 +160,7 @@ def _fit_heads(config: Mapping[str, Any], small: dict[str, Any]) -> None:
 
 
 def _fit_rope(rope: Mapping[str, Any], before: int, after: int) -> dict[str, Any]:
-    """Factors of the pairs of a head (long rope) are cut, sections of a head (images and text) are scaled."""
+    """Fit rotary embeddings: the factors of a head's pairs (long rope) are cut, the sections of a head (images and text) are scaled."""
     found = dict(rope)
     for key, value in rope.items():
         if isinstance(value, Mapping):
@@ -182,7 +182,7 @@ def _head(config: Mapping[str, Any]) -> int:
 
 
 def _fit_ids(config: Mapping[str, Any], small: dict[str, Any]) -> None:
-    """Ids of special tokens that the smaller vocabulary does not have: the last ones, one each."""
+    """Give new ids to special tokens that the smaller vocabulary does not have: its last ids, one for each."""
     size = small.get("vocab_size")
     if not isinstance(size, int) or size == config.get("vocab_size"):
         return

@@ -1,4 +1,4 @@
-"""What can be asked of plans: reports, sensitivity, scaling, ablation."""
+"""Answers to questions about plans: reports, sensitivity, scaling, ablation."""
 
 from planner_core.planning.analysis import sensitivity
 from planner_core.planning.analysis.ablation import SAYS, AblationStep, ablation_steps

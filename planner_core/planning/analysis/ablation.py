@@ -1,9 +1,9 @@
-"""What each restriction of a paper's method costs against the exact search. One ablation step adds one restriction.
+"""The cost of each restriction of a paper's method, compared with the exact search. One ablation step adds one restriction.
 
     exact, least time -> least communication -> no gathering of weights -> identical copies -> volume instead of time
     -> the method's own space
 
-Each step keeps the restrictions of those before it, so the difference between two steps is what the added one costs.
+Each step keeps the restrictions of the steps before it. So the difference between two steps is the cost of the added one.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ SAYS = {
     "alike": "runs all copies of a block alike",
     "volume": "counts bytes, as if every link were the same",
 }
-"""What each step adds, in words; the last, `space`, is the method's own (see `Method.space`)."""
+"""What each step adds, as text. The last step, `space`, has the method's own text (see `Method.space`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class AblationStep:
-    """The best plan under the restrictions up to `name`, which adds what `says` says; None where no plan fits."""
+    """The best plan under the restrictions up to the step `name`; None if no plan fits. `says` describes what the step adds."""
 
     name: str
     says: str
@@ -39,7 +39,7 @@ class AblationStep:
 def ablation_steps(planner: Planner, method: str, say: Progress = lambda text: None) -> Iterator[AblationStep]:
     """The steps from the exact search down to a method of the papers; the last is the method itself.
 
-    `say` is told what is being done, and may raise to stop.
+    `say` gets a sentence about what is being done. It may raise to stop.
     """
     target = METHODS[method]
     for name, says, step in _steps(target, planner.workload.zero):

@@ -1,14 +1,15 @@
-"""How sure the choice of a plan is: which plans the doubt does not tell apart, and what each loses where reality is worse.
+"""How sure the choice of a plan is: which plans cannot be told apart, and what each loses if the machine is worse than assumed.
 
-Two plans on one machine share the errors of its GPU and its software; what is left is the scatter of their kinds of layout
-(`sigma` of assets/bands.json). One is predicted faster with 95 % confidence where
+Two plans on one machine share the errors of its GPU and of its software. What remains is the scatter of their kinds of layout
+(`sigma` of assets/bands.json). One plan is predicted faster with 95 % confidence if
 
     ln(slower / faster) > 1.645 hypot(sigma of one, sigma of the other)
 
-and is called faster in any case where the two differ by more than MOST. Others are ties, and among ties the plan that a
-stock tool runs as it is should be preferred.
+If two plans differ by more than MOST, the faster one is called faster in any case. Other plans are ties. Among ties, a plan that
+a stock tool runs without changes is preferred.
 
-Example: both of kind "FSDP, one node", sigma 2.9 %: steps of 500 and 530 ms differ by 5.8 % < 1.645 x 4.1 % = 6.7 %: a tie.
+Example: two plans are of the kind "FSDP, one node", with a sigma of 2.9 %. Their steps take 500 and 530 ms. ln(530 / 500) is
+5.8 %, which is less than 1.645 x 4.1 % = 6.7 %: a tie.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from planner_core.planning.pipeline import Result
 from planner_core.planning.pricing import NINE_IN_TEN, sigma_of
 
 MOST = 0.10
-"""Share by which a slower plan is called slower whatever the scatter of its kind."""
+"""A plan that is slower by more than this share is called slower, whatever the scatter of its kind."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tie:
-    """A plan that takes `slower` (a share of the chosen plan's time) longer by prediction, less than the `doubt` of the two."""
+    """A plan that is predicted slower than the chosen one by the share `slower`, which is less than the `doubt` about the two."""
 
     name: str
     method: str
@@ -39,7 +40,7 @@ class Tie:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The fastest plan by prediction, its ties by rising time, and which of all these should be run: the simplest."""
+    """The plan that is predicted fastest, its ties by rising time, and which of all these is recommended: the simplest."""
 
     fastest: str
     ties: tuple[Tie, ...]
@@ -47,7 +48,7 @@ class Choice:
 
     @property
     def sentence(self) -> str:
-        """Why the recommended plan is, and what is given up."""
+        """A sentence that says why the plan is recommended, and what is given up."""
         if not self.ties:
             return f"{self.fastest} is faster than every other plan here by more than the prediction's doubt"
         names = ", ".join(f"{t.name} (+{100 * t.slower:.1f} %)" for t in self.ties)
@@ -62,7 +63,7 @@ class Choice:
 
 
 def choice(result: Result) -> Choice:
-    """Ties of the chosen plan among those that fit; only the step's time is in doubt, so nothing ties under another objective."""
+    """The ties of the chosen plan among the plans that fit. Under another objective than time there are none: bytes are exact."""
     best = result.best
     found = []
     for plan in result.plans[1:]:
@@ -78,15 +79,15 @@ def choice(result: Result) -> Choice:
 
 
 def doubt_between(one: Plan, other: Plan, cluster: Cluster) -> float:
-    """The share by which the steps of two plans may differ by prediction and still be a tie."""
+    """The share by which the predicted steps of two plans may differ and still be a tie."""
     both = math.hypot(sigma_of(one, cluster), sigma_of(other, cluster))
     return min(math.expm1(NINE_IN_TEN * both), MOST)
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A machine that is worse than assumed: factors on bandwidth and latency of all links, and the price of a second of traffic
-    beside compute (None: as assumed; 1: nothing is hidden)."""
+    """A machine that is worse than assumed: factors on the bandwidth and the latency of all links, and the contention, which is the
+    seconds by which one second of traffic slows the compute beside it (None: as assumed; 1: nothing is hidden)."""
 
     title: str
     bandwidth: float = 1.0
@@ -94,7 +95,7 @@ class Scenario:
     contention: float | None = None
 
     def model(self, plan: Plan, cluster: Cluster) -> CostModel:
-        """The prices of a plan's own mesh and workload there."""
+        """The cost model of this machine, for the mesh and the workload of a plan."""
         there = cluster.with_bandwidth(self.bandwidth).with_latency(self.latency)
         made = cost_model(there, plan.mesh, Workload(**plan.workload))
         return made if self.contention is None else replace(made, contention=self.contention)
@@ -109,7 +110,7 @@ SCENARIOS = (
 
 @dataclass(frozen=True, slots=True)
 class Regret:
-    """Seconds of one plan's step in every scenario, and the share that it loses to the best of all plans there."""
+    """Seconds of one plan's step in every scenario, and the share by which it is slower than the best of all plans there."""
 
     name: str
     step_time_s: tuple[float, ...]
@@ -122,7 +123,7 @@ class Regret:
 
 
 def regret(result: Result, scenarios: Sequence[Scenario] = SCENARIOS) -> list[Regret]:
-    """What each plan that fits loses in each scenario, in the plans' order."""
+    """The regret of each plan that fits, in the order of the plans."""
     plans = [p for p in result.plans if p.fits]
     times = [[_seconds(p, result, s) for s in scenarios] for p in plans]
     least = [min(column) for column in zip(*times, strict=True)]

@@ -1,4 +1,4 @@
-"""What repeats in a model, as data and as text: unique blocks with their candidate plans, and Algorithm 1's steps."""
+"""The fold of a model as data and as text: its unique blocks with their candidates, and the steps of Algorithm 1."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from planner_core.search.candidates import matrices
 
 
 def fold_report(coarse: CoarseGraph, min_duplicate: int = 2) -> dict[str, Any]:
-    """The `fold --json` object: the graph's sizes, each unique block, and what Algorithm 1 does at each depth."""
+    """The object of `fold --json`: the graph's sizes, each unique block, and what Algorithm 1 does at each depth."""
     graph = coarse.graph
     repeats = graph.num_repeats
     blocks = []
@@ -39,7 +39,7 @@ def fold_report(coarse: CoarseGraph, min_duplicate: int = 2) -> dict[str, Any]:
 
 
 def fold_text(data: dict[str, Any]) -> str:
-    """The report to read."""
+    """The report as text."""
     lines = [
         f"{data['model']['name']}: {data['ops']} ops, {data['nodes']} groups, {data['unique_nodes']} after folding", "",
         *(

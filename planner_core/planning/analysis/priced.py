@@ -1,4 +1,4 @@
-"""A priced layout as JSON (docs/CONTRACT.md, `price --json`) and as words."""
+"""A priced layout as JSON (docs/CONTRACT.md, `price --json`) and as text."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def price_report(priced: Priced, budget: Budget | None = None) -> dict[str, Any]
 
 
 def price_text(priced: Priced, budget: Budget | None = None) -> str:
-    """The report to read."""
+    """The report as text."""
     stated = priced.stated
     head = (
         f"{priced.model} on {priced.cluster.name} ({priced.cluster.num_gpus} x {priced.cluster.gpu.name}): {stated.layout}, "

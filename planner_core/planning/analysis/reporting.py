@@ -18,7 +18,7 @@ HOW_SURE = "from ... to: nine in ten published runs of such a kind were measured
 
 
 def report(result: Result, budget: Budget | None = None) -> dict[str, Any]:
-    """The `plan --json` object of docs/CONTRACT.md; with `budget` each plan says the days and the money of all its tokens."""
+    """The object of `plan --json` (docs/CONTRACT.md). With `budget` each plan has the days and the money that all tokens take."""
     flops, num_gpus = model_flops(result.graph), result.cluster.num_gpus
     plans = []
     for p in result.plans:
@@ -74,7 +74,7 @@ def plan_summary(plan: Plan, speed: Speed | None = None) -> dict[str, Any]:
 
 
 def speed_summary(speed: Speed) -> dict[str, Any]:
-    """What stands beside each step's time: the band, tokens per second, utilisation."""
+    """The figures beside a step's time: its band, tokens per second, utilisation."""
     return {
         "step_time_low_s": speed.low_s, "step_time_high_s": speed.high_s, "band": speed.band.to_json(),
         "tokens_per_s_per_gpu": speed.tokens_per_s_per_gpu, "mfu": speed.mfu,
@@ -82,18 +82,18 @@ def speed_summary(speed: Speed) -> dict[str, Any]:
 
 
 def choice_summary(chosen: Choice) -> dict[str, Any]:
-    """Which plans the doubt does not tell apart, and which of them should be run."""
+    """The plans that cannot be told apart, and the one of them that is recommended."""
     ties = [{"name": t.name, "slower": t.slower, "doubt": t.doubt} for t in chosen.ties]
     return {"fastest": chosen.fastest, "ties": ties, "recommended": chosen.recommended, "why": chosen.sentence}
 
 
 def recomputation(plan: Plan) -> dict[str, str]:
-    """What runs again in backward, by pattern of the repeated blocks."""
+    """What is recomputed in backward, by pattern of the repeated blocks."""
     found: dict[str, str] = {}
     for label, block in plan.blocks.items():
         pattern = glob_name(block.prefixes)
         same = found.get(pattern, block.recompute) == block.recompute
-        if label:  # two variants of one block share a pattern: where they differ, say which copies each is for
+        if label:  # two variants of one block share a pattern: if they differ, name the copies of each
             found[pattern if same else f"{pattern}[{label.partition('#')[2]}]"] = block.recompute
     return found
 
@@ -174,7 +174,7 @@ def text(result: Result, budget: Budget | None = None) -> str:
 
 
 def unknown_ops(result: Result) -> str:
-    """Which ops have no rule, how often each runs in a step, and where it stands first; empty if all have one."""
+    """A sentence about the operators without a rule: how often each runs in a step, and where it is first. Empty if all have one."""
     runs: Counter[str] = Counter()
     first: dict[str, str] = {}
     for name in result.unknown_ops:
@@ -190,7 +190,7 @@ def unknown_ops(result: Result) -> str:
 
 
 def front_report(points: Sequence[FrontPoint], exact: bool, objective: str) -> dict[str, Any]:
-    """The front of `plan --front --json`: points by rising seconds, and whether they are all there are."""
+    """The object of `plan --front --json`: the points by rising seconds, and whether these are all points."""
     return {
         "objective": objective, "exact": exact,
         "points": [{"mesh": list(p.mesh.axis_sizes), "seconds": p.cost_s, "memory_bytes": int(p.memory_bytes)} for p in points],
@@ -207,7 +207,7 @@ def front_text(points: Sequence[FrontPoint], exact: bool, objective: str) -> str
 
 
 def regret_report(found: Sequence[Regret]) -> dict[str, Any]:
-    """What `plan --regret --json` adds: each plan's step in every scenario, and what it loses to the best plan there."""
+    """What `plan --regret --json` adds: each plan's step in every scenario, and the share that it loses to the best plan there."""
     return {
         "scenarios": [s.title for s in SCENARIOS],
         "plans": [{"name": r.name, "step_time_s": list(r.step_time_s), "lost": list(r.lost), "worst": r.worst} for r in found],
@@ -215,7 +215,7 @@ def regret_report(found: Sequence[Regret]) -> dict[str, Any]:
 
 
 def regret_text(found: Sequence[Regret]) -> str:
-    """The same as a table: seconds, and the share lost to the best plan of that scenario."""
+    """The same as a table: seconds, and the share that each plan loses to the best plan of that scenario."""
     rows = [["plan", *(s.title for s in SCENARIOS), "loses at most"]]
     for r in found:
         cells = [f"{seconds(t)} (+{100 * lost:.1f} %)" for t, lost in zip(r.step_time_s, r.lost, strict=True)]

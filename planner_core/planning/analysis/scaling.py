@@ -1,8 +1,10 @@
 """How the best mesh changes with the number of GPUs, and at which degree tensor parallelism stops paying.
 
-For each number of GPUs a cluster of the same nodes and links is made (`resized`), every factorisation into at most two axes is
-searched (`grow`), and every tensor-parallel degree is priced at its best (`TensorAxis`): the last axis splits weights and
-keeps the batch whole, the first splits the batch and may shard weights to gather them at use.
+For each number of GPUs:
+1. A cluster of that size with the same nodes and links is made (`resized`).
+2. Every factorisation into at most two axes is searched (`grow`).
+3. The best plan of every tensor-parallel degree is found (`TensorAxis`). Then the last axis shards the weights and not the batch.
+   The first axis shards the batch, and may shard weights that are gathered at use.
 """
 
 from __future__ import annotations
@@ -46,8 +48,8 @@ PAYS = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """The best plan over meshes, or at one tensor-parallel degree; `degree` is over how many GPUs the plan splits the use of
-    most weights. `step_time_s` is infinite where no plan runs."""
+    """The best plan over meshes, or at one tensor-parallel degree. `degree` is the number of GPUs over which the plan shards the use
+    of most weights. `step_time_s` is infinite if no plan can run."""
 
     mesh: DeviceMesh
     degree: int
@@ -59,7 +61,7 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """One number of GPUs: the best plan of each mesh that comes near the best of all, and that of each tensor-parallel
+    """One number of GPUs: the best plan of each mesh that comes near the best of all, and the best plan of each tensor-parallel
     degree."""
 
     num_gpus: int
@@ -83,8 +85,8 @@ class Size:
 
     @property
     def last_paying(self) -> Option | None:
-        """Where tensor parallelism should stop: from the smallest degree that fits, the last larger one that shortens the
-        step by more than PAYS; None where nothing fits."""
+        """The degree at which tensor parallelism should stop: go up from the smallest degree that fits, as long as a larger one
+        shortens the step by more than PAYS. None if nothing fits."""
         kept: Option | None = None
         for o in self.by_degree.values():
             if kept is None or o.step_time_s < kept.step_time_s * (1 - PAYS):
@@ -93,9 +95,9 @@ class Size:
 
 
 def resized(cluster: Cluster, num_gpus: int) -> Cluster:
-    """The same GPUs, nodes and links, `num_gpus` of them: the outermost level grows or shrinks, inner ones only shrink.
+    """A cluster of `num_gpus` GPUs with the same nodes and links. The outermost level grows or shrinks; inner levels only shrink.
 
-    Raises InputError where that many do not fill whole units.
+    Raises InputError if that many GPUs do not fill whole units.
     """
     left, levels = num_gpus, []
     for level in cluster.levels[:-1]:
@@ -115,8 +117,11 @@ def grow(
     request: Request, cluster: Cluster, num_gpus: int, batch: int | None = None, graph: Graph | None = None,
     say: Progress = lambda text: None,
 ) -> Size:  # fmt: skip
-    """The best plans at one number of GPUs. `graph` stands for the request's model, else the zoo's at `batch`. `say` is told
-    what is being done and may raise to stop. Raises InputError."""
+    """The best plans for one number of GPUs.
+
+    `graph`: the request's model; None loads it from the zoo for `batch` samples. `say` gets a sentence about what is being done, and
+    may raise to stop. Raises InputError.
+    """
     there = resized(cluster, num_gpus)
     asked = replace(request, cluster=there.to_json(), mesh=None, batch=batch, method="exact", objective="time")
     planner = prepare(asked, graph)
@@ -131,7 +136,7 @@ def grow(
             )
             one = _option(planner, mesh, replace(EXACT, objective="time", restrict=TensorAxis(t)))
             degrees.append(replace(one, degree=t))
-    # the likely best first, so that the search leaves the others as soon as they cannot be better
+    # the likely best mesh first, so that the search can abandon the others early
     known = {o.mesh: o.step_time_s for o in sorted(degrees, key=lambda o: -o.step_time_s)}
     samples = planner.workload.batch
     order = sorted(
@@ -143,7 +148,7 @@ def grow(
 
 
 def _near_best(planner: Planner, options: Iterable[DeviceMesh], say: Progress) -> Iterator[Option]:
-    """The best plan of each mesh, as long as it may come within twice PAYS of the best so far."""
+    """The best plan of each mesh that may come within twice PAYS of the best so far."""
     least = math.inf
     for mesh in options:
         say(f"{mesh.num_devices} GPUs, mesh {mesh}")
@@ -173,7 +178,8 @@ def _read(plan: Plan, graph: Graph) -> Option:
 
 
 def tensor_degree(plan: Plan, graph: Graph) -> int:
-    """Over how many GPUs the plan splits the use of most weights: axes along which most elements are sharded and not gathered."""
+    """The number of GPUs over which the plan shards the use of most weights: the product of the axes on which most elements are
+    sharded and not gathered."""
     sizes = {name: math.prod(meta.shape) for name, meta in graph.parameters().items()}
     degree = 1
     for axis, n in enumerate(plan.mesh.axis_sizes):
@@ -193,7 +199,7 @@ def tensor_degree(plan: Plan, graph: Graph) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TensorAxis:
-    """The restriction that makes the last axis a tensor-parallel one of `degree` GPUs, the first a data axis."""
+    """The restriction that makes the last axis a tensor-parallel axis of `degree` GPUs, and the first axis a data axis."""
 
     degree: int
 
@@ -207,5 +213,5 @@ class TensorAxis:
 
 
 def stream(v: Value, pair: AxisState) -> bool:
-    """The residual stream is whole or split by tokens, never by batch."""
+    """The residual stream is Replicate, or sharded by tokens, but not by batch."""
     return whole(v, pair) or sequence_split(v, pair)

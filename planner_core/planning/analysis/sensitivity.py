@@ -1,15 +1,15 @@
-"""How the choice of a plan changes with bandwidth, batch and GPU count: a map of regions, and where one ends.
+"""How the choice of a plan changes with bandwidth, batch and number of GPUs: a map of regions, and where a region ends.
 
     sweep        the kind of the best plan at each point of a grid of two quantities
-    changes      neighbours of the grid that differ
-    crossover    between two neighbours that differ, the value at which the choice changes, both sides of it searched
+    changes      neighbours of the grid whose kinds differ
+    crossover    the value between two such neighbours at which the choice changes; both sides of it are searched
 
-Faster links never make the best plan slower. So where links grow faster, a plan that is best at both ends and, priced
-between them, takes at most SAME longer than the best at the faster end is within SAME of the best there: such a cell is
-not searched but inferred, and says so.
+Faster links never make the best plan slower. Let a plan be best at two values of the links' speed. At a point between them it is
+priced, and takes at most SAME longer than the best plan at the faster end. Then it is within SAME of the best plan at that
+point. Such a cell is inferred and not searched, and it says so.
 
-Along one quantity the kind of the best plan is taken to change once between two neighbours of the grid; a kind that
-appears and goes between them is not seen. What counts as one kind is the caller's to say; `mesh_kind` takes the mesh alone.
+The kind of the best plan is taken to change at most once between two neighbours of the grid. A kind that appears only between them
+is not seen. The caller says what a kind is; `mesh_kind` takes the mesh alone.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from dataclasses import dataclass, replace
 from planner_core.core import Plan, PlannerError
 
 CLOSE = 0.04
-"""A crossover is known when the values on its two sides differ by less than this share."""
+"""A crossover is found when the values on its two sides differ by less than this share."""
 SAME = 0.01
-"""A plan within this share of the best is as good; well below the estimate's error."""
+"""A plan within this share of the best counts as equally good. It is well below the error of the estimate."""
 GUESSES = 4
-"""How often a crossover is looked for where two plans are priced alike, before the range is halved."""
+"""Attempts to find a crossover where two plans cost the same, before the range is halved instead."""
 UNKNOWN = "not found in time"
-"""The kind of a point at which the search was given up."""
+"""The kind of a point at which the search took too long."""
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One quantity of the map: its name, its values upward, the step between values that it may take (0: any), and whether it
+    """One quantity of the map: its name, its rising values, the step between allowed values (0: any value is allowed), and whether it
     is the speed of links."""
 
     name: str
@@ -44,8 +44,11 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """The best plan at one point: what kind it is, its step time and memory; kind None where nothing can be planned or fits.
-    Not `searched`: a plan within SAME of the best, inferred from its neighbours. `proven`: a search's own word."""
+    """The best plan at one point: its kind, step time and memory. The kind is None if no plan runs or fits.
+
+    If it is not `searched`, it is a plan within SAME of the best, inferred from the neighbours. `proven`: whether the search proved
+    that no plan is better.
+    """
 
     x: float
     y: float
@@ -57,9 +60,9 @@ class Cell:
 
 
 Look = Callable[[float, float], Cell]
-"""The cell at (x, y), searched."""
+"""Searches the cell at (x, y)."""
 Priced = Callable[[Cell, float, float], float]
-"""Seconds that the plan of a searched cell takes at (x, y), a point that differs in the speed of links only."""
+"""Gives the seconds of the plan of a searched cell at another point (x, y), where only the speed of links differs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +77,7 @@ class Crossover:
 
     @property
     def value(self) -> float:
-        """Where the choice changes: the middle of what is not known."""
+        """The value at which the choice changes: the middle between `low` and `high`."""
         return math.sqrt(self.low * self.high)
 
 
@@ -84,7 +87,7 @@ def mesh_kind(plan: Plan) -> Hashable:
 
 
 def cell(x: float, y: float, find: Callable[[], Plan], kind: Callable[[Plan], Hashable] = mesh_kind) -> Cell:
-    """The cell of the plan that `find` gives; of kind None where it raises PlannerError or the plan does not fit."""
+    """The cell of the plan that `find` returns. Its kind is None if `find` raises PlannerError or the plan does not fit."""
     try:
         plan = find()
     except PlannerError:
@@ -95,8 +98,8 @@ def cell(x: float, y: float, find: Callable[[], Plan], kind: Callable[[Plan], Ha
 
 
 def sweep(x: Axis, y: Axis, look: Look, priced: Priced | None = None) -> Iterator[Cell]:
-    """Every cell of the grid as it is found: whoever draws may stop at any of them. With `priced`, cells are inferred along an
-    axis of links."""
+    """Yield every cell of the grid when it is found; the caller may stop after any. With `priced`, cells along an axis that is the
+    speed of links may be inferred."""
     if priced and x.links:
         for b in y.values:
             yield from _line([(a, b) for a in x.values], look, priced)
@@ -109,7 +112,7 @@ def sweep(x: Axis, y: Axis, look: Look, priced: Priced | None = None) -> Iterato
 
 
 def _line(points: Sequence[tuple[float, float]], look: Look, priced: Priced) -> Iterator[Cell]:
-    """The cells at points along which links grow faster: the ends first, then what lies between."""
+    """The cells at points along which the links become faster: first the ends, then the points between them."""
     ends = [look(*p) for p in (points[0], points[-1])]
     yield from ends
     yield from _between_ends(list(points[1:-1]), ends[0], ends[1], look, priced)
@@ -118,7 +121,7 @@ def _line(points: Sequence[tuple[float, float]], look: Look, priced: Priced) -> 
 def _between_ends(
     points: list[tuple[float, float]], low: Cell, high: Cell, look: Look, priced: Priced
 ) -> Iterator[Cell]:
-    """Cells between two searched ones, the fastest links first: inferred as long as that can be said, else searched."""
+    """The cells between two searched ones, the fastest links first. A cell is inferred if that is possible, else searched."""
     while points:
         known = _inferred(points[-1], low, high, priced)
         if known is None:
@@ -127,7 +130,7 @@ def _between_ends(
         points.pop()
     if not points:
         return
-    # where kinds differ the border is somewhere between; else it is the next point that wants a search
+    # if the kinds differ, the border is anywhere between, so halve; else the next point is the one to search
     at = (len(points) - 1) // 2 if low.kind != high.kind else len(points) - 1
     found = look(*points[at])
     yield found
@@ -136,7 +139,7 @@ def _between_ends(
 
 
 def _inferred(point: tuple[float, float], low: Cell, high: Cell, priced: Priced) -> Cell | None:
-    """The cell at a point between two searched ones without a search; None where it wants one."""
+    """The cell at a point between two searched ones, without a search; None if it needs a search."""
     if low.kind is None and high.kind is None:  # what fits does not depend on links
         return Cell(*point, None, searched=False)
     if low.kind != high.kind or not high.proven:
@@ -148,7 +151,7 @@ def _inferred(point: tuple[float, float], low: Cell, high: Cell, priced: Priced)
 
 
 def changes(cells: Sequence[Cell]) -> list[tuple[Cell, Cell]]:
-    """Neighbours in a row of the map whose kinds differ, and are known."""
+    """Neighbours in a row of the map whose kinds are known and differ."""
     rows: dict[float, list[Cell]] = {}
     for c in sorted(cells, key=lambda c: (c.y, c.x)):
         rows.setdefault(c.y, []).append(c)
@@ -157,9 +160,11 @@ def changes(cells: Sequence[Cell]) -> list[tuple[Cell, Cell]]:
 
 
 def crossover(left: Cell, right: Cell, step: float, look: Look, priced: Priced | None = None) -> Crossover:
-    """Where between two cells of one row the kind changes, to within CLOSE, or where x has a step to within that. With `priced`
-    (x is the speed of links) it is looked for first on both sides of where their plans take equally long; else, and where
-    that is not it, the ratio is halved. What is told was searched on both sides."""
+    """Find where the kind changes between two cells of one row, to within CLOSE, or to within the `step` of x.
+
+    With `priced` (x is the speed of links), first search on both sides of the point at which the two plans take equally long. If it
+    is not there, or without `priced`, halve the range. Both sides of the result were searched.
+    """
     low, high = left, right
     guesses = GUESSES if priced else 0
     while (middle := _between(low.x, high.x, step)) is not None:
@@ -175,7 +180,7 @@ def crossover(left: Cell, right: Cell, step: float, look: Look, priced: Priced |
 
 
 def _alike(low: Cell, high: Cell, priced: Priced) -> float | None:
-    """The value of x at which the plans of two cells take equally long; None where one is slower throughout."""
+    """The value of x at which the plans of two cells take equally long; None if one is slower everywhere between them."""
 
     def slower(x: float) -> bool:
         return priced(low, x, low.y) > priced(high, x, low.y)
@@ -190,8 +195,8 @@ def _alike(low: Cell, high: Cell, priced: Priced) -> float | None:
 
 
 def _beside(alike: float, low: float, high: float) -> float:
-    """The point to look at where a change is expected at `alike`: just below it, or, if one side is near already, as far from
-    that side as is close."""
+    """The next point to search if the change is expected at `alike`: just below it. If one side is near it already, the point that is
+    just close enough to that side."""
     near = 1 + CLOSE * 0.999
     if low * near > alike:
         return low * near
@@ -199,7 +204,7 @@ def _beside(alike: float, low: float, high: float) -> float:
 
 
 def _between(low: float, high: float, step: float) -> float | None:
-    """The next value to look at, or None where the two sides are close enough."""
+    """The next value to search, or None if the two sides are close enough."""
     middle = math.sqrt(low * high)
     if not step:
         return None if high <= low * (1 + CLOSE) else middle

@@ -1,14 +1,14 @@
-"""One rank's step as a list of work on streams, in order: what the price of a plan adds up, operator by operator.
+"""One rank's step as a list of work on streams, in order. It has the same seconds as the price of the plan, by operator.
 
-All ranks do the same. Four streams run side by side:
+All ranks do the same work. Four streams run side by side:
 
-    parts         which part of the model runs: a layer, or what stands between layers
-    compute       operators, and what holds them up; its seconds add up to the step's time
-    collectives   what an operator waits for
+    parts         the part of the model that runs: a layer, or what is between layers
+    compute       operators, and the waits that delay them; its seconds add up to the step's time
+    collectives   the collectives for which an operator waits
     weights       gathers and reductions of weights beside compute
 
-A unit's weight traffic is drawn beside the unit itself, where the price counts it. A run sends it a unit earlier (gathers) or
-later (reductions), beside work of the same kind; see `planner_core.cost.step_time`.
+The weight traffic of a unit is drawn beside the unit itself, where the price counts it. A run sends gathers one unit earlier, and
+reductions one unit later, beside work of the same kind; see `planner_core.cost.step_time`.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ WORKS, AGAIN, WAITS, HELD, UPDATES, SENDS, PART = KINDS = (
 )  # fmt: skip
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
 MOST_WORK = 100_000
-"""Work that is listed in full. Beyond, all micro-batches but the first and the last are put together by kind."""
+"""Up to this much work is listed in full. Beyond it, all micro-batches between the first and the last are summed up by kind."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One thing that a rank does. `part` is the part of the model, `copy` its number among `copies` alike that follow each other;
-    `note` says what waits for what. Micro-batches count from 1; 0 belongs to none."""
+    """One piece of work of a rank. `part`: the part of the model. `copy`: its number among `copies` equal ones that follow each other.
+    `note`: what waits for what. Micro-batches count from 1; 0 is work that belongs to no micro-batch."""
 
     stream: str
     kind: str
@@ -63,7 +63,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Work of one pass through a part, before it has a place in time. `collective`: it is a wait for this one."""
+    """Work of one pass through a part, before it has a time. `collective`: the work is a wait for this collective."""
 
     kind: str
     name: str
@@ -85,13 +85,13 @@ class _Part:
 
 
 def step_work(plan: Plan, graph: Graph) -> list[Work]:
-    """Everything that one rank does in a step of `plan`, in seconds from its begin. Raises InputError for a plan of another model."""
+    """All work of one rank in a step of `plan`, in seconds from the step's begin. Raises InputError for a plan of another model."""
     return _Step(plan, graph).work()
 
 
 def chrome_trace(steps: Mapping[str, Iterable[Work]]) -> dict[str, Any]:
-    """The steps of plans by name in the Trace Event Format, which Perfetto and chrome://tracing open: a process a plan, a thread
-    a stream, times in microseconds."""
+    """The steps of plans, by name, in the Trace Event Format, which Perfetto and chrome://tracing open. A plan is a process, a stream
+    is a thread, times are in microseconds."""
     events: list[dict[str, Any]] = []
     for pid, (name, step) in enumerate(steps.items()):
         events.append({"ph": "M", "pid": pid, "name": "process_name", "args": {"name": name}})
@@ -113,7 +113,7 @@ def _event(pid: int, w: Work) -> dict[str, Any]:
 
 
 class _Step:
-    """Lays the work of a plan out in time."""
+    """Gives each piece of work of a plan its time."""
 
     def __init__(self, plan: Plan, graph: Graph) -> None:
         w = plan.workload
@@ -203,7 +203,7 @@ class _Step:
         self._place(PARTS, PART, f"{phase}: {part.title}", phase, part, number, begin, self.now - begin, "")
 
     def _end(self, part: _Part, phase: str, number: int) -> None:
-        """The first unit's gather and the last unit's reduction have nothing to hide behind."""
+        """Add the first unit's gather and the last unit's reduction, which nothing hides."""
         block, seconds = part.label.partition("#")[0], 0.0
         for label, u in self.units.items():
             if label.partition("#")[0] == block and u.repeats > 1:
@@ -218,7 +218,7 @@ class _Step:
     def _note(
         self, kind: str, name: str, phase: str, part: _Part, number: int, seconds: float, note: str = ""
     ) -> None:  # fmt: skip
-        """Work on the compute stream: what follows starts when it ends."""
+        """Add work on the compute stream. The next work on it starts when this ends."""
         if seconds:
             self._place(COMPUTE, kind, name, phase, part, number, self.now, seconds, note)
             self.now += seconds
@@ -231,7 +231,7 @@ class _Step:
         )
 
     def _put_together(self, begin: int, count: int) -> None:
-        """In place of the second micro-batch, all between the first and the last, by kind."""
+        """Replace the second micro-batch by all micro-batches between the first and the last, summed up by kind."""
         second = [w for w in self.done[begin:] if w.stream == COMPUTE]
         sums: dict[str, float] = defaultdict(float)
         for w in second:
@@ -255,7 +255,7 @@ class _Step:
     # --- what a pass consists of ------------------------------------------------------------------------
 
     def _pass(self, part: _Part, phase: str) -> Iterator[_Piece]:
-        """A pass through a part: its operators in order, each with what it waits for."""
+        """The work of a pass through a part: its operators in order, each with its waits."""
         bp, block, unit = self.plan.blocks[part.label], block_of(self.graph, part.label), self.units[part.label]
         again = recomputed(block, bp)
         waits: dict[str, list[Message]] = defaultdict(list)
@@ -281,7 +281,7 @@ class _Step:
     def _around(
         self, op: Op, kind: str, seconds: float, waits: list[Message], after: tuple[str, ...]
     ) -> Iterator[_Piece]:
-        """An operator between what it waits for and what those that follow wait for."""
+        """An operator, after the collectives for which it waits, and before those for which the next operators wait."""
         later = [m for m in waits if m.what.startswith(after)]
         yield from (self._wait(m, f"{op.name} waits for it") for m in waits if m not in later)
         if seconds:
@@ -295,7 +295,7 @@ class _Step:
         )
 
     def _traffic(self, part: _Part, phase: str, edge: bool) -> list[Message]:
-        """Weight traffic beside one pass through a part; `edge`: that of once a step too."""
+        """The weight traffic beside one pass through a part; with `edge` also the traffic once a step."""
         unit = self.units[part.label]
         found = [m for m in unit.each if m.phase == phase and unit.beside(m)]
         found += [m for m in unit.once if m.phase == phase and edge]
@@ -304,7 +304,7 @@ class _Step:
         return [m for m in found if self._home(m.weight) is part]
 
     def _home(self, weight: str) -> _Part:
-        """The part of the top block that shows the traffic of a weight: the first that uses it."""
+        """The part of the top block beside which the traffic of a weight is drawn: the first part that uses it."""
         top = self.graph.top
         for part in self.parts:
             if not part.label and any(top.values[v].name == weight for op in part.ops for v in op.inputs):
@@ -320,7 +320,7 @@ class _Step:
         return max(busy + self.model.contention * sent, sent) - busy
 
     def _share(self, part: _Part, phase: str, edge: bool, traffic: list[Message]) -> float:
-        """The part of its unit's traffic that stands at a part: the top block stands in several."""
+        """The share of its unit's traffic that is drawn beside a part: the top block is several parts."""
         if part.label:
             return 1.0
         mine = sum(message_time(m, self.model) for m in traffic)
@@ -346,7 +346,7 @@ def _over(m: Message, plan: Plan) -> str:
 
 
 def _ended(done: list[Work], end_s: float) -> list[Work]:
-    """Nothing is sent after the step: what queued up beyond its end is drawn earlier."""
+    """Move traffic that would end after the step to before its end, since nothing is sent after the step."""
     found = []
     for w in reversed(done):
         if w.stream == WEIGHTS:

@@ -1,13 +1,13 @@
 """The cost network with every copy of every block written out, before any pruning, for an independent solver.
 
-Nothing of the folded search is used but the block networks themselves: no arc consistency, no elimination, no powers. The
-step's time is not a sum (`cost.step_time`), so the network says it in two ways:
+Of the folded search it uses the block networks alone. Arc consistency, elimination and powers are not used. The step's time is
+not a sum (`cost.step_time`), so the network has two forms:
 
-* `unary` and `pairwise` hold one number per entry, the weighted sum of the components at the shares of the step's maxima
-  and the prices of memory that bound the answer. Its least sum is `optimum`: a solver that finds the same proves the
-  elimination, the powers and the pruning.
-* `components` holds every component of every entry, `units` which variables belong to one unit, `step` the form of the
-  step's time, `limits` the memory. A mixed-integer solver that minimises the form proves `value`, the claimed answer.
+* `unary` and `pairwise` have one number per entry: the weighted sum of the components, at those shares of the step's maxima and
+  those prices of memory that bound the answer. The least sum is `optimum`. A solver that finds the same proves the elimination,
+  the powers and the pruning.
+* `components` has every component of every entry. `units` says which factors belong to one unit, `step` has the form of the step's
+  time, and `limits` has the memory. A mixed-integer solver that minimises this form proves `value`, the claimed answer.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from planner_core.search import Assignment, Objective, best_shares, objective_of
 from planner_core.search.network import Factor, Network, Problem, tensor_name
 
 INFINITE = 1e12
-"""Stands for an impossible combination; real costs are seconds and far smaller."""
+"""The cost of an impossible combination. Real costs are seconds, and far smaller."""
 
 
 def network_json(planner: Planner) -> dict[str, Any]:
-    """The `network --json` object of docs/CONTRACT.md, on the first mesh asked for, and what the search claims of it."""
+    """The object of `network --json` (docs/CONTRACT.md) for the first mesh of the request, with the answer that the search claims."""
     problem = planner.problem(meshes(planner.request, planner.cluster)[0])
     kind = planner.request.objective
     budget = planner.budget if planner.request.memory_gb is not None else float("inf")
@@ -46,14 +46,14 @@ def network_json(planner: Planner) -> dict[str, Any]:
 def relaxation(
     problem: Problem, kind: str, found: Assignment | None, prices: tuple[float, float] = (0.0, 0.0)
 ) -> Objective:
-    """The objective as a plain sum: at the shares that suit an assignment, and at prices of memory."""
+    """The objective as a plain sum: at the shares that suit an assignment best, and at `prices` of memory."""
     free = objective_of(problem, kind)
     shares = best_shares(free, [found.totals], Shares()) if found else Shares()
     return replace(free.priced(*prices), fixed=shares)
 
 
 def unfold_problem(problem: Problem, objective: Objective, found: Assignment | None = None) -> dict[str, Any]:
-    """Variables, unary and pairwise tables of all copies, each block in the variant that `found` runs it in (or its first)."""
+    """Variables, unary tables and pairwise tables of all copies. Each copy is in the variant that `found` has, or in the first."""
     writer = _Writer(objective.weights())
     top = problem.top.net
     writer.unit({name: name for name in top.sizes}, top, top.factors)
@@ -74,13 +74,13 @@ def unfold_problem(problem: Problem, objective: Objective, found: Assignment | N
 
 
 def _calls(problem: Problem, found: Assignment | None) -> Iterator[tuple[Call, str]]:
-    """Every call with the variant it runs in."""
+    """Every call with its variant."""
     for number, call in enumerate(problem.coarse.graph.calls()):
         yield call, found.copies[number].variant if found else next(iter(problem.blocks[call.block]))
 
 
 def _names(problem: Problem, call: Call, net: Network) -> dict[str, str]:
-    """The block's boundary variables by the names of the top block's."""
+    """For each boundary variable of the block: the name of the top block's variable."""
     block = problem.coarse.graph.blocks[call.block]
     pairs = zip((*block.inputs, *block.outputs), (*call.inputs, *call.outputs), strict=True)
     return {tensor_name(i): tensor_name(o) for i, o in pairs if tensor_name(i) in net.sizes}
@@ -98,7 +98,7 @@ def _between(problem: Problem) -> Iterator[tuple[str, Network, str]]:
 
 @dataclass
 class _Writer:
-    """Collects tables by variable name."""
+    """Collects the tables, by names of variables."""
 
     weights: np.ndarray[Any, Any]
     variables: list[dict[str, Any]] = field(default_factory=list)
@@ -108,7 +108,7 @@ class _Writer:
     units: list[list[int]] = field(default_factory=list)
 
     def unit(self, names: Mapping[str, str], net: Network, factors: list[Factor]) -> None:
-        """One unit under the given variable names; `units` lists the numbers of its factors."""
+        """Add one unit, with the given names of variables. `units` lists the numbers of its factors."""
         for local, name in names.items():
             if name not in self.unary:
                 self.variables.append({"name": name, "states": _labels(net, local)})
@@ -119,7 +119,7 @@ class _Writer:
         self.units.append(list(range(first, len(self.factors))))
 
     def factor(self, names: tuple[str, ...], cost: np.ndarray[Any, Any], allowed: np.ndarray[Any, Any]) -> None:
-        """One table: its weighted sum for solvers of sums, its components for others."""
+        """Add one table: its weighted sum for solvers of sums, and its components for other solvers."""
         table = np.where(allowed, np.tensordot(self.weights, cost, axes=1), INFINITE)
         if len(names) == 1:
             (name,) = names

@@ -1,1 +1,1 @@
-"""What memory decides: how many micro-batches, what is recomputed, and what to say where nothing fits."""
+"""What memory decides: the number of micro-batches, what is recomputed, and the reason if nothing fits."""

@@ -1,4 +1,4 @@
-"""The plans that others would choose: each baseline's best layout over the meshes, that fits if one does."""
+"""The plans of usual layouts: the best plan of each baseline over the meshes. It fits if one of them fits."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from planner_core.search.network import Problem
 
 
 def baselines(planner: Planner, options: Iterable[DeviceMesh], recompute: str = "none") -> list[Plan]:
-    """The best plan of each baseline over the meshes; one that suits no mesh is left out. One that does not fit as `planner`
-    recomputes does so as `recompute` says."""
+    """The best plan of each baseline over the meshes. A baseline that suits no mesh is left out. If its plan does not fit with the
+    recomputation of `planner`, it is planned with `recompute`."""
     found = []
     options = list(options)
     saving = with_recompute(planner, recompute) if recompute != planner.workload.recompute else planner
@@ -37,7 +37,7 @@ def _baseline(planner: Planner, options: list[DeviceMesh], b: Method) -> Plan | 
             answer = search(problem, objective="time")
         if answer.assignment is not None:
             free.append((problem, answer))
-    free.sort(key=lambda found: found[1].value)  # so that meshes which cannot win any more are left out
+    free.sort(key=lambda found: found[1].value)  # so that meshes that cannot win any more are skipped
     best: tuple[Problem, Answer] | None = None
     least = float("inf")
     for problem, rough in free:
@@ -52,7 +52,7 @@ def _baseline(planner: Planner, options: list[DeviceMesh], b: Method) -> Plan | 
 
 
 def without(planner: Planner, found: Iterable[Plan]) -> tuple[str, ...]:
-    """Baselines that have no plan of this model on these meshes."""
+    """Notes about the baselines that do not have a plan of this model on these meshes."""
     there = {p.method for p in found}
     missing = [b.title for b in BASELINES.values() if b.name not in there and b.suits(planner.graph)]
     return (f"baselines that no plan of this model follows on these meshes: {', '.join(missing)}",) if missing else ()

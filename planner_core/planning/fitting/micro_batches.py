@@ -1,12 +1,16 @@
-"""How many micro-batches a step should have, and whether blocks should be recomputed: what memory decides.
+"""Choose the number of micro-batches of a step, and whether blocks are recomputed. Memory decides both.
 
-More micro-batches never make a step faster by themselves: of the same layout, compute is cut into smaller operators, every
-collective of a micro-batch is sent more often, and each starts anew. They make it smaller, so that a faster layout fits.
-So the least step time without a limit of memory never falls as micro-batches are split further, and the search ends where
-it is no less than the best plan that fits.
+More micro-batches never make a step of the same layout faster: operators become smaller, and every collective of a micro-batch
+is sent more often. But they need less memory, so that a faster layout may fit. So the least step time without a limit of memory
+never falls as the number grows:
 
-Example: a batch of 512. In one micro-batch nothing fits; in two the best plan takes 9.0 s, recomputing; in four 8.5 s, without;
-in eight even a plan of any memory takes 8.6 s: four it is, and sixteen need not be looked at.
+    least step time with n micro-batches  ≤  least step time with n · p micro-batches        (any memory)
+
+The search ends at the first number whose least step time is not below the best plan that fits.
+
+Example: a batch of 512 samples. With one micro-batch nothing fits. With two, the best plan that fits recomputes, and takes
+9.0 s. With four it takes 8.5 s, without recomputation. With eight, even the best plan of any memory takes 8.6 s. So the answer
+is four, and sixteen is not looked at.
 """
 
 from __future__ import annotations
@@ -25,17 +29,17 @@ from planner_core.search import TIE, search
 from planner_core.search.algebra import MAX_WORK, TooWide
 
 Choose = Callable[..., Plan]
-"""The best plan of a planner over meshes, told how it goes on; `below`: a value that is known, above which nothing matters;
-`prove`: else the gap that prices of memory leave stays. Raises NoPlanFits."""
+"""Gives the best plan of a planner over meshes. `below`: plans above this value do not matter. `prove`: if False, the gap that
+prices of memory leave stays open. Raises NoPlanFits."""
 
 
 Source = Graph | Callable[[Request], Graph] | None
-"""The graph of a request's model; or what gives it for a number of micro-batches; None: the zoo's or the file's own."""
+"""The graph of a request's model; or a function that makes it for a number of micro-batches; None: that of the zoo or the file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """One number of micro-batches: the planner of what was asked, one without recomputation, and the meshes."""
+    """One number of micro-batches: the planner of the request, the same without recomputation, and the meshes."""
 
     planner: Planner
     plain: Planner
@@ -43,7 +47,7 @@ class Count:
 
     @staticmethod
     def of(planner: Planner) -> Count:
-        """The count that a planner is for."""
+        """The number of micro-batches of a planner."""
         opened = planner.workload.recompute == "auto"
         plain = with_recompute(planner, "none") if opened else planner
         return Count(planner, plain, meshes(planner.request, planner.cluster))
@@ -52,12 +56,10 @@ class Count:
 def settle(
     request: Request, graph: Source, choose: Choose, say: Progress, work: int = MAX_WORK
 ) -> tuple[Planner, Plan]:
-    """The planner of the number of micro-batches that is best, and its plan; the plan of least memory where nothing fits. `work`
-    as in `search`.
+    """The planner of the best number of micro-batches, and its plan; if nothing fits, the plan of least memory.
 
-    Each number is looked at without proof first. What that finds spares the exact searches most of their work.
-
-    Raises NoPlanFits where an explicit budget is below every plan's need, and InputError.
+    Each number is searched without proof first. That saves the exact searches most of their work. `work` is that of `search`.
+    Raises NoPlanFits if the user gave a budget that no plan fits, and InputError.
     """
     best: tuple[Planner, Plan] | None = None
     seen: list[Count] = []
@@ -66,7 +68,7 @@ def settle(
         if best is not None and _least(count.plain, count.options) >= _value(best[1]) * (1 - TIE):
             break
         free = _without_recomputation(count, choose, say, _value(best[1]) if best else np.inf)
-        if free is not None:  # not even recomputation would help: memory sets no limit here
+        if free is not None:  # the best plan of any memory fits, so recomputation would not help
             return free
         seen.append(count)
         if several:
@@ -82,7 +84,7 @@ def settle(
 def choose_recomputation(
     planner: Planner, options: Sequence[DeviceMesh], choose: Choose, say: Progress
 ) -> tuple[Planner, Plan]:
-    """The best plan; where recomputation is open, first without, since it only saves memory."""
+    """The best plan. If recomputation is to be chosen, a plan without it is looked for first, since it only saves memory."""
     count = replace(Count.of(planner), options=options)
     return _without_recomputation(count, choose, say) or (planner, choose(planner, options, say))
 
@@ -90,7 +92,7 @@ def choose_recomputation(
 def _without_recomputation(
     count: Count, choose: Choose, say: Progress, below: float = np.inf
 ) -> tuple[Planner, Plan] | None:
-    """The best plan of any memory without recomputation, if it fits: nothing is better then."""
+    """The best plan of any memory without recomputation if it fits, since no plan is better then; else None."""
     if count.plain is count.planner:
         return None
     with contextlib.suppress(NoPlanFits):
@@ -103,7 +105,7 @@ def _without_recomputation(
 def _proven(
     seen: Sequence[Count], best: tuple[Planner, Plan] | None, choose: Choose, say: Progress
 ) -> tuple[Planner, Plan]:
-    """The best of the numbers that were looked at, the most promising first. Raises NoPlanFits."""
+    """The best plan over the numbers that were looked at, searched exactly, the most promising number first. Raises NoPlanFits."""
     refused: NoPlanFits | None = None
     found: tuple[Planner, Plan] | None = None
     known = _value(best[1]) * (1 + TIE) if best else np.inf
@@ -125,7 +127,7 @@ def _proven(
 
 
 def _planners(request: Request, graph: Source, say: Progress, work: int) -> Iterator[Planner]:
-    """One planner for each number of micro-batches to look at, rising; each divides the next."""
+    """One planner for each number of micro-batches to look at. The numbers rise, and each divides the next."""
     if request.accumulate is not None or isinstance(graph, Graph):
         yield prepare(request, graph(request) if callable(graph) else graph, say, work)
         return
@@ -144,14 +146,14 @@ def _planners(request: Request, graph: Source, say: Progress, work: int) -> Iter
 
 
 def _next(count: int, batch: int) -> int:
-    """The least multiple of `count` by a prime that divides the batch; 0 where there is none."""
+    """The least product of `count` and a prime that divides the batch; 0 if there is none."""
     left = batch // count
     prime = next((p for p in range(2, left + 1) if left % p == 0), 0)
     return count * prime
 
 
 def _least(planner: Planner, options: Sequence[DeviceMesh]) -> float:
-    """A lower bound on the objective whatever the memory, over the meshes."""
+    """A lower bound on the objective over the meshes, for any memory."""
     method = METHODS[planner.request.method]
     return min((_bound(planner, mesh, method) for mesh in options), default=float("inf"))
 
@@ -174,7 +176,7 @@ def _value(plan: Plan) -> float:
 
 
 def _better(plan: Plan, other: Plan) -> bool:
-    """Fitting first, then the objective; of plans that do not fit the smaller."""
+    """Whether `plan` is better than `other`: a plan that fits is better; then the objective counts; of two that do not fit, memory."""
     if plan.fits != other.fits:
         return plan.fits
     if plan.fits:

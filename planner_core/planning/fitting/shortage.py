@@ -1,4 +1,4 @@
-"""Why no plan fits: too little memory, or a number of GPUs that divides nothing in the model."""
+"""Why no plan fits: there is too little memory, or the number of GPUs does not divide the model's sizes."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from planner_core.core import Graph, Plan, Shard
 from planner_core.cost import block_of
 
 MOSTLY = 0.5
-"""An axis over which less than this share of the weights' elements is split is said to be idle."""
+"""An axis is called idle if less than this share of the weights' elements is sharded on it."""
 
 
 def shortage(least: Plan, graph: Graph, budget: float) -> str:
-    """The sentence for a model of which the plan with the least memory, `least`, needs more than `budget` bytes per GPU."""
+    """The message for a model whose plan of least memory, `least`, needs more than `budget` bytes per GPU."""
     peak = least.cost.memory_bytes["peak"]
     needs = f"the least memory that any plan needs is {peak / 1e9:.1f} GB per GPU, but there are {budget / 1e9:.1f} GB"
     idle = idle_axes(least, graph)
@@ -28,7 +28,7 @@ def shortage(least: Plan, graph: Graph, budget: float) -> str:
 
 
 def idle_axes(plan: Plan, graph: Graph) -> list[int]:
-    """Mesh axes of more than one device over which most of the weights are not split."""
+    """The mesh axes of more than one device on which most of the weights are not sharded."""
     total, split = 0, [0] * len(plan.mesh.axis_sizes)
     for label, plans in plan.blocks.items():
         for value in block_of(graph, label).values:

@@ -1,4 +1,4 @@
-"""Methods and baselines as restrictions of one space; `registry` holds an entry for each."""
+"""Methods and baselines, each a restriction of one space of plans. `registry` has one entry for each."""
 
 from planner_core.planning.methods.hf_tp_plan import VendorRules, vendor_plan, vendor_plans, vendor_rules
 from planner_core.planning.methods.layout import EXAMPLE, Layout, check_layout, faults, parse_layout

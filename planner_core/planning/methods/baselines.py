@@ -16,17 +16,18 @@ from planner_core.search.network import Restriction
 
 
 def data_parallel(graph: Graph, mesh: DeviceMesh) -> Restriction | None:
-    """The batch is split over all GPUs; every weight is whole and its gradient is summed."""
+    """The batch is sharded over all GPUs. Every weight is Replicate, and its gradient is summed."""
     return AxisRules(graph, (batch_split,), (summed,)) if len(mesh.axis_sizes) == 1 else None
 
 
 def fsdp(graph: Graph, mesh: DeviceMesh) -> Restriction | None:
-    """The batch is split over all GPUs, and so is every matrix."""
+    """The batch is sharded over all GPUs, and so is every weight matrix."""
     return AxisRules(graph, (batch_split,), (sharded,)) if len(mesh.axis_sizes) == 1 else None
 
 
 def megatron(stream: PairTest) -> Restrict:
-    """Products are split over the last mesh axis, the residual stream there is as `stream` says; a first axis splits the batch."""
+    """Products are sharded over the last mesh axis, where the residual stream passes the test `stream`. The first of two axes shards
+    the batch."""
 
     def restrict(graph: Graph, mesh: DeviceMesh) -> Restriction | None:
         if len(mesh.axis_sizes) == 1:

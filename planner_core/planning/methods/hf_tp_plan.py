@@ -1,7 +1,7 @@
 """The tensor-parallel plans that ship with transformers (`base_model_tp_plan`), as a baseline: `hf-expert`.
 
-A plan maps patterns of module names to styles: a `colwise` linear layer is split by its output features, a `rowwise`
-one by its input features, what no pattern names is replicated, and the residual stream is whole. The plans are data,
+Such a plan maps patterns of module names to styles. A `colwise` linear layer is sharded by its output features, a `rowwise` one
+by its input features. A module without a pattern is Replicate, and so is the residual stream. The plans are data, in
 `assets/hf_tp_plans.json`, by model type; `python -m planner_core.models.snapshots.write --hf-tp-plans` writes it.
 """
 
@@ -22,7 +22,7 @@ from planner_core.search.network import AxisState, Network, Restriction
 TABLE = ASSETS / "hf_tp_plans.json"
 FROM_LAST = {"colwise": 2, "colwise_gather_output": 2, "packed_colwise": 2, "rowwise": 1, "rowwise_split_input": 1, "packed_rowwise": 1,
              "embedding_rowwise": 2, "embedding_colwise": 1}  # fmt: skip
-"""Styles that split a weight: which of its dims, counted from the last."""
+"""The styles that shard a weight, and the dim that each shards, counted from the last."""
 
 
 @cache
@@ -33,7 +33,7 @@ def vendor_plans() -> Mapping[str, Mapping[str, str]]:
 
 
 def vendor_plan(config: Mapping[str, Any]) -> Mapping[str, str] | None:
-    """The plan that ships with a model's config, together with that of the text half of a composite one."""
+    """The plan that ships with a model's config. For a composite model it includes the plan of its text model."""
     halves = [config.get("text_config"), *config.values()]
     plans = [vendor_plans().get(str(part.get("model_type"))) for part in (*halves, config) if isinstance(part, Mapping)]
     text, own = next(filter(None, plans[:-1]), {}), plans[-1] or {}
@@ -41,12 +41,12 @@ def vendor_plan(config: Mapping[str, Any]) -> Mapping[str, str] | None:
 
 
 def splits_evenly(shape: tuple[int, ...], dim: int, parts: int, packed: bool) -> bool:
-    """Whether `dim` can be dealt to `parts` devices; a packed one half by half (gate and up)."""
+    """Whether `dim` can be sharded over `parts` devices; if it is `packed` (gate and up), each half must be."""
     return shape[dim] % (parts * (2 if packed else 1)) == 0
 
 
 def style_of(name: str, plan: Mapping[str, str]) -> str:
-    """The style that `plan` gives a parameter or its module; empty if none that splits."""
+    """The style that `plan` gives to a parameter or its module; empty if it is not a style that shards."""
     module = name.rpartition(".")[0]
     found = (
         s
@@ -58,7 +58,7 @@ def style_of(name: str, plan: Mapping[str, str]) -> str:
 
 
 def split_dim(name: str, ndim: int, plan: Mapping[str, str]) -> int | None:
-    """The dim along which `plan` splits the parameter of this full name; None: whole."""
+    """The dim along which `plan` shards the parameter with this full name; None: it is Replicate."""
     module, _, last = name.rpartition(".")
     for pattern, style in plan.items():
         for path in (name, module):
@@ -83,7 +83,7 @@ class VendorRules(AxisRules):
     """
 
     between: frozenset[int] = field(default=frozenset(), kw_only=True)
-    """Ids of the values that are made from results of colwise layers alone."""
+    """Ids of the values that are made only from results of colwise layers."""
 
     def _in_stream(self, value: Value) -> bool:
         return id(value) not in self.between and super()._in_stream(value)
@@ -98,7 +98,8 @@ class VendorRules(AxisRules):
 
 
 def _dims(graph: Graph, plan: Mapping[str, str], parts: int) -> tuple[dict[int, int | None], set[int]]:
-    """By id of a parameter: the dim that the plan splits, or None; and those that it would split but cannot, which are free to all."""
+    """By id of a parameter: the dim that the plan shards, or None. And the ids of those that cannot be sharded as the plan says; these
+    are not restricted."""
     dims: dict[int, int | None] = {}
     idle: set[int] = set()
     first = _first_calls(graph)
@@ -115,7 +116,7 @@ def _dims(graph: Graph, plan: Mapping[str, str], parts: int) -> tuple[dict[int, 
 
 
 def _between(graph: Graph, plan: Mapping[str, str]) -> frozenset[int]:
-    """Ids of the values that are made from results of colwise layers alone, up to the next layer with a weight."""
+    """Ids of the values that are made only from results of colwise layers, up to the next layer with a weight."""
     found: set[int] = set()
     first = _first_calls(graph)
     for block in (graph.top, *graph.blocks.values()):
@@ -136,16 +137,15 @@ def _between(graph: Graph, plan: Mapping[str, str]) -> frozenset[int]:
 
 
 def _first_calls(graph: Graph) -> dict[str, str]:
-    """The module that each block stands for where it is first called; `stack@1`, the second call of `stack`, is `stack`."""
+    """For each block: the module of its first call. `stack@1`, the second call of `stack`, is `stack`."""
     return {c.block: re.sub(r"@[0-9]+", "", c.prefix) for c in reversed(list(graph.calls()))}
 
 
 def vendor_rules(graph: Graph, mesh: DeviceMesh, *, free: bool = False) -> Restriction | None:
-    """The restriction to the plan that ships with the model, on the last mesh axis (data parallel on the first of two); None if
-    there is none.
+    """The restriction to the plan that ships with the model, on the last mesh axis; the first of two axes is data parallel. None if
+    the model does not have such a plan.
 
-    `free`: the same constraints (no more memory for weights, the same mesh), but each weight that the plan splits may be
-    split along any of its dims.
+    `free`: the same constraints (memory of weights, mesh), but each weight that the plan shards may be sharded along any dim.
     """
     plan = vendor_plan(graph.config)
     if plan is None or len(mesh.axis_sizes) > 2:

@@ -1,10 +1,10 @@
-"""A layout as teams state it: how many ranks share what, in the words of Megatron-LM, torchtitan and DeepSpeed.
+"""A layout as teams state it: degrees of parallelism, in the words of Megatron-LM, torchtitan and DeepSpeed.
 
-    dp=2,fsdp=8,tp=4,sp      64 GPUs: weights are sharded over 8 ranks, replicated over 2, products are split over 4
+    dp=2,fsdp=8,tp=4,sp      64 GPUs: weights are sharded over 8 ranks, Replicate over 2, products are sharded over 4
 
-`dp` ranks hold whole weights, their states at ZeRO stage `zero`; over `fsdp` ranks weights are sharded too (ZeRO-3); both
-together are HSDP. Over `tp` ranks products are split as Megatron-LM splits them, with `sp` also what lies between, by tokens.
-The mesh has an axis for each degree above 1, the tensor axis innermost, where links are fastest.
+`dp` ranks hold whole weights; their optimizer states follow the ZeRO stage `zero`. Over `fsdp` ranks the weights are sharded too
+(ZeRO-3). Both together are HSDP. Over `tp` ranks products are sharded as in Megatron-LM. With `sp` the activations between them
+are sharded by tokens. The mesh has an axis for each degree above 1. The tensor axis is innermost, where links are fastest.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from planner_core.search.network import AxisState
 DEGREES = ("dp", "fsdp", "tp", "cp", "ep")
 WORDS = (*DEGREES, "sp", "zero", "hsdp")
 WHOLE_STAGES = (0, 1, 2)
-"""ZeRO stages at which every rank keeps a whole working copy."""
+"""The ZeRO stages in which every rank keeps a whole working copy."""
 EXAMPLE = "dp=2,fsdp=8,tp=4,sp"
 MOST_RANKS = 100_000
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Degrees of each kind of parallelism; their product is the number of GPUs."""
+    """The degree of each kind of parallelism. Their product is the number of GPUs."""
 
     dp: int = 1
     fsdp: int = 1
@@ -53,28 +53,28 @@ class Layout:
 
     @property
     def num_gpus(self) -> int:
-        """Product of the degrees; experts are spread over ranks that split the batch, so `ep` is not one of its factors."""
+        """The product of the degrees. Experts are sharded over ranks that also shard the batch, so `ep` is not a factor."""
         return self.dp * self.fsdp * self.tp * self.cp
 
     @property
     def data(self) -> int:
-        """Ranks that split the batch."""
+        """The number of ranks that shard the batch."""
         return self.dp * self.fsdp
 
     @property
     def degrees(self) -> tuple[tuple[str, int], ...]:
-        """(role, ranks) of each mesh axis, outermost first; one axis at least."""
+        """(role, ranks) of each mesh axis, the outermost first. There is at least one axis."""
         found = [(role, n) for role, n in (("data", self.dp), ("shard", self.fsdp), ("tensor", self.tp)) if n > 1]
         return tuple(found) or (("data", 1),)
 
     @property
     def joined(self) -> tuple[int, ...]:
-        """Mesh axes that operators see as one with the axis before: shards beside replicas (HSDP)."""
+        """The mesh axes that operators treat as one with the axis before: in HSDP the axis of shards."""
         return (1,) if self.dp > 1 and self.fsdp > 1 else ()
 
     @property
     def stages(self) -> tuple[int, ...]:
-        """ZeRO stages that its weights have."""
+        """The ZeRO stages of its weights."""
         return tuple(sorted({0, *([self.zero] if self.dp > 1 else []), *([3] if self.fsdp > 1 else [])}))
 
     def mesh(self) -> DeviceMesh:
@@ -87,7 +87,7 @@ class Layout:
         return asdict(self)
 
     def restriction(self, graph: Graph) -> AxisRules:
-        """What the layout forbids, as a restriction of the one space on its mesh; a weight whose sizes allow no split is free."""
+        """The layout as a restriction of the space of plans on its mesh. A weight whose sizes cannot be sharded is not restricted."""
         rules = {"data": (batch_split, at_stage(self.zero)), "shard": (batch_split, at_stage(3)),
                  "tensor": (sequence_split if self.sp else whole, used_in_parts)}  # fmt: skip
         tests = [rules[role] for role, _ in self.degrees]
@@ -95,7 +95,7 @@ class Layout:
 
 
 def at_stage(stage: int) -> PairTest:
-    """A weight that is used whole: a matrix at this ZeRO stage, biases and norms whole with a summed gradient."""
+    """The test of a weight that is used Replicate: a matrix is in this ZeRO stage; biases and norms have a summed gradient."""
 
     def test(value: Value, pair: AxisState) -> bool:
         wanted = stage if is_matrix(value) else 0
@@ -105,7 +105,7 @@ def at_stage(stage: int) -> PairTest:
 
 
 def faults(graph: Graph, layout: Layout) -> list[str]:
-    """Why the model's operators cannot follow a layout."""
+    """The reasons why the model's operators cannot follow a layout."""
     found = dict.fromkeys(_faults(graph, layout))
     return list(found) or [f"no way to run every operator of this model follows {layout}; try other degrees"]
 
@@ -132,7 +132,7 @@ def _ops(graph: Graph) -> Iterator[tuple[Block, Op]]:
 
 
 def parse_layout(text: str) -> Layout:
-    """Read `dp=2,fsdp=8,tp=4,sp,zero=1`; raises InputError with the first word that cannot be."""
+    """Read `dp=2,fsdp=8,tp=4,sp,zero=1`. Raises InputError for the first word that is wrong."""
     found: dict[str, Any] = {}
     for word, value in _words(text):
         if word in found:
@@ -180,7 +180,7 @@ def _in_range(word: str, value: int) -> bool:
 
 
 def check_layout(layout: Layout, cluster: Cluster) -> None:
-    """Raises InputError for a layout that the cluster cannot hold, or that cannot be stated yet."""
+    """Raise InputError for a layout that does not suit the cluster, or that cannot be priced yet."""
     for word, what in (("cp", "context parallelism"), ("ep", "an expert axis of its own")):
         if getattr(layout, word) > 1:
             raise InputError(f"layout {layout}: {word} asks for {what}, which cannot be priced yet; leave {word} out")

@@ -1,4 +1,4 @@
-"""What a way to plan is: a restriction of the one space of plans, and what the search minimises there."""
+"""The value `Method`: a restriction of the one space of plans, and what the search minimises in it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from planner_core.core import DeviceMesh, Graph
 from planner_core.search.network import Restriction
 
 Restrict = Callable[[Graph, DeviceMesh], Restriction | None]
-"""What is forbidden on a mesh; None where the mesh does not suit the method."""
+"""Gives the restriction for a graph and a mesh; None if the mesh does not suit the method."""
 
 
 def free(graph: Graph, mesh: DeviceMesh) -> Restriction | None:
@@ -24,49 +24,49 @@ def always(graph: Graph) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """One way to plan; all of it that another module needs to know.
+    """One way to plan, with all that other modules need to know of it.
 
-    A method that `--method` takes is an entry of `METHODS`, a usual layout is an entry of `BASELINES` (see
-    `registry`). The command line, the reports and the explorer read their lists from there.
+    A method of `--method` is an entry of `METHODS`; a usual layout is an entry of `BASELINES` (see `registry`). The command line,
+    the reports and the explorer read their lists from there.
     """
 
     name: str
-    """As `--method` takes it, and as plan files keep it: `megatron`."""
+    """The name for `--method` and in plan files: `megatron`."""
     title: str
-    """As reports call a plan of it: `Megatron-LM`."""
+    """The name of its plans in reports: `Megatron-LM`."""
     words: str
-    """What it does, in one sentence that follows the title and a colon."""
+    """What it does, as one sentence after the title and a colon."""
     restrict: Restrict = free
     objective: str | None = None
     """What it minimises (see `OBJECTIVES`); None: what the request asks for."""
     zero: int = 3
-    """The highest ZeRO stage that its space knows."""
+    """The highest ZeRO stage of its space."""
     uniform: bool = False
-    """Whether all copies of a block run alike."""
+    """Whether all copies of a block are equal."""
     by_volume: bool = False
-    """Whether every mesh axis costs alike: bytes count, not seconds."""
+    """Whether it counts bytes and not seconds, so that every mesh axis costs the same."""
     space: str = ""
-    """What `restrict` forbids, in words that follow the method's name; for the steps from exact to this method."""
+    """What `restrict` forbids, as words after the method's name, for the steps of the ablation."""
     chunks: bool = False
-    """Whether a plan says what running the batch in chunks would hide (ATP)."""
+    """Whether its plans say how much communication chunks of the batch would hide (ATP)."""
     called: str = ""
-    """As the explorer calls it, where that is not `title`."""
+    """Its name in the explorer, if that is not `title`."""
     plan_title: str = ""
-    """As the explorer calls its plan, where that is not `title`."""
+    """The name of its plan in the explorer, if that is not `title`."""
     suits: Callable[[Graph], bool] = always
-    """Whether the model has such a layout at all; where it has not, its absence is not worth a note."""
+    """Whether the model can have such a layout. If it cannot, reports do not mention the method."""
 
     @property
     def shown(self) -> str:
-        """What the explorer calls the method."""
+        """The name of the method in the explorer."""
         return self.called or self.title
 
     @property
     def shown_plan(self) -> str:
-        """What the explorer calls a plan of it."""
+        """The name of its plan in the explorer."""
         return self.plan_title or self.title[:1].upper() + self.title[1:]
 
     @property
     def defined(self) -> str:
-        """Its plan and its words as one sentence, without the full stop."""
+        """The name of its plan, and its words, as one sentence without the full stop."""
         return f"{self.shown_plan}: {self.words}"

@@ -13,8 +13,8 @@ from planner_core.search.network import Network, Restriction, only
 
 @dataclass
 class SplitWeights(Restriction):
-    """ATP's space: every matrix of a repeated block is split on every axis, and what passes between blocks is whole or
-    split by features, never by batch or tokens."""
+    """ATP's space: every matrix of a repeated block is sharded on every axis. What passes between blocks is Replicate or sharded by
+    features, but not by batch or tokens."""
 
     graph: Graph
 

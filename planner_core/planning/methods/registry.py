@@ -1,7 +1,7 @@
 """Every method and every baseline: one entry each. A new one is added here and nowhere else.
 
-An entry needs a restriction where the method forbids something: a function of graph and mesh in `baselines`, `papers` or
-`hf_tp_plan`, made of the tests in `restrictions`. All of them search the same space, so their plans compare on equal terms.
+If the method forbids something, its entry names a restriction: a function of graph and mesh in `baselines`, `papers` or
+`hf_tp_plan`, made of the tests in `restrictions`. All methods search the same space, so their plans can be compared.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ METHODS: Mapping[str, Method] = {
         ),
     )
 }  # fmt: skip
-"""What `--method` takes, by name; the first is the default."""
+"""The methods of `--method`, by name. The first is the default."""
 
 BASELINES: Mapping[str, Method] = {
     m.name: m

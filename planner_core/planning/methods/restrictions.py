@@ -1,7 +1,7 @@
-"""Baselines and the papers' methods as restrictions of one space: the same search, with states forbidden.
+"""The restrictions of baselines and of the papers' methods: the same search, with some states forbidden.
 
-A restriction says which states the tensors and parameters of a block may take on each mesh axis. What it leaves
-free is still chosen best, so a baseline is never worse than its author's plan under the same rules.
+A restriction says which states the tensors and parameters of a block may have on each mesh axis. All else is still chosen best.
+So a baseline is never worse than its author's plan under the same rules.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from planner_core.search.network import FREE, AxisState, Ints, Network, Restrict
 
 PairTest = Callable[[Value, AxisState], bool]
 PRODUCTS = frozenset({Kind.PRODUCT, Kind.CONVOLUTION, Kind.ATTENTION, Kind.EXPERTS, Kind.LOOKUP})
-"""Kinds of ops whose results a tensor axis may leave in any state; the ops between them follow the residual stream."""
+"""Kinds of operators whose results may have any state on a tensor axis. The operators between them follow the residual stream."""
 
 
 @dataclass
 class AxisRules(Restriction):
-    """Per mesh axis a test of activations and one of parameters.
+    """For each mesh axis a test of activations and a test of parameters.
 
-    An axis tested by `batch_split` is a data axis: every tensor that carries the batch is made and delivered split by it.
-    On any other the test is for the residual stream: tensors of its shape that norms and sums make; attention runs there
-    with its heads split.
+    An axis with the test `batch_split` is a data axis: every tensor with a batch dim is made and delivered sharded by it. On any
+    other axis the test is for the residual stream, which is every tensor of its shape that norms and sums make. Attention runs
+    there with sharded heads.
     """
 
     graph: Graph
@@ -84,12 +84,12 @@ class AxisRules(Restriction):
         for axis, test in enumerate(tests):
             if test is not None:
                 ok &= np.array(test, dtype=bool)[index[:, axis]]
-        if ok.any() or not lenient:  # a bias that cannot be split keeps its freedom
+        if ok.any() or not lenient:  # a bias that cannot be sharded is not restricted
             net.factors.append(only(name, ok))
 
 
 def residual_shapes(graph: Graph) -> set[tuple[int, ...]]:
-    """Shapes of the activations that pass between repeated blocks."""
+    """The shapes of the activations that pass between repeated blocks."""
     return {
         b.values[i].meta.shape
         for b in graph.blocks.values()
@@ -104,12 +104,12 @@ def is_matrix(v: Value) -> bool:
 
 
 def anything(v: Value, pair: AxisState) -> bool:
-    """No test."""
+    """Every state passes."""
     return True
 
 
 def batch_split(v: Value, pair: AxisState) -> bool:
-    """The first dim is split."""
+    """The first dim is sharded."""
     return bool(pair[0] == Shard(0))
 
 
@@ -119,37 +119,37 @@ def whole(v: Value, pair: AxisState) -> bool:
 
 
 def sequence_split(v: Value, pair: AxisState) -> bool:
-    """The second dim (tokens) is split."""
+    """The second dim (tokens) is sharded."""
     return bool(pair[0] == Shard(1))
 
 
 def summed(v: Value, pair: AxisState) -> bool:
-    """A replicated parameter whose gradient is summed at the end."""
+    """A Replicate parameter whose gradient is summed once a step."""
     return (pair[0] == R and not v.grad) or (pair[:2] == (R, P) and pair[2:3] in ((), (R,)))
 
 
 def sharded(v: Value, pair: AxisState) -> bool:
-    """A matrix that is sharded along this axis; anything goes for small parameters."""
+    """A matrix is sharded on this axis. Small parameters pass in every state."""
     return isinstance(pair[0], Shard) or not is_matrix(v)
 
 
 def split_weight(v: Value, pair: AxisState) -> bool:
-    """The weight of a product (see PRODUCTS) is sharded along this axis; anything goes for other parameters."""
+    """The weight of a product (see PRODUCTS) is sharded on this axis. Other parameters pass in every state."""
     return sharded(v, pair)
 
 
 def used_in_parts(v: Value, pair: AxisState) -> bool:
-    """The weight of a product is sharded along this axis and used so, never gathered; anything goes for other parameters."""
+    """The weight of a product is sharded on this axis, and is not gathered at use. Other parameters pass in every state."""
     return isinstance(pair[0], Shard) and pair[3] == FREE if is_matrix(v) else pair[3] in (FREE, 0)
 
 
 OF_PRODUCTS = (split_weight, used_in_parts)
-"""Tests of the weights of products alone."""
+"""The tests that look at the weights of products alone."""
 
 
 @dataclass
 class DataAxis(Restriction):
-    """The first of two axes is a data axis: whatever carries the batch is split by it, and weights are kept whole there."""
+    """The first of two axes is a data axis: every tensor with a batch dim is sharded by it, and weights are Replicate on it."""
 
     graph: Graph
 

@@ -1,4 +1,4 @@
-"""What a team runs now: a stated layout, priced as any plan is, with what would help and the best plan beside it."""
+"""The price of the layout that a team runs now, with the changes that would help, and the best plan for comparison."""
 
 from planner_core.planning.pricing.bands import (
     NINE_IN_TEN,

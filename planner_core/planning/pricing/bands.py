@@ -1,11 +1,13 @@
 """How sure a step's time is: the errors of published runs of the same kind (`assets/bands.json`).
 
-For each kind of run the asset holds how predicted and measured time differ, as ln(predicted / measured): its median (`bias`)
-and the size that nine in ten stay within (`p90`). Runs of one software stack share an error of their own, which no layout tells
-(`stack_sigma`), and a GPU that no run was measured on adds `gpu_sigma`. The parts add up as independent errors do.
+For each kind of run the asset holds two numbers about ln(predicted / measured): the median (`bias`), and the size within which
+nine in ten runs stay (`p90`). Two more errors are added as independent errors. Runs of one software stack share an error
+(`stack_sigma`). A GPU on which no run was measured adds `gpu_sigma`.
 
-Example: FSDP on one node has p90 8.6 %, a stack 5 % (nine in ten: 1.645 times that): hypot(8.6, 8.2) = 11.9 %, so a step of
-1 s is shown as 0.89 to 1.13 s.
+    width = hypot(p90, 1.645 · stack_sigma, 1.645 · gpu_sigma if the GPU was not measured)
+
+Example: FSDP on one node has a p90 of 8.6 %, and a stack 5 %. hypot(8.6, 1.645 · 5) = 11.9 %, so a step of 1 s is shown as
+0.89 to 1.13 s.
 """
 
 from __future__ import annotations
@@ -20,15 +22,14 @@ from typing import Any
 from planner_core.core import ASSETS, Cluster, DeviceMesh, P, Plan, Shard
 
 NINE_IN_TEN = 1.645
-"""Standard deviations of a normal error that nine in ten stay within."""
+"""Nine in ten normal errors are within this many standard deviations."""
 DATA, SHARD, TENSOR = "data", "shard", "tensor"
 TABLE = ASSETS / "bands.json"
 
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """Factors on the predicted time between which nine in ten runs lie, the kind of run that says so, and how many such runs
-    there are."""
+    """The two factors on the predicted time between which nine in ten runs are; the kind of run; and the number of runs of it."""
 
     kind: str
     runs: int
@@ -37,7 +38,7 @@ class Band:
     measured_gpu: bool
 
     def to_json(self) -> dict[str, Any]:
-        """What `plan --json` tells of it."""
+        """The object for `plan --json`."""
         return {"kind": self.kind, "runs": self.runs, "measured_gpu": self.measured_gpu}
 
 
@@ -59,13 +60,13 @@ def band_of(plan: Plan, cluster: Cluster) -> Band:
 
 
 def sigma_of(plan: Plan, cluster: Cluster) -> float:
-    """Standard deviation of ln(predicted / measured) of runs of a plan's kind: the error that two plans on one machine do not
-    share."""
+    """The standard deviation of ln(predicted / measured) over runs of a plan's kind. Two plans on one machine do not share this
+    error."""
     return float(_table()["kinds"][_kind(plan, cluster)]["sigma"])
 
 
 def _kind(plan: Plan, cluster: Cluster) -> str:
-    """Which of the asset's kinds a plan is: by what is shared over the most distant ranks that share work."""
+    """The asset's kind of a plan: what the most distant ranks share."""
     roles, sizes = axis_roles(plan), plan.mesh.axis_sizes
     there = {role: axis for axis, (role, n) in enumerate(zip(roles, sizes, strict=True)) if n > 1}
     if TENSOR in there:
@@ -83,13 +84,13 @@ def _within_node(mesh: DeviceMesh, axis: int, cluster: Cluster) -> bool:
 
 
 def axis_roles(plan: Plan) -> tuple[str, ...]:
-    """What each mesh axis does for most weights: `data` (they are whole there), `shard` (stored in parts, gathered at use) or
-    `tensor` (used in parts)."""
+    """The role of each mesh axis, for most weights: `data` (they are Replicate on it), `shard` (they are sharded and gathered at use)
+    or `tensor` (they are used in shards)."""
     return tuple(_role(plan, axis) for axis in range(len(plan.mesh.axis_sizes)))
 
 
 def micro_batch(plan: Plan) -> int:
-    """Samples of one micro-batch on one data-parallel rank; ranks that share a sample count as one."""
+    """Samples of one micro-batch on one data-parallel rank. Ranks that share a sample count as one rank."""
     ranks = math.prod(n for n, role in zip(plan.mesh.axis_sizes, axis_roles(plan), strict=True) if role != TENSOR)
     return max(1, int(plan.workload["batch"]) // int(plan.workload["accumulate"]) // ranks)
 
@@ -99,7 +100,7 @@ def _role(plan: Plan, axis: int) -> str:
     for block in plan.blocks.values():
         for param in block.params.values():
             split = any(isinstance(p, Shard) for p in param.stored)
-            weight = len(block.prefixes) * (1000 if split else 1)  # norms have a say where nothing else is split
+            weight = len(block.prefixes) * (1000 if split else 1)  # norms decide only if nothing else is sharded
             if not isinstance(param.working[axis], Shard):
                 role = DATA if isinstance(param.stored[axis], Shard) or param.gradient[axis] == P else TENSOR
                 votes[role] += weight
@@ -109,7 +110,7 @@ def _role(plan: Plan, axis: int) -> str:
 
 
 def zero_stage(plan: Plan) -> int:
-    """The ZeRO stage at which most weights lie on the axes over which they are used whole."""
+    """The ZeRO stage of most weights on the axes on which they are used Replicate."""
     votes: Counter[int] = Counter()
     roles = axis_roles(plan)
     for block in plan.blocks.values():

@@ -1,8 +1,8 @@
-"""What a stated layout takes: the planner's own price of the plan that it finds when only this layout is left.
+"""Price a stated layout: search with the layout as a restriction, and price the plan that is found.
 
-    statement -> graph of one micro-batch -> network on the layout's mesh -> states the layout forbids -> search -> plan
+    statement -> graph of one micro-batch -> network on the layout's mesh -> forbid states -> search -> plan
 
-A layout leaves hardly any choice, and what it leaves is chosen best. The same goes for each suggestion.
+A layout leaves few choices, and these are made best. Each suggestion is priced in the same way.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ COMPUTE, WAITS, TRAFFIC, OPTIMIZER, MEMORY = "compute", "waits", "weight traffic
 
 @dataclass
 class Pricer:
-    """Prices statements of one model on one cluster; graphs and networks are made once."""
+    """Prices statements of one model on one cluster. Graphs and networks are made once."""
 
     model: str
     cluster: Cluster
@@ -36,7 +36,7 @@ class Pricer:
     planners: dict[tuple[object, ...], Planner] = field(default_factory=dict)
 
     def planner(self, stated: Statement) -> Planner:
-        """Everything about a statement that does not depend on the mesh. Raises InputError."""
+        """The planner of a statement: all that does not depend on the mesh. Raises InputError."""
         request = Request(
             self.model, cluster=self.cluster.to_json(), batch=stated.graph_batch, seq=stated.seq, optimizer=stated.optimizer,
             dtype=stated.dtype or self.cluster.gpu.training_dtype, layers=stated.layers, memory_gb=self.memory_gb,
@@ -57,7 +57,7 @@ class Pricer:
         return self.planners[key]
 
     def plan(self, stated: Statement, name: str = STATED) -> Plan | None:
-        """The best plan of a stated layout; None where the model's operators cannot follow it."""
+        """The best plan of a stated layout; None if the model's operators cannot follow the layout."""
         return self.planner(stated).of_layout(stated.layout, name)
 
     def speed(self, plan: Plan, stated: Statement) -> Speed:
@@ -65,7 +65,7 @@ class Pricer:
         return speed_of(plan, model_flops(self.planner(stated).graph), self.cluster)
 
     def best(self, stated: Statement, known: Plan | None) -> Plan:
-        """The planner's own plan of the same workload, over every mesh of at most two axes; `known` if that is better."""
+        """The best plan of the same workload over every mesh of at most two axes; or `known` if that is better."""
         planner = self.planner(stated)
         options = meshes(planner.request, planner.cluster)
         found = choose(planner, options, self.say)
@@ -77,13 +77,13 @@ class Pricer:
 
 
 def check_statement(stated: Statement, cluster: Cluster) -> None:
-    """Raises InputError for what cannot be stated of a cluster."""
+    """Raise InputError if a statement does not suit its cluster."""
     stated.check()
     check_layout(stated.layout, cluster)
 
 
 def step_parts(plan: Plan, planner: Planner) -> dict[str, float]:
-    """Seconds of a step that each resource is waited for: they add up to the step's time."""
+    """Seconds of a step by the resource for which it waits. They add up to the step's time."""
     model = cost_model(planner.cluster, plan.mesh, planner.workload)
     shown = exposed_parts(plan.blocks, planner.graph, model, planner.coarse)
     waits = sum(e.seconds for e in shown if e.why == WAITED)
@@ -94,6 +94,6 @@ def step_parts(plan: Plan, planner: Planner) -> dict[str, float]:
 
 
 def limited_by(plan: Plan, planner: Planner) -> str:
-    """What most of a step waits for; memory where the plan does not fit."""
+    """The resource for which a step waits most; memory if the plan does not fit."""
     parts = step_parts(plan, planner)
     return max(parts, key=lambda what: parts[what]) if plan.fits else MEMORY

@@ -1,4 +1,4 @@
-"""Published training runs and what is predicted of them: the evidence behind the bands of step times.
+"""Published training runs and their predicted times: the evidence behind the bands of step times.
 
 `python -m bench.published` writes the file; see docs/PUBLISHED.md.
 """
@@ -13,14 +13,14 @@ from planner_core.core import ASSETS
 
 PREDICTED = ASSETS / "measurements" / "published" / "predicted.csv"
 FITTED, GROUP_OUT, SOURCE_OUT = LEFT_OUT = ("fitted", "group out", "source out")
-"""What of the runs was left out of the fit of the constants that predict a run: nothing, the runs of its group (source, model, GPU,
-layout, recomputation), all runs of its source."""
+"""Which runs were left out when the constants were fitted that predict a run: none; the runs of its group (source, model, GPU,
+layout, recomputation); all runs of its source."""
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedRun:
-    """A run that its source measured. `kind` is that of its band, `seconds` by `LEFT_OUT` what is predicted; `contradicted`: why the
-    source's own tables do not agree on it, or nothing."""
+    """A run that its source measured. `kind`: that of its band. `seconds`: the predicted seconds, by `LEFT_OUT`. `contradicted`: why
+    the source's own tables do not agree on it; empty if they do."""
 
     id: str
     source: str

@@ -1,4 +1,4 @@
-"""A stated run with everything that is told of it: what it takes, what would help, and the best plan beside it."""
+"""A stated run with all that the report says about it: its price, what would help, and the best plan."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ NOT_LEGAL = 3
 
 @dataclass(frozen=True, slots=True)
 class Priced:
-    """A stated run and what it takes. `plan` is None where the layout is not legal for the model; `reasons` say why.
+    """A stated run and its price. `plan` is None if the layout is not legal for the model; `reasons` say why.
 
-    `parts` are the seconds of a step by what is waited for; `best` is the planner's own plan of the same workload.
+    `parts`: the seconds of a step by the resource for which it waits. `best`: the best plan of the same workload.
     """
 
     stated: Statement
@@ -44,7 +44,7 @@ class Priced:
 
 
 def price_statement(pricer: Pricer, stated: Statement, *, advise: bool = True, notes: tuple[str, ...] = ()) -> Priced:
-    """Price a stated run; with `advise` also what would help, and the planner's own plan. Raises InputError."""
+    """Price a stated run. With `advise`, also find what would help, and the best plan. Raises InputError."""
     check_statement(stated, pricer.cluster)
     planner = pricer.planner(stated)
     seq, name = planner.workload.seq, planner.graph.name

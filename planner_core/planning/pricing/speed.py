@@ -1,7 +1,7 @@
-"""How fast a plan is, in the figures that teams compare: tokens per second of a GPU, model FLOPs utilisation, a band, money.
+"""The speed of a plan in the figures that teams compare: tokens per second and GPU, model FLOPs utilisation, a band, money.
 
-Model FLOPs are those of matrix products and attention, forward and backward, without what is computed again; a causal mask
-counts the half that is computed. Their share of the GPU's peak in the dtype of training is the utilisation (MFU).
+Model FLOPs are those of matrix products and attention, forward and backward, without recomputation. With a causal mask the
+computed half counts. Model FLOPs per second, divided by the GPU's peak in the dtype of training, are the utilisation (MFU).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SECONDS_PER_HOUR = 3_600
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Figures of one plan. `low_s` and `high_s` are the step's time as nine in ten runs of this kind measured it."""
+    """The figures of one plan. Nine in ten measured runs of this kind take between `low_s` and `high_s` seconds a step."""
 
     step_time_s: float
     tokens_per_s_per_gpu: float
@@ -32,13 +32,13 @@ class Speed:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """A number of tokens to train on, and what a GPU costs an hour."""
+    """The number of tokens to train on, and the price of a GPU per hour."""
 
     tokens: float
     price_per_gpu_hour: float | None = None
 
     def check(self) -> None:
-        """Raises InputError for what is not a positive number."""
+        """Raise InputError for a value that is not a positive number."""
         for name, value in (("tokens", self.tokens), ("price-per-gpu-hour", self.price_per_gpu_hour)):
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise InputError(
@@ -46,7 +46,7 @@ class Budget:
                 )
 
     def to_json(self, speed: Speed, num_gpus: int) -> dict[str, float | None]:
-        """Days, GPU hours and money for all tokens at a speed; money is None where no price was given."""
+        """Days, GPU hours and money for all tokens at a speed. Money is None if no price was given."""
         seconds = self.tokens / (speed.tokens_per_s_per_gpu * num_gpus)
         hours = seconds * num_gpus / SECONDS_PER_HOUR
         price = self.price_per_gpu_hour
@@ -62,7 +62,7 @@ class Budget:
 
 
 def model_flops(graph: Graph) -> int:
-    """FLOPs of products and attention, forward and backward, of the graph's batch."""
+    """FLOPs of products and attention, forward and backward, for the graph's batch."""
     repeats = graph.num_repeats
     return _flops(graph.top) + sum(n * _flops(graph.blocks[name]) for name, n in repeats.items())
 
@@ -73,7 +73,7 @@ def _flops(block: Block) -> int:
 
 
 def speed_of(plan: Plan, flops: int, cluster: Cluster) -> Speed:
-    """The figures of a plan whose model does `flops` in one micro-batch of all GPUs."""
+    """The figures of a plan whose model has `flops` FLOPs in one global micro-batch."""
     load, step = plan.workload, plan.cost.step_time_s
     per_gpu = 1 / step / cluster.num_gpus
     band = band_of(plan, cluster)

@@ -1,4 +1,4 @@
-"""What a team states of its run: the model, the cluster, the layout, and what a step does."""
+"""A run as a team states it: the model, the cluster, the layout, and the workload of a step."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from planner_core.planning.methods import Layout
 MOST_SAMPLES = 10**9
 USUAL_ATTENTION, OLD_ATTENTION = "flash2", "flash1"
 PRICED_PRECISION = "mixed"
-"""What is trained with unless it is said: bf16 compute, weights, moments and gradients in float32."""
+"""The default precision: compute in bf16; weights, moments and gradients in float32."""
 
 
 def usual_attention(graph: Graph) -> str:
-    """The attention kernel that a model's stack runs where none is stated.
+    """The attention kernel that is assumed if none is stated.
 
-    Models with LayerNorm (GPT-NeoX, MPT) are those of stacks of 2023, which pinned FlashAttention 1; this alone tells their
-    age. Published runs of them are met within 2 % with it and within 7 % with FlashAttention-2 (docs/PUBLISHED.md).
+    Models with LayerNorm (GPT-NeoX, MPT) come from the stacks of 2023, which used FlashAttention 1. The LayerNorm is the only sign
+    of their age. The error for published runs of them is 2 % with FlashAttention 1, and 7 % with FlashAttention-2
+    (docs/PUBLISHED.md).
     """
     fns = {op.fn for block in (graph.top, *graph.blocks.values()) for op in block.ops}
     causal = any(
@@ -32,8 +33,8 @@ def usual_attention(graph: Graph) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """A run as a team states it. `micro_batch` are the samples of one data-parallel rank at once; a step runs `accumulate` of
-    them. None means the model's or the cluster's own default.
+    """A run as a team states it. A step has `accumulate` micro-batches, each of `micro_batch` samples on one data-parallel rank.
+    None means the default of the model or of the cluster.
     """
 
     layout: Layout
@@ -50,7 +51,7 @@ class Statement:
 
     @property
     def graph_batch(self) -> int:
-        """Samples of one micro-batch over all GPUs."""
+        """Samples of one global micro-batch."""
         return self.micro_batch * self.layout.data
 
     @property
@@ -59,15 +60,14 @@ class Statement:
         return self.graph_batch * self.accumulate
 
     def workload(self, seq: int, dtype: str, attention: str = USUAL_ATTENTION) -> Workload:
-        """What a step does, at the sequence length and dtype that were chosen, with this attention kernel unless another is
-        stated."""
+        """The workload of a step with this sequence length and dtype. `attention` is the kernel if none was stated."""
         return Workload(
             self.batch, seq, dtype, self.optimizer, recompute=self.recompute, accumulate=self.accumulate,
             precision=self.precision, compiled=self.compiled, attention=self.attention or attention,
         )  # fmt: skip
 
     def check(self) -> None:
-        """Raises InputError for what cannot be, or cannot be priced yet."""
+        """Raise InputError for a value that is impossible, or that cannot be priced yet."""
         for name, value in (("micro-batch", self.micro_batch), ("accumulate", self.accumulate)):
             if not 1 <= value <= MOST_SAMPLES:
                 raise InputError(f"--{name} {value} is not a positive number up to 10^9; give e.g. --{name} 2")

@@ -1,7 +1,7 @@
-"""The single changes of a stated run that help most, each priced: its layout, its micro-batch, recomputation, compilation.
+"""The single changes of a stated run that help most: of its layout, micro-batch, recomputation or compilation. Each is priced.
 
-A change keeps the samples of a step where that can be: a larger micro-batch is run less often, a wider tensor axis has ranks
-with more samples each. Where it cannot, tokens per second are what counts.
+If possible, a change keeps the samples of a step: a step has fewer micro-batches if they are larger, and with more tensor-parallel
+ranks each data-parallel rank has more samples. If that is not possible, tokens per second are compared.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from planner_core.planning.pricing.price import Pricer
 from planner_core.planning.pricing.statement import Statement
 
 HELPS = 0.01
-"""A change that gains less than this share of the step is not told."""
+"""A change that gains less than this share of the step is not reported."""
 MOST = 5
 RECOMPUTATIONS = {
     "none": "no recomputation",
@@ -28,7 +28,7 @@ RECOMPUTATIONS = {
 
 @dataclass(frozen=True, slots=True)
 class Suggestion:
-    """One change in words, the run with it, and what that takes."""
+    """One change as text, the run with it, and the plan of that run."""
 
     change: str
     stated: Statement
@@ -37,7 +37,7 @@ class Suggestion:
 
 
 def suggestions(pricer: Pricer, stated: Statement, plan: Plan) -> list[Suggestion]:
-    """What helps, the best first: runs that fit and are faster, or any that fit where the stated one does not."""
+    """The changes that help, the best first: runs that fit and are faster; if the stated run does not fit, all runs that fit."""
     now = pricer.speed(plan, stated).tokens_per_s_per_gpu
     found = []
     for change, other in changes(stated, pricer.cluster.levels[0].size):
@@ -55,7 +55,7 @@ def suggestions(pricer: Pricer, stated: Statement, plan: Plan) -> list[Suggestio
 
 
 def changes(stated: Statement, node: int) -> Iterator[tuple[str, Statement]]:
-    """Every single change that is tried, in words; `node` is the number of GPUs in one."""
+    """Every single change that is tried, with its text. `node` is the number of GPUs of a node."""
     yield from _micro_batches(stated)
     for kind, words in RECOMPUTATIONS.items():
         if stated.recompute != kind:
@@ -77,7 +77,7 @@ def _micro_batches(stated: Statement) -> Iterator[tuple[str, Statement]]:
 
 
 def _states(stated: Statement, node: int) -> Iterator[tuple[str, Statement]]:
-    """Other ways to keep the states over the ranks that split the batch."""
+    """Other ways to store weights and optimizer states over the ranks that shard the batch."""
     now, ranks = stated.layout, stated.layout.data
     ways = [replace(now, dp=ranks, fsdp=1, zero=zero) for zero in (0, 1, 2)] + [replace(now, dp=1, fsdp=ranks, zero=0)]
     inside = max(1, node // now.tp)
@@ -97,7 +97,7 @@ def _named(layout: Layout) -> str:
 
 
 def _tensor(stated: Statement) -> Iterator[tuple[str, Statement]]:
-    """Sequence parallelism, and tensor degrees of half and twice as many ranks; the samples of a step stay."""
+    """Sequence parallelism, and half or twice the tensor-parallel degree. The samples of a step stay the same."""
     now = stated.layout
     if now.tp > 1 and not now.sp:
         yield "sequence parallelism", stated.but(layout=replace(now, sp=True))

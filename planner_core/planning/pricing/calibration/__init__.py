@@ -1,4 +1,4 @@
-"""A hardware file from measurements: nccl-tests' text, timed matrix products, one measured step."""
+"""Make a hardware file from measurements: the output of nccl-tests, timed matrix products, one measured step."""
 
 from planner_core.planning.pricing.calibration.calibrate import (
     Calibrated,

@@ -1,7 +1,7 @@
-"""A GPU's constants from measurements of it: collectives, matrix products, one step of a whole run.
+"""Fit the constants of a GPU to measurements: of collectives, of matrix products, or of one step of a whole run.
 
-Each takes the constants that are known (of the cluster's GPU) as a start and gives new ones, with the residual before and
-after. The forms are those of `cost.communication.collectives` and `cost.compute.products`.
+Each fit begins with the known constants of the cluster's GPU. It returns new constants, and the residual before and after. The
+formulas are those of `cost.communication.collectives` and `cost.compute.products`.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ INSIDE = ("base_s", "hop_s", "efficiency", "curve", "summing")
 ACROSS = ("ring_hop_s", "tree_hop_s", "outer_efficiency")
 AT_MOST = {"efficiency": 1.0, "outer_efficiency": 1.0, "flops_efficiency": 1.0}
 HOT = 1.36
-"""How much slower products are in a training run, which draws power all the time, than alone: A100 1.31, H100 1.42 (fitted to runs)."""
+"""Factor by which products are slower in a training run, which draws power all the time, than alone. Fitted to runs it is 1.31 for
+A100 and 1.42 for H100."""
 UNKNOWN = Collectives(base_s=1e-5, hop_s=1e-5, ring_hop_s=1e-4, tree_hop_s=1e-4, efficiency=0.9, few=0.01, curve=0.5)
-"""Where the fit starts on a machine of which nothing is known."""
+"""The constants with which the fit begins on an unknown machine."""
 LEAST_FACTOR, BISECTIONS = 0.2, 18
 CLOSE = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
 class Calibrated:
-    """A GPU with new constants: of what group, from what, and how predicted and measured differ before and after."""
+    """A GPU with new constants: which group of constants, from which measurement, and the residual before and after."""
 
     gpu: Gpu
     group: str
@@ -45,7 +46,7 @@ class Calibrated:
 
 
 def from_collectives(cluster: Cluster, rows: Sequence[Collective], source: str) -> Calibrated:
-    """Latencies and efficiencies of links from timed collectives; `cluster` says how fast its links are on paper."""
+    """Fit latencies and efficiencies of links to timed collectives. `cluster` has the nominal speed of the links."""
     known = cluster.gpu.collectives
     if known is None:
         raise InputError(f"{cluster.gpu.name} has no constants of collectives to start from; start from e.g. h100-sxm")
@@ -74,7 +75,7 @@ def from_collectives(cluster: Cluster, rows: Sequence[Collective], source: str) 
 
 
 def with_gpu(cluster: Cluster, gpu: Gpu) -> Cluster:
-    """The cluster with another GPU, and with the latencies and efficiencies that were measured with it."""
+    """The cluster with another GPU, and with the latencies and efficiencies that belong to this GPU."""
     c = gpu.collectives
     if c is None:
         return replace(cluster, gpu=gpu)
@@ -87,7 +88,7 @@ def with_gpu(cluster: Cluster, gpu: Gpu) -> Cluster:
 
 
 def _part(cluster: Cluster, constants: Collectives, ranks: int, nodes: int) -> tuple[Cluster, DeviceMesh]:
-    """As many ranks of the cluster as were measured, with links that take these constants."""
+    """A cluster and mesh of the measured number of ranks, whose links have these constants."""
     levels = [replace(cluster.levels[0], size=ranks // nodes)]
     if nodes > 1:
         levels.append(replace(cluster.levels[1], size=nodes))
@@ -96,7 +97,7 @@ def _part(cluster: Cluster, constants: Collectives, ranks: int, nodes: int) -> t
 
 
 def from_products(gpu: Gpu, rows: Sequence[Product], source: str, hot: float = HOT) -> Calibrated:
-    """How products of each shape run, from products that were timed alone; in a run they are `hot` times slower."""
+    """Fit the constants of products to products that were timed alone. In a run they are `hot` times slower."""
     there = dict(gpu.peak_flops)
     for row in rows:
         if row.dtype not in there:
@@ -131,8 +132,8 @@ def _told(
 def from_step(
     step: MeasuredStep, source: str, say: Progress = lambda text: None, known: Gpu | None = None
 ) -> Calibrated:  # fmt: skip
-    """What products reach in a run, from the speed of one whole run: the share at which the predicted speed is the measured.
-    `known` is a GPU with other constants that were calibrated before."""
+    """Fit the share of the peak that products reach in a run, so that the predicted speed of one whole run is the measured speed.
+    `known`: a GPU with other constants that were calibrated before."""
     cluster = load_cluster(step.cluster)
     if known is not None:
         cluster = with_gpu(cluster, known)
@@ -170,7 +171,7 @@ def from_step(
 
 
 def from_machine(machine: Machine, source: str) -> tuple[Cluster, list[Calibrated]]:
-    """A machine of one node from what was measured on it, without anything known before: the cluster, and what was fitted."""
+    """The cluster of one node that was measured, and the fits, without any constants known before."""
     rate = max(2 * r.m * r.n * r.k / r.seconds for r in machine.products)
     dtype, gpu_name = machine.products[0].dtype, machine.device
     gpu = Gpu(
@@ -199,7 +200,7 @@ def from_machine(machine: Machine, source: str) -> tuple[Cluster, list[Calibrate
 
 
 def hardware_file(found: Sequence[Calibrated], gpu: Gpu, name: str) -> dict[str, Any]:
-    """The GPU as a file that `--cluster NAME:gpu=FILE` and cluster files take, with the source and residual of each group."""
+    """The GPU as a hardware file for `--cluster NAME:gpu=FILE` and for cluster files, with the source and residual of each group."""
     data = Cluster("", replace(gpu, name=name), ()).to_json()["gpu"]
     sources = {
         c.group: {"source": c.source, "before": c.before.to_json(), "after": c.after.to_json(), "start": gpu.name}

@@ -1,7 +1,9 @@
-"""Constants of a form fitted to timings: least squares of ln(predicted / measured), held to what was known before.
+"""Fit the constants of a formula to timings: least squares of ln(predicted / measured), plus a price for leaving known values.
 
-Gauss-Newton steps in the logarithms of the constants, each halved until it does not make things worse. A constant on which
-no timing depends stays where it was, since leaving it costs.
+    minimise  sum over timings of (ln(predicted / measured) / SLACK)²  +  sum over constants of (ln(new / known) / WIDTH)²
+
+The method takes Gauss-Newton steps in the logarithms of the constants. Each step is halved until the sum does not grow. A
+constant on which no timing depends stays at its known value.
 """
 
 from __future__ import annotations
@@ -14,16 +16,16 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Predict = Callable[[Mapping[str, float]], Floats]
-"""Seconds of every timing from the constants."""
+"""Predicts the seconds of every timing from the constants."""
 STEPS, HALVINGS, DELTA = 25, 8, 1e-4
 WIDTH = 1.0
-"""A constant may move by a factor e at the price of one timing that is off by SLACK."""
+"""To move a constant by a factor e costs as much as one timing that is off by SLACK."""
 SLACK = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Residual:
-    """How predicted and measured seconds differ, as |ln| in the median and within nine in ten, over `rows` timings."""
+    """The residual |ln(predicted / measured)| over `rows` timings: its median, and the size within which nine in ten are."""
 
     rows: int
     median: float
@@ -43,7 +45,7 @@ class Residual:
 def fitted(
     start: Mapping[str, float], most: Mapping[str, float], predict: Predict, measured: Floats
 ) -> dict[str, float]:
-    """Constants that fit best, from `start` on and each at most `most`."""
+    """The constants that fit best. The method begins at `start`; each constant is at most `most`."""
     names = list(start)
     first = np.log([start[n] for n in names])
     ceiling = np.log([most.get(n, np.inf) for n in names])
@@ -70,7 +72,7 @@ def fitted(
 def _halved(
     point: Floats, step: Floats, ceiling: Floats, now: Floats, residuals: Callable[[Floats], Floats]
 ) -> tuple[Floats, Floats] | None:
-    """The longest of some steps that makes the squares less, and the residuals there; None where none does."""
+    """The longest of the halved steps that reduces the sum of squares, and the residuals there; None if none does."""
     for k in range(HALVINGS):
         there = np.minimum(point + step / 2**k, ceiling)
         found = residuals(there)

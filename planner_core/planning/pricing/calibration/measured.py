@@ -1,4 +1,4 @@
-"""What was measured: collectives as nccl-tests prints them, a table of matrix products, one step of a stated run."""
+"""Read measurements: collectives as nccl-tests prints them, a table of matrix products, one step of a stated run."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredStep:
-    """A run as it was stated, and what it reached."""
+    """A stated run, and the speed that it reached."""
 
     model: str
     cluster: str
@@ -64,7 +64,7 @@ class MeasuredStep:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What `verification/measure.py` found: `ranks` processes on `nodes`, one device each."""
+    """The result of `verification/measure.py`: `ranks` processes on `nodes`, with one device each."""
 
     device: str
     ranks: int
@@ -76,7 +76,7 @@ class Machine:
 
 
 def machine_of(data: Any, where: str) -> Machine:
-    """Read what was measured; raises InputError for another form."""
+    """The measurements in `data`. Raises InputError if they have another form."""
     try:
         ranks, nodes = int(data["ranks"]), int(data["nodes"])
         machine = Machine(
@@ -98,7 +98,7 @@ def machine_of(data: Any, where: str) -> Machine:
 
 
 def read_machine(path: str | Path) -> Machine:
-    """What `torchrun measure.py FILE` wrote. Raises InputError."""
+    """Read the file that `torchrun measure.py FILE` wrote. Raises InputError."""
     where, text = _text(path)
     try:
         return machine_of(json.loads(text), where)
@@ -107,7 +107,7 @@ def read_machine(path: str | Path) -> Machine:
 
 
 def read_nccl_tests(path: str | Path) -> list[Collective]:
-    """The rows of what one or more programs of nccl-tests printed, one after the other. Raises InputError."""
+    """Read the output of one or more programs of nccl-tests, one after the other. Raises InputError."""
     where, text = _text(path)
     starts = [m.start() for m in re.finditer(r"(?m)^#\s*nThread", text)] or [0]
     found: list[Collective] = []
@@ -137,13 +137,13 @@ def _one_test(where: str, text: str) -> list[Collective]:
     kind, ranks, nodes = TESTS[named[-1]], len(hosts), len(set(hosts))
     if ranks % nodes:
         raise InputError(f"{where}: {ranks} ranks do not lie evenly on {nodes} nodes; run as many on each")
-    whole = ranks if kind == "all_to_all" else 1  # nccl-tests counts what one rank sends
+    whole = ranks if kind == "all_to_all" else 1  # nccl-tests counts the bytes of one rank
     rows = ((int(size), 1e-6 * float(time)) for size, time in ROW.findall(text))
     return [Collective(kind, size * whole, ranks, nodes, seconds) for size, seconds in rows if size > 0 and seconds > 0]
 
 
 def read_products(path: str | Path) -> list[Product]:
-    """A table of products as CSV: columns m, n, k, a time (see TIMES), and dtype unless all are bfloat16. Raises InputError."""
+    """Read a CSV of products: columns m, n, k, a time (see TIMES), and dtype unless all are bfloat16. Raises InputError."""
     where, text = _text(path)
     rows = list(csv.DictReader(text.splitlines()))
     names = {str(name).strip().lower(): name for name in (rows[0] if rows else {})}
@@ -177,7 +177,7 @@ def _product(where: str, line: int, row: Mapping[str, str], names: Mapping[str, 
 
 
 def read_step(path: str | Path) -> MeasuredStep:
-    """One measured step as JSON: `model`, `cluster`, `layout`, `tokens_per_s_per_gpu`, and the options of `price`."""
+    """Read one measured step from JSON: `model`, `cluster`, `layout`, `tokens_per_s_per_gpu`, and the options of `price`."""
     where, text = _text(path)
     try:
         data = json.loads(text)
@@ -221,7 +221,7 @@ def _options(data: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _text(path: str | Path) -> tuple[str, str]:
-    """(how messages call the file, its text)."""
+    """(the name of the file in messages, its text)."""
     where = f"measurements {Path(path).name}"
     if not is_file(path):
         raise InputError(f"{where}: there is no file {short(str(path))}")

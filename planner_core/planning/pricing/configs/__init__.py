@@ -1,1 +1,1 @@
-"""Settings files of other tools as stated layouts: torchtitan, Megatron-LM, DeepSpeed, accelerate, transformers."""
+"""Read the settings files of other tools as stated layouts: torchtitan, Megatron-LM, DeepSpeed, accelerate, transformers."""

@@ -15,7 +15,7 @@ DTYPES = {"bf16": "bfloat16", "fp16": "float16", "no": "float32"}
 
 
 def setup(fields: Fields, num_gpus: int) -> Setup:
-    """A run by accelerate: FSDP or plain data parallelism over all processes, replicated across nodes where it is hybrid."""
+    """A run by accelerate: FSDP or plain data parallelism over all processes; if it is hybrid, Replicate across nodes."""
     for name, what in (
         ("parallelism_config_cp_size", "context parallelism"),
         ("parallelism_config_sp_size", "context parallelism"),
@@ -46,7 +46,7 @@ def _sharded(fields: Fields, ranks: int, tp: int) -> Layout:
         raise fields.wrong("fsdp_config.fsdp_sharding_strategy", given, f"one of {', '.join(STRATEGIES.values())}")
     again = fields.text(
         "fsdp_config.fsdp_reshard_after_forward", "true"
-    )  # FSDP 2 says so what FSDP 1 says by the strategy
+    )  # FSDP 2 has this field for what FSDP 1 calls a strategy
     if again in ("false", "shard_grad_op"):
         strategy = "shard_grad_op"
     copies = fields.whole("parallelism_config.parallelism_config_dp_replicate_size", 1)

@@ -1,4 +1,4 @@
-"""A tool's own settings, read field by field, so that what nobody read can be told."""
+"""The settings of a tool, read field by field, so that fields that were not read can be reported."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from planner_core.planning.methods import Layout
 
 MOST = 10**9
 UNSAID = ("auto", None, "")
-"""Values by which a tool says that it chooses itself."""
+"""Values that mean: the tool chooses."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What a tool's file says of a run: the layout, options of the statement by name, and what was not followed."""
+    """What a tool's file says about a run: the layout, options of the statement by name, and notes about what was ignored."""
 
     layout: Layout
     options: Mapping[str, Any]
@@ -25,7 +25,7 @@ class Setup:
 
 @dataclass
 class Fields:
-    """Settings by dotted path (`parallelism.tensor_parallel_degree`); each that is asked for counts as read."""
+    """Settings by dotted path (`parallelism.tensor_parallel_degree`). A field counts as read when its value was asked for."""
 
     where: str
     values: dict[str, Any]
@@ -37,7 +37,7 @@ class Fields:
         return Fields(where, dict(_leaves(data, "")))
 
     def has(self, name: str) -> bool:
-        """Whether a field is there and says something."""
+        """Whether a field is there and has a value."""
         return self.values.get(name) not in UNSAID
 
     def _get(self, name: str, default: Any) -> Any:
@@ -70,31 +70,31 @@ class Fields:
         return found
 
     def text(self, name: str, default: str, choices: tuple[str, ...] = ()) -> str:
-        """A word, in lower case; one of `choices` where there are any."""
+        """A word in lower case; one of `choices` if there are any."""
         value = str(self._get(name, default)).lower()
         if choices and value not in choices:
             raise self.wrong(name, value, f"one of {', '.join(choices)}")
         return value
 
     def only(self, name: str, wanted: int, what: str) -> None:
-        """Raises InputError where a number asks for `what`, which cannot be priced."""
+        """Raise InputError if a number other than `wanted` asks for `what`, which cannot be priced."""
         if self.has(name) and self.whole(name, wanted, least=0) not in (0, wanted):
             raise InputError(
                 f"{self.where}: {name} {self.values[name]} asks for {what}, which cannot be priced; set it to {wanted}"
             )
 
     def off(self, name: str, what: str) -> None:
-        """Raises InputError where a flag asks for `what`, which cannot be priced."""
+        """Raise InputError if a flag asks for `what`, which cannot be priced."""
         if self.has(name) and str(self.values[name]).lower() not in ("false", "none", "0", "no"):
             raise InputError(f"{self.where}: {name} asks for {what}, which cannot be priced; switch it off")
         self.read.add(name)
 
     def wrong(self, name: str, value: Any, wanted: str) -> InputError:
-        """The sentence about a value that cannot be."""
+        """The error for an impossible value."""
         return InputError(f"{self.where}: {name} is {short(value)}, but must be {wanted}")
 
     def unread(self) -> tuple[str, ...]:
-        """The sentence about fields that nobody asked for, if there are any."""
+        """A note about the fields that were not read, if there are any."""
         rest = sorted(name for name in self.values if name not in self.read)
         return (
             (f"{self.where}: not read, since they do not change the layout or are not known: {listed(rest)}",)
@@ -112,7 +112,7 @@ def _leaves(data: Mapping[str, Any], path: str) -> list[tuple[str, Any]]:
 
 
 def shared_out(fields: Fields, name: str, num_gpus: int, others: int) -> int:
-    """How many ranks are left for a degree once `others` are taken; raises InputError where that is no whole number."""
+    """`num_gpus` divided by `others`: the ranks that are left for a degree. Raises InputError if that is not a whole number."""
     if num_gpus % others:
         raise InputError(
             f"{fields.where}: {name} makes groups of {others} ranks, but {num_gpus} GPUs do not divide by that"
@@ -121,7 +121,7 @@ def shared_out(fields: Fields, name: str, num_gpus: int, others: int) -> int:
 
 
 def accumulation(fields: Fields, name: str, micro_batch: int, ranks: int) -> int | None:
-    """Micro-batches of a step, from the field that holds the samples of a whole step; None where it says nothing."""
+    """Micro-batches of a step, from the field with the samples of a whole step; None if that field has no value."""
     if not fields.has(name):
         return None
     batch = fields.whole(name, 1)

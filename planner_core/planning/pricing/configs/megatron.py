@@ -1,4 +1,4 @@
-"""Megatron-LM's arguments, as they stand on a command line or in a script."""
+"""Megatron-LM's arguments, from a command line or a script."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OPTION = re.compile(r"--[a-z][a-z0-9-]*")
 
 
 def read(text: str, where: str) -> Fields:
-    """Options and their values; comments, line ends and the rest of a script are passed over. Raises InputError."""
+    """Read options and their values. Comments, line ends and the rest of a script are ignored. Raises InputError."""
     plain = re.sub(r"(?m)(^|\s)#.*$", "", text).replace("\\\n", " ")
     try:
         words = shlex.split(plain.replace("=(", " ( "), posix=True)
@@ -29,7 +29,7 @@ def read(text: str, where: str) -> Fields:
 
 
 def setup(fields: Fields, num_gpus: int) -> Setup:
-    """A run by Megatron-LM: what tensor parallelism leaves of the ranks is data parallel."""
+    """A run by Megatron-LM. The ranks that tensor parallelism does not use are data parallel."""
     for name, what in (("pipeline", "pipeline parallelism"), ("expert", "expert parallelism")):
         fields.only(f"--{name}-model-parallel-size", 1, what)
     fields.only("--context-parallel-size", 1, "context parallelism")
@@ -61,13 +61,14 @@ def _sp(fields: Fields, tp: int) -> bool:
 
 
 def _recompute(fields: Fields) -> str:
-    """Megatron-LM's `selective` runs core attention again, of which a flash kernel keeps next to nothing: that is none."""
+    """The recomputation. Megatron-LM's `selective` recomputes core attention, of which a flash kernel keeps almost nothing, so it is
+    priced as none."""
     asked = fields.text("--recompute-granularity", "none", ("none", "full", "selective"))
     return "full" if asked == "full" else "none"
 
 
 def _attention_alone(fields: Fields) -> tuple[str, ...]:
-    """What to say of recomputation that is priced as none."""
+    """A note about recomputation that is priced as none."""
     short = fields.flag("--recompute-activations")
     if not short and fields.text("--recompute-granularity", "none") != "selective":
         return ()

@@ -1,4 +1,4 @@
-"""Which tool a settings file is for, and what it says."""
+"""Find the tool of a settings file, and read the file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TOOLS = (
 
 
 def read_setup(path: str | Path, num_gpus: int) -> Setup:
-    """What the settings file of a tool says of a run on `num_gpus` GPUs; raises InputError."""
+    """Read the settings file of a tool for a run on `num_gpus` GPUs. Raises InputError."""
     where = f"config {Path(path).name}"
     text = _text(Path(path), where)
     kind = Path(path).suffix.lower()
@@ -74,7 +74,7 @@ def _yaml(text: str) -> Any:
 
 
 def _parsed(parse: Callable[[str], Any], text: str, where: str, form: str) -> Mapping[str, Any]:
-    """A mapping; raises InputError for what is none."""
+    """The text as a mapping. Raises InputError if it is not one."""
     try:
         data = parse(text)
     except (ValueError, RecursionError) as error:

@@ -7,11 +7,11 @@ from planner_core.planning.pricing.configs.fields import Fields, Setup, accumula
 
 NAME = "torchtitan"
 RECOMPUTE = ("none", "full", "selective")
-"""What runs again in backward; `selective` by operator, not every n-th layer."""
+"""What is recomputed in backward. `selective` is by operator, not every n-th layer."""
 
 
 def setup(fields: Fields, num_gpus: int) -> Setup:
-    """A run by torchtitan: sequence parallelism comes with tensor parallelism, what is left of the ranks shards weights."""
+    """A run by torchtitan. Tensor parallelism includes sequence parallelism. The ranks that no degree uses shard the weights."""
     for name, what in (("pipeline_parallel_degree", "pipeline parallelism"), ("context_parallel_degree", "context parallelism"),
                        ("expert_parallel_degree", "expert parallelism")):  # fmt: skip
         fields.only(f"parallelism.{name}", 1, what)
@@ -35,5 +35,5 @@ def setup(fields: Fields, num_gpus: int) -> Setup:
 
 
 def _either(fields: Fields, new: str, old: str) -> str:
-    """The name that is there: torchtitan renamed some."""
+    """The name of a field that is there: torchtitan renamed some fields."""
     return new if fields.has(new) or not fields.has(old) else old

@@ -15,7 +15,8 @@ BY_TOKENS = ("sequence_parallel",)
 
 
 def setup(fields: Fields, num_gpus: int) -> Setup:
-    """A model loaded with `tp_plan`: all ranks are tensor ranks unless `tp_size` says how many; the rest is data parallel."""
+    """A model that is loaded with `tp_plan`. All ranks are tensor-parallel, or `tp_size` ranks if it is given and the rest are data
+    parallel."""
     mark = next(m for m in MARKS if any(_under(name, m) for name in fields.values))
     styles = {name: str(value) for name, value in fields.values.items() if _under(name, mark)}
     for name, style in styles.items():
