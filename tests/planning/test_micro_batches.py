@@ -41,7 +41,10 @@ def test_the_choice_is_the_best_of_all_counts(gb: float) -> None:
 @pytest.mark.parametrize(
     "gb", [20.0, pytest.param(16.0, marks=pytest.mark.slow), pytest.param(28.0, marks=pytest.mark.slow)]
 )
-@pytest.mark.parametrize("fixed", ["none", "keep-matmuls", "full"])
+@pytest.mark.parametrize(
+    "fixed",
+    ["none", pytest.param("keep-matmuls", marks=pytest.mark.slow), pytest.param("full", marks=pytest.mark.slow)],
+)
 def test_leaving_recomputation_open_is_never_worse(gb: float, fixed: str) -> None:
     free, bound = (best(replace(ASKED, memory_gb=gb, recompute=r)) for r in ("auto", fixed))
     assert free is not None
@@ -49,9 +52,9 @@ def test_leaving_recomputation_open_is_never_worse(gb: float, fixed: str) -> Non
 
 
 def test_more_memory_is_never_worse() -> None:
-    found = [best(replace(ASKED, memory_gb=gb)) for gb in (14.0, 16.0, 20.0, 28.0, 60.0)]
+    found = [best(replace(ASKED, memory_gb=gb, layers=2)) for gb in (10.0, 12.0, 20.0, 60.0)]
     seconds = [p.cost.step_time_s for p in found if p is not None]
-    assert len(seconds) >= 4 and all(b <= a * (1 + 1e-6) for a, b in pairwise(seconds))
+    assert len(seconds) >= 3 and seconds[-1] < seconds[0] and all(b <= a * (1 + 1e-6) for a, b in pairwise(seconds))
 
 
 def test_weights_are_gathered_in_every_micro_batch_and_gradients_kept() -> None:

@@ -52,7 +52,7 @@ def test_llama_on_one_node_with_a_small_batch_is_no_worse_than_megatron() -> Non
         assert megatron and result.best.cost.step_time_s <= megatron[0].cost.step_time_s * (1 + 1e-6)
 
 
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n == "t5-large" else ()) for n in ZOO])
 def test_the_chosen_plan_fits_or_says_not(name: str) -> None:
     result = planned(Request(name))
     budget = result.cluster.gpu.memory_bytes
