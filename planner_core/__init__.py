@@ -7,8 +7,8 @@
     shardscope.verify(result.best, ranks=2)
     shardscope.export(result.best, "torchrun", "train.py")
 
-What stands here is documented in docs/API.md and stays. Names are imported when they are first used: neither torch nor
-transformers nor numpy is loaded before that.
+The names here are documented in docs/API.md, and they are stable. Each is imported when it is first used. Before that neither
+torch nor transformers nor numpy is loaded.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for when it is asked for, and keep it."""
+    """Import a name when it is used for the first time, and keep it."""
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found = globals()[name] = getattr(import_module(_MODULE_OF[name]), name)

@@ -1,4 +1,5 @@
-"""Values that carry the whole story: placement, mesh, graph, plan, workload, cluster. They import nothing else of the project."""
+"""The values on which all other packages work: placement, mesh, graph, plan, workload, cluster. They import nothing else of the
+project."""
 
 from planner_core.core.cluster import (
     Cluster,

@@ -1,10 +1,10 @@
-"""Errors that a user can cause. Every message holds the value, why it is wrong, and what would do."""
+"""Errors that a user can cause. Every message has the value, why it is wrong, and what to do instead."""
 
 from __future__ import annotations
 
 
 class PlannerError(Exception):
-    """A wrong input, told in one sentence; the command line exits with `exit_status`."""
+    """A wrong input. The message is one sentence. The command line exits with `exit_status`."""
 
     exit_status = 2
 
@@ -22,7 +22,7 @@ class ShardingError(PlannerError):
 
 
 class NoPlanFits(PlannerError):
-    """No plan fits the memory; says the least memory that any plan needs, `needed_bytes` per GPU, infinite where no plan runs."""
+    """No plan fits the memory. `needed_bytes` is the least memory per GPU that any plan needs; it is infinite if no plan can run."""
 
     exit_status = 3
 
@@ -32,6 +32,6 @@ class NoPlanFits(PlannerError):
 
 
 class VerificationFailed(PlannerError):
-    """A plan did not run as predicted; says what differs."""
+    """A plan did not run as predicted. The message says what differs."""
 
     exit_status = 4

@@ -1,4 +1,4 @@
-"""Where the project's own data lies, and checks on user-supplied paths. Pipes, devices and over-long names do not count as files."""
+"""The place of the project's own data, and checks of paths from users. Pipes, devices and too long names do not count as files."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from planner_core.core.errors import InputError
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 ASSETS = next((p for p in (_PACKAGE / "_assets", _PACKAGE.parent / "assets") if p.is_dir()), _PACKAGE.parent / "assets")
-"""The folder that holds `models/`, `clusters/`, `hardware/` and the published schemas: beside the packages in a checkout,
-inside `planner_core` in an installed wheel."""
+"""The folder with `models/`, `clusters/`, `hardware/` and the published schemas. In a checkout it is beside the packages; in an
+installed wheel it is inside `planner_core`."""
 
 
 def is_file(name: str | Path) -> bool:
-    """Whether a regular file is there: not a pipe or a device, which may never end, and not a name that is too long."""
+    """Whether `name` is a regular file. A pipe or a device, which may never end, is not; nor is a name that is too long."""
     try:
         return Path(name).is_file()
     except (OSError, ValueError):
@@ -38,9 +38,10 @@ def is_there(name: str | Path) -> bool:
 
 
 def write_file(path: Path, text: str) -> None:
-    """Write a whole file or none; raises InputError.
+    """Write the whole file, or nothing. Raises InputError.
 
-    A link stays a link: what it names is written. A device or a pipe is written to, never replaced. A file keeps its mode.
+    If `path` is a link, the file that it names is written, and the link stays. A device or a pipe is written to, not replaced. A
+    file keeps its mode.
     """
     try:
         if is_folder(path):

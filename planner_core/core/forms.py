@@ -1,10 +1,10 @@
-"""Checks JSON of users against a published JSON Schema (`assets/*.schema.json`) before anything of it is read.
+"""Check a user's JSON against a published JSON Schema (`assets/*.schema.json`) before it is read.
 
     wrong_field(data, "cluster", "cluster file c.json")
         -> "cluster file c.json: levels[0].size is 0, but must be a whole number from 1 to 100000"
 
-A schema's `expected` ends the sentence about a value that is wrong, so the schema alone says what a value may be. Where
-it has none, the validator's own words are used. What is there and wrong is told before what is missing.
+The field `expected` of a schema is the end of the sentence about a wrong value. So the schema alone says what a value may be. If a
+schema does not have that field, the validator's own message is used. A wrong value is reported before a missing one.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from typing import Any
 from planner_core.core.files import ASSETS
 
 SHOWN = 100
-"""Characters of a wrong value that the validator's own words show at each end."""
+"""Characters at each end of the validator's own message that are shown."""
 MOST_FAULTS = 100
-"""Faults among which the first to tell is chosen."""
+"""The fault to report is chosen among at most this many."""
 MOST_NAMES = 12
-"""Names that a sentence lists."""
+"""A sentence lists at most this many names."""
 
 
 def wrong_field(
     data: Any, form: str, where: str, expected: Mapping[str, str] | None = None, *, strict: bool = False
 ) -> str | None:
-    """The first thing that is wrong with `data`, as a sentence that `where` opens; None if it has the form.
+    """A sentence about the first fault of `data`, which begins with `where`; None if `data` has the form.
 
-    `form` names the schema (`cluster`, `gpu`, `plan`); `expected` replaces the schema's word for fields at the top;
+    `form`: the schema's name (`cluster`, `gpu`, `plan`). `expected`: replaces the schema's own text for fields at the top level.
     `strict`: 8.0 is not an integer.
     """
     faults = islice(_validator(form, strict).iter_errors(data), MOST_FAULTS)
@@ -41,7 +41,7 @@ def wrong_field(
 
 
 def _rank(error: Any) -> int:
-    """Unknown fields first, since a field with a typing error is missing too; what is missing last."""
+    """The order in which faults are reported: unknown fields first, since a misspelled field is also missing; missing fields last."""
     if error.validator == "additionalProperties":
         return 0
     return 2 if error.validator in ("required", "oneOf") else 1
@@ -49,7 +49,7 @@ def _rank(error: Any) -> int:
 
 @cache
 def _validator(form: str, strict: bool) -> Any:
-    """A validator to which integers are whole and numbers are finite."""
+    """A validator that takes only whole integers and finite numbers."""
     from jsonschema.validators import Draft202012Validator, extend
     from referencing import Registry, Resource
 
@@ -101,7 +101,7 @@ def _unknown(instance: Mapping[str, Any], known: Mapping[str, Any]) -> str:
 
 
 def _one_of(error: Any, what: str) -> str:
-    """Of several fields exactly one is needed."""
+    """The sentence if exactly one of several fields is needed."""
     names = [branch["required"][0] for branch in error.validator_value]
     given = [n for n in names if n in error.instance]
     problem = f"{' and '.join(given)} are both given" if given else f"{names[0]} is missing"
@@ -123,18 +123,18 @@ def _shortened(text: str) -> str:
 
 
 def short(value: Any) -> str:
-    """A value of a file as it stands there, its middle left out."""
+    """A value as text, without its middle if it is long."""
     text = json.dumps(value) if isinstance(value, str | list | dict) else str(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
 def nearest(text: str, names: Sequence[str]) -> str:
-    """What might be meant by a name that is not there."""
+    """The end of a sentence about an unknown name: the names that may be meant."""
     close = get_close_matches(text.lower(), names, n=1, cutoff=0.4)
     return f"did you mean {close[0]}?" if close else f"there are {listed(names)}"
 
 
 def listed(names: Sequence[str]) -> str:
-    """Names in a sentence, not more than can be read."""
+    """Names as text for a sentence, at most MOST_NAMES of them."""
     more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
     return ", ".join(names[:MOST_NAMES]) + more

@@ -1,13 +1,11 @@
-"""A model as it runs: operations on values, repeated parts stored once.
+"""A model as a graph of operations on values. Repeated parts are stored once.
 
-A `Graph` is one top `Block` whose items are `Op`s and `Call`s of other blocks. A block that repeats
-(a decoder layer) is stored once and called with the prefix of each copy's parameter names, so size
-and cost do not grow with depth. Values are integers local to their block and describe *global*
-(unsharded) tensors.
+A `Graph` has one top `Block`, whose items are `Op`s and `Call`s of other blocks. A block that repeats (a decoder layer) is stored
+once, and called with the prefix of each copy's parameter names. So size and cost do not grow with depth. Values are integers that
+are local to their block. They describe *global* (unsharded) tensors.
 
-Shapes that depend on the workload are stored in JSON as text in b (batch, samples) and s (sequence
-length), e.g. "b", "b*s", "4*s+1", so that one snapshot serves every workload; a `Graph` in memory has
-plain integers.
+Shapes that depend on the workload are stored in JSON as text in b (batch, samples) and s (sequence length), for example "b", "b*s"
+or "4*s+1", so that one snapshot serves every workload. A `Graph` in memory has plain integers.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ ITEM_BYTES = {
     "int8": 1, "uint8": 1, "bool": 1, "complex64": 8, "complex128": 16, "float8_e4m3fn": 1, "float8_e5m2": 1,
 }  # fmt: skip
 PER_CALL = "per call"
-"""First item of an attribute that holds one literal for each call of its block, in the order of the calls."""
+"""The first item of an attribute that has one literal for each call of its block, in order of the calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +34,7 @@ class TensorMeta:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the whole tensor."""
+        """Bytes of the global tensor."""
         return math.prod(self.shape) * ITEM_BYTES[self.dtype]
 
 
@@ -44,11 +42,10 @@ class TensorMeta:
 class Value:
     """A tensor in a block.
 
-    `kind` is "activation" (depends on a parameter), "parameter" or "constant" (everything else: token
-    ids, masks, rotary tables, buffers). Constants are whole on every device and carry no gradient.
-    `name` is set for parameters: the name in `model.named_parameters()`, relative to the call's prefix.
-    `storage` is the id of the value whose memory this one shares (a view), or its own id.
-    `grad` says that a gradient flows to it.
+    `kind` is "activation" (it depends on a parameter), "parameter" or "constant" (all else: token ids, masks, rotary tables,
+    buffers). Constants are Replicate and do not have a gradient. `name` is that of a parameter in `model.named_parameters()`,
+    relative to the call's prefix. `storage` is the id of the value whose memory this one shares (it is a view), or its own id.
+    `grad` says whether a gradient flows to it.
     """
 
     meta: TensorMeta
@@ -62,10 +59,10 @@ class Value:
 class Op:
     """One torch function call.
 
-    `name` is the *site*, at which a running model finds it again: `module.path/function.n`, n-th call of
-    this function in this module call (n is left out for the first). `inputs` are the tensor operands in
-    call order, `attrs` the other arguments that matter to sharding. `saved` are values whose storage
-    autograd keeps for the backward pass, `saved_extra` kept tensors that are not values of the graph (e.g. log-sum-exp).
+    `name` is the *call site*, by which it is found again in a running model: `module.path/function.n` is the n-th call of this
+    function in this call of the module (n is left out for the first). `inputs` are the tensor operands, in order of the call.
+    `attrs` are the other arguments that matter for sharding. `saved` are the values whose storage autograd keeps for backward.
+    `saved_extra` are kept tensors that are not values of the graph (the log-sum-exp, for example).
     """
 
     name: str
@@ -80,7 +77,7 @@ class Op:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One copy of a repeated block; its parameters are named `prefix` + "." + their name in the block."""
+    """One copy of a repeated block. The full name of its parameter is `prefix` + "." + the name in the block."""
 
     block: str
     prefix: str
@@ -90,7 +87,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A piece of the model: `inputs` are the values given by the caller, `outputs` those handed back."""
+    """A part of the model. `inputs` are the values that the caller gives, `outputs` those that it gets back."""
 
     name: str
     values: tuple[Value, ...]
@@ -100,7 +97,7 @@ class Block:
 
     @property
     def ops(self) -> tuple[Op, ...]:
-        """The block's own operations, calls left out."""
+        """The block's own operations, without calls."""
         return tuple(i for i in self.items if isinstance(i, Op))
 
 
@@ -108,9 +105,9 @@ class Block:
 class Graph:
     """A model at one workload. `blocks` holds the repeated blocks by name, `top` the rest.
 
-    `loss` names the loss (the model's own, or the stand-in that was added); `workload` is
-    {"batch": samples, "seq": tokens}; `config` is what rebuilds the model (a Hugging Face config, or the
-    path of the user's file), kept for export.
+    `loss` names the loss: the model's own, or a stand-in that was added. `workload` is {"batch": samples of one global micro-batch,
+    "seq": tokens of a sample}. `config` is what rebuilds the model (a Hugging Face config, or the path of the user's file), for
+    export.
     """
 
     name: str
@@ -128,7 +125,7 @@ class Graph:
 
     @property
     def num_repeats(self) -> dict[str, int]:
-        """How often each block is called."""
+        """The number of calls of each block."""
         counts = dict.fromkeys(self.blocks, 0)
         for call in self.calls():
             counts[call.block] += 1
@@ -136,12 +133,12 @@ class Graph:
 
     @property
     def num_ops(self) -> int:
-        """Operations of the unfolded model."""
+        """Number of operations of the unfolded model."""
         repeats = self.num_repeats
         return len(self.top.ops) + sum(len(b.ops) * repeats[n] for n, b in self.blocks.items())
 
     def parameters(self) -> dict[str, TensorMeta]:
-        """Every parameter by its full name, shared ones once."""
+        """Every parameter by its full name; shared parameters once."""
         found = {v.name: v.meta for v in self.top.values if v.kind == "parameter"}
         for call in self.calls():
             block = self.blocks[call.block]
@@ -153,12 +150,12 @@ class Graph:
 
     @property
     def num_params(self) -> int:
-        """Elements of all parameters, shared ones once."""
+        """Number of elements of all parameters; shared parameters once."""
         return sum(math.prod(m.shape) for m in self.parameters().values())
 
 
 def root(block: Block, value: int) -> int:
-    """The value whose memory `value` shares, following views of views."""
+    """The value whose memory `value` shares, through views of views."""
     while True:
         storage = block.values[value].storage
         if storage < 0 or storage == value:
@@ -167,7 +164,7 @@ def root(block: Block, value: int) -> int:
 
 
 def with_result(graph: Graph) -> Graph:
-    """The graph with what the model returns (its loss) named as the output of the top block."""
+    """The graph with the model's result (its loss) as the output of the top block."""
     last = graph.top.items[-1] if graph.top.items else None
     if graph.top.outputs or last is None:
         return graph
@@ -175,7 +172,7 @@ def with_result(graph: Graph) -> Graph:
 
 
 def join_name(prefix: str, name: str) -> str:
-    """Full name of something in a called block: `layers.0` + `attn.q/linear`, `layers.0` + `/add`."""
+    """The full name of a part of a called block: `layers.0` + `attn.q/linear`, `layers.0` + `/add`."""
     if not prefix or not name:
         return prefix or name
     return prefix + name if name.startswith("/") else f"{prefix}.{name}"
@@ -239,7 +236,7 @@ def _inline(block: Block, call: Call, number: int, values: list[Value], names: d
 
 
 def check(graph: Graph) -> None:
-    """Invariants between passes: every value is made before it is used, and made once. Asserts."""
+    """Assert the invariants of a graph: every value is made once, and before it is used."""
     for block in (graph.top, *graph.blocks.values()):
         made = set(block.inputs) | {i for i, v in enumerate(block.values) if v.kind != "activation"}
         for item in block.items:

@@ -1,4 +1,4 @@
-"""Graphs as JSON. A shape that depends on the workload is text in b (batch) and s (sequence), so one snapshot serves every workload."""
+"""Graphs as JSON. A shape that depends on the workload is text in b (batch) and s (sequence length)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def eval_dim(text: int | str, batch: int, seq: int) -> int:
 
 
 def graph_to_json(graph: Graph) -> dict[str, Any]:
-    """Plain data with integer dims (see `capture.symbolic` for the form that serves every workload)."""
+    """Plain data with integer dims. (`models.snapshots.symbolic` makes the form that serves every workload.)"""
     return {
         "schema": GRAPH_SCHEMA, "name": graph.name, "source": graph.source, "loss": graph.loss,
         "workload": dict(graph.workload), "config": dict(graph.config), "assumptions": list(graph.assumptions),
@@ -33,7 +33,7 @@ def graph_to_json(graph: Graph) -> dict[str, Any]:
 
 
 def graph_from_json(data: Mapping[str, Any], *, batch: int | None = None, seq: int | None = None) -> Graph:
-    """A graph at the given workload (default: the snapshot's own); raises InputError on a bad file."""
+    """The graph for the given workload (default: the snapshot's own). Raises InputError for a bad file."""
     if data.get("schema") != GRAPH_SCHEMA:
         raise InputError(f"graph schema {data.get('schema')!r} is not {GRAPH_SCHEMA!r}; capture the model again")
     workload = {"batch": batch or data["workload"]["batch"], "seq": seq or data["workload"]["seq"]}
@@ -68,7 +68,7 @@ def _item_json(item: Op | Call) -> dict[str, Any]:
 
 
 class _Reader:
-    """Turns stored blocks into values at one workload."""
+    """Reads stored blocks for one workload."""
 
     def __init__(self, batch: int, seq: int) -> None:
         self.batch, self.seq = batch, seq

@@ -10,7 +10,7 @@ from planner_core.core.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class DeviceMesh:
-    """`axis_sizes[i]` devices along axis `axis_names[i]`; ranks are row-major, so the last axis is adjacent ranks."""
+    """`axis_sizes[i]` devices along the axis `axis_names[i]`. Ranks are row-major, so the last axis joins adjacent ranks."""
 
     axis_names: tuple[str, ...]
     axis_sizes: tuple[int, ...]
@@ -29,7 +29,7 @@ class DeviceMesh:
 
 
 def parse_mesh(text: str, num_devices: int) -> DeviceMesh:
-    """`8` or `2x8` -> a mesh with axes (world,) or (data, tensor); raises InputError unless it fills the cluster."""
+    """`8` or `2x8` as a mesh with axes (world,) or (data, tensor). Raises InputError if it does not fill the cluster."""
     try:
         sizes = tuple(int(part) for part in text.lower().replace("×", "x").split("x"))
     except ValueError:
@@ -45,5 +45,5 @@ def parse_mesh(text: str, num_devices: int) -> DeviceMesh:
 
 
 def axis_names(num_axes: int) -> tuple[str, ...]:
-    """Names by position. A name does not bind: any axis may split the batch, weights or tokens."""
+    """The names of the axes, by position. They are only names: any axis may shard the batch, weights or tokens."""
     return {1: ("world",), 2: ("data", "tensor"), 3: ("data", "tensor2", "tensor")}[num_axes]

@@ -1,9 +1,8 @@
-"""How a tensor lies on a mesh: Replicate, Shard or Partial on every mesh axis.
+"""The placement of a tensor on a mesh: Replicate, Shard or Partial on every mesh axis.
 
-The three names are those of torch.distributed.tensor; they print as `R`, `S(0)` and `P`, which is
-also how they stand in JSON. A `State` pairs the forward placements of a tensor with those of its
-gradient, because a plan moves both: a weight that is replicated while the batch is split has the
-state (R, P), and the sum of P is what data parallelism calls gradient synchronisation.
+The three names are those of torch.distributed.tensor. In text and in JSON they are `R`, `S(0)` and `P`. A `State` pairs the
+placements of a tensor with those of its gradient, since a plan moves both. Example: a weight that is Replicate while the batch is
+sharded has the state (R, P). To sum the P is what data parallelism calls gradient synchronisation.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class Replicate:
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """Each device along the axis holds one term; the tensor is their sum."""
+    """Each device along the axis holds one term. The tensor is the sum of the terms."""
 
     def __str__(self) -> str:
         return "P"
@@ -52,7 +51,7 @@ P = Partial()
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Forward placements of a tensor and placements of its gradient, one of each per mesh axis."""
+    """The placements of a tensor, and those of its gradient: one of each per mesh axis."""
 
     forward: Placements
     gradient: Placements
@@ -90,7 +89,7 @@ def parse_state(text: str) -> State:
 
 
 def local_shape(shape: tuple[int, ...], placements: Placements, sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape one device holds; raises ShardingError where a split is not even."""
+    """The shape that one device holds. Raises ShardingError if a dim cannot be sharded evenly."""
     local = list(shape)
     for placement, size in zip(placements, sizes, strict=True):
         if isinstance(placement, Shard):

@@ -1,14 +1,14 @@
-"""The plan: plain data that search, baselines and hand edits write, and explorer, export and verify read.
+"""The plan: plain data. The search, the baselines and edits by hand write it; explorer, export and verification read it.
 
-For every op of the model (its *site*) a plan pins how each operand arrives and how each result is
-delivered, and for every parameter how it is stored. Applying a plan decides nothing.
+For every operator call of the model (its *call site*) a plan says with which placements each operand is taken and each result is
+delivered. For every parameter it says how it is stored. To apply a plan decides nothing.
 
-    operand:  delivered state --edge--> state the op runs with      (slice, pad, divide; rarely a gather)
-    result:   state the op makes --edge--> delivered state          (all_reduce, all_gather, ...)
-    weight:   stored state --edge--> state the op runs with         (ZeRO-3 gathers and scatters here)
+    operand:  delivered state --edge--> state in which the op takes it     (slice, pad, divide; rarely a gather)
+    result:   state in which the op makes it --edge--> delivered state     (all_reduce, all_gather, ...)
+    weight:   stored state --edge--> state in which the op takes it        (ZeRO-3 gathers and scatters here)
 
-An edge lists its steps in both directions, one mesh axis at a time; forward steps act on the tensor,
-backward steps on its gradient, in the order written.
+An edge has steps in both directions, each on one mesh axis. Forward steps act on the tensor, backward steps on its gradient, in the
+order in which they are listed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Step:
 
     @property
     def collective(self) -> str | None:
-        """Which collective runs, or None for a local move (slice, pad with zeros, divide)."""
+        """The collective that runs, or None for a local move (slice, pad with zeros, divide)."""
         if isinstance(self.src, Partial):
             return "all_reduce" if isinstance(self.dst, Replicate) else "reduce_scatter"
         if isinstance(self.src, Shard) and not isinstance(self.dst, Partial):
@@ -47,10 +47,10 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """How one tensor goes from state `src` to state `dst`; `forward` and `backward` are its steps in order.
+    """The redistribution of one tensor from state `src` to state `dst`. `forward` and `backward` are its steps, in order.
 
-    `segments` maps a tensor dim to the sizes of its fused parts (q, k, v in one projection): a shard of
-    that dim holds an equal share of every part.
+    `segments` maps a tensor dim to the sizes of its fused parts (q, k, v in one projection). A shard of that dim holds an equal part
+    of each of them.
     """
 
     src: State
@@ -62,7 +62,7 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class SitePlan:
-    """How one op runs: an edge for each tensor operand and each result, in call order."""
+    """How one op runs: an edge for each tensor operand and each result, in order of the call."""
 
     inputs: tuple[Edge, ...]
     outputs: tuple[Edge, ...]
@@ -70,18 +70,17 @@ class SitePlan:
 
 @dataclass(frozen=True, slots=True)
 class ParamPlan:
-    """How one parameter lies: three placements on every mesh axis.
+    """The placements of one parameter's three forms, one of each per mesh axis.
 
-    `stored` is the parameter as the optimizer, a checkpoint and the user see it: master weights and moments.
-    `working` is the copy in compute dtype that stays between uses. `gradient` is how the gradient accumulates over
-    micro-batches: where it is Partial, each device keeps its term, and the terms are reduced to `stored` once a step.
-    On an axis over which every device uses the whole weight:
+    `stored`: the parameter as the optimizer, a checkpoint and the user see it (master weights and moments). `working`: the copy in
+    compute dtype that is kept between uses. `gradient`: the gradient that accumulates over micro-batches. If it is Partial, each
+    device keeps its term, and the terms are reduced to `stored` once a step. On an axis on which every device uses the whole weight:
 
         data parallel   stored R, working R, gradient P       ZeRO-2   stored S, working R, gradient S
         ZeRO-1          stored S, working R, gradient P       ZeRO-3   stored S, working S, gradient S
 
-    `gathered` lists the axes on which the working copy is sharded but used whole: gathered at use, freed, and gathered
-    again for backward.
+    `gathered`: the axes on which the working copy is sharded but used whole. It is gathered at use, freed, and gathered again for
+    backward.
     """
 
     stored: Placements
@@ -92,16 +91,15 @@ class ParamPlan:
 
     @property
     def sync(self) -> tuple[int, ...]:
-        """Mesh axes over which the gradient's terms are reduced once a step."""
+        """The mesh axes over which the gradient's terms are reduced once a step."""
         return tuple(a for a, p in enumerate(self.gradient) if p == Partial())
 
 
 @dataclass(frozen=True, slots=True)
 class BlockPlan:
-    """One way to run a block, and the copies (parameter name prefixes) that run so; the top block has prefix "".
+    """One way to run a block, and the copies that run so, by the prefixes of their parameter names. The top block has the prefix "".
 
-    `recompute` names what of the forward pass runs again in backward: "none", "full", or a policy that keeps some results,
-    those of the ops in `kept`.
+    `recompute` says what is recomputed in backward: "none", "full", or a policy that keeps the results of the ops in `kept`.
     """
 
     prefixes: tuple[str, ...]
@@ -113,7 +111,8 @@ class BlockPlan:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What one rank does in one phase, kind and mesh axis: `bytes` of the full tensors along the axis, `wire_bytes` sent."""
+    """The collectives of one rank in one phase, of one kind, on one mesh axis. `num_bytes`: bytes of the tensors that are whole along
+    the axis. `wire_bytes`: bytes that the rank sends."""
 
     phase: str
     kind: str
@@ -127,8 +126,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a plan is predicted to take, per step and GPU. `memory_bytes` has params, grads, optimizer,
-    activations, buffers and peak."""
+    """The predicted cost of a plan, per step and GPU. `memory_bytes` has params, grads, optimizer, activations, buffers and peak."""
 
     step_time_s: float
     compute_time_s: float
@@ -139,7 +137,7 @@ class Cost:
     optimizer_time_s: float = 0.0
 
     def seconds(self, objective: str) -> float:
-        """What an objective minimises: the step time, or the communication alone."""
+        """The seconds that an objective minimises: the step time, or the communication alone."""
         return self.comm_time_s if objective == "communication" else self.step_time_s
 
     def collectives(self) -> dict[str, dict[str, dict[str, int]]]:
@@ -157,9 +155,9 @@ class Cost:
 class Plan:
     """A complete layout of one model on one mesh at one workload.
 
-    `model` holds name, source, params, loss and config; `workload` batch, seq, dtype, optimizer, zero
-    and recompute; `cluster` is the whole cluster description. `assumptions` are the constants of the cost model by name, as they
-    were when the plan was made (see assets/timing.json).
+    `model`: name, source, params, loss and config. `workload`: batch, seq, dtype, optimizer, zero, recompute and so on. `cluster`: the
+    whole description of the cluster. `assumptions`: the constants of the cost model, by name, with the values that they had when the
+    plan was made (see assets/timing.json).
     """
 
     name: str
@@ -178,14 +176,14 @@ class Plan:
 
     @property
     def data_axes(self) -> tuple[int, ...]:
-        """Mesh axes that split the batch: those along which most operations split dim 0 of their first result."""
+        """The mesh axes that shard the batch: those on which most operations shard dim 0 of their first result."""
         made = [s.outputs[0].src.forward for b in self.blocks.values() for s in b.sites.values() if s.outputs]
         axes = range(len(self.mesh.axis_sizes))
         return tuple(a for a in axes if 2 * sum(placements[a] == Shard(0) for placements in made) > len(made))
 
 
 def glob_name(prefixes: tuple[str, ...]) -> str:
-    """One pattern for several prefixes: components that differ become `*` (`layers.*`)."""
+    """One pattern for several prefixes. Components that differ become `*` (`layers.*`)."""
     rows = [p.split(".") for p in prefixes]
     if len({len(r) for r in rows}) != 1:
         return "{" + ",".join(prefixes) + "}"
@@ -194,11 +192,11 @@ def glob_name(prefixes: tuple[str, ...]) -> str:
 
 
 def placements_by_pattern(plan: Plan) -> dict[str, list[str]]:
-    """Stored placement of every parameter, by name pattern: one entry per mesh axis."""
+    """The stored placements of every parameter, by name pattern: a list with one entry per mesh axis."""
     patterns = [glob_name(b.prefixes) for b in plan.blocks.values()]
     table: dict[str, list[str]] = {}
     for (label, block), pattern in zip(plan.blocks.items(), patterns, strict=True):
-        # two variants of one block share a pattern: say which copies each is for
+        # two variants of one block share a pattern: name the copies of each
         shown = pattern if patterns.count(pattern) == 1 else f"{pattern}[{label.partition('#')[2] or '0'}]"
         for name, param in block.params.items():
             table[f"{shown}.{name}" if shown else name] = [str(p) for p in param.stored]

@@ -1,4 +1,4 @@
-"""Plans as JSON. A file is checked against the published schema before anything of it is read."""
+"""Plans as JSON. A file is checked against the published schema before it is read."""
 
 from __future__ import annotations
 
@@ -87,10 +87,10 @@ def load_plan(path: str | Path) -> Plan:
         path: A file that `save_plan`, or `plan MODEL -o FILE` on the command line, wrote.
 
     Returns:
-        The plan, held against `assets/plan.schema.json` and its own mesh.
+        The plan. It was checked against `assets/plan.schema.json`, and its placements against its mesh.
 
     Raises:
-        InputError: The file cannot be read or is not a plan; the sentence names the first thing that is wrong.
+        InputError: The file cannot be read or is not a plan. The message says the first fault.
 
     Example:
         >>> shardscope.load_plan("plan.json").mesh.axis_sizes
@@ -111,11 +111,11 @@ def load_plan(path: str | Path) -> Plan:
 
 
 def save_plan(plan: Plan, path: str | Path) -> None:
-    """Write a plan file, whole or not at all.
+    """Write a plan file. If writing fails, an old file stays as it was.
 
     Args:
         plan: The plan.
-        path: Where to write; a file that is there is replaced.
+        path: Where to write. An existing file is replaced.
 
     Raises:
         InputError: The file cannot be written.
@@ -127,7 +127,7 @@ def save_plan(plan: Plan, path: str | Path) -> None:
 
 
 def _disagreements(plan: Plan) -> Iterator[str]:
-    """What a schema cannot say: every part must be of one mesh."""
+    """The faults that a schema cannot express: all placements must be of the plan's mesh."""
     axes, costs = len(plan.mesh.axis_sizes), plan.cost
     if len(plan.mesh.axis_names) != axes or len(set(plan.mesh.axis_names)) != axes:
         yield f"mesh axes {list(plan.mesh.axis_names)} do not name {axes} axes of sizes {list(plan.mesh.axis_sizes)}"

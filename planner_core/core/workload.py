@@ -1,4 +1,4 @@
-"""What one training step does, and how it keeps its state."""
+"""The value `Workload`: what one training step does, and in which precision it keeps its state."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from typing import Any
 from planner_core.core.errors import InputError
 
 OPTIMIZERS = {"adamw": 2, "adamw-fp32": 2, "sgd": 0, "sgd-momentum": 1}
-"""Moments that each optimizer keeps per parameter; `adamw-fp32` keeps them, and a master copy, in float32."""
+"""Number of moments that each optimizer keeps per parameter. `adamw-fp32` keeps them, and a master copy, in float32."""
 PRECISIONS = ("mixed", "pure")
-"""mixed: weights, moments and gradients are kept in float32, operators run in the compute dtype. pure: all in that dtype."""
+"""mixed: weights, moments and gradients are kept in float32; operators run in compute dtype. pure: all is in compute dtype."""
 ATTENTION = ("flash1", "flash2", "cudnn", "flash3")
 """Attention kernels whose rates a GPU's file may hold; flash2 is what stock PyTorch runs."""
 DTYPES = ("bfloat16", "float16", "float32")
 ZERO = (0, 1, 2, 3)
 RECOMPUTE = ("auto", "none", "keep-matmuls", "selective", "keep-attention", "full")
-"""What runs again in backward, from least to most (`ops.recomputation` says what each keeps); auto: the search chooses for
+"""What is recomputed in backward, from least to most (`ops.recomputation` says what each policy keeps). auto: the search chooses for
 each copy of each repeated block."""
 FLOAT32_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What a training step does, and how it keeps its state.
+    """What a training step does, and in which precision it keeps its state.
 
-    `batch` counts the samples of one step over all GPUs, `seq` the tokens of a sample. A step runs forward and backward
-    for `accumulate` micro-batches, each `graph_batch` samples over all GPUs, and then the optimizer. `zero` is the highest
-    ZeRO stage that weights may take: 1 shards the optimizer's states, 2 the gradients too, 3 the weights too.
+    `batch`: samples of one step over all GPUs. `seq`: tokens of a sample. A step runs forward and backward for `accumulate`
+    micro-batches, each of `graph_batch` samples over all GPUs, and then the optimizer. `zero`: the highest ZeRO stage that weights may
+    take; 1 shards the optimizer's states, 2 also the gradients, 3 also the weights.
     """
 
     batch: int
@@ -42,7 +42,7 @@ class Workload:
     attention: str = "flash2"
 
     def check(self) -> None:
-        """Raises InputError for a value that cannot be."""
+        """Raise InputError for an impossible value."""
         for name, value in (("batch", self.batch), ("seq", self.seq), ("accumulate", self.accumulate)):
             if not 1 <= value <= 10**9:
                 raise InputError(f"--{name} {value} is not a positive number up to 10^9; give e.g. --{name} 16")
@@ -62,12 +62,11 @@ class Workload:
 
     @property
     def graph_batch(self) -> int:
-        """Samples of one micro-batch over all GPUs: the batch of the graph that is planned."""
+        """Samples of one global micro-batch, which is the batch of the planned graph."""
         return self.batch // self.accumulate
 
     def kept_item(self, item_bytes: int) -> int:
-        """Bytes per element of a parameter as the optimizer keeps it, of its gradient and of each moment; `item_bytes` is
-        the compute dtype's."""
+        """Bytes per element of a stored parameter, of its gradient and of each moment. `item_bytes` is that of the compute dtype."""
         return max(item_bytes, FLOAT32_BYTES) if self.precision == "mixed" else item_bytes
 
     def moment_bytes(self, item_bytes: int) -> int:

@@ -1,9 +1,12 @@
 """Merge ops that must share a placement (TAP's GraphNode): an op that has a weight with the ops that follow it.
 
-An op joins the group that makes its only activation if nothing could be gained by redistributing that tensor between
-them. That is so if the op is linear in it (views, casts, rotary embedding: a Partial passes through), or if the tensor
-can never be Partial. Products, attention, lookups, norms and losses always start a group. So does a cast that widens,
-which belongs to what follows. Inside a group no tensor is redistributed.
+An op joins the group that makes its only activation if a redistribution of that tensor between them could never gain anything.
+This holds if the op is linear in the tensor (views, casts, rotary embedding: a Partial passes through), or if the tensor is never
+Partial. Products, attention, lookups, norms and losses always start a group. So does a cast to a wider dtype, which belongs to
+the ops that follow. Inside a group no tensor is redistributed.
+
+Example: y = gelu(x @ w). If x @ w may be Partial (k sharded), it must be summed before gelu, which is not linear. So gelu starts a
+group of its own. A view or a transpose of x @ w joins the group of the product.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from planner_core.ops.registry import is_heavy, operator, rows
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Ops of one block that share a placement, by their position in `block.items`; named after the op that leads."""
+    """Ops of one block that share a placement, by their positions in `block.items`. The group has the name of its leading op."""
 
     name: str
     items: tuple[int, ...]
@@ -33,7 +36,7 @@ class CoarseBlock:
 
     @property
     def groups(self) -> tuple[Group, ...]:
-        """The groups, calls left out."""
+        """The groups, without the calls."""
         return tuple(n for n in self.nodes if isinstance(n, Group))
 
 
@@ -47,19 +50,19 @@ class CoarseGraph:
 
     @property
     def num_nodes(self) -> int:
-        """Groups of the unfolded model."""
+        """Number of groups of the unfolded model."""
         repeats = self.graph.num_repeats
         return len(self.top.groups) + sum(len(b.groups) * repeats[n] for n, b in self.blocks.items())
 
 
 def coarsen(graph: Graph) -> CoarseGraph:
-    """Group the ops of every block; calls stay as they are."""
+    """Group the ops of every block. Calls stay as they are."""
     return CoarseGraph(graph, coarsen_block(graph.top), {n: coarsen_block(b) for n, b in graph.blocks.items()})
 
 
 def coarsen_block(block: Block) -> CoarseBlock:
     """Group the ops of one block (see the head of the file)."""
-    home: dict[int, int] = {}  # value -> group that makes it; absent: from outside or a call
+    home: dict[int, int] = {}  # value -> the group that makes it; a value from outside or from a call is absent
     members: list[list[int]] = []
     may_be_partial = _partial_values(block)
     for position, item in enumerate(block.items):
@@ -76,12 +79,12 @@ def coarsen_block(block: Block) -> CoarseBlock:
 
 
 def _partial_values(block: Block) -> set[int]:
-    """Values that some row makes Partial, or passes on from a value that may be."""
+    """The values that some row makes Partial, or passes on from a value that may be Partial."""
     inside = {o for i in block.items if isinstance(i, Op) for o in i.outputs}
     found = {i for i, v in enumerate(block.values) if v.kind == "activation" and i not in inside}
     for op in block.ops:
         if _widens(block, op):
-            continue  # a Partial is summed before it is widened, never after
+            continue  # a Partial is summed before it is cast to a wider dtype
         for row in rows(op, block.values):
             partial_in = [
                 i
@@ -116,8 +119,8 @@ def _widens(block: Block, op: Op) -> bool:
 
 
 def _absorb_elementwise(block: Block, members: list[list[int]], home: dict[int, int], may_be_partial: set[int]) -> None:
-    """A light group with a single light successor moves into it (silu into the product that gates)."""
-    users: dict[int, set[int | None]] = {}  # groups that read what a group makes; None: a call
+    """Merge a group without heavy ops into its only successor, if that has none either (silu into the product with the gate)."""
+    users: dict[int, set[int | None]] = {}  # the groups that read a group's results; None is a call
     where = {p: g for g, ps in enumerate(members) for p in ps}
     for position, item in enumerate(block.items):
         for i in item.inputs:
@@ -144,7 +147,7 @@ def _may_absorb(block: Block, positions: list[int], into: list[int], may_be_part
         return False
     if any(is_heavy(op) for op in (*mine, *theirs)) or any(_has_weight(block, op) for op in mine):
         return False
-    # the gradient of an operand that is broadcast is a sum, which may have to be exchanged
+    # the gradient of a broadcast operand is a sum, which may need communication
     return not any(_broadcasts(block, op, made) for op in theirs)
 
 
@@ -164,7 +167,7 @@ def _has_weight(block: Block, op: Op) -> bool:
 
 
 def _in_order(block: Block, members: list[list[int]]) -> tuple[Group | int, ...]:
-    """Groups at the place of their last op, so that all they need stands before them."""
+    """Each group at the place of its last op, so that all that it needs comes before it."""
     nodes: list[tuple[int, Group | int]] = [(p, p) for p, i in enumerate(block.items) if isinstance(i, Call)]
     for ps in members:
         ops = [_op(block, p) for p in ps]

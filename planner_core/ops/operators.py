@@ -1,9 +1,9 @@
-"""What an operator is: everything that the planner knows of one torch function, as one value.
+"""The value `Operator`: all that the planner knows of one torch function.
 
-The catalogue holds one `Operator` for each; `registry.operator(fn)` finds it by any of its spellings. What needs torch
-stands beside torch and is held complete by tests: how a spelling is recognised in a running model
-(`models/hooks/callsites.py`), how an ATen call is spelled in Python (`models/exported/aten.py`), and how the op runs on
-one GPU's part of its tensors where that is not the function itself (`runtime/dispatch/local_ops.py`).
+The catalogue holds one `Operator` for each function; `registry.operator(fn)` finds it by any of its spellings. Three things need
+torch, so they are in modules that import it, and tests hold them complete: how a spelling is recognised in a running model
+(`models/hooks/callsites.py`), how an ATen call is written in Python (`models/exported/aten.py`), and how the operator runs on one
+GPU's part of its tensors, if that is not the function itself (`runtime/dispatch/local_ops.py`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from planner_core.ops.work import WorkFn
 
 
 class Kind(StrEnum):
-    """What sort of thing an operator does."""
+    """The kind of work that an operator does."""
 
     PRODUCT = "product"
     CONVOLUTION = "convolution"
@@ -42,7 +42,7 @@ class Kind(StrEnum):
 
 
 MULTIPLYING = frozenset({Kind.PRODUCT, Kind.CONVOLUTION, Kind.ATTENTION, Kind.EXPERTS, Kind.SCAN})
-"""Kinds whose time is FLOPs: an operator of these without `work` cannot be made."""
+"""Kinds whose time follows from FLOPs. An operator of such a kind without `work` raises an error."""
 LEADING = MULTIPLYING | {Kind.LOOKUP, Kind.NORM, Kind.LOSS}
 """Kinds that lead a group of their own (see `grouping`)."""
 
@@ -51,7 +51,7 @@ class Described(StrEnum):
     """How capture describes a call beside its operands (see `models/capture/attributes.py`)."""
 
     BY_ARGUMENTS = "arguments"
-    BY_SHAPES = "shapes"  # the results' shapes say it all
+    BY_SHAPES = "shapes"  # the shapes of the results are enough
     BY_ORDER = "order"  # `dims`: the dim of the operand that each dim of the result is
     BY_INDEX = "index"  # `index`: one item for each dim, in full
     BY_SIZES = "sizes"  # `dim` and the `sizes` of the pieces
@@ -65,18 +65,17 @@ class Local(StrEnum):
 
     AS_IT_IS = "as it is"
     SIZES = "sizes"  # sizes written in the call are those of whole tensors
-    MEAN = "mean"  # divides by the number of elements of the whole
-    PART = "part"  # must know which part of the whole it holds
+    MEAN = "mean"  # divides by the number of elements of the whole tensor
+    PART = "part"  # must know which part of the whole tensor it holds
     EXCHANGE = "exchange"  # sends messages itself
-    MEMORY = "memory"  # the same numbers, in the memory that a GPU's kernel would take
+    MEMORY = "memory"  # the same numbers, but with the memory of a GPU's kernel
 
 
 @dataclass(frozen=True, slots=True)
 class LocalBytes:
-    """One op on one GPU in bytes: its operands and results as it takes and makes them.
+    """The bytes of one op on one GPU: of its operands as it takes them, and of its results as it makes them.
 
-    `item_bytes` are those of one element of each operand, `labels` the dims that are split, `grads` says which operands
-    get a gradient.
+    `item_bytes`: bytes of one element of each operand. `labels`: the dims that are split. `grads`: which operands get a gradient.
     """
 
     ins: tuple[int, ...]
@@ -92,28 +91,29 @@ KeptFn: TypeAlias = Callable[[str, tuple[int, ...], Shapes], bool]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operator:
-    """One torch function: how it may be split, what it costs, what its backward keeps, how it is written and shown.
+    """One torch function: how it may be sharded, what it costs, what is kept for its backward, how it is written and shown.
 
-    name: the canonical name, as `models/hooks/callsites.py` gives it. An in-place form is the name with `_` behind it.
+    name: the canonical name, as `models/hooks/callsites.py` gives it. The in-place form has `_` after the name.
     rule: the strategies along one mesh axis.
     spellings: other names of the same function: methods, operators of Python, ATen ops.
-    arguments: the names of positional arguments where torch's own signature does not tell them.
-    defaults: arguments that a call may leave out and a rule wants; `default_dim` is that of `dim`.
-    ignored: arguments that change nothing here.
-    work: the kernels; None for an op that is bound by memory.
-    looked_up: the argument of which only the rows that are looked up are read.
-    passes: passes over memory, forward and backward, run by itself and then fused, where they do not follow from operands
-        and results (see `traffic`): over the result of a lookup, over the first operand of another op.
-    copies: which calls of a view (kind VIEW, takes no time) copy all the same; None: none.
-    hands_on: an operand's gradient is the gradient of the result, the same tensor.
-    splits_kept: whether a split of dim `label` also splits a tensor of the shape `kept` that autograd keeps for the op,
-        beside operands and results; None: it does. Arguments: label, kept, shapes of the operands.
-    own_kept: bytes kept for backward beside operands and results, in place of what capture saw.
-    own_backward: bytes that backward uses for the moment, beside the gradients that it takes and makes.
-    of_logits: a loss of logits that the model hands out beside it.
+    arguments: the names of positional arguments, if torch's own signature does not have them.
+    defaults: arguments that a call may leave out and that the rule needs; `default_dim` is that of `dim`.
+    ignored: arguments that do not matter here.
+    work: the kernels; None for an operator that is bound by memory.
+    looked_up: the argument of which only the looked-up rows are read.
+    passes: four numbers of passes over memory: forward and backward run by itself, then forward and backward fused. They are
+        given if they do not follow from operands and results (see `traffic`). They count passes over the result of a lookup, and
+        over the first operand of any other operator.
+    copies: which calls of a view (kind VIEW, which takes no time) copy nevertheless; None: none.
+    hands_on: whether an operand's gradient is the gradient of the result, the same tensor.
+    splits_kept: whether a split of dim `label` also splits a tensor of shape `kept` that autograd keeps beside operands and
+        results; None: it does. Arguments: label, kept, shapes of the operands.
+    own_kept: bytes that are kept for backward beside operands and results; replaces what capture saw.
+    own_backward: bytes that backward uses for a moment, beside the gradients that it takes and makes.
+    of_logits: whether it is a loss of logits that the model also returns.
     local: how it runs on one GPU's part of its tensors.
-    leads: whether the op leads a group of its own; None: by kind.
-    title: what people call it; "": the name.
+    leads: whether it leads a group of its own; None: its kind decides.
+    title: its name for people; "": `name`.
     """
 
     name: str
@@ -146,7 +146,7 @@ class Operator:
 
     @property
     def known(self) -> bool:
-        """Whether the catalogue describes it."""
+        """Whether the catalogue has it."""
         return self.kind is not Kind.UNKNOWN
 
     @property
@@ -156,17 +156,17 @@ class Operator:
 
     @property
     def plain_title(self) -> str:
-        """What people call it."""
+        """Its name for people."""
         return self.title or self.name.strip("_").replace("_", " ")
 
 
 def operators(names: str, **common: Any) -> tuple[Operator, ...]:
-    """One operator for each of `names` (parted by blanks), which differ in nothing else."""
+    """One operator for each of `names` (separated by blanks). They differ only in the name."""
     return tuple(Operator(name=name, **common) for name in names.split())
 
 
 def undescribed(fn: str) -> Operator:
-    """What stands for a function that the catalogue lacks: it runs whole on every GPU, which the report says."""
+    """The operator of a function that the catalogue lacks. It runs Replicate on every GPU, and the report says so."""
     return Operator(name=fn, kind=Kind.UNKNOWN, rule=unknown)
 
 

@@ -1,14 +1,14 @@
-"""Policies of recomputation: which results of a block are kept for backward, so that only the rest runs again.
+"""Policies of recomputation: which results of a block are kept for backward, so that only the rest is recomputed.
 
-    none             all that autograd saves is kept, and nothing runs again
+    none             all that autograd saves is kept; nothing is recomputed
     keep-matmuls     results of attention and of products with a weight are kept
-    selective        results of attention and of every second product with a weight: torchtitan's `selective` by operator
+    selective        results of attention and of every second product with a weight are kept (torchtitan's `selective` by operator)
     keep-attention   results of attention alone are kept
     full             only the block's operands are kept
 
-`kept_ops` is the one place that says what a policy means. What runs again, what it takes and what it sends follow
-from it in the costs, the search, the walk over memory and the run. A result is kept as it is delivered: a product whose
-terms are summed over an axis is kept as the sum, so that neither the product nor the sum runs again.
+`kept_ops` is the one place that says what a policy keeps. Costs, search, memory simulation and run follow from it. A result is kept
+as it is delivered: if a product is Partial and summed over an axis, the sum is kept, so that neither the product nor the sum is
+repeated.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from planner_core.ops.operators import Kind, writes_in_place
 from planner_core.ops.registry import operator
 
 Pick = Callable[[Op, int], bool]
-"""Whether a policy keeps the result of an op; the number counts the block's products with a weight, from 0; -1 is attention."""
+"""Says whether a policy keeps the result of an op. The number counts the block's products with a weight, from 0; -1 is attention."""
 
 PICKS: Mapping[str, Pick] = {
     "keep-matmuls": lambda op, number: True,
@@ -33,8 +33,8 @@ PICKS: Mapping[str, Pick] = {
 def kept_ops(block: Block, policy: str) -> tuple[str, ...]:
     """Names of the ops of a block whose results a policy keeps; none for "none" and "full".
 
-    What the recomputation would never read is not kept: it stops at the last op that saves something. Nor are results that
-    a later op writes in place, and results that the block hands back, which the caller has.
+    Three kinds of results are not kept: those that the recomputation does not read, since it stops at the last op that saves
+    something; those that a later op writes in place; and those that the block returns, which the caller has.
     """
     if policy == "none":
         return ()
@@ -56,12 +56,12 @@ def kept_ops(block: Block, policy: str) -> tuple[str, ...]:
 
 
 def last_saving(block: Block) -> int:
-    """Position of the last op that saves something for backward, -1 where none does: there torch's checkpoint stops."""
+    """Position of the last op that saves something for backward, where torch's checkpoint stops; -1 if none does."""
     return max((i for i, op in enumerate(block.ops) if op.saved or op.saved_extra), default=-1)
 
 
 def _multiplies_a_weight(block: Block, op: Op) -> bool:
-    """A product with a weight that saves nothing but its operands (a layer of experts saves more)."""
+    """Whether an op is a product with a weight that saves only its operands. (A layer of experts saves more.)"""
     if (
         operator(op.fn).kind not in (Kind.PRODUCT, Kind.CONVOLUTION)
         or op.saved_extra
@@ -76,14 +76,14 @@ def _weight(block: Block, value: int) -> bool:
 
 
 def _written(block: Block) -> set[int]:
-    """Values whose memory an op writes in place."""
+    """The values whose memory an op writes in place."""
     written = {root(block, op.inputs[0]) for op in block.ops if writes_in_place(op.fn) and op.inputs}
     return {v for op in block.ops for v in op.outputs if root(block, v) in written}
 
 
 def recompute_ways(block: Block, asked: str) -> dict[str, tuple[str, ...]]:
-    """The policies by which copies of a block may run where `asked` is stated, each with the ops whose results it keeps. Of
-    policies that keep the same, the last is there."""
+    """The policies that copies of a block may have if the workload says `asked`, each with the ops whose results it keeps. Of several
+    policies that keep the same results, the last one is here."""
     if asked != "auto":
         return {asked: kept_ops(block, asked)}
     found = {p: kept_ops(block, p) for p in RECOMPUTE if p != asked}

@@ -1,4 +1,4 @@
-"""Find an operator by name, and ask of an op in a graph what its operator says: its rows, its work, what it keeps."""
+"""Find an operator by name; and for an op of a graph, its rows, its work and what it keeps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from planner_core.ops.work import Sizes, Work, work_of_parts
 
 
 def by_name(operators: Iterable[Operator]) -> Mapping[str, Operator]:
-    """The operators by each of their spellings; raises ValueError where two claim one name."""
+    """The operators by each of their spellings. Raises ValueError if two operators have the same spelling."""
     found: dict[str, Operator] = {}
     for one in operators:
         for name in (one.name, *one.spellings):
@@ -26,9 +26,9 @@ _BY_NAME = by_name(OPERATORS)
 
 
 def operator(fn: str) -> Operator:
-    """The operator of a torch function, by any of its spellings; `known` is False if the catalogue lacks it.
+    """The operator of a torch function, by any of its spellings. Its `known` is False if the catalogue lacks it.
 
-    A name with `_` behind it is the in-place form.
+    A name that ends in `_` is the in-place form.
     """
     return _BY_NAME.get(fn) or _BY_NAME.get(fn.rstrip("_")) or undescribed(fn)
 
@@ -44,17 +44,17 @@ def is_heavy(op: Op) -> bool:
 
 
 def rule_of(op: Op, values: Sequence[Value]) -> Rule:
-    """The op's rule on its global shapes; `known` is False where there is none."""
+    """The op's rule for its global shapes. Its `known` is False if the catalogue has no rule."""
     return operator(op.fn).rule(op, _shapes(op.inputs, values), _shapes(op.outputs, values))
 
 
 def rows(op: Op, values: Sequence[Value]) -> tuple[Row, ...]:
-    """All rows of `op`; the first is always the replicated one."""
+    """All rows of `op`. The first one is always Replicate."""
     one = operator(op.fn)
-    # the backward of a product costs as much as the product, so there a gradient is summed before
+    # the backward of a product costs as much as the product, so its gradient is summed first
     summed_later = one.kind is Kind.LOOKUP or not one.is_heavy
     found = expand(rule_of(op, values), op, values, summed_later)
-    return found[:1] if op.attrs.get("kept") else found  # every rank holds whole the buffer that it writes
+    return found[:1] if op.attrs.get("kept") else found  # the buffer that it writes is Replicate
 
 
 def is_free(op: Op) -> bool:
@@ -64,16 +64,16 @@ def is_free(op: Op) -> bool:
 
 
 def work_of(op: Op, values: Sequence[Value], chosen: Sequence[Row] = (), axis_sizes: Sequence[int] = ()) -> Work:
-    """What one GPU does for `op`, forward and backward.
+    """The kernels that one GPU runs for `op`, forward and backward.
 
     Args:
         op: The op.
         values: The values of its block.
-        chosen: The row that the op runs by on each mesh axis; without rows it runs whole.
+        chosen: The row of the op on each mesh axis; without rows it runs on the global tensors.
         axis_sizes: The number of GPUs along each mesh axis.
 
     Returns:
-        The kernels, with the shapes that one GPU holds. Gradients are made for operands that have one.
+        The kernels, with the shapes that one GPU holds. Backward makes gradients for the operands that have one.
 
     Raises:
         ShardingError: A dim does not divide.
@@ -92,13 +92,13 @@ def work_of(op: Op, values: Sequence[Value], chosen: Sequence[Row] = (), axis_si
 
 
 def looked_up(op: Op) -> int | None:
-    """The operand of which the op reads only the rows that it looks up; None: it reads all of every operand."""
+    """The operand of which the op reads only the rows that it looks up; None: it reads every operand in full."""
     one = operator(op.fn)
     return arg(op, one.looked_up, one.arguments.split().index(one.looked_up)) if one.looked_up else None
 
 
 def whole_bytes(op: Op, values: Sequence[Value], labels: frozenset[str] = frozenset()) -> LocalBytes:
-    """The bytes of the op's operands and results as a whole, with the dims `labels` said to be split."""
+    """The bytes of the op's global operands and results. `labels` are the dims that count as split."""
     ins, outs = ([values[i].meta for i in ids] for ids in (op.inputs, op.outputs))
     return LocalBytes(
         tuple(m.num_bytes for m in ins), tuple(m.num_bytes for m in outs), tuple(ITEM_BYTES[m.dtype] for m in ins),
@@ -107,13 +107,13 @@ def whole_bytes(op: Op, values: Sequence[Value], labels: frozenset[str] = frozen
 
 
 def own_bytes(op: Op, local: LocalBytes) -> int:
-    """Bytes that the op keeps in place of what capture saw, and those that its backward uses."""
+    """Bytes that the op keeps (instead of what capture saw), plus those that its backward uses for a moment."""
     one = operator(op.fn)
     return sum(own(local) for own in (one.own_kept, one.own_backward) if own is not None)
 
 
 def splits_kept(op: Op, label: str, kept: tuple[int, ...], ins: Shapes) -> bool:
-    """Whether splitting dim `label` also splits a tensor of shape `kept` that the op keeps for its backward pass."""
+    """Whether a split of dim `label` also splits a tensor of shape `kept` that the op keeps for backward."""
     test = operator(op.fn).splits_kept
     return test is None or test(label, kept, ins)
 

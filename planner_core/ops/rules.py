@@ -1,13 +1,16 @@
-"""What a rule is: the dims of an operator that one mesh axis may shard, and what that makes of operands and results.
+"""Rules: the dims of an operator that one mesh axis may shard, and the placements of operands and results that follow.
 
-An op is an equation over named dims (`bsh,oh->bso`). Along one mesh axis it runs whole, or with one of those dims
-split. An operand that has the dim is `Shard`; an operand that lacks it is whole, and its gradient is `Partial`. A
-result that lacks the dim is `Partial`. An op that is linear in an operand also passes `Partial` through. Mesh axes are
-independent, so a rule speaks of one axis only; `strategy` takes the product over the ops of a group, and the search
-takes it over the axes.
+An op is an equation over named dims (`bsh,oh->bso`). On one mesh axis it runs Replicate, or with one of its dims split. Then
 
-A rule is a function of an op and its global shapes that returns a `Rule`; `expand` turns that into `Row`s. The head of
-the package shows both for a matrix product.
+- an operand that has the dim is Shard;
+- an operand that lacks the dim is Replicate, and its gradient is Partial;
+- a result that lacks the dim is Partial.
+
+An op that is linear in an operand also passes Partial through. Mesh axes are independent, so a rule is about one axis. `strategy`
+takes the product over the ops of a group, and the search takes the product over the axes.
+
+A rule is a function of an op and its global shapes. It returns a `Rule`, and `expand` makes `Row`s of it. The head of the package
+shows both for a matrix product.
 """
 
 from __future__ import annotations
@@ -20,15 +23,16 @@ from planner_core.core import Op, P, Placement, R, Shard, Value
 
 DimOf: TypeAlias = int | None
 WHOLE = -1
-"""In `Split.outputs`: every device ends with the whole result."""
+"""In `Split.outputs`: every device has the whole result at the end."""
 Pair: TypeAlias = tuple[Placement, Placement]
-"""Placement of a tensor and of its gradient along one axis."""
+"""The placements of a tensor and of its gradient on one axis."""
 Shapes: TypeAlias = list[tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class Internal:
-    """A collective inside a row (parallel cross-entropy): `num_bytes` whole, shrunk by splits of `shrinks` on other axes."""
+    """A collective inside a row (parallel cross-entropy). `num_bytes` is its global size. Splits of the dims `shrinks` on other axes
+    make it smaller."""
 
     phase: str
     kind: str
@@ -39,10 +43,10 @@ class Internal:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """One dim of the op's equation: where it stands in each operand and result (None: not there).
+    """One dim of the op's equation that may be split: its position in each operand and result (None: not there).
 
-    `divides` are the extents that the number of parts must divide. `bias` are operands added once to a
-    Partial result. `segments` maps an operand position to the sizes of the fused parts along its split dim.
+    `divides`: extents that the number of parts must divide. `bias`: operands that are added once to a Partial result. `segments`
+    maps the position of an operand to the sizes of the fused parts along its split dim.
     """
 
     label: str
@@ -56,7 +60,7 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """The splits of an op, and the operands in which it is linear (through which Partial may pass together)."""
+    """The splits of an op, and the operands in which it is linear together: Partial passes if all of these are Partial."""
 
     splits: tuple[Split, ...]
     linear: tuple[int, ...] = ()
@@ -64,14 +68,15 @@ class Rule:
 
 
 RuleFn: TypeAlias = Callable[[Op, Shapes, Shapes], Rule]
-"""The rule of an operator: the op and the global shapes of its operands and results."""
+"""The rule of an operator: a function of the op and of the global shapes of its operands and results."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One strategy of an op along one mesh axis: (placement, gradient placement) of each operand and result.
+    """One strategy of an op along one mesh axis: (placement, placement of the gradient) of each operand and result.
 
-    `label` is "R" (whole), "P" (whole, Partial passes through), "G" (whole, a Partial gradient passes) or the split dim's name.
+    `label` is the name of the split dim, or "R" (Replicate), "P" (the work is not split, and Partial passes through) or "G" (the work
+    is not split, and a Partial gradient passes through).
     """
 
     label: str
@@ -83,22 +88,22 @@ class Row:
 
     @property
     def splits_work(self) -> bool:
-        """Whether each device does only its share."""
+        """Whether each device does only its part of the work."""
         return self.label not in ("R", "P", "G")
 
 
 def unknown(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """The rule of an op that nobody described: it runs whole, and `known` is False."""
+    """The rule of an op that the catalogue lacks: it runs Replicate, and `known` is False."""
     return Rule((), known=False)
 
 
 def expand(rule: Rule, op: Op, values: Sequence[Value], summed_later: bool) -> tuple[Row, ...]:
-    """The rows of a rule; the first is always the replicated one.
+    """The rows of a rule. The first one is always Replicate.
 
-    `summed_later`: the op may run whole under a gradient that stays Partial ("G").
+    `summed_later`: the op may also run with a gradient that stays Partial (row "G").
     """
     kinds = [values[i] for i in op.inputs]
-    if not any(values[o].grad for o in op.outputs):  # no gradient of a weight comes from here, so none is summed
+    if not any(values[o].grad for o in op.outputs):  # no gradient comes from here, so none needs to be summed
         kinds = [replace(k, grad=False) if k.kind == "parameter" else k for k in kinds]
     found = [Row("R", tuple((R, R) for _ in kinds), tuple((R, R) for _ in op.outputs))]
     found += [_split_row(op, s, kinds, values) for s in rule.splits]
@@ -135,9 +140,10 @@ def _partial_row(op: Op, linear: tuple[int, ...], kinds: list[Value]) -> Row:
 
 
 def _summed_later(op: Op, kinds: list[Value]) -> Row:
-    """Whole, with a gradient that stays Partial, since every backward is linear in it.
+    """The row "G": the work is not split, and the gradient stays Partial, since every backward is linear in it.
 
-    So the gradient of a table of positions is summed in the table's shape, and not in that of what was made from it.
+    With it, the gradient of a table of positions is summed in the shape of the table, and not in that of a larger tensor that was
+    made from the table.
     """
     return Row("G", tuple((R, P if k.grad else R) for k in kinds), tuple((R, P) for _ in op.outputs))
 
@@ -151,7 +157,7 @@ def split(label: str, ins: Sequence[DimOf], outs: Sequence[DimOf], *divides: int
 
 
 def aligned(shape: tuple[int, ...], rank: int, dim: int) -> DimOf:
-    """Where result dim `dim` of a broadcast stands in an operand, or None where the operand is repeated."""
+    """The dim of an operand that is dim `dim` of the broadcast result, or None if the operand is repeated along it."""
     own = dim - (rank - len(shape))
     return own if own >= 0 and shape[own] > 1 else None
 
@@ -167,7 +173,7 @@ def broadcast_splits(ins: Shapes, out: tuple[int, ...], num_dims: int | None = N
 
 
 def dims_attr(op: Op, name: str, rank: int) -> tuple[int, ...]:
-    """A dim argument as non-negative ints; missing or None means every dim."""
+    """A dim argument as non-negative ints. If it is missing or None, it means every dim."""
     value = op.attrs.get(name, op.attrs.get("dims"))
     if value is None:
         return tuple(range(rank))
@@ -181,7 +187,7 @@ def dim_attr(op: Op, rank: int) -> int:
 
 
 def changed_dim(op: Op, before: tuple[int, ...], after: tuple[int, ...]) -> int:
-    """The dim that is cut or joined: the one whose size changes, whatever way the call spelled it; else the argument."""
+    """The dim that is cut or joined: the one whose size changes; if none does, the dim argument."""
     return next((d for d, (a, b) in enumerate(zip(before, after, strict=True)) if a != b), dim_attr(op, len(before)))
 
 

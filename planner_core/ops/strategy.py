@@ -1,8 +1,10 @@
-"""All ways to run a group of ops along one mesh axis: rows of its ops that agree inside the group.
+"""All ways to run a group of ops along one mesh axis: choices of one row for each op that agree inside the group.
 
-Inside a group no tensor is redistributed, so the next op takes a tensor in the placement in which the op before left
-it, forward and for the gradient. A linear layer and the gelu behind it have 5 and 4 rows, say, of which 4 pairs agree.
-A mesh of several axes takes the product of these short lists (`search/network`).
+Inside a group no tensor is redistributed. So each op takes a tensor in the placements in which the op before it made the tensor,
+both for the tensor and for its gradient. A mesh of several axes takes the product of these short lists (`search/network`).
+
+Example: in GPT-2 the group `mlp.c_fc/addmm` is a product, a view of its result and a multiplication. The product has the rows R,
+rows, out and in. For each of them one row of the view and one of the multiplication agree, so the group has four rows too.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ SegmentMap = Mapping[ValueDim, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class GroupStrategy:
-    """The rows of one group; `rows[r][k]` is the row of its k-th op in group row r, and `ops` are those ops."""
+    """The rows of one group. `rows[r][k]` is the row of its k-th op in group row r; `ops` are its ops."""
 
     group: Group
     ops: tuple[Op, ...]
@@ -38,7 +40,7 @@ class BlockStrategies:
 
 
 def block_strategies(coarse: CoarseBlock) -> BlockStrategies:
-    """Rows of every group of `coarse`; ops without a rule are listed in `unknown` and run replicated."""
+    """The rows of every group of `coarse`. Ops without a rule are listed in `unknown`, and run Replicate."""
     block = coarse.block
     table = {op.name: rows(op, block.values) for op in block.ops}
     segments = _segments(block, table)
@@ -51,9 +53,9 @@ def block_strategies(coarse: CoarseBlock) -> BlockStrategies:
 
 
 def _agreeing(block: Block, ops: tuple[Op, ...], table: Mapping[str, tuple[Row, ...]]) -> tuple[tuple[Row, ...], ...]:
-    """Every choice of one row for each op that agrees on every tensor made inside, in the order of the rows.
+    """Every choice of one row for each op in which all agree on every tensor that is made inside, in the order of the rows.
 
-    Op after op: the choices so far, each with the placements in which it leaves the tensors that it makes.
+    The choices are extended op by op. Each choice comes with the placements of the tensors that it makes.
     """
     choices: list[tuple[tuple[Row, ...], dict[int, Pair]]] = [((), {})]
     for op in ops:
@@ -74,10 +76,9 @@ def _agree(made: Pair, taken: Pair, grad: bool) -> bool:
 
 
 def _segments(block: Block, table: dict[str, tuple[Row, ...]]) -> SegmentMap:
-    """Fused parts (q, k, v in one projection) from the ops that cut them, back to the weights.
+    """The sizes of fused parts (q, k, v in one projection), carried from the ops that cut them back to the weights.
 
-    A row that would mix a fused dim with a dim of another size, or that shards a fused dim across the block's
-    boundary, is taken out of `table`.
+    A row is removed from `table` if it mixes a fused dim with a dim of another size, or shards a fused dim at the block's boundary.
     """
     segments: dict[ValueDim, tuple[int, ...]] = {}
     for op in block.ops:
@@ -105,7 +106,7 @@ def _segments(block: Block, table: dict[str, tuple[Row, ...]]) -> SegmentMap:
 
 
 def _spread(block: Block, op: Op, row: Row, segments: SegmentMap) -> dict[ValueDim, tuple[int, ...]] | None:
-    """Fused dims that `row` adds, or None where it cannot keep the parts apart."""
+    """The fused dims that `row` adds, or None if it cannot keep the parts apart."""
     ends = [
         (v, p.dim)
         for v, (p, _) in (*zip(op.inputs, row.inputs, strict=True), *zip(op.outputs, row.outputs, strict=True))

@@ -1,9 +1,9 @@
-"""How often a memory-bound operator passes over its operands and results, run by itself or in a chain that is fused.
+"""The number of passes of a memory-bound operator over its operands and results, if it runs by itself or in a fused chain.
 
-A pass reads or writes all of one tensor. Run by itself (eager), an operator reads its operands and writes its results.
-Backward it reads the result's gradient once for each operand that gets one, reads what autograd kept, and writes the
-gradients; a tensor that n operators read sums n gradients, three passes for each but the first. `torch.compile` fuses
-what stands between two products: only what enters or leaves such a chain passes through memory, once.
+A pass reads or writes all of one tensor. Run by itself (eager), an operator reads its operands and writes its results. In backward
+it reads the result's gradient once for each operand that gets a gradient, reads what autograd kept, and writes the gradients. If n
+operators read a tensor, its n gradients are summed, with three passes for each one after the first. `torch.compile` fuses the
+operators between two products. Then only tensors that enter or leave such a chain pass through memory, once.
 
 Checked against counts of a Llama layer in bytes per token, H hidden, F the inner width: of two RMSNorms, two sums and
 `silu(gate) * up` a compiled forward moves 16 H + 6 F and an eager one 84 H + 10 F (`tests/ops/test_traffic.py`).
@@ -24,9 +24,9 @@ from planner_core.ops.registry import is_free, looked_up, operator
 FUSED = frozenset({Kind.NORM, Kind.ELEMENTWISE, Kind.CAST, Kind.RANDOM, Kind.MOVE, Kind.ALONG, Kind.LOSS, Kind.CREATE})
 """Kinds that `torch.compile` fuses with their neighbours."""
 OWN_KERNEL = frozenset({Kind.PRODUCT, Kind.ATTENTION, Kind.EXPERTS})
-"""Kinds whose kernels' times contain their operands' and results' bytes."""
+"""Kinds whose kernel times already contain the bytes of operands and results."""
 SUM_PASSES = 3
-"""Adding a second gradient to a first reads both and writes one."""
+"""To add a second gradient to a first one reads both and writes one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Passes:
     backward: tuple[float, ...]
 
     def mixed(self, other: Passes, share: float) -> Passes:
-        """These, with `share` of the other's in their place."""
+        """A mean of these and the other's, in which the other's have the weight `share`."""
 
         def mean(a: tuple[float, ...], b: tuple[float, ...]) -> tuple[float, ...]:
             return tuple((1 - share) * x + share * y for x, y in zip(a, b, strict=True))
@@ -46,12 +46,12 @@ class Passes:
 
 
 _FOUND: OrderedDict[tuple[int, float], tuple[Block, Mapping[str, Passes]]] = OrderedDict()
-"""Results for the last blocks; a block that is held here keeps its id."""
+"""Cached results of the last blocks. A block that is held here keeps its id."""
 MOST_FOUND = 64
 
 
 def passes(block: Block, fused: float) -> Mapping[str, Passes]:
-    """The passes of each op of a block by name, where a share `fused` of the chains is fused: 0 eager, 1 compiled."""
+    """The passes of each op of a block, by name. `fused` is the share of the chains that is fused: 0 eager, 1 compiled."""
     key = (id(block), fused)
     if key not in _FOUND:
         _FOUND[key] = (block, _passes(block, fused))
@@ -77,7 +77,7 @@ def _backward_runs(block: Block, op: Op) -> bool:
 
 
 def _said(block: Block, op: Op, fused: bool) -> Passes | None:
-    """What the catalogue says of an op: passes over its first operand (a loss) or its result (a lookup)."""
+    """The passes that the catalogue gives for an op: over its first operand (a loss) or its result (a lookup)."""
     said = operator(op.fn).passes
     if said is None:
         return None
@@ -121,7 +121,7 @@ class _Eager:
         return Passes(tuple(forward), tuple(backward))
 
     def _summed(self, value: int) -> float:
-        """Passes that sum the gradients of an operand, this reader's part of them."""
+        """This reader's share of the passes that sum the gradients of an operand."""
         v, n = self.block.values[value], self.readers.get(value, 1)
         return SUM_PASSES * (n - 1) / n if v.grad and v.kind == "activation" else 0.0
 
@@ -136,7 +136,7 @@ class _Eager:
             whole = _size(block, v) >= result or one.kind in (Kind.NORM, Kind.ALONG)
             if not block.values[v].grad or (one.hands_on and whole):
                 continue
-            if i == 0 or one.kind is not Kind.NORM:  # a norm's kernel makes its weight's gradient on the way
+            if i == 0 or one.kind is not Kind.NORM:  # a norm's kernel makes its weight's gradient in the same pass
                 found[number] += 1.0 if whole else 1.0 + SUM_PASSES - 1
                 found[i] += 1.0
         ends = (*op.inputs, *op.outputs)
@@ -148,7 +148,7 @@ class _Eager:
 
 @dataclass
 class _Chains:
-    """Chains of ops between products: those that as many products stand before, one after the other."""
+    """Chains of ops between products. Ops are in one chain if their *depth*, the number of products before them, is equal."""
 
     block: Block
     depth: dict[str, int] = field(default_factory=dict)
@@ -187,7 +187,7 @@ class _Chains:
         return op is not None and self._fuses(op) and self.depth[op.name] == depth
 
     def _count_outside(self) -> None:
-        """How many products, chains and callers outside of a value's own chain read it."""
+        """Count the products, chains and callers outside of a value's own chain that read it."""
         seen: set[tuple[int, object]] = set()
         for number, item in enumerate(self.block.items):
             fuses = isinstance(item, Op) and self._fuses(item)
@@ -234,7 +234,7 @@ class _Chains:
         return any(value in map(self._source, item.inputs) for item in self.block.items)
 
     def _once(self, value: int, depth: int, what: str) -> float:
-        """1 where the chain touches a value from outside for the first time."""
+        """1 if the chain touches a value from outside for the first time, else 0."""
         source = self._source(value)
         if self._inside(value, depth) or (source, depth, what) in self.read:
             return 0.0
@@ -242,15 +242,15 @@ class _Chains:
         return 1.0
 
     def _gradient(self, op: Op, value: int, depth: int) -> float:
-        """1 where the chain writes the gradient of an operand; a sum hands its result's gradient on."""
+        """1 if the chain writes the gradient of an operand, else 0. A sum hands on its result's gradient."""
         v = self.block.values[value]
         if not v.grad or operator(op.fn).hands_on:
             return 0.0
         return self._once(value, depth, "gradient")
 
     def _kept(self, value: int, depth: int) -> Iterator[int]:
-        """What backward reads for the sake of a value that an op keeps: the value itself where it passed through memory, or
-        what it is made of again."""
+        """The values that backward reads for a value that an op keeps: the value itself if it passed through memory, or else the
+        values from which it is made again."""
         source = self._source(value)
         if not self._inside(source, depth) or source in self.outside:
             yield source

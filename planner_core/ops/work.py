@@ -1,15 +1,14 @@
-"""What an op makes one GPU do: the kernels of its forward and backward pass, with their shapes.
+"""The kernels of an op on one GPU, forward and backward, with their shapes.
 
-How fast a product runs depends on its shape and not only on its FLOPs, so an operator describes its products as
-kernels and the FLOPs follow from them. Shapes are those that one GPU holds. `linear` of x [16, 128, 4096] with a weight
-[1024, 4096] has
+The speed of a product depends on its shape and not only on its FLOPs. So an operator describes its products as kernels, and the
+FLOPs follow from these. Shapes are those that one GPU holds. `linear` of x [16, 128, 4096] with a weight [1024, 4096] has
 
     forward               Gemm(m=2048, n=1024, k=4096)      17.2 GFLOPs
     gradient of x         Gemm(m=2048, n=4096, k=1024)      the same: dx [2048, 4096] = dy [2048, 1024] @ w
     gradient of weight    Gemm(m=4096, n=1024, k=2048)      the same: dw^T [4096, 1024] = x^T [4096, 2048] @ dy
 
-and with the weight split in two by its output features every n=1024 becomes 512. A multiply-add counts as two FLOPs.
-An op without kernels is bound by memory, or free if it is a view.
+If the weight is sharded in two by its output features, the extent 1024 becomes 512 in all three. A multiply-add counts as two
+FLOPs. An op without kernels is bound by memory, or it is free if it is a view.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from planner_core.ops.rules import Shapes
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Shapes of an op's operands and results on one GPU, and of its operands as a whole (all GPUs together)."""
+    """The shapes of an op's operands and results on one GPU, and the global shapes of its operands."""
 
     ins: Shapes
     outs: Shapes
@@ -48,10 +47,10 @@ class Gemm:
 
 @dataclass(frozen=True, slots=True)
 class GroupedGemm:
-    """The rows of a [rows, k] matrix are dealt out to `groups` matrices [k, n], as tokens are to experts.
+    """A matrix [rows, k] whose rows are divided among `groups` matrices [k, n], as tokens are among experts.
 
-    With `sums_rows` the kernel makes one [k, n] matrix for each group, summed over the group's rows (the gradient of
-    the groups' matrices).
+    With `sums_rows` the kernel makes one matrix [k, n] for each group, summed over the group's rows: the gradient of the groups'
+    matrices.
     """
 
     rows: int
@@ -62,7 +61,7 @@ class GroupedGemm:
 
     @property
     def flops(self) -> int:
-        """2 n k for each row, whichever group it goes to."""
+        """2 n k for each row, in any group."""
         return 2 * self.rows * self.n * self.k
 
 
@@ -70,8 +69,8 @@ class GroupedGemm:
 class Attention:
     """One fused attention kernel. `head_dim` is that of queries and keys, `value_dim` that of values.
 
-    `causal` counts keys from the first query on, as torch does (query i sees keys 0 to i). `window` is how many keys a
-    query sees (before, behind) its own position; None: all. The backward kernel computes the scores again.
+    `causal`: query i sees the keys 0 to i, as in torch. `window`: the numbers of keys (before, behind) its own position that a query
+    sees; None: all. The backward kernel computes the scores again.
     """
 
     batch: int
@@ -87,10 +86,10 @@ class Attention:
 
     @property
     def pairs(self) -> float:
-        """Pairs of a query and a key that the mask keeps: the area under the mask.
+        """Number of pairs of a query and a key that the mask keeps, as the area under the mask.
 
-        A causal square keeps half, as published FLOP counts have it (FlashAttention, section 4.1), while the pairs on and
-        below the diagonal are (n + 1) / 2n of it. Causal 8 x 8 keeps 32; with a window of 2 keys before, 14.
+        A causal square keeps half of its pairs, as in published FLOP counts (FlashAttention, section 4.1). To be exact, the pairs on
+        and below the diagonal are (n + 1) / 2n of all. Example: causal 8 x 8 keeps 32; with a window of 2 keys before, 14.
         """
         before, behind = self.window
         behind = 0 if self.causal and (behind is None or behind > 0) else behind
@@ -98,7 +97,7 @@ class Attention:
         return upper - (0 if before is None else self._area(-before))
 
     def _area(self, shift: int) -> float:
-        """The integral over x from 0 to q_len of x + shift, cut off at 0 and at kv_len."""
+        """The integral over x from 0 to q_len of min(max(x + shift, 0), kv_len)."""
 
         def below(y: int) -> float:
             inside = min(max(y, 0), self.kv_len)
@@ -108,14 +107,14 @@ class Attention:
 
     @property
     def flops(self) -> int:
-        """Two products forward (scores, values); five backward (scores again, and gradients of both products' factors)."""
+        """Two products forward (scores, values). Five backward: the scores again, and the gradients of both products' factors."""
         widths = 3 * self.head_dim + 2 * self.value_dim if self.backward else self.head_dim + self.value_dim
         return int(2 * self.batch * self.heads * self.pairs * widths)
 
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """A fused kernel along the sequence (state-space scan, linear attention), of which only the FLOPs are told."""
+    """A fused kernel along the sequence (state-space scan, linear attention), described by its FLOPs alone."""
 
     flops: int
 
@@ -125,14 +124,14 @@ Kernel: TypeAlias = Gemm | GroupedGemm | Attention | Scan
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A kernel of the forward pass with its gradients: each backward kernel runs if one of its operands wants a gradient."""
+    """A kernel of the forward pass, and its backward kernels, each of which runs if one of its operands needs a gradient."""
 
     forward: Kernel
     backward: tuple[tuple[frozenset[int], Kernel], ...]
 
 
 WorkFn: TypeAlias = Callable[[Op, Sizes], tuple[Part, ...]]
-"""The kernels of an operator, from the op and the shapes on one GPU."""
+"""Gives the kernels of an operator, for an op and its shapes on one GPU."""
 
 
 def product(gemm: Gemm, left: Collection[int], right: Collection[int]) -> Part:
@@ -149,13 +148,13 @@ def grouped(gemm: GroupedGemm, left: Collection[int], right: Collection[int]) ->
 
 
 def fused(forward: Kernel, backward: Kernel, operands: Collection[int]) -> Part:
-    """A kernel whose backward is one kernel, that makes the gradients of all `operands` at once."""
+    """A kernel whose backward is one kernel, which makes the gradients of all `operands` at once."""
     return Part(forward, ((frozenset(operands), backward),))
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one op does on one GPU. Without kernels it is bound by memory, or takes no time if it is `free` (a view)."""
+    """The work of one op on one GPU. Without kernels it is bound by memory, or it takes 0 s if it is `free` (a view)."""
 
     forward: tuple[Kernel, ...] = ()
     backward: tuple[Kernel, ...] = ()
@@ -173,7 +172,7 @@ class Work:
 
 
 def work_of_parts(parts: tuple[Part, ...], wanted: Collection[int], free: bool) -> Work:
-    """The kernels that run where the operands `wanted` get gradients."""
+    """The kernels that run if the operands `wanted` get gradients."""
     wants = frozenset(wanted)
     backward = tuple(kernel for part in parts for operands, kernel in part.backward if operands & wants)
     return Work(tuple(part.forward for part in parts), backward, free)

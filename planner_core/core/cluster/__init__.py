@@ -1,4 +1,4 @@
-"""Clusters, their GPUs, and how a GPU's kernels take their time."""
+"""Clusters, their GPUs, and the constants from which the time of a GPU's kernels follows."""
 
 from planner_core.core.cluster.cluster import (
     CHANGES,

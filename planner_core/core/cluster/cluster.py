@@ -1,8 +1,8 @@
 """The machines: a GPU's roofline, and the levels of links (GPU, node, group of nodes) that join many of them.
 
-A cluster is a tree of equal units. Level 0 joins GPUs into nodes, level 1 joins nodes into the next unit, and
-so on; rank r stands in unit r // (GPUs per unit) of every level. A user's file is held against
-`assets/cluster.schema.json` and `assets/gpu.schema.json`. Bandwidths are one way, in bytes per second; GB is 10^9 bytes.
+A cluster is a tree of equal units. Level 0 joins GPUs into nodes, level 1 joins nodes into the next unit, and so on. Rank r is in
+unit r // (GPUs per unit) of every level. A user's file is checked against `assets/cluster.schema.json` and
+`assets/gpu.schema.json`. Bandwidths are one way, in bytes per second. GB is 10^9 bytes.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ ANY_ATTENTION = Attentions()
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One device: vendor peaks, the fraction of each that kernels reach in a training run, and the forms of their times.
+    """One device: the vendor's peaks, the share of each that kernels reach in a training run, and the constants of their times.
 
-    `peak_flops` holds (dtype, FLOP/s of a dense matmul) pairs. `flops_efficiency` is what large products reach where power
-    is drawn all the time. `launch_s` is the least time between two dependent kernels, below which no kernel gets.
+    `peak_flops` has pairs (dtype, FLOP/s of a dense matmul). `flops_efficiency` is the share that large products reach in a
+    training run, which draws power all the time. `launch_s` is the least time between two dependent kernels.
     """
 
     name: str
@@ -63,12 +63,12 @@ class Gpu:
     collectives: Collectives | None = None
 
     def flops_per_s(self, dtype: str) -> float:
-        """Reachable FLOP/s in `dtype`; a dtype that the file does not list runs at the slowest listed rate."""
+        """Reachable FLOP/s in `dtype`. A dtype that the file does not list runs at the slowest listed rate."""
         peaks = dict(self.peak_flops)
         return self.flops_efficiency * peaks.get(dtype, min(peaks.values()))
 
     def attention_flops_per_s(self, dtype: str, kernel: str, backward: bool) -> float:
-        """Reachable FLOP/s of an attention kernel; one that is not listed runs as fast as products."""
+        """Reachable FLOP/s of an attention kernel. A kernel that is not listed runs as fast as products."""
         for rate in self.attention.rates:
             if rate.kernel == kernel:
                 share = rate.backward if backward else rate.forward
@@ -82,16 +82,16 @@ class Gpu:
 
     @property
     def training_dtype(self) -> str:
-        """The 16-bit type this GPU is fast in: bfloat16, or float16 where only that has tensor cores."""
+        """The 16-bit dtype in which this GPU is fast: bfloat16, or float16 if only that has tensor cores."""
         return "bfloat16" if self.flops_per_s("bfloat16") >= self.flops_per_s("float16") else "float16"
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """Links of one kind: `size` child units, each able to send `unit_bytes_per_s` times `efficiency`.
+    """Links of one kind, which join `size` child units. Each unit can send `unit_bytes_per_s` times `efficiency`.
 
-    `latency_s` is what one ring step over this level takes before the first byte is there, `tree_latency_s` a step of a
-    tree (0: as long as a ring's).
+    `latency_s`: seconds before the first byte of a ring step over this level arrives. `tree_latency_s`: the same for a step of a
+    tree (0: as for a ring).
     """
 
     name: str
@@ -122,7 +122,7 @@ class Cluster:
         return math.prod(level.size for level in self.levels)
 
     def unit_gpus(self, level: int) -> int:
-        """GPUs in one child unit of `level`: 1 for level 0, GPUs per node for level 1, ..."""
+        """GPUs in one child unit of `level`: 1 for level 0, the GPUs of a node for level 1, and so on."""
         return math.prod(inner.size for inner in self.levels[:level])
 
     def with_memory(self, memory_bytes: int) -> Cluster:
@@ -149,7 +149,7 @@ class Cluster:
         return replace(self, levels=levels)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data that needs no other file; `Cluster.from_json(c.to_json()) == c`."""
+        """Plain data that does not refer to other files: `Cluster.from_json(c.to_json()) == c`."""
         gpu = self.gpu
         return {
             "schema": SCHEMA, "name": self.name, "description": self.description, "num_gpus": self.num_gpus,
@@ -168,7 +168,7 @@ class Cluster:
 
     @staticmethod
     def from_json(data: Any, where: str = "cluster", name: str = UNNAMED) -> Cluster:
-        """Read and check; `where` opens every message, `name` stands in for a missing name. Raises InputError."""
+        """Read and check a cluster. Every message begins with `where`; `name` is used if the data has no name. Raises InputError."""
         gpus = f"one of {listed(gpu_names())}, or an object like the files of assets/hardware"
         wrong = wrong_field(data, "cluster", where, {"gpu": gpus})
         if wrong:
@@ -177,7 +177,7 @@ class Cluster:
 
 
 def _cluster(data: Mapping[str, Any], where: str, name: str) -> Cluster:
-    """What has the form of a cluster; raises InputError for what the form cannot say."""
+    """A cluster from data that has its form. Raises InputError for faults that a schema cannot express."""
     gpu = _gpu(data["gpu"], where)
     levels = tuple(_level(row, i, gpu, where) for i, row in enumerate(data["levels"]))
     cluster = Cluster(data.get("name", name), gpu, levels, data.get("description", ""))
@@ -215,7 +215,7 @@ def load_cluster(source: str | Path | Mapping[str, Any] | Cluster) -> Cluster:
         The cluster: a GPU, and the levels of links that join many of them, bandwidths in bytes per second, one way.
 
     Raises:
-        InputError: The cluster does not exist, or its description is wrong; the sentence says the first fault.
+        InputError: The cluster does not exist, or its description is wrong. The message says the first fault.
 
     Example:
         >>> shardscope.load_cluster("2x8-h100").num_gpus
@@ -242,7 +242,7 @@ def load_cluster(source: str | Path | Mapping[str, Any] | Cluster) -> Cluster:
 
 
 def _changed(name: str, changes: str) -> Cluster:
-    """The cluster with changes such as `nodes=4,inter=50,gpu=h200-sxm`; links say what they do not know by the new GPU."""
+    """The cluster with changes such as `nodes=4,inter=50,gpu=h200-sxm`. The links get the latencies that belong to the new GPU."""
     where = f"cluster {name}:{changes[:80]}"
     given = _given(changes, where)
     data = _read(ASSETS / "clusters" / f"{name}.json" if name in cluster_names() else Path(name))
@@ -276,7 +276,7 @@ def _changed(name: str, changes: str) -> Cluster:
 
 
 def _gpu_data(name: str) -> Any:
-    """A GPU's name, or what its file says: calibration writes such files."""
+    """A GPU's name, or the content of its file, which calibration may have written."""
     if not name.endswith(".json"):
         return name
     data = _read(Path(name))
@@ -287,7 +287,7 @@ def _gpu_data(name: str) -> Any:
 
 
 def _given(changes: str, where: str) -> dict[str, str]:
-    """Changes by name; raises InputError for one that is not there."""
+    """The changes by name. Raises InputError for an unknown one."""
     found: dict[str, str] = {}
     for part in changes.split(","):
         key, _, text = (word.strip() for word in part.partition("="))
@@ -300,7 +300,7 @@ def _given(changes: str, where: str) -> dict[str, str]:
 
 
 def _change(key: str, text: str, where: str) -> float:
-    """One number of a change: counts are whole."""
+    """The number of a change. Counts are whole numbers."""
     count = key in ("nodes", "gpus")
     try:
         value = float(text)
@@ -323,7 +323,7 @@ def load_gpu(name: str) -> Gpu:
         Its peaks (FLOP/s by dtype, bytes per second), the fraction of each that is reached, and its memory in bytes.
 
     Raises:
-        InputError: The GPU does not exist; the sentence names the nearest.
+        InputError: The GPU does not exist. The message suggests a similar name.
 
     Example:
         >>> shardscope.load_gpu("h100-sxm").memory_bytes
@@ -352,7 +352,7 @@ def _read(path: Path) -> Any:
 
 
 def _gpu(data: Any, where: str) -> Gpu:
-    """A GPU by name, or written out in a form that was checked."""
+    """A GPU by its name, or from data whose form was checked."""
     if isinstance(data, str):
         try:
             return load_gpu(data)
@@ -373,7 +373,7 @@ def _gpu(data: Any, where: str) -> Gpu:
 
 
 def _level(data: Mapping[str, Any], index: int, gpu: Gpu, where: str) -> Level:
-    """A level of links; what it does not say is what was measured with this GPU."""
+    """A level of links. Figures that the data does not have are those measured with this GPU."""
     measured = gpu.collectives
     latency, tree, efficiency = 0.0, 0.0, 1.0
     if measured is not None:
@@ -396,5 +396,5 @@ def _level(data: Mapping[str, Any], index: int, gpu: Gpu, where: str) -> Level:
 
 
 def _in_units(data: Mapping[str, Any], units: Mapping[str, float]) -> float:
-    """The one field of `units` that is given, in the first of them."""
+    """The value of the one field of `units` that is given, converted to the first of these units."""
     return next(float(data[key]) * unit for key, unit in units.items() if key in data)

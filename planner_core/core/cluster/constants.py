@@ -1,4 +1,4 @@
-"""Constants of a training step that belong to no GPU: `assets/timing.json`, each with what it is and its source."""
+"""Constants of a training step that do not belong to a GPU. `assets/timing.json` has each with its meaning and source."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from planner_core.core.files import ASSETS
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """See the file for each constant's meaning and source."""
+    """The constants of `assets/timing.json`, which has the meaning and the source of each."""
 
     contention: float
     straggler: float

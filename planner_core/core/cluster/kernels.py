@@ -1,8 +1,8 @@
-"""How a GPU's kernels and collectives take their time: constants that were fitted to published measurements.
+"""The constants from which the time of a GPU's kernels and collectives follows. They are fitted to published measurements.
 
-A GPU's file holds them (`assets/hardware`), each group with its source and residual. `cost.compute` and
-`cost.communication` hold the formulas that they enter. A GPU without them is a plain roofline: every product runs at
-`flops_efficiency`, and a collective is a line of latency and bandwidth.
+A GPU's file (`assets/hardware`) has them, each group with its source and residual. The formulas are in `cost.compute` and
+`cost.communication`. A GPU without these constants is a plain roofline: every product runs at `flops_efficiency`, and a collective
+takes latency plus bytes over bandwidth.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ NOTES = ("source", "residual", "notes")
 class Products:
     """A matrix product's time by its shape (`cost.compute.products`).
 
-    `units` are the GPU's multiprocessors. With `waves` a product runs in whole waves of tiles over them; else its time
-    is smooth in its shape. `ramp_k` is the contraction length that a tile's start and end are worth, `small_tile` how
-    much slower a multiply-add is in a tile of less than 128 x 256, `fixed_s` what every product takes.
+    `units`: the number of the GPU's multiprocessors. `waves`: a product runs in whole waves of tiles over them; else its time is
+    smooth in its shape. `ramp_k`: the start and end of a tile take as long as this much of k. `small_tile`: the factor by which a
+    multiply-add is slower in a tile smaller than 128 x 256. `fixed_s`: seconds that every product takes.
     """
 
     units: int = 1
@@ -33,7 +33,7 @@ class Products:
 
 @dataclass(frozen=True, slots=True)
 class AttentionRate:
-    """Shares of `peak_flops` that one attention kernel reaches at a head dim of 128 and long sequences."""
+    """The shares of `peak_flops` that one attention kernel reaches with a head dim of 128 and long sequences."""
 
     kernel: str
     forward: float
@@ -44,8 +44,8 @@ class AttentionRate:
 class Attentions:
     """Attention's time by its shape (`cost.compute.attention`).
 
-    A head dim d below 128 runs at (d / 128) ** `head_power` of the rate; a sequence of S keys takes 1 + `ramp_keys` / S
-    of its time.
+    A head dim d below 128 runs at (d / 128) ** `head_power` of the rate. With S keys the time is multiplied by
+    1 + `ramp_keys` / S.
     """
 
     rates: tuple[AttentionRate, ...] = ()
@@ -57,11 +57,11 @@ class Attentions:
 class Collectives:
     """A collective's time by its kind, size and ranks (`cost.communication.collectives`).
 
-    `base_s` is what every collective takes, `hop_s` a step inside a node, `ring_hop_s` a ring's step to another node,
-    `tree_hop_s` a tree's. `efficiency` and `outer_efficiency` are the shares of a link inside and between nodes that
-    large messages reach; `few` of 1 / ranks of the former is lost. `curve` is the weight of sqrt(latency x transfer).
-    `summing` is the latency of a collective that adds, over one that does not. `in_switch` is the share of an
-    all_reduce's transfer that is left where the switch of a node of eight adds.
+    `base_s`: seconds that every collective takes. `hop_s`: a step inside a node. `ring_hop_s`: a ring's step to another node.
+    `tree_hop_s`: a tree's step to another node. `efficiency` and `outer_efficiency`: the shares of a link's rate, inside and between
+    nodes, that large messages reach; with few ranks, `few` / ranks of the share inside is lost. `curve`: the weight of
+    sqrt(latency x transfer). `summing`: the latency of a collective that adds, divided by that of one that does not. `in_switch`: the
+    factor on an all_reduce's transfer if the switch of a node of eight GPUs adds the terms.
     """
 
     base_s: float
@@ -93,7 +93,7 @@ def collectives_of(data: Mapping[str, Any] | None) -> Collectives | None:
 
 
 def kernels_json(products: Products, attentions: Attentions, collectives: Collectives | None) -> dict[str, Any]:
-    """The three as a GPU's file holds them."""
+    """The three groups of constants in the form of a GPU's file."""
     rates = {r.kernel: {"forward": r.forward, "backward": r.backward} for r in attentions.rates}
     found: dict[str, Any] = {"products": asdict(products), "attention": {**asdict(attentions), "rates": rates}}
     return found if collectives is None else {**found, "collectives": asdict(collectives)}

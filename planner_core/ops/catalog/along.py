@@ -1,4 +1,4 @@
-"""Along some dims: reductions, softmax, sorting, cumulated sums, Fourier transforms. Any other dim may be split."""
+"""Operators along some dims: reductions, softmax, sorting, cumulated sums, Fourier transforms. Any other dim may be sharded."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from planner_core.ops.rules import DimOf, Rule, RuleFn, Shapes, dims_attr, ints,
 
 
 def _along(default: int, linear: bool = False) -> RuleFn:
-    """Works along one dim, the `default` one if the call names none."""
+    """The rule of an operator along one dim, which is `default` if the call does not name one."""
 
     def rule(op: Op, ins: Shapes, outs: Shapes) -> Rule:
         rank = len(ins[0])
         if not rank:
             return Rule(())
-        if "arg1" in op.attrs or len(ins) > 1:  # an argument that capture could not name may be the dim
+        if "arg1" in op.attrs or len(ins) > 1:  # the dim may be an argument that capture could not name
             return unknown(op, ins, outs)
         named = op.attrs.get("dim", op.attrs.get("dims")) is not None
         along = dims_attr(op, "dim", rank) if named else (default % rank,)
@@ -29,7 +29,7 @@ def _along(default: int, linear: bool = False) -> RuleFn:
 
 
 def _reduction(sums: bool, linear: bool = True) -> RuleFn:
-    """Dims that are reduced vanish; along them a sum (or mean) may be split, and is then Partial."""
+    """The rule of a reduction. The reduced dims vanish. A sum or mean may be sharded along them; its result is then Partial."""
 
     def rule(op: Op, ins: Shapes, outs: Shapes) -> Rule:
         rank = len(ins[0])
@@ -54,7 +54,7 @@ def _reduction(sums: bool, linear: bool = True) -> RuleFn:
 
 
 def _fourier(default: Callable[[Op, int], int]) -> RuleFn:
-    """Linear, and whole along the dims that it transforms: those named, else the last `default`."""
+    """The rule of a Fourier transform. It is linear. The dims that it transforms (those named, else the last `default`) stay whole."""
 
     def rule(op: Op, ins: Shapes, outs: Shapes) -> Rule:
         rank = len(ins[0])
@@ -71,7 +71,7 @@ def _num_sizes(op: Op, rank: int) -> int:
 
 
 def _pairs(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """A distance of two tensors along the last dim: the other dims, where neither is broadcast."""
+    """A distance of two tensors along the last dim. The other dims may be sharded if neither tensor is broadcast along them."""
     same = [d for d, n in enumerate(ins[0][:-1]) if n > 1 and ins[0] == ins[1]]
     return Rule(tuple(split(f"d{d}", [d, d], [d], ins[0][d]) for d in same))
 

@@ -1,4 +1,4 @@
-"""Attention as one fused kernel: samples, heads, and queries where no mask depends on their place."""
+"""Attention as one fused kernel. Samples and heads may be sharded; queries only if the mask does not depend on their position."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from planner_core.ops.work import Attention, Part, Sizes, fused
 
 
 def _attention(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """Batch and heads; query length only without a causal mask. Key and value heads bound the heads split."""
+    """Batch and heads may be sharded; the query length only without a causal mask. The number of parts must divide the key heads."""
     q, k = ins[0], ins[1]
     mask = ins[3] if len(ins) > 3 else None
 
@@ -30,10 +30,10 @@ def _attention(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 
 
 def attention_shape(op: Op, sizes: Sizes) -> Attention:
-    """Operands [..., heads, length, width]; a tensor without a dim of heads has one.
+    """The attention kernel for operands [..., heads, length, width]. A tensor without a dim of heads has one head.
 
-    A mask that is given as a tensor saves no work: the kernel computes every pair and then adds it. A causal mask counts
-    half, and a window (`window_size`, keys before and behind, as flash attention names it) its band.
+    A mask that is a tensor does not save work: the kernel computes every pair of query and key, and then adds the mask. A causal
+    mask counts half of the pairs. A window (`window_size`, keys before and behind, as flash attention names it) counts its band.
     """
     q, k, v = sizes.ins[:3]
     several = len(q) > 3

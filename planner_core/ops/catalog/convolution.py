@@ -1,4 +1,4 @@
-"""Convolutions: samples, channels out, channels in (whose products are summed)."""
+"""Convolutions. Samples and output channels may be sharded, and input channels, whose products are summed (Partial)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from planner_core.ops.work import Gemm, Part, Sizes, product
 
 
 def _conv(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """Batch, output channels, input channels (Partial); a depthwise convolution splits both channels together."""
+    """Batch, output channels or input channels (Partial). A depthwise convolution shards both channels together."""
     x, w = ins[0], ins[1]
     has_bias = len(ins) > 2
     if len(x) != len(w):
@@ -29,23 +29,24 @@ def _conv(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 
 
 def _conv_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
-    """As one product for each group: rows are output pixels, the inner extent is channels in times the kernel's size."""
+    """One product for each group. Its rows are output pixels; its inner extent is input channels times the kernel's size."""
     x, w, out = sizes.ins[0], sizes.ins[1], sizes.outs[0]
     samples = x[0] if len(x) == len(w) else 1
-    groups = x[1 - len(w)] // w[1]  # of a split depthwise convolution, those that are here
+    groups = x[1 - len(w)] // w[1]  # the groups that this GPU holds of a sharded depthwise convolution
     pixels, k = samples * math.prod(out[2 - len(w) :]), math.prod(w[1:])
     return (product(Gemm(pixels, w[0] // groups, k, groups), (0,), (1,)),)
 
 
 def _conv_transpose(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """Batch."""
+    """The batch may be sharded."""
     x, w = ins[0], ins[1]
     none: list[DimOf] = [None] * (len(ins) - 2)
     return Rule((split("d0", [0, None, *none], [0], x[0]),) if len(x) == len(w) and x[0] > 1 else ())
 
 
 def _conv_transpose_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
-    """Every input pixel is multiplied with the whole kernel: rows are input pixels. Weight: [in, out / groups, kernel]."""
+    """One product for each group, whose rows are input pixels: each is multiplied with the whole kernel. The weight is
+    [in, out / groups, kernel]."""
     x, w = sizes.ins[0], sizes.ins[1]
     samples = x[0] if len(x) == len(w) else 1
     groups = int_attr(op, "groups", 1)

@@ -1,4 +1,4 @@
-"""Element by element: any dim may be split; linear ones pass Partial through."""
+"""Operators on single elements. Any dim may be sharded. A linear operator passes Partial through."""
 
 from __future__ import annotations
 
@@ -10,47 +10,47 @@ from planner_core.ops.rules import Rule, RuleFn, Shapes, broadcast_splits, split
 
 
 def linear_unary(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """Any dim; Partial passes."""
+    """Any dim may be sharded, and Partial passes."""
     return Rule(tuple(broadcast_splits(ins, outs[0])), linear=(0,))
 
 
 def elementwise(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """Any dim."""
+    """Any dim may be sharded."""
     return Rule(tuple(broadcast_splits(ins, outs[0])))
 
 
 def _alike_broadcast(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """Every result has the shape that all operands are broadcast to."""
+    """Any dim may be sharded. Every result has the shape to which all operands are broadcast."""
     found = broadcast_splits(ins, outs[0])
     return Rule(tuple(split(s.label, s.inputs, [*s.outputs] * len(outs), *s.divides) for s in found))
 
 
 def _cast(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """A cast to integers rounds, so Partial does not pass."""
+    """Any dim may be sharded. Partial passes, except in a cast to integers, which rounds."""
     floating = str(op.attrs.get("dtype", "float")).startswith(("float", "bfloat", "complex", "double", "half"))
     return Rule(tuple(broadcast_splits(ins, outs[0])), linear=(0,) if floating else ())
 
 
 def _sum(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """Linear in all operands at once; a literal would be added on every rank, so then Partial may not pass."""
+    """Linear in all operands together. If one operand is a literal, Partial may not pass, since every rank would add the literal."""
     linear = tuple(range(len(ins))) if len(ins) > 1 else ()
     return Rule(tuple(broadcast_splits(ins, outs[0])), linear=linear)
 
 
 def _scaled(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """x * w and x / w are linear in x, where the factor is whole; rounded division is not."""
+    """x * w and x / w are linear in x if the other factor is Replicate. Rounded division is not linear."""
     linear = () if "rounding_mode" in op.attrs else (0,)
     return Rule(tuple(broadcast_splits(ins, outs[0])), linear=linear)
 
 
 def _of_broadcast_factor(local: LocalBytes) -> int:
-    """The gradient of a factor that was broadcast, before it is summed: as large as the result."""
+    """Bytes of the gradient of a factor that was broadcast, before it is summed: as many as the result has."""
     spread = any(n < local.outs[0] and grad for n, grad in zip(local.ins, local.grads, strict=True))
     return local.outs[0] if spread else 0
 
 
 def _of_power(local: LocalBytes) -> int:
-    """x^(n-1), and n times that."""
+    """Bytes of x^(n-1), and of n times that."""
     return 2 * local.ins[0]
 
 
@@ -102,7 +102,7 @@ OPERATORS = (
     Operator(name="clamp", kind=Kind.ELEMENTWISE, rule=elementwise, spellings=("clip",), arguments="input min max"),
     Operator(name="where", kind=Kind.ELEMENTWISE, rule=elementwise, arguments="condition input other"),
     Operator(name="masked_fill", kind=Kind.ELEMENTWISE, rule=elementwise, arguments="input mask value"),
-    # functions that models bring along
+    # functions that models define themselves
     *_alike("GeLUFunction SqrtBoundDerivative", elementwise),
     _arithmetic("add", _sum, "radd", arguments="input other", hands_on=True),
     _arithmetic("sub", _sum, "subtract", arguments="input other"),
@@ -117,7 +117,7 @@ OPERATORS = (
     _arithmetic("pow", elementwise, arguments="input exponent", own_backward=_of_power),
     _arithmetic("rpow", elementwise),
     Operator(name="to", kind=Kind.CAST, rule=_cast, spellings=_CASTS, local=Local.MEMORY),
-    # the identity on every rank, since capture and the runtime switch it off (p = 0)
+    # it is the identity on every rank, since capture and the runtime switch it off (p = 0)
     *operators(
         "dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout feature_dropout",
         kind=Kind.RANDOM,

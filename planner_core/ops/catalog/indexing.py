@@ -1,4 +1,4 @@
-"""Elements that are looked up, picked, written and made."""
+"""Operators that look up, pick, write or create elements."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from planner_core.ops.rules import WHOLE, DimOf, Rule, Shapes, aligned, arg, dim
 
 
 def _embedding(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """Ids split like the result; a split vocabulary looks up its own rows, zero elsewhere, so the result is Partial."""
+    """The dims of the ids may be sharded, as in the result. So may the vocabulary: each GPU looks up its own rows, and has zeros for
+    all other ids, so the result is Partial."""
     ids, table = arg(op, "input", 0) or 0, arg(op, "weight", 1)
     assert table is not None
 
@@ -22,14 +23,14 @@ def _embedding(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 
 
 def _embedding_bag(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """Bags of one length, [bags, length], and the width; bags told by offsets stay whole."""
+    """The bags of ids [bags, length] and the width may be sharded. Bags that are given by offsets stay whole."""
     if len(ins) != 2 or len(outs) != 1 or len(ins[0]) != 2:
         return Rule(())
     return Rule((split("d0", [0, None], [0], ins[0][0]), split("width", [None, 1], [1], ins[1][1])))
 
 
 def _gather(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """Dims that both hold in full, other than the one picked from; linear in what is picked from."""
+    """Dims that both operands have in full may be sharded, except the one that is picked from. It is linear in the picked tensor."""
     source, index = arg(op, "input", 0), arg(op, "index", 1)
     if len(ins) != 2 or source is None or index is None or len(ins[0]) != len(ins[1]):
         return Rule((), known=len(ins) == 1)
@@ -39,7 +40,7 @@ def _gather(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 
 
 def _scatter(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """Dims that every operand holds in full, other than the one written along."""
+    """Dims that every operand has in full may be sharded, except the one that is written along."""
     if "dim" not in op.attrs or any(len(s) != len(outs[0]) for s in ins):
         return unknown(op, ins, outs)
     along = dims_attr(op, "dim", len(outs[0]))
@@ -48,7 +49,7 @@ def _scatter(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 
 
 def _index_add(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """Dims other than the one that is added along; the index is shared. Linear in the target and in what is added."""
+    """Dims may be sharded, except the one that is added along; all parts use the same index. It is linear in target and addend."""
     if "dim" not in op.attrs or len(ins) != 3 or len(ins[2]) != len(outs[0]):
         return unknown(op, ins, outs)
     along = dims_attr(op, "dim", len(outs[0]))
@@ -57,24 +58,24 @@ def _index_add(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 
 
 def _index_select(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """The dim picked from is whole; the index is shared."""
+    """Dims may be sharded, except the one that is picked from; all parts use the same index."""
     along = dims_attr(op, "dim", len(ins[0]))
     same = [d for d, n in enumerate(ins[0]) if d not in along and n > 1]
     return Rule(tuple(split(f"d{d}", [d, *[None] * (len(ins) - 1)], [d], ins[0][d]) for d in same), linear=(0,))
 
 
 def _masked_scatter(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """Where each element comes from depends on the whole mask: whole, and known to be so."""
+    """Nothing may be sharded, since the source of each element depends on the whole mask."""
     return Rule(())
 
 
 def _setitem(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """Dims that are written in full; the value written may be broadcast."""
+    """Dims that are written in full may be sharded. The written value may be broadcast."""
     index = op.attrs.get("index")
     if not isinstance(index, tuple):
         return unknown(op, ins, outs)
     kinds = [i[0] if isinstance(i, tuple) else "other" for i in index]
-    picked = kinds.count("tensor")  # one index of one dim stands in the place of its dim
+    picked = kinds.count("tensor")  # if there is one index of one dim, the result has it in the place of that dim
     apart = picked and (len(ins[1]) != 1 or "int" in kinds)
     if len(ins) > 2 + picked or picked > 1 or apart or any(k not in ("slice", "int", "none", "tensor") for k in kinds):
         return unknown(op, ins, outs)
@@ -101,18 +102,18 @@ def _setitem(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 
 
 def _like(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """As its operand is split, so is the result; the values of the operand do not matter."""
+    """The result is sharded as the operand is. The operand's values do not matter, so it may also be Partial."""
     return Rule(tuple(split(f"d{d}", [d], [d], n) for d, n in enumerate(outs[0]) if n > 1))
 
 
 def _new(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """Only the type of the operand matters: however it is split, the result is whole."""
+    """The result is Replicate, however the operand is sharded, since only the operand's dtype matters."""
     rest: list[DimOf] = [None] * (len(ins) - 1)
     return Rule(tuple(split(f"d{d}", [d, *rest], [WHOLE], n) for d, n in enumerate(ins[0]) if n > 1))
 
 
 def _one_hot(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """The classes are a dim of their own, last and whole."""
+    """The dims of the operand may be sharded. The classes are a new last dim, which stays whole."""
     return Rule(tuple(split(f"d{d}", [d], [d], n) for d, n in enumerate(ins[0]) if n > 1))
 
 

@@ -1,4 +1,4 @@
-"""Linear algebra on the last two dims, products with vectors, distances: leading dims are a batch that may be split."""
+"""Linear algebra on the last two dims, products with vectors, distances. Leading dims are a batch, which may be sharded."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ BATCHED = (
     "linalg_lu_factor_ex linalg_lu_solve matrix_exp linalg_matrix_power linalg_pinv pinverse linalg_solve linalg_solve_ex "
     "linalg_solve_triangular linalg_eig linalg_eigvals linalg_householder_product linalg_cond linalg_matrix_norm svd qr"
 )
-"""Functions of matrices: what they make of one matrix needs all of it."""
+"""Functions of matrices: each result needs a whole matrix."""
 
 
 def _batched(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """Leading dims that every operand and result has."""
+    """Leading dims that every operand and result has may be sharded."""
     lead = min(len(s) for s in ins) - 2
     every = (*ins, *outs)
     shared = [d for d in range(max(lead, 0)) if ins[0][d] > 1 and all(s[d : d + 1] == ins[0][d : d + 1] for s in every)]
@@ -58,7 +58,7 @@ def _outer_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
 
 
 def _addmv(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """`bias + mk,k->m`; the bias of a split contraction is added once."""
+    """`bias + mk,k->m`. If k is sharded, the bias is added on one rank."""
     rows, inner = ins[1]
     found = (
         split("rows", [aligned(ins[0], 1, 0), 0, None], [0], rows),
@@ -73,7 +73,7 @@ def _addmv_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
 
 
 def _vecdot(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """Dims that both operands have, but the last; split along the last, the result is Partial."""
+    """Dims that both operands have may be sharded. If it is the last dim, the result is Partial."""
     if ins[0] != ins[1] or "dim" in op.attrs:
         return Rule(())
     last = len(ins[0]) - 1
@@ -87,7 +87,7 @@ def _vecdot_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
 
 
 def _cdist(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """Distances of all pairs, `...pm,...rm->...pr`: rows of either, and the batch that both have."""
+    """Distances of all pairs, `...pm,...rm->...pr`. The rows of either operand may be sharded, and the batch that both have."""
     a, b, rank = ins[0], ins[1], len(outs[0])
     lead: list[tuple[int, DimOf, DimOf]] = [
         (d, aligned(a[:-2], rank - 2, d), aligned(b[:-2], rank - 2, d)) for d in range(rank - 2) if outs[0][d] > 1

@@ -1,4 +1,4 @@
-"""Losses: sums over tokens or elements, so a split of those leaves each GPU a term of the sum."""
+"""Losses are sums over tokens or elements. If these are sharded, each GPU has a term of the sum, so the loss is Partial."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from planner_core.ops.operators import Kind, Local, LocalBytes, Operator, operat
 from planner_core.ops.rules import WHOLE, Internal, Rule, Shapes, Split, broadcast_splits, split
 
 _COUNT = Internal("forward", "all_reduce", 4)
-"""A mean divides by the number of valid targets of every GPU."""
+"""A mean divides by the number of valid targets on all GPUs, which are summed by this collective."""
 
 
 def _cross_entropy(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """Tokens: a sum over the valid targets of every rank; classes: max, sum of exponentials and target logit are exchanged."""
+    """Tokens may be sharded: the loss is a sum over the valid targets of all ranks. Classes may be sharded: ranks exchange the
+    maximum, the sum of exponentials and the logit of the target."""
     logits, targets = ins[0], ins[1]
     reduction = op.attrs.get("reduction", "mean")
     if len(logits) != 2 or reduction not in ("mean", "sum") or len(targets) != 1 or len(ins) > 2:
@@ -26,20 +27,20 @@ def _cross_entropy(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 
 
 def _log_softmax_kept(local: LocalBytes) -> int:
-    """Cross-entropy keeps the log-softmax; split by class it works in 32-bit (see `runtime/dispatch/local_ops.py`)."""
+    """Bytes of the log-softmax, which cross-entropy keeps. Sharded by class it is in 32-bit (see `runtime/dispatch/local_ops.py`)."""
     return 4 * local.ins[0] // local.item_bytes[0] if "classes" in local.labels else local.ins[0]
 
 
 def _log_softmax_used(local: LocalBytes) -> int:
-    """Cross-entropy makes a copy beside the gradient of the logits; split by class the 32-bit work becomes the gradient,
-    and only a shorter one is a copy."""
+    """Bytes that cross-entropy uses in backward beside the gradient of the logits: one copy of it. Sharded by class, the 32-bit
+    tensor becomes the gradient, and only a gradient of fewer bits is a copy."""
     if "classes" not in local.labels:
         return local.ins[0]
     return 4 * local.ins[0] // local.item_bytes[0] if local.item_bytes[0] < 4 else 0
 
 
 def _nll_loss(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """Tokens, as cross-entropy: a sum over the valid targets of every rank."""
+    """Tokens may be sharded, as in cross-entropy: the loss is a sum over the valid targets of all ranks."""
     reduction = op.attrs.get("reduction", "mean")
     if len(ins) != 2 or len(ins[0]) != 2 or len(ins[1]) != 1 or reduction not in ("mean", "sum"):
         return Rule((), known=len(ins) == 2)
@@ -48,7 +49,7 @@ def _nll_loss(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 
 
 def _mean_loss(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """Elements, where the operands are not broadcast."""
+    """Dims may be sharded if the operands are not broadcast along them."""
     if op.attrs.get("reduction", "mean") not in ("mean", "sum"):
         return Rule(tuple(broadcast_splits(ins, outs[0])))
     same = [d for d, n in enumerate(ins[0]) if n > 1 and all(len(s) == len(ins[0]) and s[d] == n for s in ins)]
@@ -56,7 +57,7 @@ def _mean_loss(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 
 
 def _row_loss(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """Samples, the first dim of every operand."""
+    """Samples may be sharded, which are the first dim of every operand."""
     count = ins[0][0] if ins[0] else 1
     if (
         len(ins[0]) < 2
@@ -68,7 +69,7 @@ def _row_loss(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 
 
 def _ctc_loss(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """Samples, where the lengths are tensors: log-probabilities [steps, batch, kinds], targets [batch, length]."""
+    """Samples may be sharded if the lengths are tensors. Log-probabilities are [steps, batch, kinds], targets [batch, length]."""
     whole = len(ins) != 4 or len(ins[0]) != 3 or len(ins[1]) != 2
     if whole or op.attrs.get("reduction", "mean") not in ("mean", "sum"):
         return Rule(())
@@ -86,8 +87,9 @@ OPERATORS = (
         own_kept=_log_softmax_kept,
         own_backward=_log_softmax_used,
         of_logits=True,
-        # log-softmax and the loss; its gradient, the sparse one's zeros and log-softmax's: 30.8 bytes per logit of a
-        # float32 loss of bfloat16 logits with the casts' 12, fitted to published runs (40 by count), 10.8 compiled
+        # forward: log-softmax and the loss. Backward: the gradient, the zeros of the sparse gradient, and log-softmax's gradient.
+        # For a float32 loss of bfloat16 logits that is 30.8 bytes per logit, with 12 of the casts: fitted to published runs
+        # (40 by count); compiled it is 10.8
         passes=(2.0, 2.7, 0.7, 1.0),
         local=Local.EXCHANGE,
         title="loss",
@@ -95,7 +97,7 @@ OPERATORS = (
     Operator(
         name="nll_loss", kind=Kind.LOSS, rule=_nll_loss, spellings=("nll_loss_nd",), local=Local.EXCHANGE, title="loss"
     ),
-    # elementwise, then a sum: they follow what makes their operands
+    # elementwise and then a sum: these join the group that makes their operands
     *operators("mse_loss", kind=Kind.LOSS, rule=_mean_loss, leads=False, local=Local.MEAN, title="loss"),
     *operators(
         "l1_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits",

@@ -1,4 +1,4 @@
-"""Norms and pooling: what is normalised or pooled together is whole."""
+"""Norms and pooling. Elements that are normalised or pooled together are not sharded."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from planner_core.ops.rules import DimOf, Internal, Rule, RuleFn, Shapes, Split,
 
 
 def _norm(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """All dims but the normalised ones, which are the last; weight and bias have those only."""
+    """All dims may be sharded except the normalised ones, which are the last. Weight and bias have only the normalised dims."""
     shape = op.attrs.get("normalized_shape")
     inner = len(shape) if isinstance(shape, tuple) else 1
     rest: list[DimOf] = [None] * (len(ins) - 1)
@@ -17,12 +17,13 @@ def _norm(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 
 
 def _group_norm(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """Samples."""
+    """Samples may be sharded."""
     return Rule((split("d0", [0] + [None] * (len(ins) - 1), [0], ins[0][0]),))
 
 
 def _batch_norm(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """Channels are independent; a split batch sums its statistics (2C numbers forward, 2C backward)."""
+    """Channels may be sharded, since they are independent. If the batch is sharded, ranks sum its statistics: for C channels 2C
+    numbers forward and 2C backward."""
     channels = ins[0][1]
     sync = tuple(Internal(phase, "all_reduce", 2 * channels * 4, ("d1",)) for phase in ("forward", "backward"))
     rest = [0] * (len(ins) - 1)
@@ -33,24 +34,25 @@ def _batch_norm(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 
 
 def _statistics_kept(label: str, kept: tuple[int, ...], ins: Shapes) -> bool:
-    """Batch statistics have no batch dim."""
+    """Whether the split also shards a kept tensor: batch statistics do not have a batch dim."""
     return not (label == "d0" and len(kept) == 1)
 
 
 def _statistics_exchanged(local: LocalBytes) -> int:
-    """Statistics of a split batch are exchanged by ops of our own, in 32-bit: four tensors like the operand."""
+    """Bytes that backward uses if the batch is sharded: our own operators exchange the statistics in 32-bit, with four tensors of the
+    operand's shape."""
     return 4 * 4 * local.ins[0] // local.item_bytes[0] if "d0" in local.labels else 0
 
 
 def _weight_norm(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """`v * g / |v|`, the norm over all dims but the one that g has: that one may be split."""
+    """`v * g / |v|`, with the norm over all dims except the one that g has. That dim may be sharded."""
     v, g = ins
     own = [d for d, n in enumerate(g) if n > 1] if len(g) == len(v) else []
     return Rule(tuple(split(f"d{d}", [d, d], [d], v[d]) for d in own if len(own) == 1 and v[d] == g[d]))
 
 
 def _pooled(num_spatial: int | None) -> RuleFn:
-    """All dims but the last `num_spatial`; None: all but samples and channels."""
+    """The rule of pooling: all dims except the last `num_spatial` may be sharded; None: samples and channels may."""
 
     def rule(op: Op, ins: Shapes, outs: Shapes) -> Rule:
         spatial = len(ins[0]) - 2 if num_spatial is None else num_spatial
@@ -61,20 +63,20 @@ def _pooled(num_spatial: int | None) -> RuleFn:
 
 
 def _samples(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """Samples."""
+    """Samples may be sharded."""
     batched = len(ins[0]) > 3 and ins[0][0] == outs[0][0] > 1
     return Rule((split("d0", [0], [0], ins[0][0]),) if batched else ())
 
 
 def _grid_sample(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """Samples, which the grid has too, and channels."""
+    """Samples, which the grid has too, and channels may be sharded."""
     x = ins[0]
     both = (("d0", [0, 0], [0], x[0]), ("d1", [1, None], [1], x[1]))
     return Rule(tuple(split(label, i, o, n) for label, i, o, n in both if n > 1))
 
 
 def _prelu(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """Any dim; a slope of each channel is split with the channels."""
+    """Any dim may be sharded. The slopes of the channels are sharded with the channels."""
     x, slopes = ins
     at = [0 if d == 1 and slopes != (1,) and slopes else None for d in range(len(x))]
     return Rule(tuple(split(f"d{d}", [d, at[d]], [d], n) for d, n in enumerate(x) if n > 1))
@@ -94,7 +96,7 @@ OPERATORS = (
         own_backward=_statistics_exchanged,
         local=Local.EXCHANGE,
     ),
-    # made of a weight, where it is used: in the group of the product
+    # it is made of a weight, so it belongs to the group of the product that uses the weight
     Operator(
         name="_weight_norm",
         kind=Kind.NORM,

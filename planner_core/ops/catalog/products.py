@@ -1,4 +1,4 @@
-"""Matrix products and experts: rows, features out, and features in (whose products are summed)."""
+"""Matrix products and experts. Rows and output features may be sharded, and input features, whose products are summed (Partial)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from planner_core.ops.work import Gemm, GroupedGemm, Part, Sizes, grouped, produ
 
 
 def _linear(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """`...i,oi->...o`; the bias of a split contraction is added once."""
+    """`...i,oi->...o`. If i is sharded, the bias is added on one rank."""
     x, w = ins[0], ins[1]
     has_bias = len(ins) > 2
     none: list[DimOf] = [None] * has_bias
@@ -47,7 +47,7 @@ def _addmm_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
 
 
 def _bilinear(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """`...i,oij,...j->...o`; the bias of a split contraction is added once."""
+    """`...i,oij,...j->...o`. If i or j is sharded, the bias is added on one rank."""
     x, w = ins[0], ins[2]
     has_bias = len(ins) > 3
     last = len(x) - 1
@@ -61,7 +61,7 @@ def _bilinear(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 
 
 def _bilinear_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
-    """x with the weight, [rows, i] @ [i, o j]; that with y, one [o, j] @ [j, 1] for each row."""
+    """First x with the weight, [rows, i] @ [i, o j]. Then the result with y, one [o, j] @ [j, 1] for each row."""
     x, (out, i, j) = sizes.ins[0], sizes.ins[2]
     rows = math.prod(x[:-1])
     return (product(Gemm(rows, out * j, i), (0,), (2,)), product(Gemm(out, 1, j, rows), (0, 2), (1,)))
@@ -91,7 +91,7 @@ def _matmul_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
 
 
 def _matmul_part(a: Sequence[int], b: Sequence[int], left: tuple[int, ...], right: tuple[int, ...]) -> Part:
-    """A matrix on the right that all of the batch shares joins the batch to the rows, as torch does."""
+    """The kernel of a matmul. If the whole batch shares the right matrix, the batch is joined to the rows, as torch does."""
     m, k = (a[-2] if len(a) > 1 else 1), a[-1]
     n = b[-1] if len(b) > 1 else 1
     lead = _broadcast(a[:-2], b[:-2])
@@ -101,7 +101,7 @@ def _matmul_part(a: Sequence[int], b: Sequence[int], left: tuple[int, ...], righ
 
 
 def _broadcast(a: Sequence[int], b: Sequence[int]) -> int:
-    """Elements of the batch dims of both."""
+    """Number of elements of the batch dims of both, broadcast."""
     rank = max(len(a), len(b))
     padded = [(1,) * (rank - len(s)) + tuple(s) for s in (a, b)]
     return math.prod(max(pair) for pair in zip(*padded, strict=True))
@@ -122,7 +122,7 @@ def _rmatmul_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
 
 
 def _einsum(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """A letter that stands for the same extent wherever it is may be split."""
+    """A letter may be sharded if it has the same extent in all operands."""
     *operands, result = einsum_letters(op, ins)
     if any(len(set(t)) != len(t) for t in operands):
         return unknown(op, ins, outs)
@@ -138,11 +138,11 @@ def _einsum(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 
 
 def _einsum_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
-    """Operands are taken in one after the other, from the left, as torch does without opt_einsum.
+    """The operands are multiplied one after the other, from the left, as torch does without opt_einsum.
 
-    Of `ij,jk,kl->il` the first two make an [i, k] matrix, then that and the third the result. A letter that only one of
-    the two has, and nobody after, is summed before; two operands without a letter to sum are multiplied element by
-    element, which is not a matrix product.
+    In `ij,jk,kl->il` the first two make a matrix [i, k]; this and the third make the result. If only one of two operands has a
+    letter, and no later operand and not the result have it, the letter is summed first. Two operands without a letter to sum are
+    multiplied element by element, which is not a matrix product.
     """
     *terms, result = einsum_letters(op, sizes.ins)
     extent: dict[str, int] = {}
@@ -166,8 +166,8 @@ def _einsum_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
 
 
 def einsum_letters(op: Op, ins: Shapes) -> list[str]:
-    """The letters of each operand and of the result; letters that the equation has not in place of `...`, aligned at the
-    last. Without `->` the result has the letters that occur once, in alphabetical order."""
+    """The letters of each operand and of the result. `...` becomes letters that the equation does not use, aligned at the last dim.
+    Without `->` the result has the letters that occur once, in alphabetical order."""
     equation = str(op.attrs["equation"]).replace(" ", "")
     terms, arrow, result = equation.partition("->")
     operands = terms.split(",")
@@ -185,7 +185,7 @@ def einsum_letters(op: Op, ins: Shapes) -> list[str]:
 
 
 def _moe_experts(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """Tokens; the experts' inner width (gate and up are fused, so dealt part by part); the experts themselves.
+    """Tokens may be sharded; the experts' inner width, part by part, since gate and up are fused; and the experts themselves.
 
     Operands: hidden, index, weights, up, down[, up bias][, down bias].
     """
@@ -209,7 +209,7 @@ def _moe_experts(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 
 
 def _moe_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
-    """Two grouped products; routing is taken to be balanced, so a GPU with a part of the experts gets that part of the rows."""
+    """Two grouped products. Routing is taken to be balanced: a GPU with 1/n of the experts gets 1/n of the rows."""
     index, up, down = sizes.ins[1], sizes.ins[3], sizes.ins[4]
     rows = math.prod(index) * up[0] // sizes.whole[3][0]
     turned = bool(op.attrs.get("transposed"))
@@ -221,12 +221,12 @@ def _moe_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
 
 
 def _inner_kept(label: str, kept: tuple[int, ...], ins: Shapes) -> bool:
-    """An expert layer split by inner width keeps its permuted tokens whole."""
+    """Whether the split also shards a kept tensor: if the inner width is sharded, the permuted tokens are kept whole."""
     return label != "inner" or (len(kept) > 1 and kept[-1] != ins[0][-1])
 
 
 def _expert_linear(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """Rows; features out; features in, whose products are summed. Operands: hidden [t, i], index [t], weight [E, o, i]."""
+    """Rows, output features or input features (Partial) may be sharded. Operands: hidden [t, i], index [t], weight [E, o, i]."""
     (t, i), _, (_, o, _) = ins
     return Rule(
         (

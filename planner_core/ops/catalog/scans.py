@@ -1,4 +1,5 @@
-"""State-space scans and linear attention (see `models/hooks/scans.py`): samples, and channels or heads, which are independent."""
+"""State-space scans and linear attention (see `models/hooks/scans.py`). Samples may be sharded, and channels or heads, which are
+independent."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from planner_core.ops.rules import DimOf, Rule, Shapes, Split, int_attr, split, 
 from planner_core.ops.work import Part, Scan, Sizes, fused
 
 CHUNK = 64
-"""Tokens of a chunk where the call names none."""
+"""Tokens of a chunk if the call does not say it."""
 
 
 def _names(op: Op, count: int) -> tuple[str, ...]:
@@ -24,7 +25,7 @@ def _split_at(op: Op, label: str, where: dict[str, int], count: int, out: int, *
 
 
 def _selective_scan(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """Every channel has states of its own; B and C are shared by all channels."""
+    """Samples and channels may be sharded. Every channel has states of its own; all channels share B and C."""
     if not _names(op, len(ins)):
         return unknown(op, ins, outs)
     batch = dict.fromkeys(("hidden_states", "dt", "B", "C", "z"), 0)
@@ -34,7 +35,8 @@ def _selective_scan(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 
 
 def _chunk_scan(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """Heads have states of their own; B and C are shared by the heads of a group, so groups bound the split unless there is one."""
+    """Samples and heads may be sharded. Every head has states of its own. The heads of a group share B and C, so the number of parts
+    must divide the groups, unless there is one group."""
     names = _names(op, len(ins))
     if not names:
         return unknown(op, ins, outs)
@@ -47,7 +49,7 @@ def _chunk_scan(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 
 
 def _delta_rule(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """Every operand is [b, s, h, ...]; heads are independent, where queries and values have equally many."""
+    """Every operand is [b, s, h, ...]. Samples may be sharded, and heads if queries and values have equally many."""
     names = _names(op, len(ins))
     found = [split("batch", [0] * len(ins), [0], outs[0][0])]
     if names and len({shape[2] for shape in ins}) == 1:
@@ -56,18 +58,18 @@ def _delta_rule(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 
 
 def _wkv(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """RWKV: channels are independent."""
+    """RWKV: samples and channels may be sharded; channels are independent."""
     return Rule((split("batch", [None, None, 0, 0], [0], outs[0][0]), split("channels", [0, 0, 2, 2], [2], outs[0][2])))
 
 
 def _mlstm(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """xLSTM: every operand is [b, h, s, ...], and heads are independent."""
+    """xLSTM: every operand is [b, h, s, ...]. Samples and heads may be sharded."""
     same = [0] * len(ins)
     return Rule((split("batch", same, [0], outs[0][0]), split("heads", [1] * len(ins), [1], outs[0][1])))
 
 
 def _linear_scan(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """Griffin's recurrence: every channel of every sample is one of its own."""
+    """Griffin's recurrence: samples and channels may be sharded; each channel of each sample is independent."""
     return Rule((split("batch", [0, 0], [0], outs[0][0]), split("channels", [2, 2], [2], outs[0][2])))
 
 
@@ -75,7 +77,7 @@ def _linear_scan(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 
 
 def _scan(flops: int, sizes: Sizes) -> tuple[Part, ...]:
-    """Backward takes twice the work of forward."""
+    """A scan of `flops` FLOPs. Its backward takes twice as many."""
     return (fused(Scan(flops), Scan(2 * flops), range(len(sizes.ins))),)
 
 
@@ -107,10 +109,10 @@ def _mlstm_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
 
 
 def _chunked(op: Op, sizes: Sizes, states: int, with_state: int) -> tuple[Part, ...]:
-    """Two products inside chunks of `chunk` tokens (scores, values), and some with the state between chunks.
+    """Two products inside chunks of tokens (scores, values), and `with_state` products with the state between chunks.
 
-    With the state: what a chunk adds to it and what its tokens read of it (Mamba-2, section 6); the delta rule also
-    reads what it is about to replace.
+    A chunk adds to the state, and its tokens read the state (Mamba-2, section 6): two products. The delta rule also reads what it
+    replaces: a third one.
     """
     chunk, width = int_attr(op, "chunk_size", CHUNK), sizes.outs[0][3]
     rows = math.prod(sizes.outs[0][:3])

@@ -1,4 +1,5 @@
-"""Views and moves: dims are merged, cut, turned, joined. They map split dims through and refuse an uneven split."""
+"""Views and moves: dims are merged, cut, transposed or joined. A sharded dim is mapped to its dim of the result; a split that would
+not be even is refused."""
 
 from __future__ import annotations
 
@@ -28,7 +29,10 @@ from planner_core.ops.rules import (
 
 
 def view_groups(src: tuple[int, ...], dst: tuple[int, ...]) -> list[tuple[list[int], list[int]]]:
-    """Smallest runs of dims of `src` and `dst` that hold the same elements (row-major reshape)."""
+    """The smallest runs of dims of `src` and `dst` that hold the same elements (row-major reshape).
+
+    Example: [2, 6, 4] to [12, 4] gives the runs ([0, 1], [0]) and ([2], [1]).
+    """
     groups: list[tuple[list[int], list[int]]] = []
     i = j = 0
     while i < len(src) or j < len(dst):
@@ -51,7 +55,7 @@ def _major(dims: list[int], shape: tuple[int, ...]) -> DimOf:
 
 
 def _view(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """Only the outermost dim of a run of merged dims can be split without moving elements."""
+    """The outermost dim of a run of merged dims may be sharded. To shard another one would move elements."""
     found = []
     rest: list[DimOf] = [None] * (len(ins) - 1)
     for a, b in view_groups(ins[0], outs[0]):
@@ -91,7 +95,7 @@ def _split(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     cut = changed_dim(op, ins[0], outs[0])
     found = [split(f"d{d}", [d], [d] * len(outs), n) for d, n in enumerate(ins[0]) if d != cut and n > 1]
     sizes = tuple(o[cut] for o in outs)
-    # fused projections: every part is split, so the dim is dealt part by part
+    # fused projections: the dim is sharded part by part, so that every device holds a piece of every part
     found.append(Split(f"d{cut}", (cut,), (cut,) * len(outs), sizes, segments={0: sizes}))
     return Rule(tuple(found), linear=(0,))
 
@@ -117,19 +121,19 @@ def _unbind(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 
 
 def _getitem(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """Dims taken whole may be split; a dim that is cut, picked from or indexed may not."""
+    """A dim that is taken whole may be sharded. A dim that is cut, picked from or indexed may not."""
     index = op.attrs.get("index", ())
     return _taken(list(index) if isinstance(index, tuple) else [], ins, outs)
 
 
 def _select(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """One number of a dim, which vanishes."""
+    """One index of a dim, which vanishes. All other dims may be sharded."""
     cut = dims_attr(op, "dim", len(ins[0]))[0]
     return _taken([("int", 0) if d == cut else _FULL for d in range(len(ins[0]))], ins, outs)
 
 
 def _narrow(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """A piece of a dim, which stays."""
+    """A piece of a dim, which stays whole. All other dims may be sharded."""
     cut = dims_attr(op, "dim", len(ins[0]))[0]
     return _taken([("slice", 0, outs[0][cut], 1) if d == cut else _FULL for d in range(len(ins[0]))], ins, outs)
 
@@ -158,18 +162,18 @@ def _taken(index: list[object], ins: Shapes, outs: Shapes) -> Rule:
 
 
 def _pad(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """Dims that are not padded; Partial passes where what is added is zero."""
+    """Dims that are not padded may be sharded. Partial passes if the padding is zero."""
     zero = op.attrs.get("value") in (None, 0, 0.0) and op.attrs.get("mode", "constant") in ("constant", None)
     return _but((), ins, outs, linear=zero)
 
 
 def _turned(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """Dims that are not rolled or flipped; without `dims` all are."""
+    """Dims that are not rolled or flipped may be sharded. Without `dims` all dims are rolled or flipped."""
     return _but(dims_attr(op, "dims", len(ins[0])), ins, outs)
 
 
 def _triangle(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """All dims but the last two."""
+    """All dims except the last two may be sharded."""
     return _but((len(ins[0]) - 1, len(ins[0]) - 2), ins, outs)
 
 
@@ -191,7 +195,7 @@ def _unfold(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 
 
 def _as_strided(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """Overlapping chunks of every sample: the first dim may be split where the operand is contiguous and no sample reads another."""
+    """Overlapping chunks of every sample. The first dim may be sharded if the operand is contiguous and no sample reads another."""
     x, out = ins[0], outs[0]
     sizes, strides, laid = (ints(op.attrs.get(n)) for n in ("size", "stride", "input_stride"))
     row = math.prod(x[1:])
@@ -205,7 +209,7 @@ def _as_strided(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 
 
 def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Elements from one index to the next, of each dim of a contiguous tensor."""
+    """The strides of a contiguous tensor, in elements."""
     return tuple(math.prod(shape[d + 1 :]) for d in range(len(shape)))
 
 
@@ -218,17 +222,17 @@ def _diagonal(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 
 
 def _to_complex(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """The last dim, of two, becomes the parts of a complex number."""
+    """The last dim, of size two, becomes the two parts of a complex number. Other dims may be sharded."""
     return Rule(tuple(split(f"d{d}", [d], [d], n) for d, n in enumerate(outs[0]) if n > 1), linear=(0,))
 
 
 def _to_real(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """The parts of a complex number become a last dim."""
+    """The two parts of a complex number become a new last dim. Other dims may be sharded."""
     return Rule(tuple(split(f"d{d}", [d], [d], n) for d, n in enumerate(ins[0]) if n > 1), linear=(0,))
 
 
 def _copied(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """What is written may be broadcast; what was there does not matter."""
+    """Any dim may be sharded. The written value may be broadcast, and the old values do not matter."""
     return Rule(tuple(broadcast_splits(ins, outs[0])))
 
 

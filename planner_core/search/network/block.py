@@ -11,7 +11,7 @@ pass ends.
 
     total[component] = sum over factors f of  f.cost[component, states of f's variables]
 
-Example: y = gelu(x @ w) is one group. Its network has four variables: the group, x, w and y. It has factors over (group),
+Example: y = (x @ w).view(...) is one group. Its network has four variables: the group, x, w and y. It has factors over (group),
 (group, x), (group, w), (group, y) and (w). The factor (group, y) holds the redistribution from the state in which the group
 makes y to the state in which y is delivered.
 """

@@ -1,7 +1,7 @@
 """What a group of operators costs in each of its strategies: compute, its own collectives, tensors kept for backward.
 
-Example: a group of a product and an activation function has the rows "shard the batch", "shard the columns" and
-"Replicate" on each axis. On a mesh of two axes it has 9 joint rows. `GroupWork.cost` gives one cost for each of the 9.
+Example: the product x @ w and the view of its result are a group with four rows on each axis: Replicate, shard the rows of x,
+shard the output features, shard the input features. On two axes it has 16 joint rows. `GroupWork.cost` has one cost for each.
 """
 
 from __future__ import annotations
