@@ -12,7 +12,7 @@ PAGES = (
     ("compare", "Why is this one better? Two to four plans side by side."),
     ("topology", "What does my network do to it? The plan's traffic on the cluster's links."),
     ("measured", "How far are predictions off? Published runs, predicted against measured."),
-    ("learn", "How does it work? Parallel training in seventeen short lessons."),
+    ("learn", "How does it work? Parallel training in short lessons."),
     ("export", "How do I train with it? The plan as JSON and as a script that runs."),
 )
 

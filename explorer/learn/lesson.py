@@ -53,12 +53,15 @@ class Scene:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Asked before the reveal. `why[i]` says why option i is right or what is wrong with it."""
+    """Asked before the reveal. `why[i]` says why option i is right or what is wrong with it. Where `values` has a number for each
+    option, in `unit`, the answer is typed, and `why` is said to who makes that option's mistake."""
 
     ask: str
     options: tuple[str, ...]
     answer: int
     why: tuple[str, ...]
+    values: tuple[float, ...] = ()
+    unit: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +99,30 @@ def ordered(
     at = place % (len(others) + 1)
     rows = [*others[:at], right, *others[at:]]
     return tuple(r[0] for r in rows), at, tuple(r[1] for r in rows)
+
+
+def typed(
+    ask: str,
+    unit: str,
+    right: tuple[float, str],
+    wrong: tuple[tuple[float, str], ...],
+    shown: Callable[[float], str],
+) -> Question:
+    """A question whose answer is a number that the learner types: the right one, and the mistakes that are expected, each
+    (value in `unit`, why). `shown` writes a value with its unit. Mistakes that cannot be told from others are left out."""
+    kept = [right]
+    for slip in wrong:
+        if all(not near(slip[0], value) for value, _ in kept):
+            kept.append(slip)
+    words = tuple((shown(value), why) for value, why in kept)
+    options, answer, whys = ordered(words[0], words[1:], round(right[0]))
+    by_words = {option: value for (option, _), (value, _) in zip(words, kept, strict=True)}
+    return Question(ask, options, answer, whys, tuple(by_words[o] for o in options), unit)
+
+
+def near(value: float, other: float) -> bool:
+    """Whether two answers are the same for one who rounds to two figures."""
+    return abs(value - other) <= 0.03 * max(abs(value), abs(other))
 
 
 def asked(ask: str, right: tuple[str, str], wrong: tuple[tuple[str, str], ...], place: int = 1) -> Question:

@@ -13,7 +13,7 @@ from explorer.address import settings
 from explorer.components import frame, sentence
 from explorer.components.lesson import picture
 from explorer.components.lesson import rail as lesson_links
-from explorer.learn import address, export
+from explorer.learn import address, answers, export
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Values
 from explorer.learn.lessons import LESSONS
@@ -46,8 +46,17 @@ def begin() -> Lesson:
 
 
 def fresh(values: Values, step: int = 0) -> dict[str, Any]:
-    """A lesson as one comes to it: values, step, whether the rest is open, the answer given, and whether one was right."""
-    return {"values": values, "step": step, "open": step > 0, "told": None, "right": False}
+    """A lesson as one comes to it: values, step, whether the rest is open, the answer given, whether one was right, a hint to
+    a typed answer, and whether the options are shown where one could type."""
+    return {
+        "values": values,
+        "step": step,
+        "open": step > 0,
+        "told": None,
+        "right": False,
+        "hint": "",
+        "options": False,
+    }
 
 
 def place(lesson: Lesson) -> dict[str, Any]:
@@ -94,19 +103,35 @@ def take(lesson: Lesson, control: Control, widget: str) -> None:
     if control.kind == "draw":
         others = [o for o in control.options if o != here["values"][control.key]]
         here["values"][control.key] = random.choice(others)
-        here.update(step=min(here["step"], 0), open=False, told=None)
+        here.update(step=min(here["step"], 0), open=False, told=None, hint="")
     elif st.session_state[widget] is not None:
         here["values"][control.key] = st.session_state[widget]
-        here["told"] = None
+        here.update(told=None, hint="")
 
 
 def answer(lesson: Lesson, question: Question, widget: str) -> None:
     """Callback: an option was chosen."""
-    here = place(lesson)
     chosen = st.session_state[widget]
-    here["told"] = None if chosen is None else question.options.index(chosen)
-    right = here["told"] == question.answer
-    here.update(open=here["open"] or right, right=here["right"] or right)
+    take_answer(lesson, question, None if chosen is None else question.options.index(chosen))
+
+
+def answer_typed(lesson: Lesson, question: Question, widget: str) -> None:
+    """Callback: a number was typed."""
+    text = st.session_state[widget].strip()
+    told, words = answers.judged(question, text) if text else (None, "")
+    take_answer(lesson, question, told)
+    place(lesson)["hint"] = words if told is None else ""
+
+
+def take_answer(lesson: Lesson, question: Question, told: int | None) -> None:
+    """Keep an answer; the right one opens the rest."""
+    here, right = place(lesson), told == question.answer
+    here.update(told=told, open=here["open"] or right, right=here["right"] or right)
+
+
+def choose_options(lesson: Lesson) -> None:
+    """Callback: the learner wants to choose instead of typing."""
+    place(lesson)["options"] = True
 
 
 def show_rest(lesson: Lesson) -> None:
@@ -187,23 +212,33 @@ def ask(lesson: Lesson, question: Question) -> None:
     """The question, and what the answer given was worth."""
     here = place(lesson)
     widget = f"w_ask_{lesson.number}_{hash((question.ask, question.options))}"
+    typing = bool(question.values) and not here["options"]
     with st.container(border=True, key="question"):
         st.markdown("**Before you go on**" if not here["open"] else "**Question**")
-        st.radio(
-            question.ask,
-            question.options,
-            index=here["told"],
-            key=widget,
-            on_change=answer,
-            args=(lesson, question, widget),
-        )
+        if typing:
+            st.markdown(question.ask)
+            label = f"Your answer{', ' * bool(question.unit)}{question.unit}"
+            st.text_input(
+                label, key=f"{widget}_n", on_change=answer_typed, args=(lesson, question, f"{widget}_n"), width=240
+            )
+        else:
+            st.radio(
+                question.ask, question.options, index=here["told"], key=widget, on_change=answer, args=(lesson, question, widget)
+            )  # fmt: skip
         told = here["told"]
         if told is not None and told == question.answer:
             st.success(f"Right. {question.why[told]}")
         elif told is not None:
             st.error(f"Not quite. {question.why[told]}")
-        if not here["open"]:
-            st.button("Show the rest", key="w_show", on_click=show_rest, args=(lesson,), type="tertiary")
+        elif typing and here["hint"]:
+            st.warning(here["hint"])
+        with st.container(horizontal=True):
+            if not here["open"]:
+                st.button("Show the rest", key="w_show", on_click=show_rest, args=(lesson,), type="tertiary")
+            if typing and told != question.answer:
+                st.button(
+                    "Choose from a list", key="w_options", on_click=choose_options, args=(lesson,), type="tertiary"
+                )
 
 
 def new_words(lesson: Lesson) -> None:

@@ -47,7 +47,7 @@ def page() -> None:
     st.html(CSS)
     st.markdown("## For teachers")
     st.markdown(
-        "Seventeen lessons of five to ten minutes, in the order in which words are defined. Each has its own "
+        f"{len(LESSONS)} lessons of five to ten minutes, in the order in which words are defined. Each has its own "
         "address; a link also keeps "
         "model, cluster, step and controls, so that you can open a lesson in class where you want it. "
         "Answers below are for the first "

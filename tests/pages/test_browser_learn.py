@@ -14,8 +14,9 @@ from playwright.sync_api import expect
 
 from explorer.learn import export
 from explorer.learn.learner import Learner
-from explorer.learn.lesson import Lesson
+from explorer.learn.lesson import Lesson, Question
 from explorer.learn.lessons import LESSONS
+from explorer.learn.lessons.times import l20_algorithms
 from planner_core.planning.request import Request
 
 if TYPE_CHECKING:
@@ -67,8 +68,14 @@ def visit(chromium: Browser) -> Iterator[Visit]:
     page.close()
 
 
-def answer(visit: Visit, text: str) -> None:
-    visit.page.locator(".st-key-question label", has_text=re.compile(rf"^{re.escape(text)}$")).first.click()
+def answer(visit: Visit, question: Question, index: int) -> None:
+    """Choose an option, or type its number and press Enter."""
+    asked = visit.page.locator(".st-key-question")
+    if question.values:
+        asked.get_by_role("textbox").fill(f"{question.values[index]:.6g}")
+        visit.page.keyboard.press("Enter")
+    else:
+        asked.locator("label", has_text=re.compile(rf"^{re.escape(question.options[index])}$")).first.click()
 
 
 def change(visit: Visit, lesson: Lesson) -> None:
@@ -103,9 +110,9 @@ def test_a_lesson_played(visit: Visit, app: str, lesson: Lesson) -> None:
         visit.at_step(scene.reveal - 1)
         visit.press("Next")
         visit.at_step(scene.reveal)
-    answer(visit, question.options[(question.answer + 1) % len(question.options)])
+    answer(visit, question, (question.answer + 1) % len(question.options))
     page.get_by_text("Not quite.").wait_for()
-    answer(visit, question.options[question.answer])
+    answer(visit, question, question.answer)
     page.get_by_text("Right.", exact=False).first.wait_for()
     visit.press("Next")
     visit.at_step(scene.reveal + 1)
@@ -147,6 +154,36 @@ def test_the_file_works_offline(chromium: Browser, tmp_path: Path, lesson: Lesso
     assert page.evaluate("getComputedStyle(document.getElementById('picture')).animationName") == "none"
     assert not visit.wrong
     context.close()
+
+
+def test_a_picture_moves_by_play_scrub_and_arrow_keys(chromium: Browser, tmp_path: Path) -> None:
+    """At every stop the cells show the data of that stop; between stops something flies, unless the reader wants it calm."""
+    lesson = LESSONS[19]
+    (target := tmp_path / "film.html").write_text(export.page(lesson, LLAMA, lesson.defaults()), encoding="utf-8")
+    states = l20_algorithms.rounds_of_ring(l20_algorithms.START)
+    for motion in ("no-preference", "reduce"):
+        context = chromium.new_context(offline=True, reduced_motion=motion)
+        visit = Visit(context.new_page())
+        page = visit.page
+        page.goto(target.as_uri())
+        place = page.get_by_role("slider", name="Place in the motion")
+        cells, flights = page.locator(".film .cell:visible text"), page.locator(".film .flight:visible")
+        place.focus()
+        for stop in (0, 1, 2):
+            expect(page.locator(".film .bar span")).to_have_text(f"{stop + 1} of {len(states)}")
+            assert sorted(map(int, cells.all_text_contents())) == sorted(states[stop])
+            expect(flights).to_have_count(0)
+            page.keyboard.press("ArrowRight")
+        page.keyboard.press("End")
+        assert set(cells.all_text_contents()) == {str(sum(l20_algorithms.START))}
+        expect(page.locator("#step")).to_have_text(re.compile("^1 of "))  # the arrows moved the picture, not the lesson
+        place.evaluate("e => { e.value = '2.7'; e.dispatchEvent(new Event('input')); }")
+        expect(flights).to_have_count(1 if motion == "no-preference" else 0)
+        page.get_by_role("button", name="Play").click()
+        expect(page.locator(".film .bar span")).to_have_text(f"5 of {len(states)}", timeout=20_000)
+        page.get_by_role("button", name="Pause").click()
+        assert not visit.wrong
+        context.close()
 
 
 @pytest.mark.parametrize("number", [4, pytest.param(5, marks=pytest.mark.slow)])

@@ -9,7 +9,7 @@ from streamlit.testing.v1 import AppTest
 
 from explorer.learn import export
 from explorer.learn.learner import Learner
-from explorer.learn.lesson import Lesson
+from explorer.learn.lesson import Lesson, Question
 from explorer.learn.lessons import LESSONS
 from planner_core.planning.request import Request
 
@@ -55,6 +55,14 @@ def to_question(at: AppTest, lesson: Lesson) -> None:
         at.button(key="w_next").click().run()
 
 
+def give(at: AppTest, question: Question, index: int) -> None:
+    """Answer with an option, by typing it where the lesson wants a number."""
+    if question.values:
+        at.text_input[0].set_value(f"{question.values[index]:.6g}").run()
+    else:
+        at.radio[0].set_value(question.options[index]).run()
+
+
 @every
 def test_forward_stops_at_the_question_and_back_returns(lesson: Lesson) -> None:
     at = opened(lesson=str(lesson.number))
@@ -79,10 +87,10 @@ def test_a_wrong_answer_is_explained_and_a_right_one_opens_the_rest(lesson: Less
     to_question(at, lesson)
     scene, question = lesson.scene(LLAMA, lesson.defaults()), lesson.question(LLAMA, lesson.defaults())
     wrong = (question.answer + 1) % len(question.options)
-    at.radio[0].set_value(question.options[wrong]).run()
+    give(at, question, wrong)
     assert question.why[wrong] in at.error[0].value and not at.success
     assert at.button(key="w_next").disabled and not done(at, lesson)
-    at.radio[0].set_value(question.options[question.answer]).run()
+    give(at, question, question.answer)
     assert done(at, lesson) and question.why[question.answer] in at.success[0].value and not at.error
     for _ in range(len(scene.steps) - scene.reveal):
         at.button(key="w_next").click().run()
@@ -119,6 +127,22 @@ def test_every_control_changes_what_is_shown(lesson: Lesson) -> None:
             widget.set_value(other).run()
             assert f"{control.key}:{other}" in param(at, "with")
         assert not at.exception and not at.error
+
+
+def test_a_number_is_typed_and_its_mistake_answered() -> None:
+    at = opened(lesson="4")
+    to_question(at, LESSONS[3])
+    question = LESSONS[3].question(LLAMA, LESSONS[3].defaults())
+    half = question.values.index(question.values[question.answer] / 2)
+    give(at, question, half)
+    assert "reduce-scatter alone" in question.why[half] and question.why[half] in at.error[0].value
+    at.text_input[0].set_value("many").run()
+    assert "not a number" in at.warning[0].value and not at.error
+    at.text_input[0].set_value(f"{question.values[question.answer] * 1.1:.4g}").run()
+    assert at.warning[0].value.startswith("Close") and at.button(key="w_next").disabled
+    at.button(key="w_options").click().run()
+    at.radio[0].set_value(question.options[question.answer]).run()
+    assert done(at, LESSONS[3]) and not at.button(key="w_next").disabled
 
 
 def test_a_new_case_closes_the_answer() -> None:

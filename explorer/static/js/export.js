@@ -1,5 +1,7 @@
 // An exported lesson: cases, steps with a scrubber, a question before the reveal. Everything is in the page.
 
+import { films } from "./film.js";
+
 /**
  * The element of this id, which the page has.
  * @template {HTMLElement} T
@@ -26,6 +28,7 @@ const show = at("show", HTMLElement);
 let current = start;
 let step = 0;
 let revealed = false;
+let end = () => {};
 
 function last() {
   const { steps, reveal } = cases[current];
@@ -37,7 +40,9 @@ function draw() {
   step = Math.max(0, Math.min(step, last()));
   at("step", HTMLElement).textContent = `${step + 1} of ${steps.length}: ${steps[step].title}`;
   at("says", HTMLElement).innerHTML = steps[step].says;
+  end();
   picture.innerHTML = steps[step].picture;
+  end = films(picture);
   picture.classList.remove("turned");
   void picture.offsetWidth; // start the animation again
   picture.classList.add("turned");

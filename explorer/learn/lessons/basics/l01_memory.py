@@ -8,12 +8,13 @@ from functools import lru_cache
 
 from explorer.figures.palette import MEMORY_COLOURS, MEMORY_KINDS, MEMORY_NAMES
 from explorer.figures.svg_tensors import svg
-from explorer.learn import links, stacks
-from explorer.learn.charts import Bar, Part, bars
+from explorer.learn import links
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Choice, Control, Lesson, Question, Scene, Step, Values, asked
-from explorer.learn.lessons.basics.vessels import vessels
-from explorer.learn.stacks import Keeping
+from explorer.learn.lessons import stacks
+from explorer.learn.lessons.stacks import Keeping
+from explorer.learn.pictures.charts import Bar, Part, bars
+from explorer.learn.pictures.vessels import vessels
 from explorer.text import units
 
 BATCHES = (1, 2, 4, 8, 16)

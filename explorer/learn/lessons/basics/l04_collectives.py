@@ -8,9 +8,9 @@ from typing import Any
 
 from explorer.figures.palette import DEVICES
 from explorer.figures.svg_tensors import Box, Style, amount, column, device, row, svg, text, tile
-from explorer.learn.charts import Line, plot
 from explorer.learn.learner import Learner
-from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
+from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, typed
+from explorer.learn.pictures.charts import Line, plot
 from explorer.text import units
 from planner_core.core import DeviceMesh
 from planner_core.cost.communication import AxisLink, algorithms, axis_links, collective_time, wire_bytes
@@ -174,7 +174,7 @@ def _grid(state: dict[str, Any], n: int, sent: float) -> Box:
 
 def _bill(n: int, size: int) -> Box:
     from explorer.figures.palette import KIND_COLOURS
-    from explorer.learn.charts import Bar, Part, bars
+    from explorer.learn.pictures.charts import Bar, Part, bars
 
     half = float(wire_bytes("reduce_scatter", size, n))
     parts = (
@@ -225,26 +225,27 @@ def _curve(link: AxisLink, size: int, cross: float) -> Box:
 def question(learner: Learner, values: Values) -> Question:
     """What does each GPU send?"""
     n, size = int(values["n"]), int(values["bytes"])
-    t = amount
     right = wire_bytes("all_reduce", size, n)
+    name, unit = next((u for u in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)) if right >= u[1]), ("B", 1.0))
+
+    def shown(value: float) -> str:
+        return amount(value * unit)
+
     wrong = (
-        (
-            t((n - 1) * size),
-            f"That is what it would take to send everything to all {n - 1} others. The ring sends chunks of "
-            f"B/{n} instead.",
-        ),
-        (t(right / 2), f"That is {n - 1} chunks: the reduce-scatter alone. The finished chunks must still go round."),
-        (
-            t(2 * n * size),
-            f"That is {2 * n} times the whole tensor. In the ring a GPU sends one chunk of B/{n} a step.",
-        ),
-    )
-    why = (
-        f"{2 * (n - 1)} steps, each with one chunk of {t(size / n)}: {t(right)}. It hardly grows with n: never "
-        "more than 2B."
-    )
-    return asked(
-        f"A ring all-reduce of {t(size)} on {n} GPUs: how much does each GPU send in all?", (t(right), why), wrong, 2
+        ((n - 1) * size, f"That is what it would take to send everything to all {n - 1} others. The ring sends chunks of B/{n} instead."),
+        (right / 2, f"That is {n - 1} chunk{'s' * (n > 2)}: the reduce-scatter alone. The finished chunks must still go round."),
+        (2 * n * size, f"That is {2 * n} times the whole tensor. In the ring a GPU sends one chunk of B/{n} a step."),
+        (size, "That is the tensor once. Count the steps: n − 1 while sums grow, n − 1 while finished sums go round, a chunk in each."),
+        (2 * size, f"Nearly: that would be {2 * n} chunks. A chunk needs only n − 1 steps to pass all others, so {2 * (n - 1)} are sent."),
+        (size / n, "That is one chunk, one step of the ring."),
+    )  # fmt: skip
+    why = f"{2 * (n - 1)} steps, each with one chunk of {amount(size / n)}: {amount(right)}. It hardly grows with n: never more than 2B."
+    return typed(
+        f"A ring all-reduce of {amount(size)} on {n} GPUs: how much does each GPU send in all?",
+        name,
+        (right / unit, why),
+        tuple((value / unit, words) for value, words in wrong),
+        shown,
     )
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from explorer.figures.svg_tensors import Box, column, device, difference, row, svg, table, text, tile
 from explorer.learn import links
-from explorer.learn.charts import wrap
 from explorer.learn.learner import Layer, Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
+from explorer.learn.pictures.charts import wrap
 from planner_core.core import Shard, ShardingError, local_shape
 
 DEGREES = (2, 3, 4, 6, 8, 16)

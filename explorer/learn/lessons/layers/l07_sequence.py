@@ -24,10 +24,11 @@ from explorer.figures.svg_tensors import (
     text,
     tile,
 )
-from explorer.learn import links, stacks
-from explorer.learn.charts import Bar, Part, bars
+from explorer.learn import links
 from explorer.learn.learner import STANDARD, Learner, standard
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
+from explorer.learn.lessons import stacks
+from explorer.learn.pictures.charts import Bar, Part, bars
 from explorer.text import units
 from planner_core.cost.communication import wire_bytes
 

@@ -9,9 +9,9 @@ from typing import Any
 from explorer.figures.palette import COMMUNICATION, COMPUTE
 from explorer.figures.svg_tensors import Box, amount, column, device, matrix, number, owned, row, svg, table
 from explorer.learn import links
-from explorer.learn.charts import Bar, Part, bars, timeline
 from explorer.learn.learner import Layer, Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
+from explorer.learn.pictures.charts import Bar, Part, bars, timeline
 from explorer.text import units
 from planner_core.core import Cluster, DeviceMesh
 from planner_core.cost.communication import (

@@ -8,9 +8,9 @@ from typing import Any
 from explorer.figures.palette import KIND_COLOURS
 from explorer.figures.svg_tensors import Box, amount, column, device, row, svg, table, text, tile
 from explorer.learn import links
-from explorer.learn.charts import Bar, Part, bars
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
+from explorer.learn.pictures.charts import Bar, Part, bars
 from explorer.text import units
 from planner_core.cost.communication import wire_bytes
 from planner_core.models import ZOO

@@ -12,10 +12,10 @@ import numpy as np
 from explorer.address.settings import MODELS
 from explorer.figures.palette import COMMUNICATION, COMPUTE
 from explorer.figures.svg_tensors import PAPER, Box, amount, column, row, svg, table, text, tile
-from explorer.learn import placing
-from explorer.learn.charts import WIDTH
 from explorer.learn.learner import STANDARD, Learner, standard
 from explorer.learn.lesson import Choice, Control, Lesson, Question, Scene, Step, Values, asked
+from explorer.learn.lessons.planners import placing
+from explorer.learn.pictures.charts import WIDTH
 from explorer.text import units
 from planner_core.core import DeviceMesh
 from planner_core.cost import CostModel, cost_model

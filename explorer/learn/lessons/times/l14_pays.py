@@ -8,10 +8,10 @@ from functools import lru_cache
 from explorer.figures.palette import COMMUNICATION, COMPUTE, DEVICES
 from explorer.figures.svg_tensors import amount, svg, table
 from explorer.learn import links
-from explorer.learn.charts import Bar, Line, Part, bars, plot
 from explorer.learn.learner import Layer, Learner
-from explorer.learn.lesson import Choice, Control, Lesson, Question, Scene, Step, Values, asked
+from explorer.learn.lesson import Choice, Control, Lesson, Question, Scene, Step, Values, typed
 from explorer.learn.lessons.times.stated import Stated, names, node, stated, texts
+from explorer.learn.pictures.charts import Bar, Line, Part, bars, plot
 from explorer.text import units
 from planner_core.core import Cluster, DeviceMesh, Gpu
 from planner_core.cost.communication import axis_links, collective_time
@@ -277,32 +277,22 @@ def question(learner: Learner, values: Values) -> Question:
     learner, _, _ = texts(learner, max(TOKENS))
     w = wires(learner, tokens, int(values["speed"]))
     right = w.crossing
-
-    def shown(value: float) -> str:
-        return f"about {units.significant(value, 2)} tokens"
-
     why = (
         f"{units.seconds(w.gather_s)} ÷ {units.seconds(w.compute_s)} per token = {units.significant(right)} tokens. Below that, "
         "each layer waits for its weights."
     )
     wrong = (
-        (shown(right / 2), "At half as many, compute is half as long as the gather, so half of the gather shows."),
-        (
-            shown(right * 3),
-            "That is safe, but three times too many: compute would be three times as long as the gather.",
-        ),
-        (
-            "It never hides",
-            "The gather is the same for any number of tokens, and compute grows with them, so there is a crossing.",
-        ),
+        (right / 1000, "That is in thousands of tokens: the compute given is that of a thousand."),
+        (right / 2, "At half as many, compute is half as long as the gather, so half of the gather shows."),
+        (right * 2, "That is safe, but too many: compute would be twice as long as the gather."),
+        (right / w.degree, "A GPU's own tokens count here; nothing is divided by the GPUs of a node."),
+        (float(tokens), "That is where you are, not where the two are equal."),
     )
-    return asked(
+    return typed(
         f"A layer's gather takes {units.seconds(w.gather_s)}, its compute {units.seconds(1000 * w.compute_s)} per thousand tokens. "
         "From how many tokens per GPU on is compute the longer one?",
-        (shown(right), why),
-        wrong,
-        TOKENS.index(tokens),
-    )
+        "tokens", (right, why), wrong, lambda value: f"about {units.significant(value, 2)} tokens",
+    )  # fmt: skip
 
 
 LESSON = Lesson(

@@ -9,11 +9,11 @@ from functools import lru_cache
 from explorer.figures.palette import COMMUNICATION, COMPUTE, DEVICES
 from explorer.figures.svg_tensors import svg, table
 from explorer.learn import links
-from explorer.learn.charts import Bar, Part, bars, timeline
 from explorer.learn.learner import Learner
-from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
+from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, typed
 from explorer.learn.lessons.times.l14_pays import TOKENS
 from explorer.learn.lessons.times.stated import Stated, names, node, stated, texts, totals
+from explorer.learn.pictures.charts import Bar, Part, bars, timeline
 from explorer.text import units
 from planner_core.core import ITEM_BYTES, Block, DeviceMesh
 from planner_core.cost import CONTENTION, ENDS, NOT_HIDDEN, WAITED, Component, Unit, exposed_parts
@@ -264,25 +264,26 @@ def question(learner: Learner, values: Values) -> Question:
     side = "compute is" if p.busy >= p.traffic else "the traffic is"
     plus = f" + {t(p.waits)}" if p.waits else ""
     right = (
-        t(p.seconds),
+        1e3 * p.seconds,
         f"max({t(p.compute)}{plus} + {p.contention:g} · {t(p.traffic)}, {t(p.traffic)}) = {t(p.seconds)}: {side} the longer side.",
     )
     wrong = (
         (
-            t(p.compute + p.waits + p.traffic),
+            1e3 * (p.compute + p.waits + p.traffic),
             "That is one after the other. The gather runs beside compute, on its own stream.",
         ),
         (
-            t(min(p.busy, p.traffic) if p.traffic else p.compute / 2),
+            1e3 * p.compute,
+            "That is compute alone. It forgets what the layer waits for, and that traffic beside compute slows it.",
+        ),
+        (1e3 * (p.compute + p.waits), "That forgets that the traffic beside compute slows it."),
+        (
+            1e3 * min(p.busy, p.traffic),
             "That is the shorter side. The next layer needs both: its weights, and the results of this one.",
         ),
         (
-            t(2 * p.seconds),
+            2e3 * p.seconds,
             "That is two layers. While one layer computes, the next one's weights are already on their way.",
-        ),
-        (
-            t(p.compute),
-            "That is compute alone. It forgets what the layer waits for, and that traffic beside compute slows it.",
         ),
     )
     waits = f" and waits {t(p.waits)} for sums" if p.waits else ""
@@ -290,7 +291,7 @@ def question(learner: Learner, values: Values) -> Question:
         f"Forward, a layer computes for {t(p.compute)}{waits}; {t(p.traffic)} of weight traffic run beside it. "
         f"A second of traffic costs the compute beside it {p.contention:g} s. How often does a layer begin?"
     )
-    return asked(ask, right, wrong, int(values["tokens"]) % 3)
+    return typed(ask, "ms", right, tuple(w for w in wrong if w[0] > 0), lambda value: t(value / 1e3))
 
 
 LESSON = Lesson(

@@ -13,10 +13,10 @@ from explorer.figures.palette import (
 )
 from explorer.figures.svg_tensors import amount, svg
 from explorer.learn import links
-from explorer.learn.charts import Bar, Line, Part, bars, plot
 from explorer.learn.learner import Learner
-from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
+from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, typed
 from explorer.learn.lessons.times.stated import Stated, names, stated, texts
+from explorer.learn.pictures.charts import Bar, Line, Part, bars, plot
 from explorer.text import units
 
 MICRO_BATCHES = (1, 2, 4, 8)
@@ -215,31 +215,21 @@ def question(learner: Learner, values: Values) -> Question:
     n, inner = learner.cluster.num_gpus, names(learner.cluster)["HSDP"].fsdp
     ratio = sent("FSDP (ZeRO-3)", n, inner, m) / sent("ZeRO-1", n, inner, m)
 
-    def times(value: float) -> str:
-        return f"{units.significant(value, 2)} times"
-
     why = (
         f"ZeRO-1: weights {WORKING} + gradients {GRADIENT} = 6 bytes per parameter, once. FSDP: weights {WORKING} forward and {WORKING} "
         f"backward + gradients {GRADIENT} = 8, in each of {_batches(m)}: {8 * m}. {8 * m} / 6 = {units.significant(ratio)}."
     )
     wrong = (
-        (
-            times(1),
-            "FSDP keeps no whole weights: it must gather them forward, and again backward, in every micro-batch.",
-        ),
-        (times(m), "That leaves out the backward pass. It wants the same weights again, and they were freed."),
-        (
-            times(4 / 3 if m > 1 else 2),
-            "That is one micro-batch's." if m > 1 else "Gradients travel once in both; only the weights travel twice.",
-        ),
-        (
-            times(m * 3),
-            "Gradients do not triple: in each micro-batch weights travel twice in bf16, gradients once in fp32.",
-        ),
+        (1.0, "FSDP keeps no whole weights: it must gather them forward, and again backward, in every micro-batch."),
+        (float(m), "That leaves out the backward pass. It wants the same weights again, and they were freed."),
+        (4 / 3, "That is one micro-batch's."),
+        (m * 3.0, "Gradients do not triple: in each micro-batch weights travel twice in bf16, gradients once in fp32."),
+        (m * 2.0, "Only the weights travel twice in each micro-batch; the gradients travel once."),
+        (8.0 * m, "Those are FSDP's bytes per parameter. Divide by ZeRO-1's."),
     )
-    return asked(
-        f"A step has {_batches(m)}. Weights travel in {WORKING} bytes, gradients in {GRADIENT}. How much does FSDP send, against ZeRO-1?",
-        (times(ratio), why), wrong, m,
+    return typed(
+        f"A step has {_batches(m)}. Weights travel in {WORKING} bytes, gradients in {GRADIENT}. How many times as much as ZeRO-1 does FSDP send?",
+        "", (ratio, why), wrong, lambda value: f"{units.significant(value, 2)} times",
     )  # fmt: skip
 
 

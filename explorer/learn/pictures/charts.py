@@ -231,3 +231,68 @@ def nodes(groups: Sequence[int], per_node: int, words: str = "node") -> Box:
         frame = f'<rect width="{w:.0f}" height="{h:.0f}" rx="5" fill="none" stroke="#8a97a3"/>'
         boxes.append(Box(w, h, frame + at(8, 4, text(f"{words} {n}", 12.5, muted=True)) + at(8, 24, squares)))
     return wrap(boxes, WIDTH, gap=10)
+
+
+@dataclass(frozen=True, slots=True)
+class Dots:
+    """A cloud of points (x, y); `mark` is "o", "square" or "cross", so that clouds differ without colour."""
+
+    name: str
+    points: tuple[tuple[float, float], ...]
+    colour: str
+    mark: str = "o"
+
+
+def scatter(clouds: Sequence[Dots], x_name: str, y_name: str, shown: Callable[[float], str]) -> Box:
+    """Points on equal logarithmic axes with the line on which y is x, and the band of 10 % around it."""
+    width, height, left, low = WIDTH, 400.0, 74.0, 44.0
+    values = [v for cloud in clouds for point in cloud.points for v in point]
+    ends = (min(values) / 1.1, max(values) * 1.1)
+    px, py = _scale(*ends, left, width - 12), _scale(*ends, height - low, 24)
+    parts = [_axes(px, py, ends, ends, shown, shown, (left, width - 12, height - low))]
+    for factor, dash in ((1.1, "3 4"), (1.0, ""), (1 / 1.1, "3 4")):
+        a, b = ends[0] * max(1, 1 / factor), ends[1] / max(1, factor)
+        line = f"M{px(a):.1f} {py(a * factor):.1f}L{px(b):.1f} {py(b * factor):.1f}"
+        parts.append(f'<path d="{line}" stroke="currentColor" fill="none" stroke-dasharray="{dash}"/>')
+    for cloud in clouds:
+        parts.append("".join(_dot(cloud, px(x), py(y)) for x, y in cloud.points))
+    parts.append(
+        f'<text x="{(left + width) / 2:.0f}" y="{height - 4:.0f}" font-size="13" text-anchor="middle" '
+        f'fill="currentColor">{html.escape(x_name)}</text>'
+    )
+    parts.append(f'<text x="0" y="13" font-size="13" fill="currentColor">{html.escape(y_name)}</text>')
+    keys = [row(Box(14, 14, _dot(c, 7, 7)), text(f"{c.name} ({len(c.points)})", 13, muted=True), gap=6) for c in clouds]
+    return column(Box(width, height, "".join(parts)), wrap(keys, WIDTH), gap=8)
+
+
+def _dot(cloud: Dots, x: float, y: float) -> str:
+    if cloud.mark == "square":
+        return f'<rect x="{x - 3.5:.1f}" y="{y - 3.5:.1f}" width="7" height="7" fill="none" stroke="{cloud.colour}" stroke-width="1.8"/>'
+    if cloud.mark == "cross":
+        d = f"M{x - 4:.1f} {y - 4:.1f}l8 8m0 -8l-8 8"
+        return f'<path d="{d}" fill="none" stroke="{cloud.colour}" stroke-width="2"/>'
+    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.6" fill="{cloud.colour}" fill-opacity="0.65"/>'
+
+
+def columns(items: Sequence[tuple[str, float]], y_name: str, colour: str, mark: int | None = None) -> Box:
+    """Counts as upright bars with their labels below; bar `mark` is outlined."""
+    width, height, left, low = WIDTH, 240.0, 8.0, 40.0
+    step = (width - left) / len(items)
+    most = max((v for _, v in items), default=0) or 1
+    parts = [f'<text x="0" y="13" font-size="13" fill="currentColor">{html.escape(y_name)}</text>']
+    for i, (label, value) in enumerate(items):
+        tall = value / most * (height - low - 42)
+        x, y = left + i * step, height - low - tall
+        edge = ' stroke="currentColor" stroke-width="2"' if i == mark else ""
+        parts.append(
+            f'<rect x="{x + 2:.1f}" y="{y:.1f}" width="{step - 4:.1f}" height="{tall:.1f}" fill="{colour}"{edge}/>'
+        )
+        middle = x + step / 2
+        if value:
+            parts.append(
+                f'<text x="{middle:.1f}" y="{y - 5:.1f}" font-size="12.5" text-anchor="middle" fill="currentColor">{value:g}</text>'
+            )
+        parts.append(
+            f'<text x="{middle:.1f}" y="{height - low + 18:.1f}" font-size="12" text-anchor="middle" fill="currentColor">{html.escape(label)}</text>'
+        )
+    return Box(width, height, "".join(parts))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from explorer.figures.svg_tensors import PAPER, Box, column, dots, row, text
-from explorer.learn.charts import WIDTH, wrap
+from explorer.learn.pictures.charts import WIDTH, wrap
 
 
 @dataclass(frozen=True, slots=True)

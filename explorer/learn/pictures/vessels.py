@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from explorer.figures.palette import COMMUNICATION
 from explorer.figures.svg_tensors import Box, at, column, text
-from explorer.learn.charts import WIDTH, Part, key, piece
+from explorer.learn.pictures.charts import WIDTH, Part, key, piece
 
 HIGH, LEFT = 30.0, 58.0
 

@@ -1,0 +1,258 @@
+"""18. Micro-batches: why the gradients add up, what each way to shard repeats in every one, and what they buy."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from explorer.figures.palette import COMMUNICATION, COMPUTE, DEVICES
+from explorer.figures.svg_tensors import Box, amount, column, difference, matrix, replicated, row, sign, svg, table
+from explorer.learn.learner import Learner
+from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, typed
+from explorer.learn.lessons.times.l17_memory_walk import MICRO_BATCHES, TOKENS
+from explorer.learn.lessons.times.stated import Stated, names, stated, texts, totals
+from explorer.learn.pictures.charts import Bar, Part, bars, timeline
+from explorer.text import units
+from planner_core.cost import Component
+
+WAYS = {"ZeRO-1": "ZeRO-1", "ZeRO-2": "ZeRO-2", "FSDP (ZeRO-3)": "FSDP"}
+SAMPLES = 8
+CODE = """\
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+samples = torch.randn(8, 4)
+def gradient(micro_batches):  # of the mean over all samples
+    torch.manual_seed(1)
+    layer = nn.Linear(4, 3, bias=False)
+    for part in samples.chunk(micro_batches):
+        loss = layer(part).square().sum(1).mean() / micro_batches
+        loss.backward()  # adds to layer.weight.grad
+    return layer.weight.grad
+
+whole = gradient(1)
+for m in (2, 4, 8):
+    print(f"micro-batches {m}: difference", (gradient(m) - whole).abs().max().item())
+# under DDP: with model.no_sync() for all but the last, so that gradients are summed once a step
+# under FSDP: set_requires_gradient_sync(False) keeps them whole, which takes the memory that FSDP saves
+"""
+
+
+@lru_cache(maxsize=8)
+def gradients(micro_batches: int) -> dict[str, Any]:
+    """The gradient of a mean over eight samples, from all at once and summed over micro-batches."""
+    import torch
+
+    gen = torch.Generator().manual_seed(3)
+    x = torch.randint(-2, 3, (SAMPLES, 2), generator=gen).double()
+    w = torch.randint(-2, 3, (2, 3), generator=gen).double()
+
+    def gradient(part: Any) -> Any:  # of the sum of squares of part · w, over all samples
+        return 2 * part.T @ part @ w / SAMPLES
+
+    parts = [gradient(part) for part in x.chunk(micro_batches)]
+    whole = gradient(x)
+    return {"parts": parts, "whole": whole, "error": float((sum(parts) - whole).abs().max())}
+
+
+def case(learner: Learner, way: str, micro_batches: int) -> Stated:
+    """A way to shard over all GPUs, with `TOKENS` per GPU and step."""
+    found, samples, _ = texts(learner, TOKENS // micro_batches)
+    made = stated(found, names(found.cluster)[way], samples, micro_batches)
+    assert made, "these split samples only"
+    return made
+
+
+def spent(made: Stated) -> dict[str, float]:
+    """Seconds of all repeated layers in one micro-batch: compute, forward and backward, and the weight traffic beside each, split into what
+    comes in every micro-batch and what comes once a step."""
+    names_ = ("forward", "backward", "forward_again", "backward_again", "forward_once", "backward_once")
+    found, c = dict.fromkeys(names_, 0.0), Component
+    places = (c.FORWARD, c.BACKWARD, c.FORWARD_TRAFFIC, c.BACKWARD_TRAFFIC, c.FORWARD_ONCE, c.BACKWARD_ONCE)
+    for unit in (u for u in made.units if u.label):
+        sizes = totals(made, unit)
+        for name, at in zip(names_, places, strict=True):
+            found[name] += unit.copies * sizes[at]
+    return found
+
+
+def sent(made: Stated) -> int:
+    """Bytes that one GPU sends in a step."""
+    return sum(t.wire_bytes for t in made.plan.cost.traffic)
+
+
+def split(learner: Learner, way: str) -> tuple[float, float]:
+    """Bytes that one GPU sends once a step, and again in each micro-batch, from the planner's plans with one and with two."""
+    one, two = sent(case(learner, way, 1)), sent(case(learner, way, 2))
+    return float(2 * one - two), float(two - one)
+
+
+def scene(learner: Learner, values: Values) -> Scene:
+    """The same gradient, a step in time, what repeats, what it costs in bytes, and what it buys."""
+    way, m = str(values["way"]), int(values["m"])
+    found, _, note = texts(learner, TOKENS)
+    made, c = case(learner, way, m), gradients(m)
+    once, again = split(learner, way)
+    time = spent(made)
+    steps = (_same(c, m), _in_time(made, time, way, m), _repeats(learner, m), _buys(learner, way, m), _chosen(learner))
+    cost = made.plan.cost
+    numbers = {
+        "error": c["error"], "sent": sent(made), "once": once, "again": again, "step_s": cost.step_time_s,
+        "peak": cost.memory_bytes["peak"], "params": found.graph.num_params, "gpus": found.cluster.num_gpus, **{f"{k}_s": v for k, v in time.items()},
+    }  # fmt: skip
+    return Scene(steps, numbers, reveal=2, note=note)
+
+
+def _plural(m: int) -> str:
+    return f"{m} micro-batch{'es' * (m > 1)}"
+
+
+def _same(c: dict[str, Any], m: int) -> Step:
+    shown = [matrix(p, replicated, f"micro-batch {i + 1}", cell=52) for i, p in enumerate(c["parts"])]
+    parts = [x for i, p in enumerate(shown) for x in ((sign("+"), p) if i else (p,))]
+    rows = [row(*parts[i : i + 6], gap=8) for i in range(0, len(parts), 6)]
+    picture: Box = column(
+        *rows, row(sign("="), matrix(c["whole"], replicated, "the whole batch", cell=52), gap=8), gap=10
+    )
+    says = (
+        f"A batch of {SAMPLES} samples, in {_plural(m)}. The gradient of a mean over samples is a sum over samples, so the micro-batches' "
+        f"gradients, each divided by {SAMPLES}, add up to the batch's. Largest difference: **{difference(c['error'])}**. A step may run "
+        "forward and backward in parts, keep one sum, and let the optimizer wait until the last."
+    )
+    return Step("The same gradient", says, svg(picture, f"Gradients of {m} micro-batches add up to the batch's"))
+
+
+def _in_time(made: Stated, time: dict[str, float], way: str, m: int) -> Step:
+    computing, weights, sums = [], [], []
+    shown = min(m, 4)
+    k, now = made.model.contention, 0.0
+    for i in range(shown):
+        last = i == shown - 1
+        for phase, letter in (("forward", "F"), ("backward", "B")):
+            again = time[f"{phase}_again"]
+            once = time[f"{phase}_once"] if (last if phase == "backward" else i == 0) else 0.0
+            length = max(time[phase] + k * (again + once), again + once)
+            computing.append(
+                (now, now + time[phase], f"{letter}{i + 1}", COMPUTE if phase == "forward" else DEVICES[4])
+            )
+            gather = time["forward_again"] if way == "FSDP (ZeRO-3)" else once if phase == "forward" else 0.0
+            if gather:
+                weights.append((now, now + gather, "gather", DEVICES[3]))
+            if (rest := again + once - gather) > 1e-9:
+                sums.append((now + gather, now + gather + rest, "sum", COMMUNICATION))
+            now += length
+    tracks = [
+        ("compute", computing),
+        *([("gathers", weights)] if weights else []),
+        *([("gradient sums", sums)] if sums else []),
+    ]
+    does = {
+        "ZeRO-1": "It keeps whole working weights and whole gradients: it gathers before the first micro-batch, and sums after the last.",
+        "ZeRO-2": "It keeps whole working weights, but only a part of each gradient: so it must sum in every micro-batch.",
+        "FSDP (ZeRO-3)": "It keeps nothing whole. A layer's weights are freed as soon as the layer is done, so every micro-batch gathers them "
+        "forward, gathers them again backward, and sums.",
+    }[way]  # fmt: skip
+    first = f" The first {shown} of {m} micro-batches are shown." if shown < m else ""
+    says = (
+        f"{WAYS[way]} with {_plural(m)}, all layers together. {does}{first} How often does it gather a layer's weights?"
+    )
+    if way != "FSDP (ZeRO-3)":
+        says = says.replace("How often does it gather", "How often would FSDP gather")
+    return Step(
+        "A step in time", says, svg(timeline(tracks, units.seconds, now), f"{WAYS[way]}: {m} micro-batches in time")
+    )
+
+
+def _repeats(learner: Learner, m: int) -> Step:
+    items = []
+    for way, name in WAYS.items():
+        once, again = split(learner, way)
+        parts = (
+            Part("once a step", once, DEVICES[4]),
+            Part("again in each micro-batch", m * again, COMMUNICATION, True),
+        )
+        items.append(Bar(name, tuple(p for p in parts if p.value > 1e-3 * (once + m * again))))
+    once, again = split(learner, "FSDP (ZeRO-3)")
+    zero1 = sum(split(learner, "ZeRO-1"))
+    says = (
+        f"What one GPU sends in a step of {_plural(m)}, as the planner counts it. **FSDP sends {amount(again)} in each micro-batch**"
+        f"{f' and {amount(once)} once' if once > 1e-3 * again else ''}; ZeRO-1 sends {amount(zero1)} in a step of any number of them. It could keep the "
+        "gathered weights for the next micro-batch, but then it would be ZeRO-2: keeping them takes the memory that it was chosen to save."
+    )
+    return Step("What comes again", says, svg(bars(items, amount), "Bytes once a step and in each micro-batch"))
+
+
+def _buys(learner: Learner, way: str, m: int) -> Step:
+    rows = []
+    for k in MICRO_BATCHES:
+        made = case(learner, way, k)
+        c = made.plan.cost
+        rows.append((
+            str(k), units.whole(TOKENS // k), units.memory(c.memory_bytes["peak"]), amount(sent(made)), units.seconds(c.exposed_comm_time_s),
+            units.seconds(c.step_time_s), "fits" if made.plan.fits else "does not fit",
+        ))  # fmt: skip
+    says = (
+        f"{WAYS[way]}, always {units.whole(TOKENS)} tokens per GPU and step. More micro-batches have fewer tokens each, so fewer activations are kept "
+        "at once. The compute of a micro-batch shrinks, and what FSDP gathers beside it does not (lesson 14): from some point on the gathers show."
+    )
+    head = ("micro-batches", "tokens in each", "fullest moment", "sent per GPU", "communication that shows", "step", "")
+    return Step("What they buy", says, table(head, rows, MICRO_BATCHES.index(m)))
+
+
+def _chosen(learner: Learner) -> Step:
+    found = {(way, k): case(learner, way, k).plan for way in WAYS for k in MICRO_BATCHES}
+    fits = {at: plan for at, plan in found.items() if plan.fits}
+    rows = []
+    for way, name in WAYS.items():
+        cells = [
+            units.seconds(found[way, k].cost.step_time_s) if (way, k) in fits else "does not fit" for k in MICRO_BATCHES
+        ]
+        rows.append((name, *cells))
+    says = "None of these fits. Fewer tokens per GPU, recomputation (lesson 17), or tensor parallelism would help."
+    mark = None
+    if fits:
+        way, k = min(fits, key=lambda at: fits[at].cost.step_time_s)
+        mark = list(WAYS).index(way)
+        says = (
+            f"The planner's step times. Quickest that fits: **{WAYS[way]} with {_plural(k)}**. The rule of thumb: as few micro-batches as memory "
+            "allows. The planner's own search tries them all, together with recomputation; the link leads to what it chose."
+        )
+    return Step("The planner's choice", says, table(("", *(_plural(k) for k in MICRO_BATCHES)), rows, mark))
+
+
+def question(learner: Learner, values: Values) -> Question:
+    """How many gathers does FSDP run for one layer?"""
+    m = int(values["m"])
+    right = 2 * m
+    whys = (
+        (float(m), "Forward only. The weights are freed behind the layer, and backward wants them again."),
+        (
+            1.0,
+            "That is ZeRO-1 or ZeRO-2, which keep the working weights through the step. FSDP frees them behind each layer.",
+        ),
+        (2.0, "That is one micro-batch. The next one finds the weights freed."),
+        (3.0 * m, "Three messages in each micro-batch, but the third is the sum of the gradients, a reduce_scatter."),
+        (m + 1.0, "Once more is not enough: every micro-batch has a backward pass of its own."),
+    )
+    why = f"{_plural(m).capitalize()}, and in each one gather forward and one backward: 2 · {m} = {right}."
+    if m == 1:
+        why = "One gather forward, and one backward, since the weights were freed in between."
+    return typed(
+        f"FSDP, {_plural(m)} in a step. How many all_gathers of one layer's weights does a GPU take part in?",
+        "all_gathers", (float(right), why), whys, lambda value: f"{value:g}",
+    )  # fmt: skip
+
+
+LESSON = Lesson(
+    18, "Micro-batches", "A step may go through its batch in parts: the sum of gradients is the same, the messages are not.",
+    (
+        "A batch that is too large for the memory is run in micro-batches whose gradients are added up (accumulation). Change their number and "
+        "the way to shard, and see what is sent again.",),
+    (("Accumulation", "adding the gradients of the micro-batches before the optimizer's step"),),
+    (
+        Control("way", "Shard by", tuple(WAYS), "FSDP (ZeRO-3)", dict(WAYS.items())),
+        Control("m", "Micro-batches of a step", MICRO_BATCHES, 4, kind="slider"),
+    ),
+    scene, question, CODE, ("plans", "The planner's choice for your batch"), uses_model=True,
+)  # fmt: skip

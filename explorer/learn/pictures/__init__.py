@@ -1,0 +1,1 @@
+"""Bars, lines, areas, vessels and motion of the lessons, as SVG."""

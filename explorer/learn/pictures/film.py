@@ -1,0 +1,100 @@
+"""A picture in motion: numbered stops, each a state of the data, and tiles that fly from one to the next.
+
+Python makes every stop; `static/js/film.js` plays, pauses and scrubs between them. What is drawn at a stop is the data at that
+stop: a cell shows its number of the stop until the next one is reached, and a flight shows what is under way. Who asked for
+reduced motion steps from stop to stop and sees no flight.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from explorer.figures.svg_tensors import Box, at, svg
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A place at (x, y) with what stands there at each stop; None where nothing does."""
+
+    x: float
+    y: float
+    bodies: tuple[Box | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A tile on its way from `start` to `end` between the stops `leaves` and `leaves` + 1."""
+
+    leaves: int
+    start: tuple[float, float]
+    end: tuple[float, float]
+    body: Box
+
+
+@dataclass(frozen=True, slots=True)
+class Film:
+    """Words for every stop; `still` stands all the time; `width` and `height` hold everything."""
+
+    width: float
+    height: float
+    said: tuple[str, ...]
+    still: Box
+    cells: tuple[Cell, ...]
+    flights: tuple[Flight, ...]
+
+    def __post_init__(self) -> None:
+        stops = len(self.said)
+        if any(len(cell.bodies) != stops for cell in self.cells) or any(
+            not 0 <= f.leaves < stops - 1 for f in self.flights
+        ):
+            raise ValueError(f"a film of {stops} stops has cells of as many, and flights between two of them")
+
+    def at_stop(self, stop: int) -> Box:
+        """The still picture of one stop."""
+        parts = [at(c.x, c.y, body) for c in self.cells if (body := c.bodies[stop])]
+        return Box(self.width, self.height, self.still.body + "".join(parts))
+
+    def markup(self, alt: str) -> str:
+        """The film for the page: without JavaScript its first stop stands still."""
+        inside = self.still.body + "".join(map(_cell, self.cells)) + "".join(map(_flight, self.flights))
+        said = "".join(_said(i, words) for i, words in enumerate(self.said))
+        picture = svg(Box(self.width, self.height, inside), alt)
+        return f'<div class="film" data-stops="{len(self.said)}">{picture}{said}</div>'
+
+
+def _cell(cell: Cell) -> str:
+    """Its bodies, each from the first to the last stop at which it stands."""
+    found: list[tuple[int, int, Box]] = []
+    for stop, body in enumerate(cell.bodies):
+        if body is None:
+            continue
+        if found and found[-1][1] == stop - 1 and found[-1][2] == body:
+            found[-1] = (found[-1][0], stop, body)
+        else:
+            found.append((stop, stop, body))
+    return "".join(
+        f'<g class="cell" data-from="{first}" data-to="{last}"{_hidden(first > 0)} transform="translate({cell.x:.1f} {cell.y:.1f})">{body.body}</g>'
+        for first, last, body in found
+    )
+
+
+def _flight(f: Flight) -> str:
+    way = " ".join(f"{v:.1f}" for v in (*f.start, *f.end))
+    return f'<g class="flight" data-at="{f.leaves}" data-way="{way}"{_hidden(True)}>{f.body.body}</g>'
+
+
+def _said(stop: int, words: str) -> str:
+    return f'<p class="said" data-at="{stop}"{_hidden(stop > 0)}>{html.escape(words)}</p>'
+
+
+def _hidden(hidden: bool) -> str:
+    return ' style="display:none"' if hidden else ""
+
+
+def spread(
+    count: int, step: float, per_row: int, row_step: float, x: float = 0.0, y: float = 0.0
+) -> Sequence[tuple[float, float]]:
+    """Places of `count` things in rows of `per_row`."""
+    return [(x + i % per_row * step, y + i // per_row * row_step) for i in range(count)]

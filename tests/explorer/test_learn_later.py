@@ -1,0 +1,276 @@
+"""Micro-batches, measured runs, algorithms of collectives: every number computed again; typed answers; pictures in motion."""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from explorer.figures.svg_tensors import Box, text
+from explorer.learn import answers
+from explorer.learn.learner import Learner
+from explorer.learn.lesson import typed
+from explorer.learn.lessons import LESSONS
+from explorer.learn.lessons.times import l18_micro_batches, l19_measured, l20_algorithms
+from explorer.learn.pictures.film import Cell, Film, Flight
+from planner_core.core import ASSETS
+from planner_core.planning import price
+from planner_core.planning.request import Request
+from tests.support.fitted import FITTED, NETWORK, across_s, inside_s, took_s, turn_s
+
+LLAMA = Learner(Request("llama-3-8b"))
+PARAMS, LAYERS, HIDDEN, INNER = 8_030_261_248, 32, 4096, 14336
+LAYER = 2 * HIDDEN * HIDDEN + 2 * HIDDEN * 1024 + 3 * HIDDEN * INNER
+PUBLISHED = ASSETS / "measurements" / "published"
+
+
+def numbers(number: int, **values: int | str) -> dict[str, float]:
+    lesson = LESSONS[number - 1]
+    return dict(lesson.scene(LLAMA, {**lesson.defaults(), **values}).numbers)
+
+
+# --- 18: micro-batches -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("m", [1, 2, 4, 8])
+def test_18_the_gradients_of_micro_batches_add_up(m: int) -> None:
+    c = l18_micro_batches.gradients(m)
+    assert len(c["parts"]) == m and c["error"] == 0
+    assert np.array_equal(sum(np.array(p.tolist()) for p in c["parts"]), np.array(c["whole"].tolist()))
+    assert m == 1 or not np.array_equal(np.array(c["parts"][0].tolist()), np.array(c["whole"].tolist()))
+
+
+def test_18_what_comes_again_and_what_comes_once() -> None:
+    """Bytes per parameter on 16 GPUs: gathers of 2, scatters of 4. The embedding's rows are not gathered again for backward."""
+    part, rows = 15 / 16, 128256 * HIDDEN
+    want = {"ZeRO-1": (2 + 4, 0), "ZeRO-2": (2, 4), "FSDP (ZeRO-3)": (0, 8)}
+    for way, (once, again) in want.items():
+        got = l18_micro_batches.split(LLAMA, way)
+        spared = part * 2 * rows if way == "FSDP (ZeRO-3)" else 0
+        assert got[0] == pytest.approx(
+            part * once * PARAMS, rel=1e-3, abs=3e6
+        )  # norms stay whole: their gradients are summed
+        assert got[1] == pytest.approx(part * again * PARAMS - spared, rel=1e-3, abs=3e6)
+        four = numbers(18, way=way, m=4)
+        assert four["sent"] == pytest.approx(four["once"] + 4 * four["again"])
+
+
+def test_18_the_gathers_of_a_micro_batch() -> None:
+    """All 32 layers: a gather forward, one backward, and the fp32 scatter; under ZeRO-1 once a step."""
+    found = numbers(18, m=4)
+    gather, scatter = (
+        LAYERS * turn_s(size * (LAYER + 2 * HIDDEN), 2) * LAYER / (LAYER + 2 * HIDDEN) for size in (2, 4)
+    )
+    assert found["forward_again_s"] == pytest.approx(gather, rel=1e-3)
+    assert found["backward_again_s"] == pytest.approx(gather + scatter, rel=1e-3)
+    kept = numbers(18, way="ZeRO-1", m=4)
+    assert kept["forward_again_s"] == 0 and kept["forward_once_s"] == pytest.approx(gather, rel=1e-3)
+
+
+@pytest.mark.parametrize("way, layout", [("ZeRO-2", "dp=16,zero=2"), ("FSDP (ZeRO-3)", "fsdp=16")])
+def test_18_prices_are_those_of_the_command_price(way: str, layout: str) -> None:
+    told = price("llama-3-8b", layout=layout, micro_batch=1, accumulate=4, seq=2048, advise=False)
+    assert told.plan is not None
+    found = numbers(18, way=way, m=4)
+    assert found["step_s"] == pytest.approx(told.plan.cost.step_time_s, rel=1e-6)
+    assert found["peak"] == told.plan.cost.memory_bytes["peak"]
+
+
+def test_18_the_last_step_names_the_quickest_that_fits() -> None:
+    last = LESSONS[17].scene(LLAMA, LESSONS[17].defaults()).steps[-1]
+    plans = {
+        (name, m): l18_micro_batches.case(LLAMA, way, m).plan
+        for way, name in l18_micro_batches.WAYS.items()
+        for m in (1, 2, 4, 8)
+    }
+    name, m = min((at for at in plans if plans[at].fits), key=lambda at: plans[at].cost.step_time_s)
+    assert f"**{name} with {m} micro-batch" in last.says
+    assert last.picture.count("does not fit") == sum(not plan.fits for plan in plans.values())
+
+
+# --- 19: predicted and measured ---------------------------------------------------------------------
+
+
+def published() -> list[tuple[dict[str, str], dict[str, str]]]:
+    """Predicted runs with their shapes, read anew."""
+    with (
+        (PUBLISHED / "predicted.csv").open(encoding="utf-8", newline="") as a,
+        (PUBLISHED / "runs.csv").open(encoding="utf-8", newline="") as b,
+    ):
+        shapes = {row["id"]: row for row in csv.DictReader(b)}
+        return [(row, shapes[row["id"]]) for row in csv.DictReader(a)]
+
+
+def test_19_flops_of_a_run() -> None:
+    """MPT-70b on 512 H100: 80 layers of 8 192, all computed again: 8 FLOP per weight and token, and half of attention's square."""
+    run = next(r for r in l19_measured.runs() if r.run.id == "r0001")
+    tokens, d = 8 * 2048, 8192
+    weights = 80 * (4 * d * d + 2 * d * 32768) + d * 50368
+    assert run.flops == pytest.approx(tokens * (8 * weights + 4 * 2 * 80 * 2048 * d))
+    # the source's own count, 8 times parameters and tokens a second, without attention
+    assert run.flops == pytest.approx(8 * 64862437376 * tokens, rel=0.05)
+    assert run.share == pytest.approx(run.flops / (989e12 * 16.2701))
+
+
+@pytest.mark.parametrize("share", [40, 80])
+def test_19_residuals_of_one_constant(share: int) -> None:
+    found = numbers(19, share=share)
+    rows = published()
+    assert found["runs"] == len(rows) == 194
+    errors = [
+        abs(r.flops / (share / 100 * r.peak) / float(row["measured_s"]) - 1)
+        for r, (row, _) in zip(l19_measured.runs(), rows, strict=True)
+    ]
+    assert found["median"] == pytest.approx(np.median(errors)) and found["nine"] == pytest.approx(
+        np.quantile(errors, 0.9)
+    )
+    # no other constant has a smaller median error
+    shares = np.array([r.share for r in l19_measured.runs()])
+    least = min(np.median(np.abs(shares / c - 1)) for c in np.linspace(0.2, 0.8, 601))
+    assert found["best_median"] <= least + 1e-9
+    assert found["median"] >= found["best_median"] > 4 * found["planner_median"]
+
+
+def test_19_the_planner_has_not_seen_the_runs_group() -> None:
+    found = numbers(19)
+    errors = [abs(float(row["group_out_s"]) / float(row["measured_s"]) - 1) for row, _ in published()]
+    assert found["planner_median"] == pytest.approx(np.median(errors))
+    assert found["planner_nine"] == pytest.approx(np.quantile(errors, 0.9))
+
+
+def test_19_the_order_of_pairs() -> None:
+    found, rows = numbers(19), published()
+    flops = [
+        r.flops / (4 / 3 if row["recompute"] == "full" else 1)
+        for r, (row, _) in zip(l19_measured.runs(), rows, strict=True)
+    ]
+    right = count = 0
+    for i, (a, _) in enumerate(rows):
+        for j, (b, _) in enumerate(rows[:i]):
+            if any(a[k] != b[k] for k in ("source", "model", "gpu")):
+                continue
+            x, y = float(a["measured_s"]) / flops[i], float(b["measured_s"]) / flops[j]
+            if abs(math.log(x / y)) > 0.05:
+                count += 1
+                right += (x < y) == (float(a["group_out_s"]) / flops[i] < float(b["group_out_s"]) / flops[j])
+    assert (found["pairs"], found["planner_order"]) == (count, pytest.approx(right / count))
+    assert found["planner_order"] > 0.9 > found["one_order"] > found["one_alike"] > 0.5
+
+
+# --- 20: rings, trees and switches --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n, size", [(2, 2**14), (64, 2**20), (512, 2**29)])
+def test_20_formulas_from_the_fitted_constants(n: int, size: int) -> None:
+    found = numbers(20, n=n, bytes=size)
+    moved, start = 2 * (n - 1) / n * size / NETWORK, FITTED["summing"] * FITTED["base_s"]
+    ring = start + 2 * (n - 1) * FITTED["summing"] * FITTED["ring_hop_s"]
+    assert found["ring_s"] == pytest.approx(took_s(ring, moved), rel=1e-3)
+    assert found["tree, in pieces_s"] == pytest.approx(across_s(size, n)) == pytest.approx(found["planner_s"])
+    tree = start + 2 * math.log2(n) * FITTED["tree_hop_s"]
+    assert found["tree, whole tensors_s"] == pytest.approx(took_s(tree, 2 * math.log2(n) * size / NETWORK))
+    assert found["tree_hops"] == 2 * math.log2(n) and found["ring_hops"] == 2 * (n - 1)
+
+
+def test_20_the_switch_and_the_planners_table() -> None:
+    steps = LESSONS[19].scene(LLAMA, {**LESSONS[19].defaults(), "bytes": 2**26}).steps
+    shown = [float(x) for x in re.findall(r"([\d.]+) ms", steps[4].says)]
+    assert shown[0] == pytest.approx(1e3 * inside_s(2**26, 8), rel=0.01)
+    rate = 450e9 * FITTED["efficiency"] * (1 - FITTED["few"] / 8)
+    plain = took_s(FITTED["summing"] * (FITTED["base_s"] + 7 * FITTED["hop_s"]), 2 * 7 / 8 * 2**26 / rate)
+    assert shown[1] == pytest.approx(1e3 * plain, rel=0.01)
+    assert "512 GPUs of 64 nodes" in steps[5].picture
+    assert f"{1e3 * turn_s(2**26, 64):.3g}"[:3] in steps[5].picture
+
+
+@pytest.mark.parametrize(
+    "states, sends",
+    [(l20_algorithms.rounds_of_ring([3, 1, 4, 1]), None), (l20_algorithms.rounds_of_tree([3, 1, 4, 1]), 6)],
+)
+def test_20_all_members_hold_the_sum_at_the_end(states: list, sends: int | None) -> None:
+    last = states[-1] if sends is None else states[-1][0]
+    assert last == [9] * 4 and len(states) == 1 + (6 if sends is None else 4)
+    if sends:
+        assert sum(len(sent) for _, sent in states) == sends
+
+
+def test_20_the_films_show_the_data_at_every_stop() -> None:
+    ring, tree = (s.picture for s in LESSONS[19].scene(LLAMA, LESSONS[19].defaults()).steps[:2])
+    states = l20_algorithms.rounds_of_ring(l20_algorithms.START)
+    assert [at(ring, k) for k in range(len(states))] == [sorted(s) for s in states]
+    rounds = l20_algorithms.rounds_of_tree(l20_algorithms.START)
+    assert [at(tree, k) for k in range(len(rounds))] == [sorted(s) for s, _ in rounds]
+
+
+def at(film: str, stop: int) -> list[float]:
+    """The numbers that stand in a film's cells at one stop."""
+    root = ElementTree.fromstring(film)
+    cells = [
+        g
+        for g in root.iter("g")
+        if g.get("class") == "cell" and int(g.get("data-from", "")) <= stop <= int(g.get("data-to", ""))
+    ]
+    return sorted(float((t.text or "").replace("−", "-")) for g in cells for t in g.iter("text"))
+
+
+# --- typed answers, and films ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "written, value",
+    [("12", 12), (" 1 234,5 ", 1234.5), ("-3", -3), ("1.2.3", None), ("²", None), ("", None), ("1e9", None)],
+)
+def test_a_number_is_read_as_people_write_it(written: str, value: float | None) -> None:
+    assert answers.number(written) == value
+
+
+def test_a_typed_answer_is_answered_by_its_mistake() -> None:
+    asked = typed(
+        "How much?",
+        "MB",
+        (100.0, "so"),
+        ((50.0, "half"), (200.0, "twice"), (101.0, "too near to tell")),
+        lambda v: f"{v:g} MB",
+    )
+    assert sorted(asked.values) == [50, 100, 200] and asked.options[asked.answer] == "100 MB"
+    assert answers.judged(asked, "99") == (asked.answer, "so")
+    assert answers.judged(asked, "49.5")[1] == "half" and answers.judged(asked, "200")[1] == "twice"
+    assert answers.judged(asked, "120")[1].startswith("Close, a little too large")
+    assert answers.judged(asked, "20")[1].startswith("Too small.")
+    assert (
+        "another order" in answers.judged(asked, "100000")[1] and "not a number of MB" in answers.judged(asked, "x")[1]
+    )
+
+
+@pytest.mark.parametrize(
+    "lesson", [x for x in LESSONS if x.question(LLAMA, x.defaults()).values], ids=lambda x: f"lesson{x.number}"
+)
+def test_every_expected_number_gets_its_own_answer(lesson) -> None:  # type: ignore[no-untyped-def]
+    for control in lesson.controls:
+        for option in control.options:
+            question = lesson.question(LLAMA, {**lesson.defaults(), control.key: option})
+            assert len(question.values) == len(question.options)
+            for i, value in enumerate(question.values):
+                assert answers.judged(question, f"{value:.6f}") == (i, question.why[i])
+
+
+def test_a_film_shows_each_cell_where_it_stands() -> None:
+    one, two = text("1"), text("2")
+    film = Film(
+        100,
+        50,
+        ("a", "b <i>", "c"),
+        Box(0, 0),
+        (Cell(5, 5, (one, one, two)), Cell(50, 5, (None, two, None))),
+        (Flight(0, (5, 5), (50, 5), one),),
+    )
+    markup = film.markup("two cells")
+    assert [at(markup, k) for k in range(3)] == [[1], [1, 2], [2]]
+    assert 'data-from="0" data-to="1"' in markup and 'data-way="5.0 5.0 50.0 5.0"' in markup and "<i>" not in markup
+    assert film.at_stop(1).body.count("<text") == 2
+    with pytest.raises(ValueError, match="3 stops"):
+        Film(1, 1, ("a", "b", "c"), Box(0, 0), (Cell(0, 0, (one,)),), ())
