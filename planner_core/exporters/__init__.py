@@ -1,7 +1,7 @@
-"""A plan in the form of another program.
+"""Write a plan in the form of another program.
 
-`TARGETS` has one entry for each form: what it is called, who writes it, what it cannot say. `export_text` writes the plan
-or says in a sentence why the form cannot hold it; `nearest_text` then finds the best plan that the form can hold.
+`TARGETS` has one entry for each form: its name, what writes it, what it cannot express. `export_text` writes the plan, or raises an
+error that says why the form cannot hold it. `nearest_text` finds the best plan that the form can hold.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for when it is asked for: these modules need torch."""
+    """Import a module when a name of it is used for the first time, since these modules need torch."""
     if name not in _HOME:
         raise AttributeError(f"{__name__} has no {name}")
     return getattr(import_module(_HOME[name]), name)

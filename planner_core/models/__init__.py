@@ -1,4 +1,14 @@
-"""A model source becomes a graph. Snapshots of the zoo open without torch; anything else is captured."""
+"""From a model source to a graph. Snapshots of the zoo open without torch; any other model is captured, which imports torch.
+
+loading     `load_model`: the one entrance
+zoo         well-known models by name; snapshots/ writes and compares their graphs
+sources/    builds a module and its inputs from a config, a file or an object
+capture/    runs a module's forward and records it as a graph
+exported/   files of torch.export
+hooks/      what capture and run share: names of call sites, expert and scan layers as single calls
+sandbox/    runs user code in a process of its own
+fold        TAP's Algorithm 1, step by step
+"""
 
 from planner_core.models import fold
 from planner_core.models.fold import FoldGroup, FoldStep, fold_steps, shared_subgraphs, weight_nodes

@@ -5,10 +5,10 @@
         opCount         = how many blocks are similar                      -> _groups
         if opCount >= minDuplicate: keep them as one shared subgraph, else stop
 
-Nodes are the weight-bearing operations. Prefixes are compared component by component (`layer_1` does not hold
-`layer_10`), and blocks are similar only if their nodes have equal relative names, functions and weight shapes.
-A depth at which nothing repeats stops the algorithm only after something has been kept. What capture then
-verifies op by op is in `Graph.blocks`; `why_not_folded` says why two look-alikes differ.
+Nodes are the operations with weights. Prefixes are compared component by component (`layer_1` is not a prefix of `layer_10`).
+Blocks are similar only if their nodes have equal relative names, functions and weight shapes. A depth at which nothing repeats
+stops the algorithm only if something was kept before. `Graph.blocks` has the blocks that capture verified op by op.
+`why_not_folded` says why two similar blocks differ.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class FoldStep:
 class WeightNode:
     """A weight-bearing operation: module path, function, and the shapes of its weights.
 
-    `hoisted` operations lie in a repeated block by name, but depend on no input of it (T5 computes the relative position
-    bias of all layers in layer 0); they count as nodes of their own, not as content of the block.
+    A `hoisted` operation is in a repeated block by its name, but does not depend on the block's inputs (T5 computes the relative
+    position bias of all layers in layer 0). It counts as a node of its own, not as content of the block.
     """
 
     path: str
@@ -174,7 +174,7 @@ def num_matrices(block: Block) -> int:
 
 
 def candidates(block: Block) -> int:
-    """Plans of a block on one mesh axis: each matrix replicated, split along dim 0 or dim 1 (TAP), so 3^matrices."""
+    """Number of plans of a block on one mesh axis: each matrix is Replicate, S(0) or S(1) (TAP), so 3^matrices."""
     return int(3 ** num_matrices(block))
 
 

@@ -1,4 +1,4 @@
-"""From a MODEL argument to its graph: a snapshot of the zoo where there is one, else a capture (which imports torch)."""
+"""From a MODEL argument to its graph: a snapshot of the zoo if there is one, else a capture (which imports torch)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from planner_core.models.zoo import ZOO, load_snapshot
 
 DTYPES = ("bfloat16", "float16", "float32")
 DEFAULT_BATCH, DEFAULT_SEQ = 16, 2048
-"""Workload of a model that is not in the zoo; a model with fewer positions has as many tokens as it has positions."""
+"""The default workload of a model that is not in the zoo. A model with fewer positions gets as many tokens as it has positions."""
 SNAPSHOT_DTYPES = ("bfloat16", "float16")
-"""Types that the zoo's snapshots serve; the first is the one they were captured in."""
+"""The dtypes that the zoo's snapshots serve. They were captured in the first one."""
 
 
 def capture_graph(
@@ -47,10 +47,10 @@ def capture_graph(
 
 
 def capture_file(source: str, *, batch: int | None = None, seq: int | None = None, flat: bool = False) -> Graph:
-    """The graph of `path.py:callable` or of a .pt2 file, whose code runs in this process.
+    """The graph of `path.py:callable` or of a .pt2 file. The code runs in this process.
 
-    What could not be captured without values is captured once more with those of its whole numbers and masks. Raises
-    InputError where the example inputs have another size than `batch` and `seq` say.
+    If a model cannot be captured without values, it is captured again with the values of its whole numbers and masks. Raises
+    InputError if the sizes of the example inputs are not `batch` and `seq`.
     """
     from planner_core.models.capture.module import capture_module
     from planner_core.models.sources.in_memory import sizes_of
@@ -84,8 +84,11 @@ def capture_file(source: str, *, batch: int | None = None, seq: int | None = Non
 def _captured_config(
     source: str | Mapping[str, Any], batch: int, seq: int | None, dtype: str, layers: int | None, flat: bool
 ) -> Graph:
-    """A model that transformers builds. Where nobody names the tokens of a sequence and a table of positions turns out to be
-    shorter than its config says (RoBERTa keeps two of its rows), it is captured again with as many as there are."""
+    """The graph of a model that transformers builds.
+
+    If the user does not give the number of tokens, and a table of positions is shorter than its config says (RoBERTa reserves two
+    rows), the model is captured again with as many tokens as there are positions.
+    """
     from planner_core.models.capture.constants import LIMIT
     from planner_core.models.capture.module import capture_module
     from planner_core.models.capture.refusals import TooManyPositions
@@ -125,7 +128,7 @@ def _captured_config(
 def open_model(
     model: str, *, batch: int | None = None, seq: int | None = None, dtype: str | None = None, layers: int | None = None
 ) -> Graph:
-    """The graph of a MODEL argument: a snapshot of the zoo where there is one, else a capture (which imports torch)."""
+    """The graph of a MODEL argument: a snapshot of the zoo if there is one, else a capture (which imports torch)."""
     dtype = dtype or SNAPSHOT_DTYPES[0]
     if model in ZOO and dtype in SNAPSHOT_DTYPES:
         graph = load_snapshot(model, batch=batch, seq=seq, layers=layers)
@@ -143,21 +146,22 @@ def load_model(
     model: Any, *, inputs: Any = None, batch: int | None = None, seq: int | None = None, dtype: str | None = None,
     layers: int | None = None,
 ) -> Graph:  # fmt: skip
-    """Read a model as a graph: every operation of one training step on whole tensors, repeated blocks once.
+    """Read a model as a graph: every operation of one training step, on global tensors, with repeated blocks once.
 
     Args:
         model: A zoo name, the path of a Hugging Face `config.json` (or its folder), a config as a mapping,
-            `"path/to/file.py:function"` (runs the user's code in a process of its own), a `.pt2` file, or an `nn.Module`,
-            which is copied onto meta and not touched.
-        inputs: Example inputs of an `nn.Module`, as it is called: a tuple of positional arguments, a mapping of named ones,
-            or one tensor. Floating-point values are not looked at.
-        batch: Samples of one step over all GPUs. Default: the model's own; of a module, the first dim of its inputs.
-        seq: Tokens of a sample. Default: the model's own; of a module, the second dim of token ids, else 1.
-        dtype: `"bfloat16"`, `"float16"` or `"float32"`. Default: bfloat16; of a module, the dtypes that it has.
+            `"path/to/file.py:function"` (its code runs in a process of its own), a `.pt2` file, or an `nn.Module`, which is
+            copied onto meta and not changed.
+        inputs: Example inputs of an `nn.Module`, in the form in which it is called: a tuple of positional arguments, a mapping of
+            named ones, or one tensor. Values of floating-point inputs do not matter.
+        batch: Samples of the graph, which holds one global micro-batch. Default: the model's own; for a module, the first dim of
+            its inputs.
+        seq: Tokens of a sample. Default: the model's own; for a module, the second dim of token ids, else 1.
+        dtype: `"bfloat16"`, `"float16"` or `"float32"`. Default: bfloat16; for a module, its own dtypes.
         layers: Another depth, for models that are built from a config.
 
     Returns:
-        The graph, which `plan`, `compare`, `front` and `fold` take in place of the model. A capture is then made once.
+        The graph. `plan`, `compare`, `front` and `fold` take it in place of the model, so that a model is captured once.
 
     Raises:
         InputError: The name, file, option or input cannot be used.
@@ -185,7 +189,7 @@ def load_model(
 def _in_memory(
     module: Any, inputs: Any, asked: Mapping[str, int | None], dtype: str | None, layers: int | None
 ) -> Graph:
-    """The graph of an `nn.Module`; raises InputError where it cannot have what is asked for."""
+    """The graph of an `nn.Module`. Raises InputError if an option cannot be applied to it."""
     from planner_core.models.capture.module import capture_module
     from planner_core.models.sources.in_memory import module_source
 
@@ -205,7 +209,7 @@ def _in_memory(
 
 
 def _as_given(name: str, size: Mapping[str, int], asked: Mapping[str, int | None]) -> None:
-    """Example inputs have the sizes that they have; raises InputError where others are asked for."""
+    """Raise InputError if a size is asked for that the example inputs do not have."""
     for what, number in asked.items():
         if number is not None and number != size[what]:
             raise InputError(
@@ -228,7 +232,7 @@ def graph_of(plan: Plan) -> Graph:
 
 
 def _as_exported(model: str, graph: Graph, asked: Mapping[str, int | None]) -> None:
-    """An exported program has the workload that it was exported with; raises InputError where another is asked for."""
+    """Raise InputError if a workload is asked for that is not the one with which a program was exported."""
     for name, size in asked.items():
         if size is not None and size != graph.workload[name]:
             raise InputError(

@@ -18,7 +18,7 @@ SNAPSHOTS = ASSETS / "models"
 
 @dataclass(frozen=True, slots=True)
 class ZooModel:
-    """One model of the zoo; `depth` names the config fields that hold its number of layers."""
+    """One model of the zoo. `depth` are the config fields that have its number of layers."""
 
     name: str
     description: str
@@ -88,7 +88,7 @@ ZOO: dict[str, ZooModel] = {
 
 
 def with_depth(model: ZooModel, layers: int | None) -> dict[str, Any]:
-    """The config at another number of layers; raises InputError where the model has no such thing."""
+    """The config with another number of layers. Raises InputError if the model does not have such a number."""
     if layers is None:
         return dict(model.config)
     if not model.depth:
@@ -122,8 +122,8 @@ def load_snapshot(name: str, *, batch: int | None = None, seq: int | None = None
 def set_depth(graph: Graph, layers: int, config: Mapping[str, Any]) -> Graph:
     """The same model with every chain of repeated calls made `layers` long.
 
-    A chain is a run of calls of one block, each taking what the last one gave. Values that all calls share (masks,
-    positions, an encoder's result) are passed to the new ones as well.
+    A chain is a run of calls of one block, in which each call takes the result of the call before. Values that all calls share
+    (masks, positions, an encoder's result) are passed to the new calls too.
     """
     calls = [i for i in graph.top.items if isinstance(i, Call)]
     values, items = list(graph.top.values), []
@@ -176,7 +176,7 @@ def _fresh(outputs: tuple[int, ...], values: list[Value]) -> tuple[int, ...]:
 
 
 def _compact(top: Block) -> Block:
-    """Drop values that nothing uses any more, and number the rest in order of use."""
+    """Drop values that are not used any more, and number the others in order of use."""
     order: dict[int, int] = {}
     for item in top.items:
         for v in (*item.inputs, *item.outputs, *(item.saved if isinstance(item, Op) else ())):

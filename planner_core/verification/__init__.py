@@ -1,7 +1,8 @@
-"""A plan is run, and held against what was predicted.
+"""Run a plan, and compare what happens with what was predicted.
 
-Three depths: `--rules` reads plan and graph and runs nothing; `--fake` runs one step on a fake process group of the mesh's
-size and compares collectives, bytes and memory; `--ranks N` trains on real processes and compares loss, gradients and weights.
+There are three depths. `--rules` reads plan and graph, and runs nothing. `--fake` runs one step on a fake process group of the
+mesh's size, and compares collectives, bytes and memory. `--ranks N` trains on real processes, and compares loss, gradients and
+weights.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for when it is asked for: these modules need torch."""
+    """Import a module when a name of it is used for the first time, since these modules need torch."""
     if name not in _HOME:
         raise AttributeError(f"{__name__} has no {name}")
     return getattr(import_module(_HOME[name]), name)

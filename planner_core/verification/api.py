@@ -1,4 +1,4 @@
-"""Runs a plan and compares what happens with what was predicted.
+"""Run a plan, and compare what happens with what was predicted.
 
 verify_rules(plan)            # at once: what is wrong can be read off the plan
 verify(plan, ranks=4)         # numbers: the same architecture and plan, scaled down, on real gloo ranks
@@ -32,9 +32,9 @@ from planner_core.verification.static import check_rules, verify_rules
 __all__ = ["check_rules", "scaled", "verify", "verify_fake", "verify_numbers", "verify_rules", "verify_text"]
 MOST_RANKS = 16
 LARGEST_WHOLE = 50_000_000
-"""Parameters of a model that is verified on real processes."""
+"""A model with more parameters is not verified on real processes."""
 SMALL_SEQ = 32
-"""Tokens of a small model's sequence, where it can have so few."""
+"""Tokens of a small model's sample, if the model allows so few."""
 
 
 def verify(
@@ -44,27 +44,27 @@ def verify(
     timeout_s: float = 600.0,
     progress: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """Run a plan and compare what happened with what it predicts.
+    """Run a plan, and compare what happened with what it predicts.
 
     Args:
         plan: The plan.
-        ranks: How many gloo processes of this machine train a small model of the same architecture under the plan: loss,
-            every gradient and a step of AdamW against one process. None: one rank of the plan's own world size runs the
-            rewritten program of the whole model on a fake process group without values: every collective, its bytes and
-            its place in the order, and the peak of memory.
-        timeout_s: Seconds after which processes that hang are stopped.
-        progress: Called with a sentence about what is being done.
+        ranks: Number of gloo processes on this machine. They train a small model of the same architecture under the plan. Its
+            loss, every gradient and a step of AdamW are compared with one process. None: one rank of the plan's own world size
+            runs the rewritten program of the whole model on a fake process group, without values. Every collective, its bytes
+            and its place in the order are compared, and the peak of memory.
+        timeout_s: Seconds after which hanging processes are stopped.
+        progress: A function that gets a sentence about what is being done.
 
     Returns:
-        `verify --json` of docs/CONTRACT.md: `ok` says whether all is as predicted; `loss` and `grad` hold errors,
-        `collectives` and `memory_bytes` (bytes per GPU) what was predicted and measured.
+        The object of `verify --json` in docs/CONTRACT.md. `ok` says whether all is as predicted. `loss` and `grad` have relative
+        errors. `collectives` and `memory_bytes` (bytes per GPU) have what was predicted and what was measured.
 
     Raises:
         InputError: The plan cannot be scaled to so many ranks, or its model cannot be built again.
         VerificationFailed: A process failed or hung.
 
     Example:
-        Processes are started, so a script calls it under `if __name__ == "__main__":`.
+        It starts processes, so a script calls it under `if __name__ == "__main__":`.
 
         >>> plan = shardscope.plan("gpt2-xl", cluster="1x8-h100", layers=2).best
         >>> shardscope.verify(plan)["ok"]
@@ -113,13 +113,13 @@ def _on(plan: Plan, graph: Graph, mesh: DeviceMesh) -> Plan:
     batch, seq = graph.workload["batch"], graph.workload["seq"]
     workload = Workload(batch, seq, "float32", w["optimizer"], w["zero"], w["recompute"])
     big = cost_model(cluster, plan.mesh, workload)
-    # the small mesh does not lie on the cluster: its axes keep the links of the plan's
+    # the small mesh is not that of the cluster, so its axes keep the links of the plan's axes
     links = tuple(replace(link, size=n, stages=()) for link, n in zip(big.links, mesh.axis_sizes, strict=True))
     return retarget(plan, graph, replace(big, mesh=mesh, links=links))
 
 
 def _small_enough(plan: Plan) -> None:
-    """A user's own model has no config to scale down, so it runs as it is."""
+    """Raise InputError if a user's own model, which cannot be scaled down, is too large to run as it is."""
     count = int(plan.model["params"])
     if str(plan.model["config"]["callable"]).endswith(".pt2"):
         raise InputError("an exported program cannot be scaled down; verify its plan with --fake")
@@ -131,7 +131,7 @@ def _small_enough(plan: Plan) -> None:
 
 
 def verify_text(data: Mapping[str, Any]) -> str:
-    """A report as a few lines."""
+    """The report as a few lines of text."""
     lines = [f"{'equal' if data['ok'] else 'DIFFERENT'}: {data['ranks']} ranks, {data['backend']}"]
     if data.get("loss"):
         loss, grad, param = data["loss"], data["grad"], data["param"]

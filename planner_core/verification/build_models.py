@@ -1,4 +1,4 @@
-"""Models to verify on: built from a plan's config, with weights and inputs that depend on a seed alone."""
+"""Build the models for verification from a plan's config, with weights and inputs that depend on a seed alone."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from planner_core.runtime import Init, Steered, Steering, initializer
 
 SPREAD = 0.05
 ARGS = "*"
-"""Where positional inputs stand among the named ones."""
+"""The key of positional inputs among the named ones."""
 
 
 def build_model(config: Mapping[str, Any], dtype: str) -> tuple[nn.Module, Any]:
-    """The module on meta and its config object; for a user's own callable what it returned."""
+    """The module on meta, and its config object; for a user's own callable, what it returned."""
     if "callable" in config:
         made = python_source(config["callable"])
         return made.module, made
@@ -29,9 +29,9 @@ def build_model(config: Mapping[str, Any], dtype: str) -> tuple[nn.Module, Any]:
 
 
 def whole_model(config: Mapping[str, Any], dtype: str, seed: int) -> tuple[nn.Module, Any]:
-    """The module with whole weights on the CPU, the same for equal seeds, and what `example_inputs` needs.
+    """The module with whole weights on the CPU, equal for equal seeds; and what `example_inputs` needs.
 
-    A user's callable gives its own values, cast to float64 where that is asked for; a config's are `gentle_initializer`'s.
+    A user's callable gives its own values, which are cast to float64 if `dtype` says so. For a config, `gentle_initializer` makes them.
     """
     if "callable" not in config:
         module, parsed = build_model(config, dtype)
@@ -64,9 +64,9 @@ def _widened(tree: Any) -> Any:
 
 
 def gentle_initializer(model: nn.Module, seed: int) -> Init:
-    """The model's own initial values, matrices scaled down to a spread of `SPREAD` at most.
+    """The model's own initial values, with matrices scaled down to a standard deviation of at most `SPREAD`.
 
-    T5 starts so wild that a rounding error in one weight moves gradients by a percent, which would hide real faults.
+    T5's own values are so large that a rounding error in one weight changes gradients by a percent, which would hide real faults.
     """
     init = initializer(model, seed)
 
@@ -78,7 +78,7 @@ def gentle_initializer(model: nn.Module, seed: int) -> Init:
 
 
 def materialise(model: nn.Module, init: Init) -> nn.Module:
-    """The same module with whole weights on the CPU, tied ones tied."""
+    """The same module with whole weights on the CPU. Tied weights stay tied."""
     made: dict[int, nn.Parameter] = {}
     values = {id(p): (p, init(name, p).clone()) for name, p in model.named_parameters()}
     for module in model.modules():
@@ -142,7 +142,7 @@ def single_loss(model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> torch.T
 
 
 def loss_of(out: Any) -> torch.Tensor:
-    """The same loss of a model under a plan, whose computed tensors lie on meta while it is recorded."""
+    """The same loss for a model under a plan, whose computed tensors are on meta while it is recorded."""
     own = own_loss(out)
     return standin_loss(out, lambda t: isinstance(t, Steered) or t.is_meta) if own is None else own
 

@@ -1,7 +1,7 @@
-"""Traffic and memory at full size: one rank of a fake process group of the plan's own world size, on meta tensors.
+"""Measure traffic and memory at full size: one rank of a fake process group of the plan's own world size, on meta tensors.
 
-No weights, no values and no other processes, so the collectives and allocations of a 70-billion-parameter step take
-seconds to see. Constants (token ids, masks, positions) are real, on the CPU, as the model's code wants to look at them.
+There are no weights, no values and no other processes. So it takes seconds to see the collectives and allocations of a step with
+70 billion parameters. Constants (token ids, masks, positions) have values, on the CPU, since the model's code reads them.
 """
 
 # mypy: allow-untyped-calls
@@ -30,18 +30,20 @@ from planner_core.verification.numerics import order_of, same_traffic
 from planner_core.verification.processes import run_ranks
 
 MEMORY_TOLERANCE = 0.02
-"""Of the measured peak. The plan counts what one operator needs at a time. The run holds whole blocks of weights that come
-ahead, gradients that leave in buckets and a running block's operands, so the prediction may lie below the peak by what is in
-flight there, and by no more."""
+"""Allowed error, as a share of the measured peak. The plan counts what one operator needs at a time. The run also holds the weights
+of a whole block that are gathered ahead, gradients in buckets, and the operands of the running block. So the prediction may be below
+the peak by what is in flight there, but not by more."""
 SMALL_BYTES = 1 << 16
-"""Or by this much, where it is more: optimizers and kernels take small tensors of their own, which the walk leaves out."""
+"""Allowed error in bytes, if this is more. Optimizers and kernels allocate small tensors that the simulation does not count."""
 MOST_RANKS = 100_000
-"""As many as a cluster may have: its groups are made in half a minute."""
+"""The largest number of ranks, which is that of a cluster. Its groups are made in half a minute."""
 
 
 def verify_fake(plan: Plan, *, graph: Graph | None = None, timeout_s: float = 600.0) -> dict[str, Any]:
-    """The report of docs/CONTRACT.md without numbers; the step runs in a process of its own, so nothing here is touched.
-    `graph` is that of the plan's model; with it the order of the collectives is held against the schedule."""
+    """The report of docs/CONTRACT.md without numerics. The step runs in a process of its own, so nothing in this one changes.
+
+    `graph`: the graph of the plan's model; with it the order of the collectives is compared with the schedule.
+    """
     return verify_fake_all([plan], graphs=[graph], timeout_s=timeout_s)[0]
 
 
@@ -65,7 +67,7 @@ def _fake_steps(plans: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _report(plan: Plan, found: Mapping[str, Any], graph: Graph | None = None) -> dict[str, Any]:
-    """Hold what was measured against the plan."""
+    """Compare what was measured with the plan."""
     predicted, measured = plan.cost.collectives(), found["collectives"]
     wanted, peak, ahead = (plan.cost.memory_bytes.get("peak", 0), found["memory"]["peak"], found["memory"][IN_FLIGHT])
     apart = max(wanted - peak, peak - ahead - wanted, 0)
@@ -86,9 +88,9 @@ def _report(plan: Plan, found: Mapping[str, Any], graph: Graph | None = None) ->
 
 
 def fake_step(plan: Mapping[str, Any]) -> dict[str, Any]:
-    """One training step of rank 0, in the steady state: collectives by phase, kind and axis, memory at its peak.
+    """One training step of rank 0, after the first: collectives by phase, kind and axis, and memory at its peak.
 
-    The rewritten program runs; where a model cannot become one its own code does, and `dispatched` says why.
+    The rewritten program runs. If a model cannot be rewritten, its own code runs, and `dispatched` says why.
     """
     start = time.perf_counter()
     warnings.simplefilter("ignore")
@@ -112,7 +114,7 @@ def fake_step(plan: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def dispatched_step(plan: Mapping[str, Any], mesh: DeviceMesh) -> dict[str, Any]:
-    """The same of the model's own code, operator by operator."""
+    """The same for the model's own code, operator by operator."""
     model, parsed = build_model(plan["model"]["config"], plan["workload"]["dtype"])
     initializer(model)  # buffers only
     load = plan["workload"]
@@ -143,7 +145,7 @@ def dispatched_step(plan: Mapping[str, Any], mesh: DeviceMesh) -> dict[str, Any]
 
 
 def _states_of(optimizer: torch.optim.Optimizer, params: Iterable[torch.Tensor]) -> int:
-    """Bytes of the optimizer's states of some parameters: of one without a gradient an optimizer makes none."""
+    """Bytes of the optimizer's states of some parameters. A parameter without a gradient has none."""
     states = [
         s for p in params for s in optimizer.state.get(p, {}).values() if isinstance(s, torch.Tensor) and s.is_meta
     ]
@@ -151,7 +153,7 @@ def _states_of(optimizer: torch.optim.Optimizer, params: Iterable[torch.Tensor])
 
 
 def _settled(model: nn.Module, workload: Mapping[str, Any], memory: TrackMemory) -> torch.optim.Optimizer:
-    """An optimizer that has taken a step, so its states are there; gradients are gone."""
+    """An optimizer after one step, so that its states exist. Gradients are freed."""
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = make_optimizer(str(workload["optimizer"]), trained, lr=1e-4)
     for param in trained:

@@ -1,7 +1,7 @@
-"""One training step of the rewritten program on meta tensors: what a rank issues, and what it holds.
+"""Run one training step of the rewritten program on meta tensors, and measure what a rank issues and holds.
 
-A plan's memory counts what one operator needs at a time. The program brings the weights of a whole block ahead of it and
-sends its gradients in buckets behind it, and holds a block's operands while it runs; that is of the kind `IN_FLIGHT`.
+A plan's memory counts what one operator needs at a time. The program gathers the weights of a whole block ahead, reduces gradients
+in buckets, and holds a block's operands while the block runs. This memory is of the kind `IN_FLIGHT`.
 """
 
 # mypy: allow-untyped-calls
@@ -68,7 +68,7 @@ def program_step(plan: Mapping[str, Any], mesh: DeviceMesh) -> dict[str, Any]:
 def _held(
     memory: TrackMemory, parallel: Parallel, trained: list[torch.nn.Parameter], optimizer: torch.optim.Optimizer
 ) -> None:
-    """Count what stands between two steps."""
+    """Count what is held between two steps."""
     engine = parallel.engine
     memory.add_all((w.parameter for w in engine.weights.values()), "params")
     memory.add_all((w.working for w in engine.weights.values()), "params")
@@ -82,8 +82,8 @@ def _held(
 
 @contextlib.contextmanager
 def _sent_as_in_flight(memory: TrackMemory) -> Iterator[None]:
-    """What is allocated for weights that come and gradients that leave is of its own kind; so are, while a block runs, the operands
-    that its caller holds."""
+    """Inside, what is allocated for gathered weights and for gradients in buckets has a kind of its own. So have the operands that the
+    caller of a running block holds."""
 
     def apart(method: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -110,7 +110,7 @@ def _sent_as_in_flight(memory: TrackMemory) -> Iterator[None]:
 
 
 class ValuesOnMeta(TorchDispatchMode):
-    """Where a constant with values meets a tensor without, its values are left behind."""
+    """If a constant with values is used with a tensor on meta, it is replaced by its form on meta."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -125,6 +125,6 @@ def _without_values(t: torch.Tensor) -> torch.Tensor:
 
 
 def flash_kernels() -> contextlib.AbstractContextManager[Any]:
-    """Attention of a written program takes the memory of a flash kernel, as on a GPU, whatever meta tensors would take; also
-    where a block runs again in backward, where no mode of torch's functions is left."""
+    """Inside, attention of a generated program takes the memory of a flash kernel, as on a GPU. This holds also when a block is
+    recomputed in backward, where modes of torch functions are not active."""
     return mock.patch.object(F, "scaled_dot_product_attention", flash_memory)

@@ -1,7 +1,7 @@
-"""Measures the peak memory of one rank from what is allocated and freed. Storages are counted, so views and aliases count once.
+"""Measure the peak memory of one rank, from what is allocated and freed. Storages are counted, so views count once.
 
-Follows tensors on meta only: there a step allocates what it would on a GPU, without values. The input batch is on the
-CPU and stays out of the count, as do slices of it.
+Only tensors on meta count: there a step allocates what it would allocate on a GPU. The input batch is on the CPU, so it does not
+count, and neither do slices of it.
 """
 
 # mypy: allow-untyped-calls
@@ -19,17 +19,17 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 HANDED_ON = ("_c10d_functional::_wrap_tensor_autograd", "_c10d_functional::wait_tensor")
-"""Return the memory that they are given, although on meta it is another storage."""
+"""These ops return the memory that they are given, although on meta it is another storage."""
 IN_FLIGHT = "in_flight"
-"""Weights of a block on their way or come ahead of their use, and gradients in buckets."""
+"""The kind of weights that are gathered ahead of their use, and of gradients in buckets."""
 KINDS = ("params", "grads", "optimizer", "activations", "buffers", IN_FLIGHT)
 
 
 class TrackMemory(TorchDispatchMode):
-    """Live bytes by kind, and what they were when their sum was highest; new storages are of the kind `kind`."""
+    """Live bytes by kind, and these bytes when their sum was highest. New storages have the kind `kind`."""
 
     def __init__(self, ignored: Callable[[], bool] = lambda: False) -> None:
-        """While `ignored()` holds nothing is counted."""
+        """While `ignored()` is true, nothing is counted."""
         super().__init__()
         self.ignored = ignored
         self.kind = "activations"
@@ -75,7 +75,7 @@ class TrackMemory(TorchDispatchMode):
 
     @contextlib.contextmanager
     def resizing(self) -> Iterator[None]:
-        """Follow storages whose memory is given back and taken again."""
+        """Inside, follow storages whose memory is freed and taken again."""
         resize = torch.UntypedStorage.resize_
 
         def followed(storage: torch.UntypedStorage, num_bytes: int) -> Any:
@@ -91,7 +91,7 @@ class TrackMemory(TorchDispatchMode):
 
     @contextlib.contextmanager
     def meanwhile(self, tensors: Iterable[Any], kind: str, before: str) -> Iterator[None]:
-        """Of those tensors that are of the kind `before`, count the storages as `kind` in here."""
+        """Inside, count the storages of those tensors that have the kind `before` as `kind`."""
         keys = {t.untyped_storage()._cdata for t in tensors if isinstance(t, torch.Tensor) and t.is_meta}
         moved = [k for k in keys if k in self._known and self._known[k][1] == before]
         for key in moved:

@@ -1,4 +1,4 @@
-"""Checks that a plan computes what one process computes: loss, every gradient, every parameter after a step of AdamW."""
+"""Check that a plan computes what one process computes: the loss, every gradient, and every parameter after a step of AdamW."""
 
 # mypy: allow-untyped-calls
 from __future__ import annotations
@@ -25,7 +25,8 @@ from planner_core.verification.schedule import difference, scheduled
 
 TOLERANCE = 1e-5
 FLOOR = 1e-3
-"""Gradients far below the largest one (key biases, which softmax ignores) are judged against this part of it."""
+"""The errors of gradients that are far below the largest gradient (key biases, which softmax ignores) are taken relative to this
+share of the largest one."""
 LEARNING_RATE = 1e-3
 ADAM_EPS = 1e-2  # large, so that the rounding of a gradient that is nearly zero does not decide its step
 
@@ -51,7 +52,7 @@ def verify_all(
 
 
 def report(plan: Plan, found: Mapping[str, Any], graph: Graph | None = None) -> dict[str, Any]:
-    """Hold what was measured against the plan and against one process."""
+    """Compare what was measured with the plan and with one process."""
     predicted, measured = plan.cost.collectives(), found["collectives"]
     single, parallel = found["loss"]
     good = within(found)
@@ -69,7 +70,7 @@ def report(plan: Plan, found: Mapping[str, Any], graph: Graph | None = None) -> 
 
 
 def order_of(plan: Plan, graph: Graph, recorded: Iterable[Sequence[Any]], micro_batches: int = 1) -> dict[str, Any]:
-    """Whether the run issued its collectives and waited for them as the schedule says, and where it first did not."""
+    """Whether the run issued its collectives, and waited for them, as the schedule says; and the first place where it did not."""
     events = [Event(*row) for row in recorded]
     found = difference(scheduled(plan, graph, micro_batches=micro_batches), events, (c.prefix for c in graph.calls()))
     return {"ok": not found, "events": len(events), "difference": found}
@@ -90,7 +91,7 @@ def _run_all(plans: list[dict[str, Any]], seed: int) -> list[dict[str, Any]]:
 
 
 def judge(plan: Mapping[str, Any], seed: int = 0) -> dict[str, Any]:
-    """`compare` in float32; where rounding alone could be the difference (batch norms amplify it), float64 decides."""
+    """`compare` in float32. If rounding alone may be the difference (batch norms amplify it), float64 decides."""
     found = compare(plan, seed, "float32")
     if within(found):
         return found
@@ -126,7 +127,7 @@ def within(found: Mapping[str, Any]) -> bool:
 
 
 def compare(plan: Mapping[str, Any], seed: int, dtype: str) -> dict[str, Any]:
-    """On this rank: one step under the plan and one in a single process, and how far they are apart."""
+    """On this rank: the errors between one step under the plan and one step in a single process."""
     mesh = init_device_mesh("cpu", tuple(plan["mesh"]["sizes"]), mesh_dim_names=tuple(plan["mesh"]["axes"]))
     workload, config = plan["workload"], plan["model"]["config"]
     whole, parsed = whole_model(config, dtype, seed)
@@ -179,7 +180,8 @@ def _step(model: nn.Module) -> None:
 
 
 def _worst(found: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor], floor: float) -> tuple[float, str]:
-    """Largest error relative to each tensor's largest entry (or `floor`), and whose it is; a missing one is infinite."""
+    """The largest error, relative to each tensor's largest entry (or to `floor`), and the tensor's name. If a tensor is missing, the
+    error is infinite."""
     worst = (0.0, "")
     for name in {*found, *wanted}:
         if name not in found or name not in wanted:

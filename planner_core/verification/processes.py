@@ -1,4 +1,4 @@
-"""Starts real ranks: processes that talk gloo over a file. They have a time limit, and none is left behind."""
+"""Start real ranks: processes that communicate with gloo and meet through a file. They have a time limit, and none is left over."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PRELOADED = (
     "planner_core.verification.fake_group",
     "transformers.modeling_utils",
 )
-"""What every rank would import: a server does so once, and ranks are forked from it. It ends with the process that started it."""
+"""Modules that every rank needs. A server imports them once, and ranks are forked from it. It ends with the process that started it."""
 
 GRACE_S = 0.2
 
@@ -58,7 +58,8 @@ def run_ranks(
 
 
 def _context() -> Any:
-    """Ranks are forked from a server; where it cannot make its socket (a long TMPDIR), each starts anew."""
+    """The way to start ranks: they are forked from a server. If the server cannot make its socket (a long TMPDIR), each is started by
+    itself."""
     forkserver.set_forkserver_preload(list(PRELOADED))
     try:
         forkserver.ensure_running()
@@ -79,7 +80,7 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 def _wait(ranks: list[Any], folder: str, deadline: float, timeout_s: float) -> None:
     while any(p.is_alive() for p in ranks) or any(p.exitcode for p in ranks):
         if any(p.exitcode for p in ranks):
-            time.sleep(GRACE_S)  # a rank that dies takes others with it: the cause may be told last
+            time.sleep(GRACE_S)  # a rank that dies makes others fail: the cause may be reported last
             rank, said = min(
                 (_said(r, p.exitcode, folder) for r, p in enumerate(ranks) if p.exitcode), key=_consequence
             )

@@ -1,13 +1,13 @@
-"""The order in which one rank issues its collectives and waits for them, as the price of a step assumes it.
+"""The schedule: the order in which one rank issues its collectives and waits for them, as the price of a step assumes it.
 
-Read off a plan by the messages that are priced, so that what a run recorded can be held against it:
+It is made from the priced messages of a plan, and compared with what a run recorded:
 
-    forward    wait for a unit's weights; issue the gather of the next unit's; run the unit
-    backward   wait for a unit's weights; issue the gather of the unit's before it; run it; when it is done send on the
-               reductions that are under way, and issue those of its own gradients
+    forward    wait for a unit's weights; issue the gathers of the next unit's weights; run the unit
+    backward   wait for a unit's weights; issue the gathers of the weights of the unit before; run the unit; then let the reductions
+               on their way take a step, and issue those of the unit's own gradients
 
-A unit is the call of a repeated block, or a part of the rest between such calls. Its weights that take the same way lie in
-one bucket. What an operator waits for is issued and waited for at its place.
+A unit is a call of a repeated block, or a part of the model between such calls. Its weights that take the same steps are in one
+bucket. A collective for which an operator waits is issued and waited for at the place of that operator.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class Stage(NamedTuple):
 
 @dataclass(frozen=True)
 class Scheduled(Event):
-    """An event of the schedule, and the operator that it belongs to."""
+    """An event of the schedule, and the operator to which it belongs."""
 
     site: str = ""
 
 
 Chain = tuple[Stage, ...]
-"""The collectives that one weight, or one bucket, takes one after the other."""
+"""The collectives of one weight, or of one bucket, one after the other."""
 Identity = tuple[str, int]
 """A weight of the model: the prefix of the block that holds it, and its number there."""
 
@@ -59,7 +59,7 @@ class Use:
 
 @dataclass
 class Unit:
-    """A part of the forward pass, with its buckets; `""` is the name of what stands between repeated blocks."""
+    """A part of the forward pass, with its buckets. A part between repeated blocks has the name `""`."""
 
     name: str
     uses: list[Use] = field(default_factory=list)
@@ -73,9 +73,9 @@ class Unit:
 
 
 def scheduled(plan: Plan, graph: Graph, *, micro_batches: int = 1) -> list[Event]:
-    """What one rank issues and waits for in one step of `micro_batches`, in order, with the units' begins between.
+    """The events of one rank in one step of `micro_batches`, in order: what it issues, what it waits for, and where units begin.
 
-    All micro-batches but the last run in `no_sync`, so gradients that are summed once a step are summed in the last.
+    All micro-batches except the last run in `no_sync`, so gradients that are summed once a step are summed in the last one.
     """
     units, axes = units_of(plan, graph), plan.mesh.axis_names
     events: list[Event] = []
@@ -88,7 +88,7 @@ def scheduled(plan: Plan, graph: Graph, *, micro_batches: int = 1) -> list[Event
 
 
 class _Rank:
-    """Writes down what one rank does."""
+    """Collects the events of one rank."""
 
     def __init__(self, axes: Sequence[str], events: list[Event]) -> None:
         self.axes, self.events = axes, events
@@ -102,7 +102,7 @@ class _Rank:
         self.events.append(Event(what, unit, "", 0, 0))
 
     def issue(self, buckets: Iterable[Chain]) -> None:
-        """All but the last stage of a gather are waited for at once: the next begins with what the one before brought."""
+        """Issue gathers. All stages except the last one are waited for at once, since each stage needs the result of the one before."""
         for chain in buckets:
             for stage in chain[:-1]:
                 self.note("issue", stage)
@@ -145,7 +145,7 @@ class _Rank:
             self.send_on()
 
     def send_on(self) -> None:
-        """Wait for every reduction under way, and issue its next stage."""
+        """Wait for every reduction on its way, and issue its next stage."""
         for flow in self.flows:
             self.note("wait", flow.pop(0))
             if flow:
@@ -243,7 +243,7 @@ class _Reader:
 
 
 def _cluster_of(plan: Plan) -> Cluster:
-    """The plan's cluster; of a plan that was scaled down as many GPUs of one node of it as its mesh has. Nothing here takes time."""
+    """The plan's cluster. For a plan that was scaled down: one node with as many GPUs as its mesh has. Times do not matter here."""
     cluster, n = Cluster.from_json(dict(plan.cluster)), plan.mesh.num_devices
     return cluster if cluster.num_gpus == n else replace(cluster, levels=(replace(cluster.levels[0], size=n),))
 
@@ -259,7 +259,7 @@ def _chain(found: Iterable[Message]) -> Chain:
 def _bucketed(
     uses: Iterable[Use], chain_of: Callable[[Use], Chain], apart: Callable[[Use], bool] = lambda use: False
 ) -> list[Chain]:  # fmt: skip
-    """One chain for all weights that take the same steps, in the order of their first use."""
+    """One chain for all weights that take the same steps, in order of their first use."""
     groups: dict[object, list[Chain]] = {}
     for use in uses:
         chain = chain_of(use)
@@ -279,21 +279,22 @@ def _bucketed(
 
 @dataclass
 class Window:
-    """What is issued and waited for from one unit's begin to the next one's."""
+    """The events from the begin of one unit to the begin of the next."""
 
     name: str
     backward: bool
     traffic: list[str] = field(default_factory=list)
     values: list[tuple[str, str]] = field(default_factory=list)
-    """What operators wait for: (operator, collective)."""
+    """The collectives for which operators wait: (operator, collective)."""
 
 
 def difference(wanted: Sequence[Event], recorded: Sequence[Event], prefixes: Iterable[str]) -> str:
-    """Where a run's order departs from the schedule; empty if it does not.
+    """A sentence about the first difference between a run's order and the schedule; empty if there is none.
 
-    Weight traffic must be issued and waited for at its very place among the units. What operators wait for must be waited for
-    at once, inside its unit: in forward in the order of the operators (several of one operator in any), in backward, whose
-    order autograd chooses, in any. A unit that begins backward twice, since two of its results have gradients, counts once.
+    Weight traffic must be issued and waited for at the scheduled place among the units. A collective for which an operator waits must
+    be waited for at once, inside its unit. In forward these follow the order of the operators; several of one operator may have any
+    order. In backward autograd chooses the order, so any order is right. If a unit begins backward twice, since two of its results
+    have gradients, it counts once.
     """
     known = set(prefixes)
     ours, theirs = _windows(wanted, known), _windows(recorded, known)
@@ -334,7 +335,7 @@ def _windows(events: Sequence[Event], known: set[str]) -> list[Window]:
 
 
 def _texts(window: Window, like: Window) -> list[str]:
-    """What operators wait for in an order that can be compared; operators as `like` has them."""
+    """The collectives for which operators wait, in an order that can be compared; with the operators that `like` has."""
     texts = [text for _, text in window.values]
     if window.backward:
         return sorted(texts)

@@ -1,7 +1,7 @@
-"""Checks a plan without running it. Every finding is a sentence; an empty list means that none was found.
+"""Check a plan without running it. Every finding is a sentence; an empty list means that none was found.
 
-Names and ties that match nothing, splits that are not even, ops that run by no known rule (a column-split layer whose
-result is called whole, query heads split beside whole keys), edges that do not lead where they say.
+It finds names and ties that match nothing; dims that are not sharded evenly; operators that run by no known rule (a column-sharded
+layer whose result is called Replicate, or sharded query heads with Replicate keys); and edges whose steps do not lead to their end.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from planner_core.ops import Kind, Pair, operator, rows
 
 
 def check_rules(plan: Plan, graph: Graph) -> list[str]:
-    """Findings about `plan` as a plan of `graph`, each once, in the order of the model."""
+    """The findings about `plan` as a plan of `graph`, each once, in order of the model."""
     if plan.blocks[""].prefixes != ("",):
         return [f"the top block has prefixes {list(plan.blocks[''].prefixes)}, which is for the whole model alone"]
     variants = {prefix: variant for variant, bp in plan.blocks.items() for prefix in bp.prefixes}
@@ -50,14 +50,14 @@ def check_rules(plan: Plan, graph: Graph) -> list[str]:
 
 
 def verify_rules(plan: Plan) -> dict[str, Any]:
-    """The first depth of verification, without a run: the findings about a plan of its own model; raises InputError."""
+    """The first depth of verification, without a run: the findings about a plan and its own model. Raises InputError."""
     found = check_rules(plan, graph_of(plan))
     nothing = dict.fromkeys(("loss", "grad", "collectives", "memory_bytes"))
     return {"ok": not found, "ranks": plan.mesh.num_devices, "backend": "rules", **nothing, "findings": found}
 
 
 def _names(where: str, block: Block, bp: BlockPlan) -> Iterator[str]:
-    """Patterns that match nothing, and what no pattern matches; of tied names one stands in the plan."""
+    """Findings about patterns that match nothing, and names without a pattern. Of tied names the plan has one."""
     here = {v.name for i, v in enumerate(block.values) if v.kind == "parameter" and i not in block.inputs}
     ops = {o.name for o in block.ops}
     yield from (f"{where}: parameter {n!r} matches nothing" for n in bp.params if n not in here)
@@ -67,7 +67,7 @@ def _names(where: str, block: Block, bp: BlockPlan) -> Iterator[str]:
 
 
 def _runs_by_rules(where: str, block: Block, bp: BlockPlan, sizes: tuple[int, ...]) -> Iterator[str]:
-    """Along every mesh axis the operands and results of an op must be those of one of its rules, which must split evenly."""
+    """Findings about operators. On every mesh axis the operands and results must be those of one of its rows, and shard evenly."""
     for op in block.ops:
         site = bp.sites.get(op.name)
         if site is None or not _fits(op, site):
@@ -148,7 +148,7 @@ def _site(where: str, block: Block, op: Op, bp: BlockPlan, plan: Plan, delivered
 
 
 def _leads(name: str, edge: Edge, grad: bool, result: bool = False) -> Iterator[str]:
-    """Steps must lead from one end of the edge to the other."""
+    """Findings about an edge whose steps do not lead from one end to the other."""
     yield from _walk(f"{name}: forward", edge.forward, edge.src.forward, edge.dst.forward)
     if grad:
         yield from _walk(f"{name}: backward", edge.backward, edge.dst.gradient, edge.src.gradient)
@@ -183,7 +183,8 @@ def _even(
 
 
 def _attention(name: str, op: Op, inputs: tuple[Edge, ...]) -> Iterator[str]:
-    """Query heads split beside whole keys and values would pair them with the wrong heads, and nothing would raise."""
+    """Findings about attention with sharded query heads but Replicate keys and values: heads would be paired wrongly, without an
+    error."""
     if operator(op.fn).kind is not Kind.ATTENTION:
         return
     for axis, p in enumerate(inputs[0].dst.forward):

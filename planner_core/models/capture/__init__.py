@@ -20,7 +20,7 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for when it is asked for: these modules need torch."""
+    """Import a module when a name of it is used for the first time, since these modules need torch."""
     if name not in _HOME:
         raise AttributeError(f"{__name__} has no {name}")
     return getattr(import_module(_HOME[name]), name)

@@ -1,8 +1,8 @@
-"""Values that depend on no parameter: kept real where small, so that control flow on them runs as it would in training.
+"""Constants: values that do not depend on a parameter. Small ones are computed, so that control flow on them runs as in training.
 
-The model lives on `meta`; its mask code asks masks and positions for their values. So a tensor made from nothing
-but constants is made on the CPU, and goes to `meta` only where it meets the model's own tensors, or where it is too
-large to be worth computing (its values are then unknown, and asking for them is an error, never a guess).
+The model is on `meta`, but its mask code asks masks and positions for their values. So a tensor that is made from constants alone
+is made on the CPU. It goes to `meta` where it meets the model's own tensors, or if it is too large to compute. In that case its
+values are unknown, and a question about them is an error, never a guess.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _RANDOM = ("dropout", "normal", "uniform", "bernoulli", "exponential", "rand", "
 def run_constant(
     func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], operands: list[torch.Tensor]
 ) -> Any:
-    """Call a function none of whose operands is tracked."""
+    """Call a function whose operands are all constants."""
     if any(t.is_meta for t in operands):
         moved = stay_on_meta(to_meta(args))
         if func is torch.Tensor.__getitem__:

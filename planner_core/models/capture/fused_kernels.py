@@ -1,4 +1,4 @@
-"""Functions that on meta must behave like the GPU's fused kernels, not like their CPU decomposition."""
+"""Functions that must behave on meta as the GPU's fused kernels do, and not as their decomposition on the CPU."""
 
 from __future__ import annotations
 

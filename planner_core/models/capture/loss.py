@@ -1,4 +1,4 @@
-"""The loss that a captured step ends in: the model's own, or a stand-in that is named."""
+"""The loss at the end of a captured step: the model's own, or a stand-in, which the graph names."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def is_first(out: Any) -> bool:
 
 
 def standin_loss(out: Any, tracked: Callable[[torch.Tensor], bool] = lambda t: True) -> torch.Tensor:
-    """Mean of the squared first output in float32, for models that return no loss."""
+    """The mean of the squared first output in float32, for models that do not return a loss."""
     for tensor in _outputs(out):
         if tracked(tensor) and tensor.is_floating_point():
             return tensor.float().pow(2).mean()

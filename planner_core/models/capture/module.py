@@ -1,4 +1,4 @@
-"""Capture: run a model's own forward on fake tensors and write down what it does, repeated parts once.
+"""Capture: run a model's own forward on fake tensors, and record what it does, with repeated parts once.
 
 capture_module(module, {"x": tensor}, name="mine")         # any nn.Module whose parameters are on meta
 """
@@ -83,8 +83,8 @@ def to_meta(module: nn.Module) -> None:
 
 
 def idle_parameters(graph: Graph, trained: Collection[str]) -> tuple[str, ...]:
-    """What to say of weights among `trained` that this step does not train: no op uses them (the vision half of a model fed
-    with text), or the loss does not depend on what they make."""
+    """Notes about the weights among `trained` that this step does not train: no op uses them (the vision part of a model that gets
+    text), or the loss does not depend on them."""
     unused: dict[str, TensorMeta] = {}
     unreached: dict[str, TensorMeta] = {}
     for prefix, block in (("", graph.top), *((c.prefix, graph.blocks[c.block]) for c in graph.calls())):

@@ -1,6 +1,7 @@
-"""Record a forward pass: a TorchFunctionMode that numbers values and writes down every call on tracked tensors.
+"""Record a forward pass: a TorchFunctionMode that numbers values and records every call on tracked tensors.
 
-Autograd is on, so `saved_tensors_hooks` tells exactly which tensors each call keeps for its backward pass.
+*Tracked* tensors are the parameters and what is computed from them. Autograd is on, so `saved_tensors_hooks` says exactly which
+tensors each call keeps for backward.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ class Recorder(TorchFunctionMode):
         if root < 0 and tensor.layout == torch.strided:
             self.stores.append(
                 tensor.untyped_storage()
-            )  # a module that converts its weights lets theirs go, and its address is used anew
+            )  # a module that converts its weights frees the old ones, and their addresses may be used again
         vid = self.recording.add(Value(meta, kind, name, root, tensor.requires_grad and kind != "constant"), birth)
         self.roots.setdefault(key, vid)
         self.ids[id(tensor)] = vid
@@ -99,7 +100,7 @@ class Recorder(TorchFunctionMode):
         return vid if vid is not None else self._new(tensor, "constant", birth=self.birth(tensor))
 
     def birth(self, tensor: torch.Tensor) -> int:
-        """When a constant was made, -1 if not in this run; a number outlives its tensor, and may be another's by then."""
+        """The time at which a constant was made; -1 if not in this run. An id may belong to another tensor by now: that is checked."""
         made, when = self.born.get(id(tensor), (None, -1))
         return when if made is not None and made() is tensor else -1
 
@@ -143,7 +144,7 @@ class Recorder(TorchFunctionMode):
         operands: list[torch.Tensor],
         tracked: bool,
     ) -> None:
-        """Refuse what would be missing from the graph, or wrong in it."""
+        """Refuse a call that would be missing from the graph, or wrong in it."""
         scope = self.scopes.frame.scope
         for tensor in operands:
             if id(tensor) not in self.ids:
@@ -212,7 +213,7 @@ class Recorder(TorchFunctionMode):
         return args[0] if written and not args[0].is_meta else out
 
     def _on_meta(self, args: Any, kwargs: dict[str, Any], operands: list[torch.Tensor]) -> tuple[Any, dict[str, Any]]:
-        """The arguments with every constant that has values in its form on meta."""
+        """The arguments, with every constant that has values replaced by its form on meta."""
         if all(t.is_meta for t in operands):
             return args, kwargs
         moved, moved_kw = to_meta(args, self.writes.twin), to_meta(kwargs, self.writes.twin)
@@ -244,7 +245,7 @@ class Recorder(TorchFunctionMode):
         return {KEPT: True}
 
     def _rename(self, target: torch.Tensor, version: int) -> None:
-        """From here on `target` is known as its new version."""
+        """From now on, `target` means its new version."""
         self.clock += 1
         self.ids[id(target)] = version
         self.tracked.add(id(target))

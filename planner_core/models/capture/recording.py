@@ -1,4 +1,4 @@
-"""What a recording holds: a tree of module calls over numbered values, before it is folded into a Graph."""
+"""The recording: a tree of module calls over numbered values. It is folded into a Graph later."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Record:
 
 @dataclass(slots=True)
 class Scope:
-    """One module call: what it did, in order. `start` is the number of constants made before it began."""
+    """One module call, and what it did, in order. `start` is the number of constants that were made before it began."""
 
     scope: str
     path: str
@@ -40,7 +40,7 @@ class Scope:
 class Replay:
     """A module call that was not traced, since it equals `template`.
 
-    `ids` maps what the template was given and gave back to values here; `born` is when.
+    `ids` maps the arguments and results of the template to values here. `born` is the time of the call.
     """
 
     scope: str
@@ -67,7 +67,7 @@ class Recording:
     written: dict[int, Scope] = field(default_factory=dict)  # id(replay) -> what it stands for
 
     def memory(self, vid: int) -> int:
-        """The value in whose memory this one lies."""
+        """The value whose memory this one shares."""
         while self.values[vid].storage != vid:
             vid = self.values[vid].storage
         return vid
@@ -99,7 +99,7 @@ class Recording:
 
     def _instantiate(self, call: Replay) -> Scope:
         template, ids = call.template, dict(call.ids)
-        # memory of what was given: a view of it in the template is a view of its counterpart here
+        # a view of an argument in the template is a view of the corresponding argument here
         given = {self.memory(v): here for v, here in reversed(call.ids.items()) if self.values[v].kind != "parameter"}
 
         def value(vid: int) -> int:

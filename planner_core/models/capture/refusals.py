@@ -1,7 +1,7 @@
-"""What no plan can hold, refused while it is captured: which module, at which line of the model's code, and what would help.
+"""Refuse during capture what a plan cannot hold. The message names the module, the line of the model's code, and what would help.
 
-A recording sees calls of torch functions on tensors. What reaches a parameter by another way (a transform of `torch.func`,
-the autograd engine called inside forward, compiled code) would be missing from the plan in silence, so it is refused.
+A recording sees calls of torch functions on tensors. Code may use a parameter in another way: a transform of `torch.func`, the
+autograd engine called inside forward, compiled code. That would silently be missing from the plan, so it is refused.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _VALUES = frozenset(
 
 
 MOST_CALLS = 10_000
-"""Operators that one call of a module may run, beside those of the modules that it calls."""
+"""One call of a module may run at most this many operators, without those of the modules that it calls."""
 _TRANSFORM = "runs its operators inside a transform of torch.func (vmap, grad, jvp, ...)"
 _TRANSFORM_HELP = "they cannot be seen one by one: write the batch of the transform as a dim (torch.bmm, torch.einsum)"
 
@@ -66,7 +66,7 @@ def _ours(filename: str) -> bool:
 
 
 def check_call(scope: str, func: Callable[..., Any], fn: str | None, operands: Iterable[torch.Tensor]) -> None:
-    """Refuse a call on tracked tensors that no operator of a graph can stand for."""
+    """Refuse a call on tracked tensors that a graph cannot express as an operator."""
     name = getattr(func, "__name__", "")
     if name in _ENGINE and getattr(func, "__module__", "") in ("torch.autograd", "torch._tensor"):
         raise refuse(scope, _ENGINE[name], _ENGINE_HELP[name])
@@ -78,7 +78,7 @@ def check_call(scope: str, func: Callable[..., Any], fn: str | None, operands: I
 
 
 class TooManyPositions(CaptureError):
-    """A lookup beyond the end of a table; `excess` is by how many rows."""
+    """A lookup beyond the end of a table. `excess` is the number of missing rows."""
 
     def __init__(self, message: str, excess: int) -> None:
         super().__init__(message)
@@ -128,7 +128,7 @@ def check_transform(scope: str, tensor: torch.Tensor, tracked: Container[int], b
 
 
 def check_origin(scope: str, tensor: torch.Tensor) -> None:
-    """Refuse an operand that nobody has seen being made, but that has a gradient to pass on, or sizes of its own."""
+    """Refuse an operand that was not seen being made and needs a gradient, or whose sizes depend on its values."""
     if tensor.is_nested or tensor.layout != torch.strided:
         kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
         raise refuse(
@@ -144,7 +144,7 @@ def check_origin(scope: str, tensor: torch.Tensor) -> None:
 
 
 def check_module(model: nn.Module) -> None:
-    """Refuse hooks on gradients, which a plan would drop, and modules whose code is not Python any more."""
+    """Refuse hooks on gradients, which a plan would drop, and modules without Python code."""
     for name, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
             raise CaptureError(
@@ -174,7 +174,7 @@ def check_module(model: nn.Module) -> None:
 
 
 def check_buffers(model: nn.Module, before: Mapping[str, torch.Tensor], tracked: Container[int]) -> None:
-    """Refuse a forward that gave the name of a buffer to a computed tensor, whose placement would outlive the step."""
+    """Refuse a forward that assigns a computed tensor to the name of a buffer, since it would be there in the next step."""
     for name, buffer in model.named_buffers():
         if buffer is not before.get(name) and id(buffer) in tracked:
             raise CaptureError(
@@ -185,7 +185,7 @@ def check_buffers(model: nn.Module, before: Mapping[str, torch.Tensor], tracked:
 
 @contextmanager
 def without_autocast(scope: Callable[[], str]) -> Iterator[None]:
-    """While open, entering an autocast region is refused, also for a device that is not here."""
+    """Inside, refuse to enter an autocast region, also for a device that this machine does not have."""
     plain_init, plain_enter = torch.autocast.__init__, torch.autocast.__enter__
 
     @functools.wraps(plain_init)
@@ -212,7 +212,7 @@ def without_autocast(scope: Callable[[], str]) -> Iterator[None]:
 
 
 _OF_VALUES = frozenset({"nonzero", "bincount", "equal", "masked_select", "_unique", "_unique2", "unique_dim", "histc"})
-"""ATen ops whose results have sizes, or a truth, that only values tell."""
+"""ATen ops whose results have sizes, or a truth value, that depend on values."""
 _FORM = "use a form of the model without data-dependent control flow"
 
 

@@ -1,9 +1,12 @@
-"""Fold before tracing: a module call that must do the same as one already recorded is not run.
+"""Fold before tracing: a module call is not run if it must do the same as one that is already recorded.
 
-Same means: equal structure (class, code, parameters, buffers, children, hooks, recursively), equal arguments
-(metadata, which of them are one tensor, literals, values of constants), and equal *reads*: every attribute that the
-recorded call read from any module has the same value now. Calls that write module attributes or tensors they were
-given, return something opaque, or use computed tensors that were not passed to them, are always traced.
+Two calls must do the same if three things are equal:
+1. the structure of the module: class, code, parameters, buffers, children and hooks, recursively;
+2. the arguments: metadata, which of them are one tensor, literals, and the values of constants;
+3. the *reads*: every attribute that the recorded call read from any module has the same value now.
+
+A call is always traced if it writes module attributes or its arguments, returns something opaque, or uses computed tensors that
+were not passed to it.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ _OWN = frozenset(nn.Module().__dict__) | {"__class__", "__dict__", "forward", "_
 
 @dataclass(slots=True)
 class Watch:
-    """What one traced call was seen to do."""
+    """The reads and writes of one traced call."""
 
     scope: Scope
     module: nn.Module
@@ -42,7 +45,7 @@ class Watch:
 
 @dataclass(slots=True)
 class Template:
-    """A traced call that others may be replayed from."""
+    """A traced call from which other calls may be replayed."""
 
     scope: Scope
     reads: dict[tuple[str | nn.Module, str], Any]
@@ -326,7 +329,7 @@ class Replayer:
 
 
 def _like(tensor: torch.Tensor) -> torch.Tensor:
-    """A stranger of the same form, that autograd takes for a computed tensor."""
+    """A new tensor of the same shape and dtype, which autograd treats as a computed tensor."""
     with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t), torch._C.DisableTorchFunction():
         fresh = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
         return fresh.requires_grad_().clone() if tensor.requires_grad else fresh

@@ -1,9 +1,9 @@
 """Writes in place: which tensor holds which version, and reads that would miss a write.
 
-A graph is made of values that never change, so a write in place makes a new version of its target. That is right as long
-as the target is read by its own name. A part that was written (`h[:, 0].add_(1)`) is put back before its whole is read
-(`callsites.parts_to_put_back`); any other read of the same memory would see the old version, and is refused. A constant
-that a computed tensor is written into is a computed tensor from then on.
+The values of a graph never change, so a write in place makes a new version of its target. That is right if the target is then read
+by its own name. If a part was written (`h[:, 0].add_(1)`), it is put back before the whole tensor is read
+(`callsites.parts_to_put_back`). Any other read of the same memory would see the old version, and is refused. If a computed tensor
+is written into a constant, the constant is a computed tensor from then on.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from planner_core.core import CaptureError
 from planner_core.models.capture.refusals import refuse
 
 KEPT = "kept"
-"""Attribute of an op that writes a tensor which outlives the step (a buffer): every rank must write it whole."""
+"""Attribute of an op that writes a tensor that stays after the step (a buffer): every rank must write it whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ def _apart(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def stale(scope: str) -> CaptureError:
-    """What is said of a read that would miss a write."""
+    """The error for a read that would miss a write."""
     return refuse(
         scope, "reads a tensor of which a part, or a view, was written in place before",
         "write into the tensor itself (h[:, 0] = ...), or make a new one",

@@ -43,7 +43,7 @@ class Named:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """Form of a tensor: sizes as integers, dtype as torch spells it."""
+    """The form of a tensor: sizes as integers, dtype with torch's name."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -66,7 +66,7 @@ class Step:
 
 @dataclass(slots=True)
 class Exported:
-    """A program: its steps in order; parameters, buffers, constants and user inputs by the value they are bound to."""
+    """A program: its steps in order, and the values to which parameters, buffers, constants and user inputs are bound."""
 
     name: str
     steps: list[Step] = field(default_factory=list)
@@ -138,7 +138,7 @@ def _read(path: Path, archive: zipfile.ZipFile) -> Exported:
 
 
 def _json(path: Path, archive: zipfile.ZipFile, name: str) -> dict[str, Any]:
-    """One JSON file of the archive, read to its limit whatever size it claims."""
+    """One JSON file of the archive. At most the limit is read, whatever size the archive claims."""
     with archive.open(name) as file:
         text = file.read(LARGEST_JSON + 1)
     if len(text) > LARGEST_JSON:
@@ -167,7 +167,7 @@ def _program(program: Exported, module: Mapping[str, Any]) -> None:
 
 
 def _bind(program: Exported, specs: list[Mapping[str, Any]]) -> None:
-    """What each input of the graph is."""
+    """Note for each input of the graph what it is bound to."""
     for spec in specs:
         ((kind, what),) = ((k, v) for k, v in spec.items() if v is not None)
         if kind == "user_input":
@@ -186,7 +186,7 @@ def _bind(program: Exported, specs: list[Mapping[str, Any]]) -> None:
 
 
 def _add_graph(program: Exported, graph: Mapping[str, Any], prefix: str, grad: bool, depth: int) -> None:
-    """Append the steps of a graph; those of an inner one (`prefix` is not empty) stand where it is called."""
+    """Append the steps of a graph. Those of an inner graph (`prefix` is not empty) are put where it is called."""
     if depth > DEEPEST:
         raise InputError(f"the program nests more than {DEEPEST} graphs")
     for name, meta in graph["tensor_values"].items():
@@ -209,7 +209,7 @@ def _add_graph(program: Exported, graph: Mapping[str, Any], prefix: str, grad: b
 
 
 def _inner(program: Exported, node: Mapping[str, Any], name: str, prefix: str, grad: bool, depth: int) -> None:
-    """A higher-order op that runs one graph once: its steps, with what goes in and out renamed."""
+    """Append the steps of a higher-order op that runs one graph once, with its arguments and results renamed."""
     given = [_argument(a["arg"], program, prefix) for a in node["inputs"] if "as_graph" not in a["arg"]]
     graphs = [a["arg"]["as_graph"] for a in node["inputs"] if "as_graph" in a["arg"]]
     if (

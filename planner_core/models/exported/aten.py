@@ -1,7 +1,7 @@
-"""ATen ops by name, in the Python spelling that a model's own code would have used: capture then names them alike.
+"""Run ATen ops by name, through the Python functions that a model's own code would have called, so that capture names them alike.
 
-A name from a file is looked up in `torch.ops.aten` and nowhere else, and only ops that compute tensors from tensors and
-numbers are given out: no op that takes a file name, a storage or a generator, and no private one but those listed.
+A name from a file is looked up in `torch.ops.aten` and nowhere else. Only ops that compute tensors from tensors and numbers are
+allowed. An op that takes a file name, a storage or a generator is refused, and so is a private op that is not listed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _REDUCTIONS = ("none", "mean", "sum")
 
 
 class Named:
-    """An op under the name that its Python function has."""
+    """An op with the name of its Python function."""
 
     def __init__(self, name: str, run: Callable[..., Any]) -> None:
         self.__name__, self.run = name, run
@@ -174,7 +174,7 @@ def _softmax(function: Callable[..., Any]) -> Spelling:
 
 
 def _to(a: Args) -> Any:
-    """A conversion; a move to a device leaves the tensor as it is."""
+    """A conversion of the dtype. A move to a device changes nothing."""
     dtype = a["other"].dtype if isinstance(a.get("other"), torch.Tensor) else a.get("dtype")
     return a["self"] if dtype is None else a["self"].to(dtype)
 
@@ -197,7 +197,7 @@ def _gathered(a: Args) -> Any:
 
 
 def _put(a: Args) -> Any:
-    """In place: what comes back is the tensor that was written."""
+    """A write in place, which returns the written tensor."""
     if a.get("accumulate"):
         return a["self"].index_put_(tuple(a["indices"]), a["values"], accumulate=True)
     a["self"][tuple(slice(None) if i is None else i for i in a["indices"])] = a["values"]

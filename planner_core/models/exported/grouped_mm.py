@@ -1,7 +1,8 @@
-"""Expert layers of an exported program: the steps of one call of an experts module, seen as the one op that capture records.
+"""Expert layers of an exported program: the steps of one call of an experts module become the one op that capture records.
 
-An experts module of transformers owns a stack of weights per projection ([experts, out, in]) and is given the tokens, the
-experts chosen for each, and their weights; how it computes from there (grouped matmuls over sorted tokens) is its own affair.
+An experts module of transformers has a stack of weights for each projection, [experts, out, in]. It gets the tokens, the experts
+that were chosen for each token, and their weights. How it computes from these (grouped matmuls over sorted tokens) does not matter
+here.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ _ACTS = {"silu": "SiLUActivation", "gelu": "GELUActivation", "relu": "ReLU", "ta
 
 
 def _apply_gate(both: torch.Tensor) -> torch.Tensor:
-    """Stands for the program's own gate, which is not run: on meta only shapes are asked for."""
+    """Takes the place of the program's own gate, which is not run: on meta only shapes matter."""
     raise NotImplementedError("an exported program's experts have no code of their own")
 
 

@@ -1,7 +1,7 @@
-"""An exported program as a module that capture can run: shells in the place of the model's modules, steps in place of their code.
+"""An exported program as a module that capture can run. Shells take the place of the model's modules, steps that of their code.
 
-Every module call of the export is a call of a shell with the same path and class name, so that sites, parameter names and
-repeated blocks come out as they would from the model itself.
+Every module call of the export is a call of a shell with the same path and class name. So call sites, parameter names and repeated
+blocks are the same as for the model itself.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _INDEXING = ("slice.Tensor", "select.int", "unsqueeze.default", "alias.default",
 
 
 class Shell(nn.Module):
-    """A module of the exported model: calling it takes the program's next steps."""
+    """A module of the exported model. A call of it runs the program's next steps."""
 
     program: Program
 
@@ -113,7 +113,7 @@ class Program:
             self.homes[value] = table, last
 
     def _settle(self) -> None:
-        """Steps without a known place (sizes of inputs) belong to where the program is when they come."""
+        """Give a place to steps without a known one (sizes of inputs): the module in which the program is when they come."""
         before: tuple[tuple[str, str, str], ...] = ()
         for step in self.exported.steps:
             if not step.stack or step.target == "same":
@@ -163,7 +163,7 @@ class Program:
         return True
 
     def _forget(self, before: int) -> None:
-        """Let go of what no later step uses, as the model's own code would have."""
+        """Free the values that no later step uses, as the model's own code would have."""
         for step in range(before, self.at):
             for name in self.spent.get(step, ()):
                 self.env.pop(name, None)
@@ -313,7 +313,7 @@ def _last_uses(exported: Exported) -> dict[int, list[str]]:
 
 
 def example(exported: Exported, name: str) -> torch.Tensor:
-    """A stand-in for an input: zeros for whole numbers and constants, where small; anything else is known by its form alone."""
+    """An example of an input: zeros for whole numbers and constants if they are small; for all else a tensor on meta."""
     form = exported.tensors[name]
     dtype = getattr(torch, form.dtype)
     plain = not dtype.is_floating_point or name in exported.constants
@@ -333,7 +333,7 @@ def workload(exported: Exported) -> dict[str, int]:
 
 
 def load(path: Path) -> tuple[nn.Module, tuple[torch.Tensor, ...], dict[str, int], tuple[str, ...]]:
-    """The program as a module, its inputs, its workload, and what to say about sizes that were symbolic."""
+    """The program as a module, its inputs, its workload, and notes about sizes that were symbolic."""
     exported = read_exported(path)
     program = Program(exported)
     size = workload(exported)

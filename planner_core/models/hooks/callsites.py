@@ -1,6 +1,6 @@
-"""Names of ops, by which a capture and a running model mean the same call. Imports torch, and of ours `wrappers`.
+"""Names of call sites: a capture and a running model give the same name to the same call. Imports torch, and of ours `wrappers`.
 
-Used alike by `capture` and by the runtime (and copied into exported scripts). In a `TorchFunctionMode`:
+The capture and the runtime use it in the same way. In a `TorchFunctionMode`:
 
     with Scopes(model) as scopes, mode:          # tracks module calls, routes autograd.Function.apply to the mode
         loss = model(**inputs)
@@ -61,7 +61,7 @@ DROPOUTS = frozenset(
     }
 )
 """Names of dropout, which runs as the identity everywhere (p = 0)."""
-# Calls that return a tensor, or look in-place, and are no operation on data.
+# Calls that return a tensor, or look like in-place calls, but are not operations on data.
 _NEVER = frozenset({"requires_grad_", "retain_grad", "register_hook", "backward", "set", "deepcopy", "iter", "reversed",
                     "share_memory_", "pin_memory", "is_shared", "rename_", "names", "contains", "len", "hash", "repr",
                     "format", "reduce_ex", "dlpack", "array", "numpy", "untyped_storage", "storage", "set_",
@@ -72,7 +72,7 @@ _NUMBERS = frozenset({"bool", "float", "int", "index", "complex", "len", "format
 
 
 def canonical(func: Callable[..., Any], kwargs: dict[str, Any] | None = None) -> str | None:
-    """The name of an op, the same whether called as method, operator or function; None: never recorded."""
+    """The name of an op. It is the same for a call as method, operator or function. None: the call is never recorded."""
     name = getattr(func, "__name__", "")
     if name == "__get__":
         name = getattr(getattr(func, "__self__", None), "__name__", "")
@@ -134,7 +134,7 @@ _WRITTEN = "_shardscope_written"
 
 
 def took_part(fn: str, args: tuple[Any, ...], out: Any) -> None:
-    """Note of a result of `x[...]` that it is a part of x, sharing its memory: a later write into it changes x."""
+    """Note that a result of `x[...]` shares the memory of x, so that a later write into it changes x."""
     if fn == "getitem" and isinstance(out, torch.Tensor) and not _picks(args[1]):
         out.__dict__[_PART] = args[0], args[1]
 
@@ -167,7 +167,7 @@ def _picks(index: Any) -> bool:
 
 
 def without_out(kwargs: dict[str, Any]) -> tuple[torch.Tensor | None, dict[str, Any]]:
-    """The tensor that `out=` names, and the other arguments: such a call is the call without it, then `copy_` into it."""
+    """The tensor of `out=`, and the other arguments. Such a call is recorded as the call without `out`, then `copy_` into it."""
     target = kwargs.get("out")
     if not isinstance(target, torch.Tensor):
         return None, kwargs
@@ -309,8 +309,8 @@ class Scopes:
 
 
 def _unwrapped(plain: Any) -> Callable[..., Any]:
-    """A function of torch without its first line, by which a TorchFunctionMode would see one call: its products and its
-    softmax are seen each by itself."""
+    """A function of torch without its first line, which would make it one call for a TorchFunctionMode. Then its products and its
+    softmax are separate calls."""
     names = {**plain.__globals__, "has_torch_function": lambda operands: False}
     return types.FunctionType(plain.__code__, names, plain.__name__, plain.__defaults__, plain.__closure__)
 

@@ -1,6 +1,6 @@
-"""Shapes of ATen ops that torch can run on values alone: their kernels for meta, registered when this module is imported.
+"""Kernels for meta of those ATen ops for which torch has none. They are registered when this module is imported.
 
-A model is captured, and its traffic and memory are counted, on tensors without values.
+A model is captured on tensors without values, and so are its traffic and memory counted. So every op needs a kernel for meta.
 """
 
 # mypy: allow-untyped-calls
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 _META = torch.library.Library("aten", "IMPL", "Meta")
-"""Kept for the life of the process: what it registered goes with it."""
+"""Kept for the life of the process, since the registered kernels end with this object."""
 
 
 def _ctc(log_p: torch.Tensor, targets: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,7 +1,7 @@
-"""A layer of experts as one torch function. Imports torch and nothing of ours (copied into exported scripts).
+"""A layer of experts as one torch function. Imports torch and nothing of ours.
 
-`moe_experts` stands in for the experts implementation of transformers (registered there as `shardscope`), so that
-capture and a running model see one call, with every expert's weights in one operand with an expert dim.
+`moe_experts` replaces the experts implementation of transformers, where it is registered as `shardscope`. So capture and a running
+model see one call, and the weights of all experts are one operand with an expert dim.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def moe_experts(
         total = total.index_add(0, token, outer.to(total.dtype))
     if all(t.grad_fn is None and not t.requires_grad for t in operands) or total.requires_grad:
         return total
-    # no token came here: keep the operands in the graph, with gradients of zero
+    # no token was routed here: keep the operands in the autograd graph, with gradients of zero
     return total + 0.0 * sum(t.sum() for t in (hidden, top_k_weights, gate_up_proj, down_proj)).to(total.dtype)  # type: ignore[union-attr]
 
 

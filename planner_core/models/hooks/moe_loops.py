@@ -1,8 +1,7 @@
-"""Expert layers that transformers writes as loops over what the router chose, as calls with an expert dim. Imports torch and `moe` alone
-(copied into exported scripts).
+"""Expert layers that transformers writes as loops over the router's choices, as calls with an expert dim. Imports torch and `moe`.
 
-Most expert layers of transformers take an implementation by name (`moe.register_experts`). These few do not: their code asks the
-router's result for values, which no graph can hold. `register_loops` puts the same sums in their place.
+Most expert layers of transformers take an implementation by name (`moe.register_experts`). These few do not. Their code depends on
+the values of the router's result, which a graph cannot hold. `register_loops` replaces them by functions that compute the same sums.
 """
 
 from __future__ import annotations
@@ -178,7 +177,7 @@ LOOPS: dict[tuple[str, str], Callable[..., Any]] = {
     ("DbrxExperts", "forward"): dbrx_experts, ("Step3p7Experts", "forward"): step_experts,
     ("JetMoeMoA", "map"): jetmoe_queries, ("JetMoeMoA", "reduce"): jetmoe_outputs,
 }  # fmt: skip
-"""Class and method of transformers, and what takes its place."""
+"""Class and method of transformers, and the function that replaces it."""
 
 
 def register_loops() -> None:

@@ -1,9 +1,8 @@
-"""State-space scans and linear attention as one torch function each. Imports torch and nothing of ours (copied into
-exported scripts).
+"""State-space scans and linear attention as one torch function each. Imports torch and nothing of ours.
 
-On a GPU transformers calls fused kernels for these; where their packages are missing it falls back to loops over the
-sequence. `register_scans` puts one function in place of each such fallback, so that capture and a running model see one
-call. On real tensors the fallback itself is run.
+On a GPU transformers calls fused kernels for these. Without the packages of these kernels it falls back to loops over the sequence.
+`register_scans` replaces each such fallback by one function, so that capture and a running model see one call. On real tensors
+that function runs the fallback.
 """
 
 from __future__ import annotations
@@ -117,7 +116,7 @@ def _scan(
 
 
 class _Fused(torch.autograd.Function):
-    """Shape of the result, and what the kernel keeps for backward: its operands and the states (or decays) between chunks."""
+    """Has the shape of the result, and keeps for backward what the kernel keeps: its operands, and states or decays between chunks."""
 
     _shardscope = True
 
@@ -162,7 +161,7 @@ def register_scans() -> None:
 
 
 def _method_instead(plain: Plain, fused: Plain) -> Plain:
-    """`fused` where no state is carried over, else the method as it is. A training step starts without a state."""
+    """`fused` if no state is carried over, else the method itself. A training step begins without a state."""
 
     @functools.wraps(plain)
     def call(
@@ -185,7 +184,7 @@ def _method_instead(plain: Plain, fused: Plain) -> Plain:
 
 
 def _instead(plain: Plain, fused: Plain) -> Plain:
-    """`fused` where no state is carried over, else the fallback."""
+    """`fused` if no state is carried over, else the fallback."""
     names = inspect.signature(fused).parameters
     known = set(inspect.signature(plain).parameters)
 

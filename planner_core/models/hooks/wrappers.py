@@ -1,6 +1,6 @@
-"""Wrappers of torch that would hide operators from a mode, opened while a model is captured or run under a plan.
+"""Open torch's wrappers, which would hide operators from a mode, while a model is captured or runs under a plan.
 
-    checkpoint(f, x)            runs f: what is recomputed is the plan's to say
+    checkpoint(f, x)            runs f: the plan says what is recomputed
     torch.jit.script(f)(x)      runs the Python function that was scripted
     torch.compile(f)(x)         runs f eagerly
 
@@ -23,7 +23,7 @@ OURS = "_shardscope"
 
 @contextmanager
 def opened(seen: Callable[[str], None] = lambda name: None) -> Iterator[None]:
-    """While open, wrapped code runs as if it were not wrapped; `seen` is told the name of each wrapper that was met."""
+    """Inside, wrapped code runs as if it were not wrapped. `seen` gets the name of each wrapper that is met."""
     with ExitStack() as stack:
         for owner, name, value in _replacements(seen):
             stack.callback(setattr, owner, name, getattr(owner, name))

@@ -1,4 +1,4 @@
-"""User code and large configs run in a process of their own, within limits of time and memory."""
+"""Run user code and large configs in a process of their own, within limits of time and memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for when it is asked for: these modules need torch."""
+    """Import a module when a name of it is used for the first time, since these modules need torch."""
     if name not in _HOME:
         raise AttributeError(f"{__name__} has no {name}")
     return getattr(import_module(_HOME[name]), name)

@@ -1,8 +1,8 @@
-"""The user's Python or exported program, run in a process of its own: whatever it does, only a graph or one sentence comes back.
+"""Run the user's Python or exported program in a process of its own. Only a graph or one sentence comes back.
 
-`capture_apart` starts this file as a program with a time limit and, within it, a memory limit; the graph returns as
-JSON over a pipe. What the user's code prints is dropped, and no process it started outlives it: a session of its own is
-found by the mark in its environment.
+`capture_apart` starts this file as a program, with a limit of time and a limit of memory. The graph comes back as JSON over a pipe.
+What the user's code prints is dropped. Every process that it started is ended too: it is found by a mark in its environment, even
+in another session.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from planner_core.core import CaptureError, Graph, InputError, PlannerError, gra
 from planner_core.models.sandbox.memory_limit import LIMIT_BYTES, limit_memory
 
 LIMIT_S = 120
-"""Seconds for importing torch, running the user's code and capturing."""
+"""Seconds to import torch, run the user's code and capture."""
 LARGEST_REPLY = 1 << 29
 MARK = "SHARDSCOPE_CAPTURE"
-"""Environment variable that a capture and all that it starts carry."""
+"""Environment variable of a capture and of all processes that it starts."""
 
 
 def capture_apart(
     source: str, *, batch: int | None, seq: int | None, flat: bool, limit_s: float | None = None
 ) -> Graph:
-    """The graph of `path.py:callable` or of a .pt2 file. Raises InputError or CaptureError, as the child says or for what became of it."""
+    """The graph of `path.py:callable` or of a .pt2 file. Raises InputError or CaptureError: what the child says, or how it ended."""
     exported = source.endswith(".pt2")
     path = source if exported else source.rpartition(":")[0]
     if not is_file(path):
@@ -72,7 +72,7 @@ def capture_apart(
 
 
 def _end_marked(mark: str) -> None:
-    """End what left the child's group but carries its mark; where there is no /proc, nothing is found."""
+    """End the processes that left the child's group but have its mark. Without /proc none is found."""
     wanted = f"{MARK}={mark}".encode()
     for environment in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):
@@ -112,7 +112,7 @@ def _graph(source: str, reply: bytes, status: int) -> Graph:
 def main(argv: list[str]) -> None:
     """The child: `write-end source batch seq flat`."""
     write, source, batch, seq, flat = int(argv[0]), argv[1], int(argv[2]), int(argv[3]), argv[4] == "1"
-    os.set_inheritable(write, False)  # so that the pipe closes with this process, whatever it starts
+    os.set_inheritable(write, False)  # so that the pipe closes when this process ends, whatever it started
     reply: dict[str, Any]
     try:
         reply = {"graph": graph_to_json(_capture(source, batch or None, seq or None, flat))}
@@ -129,7 +129,7 @@ def main(argv: list[str]) -> None:
     with os.fdopen(write, "wb") as out:
         out.write(json.dumps(reply).encode() + b"\n")
     sys.stdout.flush()
-    os._exit(0)  # threads and exit handlers of the user's code have no say
+    os._exit(0)  # threads and exit handlers of the user's code do not run
 
 
 def _capture(source: str, batch: int | None, seq: int | None, flat: bool) -> Graph:

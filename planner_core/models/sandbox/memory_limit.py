@@ -1,4 +1,4 @@
-"""How much memory a capture may take beyond the libraries: a bound on the address space of the process, set while it runs."""
+"""Limit the memory that a capture takes beyond the libraries, by a bound on the address space of the process."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _REFUSALS = ("can't allocate memory", "not enough memory", "bad_alloc", "Cannot 
 
 
 def limit_memory() -> None:
-    """From now on this process may take `LIMIT_BYTES` more than it has, and cannot undo that."""
+    """From now on this process may take only `LIMIT_BYTES` more than it has. It cannot undo this."""
     most = _most()
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
 @contextmanager
 def limited_memory(source: str, *, batch: int, seq: int) -> Iterator[None]:
-    """A block that may take `LIMIT_BYTES`; raises CaptureError where it would take more.
+    """Inside, the process may take only `LIMIT_BYTES` more; CaptureError is raised if it would take more than that.
 
-    The limit is the whole process's, so only the main thread sets it: a server's threads would undo each other's, and
-    what a visitor uploads is captured in a process of its own.
+    The limit is that of the whole process, so only the main thread sets it. Threads of a server would undo each other's limits; there,
+    uploads are captured in a process of their own.
     """
     before = resource.getrlimit(resource.RLIMIT_AS)
     ours = threading.current_thread() is threading.main_thread() and Path("/proc/self/statm").exists()
@@ -54,7 +54,7 @@ def _most() -> int:
 
 
 def _is_refusal(error: BaseException | None) -> bool:
-    """Whether an error, or one that it was made of, says that memory was refused."""
+    """Whether an error, or one of its causes, says that memory was refused."""
     while error is not None:
         if isinstance(error, MemoryError) or any(word in str(error) for word in _REFUSALS):
             return True

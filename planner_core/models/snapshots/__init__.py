@@ -1,1 +1,1 @@
-"""Writes the zoo's snapshots, and compares graphs."""
+"""Write the zoo's snapshots, and compare graphs."""

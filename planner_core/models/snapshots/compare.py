@@ -1,4 +1,4 @@
-"""Whether two graphs describe the same run, op for op: how a folded capture is judged by a flat one."""
+"""Whether two graphs describe the same run, op by op. It compares a folded capture with a flat one."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from planner_core.core import Graph, Op, unfold
 
 
 def difference(a: Graph, b: Graph) -> str | None:
-    """The first difference between two graphs written out in full, in words; None if they are equal.
+    """A sentence about the first difference between two unfolded graphs; None if they are equal.
 
-    Compared: every op by its name (a folded graph may do a layer's constant part earlier): function, attributes, source
-    module, operands, results, saved tensors; of every value its shape, dtype, kind, gradient, name, producer and what it
-    shares memory with; and all parameters. Operands are told apart by who made them, constants by order of use.
+    Compared are, for every op (by its name, since a folded graph may compute constants earlier): function, attributes, source module,
+    operands, results and saved tensors; for every value: shape, dtype, kind, gradient, name, producer and shared memory; and all
+    parameters. Operands are identified by their producers, constants by the order of use.
     """
     rows_a, rows_b = _rows(a), _rows(b)
     for name in dict.fromkeys((*rows_a, *rows_b)):

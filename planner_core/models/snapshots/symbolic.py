@@ -1,7 +1,9 @@
 """One snapshot for every workload: dims as text in b (batch) and s (sequence length).
 
-Three captures, at (b, s), (2b, s) and (b, 2s), tell for every integer how it depends on the workload. What fits no form
-`[coef*][b*][s][+const]` is refused, and further captures are compared with what the merged graph says there.
+Three captures, at (b, s), (2b, s) and (b, 2s), show for every integer how it depends on the workload. An integer that does not have
+the form `[coef*][b*][s][+const]` is refused. Further captures are compared with the merged graph.
+
+Example: an integer is 3200, 6400 and 6400 in the three captures at b = 10, s = 40. It doubles with both, so it is "8*b*s".
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ def symbolic(graphs: Sequence[Graph]) -> dict[str, Any]:
 
 
 def symbolic_batch(first: Graph, wide: Graph, *proofs: Graph) -> dict[str, Any]:
-    """The same for one sequence length: captures at b and 2b merged, and compared with those at other batches."""
+    """The same for one sequence length: captures at b and 2b are merged, and compared with captures at other batches."""
     b, s = first.workload["batch"], first.workload["seq"]
     if wide.workload != {"batch": 2 * b, "seq": s}:
         raise CaptureError("a graph that is symbolic in the batch is made from captures at (b, s) and (2b, s)")
@@ -48,7 +50,7 @@ def symbolic_batch(first: Graph, wide: Graph, *proofs: Graph) -> dict[str, Any]:
 
 
 def _proven(merged: dict[str, Any], proofs: Sequence[Graph]) -> dict[str, Any]:
-    """`merged`, if it says of the workload of every proof what was captured there; raises CaptureError."""
+    """`merged`, if it agrees with every proof at that proof's workload. Raises CaptureError."""
     for proof in proofs:
         found = difference(graph_from_json(merged, batch=proof.workload["batch"], seq=proof.workload["seq"]), proof)
         if found:
@@ -91,7 +93,7 @@ class _Merge:
             symbol, unit, step = "b", self.b, by_b
         else:
             symbol, unit, step = "s", self.s, by_s
-        # a negative constant that large is a product of lengths in disguise (s*s passes for 3*s*s - 2*s*s)
+        # so large a negative constant means that the integer is a product of lengths: s*s would look like 3*s*s - 2*s*s
         if step <= 0 or step % unit or 2 * (step - x) >= step:
             raise CaptureError(
                 f"{where} is {x}, {wide} with twice the batch, {long} with twice the length: not of the form 4*b*s+1"

@@ -1,4 +1,4 @@
-"""The graph of a batch that is too large to be captured at, from captures at small ones."""
+"""The graph of a batch that is too large to capture, from captures at small batches."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from planner_core.core import CaptureError, Graph, graph_from_json
 from planner_core.models.snapshots.symbolic import symbolic_batch
 
 SMALL = 2
-"""Samples of the smallest capture; with one alone, sizes of 1 that are broadcast could not be told from the batch."""
+"""Samples of the smallest capture. With one sample, broadcast sizes of 1 would look like the batch."""
 
 
 def widened(capture: Callable[[int], Graph], batch: int) -> Graph | None:
-    """The graph at `batch` samples, from `capture(2)` and `capture(4)`, which tell how each size depends on the batch;
-    `capture(3)` must equal what they say of it. None where the graph depends on the batch in another way."""
+    """The graph for `batch` samples, from `capture(2)` and `capture(4)`, which show how each size depends on the batch.
+
+    `capture(3)` must agree with them. None if the graph depends on the batch in another way.
+    """
     if batch <= 2 * SMALL:
         return None
     first, wide, proof = capture(SMALL), capture(2 * SMALL), capture(2 * SMALL - 1)

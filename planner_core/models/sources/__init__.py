@@ -1,4 +1,4 @@
-"""What a MODEL argument can be, and how its module and inputs are built."""
+"""The kinds of MODEL arguments, and how the module and the inputs of each are built."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for when it is asked for: these modules need torch."""
+    """Import a module when a name of it is used for the first time, since these modules need torch."""
     if name not in _HOME:
         raise AttributeError(f"{__name__} has no {name}")
     return getattr(import_module(_HOME[name]), name)

@@ -1,4 +1,4 @@
-"""Sizes that cannot be, told before anything is built from them, and a bound on how much is built."""
+"""Refuse impossible sizes of a config before a model is built from it, and limit how much is built."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _DEPTHS = ("n_layer", "depth", "depths")
 
 
 def shown(value: Any) -> str:
-    """A value as a sentence may hold it: not longer than 60 characters."""
+    """A value as text of at most 60 characters, for a sentence."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:50]}... ({len(text)} characters)"
 
 
 def check_numbers(data: Mapping[str, Any]) -> None:
-    """Sizes that cannot be, here and in the parts of a composite config: raises InputError naming the field."""
+    """Raise InputError, with the name of the field, for an impossible size in a config or in its parts."""
     for name, key, value in fields(data):
         if key in _DEPTHS or key.endswith("layers"):
             _check_depth(name, value)
@@ -80,7 +80,7 @@ def _check_ratios(data: Mapping[str, Any]) -> None:
 
 
 def _by_default(data: Mapping[str, Any], name: str) -> Any:
-    """What the model type itself starts from in a field (`audio_config.chunk_size`): that is no mistake."""
+    """The default of the model type for a field (`audio_config.chunk_size`), which is never a mistake."""
     from transformers import CONFIG_MAPPING
 
     try:
@@ -94,7 +94,7 @@ def _by_default(data: Mapping[str, Any], name: str) -> Any:
 
 @contextmanager
 def without_values(model: str) -> Iterator[None]:
-    """Build modules on meta: no weight is filled, no garbage looked for, and not without end (CaptureError names `model`)."""
+    """Inside, modules are built on meta. Weights are not filled, garbage is not collected, and too many modules raise CaptureError."""
     fillers = [n for n, f in vars(init).items() if n.endswith("_") and not n.startswith("_") and callable(f)]
     kept = {n: getattr(init, n) for n in fillers}
     count = 0

@@ -1,4 +1,4 @@
-"""Another number of layers for a Hugging Face config, whatever its type calls them."""
+"""Set the number of layers of a Hugging Face config, whatever the name of the field is."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder
 
 
 def with_layers(data: Mapping[str, Any], layers: int | None) -> dict[str, Any]:
-    """The config `layers` deep: its own depth, else that of its text part, else of all its parts. Lists with one entry for each
-    layer are cut, or go round again. Raises InputError where it names no depth."""
+    """The config with `layers` layers: in its own field, or else in that of its text part, or else in all its parts. Lists with one
+    entry for each layer are cut or repeated. Raises InputError if it has no such field."""
     if layers is None:
         return dict(data)
     if _depths(data):

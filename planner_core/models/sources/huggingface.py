@@ -1,4 +1,4 @@
-"""Build a Hugging Face model on `meta` from a config dict, and inputs that train it. No network, no weights."""
+"""Build a Hugging Face model on `meta` from a config dict, and inputs that train it, without network and without weights."""
 
 from __future__ import annotations
 
@@ -66,14 +66,14 @@ def build(
         except Exception as error:
             reason = _unknown_word(error, data) or f"{type(error).__name__}: {_line(error)}"
             raise CaptureError(f"{cls.__name__} cannot be built from this config: {reason}") from error
-        scans.register_scans()  # again: files that the model's parts brought in
+        scans.register_scans()  # again, for files that the model's parts have imported
         loops.register_loops()
         del transformers
     return model.train(), parsed, data
 
 
 def _unknown_word(error: Exception, data: Mapping[str, Any]) -> str:
-    """The field whose value a table of transformers does not have (an activation, a kind of rope); empty if it is none."""
+    """The name of the field whose value is not in a table of transformers (an activation, a kind of rope); empty if there is none."""
     word = error.args[0] if isinstance(error, KeyError) and error.args else None
     field = next((name for name, _, value in fields(data) if isinstance(word, str) and value == word), "")
     return f"{field} is {shown(word)}, which transformers {_version()} does not have" if field else ""
@@ -231,7 +231,7 @@ def training_inputs(model: nn.Module, config: Any, batch: int, seq: int, dtype: 
 
 
 def num_tokens(model: nn.Module, config: Any, seq: int, dtype: str) -> int:
-    """The tokens of a sequence in the inputs that are made for `seq`; 1 where the inputs have no sequence (images)."""
+    """The number of tokens of a sample in the inputs that are made for `seq`; 1 if the inputs have no sequence (images)."""
     made, other = (training_inputs(model, config, 1, n, dtype) for n in (seq, seq - 1 if seq > 1 else 2))
     if any(v.shape != other[k].shape for k, v in made.items()):
         return seq
@@ -252,7 +252,7 @@ def _add_labels(found: dict[str, torch.Tensor], kind: str, text: Any, batch: int
 
 
 def _fitting(config: Any, text: Any, names: set[str], seq: int) -> int:
-    """Tokens that fit models whose text is the lesser part: the captions of CLIP, the transcripts of Whisper."""
+    """The number of tokens for models with a short text: the captions of CLIP, the transcripts of Whisper."""
     own = getattr(config, "max_target_positions", None)
     if {"input_ids", "pixel_values"} <= names and "labels" not in names:
         own = getattr(getattr(config, "text_config", None) or text, "max_position_embeddings", None)
@@ -262,7 +262,7 @@ def _fitting(config: Any, text: Any, names: set[str], seq: int) -> int:
 
 
 def without_kernel(model: nn.Module) -> tuple[str, ...]:
-    """What to say of recurrences that transformers runs token by token on every device."""
+    """Notes about recurrences that transformers runs token by token on every device."""
     kinds = {type(part).__name__ for part in model.modules()} & {kind for kind, _ in scans.METHODS}
     return tuple(
         f"{kind} is planned, and timed, as one kernel over all tokens; transformers has none, and runs its tokens one by one"
@@ -321,7 +321,7 @@ def _masked_patches(config: Any, batch: int) -> torch.Tensor:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Advice meant for people who train is not for people who plan."""
+    """Inside, transformers does not print advice, which is meant for people who train."""
     root = logging.getLogger("transformers")
     level = root.level
     root.setLevel(logging.ERROR)

@@ -1,4 +1,4 @@
-"""A module that a person holds in Python: copied onto meta, so that theirs is not touched, with their example inputs."""
+"""A module that a user has in Python. It is copied onto meta, so that the user's module is not changed, with its example inputs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MODULE = "module"
 
 
 def module_source(module: nn.Module, inputs: Any, dtype: str | None = None) -> Source:
-    """The module on meta, and its inputs: numbers of floating point on meta, whole numbers and masks real, on the CPU.
+    """The module on meta, and its inputs: floating-point inputs on meta; whole numbers and masks with values, on the CPU.
 
     `inputs` are a tuple of positional arguments, a mapping of named ones, or one tensor. `dtype` casts parameters, buffers
     and inputs of floating point, as `module.to(dtype)` does. Raises InputError or CaptureError.
@@ -41,7 +41,7 @@ def module_source(module: nn.Module, inputs: Any, dtype: str | None = None) -> S
 
 
 def _copied(module: nn.Module) -> nn.Module:
-    """A copy whose parameters and buffers are on meta and take no memory; what was one tensor stays one."""
+    """A copy whose parameters and buffers are on meta, where they take no memory. Tied tensors stay tied."""
     memo: dict[int, Any] = {}
     for param in module.parameters():
         memo[id(param)] = nn.Parameter(param.detach().to("meta"), param.requires_grad)
@@ -64,7 +64,7 @@ def _input(tensor: torch.Tensor, dtype: str | None) -> torch.Tensor:
 
 
 def sizes_of(made: Source) -> dict[str, int]:
-    """Samples and tokens of example inputs; one of each where no input has a dim."""
+    """Samples and tokens of example inputs; one of each if no input has a dim."""
     try:
         return _workload(made.name, (made.inputs, made.args))
     except InputError:

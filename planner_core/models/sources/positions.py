@@ -1,4 +1,4 @@
-"""How many tokens a sequence of a Hugging Face model may have, and what is said where it is asked for more."""
+"""The number of tokens that a sample of a Hugging Face model may have, and the message if more are asked for."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 DEFAULT_SEQ = 2048
-"""Tokens of a sequence where neither the user nor the model says otherwise."""
+"""Tokens of a sample if neither the user nor the model gives a number."""
 _FIELDS = (
     "max_target_positions",
     "max_position_embeddings",
@@ -19,23 +19,23 @@ _FIELDS = (
 
 @dataclass(frozen=True, slots=True)
 class Positions:
-    """The number of positions that a config names, and the field that does; 0 where it names none."""
+    """The number of positions of a config, and the field that has it; 0 if no field has it."""
 
     number: int = 0
     field: str = ""
 
     @property
     def default_seq(self) -> int:
-        """Tokens of a sequence where nobody says otherwise: the model's own limit if that is less than usual."""
+        """Tokens of a sample if the user does not give a number: DEFAULT_SEQ, or the model's own limit if that is less."""
         return min(DEFAULT_SEQ, self.number or DEFAULT_SEQ)
 
     def beyond(self, seq: int) -> bool:
-        """Whether a sequence is longer than the config names."""
+        """Whether a sequence is longer than the config's number of positions."""
         return 0 < self.number < seq
 
 
 def positions(config: Any) -> Positions:
-    """What the text part of a config object says."""
+    """The positions of the text part of a config object."""
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     for field in _FIELDS:
         number = getattr(text, field, None)
@@ -45,12 +45,12 @@ def positions(config: Any) -> Positions:
 
 
 def too_long(name: str, limit: Positions, seq: int) -> str:
-    """The sentence for a sequence that a model cannot take."""
+    """The message for a sequence that is too long for a model."""
     return f"{name} has {limit.number} positions ({limit.field}), and --seq {seq} asks for more; give --seq {limit.number} or less"
 
 
 def stretched(limit: Positions, seq: int) -> str:
-    """The note for a model that computes its positions (rotary ones), so that a longer sequence runs."""
+    """The note for a model that computes its positions (rotary embeddings), so that a longer sequence runs too."""
     return (
         f"--seq {seq} is more than the {limit.number} positions that {limit.field} names: this model computes positions, "
         "so it runs, but it was not made for that length"

@@ -1,4 +1,4 @@
-"""What a MODEL argument can be: a zoo name, a config.json, a Python callable, or an exported program."""
+"""Build the model that a MODEL argument names: a zoo name, a config.json, a Python callable, or an exported program."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from planner_core.models.sources.positions import Positions, positions, too_long
 
 LARGEST_CONFIG_BYTES = 4 << 20
 MOST_LEVELS = 100
-"""Objects and lists within each other: a composite config has five."""
+"""The deepest nesting of objects and lists that is read. A composite config has five levels."""
 GZIP = b"\x1f\x8b"
 
 
 @dataclass(slots=True)
 class Source:
-    """A module on meta, with inputs to run it on; `config` is what rebuilds it."""
+    """A module on meta, and its inputs. `config` is what rebuilds it."""
 
     name: str
     source: str
@@ -49,15 +49,15 @@ class Source:
         return [t for t in pytree.tree_leaves((self.inputs, self.args)) if isinstance(t, torch.Tensor)]
 
     def described(self) -> str:
-        """Shapes and dtypes that are planned, as a note."""
+        """A note about the shapes and dtypes that are planned."""
         inputs = ", ".join(f"{str(t.dtype).removeprefix('torch.')} {list(t.shape)}" for t in self.tensors())
         own = sorted({str(p.dtype).removeprefix("torch.") for p in self.module.parameters()})
         return f"planned as the function gives it: inputs {inputs or 'without tensors'}; parameters {' and '.join(own) or 'none'}"
 
 
 def resolve(source: str | Mapping[str, Any], *, batch: int, seq: int | None, dtype: str, layers: int | None) -> Source:
-    """Build the model that `source` names, `seq` None: with as many tokens as it has positions, at most the usual; raises
-    InputError or CaptureError with one sentence."""
+    """Build the model that `source` names. With `seq` None, it gets the default number of tokens, or as many as it has positions if
+    that is less. Raises InputError or CaptureError."""
     if not isinstance(source, str):
         return _config(str(source.get("model_type", "model")), "config", source, batch, seq, dtype, layers)
     if source in models.ZOO:
@@ -75,7 +75,7 @@ def resolve(source: str | Mapping[str, Any], *, batch: int, seq: int | None, dty
 
 
 def exported_source(path: Path) -> Source:
-    """What `torch.export.save` wrote, read as data; its inputs are those of the export."""
+    """A file that `torch.export.save` wrote, read as data. Its inputs are those of the export."""
     from planner_core.models.exported.program import load
 
     module, args, size, notes = load(path)
@@ -83,7 +83,7 @@ def exported_source(path: Path) -> Source:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """A config file as plain data, in UTF-8 or UTF-16; raises InputError."""
+    """A config file as plain data, in UTF-8 or UTF-16. Raises InputError."""
     if not is_file(file):
         raise InputError(f"{file} is not a regular file; give a Hugging Face config.json")
     try:
@@ -121,7 +121,7 @@ def _too_deep(file: Path) -> InputError:
 
 
 def _nothing(source: str) -> InputError:
-    """What to say of a name that is neither of the zoo nor a file with a config."""
+    """The error for a name that is neither in the zoo nor a file with a config."""
     if source.strip() and is_folder(source):
         return InputError(f"the folder {source} holds no config.json; give a folder that does, or the file itself")
     near = difflib.get_close_matches(source, list(models.ZOO), 1)
@@ -150,7 +150,7 @@ def _config(
 
 
 def left_out(data: Mapping[str, Any], kind: str, dtype: str) -> tuple[str, ...]:
-    """What a config says that a plan does not follow."""
+    """Notes about the fields of a config that a plan does not follow."""
     notes = []
     if data.get("auto_map"):
         notes.append(
@@ -165,9 +165,11 @@ def left_out(data: Mapping[str, Any], kind: str, dtype: str) -> tuple[str, ...]:
 
 
 def python_source(source: str, device: str = "meta") -> Source:
-    """`path.py:callable`, run in this process (`child` runs it in another); it returns a (module, example inputs) pair. Or a .pt2 file.
+    """Run `path.py:callable` in this process (`child` runs it in another one); it returns a pair (module, example inputs). Or read a
+    .pt2 file.
 
-    On "meta" no weight takes memory. What cannot be built there (it asks a tensor for its values) is built on the CPU and moved.
+    On "meta" weights take no memory. A model that cannot be built there, since it asks a tensor for its values, is built on the CPU
+    and then moved.
     """
     if source.endswith(".pt2"):
         return exported_source(Path(source))
@@ -180,12 +182,12 @@ def python_source(source: str, device: str = "meta") -> Source:
 
 
 def on_meta(made: Source) -> Source:
-    """The same with parameters, buffers and inputs of floating point on meta; whole numbers and masks keep their values."""
+    """The same source with parameters, buffers and floating-point inputs on meta. Whole numbers and masks keep their values."""
 
     def moved(x: Any) -> Any:
         return x.to("meta") if isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex()) else x
 
-    check_module(made.module)  # what moves a parameter drops its hooks
+    check_module(made.module)  # to move a parameter drops its hooks
     to_meta(made.module)
     made.inputs, made.args = pytree.tree_map(moved, (made.inputs, made.args))
     return made
@@ -199,7 +201,7 @@ def _from_python(source: str, device: str) -> Source:
     spec = importlib.util.spec_from_file_location(f"shardscope_user_{path.stem}", path)
     assert spec is not None and spec.loader is not None
     user = importlib.util.module_from_spec(spec)
-    said = io.StringIO()  # what the user's code prints is no part of our report
+    said = io.StringIO()  # what the user's code prints is not a part of our report
     try:
         with contextlib.redirect_stdout(said), torch.device(device):
             spec.loader.exec_module(user)

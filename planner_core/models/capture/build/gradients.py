@@ -1,7 +1,7 @@
-"""Which values the loss sends a gradient to: what it does not reach (a second head, the last router's logits) has none.
+"""Find the values to which the loss sends a gradient. Others, such as a second head or the last router's logits, have none.
 
-A recording knows whether a tensor *could* get a gradient (`requires_grad`). In a step only those get one from which a path
-of recorded calls leads to the loss; the rest runs forward alone: no backward work, no saved tensors, no gradient to sum.
+A recording says whether a tensor *could* get a gradient (`requires_grad`). In a step, a tensor gets one only if a path of recorded
+calls leads from it to the loss. All other calls run forward alone: without backward work, saved tensors and gradients to sum.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ Ports = frozenset[int]
 
 
 def reached(graph: Graph) -> Graph:
-    """The graph with gradients where the loss sends them. A block whose calls differ in what comes back becomes several."""
+    """The graph in which only those values have a gradient to which the loss sends one. If calls of one block differ in this, the
+    block becomes several blocks."""
     return _Reach(graph).graph()
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A block as seen from the loss: its values and ops, what each call hands on, and which inputs get a gradient."""
+    """A block as seen from the loss: its values and ops, which calls hand gradients on, and which inputs get a gradient."""
 
     block: Block
     wanted: dict[int, Ports]
@@ -62,7 +63,7 @@ class _Reach:
         return self.parts[name, wanted]
 
     def _name(self, name: str, block: Block, taken: dict[str, Block]) -> str:
-        """The block's own name for the first form of it, a number behind it for others; equal forms are one block."""
+        """The name of a form of a block: the block's own name for the first form, with a number for others. Equal forms are one."""
         free = name
         number = 1
         while free in taken and taken[free] != replace(block, name=free):
@@ -96,8 +97,8 @@ class _Reach:
 
 
 def _as_outside(block: Block, grads: list[bool]) -> Block:
-    """The block with inputs that have a gradient where the caller's tensors have one, be it from other uses alone: a tensor
-    has one state, in the block and outside."""
+    """The block whose inputs have a gradient if the caller's tensors have one, even if it comes from other uses alone. A tensor has
+    one state, inside the block and outside."""
     held = {v for v, grad in zip(block.inputs, grads, strict=True) if grad}
     return replace(block, values=tuple(replace(v, grad=v.grad or i in held) for i, v in enumerate(block.values)))
 

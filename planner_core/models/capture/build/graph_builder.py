@@ -1,9 +1,9 @@
-"""From a recording to a Graph: choose the repeated module calls, and write each kind of them once.
+"""From a recording to a Graph: choose the module calls that repeat, and write each kind of them once.
 
-Blocks are the topmost module calls of which there are equal copies. Equal means one canonical body: same functions,
-attributes, shapes, dtypes and saved tensors on the same ports in the same order, parameters of the same relative
-names. What one copy does beyond the others with nothing but parameters and constants (T5's relative position bias,
-made in layer 0 for all) is hoisted out of it.
+Blocks are the topmost module calls that have equal copies. Two calls are equal if they have one canonical body: the same
+functions, attributes, shapes, dtypes and saved tensors, on the same ports and in the same order, and parameters with the same
+relative names. One copy may do more than the others with parameters and constants alone: T5 makes the relative position bias of
+all layers in layer 0. Such work is hoisted out of the copy.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Builder:
             self.chosen[id(node)] = self.bodies[id(node)]
 
     def _candidates(self) -> None:
-        """Bodies of all calls that could have an equal: alike in class and number of matrices."""
+        """The bodies of all calls that may have an equal: there is another of the same class with as many matrices."""
         nodes = [n for n in walk(self.rec.root) if n.path]
         matrices = self._matrices()
         nodes = [n for n in nodes if matrices.get(n.path, 0)]
@@ -172,7 +172,7 @@ class Builder:
     # --- hoisting -------------------------------------------------------------------------------------
 
     def _hoist(self) -> None:
-        """Let calls that do a little more than their siblings join them."""
+        """Hoist the extra work of calls that do more than their siblings, so that they become equal."""
         tally = self._tally([b.node for b in self.bodies.values()])
         leaders: dict[tuple[str, str], list[Body]] = {}
         for body in self.bodies.values():

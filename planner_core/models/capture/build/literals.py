@@ -1,4 +1,4 @@
-"""Float literals in repeated blocks: layers that differ only in them are one block, and each call keeps its own."""
+"""Float literals in repeated blocks. Layers that differ only in them are one block, and each call keeps its own literals."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from planner_core.models.capture.recording import Record
 
 
 def plans_alike(attrs: Mapping[str, Attr]) -> tuple[tuple[str, Attr], ...]:
-    """Attributes with every float literal left open: layers that differ only in one (DiffLlama's) plan alike."""
+    """The attributes without the values of float literals: layers that differ only in these (DiffLlama's) have the same plans."""
     return tuple((k, "float" if isinstance(v, float) else v) for k, v in sorted(attrs.items()))
 
 
