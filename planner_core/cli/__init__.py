@@ -1,1 +1,1 @@
-"""The command line: one function a command, nothing decided here."""
+"""The command line: one function for each command. It decides nothing."""

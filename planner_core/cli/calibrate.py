@@ -59,7 +59,7 @@ def add_calibrate(p: argparse.ArgumentParser) -> None:
 
 
 def run_calibrate(args: argparse.Namespace, say: Callable[[str], None], show: Callable[..., int]) -> int:
-    """Fit constants to what is given, write the file, say the residuals."""
+    """Fit constants to the given measurements, write the file, and print the residuals."""
     if not any(getattr(args, name) for name in SOURCES):
         raise InputError(
             "calibrate needs measurements: --nccl-tests FILE, --gemm FILE, --step FILE, --measured FILE or --run"
@@ -93,7 +93,7 @@ def _said(args: argparse.Namespace) -> str:
 def _known(
     args: argparse.Namespace, machine: Machine | None, say: Callable[[str], None]
 ) -> tuple[Cluster, list[Calibrated]]:
-    """Each kind of measurement in turn, on top of the constants that are known; a whole step last."""
+    """Fit each kind of measurement in turn, from the constants known so far; a whole step last."""
     step = read_step(args.step) if args.step else None
     cluster = load_cluster(args.cluster or (step.cluster if step else "2x8-h100"))
     first, found = cluster, []

@@ -20,14 +20,14 @@ USAGE_ERROR = 2
 
 
 class _Parser(argparse.ArgumentParser):
-    """Wrong options in one or two lines, as every other wrong input."""
+    """A parser that reports wrong options in one or two lines, as every other wrong input is reported."""
 
     def error(self, message: str) -> Any:
         self.exit(USAGE_ERROR, f"{self.prog}: {_shortened(message)}; see {self.prog} --help\n")
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command; returns the exit status."""
+    """Run one command. Returns the exit status."""
     args = _parser().parse_args(argv)
     try:
         return int(args.run(args))
@@ -42,7 +42,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _shortened(text: str) -> str:
-    """A sentence without the middle of words of hundreds of letters, which repeat what was given."""
+    """A sentence in which very long words, which repeat the user's input, lose their middle."""
     return re.sub(r"(\S{60})\S{140,}", r"\1...", text)
 
 
@@ -88,7 +88,7 @@ def _parser() -> _Parser:
 
 
 def _add_measures(commands: Any) -> None:
-    """The commands about what runs now: `price` and `calibrate`."""
+    """Add the commands about an existing run: `price` and `calibrate`."""
     price = commands.add_parser(
         "price", help="what a stated layout takes, what would help, and the best plan beside it"
     )
@@ -100,7 +100,7 @@ def _add_measures(commands: Any) -> None:
 
 
 def _add_uses(commands: Any) -> None:
-    """The commands that take a plan: `export` and `verify`."""
+    """Add the commands that take a plan: `export` and `verify`."""
     export = commands.add_parser("export", help="write a plan in the form of another program")
     export.add_argument("plan")
     export.add_argument("--to", required=True)
@@ -270,14 +270,14 @@ def _plan(args: argparse.Namespace) -> int:
 
 
 def _write_trace(plan: Plan, graph: Graph, file: str) -> None:
-    """The step of a plan in the Trace Event Format."""
+    """Write the step of a plan in the Trace Event Format."""
     from planner_core.planning.analysis import chrome_trace, step_work
 
     write_file(Path(file), json.dumps(chrome_trace({plan.name: step_work(plan, graph)})))
 
 
 def _picked(plans: Sequence[Plan], name: str) -> Plan:
-    """The plan of a report by name; raises InputError."""
+    """The plan of a report with this name. Raises InputError."""
     found = next((p for p in plans if p.name == name), None)
     if found is None:
         raise InputError(
@@ -311,13 +311,13 @@ def _how_to_verify(file: str, plan: Plan) -> str:
 
 
 def _code(plan: Plan) -> str | None:
-    """The Python file and function that build the plan's model; None where data does."""
+    """The Python file and function that build the plan's model; None if it is built from data."""
     source = plan.model["config"].get("callable")
     return str(source) if source and not str(source).endswith(".pt2") else None
 
 
 def _check_code(plan: Plan, args: argparse.Namespace) -> None:
-    """Refuse to run the code that a plan file names, which may come from anybody, unless that is asked for."""
+    """Refuse to run the code that a plan file names, unless the user asks for it: the file may come from anybody."""
     if _code(plan) and not args.run_code:
         raise InputError(
             f"{args.plan} has its model built by {_code(plan)}, which would be run; look at that file, then say --run-code"

@@ -1,4 +1,4 @@
-"""The command `price`: what a stated layout takes."""
+"""The command `price`: the step time and memory of a stated layout."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def add_price(p: argparse.ArgumentParser) -> None:
 
 
 def add_budget(p: argparse.ArgumentParser) -> None:
-    """Options that turn a speed into days and money."""
+    """Add the options that turn a speed into days and money."""
     p.add_argument("--tokens", type=float, help="tokens to train on in all: days are said")
     p.add_argument("--price-per-gpu-hour", type=float, help="with --tokens: money is said too")
 
 
 def budget_of(args: argparse.Namespace) -> Budget | None:
-    """The tokens and the price that were given; raises InputError."""
+    """The tokens and the price from the options. Raises InputError."""
     if args.tokens is None:
         if args.price_per_gpu_hour is not None:
             raise InputError(
@@ -68,7 +68,7 @@ def budget_of(args: argparse.Namespace) -> Budget | None:
 
 
 def run_price(args: argparse.Namespace, say: Callable[[str], None], show: Callable[..., int]) -> int:
-    """Price a layout; the exit status says whether it is legal."""
+    """Price a layout. The exit status says whether it is legal."""
     budget = budget_of(args)
     given = {name: value for name in _OPTIONS if (value := getattr(args, name)) is not None}
     cluster = load_cluster(args.cluster)

@@ -1,4 +1,4 @@
-"""Writes a plan in the form of another program, or says why that form cannot hold it.
+"""Write a plan in the form of another program, or say why that form cannot hold it.
 
 export(plan, "torchrun", "train.py")      # writes the file whole or not at all, returns what to say
 """
@@ -16,18 +16,18 @@ from planner_core.exporters.targets import TARGETS, Target
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """The text of one file, and sentences for the user: how to run it, and what it cannot express. `nearest` prices what the
-    form does beside the plan (see `exporters.nearest.Nearest`), where the form is not the plan itself."""
+    """The text of one file, and remarks for the user: how to run it, and what it cannot express. If the form is not the plan itself,
+    `nearest` compares the price of what the form does with the plan (see `exporters.nearest.Nearest`)."""
 
     text: str
     remarks: tuple[str, ...]
     nearest: Nearest | None = None
     beside: tuple[str, str] | None = None
-    """How a second file ends, which stands beside the first, and its text."""
+    """The ending of a second file, which is written beside the first, and its text."""
 
 
 def _written(plan: Plan, target: Target) -> Exported:
-    """The plan in a form that can hold it, with the price of what the form does; raises InputError."""
+    """The plan in a form that can hold it, with the price of what the form does. Raises InputError."""
     text, remarks, layout = target.write(plan)
     beside = (target.beside, json.dumps(plan_to_json(plan), indent=1) + "\n") if target.beside else None
     loss = str(plan.model.get("loss", ""))
@@ -45,15 +45,15 @@ def _written(plan: Plan, target: Target) -> Exported:
 
 
 def target_of(name: str) -> Target:
-    """The form of this name; raises InputError."""
+    """The form of this name. Raises InputError."""
     if name not in TARGETS:
         raise InputError(f"--to {name!r} is not one of {', '.join(TARGETS)}")
     return TARGETS[name]
 
 
 def export_text(plan: Plan, target: str) -> Exported:
-    """The export as text; raises InputError for an unknown target, or for a plan that it cannot hold, with the nearest that
-    it can and what that costs."""
+    """The export as text. Raises InputError for an unknown target, or for a plan that it cannot hold; the message then names the
+    nearest plan that it can hold, and its price."""
     form = target_of(target)
     try:
         return _written(plan, form)
@@ -66,7 +66,7 @@ def export_text(plan: Plan, target: str) -> Exported:
 
 
 def _way(plan: Plan, form: Target) -> str | None:
-    """The nearest that a form holds of a plan that it cannot hold, in words, with its price."""
+    """Text about the nearest plan that a form can hold, with its price."""
     if not form.in_pairs or not _priceable(plan):
         return None
     if (other := _other(plan, form)) is not None:
@@ -76,7 +76,7 @@ def _way(plan: Plan, form: Target) -> str | None:
 
 
 def nearest_text(plan: Plan, target: str) -> Exported:
-    """The plan where the form holds it, else Megatron-LM's in its place, with its price; raises InputError."""
+    """The plan if the form can hold it, else Megatron-LM's plan instead, with its price. Raises InputError."""
     form = target_of(target)
     try:
         return _written(plan, form)
@@ -102,7 +102,7 @@ def _priceable(plan: Plan) -> bool:
 
 
 def _other(plan: Plan, form: Target) -> _Other | None:
-    """Megatron-LM's plan in a form that cannot hold `plan`, priced beside it; None where it cannot hold that either."""
+    """Megatron-LM's plan in a form that cannot hold `plan`, with the prices of both; None if the form cannot hold that one either."""
     found = instead(plan) if form.in_pairs and _priceable(plan) else None
     if found is None:
         return None
@@ -121,11 +121,11 @@ def export(plan: Plan, target: str, path: str | Path, *, nearest: bool = False) 
         plan: The plan, of a search, a baseline or a file.
         target: The name of a form: `json`, `torchrun`, `parallelize_module`, `fsdp2`, `accelerate`, `hf`, `deepspeed`,
             `megatron` or `torchtitan`.
-        path: The file to write. It is written whole or not at all. `torchrun` writes the plan beside it, as `.plan.json`.
+        path: The file to write. If writing fails, an old file stays as it was. `torchrun` also writes the plan, as `.plan.json`.
         nearest: Whether a plan that the form cannot hold is replaced by the nearest plan that it can hold.
 
     Returns:
-        Lines to read: how to use the file, what of the plan it leaves out, and what that costs.
+        Lines of text: how to use the file, which parts of the plan it leaves out, and what that costs.
 
     Raises:
         InputError: The form does not exist, it cannot hold the plan, or the file cannot be written. The message names the
@@ -141,7 +141,7 @@ def export(plan: Plan, target: str, path: str | Path, *, nearest: bool = False) 
 
 
 def write_export(made: Exported, path: Path) -> list[str]:
-    """Write the file whole or not at all, and what stands beside it; raises InputError."""
+    """Write the file, and the second file beside it if there is one. Raises InputError."""
     write_file(path, made.text)
     said = [f"wrote {path}"]
     if made.beside:

@@ -19,7 +19,7 @@ EACH_COLUMN = "every column-split layer sums its input's gradient by itself here
 
 
 def hf_text(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
-    """`DistributedConfig` as JSON; the keys are merged over the model's own plan, so its other rules are switched off."""
+    """`DistributedConfig` as JSON. transformers merges the keys over the model's own plan, so the other rules are switched off."""
     layout = tensor_layout(plan)
     seen = observe(plan, layout)
     tp_plan = {name: HF[style] for name, style in rules(plan, layout).items()}
@@ -78,12 +78,12 @@ def deepspeed_text(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
 
 
 def _micro_batch(plan: Plan, layout: TpLayout) -> int:
-    """Samples of one data-parallel rank at once."""
+    """Samples of one micro-batch of one data-parallel rank."""
     return max(1, int(plan.workload["batch"]) // int(plan.workload["accumulate"]) // layout.data)
 
 
 def megatron_text(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
-    """Arguments for Megatron-LM, which has no plan by weight: degrees and the architecture."""
+    """Arguments for Megatron-LM, which does not have a plan by weight: degrees and the architecture."""
     layout = _degrees(plan)
     config = {**(plan.model.get("config") or {})}
     if "hidden_size" not in config or "num_attention_heads" not in config:
@@ -113,7 +113,7 @@ def megatron_text(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
 
 
 def _architecture(plan: Plan, config: dict[str, Any]) -> dict[str, Any]:
-    """What makes Megatron-LM's transformer this one: its norm, activation, positions, embeddings and vocabulary."""
+    """The options that make Megatron-LM's transformer this model: its norm, activation, positions, embeddings and vocabulary."""
     names = {name for block in plan.blocks.values() for name in block.params}
     rope = config.get("rope_parameters") or {}
     base = rope.get("rope_theta", config.get("rope_theta"))
@@ -144,7 +144,7 @@ def _has_bias(plan: Plan) -> bool:
 
 
 def _degrees(plan: Plan) -> TpLayout:
-    """The layout, or one device of tensor parallelism where the plan splits no matrix."""
+    """The layout; or a tensor-parallel degree of 1 if the plan does not shard a matrix."""
     try:
         return tensor_layout(plan)
     except NothingSplit:
@@ -170,14 +170,14 @@ TITAN_LLAMAS = {
 
 
 def _titan_config(config: dict[str, Any]) -> str:
-    """The name of torchtitan's own config for a model; empty where it has none."""
+    """The name of torchtitan's own config for a model; empty if it does not have one."""
     sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "vocab_size")
     found = {key: name for key, name in TITAN_LLAMAS.items() if list(key) == [config.get(size) for size in sizes]}
     return next(iter(found.values()), "") if config.get("model_type") == "llama" else ""
 
 
 def torchtitan_text(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
-    """Command-line options of torchtitan 0.3, one on a line: all of them for its own Llamas, the settings of any other model."""
+    """Command-line options of torchtitan 0.3, one on a line: all of them for its own Llamas, only the settings for other models."""
     layout = _degrees(plan)
     own = _titan_config(dict(plan.model.get("config") or {}))
     shards = any(a != layout.axis for b in plan.blocks.values() for p in b.params.values() for a in p.gathered)

@@ -1,4 +1,4 @@
-"""Plans that only split the batch, and store weights whole or in shards: FSDP2 (and HSDP) code, and accelerate's configuration."""
+"""Export plans that shard only the batch, and store weights whole or sharded: FSDP2 (and HSDP) code, and accelerate's configuration."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ Text = tuple[str, tuple[str, ...], None]
 
 @dataclass(frozen=True)
 class Sharding:
-    """How many times weights are stored, and in how many shards; units by pattern (whether a unit gives its weights back
-    after forward) and by class; and what the plan does otherwise."""
+    """The number of replicas of the weights, and of shards; the units by pattern (and whether each frees its weights after forward)
+    and by class; and differences from the plan."""
 
     replicate: int
     shard: int
@@ -25,7 +25,7 @@ class Sharding:
 
 
 def sharding(plan: Plan) -> Sharding:
-    """Raises InputError for a plan that splits more than the batch, or shards over axes that no mesh of two dims has."""
+    """The sharding of a plan. Raises InputError if it shards more than the batch, or over axes that a mesh of two dims cannot have."""
     sizes = plan.mesh.axis_sizes
     live = [a for a, n in enumerate(sizes) if n > 1]
     params = [(label, name, p) for label, b in plan.blocks.items() for name, p in b.params.items()]
@@ -55,7 +55,7 @@ def sharding(plan: Plan) -> Sharding:
 
 
 def _whole(p: ParamPlan, axis: int) -> bool:
-    """Whether a weight is used whole on an axis."""
+    """Whether a weight is used Replicate on an axis."""
     return axis in p.gathered or not isinstance(p.working[axis], Shard)
 
 
@@ -105,7 +105,7 @@ def _remarks(found: Sharding, use: str) -> tuple[str, ...]:
 
 
 def fsdp2_text(plan: Plan) -> Text:
-    """A Python module with `shard(model)`; raises InputError for plans that split more than the batch."""
+    """A Python module with `shard(model)`. Raises InputError for a plan that shards more than the batch."""
     found, load = sharding(plan), plan.workload
     use = "Import `shard` from FILE and call shard(model) on the whole model, equal on every rank, before the optimizer is made"
     remarks = _remarks(found, use)
@@ -125,7 +125,7 @@ def fsdp2_text(plan: Plan) -> Text:
 
 
 def accelerate_text(plan: Plan) -> Text:
-    """A file for `accelerate launch --config_file`; raises InputError for plans that split more than the batch."""
+    """A file for `accelerate launch --config_file`. Raises InputError for a plan that shards more than the batch."""
     found, nodes = sharding(plan), max(1, plan.mesh.num_devices // 8)
     precision = {"bfloat16": "bf16", "float16": "fp16"}.get(str(plan.workload["dtype"]), "'no'")
     free = "true" if not found.units or any(found.units.values()) else "false"

@@ -1,7 +1,7 @@
-"""The nearest plan that a form of tensor parallelism can hold, priced beside the plan that was asked for.
+"""The nearest plan that a form of tensor parallelism can hold, with its price beside that of the given plan.
 
-The same search, restricted: the layers that the form splits are split as it does, every other weight is whole along the
-tensor axis, the stream between blocks is whole (or split by tokens), and the other axes split the batch.
+It is found by the same search with a restriction. The layers that the form shards are sharded as it does. Every other weight is
+Replicate on the tensor axis. The residual stream is Replicate, or sharded by tokens. The other axes shard the batch.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from planner_core.search import search
 from planner_core.search.network import AxisState, Network, only
 
 EXPERTS = {"gate_up_proj": 1, "down_proj": 2}
-"""Which dim of fused experts is split by their inner width."""
+"""The dim of fused experts that is their inner width."""
 
 
 @dataclass(frozen=True, slots=True)
 class Nearest:
-    """What the form's plan costs, and what the plan itself does: seconds a step, bytes sent per GPU, bytes at the peak."""
+    """The cost of the form's plan, and of the plan itself: seconds a step, bytes sent per GPU, bytes at the peak."""
 
     name: str
     mesh: str
@@ -50,11 +50,11 @@ class Nearest:
     fits: bool
 
     def to_json(self) -> dict[str, object]:
-        """As the command line and the explorer read it."""
+        """The object that the command line and the explorer read."""
         return asdict(self)
 
     def beside(self, plan: Plan) -> Nearest:
-        """The same beside another plan."""
+        """The same, compared with another plan."""
         cost = plan.cost
         return replace(
             self,
@@ -64,7 +64,7 @@ class Nearest:
         )
 
     def sentence(self) -> str:
-        """The difference in words."""
+        """A sentence about the difference."""
         rows = (
             (1e3, self.step_time_s, self.plan_step_time_s, "ms a step"), (1e-9, self.wire_bytes, self.plan_wire_bytes, "GB sent per GPU"),
             (2**-30, self.peak_bytes, self.plan_peak_bytes, "GiB at the peak"),
@@ -85,7 +85,8 @@ def _percent(here: float, there: float) -> str:
 
 @dataclass
 class FormRules(VendorRules):
-    """The results of layers that gather them (the classes of a head) are whole along the tensor axis, and so is the loss."""
+    """The restriction to what a form does. Results that layers gather (the classes of a head) are Replicate on the tensor axis, and so
+    is the loss."""
 
     layout: TpLayout
 
@@ -118,16 +119,16 @@ class FormRules(VendorRules):
 
 
 def on_cluster(plan: Plan) -> bool:
-    """Whether the plan's mesh is its cluster's: one that was scaled down for a few processes has no links to price."""
+    """Whether the plan's mesh fills its cluster. A plan that was scaled down for a few processes does not have links to price."""
     return plan.mesh.num_devices == Cluster.from_json(dict(plan.cluster)).num_gpus
 
 
 def nearest(
     plan: Plan, layout: TpLayout, *, each_column: bool = False, sequence: bool = False
 ) -> tuple[Plan, Nearest] | None:
-    """The best plan under what the form does, and its price; None where the search finds none.
+    """The best plan that the form can hold, and its price; None if the search finds none.
 
-    `each_column`: every column-split layer sums its input's gradient by itself.
+    `each_column`: every column-sharded layer sums the gradient of its input by itself.
     """
     planner = _planner(plan)
     data = sharded if _shards_data(plan, layout) else summed
@@ -146,8 +147,8 @@ def nearest(
 
 
 def by_degrees(plan: Plan, layout: TpLayout, *, sequence: bool, may_shard: bool = False) -> tuple[Plan, Nearest] | None:
-    """What a program does that is told degrees alone: every layer split as Megatron-LM splits it, with data parallelism
-    (`may_shard`: FSDP where the plan shards weights over the data axes)."""
+    """The plan of a program that takes only degrees: every layer is sharded as in Megatron-LM, with data parallelism. `may_shard`:
+    FSDP if the plan shards weights over the data axes."""
     planner = _planner(plan)
     data = sharded if may_shard and _shards_data(plan, layout) else summed
     axes = [(layout.data, batch_split, data), (layout.size, sequence_split if sequence else whole, split_weight)]
@@ -160,7 +161,7 @@ def by_degrees(plan: Plan, layout: TpLayout, *, sequence: bool, may_shard: bool 
 
 
 def instead(plan: Plan) -> tuple[Plan, Nearest] | None:
-    """Megatron-LM's plan on the mesh that suits it best: what a form holds where it cannot hold the plan at all."""
+    """Megatron-LM's plan on the mesh that suits it best, for a form that cannot hold the given plan at all."""
     planner = _planner(plan)
     n, node = plan.mesh.num_devices, planner.cluster.levels[0].size
     sizes = [s for s in (2, 4, 8, 16) if s <= node and n % s == 0]
@@ -178,7 +179,7 @@ def instead(plan: Plan) -> tuple[Plan, Nearest] | None:
 
 
 def without_file(plan: Plan) -> tuple[str, Nearest] | None:
-    """What every trainer does by itself, and its price: data parallelism, with weights kept (DDP) or sharded (FSDP2)."""
+    """What every trainer does without a file, and its price: data parallelism, with weights kept (DDP) or sharded (FSDP2)."""
     planner = _planner(plan)
     mesh = DeviceMesh(axis_names(1), (plan.mesh.num_devices,))
     ways = {"DDP": (summed, 0), "FSDP2": (sharded, 3)}
@@ -220,7 +221,7 @@ def _follows(graph: Graph, layout: TpLayout) -> PairTest:
 
 
 def _dim(name: str, layout: TpLayout) -> int | None:
-    """Along which dim the form splits a parameter."""
+    """The dim along which the form shards a parameter."""
     module, _, last = name.rpartition(".")
     if module in layout.experts:
         return EXPERTS.get(last)
@@ -237,7 +238,7 @@ def _search(planner: Planner, mesh: DeviceMesh, rules: AxisRules, zero: int, nam
 
 
 def _each_column(planner: Planner, found: Plan, layout: TpLayout) -> tuple[float, int]:
-    """Seconds and bytes of the backward all_reduces that a shared input would have saved."""
+    """Seconds and bytes of the backward all_reduces that one sum for a shared input would save."""
     seconds, sent = 0.0, 0
     model = cost_model(planner.cluster, found.mesh, planner.workload)
     inputs = _column_inputs(planner.graph, found, model, layout)

@@ -1,7 +1,5 @@
-"""Runs a model to learn what a plan does not say: how modules are called, and which parameters are tied.
-
-Seen on a tiny model of the same architecture, run once.
-"""
+"""Run a tiny model of the same architecture once, to learn what a plan does not say: how modules are called, and which parameters
+are tied."""
 
 # mypy: allow-untyped-calls
 from __future__ import annotations
@@ -25,7 +23,7 @@ HEADS = ("num_attention_heads", "n_head", "num_heads", "num_key_value_heads", "n
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """The module whose tensor input feeds several column-split layers: its place among the arguments, or its name."""
+    """A module whose tensor input goes to several column-sharded layers: the input's position among the arguments, or its name."""
 
     module: str
     position: int | None
@@ -35,7 +33,7 @@ class Shared:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """`tied`: parameter names (with `*`) that are one tensor; `heads`: counts in the config that must divide."""
+    """`tied`: names of parameters (with `*`) that are one tensor. `heads`: counts in the config that the degree must divide."""
 
     shared: tuple[Shared, ...]
     tied: tuple[tuple[str, ...], ...]
@@ -45,7 +43,7 @@ class Observed:
 
 
 def observe(plan: Plan, layout: TpLayout) -> Observed:
-    """Run a tiny model; raises InputError for one that cannot be built from a config."""
+    """Run a tiny model. Raises InputError if it cannot be built from a config."""
     config = plan.model.get("config") or {}
     if "callable" in config:
         raise InputError(
@@ -64,7 +62,7 @@ def observe(plan: Plan, layout: TpLayout) -> Observed:
 
 
 def _stock_only(layout: TpLayout, model: nn.Module) -> None:
-    """Styles split nn.Linear and nn.Embedding; a layer of another class, as a router is, stays whole with its group."""
+    """Remove groups with a layer that styles cannot shard, which is any other than nn.Linear and nn.Embedding (a router, say)."""
     stock = {starred(n) for n, m in model.named_modules() if type(m) in (nn.Linear, nn.Embedding)}
     others = {n for n in layout.styles if starred(n) not in stock}
     for group in layout.groups:
@@ -82,7 +80,7 @@ def _stock_only(layout: TpLayout, model: nn.Module) -> None:
 def _shared_inputs(
     model: nn.Module, inputs: dict[str, Any], groups: Sequence[Group]
 ) -> tuple[tuple[Shared, ...], tuple[str, ...]]:
-    """For every group with several columns the module that is handed their common input, as far as there is one."""
+    """For every group with several columns: the module that gets their common input, if there is one."""
     modules, seen = dict(model.named_modules()), dict[str, Any]()
     parents = {starred(g.columns[0]): _parent(g.columns) for g in groups if len(g.columns) > 1}
     hooks = []
@@ -111,7 +109,7 @@ def _real(value: torch.Tensor) -> torch.Tensor:
 
 
 def _parent(names: Sequence[str]) -> str:
-    """The innermost module that holds all of them."""
+    """The innermost module that contains all of them."""
     rows = [n.split(".")[:-1] for n in names]
     kept = []
     for column in zip(*rows, strict=False):
@@ -136,7 +134,7 @@ def _tied(model: nn.Module) -> tuple[tuple[str, ...], ...]:
 
 
 def _agree(layout: TpLayout, tied: tuple[tuple[str, ...], ...]) -> None:
-    """Layers that share a parameter split it alike, or not at all."""
+    """Layers that share a parameter must shard it in the same way; else none of them shards it."""
     for group in tied:
         modules = [n.rpartition(".")[0] for n in group]
         styles = {layout.styles.get(m) for m in modules}
@@ -150,7 +148,7 @@ def _agree(layout: TpLayout, tied: tuple[tuple[str, ...], ...]) -> None:
 
 
 def rules(plan: Plan, layout: TpLayout) -> dict[str, str]:
-    """Styles by pattern; raises InputError where layers of one name run differently."""
+    """Styles by pattern. Raises InputError if layers of one pattern run differently."""
     found = compress(layout.styles)
     if found is None:
         raise InputError(

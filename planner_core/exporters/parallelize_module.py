@@ -1,4 +1,4 @@
-"""A Python module for one's own trainer: `parallelize(model, mesh)` by the styles of torch.distributed.tensor.parallel."""
+"""Export a Python module for a user's own trainer: `parallelize(model, mesh)`, with the styles of torch.distributed.tensor.parallel."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STYLES = {
 
 
 def parallelize_text(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
-    """The module's source and remarks; raises InputError for plans and models that stock styles cannot split."""
+    """The module's source, and remarks. Raises InputError for plans and models that stock styles cannot express."""
     layout = tensor_layout(plan)
     drop_summed(layout)
     seen = observe(plan, layout)
@@ -42,7 +42,7 @@ def parallelize_text(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
 
 
 def _may_split_tokens(layout: TpLayout, seen: Observed, found: Mapping[str, str]) -> bool:
-    """Whether every layer is one of a pair that gathers tokens before and scatters them after."""
+    """Whether every layer belongs to a group that gathers tokens before and scatters them after."""
     others = [d for d in layout.differences if "sequence parallelism" not in d and "is gathered here" not in d]
     columns = [g.columns for g in layout.groups if len(g.columns) == 1]
     return not (others or seen.unshared or columns or "sliced" in found.values())
@@ -84,7 +84,7 @@ def _prepare(s: Shared, tokens: bool) -> str:
 
 
 def drop_summed(layout: TpLayout) -> None:
-    """Stock styles sum no gradient of a whole parameter between column and row."""
+    """Remove groups with a Replicate parameter between column and row, since stock styles do not sum its gradient."""
     bad = [g for g in layout.groups if g.summed]
     for group in bad:
         for name in (*group.columns, group.row):
@@ -120,7 +120,7 @@ def _wiring(layout: TpLayout, seen: Observed) -> list[str]:
 
 
 def remarks_of(layout: TpLayout, more: list[str]) -> tuple[str, ...]:
-    """What the trainer must do, and what differs from the plan."""
+    """Remarks: what the trainer must do, and what differs from the plan."""
     lines = list(more)
     if layout.data > 1:
         lines.insert(

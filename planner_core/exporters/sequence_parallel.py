@@ -1,8 +1,8 @@
 """Sequence parallelism in stock styles: the residual stream is sharded by tokens, as DTensors of full length.
 
-Norms run on their own tokens (`SequenceParallel`), an embedding delivers its share, every pair of column and row layers
-gathers tokens before and scatters them after. Whether a model's code runs so cannot be read off a plan, so the export
-is tried on a tiny model first.
+Norms run on their own tokens (`SequenceParallel`). An embedding delivers its own part. Every pair of column and row layers gathers
+tokens before, and scatters them after. A plan does not say whether a model's code can run so. So the export is first tried on a
+tiny model.
 """
 
 # mypy: allow-untyped-calls
@@ -36,7 +36,7 @@ RANKS = 2
 
 
 def on_tokens(plan: Plan, layout: TpLayout) -> dict[str, str]:
-    """Modules with weights of their own that run on a share of the tokens, and whole embeddings before the stream, by pattern."""
+    """By pattern: modules with weights that run on a part of the tokens, and Replicate embeddings before the residual stream."""
     found: dict[str, str] = {}
     for block in plan.blocks.values():
         for name, site in block.sites.items():
@@ -57,7 +57,7 @@ def on_tokens(plan: Plan, layout: TpLayout) -> dict[str, str]:
 
 
 def runs(text: str, config: dict[str, Any]) -> str:
-    """Why the exported module cannot run a tiny model of this config on two ranks; "" if it can."""
+    """The reason why the exported module cannot run a tiny model of this config on two ranks; "" if it can."""
     try:
         (said,) = run_ranks(_trial, 1, (text, config), timeout_s=TRIAL_S, backend=None)
     except VerificationFailed as error:
@@ -66,7 +66,7 @@ def runs(text: str, config: dict[str, Any]) -> str:
 
 
 def _trial(text: str, config: dict[str, Any]) -> str:
-    """A step of rank 0 on a fake group: what is sent comes back as anything, but shapes and placements are real."""
+    """Run a step of rank 0 on a fake group. Collectives return arbitrary values, but shapes and placements are right."""
     logging.disable(logging.WARNING)  # a CPU group warns about each collective that it emulates
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=RANKS)
     model, parsed, _ = build(shrink(config), "float32")

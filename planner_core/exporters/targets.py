@@ -1,6 +1,6 @@
-"""The forms that a plan can be exported to, one entry each. Add a new one here, with its writer in a module of its own.
+"""The forms to which a plan can be exported, one entry each. A new one is added here, with its writer in a module of its own.
 
-Light: what writes a form is imported when the form is written, so the explorer reads this list without torch.
+The module that writes a form is imported when the form is written. So the explorer reads this list without torch.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from planner_core.exporters.tp_layout import TpLayout
 
 Written = tuple[str, tuple[str, ...], "TpLayout | None"]
-"""The text of one file, sentences for the user (FILE stands for its path), and the layout that it holds."""
+"""The text of one file, remarks for the user (FILE means its path), and the layout that it has."""
 Priced = tuple[Plan, "Nearest"]
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One form: its name for `--to`, what a page says of it, and what writes it.
+    """One form: its name for `--to`, the text of a page about it, and the function that writes it.
 
-    `write` raises InputError, in one sentence, for a plan that the form cannot hold. `price` finds what the form's own way
-    costs, given the plan and the layout that was written; None where the form is the plan itself.
+    `write` raises InputError for a plan that the form cannot hold. `price` finds the cost of what the form does, for the plan and the
+    layout that was written; None if the form is the plan itself.
     """
 
     name: str
@@ -36,11 +36,11 @@ class Target:
     write: Callable[[Plan], Written]
     price: Callable[[Plan, TpLayout], Priced | None] | None = None
     beside: str = ""
-    """How the plan file ends that the form reads, and that is written beside it; empty where it reads none."""
+    """The ending of the plan file that the form reads, and that is written beside it; empty if it does not read one."""
 
     @property
     def in_pairs(self) -> bool:
-        """Whether the form holds only plans that split matrices in pairs (by output, then by input features)."""
+        """Whether the form can hold only plans that shard matrices in pairs (by output features, then by input features)."""
         return self.price is not None
 
 
@@ -170,4 +170,4 @@ TARGETS: Mapping[str, Target] = {
         ),
     )
 }  # fmt: skip
-"""By name, as `--to` takes it."""
+"""The forms, by the name for `--to`."""

@@ -1,6 +1,6 @@
-"""A training script of one page: the plan's blocks as functions with their collectives in place, and a loop around them.
+"""Export a training script of one page: the plan's blocks as functions with their collectives in place, and a loop around them.
 
-It imports Shardscope, and reads the plan from a file that stands beside it.
+The script imports Shardscope, and reads the plan from a file beside it.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from planner_core.runtime import training"""
 
 
 def torchrun_script(plan: Plan) -> str:
-    """The script's source; raises InputError for a model that it could not build by itself.
+    """The script's source. Raises InputError for a model that it could not build by itself.
 
-    An export runs no code that a plan file names, so the blocks of a person's own model are written when the script runs.
+    An export does not run code that a plan file names. So the blocks of a user's own model are generated when the script runs.
     """
     config = plan.model.get("config") or {}
     own = str(config.get("callable", ""))
@@ -90,7 +90,7 @@ def _head(plan: Plan, blocks: Blocks) -> str:
 
 
 def _gathered(plan: Plan) -> dict[str, str]:
-    """By pattern of a weight's name, over which axes it is gathered for use."""
+    """By pattern of a weight's name: the axes over which it is gathered for use."""
     params = [p for b in plan.blocks.values() for p in b.params.values()]
     axes = plan.mesh.axis_names
     return {
@@ -100,7 +100,7 @@ def _gathered(plan: Plan) -> dict[str, str]:
 
 
 def _told(plan: Plan, blocks: Blocks) -> list[str]:
-    """What a reader must know."""
+    """Remarks for the reader of the script."""
     own = plan.model["config"].get("callable")
     lines = (
         [

@@ -1,13 +1,13 @@
-"""A plan as other programs see tensor parallelism: one axis, matrices split in pairs, everything between them local.
+"""A plan as other programs see tensor parallelism: one axis, matrices that are sharded in pairs, and local work between them.
 
     layout = tensor_layout(plan)
     layout.styles        {"model.layers.0.mlp.up_proj": "colwise", ...}
-    layout.groups        columns, then one row: between them every tensor is split and no collective runs
-    layout.differences   what the plan does and such a program cannot, by name
+    layout.groups        column layers, then one row layer: between them every tensor is sharded and no collective runs
+    layout.differences   what the plan does and such a program cannot do, by name
 
-A linear layer is `colwise` (its output stays split), `gathered` (split by output features, output made whole), `rowwise`
-(input split, output summed) or `sliced` (split by input features, whole input sliced); an embedding is `vocabulary` or
-`features`. What has no style is whole on every device of the axis.
+A linear layer is `colwise` (its output stays sharded), `gathered` (sharded by output features, its output is gathered), `rowwise`
+(its input is sharded, its output is summed) or `sliced` (sharded by input features, its Replicate input is sliced). An embedding is
+`vocabulary` or `features`. A module without a style is Replicate on the axis.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from dataclasses import dataclass, field, replace
 from planner_core.core import BlockPlan, Edge, InputError, Plan, Replicate, Shard, SitePlan, join_name
 
 WEIGHT = {"linear": 1, "addmm": 2}
-"""Products with a weight, and which operand it is: `addmm(bias, input, weight)`."""
+"""Products with a weight, and the position of the weight among the operands: `addmm(bias, input, weight)`."""
 ATTENTION = "scaled_dot_product_attention"
 SPLIT_DIM = {"colwise": 0, "gathered": 0, "rowwise": 1, "sliced": 1, "vocabulary": 0, "features": 1}
-"""Which dim of the weight a style splits."""
+"""The dim of the weight that a style shards."""
 SHOWN = 6
 
 
 class NothingSplit(InputError):
-    """The plan has no tensor axis."""
+    """The plan does not have a tensor axis."""
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Linear layers that read one whole tensor, and the one that ends the split stretch; `summed` are parameters between
-    them that every device holds and whose gradients must be summed."""
+    """Linear layers that read one Replicate tensor (`columns`), and the layer that ends the sharded part (`row`). `summed` are the
+    Replicate parameters between them, whose gradients must be summed."""
 
     columns: tuple[str, ...]
     row: str
@@ -50,7 +50,7 @@ class Group:
 
 @dataclass(slots=True)
 class TpLayout:
-    """What a tensor-parallel program is told; names are full module names."""
+    """What a tensor-parallel program needs. Names are full module names."""
 
     axis: int
     size: int
@@ -59,11 +59,11 @@ class TpLayout:
     groups: list[Group] = field(default_factory=list)
     experts: list[str] = field(default_factory=list)
     differences: list[str] = field(default_factory=list)
-    sequence: bool = False  # the plan splits tokens between the blocks
+    sequence: bool = False  # the plan shards tokens between the blocks
 
 
 def tensor_layout(plan: Plan) -> TpLayout:
-    """Raises InputError where the plan splits no matrix, or splits matrices over several axes."""
+    """The layout of a plan. Raises InputError if the plan shards no matrix, or shards matrices over several axes."""
     axis = _tensor_axis(plan)
     size = plan.mesh.axis_sizes[axis]
     layout = TpLayout(axis, size, plan.mesh.num_devices // size)
