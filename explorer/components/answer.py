@@ -17,6 +17,7 @@ from explorer.session import state
 from explorer.static import style_file
 from explorer.text import recipe, units, words
 from planner_core.core import Plan
+from planner_core.cost import simulated
 from planner_core.planning import Request, Result
 from planner_core.planning.analysis import Choice, choice
 from planner_core.planning.methods import BASELINES
@@ -296,7 +297,8 @@ def sure(result: Result, plans: Mapping[str, Plan], best: str) -> None:
     plan = plans[best]
     s = speed(plan, result)
     st.markdown("**How sure**")
-    lines = [_proof(plan), _band(s)]
+    in_order = words.simulated(plan, simulated(plan, result.graph))
+    lines = [_proof(plan), _band(s), f"**Simulated** in the order in which a run issues its work: {in_order}."]
     found = choice(result)
     if found.ties:
         lines.append(f"**Ties.** {frame.text(_ties(found, plans, best))}")

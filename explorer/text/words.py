@@ -148,6 +148,11 @@ def doubt(a: Plan, b: Plan) -> float:
     return doubt_between(a, b, Cluster.from_json(a.cluster))
 
 
+def simulated(plan: Plan, seconds: float) -> str:
+    """`544 ms (+0.3 %)`: a simulated step beside the plan's own."""
+    return f"{units.seconds(seconds)} ({100 * (seconds / plan.cost.step_time_s - 1):+.1f} %)"
+
+
 def headline(a: Plan, b: Plan) -> str:
     """Why `a` is better than `b`, or not: time, then traffic, then memory. Steps of other batches are told by the sample, and
     samples of other lengths by the token."""

@@ -5,21 +5,25 @@ communication/  links, collectives, redistributions
 memory/         the memory of one GPU, simulated along forward and backward
 step_time       the form of the step's time, which the search minimises
 step            the cost of a finished plan
+schedule/       the order of one rank's work: its events, its simulation, what of its traffic is exposed
 """
 
-from planner_core.cost.chunk_overlap import overlap
-from planner_core.cost.exposed import (
+from planner_core.cost.model import RUN_STAGES, CostModel, cost_model
+from planner_core.cost.resolved_ops import block_of, local_bytes, split_parts
+from planner_core.cost.schedule import (
     CONTENTION,
     ENDS,
     NOT_HIDDEN,
     WAITED,
+    Event,
     Exposed,
     beyond_compute,
     exposed_parts,
+    overlap,
+    scheduled,
+    simulated,
     weight_traffic,
 )
-from planner_core.cost.model import RUN_STAGES, CostModel, cost_model
-from planner_core.cost.resolved_ops import block_of, local_bytes, split_parts
 from planner_core.cost.step import (
     Unit,
     all_seconds,
@@ -48,6 +52,7 @@ __all__ = [
     "Component",
     "CostModel",
     "CostVector",
+    "Event",
     "Exposed",
     "Message",
     "Shares",
@@ -66,7 +71,9 @@ __all__ = [
     "overlap",
     "price",
     "recomputed",
+    "scheduled",
     "sent_share",
+    "simulated",
     "split_parts",
     "step_seconds",
     "touch_time",

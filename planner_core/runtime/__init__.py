@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from planner_core.runtime.library import apply
     from planner_core.runtime.parallel import Parallel
     from planner_core.runtime.plan_reader import PlanMismatch
-    from planner_core.runtime.program.collectives import Event, Trace
+    from planner_core.runtime.program.collectives import Trace
     from planner_core.runtime.record import CannotRewrite
     from planner_core.runtime.training.checkpoints import load, save
     from planner_core.runtime.training.clipping import clip_grad_norm_
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 __all__ = [
     "CannotRewrite",
     "CountCollectives",
-    "Event",
     "Init",
     "Parallel",
     "PlanMismatch",
@@ -54,7 +53,6 @@ _HOME = {
     "clip_grad_norm_": "planner_core.runtime.training.clipping",
     "load": "planner_core.runtime.training.checkpoints",
     "save": "planner_core.runtime.training.checkpoints",
-    "Event": "planner_core.runtime.program.collectives",
     "Trace": "planner_core.runtime.program.collectives",
     "Parallel": "planner_core.runtime.parallel",
     "apply": "planner_core.runtime.library",

@@ -62,10 +62,8 @@ def apply(
     parallel = Parallel(
         module, plan_to_json(plan), _mesh(plan), data_axes=plan.data_axes, init=init, seed=seed, written=written
     )
-
     if compile is not False:
         parallel.engine.compile = {"fullgraph": True} if compile is True else dict(compile)
-
     module.__dict__.update(forward=parallel.forward, no_sync=parallel.no_sync, _apply=_stay)
     return module
 

@@ -12,7 +12,8 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from planner_core.core import Graph, Plan, plan_to_json
-from planner_core.runtime import CountCollectives, Event, Parallel, PlanMismatch, Trace
+from planner_core.cost import Event, scheduled
+from planner_core.runtime import CountCollectives, Parallel, PlanMismatch, Trace
 from planner_core.verification.build_models import (
     ARGS,
     example_inputs,
@@ -21,7 +22,7 @@ from planner_core.verification.build_models import (
     whole_model,
 )
 from planner_core.verification.processes import run_ranks
-from planner_core.verification.schedule import difference, scheduled
+from planner_core.verification.schedule import difference
 
 TOLERANCE = 1e-5
 FLOOR = 1e-3

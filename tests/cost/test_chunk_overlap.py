@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from planner_core.cost.chunk_overlap import CHUNKS, REDUCTIONS, overlap
 from planner_core.cost.communication.collectives import collective_time
 from planner_core.cost.model import cost_model
+from planner_core.cost.schedule.chunk_overlap import CHUNKS, REDUCTIONS, overlap
 from planner_core.cost.step import op_seconds
 from planner_core.cost.step_messages import WAIT, message_time, messages
 from planner_core.planning.pipeline import Result, plan_model

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from planner_core.cost.communication.collectives import collective_time, wire_bytes
-from planner_core.cost.exposed import exposed_parts
+from planner_core.cost.schedule.exposed import exposed_parts
 from planner_core.cost.step import price
 from planner_core.cost.step_messages import messages
 from planner_core.cost.step_time import Component, Shares

@@ -15,9 +15,9 @@ from explorer.figures.palette import MEMORY_KINDS
 from planner_core.core.cluster import Cluster
 from planner_core.core.plan import Plan
 from planner_core.core.workload import Workload
-from planner_core.cost.exposed import NOT_HIDDEN, WAITED, exposed_parts
 from planner_core.cost.memory import tensors_at_peak, walk
 from planner_core.cost.model import cost_model
+from planner_core.cost.schedule.exposed import NOT_HIDDEN, WAITED, exposed_parts
 from planner_core.cost.step import price
 from planner_core.cost.step_messages import WAIT, message_time, messages
 from planner_core.models.zoo import ZOO

@@ -17,15 +17,16 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import planner_core as shardscope
 from planner_core.core import Graph, Plan
+from planner_core.cost.schedule.events import Event, scheduled, units_of
 from planner_core.models import graph_of
-from planner_core.runtime import Event, Trace
+from planner_core.runtime import Trace
 from planner_core.runtime.library import applied
 from planner_core.runtime.program.collectives import Axis
 from planner_core.runtime.program.engine import Bound
 from planner_core.verification.api import scaled, verify_text
 from planner_core.verification.numerics import verify_all
 from planner_core.verification.processes import run_ranks
-from planner_core.verification.schedule import difference, scheduled, units_of
+from planner_core.verification.schedule import difference
 from tests.support.plans import Request, planned
 
 SIZES = {"hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 4,

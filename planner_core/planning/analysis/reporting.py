@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from planner_core.core import Plan, glob_name, placements_by_pattern
+from planner_core.cost import simulated
 from planner_core.ops import CoarseGraph
 from planner_core.planning.analysis.doubt import SCENARIOS, Choice, Regret, choice
 from planner_core.planning.pipeline import FrontPoint, Result
@@ -14,6 +15,8 @@ from planner_core.planning.pricing import Budget, Speed, axis_roles, micro_batch
 from planner_core.search.candidates import matrices
 
 SCHEMA = "shardscope.report/1"
+AGREES = 0.01
+"""A simulation that is closer to a plan's time than this share agrees with it."""
 HOW_SURE = "from ... to: nine in ten published runs of such a kind were measured between these (assets/bands.json)"
 
 
@@ -24,7 +27,7 @@ def report(result: Result, budget: Budget | None = None) -> dict[str, Any]:
     for p in result.plans:
         speed = speed_of(p, flops, result.cluster)
         run = {} if budget is None else {"run": budget.to_json(speed, num_gpus)}
-        plans.append(plan_summary(p, speed) | run)
+        plans.append(plan_summary(p, speed) | {"simulated_step_s": simulated(p, result.graph)} | run)
     return {
         "schema": SCHEMA,
         "model": {"name": result.graph.name, "params": result.graph.num_params, "source": result.graph.source, "loss": result.graph.loss},
@@ -165,12 +168,22 @@ def text(result: Result, budget: Budget | None = None) -> str:
         "",
         plans_table(result.plans, speeds, budget),
         HOW_SURE,
+        simulation_text(result),
         f"how sure the order is: {choice(result).sentence}",
         *notes,
         "",
         table(placed),
     ]
     return "\n".join(parts)
+
+
+def simulation_text(result: Result) -> str:
+    """How far the plans' times are from those of a simulation in the order in which a run issues its work."""
+    apart = {p.name: simulated(p, result.graph) / p.cost.step_time_s - 1 for p in result.plans}
+    told = ", ".join(f"{name} {100 * share:+.1f} %" for name, share in apart.items() if abs(share) > AGREES)
+    return (
+        f"simulated in the order in which a run issues its work: within 1 % of these times{told and ', but for '}{told}"
+    )
 
 
 def unknown_ops(result: Result) -> str:

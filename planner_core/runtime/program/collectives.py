@@ -15,28 +15,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from planner_core.cost import Event
 from planner_core.runtime.dispatch.kept import replaying
 
 Segments = Mapping[int, tuple[int, ...]]
 NO_SEGMENTS: Segments = {}
 Finish = Callable[[], torch.Tensor]
 """Waits for a collective, and returns its result."""
-
-
-@dataclass(frozen=True)
-class Event:
-    """One event of a rank: `what` says whether it issued a collective or waited for one.
-
-    `packed`: the number of weights, or gradients, that the collective carries; 0 for one tensor of the computation. `num_bytes`:
-    bytes of the tensor that is whole along the axis. The events `run` and `return` say that a unit, named by `kind`, begins its
-    forward or its backward.
-    """
-
-    what: str
-    kind: str
-    axis: str
-    num_bytes: int
-    packed: int
 
 
 @dataclass

@@ -1,0 +1,36 @@
+"""The order of one rank's work in a step, and what follows from it.
+
+events          what a rank issues and waits for, in order
+simulation      the seconds of that order, on two streams
+exposed         the parts of a step's exposed communication, by the form that the search minimises
+chunk_overlap   what ATP's chunks would hide
+"""
+
+from planner_core.cost.schedule.chunk_overlap import overlap
+from planner_core.cost.schedule.events import Event, scheduled
+from planner_core.cost.schedule.exposed import (
+    CONTENTION,
+    ENDS,
+    NOT_HIDDEN,
+    WAITED,
+    Exposed,
+    beyond_compute,
+    exposed_parts,
+    weight_traffic,
+)
+from planner_core.cost.schedule.simulation import simulated
+
+__all__ = [
+    "CONTENTION",
+    "ENDS",
+    "NOT_HIDDEN",
+    "WAITED",
+    "Event",
+    "Exposed",
+    "beyond_compute",
+    "exposed_parts",
+    "overlap",
+    "scheduled",
+    "simulated",
+    "weight_traffic",
+]

@@ -1,0 +1,95 @@
+"""The seconds of a step when its work is done in the order of its schedule, on two streams.
+
+The compute stream runs operators, and stands still while it waits. The other stream sends one collective of weights after the other,
+each as soon as it is issued. While it sends, a second of it delays compute by k seconds (`CostModel.contention`), as in the form
+that the search minimises (`cost.step_time`). That form counts the weight traffic of a unit beside the unit itself; here a
+gather runs beside the unit before, a reduction beside the unit after, and both only from where a run issues them.
+
+Example: two units compute 10 ms each, and each gathers its weights in 4 ms; k = 0.1. The first gather delays the first unit by 4 ms.
+The second runs beside it: 10 + 0.4 ms. The forward pass takes 4 + 10.4 + 10 = 24.4 ms.
+"""
+
+from __future__ import annotations
+
+from planner_core.core import Cluster, Graph, Plan, Workload
+from planner_core.cost.communication.collectives import collective_time
+from planner_core.cost.model import CostModel, cost_model
+from planner_core.cost.resolved_ops import block_of
+from planner_core.cost.schedule.events import Rank, Stage, Unit, units_of
+from planner_core.cost.step import all_seconds
+from planner_core.cost.step import units_of as priced_units
+from planner_core.cost.step_messages import recomputed
+
+STEADY = 4
+"""Micro-batches that are simulated: the first, two between, the last. All others take as long as the second of the two between."""
+
+
+def simulated(plan: Plan, graph: Graph) -> float:
+    """Seconds of one training step of `plan`, by simulation. Raises InputError for a plan of another model."""
+    w = plan.workload
+    workload = Workload(**{k: w[k] for k in Workload.__dataclass_fields__ if k in w})
+    model = cost_model(Cluster.from_json(dict(plan.cluster)), plan.mesh, workload)
+    units, clock = units_of(plan, graph), _Clock(plan, graph, model)
+    count = min(workload.accumulate, STEADY)
+    ends = []
+    for number in range(count):
+        clock.micro_batch(units, number == 0, number == count - 1)
+        ends.append(clock.now)
+    between = ends[2] - ends[1] if count == STEADY else 0.0
+    optimizer = sum(u.copies * u.optimizer_s for u in priced_units(plan.blocks, graph, model))
+    return clock.now + (workload.accumulate - count) * between + optimizer
+
+
+class _Clock(Rank):
+    """Tells what time it is after each piece of work."""
+
+    def __init__(self, plan: Plan, graph: Graph, model: CostModel) -> None:
+        super().__init__()
+        self.plan, self.graph, self.model = plan, graph, model
+        self.now = self.free = 0.0
+        self.contention = model.contention
+        self.ends: dict[Stage, list[float]] = {}
+        self.sending: list[tuple[float, float]] = []
+        self.known: dict[tuple[str, str, str], float] = {}
+
+    def note(self, what: str, stage: Stage) -> None:
+        if what == "wait":
+            self.now = max(self.now, self.ends[stage].pop(0))
+            return
+        start = max(self.now, self.free)
+        self.free = start + self._sends(stage)
+        self.sending.append((start, self.free))
+        self.ends.setdefault(stage, []).append(self.free)
+
+    def mark(self, what: str, unit: str) -> None:
+        """Beginning takes no time."""
+
+    def run(self, unit: Unit, phase: str) -> None:
+        """Work of the unit's own speed, delayed while the other stream sends."""
+        left = self._alone(unit, phase)
+        k = self.contention
+        for start, end in self.sending:
+            if end <= self.now or left <= 0:
+                continue
+            before = min(left, max(0.0, start - self.now))
+            self.now, left = self.now + before, left - before
+            beside = min(left, (end - self.now) * (1 - k)) if left > 0 else 0.0
+            self.now, left = self.now + beside / (1 - k), left - beside
+        self.now += left
+        self.sending = [(start, end) for start, end in self.sending if end > self.now]
+
+    def _sends(self, stage: Stage) -> float:
+        return collective_time(stage.kind, stage.num_bytes, self.model.links[stage.axis])[0]
+
+    def _alone(self, unit: Unit, phase: str) -> float:
+        """Seconds of a pass through a unit with nothing beside it: operators, and collectives for which they wait."""
+        key = (unit.label, phase, "" if unit.label else unit.ops[0].name)
+        if key not in self.known:
+            bp, block, back = self.plan.blocks[unit.label], block_of(self.graph, unit.label), phase == "backward"
+            again = recomputed(block, bp)
+            self.known[key] = sum(all_seconds(block, op, bp, again, self.model)[back] for op in unit.ops)
+            self.known[key] += sum(
+                m.count * collective_time(m.kind, m.num_bytes, self.model.links[m.axis], m.share)[0]
+                for m in (unit.backward if back else unit.forward)
+            )
+        return self.known[key]
