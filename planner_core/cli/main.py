@@ -281,7 +281,7 @@ def _picked(plans: Sequence[Plan], name: str) -> Plan:
     found = next((p for p in plans if p.name == name), None)
     if found is None:
         raise InputError(
-            f"--pick {name!r} is no plan of the report; it has {', '.join(dict.fromkeys(p.name for p in plans))}"
+            f"--pick {name!r} is not a plan of the report; it has {', '.join(dict.fromkeys(p.name for p in plans))}"
         )
     return found
 

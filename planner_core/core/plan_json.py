@@ -101,7 +101,9 @@ def load_plan(path: str | Path) -> Plan:
         raise InputError(f"cannot read {path}: it is not a regular file")
     try:
         if file.stat().st_size > LARGEST_FILE_BYTES:
-            raise InputError(f"{path} is larger than {LARGEST_FILE_BYTES // 10**6} MB, which no plan is")
+            raise InputError(
+                f"{path} is larger than {LARGEST_FILE_BYTES // 10**6} MB, the largest plan file that is read"
+            )
         data = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from None

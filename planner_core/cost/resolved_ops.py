@@ -36,7 +36,7 @@ def rows_at(block: Block, op: Op, site: SitePlan) -> list[Row]:
         if row is None:
             shown = ", ".join(f"{c}|{g}" for c, g in ins)
             raise InputError(
-                f"{op.name} cannot run with operands ({shown}) on mesh axis {axis}: no rule of {op.fn} gives that"
+                f"{op.name} cannot run with operands ({shown}) on mesh axis {axis}: no rule of {op.fn} allows that; plan this model again"
             )
         found.append(row)
     return found

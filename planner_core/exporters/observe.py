@@ -152,6 +152,6 @@ def rules(plan: Plan, layout: TpLayout) -> dict[str, str]:
     found = compress(layout.styles)
     if found is None:
         raise InputError(
-            f'the layers of the plan "{plan.name}" run differently from one another, which this form cannot say; use --to torchrun'
+            f'the layers of the plan "{plan.name}" run differently from one another, which this form cannot express; use --to torchrun'
         )
     return found

@@ -135,7 +135,7 @@ def _tensor_axis(plan: Plan) -> int:
     if not split:
         raise NothingSplit(
             f'the plan "{plan.name}" splits no linear layer while it runs (it is data parallel, or gathers weights at use), so '
-            "there is nothing to say in this form; use FSDP2 or DDP, or --to torchrun"
+            "this form has nothing to write; use FSDP2 or DDP, or --to torchrun"
         )
     if len(split) > 1:
         raise InputError(

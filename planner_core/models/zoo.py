@@ -113,7 +113,7 @@ def _read(name: str) -> dict[str, Any]:
 def load_snapshot(name: str, *, batch: int | None = None, seq: int | None = None, layers: int | None = None) -> Graph:
     """The graph of a zoo model at a workload (default: the zoo's own) and depth; raises InputError."""
     if name not in ZOO:
-        raise InputError(f"{name!r} is no model of the zoo ({', '.join(ZOO)})")
+        raise InputError(f"{name!r} is not a model of the zoo; choose one of {', '.join(ZOO)}")
     model = ZOO[name]
     graph = graph_from_json(_read(name), batch=batch or model.batch, seq=seq or model.seq)
     return graph if layers is None else set_depth(graph, layers, with_depth(model, layers))

@@ -111,7 +111,7 @@ def pin(planner: Planner, plan: Plan, changes: Mapping[Weight, Placements], *, k
     for weight, placements in changes.items():
         if weight not in weights:
             raise InputError(
-                f"there is no weight {join_name(*weight)!r} in this plan; its weights are listed on the page Plans"
+                f"there is no weight {join_name(*weight)!r} in this plan; the page Plans lists its weights"
             )
         if len(placements) != len(plan.mesh.axis_sizes):
             needed, told_short = len(plan.mesh.axis_sizes), format_placements(placements)

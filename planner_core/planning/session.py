@@ -285,8 +285,8 @@ def _own_dtype(graph: Graph, asked: str | None) -> str | None:
     own = next((name for name, _ in held.most_common() if name in DTYPES), "float32")
     if asked is not None and asked != own:
         raise InputError(
-            f"--dtype {asked} cannot be had: most parameters of {graph.name} are {own}, as its function gives them; cast them there, or "
-            "leave it out"
+            f"--dtype {asked} cannot be applied: most parameters of {graph.name} are {own}, as its function makes them; cast them there, "
+            "or leave it out"
         )
     return own
 

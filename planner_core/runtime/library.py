@@ -78,7 +78,7 @@ def applied(module: nn.Module) -> Parallel:
     """The `Parallel` of a module that `apply` has returned. Raises InputError for any other module."""
     found = getattr(module.__dict__.get("forward"), "__self__", None)
     if not isinstance(found, Parallel):
-        raise InputError("this module runs under no plan; give it to shardscope.apply first")
+        raise InputError("this module does not run under a plan; give it to shardscope.apply first")
     return found
 
 

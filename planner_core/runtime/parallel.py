@@ -177,10 +177,10 @@ class Parallel:
             )
         changed = self.watch.changed()
         if changed:
-            raise PlanMismatch(f"{changed}; change the model first, plan it so, and apply the plan then")
+            raise PlanMismatch(f"{changed}; change the model before apply, and plan the changed model")
         hooked = self.watch.hooked()
         if hooked:
-            raise CannotRewrite(f"{hooked} has hooks, which generated code would pass by")
+            raise CannotRewrite(f"{hooked} has hooks, which generated code would not run")
         for name, weight in self.engine.weights.items():
             weight.follow()
             if weight.parameter.requires_grad != weight.trained:

@@ -73,7 +73,7 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
         return tempfile.TemporaryDirectory(prefix="shardscope-")
     except OSError as error:
         raise VerificationFailed(
-            f"no folder for the ranks to meet in can be made: {error.strerror}; set TMPDIR to one"
+            f"cannot make a folder in which the ranks meet: {error.strerror}; set TMPDIR to a folder that can be written"
         ) from None
 
 

@@ -71,7 +71,7 @@ NONSENSE: dict[str, tuple[bytes, str]] = {
     "layers.json": (json.dumps({**SMALL, "num_hidden_layers": float("inf")}).encode(), "num_hidden_layers is inf"),
     "digits.json": (
         b'{"model_type": "llama", "hidden_size": 1' + b"0" * 4000 + b"}",
-        "(4001 characters), which no model has",
+        "(4001 characters), but must be between",
     ),
     "kind.json": (json.dumps({"model_type": "x" * 10**5}).encode(), "(100002 characters) is not known"),
     "words.json": (json.dumps({**SMALL, "vocab_size": 0}).encode(), "vocab_size is 0; it must be at least 1"),

@@ -59,7 +59,7 @@ def test_shapes_types_and_the_loss_are_said_first(file: Path, capsys: pytest.Cap
     [
         (["--batch", "16"], "have batch 8, not 16"),
         (["--seq", "4"], "have seq 1, not 4"),
-        (["--dtype", "bfloat16"], "--dtype bfloat16 cannot be had: most parameters of mine are float32"),
+        (["--dtype", "bfloat16"], "--dtype bfloat16 cannot be applied: most parameters of mine are float32"),
         (["--layers", "2"], "--layers 2 cannot be applied"),
     ],
 )

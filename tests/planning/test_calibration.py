@@ -213,7 +213,7 @@ def test_one_measured_step_is_met_and_its_file_prices_so(tmp_path: Path) -> None
 
 
 def test_a_speed_that_products_cannot_explain_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="cannot be met by how fast products run alone"):
+    with pytest.raises(InputError, match="cannot be reached with any speed of products"):
         from_step(read_step(step_file(tmp_path, 10 * speed_on("1x8-h100"))), "a step")
 
 

@@ -88,5 +88,5 @@ def _refused(plan: str, folder: str) -> str:
 def test_a_folder_without_a_checkpoint_is_named(tmp_path: Path) -> None:
     said = run_ranks(_refused, 2, (plan_file(tmp_path, 2, "FSDP"), str(tmp_path)))[0]
     assert said == f"{tmp_path} holds no checkpoint: it has no file .metadata"
-    with pytest.raises(shardscope.InputError, match="runs under no plan"):
+    with pytest.raises(shardscope.InputError, match="does not run under a plan"):
         shardscope.save(OwnGPT(), None, tmp_path)

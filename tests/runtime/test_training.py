@@ -121,7 +121,7 @@ def test_images_come_from_a_dataset_and_not_from_a_file_of_tokens(tmp_path: Path
 
 def test_what_is_no_token_of_the_model_is_named(tmp_path: Path) -> None:
     np.full(64, 70_000, np.int32).tofile(tmp_path / "tokens.bin")
-    with pytest.raises(InputError, match="holds token 70000, the model has 128; read as int32"):
+    with pytest.raises(InputError, match="holds token 70000, but the model has 128 tokens; read as int32"):
         TokenFile(tmp_path / "tokens.bin", 16, 128, "int32").read([0])
     (tmp_path / "few.bin").write_bytes(bytes(8))
     with pytest.raises(InputError, match="holds 4 tokens of uint16, a sample needs 16"):

@@ -83,7 +83,7 @@ def hops(algorithm: str, size: int, members: Sequence[int] = (), both_ways: bool
         up = np.array(edges, dtype=np.int64)
         src, dst = np.concatenate([up, up[:, ::-1]]).T
         return Hops(src, dst, np.full(len(src), size / len(src)))
-    raise ValueError(f"{algorithm!r} is no algorithm; known are ring, tree, hierarchical, pairwise")
+    raise ValueError(f"{algorithm!r} is not an algorithm; choose ring, tree, hierarchical or pairwise")
 
 
 def _rings_of_rings(size: int, members: Sequence[int]) -> Hops:

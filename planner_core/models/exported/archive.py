@@ -142,10 +142,10 @@ def _json(path: Path, archive: zipfile.ZipFile, name: str) -> dict[str, Any]:
     with archive.open(name) as file:
         text = file.read(LARGEST_JSON + 1)
     if len(text) > LARGEST_JSON:
-        raise InputError(f"{path} holds a graph of more than {LARGEST_JSON >> 20} MB, which is more than is read")
+        raise InputError(f"{path} holds a graph of more than {LARGEST_JSON >> 20} MB, the most that is read")
     data = json.loads(text)
     if not isinstance(data, dict):
-        raise InputError(f"{path} is an archive, but not an exported program ({name} is no object); {WAY_OUT}")
+        raise InputError(f"{path} is an archive, but not an exported program ({name} is not a JSON object); {WAY_OUT}")
     return data
 
 
@@ -181,7 +181,7 @@ def _bind(program: Exported, specs: list[Mapping[str, Any]]) -> None:
             program.constants.append(str(what["arg"]["name"]))
         elif kind != "constant_input":
             raise InputError(
-                f"the program takes a {kind.replace('_', ' ')}, which is no tensor; export the module without it"
+                f"the program takes a {kind.replace('_', ' ')}, which is not a tensor; export the module without it"
             )
 
 
@@ -193,12 +193,12 @@ def _add_graph(program: Exported, graph: Mapping[str, Any], prefix: str, grad: b
         sizes = tuple(_size(s, program) for s in meta["sizes"])
         if meta["dtype"] not in DTYPES or any(s < 0 for s in sizes):
             raise InputError(
-                f"tensor {name!r} of the program has dtype {meta['dtype']!r} and sizes {sizes}, which is no tensor known here"
+                f"tensor {name!r} of the program has dtype {meta['dtype']!r} and sizes {sizes}, which is not a tensor that can be read"
             )
         program.tensors[prefix + name] = Tensor(sizes, DTYPES[meta["dtype"]], bool(meta["requires_grad"]))
     for node in graph["nodes"]:
         if len(program.steps) >= MOST_STEPS:
-            raise InputError(f"the program has more than {MOST_STEPS:,} steps, which is more than is read")
+            raise InputError(f"the program has more than {MOST_STEPS:,} steps, the most that is read")
         target = str(node["target"])
         if target.startswith("torch.ops.higher_order."):
             _inner(program, node, target.rpartition(".")[2], prefix, grad, depth)
@@ -273,7 +273,7 @@ def _argument(arg: Mapping[str, Any], program: Exported, prefix: str) -> Any:
     read = _READ.get(kind)
     if read is None:
         raise InputError(
-            f"the program passes {kind.removeprefix('as_').replace('_', ' ')} to an op, which is no tensor and no number"
+            f"the program passes {kind.removeprefix('as_').replace('_', ' ')} to an op, which is neither a tensor nor a number"
         )
     return read(value, program, prefix)
 

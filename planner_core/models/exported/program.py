@@ -82,7 +82,9 @@ class Program:
     def _part(self, path: str, kinds: dict[str, str]) -> Shell:
         if path not in self.parts:
             if path.count(".") > 50 or (path and "" in path.split(".")):
-                raise InputError(f"the program names a module {path[:60]!r}, which is no path of names")
+                raise InputError(
+                    f"the program names a module {path[:60]!r}, which is not a path of names: the file is damaged"
+                )
             kind = kinds.get(path, "")
             shell: Shell = type(kind if kind.isidentifier() else "Module", (Shell,), {})()
             object.__setattr__(shell, "program", self)

@@ -41,7 +41,7 @@ def check_numbers(data: Mapping[str, Any]) -> None:
         if not isinstance(value, (int, float)):
             raise InputError(f"{name} is {shown(value)}; a number is needed")
         if not 0 <= value <= LARGEST and value != _by_default(data, name):  # -1 may stand for "no bound"
-            raise InputError(f"{name} is {shown(value)}, which no model has; it must lie between 0 and {LARGEST}")
+            raise InputError(f"{name} is {shown(value)}, but must be between 0 and {LARGEST}")
         if value == 0 and key in _AT_LEAST_ONE:
             raise InputError(f"{name} is 0; it must be at least 1")
     _check_ratios(data)

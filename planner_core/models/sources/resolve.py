@@ -101,7 +101,7 @@ def read_json(file: Path) -> dict[str, Any]:
         what = (
             "is compressed; unpack it first"
             if content.startswith(GZIP)
-            else "is no text; give a Hugging Face config.json"
+            else "is not text; give a Hugging Face config.json"
         )
         raise InputError(f"{file} {what}") from None
     except ValueError as error:

@@ -166,7 +166,9 @@ def _words(text: str) -> Iterator[tuple[str, Any]]:
             yield from (("dp", int(sizes[1])), ("fsdp", int(sizes[2])))
         elif word == "sp":
             if value not in ("", "1", "0"):
-                raise InputError(f"layout {text[:80]!r}: sp is {short(value)}, but is said or left out")
+                raise InputError(
+                    f"layout {text[:80]!r}: sp is {short(value)}, but takes no value; write sp, or leave it out"
+                )
             yield "sp", value != "0"
         elif not value.isdecimal() or not _in_range(word, int(value)):
             wanted = "0, 1 or 2" if word == "zero" else "a whole number from 1"

@@ -101,6 +101,6 @@ class _Unplanned(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         raise PlanMismatch(
-            f"a gradient came to {ctx.what}, which the loss that was planned does not need; plan the model with a loss that holds "
+            f"a gradient came to {ctx.what}, but the planned loss does not depend on it; plan the model with a loss of "
             "all that it is trained on"
         )

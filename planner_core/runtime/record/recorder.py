@@ -142,7 +142,7 @@ class TapeRecorder(Recorder):
                 return Ref(self.number(item))
             if item is None or isinstance(item, (bool, int, float, str)):
                 return item
-            raise CannotRewrite(f"it returns a {type(item).__name__}, which may hold tensors that nobody could find")
+            raise CannotRewrite(f"it returns a {type(item).__name__}, in which tensors cannot be found")
 
         return pytree.tree_map(leaf, out)
 

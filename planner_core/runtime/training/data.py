@@ -51,7 +51,7 @@ class TokenFile:
         rows = np.stack([self.tokens[n * self.seq : (n + 1) * self.seq] for n in numbers]).astype(np.int64)
         if rows.max() >= self.vocabulary or rows.min() < 0:
             raise InputError(
-                f"{self.path} holds token {max(rows.max(), rows.min(), key=abs)}, the model has {self.vocabulary}; read as "
+                f"{self.path} holds token {max(rows.max(), rows.min(), key=abs)}, but the model has {self.vocabulary} tokens; read as "
                 f"{self.tokens.dtype}: is it another --token-type?"
             )
         ids = torch.from_numpy(rows)

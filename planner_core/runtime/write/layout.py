@@ -189,5 +189,5 @@ def refuse_mixed(layout: Layout, needed: Iterable[int]) -> None:
     if wrong is not None:
         made = next(c for c in layout.tape.calls if wrong in c.outputs)
         raise CannotRewrite(
-            f"{made.fn} at {made.line.rpartition('/')[2]} reckons over all samples of the batch, and ranks hold parts of it"
+            f"{made.fn} at {made.line.rpartition('/')[2]} computes over all samples of the batch, but each rank holds a part of them"
         )

@@ -107,7 +107,7 @@ def text(local: Local) -> str:
     """The call on local tensors."""
     fn = local.call.fn
     if fn not in _RULES and operator(fn).local not in WRITTEN_AS_THEY_ARE and fn != "to":
-        raise CannotRewrite(f"{local.call.site}: nobody has said how {fn} is written for parts of its tensors")
+        raise CannotRewrite(f"{local.call.site}: {fn} has no form for parts of its tensors in generated code")
     return _RULES.get(fn, Local.plain)(local)
 
 
@@ -295,7 +295,7 @@ def _setitem(local: Local) -> str:
             found.append(local.texts[position])
             position += 1
         elif _holds_tensor(item):
-            raise CannotRewrite(f"{local.call.site} writes at places that tensors name")
+            raise CannotRewrite(f"{local.call.site} writes at indices that are tensors")
         else:
             found.append(literal(item, local.foreign))
     return f"with_item({local.texts[0]}, {', '.join(found)})"

@@ -92,7 +92,7 @@ class _ProgramWriter:
     def _hoist(self, found: list[Instance], call: Call) -> None:
         block = found[-1]
         if any(n in c.outputs for c in block.calls for n in call.inputs):
-            raise CannotRewrite(f"{call.site} stands between the operators of {block.prefix} and uses them")
+            raise CannotRewrite(f"{call.site} is between the operators of {block.prefix} and uses their results")
         if len(found) < 2 or found[-2].label:
             found.insert(len(found) - 1, Instance("", "", []))
         found[-2].calls.append(call)

@@ -154,7 +154,7 @@ def from_step(
     slow, now, fast = speed(low), speed(1.0), speed(high)
     if not slow < step.tokens_per_s_per_gpu < fast:
         raise InputError(
-            f"{source}: {step.tokens_per_s_per_gpu:g} tokens/s/GPU cannot be met by how fast products run alone, which gives "
+            f"{source}: {step.tokens_per_s_per_gpu:g} tokens/s/GPU cannot be reached with any speed of products, which gives "
             f"{slow:.0f} to {fast:.0f}; check layout, micro-batch, recompute and GB/s of the links"
         )
     for _ in range(BISECTIONS):

@@ -224,7 +224,7 @@ def _text(path: str | Path) -> tuple[str, str]:
     """(the name of the file in messages, its text)."""
     where = f"measurements {Path(path).name}"
     if not is_file(path):
-        raise InputError(f"{where}: there is no file {short(str(path))}")
+        raise InputError(f"{where}: there is no file {short(str(path))}; give the path of an existing file")
     try:
         if Path(path).stat().st_size > MOST_BYTES:
             raise InputError(f"{where} has {Path(path).stat().st_size} bytes; at most {MOST_BYTES} are read")
