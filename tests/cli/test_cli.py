@@ -44,7 +44,7 @@ WRONG = [
     ("plan gpt2-xl --objective fun", 2, "fun"), ("plan gpt2-xl --layers 0", 2, "0"), ("plan gpt2-xl --layers -1", 2, "-1"), ("fold nothing", 2, "nothing"),
     ("network nothing", 2, "nothing"), ("compare nothing", 2, "nothing"), ("verify {plan.json} --fake", 2, "schema"), ("verify {broken.json} --fake", 2, "broken.json"),
     ("verify missing.json --fake", 2, "missing.json"), ("export {plan.json} --to torchrun -o {out}", 2, "schema"), ("plan gpt2-xl -o /no/such/place/plan.json", 2, "/no/such/place"),
-    ("plan llama-3-70b --cluster 1x4-a100-pcie --memory-gb 1", 3, "least memory"), ("plan gpt2-xl --memory-gb 0.001", 3, "least memory"),
+    ("plan llama-3-70b --layers 2 --cluster 1x4-a100-pcie --memory-gb 1", 3, "least memory"), ("plan gpt2-xl --layers 2 --mesh 8 --cluster 1x8-h100 --memory-gb 0.001", 3, "least memory"),
 ]  # fmt: skip
 
 

@@ -58,7 +58,7 @@ def test_shapes_types_and_the_loss_are_said_first(file: Path, capsys: pytest.Cap
     ("option", "says"),
     [
         (["--batch", "16"], "have batch 8, not 16"),
-        (["--seq", "4"], "have seq 1, not 4"),
+        pytest.param(["--seq", "4"], "have seq 1, not 4", marks=pytest.mark.slow),
         (["--dtype", "bfloat16"], "--dtype bfloat16 cannot be applied: most parameters of mine are float32"),
         (["--layers", "2"], "--layers 2 cannot be applied"),
     ],
@@ -71,6 +71,7 @@ def test_what_a_function_fixes_is_not_changed_in_silence(
     assert says in said.err and len(said.err.splitlines()) == 1 and not said.out
 
 
+@pytest.mark.slow
 def test_the_sizes_that_the_inputs_have_may_be_asked_for(file: Path) -> None:
     assert main(["plan", f"{file}:own", *WHERE, "--batch", "8", "--seq", "1", "--dtype", "float32"]) == 0
 

@@ -12,7 +12,7 @@ from tests.support.coverage_page import PAGE, page
 
 ALL = entries()
 PLANNED = [e for e in ALL if e.refused is None]
-QUICK = PLANNED[::8]
+QUICK = PLANNED[::16]
 """What runs in `make test`; `make test-all` runs every module on 2 and on 4 processes."""
 Reports = dict[str, list[dict[str, Any]]]
 

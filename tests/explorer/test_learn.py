@@ -505,7 +505,15 @@ def test_course() -> None:
     assert all(x.terms for x in LESSONS)
 
 
-@pytest.mark.parametrize("model", ["resnet50-100k", "vit-large", "gpt2-xl", "t5-large", "mixtral-8x7b", "bert-large"])
+@pytest.mark.parametrize(
+    "model",
+    [
+        "resnet50-100k",
+        "vit-large",
+        "mixtral-8x7b",
+        *(pytest.param(m, marks=pytest.mark.slow) for m in ("gpt2-xl", "t5-large", "bert-large")),
+    ],
+)
 def test_every_lesson_has_something_to_show_for_other_models(model: str) -> None:
     learner = Learner(Request(model, cluster="1x4-a100-pcie"))
     for lesson in LESSONS:

@@ -179,6 +179,7 @@ def test_an_export_that_fails_says_why(result: Result) -> None:
     assert "nowhere" in made.problem
 
 
+@pytest.mark.slow
 def test_the_torchrun_script_is_python(result: Result) -> None:
     made = exporting.export(result.best, "torchrun", ".py")
     assert made.problem == ""

@@ -26,7 +26,10 @@ from planner_core.planning.request import Request
 from tests.support.plans import planned
 
 
-@pytest.fixture(scope="module", params=ZOO)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(n, marks=pytest.mark.slow if n in ("t5-large", "llama-3-70b") else ()) for n in ZOO],
+)
 def result(request: pytest.FixtureRequest) -> Result:
     return planned(Request(request.param, layers=4 if ZOO[request.param].depth else None))
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner_core.core.placement import P, R, Shard
@@ -76,6 +76,7 @@ def test_the_cases_split_what_can_be_split() -> None:
     assert {k: found[k] for k in expected} == expected
 
 
+@settings(max_examples=30)
 @given(st.lists(st.sampled_from([1, 2, 3, 4]), min_size=1, max_size=4), st.data())
 def test_any_reshape(dims: list[int], data: st.DataObject) -> None:
     total = int(torch.tensor(dims).prod())

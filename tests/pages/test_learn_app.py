@@ -15,7 +15,12 @@ from planner_core.planning.request import Request
 
 ROOT = Path(__file__).resolve().parents[2]
 LLAMA = Learner(Request("llama-3-8b"))
-every = pytest.mark.parametrize("lesson", LESSONS, ids=lambda x: f"lesson{x.number}")
+QUICK = (1, 4, 9, 13, 15)
+"""Lessons that are played in `make test`, one of each kind; `make test-all` plays every one."""
+every = pytest.mark.parametrize(
+    "lesson",
+    [pytest.param(x, marks=() if x.number in QUICK else pytest.mark.slow, id=f"lesson{x.number}") for x in LESSONS],
+)
 
 
 def opened(**query: str) -> AppTest:
