@@ -15,12 +15,15 @@ from explorer.learn import answers
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import typed
 from explorer.learn.lessons import LESSONS
+from explorer.learn.lessons.basics import l02_cuts, l03_placements, l04_collectives
+from explorer.learn.lessons.layers import l05_mlp, l07_sequence
+from explorer.learn.lessons.planners import l11_two_dims, l21_uneven, l22_long
 from explorer.learn.lessons.times import l18_micro_batches, l19_measured, l20_algorithms
 from explorer.learn.pictures.film import Cell, Film, Flight
-from planner_core.core import ASSETS
+from planner_core.core import ASSETS, PlannerError
 from planner_core.planning import price
 from planner_core.planning.request import Request
-from tests.support.fitted import FITTED, NETWORK, across_s, inside_s, took_s, turn_s
+from tests.support.fitted import FITTED, H100, NETWORK, across_s, inside_s, took_s, turn_s
 
 LLAMA = Learner(Request("llama-3-8b"))
 PARAMS, LAYERS, HIDDEN, INNER = 8_030_261_248, 32, 4096, 14336
@@ -215,6 +218,147 @@ def at(film: str, stop: int) -> list[float]:
         if g.get("class") == "cell" and int(g.get("data-from", "")) <= stop <= int(g.get("data-to", ""))
     ]
     return sorted(float((t.text or "").replace("−", "-")) for g in cells for t in g.iter("text"))
+
+
+# --- 21: experts, uneven ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("skew, factor, seed", [(0, 0, 0), (2, 125, 0), (3, 100, 4), (3, 200, 1)])
+def test_21_loads_capacity_and_what_is_dropped(skew: int, factor: int, seed: int) -> None:
+    load = l21_uneven.routed(skew, seed)
+    found = numbers(21, skew=skew, factor=factor, seed=seed)
+    assert sum(load) == found["tokens"] == 256 and found["hottest"] == max(load)
+    assert found["ratio"] == max(load) / 32
+    if factor:
+        places = 32 * factor // 100
+        assert found["capacity"] == places
+        assert found["dropped"] == sum(x - places for x in load if x > places)
+        assert found["empty"] == sum(places - x for x in load if x < places)
+    else:
+        assert (found["dropped"], found["empty"]) == (0, 0)
+    # Mixtral: 32 layers, two of eight experts with three products of 4 096 by 14 336
+    rate = H100["flops_efficiency"] * 989e12
+    assert found["experts_s"] == pytest.approx(2 * 3 * 4096 * 14336 * 2 * 2048 * 32 / rate)
+
+
+def test_21_an_unfair_router_is_less_even_and_the_planner_is_said_to_know_none() -> None:
+    fair, unfair = (np.mean([max(l21_uneven.routed(skew, seed)) for seed in range(6)]) for skew in (0, 3))
+    assert fair > 32 and unfair > 2 * fair
+    told = price("mixtral-8x7b", layout="fsdp=16", micro_batch=1, seq=2048, advise=False)
+    assert told.plan is not None
+    assert numbers(21)["step_s"] == pytest.approx(told.plan.cost.step_time_s, rel=1e-6)
+    assert "takes routing to be balanced" in LESSONS[20].scene(LLAMA, LESSONS[20].defaults()).steps[-1].says
+
+
+# --- 22: long sequences -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [2, 4])
+def test_22_the_ring_puts_the_softmax_together(n: int) -> None:
+    c = l22_long.ring(n)
+    assert 0 <= c["error"] < 1e-12
+    assert c["weights"][-1] == pytest.approx(c["first"])  # the sum that softmax divides by, over all keys
+    assert all(
+        b > a
+        for before, after in zip(c["weights"], c["weights"][1:], strict=False)
+        for a, b in zip(before, after, strict=True)
+    )
+    seen = [set() for _ in range(n)]
+    for holds in c["holds"][:-1]:
+        for r, part in enumerate(holds):
+            seen[r].add(part)
+    assert all(parts == set(range(n)) for parts in seen)
+
+
+@pytest.mark.parametrize("n, tokens", [(2, 8192), (4, 131072)])
+def test_22_balance_and_bytes(n: int, tokens: int) -> None:
+    found = numbers(22, n=n, tokens=tokens)
+    pairs = [sum(q + 1 for q in (2 * r, 2 * r + 1)) for r in range(n)]
+    assert (found["most"], found["least"]) == (max(pairs), min(pairs))
+    assert sum(l22_long.causal(n, True)) == sum(pairs) == n * (2 * n + 1) and len(set(l22_long.causal(n, True))) == 1
+    assert found["ratio"] == pytest.approx(max(pairs) / (2 * n + 1))
+    # 8 key-value heads of 128: keys and values of the other parts pass by; or everything is exchanged
+    assert found["ring"] == (n - 1) * tokens // n * 2 * 1024 * 2
+    assert found["heads exchanged"] == (n - 1) * (2 * 4096 + 2 * 1024) * tokens * 2 // n**2
+    rate = H100["flops_efficiency"] * 989e12
+    assert found["attention_s"] == pytest.approx(4 * tokens * tokens / 2 * 4096 / n / rate)
+
+
+def test_22_the_table_is_the_planners_and_the_rest_is_said_not_to_be() -> None:
+    last = LESSONS[21].scene(LLAMA, LESSONS[21].defaults()).steps[-1]
+    assert "Neither way is in the planner yet" in last.says
+    told = price("llama-3-8b", layout="fsdp=16", micro_batch=1, seq=4096, recompute="full", advise=False)
+    assert told.plan is not None
+    peak, seconds, fits = l22_long.priced(LLAMA, 4096)["FSDP, a text for each GPU"]
+    assert (peak, fits) == (told.plan.cost.memory_bytes["peak"], told.plan.fits)
+    assert seconds == pytest.approx(told.plan.cost.step_time_s, rel=1e-6)
+    with pytest.raises(PlannerError, match="cp"):
+        price("llama-3-8b", layout="fsdp=8,cp=2", advise=False)
+
+
+# --- motion: the state of a picture is the state of the data --------------------------------------------
+
+
+def cells(*tensors: object) -> list[float]:
+    """All numbers of tensors as a picture shows them, sorted."""
+    return sorted(float(f"{float(x):.2f}") for t in tensors for x in np.array(t.tolist()).ravel())  # type: ignore[attr-defined]
+
+
+def film_of(number: int, step: int, **values: int | str) -> str:
+    lesson = LESSONS[number - 1]
+    return lesson.scene(LLAMA, {**lesson.defaults(), **values}).steps[step].picture
+
+
+@pytest.mark.parametrize("cut, devices", [("columns", 2), ("rows", 4)])
+def test_2_pieces_are_put_together_one_by_one(cut: str, devices: int) -> None:
+    c, film = l02_cuts.compute(cut, devices, 3), film_of(2, 3, cut=cut, devices=devices, seed=3)
+    assert at(film, 0) == cells(*c["pieces"])
+    if cut == "rows":
+        for k in range(1, devices + 1):
+            assert at(film, k) == cells(*c["pieces"], sum(c["pieces"][:k]))
+    assert at(film, devices) == cells(*c["pieces"], c["y"])
+
+
+@pytest.mark.parametrize("n", [2, 4])
+@pytest.mark.parametrize("case", range(len(l03_placements.CASES)))
+def test_3_what_is_sent_moves_to_where_it_is_wanted(case: int, n: int) -> None:
+    src, dst = map(l03_placements.parse_placement, l03_placements.CASES[case])
+    whole, before = l03_placements.hold(str(src), n, case + 1)
+    film, after = l03_placements.motion(before, src, dst, whole), l03_placements.move(before, src, dst)
+    markup = film.markup("moves")
+    assert at(markup, 0) == cells(*before) and at(markup, len(film.said) - 1) == cells(*after)
+    # a sum for all goes in slices, and the slices are gathered: twice as much; each device sends as much as the formula says
+    assert len(film.flights) * 4 == n * l03_placements.sent(str(src), str(dst), n)
+
+
+@pytest.mark.parametrize("n", [2, 5])
+def test_4_the_ring_in_motion(n: int) -> None:
+    states, film = l04_collectives.ring(n), film_of(4, 2 * (n - 1) + 1, n=n)
+    assert [at(film, k) for k in range(len(states))] == [cells(s["data"]) for s in states]
+    assert film.count('class="flight"') == n * 2 * (n - 1)
+
+
+def test_5_7_11_sums_in_motion() -> None:
+    c = l05_mlp.compute("columns", 0)
+    for step, terms, total in ((3, c["terms"], c["got"]), (4, c["grads"], c["grad"])):
+        film = film_of(5, step)
+        assert at(film, 0) == cells(*terms) and at(film, 1) == cells(total, total)
+    tokens = np.array(l07_sequence.terms_of_tokens(4))
+    film = film_of(7, 1)
+    want = (tokens, tokens.sum(0), 2 * tokens.sum(0), np.tile(2 * tokens.sum(0), 4))
+    assert [at(film, k) for k in range(4)] == [cells(x) for x in want]
+    for step, kind in ((0, "column-first"), (1, "row-first")):
+        tiles = l11_two_dims.tile_product(kind)
+        whole = tiles["x"] @ tiles["w"]
+        assert at(film_of(11, step), 1) == cells(whole, whole)  # every column on two GPUs
+
+
+@pytest.mark.parametrize("n, k", [(2, 1), (4, 2), (8, 2)])
+def test_12_tokens_travel_and_come_home_in_motion(n: int, k: int) -> None:
+    film = film_of(12, 2, n=n, k=k).replace(" ✓", "")
+    ids = list(range(16))
+    assert at(film, 0) == at(film, 2) == ids and at(film, 1) == sorted(ids + k * ids)
+    assert film.count('class="flight"') == 2 * 16 * k
 
 
 # --- typed answers, and films ---------------------------------------------------------------------------

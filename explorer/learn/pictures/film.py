@@ -11,7 +11,7 @@ import html
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from explorer.figures.svg_tensors import Box, at, svg
+from explorer.figures.svg_tensors import PAPER, Box, at, svg
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,8 @@ def _cell(cell: Cell) -> str:
 
 def _flight(f: Flight) -> str:
     way = " ".join(f"{v:.1f}" for v in (*f.start, *f.end))
-    return f'<g class="flight" data-at="{f.leaves}" data-way="{way}"{_hidden(True)}>{f.body.body}</g>'
+    paper = f'<rect width="{f.body.width:.1f}" height="{f.body.height:.1f}" fill="{PAPER}"/>'  # what lies under it does not shine through
+    return f'<g class="flight" data-at="{f.leaves}" data-way="{way}"{_hidden(True)}>{paper}{f.body.body}</g>'
 
 
 def _said(stop: int, words: str) -> str:

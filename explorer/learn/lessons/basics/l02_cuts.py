@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
+from explorer.figures.palette import DEVICES
 from explorer.figures.svg_tensors import (
-    arrow,
     column,
     device,
     legend,
@@ -22,6 +22,8 @@ from explorer.figures.svg_tensors import (
 from explorer.learn import links
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
+from explorer.learn.pictures.board import Chunk, Move, Stop, board
+from explorer.learn.pictures.film import Film
 
 N = 4
 CODE = """\
@@ -61,6 +63,52 @@ def compute(cut: str, devices: int, seed: int) -> dict[str, Any]:
     return {"x": x, "w": w, "y": whole, "held": held, "pieces": pieces, "joined": joined, "error": error}
 
 
+def together(c: dict[str, Any], columns: bool) -> Film:
+    """One device after the other hands its piece to Y: columns find their place, terms are added to what is there."""
+    import torch
+
+    n, made = len(c["pieces"]), torch.zeros(N, N, dtype=torch.float64)
+    wide = N // n
+    stops = []
+    for k in range(n + 1):
+        held: list[list[Chunk | None]] = []
+        for r, piece in enumerate(c["pieces"]):
+            own = range(r * wide, (r + 1) * wide) if columns else range(N)
+            cells = {(i, j): float(piece[i, j - own.start]) for i in range(N) for j in own}
+            held.append([_cell("S" if columns else "P", r, cells.get((i, j))) for i in range(N) for j in range(N)])
+        whole = k == n
+        arrived = range(k * wide) if columns else range(N if k else 0)
+        held.append(
+            [
+                _in_y(columns, whole, i, j, wide, float(made[i, j])) if j in arrived else None
+                for i in range(N)
+                for j in range(N)
+            ]
+        )
+        moves: list[Move] = [(k, at_, n, at_) for at_ in range(N * N) if k < n and held[k][at_] is not None]
+        stops.append(Stop(held, _told(k, n, columns), moves))
+        if k < n:
+            part = c["pieces"][k]
+            made = made.index_add(1, torch.arange(k * wide, (k + 1) * wide), part) if columns else made + part
+    note = "solid: a slice; grey: whole" if columns else "hatched: not summed yet; grey: whole"
+    return board(stops, N, cell=38, names=[*(f"GPU {r}" for r in range(n)), "Y"], note=note)
+
+
+def _cell(look: str, rank: int, value: float | None) -> Chunk | None:
+    return None if value is None else ((look, rank), number(value))
+
+
+def _in_y(columns: bool, whole: bool, i: int, j: int, wide: int, value: float) -> Chunk:
+    return (("R", None) if whole else ("S", j // wide) if columns else ("P", len(DEVICES) - 1), number(value))
+
+
+def _told(k: int, n: int, columns: bool) -> str:
+    if k == 0:
+        return "Each device has its piece of Y; nothing is put together yet."
+    done = f"The pieces of {k} of {n} devices {'stand side by side' if columns else 'are added up'}."
+    return done + (" This is Y." if k == n else "" if columns else " Still only a part of the sum.")
+
+
 def scene(learner: Learner, values: Values) -> Scene:
     """One GPU; the cut; each device's product; how the pieces make the whole."""
     cut, devices = str(values["cut"]), int(values["devices"])
@@ -76,27 +124,12 @@ def scene(learner: Learner, values: Values) -> Scene:
     x_cut = matrix(c["x"], replicated, "X", "R") if columns else matrix(c["x"], sliced(1, N, devices), "X", "S(1)")
     w_cut = matrix(c["w"], sliced(1 if columns else 0, N, devices), "W", "S(1)" if columns else "S(0)")
     frames = [device(r, _product(c, r, columns)) for r in range(devices)]
-    result = matrix(
-        c["joined"],
-        sliced(1, N, devices) if columns else replicated,
-        "Y",
-        "S(1): columns side by side" if columns else "R: the sum",
-    )
-    terms = [
-        matrix(p, owned(r, "S" if columns else "P"), f"GPU {r}", "" if columns else "P")
-        for r, p in enumerate(c["pieces"])
-    ]
-    parts = _between(terms, "" if columns else "+")
-    how = arrow(44, "concatenate" if columns else "sum")
-    # four terms of full size stand two and two
-    rows = [[*parts, how, result]] if columns or devices == 2 else [parts[:4], parts[4:], [how, result]]
-    joined = column(*(row(*r) for r in rows), gap=16)
     first = "column" if columns else "row"
     steps = (
         Step("On one GPU", "The product as one GPU computes it. This is the answer that every other way must give.", svg(whole, "X times W is Y on one GPU")),
         Step(f"Cut W by {cut}", "Each device keeps one colour of W. " + ("Every output column needs a whole row of X, so X stays whole everywhere." if columns else "Rows of W meet columns of X, so X is cut along with it."), svg(column(row(x_cut, sign("·"), w_cut), legend("R", "S") if columns else legend("S"), gap=20), f"W cut by {cut} over {devices} GPUs")),
         Step("Each multiplies what it has", "No device waits for another. " + ("Each makes some columns of Y, finished." if columns else "Each makes a full-sized Y, but only one term of the sum: hatched, not summed yet."), svg(_pairs(frames), f"{devices} GPUs multiply their {first}s")),
-        Step("Put together", ("Set side by side" if columns else "Added up") + f", the pieces are Y. Largest difference from the single GPU: **{number(c['error'])}**.", svg(column(joined, legend("S" if columns else "P"), gap=18), "The pieces make Y")),
+        Step("Put together", ("Set side by side" if columns else "Added up") + f", the pieces are Y. Largest difference from the single GPU: **{number(c['error'])}**.", together(c, columns).markup("The pieces make Y")),
     )  # fmt: skip
     top = [float(p[0, 0]) for p in c["pieces"]]
     return Scene(

@@ -5,10 +5,26 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from explorer.figures.svg_tensors import Box, arrow, column, device, legend, matrix, owned, replicated, row, svg, table
+from explorer.figures.svg_tensors import (
+    Box,
+    Style,
+    column,
+    device,
+    legend,
+    matrix,
+    number,
+    owned,
+    replicated,
+    row,
+    svg,
+    table,
+)
 from explorer.learn import links
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
+from explorer.learn.pictures.board import Chunk, Stop, board
+from explorer.learn.pictures.board import Move as Sending
+from explorer.learn.pictures.film import Film
 from planner_core.core import P, Placement, R, Shard, parse_placement
 from planner_core.core import Step as Move
 from planner_core.cost.communication import wire_bytes
@@ -102,7 +118,6 @@ def scene(learner: Learner, values: Values) -> Scene:
     n, case = int(values["devices"]), int(values["case"]) % len(CASES)
     src, dst = CASES[case]
     whole, before = hold(src, n, case + 1)
-    after = move(before, parse_placement(src), parse_placement(dst))
     moved, count, size = collective(src, dst) or "slice", sent(src, dst, n), SIZE * SIZE * ITEM
     steps = []
     for letter, title, words in STATES:
@@ -113,13 +128,65 @@ def scene(learner: Learner, values: Values) -> Scene:
     says = f"The tensor is **{src}**, and the next operation wants it as **{dst}**. What has to be sent?"
     steps.append(Step(f"The case: {src} to {dst}", says, svg(_devices(before, src), f"{n} GPUs hold {src}")))
     says = f"`{moved}`: {DOES[collective(src, dst)]}. Each device sends **{count} bytes** of this {size}-byte tensor."
-    picture = column(_devices(before, src), arrow(60, moved), _devices(after, dst), gap=6)
-    steps.append(Step("What is sent", says, svg(picture, f"{moved} turns {src} into {dst}")))
+    film = motion(before, parse_placement(src), parse_placement(dst), whole)
+    steps.append(Step("What is sent", says, film.markup(f"{moved} turns {src} into {dst}")))
     says = (
         f"For a tensor of B bytes on n devices, here B = {size} and n = {n}. What costs nothing is worth looking for."
     )
     steps.append(Step("All moves", says, _moves(n, (src, dst))))
     return Scene(tuple(steps), {"sent": count, "bytes": size, "total": float(whole.sum())}, reveal=4)
+
+
+def motion(before: list[Any], src: Placement, dst: Placement, whole: Any) -> Film:
+    """The cells of a redistribution on their way. A sum that all want is taken in slices first, and the slices are gathered."""
+    n = len(before)
+    path = [src, Shard(0), dst] if (src, dst) == (P, R) else [src, dst]
+    said = {
+        "P": "Each device holds a term of every number, not summed yet.",
+        "R": "Each device holds the whole.",
+        "S": "Each device holds a slice, finished.",
+    }
+    stops = []
+    for k, here in enumerate(path):
+        held = [_cells(r, n, here, before[r] if here == P else whole) for r in range(n)]
+        to = path[k + 1] if k + 1 < len(path) else None
+        moves = [m for r in range(n) for m in _moves_from(r, n, here, to)] if to else []
+        under_way = (
+            f" {len(moves) * ITEM // n} bytes leave each device."
+            if moves
+            else " Nothing needs to be sent."
+            if to
+            else ""
+        )
+        stops.append(Stop(held, said[str(here)[0]] + under_way, moves))
+    return board(stops, SIZE, cell=36, note="hatched: P, not summed yet; grey: R; solid: S" if src == P else "")
+
+
+def _owner(n: int, p: Placement, i: int, j: int) -> int | None:
+    """The device that holds a cell alone, None where all hold it."""
+    return (i, j)[p.dim] * n // SIZE if isinstance(p, Shard) else None
+
+
+def _cells(rank: int, n: int, p: Placement, values: Any) -> list[Chunk | None]:
+    look: Style = ("R", None) if p == R else ("P" if p == P else "S", rank)
+    return [
+        (look, number(float(values[i, j]) if values.shape == (SIZE, SIZE) else 0)) if _owner(n, p, i, j) in (None, rank) else None
+        for i in range(SIZE)
+        for j in range(SIZE)
+    ]  # fmt: skip
+
+
+def _moves_from(rank: int, n: int, src: Placement, dst: Placement) -> list[Sending]:
+    """What one device sends: what it holds, or a term of it, to each device that wants it and has it not."""
+    found: list[Sending] = []
+    for i in range(SIZE):
+        for j in range(SIZE):
+            if src == R or _owner(n, src, i, j) not in (None, rank):
+                continue
+            to = _owner(n, dst, i, j)
+            wanted = range(n) if to is None else (to,)
+            found += [(rank, SIZE * i + j, other, SIZE * i + j) for other in wanted if other != rank]
+    return found
 
 
 def _devices(pieces: list[Any], letter: str) -> Box:

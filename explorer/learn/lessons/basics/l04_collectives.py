@@ -10,6 +10,7 @@ from explorer.figures.palette import DEVICES
 from explorer.figures.svg_tensors import Box, Style, amount, column, device, row, svg, text, tile
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, typed
+from explorer.learn.pictures.board import Chunk, Stop, board
 from explorer.learn.pictures.charts import Line, plot
 from explorer.text import units
 from planner_core.core import DeviceMesh
@@ -86,6 +87,7 @@ def scene(learner: Learner, values: Values) -> Scene:
         steps.append(
             Step(title, _says(k, n, sent), svg(_grid(state, n, sent), f"Ring all-reduce on {n} GPUs after {k} steps"))
         )
+    steps.append(_motion(states, n))
     wire, half = wire_bytes("all_reduce", size, n), wire_bytes("reduce_scatter", size, n)
     link = link_of(learner, n)
     seconds, name = collective_time("all_reduce", size, link)
@@ -121,6 +123,33 @@ def scene(learner: Learner, values: Values) -> Scene:
     )
 
 
+def _motion(states: list[dict[str, Any]], n: int) -> Step:
+    """The whole ring as a film."""
+    stops = []
+    for k, state in enumerate(states):
+        held = [[_chunk(state, n, r, c) for c in range(n)] for r in range(n)]
+        sends = states[k + 1]["sent"] if k + 1 < len(states) else []
+        moves = [(r, c, (r + 1) % n, c) for r, c in enumerate(sends)]
+        stops.append(
+            Stop(held, "Before the first step." if k == 0 else f"{state['phase']}: {k} chunks sent by each GPU.", moves)
+        )
+    film = board(
+        stops,
+        n,
+        cell=44 if n < 7 else 34,
+        note="hatched: not summed yet; solid: all terms; grey: the same on every GPU",
+    )
+    says = f"The {_steps(2 * n - 1)} again, in motion. Play it, drag it, or use the arrow keys. At every stop the numbers are those that the GPUs hold then."
+    return Step("The ring in motion", says, film.markup(f"A ring all-reduce on {n} GPUs in motion"))
+
+
+def _chunk(state: dict[str, Any], n: int, r: int, c: int) -> Chunk:
+    """Chunk c as device r holds it: grey where all hold the sums, solid with all terms, else hatched."""
+    done, full = bool((state["terms"] == n).all()), int(state["terms"][r, c]) == n
+    look: Style = ("R", None) if done else ("S", c) if full else ("P", c)
+    return look, f"{float(state['data'][r, c]):.0f}"
+
+
 def _says(k: int, n: int, sent: float) -> str:
     if k == 0:
         return (
@@ -146,13 +175,10 @@ def _steps(n: int) -> str:
 
 def _grid(state: dict[str, Any], n: int, sent: float) -> Box:
     frames, wide = [], 44 if n < 7 else 32
-    done = bool((state["terms"] == n).all())
     for r in range(n):
         cells = []
         for c in range(n):
-            full = int(state["terms"][r, c]) == n
-            look: Style = ("R", None) if done else ("S", c) if full else ("P", c)
-            box = tile(wide, 30, look, f"{float(state['data'][r, c]):.0f}")
+            box = tile(wide, 30, *_chunk(state, n, r, c))
             if state["sent"] and state["sent"][(r - 1) % n] == c:
                 edge = f'<rect x="2" y="2" width="{wide - 4}" height="26" fill="none" stroke="currentColor" '
                 box = Box(wide, 30, box.body + edge + 'stroke-width="2.5"/>')

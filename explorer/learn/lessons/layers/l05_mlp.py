@@ -22,6 +22,8 @@ from explorer.figures.svg_tensors import (
 from explorer.learn import links
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
+from explorer.learn.pictures.board import Stop, board, numbers_of
+from explorer.learn.pictures.film import Film
 
 CODE = """\
 import torch
@@ -139,26 +141,28 @@ def _whole(c: dict[str, Any]) -> Box:
     return column(first, second, gap=16)
 
 
-def _after_columns(c: dict[str, Any]) -> list[Step]:
-    terms = [matrix(t, owned(r, "P"), f"GPU {r}: Z", "P, not summed yet", 60) for r, t in enumerate(c["terms"])]
-    total = row(terms[0], sign("+"), terms[1])
-    whole = row(sign("="), matrix(c["got"], replicated, "Z", "R", 60))
-    grads = [
-        matrix(t, owned(r, "P"), f"GPU {r}: gradient of X", "P, not summed yet", 60) for r, t in enumerate(c["grads"])
+def exchanged(terms: list[Any], total: Any, name: str) -> Film:
+    """An all_reduce of two devices: each sends its term to the other, and both add."""
+    places, wide = range(terms[0].numel()), terms[0].shape[1]
+    before = [numbers_of(t, ("P", r)) for r, t in enumerate(terms)]
+    moves = [(r, i, 1 - r, i) for r in range(2) for i in places]
+    after = [numbers_of(total, ("R", None))] * 2
+    stops = [
+        Stop(before, f"Each GPU has a term of {name}: hatched, P, not summed yet.", moves),
+        Stop(after, f"Each has added what it received: {name}, whole on both, grey, R."),
     ]
-    back = column(
-        row(grads[0], sign("+"), grads[1]),
-        row(sign("="), matrix(c["grad"], replicated, "gradient of X", "R", 60)),
-        gap=14,
-    )
+    return board(stops, wide, cell=64)
+
+
+def _after_columns(c: dict[str, Any]) -> list[Step]:
     return [
         Step("Second product, one sum",
             "B is cut by rows to match, so the hidden numbers need no message at all. One **all_reduce** of the "
-            f"terms gives Z. Largest difference: **{difference(c['error'])}**, rounding.", svg(column(total, whole), "Terms of Z are summed")),
+            f"terms gives Z. Largest difference: **{difference(c['error'])}**, rounding.", exchanged(c["terms"], c["got"], "Z").markup("Terms of Z are summed")),
         Step("Backward: f and g",
             "Going back (the loss here is the sum of all numbers of Z), X was used whole by both devices, so its gradient "
             "comes as terms: one **all_reduce** again. Megatron-LM calls the pair f and g: f does nothing forward and sums backward, g sums forward "
-            f"and does nothing backward. Against autograd on one GPU: **{difference(c['grad_error'])}**.", svg(back, "Terms of the gradient of X are summed")),
+            f"and does nothing backward. Against autograd on one GPU: **{difference(c['grad_error'])}**.", exchanged(c["grads"], c["grad"], "the gradient of X").markup("Terms of the gradient of X are summed")),
     ]  # fmt: skip
 
 

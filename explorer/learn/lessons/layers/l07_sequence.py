@@ -28,11 +28,13 @@ from explorer.learn import links
 from explorer.learn.learner import STANDARD, Learner, standard
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
 from explorer.learn.lessons import stacks
+from explorer.learn.pictures.board import Stop, board
 from explorer.learn.pictures.charts import Bar, Part, bars
+from explorer.learn.pictures.film import Film
 from explorer.text import units
 from planner_core.cost.communication import wire_bytes
 
-TOKENS, VOCAB = 4, 8
+TOKENS, VOCAB, REGION = 4, 8, 8
 CODE = """\
 import torch
 import torch.nn.functional as F
@@ -137,10 +139,10 @@ def scene(learner: Learner, values: Values) -> Scene:
     steps = (
         Step("Between the products",
             f"After each all_reduce every device holds all tokens, and all {n} do the same norm and dropout and "
-            f"keep the same activations. Grey means copies: {n} times the same.", svg(_region(n, False), "All devices hold all tokens")),
+            f"keep the same activations. Grey means copies: {n} times the same.", svg(_region(n), "All devices hold all tokens")),
         Step("Give each some tokens",
             "Norm and dropout treat every token alone. So let each device do its share of the tokens: S(1) in "
-            "[batch, tokens, hidden]. Before the next product they are gathered.", svg(_region(n, True), "Each device holds some tokens")),
+            "[batch, tokens, hidden]. Before the next product they are gathered.", in_motion(n).markup("Tokens are summed in slices, normalised, and gathered")),
         Step("The bytes",
             f"Each all_reduce of {amount(num_bytes)} becomes a reduce_scatter and an all_gather: "
             f"{amount(scatter)} + {amount(gather)} against {amount(reduce)}. A ring all_reduce was these two all "
@@ -195,22 +197,57 @@ def _vocabulary_steps(n: int, table_bytes: int, gathered: int, small: int) -> li
     ]  # fmt: skip
 
 
+def terms_of_tokens(n: int) -> list[list[int]]:
+    """A small whole number per device and token: the terms that a cut product leaves."""
+    return [[(3 * r + 5 * t) % 7 - 3 for t in range(REGION)] for r in range(n)]
+
+
+def in_motion(n: int) -> Film:
+    """What becomes of 8 tokens between two products: reduce_scatter, each its own, all_gather."""
+    terms = terms_of_tokens(n)
+    sums = [sum(t) for t in zip(*terms, strict=True)]
+    own = [t * n // REGION for t in range(REGION)]
+
+    def shown(value: int) -> str:
+        return str(value).replace("-", "−")
+
+    partial = [[(("P", r), shown(x)) for x in term] for r, term in enumerate(terms)]
+    sliced = [[(("S", r), shown(s)) if own[t] == r else None for t, s in enumerate(sums)] for r in range(n)]
+    doubled = [[(("S", r), shown(2 * s)) if own[t] == r else None for t, s in enumerate(sums)] for r in range(n)]
+    whole = [[(("R", None), shown(2 * s)) for s in sums] for _ in range(n)]
+    scatter = [(r, t, own[t], t) for r in range(n) for t in range(REGION) if own[t] != r]
+    gather = [(own[t], t, r, t) for r in range(n) for t in range(REGION) if own[t] != r]
+    stops = [
+        Stop(
+            partial,
+            f"Behind a cut product each GPU has a term of all {REGION} tokens: hatched, not summed yet.",
+            scatter,
+        ),
+        Stop(sliced, "reduce_scatter: every token is summed on the one GPU that owns it."),
+        Stop(
+            doubled,
+            "Norm and dropout, each GPU on its own tokens. (Here they double a number.) Only these are kept.",
+            gather,
+        ),
+        Stop(whole, "all_gather: the next product has all tokens again."),
+    ]
+    return board(stops, REGION, cell=36, note="one place for each of 8 tokens")
+
+
 def _vocab(learner: Learner) -> int:
     found = learner.graph.config.get("vocab_size") or learner.graph.config.get("num_labels") or 1000
     return int(found)
 
 
-def _region(n: int, split: bool) -> Box:
-    tokens = 8
+def _region(n: int) -> Box:
     frames = []
     for r in range(n):
-        mine = [i for i in range(tokens) if not split or i * n // tokens == r]
-        tiles = row(*(tile(24, 40, ("S", r) if split else ("R", None), str(i), 12) for i in mine), gap=2)
+        tiles = row(*(tile(24, 40, ("R", None), str(i), 12) for i in range(REGION)), gap=2)
         frames.append(device(r, column(text("tokens", 12.5, muted=True), tiles, gap=3)))
     per = max(1, int(640 // (frames[0].width + 10)))
     grid = column(*(row(*frames[i : i + per], gap=10) for i in range(0, n, per)), gap=10)
-    flow = [sign("product", 15), arrow(60, "reduce_scatter" if split else "all_reduce"), sign("norm, dropout", 15)]
-    flow += [arrow(60, "all_gather" if split else ""), sign("product", 15)]
+    flow = [sign("product", 15), arrow(60, "all_reduce"), sign("norm, dropout", 15)]
+    flow += [arrow(60), sign("product", 15)]
     return column(row(*flow, gap=8), grid, gap=14)
 
 

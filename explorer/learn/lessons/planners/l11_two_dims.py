@@ -7,11 +7,13 @@ from functools import lru_cache
 from typing import Any
 
 from explorer.figures.palette import COMMUNICATION, COMPUTE
-from explorer.figures.svg_tensors import Box, amount, column, device, matrix, number, owned, row, svg, table
+from explorer.figures.svg_tensors import Box, amount, matrix, number, owned, svg, table
 from explorer.learn import links
 from explorer.learn.learner import Layer, Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
+from explorer.learn.pictures.board import Stop, board, numbers_of
 from explorer.learn.pictures.charts import Bar, Part, bars, timeline
+from explorer.learn.pictures.film import Film
 from explorer.text import units
 from planner_core.core import Cluster, DeviceMesh
 from planner_core.cost.communication import (
@@ -206,8 +208,8 @@ def _tiles() -> tuple[list[Step], float]:
         f"column-first weight without moving anything. Error: **{number(r['error'])}**."
     )
     steps = [
-        Step("Column-first", first, svg(_mesh(c), "Column-first weight on a 2 by 2 mesh")),
-        Step("Row-first", second, svg(_mesh(r), "Row-first weight on a 2 by 2 mesh")),
+        Step("Column-first", first, summed(c, "column-first").markup("Column-first weight on a 2 by 2 mesh")),
+        Step("Row-first", second, summed(r, "row-first").markup("Row-first weight on a 2 by 2 mesh")),
     ]
     return steps, max(c["error"], r["error"])
 
@@ -239,20 +241,34 @@ def _overlap(layer: Layer, chunks: int, alone: float, spans: Any) -> Step:
     return Step("Chunk overlap", says, svg(_timeline(spans, end), "Compute and communication on a timeline"))
 
 
-def _mesh(c: dict[str, Any]) -> Box:
-    rows = []
-    for a in range(2):
-        cells = []
-        for b in range(2):
-            rank = 2 * a + b
-            body = row(
-                matrix(c["tiles"][a, b], owned(rank), "tile of W", "", 40),
-                matrix(c["terms"][a, b], owned(rank, "P"), "result", "P, not summed yet", 40),
-                gap=14,
-            )
-            cells.append(device(rank, body, f"GPU {rank}: axis 1 = {a}, axis 2 = {b}"))
-        rows.append(row(*cells, gap=12))
-    return column(*rows, gap=12)
+def summed(c: dict[str, Any], kind: str) -> Film:
+    """The one all_reduce of a weight on a 2×2 mesh: over axis 2 GPUs 0 and 1, 2 and 3 exchange terms, over axis 1 0 and 2, 1 and 3."""
+    places = [(a, b) for a in range(2) for b in range(2)]
+    other = {(a, b): (a, 1 - b) if kind == "column-first" else (1 - a, b) for a, b in places}
+    wide = int(c["terms"][0, 0].shape[1])
+    before = [numbers_of(c["terms"][p], ("P", r)) for r, p in enumerate(places)]
+    after = [
+        numbers_of(c["terms"][p] + c["terms"][other[p]], ("S", r - r % 2 if kind == "column-first" else r % 2))
+        for r, p in enumerate(places)
+    ]
+    moves = [(r, i, places.index(other[p]), i) for r, p in enumerate(places) for i in range(len(before[0]))]
+    axis = 2 if kind == "column-first" else 1
+    stops = [
+        Stop(
+            before,
+            f"Each GPU multiplied its part of X with its tile of W: a term over axis {axis}, P, not summed yet.",
+            moves,
+        ),
+        Stop(after, f"After the all_reduce over axis {axis} pairs hold the same finished columns (of one colour)."),
+    ]
+    tiles = [matrix(c["tiles"][p], owned(r), "tile of W", "", 40) for r, p in enumerate(places)]
+    return board(
+        stops,
+        wide,
+        cell=46,
+        names=[f"GPU {r}: axis 1 = {a}, axis 2 = {b}" for r, (a, b) in enumerate(places)],
+        beside=tiles,
+    )
 
 
 def _four(layer: Layer, d1: int, d2: int) -> str:

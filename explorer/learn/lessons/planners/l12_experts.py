@@ -10,12 +10,14 @@ from explorer.figures.svg_tensors import Box, amount, column, device, row, svg, 
 from explorer.learn import links
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
+from explorer.learn.pictures.board import Chunk, Move, Stop, board
 from explorer.learn.pictures.charts import Bar, Part, bars
+from explorer.learn.pictures.film import Film
 from explorer.text import units
 from planner_core.cost.communication import wire_bytes
 from planner_core.models import ZOO
 
-TOKENS, HIDDEN = 16, 3
+TOKENS, HIDDEN, WIDE = 16, 3, 4
 CODE = """\
 import torch
 
@@ -92,7 +94,7 @@ def scene(learner: Learner, values: Values) -> Scene:
         Step("Tokens at their experts",
             f"{moved} of {k * TOKENS} {'copies of ' * (k > 1)}tokens travelled{', one to each expert that a token uses' * (k > 1)}. "
             f"The busiest expert has {busiest}, the mean is {mean:g}: "
-            "the others wait for it.", svg(_away(c, n), "Tokens at their experts")),
+            "the others wait for it.", travel(c, n).markup("Tokens travel to their experts and back")),
         Step("And back",
             "A second all_to_all brings the results home. Against the same experts without devices the largest "
             f"difference is **{c['error']:.0f}**.", svg(_home(c, n, back=True), "Results at home")),
@@ -125,14 +127,35 @@ def _home(c: dict[str, Any], n: int, back: bool = False) -> Box:
     return _rows(frames)
 
 
-def _away(c: dict[str, Any], n: int) -> Box:
-    frames = []
-    for d in range(n):
-        tiles = [
-            tile(36, 28, ("S", int(c["home"][t])), str(t), 13) for t in range(TOKENS) if d in c["chosen"][t].tolist()
-        ]
-        frames.append(device(d, column(text(f"expert {d}", 13, 600), _grid(tiles, 4), gap=4)))
-    return column(_rows(frames), text("a token has the colour of its home", 13, muted=True), gap=10)
+def travel(c: dict[str, Any], n: int) -> Film:
+    """Tokens at home, at their experts, and home again; each device has rows for its own tokens and, below, for those that arrive."""
+    home, chosen = c["home"].tolist(), c["chosen"].tolist()
+    each, most = TOKENS // n, int(c["load"].max())
+    below = -(-each // WIDE) * WIDE  # the first place of those that arrive
+    places = below + -(-most // WIDE) * WIDE
+    at_home: list[list[Chunk | None]] = [[None] * places for _ in range(n)]
+    away: list[list[Chunk | None]] = [[None] * places for _ in range(n)]
+    back: list[list[Chunk | None]] = [[None] * places for _ in range(n)]
+    out: list[Move] = []
+    arrived = [0] * n
+    for t in range(TOKENS):
+        d, i = home[t], t % each
+        at_home[d][i], away[d][i], back[d][i] = (("S", d), str(t)), (("", None), str(t)), (("S", d), f"{t} ✓")
+        for e in chosen[t]:
+            away[e][below + arrived[e]] = (("S", d), str(t))
+            out.append((d, i, e, below + arrived[e]))
+            arrived[e] += 1
+    stops = [
+        Stop(at_home, "Every token is at home; the router has chosen its experts.", out),
+        Stop(
+            away,
+            "The first all_to_all: tokens are with their experts, in the lower rows.",
+            [(e, j, d, i) for d, i, e, j in out],
+        ),
+        Stop(back, "The second all_to_all: results are home again."),
+    ]
+    names = [f"GPU {d}: expert {d}" for d in range(n)]
+    return board(stops, WIDE, cell=42, names=names, note="a token has the colour of its home")
 
 
 def _grid(tiles: list[Box], per: int) -> Box:

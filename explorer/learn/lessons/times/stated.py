@@ -50,13 +50,20 @@ def _units(stated: Stated) -> list[Unit]:
     return units_of(stated.plan.blocks, stated.planner.graph, stated.model, stated.planner.coarse)
 
 
-@lru_cache(maxsize=512)
 def stated(
     learner: Learner, layout: Layout, samples: int, accumulate: int = 1, recompute: str = "none"
 ) -> Stated | None:
     """The plan of `layout` with `samples` per GPU in each of `accumulate` micro-batches, in mixed precision; None where the
     model's operators cannot follow it. A layout that splits samples over fewer GPUs gives each of them more."""
-    planner = _planner(learner, samples, accumulate, recompute)
+    return of_batch(learner, layout, samples * learner.cluster.num_gpus, accumulate, recompute)
+
+
+@lru_cache(maxsize=512)
+def of_batch(
+    learner: Learner, layout: Layout, batch: int, accumulate: int = 1, recompute: str = "none"
+) -> Stated | None:
+    """The same with `batch` samples over all GPUs in each micro-batch."""
+    planner = _planner(learner, batch, accumulate, recompute)
     problem = planner.problem(
         layout.mesh(), layout.restriction(planner.graph), stages=layout.stages, joined=layout.joined
     )
@@ -69,8 +76,7 @@ def stated(
 
 
 @lru_cache(maxsize=64)
-def _planner(learner: Learner, samples: int, accumulate: int, recompute: str) -> Planner:
-    batch = samples * learner.cluster.num_gpus
+def _planner(learner: Learner, batch: int, accumulate: int, recompute: str) -> Planner:
     found = Learner(replace(learner.request, batch=batch, mesh=None, layout=None), learner.load).planner
     load = replace(
         found.workload, batch=batch * accumulate, accumulate=accumulate, recompute=recompute, precision="mixed", zero=3

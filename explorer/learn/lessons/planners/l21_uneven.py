@@ -1,0 +1,212 @@
+"""21. Experts, uneven: the hottest expert, capacity and dropped tokens, and what of it the planner prices."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from explorer.figures.palette import COMMUNICATION, COMPUTE, DEVICES
+from explorer.figures.svg_tensors import amount, svg, table
+from explorer.learn import links
+from explorer.learn.learner import Learner, instead
+from explorer.learn.lesson import Choice, Control, Lesson, Question, Scene, Step, Values, typed
+from explorer.learn.lessons.times.stated import names, stated, texts
+from explorer.learn.pictures.charts import Bar, Part, bars, columns
+from explorer.text import units
+from planner_core.models import ZOO
+
+EXPERTS, TOKENS, GPU_TOKENS = 8, 256, 2048
+SKEWS: dict[Choice, str] = {0: "none", 1: "a little", 2: "much", 3: "very much"}
+FACTORS: dict[Choice, str] = {0: "no limit", 100: "1", 125: "1.25", 200: "2"}
+CODE = """\
+import torch
+
+torch.manual_seed(0)
+tokens, experts, factor = 256, 8, 1.25
+popular = torch.linspace(1, 0, experts)  # the router likes the first ones more
+chosen = (torch.randn(tokens, experts) + 2 * popular).argmax(1)
+load = torch.bincount(chosen, minlength=experts)
+capacity = int(factor * tokens / experts)
+kept = load.clamp(max=capacity)
+print("tokens of each expert", load.tolist())
+print(f"hottest {load.max()} of a mean of {tokens / experts:g}: the layer takes {load.max() * experts / tokens:.2f} times as long")
+print(f"capacity {capacity}: dropped {int((load - kept).sum())}, empty places {int((capacity - kept).sum())}")
+"""
+
+
+@lru_cache(maxsize=64)
+def routed(skew: int, seed: int) -> tuple[int, ...]:
+    """How many of `TOKENS` tokens go to each expert, one per token, when the router likes some experts more."""
+    import torch
+
+    gen = torch.Generator().manual_seed(seed)
+    liked = torch.linspace(1, 0, EXPERTS)[torch.randperm(EXPERTS, generator=gen)]
+    scores = torch.randn(TOKENS, EXPERTS, generator=gen) + skew * liked
+    return tuple(int(x) for x in torch.bincount(scores.argmax(1), minlength=EXPERTS))
+
+
+def limited(load: tuple[int, ...], factor: int) -> tuple[int, int, int]:
+    """Places of each expert at a capacity factor in hundredths, tokens dropped, places left empty. Without a limit (0) experts
+    compute just their tokens, so nothing is empty."""
+    if factor == 0:
+        return max(load), 0, 0
+    capacity = factor * TOKENS // (100 * EXPERTS)
+    dropped = sum(max(0, x - capacity) for x in load)
+    return capacity, dropped, EXPERTS * capacity - (TOKENS - dropped)
+
+
+def experts_s(learner: Learner) -> float:
+    """Seconds of all layers' experts forward on one GPU with `GPU_TOKENS` tokens, two experts each, if all are equally busy."""
+    config = ZOO[links.EXPERTS].config
+    hidden, inner, layers, k = (
+        int(config[x]) for x in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_experts_per_tok")
+    )
+    return 2 * 3 * hidden * inner * k * GPU_TOKENS * layers / learner.cluster.gpu.flops_per_s("bfloat16")
+
+
+@lru_cache(maxsize=16)
+def planned(learner: Learner) -> dict[str, float]:
+    """The planner's step of Mixtral under FSDP on the learner's cluster: seconds, and seconds of compute."""
+    found, samples, _ = texts(instead(learner, links.EXPERTS), GPU_TOKENS)
+    made = stated(found, names(found.cluster)["FSDP (ZeRO-3)"], samples)
+    assert made, "FSDP splits samples only"
+    return {"step": made.plan.cost.step_time_s, "compute": made.plan.cost.compute_time_s}
+
+
+def scene(learner: Learner, values: Values) -> Scene:
+    """Loads, the hottest, capacity, messages, and what the planner prices."""
+    load = routed(int(values["skew"]), int(values["seed"]))
+    factor = int(values["factor"])
+    hottest, mean = max(load), TOKENS / EXPERTS
+    capacity, dropped, empty = limited(load, factor)
+    plan, balanced = planned(learner), experts_s(learner)
+    steps = (
+        _loads(load, mean),
+        _hottest(hottest, mean),
+        _waiting(load, mean, balanced),
+        _capacity(load, factor),
+        _messages(load),
+        _planner(plan, balanced, hottest / mean),
+    )
+    numbers = {
+        "hottest": hottest, "mean": mean, "ratio": hottest / mean, "capacity": capacity, "dropped": dropped, "empty": empty,
+        "experts_s": balanced, "step_s": plan["step"], "tokens": sum(load),
+    }  # fmt: skip
+    return Scene(steps, numbers, reveal=2)
+
+
+def _loads(load: tuple[int, ...], mean: float) -> Step:
+    says = (
+        f"{TOKENS} tokens, {EXPERTS} experts, one expert on each of {EXPERTS} GPUs (lesson 12). The router sends each token to one expert. Routers are learned, "
+        f"and learn to like some experts more; even a fair one is not even. The mean is {mean:g} tokens. Make the router unfair, and draw again."
+    )
+    items = [(f"expert {i}", float(x)) for i, x in enumerate(load)]
+    return Step(
+        "Who is asked", says, svg(columns(items, "tokens", COMPUTE, load.index(max(load))), "Tokens of each expert")
+    )
+
+
+def _hottest(hottest: int, mean: float) -> Step:
+    rows = [
+        Bar("mean", (Part("tokens", mean, COMPUTE),)),
+        Bar("hottest", (Part("tokens", float(hottest), COMMUNICATION, True),)),
+    ]
+    says = (
+        f"The hottest expert has {hottest} tokens, the mean is {mean:g}. All GPUs compute at the same time, each its own expert's tokens, and then exchange "
+        "results. How many times as long as with equal loads does the layer's compute take?"
+    )
+    return Step("The hottest", says, svg(bars(rows, units.significant), "Tokens of the hottest expert and the mean"))
+
+
+def _waiting(load: tuple[int, ...], mean: float, balanced: float) -> Step:
+    hottest = max(load)
+    items = [
+        Bar(f"GPU {i}", (Part("computes", x / mean * balanced, COMPUTE), Part("waits", (hottest - x) / mean * balanced, DEVICES[7], True)))
+        for i, x in enumerate(load)
+    ]  # fmt: skip
+    idle = 1 - mean / hottest
+    says = (
+        f"**{units.significant(hottest / mean)} times**: everybody waits for the hottest. {units.percent(idle)} of the GPUs' time is spent waiting. The bars are all "
+        f"experts of Mixtral-8x7B forward, {units.whole(GPU_TOKENS)} tokens per GPU and two experts a token, at these loads; equal loads take {units.seconds(balanced)}."
+    )
+    return Step("Everybody waits", says, svg(bars(items, units.seconds), "Compute and waiting of each GPU"))
+
+
+def _capacity(load: tuple[int, ...], factor: int) -> Step:
+    rows = []
+    for f, name in FACTORS.items():
+        capacity, dropped, empty = limited(load, int(f))
+        slow = capacity * EXPERTS / TOKENS
+        rows.append(
+            (name, str(capacity), f"{dropped} ({units.percent(dropped / TOKENS)})", str(empty), units.significant(slow))
+        )
+    says = (
+        f"A **capacity factor** gives each expert so many times the mean as places ({TOKENS} / {EXPERTS} = {TOKENS // EXPERTS}). What comes beyond is dropped: the token passes the "
+        "layer unchanged. Places nobody takes are filled with zeros and computed all the same. A small factor is quick and loses tokens; a large one computes zeros. Others "
+        "drop nothing and wait, and teach the router to be fair with a loss of its own."
+    )
+    head = ("capacity factor", "places each", "tokens dropped", "empty places", "times the even time")
+    return Step("Capacity", says, table(head, rows, list(FACTORS).index(factor)))
+
+
+def _messages(load: tuple[int, ...]) -> Step:
+    hidden = int(ZOO[links.EXPERTS].config["hidden_size"])
+    items = [Bar(f"GPU {i}", (Part("arrives", 2.0 * x * hidden, COMMUNICATION),)) for i, x in enumerate(load)]
+    says = (
+        f"The all_to_all is uneven too. Of these {TOKENS} tokens of {units.whole(hidden)} numbers, GPU {load.index(max(load))} receives {amount(2 * max(load) * hidden)} "
+        f"and GPU {load.index(min(load))} {amount(2 * min(load) * hidden)}. The exchange ends when the fullest link is done. How much each one gets is known only when the "
+        "router has run: the GPUs first tell each other the numbers, which is one more small message."
+    )
+    return Step("Messages", says, svg(bars(items, amount), "Bytes that arrive at each GPU"))
+
+
+def _planner(plan: dict[str, float], balanced: float, ratio: float) -> Step:
+    # backward does twice the products of forward
+    extra = 3 * balanced * (ratio - 1)
+    rows = [
+        ("a step of Mixtral-8x7B under FSDP, as the planner prices it", units.seconds(plan["step"])),
+        ("of it compute", units.seconds(plan["compute"])),
+        ("experts forward and backward, equal loads (products only)", units.seconds(3 * balanced)),
+        ("more, if every layer had your hottest expert (not priced)", units.seconds(extra)),
+    ]
+    says = (
+        "**The planner takes routing to be balanced**, and knows neither capacity nor dropped tokens: what a router does depends on the data, not on the plan. It can "
+        "deal whole experts out to GPUs, or cut each one, and prices both. An expert axis beside the data axis (`ep` in a layout) is not priced yet. So read its times for "
+        "mixtures of experts as those of a fair router. With experts dealt out, an unfair one adds up to the last line; under FSDP each GPU has all experts, and their loads do not matter to it."
+    )
+    return Step("What the planner prices", says, table(("", ""), rows))
+
+
+def question(learner: Learner, values: Values) -> Question:
+    """How many times as long?"""
+    load = routed(int(values["skew"]), int(values["seed"]))
+    hottest, least, mean = max(load), min(load), TOKENS / EXPERTS
+    right = hottest / mean
+    why = f"{hottest} / {mean:g} = {units.significant(right)}. The layer is done when its last GPU is."
+    wrong = (
+        (1.0, "As long as with equal loads? The other GPUs are done sooner, but the layer waits for the last one."),
+        (hottest / max(1, least), f"Against the least busy expert, {least}. Equal loads would give each the mean, {mean:g}."),
+        (float(hottest), "That is how many tokens it has. Compare it with the mean."),
+        (float(EXPERTS), "That would be so if every token wanted the same expert."),
+        (mean / hottest, "That is the other way round: it takes longer, not shorter."),
+    )  # fmt: skip
+    return typed(
+        f"The hottest of {EXPERTS} experts has {hottest} tokens, the mean is {mean:g}. How many times as long as with equal loads does the layer's compute take?",
+        "times", (right, why), wrong, lambda value: f"{units.significant(value, 2)} times",
+    )  # fmt: skip
+
+
+LESSON = Lesson(
+    21, "Experts, uneven", "A layer of experts is as slow as its hottest expert.",
+    (
+        "Lesson 12 had a fair router. Real ones are not. Choose how unfair it is and how many places each expert has.",),
+    (
+        ("Hottest expert", "the one with the most tokens; the others wait for it"),
+        ("Capacity factor", "how many times its fair share of tokens an expert takes before it drops them"),
+    ),
+    (
+        Control("skew", "How unfair the router is", tuple(SKEWS), 2, SKEWS, "slider"),
+        Control("factor", "Capacity factor", tuple(FACTORS), 125, FACTORS, "slider"),
+        Control("seed", "Other tokens", tuple(range(6)), 0, kind="draw"),
+    ),
+    scene, question, CODE, ("fold", "The experts of this model (Mixtral-8x7B if it has none)"), uses_model=True, focus=links.experts,
+)  # fmt: skip

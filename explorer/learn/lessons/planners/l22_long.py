@@ -1,0 +1,279 @@
+"""22. Long sequences: attention over parts of a text, in a ring or with heads exchanged, its balance, and what the planner prices."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+from explorer.figures.palette import COMMUNICATION, COMPUTE, DEVICES
+from explorer.figures.svg_tensors import Box, amount, at, device, difference, svg, table, text, tile
+from explorer.learn import links
+from explorer.learn.learner import Layer, Learner
+from explorer.learn.lesson import Choice, Control, Lesson, Question, Scene, Step, Values, typed
+from explorer.learn.lessons.times.stated import names, node, of_batch
+from explorer.learn.pictures.charts import Bar, Part, bars
+from explorer.learn.pictures.film import Cell, Film, Flight
+from explorer.text import units
+from planner_core.cost.communication import wire_bytes
+from planner_core.planning.methods import Layout
+
+LENGTHS: dict[Choice, str] = {8192: "8k", 32768: "32k", 131072: "128k", 1048576: "1M"}
+PRICED = (4096, 32768)
+ITEM_BYTES, TOKENS_EACH = 2, 4
+CODE = """\
+import torch
+
+n, each, width = 4, 4, 8  # GPUs, tokens on each, width of a head
+torch.manual_seed(0)
+q, k, v = torch.randn(3, n * each, width).unbind(0)
+whole = torch.softmax(q @ k.T / width**0.5, dim=1) @ v
+
+parts = []
+for mine in q.chunk(n):  # what one GPU computes while keys and values pass by
+    top, weight, out = torch.full((each, 1), -torch.inf), 0.0, 0.0
+    for keys, values in zip(k.chunk(n), v.chunk(n)):
+        scores = mine @ keys.T / width**0.5
+        higher = torch.maximum(top, scores.max(1, keepdim=True).values)
+        old, new = (top - higher).exp(), (scores - higher).exp()
+        out, weight, top = out * old + new @ values, weight * old + new.sum(1, keepdim=True), higher
+    parts.append(out / weight)
+print("difference", (torch.cat(parts) - whole).abs().max().item())
+print("tokens whose keys a GPU holds at a time:", each, "of", n * each)
+"""
+
+
+@lru_cache(maxsize=8)
+def ring(n: int) -> dict[str, Any]:
+    """Attention over n devices with `TOKENS_EACH` tokens each: whose keys each has seen after every turn, its running weights (the sums
+    that softmax divides by), and the error at the end."""
+    import torch
+
+    gen = torch.Generator().manual_seed(n)
+    q, k, v = torch.randn(3, n * TOKENS_EACH, 8, generator=gen, dtype=torch.float64).unbind(0)
+    top = [torch.full((TOKENS_EACH, 1), -torch.inf, dtype=torch.float64) for _ in range(n)]
+    weight, out = (
+        [torch.zeros(TOKENS_EACH, 1).double() for _ in range(n)],
+        [torch.zeros(TOKENS_EACH, 8).double() for _ in range(n)],
+    )
+    holds, weights = [list(range(n))], [[0.0] * n]
+    for turn in range(n):
+        for r, mine in enumerate(q.chunk(n)):
+            owner = (r - turn) % n
+            scores = mine @ k.chunk(n)[owner].T / 8**0.5
+            higher = torch.maximum(top[r], scores.max(1, keepdim=True).values)
+            old, new = (top[r] - higher).exp(), (scores - higher).exp()
+            out[r], weight[r], top[r] = (
+                out[r] * old + new @ v.chunk(n)[owner],
+                weight[r] * old + new.sum(1, keepdim=True),
+                higher,
+            )
+        weights.append([float((weight[r] * top[r].exp())[0]) for r in range(n)])
+        holds.append([(r - turn - 1) % n for r in range(n)])
+    whole = torch.softmax(q @ k.T / 8**0.5, dim=1) @ v
+    got = torch.cat([o / w for o, w in zip(out, weight, strict=True)])
+    return {
+        "holds": holds,
+        "weights": weights,
+        "error": float((got - whole).abs().max()),
+        "first": [float((q @ k.T / 8**0.5).exp().sum(1)[r * TOKENS_EACH]) for r in range(n)],
+    }
+
+
+def causal(n: int, zigzag: bool) -> list[int]:
+    """Pairs of 2n blocks (query, key not behind it) that each of n devices computes: neighbours get neighbouring blocks, or one from
+    the front and one from the back."""
+    blocks = [(r, 2 * n - 1 - r) if zigzag else (2 * r, 2 * r + 1) for r in range(n)]
+    return [sum(b + 1 for b in mine) for mine in blocks]
+
+
+def sent(layer: Layer, tokens: int, n: int) -> dict[str, float]:
+    """Bytes that each of n GPUs sends forward in one layer for a text of `tokens`: keys and values round the ring; or queries, keys, values
+    and results exchanged by heads."""
+    heads, keys = layer.heads * layer.head_dim, layer.kv_heads * layer.head_dim
+    exchanged = (2 * heads + 2 * keys) * tokens * ITEM_BYTES
+    return {
+        "ring": (n - 1) * tokens // n * 2 * keys * ITEM_BYTES,
+        "heads exchanged": wire_bytes("all_to_all", exchanged, n),
+    }
+
+
+def work_s(learner: Learner, layer: Layer, tokens: int, n: int) -> float:
+    """Seconds of a layer's causal attention forward on one of n GPUs, at the GPU's rate of products."""
+    return 2 * tokens * tokens * layer.heads * layer.head_dim / n / learner.cluster.gpu.flops_per_s("bfloat16")
+
+
+def scene(learner: Learner, values: Values) -> Scene:
+    """The ring in motion, the bytes, balance, heads, and what the planner prices."""
+    n, tokens = int(values["n"]), int(values["tokens"])
+    learner, note = learner.transformer()
+    layer, c = learner.layer(), ring(n)
+    found = sent(layer, tokens, n)
+    uneven, even = causal(n, False), causal(n, True)
+    steps = (
+        _ring(c, n),
+        _causal(uneven, even, n),
+        _balanced(even, n),
+        _bytes(found, learner, layer, tokens, n),
+        _planner(learner),
+    )
+    numbers = {
+        "error": c["error"], **{f"{k}": float(v) for k, v in found.items()}, "most": max(uneven), "least": min(uneven), "even": even[0], "ratio": max(uneven) / even[0],
+        "attention_s": work_s(learner, layer, tokens, n),
+    }  # fmt: skip
+    return Scene(steps, numbers, reveal=2, note=note)
+
+
+def _ring(c: dict[str, Any], n: int) -> Step:
+    step, stops = 150.0, n + 1
+    cells, flights = [], []
+    frames = [at(r * step, 0, device(r, Box(104, 118))) for r in range(n)]
+    for r in range(n):
+        x = r * step + 12
+        queries = tile(100, 28, ("S", r), f"queries {r}")
+        cells.append(Cell(x, 34, (queries,) * stops))
+        keys = (*(tile(100, 28, ("S", h[r]), f"keys {h[r]}") for h in c["holds"][:-1]), None)
+        cells.append(Cell(x, 70, keys))
+        sums = tuple(text(f"sum {units.significant(w[r])}", 14, 600) for w in c["weights"])
+        cells.append(Cell(x, 108, sums))
+        for turn in range(n - 1):
+            to = (r + 1) % n
+            flights.append(
+                Flight(
+                    turn,
+                    (x, 70),
+                    (to * step + 12, 70),
+                    tile(100, 28, ("S", c["holds"][turn][r]), f"keys {c['holds'][turn][r]}"),
+                )
+            )
+    said = ["Each GPU has a part of the text: its queries, keys and values. No sum has begun."]
+    said += [
+        f"Each has used the keys of {k} of {n} parts: its sum (that softmax divides by, of its first token) has grown."
+        + (
+            " All parts are seen: the sums are those of the whole text."
+            if k == n
+            else " Keys and values move on to the right."
+        )
+        for k in range(1, n + 1)
+    ]
+    film = Film(n * step - 20, 168, tuple(said), Box(0, 0, "".join(frames)), tuple(cells), tuple(flights))
+    says = (
+        f"A text too long for one GPU is dealt out to {n}. Attention wants every query to meet every key. **Ring attention**: keys and values go round, and each GPU puts "
+        f"its softmax together from what passes by. Nobody holds more than two parts. Largest difference from attention in one piece: **{difference(c['error'])}**."
+    )
+    return Step("Keys go round", says, film.markup(f"Keys go round a ring of {n} GPUs"))
+
+
+def _causal(uneven: list[int], even: list[int], n: int) -> Step:
+    items = [Bar(f"GPU {r}", (Part("pairs of blocks", float(x), COMPUTE),)) for r, x in enumerate(uneven)]
+    says = (
+        f"A **causal** model looks only back: a query needs the keys before it. The text is cut into {2 * n} blocks, two neighbouring ones for each GPU. The first GPU has "
+        f"{uneven[0]} pairs of blocks to compute, the last one {uneven[-1]}. With equal parts each would have {even[0]}. How many times as long does that take?"
+    )
+    return Step(
+        "The last one works most", says, svg(bars(items, units.significant), "Pairs of blocks by GPU, in order")
+    )
+
+
+def _balanced(even: list[int], n: int) -> Step:
+    items = [
+        Bar(f"GPU {r}: {r} and {2 * n - 1 - r}", (Part("pairs of blocks", float(x), COMPUTE),))
+        for r, x in enumerate(even)
+    ]
+    says = (
+        f"The cure costs nothing: give each GPU one block from the front and one from the back (**zigzag**). Everybody has {even[0]} pairs. Positions travel with the tokens, so "
+        "the model does not notice."
+    )
+    return Step("Front and back", says, svg(bars(items, units.significant), "Pairs of blocks by GPU, zigzag"))
+
+
+def _bytes(found: dict[str, float], learner: Learner, layer: Layer, tokens: int, n: int) -> Step:
+    rows = [Bar("ring", (Part("keys and values", float(found["ring"]), COMMUNICATION),))]
+    can = layer.kv_heads % n == 0
+    rows.append(
+        Bar(
+            "heads exchanged",
+            (Part("queries, keys, values, results", float(found["heads exchanged"]), DEVICES[2], True),),
+            "" if can else f"not over {n}",
+        )
+    )
+    says = (
+        f"One layer of {learner.name}, {LENGTHS[tokens]} tokens over {n} GPUs, forward. The ring sends keys and values n−1 times on; beside that each GPU computes for {units.seconds(work_s(learner, layer, tokens, n))}, "
+        "which grows with the square of the length, so for long texts the ring hides. The other way (**Ulysses**) exchanges tokens for heads with all_to_alls before attention and back "
+        f"behind it: each GPU then has all tokens of some heads. It is at most as wide as there are key-value heads, {layer.kv_heads} here."
+    )
+    return Step("Two ways to send", says, svg(bars(rows, amount), "Bytes by ring and by exchanged heads"))
+
+
+@lru_cache(maxsize=32)
+def priced(learner: Learner, tokens: int) -> dict[str, tuple[int, float, bool]]:
+    """Memory, step time and whether it fits of one text of `tokens` for each GPU, and for each node, as the planner prices them."""
+    found = Learner(replace(learner.request, seq=tokens))
+    n, t = found.cluster.num_gpus, node(found.cluster)
+    made = {"FSDP, a text for each GPU": of_batch(found, names(found.cluster)["FSDP (ZeRO-3)"], n, recompute="full")}
+    if t < n:
+        made[f"a text for the {t} GPUs of a node"] = of_batch(
+            found, Layout(fsdp=n // t, tp=t, sp=True), n // t, recompute="full"
+        )
+    costs = {name: case.plan for name, case in made.items() if case}
+    return {name: (plan.cost.memory_bytes["peak"], plan.cost.step_time_s, plan.fits) for name, plan in costs.items()}
+
+
+def _planner(learner: Learner) -> Step:
+    rows = []
+    if learner.load is None and "vocab_size" in learner.graph.config:
+        for tokens in PRICED:
+            for name, (peak, seconds, fits) in priced(learner, tokens).items():
+                rows.append(
+                    (
+                        units.whole(tokens),
+                        name,
+                        units.memory(peak),
+                        units.seconds(seconds),
+                        "fits" if fits else "does not fit",
+                    )
+                )
+    says = (
+        "**Neither way is in the planner yet**: a layout with `cp` is refused, and nothing on this page but the table is a planner's price. What it does price is one text for each GPU, "
+        "and a text shared by the GPUs of a node with tensor and sequence parallelism (lesson 7), where every GPU has some heads of all tokens. The table has both, with recomputation. "
+        "Where neither fits, the parts of this lesson are what you need."
+    )
+    return Step("What the planner prices", says, table(("tokens", "way", "fullest moment", "step", ""), rows))
+
+
+def question(learner: Learner, values: Values) -> Question:
+    """How much longer does the uneven cut take?"""
+    n = int(values["n"])
+    uneven, even = causal(n, False), causal(n, True)
+    right = max(uneven) / even[0]
+    why = f"{max(uneven)} / {even[0]} = {units.significant(right)}: all wait for the last GPU. It comes near to 2 for many GPUs."
+    wrong = (
+        (
+            max(uneven) / min(uneven),
+            "That compares the busiest with the least busy. Equal parts would give each the mean.",
+        ),
+        (1.0, "The pairs are as many in all, but the last GPU has more than its part, and the others wait for it."),
+        (even[0] / max(uneven), "The other way round: it takes longer."),
+        (float(n), "That would be so if the last GPU had everything."),
+    )
+    return typed(
+        f"Of {sum(uneven)} pairs of blocks the busiest of {n} GPUs has {max(uneven)}; equal parts would be {even[0]}. How many times as long does the uneven cut take?",
+        "times", (right, why), wrong, lambda value: f"{units.significant(value)} times",
+    )  # fmt: skip
+
+
+LESSON = Lesson(
+    22, "Long sequences", "A text can be dealt out to GPUs if the keys go round and the work is dealt fairly.",
+    (
+        "Memory and compute of attention grow with the text. When one text is too long for one GPU, its tokens are dealt out.",),
+    (
+        ("Causal", "a token looks at itself and those before it only"),
+        ("Ring attention", "keys and values go round a ring of GPUs, and each puts its softmax together from parts"),
+        ("Ulysses", "exchanging tokens for heads before attention, and back behind it"),
+    ),
+    (
+        Control("n", "GPUs that share a text", (2, 4), 4),
+        Control("tokens", "Tokens of the text", tuple(LENGTHS), 131072, LENGTHS, "slider"),
+    ),
+    scene, question, CODE, ("plans", "Plan this model with longer texts"), uses_model=True, focus=links.layers,
+)  # fmt: skip
