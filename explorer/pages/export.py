@@ -215,9 +215,7 @@ def _verdict(outcome: dict[str, Any] | None) -> str:
     if outcome.get("memory_bytes"):
         off = abs(outcome["memory_bytes"]["rel_error"])
         parts.append("the same collectives and bytes")
-        ahead = outcome["memory_bytes"].get("in_flight", 0)
-        beside = f" beside {units.memory(ahead)} in flight" if ahead else ""
-        parts.append(("the same memory" if off < 0.0005 else f"memory off by {units.percent(off)}") + beside)
+        parts.append("the same memory" if off < 0.0005 else f"memory off by {units.percent(off)}")
     return ", ".join(parts)
 
 

@@ -142,7 +142,7 @@ def verify_text(data: Mapping[str, Any]) -> str:
         memory = data["memory_bytes"]
         lines.append(
             f"peak       {memory['measured'] / 2**30:.2f} GiB measured, {memory['predicted'] / 2**30:.2f} GiB predicted, "
-            f"{memory['in_flight'] / 2**30:.2f} GiB in flight ({100 * memory['rel_error']:.1f} % apart)"
+            f"{memory['in_flight'] / 2**30:.2f} GiB of it in flight ({100 * memory['rel_error']:.1f} % apart)"
         )
     if data.get("dispatched"):
         lines.append(f"runtime    operator by operator, since {data['dispatched']}")

@@ -1,7 +1,7 @@
 """Run one training step of the rewritten program on meta tensors, and measure what a rank issues and holds.
 
-A plan's memory counts what one operator needs at a time. The program gathers the weights of a whole block ahead, reduces gradients
-in buckets, and holds a block's operands while the block runs. This memory is of the kind `IN_FLIGHT`.
+The weights of a block that come ahead of it, its gradients that leave in buckets behind it, and its operands while it runs are
+of the kind `IN_FLIGHT`, whatever they are to the plan (`cost.memory.overlap`).
 """
 
 # mypy: allow-untyped-calls

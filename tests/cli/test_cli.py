@@ -189,7 +189,7 @@ def test_report_has_the_keys_of_the_contract(capsys: pytest.CaptureFixture[str])
         keys = {"name", "method", "mesh", "fits", "step_time_s", "compute_time_s", "comm_time_s", "exposed_comm_time_s", "collectives",
                 "memory_bytes", "placements", "objective", "optimal"}  # fmt: skip
         assert keys <= p.keys()
-        assert p["memory_bytes"].keys() == {"params", "grads", "optimizer", "activations", "buffers", "peak"}
+        assert p["memory_bytes"].keys() == {"params", "grads", "optimizer", "activations", "buffers", "overlap", "peak"}
         assert p["collectives"].keys() == {"forward", "backward", "optimizer"}
         for phase in p["collectives"].values():
             assert phase.keys() <= KINDS

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+import planner_core as shardscope
 from planner_core.core.cluster import load_cluster
 from planner_core.core.errors import NoPlanFits
 from planner_core.core.mesh import DeviceMesh
@@ -19,6 +20,7 @@ from planner_core.core.plan import Plan, Step
 from planner_core.core.workload import Workload
 from planner_core.cost.communication.links import AxisLink
 from planner_core.cost.communication.redistribution import decode, moves, splits_evenly
+from planner_core.cost.memory import walk
 from planner_core.cost.memory.redistribution_buffers import transit
 from planner_core.cost.model import cost_model
 from planner_core.planning.pipeline import baselines, choose
@@ -93,6 +95,25 @@ def _plan(model: str, mesh: str, name: str) -> Plan:
     except NoPlanFits:  # pragma: no cover
         raise AssertionError(model) from None
     return found[name]
+
+
+def test_what_comes_ahead_and_leaves_behind_is_counted_by_the_block() -> None:
+    """By arithmetic, of FSDP on n GPUs where a block has W bytes of matrices: in backward stand its own W, the next block's on
+    their way (W written, W / n sent), its gradients (W) and those of the block before (W); in forward no gradients."""
+    h, m, n = 64, 176, 2
+    sizes = {"hidden_size": h, "intermediate_size": m, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 4,
+             "vocab_size": 64, "max_position_embeddings": 64}  # fmt: skip
+    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **sizes}
+    found = shardscope.plan(config, cluster="1x8-h100:gpus=2", mesh="2", batch=4, seq=32, dtype="float32")
+    model = cost_model(load_cluster("1x8-h100:gpus=2"), DeviceMesh(("tensor",), (n,)), Workload(4, 32, "float32"))
+    walks = {p.name: walk(p.blocks, found.graph, model) for p in found.plans}
+    walked = walks["FSDP"]
+    matrices = 4 * (4 * h * h + 3 * h * m)
+    assert max(moment.ahead for moment in walked.forward) == 2 * matrices + matrices // n
+    assert max(moment.ahead for moment in walked.backward) == 4 * matrices + matrices // n
+    walked = walks["data parallel"]
+    assert not any(moment.ahead for moment in walked.forward)
+    assert max(moment.ahead for moment in walked.backward) == matrices + 2 * 4 * h, "packed where they stay"
 
 
 ONCE_WRONG = [

@@ -156,7 +156,7 @@ def test_small_models_of_the_zoo_run_as_scheduled(name: str, mesh: str) -> None:
     found = planned(Request(name, cluster="2x8-h100", mesh="2x8" if ranks == 4 else "16"))
     small = [scaled(p, ranks) for p in found.plans]
     reports = verify_all(small, graphs=[graph_of(small[0])] * len(small))
-    assert len(reports) > 3
+    assert len(reports) > 2
     for plan, report in zip(small, reports, strict=True):
         assert report["dispatched"] == "" and report["order"] == {**report["order"], "ok": True, "difference": ""}, (
             plan.name

@@ -89,10 +89,10 @@ def test_running_statistics_of_split_channels_are_whole() -> None:
 
 
 def _without_gathering(plan: dict[str, Any]) -> dict[str, Any]:
-    from planner_core.runtime.dispatch.parameters import Parameters
+    from planner_core.runtime import Parallel
     from planner_core.verification.numerics import compare
 
-    Parameters.gather_buffers = lambda self, model: None  # type: ignore[method-assign]
+    Parallel.gather_buffers = lambda self: None  # type: ignore[method-assign]
     return compare(plan, 0, "float64")
 
 

@@ -7,14 +7,13 @@ operator at work adds (operands on their way, results, gathered weights) is one 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 
 from planner_core.core import ITEM_BYTES, BlockPlan, Call, Graph, Op, Placements, Value
 from planner_core.cost.memory.backward import Backward, Gradient
-from planner_core.cost.memory.forward import Layout, Moment
+from planner_core.cost.memory.forward import MOMENTS, Layout, Moment
 from planner_core.cost.memory.peak import arriving, backward_of, walk
 from planner_core.cost.memory.standing import Form, WeightForms, weight_forms
 from planner_core.cost.memory.storages import Key
@@ -110,10 +109,7 @@ class _Tensors:
         if peak in self.walk.forward:
             self.forward("", self.walk.forward.index(peak))
         elif peak in self.walk.backward:
-            index = self.walk.backward.index(peak)
-            self.backward("", index, dict(backward_of(top).by_value))
-            more = peak.flying - _nth(backward_of(top).run(), index).flying
-            self.add("buffers", "the micro-batch's gradient that is being added", "", None, None, more)
+            self.backward("", self.walk.backward.index(peak), dict(backward_of(top).by_value))
         else:
             for label, w in self.weights() if not self.sums else ():
                 self.weight("grads", "gradient of ", label, w.value, w.gradient)
@@ -122,14 +118,20 @@ class _Tensors:
     # --- one block at one moment ------------------------------------------------------------------
 
     def forward(self, label: str, index: int, *, again: bool = False) -> None:
-        """Add what is held at moment `index` of forward: each item has two moments, while it runs and after it. `again`: of the
-        recomputation before backward."""
+        """Add what is held at moment `index` of forward: each item has three moments, before it, while it runs and after it.
+        `again`: of the recomputation before backward."""
         layout = self.made[label]
         moment = _nth(layout.again() if again else layout.forward(), index)
-        number, running = index // 2, index % 2 == 0
-        for key in itertools.chain.from_iterable(layout.held()[number + 1 :] if again else ()):
-            self.storage("activations", label, key, layout.storages.size[key])
-        self.kept(label, range(number if running else number + 1))
+        number, running = index // MOMENTS, index % MOMENTS == 1
+        begun = number + (index % MOMENTS > 0)
+        if again:
+            self.held(label, range(begun, len(layout.storages.block.items)))
+        done = range(number + (index % MOMENTS == 2))
+        if layout.storages.plan.recompute == "none" or again:
+            self.kept(label, done)
+        else:
+            self.held(label, done)
+        self.weights_ahead(label, number, index % MOMENTS, moment.ahead)
         for key, size in layout.flying.items():
             self.storage("buffers", label, key, size)
         item = layout.storages.block.items[number]
@@ -145,13 +147,55 @@ class _Tensors:
         back = Backward(layout, dict(given))
         moment = _nth(back.run(), index)
         call = layout.storages.block.items[back.at] if back.at >= 0 else None
-        self.kept(label, range(back.at + 1), skip=("call", back.at) if back.inside else None)
+        self.kept(label, range(back.at + (not back.released)), skip=("call", back.at) if back.inside else None)
         self.weight_gradients(label, back)
+        self.overlap(back)
         named = self.gradients(label, back)
         if back.inside and isinstance(call, Call):
             self.inside(self.label_of[call.prefix])
         elif isinstance(call, Op):
             self.at_work(label, call.name, BACKWARD, moment.flying - named)
+        else:
+            self.add(
+                "buffers",
+                "the last gradient of a block, beside its packed copy",
+                label,
+                None,
+                None,
+                moment.flying - named,
+            )
+
+    def weights_ahead(self, label: str, number: int, when: int, num_bytes: int) -> None:
+        """Weights before, while and after an item runs forward."""
+        layout = self.made[label]
+        at = layout.unit_at[number]
+        ahead = layout.units[at + 1] if at + 1 < len(layout.units) else layout.units[at]
+        here = layout.units[at].gathered() if when == 1 else 0
+        self.add("buffers", "weights, gathered for the block that runs", layout.units[at].label, None, None, here)
+        self.add(
+            "buffers", "weights on their way, for the block that runs next", ahead.label, None, None, num_bytes - here
+        )
+
+    def overlap(self, back: Backward) -> None:
+        """Weights that come and gradients that leave, in backward."""
+        layout = back.layout
+        at = layout.unit_at[back.at]
+        here, behind, before = (
+            layout.units[at],
+            layout.units[max(at - 1, 0)],
+            layout.units[min(at + 1, len(layout.units) - 1)],
+        )
+        for what, label, size in (
+            ("weights, gathered for the block that runs", here.label, back.gathered),
+            ("weights on their way, for the block that runs next", behind.label, back.coming),
+            ("gradients of a block, packed as they are made", here.label, back.filling),
+            (
+                "gradients of a block on their way",
+                before.label,
+                back.ahead - back.gathered - back.coming - back.filling,
+            ),
+        ):
+            self.add("buffers", what, label, None, None, size)
 
     def weight_gradients(self, label: str, back: Backward) -> None:
         """Add the gradients of weights that are there: of this block, and of the blocks whose backward is done. With several
@@ -161,7 +205,7 @@ class _Tensors:
         for name, size in back.weights.items():
             self.weight_gradient(label, name, size)
         for k, item in enumerate(self.made[label].storages.block.items):
-            if isinstance(item, Call) and k >= back.at + back.inside:
+            if isinstance(item, Call) and k >= back.at + (back.inside or not back.begun):
                 inner = self.label_of[item.prefix]
                 for name, size in self._after(inner).items():
                     self.weight_gradient(inner, name, size)
@@ -220,8 +264,14 @@ class _Tensors:
         if layout.storages.plan.recompute == "none":
             self.kept(label, range(len(layout.storages.block.items)))
             return
-        for key in itertools.chain.from_iterable(layout.held()):
-            self.storage("activations", label, key, layout.storages.size[key])
+        self.held(label, range(len(layout.storages.block.items)))
+
+    def held(self, label: str, numbers: Iterable[int]) -> None:
+        """Results that stay of these items of a block until it runs again."""
+        layout = self.made[label]
+        for number in numbers:
+            for key in layout.held()[number]:
+                self.storage("activations", label, key, layout.storages.size[key])
 
     def storage(self, kind: str, label: str, key: Key, size: int) -> None:
         """Add one storage. Its key says what it is."""

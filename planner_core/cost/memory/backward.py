@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 from planner_core.core import Call, Op
 from planner_core.cost.memory.forward import Layout, Moment
+from planner_core.cost.memory.overlap import Reduction
 from planner_core.ops import operator, writes_in_place
 
 
@@ -34,7 +35,12 @@ class Backward:
 
     `by_value`: the gradients of values. `kept`: bytes that autograd keeps. `at_work`: the gradients of the operands of the
     operator at work, by position. `weights` and `weight_bytes`: bytes of the gradients of weights. `at`: the number of the item
-    at work, -1 at the end. `inside`: whether the present moment is inside a called block.
+    at work, -1 at the end. `inside`: whether the present moment is inside a called block. `begun`: whether the
+    item's unit has begun. `released`: whether what autograd kept for the item is freed.
+
+    Of `overlap`: bytes of weights that are gathered (`gathered`) and of those on their way (`coming`), of gradients that are
+    packed (`filling`), and of gradients on their way (`sent`: for each message the bytes that each of its collectives needs).
+    `leaving`: the messages of the unit at work. `departed` and `last_packed`: those of a called block, and its last gradient.
     """
 
     layout: Layout
@@ -45,24 +51,79 @@ class Backward:
     weight_bytes: int = 0
     at: int = -1
     inside: bool = False
+    begun: bool = True
+    released: bool = True
+    gathered: int = 0
+    coming: int = 0
+    filling: int = 0
+    sent: list[tuple[int, ...]] = field(default_factory=list)
+    leaving: list[Reduction] = field(default_factory=list)  # of the unit at work
+    departed: list[tuple[int, ...]] = field(default_factory=list)  # those of a called block
+    last_packed: int = 0
+    last_of_unit: int = 0
 
     def run(self) -> Iterator[Moment]:
         """Moments from the last item to the first."""
         items = self.layout.storages.block.items
         self.kept = sum(map(self.layout.kept_bytes, range(len(items))))
         for number in reversed(range(len(items))):
-            item, self.at = items[number], number
+            item, self.at, self.released = items[number], number, False
+            self.begun = False
+            yield from self._begin(number)
+            self.begun = True
             if isinstance(item, Call):
                 yield from self._call(number, item)
             elif any(v in self.by_value for v in item.outputs):
                 yield from self._op(item)
-            self.kept -= self.layout.kept_bytes(number)
-        self.at = -1
-        yield self._moment()
+            self._release()
+        self.at, self.last_of_unit = -1, self.last_packed
+        yield from self._send_on()
+        while self.sent:
+            self.sent = [left for flow in self.sent if (left := flow[1:])]
+            yield self._moment()
+
+    @property
+    def ahead(self) -> int:
+        """Bytes of weights that come and gradients that leave."""
+        return self.gathered + self.coming + self.filling + sum(flow[0] for flow in self.sent)
 
     def _moment(self, more: int = 0) -> Moment:
         gradients = {*self.by_value.values(), *self.at_work.values()}
-        return Moment(self.kept, self.weight_bytes, sum(g.num_bytes for g in gradients) + more)
+        return Moment(self.kept, self.weight_bytes, sum(g.num_bytes for g in gradients) + more, self.ahead)
+
+    def _begin(self, number: int) -> Iterator[Moment]:
+        """Where a unit begins: the gradients of the one before leave, its own weights arrive, the next one's are sent for."""
+        at, units = self.layout.unit_at, self.layout.units
+        if number + 1 < len(at):
+            if at[number + 1] == at[number]:
+                return
+            yield from self._send_on()
+        here, behind = units[at[number]], units[at[number] - 1] if at[number] else None
+        self.gathered, self.coming = here.waiting(again=True), 0
+        yield self._moment()
+        self.gathered, self.coming = here.gathered(again=True), behind.issuing(again=True) if behind else 0
+        yield self._moment()
+        self.coming = behind.coming(again=True) if behind else 0
+
+    def _send_on(self) -> Iterator[Moment]:
+        """The unit is done: its gradients leave, when those before them have moved on, and its weights are freed. Autograd holds
+        the last gradient that was packed until then."""
+        self.filling = 0
+        block = self.layout.storages.block
+        for reduction in self.leaving:
+            for value in reduction.weights:
+                self._stands(block.values[value].name, self.layout.gradient_bytes[value])
+        self.sent = [left for flow in self.sent if (left := flow[1:])]
+        self.sent += [flow for flow in (*self.departed, *(r.beside for r in self.leaving)) if flow]
+        self.leaving, self.departed = [], []
+        yield self._moment(self.last_packed)
+        self.gathered = self.last_packed = 0
+        yield self._moment()
+
+    def _stands(self, name: str, num_bytes: int) -> None:
+        if name not in self.weights:
+            self.weights[name] = num_bytes
+            self.weight_bytes += num_bytes
 
     def _call(self, number: int, call: Call) -> Iterator[Moment]:
         found = self.layout.calls[call.prefix]
@@ -70,9 +131,10 @@ class Backward:
         inside = Moment(self.layout.storages.size["call", number])
         here = self._moment()
         self.inside = True
-        yield Moment(here.kept - inside.kept, here.grads, here.flying) + found.backward
+        yield Moment(here.kept - inside.kept, here.grads, here.flying, here.ahead) + found.backward
         self.inside = False
         self.weight_bytes += found.grads
+        self.departed, self.last_packed = [r.beside for r in found.unit.reductions], found.last_packed
         for gradient, result in zip(arrived, found.results, strict=True):
             if (
                 gradient is not None and result < 0 and -1 - result not in found.gradients
@@ -97,8 +159,14 @@ class Backward:
         yield self._moment(whole + s.backward_work(op))
         for value in op.outputs:
             self.by_value.pop(value, None)
+        self._release()
         for position in reversed(wanted):
             yield from self._send(op, position)
+
+    def _release(self) -> None:
+        """What autograd kept for the item at work is freed when its kernels are done."""
+        self.kept -= 0 if self.released else self.layout.kept_bytes(self.at)
+        self.released = True
 
     def _made(self, op: Op, position: int) -> Gradient:
         """The gradient that an operator makes for an operand: a new tensor, or that of its result if it hands it on."""
@@ -126,13 +194,21 @@ class Backward:
 
     def _send(self, op: Op, position: int) -> Iterator[Moment]:
         """Redistribute the gradient of one operand, and add it to the gradient of its value."""
-        s = self.layout.storages
-        value, edge = op.inputs[position], s.plan.sites[op.name].inputs[position]
-        moved = s.transit(value, edge.dst.gradient, edge.backward, edge)
+        value = op.inputs[position]
+        moved = self.layout.storages.returned(op, position)
+        self._pack(op, position)
         yield self._moment(moved.peak)
         gradient = self.at_work.pop(position)
         gradient = Gradient(moved.result) if moved.result else gradient
         yield self._sum_up_weight(value, gradient)
+
+    def _pack(self, op: Op, position: int) -> None:
+        """The first gradient of a message takes the memory for all of them."""
+        unit = self.layout.units[self.layout.unit_at[self.at]]
+        found = unit.reduction_of(op.inputs[position]) if (op.name, position) in unit.uses else None
+        if found is not None and found not in self.leaving:
+            self.leaving.append(found)
+            self.filling += found.flat
 
     def _sum_up_weight(self, value: int, gradient: Gradient) -> Moment:
         """Add the gradient of a weight, which stays. If the weight is an input of the block, its gradient belongs to the caller."""
@@ -140,10 +216,13 @@ class Backward:
         v = block.values[value]
         if v.kind != "parameter" or value in block.inputs:
             return self._sum_up(value, gradient)
-        if v.name in self.weights:  # the weight was used before: this gradient is added to the first
-            return self._moment(gradient.num_bytes)
-        self.weights[v.name] = gradient.num_bytes
-        self.weight_bytes += gradient.num_bytes
+        packed = any(value in r.weights and r.flat for r in self.leaving)
+        if packed and v.name not in self.weights:
+            self.last_packed = gradient.num_bytes
+            return self._moment()
+        if v.name in self.weights:  # used before: the first waits, and autograd makes a new tensor of both
+            return self._moment(2 * gradient.num_bytes)
+        self._stands(v.name, self.layout.gradient_bytes.get(value, gradient.num_bytes))
         return self._moment()
 
     def _sum_up(self, value: int, gradient: Gradient) -> Moment:

@@ -11,28 +11,38 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from planner_core.core import Call, Op
+from planner_core.cost.memory.overlap import Unit
 from planner_core.cost.memory.saved import run_again
+from planner_core.cost.memory.standing import weight_forms
 from planner_core.cost.memory.storages import Key, Storages
 from planner_core.ops import is_heavy, last_saving, operator
+
+MOMENTS = 3
+"""Of every item that runs forward: before it, its highest, and after it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Bytes at one moment of a step, beside weights and optimizer states: kept for backward, gradients, and in flight."""
+    """Bytes at one moment of a step, beside weights and optimizer states: kept for backward, gradients, in flight, and what the
+    run holds for its overlap (`ahead`)."""
 
     kept: int = 0
     grads: int = 0
     flying: int = 0
+    ahead: int = 0
 
     @property
     def total(self) -> int:
-        """The sum of the three."""
-        return self.kept + self.grads + self.flying
+        """The sum of the four."""
+        return self.kept + self.grads + self.flying + self.ahead
 
     def __add__(self, other: Moment) -> Moment:
-        return Moment(self.kept + other.kept, self.grads + other.grads, self.flying + other.flying)
+        return Moment(
+            self.kept + other.kept, self.grads + other.grads, self.flying + other.flying, self.ahead + other.ahead
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +52,7 @@ class CallMemory:
     `kept`: bytes inside that it keeps for backward. `keeps`: the operands that it keeps, by position. `results`: for each result
     its bytes, or -1 - position of the operand whose storage it is. `kept_results`: the results that it keeps. `forward` and
     `backward`: the highest moments. `gradients`: bytes of each operand's gradient. `grads`: bytes of its weights' gradients.
+    `unit`: its weights that come ahead and its gradients that leave. `last_packed`: bytes of the last gradient that leaves.
     """
 
     kept: int
@@ -52,17 +63,22 @@ class CallMemory:
     backward: Moment
     gradients: Mapping[int, int]
     grads: int
+    unit: Unit
+    last_packed: int
 
 
 @dataclass
 class Layout:
     """The storages of one block in running order.
 
-    `calls`: what called blocks do, by prefix (top block only). `flying`: what is in flight at the present moment of `forward`,
-    beside what the item at work adds.
+    `units`: of the top block all units of a step, of a called block one, whose weights its caller brings. `unit_at`: by item the
+    number of its unit. `calls`: what called blocks do, by prefix (top block only). `flying`: what is in flight at the present
+    moment of `forward`, beside what the item at work adds.
     """
 
     storages: Storages
+    units: tuple[Unit, ...]
+    unit_at: tuple[int, ...]
     calls: Mapping[str, CallMemory] = field(default_factory=dict)
     kept_at: list[tuple[Key, ...]] = field(default_factory=list)  # by item: the storages that it keeps
     first: dict[Key, int] = field(
@@ -96,6 +112,12 @@ class Layout:
         own: Key = ("call", number)
         return tuple(dict.fromkeys([own, *(k for v in across if (k := s.at.get(v)) is not None)]))
 
+    @cached_property
+    def gradient_bytes(self) -> dict[int, int]:
+        """Of every weight of its own: what its accumulated gradient takes."""
+        s = self.storages
+        return {w.value: w.gradient.num_bytes for w in weight_forms(s.block, s.plan, s.model)}
+
     @property
     def results(self) -> tuple[int, ...]:
         """The values that the block returns; for the top block the loss."""
@@ -104,12 +126,21 @@ class Layout:
 
     def kept_bytes(self, number: int) -> int:
         """Bytes inside the block that item `number` is the first to keep."""
-        keys = (k for k in self.kept_at[number] if self.first[k] == number and k not in self.border)
-        return sum(self.storages.size[k] for k in keys)
+        return self.size_of(self.keeps(number, first=False))
 
-    def forward(self, last: int = -1) -> Iterator[Moment]:
-        """Two moments of every item: its highest one, and the one after it. If `last` is given, stop when item `last` has its
-        operands."""
+    def forward(self) -> Iterator[Moment]:
+        """Three moments of every item: before it, its highest, and after it. Before the first item of a unit its weights arrive.
+        A block that will run again keeps only what the plan says."""
+        yield from self._run_all(first=self.storages.plan.recompute != "none")
+
+    def keeps(self, number: int, *, first: bool) -> Iterable[Key]:
+        """What stays of an item when it has run; `first`: of a block that will run again."""
+        if first:
+            return self.held()[number]
+        return (k for k in self.kept_at[number] if self.first[k] == number and k not in self.border)
+
+    def _run_all(self, last: int = -1, *, first: bool = False) -> Iterator[Moment]:
+        """The moments of `forward`; up to where item `last` has its operands, if given."""
         size, until = self.storages.size, self._last_readers()
         live: dict[Key, int] = {}
         kept: set[Key] = set()
@@ -117,17 +148,35 @@ class Layout:
         for number, item in enumerate(self.storages.block.items):
             self.flying = {k: n for k, n in live.items() if k not in kept}
             standing = Moment(kept_bytes, 0, sum(self.flying.values()))
+            yield standing + Moment(ahead=self._arriving(number))
+            standing += Moment(ahead=self.ahead(number))
             if number == last and isinstance(item, Op):
                 yield standing + self._run(item, takes_only=True)
                 return
             yield standing + (self.calls[item.prefix].forward if isinstance(item, Call) else self._run(item))
-            kept.update(k for k in self.kept_at[number] if k not in self.border)
-            kept_bytes += self.kept_bytes(number)
+            stays = list(self.keeps(number, first=first))
+            kept.update(stays)
+            kept_bytes += self.size_of(stays)
             made = (self.storages.at[v] for v in item.outputs)
             live.update((k, size[k]) for k in made if k is not None and k[0] != "in")
             live = {k: n for k, n in live.items() if until.get(k, -1) > number}
             self.flying = {k: n for k, n in live.items() if k not in kept}
-            yield Moment(kept_bytes, 0, sum(self.flying.values()))
+            yield Moment(kept_bytes, 0, sum(self.flying.values()), self.ahead(number, done=True))
+
+    def _arriving(self, number: int) -> int:
+        """Bytes of weights before an item: at the begin of a unit they arrive, and the next unit's are sent for."""
+        if number and self.unit_at[number] == self.unit_at[number - 1]:
+            return self.ahead(number)
+        at = self.unit_at[number]
+        sent_for = self.units[at + 1].issuing() if at + 1 < len(self.units) else 0
+        return max(self.units[at].waiting(), self.units[at].gathered() + sent_for)
+
+    def ahead(self, number: int, *, done: bool = False) -> int:
+        """Bytes of weights while an item runs: its unit's, and the next unit's that are on their way; or when it is `done`."""
+        at = self.unit_at[number]
+        over = done and (number + 1 == len(self.unit_at) or self.unit_at[number + 1] != at)
+        coming = self.units[at + 1].coming() if at + 1 < len(self.units) else 0
+        return coming + (0 if over else self.units[at].gathered())
 
     def size_of(self, keys: Iterable[Key]) -> int:
         """Bytes of the storages `keys`."""
@@ -135,6 +184,10 @@ class Layout:
 
     def held(self) -> list[list[Key]]:
         """By item: the results that the plan keeps although the block is recomputed."""
+        return self._kept_results
+
+    @cached_property
+    def _kept_results(self) -> list[list[Key]]:
         s, seen = self.storages, set(self.border)
         found = []
         for item in s.block.items:
@@ -152,8 +205,8 @@ class Layout:
         held, block = self.held(), self.storages.block
         left, last = sum(map(self.size_of, held)), last_saving(block)
         computes = last >= 0 and run_again(block, self.storages.plan.kept)[block.ops[last].name].computes
-        for number, moment in enumerate(self.forward(-1 if computes else last)):
-            left -= 0 if number % 2 else self.size_of(held[number // 2])
+        for number, moment in enumerate(self._run_all(-1 if computes else last)):
+            left -= 0 if number % MOMENTS else self.size_of(held[number // MOMENTS])
             yield moment + Moment(left, 0, 0)
 
     def _run(self, op: Op, *, takes_only: bool = False) -> Moment:
@@ -161,9 +214,9 @@ class Layout:
         redistributed. `takes_only`: operands only."""
         s, site = self.storages, self.storages.plan.sites[op.name]
         now = peak = 0
-        for position, (value, edge) in enumerate(zip(op.inputs, site.inputs, strict=True)):
+        for position, value in enumerate(op.inputs):
             if s.block.values[value].kind != "constant":
-                peak = max(peak, now + s.transit(value, edge.src.forward, edge.forward, edge).peak)
+                peak = max(peak, now + s.brought(op, position).peak)
                 now += s.own(("taken", op.name, position))
         if takes_only:
             return Moment(0, 0, max(peak, now))
@@ -179,6 +232,9 @@ class Layout:
         at = self.storages.at
         items = self.storages.block.items
         until = {k: i for i, item in enumerate(items) for v in item.inputs if (k := at.get(v)) is not None}
+        made = {k: i for i, item in enumerate(items) for v in item.outputs if (k := at.get(v)) is not None}
+        ends = {u: i for i, u in enumerate(self.unit_at)}  # a unit holds its operands while it runs
+        until |= {k: ends[u] for k, i in until.items() if (u := self.unit_at[i]) != self.unit_at[made.get(k, i)]}
         until.update((k, len(items)) for v in (*self.results, *self._held()) if (k := at.get(v)) is not None)
         return until
 

@@ -1,23 +1,24 @@
 """Memory of one GPU, simulated along forward, backward and the optimizer step. The simulation is called the *walk*.
 
-Three parts are counted:
+Four parts are counted:
 - what stays: weights, gradients, optimizer states;
 - what grows in forward and shrinks in backward: the activations that autograd keeps;
-- what is in flight: an operator's operands and results, and gradients on their way.
+- what is in flight: an operator's operands and results, and gradients on their way;
+- what a run holds for its overlap: weights that come ahead of their use, and gradients that leave in buckets (`overlap`).
 
 The peak is the highest moment of the walk. Not counted are the input batch, the allocator's fragmentation, and the workspaces of
-kernels and of NCCL. Not counted either is what a run holds for its overlap: the weights of the next block, which are gathered
-ahead, and the bucket of gradients that is being reduced. `verify` measures these two apart, as `in_flight`.
+kernels and of NCCL.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
 from planner_core.core import BlockPlan, Graph
 from planner_core.cost.memory.backward import Backward, Gradient
 from planner_core.cost.memory.forward import CallMemory, Layout, Moment
+from planner_core.cost.memory.overlap import Unit, brought_by_caller, unit, units_of_top
 from planner_core.cost.memory.standing import Standing, standing
 from planner_core.cost.memory.storages import Key, Storages
 from planner_core.cost.model import CostModel
@@ -43,12 +44,14 @@ class Walk:
     def memory_bytes(self) -> dict[str, int]:
         """Bytes at the peak by kind: params, grads, optimizer, activations and buffers (all that is in flight), which add up to peak.
 
-        `grads` are the gradients at that moment. It is 0 if the peak is at the end of forward and one micro-batch makes a step.
+        `overlap` is the part of the buffers that the run holds for its overlap. `grads` are the gradients at that moment. It is 0
+        if the peak is at the end of forward and one micro-batch makes a step.
         """
         state, peak = self.state, self.peak
         return {
             "params": state.params, "grads": peak.grads, "optimizer": state.moments, "activations": peak.kept,
-            "buffers": peak.flying, "peak": state.params + state.moments + peak.total,
+            "buffers": peak.flying + peak.ahead, "overlap": peak.ahead,
+            "peak": state.params + state.moments + peak.total,
         }  # fmt: skip
 
 
@@ -59,7 +62,7 @@ def walk(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) -> Wal
     backward: Iterable[Moment] = backward_of(made[""]).run()
     if model.workload.accumulate > 1:  # the gradients of the micro-batches before are there
         forward = (moment + Moment(0, state.grads, 0) for moment in forward)
-        backward = _accumulating(backward, state)
+        backward = (replace(moment, grads=state.grads) for moment in backward)
     return Walk(state, made, tuple(forward), tuple(backward), Moment(0, state.grads, 2 * state.largest_param))
 
 
@@ -68,22 +71,19 @@ def backward_of(top: Layout) -> Backward:
     return Backward(top, {v: Gradient(0) for v in top.results})
 
 
-def _accumulating(backward: Iterable[Moment], state: Standing) -> Iterator[Moment]:
-    """Backward of a later micro-batch: all accumulated gradients are held, and each new gradient is added to its own."""
-    before = 0
-    for moment in backward:
-        made = min(state.largest_gradient, max(0, moment.grads - before))
-        yield Moment(moment.kept, state.grads, moment.flying + made)
-        before = moment.grads
-
-
 def layouts(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) -> dict[str, Layout]:
-    """The storages of every block in running order, by label of the plan. The layout of the top block, "", has those of its calls."""
-    inner = {label: Layout(Storages(block_of(graph, label), bp, model)) for label, bp in blocks.items() if label}
-    calls = {}
-    for label, layout in inner.items():
-        calls.update(dict.fromkeys(blocks[label].prefixes, _call(layout)))
-    return {**inner, "": Layout(Storages(graph.top, blocks[""], model), calls)}
+    """The storages of every block in running order, by label of the plan; the top block's, "", knows what its calls do."""
+    inner: dict[str, Layout] = {}
+    calls: dict[str, CallMemory] = {}
+    for label, bp in blocks.items():
+        if label:
+            block = block_of(graph, label)
+            whole = unit(label, block, bp, block.ops, model)
+            inner[label] = Layout(Storages(block, bp, model), (brought_by_caller(whole),), (0,) * len(block.items))
+            calls.update(dict.fromkeys(bp.prefixes, _call(inner[label], whole)))
+    top = graph.top
+    units, unit_at = units_of_top(top, blocks[""], {prefix: found.unit for prefix, found in calls.items()}, model)
+    return {**inner, "": Layout(Storages(top, blocks[""], model), units, unit_at, calls)}
 
 
 def highest(moments: Iterable[Moment]) -> Moment:
@@ -91,8 +91,8 @@ def highest(moments: Iterable[Moment]) -> Moment:
     return max(moments, key=lambda m: m.total)
 
 
-def _call(layout: Layout) -> CallMemory:
-    """One copy of a repeated block as its caller sees it."""
+def _call(layout: Layout, unit: Unit) -> CallMemory:
+    """One copy of a repeated block, as its caller sees it."""
     s = layout.storages
     block = s.block
     position: dict[Key | None, int] = {("in", v): k for k, v in reversed(list(enumerate(block.inputs)))}
@@ -109,7 +109,9 @@ def _call(layout: Layout) -> CallMemory:
         kept, kept_results, backward = sum(map(layout.size_of, layout.held())), (), highest([again, backward])
         keeps = tuple(k for k, v in enumerate(block.inputs) if block.values[v].kind == "activation")
     gradients = {position["in", v]: g.num_bytes for v, g in back.by_value.items() if ("in", v) in position}
-    return CallMemory(kept, keeps, results, kept_results, forward, backward, gradients, back.weight_bytes)
+    return CallMemory(
+        kept, keeps, results, kept_results, forward, backward, gradients, back.weight_bytes, unit, back.last_of_unit
+    )
 
 
 def arriving(layout: Layout) -> dict[int, Gradient]:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from planner_core.core import ITEM_BYTES, Block, BlockPlan, Edge, Op, Placements, Step, root
+from planner_core.cost.memory.overlap import Use, parts, uses_of
 from planner_core.cost.memory.redistribution_buffers import Transit, transit
 from planner_core.cost.memory.saved import viewed
 from planner_core.cost.model import CostModel
@@ -41,8 +42,14 @@ class Storages:
     made: dict[int, Key] = field(default_factory=dict)  # by result
     saved: dict[str, tuple[Key, ...]] = field(default_factory=dict)  # by op
 
+    ahead: dict[tuple[str, int], Use] = field(
+        default_factory=dict
+    )  # by op and operand: weights that the whole unit brings
+
     def __post_init__(self) -> None:
         self._viewed = viewed(self.block)
+        for ops in parts(self.block):
+            self.ahead.update(uses_of(self.block, self.plan, ops, self.model))
 
     def add(self, op: Op) -> None:
         """Add the operands and results of one operator, and what it keeps."""
@@ -68,6 +75,20 @@ class Storages:
         meta = self.block.values[value].meta
         return transit(meta.shape, ITEM_BYTES[meta.dtype], start, steps, self.model.sizes, edge.segments)
 
+    def brought(self, op: Op, position: int) -> Transit:
+        """What it takes to bring an operand to its op: of a weight that came ahead what is left to do."""
+        value, edge = op.inputs[position], self.plan.sites[op.name].inputs[position]
+        use = self.ahead.get((op.name, position))
+        return self.transit(
+            value, *((edge.src.forward, edge.forward) if use is None else (use.whole, use.slices)), edge
+        )
+
+    def returned(self, op: Op, position: int) -> Transit:
+        """What it takes to bring an operand's gradient to where it is summed: of a weight to where it is packed."""
+        value, edge = op.inputs[position], self.plan.sites[op.name].inputs[position]
+        use = self.ahead.get((op.name, position))
+        return self.transit(value, edge.dst.gradient, edge.backward if use is None else use.made, edge)
+
     def _take(self, op: Op, position: int, value: int, edge: Edge) -> None:
         kind = self.block.values[value].kind
         if kind == "constant":
@@ -76,7 +97,7 @@ class Storages:
             base = root(self.block, value)
             self.size.setdefault(("in", base), self.bytes_of(value, edge.src.forward))
             self.at[value] = ("in", base)
-        moved = self.transit(value, edge.src.forward, edge.forward, edge).result
+        moved = self.brought(op, position).result
         if moved:
             self.taken[op.name, position] = ("taken", op.name, position)
             self.size["taken", op.name, position] = moved
@@ -131,7 +152,9 @@ class Storages:
         return self.taken.get((op.name, position))
 
     def gathered(self, op: Op, position: int) -> bool:
-        """Whether an operand is a weight that is gathered for the operator."""
+        """Whether an operand is a weight that is gathered for this op alone."""
+        if (op.name, position) in self.ahead:
+            return False
         steps = self.plan.sites[op.name].inputs[position].forward
         return self.block.values[op.inputs[position]].kind == "parameter" and any(s.collective for s in steps)
 

@@ -76,7 +76,10 @@ def fit(
     at = min(budget * ABOVE, high - 1)
     # find without proof which budget of the sum meets the GPU's, and prove the answer there
     found = aim.near(at, high, prove=False)
-    return found if found.assignment is None or not prove else aim.near(aim.hit, high, prove=True)
+    if found.assignment is None or not prove:
+        return found
+    proven = aim.near(aim.hit, high, prove=True)
+    return found if proven.assignment is None and proven.smallest is not None else proven
 
 
 @dataclass

@@ -112,7 +112,7 @@ def _curve(made: Stated, title: str, upto: int | None) -> Step:
     memory = made.plan.cost.memory_bytes
     kinds = (
         ("params", [memory["params"]] * len(found)), ("optimizer", [memory["optimizer"]] * len(found)),
-        ("grads", [x.grads for x in found]), ("activations", [x.kept for x in found]), ("buffers", [x.flying for x in found]),
+        ("grads", [x.grads for x in found]), ("activations", [x.kept for x in found]), ("buffers", [x.flying + x.ahead for x in found]),
     )  # fmt: skip
     bands = [
         Band(MEMORY_NAMES[k], tuple(map(float, h)), MEMORY_COLOURS[k], k in ("grads", "activations")) for k, h in kinds
@@ -144,7 +144,7 @@ def _stack(made: Stated) -> Step:
         "optimizer": memory["optimizer"],
         "grads": moment.grads,
         "activations": moment.kept,
-        "buffers": moment.flying,
+        "buffers": moment.flying + moment.ahead,
     }
     items = [
         Bar(

@@ -1,0 +1,365 @@
+"""What one GPU holds so that weight traffic hides behind compute: weights that come ahead, and gradients on their way.
+
+A unit is a copy of a repeated block, or what stands in the top block between two calls. The run brings a unit's weights
+together and frees them together, one unit ahead, and sends its gradients together (`runtime.program.units`):
+
+    gathered  the unit's weights, whole on the axes that they are gathered over, while it runs forward and while it runs backward
+    coming    those of the next unit, from this unit's begin to their own: what the collective writes, and what it sends
+    filling   the unit's gradients, packed as their collective sends them, from the first that is made
+    sent      the packed gradients of the unit before, until this one's are sent
+
+Weights that take the same steps share a message. All sizes are bytes on one GPU.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+from planner_core.core import (
+    ITEM_BYTES,
+    Block,
+    BlockPlan,
+    Call,
+    Edge,
+    Op,
+    Placements,
+    Shard,
+    Step,
+    local_shape,
+    root,
+)
+from planner_core.cost.model import CostModel
+
+Steps = tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """How an op uses a weight: the steps that bring it before the unit begins, how it lies then, the steps that its op takes
+    itself, the first ones of its gradient that the op takes, and those that are taken once the gradient is packed."""
+
+    value: int
+    gather: Steps
+    whole: Placements
+    slices: Steps
+    made: Steps
+    reduce: Steps
+    sent_from: Placements
+    again: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Gather:
+    """Weights that come together: `whole` bytes of them, `coming` from issue to wait, `issuing` at most while it is issued. Those
+    of `again` come once more for backward."""
+
+    whole: int
+    coming: int
+    issuing: int
+    again: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """Gradients that leave together: `flat` bytes from the first that is made (0: each stays as it is made), and by collective on
+    its way the bytes beside the gradients that stand (`beside`)."""
+
+    weights: frozenset[int]
+    flat: int
+    beside: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """One unit of the step: its label in the plan, its ops' uses of weights (by op and operand), and its messages."""
+
+    label: str
+    uses: Mapping[tuple[str, int], Use]
+    gathers: tuple[Gather, ...]
+    copies: tuple[Gather, ...]
+    reductions: tuple[Reduction, ...]
+
+    def gathered(self, *, again: bool = False) -> int:
+        """Bytes of its weights while it runs, forward or again for backward."""
+        return sum(g.whole for g in self.gathers if g.again or not again)
+
+    def coming(self, *, again: bool = False) -> int:
+        """Bytes in flight until it begins."""
+        return sum(g.coming for g in self._messages(again))
+
+    def issuing(self, *, again: bool = False) -> int:
+        """The highest point while its messages are issued one after the other."""
+        found, before = 0, 0
+        for g in self._messages(again):
+            found, before = max(found, before + g.issuing), before + g.coming
+        return found
+
+    def waiting(self, *, again: bool = False) -> int:
+        """The highest point while its weights are unpacked, one message after the other."""
+        all_of = self._messages(again)
+        here = [sum(g.whole for g in all_of[: k + 1]) + sum(g.coming for g in all_of[k:]) for k in range(len(all_of))]
+        return max(here, default=0)
+
+    def _messages(self, again: bool) -> tuple[Gather, ...]:
+        return tuple(g for g in self.gathers if g.again) if again else (*self.copies, *self.gathers)
+
+    def reduction_of(self, value: int) -> Reduction | None:
+        """The message that a weight's gradient leaves with."""
+        return next((r for r in self.reductions if value in r.weights), None)
+
+
+# --- units of a block ---------------------------------------------------------------------------------------
+
+
+def parts(block: Block) -> list[list[Op]]:
+    """What stands before, between and after the calls of a block."""
+    runs = groupby(block.items, key=lambda item: isinstance(item, Op))
+    return [[item for item in run if isinstance(item, Op)] for is_op, run in runs if is_op]
+
+
+def uses_of(block: Block, bp: BlockPlan, ops: Sequence[Op], model: CostModel) -> dict[tuple[str, int], Use]:
+    """The uses of weights by a unit's ops, by op and operand. What several uses take in different ways, and what a view outlives,
+    stays with its op."""
+    found: dict[tuple[str, int], Use] = {}
+    for op in ops:
+        for position, (value, edge) in enumerate(zip(op.inputs, bp.sites[op.name].inputs, strict=True)):
+            v = block.values[value]
+            if v.kind == "parameter":
+                again = bool(v.grad) and (value in op.saved or bp.recompute != "none")
+                found[op.name, position] = _outside(value, edge, again, model.sizes)
+    outlived = _outlived(block, ops)
+    ways: dict[int, set[tuple[Steps, Steps]]] = {}
+    for use in found.values():
+        ways.setdefault(use.value, set()).add((use.gather, use.reduce))
+    stay = {v for v, way in ways.items() if len(way) > 1 or (v in outlived and next(iter(way))[0])}
+    return {at: use for at, use in found.items() if use.value not in stay}
+
+
+def _outside(value: int, edge: Edge, again: bool, sizes: tuple[int, ...]) -> Use:
+    """The first steps forward, as far as ranks talk, and the last ones of the gradient, from where it lies as the weight does."""
+    ahead, back = (tuple(s for s in steps if sizes[s.axis] > 1) for steps in (edge.forward, edge.backward))
+    last = max((i + 1 for i, s in enumerate(ahead) if s.collective), default=0)
+    for gather in (last, 0):
+        here = _after(edge.src.forward, ahead[:gather])
+        for number in range(len(back) + 1):
+            gradient = _after(edge.dst.gradient, back[:number])
+            if _split(gradient) == _split(here):
+                return Use(value, ahead[:gather], here, ahead[gather:], back[:number], back[number:], gradient, again)
+    return Use(value, (), edge.src.forward, ahead, back, (), edge.dst.gradient, again)
+
+
+def _after(placements: Placements, steps: Iterable[Step]) -> Placements:
+    found = list(placements)
+    for step in steps:
+        found[step.axis] = step.dst
+    return tuple(found)
+
+
+def _split(placements: Placements) -> tuple[int | None, ...]:
+    return tuple(p.dim if isinstance(p, Shard) else None for p in placements)
+
+
+def _outlived(block: Block, ops: Sequence[Op]) -> set[int]:
+    """Weights of which autograd keeps a view, or another unit takes one, or that are frozen and kept."""
+    own = {v for op in ops for v in op.outputs}
+    names = {op.name for op in ops}
+    later = {v for item in block.items if isinstance(item, Call) or item.name not in names for v in item.inputs}
+    saved = {v for op in ops for v in op.saved}
+    frozen = {v for v in saved if block.values[v].kind == "parameter" and not block.values[v].grad}
+    return {root(block, v) for v in own & (later | saved | set(block.outputs))} | frozen
+
+
+# --- the messages of a unit ---------------------------------------------------------------------------------
+
+
+def unit(
+    label: str, block: Block, bp: BlockPlan, ops: Sequence[Op], model: CostModel, later: frozenset[int] = frozenset(),
+    shared: frozenset[int] = frozenset(),
+) -> Unit:  # fmt: skip
+    """A unit of these ops of a block. The gradients of `later` weights are finished by another unit; other units use `shared`
+    ones too."""
+    uses = uses_of(block, bp, ops, model)
+    return Unit(
+        label, uses, tuple(_gathers(block, uses, model)), tuple(_copies(block, bp, uses, model)),
+        tuple(_reductions(block, bp, uses, model, later, shared)),
+    )  # fmt: skip
+
+
+def brought_by_caller(whole: Unit) -> Unit:
+    """The unit of a called block as the walk inside it sees it: what comes and leaves is its caller's."""
+    return replace(whole, gathers=(), copies=(), reductions=tuple(replace(r, beside=()) for r in whole.reductions))
+
+
+def units_of_top(
+    top: Block, bp: BlockPlan, calls: Mapping[str, Unit], model: CostModel
+) -> tuple[tuple[Unit, ...], tuple[int, ...]]:
+    """All units of a step in running order, and by item of the top block the number of its own. `calls` are those of the copies
+    of repeated blocks, by prefix."""
+    spans = [[item] for item in top.items if isinstance(item, Call)] + parts(top)
+    at = {id(item): number for number, item in enumerate(top.items)}
+    spans.sort(key=lambda span: at[id(span[0])])
+    used = [{v for item in span for v in item.inputs if top.values[v].kind == "parameter"} for span in spans]
+    units = []
+    for number, span in enumerate(spans):
+        before = frozenset().union(*used[:number])
+        others = before.union(*used[number + 1 :])
+        first = span[0]
+        if isinstance(first, Call):
+            units.append(calls[first.prefix])
+        else:
+            ops = [item for item in span if isinstance(item, Op)]
+            units.append(unit("", top, bp, ops, model, before, others & used[number]))
+    return tuple(units), tuple(number for number, span in enumerate(spans) for _ in span)
+
+
+def _gathers(block: Block, uses: Mapping[tuple[str, int], Use], model: CostModel) -> Iterator[Gather]:
+    groups: dict[object, list[Use]] = {}
+    for use in uses.values():
+        if use.gather:
+            groups.setdefault((use.again, _alike(use.gather), block.values[use.value].meta.dtype), []).append(use)
+    for group in groups.values():
+        chain = _sizes([(block, u.value, _before(u.whole, u.gather), u.gather) for u in group], model)
+        coming, issuing = _brought(chain, group[0].gather, len(group) > 1, 0)
+        yield Gather(chain[-1], coming, issuing, group[0].again)
+
+
+def _copies(
+    block: Block, bp: BlockPlan, uses: Mapping[tuple[str, int], Use], model: CostModel
+) -> Iterator[Gather]:  # fmt: skip
+    """Working copies that are made anew in the first micro-batch of a step. With several, the last one has none on their way."""
+    if model.workload.accumulate > 1:
+        return
+    groups: dict[object, list[tuple[int, Steps]]] = {}
+    for value in dict.fromkeys(u.value for u in uses.values()):
+        param, meta = bp.params.get(block.values[value].name), block.values[value].meta
+        if param is None or not block.values[value].grad or value in block.inputs:
+            continue
+        steps = _gathering(param.stored, param.working, model.sizes)
+        if steps:
+            groups.setdefault((_alike(steps), meta.dtype), []).append((value, steps))
+    for group in groups.values():
+        stored = [bp.params[block.values[v].name].stored for v, _ in group]
+        chain = _sizes([(block, v, at, steps) for (v, steps), at in zip(group, stored, strict=True)], model)
+        item = ITEM_BYTES[block.values[group[0][0]].meta.dtype]
+        cast = chain[0] if model.workload.kept_item(item) != item else 0
+        coming, issuing = _brought(chain, group[0][1], len(group) > 1, cast)
+        yield Gather(0, coming, issuing, again=False)
+
+
+def _gathering(start: Placements, end: Placements, sizes: tuple[int, ...]) -> Steps:
+    return tuple(Step(a, p, q) for a, (p, q) in enumerate(zip(start, end, strict=True)) if p != q and sizes[a] > 1)
+
+
+def _reductions(
+    block: Block, bp: BlockPlan, uses: Mapping[tuple[str, int], Use], model: CostModel, later: frozenset[int], shared: frozenset[int],
+) -> Iterator[Reduction]:  # fmt: skip
+    groups: dict[object, list[Use]] = {}
+    seen: set[int] = set()
+    for use in uses.values():
+        v = block.values[use.value]
+        if not v.grad or use.value in block.inputs or (not use.gather and use.value in seen):
+            continue
+        final = _final(bp, block, use.value, model)
+        holds = use.value in seen or (use.value in later and bool(final))
+        seen.add(use.value)
+        groups.setdefault((holds, _alike(use.reduce), _alike(final), v.meta.dtype), []).append(use)
+    for (holds, *_), group in groups.items():  # type: ignore[misc]
+        yield _reduction(block, bp, group, model, holds, shared)
+
+
+def _reduction(
+    block: Block, bp: BlockPlan, group: Sequence[Use], model: CostModel, holds: bool, shared: frozenset[int]
+) -> Reduction:  # fmt: skip
+    ratio = model.workload.kept_item(item := ITEM_BYTES[block.values[group[0].value].meta.dtype]) / item
+    micro = _sizes([(block, u.value, u.sent_from, u.reduce) for u in group], model, ratio)
+    final = () if holds else _final(bp, block, group[0].value, model)
+    landed = [(block, u.value, _after(u.sent_from, u.reduce), _final(bp, block, u.value, model)) for u in group]
+    weights, sums = frozenset(u.value for u in group), model.workload.accumulate > 1
+    packs = bool(group[0].reduce) and group[0].reduce[0].collective == "reduce_scatter"
+    if group[0].reduce:
+        base = 0 if packs else micro[0]
+        held = _sent(micro, group[0].reduce, packs)
+        after = _sent(_sizes(landed, model, ratio), final, packed=False, before=micro[-1])
+        flat = micro[0] if packs else 0
+        stands = 0 if sums else micro[-1]
+        return Reduction(weights, flat, tuple(flat + base + n - stands for n in (*held, *after)))
+    whole = micro[0]
+    parted = bool(shared & weights)  # its terms came from elsewhere: nothing is packed yet
+    own = 0 if sums or not final or shared >= weights else whole
+    packed = own > 0 and not parted
+    beside = _sent(_sizes(landed, model, ratio), final, packed=packed)
+    if parted:
+        beside = tuple(
+            n + own - sum(_local(block, u, model, ratio) for u in group if u.value not in shared) for n in beside
+        )
+    return Reduction(weights, own, beside)
+
+
+def _local(block: Block, use: Use, model: CostModel, ratio: float) -> int:
+    return _sizes([(block, use.value, use.sent_from, ())], model, ratio)[0]
+
+
+def _final(bp: BlockPlan, block: Block, value: int, model: CostModel) -> Steps:
+    """What a weight's gradient does once a step."""
+    param = bp.params.get(block.values[value].name)
+    if param is None:
+        return ()
+    return tuple(s for s in _gathering(param.gradient, param.stored, model.sizes) if s.collective)
+
+
+def _alike(steps: Steps) -> tuple[tuple[int, str | None], ...]:
+    return tuple((s.axis, s.collective) for s in steps)
+
+
+def _before(placements: Placements, steps: Steps) -> Placements:
+    found = list(placements)
+    for step in reversed(steps):
+        found[step.axis] = step.src
+    return tuple(found)
+
+
+def _sizes(
+    members: Iterable[tuple[Block, int, Placements, Steps]], model: CostModel, ratio: float = 1.0
+) -> list[int]:  # fmt: skip
+    """Bytes of all members together before the first step, and after each."""
+    total: list[int] = []
+    for block, value, start, steps in members:
+        meta = block.values[value].meta
+        each = [
+            math.prod(local_shape(meta.shape, _after(start, steps[:k]), model.sizes)) * ITEM_BYTES[meta.dtype]
+            for k in range(len(steps) + 1)
+        ]
+        total = [a + b for a, b in zip(total or [0] * len(each), each, strict=True)]
+    return [int(n * ratio) for n in total]
+
+
+def _brought(chain: Sequence[int], steps: Steps, several: bool, cast: int) -> tuple[int, int]:
+    """(bytes from issue to wait, most while issuing) of gathering: every collective reads a packed copy where there are several
+    tensors and writes what is unpacked then; all but the last are waited for at once."""
+    made, most, coming = cast, cast, 0
+    for number, step in enumerate(steps):
+        size, after, last = chain[number], chain[number + 1], number == len(steps) - 1
+        if step.collective != "all_gather":
+            most, coming = max(most, made + after), after
+            made = after
+            continue
+        pack = size if several else 0
+        most = max(most, made + pack + after + (0 if last else after))
+        coming = after + (pack if several else made)
+        made = after
+    return coming, most
+
+
+def _sent(chain: Sequence[int], steps: Steps, packed: bool, before: int = 0) -> tuple[int, ...]:
+    """Bytes by collective on its way, beside what was packed before the first: copies that are sent, and what arrives."""
+    found = []
+    for number, step in enumerate(steps):
+        size, after = chain[number], chain[number + 1]
+        ready = packed and number == 0
+        new = (after if step.collective == "reduce_scatter" else 0) + (0 if ready else size)
+        found.append(before + new)
+        before = after if step.collective == "reduce_scatter" or not ready else 0
+    return tuple(found)
