@@ -17,7 +17,7 @@ from explorer.text import units
 from planner_core.core import Block, BlockPlan, Call, Graph, Op, Plan
 from planner_core.cost import CostModel, block_of, local_bytes, split_parts
 from planner_core.cost.compute import op_work
-from planner_core.cost.memory import Layout, layouts
+from planner_core.cost.memory import BlockMemory, block_memories
 
 Loads = dict[str, tuple[float, float]]
 """Node -> bytes, and forward FLOPs, of one copy on one GPU; of all copies for a run."""
@@ -28,7 +28,7 @@ SHADES = (0.0, 0.25, 0.5, 0.75, 1.0)
 def loads(plan: Plan, drawing: Scene, graph: Graph, way: str = "") -> Loads:
     """Every node; `way` as in `overlay.variant`."""
     model = model_of(plan)
-    made = layouts(plan.blocks, graph, model)
+    made = block_memories(plan.blocks, graph, model)
     label_of = {prefix: label for label, bp in plan.blocks.items() for prefix in bp.prefixes if label}
     found: Loads = {}
     for scope, content in drawing.scopes.items():
@@ -53,12 +53,12 @@ def loads(plan: Plan, drawing: Scene, graph: Graph, way: str = "") -> Loads:
     return found
 
 
-def _kept(layout: Layout) -> Mapping[str, int]:
+def _kept(block_memory: BlockMemory) -> Mapping[str, int]:
     """By op: bytes that it is the first to keep; where forward runs again, those of results that the plan keeps."""
-    items, held = layout.storages.block.items, layout.held()
-    plain = layout.storages.plan.recompute == "none"
+    items, held = block_memory.storages.block.items, block_memory.held()
+    plain = block_memory.storages.plan.recompute == "none"
     return {
-        op.name: layout.kept_bytes(k) if plain else layout.size_of(held[k])
+        op.name: block_memory.kept_bytes(k) if plain else block_memory.size_of(held[k])
         for k, op in enumerate(items)
         if isinstance(op, Op)
     }

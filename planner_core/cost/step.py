@@ -39,7 +39,7 @@ from planner_core.cost.step_messages import (
 )
 from planner_core.cost.step_time import NUM_COMPONENTS, Component, Floats
 from planner_core.cost.units import ops_before_the_units
-from planner_core.ops import CoarseGraph, coarsen, passes
+from planner_core.ops import CoarseGraph, coarsen, memory_passes
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +200,7 @@ def op_seconds(
 
 def site_time(block: Block, op: Op, site: SitePlan, model: CostModel) -> tuple[float, float]:
     """Seconds forward and backward of one op on one GPU."""
-    over = passes(block, model.fused)[op.name]
+    over = memory_passes(block, model.fused)[op.name]
     chosen = rows_at(block, op, site)
     kernels = kernel_seconds(op, block.values, chosen, model) if has_kernels(op) else (0.0, 0.0)
     ends = [

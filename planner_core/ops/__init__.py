@@ -49,7 +49,7 @@ from planner_core.ops.registry import (
 )
 from planner_core.ops.rules import Pair, Row
 from planner_core.ops.strategy import BlockStrategies, GroupStrategy, SegmentMap, block_strategies
-from planner_core.ops.traffic import OWN_KERNEL, Passes, passes
+from planner_core.ops.traffic import OWN_KERNEL, MemoryPasses, memory_passes
 from planner_core.ops.work import Attention, Gemm, GroupedGemm, Kernel, Scan, Work
 
 __all__ = [
@@ -67,9 +67,9 @@ __all__ = [
     "Kind",
     "Local",
     "LocalBytes",
+    "MemoryPasses",
     "Operator",
     "Pair",
-    "Passes",
     "Row",
     "Scan",
     "SegmentMap",
@@ -83,9 +83,9 @@ __all__ = [
     "known_functions",
     "last_saving",
     "looked_up",
+    "memory_passes",
     "operator",
     "own_bytes",
-    "passes",
     "recompute_ways",
     "rows",
     "rule_of",

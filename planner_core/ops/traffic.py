@@ -30,27 +30,27 @@ SUM_PASSES = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Passes:
-    """Passes of one op over each of its ends (operands, then results), forward and backward."""
+class MemoryPasses:
+    """Passes over memory of one op, at each of its ends (operands, then results), forward and backward."""
 
     forward: tuple[float, ...]
     backward: tuple[float, ...]
 
-    def mixed(self, other: Passes, share: float) -> Passes:
+    def mixed(self, other: MemoryPasses, share: float) -> MemoryPasses:
         """A mean of these and the other's, in which the other's have the weight `share`."""
 
         def mean(a: tuple[float, ...], b: tuple[float, ...]) -> tuple[float, ...]:
             return tuple((1 - share) * x + share * y for x, y in zip(a, b, strict=True))
 
-        return Passes(mean(self.forward, other.forward), mean(self.backward, other.backward))
+        return MemoryPasses(mean(self.forward, other.forward), mean(self.backward, other.backward))
 
 
-_FOUND: OrderedDict[tuple[int, float], tuple[Block, Mapping[str, Passes]]] = OrderedDict()
+_FOUND: OrderedDict[tuple[int, float], tuple[Block, Mapping[str, MemoryPasses]]] = OrderedDict()
 """Cached results of the last blocks. A block that is held here keeps its id."""
 MOST_FOUND = 64
 
 
-def passes(block: Block, fused: float) -> Mapping[str, Passes]:
+def memory_passes(block: Block, fused: float) -> Mapping[str, MemoryPasses]:
     """The passes of each op of a block, by name. `fused` is the share of the chains that is fused: 0 eager, 1 compiled."""
     key = (id(block), fused)
     if key not in _FOUND:
@@ -60,7 +60,7 @@ def passes(block: Block, fused: float) -> Mapping[str, Passes]:
     return _FOUND[key][1]
 
 
-def _passes(block: Block, fused: float) -> Mapping[str, Passes]:
+def _passes(block: Block, fused: float) -> Mapping[str, MemoryPasses]:
     alone = {} if fused == 1 else _Eager(block).all()
     chains = {} if fused == 0 else _Chains(block).all()
     if fused in (0, 1):
@@ -76,7 +76,7 @@ def _backward_runs(block: Block, op: Op) -> bool:
     return any(block.values[o].grad for o in op.outputs)
 
 
-def _said(block: Block, op: Op, fused: bool) -> Passes | None:
+def _said(block: Block, op: Op, fused: bool) -> MemoryPasses | None:
     """The passes that the catalogue gives for an op: over its first operand (a loss) or its result (a lookup)."""
     said = operator(op.fn).passes
     if said is None:
@@ -84,7 +84,7 @@ def _said(block: Block, op: Op, fused: bool) -> Passes | None:
     forward, backward = said[2:] if fused else said[:2]
     ends = len(op.inputs) + len(op.outputs)
     at = len(op.inputs) if operator(op.fn).kind is Kind.LOOKUP else 0
-    return Passes(
+    return MemoryPasses(
         tuple(forward if i == at else 0.0 for i in range(ends)),
         tuple(backward if i == at and _backward_runs(block, op) else 0.0 for i in range(ends)),
     )
@@ -100,16 +100,16 @@ class _Eager:
             for v in {*item.inputs}:
                 self.readers[v] = self.readers.get(v, 0) + 1
 
-    def all(self) -> Mapping[str, Passes]:
+    def all(self) -> Mapping[str, MemoryPasses]:
         return {op.name: self._one(op) for op in self.block.ops}
 
-    def _one(self, op: Op) -> Passes:
+    def _one(self, op: Op) -> MemoryPasses:
         number = len(op.inputs)
         kind = operator(op.fn).kind
         summed = [self._summed(v) for v in op.inputs]
         if not _backward_runs(self.block, op):
             summed = [0.0] * number
-        nothing = Passes((0.0,) * (number + len(op.outputs)), (*summed, *(0.0 for _ in op.outputs)))
+        nothing = MemoryPasses((0.0,) * (number + len(op.outputs)), (*summed, *(0.0 for _ in op.outputs)))
         if is_free(op) or kind in OWN_KERNEL:
             return nothing
         said = _said(self.block, op, fused=False)
@@ -118,7 +118,7 @@ class _Eager:
         table = looked_up(op)
         forward = [0.0 if i == table else 1.0 for i in range(number)] + [1.0] * len(op.outputs)
         backward = [a + b for a, b in zip(self._backward(op), [*summed, *[0.0] * len(op.outputs)], strict=True)]
-        return Passes(tuple(forward), tuple(backward))
+        return MemoryPasses(tuple(forward), tuple(backward))
 
     def _summed(self, value: int) -> float:
         """This reader's share of the passes that sum the gradients of an operand."""
@@ -201,15 +201,15 @@ class _Chains:
         for v in map(self._source, self.block.outputs):
             self.outside[v] = self.outside.get(v, 0) + 1
 
-    def all(self) -> Mapping[str, Passes]:
+    def all(self) -> Mapping[str, MemoryPasses]:
         return {op.name: self._one(op) for op in self.block.ops}
 
-    def _one(self, op: Op) -> Passes:
+    def _one(self, op: Op) -> MemoryPasses:
         number = len(op.inputs)
         kind = operator(op.fn).kind
         if is_free(op) or kind in OWN_KERNEL:
             nothing = (0.0,) * (number + len(op.outputs))
-            return Passes(nothing, nothing)
+            return MemoryPasses(nothing, nothing)
         said = _said(self.block, op, fused=True)
         if said is not None:
             return said
@@ -221,14 +221,14 @@ class _Chains:
             float(self._source(o) in self.outside or (o not in self.outside and not self._used(o))) for o in op.outputs
         ]
         if not runs:
-            return Passes((*forward, *made), (0.0,) * (number + len(op.outputs)))
+            return MemoryPasses((*forward, *made), (0.0,) * (number + len(op.outputs)))
         back = [self._gradient(op, v, depth) for v in op.inputs]
         for i, v in enumerate(op.inputs):
             if (self._source(v), depth) in self.kept and not self._inside(v, depth):
                 back[i] += self._once(v, depth, "kept")
         ends = [float(self.outside.get(o, 0)) if self.block.values[o].grad else 0.0 for o in op.outputs]
         ends = [n + float((o, depth) in self.kept) for n, o in zip(ends, op.outputs, strict=True)]
-        return Passes((*forward, *made), (*back, *ends))
+        return MemoryPasses((*forward, *made), (*back, *ends))
 
     def _used(self, value: int) -> bool:
         return any(value in map(self._source, item.inputs) for item in self.block.items)

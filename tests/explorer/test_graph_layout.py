@@ -17,7 +17,7 @@ from explorer.graph.pyvis_page import folded_html
 from explorer.graph.scene import Scene, choices, scene
 from planner_core.core.graph import TensorMeta
 from planner_core.cost.compute.roofline import op_work
-from planner_core.cost.memory.peak import layouts
+from planner_core.cost.memory.peak import block_memories
 from planner_core.cost.resolved_ops import split_parts
 from planner_core.cost.step import block_of
 from planner_core.models.zoo import ZOO, load_snapshot
@@ -157,7 +157,7 @@ def test_memory_and_work_of_the_nodes_add_up_to_one_gpu(recompute: str) -> None:
         nodes = loads(plan, drawn, found.graph)
         assert set(nodes) == set(drawn.node_ids())
         top = [nodes[p.node.id] for p in drawn.scopes[""].nodes]
-        made = layouts(plan.blocks, found.graph, model_of(plan))[""]
+        made = block_memories(plan.blocks, found.graph, model_of(plan))[""]
         kept = sum(map(made.kept_bytes, range(len(found.graph.top.items))))
         assert sum(memory for memory, _ in top) == plan.cost.memory_bytes["params"] + kept
         work = sum(

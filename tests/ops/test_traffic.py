@@ -6,7 +6,7 @@ import pytest
 
 from planner_core.core import Block
 from planner_core.models import load_model
-from planner_core.ops import passes
+from planner_core.ops import memory_passes
 
 TOKENS, H, F = 4096, 4096, 14336
 EAGER, COMPILED = 0.0, 1.0
@@ -20,7 +20,7 @@ def layer() -> Block:
 def moved(block: Block, fused: float, *sites: str) -> tuple[float, float]:
     """Bytes per token, forward and backward, of the ops whose site starts so; constants (rotary tables) left out."""
     there = back = 0.0
-    found = passes(block, fused)
+    found = memory_passes(block, fused)
     for op in block.ops:
         if op.name.startswith(sites):
             one = found[op.name]
@@ -71,7 +71,7 @@ def test_fusing_never_moves_more_and_a_share_lies_between(layer: Block) -> None:
 def test_a_lookup_reads_its_rows_and_not_its_table(layer: Block) -> None:
     graph = load_model("llama-3-8b", batch=1, seq=TOKENS)
     lookup = next(op for op in graph.top.ops if op.fn == "embedding")
-    one = passes(graph.top, EAGER)[lookup.name]
+    one = memory_passes(graph.top, EAGER)[lookup.name]
     assert one.forward[: len(lookup.inputs)] == (0.0, 0.0)
     assert one.forward[-1] > 0
     assert one.backward[-1] > 0

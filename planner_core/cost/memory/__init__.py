@@ -11,21 +11,21 @@ at_peak                  the single tensors at the highest moment
 """
 
 from planner_core.cost.memory.at_peak import Held, tensors_at_peak
-from planner_core.cost.memory.forward import Layout, Moment
-from planner_core.cost.memory.peak import Walk, layouts, walk
+from planner_core.cost.memory.forward import BlockMemory, Moment
+from planner_core.cost.memory.peak import Walk, block_memories, walk
 from planner_core.cost.memory.saved import Rerun, computes_again, kept_results, run_again, viewed
 from planner_core.cost.memory.terms import has_working_copy, weight_bytes
 
 __all__ = [
+    "BlockMemory",
     "Held",
-    "Layout",
     "Moment",
     "Rerun",
     "Walk",
+    "block_memories",
     "computes_again",
     "has_working_copy",
     "kept_results",
-    "layouts",
     "run_again",
     "tensors_at_peak",
     "viewed",

@@ -13,7 +13,7 @@ from itertools import islice
 
 from planner_core.core import ITEM_BYTES, BlockPlan, Call, Graph, Op, Placements, Value
 from planner_core.cost.memory.backward import Backward, Gradient
-from planner_core.cost.memory.forward import MOMENTS, Layout, Moment
+from planner_core.cost.memory.forward import MOMENTS, BlockMemory, Moment
 from planner_core.cost.memory.peak import arriving, backward_of, walk
 from planner_core.cost.memory.standing import Form, WeightForms, weight_forms
 from planner_core.cost.memory.storages import Key
@@ -56,7 +56,7 @@ class _Tensors:
     def __init__(self, blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) -> None:
         self.blocks, self.model = blocks, model
         self.walk = walk(blocks, graph, model)
-        self.made = self.walk.layouts
+        self.made = self.walk.block_memories
         self.sums = model.workload.accumulate > 1
         self.label_of = {prefix: label for label, bp in blocks.items() if label for prefix in bp.prefixes}
         self.found: dict[Held, int] = {}
@@ -120,33 +120,33 @@ class _Tensors:
     def forward(self, label: str, index: int, *, again: bool = False) -> None:
         """Add what is held at moment `index` of forward: each item has three moments, before it, while it runs and after it.
         `again`: of the recomputation before backward."""
-        layout = self.made[label]
-        moment = _nth(layout.again() if again else layout.forward(), index)
+        block_memory = self.made[label]
+        moment = _nth(block_memory.again() if again else block_memory.forward(), index)
         number, running = index // MOMENTS, index % MOMENTS == 1
         begun = number + (index % MOMENTS > 0)
         if again:
-            self.held(label, range(begun, len(layout.storages.block.items)))
+            self.held(label, range(begun, len(block_memory.storages.block.items)))
         done = range(number + (index % MOMENTS == 2))
-        if layout.storages.plan.recompute == "none" or again:
+        if block_memory.storages.plan.recompute == "none" or again:
             self.kept(label, done)
         else:
             self.held(label, done)
         self.weights_ahead(label, number, index % MOMENTS, moment.ahead)
-        for key, size in layout.flying.items():
+        for key, size in block_memory.flying.items():
             self.storage("buffers", label, key, size)
-        item = layout.storages.block.items[number]
+        item = block_memory.storages.block.items[number]
         if running and isinstance(item, Call):
             inner = self.label_of[item.prefix]
             self.forward(inner, _highest(self.made[inner])[1])
         elif isinstance(item, Op):
-            self.at_work(label, item.name, FORWARD, moment.flying - sum(layout.flying.values()))
+            self.at_work(label, item.name, FORWARD, moment.flying - sum(block_memory.flying.values()))
 
     def backward(self, label: str, index: int, given: dict[int, Gradient]) -> None:
         """Add what is held at moment `index` of backward."""
-        layout = self.made[label]
-        back = Backward(layout, dict(given))
+        block_memory = self.made[label]
+        back = Backward(block_memory, dict(given))
         moment = _nth(back.run(), index)
-        call = layout.storages.block.items[back.at] if back.at >= 0 else None
+        call = block_memory.storages.block.items[back.at] if back.at >= 0 else None
         self.kept(label, range(back.at + (not back.released)), skip=("call", back.at) if back.inside else None)
         self.weight_gradients(label, back)
         self.overlap(back)
@@ -167,23 +167,23 @@ class _Tensors:
 
     def weights_ahead(self, label: str, number: int, when: int, num_bytes: int) -> None:
         """Weights before, while and after an item runs forward."""
-        layout = self.made[label]
-        at = layout.unit_at[number]
-        ahead = layout.units[at + 1] if at + 1 < len(layout.units) else layout.units[at]
-        here = layout.units[at].gathered() if when == 1 else 0
-        self.add("buffers", "weights, gathered for the block that runs", layout.units[at].label, None, None, here)
+        block_memory = self.made[label]
+        at = block_memory.unit_at[number]
+        ahead = block_memory.units[at + 1] if at + 1 < len(block_memory.units) else block_memory.units[at]
+        here = block_memory.units[at].gathered() if when == 1 else 0
+        self.add("buffers", "weights, gathered for the block that runs", block_memory.units[at].label, None, None, here)
         self.add(
             "buffers", "weights on their way, for the block that runs next", ahead.label, None, None, num_bytes - here
         )
 
     def overlap(self, back: Backward) -> None:
         """Weights that come and gradients that leave, in backward."""
-        layout = back.layout
-        at = layout.unit_at[back.at]
+        block_memory = back.block_memory
+        at = block_memory.unit_at[back.at]
         here, behind, before = (
-            layout.units[at],
-            layout.units[max(at - 1, 0)],
-            layout.units[min(at + 1, len(layout.units) - 1)],
+            block_memory.units[at],
+            block_memory.units[max(at - 1, 0)],
+            block_memory.units[min(at + 1, len(block_memory.units) - 1)],
         )
         for what, label, size in (
             ("weights, gathered for the block that runs", here.label, back.gathered),
@@ -212,27 +212,29 @@ class _Tensors:
 
     def gradients(self, label: str, back: Backward) -> int:
         """Add the gradients of values that are on their way. Returns their bytes."""
-        layout = self.made[label]
-        item = layout.storages.block.items[back.at]
+        block_memory = self.made[label]
+        item = block_memory.storages.block.items[back.at]
         of = {g: value for value, g in reversed(back.by_value.items())}
         of = {g: item.inputs[k] for k, g in back.at_work.items()} | of
         for gradient, value in of.items():
-            name = layout.storages.block.values[value].name or _maker(layout, value)
+            name = block_memory.storages.block.values[value].name or _maker(block_memory, value)
             self.add("buffers", f"gradient of {name}", label, value, None, gradient.num_bytes)
         return sum(g.num_bytes for g in of)
 
     def inside(self, label: str) -> None:
         """Add what is held at the highest moment of the backward of one copy. If the block is recomputed, this moment may be in the
         recomputation."""
-        layout, given = self.made[label], arriving(self.made[label])
-        _, index, moment = _highest(layout, given, only=BACKWARD)
-        if layout.storages.plan.recompute != "none":
-            at, highest = max(enumerate(layout.again()), key=lambda m: m[1].total)
+        block_memory, given = self.made[label], arriving(self.made[label])
+        _, index, moment = _highest(block_memory, given, only=BACKWARD)
+        if block_memory.storages.plan.recompute != "none":
+            at, highest = max(enumerate(block_memory.again()), key=lambda m: m[1].total)
             more = sum(g.num_bytes for g in given.values())
             if highest.total + more >= moment.total:
                 self.forward(label, at, again=True)
                 for value, gradient in given.items():
-                    self.add("buffers", f"gradient of {_maker(layout, value)}", label, value, None, gradient.num_bytes)
+                    self.add(
+                        "buffers", f"gradient of {_maker(block_memory, value)}", label, value, None, gradient.num_bytes
+                    )
                 return
         self.backward(label, index, given)
 
@@ -245,38 +247,38 @@ class _Tensors:
 
     def kept(self, label: str, numbers: range, skip: Key | None = None) -> None:
         """Add what the items of these numbers are the first to keep for backward. A called block is opened to its own tensors."""
-        layout = self.made[label]
+        block_memory = self.made[label]
         for number in numbers:
-            for key in layout.kept_at[number]:
-                if layout.first[key] != number or key in layout.border or key == skip:
+            for key in block_memory.kept_at[number]:
+                if block_memory.first[key] != number or key in block_memory.border or key == skip:
                     continue
-                item = layout.storages.block.items[number]
+                item = block_memory.storages.block.items[number]
                 if key[0] == "call" and isinstance(item, Call):
                     inner = self.label_of[item.prefix]
-                    if layout.storages.size[key]:
+                    if block_memory.storages.size[key]:
                         self.kept_inside(inner)
                 else:
-                    self.storage("activations", label, key, layout.storages.size[key])
+                    self.storage("activations", label, key, block_memory.storages.size[key])
 
     def kept_inside(self, label: str) -> None:
         """Add what a copy of a block keeps for backward; if it is recomputed, only what the plan keeps."""
-        layout = self.made[label]
-        if layout.storages.plan.recompute == "none":
-            self.kept(label, range(len(layout.storages.block.items)))
+        block_memory = self.made[label]
+        if block_memory.storages.plan.recompute == "none":
+            self.kept(label, range(len(block_memory.storages.block.items)))
             return
-        self.held(label, range(len(layout.storages.block.items)))
+        self.held(label, range(len(block_memory.storages.block.items)))
 
     def held(self, label: str, numbers: Iterable[int]) -> None:
         """Results that stay of these items of a block until it runs again."""
-        layout = self.made[label]
+        block_memory = self.made[label]
         for number in numbers:
-            for key in layout.held()[number]:
-                self.storage("activations", label, key, layout.storages.size[key])
+            for key in block_memory.held()[number]:
+                self.storage("activations", label, key, block_memory.storages.size[key])
 
     def storage(self, kind: str, label: str, key: Key, size: int) -> None:
         """Add one storage. Its key says what it is."""
-        layout = self.made[label]
-        s, name = layout.storages, key[0]
+        block_memory = self.made[label]
+        s, name = block_memory.storages, key[0]
         if name == "extra":
             self.add(kind, f"kept by {key[1]} beside its operands and result", label, None, None, size)
         elif name == "taken" and len(key) == 3:
@@ -287,8 +289,8 @@ class _Tensors:
             )
         else:
             value = int(str(key[1]))
-            self.add(kind, f"{_maker(layout, value)}{', as it is sent on' if name == 'given' else ''}", label, value,
-                     _placed(layout, value, name), size)  # fmt: skip
+            self.add(kind, f"{_maker(block_memory, value)}{', as it is sent on' if name == 'given' else ''}", label, value,
+                     _placed(block_memory, value, name), size)  # fmt: skip
 
     def weight_gradient(self, label: str, name: str, size: int) -> None:
         block, param = self.made[label].storages.block, self.blocks[label].params.get(name)
@@ -306,11 +308,13 @@ class _Tensors:
         )
 
 
-def _highest(layout: Layout, given: dict[int, Gradient] | None = None, only: str = "") -> tuple[str, int, Moment]:
+def _highest(
+    block_memory: BlockMemory, given: dict[int, Gradient] | None = None, only: str = ""
+) -> tuple[str, int, Moment]:
     """(phase, index, moment) of the first highest moment; of forward alone if no gradients are `given`."""
-    moments = [(FORWARD, i, m) for i, m in enumerate(layout.forward())] if only != BACKWARD else []
+    moments = [(FORWARD, i, m) for i, m in enumerate(block_memory.forward())] if only != BACKWARD else []
     if given is not None:
-        moments += [(BACKWARD, i, m) for i, m in enumerate(Backward(layout, dict(given)).run())]
+        moments += [(BACKWARD, i, m) for i, m in enumerate(Backward(block_memory, dict(given)).run())]
     return max(moments, key=lambda m: m[2].total)
 
 
@@ -319,18 +323,18 @@ def _nth(moments: Iterable[Moment], index: int) -> Moment:
     return next(islice(moments, index, None))
 
 
-def _maker(layout: Layout, value: int) -> str:
+def _maker(block_memory: BlockMemory, value: int) -> str:
     """The text `result of mlp.up_proj/linear`, or the name of what comes from outside of the block."""
-    for item in layout.storages.block.items:
+    for item in block_memory.storages.block.items:
         if value in item.outputs:
             return f"result of {item.name if isinstance(item, Op) else item.prefix}"
     return "input of the block"
 
 
-def _placed(layout: Layout, value: int, name: str) -> Placements | None:
+def _placed(block_memory: BlockMemory, value: int, name: str) -> Placements | None:
     """Placements of a result as its operator makes it, or as it is delivered; None if no operator of this block makes it."""
-    for op in layout.storages.block.ops:
+    for op in block_memory.storages.block.ops:
         if value in op.outputs:
-            edge = layout.storages.plan.sites[op.name].outputs[op.outputs.index(value)]
+            edge = block_memory.storages.plan.sites[op.name].outputs[op.outputs.index(value)]
             return edge.dst.forward if name == "given" else edge.src.forward
     return None

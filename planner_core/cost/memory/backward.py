@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from planner_core.core import Call, Op
-from planner_core.cost.memory.forward import Layout, Moment
+from planner_core.cost.memory.forward import BlockMemory, Moment
 from planner_core.cost.memory.overlap import Reduction
 from planner_core.ops import operator, writes_in_place
 
@@ -43,7 +43,7 @@ class Backward:
     `leaving`: the messages of the unit at work. `departed` and `last_packed`: those of a called block, and its last gradient.
     """
 
-    layout: Layout
+    block_memory: BlockMemory
     by_value: dict[int, Gradient]
     kept: int = 0
     at_work: dict[int, Gradient] = field(default_factory=dict)
@@ -64,8 +64,8 @@ class Backward:
 
     def run(self) -> Iterator[Moment]:
         """Moments from the last item to the first."""
-        items = self.layout.storages.block.items
-        self.kept = sum(map(self.layout.kept_bytes, range(len(items))))
+        items = self.block_memory.storages.block.items
+        self.kept = sum(map(self.block_memory.kept_bytes, range(len(items))))
         for number in reversed(range(len(items))):
             item, self.at, self.released = items[number], number, False
             self.begun = False
@@ -93,7 +93,7 @@ class Backward:
 
     def _begin(self, number: int) -> Iterator[Moment]:
         """Where a unit begins: the gradients of the one before leave, its own weights arrive, the next one's are sent for."""
-        at, units = self.layout.unit_at, self.layout.units
+        at, units = self.block_memory.unit_at, self.block_memory.units
         if number + 1 < len(at):
             if at[number + 1] == at[number]:
                 return
@@ -109,10 +109,10 @@ class Backward:
         """The unit is done: its gradients leave, when those before them have moved on, and its weights are freed. Autograd holds
         the last gradient that was packed until then."""
         self.filling = 0
-        block = self.layout.storages.block
+        block = self.block_memory.storages.block
         for reduction in self.leaving:
             for value in reduction.weights:
-                self._stands(block.values[value].name, self.layout.gradient_bytes[value])
+                self._stands(block.values[value].name, self.block_memory.gradient_bytes[value])
         self.sent = [left for flow in self.sent if (left := flow[1:])]
         self.sent += [flow for flow in (*self.departed, *(r.beside for r in self.leaving)) if flow]
         self.leaving, self.departed = [], []
@@ -126,9 +126,9 @@ class Backward:
             self.weight_bytes += num_bytes
 
     def _call(self, number: int, call: Call) -> Iterator[Moment]:
-        found = self.layout.calls[call.prefix]
+        found = self.block_memory.calls[call.prefix]
         arrived = [self.by_value.pop(v, None) for v in call.outputs]
-        inside = Moment(self.layout.storages.size["call", number])
+        inside = Moment(self.block_memory.storages.size["call", number])
         here = self._moment()
         self.inside = True
         yield Moment(here.kept - inside.kept, here.grads, here.flying, here.ahead) + found.backward
@@ -144,7 +144,7 @@ class Backward:
             yield self._sum_up_weight(call.inputs[position], Gradient(size))
 
     def _op(self, op: Op) -> Iterator[Moment]:
-        s = self.layout.storages
+        s = self.block_memory.storages
         site, values = s.plan.sites[op.name], s.block.values
         for value, edge in zip(op.outputs, site.outputs, strict=True):
             if value in self.by_value:
@@ -165,12 +165,12 @@ class Backward:
 
     def _release(self) -> None:
         """What autograd kept for the item at work is freed when its kernels are done."""
-        self.kept -= 0 if self.released else self.layout.kept_bytes(self.at)
+        self.kept -= 0 if self.released else self.block_memory.kept_bytes(self.at)
         self.released = True
 
     def _made(self, op: Op, position: int) -> Gradient:
         """The gradient that an operator makes for an operand: a new tensor, or that of its result if it hands it on."""
-        s = self.layout.storages
+        s = self.block_memory.storages
         size = s.bytes_of(op.inputs[position], s.plan.sites[op.name].inputs[position].dst.gradient)
         handed = operator(op.fn).hands_on and not writes_in_place(
             op.fn
@@ -182,7 +182,7 @@ class Backward:
     def _gathered(self, op: Op) -> tuple[int, int]:
         """Bytes of weights that are gathered again for backward, and bytes at the highest point of these gathers. Both are 0 if the
         block is recomputed, since the recomputation has gathered them."""
-        s = self.layout.storages
+        s = self.block_memory.storages
         whole = peak = 0
         if s.plan.recompute != "none":
             return 0, 0
@@ -195,7 +195,7 @@ class Backward:
     def _send(self, op: Op, position: int) -> Iterator[Moment]:
         """Redistribute the gradient of one operand, and add it to the gradient of its value."""
         value = op.inputs[position]
-        moved = self.layout.storages.returned(op, position)
+        moved = self.block_memory.storages.returned(op, position)
         self._pack(op, position)
         yield self._moment(moved.peak)
         gradient = self.at_work.pop(position)
@@ -204,7 +204,7 @@ class Backward:
 
     def _pack(self, op: Op, position: int) -> None:
         """The first gradient of a message takes the memory for all of them."""
-        unit = self.layout.units[self.layout.unit_at[self.at]]
+        unit = self.block_memory.units[self.block_memory.unit_at[self.at]]
         found = unit.reduction_of(op.inputs[position]) if (op.name, position) in unit.uses else None
         if found is not None and found not in self.leaving:
             self.leaving.append(found)
@@ -212,7 +212,7 @@ class Backward:
 
     def _sum_up_weight(self, value: int, gradient: Gradient) -> Moment:
         """Add the gradient of a weight, which stays. If the weight is an input of the block, its gradient belongs to the caller."""
-        block = self.layout.storages.block
+        block = self.block_memory.storages.block
         v = block.values[value]
         if v.kind != "parameter" or value in block.inputs:
             return self._sum_up(value, gradient)
@@ -222,7 +222,7 @@ class Backward:
             return self._moment()
         if v.name in self.weights:  # used before: the first waits, and autograd makes a new tensor of both
             return self._moment(2 * gradient.num_bytes)
-        self._stands(v.name, self.layout.gradient_bytes.get(value, gradient.num_bytes))
+        self._stands(v.name, self.block_memory.gradient_bytes.get(value, gradient.num_bytes))
         return self._moment()
 
     def _sum_up(self, value: int, gradient: Gradient) -> Moment:

@@ -68,7 +68,7 @@ class CallMemory:
 
 
 @dataclass
-class Layout:
+class BlockMemory:
     """The storages of one block in running order.
 
     `units`: of the top block all units of a step, of a called block one, whose weights its caller brings. `unit_at`: by item the

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from planner_core.core import BlockPlan, Graph
 from planner_core.cost.memory.backward import Backward, Gradient
-from planner_core.cost.memory.forward import CallMemory, Layout, Moment
+from planner_core.cost.memory.forward import BlockMemory, CallMemory, Moment
 from planner_core.cost.memory.overlap import Unit, brought_by_caller, unit, units_of_top
 from planner_core.cost.memory.standing import Standing, standing
 from planner_core.cost.memory.storages import Key, Storages
@@ -28,10 +28,10 @@ from planner_core.cost.resolved_ops import block_of
 @dataclass(frozen=True, slots=True)
 class Walk:
     """The moments of the last micro-batch's forward and backward, and of the optimizer's step. They come on top of the parameters
-    and optimizer states, which are held all the time. `layouts` has the storages of each block, by label of the plan."""
+    and optimizer states, which are held all the time. `block_memories` has the storages of each block, by label of the plan."""
 
     state: Standing
-    layouts: Mapping[str, Layout]
+    block_memories: Mapping[str, BlockMemory]
     forward: tuple[Moment, ...]
     backward: tuple[Moment, ...]
     step: Moment
@@ -57,7 +57,7 @@ class Walk:
 
 def walk(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) -> Walk:
     """Simulate the memory of one GPU through a step, from the second step on."""
-    state, made = standing(blocks, graph, model), layouts(blocks, graph, model)
+    state, made = standing(blocks, graph, model), block_memories(blocks, graph, model)
     forward: Iterable[Moment] = made[""].forward()
     backward: Iterable[Moment] = backward_of(made[""]).run()
     if model.workload.accumulate > 1:  # the gradients of the micro-batches before are there
@@ -66,24 +66,24 @@ def walk(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) -> Wal
     return Walk(state, made, tuple(forward), tuple(backward), Moment(0, state.grads, 2 * state.largest_param))
 
 
-def backward_of(top: Layout) -> Backward:
+def backward_of(top: BlockMemory) -> Backward:
     """Backward through the whole model, from the loss."""
     return Backward(top, {v: Gradient(0) for v in top.results})
 
 
-def layouts(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) -> dict[str, Layout]:
+def block_memories(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) -> dict[str, BlockMemory]:
     """The storages of every block in running order, by label of the plan; the top block's, "", knows what its calls do."""
-    inner: dict[str, Layout] = {}
+    inner: dict[str, BlockMemory] = {}
     calls: dict[str, CallMemory] = {}
     for label, bp in blocks.items():
         if label:
             block = block_of(graph, label)
             whole = unit(label, block, bp, block.ops, model)
-            inner[label] = Layout(Storages(block, bp, model), (brought_by_caller(whole),), (0,) * len(block.items))
+            inner[label] = BlockMemory(Storages(block, bp, model), (brought_by_caller(whole),), (0,) * len(block.items))
             calls.update(dict.fromkeys(bp.prefixes, _call(inner[label], whole)))
     top = graph.top
     units, unit_at = units_of_top(top, blocks[""], {prefix: found.unit for prefix, found in calls.items()}, model)
-    return {**inner, "": Layout(Storages(top, blocks[""], model), units, unit_at, calls)}
+    return {**inner, "": BlockMemory(Storages(top, blocks[""], model), units, unit_at, calls)}
 
 
 def highest(moments: Iterable[Moment]) -> Moment:
@@ -91,22 +91,26 @@ def highest(moments: Iterable[Moment]) -> Moment:
     return max(moments, key=lambda m: m.total)
 
 
-def _call(layout: Layout, unit: Unit) -> CallMemory:
+def _call(block_memory: BlockMemory, unit: Unit) -> CallMemory:
     """One copy of a repeated block, as its caller sees it."""
-    s = layout.storages
+    s = block_memory.storages
     block = s.block
     position: dict[Key | None, int] = {("in", v): k for k, v in reversed(list(enumerate(block.inputs)))}
     at = {v: s.at.get(v, ("in", v)) for v in block.outputs}
     results = tuple(-1 - position[k] if k in position else s.own(k) for k in (at[v] for v in block.outputs))
-    given = arriving(layout)
-    back = Backward(layout, dict(given))
-    forward, backward = highest(layout.forward()), highest(back.run())
-    kept = sum(map(layout.kept_bytes, range(len(block.items))))
-    keeps = tuple(k for k, v in enumerate(block.inputs) if ("in", v) in layout.first)
-    kept_results = tuple(k for k, v in enumerate(block.outputs) if at[v] in layout.first and results[k] >= 0)
+    given = arriving(block_memory)
+    back = Backward(block_memory, dict(given))
+    forward, backward = highest(block_memory.forward()), highest(back.run())
+    kept = sum(map(block_memory.kept_bytes, range(len(block.items))))
+    keeps = tuple(k for k, v in enumerate(block.inputs) if ("in", v) in block_memory.first)
+    kept_results = tuple(k for k, v in enumerate(block.outputs) if at[v] in block_memory.first and results[k] >= 0)
     if s.plan.recompute != "none":  # it keeps its operands and what the plan keeps, and runs again
-        again = highest(layout.again()) + Moment(0, 0, sum(g.num_bytes for g in given.values()))
-        kept, kept_results, backward = sum(map(layout.size_of, layout.held())), (), highest([again, backward])
+        again = highest(block_memory.again()) + Moment(0, 0, sum(g.num_bytes for g in given.values()))
+        kept, kept_results, backward = (
+            sum(map(block_memory.size_of, block_memory.held())),
+            (),
+            highest([again, backward]),
+        )
         keeps = tuple(k for k, v in enumerate(block.inputs) if block.values[v].kind == "activation")
     gradients = {position["in", v]: g.num_bytes for v, g in back.by_value.items() if ("in", v) in position}
     return CallMemory(
@@ -114,10 +118,10 @@ def _call(layout: Layout, unit: Unit) -> CallMemory:
     )
 
 
-def arriving(layout: Layout) -> dict[int, Gradient]:
+def arriving(block_memory: BlockMemory) -> dict[int, Gradient]:
     """The gradients of a called block's results, as its caller brings them."""
-    s = layout.storages
+    s = block_memory.storages
     made = {
         v: e.dst.gradient for op in s.block.ops for v, e in zip(op.outputs, s.plan.sites[op.name].outputs, strict=True)
     }
-    return {v: Gradient(s.bytes_of(v, made[v])) for v in layout.results if v in made and s.block.values[v].grad}
+    return {v: Gradient(s.bytes_of(v, made[v])) for v in block_memory.results if v in made and s.block.values[v].grad}

@@ -24,7 +24,7 @@ from planner_core.core import ITEM_BYTES, Call, P, Shard, root
 from planner_core.cost import Component, CostModel, sent_share
 from planner_core.cost.communication import Moves, Segments, digit, moves
 from planner_core.cost.memory import viewed
-from planner_core.ops import BlockStrategies, CoarseBlock, GroupStrategy, Pair, passes
+from planner_core.ops import BlockStrategies, CoarseBlock, GroupStrategy, Pair, memory_passes
 from planner_core.search.network.factors import Factor, Network, NodeRows, costs, tensor_name
 from planner_core.search.network.group_work import GroupWork, UnitOptions
 from planner_core.search.network.parameters import UseTraffic, WeightMoves, storage_cost, use_traffic, working_copy
@@ -78,7 +78,7 @@ class _Builder:
         self.viewed = viewed(coarse.block)
         self.crossing = self._crossing() - set(options.skip)
         self.users = self._users()
-        self.passes = passes(coarse.block, model.fused)
+        self.passes = memory_passes(coarse.block, model.fused)
         self.charged: set[int] = set()  # weights whose working copy is counted in a factor already
 
     def build(self) -> Network:

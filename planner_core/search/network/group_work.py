@@ -16,7 +16,7 @@ from planner_core.cost import Component, CostModel
 from planner_core.cost.communication import collective_times
 from planner_core.cost.compute import has_kernels, kernel_seconds, op_time
 from planner_core.cost.memory import Rerun, computes_again
-from planner_core.ops import GroupStrategy, Passes, operator, own_bytes, splits_kept, whole_bytes
+from planner_core.ops import GroupStrategy, MemoryPasses, operator, own_bytes, splits_kept, whole_bytes
 from planner_core.search.network.factors import costs
 from planner_core.search.network.states import Bools, Floats, Ints, joint_parts
 
@@ -62,7 +62,7 @@ class GroupWork:
     index: Ints
     model: CostModel
     options: UnitOptions
-    passes: Mapping[str, Passes]
+    passes: Mapping[str, MemoryPasses]
     kept_by_reader: Callable[[int], bool]
 
     def cost(self) -> Floats:
