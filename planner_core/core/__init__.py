@@ -66,6 +66,7 @@ from planner_core.core.plan import (
     Step,
     Traffic,
     glob_name,
+    params_by_pattern,
     placements_by_pattern,
 )
 from planner_core.core.plan_json import PLAN_SCHEMA, load_plan, plan_from_json, plan_to_json, save_plan
@@ -135,6 +136,7 @@ __all__ = [
     "load_plan",
     "local_shape",
     "nearest",
+    "params_by_pattern",
     "parse_mesh",
     "parse_placement",
     "parse_placements",

@@ -191,16 +191,33 @@ def glob_name(prefixes: tuple[str, ...]) -> str:
     return ".".join(c[0] if len(set(c)) == 1 else "*" for c in columns)
 
 
+def block_patterns(plan: Plan) -> dict[str, str]:
+    """A pattern for the copies of each block variant, by label, each another: `layers.*`. Two variants of one block are told apart by
+    their numbers (`layers.*[1]`), variants of blocks whose copies are called alike by their labels (`layers.*[Narrow#1]`)."""
+    labels: dict[str, list[str]] = {}
+    for label, block in plan.blocks.items():
+        labels.setdefault(glob_name(block.prefixes), []).append(label)
+    found = {}
+    for pattern, sharing in labels.items():
+        one_block = len({label.partition("#")[0] for label in sharing}) == 1
+        for label in sharing:
+            told = label.partition("#")[2] or "0" if one_block else label
+            found[label] = pattern if len(sharing) == 1 else f"{pattern}[{told}]"
+    return found
+
+
+def params_by_pattern(plan: Plan) -> dict[str, ParamPlan]:
+    """The plan of every parameter, by name pattern."""
+    patterns = block_patterns(plan)
+    return {
+        ".".join(filter(None, (patterns[label], name))): param
+        for label, block in plan.blocks.items() for name, param in block.params.items()
+    }  # fmt: skip
+
+
 def placements_by_pattern(plan: Plan) -> dict[str, list[str]]:
     """The stored placements of every parameter, by name pattern: a list with one entry per mesh axis."""
-    patterns = [glob_name(b.prefixes) for b in plan.blocks.values()]
-    table: dict[str, list[str]] = {}
-    for (label, block), pattern in zip(plan.blocks.items(), patterns, strict=True):
-        # two variants of one block share a pattern: name the copies of each
-        shown = pattern if patterns.count(pattern) == 1 else f"{pattern}[{label.partition('#')[2] or '0'}]"
-        for name, param in block.params.items():
-            table[f"{shown}.{name}" if shown else name] = [str(p) for p in param.stored]
-    return table
+    return {name: [str(p) for p in param.stored] for name, param in params_by_pattern(plan).items()}
 
 
 # --- JSON -----------------------------------------------------------------------------------------

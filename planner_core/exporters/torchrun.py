@@ -9,7 +9,7 @@ import ast
 import inspect
 
 import planner_core.runtime.program as program
-from planner_core.core import InputError, Plan, placements_by_pattern
+from planner_core.core import InputError, Plan, params_by_pattern, placements_by_pattern
 from planner_core.exporters.source import train_template as template
 from planner_core.models import graph_of
 from planner_core.planning.pricing import model_flops
@@ -91,11 +91,10 @@ def _head(plan: Plan, blocks: Blocks) -> str:
 
 def _gathered(plan: Plan) -> dict[str, str]:
     """By pattern of a weight's name: the axes over which it is gathered for use."""
-    params = [p for b in plan.blocks.values() for p in b.params.values()]
     axes = plan.mesh.axis_names
     return {
         name: f"gathered over {', '.join(axes[a] for a in param.gathered)}"
-        for name, param in zip(placements_by_pattern(plan), params, strict=True) if param.gathered
+        for name, param in params_by_pattern(plan).items() if param.gathered
     }  # fmt: skip
 
 

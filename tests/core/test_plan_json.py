@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import random
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -14,6 +15,7 @@ from jsonschema import Draft202012Validator
 from planner_core.core.cluster import timing
 from planner_core.core.errors import InputError, PlannerError
 from planner_core.core.files import ASSETS
+from planner_core.core.plan import block_patterns, params_by_pattern
 from planner_core.core.plan_json import plan_from_json, plan_to_json
 from planner_core.planning.pipeline import Result, plan_model
 from planner_core.planning.request import Request
@@ -36,6 +38,22 @@ def planned(request: Request) -> Result:
 @cache
 def schema() -> Draft202012Validator:
     return Draft202012Validator(json.loads((ASSETS / "plan.schema.json").read_text()))
+
+
+def test_blocks_that_are_called_alike_keep_all_their_weights_in_the_table() -> None:
+    """As in MobileNet, whose blocks of several kinds are all called `backbone.*`."""
+    plan = planned(CASES[1]).plans[0]
+    (label, block), *_ = ((n, b) for n, b in plan.blocks.items() if n)
+    three = {
+        "": plan.blocks[""],
+        label: block,
+        f"{label}#1": block,
+        "Narrow": replace(block, params=dict([*block.params.items()][:2])),
+    }
+    found = params_by_pattern(replace(plan, blocks=three))
+    assert len(found) == len(plan.blocks[""].params) + 2 * len(block.params) + 2
+    alone = block_patterns(replace(plan, blocks={"": plan.blocks[""], label: block, f"{label}#1": block}))
+    assert list(alone.values()) == ["", "model.layers.*[0]", "model.layers.*[1]"]
 
 
 def test_the_schema_is_one() -> None:

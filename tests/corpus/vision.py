@@ -42,6 +42,77 @@ def resnet() -> Made:
     return _classified(nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), Residual(16), Residual(16, 2), Residual(32)), 32)
 
 
+class LongSkip(nn.Module):
+    """EDSR: what enters a stack of equal layers is added to what leaves it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 16, 3, padding=1)
+        self.layers = nn.ModuleList([Residual(16) for _ in range(3)])
+        self.end = nn.Sequential(nn.Conv2d(16, 12, 3, padding=1), nn.PixelShuffle(2))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        first = h = self.stem(x)
+        for layer in self.layers:
+            h = layer(h)
+        return F.l1_loss(self.end(h + first), y)
+
+
+def skip_over_layers() -> Made:
+    """A skip over a stack of equal layers."""
+    return LongSkip(), (images(), images(32))
+
+
+class WindowBias(nn.Module):
+    """Attention scores get a bias by the distance of two places, looked up through a buffer, as in Swin and MaxViT."""
+
+    def __init__(self, width: int = 16, places: int = 16) -> None:
+        super().__init__()
+        at = torch.arange(places)
+        self.register_buffer("relative_position_index_of_every_pair_of_places", at[:, None] - at[None, :] + places - 1)
+        self.relative_position_bias_table = nn.Parameter(torch.zeros(2 * places - 1, 2))
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, 2, -1)).permute(2, 0, 3, 1, 4)
+        index = self.relative_position_index_of_every_pair_of_places.view(-1)
+        bias = self.relative_position_bias_table[index].view(q.shape[2], q.shape[2], 2).permute(2, 0, 1)
+        scores = (q @ k.transpose(-1, -2)) / q.shape[-1] ** 0.5 + bias
+        return x + self.out((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+def window_bias() -> Made:
+    """A bias of attention by a buffer of long name, in layers inside of layers."""
+    layers = nn.ModuleDict({f"window_attention_of_layer_number_{i}": WindowBias() for i in range(2)})
+    return Pooled(Windows(nn.ModuleDict({"layers_of_the_only_stage": layers})), 16), (images(), classes(8))
+
+
+class Windows(nn.Module):
+    """Patches of an image as tokens, through every layer of every stage."""
+
+    def __init__(self, stages: nn.ModuleDict) -> None:
+        super().__init__()
+        self.patches, self.stages = nn.Conv2d(3, 16, 4, 4), stages
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.patches(x).flatten(2).transpose(1, 2)
+        for layers in self.stages.values():
+            for layer in layers.values():
+                x = layer(x)
+        return x
+
+
+class Pooled(nn.Module):
+    """The mean over all places, then a linear layer and cross-entropy."""
+
+    def __init__(self, body: nn.Module, width: int) -> None:
+        super().__init__()
+        self.body, self.head = body, nn.Linear(width, 8)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(self.head(self.body(x).mean(1)), y)
+
+
 class InvertedResidual(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()

@@ -110,7 +110,7 @@ class Calls:
         common = [words[0] for words in itertools.takewhile(lambda w: len(set(w)) == 1, zip(*paths, strict=False))]
         name = self.group_names.keep(identifier(common[-1] if common else "blocks"))
         self.groups[name] = list(range(at, end))
-        lines, carried = [], {}
+        lines, carried, before = [], {}, dict(self.texts)
         for position, link in enumerate(links):
             number = first.inputs[position]
             if link is not None:
@@ -122,6 +122,7 @@ class Calls:
                 carried[link] = new
                 self.texts[number] = new
         given = self._arguments(self.instances[at])
+        self.texts = before  # a value that is used after the loop too keeps its own name
         made = ", ".join(carried[i] for i in range(len(first.outputs)))
         lines += [f"for layer in units.{name}:", f"    {made} = layer({given})"]
         final = self.instances[end - 1].text

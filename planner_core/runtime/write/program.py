@@ -51,8 +51,7 @@ class _ProgramWriter:
         functions = {i.function: i.text.source(i.function) for i in self.instances}
         head = [f'"""{self.title}"""', "", *self.moves.definitions()]
         source = "\n".join(head) + "\n\n\n" + "\n\n\n".join([*made, *functions.values(), forward]) + "\n"
-        source = wrapped(source)
-        program = self._program(source, bool(constants.given))
+        program = self._program(wrapped(source), bool(constants.given))
         pattern = re.compile(r"buffers\[['\"]([^'\"]+)['\"]\]")
         program.buffers = tuple(dict.fromkeys(pattern.findall(source)))
         program.table_buffers = tuple(dict.fromkeys(pattern.findall("\n".join(constants.lines[False]))))
