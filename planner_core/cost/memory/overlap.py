@@ -1,14 +1,17 @@
-"""What one GPU holds so that weight traffic hides behind compute: weights that come ahead, and gradients on their way.
+"""The memory that one GPU holds so that weight traffic hides behind compute: weights gathered ahead, and gradients on their way.
 
-A unit is a copy of a repeated block, or what stands in the top block between two calls. The run brings a unit's weights
-together and frees them together, one unit ahead, and sends its gradients together (`runtime.program.units`):
+A unit is a copy of a repeated block, or a part of the top block between two calls. The run gathers a unit's weights together, one unit
+ahead, and frees them together. It reduces the unit's gradients together (`runtime.program.units`). So four things are held:
 
-    gathered  the unit's weights, whole on the axes that they are gathered over, while it runs forward and while it runs backward
-    coming    those of the next unit, from this unit's begin to their own: what the collective writes, and what it sends
-    filling   the unit's gradients, packed as their collective sends them, from the first that is made
-    sent      the packed gradients of the unit before, until this one's are sent
+    gathered  the unit's weights, Replicate on the axes over which they are gathered, while it runs forward and while it runs backward
+    coming    the weights of the next unit, from this unit's begin to the next one's: what the collective writes, and what it sends
+    filling   the unit's gradients, packed as their collective sends them, from the first one that is made
+    sent      the packed gradients of the unit before, until this unit's are sent
 
 Weights that take the same steps share a message. All sizes are bytes on one GPU.
+
+Example: FSDP over 8 GPUs, layers of 400 MB of weights in bf16. While a layer runs forward, its gathered weights take 400 MB, and those of
+the next layer 400 MB, with 50 MB that this GPU sends.
 """
 
 from __future__ import annotations
@@ -38,8 +41,8 @@ Steps = tuple[Step, ...]
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """How an op uses a weight: the steps that bring it before the unit begins, how it lies then, the steps that its op takes
-    itself, the first ones of its gradient that the op takes, and those that are taken once the gradient is packed."""
+    """How an op uses a weight: the steps that gather it before the unit begins; its placements then; the steps that the op itself
+    takes; the first steps of its gradient, which the op takes; and the steps that are taken when the gradient is packed."""
 
     value: int
     gather: Steps
@@ -53,8 +56,8 @@ class Use:
 
 @dataclass(frozen=True, slots=True)
 class Gather:
-    """Weights that come together: `whole` bytes of them, `coming` from issue to wait, `issuing` at most while it is issued. Those
-    of `again` come once more for backward."""
+    """Weights that are gathered together. `whole`: their bytes. `coming`: bytes in flight from issue to wait. `issuing`: the most while
+    the message is issued. The weights of `again` are gathered again for backward."""
 
     whole: int
     coming: int
@@ -64,8 +67,8 @@ class Gather:
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """Gradients that leave together: `flat` bytes from the first that is made (0: each stays as it is made), and by collective on
-    its way the bytes beside the gradients that stand (`beside`)."""
+    """Gradients that are reduced together. `flat`: bytes of the packed tensor, from the first gradient on (0: each gradient stays as it
+    was made). `beside`: for each collective on their way, the bytes beside the gradients that are held."""
 
     weights: frozenset[int]
     flat: int
@@ -83,22 +86,22 @@ class Unit:
     reductions: tuple[Reduction, ...]
 
     def gathered(self, *, again: bool = False) -> int:
-        """Bytes of its weights while it runs, forward or again for backward."""
+        """Bytes of its weights while it runs, forward or (with `again`) backward."""
         return sum(g.whole for g in self.gathers if g.again or not again)
 
     def coming(self, *, again: bool = False) -> int:
-        """Bytes in flight until it begins."""
+        """Bytes in flight until the unit begins."""
         return sum(g.coming for g in self._messages(again))
 
     def issuing(self, *, again: bool = False) -> int:
-        """The highest point while its messages are issued one after the other."""
+        """The most bytes while its messages are issued, one after the other."""
         found, before = 0, 0
         for g in self._messages(again):
             found, before = max(found, before + g.issuing), before + g.coming
         return found
 
     def waiting(self, *, again: bool = False) -> int:
-        """The highest point while its weights are unpacked, one message after the other."""
+        """The most bytes while its weights are unpacked, one message after the other."""
         all_of = self._messages(again)
         here = [sum(g.whole for g in all_of[: k + 1]) + sum(g.coming for g in all_of[k:]) for k in range(len(all_of))]
         return max(here, default=0)
@@ -107,7 +110,7 @@ class Unit:
         return tuple(g for g in self.gathers if g.again) if again else (*self.copies, *self.gathers)
 
     def reduction_of(self, value: int) -> Reduction | None:
-        """The message that a weight's gradient leaves with."""
+        """The message that has the gradient of a weight."""
         return next((r for r in self.reductions if value in r.weights), None)
 
 
@@ -115,14 +118,14 @@ class Unit:
 
 
 def parts(block: Block) -> list[list[Op]]:
-    """What stands before, between and after the calls of a block."""
+    """The ops before, between and after the calls of a block."""
     runs = groupby(block.items, key=lambda item: isinstance(item, Op))
     return [[item for item in run if isinstance(item, Op)] for is_op, run in runs if is_op]
 
 
 def uses_of(block: Block, bp: BlockPlan, ops: Sequence[Op], model: CostModel) -> dict[tuple[str, int], Use]:
-    """The uses of weights by a unit's ops, by op and operand. What several uses take in different ways, and what a view outlives,
-    stays with its op."""
+    """The uses of weights by a unit's ops, by op and operand. If several uses take different steps, or a view of the weight outlives the
+    unit, the op itself takes the steps."""
     found: dict[tuple[str, int], Use] = {}
     for op in ops:
         for position, (value, edge) in enumerate(zip(op.inputs, bp.sites[op.name].inputs, strict=True)):
@@ -139,7 +142,8 @@ def uses_of(block: Block, bp: BlockPlan, ops: Sequence[Op], model: CostModel) ->
 
 
 def _outside(value: int, edge: Edge, again: bool, sizes: tuple[int, ...]) -> Use:
-    """The first steps forward, as far as ranks talk, and the last ones of the gradient, from where it lies as the weight does."""
+    """The steps outside of the op: the first steps forward, up to the last one that communicates; and the last steps of the gradient,
+    from where it has the weight's placements."""
     ahead, back = (tuple(s for s in steps if sizes[s.axis] > 1) for steps in (edge.forward, edge.backward))
     last = max((i + 1 for i, s in enumerate(ahead) if s.collective), default=0)
     for gather in (last, 0):
@@ -163,7 +167,7 @@ def _split(placements: Placements) -> tuple[int | None, ...]:
 
 
 def _outlived(block: Block, ops: Sequence[Op]) -> set[int]:
-    """Weights of which autograd keeps a view, or another unit takes one, or that are frozen and kept."""
+    """The weights of which autograd keeps a view or another unit takes one, and those that are frozen and kept."""
     own = {v for op in ops for v in op.outputs}
     names = {op.name for op in ops}
     later = {v for item in block.items if isinstance(item, Call) or item.name not in names for v in item.inputs}
@@ -179,8 +183,8 @@ def unit(
     label: str, block: Block, bp: BlockPlan, ops: Sequence[Op], model: CostModel, later: frozenset[int] = frozenset(),
     shared: frozenset[int] = frozenset(),
 ) -> Unit:  # fmt: skip
-    """A unit of these ops of a block. The gradients of `later` weights are finished by another unit; other units use `shared`
-    ones too."""
+    """The unit of these ops of a block. Another unit finishes the gradients of the weights `later`. Other units also use the weights
+    `shared`."""
     uses = uses_of(block, bp, ops, model)
     return Unit(
         label, uses, tuple(_gathers(block, uses, model)), tuple(_copies(block, bp, uses, model)),
@@ -189,15 +193,15 @@ def unit(
 
 
 def brought_by_caller(whole: Unit) -> Unit:
-    """The unit of a called block as the walk inside it sees it: what comes and leaves is its caller's."""
+    """The unit of a called block as the simulation inside it sees it: the caller counts what is gathered ahead and what is reduced."""
     return replace(whole, gathers=(), copies=(), reductions=tuple(replace(r, beside=()) for r in whole.reductions))
 
 
 def units_of_top(
     top: Block, bp: BlockPlan, calls: Mapping[str, Unit], model: CostModel
 ) -> tuple[tuple[Unit, ...], tuple[int, ...]]:
-    """All units of a step in running order, and by item of the top block the number of its own. `calls` are those of the copies
-    of repeated blocks, by prefix."""
+    """All units of a step in running order; and for each item of the top block the number of its unit. `calls` are the units of the
+    copies of repeated blocks, by prefix."""
     spans = [[item] for item in top.items if isinstance(item, Call)] + parts(top)
     at = {id(item): number for number, item in enumerate(top.items)}
     spans.sort(key=lambda span: at[id(span[0])])
@@ -229,7 +233,7 @@ def _gathers(block: Block, uses: Mapping[tuple[str, int], Use], model: CostModel
 def _copies(
     block: Block, bp: BlockPlan, uses: Mapping[tuple[str, int], Use], model: CostModel
 ) -> Iterator[Gather]:  # fmt: skip
-    """Working copies that are made anew in the first micro-batch of a step. With several, the last one has none on their way."""
+    """Working copies that are made again in the first micro-batch of a step. With several micro-batches, none is in flight in the last."""
     if model.workload.accumulate > 1:
         return
     groups: dict[object, list[tuple[int, Steps]]] = {}
@@ -303,7 +307,7 @@ def _local(block: Block, use: Use, model: CostModel, ratio: float) -> int:
 
 
 def _final(bp: BlockPlan, block: Block, value: int, model: CostModel) -> Steps:
-    """What a weight's gradient does once a step."""
+    """The steps of a weight's gradient once a step."""
     param = bp.params.get(block.values[value].name)
     if param is None:
         return ()
@@ -337,8 +341,8 @@ def _sizes(
 
 
 def _brought(chain: Sequence[int], steps: Steps, several: bool, cast: int) -> tuple[int, int]:
-    """(bytes from issue to wait, most while issuing) of gathering: every collective reads a packed copy where there are several
-    tensors and writes what is unpacked then; all but the last are waited for at once."""
+    """(bytes from issue to wait, most bytes while issuing) of a gather. Every collective reads a packed copy if there are several
+    tensors, and writes what is then unpacked. All collectives except the last one are waited for at once."""
     made, most, coming = cast, cast, 0
     for number, step in enumerate(steps):
         size, after, last = chain[number], chain[number + 1], number == len(steps) - 1
@@ -354,7 +358,8 @@ def _brought(chain: Sequence[int], steps: Steps, several: bool, cast: int) -> tu
 
 
 def _sent(chain: Sequence[int], steps: Steps, packed: bool, before: int = 0) -> tuple[int, ...]:
-    """Bytes by collective on its way, beside what was packed before the first: copies that are sent, and what arrives."""
+    """For each collective on the way: the bytes beside what was packed before the first one, which are the copies that are sent and
+    what arrives."""
     found = []
     for number, step in enumerate(steps):
         size, after = chain[number], chain[number + 1]

@@ -1,4 +1,4 @@
-"""The order of one rank's work in a step, and what follows from it.
+"""The schedule: the order of one rank's work in a step, and what follows from it.
 
 events          what a rank issues and waits for, in order
 simulation      the seconds of that order, on two streams

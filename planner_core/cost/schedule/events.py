@@ -102,7 +102,7 @@ def scheduled(plan: Plan, graph: Graph, *, micro_batches: int = 1) -> list[Event
 
 
 class Rank(ABC):
-    """Does the work of one rank in order. Subclasses say what becomes of it: a record, or a clock."""
+    """Does the work of one rank in order. A subclass records it, or measures its time."""
 
     def __init__(self) -> None:
         self.flows: list[list[Stage]] = []
@@ -138,12 +138,12 @@ class Rank(ABC):
             self.note("issue", chain[-1])
 
     def wait(self, buckets: Iterable[Chain]) -> None:
-        """Wait for what was issued of gathers."""
+        """Wait for the gathers that were issued."""
         for chain in buckets:
             self.note("wait", chain[-1])
 
     def forward(self, units: Sequence[Unit], gathers: Sequence[list[Chain]]) -> None:
-        """All units, the weights of each gathered while the one before runs."""
+        """Run all units. The weights of each are gathered while the unit before runs."""
         self.issue(gathers[0])
         for at, unit in enumerate(units):
             self.wait(gathers[at])
@@ -153,7 +153,7 @@ class Rank(ABC):
             self.run(unit, "forward")
 
     def backward(self, units: Sequence[Unit], reductions: Sequence[list[Chain]]) -> None:
-        """All units in reverse, the gradients of each reduced while the next runs."""
+        """Run all units in reverse order. The gradients of each are reduced while the next unit runs."""
         self.issue(units[-1].again)
         for at in reversed(range(len(units))):
             unit = units[at]
@@ -180,7 +180,7 @@ class Rank(ABC):
 
 
 class _Recorder(Rank):
-    """Writes down the events."""
+    """Collects the events."""
 
     def __init__(self, axes: Sequence[str]) -> None:
         super().__init__()

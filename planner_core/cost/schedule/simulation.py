@@ -1,9 +1,9 @@
-"""The seconds of a step when its work is done in the order of its schedule, on two streams.
+"""The seconds of a step whose work is done in the order of its schedule, on two streams.
 
-The compute stream runs operators, and stands still while it waits. The other stream sends one collective of weights after the other,
-each as soon as it is issued. While it sends, a second of it delays compute by k seconds (`CostModel.contention`), as in the form
-that the search minimises (`cost.step_time`). That form counts the weight traffic of a unit beside the unit itself; here a
-gather runs beside the unit before, a reduction beside the unit after, and both only from where a run issues them.
+The compute stream runs operators, and stops while it waits. The other stream sends the collectives of weights one after the other, each
+as soon as it is issued. One second of sending delays compute by k seconds (`CostModel.contention`), as in the form that the search
+minimises (`cost.step_time`). That form counts the weight traffic of a unit beside the unit itself. Here a gather runs beside the unit
+before, and a reduction beside the unit after, and each begins where a run issues it.
 
 Example: two units compute 10 ms each, and each gathers its weights in 4 ms; k = 0.1. The first gather delays the first unit by 4 ms.
 The second runs beside it: 10 + 0.4 ms. The forward pass takes 4 + 10.4 + 10 = 24.4 ms.
@@ -21,7 +21,8 @@ from planner_core.cost.step import units_of as priced_units
 from planner_core.cost.step_messages import recomputed
 
 STEADY = 4
-"""Micro-batches that are simulated: the first, two between, the last. All others take as long as the second of the two between."""
+"""Number of micro-batches that are simulated: the first, two between, and the last. Each other one takes as long as the second of the
+two between."""
 
 
 def simulated(plan: Plan, graph: Graph) -> float:
@@ -41,7 +42,7 @@ def simulated(plan: Plan, graph: Graph) -> float:
 
 
 class _Clock(Rank):
-    """Tells what time it is after each piece of work."""
+    """Measures the time after each piece of work."""
 
     def __init__(self, plan: Plan, graph: Graph, model: CostModel) -> None:
         super().__init__()
@@ -62,10 +63,10 @@ class _Clock(Rank):
         self.ends.setdefault(stage, []).append(self.free)
 
     def mark(self, what: str, unit: str) -> None:
-        """Beginning takes no time."""
+        """The begin of a unit takes 0 s."""
 
     def run(self, unit: Unit, phase: str) -> None:
-        """Work of the unit's own speed, delayed while the other stream sends."""
+        """Run a pass through a unit, which is delayed while the other stream sends."""
         left = self._alone(unit, phase)
         k = self.contention
         for start, end in self.sending:
@@ -82,7 +83,7 @@ class _Clock(Rank):
         return collective_time(stage.kind, stage.num_bytes, self.model.links[stage.axis])[0]
 
     def _alone(self, unit: Unit, phase: str) -> float:
-        """Seconds of a pass through a unit with nothing beside it: operators, and collectives for which they wait."""
+        """Seconds of a pass through a unit without traffic beside it: operators, and collectives for which they wait."""
         key = (unit.label, phase, "" if unit.label else unit.ops[0].name)
         if key not in self.known:
             bp, block, back = self.plan.blocks[unit.label], block_of(self.graph, unit.label), phase == "backward"
