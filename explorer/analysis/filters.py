@@ -130,8 +130,8 @@ def letters(found: Candidates, plan: Plan) -> dict[str, int]:
         assert way is not None
         param = way.params.get(name)
         if param is not None:
-            last = len(param.stored) - 1
-            p = param.stored[last]
+            last = len(param.working) - 1
+            p = param.working[last]
             choices[name] = 1 + min(p.dim, 1) if isinstance(p, Shard) and last not in param.gathered else 0
     return choices
 

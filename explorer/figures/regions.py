@@ -56,7 +56,7 @@ def sort_of(plan: Plan) -> Hashable:
         ]
         copies = sum(k for _, k in params)
         gathered = sum(k for p, k in params if axis in p.gathered)
-        split = sum(k for p, k in params if isinstance(p.stored[axis], Shard) and axis not in p.gathered)
+        split = sum(k for p, k in params if isinstance(p.working[axis], Shard) and axis not in p.gathered)
         sharded |= 4 * gathered > copies
         way = "data" if words.batch_share(plan, axis) > 0.5 else "tensor" if 2 * split > copies else "tokens"
         ways[way] *= n

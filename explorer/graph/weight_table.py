@@ -48,7 +48,8 @@ def table(
 
 
 def _cell(p: ParamPlan, axis: int) -> list[Any]:
-    return [{"chip": str(p.stored[axis])}, " gathered at use" if axis in p.gathered else ""]
+    when = " gathered at use" if axis in p.gathered else " gathered once a step" if axis in p.gathered_once else ""
+    return [{"chip": str(p.stored[axis])}, when]
 
 
 def by_weight(drawing: Scene) -> dict[tuple[str, str], str]:

@@ -23,7 +23,7 @@ FAMILIES = (
     ("head", ("lm_head", "classifier", "score", "decoder.weight", "cls")),
     ("convolutions", ("conv", "projection", "shortcut")),
 )
-WHOLE, GATHERED = "whole", ", gathered"
+WHOLE, GATHERED, ONCE = "whole", ", gathered", ", gathered once a step"
 MOST_NAMED = 4
 """Names that a sentence lists."""
 
@@ -234,7 +234,7 @@ def by_weight(plan: Plan) -> dict[tuple[str, str, str], str]:
     for label, block in plan.blocks.items():
         for weight, p in block.params.items():
             marks = [
-                f"{axis} {letter}{GATHERED * (i in p.gathered)}"
+                f"{axis} {letter}{GATHERED * (i in p.gathered)}{ONCE * (i in p.gathered_once)}"
                 for i, (axis, letter, n) in enumerate(
                     zip(plan.mesh.axis_names, p.stored, plan.mesh.axis_sizes, strict=True)
                 )

@@ -138,7 +138,7 @@ def _with_options(p: argparse.ArgumentParser) -> argparse.ArgumentParser:
     p.add_argument("--cluster", default="2x8-h100", help="name, or a JSON file")
     p.add_argument("--mesh", help="e.g. 8 or 2x8; default: every factorisation of the cluster")
     p.add_argument("--optimizer", default="adamw")
-    p.add_argument("--zero", type=int, default=3)
+    p.add_argument("--zero", type=int, default=3, help="0 | 1 | 2 | 3: the ZeRO stage that weights may have")
     p.add_argument(
         "--recompute",
         default="none",

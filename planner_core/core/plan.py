@@ -45,6 +45,13 @@ class Step:
         return f"{self.axis}:{self.src}>{self.dst}"
 
 
+def leading(src: Placements, dst: Placements) -> tuple[Step, ...]:
+    """One step for each axis that changes: gathers from the innermost axis outwards, then the others inwards."""
+    changed = [Step(a, s, d) for a, (s, d) in enumerate(zip(src, dst, strict=True)) if s != d]
+    gathers = [s for s in changed if isinstance(s.src, Shard)]
+    return (*reversed(gathers), *(s for s in changed if not isinstance(s.src, Shard)))
+
+
 @dataclass(frozen=True, slots=True)
 class Edge:
     """The redistribution of one tensor from state `src` to state `dst`. `forward` and `backward` are its steps, in order.
@@ -81,6 +88,8 @@ class ParamPlan:
 
     `gathered`: the axes on which the working copy is sharded but used whole. It is gathered at use, freed, and gathered again for
     backward.
+    `refresh`: the steps from `stored` to `working`, and `reduce`: those from `gradient` to `stored`. Both are taken once a step. None:
+    the steps of `leading`.
     """
 
     stored: Placements
@@ -88,6 +97,22 @@ class ParamPlan:
     gradient: Placements
     gathered: tuple[int, ...] = ()
     segments: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    refresh: tuple[Step, ...] | None = None
+    reduce: tuple[Step, ...] | None = None
+
+    def refreshed(self) -> tuple[Step, ...]:
+        """Steps that make the working copy, once a step."""
+        return leading(self.stored, self.working) if self.refresh is None else self.refresh
+
+    def reduced(self) -> tuple[Step, ...]:
+        """Steps that bring the accumulated gradient to the stored parameter, once a step."""
+        return leading(self.gradient, self.stored) if self.reduce is None else self.reduce
+
+    @property
+    def gathered_once(self) -> tuple[int, ...]:
+        """Mesh axes on which the working copy is whole though the parameter is stored in parts (ZeRO-1, ZeRO-2)."""
+        parts = enumerate(zip(self.stored, self.working, strict=True))
+        return tuple(a for a, (s, w) in parts if isinstance(s, Shard) and not isinstance(w, Shard))
 
     @property
     def sync(self) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from planner_core.core.errors import InputError
 from planner_core.core.files import is_file, is_there, write_file
 from planner_core.core.forms import SHOWN, wrong_field
 from planner_core.core.mesh import DeviceMesh
-from planner_core.core.placement import format_placements, parse_placement, parse_placements, parse_state
+from planner_core.core.placement import Placements, format_placements, parse_placement, parse_placements, parse_state
 from planner_core.core.plan import BlockPlan, Cost, Edge, ParamPlan, Plan, SitePlan, Step, Traffic
 
 PLAN_SCHEMA = "shardscope.plan/2"
@@ -144,10 +144,7 @@ def _disagreements(plan: Plan) -> Iterator[str]:
 
 def _off_the_mesh(label: str, block: BlockPlan, axes: int) -> Iterator[str]:
     for name, param in block.params.items():
-        if {len(param.stored), len(param.working), len(param.gradient)} != {axes}:
-            yield f"{label}.{name} is not placed on {axes} mesh axes"
-        if any(a >= axes for a in param.gathered):
-            yield f"{label}.{name} is gathered over a mesh axis that does not exist"
+        yield from _misplaced(f"{label}.{name}", param, axes)
     if strange := next((name for name in block.kept if name not in block.sites or block.recompute == "none"), None):
         yield f"{label} keeps the result of {strange}, which does not run again there"
     for name, site in block.sites.items():
@@ -158,15 +155,36 @@ def _off_the_mesh(label: str, block: BlockPlan, axes: int) -> Iterator[str]:
                 yield f"{label}.{name} moves a tensor along a mesh axis that does not exist"
 
 
+def _misplaced(name: str, param: ParamPlan, axes: int) -> Iterator[str]:
+    if {len(param.stored), len(param.working), len(param.gradient)} != {axes}:
+        yield f"{name} is not placed on {axes} mesh axes"
+    if any(a >= axes for a in param.gathered):
+        yield f"{name} is gathered over a mesh axis that does not exist"
+    for steps, src, dst in ((param.refresh, param.stored, param.working), (param.reduce, param.gradient, param.stored)):
+        if steps is not None and _after(steps, src) != dst:
+            yield f"{name} does not come to {format_placements(dst)} by the steps that it takes once a step"
+
+
+def _after(steps: tuple[Step, ...], start: Placements) -> Placements | None:
+    """Where the steps lead from `start`; None where one does not begin where the one before ended."""
+    here = list(start)
+    for step in steps:
+        if step.axis >= len(here) or here[step.axis] != step.src:
+            return None
+        here[step.axis] = step.dst
+    return tuple(here)
+
+
 def _param_json(p: ParamPlan) -> list[Any]:
     three = map(format_placements, (p.stored, p.working, p.gradient))
-    return [*three, list(p.gathered), _segments_json(p.segments)]
+    once = [] if p.refresh is None and p.reduce is None else [_steps_text(p.refreshed()), _steps_text(p.reduced())]
+    return [*three, list(p.gathered), _segments_json(p.segments), *once]
 
 
 def _param_from_json(row: list[Any]) -> ParamPlan:
-    stored, working, gradient, gathered, segments = row
+    stored, working, gradient, gathered, segments, *once = row
     three = (parse_placements(stored), parse_placements(working), parse_placements(gradient))
-    return ParamPlan(*three, tuple(gathered), _segments_from_json(segments))
+    return ParamPlan(*three, tuple(gathered), _segments_from_json(segments), *map(_steps, once))
 
 
 def _segments_json(segments: Mapping[int, tuple[int, ...]]) -> dict[str, list[int]]:
@@ -179,13 +197,17 @@ def _segments_from_json(data: Mapping[str, list[int]]) -> dict[int, tuple[int, .
 
 def _edge_json(e: Edge) -> list[Any]:
     return [
-        str(e.src), str(e.dst), " ".join(map(str, e.forward)), " ".join(map(str, e.backward)), _segments_json(e.segments)
+        str(e.src), str(e.dst), _steps_text(e.forward), _steps_text(e.backward), _segments_json(e.segments)
     ]  # fmt: skip
 
 
 def _edge_from_json(row: list[Any]) -> Edge:
     src, dst, forward, backward, segments = row
     return Edge(parse_state(src), parse_state(dst), _steps(forward), _steps(backward), _segments_from_json(segments))
+
+
+def _steps_text(steps: tuple[Step, ...]) -> str:
+    return " ".join(map(str, steps))
 
 
 def _steps(text: str) -> tuple[Step, ...]:

@@ -26,8 +26,8 @@ class Workload:
     """What a training step does, and in which precision it keeps its state.
 
     `batch`: samples of one step over all GPUs. `seq`: tokens of a sample. A step runs forward and backward for `accumulate`
-    micro-batches, each of `graph_batch` samples over all GPUs, and then the optimizer. `zero`: the highest ZeRO stage that weights may
-    take; 1 shards the optimizer's states, 2 also the gradients, 3 also the weights.
+    micro-batches, each of `graph_batch` samples over all GPUs, and then the optimizer. `zero`: the ZeRO stage that weights may
+    have instead of stage 0; 1 shards the optimizer's states, 2 also the gradients, 3 also the weights.
     """
 
     batch: int

@@ -8,7 +8,7 @@ step            the cost of a finished plan
 schedule/       the order of one rank's work: its events, its simulation, what of its traffic is exposed
 """
 
-from planner_core.cost.model import RUN_STAGES, CostModel, cost_model
+from planner_core.cost.model import CostModel, cost_model, searched_stages
 from planner_core.cost.resolved_ops import block_of, local_bytes, split_parts
 from planner_core.cost.schedule import (
     CONTENTION,
@@ -46,7 +46,6 @@ __all__ = [
     "NOT_HIDDEN",
     "NUM_COMPONENTS",
     "ONCE",
-    "RUN_STAGES",
     "WAIT",
     "WAITED",
     "Component",
@@ -72,6 +71,7 @@ __all__ = [
     "price",
     "recomputed",
     "scheduled",
+    "searched_stages",
     "sent_share",
     "simulated",
     "split_parts",

@@ -13,8 +13,11 @@ from planner_core.cost.communication.links import AxisLink, axis_links
 from planner_core.cost.step_time import StepTime
 
 Array = NDArray[np.float64]
-RUN_STAGES = (0, 3)
-"""The ZeRO stages that the runtime carries out. Searched plans have only these. A layout that a user states may have others."""
+
+
+def searched_stages(zero: int) -> tuple[int, ...]:
+    """The ZeRO stages between which a search chooses, weight by weight, for `Workload.zero`: that stage and stage 0."""
+    return tuple(sorted({0, zero}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +35,7 @@ class CostModel:
     links: tuple[AxisLink, ...]
     contention: float = field(default_factory=lambda: timing().contention)
     joined: tuple[int, ...] = ()
-    stages: tuple[int, ...] = RUN_STAGES
+    stages: tuple[int, ...] = (0, 3)
     timing: Timing = field(default_factory=timing)
 
     @property
@@ -59,4 +62,4 @@ class CostModel:
 
 def cost_model(cluster: Cluster, mesh: DeviceMesh, workload: Workload) -> CostModel:
     """The prices on one mesh of one cluster."""
-    return CostModel(cluster, mesh, workload, axis_links(cluster, mesh))
+    return CostModel(cluster, mesh, workload, axis_links(cluster, mesh), stages=searched_stages(workload.zero))

@@ -20,7 +20,7 @@ from planner_core.core import (
     Step,
 )
 from planner_core.cost.communication.collectives import collective_time
-from planner_core.cost.communication.redistribution import moves, step_bytes
+from planner_core.cost.communication.redistribution import step_bytes
 from planner_core.cost.memory.saved import Rerun, run_again
 from planner_core.cost.model import CostModel
 from planner_core.cost.resolved_ops import block_of, rows_at
@@ -93,16 +93,13 @@ def once_a_step(block: Block, bp: BlockPlan, model: CostModel) -> Iterator[Messa
 
 
 def _weight_once(block: Block, value: int, name: str, param: ParamPlan, model: CostModel) -> Iterator[Message]:
-    for phase, start, end, what in (
-        ("forward", param.stored, param.working, "working copy"),
-        ("backward", param.gradient, param.stored, "gradient"),
+    share = bucket_share(block, value)
+    for phase, start, steps, what in (
+        ("forward", param.stored, param.refreshed(), "working copy"),
+        ("backward", param.gradient, param.reduced(), "gradient"),
     ):
         item = weight_item(block, value, model) if phase == "backward" else None
-        parts = tuple(sorted(param.segments.items()))
-        meta = block.values[value].meta
-        share = bucket_share(block, value)
-        table = moves(meta.shape, item or ITEM_BYTES[meta.dtype], model.sizes, model.links, parts, share)
-        for kind, axis, n in sent(block, value, table.steps(start, end), start, model, item):
+        for kind, axis, n in sent(block, value, steps, start, model, item):
             yield Message(name, what, phase, kind, axis, n, 1, ONCE, "", name, share)
 
 

@@ -8,13 +8,21 @@ from dataclasses import replace
 from typing import Any
 
 from planner_core.core import InputError, Plan
+from planner_core.exporters.data_parallel import splits_batch_only
 from planner_core.exporters.observe import observe, rules
 from planner_core.exporters.parallelize_module import drop_summed, remarks_of
 from planner_core.exporters.tp_layout import NothingSplit, TpLayout, patterns, split_site, starred, tensor_layout
+from planner_core.planning.pricing import zero_stage
 
 HF = {"colwise": "colwise", "gathered": "colwise_gather_output", "rowwise": "rowwise", "sliced": "rowwise_split_input",
       "vocabulary": "embedding_rowwise", "features": "embedding_colwise"}  # fmt: skip
 """Names of the styles in transformers 5."""
+DEEPSPEED_USE = (
+    "deepspeed.initialize(model=model, config='FILE', ...) with DeepSpeed 0.19, "
+    "which clips gradients to a norm of 1 unless told"
+)
+AUTOTP_STAGE = 2
+"""The highest ZeRO stage beside AutoTP."""
 EACH_COLUMN = "every column-split layer sums its input's gradient by itself here: {columns} backward all_reduces a step, not {groups}"
 
 
@@ -40,9 +48,14 @@ def hf_text(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
     return _json({"tp_size": layout.size, "tp_plan": tp_plan}), remarks_of(layout, remarks), layout
 
 
-def deepspeed_text(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
-    """DeepSpeed's AutoTP `partition_config`: column and row layers only."""
-    layout = tensor_layout(plan)
+def deepspeed_text(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout | None]:
+    """DeepSpeed's AutoTP `partition_config`: column and row layers only; its ZeRO stages alone where the plan splits the batch only."""
+    try:
+        layout = tensor_layout(plan)
+    except NothingSplit:
+        if zero_stage(plan) not in (1, 2) or not splits_batch_only(plan):  # fsdp2 and accelerate hold stage 3
+            raise
+        return _deepspeed_zero(plan)
     drop_summed(layout)
     observe(plan, layout)
     found = rules(plan, layout)
@@ -61,20 +74,51 @@ def deepspeed_text(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
         {"patterns": [_regex(n) for n, s in found.items() if s == style], "partition_type": kind}
         for style, kind in (("colwise", "column"), ("rowwise", "row"))
     ]
+    stage = zero_stage(plan)
     data = {
-        "train_batch_size": plan.workload["batch"],
-        "gradient_accumulation_steps": int(plan.workload["accumulate"]),
+        **_deepspeed_step(plan, min(stage, AUTOTP_STAGE)),
         "tensor_parallel": {
             "autotp_size": layout.size,
             "partition_config": {"use_default_specs": False, "layer_specs": specs},
         },
-        "zero_optimization": {"stage": min(int(plan.workload.get("zero", 0)), 2)},
-        **({"bf16": {"enabled": True}} if plan.workload["dtype"] == "bfloat16" else {}),
     }
-    use = "deepspeed.initialize(model=model, config='FILE', ...) with DeepSpeed 0.19, which clips gradients to a norm of 1 unless told"
-    remarks = remarks_of(layout, [use, *_columns(layout)])
+    if stage > AUTOTP_STAGE:
+        layout.differences.append(
+            f"weights are gathered at use in the plan (ZeRO-3), whole here: AutoTP goes to stage {AUTOTP_STAGE}; more memory"
+        )
+    remarks = remarks_of(layout, [DEEPSPEED_USE, *_columns(layout)])
     kept = {n: s for n, s in layout.styles.items() if s in ("colwise", "rowwise")}
     return _json(data), remarks, replace(layout, styles=kept, experts=[])
+
+
+def _deepspeed_zero(plan: Plan) -> tuple[str, tuple[str, ...], None]:
+    """ZeRO of DeepSpeed over all GPUs, for a plan that splits the batch only."""
+    stage, params = zero_stage(plan), [p for b in plan.blocks.values() for p in b.params.values()]
+    apart = [p for p in params if set(p.gathered_once) != set(range(len(p.stored)))]
+    data = {
+        **_deepspeed_step(plan, stage),
+        "train_micro_batch_size_per_gpu": max(
+            1, plan.workload["batch"] // plan.workload["accumulate"] // plan.mesh.num_devices
+        ),
+    }
+    remarks = (
+        DEEPSPEED_USE,
+        f"ZeRO stage {stage} over all {plan.mesh.num_devices} GPUs; every weight is of that stage here",
+        *([f"differs from the plan: {len(apart)} of its {len(params)} kinds of weights lie in another way there"] if apart else []),
+        *(["differs from the plan: blocks are recomputed in the plan: call model.gradient_checkpointing_enable() before"]
+          if any(b.recompute != "none" for b in plan.blocks.values()) else []),
+    )  # fmt: skip
+    return _json(data), remarks, None
+
+
+def _deepspeed_step(plan: Plan, stage: int) -> dict[str, Any]:
+    """Batch, ZeRO stage and type."""
+    return {
+        "train_batch_size": plan.workload["batch"],
+        "gradient_accumulation_steps": int(plan.workload["accumulate"]),
+        "zero_optimization": {"stage": stage},
+        **({"bf16": {"enabled": True}} if plan.workload["dtype"] == "bfloat16" else {}),
+    }
 
 
 def _micro_batch(plan: Plan, layout: TpLayout) -> int:
@@ -100,14 +144,15 @@ def megatron_text(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
         "micro-batch-size": _micro_batch(plan, layout),
         **({"bf16": True} if plan.workload["dtype"] == "bfloat16" else {}),
         **_architecture(plan, config),
-        **({"use-distributed-optimizer": True} if plan.workload.get("zero", 0) else {}),
+        **({"use-distributed-optimizer": True} if layout.data > 1 and zero_stage(plan) else {}),
     }  # fmt: skip
     argv = [part for k, v in flags.items() for part in ([f"--{k}"] if v is True else [f"--{k}", str(v)])]
     return _json({"flags": flags, "argv": argv}), remarks_of(layout, [
         "Degrees and the architecture: Megatron-LM splits every layer its own way, not weight by weight as the plan says. They are "
         "checked against megatron-core's TransformerConfig and GPTModel; Megatron-LM itself was not run.",
         "Yours to name: --tokenizer-type and --tokenizer-model, --data-path, --train-iters, --lr",
-        *(["its distributed optimizer, which shards optimizer states over the data axis, is not in the price: it needs less memory"]
+        *(["its distributed optimizer is ZeRO-1 over the data axis" + (
+            f", the plan's weights are of stage {zero_stage(plan)}" if zero_stage(plan) > 1 else "")]
           if "use-distributed-optimizer" in flags else []),
     ]), replace(layout, sequence=sequence)  # fmt: skip
 

@@ -54,6 +54,13 @@ def sharding(plan: Plan) -> Sharding:
     return Sharding(plan.mesh.num_devices // shard, shard, units, classes, tuple(_differences(plan, stored)))
 
 
+def splits_batch_only(plan: Plan) -> bool:
+    """Whether a plan splits no work but the batch."""
+    live = [a for a, n in enumerate(plan.mesh.axis_sizes) if n > 1]
+    params = [p for b in plan.blocks.values() for p in b.params.values()]
+    return all(a in plan.data_axes and all(_whole(p, a) for p in params) for a in live)
+
+
 def _whole(p: ParamPlan, axis: int) -> bool:
     """Whether a weight is used Replicate on an axis."""
     return axis in p.gathered or not isinstance(p.working[axis], Shard)

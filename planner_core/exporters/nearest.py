@@ -21,6 +21,7 @@ from planner_core.planning.methods import (
     AxisRules,
     PairTest,
     VendorRules,
+    at_stage,
     batch_split,
     sequence_split,
     sharded,
@@ -146,17 +147,16 @@ def nearest(
     return found, _priced(plan, found, planner, more_s, more_bytes)
 
 
-def by_degrees(plan: Plan, layout: TpLayout, *, sequence: bool, may_shard: bool = False) -> tuple[Plan, Nearest] | None:
-    """The plan of a program that takes only degrees: every layer is sharded as in Megatron-LM, with data parallelism. `may_shard`:
-    FSDP if the plan shards weights over the data axes."""
+def by_degrees(plan: Plan, layout: TpLayout, *, sequence: bool, may_shard: int = 0) -> tuple[Plan, Nearest] | None:
+    """The plan of a program that takes only degrees: every layer is sharded as in Megatron-LM, with data parallelism. If the plan
+    stores weights sharded over the data axes, they have ZeRO stage `may_shard`."""
     planner = _planner(plan)
-    data = sharded if may_shard and _shards_data(plan, layout) else summed
+    stage = may_shard if _shards_data(plan, layout) else 0
+    data = {0: summed, 1: at_stage(1), 3: sharded}[stage]
     axes = [(layout.data, batch_split, data), (layout.size, sequence_split if sequence else whole, split_weight)]
     sizes, streams, weights = zip(*[a for a in axes if a[0] > 1] or axes[:1], strict=True)
     mesh = DeviceMesh(axis_names(len(sizes)), sizes)
-    found = _search(
-        planner, mesh, VendorRules(planner.graph, streams, weights), 3 if data is sharded else 0, "by degrees"
-    )
+    found = _search(planner, mesh, VendorRules(planner.graph, streams, weights), stage, "by degrees")
     return (found, _priced(plan, found, planner)) if found else None
 
 
@@ -195,7 +195,7 @@ def _planner(plan: Plan) -> Planner:
     load = plan.workload
     request = Request(
         str(plan.model["name"]), cluster=dict(plan.cluster), batch=load["batch"], seq=load["seq"], dtype=load["dtype"],
-        optimizer=load["optimizer"], zero=load["zero"], recompute=load["recompute"],
+        optimizer=load["optimizer"], recompute=load["recompute"],
     )  # fmt: skip
     return prepare(request, graph_of(plan))
 
@@ -215,7 +215,8 @@ def _follows(graph: Graph, layout: TpLayout) -> PairTest:
 
     def follows(v: Value, pair: AxisState) -> bool:
         dim = dims.get(id(v))
-        return bool(pair[0] == (R if dim is None else Shard(dim)))
+        wanted = R if dim is None else Shard(dim)
+        return bool(pair[0] == wanted == pair[2])
 
     return follows
 

@@ -120,13 +120,13 @@ def _by_columns(plan: Plan, layout: TpLayout) -> Priced | None:
 def _by_degrees(plan: Plan, layout: TpLayout) -> Priced | None:
     from planner_core.exporters.nearest import by_degrees
 
-    return by_degrees(plan, layout, sequence=layout.sequence)
+    return by_degrees(plan, layout, sequence=layout.sequence, may_shard=1)
 
 
 def _by_degrees_sharded(plan: Plan, layout: TpLayout) -> Priced | None:
     from planner_core.exporters.nearest import by_degrees
 
-    return by_degrees(plan, layout, sequence=layout.sequence, may_shard=True)
+    return by_degrees(plan, layout, sequence=layout.sequence, may_shard=3)
 
 
 TARGETS: Mapping[str, Target] = {
@@ -157,7 +157,7 @@ TARGETS: Mapping[str, Target] = {
         ),
         Target(
             "deepspeed", "DeepSpeed", ".json",
-            "A configuration for AutoTP, for plans that split matrices in pairs.", _deepspeed, _by_columns,
+            "A configuration for AutoTP or ZeRO, for plans that split matrices in pairs, or the batch only.", _deepspeed, _by_columns,
         ),
         Target(
             "megatron", "Megatron-LM", ".txt",

@@ -268,6 +268,8 @@ def _unstyled(plan: Plan, layout: TpLayout) -> list[str]:
                 continue
             if layout.axis in param.gathered:
                 whole.setdefault("kept in parts and gathered at use in the plan (ZeRO-3)", []).append(full)
+            elif layout.axis in param.gathered_once:
+                whole.setdefault("its optimizer states in parts in the plan (ZeRO-1, ZeRO-2)", []).append(full)
             elif module not in layout.styles and starred(module) not in said:
                 whole.setdefault("split in the plan", []).append(full)
     return [f"{patterns(names)}: {what}, whole here" for what, names in whole.items()]

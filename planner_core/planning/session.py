@@ -26,7 +26,7 @@ from planner_core.core import (
     parse_mesh,
     timing,
 )
-from planner_core.cost import RUN_STAGES, cost_model, price
+from planner_core.cost import cost_model, price
 from planner_core.cost.communication import volume_link
 from planner_core.models import DTYPES, open_model
 from planner_core.ops import BlockStrategies, CoarseGraph, block_strategies, coarsen
@@ -98,7 +98,7 @@ class Planner:
         zero: int | None = None,
         uniform: bool = False,
         by_volume: bool = False,
-        stages: tuple[int, ...] = RUN_STAGES,
+        stages: tuple[int, ...] | None = None,
         joined: tuple[int, ...] = (),
     ) -> Problem:
         """The folded cost network on one mesh. `by_volume`: a byte costs the same on every axis. `stages` and `joined` are those of
@@ -106,10 +106,12 @@ class Planner:
         if type(restrict) is Restriction:  # it forbids nothing
             restrict = None
         workload = self.workload if zero is None else replace(self.workload, zero=min(zero, self.workload.zero))
-        model = replace(cost_model(self.cluster, mesh, workload), stages=stages, joined=joined)
+        model = replace(cost_model(self.cluster, mesh, workload), joined=joined)
+        if stages is not None:
+            model = replace(model, stages=stages)
         if by_volume:
             model = replace(model, links=tuple(volume_link(link.size) for link in model.links))
-        key = (mesh.axis_sizes, workload.zero, by_volume, stages, joined)
+        key = (mesh.axis_sizes, workload.zero, by_volume, model.stages, joined)
         if restrict is None and (*key, uniform) in self.problems:
             return self.problems[*key, uniform]
         with self.clock("network"):

@@ -122,7 +122,7 @@ class Parallel:
         name = self.plan["model"]["name"]
         if self.programs:
             raise PlanMismatch(f"{name} ran as generated code until now, but it cannot any longer: {reason}")
-        held = [(name, w.parameter, self.stored_as(w), w.dtype) for name, w in self.engine.weights.items()]
+        held = [(w, self.stored_as(w)) for w in self.engine.weights.values()]
         self.dispatched = Dispatched(self.model, self.plain, self.plan, self.mesh, held, reason)
         warnings.warn(
             f"{name} runs under the plan operator by operator, about 40 microseconds more for each: it cannot become generated "

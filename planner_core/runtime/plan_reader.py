@@ -71,6 +71,10 @@ class Stored:
     working: Placements
     gradient: Placements
     segments: Segments
+    refresh: tuple[Step, ...] | None = None
+    """Steps of once a step from what is stored to the working copy; None: one for each axis, in `leading`'s order."""
+    reduce: tuple[Step, ...] | None = None
+    """Steps of once a step from the accumulated gradient to what is stored."""
 
     @property
     def sync(self) -> tuple[int, ...]:
@@ -112,8 +116,9 @@ def read_params(plan: Mapping[str, Any]) -> dict[str, Stored]:
     """Every parameter of the unfolded model by its name."""
     stored: dict[str, Stored] = {}
     for block in plan["blocks"].values():
-        for name, (kept, working, gradient, _, segments) in block["params"].items():
-            entry = Stored(_placements(kept), _placements(working), _placements(gradient), _segments(segments))
+        for name, (kept, working, gradient, _, segments, *once) in block["params"].items():
+            three = (_placements(kept), _placements(working), _placements(gradient))
+            entry = Stored(*three, _segments(segments), *map(_steps, once))
             stored.update({_join(prefix, name): entry for prefix in block["prefixes"]})
     return stored
 

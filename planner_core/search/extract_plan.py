@@ -9,7 +9,7 @@ one forward step, R to S(0) (a slice), and one backward step, S(0) to R (an all_
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner_core.core import (
     ITEM_BYTES,
@@ -167,4 +167,10 @@ def _param_plan(site: _Site, value: int, gathered: set[int]) -> ParamPlan:
     state, stored = site.delivered(value), site.tensors[name].stored_at(site.at[name], len(site.model.sizes))
     assert state is not None
     at_use = tuple(sorted(a for a in gathered if isinstance(state.forward[a], Shard)))
-    return ParamPlan(stored, state.forward, state.gradient, at_use, dict(site.parts(value)))
+    plan = ParamPlan(stored, state.forward, state.gradient, at_use, dict(site.parts(value)))
+    if not site.block.values[value].grad:
+        return plan
+    refresh = site.moves(value).steps(stored, state.forward)
+    reduce = site.gradient_moves(value).steps(state.gradient, stored)
+    same = (refresh, reduce) == (plan.refreshed(), plan.reduced())
+    return plan if same else replace(plan, refresh=refresh, reduce=reduce)

@@ -123,6 +123,7 @@ def dispatched_step(plan: Mapping[str, Any], mesh: DeviceMesh) -> dict[str, Any]
     steering = steer(model, plan, mesh)
     counted, memory = CountCollectives(mesh), TrackMemory(lambda: steering.inferring)
     optimizer = _settled(model, plan["workload"], memory)
+    memory.add_all(steering.params.copies(), "params")
     for param in model.parameters():
         if param.requires_grad:
             param.register_post_accumulate_grad_hook(lambda p: memory.add(p.grad, "grads"))

@@ -167,6 +167,33 @@ def test_two_tensor_axes_are_refused() -> None:
             export_text(plan, target)
 
 
+def of_layout(layout: str) -> Plan:
+    request = Request(
+        "llama-3-8b", cluster="1x8-h100", mesh="8", layers=2, batch=16, seq=512, layout=layout, method="atp"
+    )
+    return next(p for p in plan_model(request).plans if p.method == "layout")
+
+
+def test_zero_stages_of_deepspeed_and_megatron() -> None:
+    """The stage that the plan's weights have, with or without tensor parallelism."""
+    for layout, stage in (
+        ("dp=8,zero=1", 1),
+        ("dp=8,zero=2", 2),
+        ("dp=2,tp=4,zero=2", 2),
+        ("dp=2,tp=4", 0),
+    ):
+        made = export_text(of_layout(layout), "deepspeed")
+        data = json.loads(made.text)
+        assert data["zero_optimization"] == {"stage": stage}, layout
+        assert ("tensor_parallel" in data) == ("tp" in layout)
+        assert ("3 of its 12 kinds" in " ".join(made.remarks)) == ("tp" not in layout), "norms stay at stage 0"
+    with pytest.raises(InputError, match="splits no linear layer"):
+        export_text(of_layout("fsdp=8"), "deepspeed")
+    for layout, distributed in (("dp=2,tp=4,zero=1", True), ("dp=2,tp=4", False)):
+        flags = json.loads(export_text(of_layout(layout), "megatron").text)["flags"]
+        assert flags.get("use-distributed-optimizer", False) == distributed
+
+
 def test_degrees_for_megatron_and_torchtitan() -> None:
     plans = planned("llama-3-8b")
     plan = plans["Megatron-LM + sequence parallel"]

@@ -26,12 +26,12 @@ def planned(gpus: int, **options: Any) -> tuple[Plan, Graph]:
     return next(p for p in result.plans if p.name == "data parallel"), result.graph
 
 
-def _steps(plan_file: str) -> list[Any]:
+def _steps(plan_file: str, dispatched: bool = False) -> list[Any]:
     """Losses of an own loop; then the bytes by phase and kind of a step of two micro-batches, the first unsummed."""
     plan = shardscope.load_plan(plan_file)
-    model = shardscope.apply(OwnGPT(), plan)
+    model = _applied(plan, dispatched)
     losses = own_model.losses(model, slice(None))
-    model = shardscope.apply(OwnGPT(), plan)
+    model = _applied(plan, dispatched)
     parallel, optimizer = applied(model), torch.optim.AdamW(model.parameters())
     sent: list[Any] = []
     for _ in range(2):
@@ -55,6 +55,13 @@ def _steps(plan_file: str) -> list[Any]:
         sent,
         sum(p.to_local().numel() if hasattr(p, "to_local") else p.numel() for p in model.parameters()),
     ]
+
+
+def _applied(plan: Plan, dispatched: bool) -> Any:
+    model = shardscope.apply(OwnGPT(), plan)
+    if dispatched:
+        applied(model)._fall_back("the test asks for it")
+    return model
 
 
 def traffic(rows: list[Any]) -> dict[tuple[str, str, int], tuple[int, int]]:
@@ -92,6 +99,20 @@ def test_stages_of_zero_on_one_axis(stage: int, tmp_path: Path) -> None:
         assert found[("forward", "all_gather", 0)] == uses == found[("backward", "reduce_scatter", 0)]
         assert 0 < found[("backward", "all_gather", 0)][1] < uses[1], "embeddings and biases are not needed again"
     assert held == (BYTES // 4 if stage == 0 else BYTES // 8)
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_stages_where_a_model_runs_its_own_code(stage: int, tmp_path: Path) -> None:
+    """The same numbers, traffic and parts as generated code, a tied weight included, which ZeRO-2 scatters for each use."""
+    plan, graph = planned(2)
+    shardscope.save_plan(at_stage(plan, graph, stage, 0), tmp_path / "plan")
+    losses, rows, held = run_ranks(_steps, 2, (str(tmp_path / "plan"), True))[0]
+    assert losses == pytest.approx(own_model.losses(OwnGPT()), rel=1e-5)
+    scattered = (WEIGHTS, BYTES) if stage == 1 else (2 * WEIGHTS + 2, 2 * (BYTES + TIED))
+    assert traffic(rows) == {
+        ("forward", "all_gather", 0): (WEIGHTS, BYTES), ("backward", "reduce_scatter", 0): scattered,
+    }  # fmt: skip
+    assert held == BYTES // 8
 
 
 @pytest.mark.parametrize("stage", [1, 3])

@@ -24,6 +24,7 @@ from planner_core.models.zoo import ZOO, load_snapshot
 from planner_core.planning.analysis.unfolded_network import unfold_problem
 from planner_core.search.budget import copy_labels as copies
 from planner_core.search.budget import gap_closing as closing
+from planner_core.search.extract_plan import assemble
 from planner_core.search.folded_solver import priced, solve
 from planner_core.search.lagrangian import memory_of, objective_of, search
 from planner_core.search.network.folded import Problem, build_problem
@@ -116,6 +117,27 @@ def test_optimum_with_other_options_is_proven(name: str, recompute: str) -> None
     graph = load_snapshot(name, layers=2)
     problem = problem_of(graph, load_cluster("2x8-v100-eth"), "2x8", recompute=recompute, zero=0, optimizer="sgd")
     assert_proven(problem, relaxed(problem, price=PRICE))
+
+
+@pytest.mark.parametrize("zero", [1, 2])
+@pytest.mark.parametrize("mesh", ["8", "2x4"])
+def test_the_choice_of_zero_stages_is_proven(mesh: str, zero: int) -> None:
+    """Each weight at stage 0 or `zero` on each axis, over two micro-batches, at a price of memory that makes it shard some."""
+    graph = load_snapshot("llama-3-8b", layers=2)
+    problem = problem_of(graph, load_cluster("1x8-h100"), mesh, zero=zero, accumulate=2)
+    objective = relaxed(problem, shares=SHARES[2], price=PRICE)
+    assert_proven(problem, objective)
+    answer = solve(problem, objective)
+    assert answer is not None
+    once = [p.gathered_once for b in assemble(problem, answer).values() for p in b.params.values()]
+    assert any(once), "no weight has the stage"
+
+
+@pytest.mark.parametrize("zero", [1, 2])
+@pytest.mark.parametrize("seed", [0, 3, 7])
+def test_zero_stages_within_a_budget_are_proven(seed: int, zero: int) -> None:
+    problem = problem_of(random_graph(seed), load_cluster("1x8-h100"), "8", zero=zero, accumulate=2)
+    assert_best_within(problem, (0.2, 0.6))
 
 
 @pytest.mark.parametrize("price", [5e-12, 8e-12, 2e-11])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 import time
@@ -20,7 +21,7 @@ from torch import nn
 from planner_core.core.errors import InputError, VerificationFailed
 from planner_core.core.placement import P, R, Shard, State
 from planner_core.core.plan import BlockPlan, Edge, Plan, SitePlan, Step
-from planner_core.core.plan_json import plan_to_json
+from planner_core.core.plan_json import plan_from_json, plan_to_json
 from planner_core.core.workload import OPTIMIZERS
 from planner_core.planning.pipeline import Result, plan_model
 from planner_core.planning.request import Request
@@ -206,6 +207,28 @@ def test_every_optimizer_takes_the_predicted_memory(optimizer: str) -> None:
     found = verify(planned(Request("gpt2-xl", cluster="1x8-h100", layers=4, optimizer=optimizer)).best)
     assert found["ok"], found
     assert found["memory_bytes"]["rel_error"] < 0.01
+
+
+@pytest.mark.parametrize("zero", [1, 2])
+def test_searched_stages_of_zero_run_as_predicted(zero: int) -> None:
+    """Weights in parts over both axes of 2 x 8, made whole once a step in the order that the plan says."""
+    request = Request("llama-3-8b", mesh="2x8", layers=2, batch=32, seq=1024, accumulate=2, zero=zero)
+    found = plan_model(request)
+    best = plan_from_json(json.loads(json.dumps(plan_to_json(found.best))))
+    params = [p for b in best.blocks.values() for p in b.params.values()]
+    assert best == found.best
+    assert any(p.gathered_once == (0, 1) for p in params)
+    assert any(p.refresh is not None for p in params), "the cheapest order is the usual one"
+    told = verify_fake(best)
+    assert told["ok"], told
+    assert told["memory_bytes"]["rel_error"] < 0.01
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("zero", [1, 2])
+def test_searched_stages_of_zero_compute_as_one_process(zero: int) -> None:
+    found = plan_model(Request("llama-3-8b", mesh="2x8", layers=2, batch=32, seq=1024, accumulate=2, zero=zero))
+    assert verify(found.best, ranks=4)["ok"]
 
 
 @pytest.mark.slow

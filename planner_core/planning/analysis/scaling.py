@@ -187,7 +187,7 @@ def tensor_degree(plan: Plan, graph: Graph) -> int:
             sizes.get(join_name(prefix, weight), 0)
             for block in plan.blocks.values()
             for weight, p in block.params.items()
-            if isinstance(p.stored[axis], Shard) and axis not in p.gathered
+            if isinstance(p.working[axis], Shard) and axis not in p.gathered
             for prefix in block.prefixes
         )
         degree *= n if split > sum(sizes.values()) / 2 else 1

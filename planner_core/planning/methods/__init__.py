@@ -1,7 +1,7 @@
 """Methods and baselines, each a restriction of one space of plans. `registry` has one entry for each."""
 
 from planner_core.planning.methods.hf_tp_plan import VendorRules, vendor_plan, vendor_plans, vendor_rules
-from planner_core.planning.methods.layout import EXAMPLE, Layout, check_layout, faults, parse_layout
+from planner_core.planning.methods.layout import EXAMPLE, Layout, at_stage, check_layout, faults, parse_layout
 from planner_core.planning.methods.method import Method, Restrict, free
 from planner_core.planning.methods.registry import ALL, BASELINES, EXACT, METHODS
 from planner_core.planning.methods.restrictions import (
@@ -31,6 +31,7 @@ __all__ = [
     "Restrict",
     "VendorRules",
     "anything",
+    "at_stage",
     "batch_split",
     "check_layout",
     "faults",

@@ -235,11 +235,14 @@ class Steering(TorchFunctionMode):
     def _take(self, site: str, tensor: torch.Tensor, edge: Edge, meta: bool) -> torch.Tensor:
         """This rank's part of an operand, with the placements that the operator takes."""
         if isinstance(tensor, Steered) or tensor in self.params:
-            held = tensor.placements if isinstance(tensor, Steered) else self.params.stored(tensor).placements
+            held = tensor.placements if isinstance(tensor, Steered) else self.params.stored(tensor).working
             if held != edge.src:
                 raise PlanMismatch(f"{site} expects an operand placed {edge.src}, but it is placed {held}")
-            local = tensor.local if isinstance(tensor, Steered) else self.params.local(tensor)
-            return deliver(local, edge, self.mesh)
+            return (
+                deliver(tensor.local, edge, self.mesh)
+                if isinstance(tensor, Steered)
+                else self.params.take(tensor, edge)
+            )
         local = place(tensor, edge.dst, self.mesh, edge.segments)
         return torch.empty_like(local, device="meta") if meta and not local.is_meta else local
 

@@ -6,17 +6,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from planner_core.runtime.dispatch.dispatch_mode import Steering
 from planner_core.runtime.dispatch.parallelize import hand_out
 from planner_core.runtime.dispatch.parameters import Parameters
-from planner_core.runtime.plan_reader import PlanMismatch, Stored
+from planner_core.runtime.plan_reader import Stored
+from planner_core.runtime.program.weights import Weight
 
-Held = tuple[str, nn.Parameter, Stored, torch.dtype]
-"""Name, parameter, its placements, and the dtype in which it computes."""
+Held = tuple[Weight, Stored]
+"""A parameter and its placements."""
 
 
 class Dispatched:
@@ -27,13 +27,8 @@ class Dispatched:
     ) -> None:  # fmt: skip
         self.model, self.plain, self.reason = model, plain, reason
         self.params = Parameters(mesh)
-        for name, param, stored, working in held:
-            if stored.placements != stored.working:
-                raise PlanMismatch(
-                    f"the model cannot become generated code ({reason}), and only that can keep {name} whole while its optimizer "
-                    "states are sharded (ZeRO-1, ZeRO-2); plan it with --zero 0 or 3"
-                )
-            self.params.adopt(param, stored, working)
+        for weight, stored in held:
+            self.params.adopt(weight, stored)
         self.steering = Steering(model, plan, mesh, self.params)
         self.inside = False
 

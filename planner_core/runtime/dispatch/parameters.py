@@ -5,6 +5,7 @@ are summed if they are Partial."""
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -15,9 +16,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from planner_core.runtime.dispatch.local_ops import SPLIT
-from planner_core.runtime.dispatch.redistribute import move, place
+from planner_core.runtime.dispatch.redistribute import deliver, move, place
+from planner_core.runtime.dispatch.working import WorkingCopy
 from planner_core.runtime.initialize import Init
 from planner_core.runtime.plan_reader import Edge, Row, Step, Stored
+from planner_core.runtime.program.setup import axes_of, weight_of
+from planner_core.runtime.program.weights import Weight
 
 
 class Parameters:
@@ -28,6 +32,7 @@ class Parameters:
         self.sync_gradients = True
         self._stored: dict[int, tuple[nn.Parameter, Stored]] = {}
         self._working: dict[int, torch.dtype] = {}
+        self._copies: dict[int, WorkingCopy] = {}
         self._summed: set[int] = set()  # parameters whose gradient is already summed over ranks
 
     def __contains__(self, tensor: torch.Tensor) -> bool:
@@ -37,15 +42,30 @@ class Parameters:
         """The placements of a parameter's three forms."""
         return self._stored[id(param)][1]
 
+    def take(self, param: torch.Tensor, edge: Edge) -> torch.Tensor:
+        """The weight as one operator takes it, in the type that computes."""
+        copy = self._copies.get(id(param))
+        return copy.use(edge) if copy else deliver(self.local(param), edge, self.mesh)
+
     def local(self, param: torch.Tensor) -> torch.Tensor:
         """This rank's part in compute dtype. A gradient that arrives for it is taken in the dtype that it has."""
         own = param.to_local(grad_placements=param.placements) if isinstance(param, DTensor) else param
         return own.to(self._working.get(id(param), own.dtype))
 
-    def adopt(self, param: nn.Parameter, stored: Stored, working: torch.dtype) -> None:
-        """Take over a parameter that has the placements `stored` already. It computes in the dtype `working`."""
-        self._working[id(param)] = working
-        self._hold(param, stored)
+    @torch.no_grad()
+    def value(self, param: torch.Tensor) -> torch.Tensor:
+        """What this rank keeps for use: its part, or the whole working copy."""
+        copy = self._copies.get(id(param))
+        return copy.value() if copy else self.local(param)
+
+    def copies(self) -> list[torch.Tensor]:
+        """Working copies that stand beside what is stored."""
+        return [copy.weight.working for copy in self._copies.values()]
+
+    def adopt(self, weight: Weight, stored: Stored) -> None:
+        """Take over a parameter that has the placements `stored` already."""
+        self._working[id(weight.parameter)] = weight.dtype
+        self._hold(weight, stored)
 
     def shard(self, model: nn.Module, stored: Mapping[str, Stored], init: Init | None) -> None:
         """Replace every parameter by this rank's part. Tied parameters stay tied. Without `init` a model on meta stays on meta.
@@ -55,7 +75,8 @@ class Parameters:
         names: dict[int, list[str]] = {}
         for name, param in model.named_parameters(remove_duplicate=False):
             names.setdefault(id(param), []).append(name)
-        whole = Stored((Replicate(),) * self.mesh.ndim, (), (), {})
+        plain = (Replicate(),) * self.mesh.ndim
+        whole = Stored(plain, plain, plain, {})
         made: dict[int, nn.Parameter] = {}
         for module in model.modules():
             for short, old in module._parameters.items():
@@ -77,12 +98,16 @@ class Parameters:
             local, self.mesh, stored.placements, run_check=False, shape=full.shape, stride=full.contiguous().stride()
         )
         param = nn.Parameter(whole, requires_grad=old.requires_grad)
-        self._hold(param, stored)
+        types = (old.dtype, old.dtype, old.dtype)
+        self._hold(weight_of((name,), param, stored, axes_of(self.mesh), types), stored)
         return param
 
-    def _hold(self, param: nn.Parameter, stored: Stored) -> None:
+    def _hold(self, weight: Weight, stored: Stored) -> None:
+        param = weight.parameter
         self._stored[id(param)] = (param, stored)
-        if stored.sync and param.requires_grad:
+        if stored.placements != stored.working:
+            self._copies[id(param)] = WorkingCopy(weight, stored, self.mesh, lambda: self.sync_gradients)
+        elif stored.sync and param.requires_grad:
             param.register_hook(lambda gradient: self._part_gradient(param))
             param.register_post_accumulate_grad_hook(self._sum_gradient)
 
@@ -127,7 +152,7 @@ class Parameters:
     def regathered(self, operands: Sequence[torch.Tensor], local: Sequence[torch.Tensor], row: Row) -> Iterator[None]:
         """Inside, autograd does not keep the weights that were gathered for this operator. It keeps how to gather them again."""
         gathered = {
-            whole.untyped_storage()._cdata: _Gathered(param, edge, self.mesh)
+            whole.untyped_storage()._cdata: _Gathered(functools.partial(self.value, param), edge, self.mesh)
             for param, whole, edge in zip(operands, local, row.inputs, strict=True)
             if param in self and _gathers(edge) and whole.requires_grad
         }
@@ -149,8 +174,8 @@ class Parameters:
 class _Gathered:
     """A weight that an operator has gathered. Autograd does not keep its views; one gather brings back all of them."""
 
-    def __init__(self, param: torch.Tensor, edge: Edge, mesh: DeviceMesh) -> None:
-        self.param, self.edge, self.mesh = param, edge, mesh
+    def __init__(self, kept: Callable[[], torch.Tensor], edge: Edge, mesh: DeviceMesh) -> None:
+        self.kept, self.edge, self.mesh = kept, edge, mesh
         self.num_left = self.num_taken = 0
         self.whole: torch.Tensor | None = None
 
@@ -164,8 +189,7 @@ class _Gathered:
     def _take(self) -> torch.Tensor:
         whole = self.whole
         if whole is None:
-            assert isinstance(self.param, DTensor)
-            whole = move(self.param.to_local(), self.edge.forward, self.mesh, self.edge.segments)
+            whole = move(self.kept(), self.edge.forward, self.mesh, self.edge.segments)
         self.num_taken += 1
         # keep it until the last view was asked for
         self.whole = whole if self.num_taken % self.num_left else None

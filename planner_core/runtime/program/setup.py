@@ -132,6 +132,6 @@ def weight_of(
 ) -> Weight:
     """A parameter with the steps between its stored form, its working copy and its accumulated gradient."""
     _, working, gradients = dtypes
-    refresh = leading(plan.placements, plan.working, axes)
-    final = leading(plan.gradient, plan.placements, axes)
+    refresh = leading(plan.placements, plan.working, axes) if plan.refresh is None else steps_of(plan.refresh, axes)
+    final = leading(plan.gradient, plan.placements, axes) if plan.reduce is None else steps_of(plan.reduce, axes)
     return Weight(names, param, working, gradients, refresh, final, plan.segments)
