@@ -13,6 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from importlib import metadata
 
+import numpy as np
+
 import planner_core
 from explorer.analysis import differences
 from explorer.analysis.answer import fastest, limit_bytes
@@ -24,8 +26,10 @@ from explorer.text import commands, recipe, units, words
 from planner_core.core import PHASES, PLAN_SCHEMA, Graph, Plan, Traffic, timing
 from planner_core.planning import USABLE_MEMORY, Result
 from planner_core.planning.analysis import unknown_ops
+from planner_core.planning.pricing import LEFT_OUT, published_runs
 
 SLOT = re.compile(r"\{\{(\w+)\}\}")
+GROUP_OUT = LEFT_OUT[1]
 COST_MODEL = (
     "Times are estimates: rates of products, kernels and links are fitted to published measurements. Plans that the scatter of such "
     "estimates does not tell apart are ties.",
@@ -35,6 +39,16 @@ COST_MODEL = (
     f"A plan may fill {USABLE_MEMORY:.0%} of the GPU unless told otherwise: fragmentation and workspaces are not counted.",
 )
 """What the cost model assumes, in short (docs/COST_MODEL.md)."""
+
+
+def how_sure() -> str:
+    """How far predictions of published runs are off, with constants that have not seen the run's group; where to see them."""
+    runs = published_runs()
+    half, nine = np.quantile([abs(r.error(GROUP_OUT)) for r in runs], (0.5, 0.9)).tolist()
+    return (
+        f"Of {len(runs)} published runs half are predicted within {units.percent(half)} and nine in ten within {units.percent(nine)} "
+        "of what their sources measured. The page “Measured” of the explorer and docs/PUBLISHED.md list them."
+    )
 
 
 def report(
@@ -88,7 +102,9 @@ def notes(plans: Iterable[Plan], result: Result) -> list[str]:
     ]
     missing = list(filter(None, [unknown_ops(result)]))
     level = [f"{x.name} reaches {units.significant(x.bytes_per_s / 1e9)} GB/s per unit." for x in result.cluster.levels]
-    return list(dict.fromkeys([*own, *result.notes, *result.graph.assumptions, *missing, *level, *COST_MODEL]))
+    return list(
+        dict.fromkeys([*own, *result.notes, *result.graph.assumptions, *missing, *level, *COST_MODEL, how_sure()])
+    )
 
 
 # --- parts --------------------------------------------------------------------------------------------

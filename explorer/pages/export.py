@@ -226,6 +226,7 @@ def page() -> None:
     name, plan = frame.plan_choice(plans, "Plan to export")
     summary(plan)
     opened.elsewhere({name: plan}, {name: result})
+    frame.how_sure()
     with st.container(key="wide"):
         left, right = st.columns([3, 2], gap="large")
     with left:

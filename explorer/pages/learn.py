@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from contextlib import nullcontext
 from typing import Any
 from urllib.parse import urlencode
@@ -13,7 +14,7 @@ from explorer.address import settings
 from explorer.components import frame, sentence
 from explorer.components.lesson import picture
 from explorer.components.lesson import rail as lesson_links
-from explorer.learn import address, answers, export
+from explorer.learn import address, answers, export, progress
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Values
 from explorer.learn.lessons import LESSONS
@@ -33,6 +34,7 @@ def begin() -> Lesson:
     s = st.session_state
     s.setdefault("learn", {})
     found = {k: v for k, v in st.query_params.to_dict().items() if k in address.KEYS}
+    remember(progress.read(st.query_params.get("done", "")))
     if found and found != s.get("learn_written"):
         lesson, values, step, s["learn_problems"] = address.read(found)
         left = s["learn"].get(lesson.number)
@@ -43,6 +45,24 @@ def begin() -> Lesson:
         s["learn_number"] = lesson.number
     s.setdefault("learn_number", 1)
     return LESSONS[int(s["learn_number"]) - 1]
+
+
+def remember(done: Iterable[int]) -> None:
+    """These lessons were done elsewhere: in this browser before, or where a link comes from."""
+    for number in done:
+        place(LESSONS[number - 1])["right"] = True
+
+
+def done() -> list[int]:
+    """The lessons that are done."""
+    return [x.number for x in LESSONS if place(x)["right"]]
+
+
+def start_over() -> None:
+    """Callback: forget what was done, here and in the browser."""
+    for x in LESSONS:
+        place(x)["right"] = False
+    st.session_state["learn_forgotten"] = st.session_state.get("learn_forgotten", 0) + 1
 
 
 def fresh(values: Values, step: int = 0) -> dict[str, Any]:
@@ -126,6 +146,7 @@ def answer_typed(lesson: Lesson, question: Question, widget: str) -> None:
 def take_answer(lesson: Lesson, question: Question, told: int | None) -> None:
     """Keep an answer; the right one opens the rest."""
     here, right = place(lesson), told == question.answer
+    st.session_state["learn_newly"] = right and not here["right"]
     here.update(told=told, open=here["open"] or right, right=here["right"] or right)
 
 
@@ -147,10 +168,39 @@ def rail(lesson: Lesson) -> None:
         here = place(x)
         query = urlencode({**everywhere, **address.write(x, here["values"], here["step"])})
         mark = "here" if x is lesson else "done" if here["right"] else "new"
-        links.append({"number": x.number, "title": x.title, "query": query, "state": mark})
+        links.append({"number": x.number, "title": x.title, "query": query, "state": mark, "done": here["right"]})
     with st.container(horizontal=True, vertical_alignment="center", key="rail"):
-        lesson_links(links, key="lessons", on_go=lambda: go(int(st.session_state["lessons"]["go"] or lesson.number)))
+        lesson_links(
+            links, forgotten=st.session_state.get("learn_forgotten", 0), key="lessons",
+            on_go=lambda: go(int(st.session_state["lessons"]["go"] or lesson.number)),
+            on_known=lambda: remember(progress.read(str(st.session_state["lessons"]["known"] or ""))),
+        )  # fmt: skip
         st.page_link(PAGE.format("teacher"), label="For teachers", query_params=everywhere, width="content")
+
+
+def map_of_progress() -> None:
+    """What one can do by now, and how to take it along."""
+    mine = done()
+    with st.expander(f"What you can do now: {len(mine)} of {len(LESSONS)} lessons", key="progress"):
+        if not mine:
+            st.markdown(
+                "Nothing yet. A lesson is done when its question is answered right. This browser remembers it, and a link takes it along."
+            )
+            return
+        st.markdown("\n".join(f"- {progress.ABLE[n - 1].capitalize()} ({n})" for n in mine))
+        left = [n for n in range(1, len(LESSONS) + 1) if n not in mine]
+        if left:
+            st.caption(f"Not yet: {', '.join(map(str, left))}.")
+        with st.container(horizontal=True, vertical_alignment="center"):
+            query = {**settings.write(state.values()), "done": progress.write(mine)}
+            st.page_link(
+                PAGE.format("learn"),
+                label="Link with my progress",
+                icon=":material/link:",
+                query_params=query,
+                width="content",
+            )
+            st.button("Start over", key="w_start_over", type="tertiary", on_click=start_over)
 
 
 def controls(lesson: Lesson) -> None:
@@ -281,6 +331,8 @@ def same_thing(lesson: Lesson) -> dict[str, str]:
 @st.fragment
 def body(number: int) -> None:
     """Everything that changes while the learner plays; the rest of the page stands still."""
+    if st.session_state.pop("learn_newly", False):
+        st.rerun()  # the rail and the map of progress lie outside this fragment
     lesson = LESSONS[number - 1]
     here, who = place(lesson), learner()
     try:
@@ -329,6 +381,7 @@ def page() -> None:
     if lesson.uses_model:
         sentence.sentence()
     body(lesson.number)
+    map_of_progress()
     if lesson.number < len(LESSONS):
         st.button(
             f"Next lesson: {LESSONS[lesson.number].title}", key="w_onward", on_click=go, args=(lesson.number + 1,)

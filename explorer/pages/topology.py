@@ -213,6 +213,7 @@ def page() -> None:
     with drawing:
         cluster_and_links(moved, shown)
         opened.elsewhere({"": moved}, {"": result})
+        frame.how_sure("How sure are times on these links?")
     volume_beside_topology(result, links)
     growing.section(result)
 

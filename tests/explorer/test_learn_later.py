@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from explorer.figures.svg_tensors import Box, text
-from explorer.learn import answers
+from explorer.learn import answers, progress
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import typed
 from explorer.learn.lessons import LESSONS
 from explorer.learn.lessons.basics import l02_cuts, l03_placements, l04_collectives
-from explorer.learn.lessons.layers import l05_mlp, l07_sequence
+from explorer.learn.lessons.layers import l05_mlp, l07_sequence, l23_debug
 from explorer.learn.lessons.planners import l11_two_dims, l21_uneven, l22_long
 from explorer.learn.lessons.times import l18_micro_batches, l19_measured, l20_algorithms
 from explorer.learn.pictures.film import Cell, Film, Flight
@@ -296,6 +296,48 @@ def test_22_the_table_is_the_planners_and_the_rest_is_said_not_to_be() -> None:
         price("llama-3-8b", layout="fsdp=8,cp=2", advise=False)
 
 
+# --- 23: break it and debug it ------------------------------------------------------------------------
+
+
+def attention(x: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, o: np.ndarray) -> np.ndarray:
+    """Grouped-query attention over all samples in one piece: 4 heads of 4, the first two on key-value head 0."""
+    out = []
+    for head in range(4):
+        a, b = slice(4 * head, 4 * head + 4), slice(4 * (head // 2), 4 * (head // 2) + 4)
+        e = np.exp((x @ q[:, a]) @ (x @ k[:, b]).T / 2)
+        out.append(e / e.sum(1, keepdims=True) @ (x @ v[:, b]))
+    return np.concatenate(out, 1) @ o
+
+
+def test_23_without_a_fault_the_pieces_are_the_layer() -> None:
+    import torch
+
+    gen = torch.Generator().manual_seed(0)
+    weights = [torch.randn(s, generator=gen, dtype=torch.float64) for s in ((8, 16), (8, 8), (8, 8), (16, 8))]
+    x = torch.randn(6, 8, generator=gen, dtype=torch.float64)
+    want = attention(*(np.array(t.tolist()) for t in (x, *weights)))
+    assert np.allclose(np.array(l23_debug.forward(x, weights, "").tolist()), want)
+    for fault in ("kv", "order"):
+        assert not np.allclose(np.array(l23_debug.forward(x, weights, fault).tolist()), want)
+
+
+def test_23_every_fault_shows_as_the_lesson_says() -> None:
+    well = l23_debug.trained("")
+    assert well["loss"][-1] < 0.7 * well["loss"][0] and max(well["apart"]) == 0
+    weights = 8 * 8 + 2 * 8 * 4 + 8 * 8  # of one of two GPUs: two heads, one key-value head
+    assert [m[2] for m in well["messages"]] == [12 * 8 * 8, 12 * 8 * 8, 8 * weights]
+    for case, fault in enumerate(l23_debug.FAULTS):
+        run, found = l23_debug.trained(fault), numbers(23, case=case)
+        assert run["loss"][-1] < run["loss"][0], "the loss falls all the same"
+        assert (found["first"] == pytest.approx(found["well_first"])) == (fault == "sum")
+        assert (found["apart"] > 1e-3) == (fault == "sum") and found["last"] > found["well_last"]
+        assert (found["bytes"] == found["well_bytes"]) == (fault == "order")
+        question = LESSONS[22].question(LLAMA, {"case": case})
+        assert question.options[question.answer] == l23_debug.NAMES[fault]
+    signs = LESSONS[22].scene(LLAMA, {"case": 0}).steps[-1].picture
+    assert signs.count("<td>wrong</td>") == 2 and signs.count("they part") == 1 and signs.count("too few bytes") == 1
+
+
 # --- motion: the state of a picture is the state of the data --------------------------------------------
 
 
@@ -400,6 +442,19 @@ def test_every_expected_number_gets_its_own_answer(lesson) -> None:  # type: ign
             assert len(question.values) == len(question.options)
             for i, value in enumerate(question.values):
                 assert answers.judged(question, f"{value:.6f}") == (i, question.why[i])
+
+
+@pytest.mark.parametrize(
+    "numbers_, text_", [(set(), ""), ({3}, "3"), ({1, 4, 5, 6, 9}, "1,4-6,9"), (set(range(1, 24)), "1-23")]
+)
+def test_progress_travels_as_text(numbers_: set[int], text_: str) -> None:
+    assert progress.write(numbers_) == text_ and progress.read(text_) == numbers_
+
+
+@pytest.mark.parametrize("bad", ["x", "99", "0", "²", "3-", "-3", "1e3", "5-4", "9999999999", ",,"])
+def test_progress_that_is_none_is_left_out(bad: str) -> None:
+    assert progress.read(f"2,{bad}") in ({2}, {2, 3})
+    assert len(progress.ABLE) == len(LESSONS)
 
 
 def test_a_film_shows_each_cell_where_it_stands() -> None:

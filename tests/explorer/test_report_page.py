@@ -7,6 +7,7 @@ import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from datetime import UTC, datetime
 
+import numpy as np
 import pytest
 
 from explorer.analysis.answer import fastest, limit_bytes
@@ -16,6 +17,7 @@ from explorer.figures.palette import MEMORY_KINDS, MEMORY_NAMES
 from explorer.text import commands, units, words
 from planner_core.core.plan import Plan
 from planner_core.planning.pipeline import Result
+from planner_core.planning.pricing import published_runs
 from planner_core.planning.request import Request
 from tests.support.plans import planned
 
@@ -133,3 +135,12 @@ def test_the_command_makes_the_same_plan(result: Result) -> None:
     )
     assert "config.json" in commands.plan(Request("own-0123"), "x.json")
     assert "; rm" not in commands.plan(Request("m; rm"), "x.json").replace("'m; rm'", "")
+
+
+def test_it_says_how_far_predictions_of_published_runs_are_off(page: str) -> None:
+    errors = np.abs([r.seconds["group out"] / r.measured_s - 1 for r in published_runs()])
+    half, nine = (units.percent(float(np.quantile(errors, q))) for q in (0.5, 0.9))
+    assert (
+        f"Of {len(errors)} published runs half are predicted within {half} and nine in ten within {nine}"
+        in all_text(read(page))
+    )

@@ -213,6 +213,28 @@ def test_the_download_is_the_lesson_as_it_stands(
     offline.page.context.close()
 
 
+def test_the_browser_remembers_what_is_done(chromium: Browser, app: str) -> None:
+    """Answer a question right, come back in a new session of the same browser: the rail knows."""
+    context = chromium.new_context()
+    for again in (False, True):
+        visit = Visit(context.new_page())
+        visit.page.set_default_timeout(90_000)
+        visit.page.goto(f"{app}/learn?lesson=2")
+        visit.settle()
+        mine = visit.page.get_by_role("navigation", name="Lessons").get_by_role("link").nth(1)
+        if not again:
+            question, scene = (f(LLAMA, LESSONS[1].defaults()) for f in (LESSONS[1].question, LESSONS[1].scene))
+            for number in range(2, scene.reveal + 1):
+                visit.press("Next")
+                visit.at_step(number)
+            answer(visit, question, question.answer)
+        visit.page.wait_for_function("localStorage.getItem('shardscope.learn.done') === '2'")
+        visit.page.get_by_text(f"What you can do now: 1 of {len(LESSONS)} lessons").wait_for()
+        assert mine.get_attribute("class") == "here" and not visit.wrong
+        visit.page.close()
+    context.close()
+
+
 def test_the_rail_is_links_for_mouse_keys_and_new_windows(visit: Visit, app: str) -> None:
     page = visit.page
     page.goto(f"{app}/learn?lesson=2&model=gpt2-xl")

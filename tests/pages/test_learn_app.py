@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from explorer.learn import export
+from explorer.learn import export, progress
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Lesson, Question
 from explorer.learn.lessons import LESSONS
@@ -148,6 +148,17 @@ def test_a_number_is_typed_and_its_mistake_answered() -> None:
     at.button(key="w_options").click().run()
     at.radio[0].set_value(question.options[question.answer]).run()
     assert done(at, LESSONS[3]) and not at.button(key="w_next").disabled
+
+
+def test_progress_comes_by_a_link_and_can_be_forgotten() -> None:
+    at = opened(lesson="2", done="1,4-5")
+    assert [done(at, LESSONS[n]) for n in range(6)] == [True, False, False, True, True, False]
+    assert any(e.label == f"What you can do now: 3 of {len(LESSONS)} lessons" for e in at.expander)
+    shown = words(at)
+    assert all(progress.ABLE[n].capitalize() in shown for n in (0, 3, 4)) and progress.ABLE[1].capitalize() not in shown
+    assert "done" not in at.query_params
+    at.button(key="w_start_over").click().run()
+    assert not any(done(at, x) for x in LESSONS if x.number in at.session_state["learn"])
 
 
 def test_a_new_case_closes_the_answer() -> None:

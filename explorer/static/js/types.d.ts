@@ -133,7 +133,8 @@ export interface WeightsData {
 }
 
 export interface RailData {
-  lessons: { number: number; title: string; query: string; state: string }[];
+  lessons: { number: number; title: string; query: string; state: string; done: boolean }[];
+  forgotten: number;
 }
 
 /** One case of an exported lesson (explorer/learn/export.py); the markup in it was made and escaped in Python. */

@@ -1,0 +1,37 @@
+"""What a learner has done: numbers of lessons whose question was answered right, as a link and the browser keep them, and what one can do then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+ABLE = (
+    "say what takes a GPU's memory, and what to move when it is too little", "cut a matrix by columns or rows, and put the product together", "name the collective between two placements",
+    "count the bytes of a ring, and tell latency from bandwidth", "cut an MLP with one sum each way", "deal attention's heads to GPUs, and say when they do not divide",
+    "split the tokens between the products, and the vocabulary", "tell which gradients are terms of a sum", "fold a model into what must be planned once",
+    "say why bytes are not time", "choose a mesh of two dimensions", "send tokens to experts and back", "find a plan that sends less than the usual ones",
+    "say from how many tokens on a gather hides", "say what shows in a step, and when two plans tie", "tell what each ZeRO stage keeps and sends",
+    "find the moment at which memory is fullest", "choose the number of micro-batches", "fit a constant, read residuals, and say what a model is for",
+    "say when a ring, a tree or a switch wins", "tell what one hot expert costs", "deal a long text to GPUs fairly", "find a silent fault from losses, weights and messages",
+)  # fmt: skip
+"""What one can do after each lesson, in order."""
+
+
+def write(done: Iterable[int]) -> str:
+    """`1,4-6` of {1, 4, 5, 6}."""
+    parts: list[list[int]] = []
+    for n in sorted(set(done)):
+        if parts and parts[-1][-1] == n - 1:
+            parts[-1].append(n)
+        else:
+            parts.append([n])
+    return ",".join(f"{p[0]}-{p[-1]}" if len(p) > 1 else str(p[0]) for p in parts)
+
+
+def read(text: str) -> set[int]:
+    """The numbers of such a text that are lessons; whatever is not is left out."""
+    found: set[int] = set()
+    for part in text[:200].split(","):
+        first, _, last = part.partition("-")
+        if all(x.isascii() and x.isdecimal() and len(x) < 4 for x in (first, last or first)):
+            found |= set(range(int(first), int(last or first) + 1))
+    return {n for n in found if 1 <= n <= len(ABLE)}
