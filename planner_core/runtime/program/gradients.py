@@ -96,7 +96,8 @@ class Reduction:
         for stage in self.final:
             flat = self._packed(tensors) if stage[0].step.kind == "all_reduce" else None
             finish = start([stage[i] for i in here], tensors, flat=flat)
-            yield
+            if _talks(stage[0]):
+                yield
             tensors = finish()
         for i, tensor in zip(here, tensors, strict=True):
             self.weights[i].terms = None
@@ -117,7 +118,8 @@ class Reduction:
         tensors = [self.given.get(i, self.flat) for i in members]
         for number, stage in enumerate(self.micro):
             finish = start([stage[i] for i in members], tensors, flat=self.flat if number == 0 and self.packs else None)  # type: ignore[arg-type]
-            yield
+            if _talks(stage[0]):
+                yield
             tensors = list(finish())
         for i, tensor in zip(members, tensors, strict=True):
             weight = self.weights[i]
@@ -130,6 +132,11 @@ class Reduction:
             return None
         same = all(t is p for t, p in zip(tensors, self.places, strict=True))
         return self.flat if same else None
+
+
+def _talks(member: Member) -> bool:
+    """Whether a step sends a message. One that does not is taken at once: nothing is waited for."""
+    return member.step.collective and member.step.axis.size > 1
 
 
 def _stages(
