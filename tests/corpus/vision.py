@@ -418,3 +418,35 @@ def super_resolution() -> Made:
 
 
 REFUSED: dict[str, str] = {}
+
+
+class Cut(nn.Module):
+    """Half of the channels by a product, half by cheap sums of those, as many of both as are wanted: all."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.product, self.cheap = (
+            nn.Conv2d(width, width // 2, 1),
+            nn.Conv2d(width // 2, width // 2, 3, padding=1, groups=width // 2),
+        )
+        self.width = width
+
+    def forward(self, x: Tensor) -> Tensor:
+        half = self.product(x)
+        return torch.cat([half, self.cheap(half)], 1)[:, : self.width]
+
+
+class Ghost(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first, self.second = Cut(width), Cut(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.second(F.relu(self.first(x)))
+        y += x
+        return y
+
+
+def ghost() -> Made:
+    """Layers that add in place to a view of what they made."""
+    return _classified(nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), *(Ghost(16) for _ in range(4))), 16)

@@ -99,8 +99,10 @@ class Recording:
 
     def _instantiate(self, call: Replay) -> Scope:
         template, ids = call.template, dict(call.ids)
+        made = {vid for record in self.flatten(template) for vid in record.outputs}
+        arguments = [(v, here) for v, here in call.ids.items() if v not in made and self.values[v].kind != "parameter"]
         # a view of an argument in the template is a view of the corresponding argument here
-        given = {self.memory(v): here for v, here in reversed(call.ids.items()) if self.values[v].kind != "parameter"}
+        given = {self.memory(v): here for v, here in reversed(arguments)}
 
         def value(vid: int) -> int:
             if vid not in ids:
