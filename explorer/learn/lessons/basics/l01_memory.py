@@ -11,8 +11,7 @@ from explorer.figures.svg_tensors import svg
 from explorer.learn import links
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Choice, Control, Lesson, Question, Scene, Step, Values, asked
-from explorer.learn.lessons import stacks
-from explorer.learn.lessons.stacks import Keeping
+from explorer.learn.lessons.stacks import Keeping, megatron, smallest
 from explorer.learn.pictures.charts import Bar, Part, bars
 from explorer.learn.pictures.vessels import vessels
 from explorer.text import units
@@ -59,8 +58,8 @@ def keeping(values: Values) -> Keeping:
 def memory(learner: Learner, batch: int, num_gpus: int, keeps: Keeping) -> tuple[dict[str, int], bool]:
     """Bytes by kind on one of `num_gpus` GPUs of one node, and whether Megatron-LM splits this model so far."""
     one = Learner(replace(learner.request, batch=batch, mesh=None, dtype="bfloat16"), learner.load)
-    found = stacks.megatron(one, num_gpus, keeping=keeps) if num_gpus > 1 else None
-    return (found, True) if found else (stacks.smallest(one, num_gpus, keeps), num_gpus == 1)
+    found = megatron(one, num_gpus, keeping=keeps) if num_gpus > 1 else None
+    return (found, True) if found else (smallest(one, num_gpus, keeps), num_gpus == 1)
 
 
 def sizes(learner: Learner) -> list[int]:

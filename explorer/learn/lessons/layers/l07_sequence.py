@@ -27,7 +27,8 @@ from explorer.figures.svg_tensors import (
 from explorer.learn import links
 from explorer.learn.learner import STANDARD, Learner, standard
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
-from explorer.learn.lessons import stacks
+from explorer.learn.lessons.stacks import gathered as gathered_bytes
+from explorer.learn.lessons.stacks import megatron
 from explorer.learn.pictures.board import Stop, board
 from explorer.learn.pictures.charts import Bar, Part, bars
 from explorer.learn.pictures.film import Film
@@ -63,7 +64,7 @@ print(f"loss {loss:.4f}, difference", (loss - F.cross_entropy(logits, target)).a
 def suited(learner: Learner, devices: int) -> tuple[Learner, str]:
     """A learner whose model can be split both ways over `devices`, and a sentence if it is another model."""
     found, note = learner.transformer()
-    if stacks.megatron(found, devices) and stacks.megatron(found, devices, sequence=True):
+    if megatron(found, devices) and megatron(found, devices, sequence=True):
         return found, note
     why = f"Heads or tokens of {found.name} do not divide by {devices}, so this lesson shows {MODELS[STANDARD]}."
     return standard(learner), why
@@ -71,7 +72,7 @@ def suited(learner: Learner, devices: int) -> tuple[Learner, str]:
 
 def kept(learner: Learner, devices: int, sequence: bool) -> int:
     """Bytes of activations that one of `devices` GPUs keeps, under Megatron-LM with or without sequence parallelism."""
-    found = stacks.megatron(learner, devices, sequence)
+    found = megatron(learner, devices, sequence)
     assert found is not None, "call it on what `suited` gives"
     return found["activations"]
 
@@ -129,7 +130,7 @@ def scene(learner: Learner, values: Values) -> Scene:
     n, layer, load = int(values["n"]), learner.layer(), learner.planner.workload
     num_bytes = load.batch * load.seq * layer.hidden * 2
     reduce, scatter, gather = (wire_bytes(k, num_bytes, n) for k in ("all_reduce", "reduce_scatter", "all_gather"))
-    plain, split, again = kept(learner, n, False), kept(learner, n, True), stacks.gathered(learner, n)
+    plain, split, again = kept(learner, n, False), kept(learner, n, True), gathered_bytes(learner, n)
     table_bytes = _vocab(learner) * layer.hidden * 2
     whole_logits = load.batch * load.seq * _vocab(learner)
     gathered, small = (
