@@ -72,6 +72,7 @@ def fit(
     ):
         return free
     aim = _Aim(problem, graph, budget, objective, abandon_above, free.bound, stop, work)
+    aim.simulated(free.assignment)
     high = memory_of(free.assignment)
     at = min(budget * ABOVE, high - 1)
     # find without proof which budget of the sum meets the GPU's, and prove the answer there
@@ -107,10 +108,11 @@ class _Aim:
             if answer.assignment is None or answer.bound > self.abandon_above:
                 break
             self.bound = max(self.bound, answer.bound if at >= self.budget else 0.0)
-            held, peak = memory_of(answer.assignment), self._walked(answer.assignment)
+            held, peak = memory_of(answer.assignment), self.simulated(answer.assignment)
             if peak > self.budget:
                 if held > at and best is None:  # nothing has a smaller sum, and it does not fit
-                    return replace(answer, assignment=None, least_memory=peak, smallest=answer.assignment)
+                    smallest, least = min(self.peaks, key=lambda found: found[1])
+                    return replace(answer, assignment=None, least_memory=least, smallest=smallest)
                 high = min(at, held)
                 if (
                     not prove and held - (peak - self.budget) < self.budget < high
@@ -129,7 +131,7 @@ class _Aim:
                 at = (low + high) / 2
         return best or replace(answer, assignment=None)  # abandoned, since something better is known elsewhere
 
-    def _walked(self, assignment: Assignment) -> float:
+    def simulated(self, assignment: Assignment) -> float:
         """As `walked`, but each assignment is simulated once: the same one comes back for other budgets, and as the proven one."""
         known = next((peak for a, peak in self.peaks if a is assignment), None)
         if known is None:
