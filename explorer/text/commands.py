@@ -10,8 +10,8 @@ from dataclasses import fields
 from planner_core.planning import Request
 
 OPTIONS = (
-    "cluster", "mesh", "batch", "seq", "layers", "dtype", "optimizer", "zero", "accumulate", "recompute", "method", "objective",
-    "memory_gb",
+    "cluster", "mesh", "batch", "seq", "layers", "dtype", "optimizer", "zero", "accumulate", "recompute", "precision", "method",
+    "objective", "memory_gb",
 )  # fmt: skip
 ALWAYS = ("cluster",)
 OF_PLAN = {"accumulate": None, "recompute": "auto"}

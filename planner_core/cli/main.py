@@ -147,6 +147,9 @@ def _with_options(p: argparse.ArgumentParser) -> argparse.ArgumentParser:
     p.add_argument(
         "--accumulate", type=int, default=1, help="micro-batches of a step; plan's default is as many as it takes"
     )
+    p.add_argument(
+        "--precision", default="pure", help="pure (all in the dtype) | mixed (weights, moments, gradients in float32)"
+    )
     p.add_argument("--memory-gb", type=float, help="memory per GPU that a plan may take (10^9 bytes)")
     p.add_argument("--method", default="exact", help=" | ".join(METHODS))
     p.add_argument("--objective", default="time", help="time | communication")
@@ -165,6 +168,7 @@ def _request(args: argparse.Namespace) -> Request:
         "zero",
         "recompute",
         "accumulate",
+        "precision",
         "memory_gb",
         "layers",
         "method",

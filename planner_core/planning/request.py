@@ -14,7 +14,8 @@ Progress = Callable[[str], None]
 class Request:
     """What a user asks for. None means the default of the model or of the cluster.
 
-    `accumulate`: the number of micro-batches of a step; None: the search chooses it.
+    `accumulate`: the number of micro-batches of a step; None: the search chooses it. `precision`: "pure" (weights, moments and
+    gradients in the dtype that computes) or "mixed" (in float32).
     """
 
     model: str
@@ -27,6 +28,7 @@ class Request:
     zero: int = 3
     recompute: str = "none"
     accumulate: int | None = 1
+    precision: str = "pure"
     memory_gb: float | None = None
     layers: int | None = None
     method: str = "exact"

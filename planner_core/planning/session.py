@@ -249,7 +249,7 @@ def prepare(
     micro_batches = request.accumulate or 1
     asked = Workload(
         micro_batches if request.batch is None else request.batch, 1 if request.seq is None else request.seq,
-        request.dtype, request.optimizer, request.zero, request.recompute, micro_batches,
+        request.dtype, request.optimizer, request.zero, request.recompute, micro_batches, precision=request.precision,
     )  # fmt: skip
     asked.check()
     if graph is None:

@@ -311,6 +311,16 @@ def test_a_plan_of_one_layer_is_verified() -> None:
     assert found["ok"] and found["order"]["ok"]
 
 
+def test_a_plan_with_masters_in_float32_is_verified() -> None:
+    """16 bytes a parameter and more, where bf16 throughout takes 8: planned, and held by the run."""
+    asked = Request("gpt2-xl", cluster="1x8-h100", layers=2)
+    pure, mixed = (plan_model(replace(asked, precision=p)).best for p in ("pure", "mixed"))
+    states = [p.cost.memory_bytes["params"] + p.cost.memory_bytes["optimizer"] for p in (pure, mixed)]
+    assert mixed.workload["precision"] == "mixed" and states[1] >= 1.9 * states[0]
+    found = verify(mixed)
+    assert found["ok"], found["memory_bytes"]
+
+
 def test_ranks_must_suit() -> None:
     with pytest.raises(InputError, match="--ranks 1 "):
         verify(plans("llama-3-8b")["best"], ranks=1)
