@@ -14,7 +14,8 @@ from explorer.address import settings
 from explorer.components import frame, sentence
 from explorer.components.lesson import picture
 from explorer.components.lesson import rail as lesson_links
-from explorer.learn import address, answers, export, progress
+from explorer.learn import address, answers, progress
+from explorer.learn.files import export
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Values
 from explorer.learn.lessons import LESSONS

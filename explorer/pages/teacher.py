@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import streamlit as st
 
 from explorer.address import settings
 from explorer.components import frame
-from explorer.learn import export
+from explorer.learn.files import kit
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Lesson
 from explorer.learn.lessons import LESSONS
@@ -40,6 +42,26 @@ def outline(lesson: Lesson, who: Learner) -> None:
         )
 
 
+def files(who: Learner) -> None:
+    """The lecturer's kit, made when it is asked for."""
+    kinds = (
+        ("Everything, to use offline (zip)", "shardscope-lessons.zip", "application/zip", kit.bundle),
+        ("Slides (HTML)", "slides.html", "text/html", kit.slides),
+        ("Exercises (HTML)", "exercises.html", "text/html", kit.exercises),
+        ("Keys (HTML)", "keys.html", "text/html", kit.keys),
+    )
+    with st.container(horizontal=True):
+        for label, name, mime, make in kinds:
+            st.download_button(
+                label, partial(make, LESSONS, who), file_name=name, mime=mime, on_click="ignore", icon=":material/download:"
+            )  # fmt: skip
+    st.caption(
+        "All files work without a server. Exercises hold no answers: a student saves a file of what was typed. The keys say what each "
+        "mistake means; in the zip they lie in a folder of their own. docs/LEARN.md has routes of 90 minutes and of five sessions, and "
+        "misconceptions to expect."
+    )
+
+
 def page() -> None:
     """The page."""
     state.begin("teacher")
@@ -55,10 +77,7 @@ def page() -> None:
     )
     request = state.plain_request()
     who = Learner(request, state.own_graph if request.model.startswith("own-") else None)
-    st.download_button(
-        "Download all lessons as HTML pages (zip)", lambda: export.all_pages(LESSONS, who), file_name="shardscope-lessons.zip",
-        mime="application/zip", on_click="ignore", icon=":material/download:",
-    )  # fmt: skip
+    files(who)
     for lesson in LESSONS:
         outline(lesson, who)
 

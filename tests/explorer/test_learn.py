@@ -17,7 +17,8 @@ import pytest
 from explorer.address import settings
 from explorer.figures import svg_tensors as draw
 from explorer.figures.palette import DEVICES
-from explorer.learn import address, export, recent, warm
+from explorer.learn import address, recent, warm
+from explorer.learn.files import export
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Lesson
 from explorer.learn.lessons import LESSONS
@@ -665,8 +666,6 @@ def test_what_comes_next_is_computed_while_a_lesson_is_read(monkeypatch: pytest.
 
 def test_the_lessons_load_without_torch() -> None:
     """Torch is imported when a lesson computes with it, so that no page waits for it before it is drawn."""
-    code = (
-        "import sys, explorer.learn.lessons, explorer.learn.export, explorer.learn.warm; print('torch' in sys.modules)"
-    )
+    code = "import sys, explorer.learn.lessons, explorer.learn.files.export, explorer.learn.warm; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

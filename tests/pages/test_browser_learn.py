@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ from urllib.parse import unquote
 import pytest
 from playwright.sync_api import expect
 
-from explorer.learn import export
+from explorer.learn.files import export, kit
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Lesson, Question
 from explorer.learn.lessons import LESSONS
@@ -184,6 +185,38 @@ def test_a_picture_moves_by_play_scrub_and_arrow_keys(chromium: Browser, tmp_pat
         page.get_by_role("button", name="Pause").click()
         assert not visit.wrong
         context.close()
+
+
+def test_slides_turn_and_exercises_are_saved(chromium: Browser, tmp_path: Path) -> None:
+    some = (LESSONS[1], LESSONS[3], LESSONS[19])
+    for name, make in (("slides", kit.slides), ("exercises", kit.exercises)):
+        (tmp_path / f"{name}.html").write_text(make(some, LLAMA), encoding="utf-8")
+    context = chromium.new_context(offline=True)
+    visit = Visit(context.new_page())
+    page = visit.page
+    page.goto((tmp_path / "slides.html").as_uri())
+    count = page.locator(".slide").count()
+    expect(page.locator("#at")).to_have_text(f"1 of {count}")
+    page.keyboard.press("ArrowRight")
+    page.get_by_role("button", name="Next").click()
+    expect(page.locator("#at")).to_have_text(f"3 of {count}")
+    expect(page.locator(".slide:visible")).to_have_count(1)
+    page.goto(
+        (tmp_path / "slides.html").as_uri() + f"#{count - 5}"
+    )  # an address of a slide; the ring of lesson 20 moves there or near
+    page.reload()
+    expect(page.locator("#at")).to_have_text(f"{count - 5} of {count}")
+    page.goto((tmp_path / "exercises.html").as_uri())
+    page.locator("#who").fill("Ada L")
+    page.locator("[name='4']").fill("101")
+    page.locator("[name='2']").first.check()
+    with page.expect_download() as waiting:
+        page.get_by_role("button", name="Save my answers as a file").click()
+    assert waiting.value.suggested_filename == "answers-Ada-L.json"
+    waiting.value.save_as(target := tmp_path / "answers.json")
+    assert json.loads(target.read_text(encoding="utf-8")) == {"name": "Ada L", "answers": {"2": "1", "4": "101"}}
+    assert not visit.wrong
+    context.close()
 
 
 @pytest.mark.parametrize("number", [4, pytest.param(5, marks=pytest.mark.slow)])

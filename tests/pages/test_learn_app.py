@@ -1,13 +1,15 @@
 """Every lesson in Streamlit's own test runner: step forward and back, change the control, answer right and wrong."""
 
 import io
+import re
 import zipfile
 from pathlib import Path
 
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from explorer.learn import export, progress
+from explorer.learn import progress
+from explorer.learn.files import export, kit
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Lesson, Question
 from explorer.learn.lessons import LESSONS
@@ -209,10 +211,29 @@ def test_the_teachers_page_lists_every_lesson_with_its_answer() -> None:
         assert f"**{question.options[question.answer]}** (right): {question.why[question.answer]}" in words(at)
 
 
-def test_all_lessons_as_files() -> None:
-    with zipfile.ZipFile(io.BytesIO(export.all_pages(LESSONS, LLAMA))) as archive:
-        assert archive.namelist() == [export.file_name(x) for x in LESSONS]
-        assert all(i.file_size < 4_000_000 for i in archive.infolist())
+def test_the_lecturers_kit() -> None:
+    """Lessons, slides, exercises without answers, and the keys apart; nothing asks a host. On three lessons: typed, chosen, moving."""
+    some = (LESSONS[1], LESSONS[3], LESSONS[19])
+    with zipfile.ZipFile(io.BytesIO(kit.bundle(some, LLAMA))) as archive:
+        names = [f"lessons/{export.file_name(x)}" for x in some]
+        assert archive.namelist() == [
+            "index.html",
+            *names,
+            "slides.html",
+            "exercises.html",
+            "for-the-lecturer/keys.html",
+        ]
+        files = {name: archive.read(name).decode() for name in archive.namelist()}
+    assert all(len(text) < 4_000_000 and "{{" not in text.split("<script")[0] for text in files.values())
+    assert not any(re.search(r"https?://(?!www\.w3\.org)|@import|url\(|src=", text) for text in files.values())
+    for lesson in some:
+        asked, scene = lesson.question(LLAMA, lesson.defaults()), lesson.scene(LLAMA, lesson.defaults())
+        told = [export.inline(why) for why in asked.why]
+        assert all(why in files["for-the-lecturer/keys.html"] and why not in files["exercises.html"] for why in told)
+        assert export.inline(asked.ask) in files["exercises.html"] and export.inline(asked.ask) in files["slides.html"]
+        assert all(step.picture in files["slides.html"] for step in scene.steps)
+        assert f'href="lessons/{export.file_name(lesson)}"' in files["index.html"]
+        assert f'name="{lesson.number}"' in files["exercises.html"]
 
 
 def test_a_step_that_is_not_there_is_told() -> None:

@@ -137,7 +137,7 @@ export interface RailData {
   forgotten: number;
 }
 
-/** One case of an exported lesson (explorer/learn/export.py); the markup in it was made and escaped in Python. */
+/** One case of an exported lesson (explorer/learn/files/export.py); the markup in it was made and escaped in Python. */
 export interface Case {
   name: string;
   note: string;

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import html
-import io
 import itertools
 import json
 import re
-import zipfile
-from collections.abc import Iterable
 from typing import Any
 
 from explorer.learn.learner import Learner
@@ -34,15 +31,6 @@ def page(lesson: Lesson, learner: Learner, values: Values) -> str:
         "data": json.dumps(data).replace("<", "\\u003c"),
     }  # fmt: skip
     return SLOT.sub(lambda m: fill[m.group(1)], template("export"))
-
-
-def all_pages(lessons: Iterable[Lesson], learner: Learner) -> bytes:
-    """A zip with one file a lesson, at its defaults."""
-    target = io.BytesIO()
-    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
-        for lesson in lessons:
-            archive.writestr(file_name(lesson), page(lesson, learner, lesson.defaults()))
-    return target.getvalue()
 
 
 def file_name(lesson: Lesson) -> str:

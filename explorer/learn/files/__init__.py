@@ -1,0 +1,1 @@
+"""Lessons as files: one HTML each, and a lecturer's kit."""
