@@ -31,7 +31,8 @@ from planner_core.search.algebra.bucket_tree import BucketTree
 from planner_core.search.algebra.elimination import Floats, Table
 from planner_core.search.algebra.minplus import Power, power, times
 from planner_core.search.network.factors import tensor_name
-from planner_core.search.network.folded import Compiled, Problem, Run
+from planner_core.search.network.folded import Compiled, Problem
+from planner_core.search.network.runs import Run
 from planner_core.search.units.tables import opened
 from planner_core.search.units.unit import Copy, UnitCost, View
 

@@ -6,11 +6,10 @@ from planner_core.search.network.folded import (
     Networks,
     Problem,
     Restriction,
-    Run,
     build_networks,
     build_problem,
-    find_runs,
 )
+from planner_core.search.network.runs import Run, find_runs
 from planner_core.search.network.states import FREE, AxisState, Bools, Ints, WeightState
 
 __all__ = [

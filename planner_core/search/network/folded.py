@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from planner_core.core import Block, Call
+from planner_core.core import Block
 from planner_core.cost import CostModel, ops_before_the_units
 from planner_core.cost.memory import kept_results, run_again
 from planner_core.ops import BlockStrategies, CoarseGraph, recompute_ways
@@ -27,21 +27,8 @@ from planner_core.search.algebra.elimination import order
 from planner_core.search.network.block import build_block
 from planner_core.search.network.factors import Factor, Network, only, tensor_name
 from planner_core.search.network.group_work import UnitOptions
+from planner_core.search.network.runs import Run, find_runs, mark_kept_between
 from planner_core.search.network.states import Bools
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """Calls of one block that follow each other.
-
-    The output number `chain_out` of each call is the input number `chain_in` of the next. All other inputs are the same for
-    all calls. A run of one call has no chain: both numbers are -1.
-    """
-
-    block: str
-    calls: tuple[Call, ...]
-    chain_in: int = -1
-    chain_out: int = -1
 
 
 @dataclass
@@ -146,29 +133,19 @@ def build_networks(coarse: CoarseGraph, strategies: Mapping[str, BlockStrategies
                 given = (i for i in block.block.inputs if block.block.values[i].kind == "activation")
                 net.saved_ports.update(given)
             blocks[name][variant] = net
-    _mark_kept_between(runs, graph.blocks, blocks)
+    entries = mark_kept_between(runs, graph.top, graph.blocks, blocks)
     saved: set[int] = set()
     for call in graph.calls():
         inner = graph.blocks[call.block]
         pairs = zip((*inner.inputs, *inner.outputs), (*call.inputs, *call.outputs), strict=True)
         ports_kept = {port for net in blocks[call.block].values() for port in net.saved_ports}
-        saved.update(outer for v, outer in pairs if v in ports_kept)
+        saved.update(outer for v, outer in pairs if v in ports_kept and outer not in entries)
     options = UnitOptions(
         saved_by_calls=saved, skip=inside, exposed=ops_before_the_units(coarse), fixed_s=model.timing.step_s
     )
     top = build_block(coarse.top, strategies[""], model, options)
     _whole_results(coarse.top.block, top)
     return Networks(runs, top, blocks)
-
-
-def _mark_kept_between(runs: list[Run], blocks: Mapping[str, Block], nets: Mapping[str, Mapping[str, Network]]) -> None:
-    """Set `keeps_between` of each block's networks: whether one of its variants keeps the tensor between two copies."""
-    for run in runs:
-        if run.chain_in >= 0:
-            ends = {blocks[run.block].inputs[run.chain_in], blocks[run.block].outputs[run.chain_out]}
-            kept = any(ends & net.saved_ports for net in nets[run.block].values())
-            for net in nets[run.block].values():
-                net.keeps_between = kept
 
 
 def build_problem(
@@ -234,50 +211,6 @@ def ports(block: Block) -> tuple[str, ...]:
     """The variables at a block's boundary: inputs and outputs that are not constants, each once."""
     both = (*block.inputs, *block.outputs)
     return tuple(dict.fromkeys(tensor_name(v) for v in both if block.values[v].kind != "constant"))
-
-
-def find_runs(top: Block) -> tuple[list[Run], set[int]]:
-    """The longest runs of calls of one block, and the values that pass between two calls of a run."""
-    calls = [i for i in top.items if isinstance(i, Call)]
-    users: dict[int, int] = {}
-    for item in top.items:
-        for v in set(item.inputs):
-            users[v] = users.get(v, 0) + 1
-    runs: list[Run] = []
-    inside: set[int] = set()
-    for call in calls:
-        last = runs[-1] if runs else None
-        link = _link(last, call, users, top) if last else None
-        if last and link:
-            runs[-1] = Run(call.block, (*last.calls, call), *link)
-            inside.add(call.inputs[link[0]])
-        else:
-            runs.append(Run(call.block, (call,)))
-    return runs, inside
-
-
-def _link(run: Run, call: Call, users: Mapping[int, int], top: Block) -> tuple[int, int] | None:
-    before = run.calls[-1]
-    if run.block != call.block:
-        return None
-    differ = [
-        p
-        for p, (a, b) in enumerate(zip(before.inputs, call.inputs, strict=True))
-        if a != b and top.values[b].kind != "constant"
-    ]
-    if len(differ) != 1:
-        return None
-    (p,) = differ
-    value = call.inputs[p]
-    if value not in before.outputs or users[value] != 1 or value in top.outputs:
-        return None
-    q = before.outputs.index(value)
-    others = [o for i, o in enumerate(before.outputs) if i != q]
-    if any(users.get(o) or o in top.outputs for o in others):
-        return None
-    if run.chain_in >= 0 and (p, q) != (run.chain_in, run.chain_out):
-        return None
-    return p, q
 
 
 def compile_network(net: Network, keep: tuple[str, ...]) -> Compiled:

@@ -1,0 +1,114 @@
+"""Runs of calls of one block, and who keeps the tensor that links two copies for backward."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner_core.core import Block, Call
+from planner_core.cost import Component
+from planner_core.search.network.factors import Factor, Network, costs, tensor_name
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Calls of one block that follow each other.
+
+    The output number `chain_out` of each call is the input number `chain_in` of the next. All other inputs are the same for
+    all calls. A run of one call has no chain: both numbers are -1.
+    """
+
+    block: str
+    calls: tuple[Call, ...]
+    chain_in: int = -1
+    chain_out: int = -1
+
+
+def find_runs(top: Block) -> tuple[list[Run], set[int]]:
+    """The longest runs of calls of one block, and the values that pass between two calls of a run."""
+    calls = [i for i in top.items if isinstance(i, Call)]
+    users: dict[int, int] = {}
+    for item in top.items:
+        for v in set(item.inputs):
+            users[v] = users.get(v, 0) + 1
+    runs: list[Run] = []
+    inside: set[int] = set()
+    for call in calls:
+        last = runs[-1] if runs else None
+        link = _link(last, call, users, top) if last else None
+        if last and link:
+            runs[-1] = Run(call.block, (*last.calls, call), *link)
+            inside.add(call.inputs[link[0]])
+        else:
+            runs.append(Run(call.block, (call,)))
+    return runs, inside
+
+
+def _link(run: Run, call: Call, users: Mapping[int, int], top: Block) -> tuple[int, int] | None:
+    before = run.calls[-1]
+    if run.block != call.block:
+        return None
+    differ = [
+        p
+        for p, (a, b) in enumerate(zip(before.inputs, call.inputs, strict=True))
+        if a != b and top.values[b].kind != "constant"
+    ]
+    if len(differ) != 1:
+        return None
+    (p,) = differ
+    value = call.inputs[p]
+    if value not in before.outputs or users[value] != 1 or value in top.outputs:
+        return None
+    q = before.outputs.index(value)
+    others = [o for i, o in enumerate(before.outputs) if i != q]
+    if any(users.get(o) or o in top.outputs for o in others):
+        return None
+    if run.chain_in >= 0 and (p, q) != (run.chain_in, run.chain_out):
+        return None
+    return p, q
+
+
+def mark_kept_between(
+    runs: list[Run], top: Block, blocks: Mapping[str, Block], nets: Mapping[str, Mapping[str, Network]]
+) -> set[int]:
+    """Say for each chain of copies who keeps the tensor between two of them.
+
+    If all variants keep it, or a copy keeps what it makes, `keeps_between` is set. If some variants keep what they read and others do
+    not, each variant has the bytes in its own network. The result: the tensors with which such chains begin; the copy counts them.
+    """
+    entries: set[int] = set()
+    for run in runs:
+        if run.chain_in < 0:
+            continue
+        entry, made = blocks[run.block].inputs[run.chain_in], blocks[run.block].outputs[run.chain_out]
+        variants = list(nets[run.block].values())
+        keeps = [entry in net.saved_ports for net in variants]
+        first = run.calls[0].inputs[run.chain_in]
+        if (
+            any(keeps)
+            and not all(keeps)
+            and not any(made in n.saved_ports for n in variants)
+            and _read_once(run, first, runs, top)
+        ):
+            entries.add(first)
+            for net, kept in zip(variants, keeps, strict=True):
+                cost = costs(net.sizes[tensor_name(entry)])
+                cost[Component.AFTER_FORWARD] = net.tensors[tensor_name(entry)].local_bytes * kept
+                net.factors.append(Factor((tensor_name(entry),), cost, np.ones(cost.shape[1], dtype=bool)))
+        else:
+            for net in variants:
+                net.keeps_between = any(keeps) or any(made in n.saved_ports for n in variants)
+    return entries
+
+
+def _read_once(run: Run, first: int, runs: list[Run], top: Block) -> bool:
+    """Whether all calls of the run's block are in it, and the tensor with which it begins is kept by nothing else."""
+    alone = sum(r.block == run.block for r in runs) == 1
+    others = [i for i in top.items if first in i.inputs and i is not run.calls[0]]
+    return (
+        alone
+        and not any(isinstance(i, Call) or first in i.saved for i in others)
+        and run.calls[0].inputs.count(first) == 1
+    )
