@@ -1,0 +1,159 @@
+"""Pictures of every page and state of the explorer, and the sheet that shows them: docs/SHEET.md.
+
+    python -m tests.support.page_sheet            # all; some minutes
+    python -m tests.support.page_sheet learn-23   # only states whose name begins so; the sheet lists all that lie there
+
+To have another state photographed, give it a line in STATES. A picture is halved and kept as JPEG, so that all together stay below
+MOST_BYTES.
+"""
+
+from __future__ import annotations
+
+import io
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from bench.support.running_explorer import explorer  # noqa: E402
+
+SHEET, PICTURES = ROOT / "docs" / "SHEET.md", ROOT / "docs" / "images" / "sheet"
+MOST_BYTES = 4_000_000
+QUALITY = 62
+LOOKS = {
+    "1440": (1440, 1000, "light"),
+    "1440-dark": (1440, 1000, "dark"),
+    "800": (800, 1000, "light"),
+    "400": (400, 900, "light"),
+}
+READY = "[data-testid=stApp][data-test-script-state=notRunning]"
+WAIT_MS, DRAWN_MS = 150_000, 1500
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A page's address, what it shows, and in which looks; `press` names buttons, `scrub` says how far a moving picture is moved."""
+
+    name: str
+    path: str
+    shows: str
+    looks: tuple[str, ...] = ("1440",)
+    press: tuple[str, ...] = ()
+    scrub: float | None = None
+
+
+ALL = tuple(LOOKS)
+STATES = (
+    State("answer", "/", "the recommendation", ALL),
+    State(
+        "answer-70b-8",
+        "/?model=llama-3-70b&cluster=1x8-h100",
+        "70B on one node, with recomputation",
+        ("1440", "400"),
+    ),
+    State("answer-70b-64", "/?model=llama-3-70b&cluster=8x8-h100", "70B on 64 GPUs"),
+    State("answer-bad-link", "/?model=mamba9&cluster=moon", "a link that asks for what is not there"),
+    State("fold", "/fold", "the folded graph", ALL),
+    State("fold-placements", "/fold?show=placement", "placements and messages on the graph"),
+    State("plans", "/plans", "the front, the table, the candidates", ALL),
+    State("compare", "/compare", "plans side by side", ALL),
+    State("topology", "/topology", "traffic on the links", ALL),
+    State("topology-512", "/topology?cluster=64x8-h100", "512 GPUs"),
+    State("measured", "/measured", "published runs, predicted and measured", ALL),
+    State("export", "/export", "a plan to run", ALL),
+    State("teacher", "/teacher", "the lecturer's page", ("1440", "400")),
+    State("learn-01", "/learn", "a run that stops for lack of memory", ALL),
+    State("learn-01-fits", "/learn?with=gpus:2,recompute:full", "the same, made to fit"),
+    State("learn-04", "/learn?lesson=4&step=8", "a ring in motion", ("1440", "1440-dark", "400"), scrub=2.6),
+    State("learn-12", "/learn?lesson=12&step=3", "tokens on their way to experts", scrub=0.6),
+    State("learn-14", "/learn?lesson=14&step=6", "the map of what pays", ("1440", "400")),
+    State("learn-19", "/learn?lesson=19", "published runs and one constant", ("1440", "1440-dark")),
+    State("learn-20", "/learn?lesson=20&step=2", "a tree in motion", scrub=1.6),
+    State("learn-23", "/learn?lesson=23&step=3", "a fault to be found", ("1440", "400")),
+)
+
+
+def photograph(browser: Any, url: str, state: State, look: str) -> bytes:
+    """The state as JPEG, half as wide as the page."""
+    from PIL import Image
+
+    width, height, scheme = LOOKS[look]
+    context = browser.new_context(
+        viewport={"width": width, "height": height}, color_scheme=scheme, reduced_motion="no-preference"
+    )
+    page = context.new_page()
+    page.set_default_timeout(WAIT_MS)
+    page.goto(url + state.path)
+    page.wait_for_selector(".st-key-sentence, .st-key-outline_1, h3")
+    page.wait_for_timeout(DRAWN_MS)
+    page.wait_for_selector(READY)
+    for name in state.press:
+        page.get_by_role("button", name=name, exact=True).click()
+        page.wait_for_selector(READY)
+    if state.scrub is not None:
+        set_to = "(e, to) => { e.value = String(to); e.dispatchEvent(new Event('input')); }"
+        page.get_by_role("slider", name="Place in the motion").evaluate(set_to, state.scrub)
+    page.wait_for_timeout(DRAWN_MS)
+    whole = Image.open(io.BytesIO(page.screenshot(timeout=WAIT_MS))).convert("RGB")
+    context.close()
+    small = whole.resize(
+        (whole.width // 2, whole.height // 2) if width > 400 else (300, 300 * whole.height // whole.width),
+        Image.Resampling.LANCZOS,
+    )
+    small.save(out := io.BytesIO(), "JPEG", quality=QUALITY, optimize=True)
+    return out.getvalue()
+
+
+def sheet() -> str:
+    """The page that shows all pictures that lie there."""
+    lines = [
+        "# Every page and state, seen",
+        "",
+        "Made by `python -m tests.support.page_sheet` in headless Chromium: 1440 pixels wide, light and dark, 800 and 400. Pictures are halved.",
+        "Llama-3-8B on two nodes of eight H100 unless an address says otherwise.",
+        "",
+    ]
+    for state in STATES:
+        found = [look for look in state.looks if file_of(state, look).is_file()]
+        if found:
+            lines += [f"## {state.name}: {state.shows}", "", f"`{state.path}`", ""]
+            lines += [
+                " ".join(f"![{state.name}, {look}](images/sheet/{file_of(state, look).name})" for look in found),
+                "",
+            ]
+    return "\n".join(lines)
+
+
+def file_of(state: State, look: str) -> Path:
+    """Where a picture lies."""
+    return PICTURES / f"{state.name}-{look}.jpg"
+
+
+def main(wanted: list[str]) -> None:
+    """Photograph, write the sheet, and say how large all is."""
+    from playwright.sync_api import Error, sync_playwright
+
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    with explorer() as url, sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        for state in STATES:
+            for look in state.looks if not wanted or any(state.name.startswith(w) for w in wanted) else ():
+                try:
+                    file_of(state, look).write_bytes(photograph(browser, url, state, look))
+                    print(state.name, look, flush=True)
+                except Error as error:  # the others are worth having all the same
+                    print(state.name, look, str(error).splitlines()[0], flush=True)
+        browser.close()
+    SHEET.write_text(sheet(), encoding="utf-8")
+    size = sum(p.stat().st_size for p in PICTURES.glob("*.jpg"))
+    print(f"{size / 1e6:.1f} MB")
+    if size > MOST_BYTES:
+        raise SystemExit(f"the pictures take {size} bytes, more than {MOST_BYTES}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
