@@ -450,3 +450,26 @@ class Ghost(nn.Module):
 def ghost() -> Made:
     """Layers that add in place to a view of what they made."""
     return _classified(nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), *(Ghost(16) for _ in range(4))), 16)
+
+
+class InVain(nn.Module):
+    """A sum between two runs of layers that nothing reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 16, 3, padding=1)
+        self.first, self.second = (nn.ModuleList([Residual(16) for _ in range(2)]) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for layer in self.first:
+            x = layer(x)
+        self.seen = (x * x).mean()
+        for layer in self.second:
+            x = layer(x)
+        return x
+
+
+def in_vain() -> Made:
+    """What nothing reads is computed all the same."""
+    return _classified(InVain(), 16)

@@ -205,7 +205,7 @@ class UnitCall:
     def _watch(self, out: Any) -> None:
         """Set a hook: before this unit's backward begins, its weights must be gathered again."""
         for tensor in out if isinstance(out, tuple) else (out,):
-            if tensor.requires_grad:
+            if tensor is not None and tensor.requires_grad:
                 tensor.register_hook(self._returning)
 
     def _returning(self, gradient: torch.Tensor) -> None:

@@ -67,7 +67,8 @@ class Calls:
         )
         self.groups[name] = [at]
         given = self._arguments(instance)
-        return f"{self._outputs(at, at)} = units.{name}({given})"
+        made = self._outputs(at, at)
+        return f"{made} = units.{name}({given})" if made else f"units.{name}({given})"
 
     # --- loops ----------------------------------------------------------------------------------------
 

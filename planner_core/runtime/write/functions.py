@@ -105,7 +105,7 @@ class FunctionWriter:
             self._call(now, call)
         outputs = [n for c in self.calls for n in c.outputs if n in self.wanted]
         given = ", ".join(self.texts[n] for n in outputs)
-        lines = [self._head(), *(f"    {line}" for line in self.body), f"    return {given}"]
+        lines = [self._head(), *(f"    {line}" for line in self.body), f"    return {given}".rstrip()]
         weights, buffers = list(self.weights.values()), list(self.buffers.values())
         return Written("", lines, self.inputs, self.cuts, weights, buffers, outputs, self.seeds)
 
