@@ -78,7 +78,8 @@ def _agree(made: Pair, taken: Pair, grad: bool) -> bool:
 def _segments(block: Block, table: dict[str, tuple[Row, ...]]) -> SegmentMap:
     """The sizes of fused parts (q, k, v in one projection), carried from the ops that cut them back to the weights.
 
-    A row is removed from `table` if it mixes a fused dim with a dim of another size, or shards a fused dim at the block's boundary.
+    A row is removed from `table` if it mixes a fused dim with a dim of another size, or shards a fused dim at the block's boundary
+    or of a constant.
     """
     segments: dict[ValueDim, tuple[int, ...]] = {}
     for op in block.ops:
@@ -124,7 +125,8 @@ def _spread(block: Block, op: Op, row: Row, segments: SegmentMap) -> dict[ValueD
     (parts,) = sizes
     fresh = {}
     for value, dim in ends:
-        if block.values[value].meta.shape[dim] != sum(parts):
+        # a run cuts constants and buffers in one piece, and a running statistic is written where it lies
+        if block.values[value].meta.shape[dim] != sum(parts) or block.values[value].kind == "constant":
             return None
         if (value, dim) not in segments:
             fresh[value, dim] = parts

@@ -473,3 +473,21 @@ class InVain(nn.Module):
 def in_vain() -> Made:
     """What nothing reads is computed all the same."""
     return _classified(InVain(), 16)
+
+
+class Selective(nn.Module):
+    """Two paths of channels are cut out of one tensor that a batch norm made, as in SK-Net and Res2Net."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.wide, self.norm = nn.Conv2d(width, 2 * width, 1, bias=False), nn.BatchNorm2d(2 * width)
+        self.paths = nn.ModuleList([nn.Conv2d(width, width, 3, padding=1) for _ in range(2)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        halves = self.norm(self.wide(x)).chunk(2, 1)
+        return x + sum(path(half) for path, half in zip(self.paths, halves, strict=True))
+
+
+def selective_kernels() -> Made:
+    """Running statistics of channels that are cut in two."""
+    return _classified(nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), Selective(), Selective(), Selective()), 16)

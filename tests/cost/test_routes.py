@@ -116,5 +116,5 @@ def test_groups_are_the_ranks_of_the_mesh() -> None:
 
 
 def test_an_unknown_algorithm_is_refused() -> None:
-    with pytest.raises(ValueError, match="known are ring"):
+    with pytest.raises(ValueError, match="choose ring"):
         hops("butterfly", 8)

@@ -60,7 +60,7 @@ def test_resnet_names():
 @pytest.mark.parametrize(
     ("name", "layers", "words"),
     [
-        ("llama-4", None, "no model of the zoo"),
+        ("llama-4", None, "not a model of the zoo"),
         ("llama-3-8b", 0, "between 1 and 1000"),
         ("resnet50-100k", 4, "stages of different"),
     ],

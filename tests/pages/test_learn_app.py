@@ -195,7 +195,7 @@ def test_lessons_follow_each_other() -> None:
 
 def test_another_model_is_shown_or_its_absence_told() -> None:
     at = opened(lesson="1", model="gpt2-xl")
-    assert "GPT-2 XL has" in words(at)
+    assert "GPT-2 XL trains on 1 GPU" in words(at)
     at = opened(lesson="13", model="resnet50-100k")
     assert "no block with these seven weights" in at.info[0].value
 

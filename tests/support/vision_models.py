@@ -25,7 +25,7 @@ TIMM = (
     "convnextv2_atto", "crossvit_9_240", "cspresnet50", "deit_tiny_patch16_224", "dla34", "dpn48b", "edgenext_xx_small",
     "efficientformer_l1", "efficientvit_b0", "eva02_tiny_patch14_224", "fastvit_t8", "focalnet_tiny_srf", "gernet_s",
     "ghostnet_050", "gmlp_s16_224", "hardcorenas_a", "hrnet_w18_small", "inception_next_tiny", "lcnet_050", "levit_128s",
-    "maxxvit_rmlp_nano_rw_256", "metaformer", "mixer_s32_224", "mobilevit_xxs", "mobilevitv2_050", "nest_tiny", "nf_resnet26",
+    "maxxvit_rmlp_nano_rw_256", "mixer_s32_224", "mobilevit_xxs", "mobilevitv2_050", "nest_tiny", "nf_resnet26",
     "nfnet_l0", "pit_ti_224", "poolformer_s12", "pvt_v2_b0", "repvgg_a0", "res2net50_26w_4s", "resmlp_12_224", "resnest14d",
     "rexnet_100", "sequencer2d_s", "skresnet18", "swin_s3_tiny_224", "swinv2_cr_tiny_ns_224", "tiny_vit_5m_224", "tnt_s_patch16_224",
     "twins_pcpvt_small", "vit_tiny_patch16_224", "volo_d1_224", "xcit_nano_12_p16_224",
@@ -55,6 +55,8 @@ def _still(model: nn.Module) -> nn.Module:
     for part in model.modules():
         if isinstance(part, nn.modules.dropout._DropoutNd) or type(part).__name__ == "StochasticDepth":
             part.p = 0.0  # type: ignore[assignment]
+        if hasattr(part, "drop_rate"):
+            part.drop_rate = 0.0  # type: ignore[assignment]
     return model
 
 
