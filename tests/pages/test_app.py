@@ -23,7 +23,7 @@ def open_page(page: str, **address: str) -> AppTest:
     return at.run()
 
 
-QUICK = {("t5-large", "fold"), ("t5-large", "compare"), ("resnet50-100k", "plans")}
+QUICK = {("t5-large", "compare"), ("resnet50-100k", "fold"), ("resnet50-100k", "plans")}
 
 
 def words(at: AppTest) -> str:

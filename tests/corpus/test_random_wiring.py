@@ -1,0 +1,26 @@
+"""Modules of drawn wiring run as predicted: what loops of generated code read, carry and leave to later code."""
+
+from __future__ import annotations
+
+import pytest
+
+from planner_core.core import Plan
+from planner_core.models.loading import capture_file
+from planner_core.planning import Request, plan_model
+from tests.support import random_modules
+from tests.support.corpus import cluster, run
+
+
+def best(seed: int) -> Plan:
+    """The best plan of a drawn module."""
+    source = f"{random_modules.__file__}:seed_{seed}"
+    return plan_model(Request(source, cluster=cluster(2), mesh="2"), capture_file(source)).best
+
+
+@pytest.mark.parametrize(
+    "seeds", [range(4), *(pytest.param(range(n, n + 12), marks=pytest.mark.slow) for n in (4, 16, 28, 40, 52))]
+)
+def test_they_run_as_predicted(seeds: range) -> None:
+    found = run({f"seed_{s}": (best(s),) for s in seeds}, 2, timeout_s=900)
+    wrong = [f"{name}, {r['plan']}: {r['error']}" for name, rows in found.items() for r in rows if not r["ok"]]
+    assert not wrong, "\n".join(wrong)
