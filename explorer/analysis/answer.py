@@ -6,9 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from explorer.analysis.timeline import model_of
 from planner_core.core import Graph, Plan
-from planner_core.cost import WAITED, block_of, exposed_parts, op_seconds, recomputed
+from planner_core.cost import WAITED, block_of, cost_model_of, exposed_parts, op_seconds, recomputed
 from planner_core.ops import CoarseGraph
 from planner_core.planning import USABLE_MEMORY, Result
 from planner_core.planning.methods import BASELINES
@@ -54,7 +53,7 @@ def fastest(shown: Mapping[str, Plan], first: str) -> str:
 def step_parts(plan: Plan, graph: Graph, coarse: CoarseGraph | None = None) -> dict[str, float]:
     """Seconds of a step by what they go to; they add up to the step's time."""
     again = _recomputed_s(plan, graph)
-    shown = exposed_parts(plan.blocks, graph, model_of(plan), coarse)
+    shown = exposed_parts(plan.blocks, graph, cost_model_of(plan), coarse)
     waits = sum(e.seconds for e in shown if e.why == WAITED)
     return {
         COMPUTE: plan.cost.compute_time_s - again, AGAIN: again, WAITS: waits,
@@ -64,7 +63,7 @@ def step_parts(plan: Plan, graph: Graph, coarse: CoarseGraph | None = None) -> d
 
 def _recomputed_s(plan: Plan, graph: Graph) -> float:
     """Seconds of a step that compute what was computed before."""
-    model, total = model_of(plan), 0.0
+    model, total = cost_model_of(plan), 0.0
     for label, bp in plan.blocks.items():
         block = block_of(graph, label)
         again = recomputed(block, bp)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from explorer.analysis.timeline import model_of
 from planner_core.core import Graph, Plan
 from planner_core.cost import (
     Message,
     block_of,
+    cost_model_of,
     exposed_parts,
     messages,
     op_seconds,
@@ -49,7 +49,7 @@ class Wait:
 
 def work(plan: Plan, graph: Graph) -> list[Work]:
     """Every op; the totals add up to the plan's compute time."""
-    model = model_of(plan)
+    model = cost_model_of(plan)
     found = []
     for label, bp in plan.blocks.items():
         block = block_of(graph, label)
@@ -76,7 +76,7 @@ class Sent:
 
 def collectives(plan: Plan, graph: Graph) -> list[Sent]:
     """Every collective; times of all copies add up to the plan's communication, bytes to what it sends."""
-    model = model_of(plan)
+    model = cost_model_of(plan)
     found = []
     for m in messages(plan.blocks, graph, model):
         link = model.links[m.axis]
@@ -93,6 +93,6 @@ def waits(plan: Plan, graph: Graph) -> list[Wait]:
     """What shows of communication, longest first; the seconds add up to the plan's exposed communication."""
     found = [
         Wait(e.site, e.label, f"{e.what}, {e.phase}: {e.why}", e.seconds)
-        for e in exposed_parts(plan.blocks, graph, model_of(plan))
+        for e in exposed_parts(plan.blocks, graph, cost_model_of(plan))
     ]
     return sorted(found, key=lambda w: -w.seconds)

@@ -6,10 +6,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from explorer.analysis.timeline import model_of
 from explorer.text import words
 from planner_core.core import Block, Graph, Op, Plan, glob_name, join_name
-from planner_core.cost import block_of, exposed_parts
+from planner_core.cost import block_of, cost_model_of, exposed_parts
 from planner_core.ops import coarsen_block
 
 NO_WEIGHT = "ops without a weight"
@@ -50,7 +49,7 @@ def rows(plans: Mapping[str, Plan], graphs: Mapping[str, Graph]) -> list[Row]:
 
 def waited(plan: Plan, graph: Graph) -> dict[Key, float]:
     """Seconds per step that each weight's op waits for data; weight "" where no weight is used."""
-    model = model_of(plan)
+    model = cost_model_of(plan)
     main = {label: _weights(block_of(graph, label)) for label in plan.blocks}
     found: dict[Key, float] = {}
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from explorer.text import units
-from planner_core.core import Cluster, Graph, Level, NoPlanFits, Plan, Workload
-from planner_core.cost import cost_model, price, step_seconds, units_of
+from planner_core.core import Cluster, Graph, Level, NoPlanFits, Plan
+from planner_core.cost import cost_model_of, price, step_seconds, units_of
 from planner_core.planning import Request, choose, meshes, prepare
 from planner_core.planning.methods import EXACT
 
@@ -35,16 +35,15 @@ def changed(cluster: Cluster, bandwidth: Sequence[str], latency: Sequence[str]) 
 
 def repriced(plan: Plan, cluster: Cluster, graph: Graph) -> Plan:
     """The same layout on other links of the same GPUs: its price there."""
-    model = cost_model(cluster, plan.mesh, Workload(**plan.workload))
+    model = cost_model_of(plan, cluster)
     return replace(plan, cluster=cluster.to_json(), cost=price(plan.blocks, graph, model))
 
 
 def step_times(plan: Plan, graph: Graph) -> Callable[[Cluster], float]:
     """Seconds of a step of the same layout by the links of its GPUs: as `repriced`, without memory."""
-    workload = Workload(**plan.workload)
 
     def seconds(there: Cluster) -> float:
-        model = cost_model(there, plan.mesh, workload)
+        model = cost_model_of(plan, there)
         return step_seconds(units_of(plan.blocks, graph, model), model)
 
     return seconds

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from planner_core.core import Block, Call, Cluster, Graph, Op, Plan, Workload
+from planner_core.core import Block, Call, Graph, Op, Plan
 from planner_core.cost import (
     CONTENTION,
     WAITED,
@@ -21,7 +21,7 @@ from planner_core.cost import (
     all_seconds,
     beyond_compute,
     block_of,
-    cost_model,
+    cost_model_of,
     exposed_parts,
     recomputed,
     unit_totals,
@@ -101,7 +101,7 @@ class _Part:
 
 def timeline(plan: Plan, graph: Graph) -> Timeline:
     """The bars of one step. Raises InputError for a plan of another model."""
-    model = model_of(plan)
+    model = cost_model_of(plan)
     parts, home = _parts(plan, graph)
     micro_batches = model.workload.accumulate
     for label, bp in plan.blocks.items():
@@ -129,11 +129,6 @@ def _hidden_share(unit: Unit, phase: str, model: CostModel) -> float:
     )
     seconds, why = beyond_compute(unit_totals(unit, model), phase, model)
     return 1.0 if why == CONTENTION or not total else max(0.0, 1.0 - seconds / total)
-
-
-def model_of(plan: Plan) -> CostModel:
-    """The prices that the plan was made with, from what it keeps of its cluster and workload."""
-    return cost_model(Cluster.from_json(plan.cluster), plan.mesh, Workload(**plan.workload))
 
 
 def _add(places: list[_Part], lane: str, both: Split, copies: int) -> None:

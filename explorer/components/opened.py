@@ -9,11 +9,11 @@ from typing import Any
 import streamlit as st
 
 from explorer.analysis import breakdown as parts
-from explorer.analysis.timeline import model_of
 from explorer.components import frame
 from explorer.figures.palette import MEMORY_KINDS, MEMORY_NAMES
 from explorer.text import units, words
 from planner_core.core import Plan
+from planner_core.cost import cost_model_of
 from planner_core.cost.memory import tensors_at_peak
 from planner_core.planning import Result
 
@@ -158,7 +158,7 @@ def _memory(plan: Plan, result: Result) -> None:
                 "dtype": h.dtype, "placement": h.placement, "bytes on one GPU": h.num_bytes,
                 "copies": h.copies, "all copies, MiB": h.total_bytes / 2**20,
             }
-            for h in tensors_at_peak(plan.blocks, result.graph, model_of(plan))
+            for h in tensors_at_peak(plan.blocks, result.graph, cost_model_of(plan))
         ],
         hide_index=True, height=300, alt="Every tensor that one GPU holds at the peak",
         column_config={

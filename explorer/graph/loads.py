@@ -10,12 +10,11 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from explorer.analysis.timeline import model_of
 from explorer.graph.overlay import variant
 from explorer.graph.scene import Node, Scene
 from explorer.text import units
 from planner_core.core import Block, BlockPlan, Call, Graph, Op, Plan
-from planner_core.cost import CostModel, block_of, local_bytes, split_parts
+from planner_core.cost import CostModel, block_of, cost_model_of, local_bytes, split_parts
 from planner_core.cost.compute import op_work
 from planner_core.cost.memory import BlockMemory, block_memories
 
@@ -27,7 +26,7 @@ SHADES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 def loads(plan: Plan, drawing: Scene, graph: Graph, way: str = "") -> Loads:
     """Every node; `way` as in `overlay.variant`."""
-    model = model_of(plan)
+    model = cost_model_of(plan)
     made = block_memories(plan.blocks, graph, model)
     label_of = {prefix: label for label, bp in plan.blocks.items() for prefix in bp.prefixes if label}
     found: Loads = {}

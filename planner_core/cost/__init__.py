@@ -8,7 +8,7 @@ step            the cost of a finished plan
 schedule/       the order of one rank's work: its events, its simulation, what of its traffic is exposed
 """
 
-from planner_core.cost.model import CostModel, cost_model, searched_stages
+from planner_core.cost.model import CostModel, cost_model, cost_model_of, searched_stages
 from planner_core.cost.resolved_ops import block_of, local_bytes, split_parts
 from planner_core.cost.schedule import (
     CONTENTION,
@@ -61,6 +61,7 @@ __all__ = [
     "beyond_compute",
     "block_of",
     "cost_model",
+    "cost_model_of",
     "exposed_parts",
     "local_bytes",
     "message_time",

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 from numpy.typing import NDArray
 
-from planner_core.core import Cluster, DeviceMesh, Timing, Workload, timing
+from planner_core.core import Cluster, DeviceMesh, Plan, Timing, Workload, timing
 from planner_core.cost.communication.links import AxisLink, axis_links
 from planner_core.cost.step_time import StepTime
 
@@ -63,3 +63,10 @@ class CostModel:
 def cost_model(cluster: Cluster, mesh: DeviceMesh, workload: Workload) -> CostModel:
     """The prices on one mesh of one cluster."""
     return CostModel(cluster, mesh, workload, axis_links(cluster, mesh), stages=searched_stages(workload.zero))
+
+
+def cost_model_of(plan: Plan, cluster: Cluster | None = None) -> CostModel:
+    """The prices with which a plan was made, or (with `cluster`) those of the same mesh and workload on another cluster."""
+    known = {f.name for f in fields(Workload)}
+    workload = Workload(**{key: value for key, value in plan.workload.items() if key in known})
+    return cost_model(cluster or Cluster.from_json(dict(plan.cluster)), plan.mesh, workload)

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from explorer.analysis.timeline import model_of
 from explorer.graph import overlay
 from explorer.graph import scene_json as graph_json
 from explorer.graph.layout import Box, layout, ranks
@@ -18,6 +17,7 @@ from explorer.graph.scene import Scene, choices, scene
 from planner_core.core.graph import TensorMeta
 from planner_core.cost.compute.roofline import op_work
 from planner_core.cost.memory.peak import block_memories
+from planner_core.cost.model import cost_model_of
 from planner_core.cost.resolved_ops import split_parts
 from planner_core.cost.step import block_of
 from planner_core.models.zoo import ZOO, load_snapshot
@@ -157,11 +157,11 @@ def test_memory_and_work_of_the_nodes_add_up_to_one_gpu(recompute: str) -> None:
         nodes = loads(plan, drawn, found.graph)
         assert set(nodes) == set(drawn.node_ids())
         top = [nodes[p.node.id] for p in drawn.scopes[""].nodes]
-        made = block_memories(plan.blocks, found.graph, model_of(plan))[""]
+        made = block_memories(plan.blocks, found.graph, cost_model_of(plan))[""]
         kept = sum(map(made.kept_bytes, range(len(found.graph.top.items))))
         assert sum(memory for memory, _ in top) == plan.cost.memory_bytes["params"] + kept
         work = sum(
-            len(bp.prefixes) * op_work(op, block.values).flops / split_parts(block, op, bp.sites[op.name], model_of(plan))
+            len(bp.prefixes) * op_work(op, block.values).flops / split_parts(block, op, bp.sites[op.name], cost_model_of(plan))
             for label, bp in plan.blocks.items() for block in [block_of(found.graph, label)] for op in block.ops
         )  # fmt: skip
         assert sum(flops for _, flops in top) == pytest.approx(work)

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from explorer.analysis import breakdown as parts
-from explorer.analysis.timeline import PHASES, Bar, Timeline, model_of, timeline
+from explorer.analysis.timeline import PHASES, Bar, Timeline, timeline
 from explorer.figures.palette import MEMORY_KINDS
 from planner_core.core.cluster import Cluster
 from planner_core.core.plan import Plan
 from planner_core.core.workload import Workload
 from planner_core.cost.memory import tensors_at_peak, walk
-from planner_core.cost.model import cost_model
+from planner_core.cost.model import cost_model, cost_model_of
 from planner_core.cost.schedule.exposed import NOT_HIDDEN, WAITED, exposed_parts
 from planner_core.cost.step import price
 from planner_core.cost.step_messages import WAIT, message_time, messages
@@ -41,7 +41,9 @@ def test_lengths_are_the_plans_times(result: Result) -> None:
         assert line.total("compute") == pytest.approx(cost.compute_time_s, rel=1e-9)
         assert line.total("exposed") == pytest.approx(cost.exposed_comm_time_s, rel=1e-9, abs=1e-12)
         shows = sum(
-            e.seconds for e in exposed_parts(plan.blocks, result.graph, model_of(plan)) if e.why in (WAITED, NOT_HIDDEN)
+            e.seconds
+            for e in exposed_parts(plan.blocks, result.graph, cost_model_of(plan))
+            if e.why in (WAITED, NOT_HIDDEN)
         )
         assert line.total("hidden") == pytest.approx(cost.comm_time_s - shows, rel=1e-9, abs=1e-9)
 
@@ -62,7 +64,7 @@ def test_every_figure_opens_to_parts_that_add_up(result: Result) -> None:
 
 def tensors_by_kind(plan: Plan, result: Result) -> Counter[str]:
     found: Counter[str] = Counter()
-    for h in tensors_at_peak(plan.blocks, result.graph, model_of(plan)):
+    for h in tensors_at_peak(plan.blocks, result.graph, cost_model_of(plan)):
         assert h.num_bytes > 0 and h.copies > 0
         assert not h.dtype or h.num_bytes <= math.prod(h.shape) * 12, (
             "no share is larger than the whole with 32-bit states"
@@ -138,12 +140,12 @@ def test_recomputation_is_backward_work() -> None:
 
 
 def test_the_prices_are_read_from_the_plan_alone(result: Result) -> None:
-    assert price(result.best.blocks, result.graph, model_of(result.best)) == result.best.cost
+    assert price(result.best.blocks, result.graph, cost_model_of(result.best)) == result.best.cost
 
 
 def test_weight_traffic_is_hidden_or_shown(result: Result) -> None:
     """What a step sends beside compute, phase by phase: hidden bars, and exposed ones that are not the price of contention."""
-    model = model_of(result.best)
+    model = cost_model_of(result.best)
     line = timeline(result.best, result.graph)
     sent = waited = 0.0
     for m in messages(result.best.blocks, result.graph, model):

@@ -16,8 +16,8 @@ import pytest
 
 import planner_core as shardscope
 import planner_core.runtime.program.setup as setup
-from planner_core.core import Block, Cluster, Graph, Op, Plan, Workload, plan_to_json
-from planner_core.cost import cost_model
+from planner_core.core import Block, Graph, Op, Plan, plan_to_json
+from planner_core.cost import cost_model_of
 from planner_core.cost.memory import walk
 from planner_core.models import graph_of
 from planner_core.planning.request import Request
@@ -88,8 +88,7 @@ def without_saved(graph: Graph, fn: str) -> Graph:
 
 def test_a_saved_tensor_left_out_of_the_walk_is_found() -> None:
     plan, graph, found = measured()
-    fields = {k: v for k, v in plan.workload.items() if k in Workload.__dataclass_fields__}
-    model = cost_model(Cluster.from_json(dict(plan.cluster)), plan.mesh, Workload(**fields))
+    model = cost_model_of(plan)
     assert walk(plan.blocks, graph, model).memory_bytes() == dict(plan.cost.memory_bytes)
     less = walk(plan.blocks, without_saved(graph, "mul"), model).memory_bytes()
     report = fake_group._report(replace(plan, cost=replace(plan.cost, memory_bytes=less)), found)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from planner_core.core import Block, Call, Cluster, Graph, Op, Plan, Workload
-from planner_core.cost.model import cost_model
+from planner_core.cost.model import cost_model_of
 from planner_core.cost.step_messages import WAIT, Message, messages
 
 
@@ -211,14 +211,14 @@ def units_of(plan: Plan, graph: Graph) -> list[Unit]:
 class _Reader:
     def __init__(self, plan: Plan, graph: Graph) -> None:
         self.plan, self.graph = plan, graph
-        w = plan.workload
-        workload = Workload(**{k: w[k] for k in Workload.__dataclass_fields__ if k in w})
-        model = cost_model(_cluster_of(plan), plan.mesh, workload)
+        model = cost_model_of(plan, _cluster_of(plan))
         self.labels = {p: label for label, bp in plan.blocks.items() for p in bp.prefixes}
         self.sites: dict[tuple[str, str], list[Message]] = defaultdict(list)
         self.once: dict[tuple[str, str], list[Message]] = defaultdict(list)
         for m in messages(plan.blocks, graph, model):
-            (self.once if m.site == m.weight else self.sites)[m.label, m.site].append(self._of_one_copy(m, workload))
+            (self.once if m.site == m.weight else self.sites)[m.label, m.site].append(
+                self._of_one_copy(m, model.workload)
+            )
 
     def _of_one_copy(self, m: Message, workload: Workload) -> Message:
         copies = len(self.plan.blocks[m.label].prefixes) * (1 if m.site == m.weight else workload.accumulate)

@@ -11,14 +11,14 @@ The second runs beside it: 10 + 0.4 ms. The forward pass takes 4 + 10.4 + 10 = 2
 
 from __future__ import annotations
 
-from planner_core.core import Cluster, Graph, Plan, Workload
+from planner_core.core import Graph, Plan
 from planner_core.cost.communication.collectives import collective_time
-from planner_core.cost.model import CostModel, cost_model
+from planner_core.cost.model import CostModel, cost_model_of
 from planner_core.cost.resolved_ops import block_of
 from planner_core.cost.schedule.events import Rank, Stage, Unit, units_of
 from planner_core.cost.step import all_seconds
 from planner_core.cost.step import units_of as priced_units
-from planner_core.cost.step_messages import recomputed
+from planner_core.cost.step_messages import message_time, recomputed
 
 STEADY = 4
 """Number of micro-batches that are simulated: the first, two between, and the last. Each other one takes as long as the second of the
@@ -27,18 +27,16 @@ two between."""
 
 def simulated(plan: Plan, graph: Graph) -> float:
     """Seconds of one training step of `plan`, by simulation. Raises InputError for a plan of another model."""
-    w = plan.workload
-    workload = Workload(**{k: w[k] for k in Workload.__dataclass_fields__ if k in w})
-    model = cost_model(Cluster.from_json(dict(plan.cluster)), plan.mesh, workload)
+    model = cost_model_of(plan)
     units, clock = units_of(plan, graph), _Clock(plan, graph, model)
-    count = min(workload.accumulate, STEADY)
+    count = min(model.workload.accumulate, STEADY)
     ends = []
     for number in range(count):
         clock.micro_batch(units, number == 0, number == count - 1)
         ends.append(clock.now)
     between = ends[2] - ends[1] if count == STEADY else 0.0
     optimizer = sum(u.copies * u.optimizer_s for u in priced_units(plan.blocks, graph, model))
-    return clock.now + (workload.accumulate - count) * between + optimizer
+    return clock.now + (model.workload.accumulate - count) * between + optimizer
 
 
 class _Clock(Rank):
@@ -89,8 +87,5 @@ class _Clock(Rank):
             bp, block, back = self.plan.blocks[unit.label], block_of(self.graph, unit.label), phase == "backward"
             again = recomputed(block, bp)
             self.known[key] = sum(all_seconds(block, op, bp, again, self.model)[back] for op in unit.ops)
-            self.known[key] += sum(
-                m.count * collective_time(m.kind, m.num_bytes, self.model.links[m.axis], m.share)[0]
-                for m in (unit.backward if back else unit.forward)
-            )
+            self.known[key] += sum(message_time(m, self.model) for m in (unit.backward if back else unit.forward))
         return self.known[key]

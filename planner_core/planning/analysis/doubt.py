@@ -18,8 +18,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from planner_core.core import Cluster, Plan, Workload
-from planner_core.cost import CostModel, cost_model, step_seconds, units_of
+from planner_core.core import Cluster, Plan
+from planner_core.cost import CostModel, cost_model_of, step_seconds, units_of
 from planner_core.planning.methods import BASELINES
 from planner_core.planning.pipeline import Result
 from planner_core.planning.pricing import NINE_IN_TEN, sigma_of
@@ -97,7 +97,7 @@ class Scenario:
     def model(self, plan: Plan, cluster: Cluster) -> CostModel:
         """The cost model of this machine, for the mesh and the workload of a plan."""
         there = cluster.with_bandwidth(self.bandwidth).with_latency(self.latency)
-        made = cost_model(there, plan.mesh, Workload(**plan.workload))
+        made = cost_model_of(plan, there)
         return made if self.contention is None else replace(made, contention=self.contention)
 
 

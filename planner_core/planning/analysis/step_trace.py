@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from planner_core.core import Block, Call, Cluster, Graph, Op, Plan, Workload
+from planner_core.core import Block, Call, Graph, Op, Plan
 from planner_core.cost import (
     BESIDE,
     CostModel,
@@ -26,7 +26,7 @@ from planner_core.cost import (
     Unit,
     all_seconds,
     block_of,
-    cost_model,
+    cost_model_of,
     message_time,
     op_seconds,
     recomputed,
@@ -116,10 +116,7 @@ class _Step:
     """Gives each piece of work of a plan its time."""
 
     def __init__(self, plan: Plan, graph: Graph) -> None:
-        w = plan.workload
-        self.plan, self.graph = plan, graph
-        workload = Workload(**{k: w[k] for k in Workload.__dataclass_fields__ if k in w})
-        self.model: CostModel = cost_model(Cluster.from_json(plan.cluster), plan.mesh, workload)
+        self.plan, self.graph, self.model = plan, graph, cost_model_of(plan)
         self.units = {u.label: u for u in units_of(plan.blocks, graph, self.model)}
         self.parts = _parts(plan, graph)
         self.now = 0.0
