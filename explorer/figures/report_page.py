@@ -21,14 +21,13 @@ from explorer.analysis.answer import fastest, limit_bytes
 from explorer.analysis.timeline import timeline
 from explorer.figures import print_figures, topology
 from explorer.figures.palette import LIGHT
-from explorer.static import style, template
+from explorer.static import filled, style
 from explorer.text import commands, recipe, units, words
 from planner_core.core import PHASES, PLAN_SCHEMA, Graph, Plan, Traffic, timing
 from planner_core.planning import USABLE_MEMORY, Result
 from planner_core.planning.analysis import unknown_ops
 from planner_core.planning.pricing import LEFT_OUT, published_runs
 
-SLOT = re.compile(r"\{\{(\w+)\}\}")
 GROUP_OUT = LEFT_OUT[1]
 COST_MODEL = (
     "Times are estimates: rates of products, kernels and links are fitted to published measurements. Plans that the scatter of such "
@@ -79,7 +78,7 @@ def report(
         "made": html.escape(f"{now:%Y-%m-%d %H:%M} · {versions()}"),
         "css": style("report"),
     }  # fmt: skip
-    return SLOT.sub(lambda m: fill[m.group(1)], template("report"))
+    return filled("report", fill)
 
 
 def file_name(shown: Mapping[str, Plan]) -> str:

@@ -7,8 +7,10 @@ css/   their styles
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
+SLOT = re.compile(r"\{\{(\w+)\}\}")
 STATIC = Path(__file__).resolve().parent
 IMPORT = re.compile(r'^import \{[^}]*\} from "\./(\w+)\.js";\n', re.MULTILINE)
 EXPORT = re.compile(r"^export (?!default)", re.MULTILINE)
@@ -17,6 +19,12 @@ EXPORT = re.compile(r"^export (?!default)", re.MULTILINE)
 def template(name: str) -> str:
     """The HTML of this name, e.g. `graph`."""
     return (STATIC / f"{name}.html").read_text(encoding="utf-8")
+
+
+def filled(name: str, values: Mapping[str, str]) -> str:
+    """The template of this name, each slot `{{name}}` with its value. What stands in `{{head}}` is the template of that name."""
+    text = template(name).replace("{{head}}", template("head"))
+    return SLOT.sub(lambda m: values[m[1]], text)
 
 
 def style_file(name: str) -> Path:

@@ -10,10 +10,9 @@ from typing import Any
 
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Choice, Control, Lesson, Scene, Values
-from explorer.static import script, style, template
+from explorer.static import filled, script, style
 
 MOST_CASES = 9
-SLOT = re.compile(r"\{\{(\w+)\}\}")
 
 
 def page(lesson: Lesson, learner: Learner, values: Values) -> str:
@@ -30,7 +29,7 @@ def page(lesson: Lesson, learner: Learner, values: Values) -> str:
         "css": style("export") + style("lesson"), "js": script("export"),
         "data": json.dumps(data).replace("<", "\\u003c"),
     }  # fmt: skip
-    return SLOT.sub(lambda m: fill[m.group(1)], template("export"))
+    return filled("export", fill)
 
 
 def file_name(lesson: Lesson) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from explorer.learn.files import export
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Lesson, Question
-from explorer.static import script, style, template
+from explorer.static import filled, script, style
 
 
 def slides(lessons: Iterable[Lesson], learner: Learner) -> str:
@@ -30,10 +30,8 @@ def slides(lessons: Iterable[Lesson], learner: Learner) -> str:
                 found.append(_slide(title, f"<h3>Before we go on</h3>{_asked(asked)}", "asks"))
             words = f"<h3>{html.escape(step.title)}</h3><p>{export.inline(step.says)}</p>"
             found.append(_slide(title, f'{words}<div class="lesson">{step.picture}</div>', ""))
-    return _filled(
-        "slides",
-        {"body": "".join(found), "css": style("export") + style("lesson") + style("slides"), "js": script("slides")},
-    )
+    css = style("export") + style("lesson") + style("slides")
+    return filled("slides", {"title": "Slides", "body": "".join(found), "css": css, "js": script("slides")})
 
 
 def exercises(lessons: Iterable[Lesson], learner: Learner) -> str:
@@ -51,7 +49,7 @@ def exercises(lessons: Iterable[Lesson], learner: Learner) -> str:
         "css": style("export") + style("slides"),
         "js": script("exercises"),
     }
-    return _filled("exercises", fill)
+    return filled("exercises", fill)
 
 
 def keys(lessons: Iterable[Lesson], learner: Learner) -> str:
@@ -66,7 +64,7 @@ def keys(lessons: Iterable[Lesson], learner: Learner) -> str:
         parts.append(
             f"<section><h2>{lesson.number}. {html.escape(lesson.title)}</h2><p>{export.inline(asked.ask)}</p><table>{rows}</table></section>"
         )
-    return _filled("keys", {"body": "".join(parts), "css": style("export") + style("slides")})
+    return filled("keys", {"title": "Keys", "body": "".join(parts), "css": style("export") + style("slides")})
 
 
 def bundle(lessons: Sequence[Lesson], learner: Learner) -> bytes:
@@ -91,7 +89,7 @@ def _index(lessons: Iterable[Lesson], learner: Learner) -> str:
         f"<p>Numbers are those of {html.escape(learner.name)} on {html.escape(learner.cluster.description or learner.cluster.name)}.</p>"
         f'<p><a href="slides.html">Slides</a>, <a href="exercises.html">exercises</a></p><ul>{items}</ul>'
     )
-    return _filled(
+    return filled(
         "keys", {"title": "Parallel training, lesson by lesson", "body": body, "css": style("export") + style("slides")}
     )
 
@@ -114,8 +112,3 @@ def _choices(lesson: Lesson, asked: Question) -> str:
         f'<p><label><input type="radio" name="{lesson.number}" value="{i + 1}"> {export.inline(option)}</label></p>'
         for i, option in enumerate(asked.options)
     )
-
-
-def _filled(name: str, fill: dict[str, str]) -> str:
-    words = {"title": {"slides": "Slides", "keys": "Keys"}.get(name, ""), **fill}
-    return export.SLOT.sub(lambda m: words[m.group(1)], template(name))
