@@ -29,17 +29,8 @@ def picture(markup: str, *, key: str) -> None:
     _PICTURE(key=key, data={"picture": markup})
 
 
-def rail(
-    lessons: Sequence[dict[str, Any]],
-    *,
-    forgotten: int,
-    key: str,
-    on_go: Callable[[], None],
-    on_known: Callable[[], None],
-) -> None:
+def rail(lessons: Sequence[dict[str, Any]], *, forgotten: int, key: str, on_go: Callable[[], None]) -> None:
     """Links to all lessons, each {"number", "title", "query", "state", "done"}; state is "here", "done" or "new". A click puts the
-    number at `st.session_state[key]["go"]` and calls `on_go`. The browser keeps what is done, and forgets it when `forgotten`
-    changes; what it knows and the page does not comes as text at `["known"]`, with `on_known`."""
-    _RAIL(
-        key=key, data={"lessons": list(lessons), "forgotten": forgotten}, on_go_change=on_go, on_known_change=on_known
-    )
+    number at `st.session_state[key]["go"]` and calls `on_go`. The browser keeps what is done in a cookie, and forgets it when
+    `forgotten` changes."""
+    _RAIL(key=key, data={"lessons": list(lessons), "forgotten": forgotten}, on_go_change=on_go)

@@ -16,6 +16,11 @@ ABLE = (
 """What one can do after each lesson, in order."""
 
 
+COOKIE = "shardscope_done"
+"""Where the browser keeps the numbers (static/js/rail.js): the page has them before it draws anything. Were they told once it is drawn,
+that run would take widgets whose value has not arrived yet for moved ones."""
+
+
 def write(done: Iterable[int]) -> str:
     """`1,4-6` of {1, 4, 5, 6}."""
     parts: list[list[int]] = []
@@ -35,3 +40,8 @@ def read(text: str) -> set[int]:
         if all(x.isascii() and x.isdecimal() and len(x) < 4 for x in (first, last or first)):
             found |= set(range(int(first), int(last or first) + 1))
     return {n for n in found if 1 <= n <= len(ABLE)}
+
+
+def from_cookie(text: str) -> set[int]:
+    """The lessons of the browser's `1.4.5`."""
+    return read(text.replace(".", ","))

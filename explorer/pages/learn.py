@@ -33,7 +33,9 @@ def begin() -> Lesson:
     """Bring the address and the session together, as `state.begin` does for the settings; returns the lesson."""
     state.begin("learn")
     s = st.session_state
-    s.setdefault("learn", {})
+    if "learn" not in s:
+        s["learn"] = {}
+        remember(progress.from_cookie(st.context.cookies.get(progress.COOKIE, "")))
     found = {k: v for k, v in st.query_params.to_dict().items() if k in address.KEYS}
     remember(progress.read(st.query_params.get("done", "")))
     if found and found != s.get("learn_written"):
@@ -174,7 +176,6 @@ def rail(lesson: Lesson) -> None:
         lesson_links(
             links, forgotten=st.session_state.get("learn_forgotten", 0), key="lessons",
             on_go=lambda: go(int(st.session_state["lessons"]["go"] or lesson.number)),
-            on_known=lambda: remember(progress.read(str(st.session_state["lessons"]["known"] or ""))),
         )  # fmt: skip
         st.page_link(PAGE.format("teacher"), label="For teachers", query_params=everywhere, width="content")
 

@@ -261,7 +261,7 @@ def test_the_browser_remembers_what_is_done(chromium: Browser, app: str) -> None
                 visit.press("Next")
                 visit.at_step(number)
             answer(visit, question, question.answer)
-        visit.page.wait_for_function("localStorage.getItem('shardscope.learn.done') === '2'")
+        visit.page.wait_for_function("document.cookie.split('; ').includes('shardscope_done=2')")
         visit.page.get_by_text(f"What you can do now: 1 of {len(LESSONS)} lessons").wait_for()
         assert mine.get_attribute("class") == "here" and not visit.wrong
         visit.page.close()

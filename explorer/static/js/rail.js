@@ -3,33 +3,31 @@
 /** @type {WeakMap<Element, string>} */
 const drawn = new WeakMap();
 
-const KEPT = "shardscope.learn.done";
+const KEPT = "shardscope_done"; // explorer/learn/progress.py
+const YEAR_S = 365 * 24 * 3600;
 let forgotten = 0;
 
-/** What this browser remembers; nothing where it must not keep anything. */
+/** What this browser remembers, perhaps from another tab. */
 function kept() {
-  try {
-    return (localStorage.getItem(KEPT) ?? "").split(",").map(Number).filter(Boolean);
-  } catch {
-    return [];
-  }
+  const found = document.cookie.split("; ").find((pair) => pair.startsWith(`${KEPT}=`)) ?? "";
+  return found
+    .slice(KEPT.length + 1)
+    .split(".")
+    .map(Number)
+    .filter(Boolean);
 }
 
 /**
- * Keep what is done, and tell the page what it does not know yet.
+ * Keep what is done where the page finds it when it opens; a browser that keeps no cookies forgets.
  * @param {import("./types").RailData} data
- * @param {(name: string, value: unknown) => void} tell
  */
-function remember(data, tell) {
+function remember(data) {
   const here = data.lessons.filter((lesson) => lesson.done).map((lesson) => lesson.number);
   const before = data.forgotten === forgotten ? kept() : [];
   forgotten = data.forgotten;
-  try {
-    localStorage.setItem(KEPT, [...new Set([...before, ...here])].join(","));
-  } catch {
-    return; // nothing is kept, nothing is lost
-  }
-  if (before.some((number) => !here.includes(number))) tell("known", before.join(","));
+  const all = [...new Set([...before, ...here])].join(".");
+  // biome-ignore lint/suspicious/noDocumentCookie: the page reads it when it opens; the Cookie Store API is not everywhere
+  document.cookie = `${KEPT}=${all}; path=/; max-age=${YEAR_S}; samesite=strict`;
 }
 
 /** @param {import("./types").Component<import("./types").RailData>} component */
@@ -38,7 +36,7 @@ export default function ({ data, parentElement, setTriggerValue }) {
   const state = JSON.stringify(data);
   if (!nav || drawn.get(nav) === state) return;
   drawn.set(nav, state);
-  remember(data, setTriggerValue);
+  remember(data);
   const here = /** @type {ShadowRoot} */ (nav.getRootNode()).activeElement;
   const focused = here ? [...nav.children].indexOf(here) : -1;
   nav.replaceChildren(
