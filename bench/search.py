@@ -23,6 +23,7 @@ import scipy
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from bench.support import simulation  # noqa: E402
 from planner_core.core import DeviceMesh  # noqa: E402
 from planner_core.models import ZOO  # noqa: E402
 from planner_core.planning import (  # noqa: E402  # noqa: E402
@@ -309,6 +310,7 @@ def main() -> None:
     path = ROOT / "docs" / "BENCHMARKS.md"
     path.write_text("\n".join(lines), encoding="utf-8")
     print("\n".join(lines))
+    simulation.main()
 
 
 if __name__ == "__main__":

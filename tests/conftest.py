@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+
+from tests.support.ports import free_port
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -95,13 +96,6 @@ def visit(chromium: "Browser", app: str) -> Iterator["Visit"]:
     context.close()
     assert person.abroad == [], "a request left this machine"
     assert person.errors == [], "the browser's console holds errors"
-
-
-def free_port() -> int:
-    """A port of this machine that nothing listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def wait_for_health(url: str, process: "subprocess.Popen[bytes]", log: Path) -> None:

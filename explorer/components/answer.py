@@ -16,7 +16,7 @@ from explorer.components.sentence import cluster_words_of, model_name
 from explorer.session import state
 from explorer.static import style_file
 from explorer.text import recipe, units, words
-from planner_core.core import Plan
+from planner_core.core import Graph, Plan
 from planner_core.cost import simulated
 from planner_core.planning import Request, Result
 from planner_core.planning.analysis import Choice, choice
@@ -56,6 +56,16 @@ def _parts(request: Request, name: str) -> dict[str, float]:
 @st.cache_resource(max_entries=64, show_spinner=False)
 def _flops(request: Request) -> int:
     return model_flops(state.plan(request).graph)
+
+
+@st.cache_resource(max_entries=64, show_spinner=False)
+def _simulated_s(request: Request, plan_id: str, edit: tuple[str, ...], _plan: Plan, _graph: Graph) -> float:
+    return simulated(_plan, _graph)
+
+
+def in_order(plan_id: str, plan: Plan, result: Result) -> str:
+    """The step simulated in the order in which a run issues its work, beside the plan's own: `544 ms (+0.3 %)`."""
+    return words.simulated(plan, _simulated_s(result.request, plan_id, state.edit_of(plan_id), plan, result.graph))
 
 
 def speed(plan: Plan, result: Result) -> Speed:
@@ -297,8 +307,11 @@ def sure(result: Result, plans: Mapping[str, Plan], best: str) -> None:
     plan = plans[best]
     s = speed(plan, result)
     st.markdown("**How sure**")
-    in_order = words.simulated(plan, simulated(plan, result.graph))
-    lines = [_proof(plan), _band(s), f"**Simulated** in the order in which a run issues its work: {in_order}."]
+    lines = [
+        _proof(plan),
+        _band(s),
+        f"**Simulated** in the order in which a run issues its work: {in_order(best, plan, result)}.",
+    ]
     found = choice(result)
     if found.ties:
         lines.append(f"**Ties.** {frame.text(_ties(found, plans, best))}")

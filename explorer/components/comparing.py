@@ -21,7 +21,6 @@ from explorer.session import state
 from explorer.static import style_file
 from explorer.text import glossary, units, words
 from planner_core.core import Graph, Plan
-from planner_core.cost import simulated
 from planner_core.planning import Request, Result, prepare
 from planner_core.planning.analysis import AblationStep, Work, ablation_steps, chrome_trace, step_work
 
@@ -42,10 +41,7 @@ def step(shown: Plans, homes: Mapping[str, Result]) -> None:
         "The lane “compute” adds up to the step: operators, what shows of communication, and the optimizer. Weights on their way "
         "beside it cost time only where they hold it up."
     )
-    simulations = [
-        f"{words.title(p)} {words.simulated(p, _simulated(homes[n].request, n, state.edit_of(n), p, homes[n].graph))}"
-        for n, p in shown.items()
-    ]
+    simulations = [f"{words.title(p)} {parts.in_order(n, p, homes[n])}" for n, p in shown.items()]
     st.caption(frame.text(f"Simulated in the order in which a run issues its work: {'; '.join(simulations)}."))
     titled = {words.title(p): p for p in shown.values()}
     components.streams(streams.streams(steps, titled, WORK), key="streams")
@@ -61,11 +57,6 @@ def step(shown: Plans, homes: Mapping[str, Result]) -> None:
 @st.cache_resource(max_entries=16, show_spinner=False)
 def _work(request: Request, name: str, edit: tuple[str, ...], _plan: Plan, _graph: Graph) -> list[Work]:
     return step_work(_plan, _graph)
-
-
-@st.cache_resource(max_entries=16, show_spinner=False)
-def _simulated(request: Request, name: str, edit: tuple[str, ...], _plan: Plan, _graph: Graph) -> float:
-    return simulated(_plan, _graph)
 
 
 def why(shown: Plans, homes: Mapping[str, Result], against: str) -> None:

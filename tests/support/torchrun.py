@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import runpy
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ import torch.distributed as dist
 
 from planner_core.core import VerificationFailed
 from planner_core.verification.processes import run_ranks
+from tests.support.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -44,10 +44,8 @@ def torchrun(
 
 def run_script(script: str | Path, *arguments: str, ranks: int = 2, folder: Path = ROOT) -> str:
     """As `torchrun`, in ranks that have imported torch and are in one group already."""
-    with NamedTemporaryFile() as printed, socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        job = (str(script), arguments, str(folder), printed.name, probe.getsockname()[1])
-        probe.close()
+    with NamedTemporaryFile() as printed:
+        job = (str(script), arguments, str(folder), printed.name, free_port())
         try:
             run_ranks(_as_torchrun_would, ranks, job)
         except VerificationFailed as error:
