@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from planner_core.core import Plan
@@ -11,16 +13,18 @@ from tests.support import random_modules
 from tests.support.corpus import cluster, run
 
 
-def best(seed: int) -> Plan:
-    """The best plan of a drawn module."""
+def two_plans(seed: int) -> tuple[Plan, ...]:
+    """The best plan and the one of FSDP."""
     source = f"{random_modules.__file__}:seed_{seed}"
-    return plan_model(Request(source, cluster=cluster(2), mesh="2"), capture_file(source)).best
+    plans = plan_model(Request(source, cluster=cluster(2), mesh="2"), capture_file(source)).plans
+    return plans[0], *(p for p in plans if p.name == "FSDP")
 
 
 @pytest.mark.parametrize(
-    "seeds", [range(4), *(pytest.param(range(n, n + 12), marks=pytest.mark.slow) for n in (4, 16, 28, 40, 52))]
+    "seeds", [[*range(4), 18], *(pytest.param(range(n, n + 12), marks=pytest.mark.slow) for n in (4, 16, 28, 40, 52))]
 )
-def test_they_run_as_predicted(seeds: range) -> None:
-    found = run({f"seed_{s}": (best(s),) for s in seeds}, 2, timeout_s=900)
+def test_they_run_as_predicted(seeds: Sequence[int]) -> None:
+    found = run({f"seed_{s}": two_plans(s) for s in seeds}, 2, timeout_s=900)
     wrong = [f"{name}, {r['plan']}: {r['error']}" for name, rows in found.items() for r in rows if not r["ok"]]
     assert not wrong, "\n".join(wrong)
+    assert sum(r["messages"] for rows in found.values() for r in rows) > 100

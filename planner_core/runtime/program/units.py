@@ -67,6 +67,7 @@ class Backward:
             if unit.arrived:
                 unit.send()
             unit.free()
+            unit.done = False
         self.pipeline.drain()
         if self.sync:  # gradients for a unit that did not run backward
             left = dict.fromkeys(w for u in self.units for w in u.held if w.terms is not None)
@@ -93,6 +94,9 @@ class Unit:
         self.held: list[Weight] = []
         """Weights whose gradients another unit finishes."""
         self.expected = self.arrived = 0
+        self.done = False
+        """Whether all its gradients have arrived in the backward pass that runs. A result of the unit whose gradient comes later does
+        not need the weights."""
         self._reductions()
         backward.units.append(self)
 
@@ -128,6 +132,7 @@ class Unit:
         reduction.put(at, gradient)
         self.arrived += 1
         if self.arrived == self.expected:
+            self.done = True
             self.send()
             self.free()
 
@@ -152,13 +157,13 @@ class Unit:
 
     def issue_again(self) -> None:
         """Issue the gathers of the weights that backward needs."""
-        for bucket in self.again:
+        for bucket in () if self.done else self.again:
             bucket.issue()
 
     def wait_again(self) -> None:
         """Wait until the weights that backward needs are whole."""
         self.issue_again()
-        for bucket in self.again:
+        for bucket in () if self.done else self.again:
             bucket.wait()
 
     def free(self) -> None:
