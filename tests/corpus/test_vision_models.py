@@ -35,17 +35,7 @@ def planned(name: str) -> dict[str, Any] | str:
         return str(error)
 
 
-OTHERWISE = ("timm_maxxvit_rmlp_nano_rw_256", "timm_nf_resnet26", "timm_nfnet_l0")
-"""Models whose weights are gathered in another number than priced, which `verify` says: a weight that several operators read."""
-
-
-def cases() -> list[Any]:
-    """Every model that is planned."""
-    known = pytest.mark.xfail(strict=True, reason="weights are gathered in another number than priced")
-    return [pytest.param(n, marks=known if n in OTHERWISE else ()) for n in vision.names() if n not in REFUSED]
-
-
-@pytest.mark.parametrize("name", cases())
+@pytest.mark.parametrize("name", [n for n in vision.names() if n not in REFUSED])
 def test_the_best_plan_runs_as_predicted(name: str) -> None:
     (found,) = run_ranks(planned, 1, (name,), timeout_s=900, backend=None)
     assert isinstance(found, dict), found

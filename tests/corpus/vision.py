@@ -491,3 +491,17 @@ class Selective(nn.Module):
 def selective_kernels() -> Made:
     """Running statistics of channels that are cut in two."""
     return _classified(nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), Selective(), Selective(), Selective()), 16)
+
+
+class Standardised(nn.Conv2d):
+    """Weight standardisation: the weight is read for its values, and once more for its shape."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = F.batch_norm(self.weight.reshape(1, self.out_channels, -1), None, None, training=True, momentum=0.0)
+        return x + F.relu(F.conv2d(x, flat.reshape_as(self.weight), self.bias, padding=1))
+
+
+def standardised_weights() -> Made:
+    """Weights that are normalised, then take the shape that they had."""
+    layers = (Standardised(16, 16, 3) for _ in range(4))
+    return _classified(nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), *layers), 16)

@@ -4,7 +4,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from planner_core.models.hooks.callsites import Scopes, canonical, is_inplace, outputs, tensors
+from planner_core.models.hooks.callsites import Scopes, canonical, is_inplace, outputs, tensors, without_like
 
 
 class Recorder(TorchFunctionMode):
@@ -16,6 +16,7 @@ class Recorder(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is torch.Tensor.__iter__:
             return iter(self.__torch_function__(torch.Tensor.unbind, types, args, kwargs))
+        func, args, kwargs = without_like(func, args, kwargs)
         fn = canonical(func, kwargs)
         out = func(*args, **kwargs)
         if fn is not None and tensors((args, kwargs)) and outputs(fn, args, out):
@@ -65,6 +66,10 @@ def run(body):
         (lambda m, x: x.double(), ["/to"]),
         (lambda m, x: x.float(), []),  # already float32: handed back as it is
         (lambda m, x: x.to(torch.bfloat16).type_as(x), ["/to", "/to.1"]),
+        (
+            lambda m, x: x.reshape(-1).view_as(x).expand_as(x).reshape_as(other=x),
+            ["/reshape", "/view", "/expand", "/reshape.1"],
+        ),
         (lambda m, x: x.contiguous(), ["/contiguous"]),
         (lambda m, x: F.dropout(x, 0.0, True), []),
         (lambda m, x: (x.shape, x.dim(), x.is_floating_point(), float(x.sum())), ["/sum"]),

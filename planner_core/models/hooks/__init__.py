@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         parts_to_put_back,
         tensors,
         took_part,
+        without_like,
         without_out,
         wrote_part,
     )
@@ -30,6 +31,7 @@ __all__ = [
     "parts_to_put_back",
     "tensors",
     "took_part",
+    "without_like",
     "without_out",
     "wrote_part",
 ]
@@ -44,6 +46,7 @@ _HOME = {
     "wrote_part": "planner_core.models.hooks.callsites",
     "outputs": "planner_core.models.hooks.callsites",
     "tensors": "planner_core.models.hooks.callsites",
+    "without_like": "planner_core.models.hooks.callsites",
     "without_out": "planner_core.models.hooks.callsites",
 }
 

@@ -9,6 +9,7 @@ The capture and the runtime use it in the same way. In a `TorchFunctionMode`:
         kwargs = kwargs or {}
         if func is torch.Tensor.__iter__:        # hands out tensors from an iterator: seen as unbind
             return iter(self.__torch_function__(torch.Tensor.unbind, types, args, kwargs))
+        func, args, kwargs = without_like(func, args, kwargs)
         fn = canonical(func, kwargs)
         operands = tensors((args, kwargs))       # in call order, constants included, duplicates kept
         if fn is None or not any(tracked(t) for t in operands):
@@ -172,6 +173,26 @@ def without_out(kwargs: dict[str, Any]) -> tuple[torch.Tensor | None, dict[str, 
     if not isinstance(target, torch.Tensor):
         return None, kwargs
     return target, {name: value for name, value in kwargs.items() if name != "out"}
+
+
+_LIKE: dict[Callable[..., Any], Callable[..., Any]] = {
+    torch.Tensor.view_as: torch.Tensor.view,
+    torch.Tensor.reshape_as: torch.Tensor.reshape,
+    torch.Tensor.expand_as: torch.Tensor.expand,
+}
+
+
+def without_like(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+    """`x.reshape_as(y)` as `x.reshape(y.shape)`, and `x.type_as(y)` as `x.to(y.dtype)`: such a call does not read the elements of y,
+    so nothing has to bring them."""
+    if func not in _LIKE and func is not torch.Tensor.type_as:
+        return func, args, kwargs
+    x, other = (*args, *kwargs.values())
+    if func is torch.Tensor.type_as:
+        return torch.Tensor.to, (x, other.dtype), {}
+    return _LIKE[func], (x, tuple(other.shape)), {}
 
 
 class Frame:

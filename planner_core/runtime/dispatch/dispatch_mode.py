@@ -33,6 +33,7 @@ from planner_core.models.hooks import (
     parts_to_put_back,
     tensors,
     took_part,
+    without_like,
     without_out,
     wrote_part,
 )
@@ -155,6 +156,7 @@ class Steering(TorchFunctionMode):
         if target is not None:
             made = self.__torch_function__(func, types, args, kwargs)
             return self.__torch_function__(torch.Tensor.copy_, types, (target, made))
+        func, args, kwargs = without_like(func, args, kwargs)
         fn = canonical(func, kwargs)
         target = args[0] if args and isinstance(args[0], torch.Tensor) else None
         args, kwargs = self.current((args, kwargs))
