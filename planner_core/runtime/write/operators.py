@@ -181,10 +181,13 @@ def _split(local: Local) -> str:
 
 @_rule("as_strided")
 def _as_strided(local: Local) -> str:
-    if not local.axes(local.operand(0)):
-        return local.plain()
-    stride = local.argument("stride", 2)
-    return f"{local.texts[0]}.contiguous().as_strided({local.shape()}, {tuple(stride)})"
+    """The sizes are this rank's. Strides are those of the recording, so samples must be in the outermost dim."""
+    offset = local.argument("storage_offset", 3)
+    if local.layout.num_parts > 1 and local.layout.samples[local.call.inputs[0]] not in (None, 0):
+        raise CannotRewrite(f"{local.call.site} has strides that depend on the number of samples")
+    rest = f", {offset}" if offset else ""
+    laid = ".contiguous()" if local.axes(local.operand(0)) else ""
+    return f"{local.texts[0]}{laid}.as_strided({local.shape()}, {tuple(local.argument('stride', 2))}{rest})"
 
 
 @_rule("conv1d", "conv2d", "conv3d")
