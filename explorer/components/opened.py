@@ -20,7 +20,7 @@ from planner_core.planning import Result
 MEMORY_FORMULAS = {
     "params": "the weights that this GPU stores, added up",
     "grads": "of the weights stored here, as far as they are there at the peak; as large as the weight",
-    "optimizer": "states of the weights stored here: of AdamW two in the weight's number format, or 12 bytes a weight in 32 bit",
+    "optimizer": "states of the weights stored here: of AdamW two, in the number format in which the weight is stored",
     "activations": "what autograd keeps for backward at the peak, each storage once",
     "buffers": "tensors in flight at the peak: operands, results, gathered weights, gradients on their way",
 }

@@ -8,7 +8,7 @@ from typing import Any
 from planner_core.core.errors import InputError
 
 OPTIMIZERS = {"adamw": 2, "adamw-fp32": 2, "sgd": 0, "sgd-momentum": 1}
-"""Number of moments that each optimizer keeps per parameter. `adamw-fp32` keeps them, and a master copy, in float32."""
+"""Number of moments that each optimizer keeps per parameter. With `adamw-fp32` all that is kept is in float32, as in mixed precision."""
 PRECISIONS = ("mixed", "pure")
 """mixed: weights, moments and gradients are kept in float32; operators run in compute dtype. pure: all is in compute dtype."""
 ATTENTION = ("flash1", "flash2", "cudnn", "flash3")
@@ -67,12 +67,11 @@ class Workload:
 
     def kept_item(self, item_bytes: int) -> int:
         """Bytes per element of a stored parameter, of its gradient and of each moment. `item_bytes` is that of the compute dtype."""
-        return max(item_bytes, FLOAT32_BYTES) if self.precision == "mixed" else item_bytes
+        masters = self.precision == "mixed" or self.optimizer.endswith("-fp32")
+        return max(item_bytes, FLOAT32_BYTES) if masters else item_bytes
 
     def moment_bytes(self, item_bytes: int) -> int:
         """Bytes of the optimizer's moments per parameter element."""
-        if self.optimizer == "adamw-fp32":
-            return (1 + OPTIMIZERS[self.optimizer]) * FLOAT32_BYTES
         return OPTIMIZERS[self.optimizer] * self.kept_item(item_bytes)
 
     def to_json(self) -> dict[str, Any]:

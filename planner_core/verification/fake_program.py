@@ -71,7 +71,7 @@ def _held(
     """Count what is held between two steps."""
     engine = parallel.engine
     memory.add_all((w.parameter for w in engine.weights.values()), "params")
-    memory.add_all((w.working for w in engine.weights.values()), "params")
+    memory.add_all((w.kept for w in engine.weights.values() if w.kept is not None), "params")
     states = (s for state in optimizer.state.values() for s in state.values() if isinstance(s, torch.Tensor))
     memory.add_all(states, "optimizer")
     memory.add_all((g.flat for u in engine.units.values() for g in u.gathers), IN_FLIGHT)

@@ -226,7 +226,9 @@ def _gathers(block: Block, uses: Mapping[tuple[str, int], Use], model: CostModel
             groups.setdefault((use.again, _alike(use.gather), block.values[use.value].meta.dtype), []).append(use)
     for group in groups.values():
         chain = _sizes([(block, u.value, _before(u.whole, u.gather), u.gather) for u in group], model)
-        coming, issuing = _brought(chain, group[0].gather, len(group) > 1, 0)
+        first = block.values[group[0].value]
+        cast = first.grad and model.workload.kept_item(item := ITEM_BYTES[first.meta.dtype]) != item
+        coming, issuing = _brought(chain, group[0].gather, len(group) > 1 or cast, 0)
         yield Gather(chain[-1], coming, issuing, group[0].again)
 
 

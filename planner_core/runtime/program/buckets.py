@@ -85,7 +85,7 @@ def start(
     if step.kind == "reduce_scatter":
         finish = step.axis.start_reduce_scatter(pack_by_rank(members, tensors) if flat is None else flat, len(members))
         return lambda: unpack(finish(), [m.shape_after for m in members])
-    gathering = step.axis.start_all_gather(pack(tensors), len(members))
+    gathering = step.axis.start_all_gather(pack(tensors) if flat is None else flat, len(members))
 
     def whole() -> list[torch.Tensor]:
         gathered = gathering()

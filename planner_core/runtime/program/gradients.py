@@ -31,7 +31,7 @@ class Reduction:
         self, weights: Sequence[Weight], shapes: Sequence[tuple[int, ...]], micro: Sequence[tuple[Step, ...]], *, holds: bool = False
     ) -> None:  # fmt: skip
         self.weights, self.shapes, self.holds = list(weights), list(shapes), holds
-        self.dtype, self.device = weights[0].gradient_dtype, weights[0].working.device
+        self.dtype, self.device = weights[0].gradient_dtype, weights[0].local.device
         self.micro = _stages(weights, shapes, micro)
         landed = [step_shape(m) for m in self.micro[-1]] if self.micro else self.shapes
         self.final = _stages(weights, landed, [() if holds else w.final for w in weights])

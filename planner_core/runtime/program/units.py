@@ -88,7 +88,8 @@ class Unit:
                 groups.setdefault(key, []).append(self.copies[use.argument])
         self.gathers = [Gather(group, name) for group in groups.values()]
         self.again = [gather for (again, *_), gather in zip(groups, self.gathers, strict=True) if again]
-        self.refreshes: list[Refresh] = refreshes(list(dict.fromkeys(u.weight for u in uses)), name)
+        kept = dict.fromkeys(u.weight for u in uses if u.weight.refresh or not u.gather)
+        self.refreshes: list[Refresh] = refreshes(list(kept), name)
         self.buckets: list[Refresh | Gather] = [*self.refreshes, *self.gathers]
         self.reductions: list[Reduction] = []
         self.held: list[Weight] = []

@@ -2,7 +2,8 @@
 
     stored    the form that the optimizer, checkpoints and the user see
     working   the copy in compute dtype that is kept between uses; it is made from `stored` when that has changed
-    gathered  a copy for one use, Replicate on some axes; its memory is freed after the use, and taken again for backward
+    gathered  a copy for one use, Replicate on some axes; its memory is freed after the use, and taken again for backward. If it is made
+              from `stored` at once, no working copy is kept: what is sent is cast
 
 Autograd sees only working or gathered tensors, as leaves. Their gradients go to `gradients.Reduction`.
 """
@@ -37,8 +38,6 @@ class Weight:
     refresh: tuple[Step, ...] = ()
     final: tuple[Step, ...] = ()
     segments: Segments = field(default_factory=dict)
-    working: torch.Tensor = field(init=False)
-    leaf: torch.Tensor = field(init=False)
     home: object = None
     """The unit that finishes its gradient: the first that uses it."""
     terms: torch.Tensor | None = None
@@ -51,15 +50,28 @@ class Weight:
         self.alias = not self.refresh and local.dtype == self.dtype
         self.seen: object = None
         self.trained = self.parameter.requires_grad
-        shape = local.shape
+        self.form = tuple(local.shape)
+        """Shape of the working copy."""
         for step in self.refresh:
-            shape = torch.Size(Member(tuple(shape), self.segments, step).shape_after) if step.axis.size > 1 else shape
-        self.working = local.detach() if self.alias else torch.empty(shape, dtype=self.dtype, device=local.device)
-        self._lead()
+            self.form = Member(self.form, self.segments, step).shape_after if step.axis.size > 1 else self.form
+        self.kept: torch.Tensor | None = local.detach() if self.alias else None
+        """The working copy, if a use has asked for it."""
+        self._leaf: torch.Tensor | None = None
 
-    def _lead(self) -> None:
-        self.leaf = self.working.detach().requires_grad_(self.parameter.requires_grad)
-        caught(self.leaf, lambda gradient: self.sink(gradient))
+    @property
+    def working(self) -> torch.Tensor:
+        """The working copy. The first use takes its memory."""
+        if self.kept is None:
+            self.kept = torch.empty(self.form, dtype=self.dtype, device=self.local.device)
+        return self.kept
+
+    @property
+    def leaf(self) -> torch.Tensor:
+        """The working copy as autograd sees it."""
+        if self._leaf is None:
+            self._leaf = self.working.detach().requires_grad_(self.parameter.requires_grad)
+            caught(self._leaf, lambda gradient: self.sink(gradient))
+        return self._leaf
 
     def sink(self, gradient: torch.Tensor) -> None:
         """Takes autograd's gradient of the leaf. The unit to which the weight belongs replaces this function."""
@@ -92,7 +104,7 @@ class Weight:
             self.parameter.grad = DTensor(gradient, self.parameter._spec, requires_grad=False)
         else:
             self.parameter.grad = gradient
-        if not self.alias:
+        if self.kept is not None and not self.alias:
             self.published = self.gradient
             assert self.published is not None
             self.published_version = self.published._version
@@ -115,8 +127,7 @@ class Weight:
     def follow(self) -> None:
         """If the working copy shares the parameter's memory, follow the parameter to new memory (`param.data = ...`)."""
         if self.alias and self.working.data_ptr() != self.local.data_ptr():
-            self.working = self.local.detach()
-            self._lead()
+            self.kept, self._leaf = self.local.detach(), None
 
 
 def caught(leaf: torch.Tensor, sink: Callable[[torch.Tensor], None]) -> None:
@@ -137,7 +148,7 @@ class Gathered:
     def __init__(self, weight: Weight, steps: tuple[Step, ...]) -> None:
         self.weight, self.steps = weight, steps
         self.members: list[Member] = []
-        shape = tuple(weight.working.shape)
+        shape = weight.form
         for step in steps:
             self.members.append(Member(shape, weight.segments, step))
             if step.axis.size > 1:
@@ -169,9 +180,9 @@ class Gather:
 
     def __init__(self, copies: Sequence[Gathered], label: str) -> None:
         self.copies, self.label = list(copies), label
-        first = copies[0].weight.working
+        first = copies[0].weight
         total = sum(torch.Size(c.shape).numel() for c in copies)
-        self.flat = torch.empty(total, dtype=first.dtype, device=first.device)
+        self.flat = torch.empty(total, dtype=first.dtype, device=first.local.device)
         for copy, view in zip(copies, unpack(self.flat, [c.shape for c in copies]), strict=True):
             copy.leaf = view.data.requires_grad_(copy.weight.parameter.requires_grad)
             caught(copy.leaf, functools.partial(_given, copy))
@@ -185,12 +196,12 @@ class Gather:
         """Issue the gather, unless the weights are here or on their way."""
         if self.here or self.pending is not None:
             return
-        tensors = [c.weight.working.detach() for c in self.copies]
         stages = [[c.members[i] for c in self.copies] for i in range(len(self.copies[0].steps))]
         with torch.no_grad():
+            tensors, flat = sent([c.weight for c in self.copies])
             for members in stages[:-1]:  # on several axes each gather waits for the one before
-                tensors = start(members, tensors)()
-            self.pending = start(stages[-1], tensors, into=self.views)
+                tensors, flat = start(members, tensors, flat=flat)(), None
+            self.pending = start(stages[-1], tensors, flat=flat, into=self.views)
 
     def wait(self) -> None:
         """Wait until the weights are whole. Their memory is taken now."""
@@ -205,6 +216,17 @@ class Gather:
         """Free the memory."""
         self.flat.untyped_storage().resize_(0)
         self.here = False
+
+
+def sent(weights: Sequence[Weight]) -> tuple[list[torch.Tensor], torch.Tensor | None]:
+    """What a gather sends: working copies, or the stored parameters, cast. Second: the flat tensor that holds them, if they are packed."""
+    tensors = [(w.working if w.alias or w.refresh else w.local).detach() for w in weights]
+    if all(t.dtype == weights[0].dtype for t in tensors):
+        return tensors, None
+    flat = torch.empty(sum(t.numel() for t in tensors), dtype=weights[0].dtype, device=tensors[0].device)
+    packed = unpack(flat, [t.shape for t in tensors])
+    torch._foreach_copy_(packed, tensors)
+    return packed, flat
 
 
 class Refresh:
