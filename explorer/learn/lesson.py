@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from explorer.learn.blocks.arranged import Arranged
 from explorer.learn.learner import Learner
 
 Choice: TypeAlias = int | str
@@ -18,7 +19,8 @@ Values: TypeAlias = Mapping[str, Choice]
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """Something to play with: `kind` is "slider", "choice" or "draw" (a button that draws another case at random)."""
+    """Something to play with: `kind` is "slider", "choice", "draw" (a button that draws another case at random) or "placed" (changed in
+    the picture itself)."""
 
     key: str
     label: str
@@ -69,7 +71,8 @@ class Lesson:
     """One page of the course. `terms` are the words defined here, and only here; `link` is (page, what is there), and
     `focus` the settings of that page's address that show the same thing, e.g. the node or the plans meant;
     `prefetch` says that the settings of its sliders are worth computing before they are asked for;
-    `cases` lists the settings that an exported file holds, where options of the first controls would not do."""
+    `cases` lists the settings that an exported file holds, where options of the first controls would not do;
+    `block` is the block that the picture shows, whose code the page writes when it is asked to; None where it cannot run."""
 
     number: int
     title: str
@@ -85,6 +88,7 @@ class Lesson:
     prefetch: bool = False
     focus: Callable[[Learner, Values], dict[str, str]] | None = None
     cases: Callable[[Learner, Values], list[tuple[str, dict[str, Choice]]]] | None = None
+    block: Callable[[Learner, Values], Arranged | None] | None = None
 
     def defaults(self) -> dict[str, Choice]:
         """The controls as they stand at first."""

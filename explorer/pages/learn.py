@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
-from contextlib import nullcontext
 from typing import Any
 from urllib.parse import urlencode
 
@@ -14,12 +12,12 @@ from explorer.address import settings
 from explorer.components import frame, sentence
 from explorer.components.lesson import picture
 from explorer.components.lesson import rail as lesson_links
-from explorer.learn import address, answers, progress
-from explorer.learn.files import export
-from explorer.learn.learner import Learner
-from explorer.learn.lesson import Control, Lesson, Question, Scene, Values
+from explorer.learn.files import export, written
+from explorer.learn.lesson import Control, Lesson, Question, Scene
 from explorer.learn.lessons import LESSONS
 from explorer.learn.recent import seen, shown
+from explorer.learn.visit import address, answers, progress
+from explorer.learn.visit.place import begin, done, learner, place, start_over, to_address
 from explorer.learn.warm import prefetch, warm
 from explorer.session import state
 from explorer.static import style_file
@@ -27,83 +25,6 @@ from planner_core.core import PlannerError
 
 CSS = style_file("learn")
 PAGE = "explorer/pages/{}.py"
-
-
-def begin() -> Lesson:
-    """Bring the address and the session together, as `state.begin` does for the settings; returns the lesson."""
-    state.begin("learn")
-    s = st.session_state
-    if "learn" not in s:
-        s["learn"] = {}
-        remember(progress.from_cookie(st.context.cookies.get(progress.COOKIE, "")))
-    found = {k: v for k, v in st.query_params.to_dict().items() if k in address.KEYS}
-    remember(progress.read(st.query_params.get("done", "")))
-    if found and found != s.get("learn_written"):
-        lesson, values, step, s["learn_problems"] = address.read(found)
-        left = s["learn"].get(lesson.number)
-        # a link of the rail leads back to where the lesson was left, with its answer
-        if not left or (left["values"], left["step"]) != (values, step):
-            right = bool(left and left["right"])
-            s["learn"][lesson.number] = {**fresh(values, step), "asked": step, "right": right}
-        s["learn_number"] = lesson.number
-    s.setdefault("learn_number", 1)
-    return LESSONS[int(s["learn_number"]) - 1]
-
-
-def remember(done: Iterable[int]) -> None:
-    """These lessons were done elsewhere: in this browser before, or where a link comes from."""
-    for number in done:
-        place(LESSONS[number - 1])["right"] = True
-
-
-def done() -> list[int]:
-    """The lessons that are done."""
-    return [x.number for x in LESSONS if place(x)["right"]]
-
-
-def start_over() -> None:
-    """Callback: forget what was done, here and in the browser."""
-    for x in LESSONS:
-        place(x)["right"] = False
-    st.session_state["learn_forgotten"] = st.session_state.get("learn_forgotten", 0) + 1
-
-
-def fresh(values: Values, step: int = 0) -> dict[str, Any]:
-    """A lesson as one comes to it: values, step, whether the rest is open, the answer given, whether one was right, a hint to
-    a typed answer, and whether the options are shown where one could type."""
-    return {
-        "values": values,
-        "step": step,
-        "open": step > 0,
-        "told": None,
-        "right": False,
-        "hint": "",
-        "options": False,
-    }
-
-
-def place(lesson: Lesson) -> dict[str, Any]:
-    """Where the learner is in a lesson (see `fresh`)."""
-    found: dict[str, Any] = st.session_state["learn"].setdefault(lesson.number, fresh(lesson.defaults()))
-    return found
-
-
-def to_address(lesson: Lesson) -> None:
-    """The address follows the learner."""
-    here = place(lesson)
-    wanted = address.write(lesson, here["values"], here["step"])
-    now = st.query_params.to_dict()
-    # a page just turned to has a bare address, so the settings are written along
-    new = {**{k: v for k, v in now.items() if k not in address.KEYS}, **settings.write(state.values()), **wanted}
-    if new != now:
-        st.query_params.from_dict(new)  # at once: one entry in the browser's history
-    st.session_state["learn_written"] = wanted
-
-
-def learner() -> Learner:
-    """The model and cluster of the settings."""
-    request = state.plain_request()
-    return Learner(request, state.own_graph if request.model.startswith("own-") else None)
 
 
 def go(number: int) -> None:
@@ -130,6 +51,16 @@ def take(lesson: Lesson, control: Control, widget: str) -> None:
     elif st.session_state[widget] is not None:
         here["values"][control.key] = st.session_state[widget]
         here.update(told=None, hint="")
+
+
+def take_placed(lesson: Lesson) -> None:
+    """Callback: the learner changed the picture itself."""
+    wanted, here = st.session_state["picture"]["set"] or {}, place(lesson)
+    for control in lesson.controls:
+        option = wanted.get(control.key)
+        if control.kind == "placed" and option in control.options:
+            here["values"][control.key] = option
+    here.update(told=None, hint="")
 
 
 def answer(lesson: Lesson, question: Question, widget: str) -> None:
@@ -208,12 +139,8 @@ def map_of_progress() -> None:
 def controls(lesson: Lesson) -> None:
     """What can be changed."""
     here = place(lesson)
-    short = [c for c in lesson.controls if c.kind == "choice"] if len(lesson.controls) > 4 else []
-    with st.container(horizontal=True, key="many") if short else nullcontext():
-        for c in short:
-            one_control(lesson, c, here)
     for c in lesson.controls:
-        if c not in short:
+        if c.kind != "placed":
             one_control(lesson, c, here)
 
 
@@ -255,7 +182,7 @@ def show(lesson: Lesson, scene: Scene) -> None:
     step = scene.steps[here["step"]]
     with st.container(key="says"):
         st.markdown(f"### {here['step'] + 1}. {frame.text(step.title)}\n\n{step.says}")
-    picture(step.picture, key="picture")
+    picture(step.picture, key="picture", on_set=lambda: take_placed(lesson))
     if not here["open"] and here["step"] == scene.reveal - 1:
         st.caption("The next step waits for your answer.")
 
@@ -303,6 +230,9 @@ def way_on(lesson: Lesson) -> None:
     """The code, the same thing in the explorer, and the lesson as a file."""
     with st.expander("Show me the PyTorch"):
         st.code(lesson.code, language="python")
+    if lesson.block:
+        with st.expander("The block in the picture, as generated code", key=f"code_{lesson.number}"):
+            code_of_block(lesson)
     target, label = lesson.link
     st.page_link(
         PAGE.format(target),
@@ -316,6 +246,33 @@ def way_on(lesson: Lesson) -> None:
         "Download this lesson as one HTML page", lambda: export.page(lesson, who, here), file_name=export.file_name(lesson),
         mime="text/html", on_click="ignore", icon=":material/download:", type="tertiary",
     )  # fmt: skip
+
+
+def code_of_block(lesson: Lesson) -> None:
+    """The code that the runtime writes for the picture's block; made when it is asked for, since that takes seconds."""
+    here = place(lesson)
+    if not here["code"]:
+        st.caption("What each GPU runs: the model's own lines on its slices, with the collectives in place.")
+        st.button("Write it", key="w_code", on_click=write_code, args=(lesson,))
+        return
+    with st.spinner("Recording the model, without its weights …"):
+        found = written.written(lesson.number, learner(), here["values"])
+    if found.why:
+        st.info(found.why)
+        return
+    if found.talks:
+        st.markdown(f"These lines talk to other GPUs ({len(found.talks)}):")
+        st.code("\n".join(found.talks), language="python", wrap_lines=True)
+    else:
+        st.markdown(
+            "No line talks to other GPUs: weights are gathered and gradients leave before and behind this function."
+        )
+    st.code(found.source, language="python", height=420)
+
+
+def write_code(lesson: Lesson) -> None:
+    """Callback: the code is wanted."""
+    place(lesson)["code"] = True
 
 
 def same_thing(lesson: Lesson) -> dict[str, str]:

@@ -17,7 +17,7 @@ import pytest
 from explorer.address import settings
 from explorer.figures import svg_tensors as draw
 from explorer.figures.palette import DEVICES
-from explorer.learn import address, recent, warm
+from explorer.learn import recent, warm
 from explorer.learn.files import export
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Lesson
@@ -25,6 +25,7 @@ from explorer.learn.lessons import LESSONS
 from explorer.learn.lessons.basics import l01_memory, l02_cuts, l03_placements, l04_collectives
 from explorer.learn.lessons.layers import l05_mlp, l06_heads, l07_sequence, l08_backward
 from explorer.learn.lessons.planners import l10_topology, l11_two_dims, l12_experts, l13_choose
+from explorer.learn.visit import address
 from explorer.text import units
 from planner_core.cost.communication import ring_time_s
 from planner_core.models.zoo import load_snapshot
@@ -467,8 +468,9 @@ def test_13_tells_one_time_for_one_choice() -> None:
     lesson = LESSONS[12]
     scene, question = lesson.scene(LLAMA, lesson.defaults()), lesson.question(LLAMA, lesson.defaults())
     mine, best = units.seconds(scene.numbers["mine_sent_s"]), units.seconds(scene.numbers["best_sent_s"])
-    assert question.options[question.answer] == mine and mine in scene.steps[1].says and mine in scene.steps[2].says
-    assert best in question.why[question.answer] and best in scene.steps[3].says
+    assert mine in question.ask and mine in scene.steps[0].picture
+    assert mine in scene.steps[1].says and mine in scene.steps[2].says
+    assert question.options[question.answer] == best and best in scene.steps[3].says
 
 
 FIRST = (

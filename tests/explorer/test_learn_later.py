@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from explorer.figures.svg_tensors import Box, text
-from explorer.learn import answers, progress
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import typed
 from explorer.learn.lessons import LESSONS
@@ -20,6 +19,7 @@ from explorer.learn.lessons.layers import l05_mlp, l07_sequence, l23_debug
 from explorer.learn.lessons.planners import l11_two_dims, l21_uneven, l22_long
 from explorer.learn.lessons.times import l18_micro_batches, l19_measured, l20_algorithms
 from explorer.learn.pictures.film import Cell, Film, Flight
+from explorer.learn.visit import answers, progress
 from planner_core.core import ASSETS, PlannerError
 from planner_core.planning import price
 from planner_core.planning.request import Request

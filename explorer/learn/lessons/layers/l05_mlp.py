@@ -19,9 +19,13 @@ from explorer.figures.svg_tensors import (
     sign,
     svg,
 )
-from explorer.learn import links
+from explorer.learn.blocks import arranged
+from explorer.learn.blocks.arranged import Arranged
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
+from explorer.learn.lessons import links
+from explorer.learn.pictures.block import F_AND_G_BELOW
+from explorer.learn.pictures.block import block as drawn
 from explorer.learn.pictures.board import Stop, board, numbers_of
 from explorer.learn.pictures.film import Film
 
@@ -120,7 +124,7 @@ def scene(learner: Learner, values: Values) -> Scene:
             svg(column(*frames, gap=8), "GeLU on each of two GPUs"),
         )
     )
-    steps += _after_columns(c) if columns else _after_rows(c)
+    steps += [*_after_columns(c), *_in_a_block(learner)] if columns else _after_rows(c)
     return Scene(tuple(steps), {k: c[k] for k in ("error", "mended", "grad_error")}, reveal=3)
 
 
@@ -164,6 +168,30 @@ def _after_columns(c: dict[str, Any]) -> list[Step]:
             "comes as terms: one **all_reduce** again. Megatron-LM calls the pair f and g: f does nothing forward and sums backward, g sums forward "
             f"and does nothing backward. Against autograd on one GPU: **{difference(c['grad_error'])}**.", exchanged(c["grads"], c["grad"], "the gradient of X").markup("Terms of the gradient of X are summed")),
     ]  # fmt: skip
+
+
+def shown(learner: Learner, values: Values) -> Arranged | None:
+    """The block that Megatron-LM cuts for two devices."""
+    return arranged.megatron(learner, 2, False)
+
+
+def _in_a_block(learner: Learner) -> list[Step]:
+    """The feed-forward half of the block that the lessons to come complete."""
+    case = arranged.megatron(learner, 2, False)
+    if case is None:
+        return []
+    name = arranged.suited(learner)[0].name
+    says = (
+        f"The same in a layer of {name}: gate and up are cut by columns, down by rows. f stands before them: it sums backward. g stands "
+        "behind: it sums forward. The line above carries the input past both, to be added at the end. Lesson 6 adds the other half."
+    )
+    return [
+        Step(
+            "Where f and g stand",
+            says,
+            svg(drawn(case, F_AND_G_BELOW), "The feed-forward part of a block with f and g in place"),
+        )
+    ]
 
 
 def _after_rows(c: dict[str, Any]) -> list[Step]:
@@ -221,5 +249,5 @@ LESSON = Lesson(
     ),
     (Control("first", "Cut A by", ("columns", "rows"), "columns"), Control("seed", "Other numbers", tuple(range(6)), 0, kind="draw")),
     scene, question, CODE, ("fold", "The feed-forward part of this model, with its placements"),
-    focus=links.feed_forward,
+    focus=links.feed_forward, block=shown,
 )  # fmt: skip

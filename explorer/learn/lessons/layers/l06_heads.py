@@ -5,10 +5,14 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from explorer.figures.svg_tensors import Box, column, device, difference, row, svg, table, text, tile
-from explorer.learn import links
+from explorer.figures.svg_tensors import Box, amount, column, device, difference, row, svg, table, text, tile
+from explorer.learn.blocks import arranged
+from explorer.learn.blocks.arranged import Arranged
 from explorer.learn.learner import Layer, Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
+from explorer.learn.lessons import links
+from explorer.learn.pictures.block import F_AND_G
+from explorer.learn.pictures.block import block as drawn
 from explorer.learn.pictures.charts import wrap
 from planner_core.core import Shard, ShardingError, local_shape
 
@@ -75,8 +79,34 @@ def scene(learner: Learner, values: Values) -> Scene:
         "heads would mean storing copies of the same head on several of them."
     )
     steps.append(Step("What works", told, _table(heads, kv, t)))
+    steps += _whole_block(learner, t)
     numbers = {"heads": heads, "kv": kv, "even": float(even_q and even_kv), "error": error, "per_device": heads / t}
     return Scene(tuple(steps), numbers, reveal=2, note=note)
+
+
+def shown(learner: Learner, values: Values) -> Arranged | None:
+    """The block that Megatron-LM cuts, on as many devices as its heads divide by."""
+    return arranged.megatron(learner, int(values["t"]), False)
+
+
+def _whole_block(learner: Learner, t: int) -> list[Step]:
+    """Lessons 5 and 6 together: both halves of a block, with f and g."""
+    case = arranged.megatron(learner, t, False)
+    if case is None:
+        return []
+    name = arranged.suited(learner)[0].name
+    sums = [m for m in case.messages if m.sent.kind == "all_reduce"]
+    each = amount(sums[0].sent.num_bytes) if sums else "nothing"
+    says = (
+        f"A layer of {name} as Megatron-LM cuts it for {t} GPUs: attention by heads, the feed-forward part by its inner features, each "
+        f"with f before its first products and g behind its last. That is {len(sums)} all_reduces of {each}, two forward (at g) and two "
+        "backward (at f). The code of this block stands beside."
+    )
+    return [
+        Step(
+            "The whole block", says, svg(drawn(case, F_AND_G), "A block under Megatron-LM's plan with f and g in place")
+        )
+    ]
 
 
 def _all(heads: int, kv: int) -> Box:
@@ -183,5 +213,5 @@ LESSON = Lesson(
     ),
     (Control("t", "Devices", DEGREES, 4, kind="slider"),),
     scene, question, CODE, ("fold", "This model's attention"), uses_model=True,
-    focus=links.attention,
+    focus=links.attention, block=shown,
 )  # fmt: skip

@@ -24,11 +24,14 @@ from explorer.figures.svg_tensors import (
     text,
     tile,
 )
-from explorer.learn import links
+from explorer.learn.blocks import arranged
+from explorer.learn.blocks.arranged import Arranged
 from explorer.learn.learner import STANDARD, Learner, standard
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
+from explorer.learn.lessons import links
 from explorer.learn.lessons.stacks import gathered as gathered_bytes
 from explorer.learn.lessons.stacks import megatron
+from explorer.learn.pictures.block import block as drawn
 from explorer.learn.pictures.board import Stop, board
 from explorer.learn.pictures.charts import Bar, Part, bars
 from explorer.learn.pictures.film import Film
@@ -154,6 +157,7 @@ def scene(learner: Learner, values: Values) -> Scene:
             f"model at batch {load.batch} on {n} GPUs. {units.memory(again)} of that are the tokens of others in gathered "
             f"inputs: with them gathered again in the backward pass, as in Megatron-LM, **{units.memory(split - again)}** "
             f"are left.{_too_much(split - again, learner)}", svg(_memory(plain, split, again), "Activation memory without and with sequence parallelism, and with inputs gathered again")),
+        *_whole_block(learner, n),
         *_vocabulary_steps(n, table_bytes, gathered, small),
     )  # fmt: skip
     numbers = {
@@ -172,6 +176,26 @@ def scene(learner: Learner, values: Values) -> Scene:
         "table": table_bytes,
     }
     return Scene(steps, numbers, reveal=2, note=note)
+
+
+def shown(learner: Learner, values: Values) -> Arranged | None:
+    """The block with its tokens split between the products."""
+    return arranged.megatron(suited(learner, int(values["n"]))[0], int(values["n"]), True)
+
+
+def _whole_block(learner: Learner, n: int) -> list[Step]:
+    """The block of lesson 6 with the tokens split between the products."""
+    case = arranged.megatron(learner, n, True)
+    if case is None:
+        return []
+    says = (
+        "The block of lesson 6 again. Where f stood, tokens are gathered before the first products; where g stood, the terms are "
+        "summed in slices of tokens. Going back, each does what the other does forward. Norms, additions and what is kept between are "
+        f"cut by tokens now; the norms' own weights are whole, so their small gradients are summed over the {n} GPUs."
+    )
+    return [
+        Step("The whole block", says, svg(drawn(case), "A block under Megatron-LM's plan with sequence parallelism"))
+    ]
 
 
 def _too_much(activations: int, learner: Learner) -> str:
@@ -332,5 +356,5 @@ LESSON = Lesson(
     (Control("n", "Devices", (2, 4, 8), 4, kind="slider"),),
     scene, question, CODE, ("compare", "Megatron-LM with and without sequence parallelism"), uses_model=True,
     prefetch=True,
-    focus=links.sequence,
+    focus=links.sequence, block=shown,
 )  # fmt: skip

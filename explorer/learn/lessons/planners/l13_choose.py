@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from explorer.address.settings import MODELS
 from explorer.figures.palette import COMMUNICATION, COMPUTE
-from explorer.figures.svg_tensors import PAPER, Box, amount, column, row, svg, table, text, tile
-from explorer.learn.learner import STANDARD, Learner, standard
+from explorer.figures.svg_tensors import PAPER, Box, amount, column, svg, table, text
+from explorer.learn.blocks import arranged, placing
+from explorer.learn.blocks.arranged import WEIGHTS, Arranged, suited
+from explorer.learn.learner import STANDARD, Learner
 from explorer.learn.lesson import Choice, Control, Lesson, Question, Scene, Step, Values, asked
-from explorer.learn.lessons.planners import placing
+from explorer.learn.pictures.block import CUTS
+from explorer.learn.pictures.block import block as drawn
+from explorer.learn.pictures.builder import builder, placed
 from explorer.learn.pictures.charts import WIDTH
 from explorer.text import units
 from planner_core.core import DeviceMesh
 from planner_core.cost import CostModel, cost_model
 from planner_core.cost.communication import collective_time
-from planner_core.search.candidates import Candidates, matrices, score
+from planner_core.search.candidates import Candidates, score
 
-WEIGHTS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 LETTERS = ("R", "S(0)", "S(1)")
-NAMES: dict[Choice, str] = {"R": "R whole", "S(0)": "S(0) outputs", "S(1)": "S(1) inputs"}
+NAMES: dict[Choice, str] = {letter: f"{letter} {word}" for letter, word in CUTS.items()}
 START = dict(zip(WEIGHTS, ("S(0)", "S(0)", "S(0)", "S(1)", "S(0)", "S(0)", "R"), strict=True))
 CODE = """\
 import torch
@@ -43,19 +45,6 @@ print(f"{len(plan)} weights, {3 ** len(plan)} choices, one of 8 GPUs holds {tupl
 """
 
 
-def suited(learner: Learner) -> tuple[Learner, str, str]:
-    """A learner whose model has a block with the seven weights, the block's name, and a sentence if it is another model."""
-    for name, block in learner.graph.blocks.items():
-        if tuple(_short(block.values[w].name) for w in matrices(block)) == WEIGHTS:
-            return learner, name, ""
-    found, name, _ = suited(standard(learner))
-    return found, name, f"{learner.name} has no block with these seven weights, so this lesson uses {MODELS[STANDARD]}."
-
-
-def _short(weight: str) -> str:
-    return weight.removesuffix(".weight").rpartition(".")[2]
-
-
 @lru_cache(maxsize=16)
 def scored(learner: Learner, block: str, devices: int) -> Candidates:
     """All 3^7 choices on `devices` neighbouring GPUs, scored by the planner."""
@@ -68,7 +57,7 @@ def scored(learner: Learner, block: str, devices: int) -> Candidates:
 
 def index(values: Values) -> int:
     """The row of the learner's choice among the candidates."""
-    return sum(LETTERS.index(str(values[w])) * 3 ** (len(WEIGHTS) - 1 - i) for i, w in enumerate(WEIGHTS))
+    return placed([str(values[w]) for w in WEIGHTS])
 
 
 def best_within(found: Candidates, mine: int) -> int:
@@ -79,52 +68,130 @@ def best_within(found: Candidates, mine: int) -> int:
 
 
 def sent_by(learner: Learner, block: str, devices: int, letters: list[str]) -> tuple[placing.Sent, ...]:
-    """Every collective of one layer with its seven weights placed so."""
-    layer = learner.graph.blocks[block]
-    names = [layer.values[w].name for w in matrices(layer)]
-    return placing.sent(learner, block, devices, tuple(zip(names, letters, strict=True)))
+    """Every collective of one layer with its seven weights placed so; none where that cannot run."""
+    case = arranged.own(learner, devices, tuple(letters))
+    return tuple(m.sent for m in case.messages) if case else ()
+
+
+def mine(learner: Learner, values: Values) -> Arranged | None:
+    """The block as the learner placed it; None if that cannot run."""
+    return arranged.own(learner, int(values["t"]), tuple(str(values[w]) for w in WEIGHTS))
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """The learner's choice among all: its row and the optimum's, and both as they run."""
+
+    found: Candidates
+    row: int
+    best_row: int
+    own: Arranged | None
+    best: Arranged
+
+    @property
+    def yours(self) -> tuple[placing.Sent, ...]:
+        return tuple(m.sent for m in self.own.messages) if self.own else ()
+
+    @property
+    def least(self) -> tuple[placing.Sent, ...]:
+        return tuple(m.sent for m in self.best.messages)
+
+
+def _chosen(learner: Learner, block: str, values: Values) -> _Chosen:
+    devices, row = int(values["t"]), index(values)
+    found = scored(learner, block, devices)
+    best_row = best_within(found, row)
+    best = arranged.own(learner, devices, _letters(found, best_row))
+    assert best, "a choice with a time can run"
+    own = mine(learner, values) if np.isfinite(found.comm_s[row]) else None
+    return _Chosen(found, row, best_row, own, best)
+
+
+def _letters(found: Candidates, row: int) -> tuple[str, ...]:
+    return tuple(LETTERS[int(c)] for c in found.choice[row])
 
 
 def scene(learner: Learner, values: Values) -> Scene:
-    """The learner's placements, the messages they cause, all candidates, the optimum beside them, and why it is better."""
+    """The block to build, the messages it causes, all candidates, the optimum as a block, why it is better, and the exact plan."""
     learner, block, note = suited(learner)
-    devices, mine = int(values["t"]), index(values)
-    found = scored(learner, block, devices)
-    best = best_within(found, mine)
-    comm, memory = found.comm_s, found.memory_bytes
-    can = bool(np.isfinite(comm[mine]))
-    yours = sent_by(learner, block, devices, [str(values[w]) for w in WEIGHTS]) if can else ()
-    least = sent_by(learner, block, devices, [LETTERS[int(c)] for c in found.choice[best]])
-    mine_s, best_s = (sum(x.seconds for x in messages) for messages in (yours, least))
-    own = (
-        f"{units.seconds(mine_s)} of communication and {units.memory(float(memory[mine]))} per layer and GPU"
-        if can
-        else "a choice that cannot run here, because a split would not be even"
-    )
-    worse = _worse(float(comm[mine]), float(comm[best])) if can else "Change one of the weights"
-    fewer = int(
-        ((comm <= comm[mine]) & (memory <= memory[mine]) & ((comm < comm[mine]) | (memory < memory[mine]))).sum()
-    )
+    c = _chosen(learner, block, values)
+    comm, memory = c.found.comm_s, c.found.memory_bytes
+    fewer = int(_better(comm, memory, c.row).sum())
+    mine_s, best_s = (sum(x.seconds for x in messages) for messages in (c.yours, c.least))
     steps = (
-        Step("Your placements",
-            f"One block of {learner.name} on {devices} GPUs. Weights are [outputs, inputs]: S(0) is a cut "
-            "by columns in the words of lesson 2, S(1) by rows. Whatever must be moved to make your choice right, "
-            "the planner moves as cheaply as possible.", svg(_weights(values, devices), "Your placement of the seven weights")),
-        Step("What it causes", _causes(yours, can), _messages(yours)),
+        _build(learner, values, c, mine_s),
+        Step("What it causes", _causes(c.yours, c.own is not None), _messages(c.yours)),
         Step("All choices",
-            f"Every dot is one of {units.whole(found.scored)} choices that can run (of "
-            f"{units.whole(found.space)}). Yours: {own}. {units.whole(fewer)} are better in both.", svg(_cloud(found, mine, best), "All candidates by communication and memory")),
-        Step("The optimum",
-            f"With no more memory than yours, the least communication is **{units.seconds(best_s)}**. "
-            f"{worse}.", _side_by_side(found, values, best)),
-        Step("Why", _why(yours, least), _difference(yours, least)),
+            f"Every dot is one of {units.whole(c.found.scored)} choices that can run (of {units.whole(c.found.space)}). Yours: "
+            f"{_own(c, mine_s)}. {units.whole(fewer)} are better in both.", svg(_cloud(c.found, c.row, c.best_row), "All candidates by communication and memory")),
+        Step("The optimum", _optimum(c, values, mine_s, best_s), svg(drawn(c.best), "The block under the optimum")),
+        Step("Why", _why(c.yours, c.least), _difference(c.yours, c.least)),
+        _exact(learner, int(values["t"])),
     )  # fmt: skip
     numbers = {
-        "mine_s": float(comm[mine]), "mine_bytes": float(memory[mine]), "best_s": float(comm[best]), "best_bytes": float(memory[best]),
-        "better": fewer, "space": found.space, "scored": found.scored, "mine_sent_s": mine_s,
-        "best_sent_s": best_s, "mine_messages": len(yours), "best_messages": len(least),
+        "mine_s": float(comm[c.row]), "mine_bytes": float(memory[c.row]), "best_s": float(comm[c.best_row]), "best_bytes": float(memory[c.best_row]),
+        "better": fewer, "space": c.found.space, "scored": c.found.scored, "mine_sent_s": mine_s,
+        "best_sent_s": best_s, "mine_messages": len(c.yours), "best_messages": len(c.least),
     }  # fmt: skip
-    return Scene(steps, numbers, reveal=1, note=note)
+    return Scene(steps, {k: v for k, v in numbers.items() if np.isfinite(v)}, reveal=2, note=note)
+
+
+def _better(comm: Any, memory: Any, row: int) -> Any:
+    """Which choices send no longer and keep no more, and one of both less."""
+    no_worse = (comm <= comm[row]) & (memory <= memory[row])
+    return no_worse & ((comm < comm[row]) | (memory < memory[row]))
+
+
+def _build(learner: Learner, values: Values, c: _Chosen, mine_s: float) -> Step:
+    devices = int(values["t"])
+    case = c.own or arranged.bare(learner, devices, tuple(str(values[w]) for w in WEIGHTS))
+    told = (
+        f"{len(c.yours)} collectives in a layer take {units.seconds(mine_s)}, and {units.memory(float(c.found.memory_bytes[c.row]))} "
+        "are kept per layer and GPU."
+        if c.own
+        else "This cannot run: a cut would not be even."
+    )
+    says = (
+        f"One block of {learner.name} on {devices} GPUs. Cut its seven matrices, or leave them whole. Between them the planner moves "
+        "what must be moved, as cheaply as it can."
+    )
+    return Step("Build it", says, builder(case, told, c.found.comm_s, c.found.memory_bytes))
+
+
+def _own(c: _Chosen, mine_s: float) -> str:
+    if c.own is None:
+        return "a choice that cannot run here, because a split would not be even"
+    return f"{units.seconds(mine_s)} of communication and {units.memory(float(c.found.memory_bytes[c.row]))} per layer and GPU"
+
+
+def _optimum(c: _Chosen, values: Values, mine_s: float, best_s: float) -> str:
+    worse = (
+        _worse(float(c.found.comm_s[c.row]), float(c.found.comm_s[c.best_row]))
+        if c.own
+        else "Change one of the weights"
+    )
+    other = [f"{w} {CUTS[x]}" for w, x in c.best.weights.items() if x != values[w]]
+    differs = f" It differs in {', '.join(other)}." if other else ""
+    return f"With no more memory than yours, the least communication is **{units.seconds(best_s)}**. {worse}.{differs}"
+
+
+def _exact(learner: Learner, devices: int) -> Step:
+    """What the planner takes if weights may also be gathered at each use, and time is what counts."""
+    best = arranged.best(learner, devices)
+    gathered = len(best.gathered)
+    cost = best.plan.cost if best.plan else None
+    assert cost
+    how = (
+        f"It gathers {'all' if gathered == len(WEIGHTS) else gathered} of the seven weights for each use, beside compute, instead of sending activations"
+        if gathered
+        else "It keeps every weight where it is used"
+    )
+    says = (
+        f"The planner may do one thing more: keep a weight in parts and gather it whenever it is used. On these {devices} GPUs, with {learner.planner.workload.batch} "
+        f"samples, its exact plan takes {units.seconds(cost.step_time_s)} a step, the least of all. {how}. The code of your block "
+        "stands beside this picture."
+    )
+    return Step("The exact plan", says, svg(drawn(best), "The block under the exact plan"))
 
 
 def _causes(yours: tuple[placing.Sent, ...], can: bool) -> str:
@@ -177,20 +244,6 @@ def _worse(mine: float, best: float) -> str:
     return f"Yours takes {units.significant(mine / best, 2)} times as long"
 
 
-def _weights(values: Values, devices: int) -> Box:
-    boxes = []
-    for w in WEIGHTS:
-        letter, wide = str(values[w]), 84.0
-        if letter == "R":
-            body = tile(wide, 64, ("R", None), "R", 15)
-        elif letter == "S(0)":
-            body = column(*(tile(wide, 64 / devices, ("S", r)) for r in range(devices)), gap=0)
-        else:
-            body = row(*(tile(wide / devices, 64, ("S", r)) for r in range(devices)), gap=0)
-        boxes.append(column(text(w, 13, 600), body, text(NAMES[letter], 12.5, muted=True), gap=4))
-    return column(row(*boxes[:4], gap=26), row(*boxes[4:], gap=26), gap=18)
-
-
 def _cloud(found: Candidates, mine: int, best: int) -> Box:
     x, y = found.comm_s * 1e3, found.memory_bytes / units.GIB
     ok = np.isfinite(x) & np.isfinite(y)
@@ -240,56 +293,47 @@ def _cloud(found: Candidates, mine: int, best: int) -> Box:
     )
 
 
-def _side_by_side(found: Candidates, values: Values, best: int) -> str:
-    rows = []
-    for i, w in enumerate(WEIGHTS):
-        mine, other = str(values[w]), LETTERS[int(found.choice[best, i])]
-        rows.append((w, NAMES[mine], NAMES[other], "" if mine == other else "differs"))
-    return table(("weight", "yours", "optimum with no more memory", ""), rows)
-
-
 def question(learner: Learner, values: Values) -> Question:
-    """How long do the messages of a layer take?"""
+    """How little could be sent with no more memory?"""
     learner, block, _ = suited(learner)
-    devices = int(values["t"])
-    found, mine = scored(learner, block, devices), index(values)
-    own, load = float(found.comm_s[mine]), learner.planner.workload
-    model = cost_model(placing.neighbours(learner, devices).cluster, DeviceMesh(("tensor",), (devices,)), load)
-    num_bytes = load.batch * load.seq * learner.layer().hidden * 2
-    one = collective_time("all_reduce", num_bytes, model.links[0])[0]
-    hint = (
-        f"One all_reduce of a layer's activations ({amount(num_bytes)}) takes {units.seconds(one)} here, an all_gather "
-        "or a reduce_scatter half of that. "
-    )
-    stuck = "Nothing: it cannot run"
-    if not np.isfinite(own):
-        right, fact = stuck, "A weight would be cut unevenly, or an operation between has no rule for it."
-        times = [one, 2 * one, 4 * one]
-    else:
-        best = [LETTERS[int(c)] for c in found.choice[best_within(found, mine)]]
-        least, yours = (sent_by(learner, block, devices, x) for x in (best, [str(values[w]) for w in WEIGHTS]))
-        own, kinds = sum(x.seconds for x in yours), Counter(x.kind for x in yours)
-        told = ", ".join(f"{n} {kind}" for kind, n in kinds.items()) or "no collective"
-        right, fact = (
-            units.seconds(own),
-            f"{told}. The best with no more memory takes {units.seconds(sum(x.seconds for x in least))}.",
+    c = _chosen(learner, block, values)
+    own, best = (sum(x.seconds for x in messages) for messages in (c.yours, c.least))
+    kinds = Counter(x.kind for x in c.least)
+    told = ", ".join(f"{n} {kind}" for kind, n in kinds.items()) or "no collective"
+    right = units.seconds(best) if best else "Nothing"
+    optimal = c.own is not None and own <= best * (1 + 1e-9)
+    fact = f"{'Yours is an optimum' if optimal else 'The best with no more memory sends'}: {told}."
+    whole = units.memory(float(c.found.memory_bytes[0]))
+    wrong: list[tuple[str, str]] = []
+    if best:
+        why = f"Only with every weight whole and every GPU computing everything, and that keeps {whole} per layer and GPU. "
+        wrong.append(("Nothing", why + fact))
+        wrong.append(
+            (
+                units.seconds(best / 2),
+                f"All {units.whole(c.found.scored)} choices were scored, and none sends so little. {fact}",
+            )
         )
-        times = [own / 3, 2 * own, 4 * own] if own else [one, 2 * one, 4 * one]
-    truth = f"It takes {right}: {fact}" if right != stuck else fact
-    slips = ("Less than it sends. ", "Some of these messages you counted twice. ", "Far more than it sends. ")
-    wrong = [(units.seconds(t), slip + truth) for t, slip in zip(times, slips, strict=True)]
-    wrong += (
-        [(stuck, "Every cut is even and every operation between has a rule, so it can run. " + truth)]
-        if right != stuck
-        else []
-    )
-    return asked(
-        hint
-        + "Predict before you look: with your placements, how long do all messages of one layer take, forward and backward?",
-        (right, fact),
-        tuple(wrong[:3]),
-        mine,
-    )
+        wrong.append((units.seconds(2 * best), f"There are choices that send less. {fact}"))
+    else:
+        one = _one_sum(learner, int(values["t"]))
+        wrong += [
+            (units.seconds(k * one), f"That is {k} all_reduce of activations; there is a choice without any. {fact}")
+            for k in (1, 2)
+        ]
+    if c.own and not optimal:
+        wrong.insert(0, (units.seconds(own), f"That is yours, and it can be improved. {fact}"))
+    start = f"Yours sends for {units.seconds(own)}. " if c.own else "Yours cannot run. "
+    limit = "with no more memory than yours" if c.own else "whatever it keeps"
+    ask = f"{start}Predict before you look: how long are the messages of the choice that sends least, {limit}?"
+    return asked(ask, (right, fact), tuple(wrong[:3]), c.row)
+
+
+def _one_sum(learner: Learner, devices: int) -> float:
+    """Seconds of one all_reduce of a layer's activations."""
+    load = learner.planner.workload
+    model = cost_model(placing.neighbours(learner, devices).cluster, DeviceMesh(("tensor",), (devices,)), load)
+    return collective_time("all_reduce", load.batch * load.seq * learner.layer().hidden * 2, model.links[0])[0]
 
 
 def focus(learner: Learner, values: Values) -> dict[str, str]:
@@ -314,14 +358,15 @@ def cases(learner: Learner, values: Values) -> list[tuple[str, dict[str, Choice]
 
 
 LESSON = Lesson(
-    13, "Choose a plan yourself", "Place the seven weights of a block, predict the cost, then see the optimum.",
+    13, "Choose a plan yourself", "Cut the seven weights of a block, predict how little could be sent, then see the optimum.",
     (
-        "Everything so far in one task. R keeps a weight whole, S(0) cuts its outputs, S(1) its inputs. Think of "
-        "what each output will be (R, S or P) and of what the next weight wants.",),
+        "Everything so far in one task. Columns are outputs, S(0) of PyTorch's [outputs, inputs]; rows are inputs, S(1). Think of "
+        "what each product will be (R, S or P), and of what the next weight wants.",),
     (("Front", "the choices that no other one beats in communication and memory both"),),
     (
-        *(Control(w, w, LETTERS, START[w]) for w in WEIGHTS),
+        *(Control(w, w, LETTERS, START[w], NAMES, kind="placed") for w in WEIGHTS),
         Control("t", "Devices", (2, 4, 8), 4, kind="slider"),
     ),
     scene, question, CODE, ("plans", "All candidates of this model's blocks"), uses_model=True, focus=focus, cases=cases,
+    block=mine,
 )  # fmt: skip

@@ -12,12 +12,17 @@ from explorer.figures.palette import (
     MEMORY_NAMES,
 )
 from explorer.figures.svg_tensors import amount, svg
-from explorer.learn import links
+from explorer.learn.blocks import arranged
+from explorer.learn.blocks.arranged import Arranged
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, typed
-from explorer.learn.lessons.times.stated import Stated, names, stated, texts
+from explorer.learn.lessons import links
+from explorer.learn.lessons.times.stated import Stated, names, node, stated, texts
+from explorer.learn.pictures.block import block as drawn
+from explorer.learn.pictures.block import travels
 from explorer.learn.pictures.charts import Bar, Line, Part, bars, plot
 from explorer.text import units
+from planner_core.planning.methods import Layout
 
 MICRO_BATCHES = (1, 2, 4, 8)
 TOKENS = 2048
@@ -95,6 +100,7 @@ def scene(learner: Learner, values: Values) -> Scene:
         _again(n, inner, params, m),
         _memory(found, learner, m),
         _time(found, m),
+        *_around(learner, m),
     )
     numbers: dict[str, float] = {"params": params, "gpus": n, "inner": inner}
     for name, case in found.items():
@@ -208,6 +214,38 @@ def _time(found: dict[str, Stated], m: int) -> Step:
     return Step("The price", says, svg(bars(items, units.seconds), "Time of a step by ZeRO stage"))
 
 
+def around(learner: Learner, values: Values) -> Arranged | None:
+    """The block of lesson 7 with FSDP around it: tensor parallelism in groups of neighbours, weights dealt over the groups."""
+    learner, _, _ = arranged.suited(texts(learner, TOKENS)[0])
+    n, inside = learner.cluster.num_gpus, node(learner.cluster)
+    inner = inside if inside < n else n // 2
+    if inner < 2:
+        return None
+    _, samples, _ = texts(learner, TOKENS)
+    case = stated(learner, Layout(fsdp=n // inner, tp=inner, sp=True), samples, int(values["m"]))
+    return arranged.of_plan(learner, case.plan, case.planner) if case else None
+
+
+def _around(learner: Learner, m: int) -> list[Step]:
+    """FSDP and tensor parallelism together, in the picture of the block."""
+    case = around(learner, {"m": m})
+    if case is None:
+        return []
+    weights = sum(x.sent.num_bytes for x in case.messages if travels(case, x) and x.sent.phase == "forward")
+    says = (
+        f"FSDP goes around what lessons 5 to 7 built. {case.devices} neighbours share each layer's products; {case.groups} such groups "
+        f"see different samples, and deal every weight once more. Before a layer runs, a GPU gathers {amount(weights)}: only its own "
+        "slices of the seven weights, from the GPUs in its place in the other groups. Behind the layer its gradients leave the same way."
+    )
+    return [
+        Step(
+            "Around the block",
+            says,
+            svg(drawn(case), "A block under tensor and sequence parallelism with FSDP around it"),
+        )
+    ]
+
+
 def question(learner: Learner, values: Values) -> Question:
     """How many times as much does FSDP send as ZeRO-1?"""
     m = int(values["m"])
@@ -244,4 +282,5 @@ LESSON = Lesson(
     ),
     (Control("m", "Micro-batches of a step", MICRO_BATCHES, 1, kind="slider"),),
     scene, question, CODE, ("compare", "Data parallelism, FSDP and others for this model"), uses_model=True, focus=links.ways,
+    block=around,
 )  # fmt: skip

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 import numpy as np
 
 from explorer.learn.learner import Learner
-from planner_core.core import Block, BlockPlan, DeviceMesh, Edge, Op
-from planner_core.cost import Message, messages
+from planner_core.core import Block, BlockPlan, Edge, Graph, Op, Plan
+from planner_core.cost import CostModel, Message, cost_model, messages
 from planner_core.cost.communication import collective_time
 from planner_core.planning import Planner
-from planner_core.search import assemble, search
-from planner_core.search.network import Network, Problem, Restriction, only
+from planner_core.search.network import Network, Restriction, only
 
 SHORT = {"scaled_dot_product_attention": "attention", "mul": "multiply"}
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """One collective of one copy of a block: `moved` is what it puts right, e.g. "result: P to R"."""
+    """One collective of one copy of a block: `moved` is what it puts right, e.g. "result: P to R".
+
+    `site`, `what` and `weight` say where it comes from in the plan (`planner_core.cost.Message`), `axis` is its mesh axis.
+    """
 
     phase: str
     where: str
@@ -29,6 +30,10 @@ class Sent:
     kind: str
     num_bytes: int
     seconds: float
+    site: str = ""
+    what: str = ""
+    weight: str = ""
+    axis: int = 0
 
     @property
     def key(self) -> tuple[str, str, str, str]:
@@ -61,30 +66,27 @@ def neighbours(learner: Learner, devices: int) -> Planner:
     return replace(planner, cluster=replace(planner.cluster, levels=(level,)))
 
 
-@lru_cache(maxsize=128)
-def sent(learner: Learner, block: str, devices: int, letters: tuple[tuple[str, str], ...]) -> tuple[Sent, ...]:
-    """Every collective of one copy of `block` on `devices` neighbours, the rest of the model chosen to communicate least.
-    Empty where the placement cannot run, or sends nothing."""
-    planner = neighbours(learner, devices)
-    where = planner.graph.blocks[block]
-    mesh = DeviceMesh(("tensor",), (devices,))
-    problem = planner.problem(mesh, Placed(block, where, dict(letters)), zero=0, uniform=True)
-    found = search(problem, objective="communication").assignment
-    return _sent(problem, assemble(problem, found), block, where) if found else ()
+def of_plan(plan: Plan, planner: Planner, name: str) -> tuple[Sent, ...]:
+    """Every collective of one copy of a block under a plan, in one micro-batch and once a step."""
+    model = replace(
+        cost_model(planner.cluster, plan.mesh, planner.workload), workload=replace(planner.workload, accumulate=1)
+    )
+    return _sent(model, planner.graph, plan.blocks[name], name)
 
 
-def _sent(problem: Problem, plans: dict[str, BlockPlan], name: str, block: Block) -> tuple[Sent, ...]:
-    model, ops = problem.model, {op.name: op for op in block.ops}
-    plan = plans[name]
-    one = BlockPlan(plan.prefixes[:1], plan.params, plan.sites)
+def _sent(model: CostModel, graph: Graph, plan: BlockPlan, name: str) -> tuple[Sent, ...]:
+    block = graph.blocks[name]
+    ops = {op.name: op for op in block.ops}
+    one = replace(plan, prefixes=plan.prefixes[:1])
     rows = []
-    for m in messages({name: one}, problem.coarse.graph, model):
+    for m in messages({name: one}, graph, model):
         seconds = m.count * collective_time(m.kind, m.num_bytes, model.links[m.axis], m.share)[0]
         op = ops.get(m.site)
         moved = (
             _moved(m, op, plan.sites[m.site].inputs, plan.sites[m.site].outputs, block) if op else f"{m.what}: P to R"
         )
-        rows.append(Sent(m.phase, _where(m.site), moved, m.kind, m.count * m.num_bytes, seconds))
+        size = m.count * m.num_bytes
+        rows.append(Sent(m.phase, _where(m.site), moved, m.kind, size, seconds, m.site, m.what, m.weight, m.axis))
     return tuple(rows)
 
 

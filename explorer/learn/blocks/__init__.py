@@ -1,0 +1,1 @@
+"""One Llama block as plans run it: what the lessons draw and let the learner build."""

@@ -1,0 +1,211 @@
+"""A Llama block as a plan runs it: how its seven weights and the tensors between them lie, and where each message goes.
+
+The lessons draw one block in several states (`explorer.learn.pictures.block`). Each state is a plan that the planner made, and everything
+in the picture is read from that plan: Megatron-LM's, the same with sequence parallelism, FSDP around it, a learner's own, the best.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from explorer.address.settings import MODELS
+from explorer.learn.blocks import placing
+from explorer.learn.blocks.placing import Sent
+from explorer.learn.learner import STANDARD, Learner, standard
+from planner_core.core import Block, BlockPlan, DeviceMesh, Plan
+from planner_core.ops import Kind, operator
+from planner_core.planning import Planner
+from planner_core.planning.methods import BASELINES
+from planner_core.search import search
+from planner_core.search.candidates import matrices
+from planner_core.search.network import Problem
+
+WEIGHTS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+HALVES = (WEIGHTS[:4], WEIGHTS[4:])
+"""Of attention and of the feed-forward part: the first products, which read the same input, and the last."""
+GATES = ("norm", "in", "middle", "out", "end", "sum")
+"""Where an activation's message stands in a half: in the norm, before the first products, behind them, before the last, behind it,
+behind the addition."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """One collective with its place: a gate of a half, or a weight."""
+
+    half: int
+    gate: str
+    sent: Sent
+
+
+@dataclass(frozen=True)
+class Arranged:
+    """One copy of a block under `plan`, on `devices` neighbours (the last mesh axis) and in `groups` of them (the axes before).
+
+    `weights[name]` is the placement over the neighbours in which a weight is kept, and `gathered` holds those that are whole while they
+    are used. `wires[half, place]` is the placement of the tensor that runs there, with places "start", "in", "middle", "last", "end", "sum".
+    """
+
+    block: str
+    devices: int
+    groups: int
+    weights: dict[str, str]
+    gathered: frozenset[str]
+    wires: dict[tuple[int, str], str]
+    messages: tuple[Placed, ...]
+    plan: Plan | None
+
+    @property
+    def seconds(self) -> float:
+        """The time of all messages of the copy."""
+        return sum(m.sent.seconds for m in self.messages)
+
+
+def suited(learner: Learner) -> tuple[Learner, str, str]:
+    """A learner whose model has a block with the seven weights, the block's name, and a sentence if it is another model."""
+    for name, block in learner.graph.blocks.items():
+        if tuple(short(block.values[w].name) for w in matrices(block)) == WEIGHTS:
+            return learner, name, ""
+    found, name, _ = suited(standard(learner))
+    return found, name, f"{learner.name} has no block with these seven weights, so this lesson uses {MODELS[STANDARD]}."
+
+
+def short(weight: str) -> str:
+    """`q_proj` of `self_attn.q_proj.weight`."""
+    return weight.removesuffix(".weight").rpartition(".")[2]
+
+
+@lru_cache(maxsize=64)
+def megatron(learner: Learner, devices: int, sequence: bool) -> Arranged | None:
+    """Megatron-LM's plan on `devices` neighbours; None where its heads or tokens do not divide."""
+    learner, name, _ = suited(learner)
+    planner, mesh = placing.neighbours(learner, devices), DeviceMesh(("tensor",), (devices,))
+    method = BASELINES["megatron-sp" if sequence else "megatron"]
+    restrict = method.restrict(planner.graph, mesh)
+    problem = planner.problem(mesh, restrict, zero=0) if restrict else None
+    return _searched(planner, problem, name, method.shown_plan, "time") if problem else None
+
+
+@lru_cache(maxsize=64)
+def best(learner: Learner, devices: int) -> Arranged:
+    """The exact plan on `devices` neighbours, the one of least time."""
+    learner, name, _ = suited(learner)
+    planner = placing.neighbours(learner, devices)
+    found = _searched(planner, planner.problem(DeviceMesh(("tensor",), (devices,))), name, "Exact plan", "time")
+    assert found, "a plan that replicates everything can always run"
+    return found
+
+
+@lru_cache(maxsize=256)
+def own(learner: Learner, devices: int, letters: tuple[str, ...]) -> Arranged | None:
+    """The seven weights placed by `letters`, the rest chosen to communicate least; None where that cannot run."""
+    learner, name, _ = suited(learner)
+    block = learner.graph.blocks[name]
+    full = [block.values[w].name for w in matrices(block)]
+    planner = placing.neighbours(learner, devices)
+    placed = placing.Placed(name, block, dict(zip(full, letters, strict=True)))
+    problem = planner.problem(DeviceMesh(("tensor",), (devices,)), placed, zero=0, uniform=True)
+    return _searched(planner, problem, name, "Placed by hand", "communication")
+
+
+def bare(learner: Learner, devices: int, letters: tuple[str, ...]) -> Arranged:
+    """The seven weights so placed, where that cannot run: nothing is known of the tensors between."""
+    _, name, _ = suited(learner)
+    return Arranged(name, devices, 1, dict(zip(WEIGHTS, letters, strict=True)), frozenset(), {}, (), None)
+
+
+def of_plan(learner: Learner, plan: Plan, planner: Planner) -> Arranged:
+    """The block under any plan of the learner's model; its neighbours are those of the axis of tensor parallelism, the last one."""
+    _, name, _ = suited(learner)
+    return _arranged(plan, planner, name)
+
+
+def _searched(planner: Planner, problem: Problem, block: str, title: str, objective: str) -> Arranged | None:
+    answer = search(problem, objective=objective)
+    if answer.assignment is None:
+        return None
+    return _arranged(planner.plan(problem, answer, title, "learn", objective), planner, block)
+
+
+def _arranged(plan: Plan, planner: Planner, name: str) -> Arranged:
+    block, bp = planner.graph.blocks[name], plan.blocks[name]
+    last = len(plan.mesh.axis_sizes) - 1
+    split = plan.mesh.axis_names[last] == "tensor"
+    stored = {short(n): str(p.stored[last]) if split else "R" for n, p in bp.params.items()}
+    gathered = frozenset(short(n) for n, p in bp.params.items() if p.gathered)
+    devices = plan.mesh.axis_sizes[last] if split else 1
+    found = placing.of_plan(plan, planner, name)
+    anchors = _anchors(block)
+    return Arranged(
+        name, devices, plan.mesh.num_devices // devices, {w: stored[w] for w in WEIGHTS}, gathered & set(WEIGHTS),
+        _wires(block, bp, anchors, last), tuple(_place(m, block, anchors) for m in found), plan,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Half:
+    """Indices of a half's operators: its first, its first products, the one between, its last product, its addition."""
+
+    begin: int
+    first: tuple[int, ...]
+    between: int
+    last: int
+    add: int
+
+
+def _anchors(block: Block) -> tuple[_Half, _Half]:
+    by_weight = {
+        short(block.values[v].name): i for i, op in enumerate(block.ops) for v in op.inputs if _is_weight(block, v)
+    }
+    q, k, v, o, gate, up, down = (by_weight[w] for w in WEIGHTS)
+    attention = next(i for i, op in enumerate(block.ops) if operator(op.fn).kind is Kind.ATTENTION)
+    adds = [next(j for j in range(i + 1, len(block.ops)) if block.ops[j].fn == "add") for i in (o, down)]
+    return _Half(0, (q, k, v), attention, o, adds[0]), _Half(adds[0] + 1, (gate, up), down - 1, down, adds[1])
+
+
+def _is_weight(block: Block, value: int) -> bool:
+    return block.values[value].kind == "parameter"
+
+
+def _wires(block: Block, bp: BlockPlan, halves: tuple[_Half, _Half], axis: int) -> dict[tuple[int, str], str]:
+    """The placement of what runs from operator to operator, along one mesh axis."""
+
+    def site(i: int) -> tuple[str, str, str]:
+        plan = bp.sites[block.ops[i].name]
+        states = plan.inputs[0].src, plan.inputs[0].dst, plan.outputs[0].src
+        come, used, made = (str(s.forward[axis]) for s in states)
+        return come, used, made
+
+    found: dict[tuple[int, str], str] = {}
+    for h, half in enumerate(halves):
+        found[h, "start"] = site(half.begin)[0]
+        found[h, "in"] = site(half.first[0])[1]
+        found[h, "middle"] = site(half.first[0])[2]
+        found[h, "last"], found[h, "end"] = site(half.last)[1:]
+        found[h, "sum"] = str(bp.sites[block.ops[half.add].name].outputs[0].dst.forward[axis])
+    return found
+
+
+def _place(sent: Sent, block: Block, halves: tuple[_Half, _Half]) -> Placed:
+    """The gate of an activation's message, or the weight of a weight's."""
+    index = {op.name: i for i, op in enumerate(block.ops)}
+    if sent.weight:
+        name = short(sent.weight)
+        below = int(name in HALVES[1] or "post" in name)
+        return Placed(below, name if name in WEIGHTS else "norm", sent)
+    i, result = index[sent.site], "result" in sent.what
+    h = int(i > halves[0].add)
+    half = halves[h]
+    return Placed(h, _gate(i, result, half), sent)
+
+
+def _gate(i: int, result: bool, half: _Half) -> str:
+    if i < half.first[0]:
+        return "in" if i == half.first[0] - 1 and result else "norm"
+    if i in half.first and not result:
+        return "in"
+    if i <= half.between:
+        return "out" if i == half.between and result else "middle"
+    if i < half.last or (i == half.last and not result):
+        return "out"
+    return "sum" if i == half.add and result else "end"

@@ -1,0 +1,301 @@
+"""One picture of a whole Llama block: its weights, how the tensors between them lie, and every message where it is sent.
+
+The lessons draw it in several states (`explorer.learn.blocks.arranged`). Data flow from left to right, attention above, the
+feed-forward part below. Messages of the forward pass stand above the wire and point right, those of the backward pass below and point
+left. A matrix is drawn as it multiplies: its columns, S(0) of PyTorch's [outputs, inputs], stand side by side.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from explorer.figures.palette import KIND_COLOURS
+from explorer.figures.svg_tensors import (
+    GREY,
+    PAPER,
+    Box,
+    amount,
+    at,
+    column,
+    legend,
+    lines,
+    on_colour,
+    row,
+    text,
+    tile,
+)
+from explorer.learn.blocks.arranged import HALVES, Arranged, Placed
+
+SHORT = {"all_reduce": "AR", "all_gather": "AG", "reduce_scatter": "RS", "all_to_all": "AA"}
+CUTS = {"R": "whole", "S(0)": "columns", "S(1)": "rows"}
+"""What a placement of a weight is called in the lessons."""
+MATRIX_W, MATRIX_H, PITCH = 88.0, 38.0, 62.0
+RIBBON_W, RIBBON_H = 24.0, 54.0
+MARK_W, MARK_H = 36.0, 18.0
+X = {
+    "start": 0.0, "norm": 34.0, "gate in": 118.0, "in": 142.0, "first": 178.0, "middle": 278.0, "between": 314.0, "gate out": 411.0,
+    "last": 432.0, "final": 468.0, "end": 568.0, "gate end": 614.0, "add": 646.0, "gate sum": 676.0, "sum": 698.0,
+}  # fmt: skip
+"""The left edges of what stands in a half, and the middles of gates and of the addition."""
+WIDTH = X["sum"] + RIBBON_W
+NORM_W, BETWEEN_W = 62.0, 76.0
+BETWEEN = (("attention",), ("SiLU and", "multiply"))
+TITLES = ("Attention", "Feed-forward")
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a picture shows beside the state: letters at gates, which halves, and whether the weights can be placed by hand."""
+
+    letters: Mapping[str, str]
+    halves: tuple[int, ...] = (0, 1)
+    slots: bool = False
+
+
+PLAIN = Look({})
+F_AND_G = Look({"in": "f", "end": "g"})
+F_AND_G_BELOW = Look({"in": "f", "end": "g"}, (1,))
+PLACED = Look({}, slots=True)
+
+
+def block(case: Arranged, look: Look = PLAIN) -> Box:
+    """The picture of a state."""
+    halves = [_half(case, h, look) for h in look.halves]
+    body = column(*halves, gap=10)
+    band = _band(case)
+    if band:
+        body = _framed(column(band, body, gap=8))
+    return column(body, _key(case, look), gap=12)
+
+
+def _half(case: Arranged, h: int, look: Look) -> Box:
+    """Attention or the feed-forward part."""
+    firsts, last = HALVES[h][:-1], HALVES[h][-1]
+    top = 40.0
+    mid = top + 16 + (len(firsts) * PITCH - 24) / 2
+    height = max(mid + 58, top + len(firsts) * PITCH)
+    parts = [_wire(mid), _fan(len(firsts), top), _skip(mid), at(0, 0, text(TITLES[h], 13, 600))]
+    ribbons = "".join(_ribbon(case, h, place, mid) for place in ("start", "in", "middle", "end", "sum"))
+    parts += [
+        f'<g class="between">{ribbons}</g>', _node(X["norm"], mid, NORM_W, ("norm",)), _node(X["between"], mid, BETWEEN_W, BETWEEN[h]), _plus(mid),
+    ]  # fmt: skip
+    if case.wires.get((h, "last")) != case.wires.get((h, "middle")):
+        parts.append(_ribbon(case, h, "last", mid))
+    marks = "".join(_marks(case, h, mid))
+    for i, name in enumerate(firsts):
+        parts.append(at(X["first"], top + i * PITCH, _matrix(case, name, look.slots)))
+    parts.append(at(X["final"], mid - MATRIX_H / 2 - 16, _matrix(case, last, look.slots)))
+    parts.append(f'<g class="messages">{marks}</g>')
+    parts += [_letter(X[f"gate {gate}"], mid, letter) for gate, letter in look.letters.items()]
+    return Box(WIDTH, height, "".join(parts))
+
+
+def _fan(firsts: int, top: float) -> str:
+    """The wire's way to the first products, and back together."""
+    ys = [top + 16 + MATRIX_H / 2 + i * PITCH for i in range(firsts)]
+    path = "".join(f"M{X['first'] - 7:.0f} {y:.1f}h{MATRIX_W + 14:.0f}" for y in ys)
+    path += "".join(f"M{x:.0f} {ys[0]:.1f}V{ys[-1]:.1f}" for x in (X["first"] - 7, X["first"] + MATRIX_W + 7))
+    return f'<path d="{path}" fill="none" stroke="currentColor" stroke-opacity="0.55" stroke-width="1.5"/>'
+
+
+def _wire(mid: float) -> str:
+    before, behind = X["first"] - 7, X["first"] + MATRIX_W + 7
+    return f'<path d="M0 {mid:.1f}H{before:.0f}M{behind:.0f} {mid:.1f}H{WIDTH:.0f}" stroke="currentColor" stroke-opacity="0.55" stroke-width="1.5"/>'
+
+
+def _skip(mid: float) -> str:
+    """The residual stream, past the half."""
+    start, end = X["start"] + RIBBON_W / 2, X["add"]
+    return (
+        f'<path d="M{start:.0f} {mid - RIBBON_H / 2:.1f}V26H{end:.0f}V{mid - 10:.1f}" fill="none" stroke="currentColor" '
+        'stroke-opacity="0.4" stroke-width="1.5"/>'
+    )
+
+
+def _plus(mid: float) -> str:
+    x = X["add"]
+    return (
+        f'<circle cx="{x:.0f}" cy="{mid:.1f}" r="10" fill="{PAPER}" stroke="currentColor"/>'
+        f'<path d="M{x - 5:.0f} {mid:.1f}h10M{x:.0f} {mid - 5:.1f}v10" stroke="currentColor" stroke-width="1.5"/>'
+    )
+
+
+def _node(x: float, mid: float, wide: float, words: Sequence[str]) -> str:
+    high = 16.0 * len(words) + 14
+    label = "".join(
+        f'<text x="{wide / 2:.0f}" y="{19 + 16 * i}" text-anchor="middle" font-size="13" fill="currentColor">{w}</text>'
+        for i, w in enumerate(words)
+    )
+    frame = f'<rect width="{wide:.0f}" height="{high:.0f}" rx="4" fill="{PAPER}" stroke="{GREY}"/>'
+    return at(x, mid - high / 2, Box(wide, high, frame + label))
+
+
+def _ribbon(case: Arranged, h: int, place: str, mid: float) -> str:
+    """The tensor that runs here: [tokens, features], whole, in slices, or as terms."""
+    letter = case.wires.get((h, place))
+    if letter is None:
+        return ""
+    body = sliced(RIBBON_W, RIBBON_H, letter, case.devices, across=letter == "S(2)")
+    paper = f'<rect width="{RIBBON_W:.0f}" height="{RIBBON_H:.0f}" fill="{PAPER}"/>'
+    word = f'<text x="{RIBBON_W / 2:.0f}" y="{RIBBON_H + 13:.0f}" text-anchor="middle" font-size="12" fill="currentColor">{letter}</text>'
+    return at(X[place], mid - RIBBON_H / 2, Box(RIBBON_W, RIBBON_H, paper + body.body + word))
+
+
+def sliced(width: float, height: float, letter: str, parts: int, across: bool) -> Box:
+    """A tensor under a placement; `across` puts its slices side by side."""
+    if letter == "R" or parts == 1:
+        return tile(width, height, ("R", None))
+    if letter == "P":
+        return tile(width, height, ("P", 0))
+    if across:
+        return row(*(tile(width / parts, height, ("S", r)) for r in range(parts)), gap=0)
+    return column(*(tile(width, height / parts, ("S", r)) for r in range(parts)), gap=0)
+
+
+def _matrix(case: Arranged, name: str, slot: bool) -> Box:
+    """A weight with its name and placement; one that can be placed by hand has all its looks, and shows one."""
+    mine = case.weights[name]
+    if not slot:
+        return _weight(case, name, mine)
+    looks = "".join(
+        f'<g class="look" data-look="{letter}"{"" if letter == mine else _HIDDEN}>{_weight(case, name, letter).body}</g>'
+        for letter in CUTS
+    )
+    order = list(CUTS)
+    hit = f'<rect class="hit" x="-4" y="-3" width="{MATRIX_W + 8:.0f}" height="{PITCH - 2:.0f}" rx="5" fill="transparent"/>'
+    return Box(
+        MATRIX_W, PITCH,
+        f'<g class="slot" data-key="{name}" tabindex="0" role="spinbutton" aria-label="{name}" aria-valuemin="0" aria-valuemax="2" '
+        f'aria-valuenow="{order.index(mine)}" aria-valuetext="{CUTS[mine]}, {mine}">{hit}{looks}</g>',
+    )  # fmt: skip
+
+
+_HIDDEN = ' style="display:none"'
+
+
+def _weight(case: Arranged, name: str, letter: str) -> Box:
+    whole = name in case.gathered
+    paper = f'<rect y="-1" width="{MATRIX_W:.0f}" height="{MATRIX_H + 17:.0f}" fill="{PAPER}"/>'
+    head = f'{paper}<text y="11" font-size="12" font-weight="600" fill="currentColor">{name}</text>'
+    head += f'<text x="{MATRIX_W:.0f}" y="11" font-size="12" text-anchor="end" fill="currentColor" opacity="0.8">{letter}</text>'
+    body = sliced(MATRIX_W, MATRIX_H, letter, case.devices, across=letter == "S(0)").body
+    if whole:
+        body += (
+            f'<text x="{MATRIX_W / 2:.0f}" y="{MATRIX_H / 2 + 4:.0f}" font-size="12" text-anchor="middle" fill="currentColor" '
+            f'stroke="{PAPER}" stroke-width="4" paint-order="stroke">gathered</text>'
+        )
+    return Box(MATRIX_W, PITCH, head + at(0, 16, Box(MATRIX_W, MATRIX_H, body)))
+
+
+def mark(kind: str, backward: bool, told: str = "") -> Box:
+    """The sign of a collective: two letters on a plate that points the way its pass goes."""
+    colour = KIND_COLOURS[kind]
+    shape = "M0 9L8 0H36V18H8Z" if backward else "M0 0H28L36 9L28 18H0Z"
+    title = f"<title>{html.escape(told)}</title>" if told else ""
+    return Box(
+        MARK_W, MARK_H,
+        f'<g>{title}<path d="{shape}" fill="{colour}" stroke="{PAPER}"/><text x="{20 if backward else 16}" y="13.5" font-size="12" '
+        f'font-weight="600" text-anchor="middle" fill="{on_colour(colour)}">{SHORT[kind]}</text></g>',
+    )  # fmt: skip
+
+
+def _marks(case: Arranged, h: int, mid: float) -> list[str]:
+    """Every message of a half that does not travel with gathered weights."""
+    found = []
+    above: dict[tuple[str, bool], int] = {}
+    for m in (m for m in case.messages if m.half == h and not travels(case, m)):
+        back = m.sent.phase == "backward"
+        place = (m.gate, back)
+        k = above[place] = above.get(place, -1) + 1
+        x, y = _corner(m, h, mid, back, k)
+        told = f"{m.sent.kind}, {m.sent.phase}: {m.sent.where}, {m.sent.moved}, {amount(m.sent.num_bytes)}"
+        found.append(at(x, y, mark(m.sent.kind, back, told)))
+    return found
+
+
+def _corner(m: Placed, h: int, mid: float, back: bool, k: int) -> tuple[float, float]:
+    if m.gate in HALVES[h]:  # on the weight, at its lower edge
+        i = HALVES[h].index(m.gate)
+        last = i == len(HALVES[h]) - 1
+        top = mid - MATRIX_H / 2 - 16 if last else 40.0 + i * PITCH
+        return X["final" if last else "first"] + MATRIX_W - MARK_W + 6, top + 16 + MATRIX_H - 12 - k * (MARK_H + 2)
+    off = (6 if m.gate != "norm" else 18) + k * (MARK_H + 2)
+    clear = 12.0 if m.gate in ("in", "end") else 0.0
+    x = {"norm": X["norm"] + NORM_W / 2, "middle": X["between"] + BETWEEN_W / 2}.get(m.gate) or X[f"gate {m.gate}"]
+    if m.gate == "middle":
+        off += 24
+    return x - MARK_W / 2, mid + off + clear if back else mid - off - clear - MARK_H
+
+
+def travels(case: Arranged, m: Placed) -> bool:
+    """Whether a message brings a gathered weight, or takes its gradient away: these are told together, in the band."""
+    return m.gate in case.gathered
+
+
+def _letter(x: float, mid: float, letter: str) -> str:
+    return (
+        f'<circle cx="{x:.0f}" cy="{mid:.1f}" r="12" fill="{PAPER}" stroke="currentColor" stroke-width="1.5"/>'
+        f'<text x="{x:.0f}" y="{mid + 5:.1f}" text-anchor="middle" font-size="16" font-style="italic" font-family="serif" '
+        f'fill="currentColor">{letter}</text>'
+    )
+
+
+def weight_traffic(messages: Iterable[Placed]) -> dict[tuple[str, str], int]:
+    """Bytes by phase and kind."""
+    found: dict[tuple[str, str], int] = {}
+    for m in messages:
+        key = m.sent.phase, m.sent.kind
+        found[key] = found.get(key, 0) + m.sent.num_bytes
+    return found
+
+
+def _band(case: Arranged) -> Box | None:
+    """What brings the gathered weights: one message for all of a block, forward and backward, and one for their gradients."""
+    moved = weight_traffic(m for m in case.messages if travels(case, m))
+    if not moved:
+        return None
+    among = f"{case.groups} groups" if case.groups > 1 else f"the {case.devices} GPUs"
+    parts = [text(f"Weights, kept in parts by {among}:", 13, 600)]
+    for (phase, kind), size in sorted(moved.items(), key=lambda x: (x[0][0] != "forward", x[0][1])):
+        parts.append(row(mark(kind, phase == "backward"), text(amount(size), 13), gap=5))
+    return row(*parts, gap=14)
+
+
+def _framed(box: Box) -> Box:
+    wide, high = max(box.width, WIDTH) + 20, box.height + 20
+    frame = (
+        f'<rect x="0.5" y="0.5" width="{wide - 1:.0f}" height="{high - 1:.0f}" rx="8" fill="none" '
+        f'stroke="{KIND_COLOURS["all_gather"]}" stroke-width="1.5" stroke-dasharray="6 4"/>'
+    )
+    return Box(wide, high, frame + at(10, 10, box))
+
+
+def _key(case: Arranged, look: Look) -> Box:
+    """What the signs mean, and how much each kind of message carries."""
+    shown = [m for m in case.messages if m.half in look.halves and not travels(case, m)]
+    kinds = [k for k in KIND_COLOURS if any(m.sent.kind == k for m in shown)]
+    words = []
+    for kind in kinds:
+        these = [m.sent for m in shown if m.sent.kind == kind]
+        words.append(
+            row(mark(kind, False), text(f"{kind}: {len(these)}, {amount(sum(s.num_bytes for s in these))}", 13), gap=5)
+        )
+    letters = _seen(case, look)
+    letters |= {w for name, w in case.weights.items() if any(name in HALVES[h] for h in look.halves)}
+    looks = [k for k in "RSP" if any(x.startswith(k) for x in letters)] if case.devices > 1 else []
+    dims = [
+        f"{k} {word}"
+        for k, word in (("S(0)", "samples"), ("S(1)", "tokens"), ("S(2)", "features"))
+        if k in _seen(case, look)
+    ]
+    told = f"Tensors on the wire: {', '.join(dims)}. " if dims else ""
+    per = 3
+    rows = [row(*words[i : i + per], gap=20) for i in range(0, len(words), per)]
+    foot = lines(f"{told}A plate that points left is sent in the backward pass.", size=12.5, muted=True)
+    return column(*rows, *([legend(*looks)] if looks else []), foot, gap=8)
+
+
+def _seen(case: Arranged, look: Look) -> set[str]:
+    return {letter for (h, _), letter in case.wires.items() if h in look.halves}

@@ -1,0 +1,93 @@
+"""Where a learner is in each lesson, in the session and in the address."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import streamlit as st
+
+from explorer.address import settings
+from explorer.learn.learner import Learner
+from explorer.learn.lesson import Lesson, Values
+from explorer.learn.lessons import LESSONS
+from explorer.learn.visit import address, progress
+from explorer.session import state
+
+
+def begin() -> Lesson:
+    """Bring the address and the session together, as `state.begin` does for the settings; returns the lesson."""
+    state.begin("learn")
+    s = st.session_state
+    if "learn" not in s:
+        s["learn"] = {}
+        remember(progress.from_cookie(st.context.cookies.get(progress.COOKIE, "")))
+    found = {k: v for k, v in st.query_params.to_dict().items() if k in address.KEYS}
+    remember(progress.read(st.query_params.get("done", "")))
+    if found and found != s.get("learn_written"):
+        lesson, values, step, s["learn_problems"] = address.read(found)
+        left = s["learn"].get(lesson.number)
+        # a link of the rail leads back to where the lesson was left, with its answer
+        if not left or (left["values"], left["step"]) != (values, step):
+            right = bool(left and left["right"])
+            s["learn"][lesson.number] = {**fresh(values, step), "asked": step, "right": right}
+        s["learn_number"] = lesson.number
+    s.setdefault("learn_number", 1)
+    return LESSONS[int(s["learn_number"]) - 1]
+
+
+def remember(done: Iterable[int]) -> None:
+    """These lessons were done elsewhere: in this browser before, or where a link comes from."""
+    for number in done:
+        place(LESSONS[number - 1])["right"] = True
+
+
+def done() -> list[int]:
+    """The lessons that are done."""
+    return [x.number for x in LESSONS if place(x)["right"]]
+
+
+def start_over() -> None:
+    """Callback: forget what was done, here and in the browser."""
+    for x in LESSONS:
+        place(x)["right"] = False
+    st.session_state["learn_forgotten"] = st.session_state.get("learn_forgotten", 0) + 1
+
+
+def fresh(values: Values, step: int = 0) -> dict[str, Any]:
+    """A lesson as one comes to it: values, step, whether the rest is open, the answer given, whether one was right, a hint to
+    a typed answer, whether the options are shown where one could type, and whether the block's code is wanted."""
+    return {
+        "values": values,
+        "step": step,
+        "open": step > 0,
+        "told": None,
+        "right": False,
+        "hint": "",
+        "options": False,
+        "code": False,
+    }
+
+
+def place(lesson: Lesson) -> dict[str, Any]:
+    """Where the learner is in a lesson (see `fresh`)."""
+    found: dict[str, Any] = st.session_state["learn"].setdefault(lesson.number, fresh(lesson.defaults()))
+    return found
+
+
+def to_address(lesson: Lesson) -> None:
+    """The address follows the learner."""
+    here = place(lesson)
+    wanted = address.write(lesson, here["values"], here["step"])
+    now = st.query_params.to_dict()
+    # a page just turned to has a bare address, so the settings are written along
+    new = {**{k: v for k, v in now.items() if k not in address.KEYS}, **settings.write(state.values()), **wanted}
+    if new != now:
+        st.query_params.from_dict(new)  # at once: one entry in the browser's history
+    st.session_state["learn_written"] = wanted
+
+
+def learner() -> Learner:
+    """The model and cluster of the settings."""
+    request = state.plain_request()
+    return Learner(request, state.own_graph if request.model.startswith("own-") else None)

@@ -1,0 +1,136 @@
+"""The block that lessons draw, let build and show as code: placements and messages by hand, and every state in its lesson."""
+
+import re
+
+import numpy as np
+import pytest
+
+from explorer.figures.svg_tensors import svg
+from explorer.learn.blocks import arranged
+from explorer.learn.blocks.arranged import WEIGHTS, Arranged
+from explorer.learn.files import written
+from explorer.learn.learner import Learner
+from explorer.learn.lessons import LESSONS
+from explorer.learn.lessons.planners import l13_choose
+from explorer.learn.lessons.times import l16_zero
+from explorer.learn.pictures import block, builder
+from planner_core.planning.request import Request
+
+LLAMA = Learner(Request("llama-3-8b"))
+SIZE = 16 * 4096 * 4096 * 2
+"""Bytes of the activations of a layer's stream: samples, tokens, features, two bytes each."""
+COLUMNS_ROWS = dict(zip(WEIGHTS, ("S(0)", "S(0)", "S(0)", "S(1)", "S(0)", "S(0)", "S(1)"), strict=True))
+MEGATRON = dict(zip(WEIGHTS, COLUMNS_ROWS.values(), strict=True))
+FULL = 2 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336)
+"""Bytes of a layer's seven weights in bf16."""
+
+
+def at_gates(case: Arranged) -> list[tuple[int, str, str, str]]:
+    return sorted((m.half, m.gate, m.sent.phase, m.sent.kind) for m in case.messages if m.sent.num_bytes >= 2**20)
+
+
+def test_f_stands_before_the_first_products_and_g_behind_the_last() -> None:
+    case = arranged.megatron(LLAMA, 4, False)
+    assert case and case.weights == MEGATRON and not case.gathered
+    assert at_gates(case) == [
+        (h, gate, phase, "all_reduce") for h in (0, 1) for gate, phase in (("end", "forward"), ("in", "backward"))
+    ]
+    assert {m.sent.num_bytes for m in case.messages} == {SIZE}
+    for h in (0, 1):  # whole, cut by features, terms, whole
+        assert [case.wires[h, p] for p in ("start", "in", "middle", "last", "end", "sum")] == [
+            "R",
+            "R",
+            "S(2)",
+            "S(2)",
+            "P",
+            "R",
+        ]
+
+
+def test_sequence_parallelism_halves_each_message_and_cuts_what_lies_between() -> None:
+    case = arranged.megatron(LLAMA, 4, True)
+    assert case and case.weights == MEGATRON
+    there, back = {"in": "all_gather", "end": "reduce_scatter"}, {"in": "reduce_scatter", "end": "all_gather"}
+    assert at_gates(case) == sorted(
+        (h, gate, phase, kinds[gate]) for h in (0, 1) for phase, kinds in (("forward", there), ("backward", back)) for gate in kinds
+    )  # fmt: skip
+    assert [case.wires[0, p] for p in ("start", "in", "end", "sum")] == ["S(1)", "R", "P", "S(1)"]
+    norms = [m.sent.num_bytes for m in case.messages if m.gate == "norm"]
+    assert norms == [2 * 4096] * 2  # the norms' own weights are whole, their tokens are not
+
+
+def test_fsdp_goes_around_the_block() -> None:
+    case = l16_zero.around(LLAMA, {"m": 1})
+    assert case and (case.devices, case.groups) == (8, 2) and case.gathered == set(WEIGHTS)
+    moved = block.weight_traffic(m for m in case.messages if block.travels(case, m))
+    # a GPU's slices of the weights in bf16, twice; their gradients in fp32
+    assert moved == {
+        ("forward", "all_gather"): FULL // 8, ("backward", "all_gather"): FULL // 8, ("backward", "reduce_scatter"): 2 * FULL // 8,
+    }  # fmt: skip
+    assert {m.sent.axis for m in case.messages if block.travels(case, m)} == {0}
+
+
+def test_no_group_of_neighbours_no_block() -> None:
+    assert arranged.megatron(LLAMA, 3, False) is None  # 32 heads
+    assert arranged.own(LLAMA, 4, ("S(0)",) * 7) is not None
+    bare = arranged.bare(LLAMA, 4, ("R",) * 7)
+    assert not bare.messages and "down_proj" in svg(block.block(bare, block.PLACED), "a block")
+
+
+@pytest.mark.parametrize("lesson, letters", [(5, 2), (6, 4), (7, 0), (16, 0), (13, 0)])
+def test_each_lesson_draws_its_state(lesson: int, letters: int) -> None:
+    """A plate for each message that an activation waits for, in the place where the plan has it."""
+    found = LESSONS[lesson - 1]
+    case = found.block and found.block(LLAMA, found.defaults())
+    assert case
+    pictures = [s.picture for s in found.scene(LLAMA, found.defaults()).steps if 'class="messages"' in s.picture]
+    assert pictures and len(re.findall(r">[fg]</text>", pictures[0])) == letters
+    halves = (1,) if lesson == 5 else (0, 1)
+    told = [m for m in case.messages if m.half in halves and not block.travels(case, m)]
+    assert len(re.findall(r"<title>", pictures[0])) == len(told)
+    assert all(re.search(rf"<title>{m.sent.kind}, {m.sent.phase}", pictures[0]) for m in told)
+
+
+def test_the_builder_holds_the_cost_of_every_choice() -> None:
+    lesson = LESSONS[12]
+    picture = lesson.scene(LLAMA, lesson.defaults()).steps[0].picture
+    found = l13_choose.scored(LLAMA, "LlamaDecoderLayer", 4)
+    table = re.search(r'data-seconds="([^"]*)"', picture)
+    assert table and len(cells := table[1].split(",")) == 3**7
+    assert all((cell == "") == (not np.isfinite(s)) for cell, s in zip(cells, found.comm_s, strict=True))
+    row = builder.placed([str(lesson.defaults()[w]) for w in WEIGHTS])
+    assert int(cells[row]) == round(found.comm_s[row] * 1e6)
+    assert picture.count('role="spinbutton"') == 7 and picture.count('class="cut"') == 3
+
+
+PROGRAM = """\
+same_back_all_reduce = move([], backward=[all_reduce(TENSOR)])
+all_reduce_back_same = move([all_reduce(TENSOR)], backward=[])
+slice_back_pad = move([shard(TENSOR, 0)], backward=[pad(TENSOR, 0)])
+
+
+def start(w, x):
+    return slice_back_pad(x)
+
+
+def llama_decoder_layer(w, x):
+    h = same_back_all_reduce(w.norm * x)
+    y = slice_back_pad(h)
+    return x + F.linear(y, w.down)
+"""
+
+
+def test_the_blocks_function_is_cut_out_with_the_exchanges_that_it_calls() -> None:
+    found = written.cut_out(PROGRAM, "LlamaDecoderLayer")
+    assert found.source.startswith("same_back_all_reduce") and "all_reduce_back_same" not in found.source
+    assert "slice_back_pad = " in found.source and "def start" not in found.source
+    assert found.talks == ("h = same_back_all_reduce(w.norm * x)",)
+
+
+@pytest.mark.slow  # builds and records the model
+def test_the_generated_block_has_f_and_g() -> None:
+    found = written.written(6, LLAMA, LESSONS[5].defaults())
+    assert not found.why and len(found.talks) == 4
+    f, g = ("same_back_all_reduce", "all_reduce_back_same")
+    assert [f in line for line in found.talks] == [True, False, True, False]
+    assert [g in line for line in found.talks] == [False, True, False, True]
