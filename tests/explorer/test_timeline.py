@@ -25,11 +25,10 @@ from planner_core.planning.pipeline import Result
 from planner_core.planning.request import Request
 from tests.support.plans import planned
 
+QUICK = ("llama-3-8b", "mixtral-8x7b", "resnet50-100k")
 
-@pytest.fixture(
-    scope="module",
-    params=[pytest.param(n, marks=pytest.mark.slow if n in ("t5-large", "llama-3-70b") else ()) for n in ZOO],
-)
+
+@pytest.fixture(scope="module", params=[pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in ZOO])
 def result(request: pytest.FixtureRequest) -> Result:
     return planned(Request(request.param, layers=4 if ZOO[request.param].depth else None))
 

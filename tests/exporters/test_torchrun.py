@@ -160,7 +160,7 @@ class Report(training.Report):
     def step(self, step, *rest):
         super().step(step, *rest)
         if step == 3 and not Path("crashed").exists() and os.environ["RANK"] == "0":
-            while not Path("crash/step-00000002/.metadata").exists():
+            while not Path("{saved}/step-00000002/.metadata").exists():
                 time.sleep(0.05)
             Path("crashed").touch()
             os._exit(1)
@@ -171,7 +171,19 @@ training.run(script.main)
 
 
 def test_a_run_that_fails_goes_on_from_its_last_checkpoint(folder: Path) -> None:
-    (folder / "crashing.py").write_text(CRASHING.format(script="fsdp"))
+    (folder / "crashing.py").write_text(CRASHING.format(script="fsdp", saved="failed"))
+    options = (*HOW, "--save", "failed", "--save-every", "2")
+    with pytest.raises(AssertionError):
+        run(folder, "crashing.py", 2, *options)
+    assert (folder / "crashed").exists()
+    again = losses(run(folder, "crashing.py", 2, *options))
+    assert again == pytest.approx({n: x for n, x in alone(folder)[0].items() if n > 2}, rel=5e-6)
+
+
+@pytest.mark.slow
+def test_torchrun_starts_a_run_that_fails_again(folder: Path) -> None:
+    (folder / "crashed").unlink(missing_ok=True)
+    (folder / "crashing.py").write_text(CRASHING.format(script="fsdp", saved="crash"))
     options = (*HOW, "--save", "crash", "--save-every", "2")
     said = torchrun("crashing.py", *options, options=("--max-restarts", "1"), folder=folder)
     assert (folder / "crashed").exists()

@@ -76,7 +76,7 @@ def test_the_cases_split_what_can_be_split() -> None:
     assert {k: found[k] for k in expected} == expected
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(st.lists(st.sampled_from([1, 2, 3, 4]), min_size=1, max_size=4), st.data())
 def test_any_reshape(dims: list[int], data: st.DataObject) -> None:
     total = int(torch.tensor(dims).prod())

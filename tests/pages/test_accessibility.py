@@ -37,6 +37,7 @@ STREAMLITS = {
     ): "st.code's own scrolling <pre> takes no focus; its copy button does",
 }
 """Findings inside widgets of Streamlit's that it gives no way to change: (rule, where), and why."""
+AXE = files("axe_playwright_python") / "axe.min.js"
 RUN = """
 async (others) => {
   const found = await axe.run(document, {resultTypes: ["violations"]});
@@ -57,7 +58,12 @@ def findings(visit: Visit, path: str, opened: bool = False) -> list[dict[str, An
     visit.page.wait_for_timeout(700)
     if opened:
         open_all(visit)
-    visit.page.add_script_tag(content=(files("axe_playwright_python") / "axe.min.js").read_text(encoding="utf-8"))
+    visit.page.add_script_tag(content=AXE.read_text(encoding="utf-8"))
+    return ours(visit)
+
+
+def ours(visit: Visit) -> list[dict[str, Any]]:
+    """What axe finds on the page as it stands that is not Streamlit's."""
     found: list[dict[str, Any]] = visit.page.evaluate(RUN, [list(key) for key in STREAMLITS])
     return [f for f in found if not f["theirs"]]
 
@@ -73,7 +79,20 @@ def open_all(visit: Visit) -> None:
     raise AssertionError("sections without end")
 
 
-@pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
+def test_axe_finds_nothing_serious_from_page_to_page(visit: Visit) -> None:
+    """One window turns the pages, so that it loads only once."""
+    visit.open(PAGES["answer"] + "&model=gpt2-xl&edit=best:keep,transformer.wte.weight:S(0)")
+    visit.page.add_script_tag(content=AXE.read_text(encoding="utf-8"))
+    for title in ("Answer", "Plans", "Compare", "Learn"):
+        if title != "Answer":
+            visit.turn(title)
+        visit.page.wait_for_timeout(700)
+        found = ours(visit)
+        assert not found, f"{title}: {json.dumps(found[:5], indent=1)}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("page", PAGES)
 def test_axe_finds_nothing_serious(chromium: Browser, app: str, page: str, theme: str) -> None:
     context = chromium.new_context(viewport={"width": 1440, "height": 1000}, color_scheme=theme)  # type: ignore[arg-type]
@@ -104,7 +123,7 @@ def test_axe_sees_what_is_wrong(chromium: Browser, app: str) -> None:
     page.set_content(
         "<html lang=en><title>x</title><main><button></button><p style='color:#ccc;background:#fff'>faint</p></main>"
     )
-    page.add_script_tag(content=(files("axe_playwright_python") / "axe.min.js").read_text(encoding="utf-8"))
+    page.add_script_tag(content=AXE.read_text(encoding="utf-8"))
     rules = {f["rule"] for f in page.evaluate(RUN, [list(key) for key in STREAMLITS])}
     context.close()
     assert {"button-name", "color-contrast"} <= rules

@@ -108,7 +108,7 @@ def test_a_third_plan_beside_the_two(visit: Visit) -> None:
 
 def test_topology_sliders_replan_and_back_undoes(visit: Visit) -> None:
     page = visit.page
-    visit.open("/topology")
+    visit.open("/topology?model=gpt2-xl&layers=2")
     thumb = page.get_by_role("slider", name=re.compile("InfiniBand: bandwidth"))
     thumb.focus()
     for _ in range(3):
@@ -158,7 +158,11 @@ def test_growing_can_be_stopped(visit: Visit) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["compare?rungs=tap&rows=all", "topology?bandwidth=1,0.25&model=gpt2-xl&layers=2&grow=2x8-h100"]
+    "path",
+    [
+        "compare?rungs=tap&rows=all",
+        pytest.param("topology?bandwidth=1,0.25&model=gpt2-xl&layers=2&grow=2x8-h100", marks=pytest.mark.slow),
+    ],
 )
 @pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 def test_opened_sections_fit_800_pixels(chromium: Browser, app: str, path: str, theme: str) -> None:

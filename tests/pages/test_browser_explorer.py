@@ -170,7 +170,7 @@ def test_the_graph_by_keyboard(visit: Visit) -> None:
 
 def test_a_new_cluster_plans_again_and_keeps_the_rest(visit: Visit) -> None:
     page = visit.page
-    visit.open("/?batch=32")
+    visit.open("/?model=gpt2-xl&layers=2&batch=32")
     page.get_by_role("button", name="2 nodes × 8 H100").click()
     page.get_by_role("combobox", name="Cluster").click()
     page.get_by_role("option", name=re.compile("1x8-h100")).click()

@@ -41,7 +41,7 @@ def test_rows_that_differ_and_all_rows() -> None:
     assert "All weights" in markdown(at)
 
 
-@pytest.mark.parametrize("method", ["tap", "taps", "atp"])
+@pytest.mark.parametrize("method", ["tap", *(pytest.param(m, marks=pytest.mark.slow) for m in ("taps", "atp"))])
 def test_what_a_method_costs(method: str) -> None:
     at = open_page("compare", model="gpt2-xl", rungs=method)
     assert not at.exception
@@ -60,7 +60,7 @@ def test_other_links_from_the_address() -> None:
 
 
 def test_a_slider_writes_the_address_and_back_at_one_leaves_it() -> None:
-    at = open_page("topology")
+    at = open_page("topology", model="gpt2-xl", layers="2")
     assert "links as set" not in tables(at)
     at.select_slider(key="w_bandwidth_1").set_value("0.125").run()
     assert not at.exception
@@ -70,7 +70,7 @@ def test_a_slider_writes_the_address_and_back_at_one_leaves_it() -> None:
 
 
 def test_another_cluster_forgets_the_links() -> None:
-    at = open_page("topology", bandwidth="1,0.25")
+    at = open_page("topology", model="gpt2-xl", layers="2", bandwidth="1,0.25")
     at.selectbox(key="w_cluster").set_value("1x8-h100").run()
     assert not at.exception
     assert "bandwidth" not in at.query_params

@@ -14,7 +14,7 @@ from planner_core.core.plan import Plan
 from planner_core.planning import Request, plan_model
 
 GPUS = ("h100-sxm", "a100-80gb-sxm", "v100-32gb-sxm")
-QUICK, ALL = 3, 24
+QUICK, ALL = 1, 24
 
 
 def machine(dice: random.Random) -> Cluster:

@@ -37,7 +37,7 @@ def test_gpus_that_do_not_fill_nodes_are_refused() -> None:
 @pytest.fixture(scope="module")
 def sizes() -> dict[str, Size]:
     """Llama-3-8B, six layers, on 16 GPUs by interconnect."""
-    names = ("2x8-h100", "2x8-v100-eth")
+    names = ("2x8-h100", "4x8-a100")
     return {n: grow(Request("llama-3-8b", layers=6), load_cluster(n), 16) for n in names}
 
 

@@ -196,7 +196,14 @@ def test_on_both_sides_of_a_real_crossover_the_plan_differs() -> None:
 
     def plan(gb_per_s: float) -> Plan:
         return whatif.best(
-            Request("llama-3-8b", cluster=f"2x8-h100:inter={gb_per_s:.6g}", layers=2, memory_gb=500, recompute="none")
+            Request(
+                "llama-3-8b",
+                cluster=f"2x8-h100:inter={gb_per_s:.6g}",
+                layers=2,
+                memory_gb=500,
+                recompute="none",
+                accumulate=1,
+            )
         )
 
     ends = [cell(v, 16.0, lambda v=v: plan(v), mesh_kind) for v in (25.0, 800.0)]
@@ -256,8 +263,10 @@ def test_the_map_shows_every_cell_with_a_letter(theme: object) -> None:
     assert "GB/s" in figure.layout.xaxis.title.text and "batch" in figure.layout.yaxis.title.text
 
 
-def test_the_map_is_worked_out_on_demand() -> None:
-    at = open_page("plans", model="vit-large", map="batch,inter", accumulate="1", recompute="none", zero="0")
+@pytest.mark.parametrize(("model", "mesh"), [("gpt2-xl", "16"), pytest.param("vit-large", "", marks=pytest.mark.slow)])
+def test_the_map_is_worked_out_on_demand(model: str, mesh: str) -> None:
+    settings = {"map": "batch,inter", "accumulate": "1", "recompute": "none", "zero": "0"}
+    at = open_page("plans", model=model, layers="1", mesh=mesh, **settings)
     assert not at.exception
     at.button(key="map_start").click().run()
     assert not at.exception

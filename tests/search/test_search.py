@@ -78,8 +78,17 @@ def assert_proven(problem: Problem, objective: Objective) -> None:
     )  # toulbar2 rounds every entry to 1e-12 s
 
 
-@pytest.mark.parametrize("mesh", ["8", "2x8", "2x2"])
-@pytest.mark.parametrize("layers", [1, 2, 3])
+QUICK = ((1, "8"), (2, "2x8"), (3, "2x2"))
+
+
+@pytest.mark.parametrize(
+    ("layers", "mesh"),
+    [
+        pytest.param(n, m, marks=() if (n, m) in QUICK else pytest.mark.slow)
+        for n in (1, 2, 3)
+        for m in ("8", "2x8", "2x2")
+    ],
+)
 @pytest.mark.parametrize("name", ZOO)
 def test_optimum_of_the_zoo_is_proven(name: str, layers: int, mesh: str) -> None:
     if name.startswith("resnet") and layers > 1:
