@@ -263,7 +263,7 @@ def _keys(figure: go.Figure, runs: Sequence[PublishedRun], gpus: Sequence[str], 
 def _run_hover(r: PublishedRun, left_out: str) -> str:
     lines = (
         f"<b>{_escape(r.model)} on {r.gpus} × {_escape(r.gpu)}</b>", f"{_escape(r.layout)}; {_escape(r.workload)}",
-        f"measured {units.seconds(r.measured_s)}, predicted {units.seconds(r.seconds[left_out])} ({100 * r.error(left_out):+.1f} %)",
+        f"measured {units.seconds(r.measured_s)}, predicted {units.seconds(r.seconds[left_out])} ({units.change(r.error(left_out))})",
         _escape(r.source),
     )  # fmt: skip
     return "<br>".join(lines)

@@ -122,9 +122,7 @@ def beside(priced: Mapping[str, Any]) -> str:
     lines = ["| figure | in this form | the plan | difference |\n|---|---:|---:|---:|"]
     for title, show, key in rows:
         here, there = priced[key], priced[f"plan_{key}"]
-        change = (
-            "the same" if abs(here - there) < 0.0005 * there else f"{100 * (here / there - 1):+.1f} %" if there else ""
-        )
+        change = "the same" if abs(here - there) < 0.0005 * there else units.change(here / there - 1) if there else ""
         lines.append(f"| {title} | {show(here)} | {show(there)} | {change} |")
     return "\n".join(lines) + ("" if priced["fits"] else "\n\nIn this form the model does not fit.")
 

@@ -103,7 +103,7 @@ def picked(runs: Sequence[PublishedRun], out: str) -> None:
     said = f" The source’s own tables contradict each other here: {one.contradicted}." if one.contradicted else ""
     st.markdown(
         f"**{frame.text(one.model)} on {one.gpus} × {frame.text(one.gpu)}**, {frame.text(one.layout)}; {frame.text(one.workload)}: "
-        f"measured {units.seconds(one.measured_s)}, predicted {units.seconds(one.seconds[out])} ({100 * one.error(out):+.1f} %). "
+        f"measured {units.seconds(one.measured_s)}, predicted {units.seconds(one.seconds[out])} ({units.change(one.error(out))}). "
         f"Source: {frame.text(one.source)}, {frame.text(one.reference)}.{frame.text(said)}"
     )
 

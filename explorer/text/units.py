@@ -74,6 +74,11 @@ def shape(dims: Sequence[int]) -> str:
     return "[" + ", ".join(map(str, dims)) + "]"
 
 
+def change(part: float, digits: int = 1) -> str:
+    """`+0.3 %` of 0.003: how far a figure lies from another, as a part of it."""
+    return f"{100 * part:+.{digits}f} %".replace("-", "\u2212")
+
+
 def percent(ratio: float) -> str:
     """A ratio as a percentage: 0.1234 -> `12 %`; one decimal below ten."""
     value = ratio * 100

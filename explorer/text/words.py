@@ -150,7 +150,7 @@ def doubt(a: Plan, b: Plan) -> float:
 
 def simulated(plan: Plan, seconds: float) -> str:
     """`544 ms (+0.3 %)`: a simulated step beside the plan's own."""
-    return f"{units.seconds(seconds)} ({100 * (seconds / plan.cost.step_time_s - 1):+.1f} %)"
+    return f"{units.seconds(seconds)} ({units.change(seconds / plan.cost.step_time_s - 1)})"
 
 
 def headline(a: Plan, b: Plan) -> str:

@@ -242,7 +242,7 @@ def _causes(best: float) -> Step:
             mine = [r for r in runs() if of(r) == value]
             middle = float(np.median([r.one_constant(best) for r in mine]))
             off = spread([r.run.error(GROUP_OUT) for r in mine])[0]
-            rows.append((name, value, str(len(mine)), f"{100 * middle:+.0f} %".replace("-", "−"), units.percent(off)))
+            rows.append((name, value, str(len(mine)), units.change(middle, 0), units.percent(off)))
     says = (
         "Residuals are a message: where they lean to one side, something is missing. Medians by group, with the best constant. Minus means that the "
         "runs were slower than the constant says. The last column is how far the planner is off, which knows products, links, overlap and memory traffic."
