@@ -146,6 +146,8 @@ def verify_text(data: Mapping[str, Any]) -> str:
         )
     if data.get("dispatched"):
         lines.append(f"runtime    operator by operator, since {data['dispatched']}")
+    if data.get("dropout") == "left out":
+        lines.append("dropout    left out in both runs, since one process draws other masks than the ranks together")
     if data.get("order"):
         order = data["order"]
         lines.append(f"order      {'as scheduled' if order['ok'] else order['difference']}")

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from planner_core.core import InputError
 from planner_core.models.capture import own_loss, standin_loss
+from planner_core.models.hooks import DROPOUTS, canonical
 from planner_core.models.sources import Source, build, python_source, training_inputs
 from planner_core.runtime import Init, Steered, Steering, initializer
 
 SPREAD = 0.05
+ATTENTION = "scaled_dot_product_attention"
 ARGS = "*"
 """The key of positional inputs among the named ones."""
 
@@ -156,3 +160,41 @@ def planned_loss(steering: Steering, inputs: Mapping[str, torch.Tensor]) -> torc
             with scopes.named("loss"):
                 loss = standin_loss(out, lambda t: isinstance(t, Steered))
     return loss.local if isinstance(loss, Steered) else loss
+
+
+# --- dropout ------------------------------------------------------------------------------------------
+
+
+class DropNothing(TorchFunctionMode):
+    """Inside, every call of dropout in the model's own code (`F.dropout(x, self.rate)`) returns its operand.
+
+    Under a plan each rank draws the mask of its own part. One process has other masks than the ranks together, so a difference
+    would tell nothing. Dropout of modules is off from the start. `seen`: whether a call would have dropped something.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        fn = canonical(func, kwargs)
+        if fn in DROPOUTS:
+            given = dict(zip(("input", "p", "training"), args, strict=False)) | kwargs
+            self.seen |= bool(given.get("training", given.get("train", True)) and given.get("p", 0.5))
+            return given["input"]
+        if fn == ATTENTION and (kwargs.get("dropout_p") or (len(args) > 4 and args[4])):
+            self.seen = True
+            args, kwargs = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args, {**kwargs}
+            kwargs.pop("dropout_p", None)
+        return func(*args, **kwargs)
+
+    def around(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        """A forward pass that drops nothing, also where it is recorded."""
+
+        @functools.wraps(forward)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return forward(*args, **kwargs)
+
+        return run

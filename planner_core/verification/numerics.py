@@ -16,6 +16,7 @@ from planner_core.cost import Event, scheduled
 from planner_core.runtime import CountCollectives, Parallel, PlanMismatch, Trace
 from planner_core.verification.build_models import (
     ARGS,
+    DropNothing,
     example_inputs,
     loss_of,
     single_loss,
@@ -66,7 +67,7 @@ def report(plan: Plan, found: Mapping[str, Any], graph: Graph | None = None) -> 
         "param": {"max_rel_error": found["param"][0], "worst": found["param"][1]},
         "dtype": found["dtype"], "numbers_ok": good, "collectives_ok": same_traffic(predicted, measured),
         "collectives": {"predicted": predicted, "measured": measured}, "by_axis": found["by_axis"], "memory_bytes": None,
-        "dispatched": found["dispatched"], "order": order,
+        "dispatched": found["dispatched"], "dropout": "left out" if found["dropout"] else "none", "order": order,
     }  # fmt: skip
 
 
@@ -134,12 +135,15 @@ def compare(plan: Mapping[str, Any], seed: int, dtype: str) -> dict[str, Any]:
     whole, parsed = whole_model(config, dtype, seed)
     inputs = example_inputs(whole, parsed, {**workload, "dtype": dtype}, seed)
     torch.manual_seed(seed)  # a model that draws numbers draws the same ones twice
-    single = single_loss(whole, inputs)
-    single.backward()
+    chance = DropNothing()
+    with chance:
+        single = single_loss(whole, inputs)
+        single.backward()
 
     model, parsed = whole_model(config, dtype, seed)
     inputs = example_inputs(model, parsed, {**workload, "dtype": dtype}, seed)  # forward may have written into them
     plan = {**plan, "workload": {**workload, "dtype": dtype, "gradient_dtype": dtype}}
+    model.__dict__["forward"] = chance.around(model.forward)
     parallel = Parallel(model, plan, mesh, finish=loss_of)
     model.__dict__["forward"] = parallel.forward
     torch.manual_seed(seed)
@@ -167,7 +171,7 @@ def compare(plan: Mapping[str, Any], seed: int, dtype: str) -> dict[str, Any]:
         "dtype": dtype, "loss": (float(single.detach()), float(loss.detach())), "grad": gradient, "param": param,
         "collectives": counted.table(),
         "by_axis": [[*key, *row] for key, row in sorted(counted.rows.items())],
-        "dispatched": parallel.dispatched.reason if parallel.dispatched else "",
+        "dispatched": parallel.dispatched.reason if parallel.dispatched else "", "dropout": chance.seen,
         "events": [[e.what, e.kind, e.axis, e.num_bytes, e.packed] for e in trace.events],
     }  # fmt: skip
 

@@ -505,3 +505,19 @@ def standardised_weights() -> Made:
     """Weights that are normalised, then take the shape that they had."""
     layers = (Standardised(16, 16, 3) for _ in range(4))
     return _classified(nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), *layers), 16)
+
+
+class Dropping(nn.Conv2d):
+    """Dropout that its own code calls, with a rate of its own."""
+
+    def __init__(self) -> None:
+        super().__init__(16, 16, 3, padding=1)
+        self.drop_rate = 0.3
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + F.dropout(F.relu(super().forward(x)), self.drop_rate)
+
+
+def functional_dropout() -> Made:
+    """Dropout by F.dropout; a run under a plan is held against one process without it."""
+    return _classified(nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), *(Dropping() for _ in range(4))), 16)

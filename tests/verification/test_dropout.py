@@ -1,0 +1,44 @@
+"""Dropout that a model's code calls is left out of both runs that are compared."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from planner_core.verification.build_models import DropNothing
+
+x = torch.arange(1.0, 65.0).reshape(1, 2, 4, 8)
+CALLS = {
+    "F.dropout": lambda: F.dropout(x, 0.5),
+    "F.dropout2d, in place": lambda: F.dropout2d(x.clone(), p=0.5, inplace=True),
+    "torch.dropout": lambda: torch.dropout(x, 0.5, True),
+    "F.alpha_dropout": lambda: F.alpha_dropout(x, 0.5, training=True),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_returns_its_operand(name: str) -> None:
+    with DropNothing() as chance:
+        assert torch.equal(CALLS[name](), x)
+    assert chance.seen
+    assert not torch.equal(CALLS[name](), x), "outside it drops"
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_attention_drops_no_weights(by_name: bool) -> None:
+    def attend(p: float) -> Tensor:
+        if by_name:
+            return F.scaled_dot_product_attention(x, x, x, dropout_p=p)
+        return F.scaled_dot_product_attention(x, x, x, None, p)
+
+    with DropNothing() as chance:
+        found = attend(0.5)
+    assert chance.seen and torch.equal(found, attend(0.0))
+
+
+def test_what_drops_nothing_is_not_told() -> None:
+    with DropNothing() as chance:
+        F.dropout(x, 0.5, training=False), F.dropout(x, 0.0), F.scaled_dot_product_attention(x, x, x)
+    assert not chance.seen
