@@ -11,7 +11,7 @@ folded_solver, lagrangian, restricted_states: the search itself, from the inside
 from planner_core.search.budget.memory_fit import fit, hopeless
 from planner_core.search.budget.pareto_front import corners, front
 from planner_core.search.extract_plan import assemble
-from planner_core.search.folded_solver import Assignment, block_totals, solve
+from planner_core.search.folded_solver import Assignment, RunTable, block_totals, run_tables, solve
 from planner_core.search.lagrangian import Answer, least_memory, memory_of, objective_of, quick_bound, search
 from planner_core.search.objective import OBJECTIVES, TIE, Objective
 from planner_core.search.restricted_states import NO_BOUND, NOTE, bounded, narrow
@@ -25,6 +25,7 @@ __all__ = [
     "Answer",
     "Assignment",
     "Objective",
+    "RunTable",
     "assemble",
     "best_shares",
     "block_totals",
@@ -38,6 +39,7 @@ __all__ = [
     "narrow",
     "objective_of",
     "quick_bound",
+    "run_tables",
     "search",
     "solve",
 ]

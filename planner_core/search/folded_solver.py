@@ -74,6 +74,33 @@ def solve(problem: Problem, objective: Objective, abandon_above: float = float("
     return known
 
 
+@dataclass(frozen=True, slots=True)
+class RunTable:
+    """A run of equal copies on a mesh of one axis, as the search sees it. `states` are the placements of the residual stream and of
+    its gradient, `ways` is log10 of the number of joint states of one copy, and `one` and `all` [entry, exit] are the least weighted
+    times of one copy and of all `copies`, in s. A pair of states that cannot be is infinite."""
+
+    block: str
+    copies: int
+    states: tuple[str, ...]
+    ways: float
+    one: Floats
+    all: Floats
+
+
+def run_tables(problem: Problem) -> list[RunTable]:
+    """The tables of the runs that pass nothing on but the residual stream, with equal shares for the sides of each maximum."""
+    folded = Folded(problem, Objective("time", problem.model.step_time, fixed=EVEN))
+    found = []
+    for run in (r for r in folded.runs if r.count > 1 and not r.axes.shared):
+        stream = run.compiled.net.tensors[run.axes.entry]
+        pairs = [stream.pairs[i] for i in stream.index[chain_states(run.axes, run.compiled)][:, -1]]
+        ways = float(np.log10(list(run.compiled.sizes.values())).sum())
+        names = tuple(f"{forward}|{gradient}" for forward, gradient in pairs)
+        found.append(RunTable(run.run.block, run.count, names, ways, run.matrix(0), run.cost[0]))
+    return found
+
+
 def _folded(problem: Problem, objective: Objective) -> Folded:
     """The folded network under an objective. An exact solution goes on from what a quick solution found."""
     exact = replace(objective, exact=True)

@@ -11,6 +11,7 @@ from explorer.learn.lessons.planners import (
     l13_choose,
     l21_uneven,
     l22_long,
+    l24_think,
 )
 from explorer.learn.lessons.times import (
     l14_pays,
@@ -27,4 +28,5 @@ LESSONS: tuple[Lesson, ...] = (
     l07_sequence.LESSON, l08_backward.LESSON, l09_folding.LESSON, l10_topology.LESSON, l11_two_dims.LESSON,
     l12_experts.LESSON, l13_choose.LESSON, l14_pays.LESSON, l15_step.LESSON, l16_zero.LESSON, l17_memory_walk.LESSON,
     l18_micro_batches.LESSON, l19_measured.LESSON, l20_algorithms.LESSON, l21_uneven.LESSON, l22_long.LESSON, l23_debug.LESSON,
+    l24_think.LESSON,
 )  # fmt: skip

@@ -12,6 +12,7 @@ ABLE = (
     "say from how many tokens on a gather hides", "say what shows in a step, and when two plans tie", "tell what each ZeRO stage keeps and sends",
     "find the moment at which memory is fullest", "choose the number of micro-batches", "fit a constant, read residuals, and say what a model is for",
     "say when a ring, a tree or a switch wins", "tell what one hot expert costs", "deal a long text to GPUs fairly", "find a silent fault from losses, weights and messages",
+    "say how a search proves its plan without trying all",
 )  # fmt: skip
 """What one can do after each lesson, in order."""
 

@@ -1,0 +1,398 @@
+"""24. How planners think: a copy becomes a table, copies multiply, memory gets a price, and a bound is a proof."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from explorer.figures.palette import COMMUNICATION, COMPUTE
+from explorer.figures.svg_tensors import PAPER, Box, column, svg, table, text
+from explorer.learn.blocks import placing
+from explorer.learn.blocks.arranged import suited
+from explorer.learn.learner import Learner, standard
+from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, typed
+from explorer.learn.lessons.planners.l13_choose import scored
+from explorer.learn.pictures.charts import WIDTH
+from explorer.text import units
+from planner_core.core import DeviceMesh
+from planner_core.search import Answer, RunTable, run_tables, search
+
+Floats = NDArray[np.float64]
+ROOMS = (10, 25, 50, 75)
+CODE = """\
+import numpy as np
+
+one = np.array([[6.0, 9.0, 7.0], [4.0, 3.0, 8.0], [9.0, 5.0, 4.0]])  # ms of a copy: from a state, to a state
+
+def then(a, b):  # the least over every state between: (min, +) instead of (+, x)
+    return (a[:, :, None] + b[None, :, :]).min(axis=1)
+
+copies, products, table = 1, 0, one
+while copies < 32:
+    table, copies, products = then(table, table), 2 * copies, products + 1
+print(f"products {products}, copies {copies}, least {table.min():g} ms")
+
+ways, slow = 3**31, one
+for _ in range(31):
+    slow = then(slow, one)
+print(f"difference {abs(slow - table).max():g}")  # one copy after the other gives the same
+print(f"ways that were not looked at one by one: {ways}")
+"""
+
+
+@dataclass(frozen=True)
+class Thought:
+    """What the search of the learner's model on some neighbours rests on: the table of a copy, and the answer."""
+
+    run: RunTable
+    answer: Answer
+    budget: float
+
+
+def of_model(learner: Learner) -> tuple[Learner, str]:
+    """A learner whose model has equal copies one after the other, and a sentence if it is another model."""
+    found, note = learner.transformer()
+    if _run(found, 2) is not None:
+        return found, note
+    return standard(
+        learner
+    ), f"The layers of {found.name} pass on more than one tensor, so this lesson shows Llama-3-8B on your cluster."
+
+
+@lru_cache(maxsize=32)
+def _run(learner: Learner, devices: int) -> RunTable | None:
+    problem = placing.neighbours(learner, devices).problem(DeviceMesh(("gpus",), (devices,)))
+    return max(run_tables(problem), key=lambda r: r.copies, default=None)
+
+
+@lru_cache(maxsize=32)
+def thought(learner: Learner, devices: int) -> Thought:
+    """The table and the answer; call it on what `of_model` gives."""
+    planner, run = placing.neighbours(learner, devices), _run(learner, devices)
+    assert run is not None
+    problem = planner.problem(DeviceMesh(("gpus",), (devices,)))
+    return Thought(run, search(problem, budget=planner.budget), planner.budget)
+
+
+def then(a: Floats, b: Floats) -> Floats:
+    """[entry, exit]: one table after the other, by the least over every state between."""
+    found: Floats = (a[:, :, None] + b[None, :, :]).min(axis=1)
+    return found
+
+
+def products(copies: int) -> int:
+    """Products of tables for so many copies: squarings, and one for each further binary digit."""
+    return copies.bit_length() - 1 + copies.bit_count() - 1
+
+
+def squares(run: RunTable) -> list[tuple[int, Floats]]:
+    """(copies, their table) at 1, 2, 4, ... copies, and at all of them."""
+    found = [(1, run.one)]
+    while 2 * found[-1][0] <= run.copies:
+        n, last = found[-1]
+        found.append((2 * n, then(last, last)))
+    if found[-1][0] < run.copies:
+        found.append((run.copies, run.all))
+    return found
+
+
+@dataclass(frozen=True)
+class Priced:
+    """The choices of one block with memory at a price, in ms per GiB: the best price's bound, the best choice that fits, and how many
+    choices lie below the line through both."""
+
+    price: float
+    bound_ms: float
+    best_ms: float
+    left: int
+    room_gib: float
+
+
+def priced(ms: Floats, gib: Floats, room: float) -> Priced:
+    """The price at which the bound `min(ms + price * gib) - price * room` is highest. It is the slope of the lower hull at `room`."""
+    order = np.lexsort((ms, gib))
+    hull: list[int] = []
+    for i in map(int, order):
+        if hull and ms[i] >= ms[hull[-1]]:
+            continue  # sends no less and keeps more
+        while len(hull) > 1 and _turns(ms, gib, hull[-2], hull[-1], i):
+            hull.pop()
+        hull.append(i)
+    slopes = [(ms[a] - ms[b]) / (gib[b] - gib[a]) for a, b in itertools.pairwise(hull)]
+    bounds = [float((ms + p * gib).min() - p * room) for p in (0.0, *slopes)]
+    k = int(np.argmax(bounds))
+    price = float((0.0, *slopes)[k])
+    best = float(ms[gib <= room].min())
+    below = int(((ms + price * gib) < best + price * room - 1e-9).sum())
+    return Priced(price, bounds[k], best, below, room)
+
+
+def _turns(ms: Floats, gib: Floats, a: int, b: int, c: int) -> bool:
+    """Whether b lies above the line from a to c."""
+    return bool((ms[b] - ms[a]) * (gib[c] - gib[a]) >= (ms[c] - ms[a]) * (gib[b] - gib[a]))
+
+
+def choices(learner: Learner, devices: int, share: int) -> tuple[Floats, Floats, float]:
+    """Communication in ms and memory in GiB of all choices of lesson 13, and the memory allowed: so many percent of the way from
+    the least to what the quickest choice needs."""
+    learner, block, _ = suited(learner)
+    found = scored(learner, block, devices)
+    can = np.isfinite(found.comm_s)
+    ms, gib = found.comm_s[can] * 1e3, found.memory_bytes[can] / units.GIB
+    quickest = float(gib[ms == ms.min()].min())
+    return ms, gib, float(gib.min() + share / 100 * (quickest - gib.min()))
+
+
+def scene(learner: Learner, values: Values) -> Scene:
+    """Ways, a table, two copies, all copies, the price of memory, the proof."""
+    learner, note = of_model(learner)
+    devices = int(values["t"])
+    t = thought(learner, devices)
+    ms, gib, room = choices(learner, devices, int(values["room"]))
+    p = priced(ms, gib, room)
+    steps = (
+        _ways(learner, t.run, devices), _as_table(t.run), _two_copies(t.run), _all_copies(t.run), _with_memory(learner, p, ms, gib), _proof(learner, t, devices),
+    )  # fmt: skip
+    ways = {
+        "ways": t.run.ways,
+        "all_ways": t.run.ways * t.run.copies,
+        "copies": t.run.copies,
+        "products": products(t.run.copies),
+    }
+    numbers = {
+        **ways, "one_ms": float(t.run.one.min()) * 1e3, "all_ms": float(t.run.all.min()) * 1e3,
+        "price": p.price, "bound_ms": p.bound_ms, "best_ms": p.best_ms, "left": p.left, "room_gib": p.room_gib,
+        "bound_s": t.answer.bound, "solves": t.answer.solves, "proven": float(t.answer.optimal),
+    }  # fmt: skip
+    return Scene(steps, numbers, reveal=3, note=note)
+
+
+def _ten(exponent: float) -> str:
+    return f"10^{exponent:,.0f}".replace(",", "\u202f")
+
+
+def _ways(learner: Learner, run: RunTable, devices: int) -> Step:
+    one, every = run.ways, run.ways * run.copies
+    rows = [
+        ("one copy of the block", "1", _ten(one)), (f"{run.copies} copies, each its own way", str(run.copies), _ten(every)),
+        (f"{run.copies} copies, all the same way", str(run.copies), _ten(one)),
+    ]  # fmt: skip
+    says = (
+        f"On {devices} GPUs each tensor of {learner.name} may lie in a few ways, and each operator may run in a few. One copy of its block has "
+        f"about **{_ten(one)}** joint ways, all {run.copies} copies {_ten(every)}. Folding (lesson 9) leaves one block to look at, but not one "
+        "way: neighbours may differ. No computer tries them. The planner finds the best all the same, and proves it."
+    )
+    return Step("Too many ways", says, table(("of", "copies", "joint ways"), rows))
+
+
+def _shown(run: RunTable) -> list[int]:
+    """The states that a copy can begin in."""
+    return [i for i in range(len(run.states)) if np.isfinite(run.one[i]).any()]
+
+
+def _milliseconds(value: float) -> str:
+    return f"{value * 1e3:,.2f}".replace(",", "\u202f") if math.isfinite(value) else "cannot"
+
+
+def _as_table(run: RunTable) -> Step:
+    rows = [(f"from {run.states[i]}", *map(_milliseconds, run.one[i])) for i in _shown(run)]
+    best = np.unravel_index(int(run.one.argmin()), run.one.shape)
+    says = (
+        "A copy touches the rest of the model only through the tensor that comes in and the one that goes out. So ask: for each way that "
+        "comes in and each that goes out, how little time can the inside take? Inside, the same trick again: an operator is settled "
+        f"for each way of its neighbours, then forgotten. {len(run.states)} × {len(run.states)} numbers are left, in ms of forward and backward. Before the bar stands the "
+        f"tensor, behind it its gradient. The least is **{_milliseconds(float(run.one.min()))} ms**, from {run.states[best[0]]} to {run.states[best[1]]}."
+    )
+    return Step(
+        "A copy becomes a table",
+        says,
+        table(("", *(f"to {s}" for s in run.states)), rows, _shown(run).index(int(best[0]))),
+    )
+
+
+def _ends(run: RunTable) -> tuple[int, int]:
+    """From where to where two copies are spelled out: the best way of all of them."""
+    i, j = np.unravel_index(int(run.all.argmin()), run.all.shape)
+    return int(i), int(j)
+
+
+def _two_copies(run: RunTable) -> Step:
+    i, j = _ends(run)
+    sums = run.one[i] + run.one[:, j]
+    middle = [k for k in range(len(run.states)) if np.isfinite(sums[k])]
+    rows = [(run.states[k], *map(_milliseconds, (run.one[i, k], run.one[k, j], sums[k]))) for k in middle]
+    best = int(sums.argmin())
+    says = (
+        f"Put two copies together, from {run.states[i]} to {run.states[j]}. Between them the tensor lies in one of {len(middle)} ways: add both tables' "
+        f"numbers for each, and keep the least, **{_milliseconds(float(sums[best]))} ms** through {run.states[best]}. Done for every pair of ends, that is a product of tables: "
+        "plus where numbers are multiplied, the least where they are added."
+    )
+    head = ("between", "first copy, ms", "second copy, ms", "together, ms")
+    return Step("Two copies", says, table(head, rows, middle.index(best)))
+
+
+def _all_copies(run: RunTable) -> Step:
+    i, j = _ends(run)
+    found = squares(run)
+    rows = [
+        (str(n), str(products(n)), _milliseconds(float(t[i, j])), _milliseconds(n * float(run.one.min())))
+        for n, t in found
+    ]
+    says = (
+        f"The product of two tables is again such a table, now of two copies. Square it: four, eight, and so on. **{products(run.copies)} products** make all "
+        f"{run.copies} copies, and the least way from end to end is among them: {_milliseconds(float(run.all[i, j]))} ms. Nothing was left out, since what lies inside "
+        "matters to nobody outside once the ends are known. That is dynamic programming."
+    )
+    head = ("copies", "products", f"from {run.states[i]} to {run.states[j]}, ms", "if each took the least, ms")
+    return Step("All copies", says, table(head, rows, len(rows) - 1))
+
+
+def _with_memory(learner: Learner, p: Priced, ms: Floats, gib: Floats) -> Step:
+    gap = (
+        f"a gap of {units.significant(p.best_ms - p.bound_ms, 2)} ms"
+        if p.best_ms > p.bound_ms * (1 + 1e-9)
+        else "no gap"
+    )
+    left = f"{units.whole(p.left)} of {units.whole(len(ms))}" if p.left else "none"
+    says = (
+        f"Memory breaks this: whether all fits is known only at the end. So let memory cost time, here {units.significant(p.price, 2)} ms per GiB, and "
+        f"minimise the sum, which works as before. Every choice lies on or above the line. Where the line meets the {units.significant(p.room_gib)} GiB allowed, it is a "
+        f"**bound: nothing that fits is below {units.significant(p.bound_ms)} ms**. The best choice that fits takes {units.significant(p.best_ms)} ms: {gap}. Between line and best lie "
+        f"{left}: they are looked at one by one, and then the best is proven."
+    )
+    return Step(
+        "Memory gets a price",
+        says,
+        svg(_cloud(p, ms, gib), "Choices of a block, the line of a price and the memory allowed"),
+    )
+
+
+def _cloud(p: Priced, ms: Floats, gib: Floats) -> Box:
+    left, top, width, height = 60.0, 12.0, WIDTH - 80, 260.0
+    most_x, low, most_y = (
+        float(gib.max()) * 1.03,
+        float(gib.min()) * 0.9,
+        min(float(ms.max()), 4 * p.best_ms) * 1.05 or 1.0,
+    )
+
+    def px(v: float) -> float:
+        return left + (v - low) / (most_x - low) * width
+
+    def py(v: float) -> float:
+        return top + height - v / most_y * height
+
+    below = (ms + p.price * gib) < p.best_ms + p.price * p.room_gib - 1e-9
+    spots = {
+        (round(px(a)), round(py(b)), bool(c))
+        for a, b, c in zip(gib.tolist(), ms.tolist(), below.tolist(), strict=True)
+        if b <= most_y
+    }
+    parts = [f'<path d="M{left} {top}V{top + height}H{left + width}" stroke="#8a97a3" fill="none"/>']
+    parts += [
+        f'<circle cx="{a}" cy="{b}" r="{3.4 if c else 2.4}" fill="{COMMUNICATION if c else "#8a97a3"}" fill-opacity="{0.9 if c else 0.4}"/>'
+        for a, b, c in sorted(spots, key=lambda s: s[2])
+    ]
+    ends = [(x, p.bound_ms + p.price * (p.room_gib - x)) for x in (low, most_x)]
+    clipped = [(x, min(max(y, 0.0), most_y)) if p.price == 0 else _clip(p, x, y, most_y) for x, y in ends]
+    line = "L".join(f"{px(x):.1f} {py(y):.1f}" for x, y in clipped)
+    parts.append(f'<path d="M{line}" stroke="{COMPUTE}" stroke-width="2" fill="none"/>')
+    parts.append(f'<path d="M{px(p.room_gib):.1f} {top}V{top + height}" stroke="currentColor" stroke-dasharray="5 4"/>')
+    for y, word, colour, down in (
+        (p.best_ms, "best that fits", COMMUNICATION, -10.0),
+        (p.bound_ms, "bound", COMPUTE, 20.0),
+    ):
+        x = px(p.room_gib)
+        parts.append(f'<circle cx="{x:.1f}" cy="{py(y):.1f}" r="6" fill="none" stroke="{colour}" stroke-width="3"/>')
+        parts.append(_word(min(x + 10, left + width - 90), py(y) + down, word))
+    parts.append(_word(min(px(p.room_gib) + 6, left + width - 110), top + 12, "memory allowed"))
+    parts += [
+        f'<text x="{left - 6}" y="{py(v) + 4:.1f}" font-size="12" text-anchor="end" fill="currentColor">{units.significant(v)}</text>'
+        for v in (0.0, most_y / 2, most_y)
+    ]
+    parts += [
+        f'<text x="{px(v):.1f}" y="{top + height + 18:.0f}" font-size="12" text-anchor="middle" fill="currentColor">{units.significant(v)}</text>'
+        for v in (float(gib.min()), (low + most_x) / 2, float(gib.max()))
+    ]
+    chart = Box(WIDTH, top + height + 24, "".join(parts))
+    return column(text("communication of a layer, ms", 13, muted=True), chart, text("memory per layer and GPU, GiB; each dot is a choice, orange: below the best", 13, muted=True), gap=6)  # fmt: skip
+
+
+def _clip(p: Priced, x: float, y: float, most: float) -> tuple[float, float]:
+    """The end of the line, moved along it into the picture."""
+    inside = min(max(y, 0.0), most)
+    return x + (y - inside) / p.price, inside
+
+
+def _word(x: float, y: float, word: str) -> str:
+    return (
+        f'<text x="{x:.1f}" y="{y:.1f}" font-size="13" font-weight="600" fill="currentColor" stroke="{PAPER}" stroke-width="5" '
+        f'paint-order="stroke">{word}</text>'
+    )
+
+
+def _proof(learner: Learner, t: Thought, devices: int) -> Step:
+    a = t.answer
+    fits = a.assignment is not None
+    rows = [
+        ("memory allowed per GPU", units.memory(t.budget)),
+        ("bound: no plan takes less than", units.seconds(a.bound)),
+        ("best plan that fits", units.seconds(a.value) if fits else "none: the least memory is too much"),
+        ("times that the folded network was solved", str(a.solves)),
+        (
+            "proven",
+            "yes, the bound reaches the value" if a.optimal else "there is nothing to prove" if not fits else "no",
+        ),
+    ]
+    says = (
+        f"The planner does all of it for {learner.name} on {devices} neighbours. A layer's time is the longer of two sides (lesson 15), which is not a "
+        "sum; a weighted mean of the two is, and never more. So tables give bounds, and where a bound is not yet the true time it is sharpened "
+        "and solved again. **When the bound reaches a plan's own time, no other plan can beat it**: under the model of costs, which lesson 19 puts to the test."
+    )
+    return Step("The proof", says, table(("", ""), rows, len(rows) - 1))
+
+
+def question(learner: Learner, values: Values) -> Question:
+    """How many products are needed for all copies?"""
+    learner, _ = of_model(learner)
+    copies = thought(learner, int(values["t"])).run.copies
+    right, doubled = products(copies), copies.bit_length() - 1
+    why = f"1 → 2 → 4 → … by squaring takes {doubled}, up to {2**doubled} copies" + (
+        f", and {right - doubled} more to put together what {copies} is made of." if right > doubled else "."
+    )
+    wrong = (
+        (
+            float(copies - 1),
+            "That is one copy after the other. The table of two copies may be multiplied by itself: that is four.",
+        ),
+        (float(copies), f"Even one after the other takes {copies - 1}; and a table may be multiplied by itself."),
+        (copies / 2, "That joins pairs, and then? All pairs are equal, so one product serves them all."),
+        (float(doubled), f"That is {2**doubled} copies. {copies - 2**doubled} more have to be joined."),
+        (float(doubled + 1), f"{doubled} squarings are enough: the first table is one copy already."),
+    )
+    return typed(
+        f"There are {copies} equal copies, and a product of tables may be used again. How few products give the table of all {copies}?",
+        "products", (float(right), why), tuple(w for w in wrong if w[0] != right), lambda v: f"{v:g} products",
+    )  # fmt: skip
+
+
+LESSON = Lesson(
+    24, "How planners think", "A copy becomes a table, tables multiply, memory gets a price, and a bound is a proof.",
+    (
+        "Lessons 9 and 11 show two papers' ideas. This is how an exact search goes through more plans than there are atoms, on your model "
+        "and your GPUs. Change how many GPUs, and how much memory is allowed.",),
+    (
+        ("Dynamic programming", "settle a part for every way that its ends can be, and forget its inside"),
+        ("Bound", "a number that no plan can be below"),
+        ("Gap", "how far the best plan that was found is above the bound; at zero it is proven"),
+    ),
+    (
+        Control("t", "GPUs, neighbours in a node", (2, 4, 8), 8, kind="slider"),
+        Control("room", "Memory allowed, from the least (0 %) to what the quickest wants", ROOMS, 25, {r: f"{r} %" for r in ROOMS}, kind="slider"),
+    ),
+    scene, question, CODE, ("plans", "The front of this model's plans, with what is proven"), uses_model=True,
+)  # fmt: skip
