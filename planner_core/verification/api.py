@@ -91,9 +91,11 @@ def scaled(plan: Plan, ranks: int) -> Plan:
         graph = capture_graph(config["callable"])
         return _on(plan, graph, mesh)
     failed: PlannerError | None = None
+    # a plan of one sample may merge its dim of samples with one that is sharded
+    batch = 1 if w["batch"] == w["accumulate"] else 4 * ranks
     for small, seq in itertools.product(shrinks(config), dict.fromkeys((SMALL_SEQ, w["seq"]))):
         try:
-            graph = capture_graph(small, batch=4 * ranks, seq=seq, dtype="float32")
+            graph = capture_graph(small, batch=batch, seq=seq, dtype="float32")
             if graph.num_params <= LARGEST_WHOLE:
                 return _on(plan, graph, mesh)
         except (InputError, CaptureError) as error:
