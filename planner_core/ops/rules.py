@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from planner_core.core import Op, P, Placement, R, Shard, Value
+from planner_core.core import ITEM_BYTES, Op, P, Placement, R, Shard, Value
 
 DimOf: TypeAlias = int | None
 WHOLE = -1
@@ -32,13 +32,24 @@ Shapes: TypeAlias = list[tuple[int, ...]]
 @dataclass(frozen=True, slots=True)
 class Internal:
     """A collective inside a row (parallel cross-entropy). `num_bytes` is its global size. Splits of the dims `shrinks` on other axes
-    make it smaller."""
+    make it smaller. If it sends value number `sends` of the op (operands, then results), or its gradient, a rule gives the number of
+    elements. `expand` makes bytes of it, and leaves out the gradient of a value that has none."""
 
     phase: str
     kind: str
     num_bytes: int
     shrinks: tuple[str, ...] = ()
     count: int = 1
+    sends: int | None = None
+
+    def sized(self, ends: Sequence[Value]) -> tuple[Internal, ...]:
+        """The same collective with its size in bytes, or none. `ends` are the op's operands and results."""
+        if self.sends is None:
+            return (self,)
+        sent = ends[self.sends]
+        if self.phase != "forward" and not sent.grad:
+            return ()
+        return (replace(self, num_bytes=self.num_bytes * ITEM_BYTES[sent.meta.dtype], sends=None),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +57,8 @@ class Split:
     """One dim of the op's equation that may be split: its position in each operand and result (None: not there).
 
     `divides`: extents that the number of parts must divide. `bias`: operands that are added once to a Partial result. `segments`
-    maps the position of an operand to the sizes of the fused parts along its split dim.
+    maps the position of an operand to the sizes of the fused parts along its split dim. `own_results`: inside the op its
+    first operand and its results are exchanged, so what it keeps of them for backward are tensors of its own.
     """
 
     label: str
@@ -56,6 +68,7 @@ class Split:
     bias: tuple[int, ...] = ()
     segments: dict[int, tuple[int, ...]] = field(default_factory=dict)
     internal: tuple[Internal, ...] = ()
+    own_results: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +98,7 @@ class Row:
     divides: tuple[int, ...] = ()
     internal: tuple[Internal, ...] = ()
     segments: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    own_results: bool = False
 
     @property
     def splits_work(self) -> bool:
@@ -127,9 +141,11 @@ def _split_row(op: Op, s: Split, kinds: list[Value], values: Sequence[Value]) ->
             return (P if dim is None else R), R
         return Shard(dim), Shard(dim) if values[op.outputs[i]].grad else R
 
+    ends = [*kinds, *(values[o] for o in op.outputs)]
+    internal = tuple(found for c in s.internal for found in c.sized(ends))
     return Row(
         s.label, tuple(operand(i, d) for i, d in enumerate(s.inputs)),
-        tuple(result(i, d) for i, d in enumerate(s.outputs)), s.divides, s.internal, s.segments,
+        tuple(result(i, d) for i, d in enumerate(s.outputs)), s.divides, internal, s.segments, s.own_results,
     )  # fmt: skip
 
 

@@ -70,7 +70,8 @@ class Attention:
     """One fused attention kernel. `head_dim` is that of queries and keys, `value_dim` that of values.
 
     `causal`: query i sees the keys 0 to i, as in torch. `window`: the numbers of keys (before, behind) its own position that a query
-    sees; None: all. The backward kernel computes the scores again.
+    sees; None: all. `first` is the position of the first query, if the kernel has only some of the queries. The backward kernel
+    computes the scores again.
     """
 
     batch: int
@@ -83,13 +84,15 @@ class Attention:
     causal: bool = False
     window: tuple[int | None, int | None] = (None, None)
     backward: bool = False
+    first: int = 0
 
     @property
     def pairs(self) -> float:
         """Number of pairs of a query and a key that the mask keeps, as the area under the mask.
 
         A causal square keeps half of its pairs, as in published FLOP counts (FlashAttention, section 4.1). To be exact, the pairs on
-        and below the diagonal are (n + 1) / 2n of all. Example: causal 8 x 8 keeps 32; with a window of 2 keys before, 14.
+        and below the diagonal are (n + 1) / 2n of all. Example: causal 8 x 8 keeps 32; with a window of 2 keys before, 14. The
+        last 2 of the 8 queries (`first` = 6) keep 14 of the 32.
         """
         before, behind = self.window
         behind = 0 if self.causal and (behind is None or behind > 0) else behind
@@ -97,7 +100,8 @@ class Attention:
         return upper - (0 if before is None else self._area(-before))
 
     def _area(self, shift: int) -> float:
-        """The integral over x from 0 to q_len of min(max(x + shift, 0), kv_len)."""
+        """The integral over x from 0 to q_len of min(max(x + first + shift, 0), kv_len)."""
+        shift += self.first
 
         def below(y: int) -> float:
             inside = min(max(y, 0), self.kv_len)

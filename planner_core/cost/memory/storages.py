@@ -12,6 +12,7 @@ that is redistributed after the operator. A view shares the storage of what it l
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -25,6 +26,8 @@ from planner_core.cost.resolved_ops import local_bytes, rows_at
 from planner_core.ops import LocalBytes, operator, splits_kept, writes_in_place
 
 Key = tuple[str, object] | tuple[str, object, int]
+EXCHANGED = -1
+"""The number of an extra storage: the first operand, as the op has exchanged it (`Split.own_results`)."""
 
 
 @dataclass
@@ -58,7 +61,14 @@ class Storages:
             self._take(op, position, value, edge)
         for value, edge in zip(op.outputs, site.outputs, strict=True):
             self._make(op, value, edge)
-        self.saved[op.name] = tuple(dict.fromkeys([*self._kept(op), *self._extras(op)]))
+        kept, extras = self._kept(op), self._extras(op)
+        for key in self._sent_on(op, kept):
+            own = ("extra", op.name, len(extras))
+            self.size[own] = self.size[key]
+            self.size["extra", op.name, EXCHANGED] = self.bytes_of(op.inputs[0], site.inputs[0].dst.forward)
+            extras.append(own)
+            kept = [k for k in kept if k != key]
+        self.saved[op.name] = tuple(dict.fromkeys([*kept, *extras]))
 
     def own(self, key: Key | None) -> int:
         """Bytes of a storage; 0 if the key names none."""
@@ -176,13 +186,21 @@ class Storages:
             self.size["extra", op.name, k] = meta.num_bytes // int(np.prod(parts, dtype=int))
         return [("extra", op.name, k) for k in range(len(op.saved_extra))]
 
+    def _sent_on(self, op: Op, kept: Sequence[Key]) -> list[Key]:
+        """The results of which an operator keeps a tensor of its own, as large (`Split.own_results`)."""
+        keys = [k for v in op.outputs if (k := self.made.get(v)) is not None and k in kept]
+        rows = zip(rows_at(self.block, op, self.plan.sites[op.name]), self.model.sizes, strict=True) if keys else ()
+        return keys if any(row.own_results and n > 1 for row, n in rows) else []
+
     def held(self, op: Op) -> tuple[Key, ...]:
-        """What is held of an operator until its block is recomputed: its delivered results, and what it saves beside them. Nothing is
-        held of an operator that the plan does not keep."""
+        """What is held of an operator until its block is recomputed: its delivered results, what it saves beside them, and what it has
+        received inside. Nothing is held of an operator that the plan does not keep."""
         if op.name not in self.plan.kept:
             return ()
         own = (k for k in self.saved[op.name] if k[0] == "extra" or k in {self.made.get(v) for v in op.outputs})
-        return tuple(dict.fromkeys([*(k for v in op.outputs if (k := self.at.get(v)) is not None), *own]))
+        exchanged: Key = ("extra", op.name, EXCHANGED)
+        sent = [exchanged] if exchanged in self.size else []
+        return tuple(dict.fromkeys([*(k for v in op.outputs if (k := self.at.get(v)) is not None), *own, *sent]))
 
     def backward_work(self, op: Op) -> int:
         """Bytes that the backward of an operator uses for a moment, beside the gradients that it takes and makes."""

@@ -1,4 +1,12 @@
-"""Attention as one fused kernel. Samples and heads may be sharded; queries only if the mask does not depend on their position."""
+"""Attention as one fused kernel. Samples, heads and queries may be sharded.
+
+A causal mask gives late queries more keys than early ones. So a split of causal queries is balanced (`context`): of 2n blocks of
+queries GPU i computes blocks 2i and 2n-1-2i, which see 2n+1 blocks of keys together, whatever i is. It holds blocks 2i and 2i+1, so
+it exchanges the second one with GPU n-1-i, its mirror: queries before the kernels and results behind them. Keys and values are whole.
+
+Example: 8 queries on two GPUs, in blocks of 2. GPU 0 holds blocks 0 and 1, and GPU 1 blocks 2 and 3. GPU 0 computes blocks 0 and 3,
+which see 2 and 8 keys; GPU 1 computes blocks 2 and 1, which see 6 and 4.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +15,15 @@ from dataclasses import replace
 
 from planner_core.core import Attr, Op
 from planner_core.ops.operators import Kind, Local, Operator
-from planner_core.ops.rules import DimOf, Rule, Shapes, aligned, split
+from planner_core.ops.rules import DimOf, Internal, Rule, Shapes, Split, aligned, split
 from planner_core.ops.work import Attention, Part, Sizes, fused
+
+CONTEXT = "context"
+"""The label of a split of causal queries."""
 
 
 def _attention(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """Batch and heads may be sharded; the query length only without a causal mask. The number of parts must divide the key heads."""
+    """Batch, heads and the query length may be sharded. The number of parts must divide the key heads."""
     q, k = ins[0], ins[1]
     mask = ins[3] if len(ins) > 3 else None
 
@@ -26,7 +37,19 @@ def _attention(op: Op, ins: Shapes, outs: Shapes) -> Rule:
         found.append(split("heads", at(1, 1, 1), [1], q[1], k[1]))
     if not op.attrs.get("is_causal") and q[2] > 1:
         found.append(split("queries", at(2, None, None), [2], q[2]))
+    if op.attrs.get("is_causal") and q[2] == k[2] and q[2] % 2 == 0 and op.attrs.get("window_size") is None:
+        found.append(_context(q, outs[0], len(ins)))
     return Rule(tuple(found))
+
+
+def _context(q: tuple[int, ...], out: tuple[int, ...], num_inputs: int) -> Split:
+    """The split of causal queries. Each part is two blocks, of which one is exchanged."""
+    sent = [
+        Internal(phase, "all_to_all", math.prod(shape), ("batch", "heads", CONTEXT), sends=value)
+        for phase in ("forward", "backward")
+        for value, shape in ((0, q), (num_inputs, out))
+    ]
+    return Split(CONTEXT, (2, None, None), (2,), (q[2], q[2] // 2), internal=tuple(sent), own_results=True)
 
 
 def attention_shape(op: Op, sizes: Sizes) -> Attention:
@@ -59,8 +82,13 @@ def _bounded(keys: Attr) -> int | None:
 
 
 def _attention_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
-    forward = attention_shape(op, sizes)
-    return (fused(forward, replace(forward, backward=True), (0, 1, 2)),)
+    """One kernel. If causal queries are split, two: those of the first GPU, which has the first block of queries and the last."""
+    whole = attention_shape(op, sizes)
+    kernels = [whole]
+    if whole.causal and sizes.whole[0][-2] != whole.q_len:
+        block, keys = whole.q_len // 2, whole.kv_len
+        kernels = [replace(whole, q_len=block, kv_len=block), replace(whole, q_len=block, first=keys - block)]
+    return tuple(fused(kernel, replace(kernel, backward=True), (0, 1, 2)) for kernel in kernels)
 
 
 OPERATORS = (
@@ -72,7 +100,7 @@ OPERATORS = (
         arguments="query key value attn_mask dropout_p is_causal",
         defaults={"is_causal": False, "enable_gqa": False},
         ignored=("dropout_p",),
-        local=Local.MEMORY,
+        local=Local.EXCHANGE,
         title="attention",
     ),
 )

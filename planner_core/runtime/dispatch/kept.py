@@ -32,6 +32,7 @@ class _Here(threading.local):
     store: deque[Any] | None = None
     again = False
     replaying = False
+    passing = False
 
 
 _here = _Here()
@@ -82,6 +83,20 @@ def keep(whole: bool = False) -> Iterator[None]:
         _here.replaying = False
 
 
+def passing() -> contextlib.AbstractContextManager[None]:
+    """What is made inside is on its way: `keep` keeps its shape only. In the second run nobody reads its values."""
+    return contextlib.nullcontext() if torch.compiler.is_compiling() or _here.store is None else _passing()
+
+
+@contextlib.contextmanager
+def _passing() -> Iterator[None]:
+    before, _here.passing = _here.passing, True
+    try:
+        yield
+    finally:
+        _here.passing = before
+
+
 def replaying() -> bool:
     """Whether the results of the collectives that are now called are there already."""
     return _here.replaying
@@ -112,7 +127,8 @@ class _Record(TorchDispatchMode):
             else:
                 self.calls.append(AGAIN)
                 return out
-        self.calls.append(pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, out))
+        held = _shapes(out) if _here.passing else pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, out)
+        self.calls.append(held)
         return out
 
 

@@ -18,9 +18,16 @@ import torch.nn.functional as F
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Partial, Shard
 
-from planner_core.runtime.dispatch.redistribute import all_reduce
+from planner_core.runtime.dispatch.redistribute import all_reduce, exchange
 from planner_core.runtime.plan_reader import Placements, Row
-from planner_core.runtime.program.functions import batch_norm, cross_entropy, embedding, nll_loss, own_experts
+from planner_core.runtime.program.functions import (
+    batch_norm,
+    causal_attention,
+    cross_entropy,
+    embedding,
+    nll_loss,
+    own_experts,
+)
 
 
 @dataclass(frozen=True)
@@ -43,6 +50,10 @@ class MeshAxis:
     def all_reduce(self, x: torch.Tensor, reduction: str = "sum") -> torch.Tensor:
         """The sum (or max) of every rank's tensor."""
         return all_reduce(x, self.mesh, self.axis, reduction)
+
+    def exchange(self, pieces: torch.Tensor, counts: list[int]) -> torch.Tensor:
+        """Send `counts[r]` of the pieces along dim 0 to each rank r, and receive as many from it; in order of ranks."""
+        return exchange(pieces, counts, self.mesh, self.axis)
 
 
 @dataclass
@@ -265,7 +276,17 @@ def _split_batch_norm(
 
 @_rule("scaled_dot_product_attention")
 def _attention(call: Call) -> torch.Tensor:
-    return attention(*call.args, **call.kwargs)
+    queries = call.ranks(call.operand(0), 2)
+    return _split_attention(queries, *call.args, **call.kwargs) if queries else attention(*call.args, **call.kwargs)
+
+
+def _split_attention(
+    queries: list[MeshAxis], query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0, is_causal: bool = False, **options: Any,
+) -> torch.Tensor:  # fmt: skip
+    if not is_causal:
+        return attention(query, key, value, attn_mask, dropout_p, **options)
+    return causal_attention(query, key, value, queries=queries, kernel=attention, dropout_p=dropout_p, **options)
 
 
 def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:

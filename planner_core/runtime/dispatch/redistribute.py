@@ -71,6 +71,11 @@ def all_reduce(x: torch.Tensor, mesh: DeviceMesh, axis: int, reduction: str = "s
     return _done(collectives.all_reduce(x.contiguous(), reduction, (mesh, axis)))
 
 
+def exchange(pieces: torch.Tensor, counts: list[int], mesh: DeviceMesh, axis: int) -> torch.Tensor:
+    """Send `counts[r]` of the pieces along dim 0 to each rank r of a mesh axis, and receive as many from it; in order of ranks."""
+    return _done(collectives.all_to_all_single(pieces, counts, counts, (mesh, axis)))
+
+
 def place(x: torch.Tensor, placements: Placements, mesh: DeviceMesh, segments: Segments) -> torch.Tensor:
     """This rank's part of a tensor that every rank holds Replicate; on a Partial axis the tensor is divided by the ranks."""
     for axis, placement in enumerate(placements):

@@ -7,6 +7,7 @@ else. So it is the same when a block is recomputed, and one process can make the
 # mypy: allow-untyped-calls
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from planner_core.runtime.program.collectives import Axis
-from planner_core.runtime.program.functions import part
+from planner_core.runtime.program.functions import causal_attention, part
 
 MASKED = {"dropout1d": 2, "dropout2d": 2, "dropout3d": 2, "feature_alpha_dropout": 2}
 """Kinds that drop whole channels: the mask spans this many dims."""
@@ -71,11 +72,17 @@ def dropout(x: torch.Tensor, p: float, seed: int, *, kind: str = "dropout", spli
 
 def attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None = None, *, dropout_p: float, seed: int,
-    split: Sequence[Axis] = (), **options: Any,
+    split: Sequence[Axis] = (), queries: Sequence[Axis] = (), **options: Any,
 ) -> torch.Tensor:  # fmt: skip
-    """Attention with dropout of its weights. The kernel draws from the default generator, which is seeded for this call alone."""
-    if query.is_meta:
-        return F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p=dropout_p, **options)
-    with torch.random.fork_rng([query.device] if query.is_cuda else []):
-        torch.manual_seed(shard_seed(seed, split))
-        return F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p=dropout_p, **options)
+    """Attention with dropout of its weights. The kernel draws from the default generator, which is seeded for this call alone.
+
+    `queries`: the axes that shard causal queries.
+    """
+    options["dropout_p"] = dropout_p
+    with contextlib.ExitStack() as stack:
+        if not query.is_meta:
+            stack.enter_context(torch.random.fork_rng([query.device] if query.is_cuda else []))
+            torch.manual_seed(shard_seed(seed, split))
+        if queries:
+            return causal_attention(query, key, value, queries=queries, **options)
+        return F.scaled_dot_product_attention(query, key, value, attn_mask, **options)

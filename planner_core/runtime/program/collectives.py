@@ -77,14 +77,18 @@ class Axis:
         op = dist.ReduceOp.MAX if reduction == "max" else dist.ReduceOp.SUM
         return self._issue("all_reduce", packed, dist.all_reduce, out, out, op)
 
-    def start_all_to_all(self, x: torch.Tensor) -> Finish:
-        """Piece r along dim 0 goes to rank r."""
+    def start_all_to_all(self, x: torch.Tensor, counts: list[int] | None = None) -> Finish:
+        """Pieces along dim 0 go to ranks, `counts[r]` of them to rank r, and as many come from it; by default an equal part."""
         x = x.contiguous()
+        counts = counts or [x.shape[0] // self.size] * self.size
         if torch.compiler.is_compiling():
-            ones = [x.shape[0] // self.size] * self.size
-            return _traced(torch.ops._c10d_functional.all_to_all_single(x, ones, ones, self.group_name))
+            return _traced(torch.ops._c10d_functional.all_to_all_single(x, counts, counts, self.group_name))
         out = torch.empty_like(x)
-        return self._issue("all_to_all", 0, dist.all_to_all_single, out, out, x)
+        return self._issue("all_to_all", 0, dist.all_to_all_single, out, out, x, counts, counts)
+
+    def exchange(self, pieces: torch.Tensor, counts: list[int]) -> torch.Tensor:
+        """Send `counts[r]` of the pieces along dim 0 to each rank r, and receive as many from it; in order of ranks."""
+        return pieces if self.size == 1 else self.start_all_to_all(pieces, counts)()
 
     def _issue(
         self, kind: str, packed: int, collective: Callable[..., Any], counted: torch.Tensor, *args: Any

@@ -16,11 +16,18 @@ import torch.nn.functional as F
 from planner_core.runtime.dispatch.kept import keep
 from planner_core.runtime.program.chances import attention, dropout
 from planner_core.runtime.program.collectives import Axis, Step, move
-from planner_core.runtime.program.functions import batch_norm, cross_entropy, embedding, nll_loss, own_experts
+from planner_core.runtime.program.functions import (
+    batch_norm,
+    causal_attention,
+    cross_entropy,
+    embedding,
+    nll_loss,
+    own_experts,
+)
 
 __all__ = [
-    "Axis", "F", "all_gather", "all_reduce", "all_to_all", "attention", "batch_norm", "cross_entropy", "divide", "dropout",
-    "embedding", "expect", "keep", "move", "nll_loss", "own_experts", "pad", "reduce_scatter", "shard", "torch", "with_item",
+    "Axis", "F", "all_gather", "all_reduce", "all_to_all", "attention", "batch_norm", "causal_attention", "cross_entropy", "divide",
+    "dropout", "embedding", "expect", "keep", "move", "nll_loss", "own_experts", "pad", "reduce_scatter", "shard", "torch", "with_item",
 ]  # fmt: skip
 
 

@@ -311,9 +311,15 @@ def _holds_tensor(item: Any) -> bool:
 @_rule("scaled_dot_product_attention")
 def _attention(local: Local) -> str:
     p = local.argument("dropout_p", 4, 0.0)
-    if not p:
+    queries = local.axes(local.operand(0), 2) if local.argument("is_causal", 5, False) else []
+    if not p and not queries:
         return local.plain()
-    split = [a for a, s in enumerate(local.operand(0)) if isinstance(s, Shard) and local.layout.sizes[a] > 1]
-    text_ = local.plain(dropout_p=p)
-    inner = text_.partition("(")[2][:-1]
-    return f"attention({inner}, seed=seed + {{site}}, split={local.named(split)})"
+    shown = [*local.texts, *([f"dropout_p={p}"] if p else [])]
+    options = {"is_causal": local.argument("is_causal", 5, False) and not queries}
+    options |= {name: local.call.kwargs.get(name) for name in ("scale", "enable_gqa")}
+    shown += [f"{name}={literal(value, local.foreign)}" for name, value in options.items() if value]
+    shown += [f"queries={local.named(queries)}"] if queries else []
+    if p:
+        split = [a for a, s in enumerate(local.operand(0)) if isinstance(s, Shard) and local.layout.sizes[a] > 1]
+        shown += ["seed=seed + {site}", f"split={local.named(split)}"]
+    return f"{'attention' if p else 'causal_attention'}({', '.join(shown)})"

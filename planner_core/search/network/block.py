@@ -273,7 +273,7 @@ class _Builder:
         if any(root(self.block, kept) == value for op in s.ops for kept in op.saved) and self._kept_by_reader(value):
             # the operator keeps the tensor as it was made, the reader as it was delivered: two tensors if these differ
             own = work.made_bytes(where[0], value) * self.options.share(s.ops[where[0]])
-            differs = forward[:, None] != states.forward[None, :]
+            differs = (forward[:, None] != states.forward[None, :]) & ~work.own_results(where[0])[:, None]
             cost[Component.AFTER_FORWARD] = np.where(differs, own[:, None], 0.0)
         self.net.factors.append(Factor((s.group.name, tensor_name(value)), cost, allowed))
 

@@ -89,7 +89,29 @@ class GroupWork:
         for v in kept:
             share = self.options.share(self.strategy.ops[maker[v]])
             cost[Component.AFTER_FORWARD] += self.made_bytes(maker[v], v) * share
+        for k in range(len(self.strategy.ops)):
+            cost[Component.AFTER_FORWARD] += np.where(self.own_results(k), self._exchanged(k, kept), 0.0)
         return cost
+
+    def _exchanged(self, k: int, kept: Collection[int]) -> Floats:
+        """[joint row]: bytes that op k keeps more if it exchanges its operand and its results inside (`Split.own_results`).
+
+        `kept` are the results that count already; of others the reader keeps what is delivered, and the op a tensor of its own.
+        """
+        op, total = self.strategy.ops[k], np.zeros(len(self.index))
+        for v in op.outputs:
+            if v in op.saved and v not in kept:
+                total += self.made_bytes(k, v) * self.options.share(op)
+        if op.name in self.options.kept:
+            sharded = [isinstance(r[k].inputs[0][0], Shard) for r in self.strategy.rows]
+            total += self.block.values[op.inputs[0]].meta.num_bytes / self._parts(sharded)
+        return total
+
+    def own_results(self, k: int) -> Bools:
+        """[joint row]: whether op k keeps tensors of its own in place of its results (`Split.own_results`)."""
+        flags = np.array([rows[k].own_results for rows in self.strategy.rows])
+        found: Bools = np.asarray((flags[self.index] & (np.array(self.model.sizes) > 1)).any(axis=1))
+        return found
 
     def made_bytes(self, k: int, value: int) -> Floats:
         """[joint row]: local bytes of the result `value` as op k makes it."""

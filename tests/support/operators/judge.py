@@ -274,6 +274,16 @@ def _experts(w: World, rank: Rank, mine: list[torch.Tensor]) -> list[torch.Tenso
     return [moe_experts(*args, **{**kwargs, "first_expert": w.part(rank, 3, 0) * mine[3].shape[0]})]
 
 
+def _attention(w: World, rank: Rank, mine: list[torch.Tensor]) -> list[torch.Tensor]:
+    """This rank's rows of a causal mask, written out."""
+    if not w.op.attrs.get("is_causal") or w.num_parts(0, 2) == 1:
+        return w.case.call(mine)
+    query, key, value = mine
+    rows = torch.arange(query.shape[2]) + w.part(rank, 0, 2) * query.shape[2]
+    options = {**w.case.kwargs, "is_causal": False}
+    return [w.case.func(query, key, value, attn_mask=torch.arange(key.shape[2]) <= rows[:, None], **options)]
+
+
 LOCAL: dict[str, Callable[[World, Rank, list[torch.Tensor]], list[torch.Tensor]]] = {
     **dict.fromkeys(("view", "reshape", "flatten", "unflatten", "squeeze", "view_as", "reshape_as", "ravel"), _reshape),
     **dict.fromkeys(("expand", "expand_as", "broadcast_to"), _expand),
@@ -283,7 +293,7 @@ LOCAL: dict[str, Callable[[World, Rank, list[torch.Tensor]], list[torch.Tensor]]
                      "cosine_embedding_loss", "multi_margin_loss", "multilabel_margin_loss", "multilabel_soft_margin_loss", "ctc_loss"), _mean),
     **dict.fromkeys(("conv1d", "conv2d", "conv3d"), _conv),
     "embedding": _embedding, "batch_norm": _batch_norm, "cross_entropy": _cross_entropy, "moe_experts": _experts,
-    "nll_loss": _nll_loss, "as_strided": _as_strided,
+    "nll_loss": _nll_loss, "as_strided": _as_strided, "scaled_dot_product_attention": _attention,
 }  # fmt: skip
 
 

@@ -52,13 +52,26 @@ class ThreadMesh:
 
 def all_reduce(x: torch.Tensor, mesh: ThreadMesh, axis: int, op: str = "sum") -> torch.Tensor:
     """In place of the runtime's own, between threads."""
-    others = (*mesh.rank[:axis], *mesh.rank[axis + 1 :])
-    meeting = mesh.meetings[axis, others]
-    meeting.given[mesh.rank[axis]] = x.detach().clone()
-    meeting.barrier.wait(SECONDS)
-    every = torch.stack(meeting.given)
-    meeting.barrier.wait(SECONDS)
+    every = torch.stack(_meet(x.detach().clone(), mesh, axis))
     return every.sum(0) if op == "sum" else every.amax(0)
+
+
+def exchange(pieces: torch.Tensor, counts: list[int], mesh: ThreadMesh, axis: int) -> torch.Tensor:
+    """In place of the runtime's own, between threads: from every rank the pieces that it sends to this one."""
+    mine = mesh.rank[axis]
+    found = [sent.split(to)[mine] for sent, to in _meet((pieces.detach().clone(), counts), mesh, axis)]
+    assert [len(x) for x in found] == counts
+    return torch.cat(found)
+
+
+def _meet(given: Any, mesh: ThreadMesh, axis: int) -> list[Any]:
+    """What every rank of the axis hands in, in order."""
+    meeting = mesh.meetings[axis, (*mesh.rank[:axis], *mesh.rank[axis + 1 :])]
+    meeting.given[mesh.rank[axis]] = given
+    meeting.barrier.wait(SECONDS)
+    every = list(meeting.given)
+    meeting.barrier.wait(SECONDS)
+    return every
 
 
 def judge_local(case: Case, chosen: Sequence[Row], sizes: tuple[int, ...]) -> str:

@@ -234,9 +234,9 @@ def _planner(learner: Learner) -> Step:
                     )
                 )
     says = (
-        "**Neither way is in the planner yet**: a layout with `cp` is refused, and nothing on this page but the table is a planner's price. What it does price is one text for each GPU, "
-        "and a text shared by the GPUs of a node with tensor and sequence parallelism (lesson 7), where every GPU has some heads of all tokens. The table has both, with recomputation. "
-        "Where neither fits, the parts of this lesson are what you need."
+        "**The planner has no ring.** Where it chooses freely, it may exchange heads, or deal out the queries front and back and gather keys and values whole. A layout that you state with "
+        "`cp` is refused, and nothing on this page but the table is a planner's price. The table has what can be stated, with recomputation: one text for each GPU, and a text shared by the "
+        "GPUs of a node with tensor and sequence parallelism (lesson 7), where every GPU has some heads of all tokens. Where neither fits, plan this model with longer texts, by the button below."
     )
     return Step("What the planner prices", says, table(("tokens", "way", "fullest moment", "step", ""), rows))
 

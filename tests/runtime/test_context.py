@@ -1,0 +1,136 @@
+"""Plans whose only data is one long sequence: split through causal attention, they run as predicted and use every GPU."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from planner_core.core import P, R, Shard, plan_to_json
+from planner_core.core.cluster import load_cluster
+from planner_core.core.mesh import DeviceMesh
+from planner_core.core.workload import Workload
+from planner_core.cost.compute import has_kernels, kernel_seconds
+from planner_core.cost.model import cost_model
+from planner_core.exporters import export
+from planner_core.ops import rows
+from planner_core.planning.pipeline import Result
+from planner_core.planning.request import Request
+from planner_core.verification.api import scaled
+from planner_core.verification.fake_group import verify_fake_all
+from planner_core.verification.numerics import verify_all, within
+from planner_core.verification.processes import run_ranks
+from tests.support.plans import planned
+from tests.support.torchrun import run_script
+
+SDPA = "self_attn/scaled_dot_product_attention"
+TOKENS = 131072
+
+
+@cache
+def long(mesh: str, recompute: str = "none", model: str = "llama-3-8b") -> Result:
+    """The plan of one sequence of 131 072 tokens on 16 GPUs."""
+    return planned(Request(model, cluster="2x8-h100", batch=1, seq=TOKENS, mesh=mesh, recompute=recompute))
+
+
+def attention_of(found: Result) -> list[Any]:
+    """Placements of query, key, value and result in the blocks of the first plan."""
+    block = next(b for label, b in found.plans[0].blocks.items() if label)
+    site = block.sites[SDPA]
+    return [*(e.dst.forward for e in site.inputs), site.outputs[0].src.forward]
+
+
+def floor_s(found: Result) -> float:
+    """Seconds of a step if the kernels of every product and attention, at the rates of one GPU, were dealt out over 16 evenly."""
+    model = cost_model(load_cluster("2x8-h100"), DeviceMesh(("world",), (16,)), Workload(1, TOKENS))
+    total = 0.0
+    for block in (found.graph.top, *found.graph.blocks.values()):
+        for op in filter(has_kernels, block.ops):
+            whole = kernel_seconds(op, block.values, rows(op, block.values)[:1], model)
+            total += sum(whole) * found.graph.num_repeats.get(block.name, 1)
+    return total / 16 * model.slowdown
+
+
+# --- the choice --------------------------------------------------------------------------------------------
+
+
+def test_the_sequence_is_split_beside_the_heads() -> None:
+    """Eight key-value heads inside the nodes, and the queries over the two nodes: within a quarter of the floor."""
+    found = long("2x8")
+    assert attention_of(found) == [(Shard(2), Shard(1)), (R, Shard(1)), (R, Shard(1)), (Shard(2), Shard(1))]
+    plan = found.plans[0]
+    assert plan.optimal and plan.fits
+    assert floor_s(found) <= plan.cost.compute_time_s <= plan.cost.step_time_s <= 1.25 * floor_s(found)
+
+
+def test_more_gpus_than_heads_split_the_sequence_alone() -> None:
+    """16 GPUs on one axis cannot split 8 key-value heads. Keys and values are gathered, and their gradients are scattered back."""
+    found = long("16")
+    assert attention_of(found) == [(Shard(2),), (R,), (R,), (Shard(2),)]
+    block = next(b for label, b in found.plans[0].blocks.items() if label)
+    assert all(e.dst.gradient == (P,) for e in block.sites[SDPA].inputs[1:])
+    assert found.plans[0].cost.compute_time_s <= 1.25 * floor_s(found)
+
+
+# --- the run -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mesh", "ranks"),
+    [("16", 2), pytest.param("16", 4, marks=pytest.mark.slow), pytest.param("2x8", 4, marks=pytest.mark.slow)],
+)
+def test_it_runs_as_predicted(mesh: str, ranks: int) -> None:
+    """On real processes: loss, every gradient, a step of AdamW; kinds, numbers and bytes of all collectives by phase and axis."""
+    plan = scaled(long(mesh).plans[0], ranks)
+    assert plan.workload["batch"] == 1 and plan.cost.collectives()["forward"]["all_to_all"]["count"] >= 4
+    (found,) = verify_all([plan])
+    assert found["ok"], (found["loss"], found["grad"], found["param"], found["collectives"])
+    assert found["dispatched"] == ""
+
+
+def _ways(plan: dict[str, Any]) -> list[Any]:
+    """A judgement of the dispatch mode."""
+    from planner_core.runtime import CannotRewrite, Parallel
+    from planner_core.verification.numerics import compare
+
+    refused = mock.Mock(side_effect=CannotRewrite("a test wants the dispatch mode"))
+    with mock.patch.object(Parallel, "_rewritten", refused):
+        found = compare(plan, 0, "float32")
+    return [found, found["collectives"]]
+
+
+def test_the_dispatch_mode_runs_it_too() -> None:
+    plan = scaled(long("16").plans[0], 2)
+    found, collectives = run_ranks(_ways, 2, (plan_to_json(plan),))[0]
+    assert "a test wants" in found["dispatched"] and within(found), found
+    assert collectives["forward"]["all_to_all"] == plan.cost.collectives()["forward"]["all_to_all"]
+
+
+MEMORY = [("16", "none"), ("16", "keep-attention"), ("2x8", "none"), ("16", "full"), ("16", "selective")]
+
+
+@pytest.mark.parametrize("ways", [MEMORY[:1], pytest.param(MEMORY[1:], marks=pytest.mark.slow)], ids=["one", "others"])
+def test_traffic_and_memory_at_full_size(ways: list[tuple[str, str]]) -> None:
+    """What the kernel keeps is its own copy of queries and results, beside what its readers keep; a plan that keeps attention
+    keeps both."""
+    results = [long(*row) for row in ways]
+    reports = verify_fake_all([r.plans[0] for r in results], graphs=[r.graph for r in results])
+    for row, report in zip(ways, reports, strict=True):
+        assert report["ok"] and report["dispatched"] == "", (row, report["order"])
+        assert report["memory_bytes"]["rel_error"] < 0.001, (row, report["memory_bytes"])
+
+
+@pytest.mark.slow
+def test_its_script_trains_alike_on_two_and_four_ranks(tmp_path: Path) -> None:
+    """Also compiled: each block is one graph, with its exchanges in it."""
+    found = []
+    for ranks, options in ((2, ()), (4, ()), (2, ("--compile",))):
+        export(scaled(long("16").plans[0], ranks), "torchrun", tmp_path / f"{ranks}.py")
+        said = run_script(tmp_path / f"{ranks}.py", "--steps", "3", "--report-every", "1", *options, ranks=ranks)
+        found.append([float(x) for x in re.findall(r"^step \d+  loss (\S+)", said, re.MULTILINE)])
+    assert len(found[0]) == 3 and found[0][2] != found[0][0]
+    assert found[1] == pytest.approx(found[0], rel=1e-5) and found[2] == pytest.approx(found[0], rel=1e-5)
