@@ -7,6 +7,7 @@
     learn_pages   lessons in a browser: time from an event to the last change                       docs/LEARN_TIMES.md
     pages         the explorer in a browser: loads, clicks, layout shift, memory over a day         docs/PAGES.md
     published     step times of published training runs against their predictions, and bands        docs/PUBLISHED.md
+                  (and their peak memory, docs/PUBLISHED_MEMORY.md)
     runtime       a step under a plan beside DDP, FSDP2 and parallelize_module on gloo ranks         docs/RUNTIME.md
     search        time of the search by depth and mesh, fronts, and TAPS against TAP                docs/BENCHMARKS.md
                   (and the step minimised beside the step simulated, docs/SIMULATION.md)

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.support import published_memory
 from bench.support.published_fit import PRIORS
 from bench.support.published_runs import Run, runs
 from bench.support.published_table import bands, document, predictions
@@ -61,6 +62,8 @@ def main() -> None:
         writer.writeheader()
         writer.writerows(rows)
     (ASSETS / "bands.json").write_text(json.dumps(bands(found), indent=2) + "\n")
+    if not args.table:
+        published_memory.main(args.redo)
 
 
 def _kept() -> Iterator[dict[str, Any]]:

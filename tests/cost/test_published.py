@@ -1,4 +1,4 @@
-"""Whole steps of published runs, priced as `price` prices a stated layout: their errors must not grow (docs/PUBLISHED.md)."""
+"""Whole steps and peaks of published runs, priced as `price` prices a stated layout: their errors must not grow (docs/PUBLISHED.md)."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.support.published_memory import measured, predicted, with_memory
 from bench.support.published_runs import Run, runs
 from planner_core.core import load_cluster
 from planner_core.planning.pricing import Pricer
@@ -36,3 +37,19 @@ def test_a_published_step_is_met(name: str, stated: dict[str, Run], tmp_path: Pa
     plan = Pricer(str(tmp_path / "config.json"), load_cluster(run.cluster), AMPLE_GB).plan(run.stated)
     assert plan is not None
     assert plan.cost.step_time_s == pytest.approx(run.measured_s, rel=SAMPLE[name])
+
+
+MEMORY = {
+    "r0361": (0.95, 1.02),  # nanotron's 1B, data parallel on 8 H100
+    "r0697": (0.95, 1.05),  # nanotron's 8B, tensor parallel 8 with tokens split between the products
+    "r0289": (0.78, 0.86),  # Llama-3.1-8B, torchtitan on 128 H100: measured is what its allocator reserved
+}
+"""Predicted over measured peak memory of runs of several layouts (docs/PUBLISHED_MEMORY.md)."""
+
+
+@pytest.mark.parametrize("name", MEMORY)
+def test_a_published_peak_of_memory_is_met(name: str) -> None:
+    (run,) = (run for run in with_memory() if run.id == name)
+    found, (low, high) = predicted(run), MEMORY[name]
+    assert found is not None
+    assert low <= found / measured(run) <= high

@@ -1,0 +1,175 @@
+"""Peak memory of published runs against its prediction; `python -m bench.support.published_memory` writes docs/PUBLISHED_MEMORY.md.
+
+A run is stated and priced as in `bench.published`; runs of grade B are taken too, since memory does not depend on links. nanotron
+does not say whether its tensor parallelism splits the tokens between the products: it is stated so, because without it the
+prediction for 8 and more ranks is 1.4 to 2.4 times what was measured. A row that has been priced is kept in `results/`.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from bench.support.published_runs import Run, runs
+from planner_core.core import InputError, load_cluster
+from planner_core.planning.pricing import Pricer
+
+ROOT = Path(__file__).resolve().parents[2]
+TABLE = ROOT / "docs" / "PUBLISHED_MEMORY.md"
+ROWS = ROOT / "bench" / "results" / "published_memory.jsonl"
+AMPLE_GB = 1e5
+"""Memory per GPU while a stated layout is priced: it ran, whatever is thought of its memory."""
+CLOSE, HIGH = 0.10, 1.15
+HEAD = """\
+# Predicted against measured peak memory
+
+Written by `python -m bench.support.published_memory`: every training run of grade A or B in
+`assets/measurements/published/runs.csv` that `price` can state and whose source gives its peak memory. Shown is predicted
+over measured. Predicted is what tensors take at the fullest moment of a step. nanotron's figure is read off its plot;
+torchtitan and torchao report what the allocator had *reserved*, which holds fragments and blocks that it keeps for later.
+nanotron's ZeRO-1 takes some 4 bytes a parameter more than gradients, weights and sharded states: it seems to keep a whole
+copy of the weights in float32.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """A run with its predicted and measured peak, in bytes."""
+
+    run: Run
+    predicted: float
+    measured: float
+
+    @property
+    def ratio(self) -> float:
+        """Predicted over measured."""
+        return self.predicted / self.measured
+
+
+def with_memory() -> Iterator[Run]:
+    """The runs whose memory is known, as they are stated here."""
+    for run in runs("AB"):
+        if run.row["mem_gb"]:
+            yield as_it_ran(run)
+
+
+def as_it_ran(run: Run) -> Run:
+    """With the tokens split between the products where nanotron runs tensor parallelism."""
+    layout = run.stated.layout
+    if layout.tp == 1 or "nanotron" not in run.source:
+        return run
+    return replace(run, stated=replace(run.stated, layout=replace(layout, sp=True)))
+
+
+def predicted(run: Run) -> float | None:
+    """The peak in bytes; None where the layout is not legal for the model."""
+    with tempfile.TemporaryDirectory() as folder:
+        config = Path(folder) / "config.json"
+        config.write_text(json.dumps(run.config))
+        try:
+            plan = Pricer(str(config), load_cluster(run.cluster), AMPLE_GB).plan(run.stated)
+        except InputError:
+            return None
+    return None if plan is None else plan.cost.memory_bytes["peak"]
+
+
+def measured(run: Run) -> float:
+    """The published peak in bytes: the sources print GiB, most of them as GB."""
+    return float(run.row["mem_gb"]) * 2**30
+
+
+def line(found: Sequence[Memory]) -> str:
+    """The columns of one row."""
+    ratios = [m.ratio for m in found]
+    low, high = np.quantile(ratios, (0.05, 0.95))
+    close = sum(abs(r - 1) <= CLOSE for r in ratios)
+    return f"{len(found)} | {statistics.median(ratios):.2f} | {low:.2f} to {high:.2f} | {close}"
+
+
+def table(found: Sequence[Memory]) -> str:
+    """The page."""
+    lines = [HEAD]
+    keys = (
+        ("source", lambda r: r.source.split(" ")[0].split("/")[-1]),
+        ("layout", lambda r: f"tensor parallel {r.stated.layout.tp}" if r.stated.layout.tp > 1 else r.layout),
+    )
+    for title, key in keys:
+        groups: dict[str, list[Memory]] = {}
+        for m in found:
+            groups.setdefault(key(m.run), []).append(m)
+        lines += [
+            f"## By {title}\n",
+            f"| {title} | runs | median | nine in ten | within 10 % |\n|---|--:|--:|---|--:|",
+            *(f"| {name} | {line(groups[name])} |" for name in sorted(groups, key=lambda n: (len(n), n))),
+            f"| all | {line(found)} |\n",
+        ]
+    return "\n".join([*lines, scatter(found), too_high(found)])
+
+
+def alike(found: Sequence[Memory]) -> list[list[Memory]]:
+    """Runs whose GPUs hold the same: they differ in data parallel ranks alone, and no state is sharded over those."""
+    groups: dict[str, list[Memory]] = {}
+    for m in found:
+        stated = m.run.stated
+        if not stated.layout.zero and stated.layout.fsdp == 1:
+            key = json.dumps([m.run.config, stated.layout.tp, stated.micro_batch, stated.accumulate > 1])
+            groups.setdefault(key, []).append(m)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def scatter(found: Sequence[Memory]) -> str:
+    """How far measurements of the same lie apart."""
+    groups = alike(found)
+    off = [abs(m.measured / statistics.median(n.measured for n in group) - 1) for group in groups for m in group]
+    far = sum(x > CLOSE for x in off)
+    return (
+        "## The same, measured again\n\n"
+        f"{len(off)} of these runs differ from another one in the number of data parallel ranks alone, over which nothing is "
+        f"sharded: their GPUs hold the same. Yet {far} of them were measured more than 10 % away from the median of their group, "
+        f"and one in ten more than {np.quantile(off, 0.9):.0%}. No prediction can come closer than that.\n"
+    )
+
+
+def contradicted(m: Memory, found: Sequence[Memory]) -> bool:
+    """Whether its source has a run with half the micro-batch or less, on as many GPUs or more, that took as much memory."""
+    mine = m.run.stated
+    return any(
+        other.run.config == m.run.config and other.run.gpus >= m.run.gpus and other.measured >= 0.9 * m.measured
+        and (stated := other.run.stated).micro_batch * 2 <= mine.micro_batch
+        and (stated.layout.tp, stated.layout.zero) == (mine.layout.tp, mine.layout.zero)
+        for other in found
+    )  # fmt: skip
+
+
+def too_high(found: Sequence[Memory]) -> str:
+    """What is wrong with predictions that are far too high, as far as the data say."""
+    high = [m for m in found if m.ratio > HIGH]
+    odd = sum(contradicted(m, found) for m in high)
+    return (
+        f"Of {len(high)} runs whose prediction is more than 15 % too high, {odd} took no more memory than a run of the same source "
+        "with half the micro-batch or less, on as many GPUs or more: both figures cannot be right.\n"
+    )
+
+
+def main(redo: bool = False) -> None:
+    """Price what is not kept, or all of it, and write the page."""
+    if redo:
+        ROWS.unlink(missing_ok=True)
+    kept = dict(map(json.loads, ROWS.read_text().splitlines())) if ROWS.exists() else {}
+    every = {run.id: run for run in with_memory()}
+    with ROWS.open("a", encoding="utf-8") as file:
+        for name in sorted(every.keys() - kept.keys()):
+            kept[name] = predicted(every[name])
+            file.write(json.dumps([name, kept[name]]) + "\n")
+    found = [Memory(run, kept[name], measured(run)) for name, run in every.items() if kept[name]]
+    TABLE.write_text(table(found), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
