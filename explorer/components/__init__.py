@@ -37,6 +37,9 @@ _WEIGHTS = st.components.v2.component(
     css=style("weights"),
     js=script("weights"),
 )
+_CODE = st.components.v2.component(
+    "shardscope_code", html="<div class='code' tabindex='0' role='region'></div>", css=style("code"), js=script("code")
+)
 
 
 def streams(data: dict[str, Any], *, key: str) -> None:
@@ -48,6 +51,11 @@ def streams(data: dict[str, Any], *, key: str) -> None:
 def weights(data: dict[str, Any], *, key: str, on_open: Callable[[], None]) -> None:
     """A table of weights (see weights.js); a click on a name puts the node's id at `st.session_state[key]["open"]`."""
     _WEIGHTS(key=key, data=data, on_open_change=on_open)
+
+
+def code(data: dict[str, Any], *, key: str) -> None:
+    """Show generated code whose lines are linked with the nodes of a graph on the page (see code.js)."""
+    _CODE(key=key, data=data, height=data["height"])
 
 
 def svg(text: str, *, key: str) -> None:

@@ -65,7 +65,9 @@ def viewed(key: str = "graph", names: Mapping[str, str] | None = None) -> None:
     state.change(node=node, show=str(view.get("show", "graph")))
 
 
-def draw(result: Result, plan_id: str, marks: Mapping[str, str] | None = None, other: str = "") -> None:
+def draw(
+    result: Result, plan_id: str, marks: Mapping[str, str] | None = None, other: str = "", height: int = components.HEIGHT
+) -> None:  # fmt: skip
     """The graph; `marks` are nodes that lie otherwise in the `other` one beside it."""
     drawing = state.drawing(result.request)
     frame.absent(
@@ -81,6 +83,7 @@ def draw(result: Result, plan_id: str, marks: Mapping[str, str] | None = None, o
         },
         key="graph",
         on_view=viewed,
+        height=height,
     )
 
 

@@ -59,7 +59,7 @@ def export(plan: Plan, target: str, suffix: str, *, near: bool = False) -> Expor
         except subprocess.TimeoutExpired:
             return Exported("", (), f"the export took longer than {TIME_LIMIT_S} s")
         if done.returncode or not result.is_file():
-            return Exported("", (), _last(done.stderr))
+            return Exported("", (), last_line(done.stderr))
         told = json.loads(done.stdout)
         said = tuple(line for line in told["said"] if folder not in line)
         return Exported(result.read_text(encoding="utf-8"), said, nearest=told["nearest"])
@@ -69,7 +69,8 @@ def _python() -> list[str]:
     return [sys.executable, "-m", "planner_core"]
 
 
-def _last(stderr: str) -> str:
+def last_line(stderr: str) -> str:
+    """What a process said last, without its warnings before."""
     lines = [line for line in stderr.strip().splitlines() if line.strip()]
     return lines[-1][:900] if lines else "no reason given"
 
@@ -101,5 +102,5 @@ def _watched(command: list[str], tick: Callable[[float], None] | None) -> dict[s
     try:
         found: dict[str, Any] = json.loads(out)
     except ValueError:
-        raise PlannerError(_last(err)) from None
+        raise PlannerError(last_line(err)) from None
     return found

@@ -7,8 +7,11 @@ from typing import Any
 
 import streamlit as st
 
+from explorer import components
 from explorer.address import settings
-from explorer.components import frame, opened, report
+from explorer.components import frame, graphs, opened, report
+from explorer.graph import code_lines
+from explorer.jobs import code as coding
 from explorer.jobs import export as exporting
 from explorer.session import state
 from explorer.text import commands, units, words
@@ -27,6 +30,12 @@ def exported(
     """One export, kept so that switching tabs is free; `edit` as in `state.edit_of`."""
     plans = state.plan_ids(state.with_edit(state.plan(request), edit).plans)
     return exporting.export(plans[plan_id], target, suffix, near=near)
+
+
+@st.cache_data(max_entries=16, show_spinner=False)
+def generated(request: Request, plan_id: str, edit: tuple[str, ...]) -> coding.Code:
+    """The generated code of a plan, kept; `edit` as in `state.edit_of`."""
+    return coding.code(state.plan_ids(state.with_edit(state.plan(request), edit).plans)[plan_id])
 
 
 def summary(plan: Plan) -> None:
@@ -125,6 +134,29 @@ def beside(priced: Mapping[str, Any]) -> str:
         change = "the same" if abs(here - there) < 0.0005 * there else units.change(here / there - 1) if there else ""
         lines.append(f"| {title} | {show(here)} | {show(there)} | {change} |")
     return "\n".join(lines) + ("" if priced["fits"] else "\n\nIn this form the model does not fit.")
+
+
+def code_beside_graph(result: Result, name: str) -> None:
+    """What a rank runs: the generated code of each block beside the graph, line and node linked by the pointer."""
+    st.markdown(
+        "**Blocks as code**", help="What a rank runs: a function for each unique block, its collectives in place."
+    )
+    if not st.toggle("Show the code beside the graph", key="show_code", help="Takes a few seconds, once for each plan"):
+        return
+    with st.spinner("Writing the code of the blocks"):
+        code = generated(result.request, name, state.edit_of(name))
+    if code.problem:
+        st.info(f"There is no generated code to show: {frame.text(code.problem)}")
+        return
+    st.caption(
+        "Point at a line, and its node is outlined in the graph; point at a node, and its lines are marked. Lines with a bar "
+        "hold an operator."
+    )
+    left, right = st.columns(2, gap="small")
+    with left:
+        graphs.draw(result, name, height=code_lines.HEIGHT)
+    with right:
+        components.code(code_lines.linked(code, state.drawing(result.request)), key="code")
 
 
 # the depths of verification: key, title, options on the command line, and how
@@ -253,6 +285,8 @@ def page() -> None:
         shown = {name: plan, **dict(list(others.items())[: settings.MAX_COMPARED - 1])}
         report.download(shown, dict.fromkeys(shown, result))
         verify(plan, name, result.graph)
+    with st.container(key="wide_code"):
+        code_beside_graph(result, name)
 
 
 page()

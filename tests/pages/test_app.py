@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from streamlit.testing.v1 import AppTest
 
+from explorer.jobs import code as coding
 from explorer.jobs import export as exporting
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -216,6 +217,20 @@ def test_compare_tells_why_in_words() -> None:
     headline = next(m.value for m in at.markdown if m.value.startswith("###"))
     assert "Megatron" in headline
     assert "memory" in headline
+
+
+def test_export_shows_the_code_beside_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = coding.CodeLine("    x = F.layer_norm(x)", ("ln_1/layer_norm",))
+    written = [coding.Code((coding.Function("block", "GPT2Block", (line,)),)), coding.Code((), "it has no blocks")]
+    monkeypatch.setattr(coding, "code", lambda plan: written.pop(0))
+    monkeypatch.setattr(exporting, "export", lambda plan, target, suffix, near: exporting.Exported("", ()))
+    at = open_page("export", model="gpt2-xl")
+    assert not any("its lines are marked" in c.value for c in at.caption)
+    at.toggle(key="show_code").set_value(True).run()
+    assert not at.exception and any("its lines are marked" in c.value for c in at.caption)
+    at.toggle(key="show_code").set_value(False).run()
+    at.toggle(key="show_code").set_value(True).run()
+    assert len(written) == 1, "written once for a plan"
 
 
 def test_export_offers_the_plan_and_its_command() -> None:

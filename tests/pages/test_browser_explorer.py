@@ -212,3 +212,27 @@ def test_nothing_is_cut_off_at_800_pixels(chromium: Browser, app: str, page: str
     context.close()
     assert wide <= 800
     assert person.abroad == person.errors == []
+
+
+@pytest.mark.slow
+def test_a_line_of_code_and_its_node_are_linked_by_the_pointer(visit: Visit) -> None:
+    """The code is the real one, which a process with torch writes."""
+    page = visit.page
+    visit.open("/export?layers=2")
+    page.get_by_text("Show the code beside the graph").click()
+    line = page.locator(".code .line", has_text="w.q_proj_weight").first
+    line.wait_for(timeout=180_000)
+    node = page.locator('g.node[data-id="LlamaDecoderLayer:self_attn.q_proj/linear"]')
+    node.wait_for()
+    line.hover()
+    expect(node).to_have_class(re.compile(r"\bhinted\b"))
+    expect(page.locator("g.node.hinted")).to_have_count(1)
+    node.hover()
+    expect(line).to_have_class(re.compile(r"\bhinted\b"))
+    page.locator('g.node[data-id="LlamaDecoderLayer:mlp.down_proj/linear"]').hover()
+    expect(line).not_to_have_class(re.compile(r"\bhinted\b"))
+    down = page.locator(".code .line.hinted", has_text="w.down_proj_weight")
+    expect(down).to_be_in_viewport()
+    page.locator(".code").focus()
+    page.keyboard.press("ArrowDown")
+    expect(page.locator("g.node.hinted")).to_have_count(1)

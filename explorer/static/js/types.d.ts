@@ -132,6 +132,14 @@ export interface WeightsData {
   told: Record<string, string>;
 }
 
+/** The generated code (explorer/graph/code_lines.py): its lines with the nodes of each. `first` is the line that is shown first. */
+export interface CodeData {
+  label: string;
+  height: number;
+  first: number;
+  lines: { text: string; nodes: string[]; head: boolean }[];
+}
+
 export interface RailData {
   lessons: { number: number; title: string; query: string; state: string; done: boolean }[];
   forgotten: number;

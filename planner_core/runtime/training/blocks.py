@@ -15,6 +15,7 @@ from planner_core.runtime.program import Axis, digest_of
 from planner_core.runtime.record import CannotRewrite
 from planner_core.runtime.training.start import Start, model_of, positional
 from planner_core.runtime.write.planned import PlannedForward
+from planner_core.runtime.write.specs import Line
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,8 @@ class Blocks:
     digest: str = ""
     foreign: tuple[str, ...] = ()
     why: str = ""
+    lines: tuple[Line, ...] = ()
+    """The lines of `source`, with the operators that each holds."""
 
 
 def blocks_of(plan: Plan) -> Blocks:
@@ -43,7 +46,10 @@ def blocks_of(plan: Plan) -> Blocks:
     except (CannotRewrite, PlanMismatch) as error:
         return Blocks(why=str(error))
     program = made.program
-    return Blocks(program.source.partition("\n")[2].strip("\n"), digest_of(program.source), tuple(program.foreign))
+    source = program.source.partition("\n")[2].strip("\n")
+    before = program.source[: program.source.index(source)].count("\n")
+    lines = program.lines[before : before + source.count("\n") + 1]
+    return Blocks(source, digest_of(program.source), tuple(program.foreign), lines=lines)
 
 
 def example(start: Start) -> dict[str, Any]:

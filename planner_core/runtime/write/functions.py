@@ -59,6 +59,8 @@ class Written:
     outputs: list[int]
     seeds: int
     """Number of calls of dropout."""
+    sites: list[tuple[str, ...]]
+    """For each line the call sites of the operators that it holds."""
 
     def source(self, name: str) -> str:
         """The function under another name."""
@@ -98,6 +100,8 @@ class FunctionWriter:
         self._last_uses()
         self.names = Names(RESERVED | self.moves.taken)
         self.body: list[str] = []
+        self.sites: list[tuple[str, ...]] = []  # of each line of the body
+        self.unwritten: list[str] = []  # the call sites of expressions that will be written inside a later one
         self.waiting: dict[int, str] = {}  # expressions that will be written inside a later one
         self.lasting: list[int] = []  # the values that these use
         self._arguments()
@@ -107,7 +111,8 @@ class FunctionWriter:
         given = ", ".join(self.texts[n] for n in outputs)
         lines = [self._head(), *(f"    {line}" for line in self.body), f"    return {given}".rstrip()]
         weights, buffers = list(self.weights.values()), list(self.buffers.values())
-        return Written("", lines, self.inputs, self.cuts, weights, buffers, outputs, self.seeds)
+        sites = [(), *self.sites, ()]
+        return Written("", lines, self.inputs, self.cuts, weights, buffers, outputs, self.seeds, sites)
 
     # --- arguments ------------------------------------------------------------------------------------
 
@@ -198,6 +203,11 @@ class FunctionWriter:
         if self._is_kept(call):
             whole = "whole=True" if call.fn == "scaled_dot_product_attention" else ""
             self.body[start:] = [f"with keep({whole}):", *(f"    {line}" for line in self.body[start:])]
+        self.unwritten.append(call.site)
+        if len(self.body) > start:
+            self.sites += [tuple(self.unwritten)] * (len(self.body) - start)
+        if call.outputs[0] not in self.waiting:
+            self.unwritten = []
         self._forget(now, call)
 
     def _is_kept(self, call: Call) -> bool:
@@ -305,6 +315,7 @@ class FunctionWriter:
         self.lasting = []
         if gone:
             self.body.append(f"del {', '.join(dict.fromkeys(gone))}")
+            self.sites.append(())
 
 
 def wrapped(text: str) -> str:

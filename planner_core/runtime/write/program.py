@@ -16,7 +16,7 @@ from planner_core.runtime.write.constants import ConstantsWriter
 from planner_core.runtime.write.functions import FunctionWriter
 from planner_core.runtime.write.layout import Layout
 from planner_core.runtime.write.moves import Moves, outside
-from planner_core.runtime.write.specs import Instance, Program, UnitBuffer, UnitSpec, UnitUse
+from planner_core.runtime.write.specs import Instance, Line, Program, UnitBuffer, UnitSpec, UnitUse
 from planner_core.runtime.write.spelling import RESERVED, Names, identifier, snake
 from planner_core.runtime.write.wrapping import wrapped
 
@@ -48,10 +48,13 @@ class _ProgramWriter:
         cuts = [cut for i in self.instances for cut in i.text.cuts]
         made = constants.write(cuts, plain)
         forward = self._forward(constants)
-        functions = {i.function: i.text.source(i.function) for i in self.instances}
+        functions = {i.function: i.lines() for i in self.instances}
         head = [f'"""{self.title}"""', "", *self.moves.definitions()]
-        source = "\n".join(head) + "\n\n\n" + "\n\n\n".join([*made, *functions.values(), forward]) + "\n"
+        parts = [_lines("\n".join(head)), *map(_lines, made), *functions.values(), _lines(forward)]
+        lines = [line for part in parts for line in (*part, Line(""), Line(""))][:-1]
+        source = "\n".join(line.text for line in lines)
         program = self._program(wrapped(source), bool(constants.given))
+        program.lines = tuple(line._replace(text=text) for line in lines for text in wrapped(line.text).split("\n"))
         pattern = re.compile(r"buffers\[['\"]([^'\"]+)['\"]\]")
         program.buffers = tuple(dict.fromkeys(pattern.findall(source)))
         program.table_buffers = tuple(dict.fromkeys(pattern.findall("\n".join(constants.lines[False]))))
@@ -238,6 +241,10 @@ class _ProgramWriter:
             for b in text.buffers
         ]  # fmt: skip
         return UnitSpec(instance.name, instance.function, tuple(weights), tuple(buffers), recompute, text.seeds > 0)
+
+
+def _lines(text: str) -> list[Line]:
+    return [Line(line) for line in text.split("\n")]
 
 
 def _same_object(a: Any, b: Any) -> bool:

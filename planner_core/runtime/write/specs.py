@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from planner_core.runtime.plan_reader import Placements, Step
 from planner_core.runtime.record import Call
 from planner_core.runtime.write.functions import Written
+
+
+class Line(NamedTuple):
+    """One line of a program: the label of the block whose function it is in ("" for a part between blocks), and the operators that it
+    holds, by their names in the block."""
+
+    text: str
+    label: str = ""
+    ops: tuple[str, ...] = ()
 
 
 @dataclass
@@ -20,6 +29,12 @@ class Instance:
     name: str = ""
     function: str = ""
     written: Written | None = None
+
+    def lines(self) -> list[Line]:
+        """The lines of its function, with the operators that each holds."""
+        own = [[site[len(self.prefix) :].removeprefix(".") for site in sites] for sites in self.text.sites]
+        lines = self.text.source(self.function).split("\n")
+        return [Line(text, self.label, tuple(ops)) for text, ops in zip(lines, own, strict=True)]
 
     @property
     def text(self) -> Written:
@@ -79,5 +94,7 @@ class Program:
     has_tables: bool = False
     buffers: tuple[str, ...] = ()
     """The buffers that the code reads."""
+    lines: tuple[Line, ...] = ()
+    """The lines of the source."""
     table_buffers: tuple[str, ...] = ()
     """The buffers on which the tables depend."""
