@@ -36,7 +36,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from explorer.learn.learner import Learner  # noqa: E402
-from explorer.learn.lesson import Lesson  # noqa: E402
+from explorer.learn.lesson import Lesson, Question  # noqa: E402
 from explorer.learn.lessons import LESSONS  # noqa: E402
 from planner_core.planning import Request  # noqa: E402
 
@@ -116,16 +116,35 @@ class Player:
 
     def walk(self) -> None:
         """Forward and back, a wrong answer, the right one, and the rest of the steps."""
+        self.place()
         self.steps()
         self.scrub()
         self.to_question()
         question = self.lesson.question(self.learner, self.lesson.defaults())
         wrong = (question.answer + 1) % len(question.options)
-        options = self.page.locator(".st-key-question label:has(input)")
-        self.timed("wrong answer", question.options[wrong], options.nth(wrong).click)
-        self.timed("right answer", question.options[question.answer], options.nth(question.answer).click)
+        self.answer("wrong answer", question, wrong)
+        self.answer("right answer", question, question.answer)
         self.steps()
         self.scrub()
+
+    def answer(self, kind: str, question: Question, index: int) -> None:
+        """An option chosen, or its number typed; a typed one counts from Enter."""
+        if question.values:
+            field = self.page.locator(".st-key-question input")
+            field.fill(f"{question.values[index]:.6g}")
+            self.timed(kind, question.options[index], lambda: field.press("Enter"))
+        else:
+            options = self.page.locator(".st-key-question label:has(input)")
+            self.timed(kind, question.options[index], options.nth(index).click)
+
+    def place(self) -> None:
+        """What is placed in the picture: each matrix by a key to its next cut, and back."""
+        for control in (c for c in self.lesson.controls if c.kind == "placed"):
+            for key in (
+                ("ArrowUp", "ArrowDown") if control.options.index(control.default) < 2 else ("ArrowDown", "ArrowUp")
+            ):
+                slot = self.page.get_by_role("spinbutton", name=control.label, exact=True)
+                self.timed("placed", control.label, lambda key=key, slot=slot: slot.press(key))
 
     def reveal(self) -> None:
         """The rest without an answer."""
@@ -138,7 +157,7 @@ class Player:
         self.button("w_show").click()
         self.page.wait_for_timeout(1000)
         self.to_question()
-        for c in self.lesson.controls:
+        for c in (c for c in self.lesson.controls if c.kind != "placed"):
             at = self.page.locator(f".st-key-w_{self.lesson.number}_{c.key}")
             if c.kind == "draw":
                 for _ in range(3):

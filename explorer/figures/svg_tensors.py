@@ -158,7 +158,7 @@ def number(value: float) -> str:
 
 def difference(value: float) -> str:
     """How far two results are apart: 0, or the power of ten that tells rounding from a mistake."""
-    return f"{value:.0e}" if value else "0"
+    return f"{value:.0e}".replace("-", "−") if value else "0"  # a hyphen would let the line break
 
 
 def matrix(

@@ -166,13 +166,13 @@ def _axes(
 ) -> str:  # fmt: skip
     left, right, bottom = edges
     parts = []
-    for v in decades(*y_range):
+    for v in ticks(*y_range):
         parts.append(f'<path d="M{left:.0f} {py(v):.1f}H{right:.0f}" stroke="#8a97a3" stroke-opacity="0.3"/>')
         parts.append(
             f'<text x="{left - 6:.0f}" y="{py(v) + 4:.1f}" font-size="12" text-anchor="end" '
             f'fill="currentColor">{html.escape(y_shown(v))}</text>'
         )
-    for v in decades(*x_range):
+    for v in ticks(*x_range):
         parts.append(f'<path d="M{px(v):.1f} {bottom:.0f}v5" stroke="#8a97a3"/>')
         parts.append(
             f'<text x="{px(v):.1f}" y="{bottom + 18:.0f}" font-size="12" text-anchor="middle" '
@@ -181,9 +181,15 @@ def _axes(
     return "".join(parts)
 
 
-def decades(low: float, high: float) -> list[float]:
-    """Powers of ten inside a range."""
-    return [10.0**k for k in range(math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9) + 1)]
+def ticks(low: float, high: float) -> list[float]:
+    """Powers of ten inside a range, and twice and five times each where they alone would be fewer than three."""
+    whole = range(math.floor(math.log10(low)), math.floor(math.log10(high)) + 1)
+    found: list[float] = []
+    for steps in ((1,), (1, 2, 5)):
+        found = [s * 10.0**k for k in whole for s in steps if low * (1 - 1e-9) <= s * 10.0**k <= high * (1 + 1e-9)]
+        if len(found) > 2:
+            break
+    return found
 
 
 def timeline(
@@ -274,8 +280,10 @@ def _dot(cloud: Dots, x: float, y: float) -> str:
     return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.6" fill="{cloud.colour}" fill-opacity="0.65"/>'
 
 
-def columns(items: Sequence[tuple[str, float]], y_name: str, colour: str, mark: int | None = None) -> Box:
-    """Counts as upright bars with their labels below; bar `mark` is outlined."""
+def columns(
+    items: Sequence[tuple[str, float]], y_name: str, colour: str, mark: int | None = None, level: tuple[float, str] | None = None
+) -> Box:  # fmt: skip
+    """Counts as upright bars with their labels below; bar `mark` is outlined, `level` is a dashed line with its name."""
     width, height, left, low = WIDTH, 240.0, 8.0, 40.0
     step = (width - left) / len(items)
     most = max((v for _, v in items), default=0) or 1
@@ -294,5 +302,12 @@ def columns(items: Sequence[tuple[str, float]], y_name: str, colour: str, mark: 
             )
         parts.append(
             f'<text x="{middle:.1f}" y="{height - low + 18:.1f}" font-size="12" text-anchor="middle" fill="currentColor">{html.escape(label)}</text>'
+        )
+    if level:
+        y = height - low - level[0] / most * (height - low - 42)
+        parts.append(
+            f'<path d="M{left:.0f} {y:.1f}H{width:.0f}" stroke="currentColor" stroke-width="1.5" stroke-dasharray="5 4"/>'
+            f'<text x="{width:.0f}" y="{y - 6:.1f}" font-size="13" text-anchor="end" fill="currentColor" stroke="{PAPER}" '
+            f'stroke-width="4" paint-order="stroke">{html.escape(level[1])}</text>'
         )
     return Box(width, height, "".join(parts))

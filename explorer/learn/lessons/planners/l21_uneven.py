@@ -101,7 +101,11 @@ def _loads(load: tuple[int, ...], mean: float) -> Step:
     )
     items = [(f"expert {i}", float(x)) for i, x in enumerate(load)]
     return Step(
-        "Who is asked", says, svg(columns(items, "tokens", COMPUTE, load.index(max(load))), "Tokens of each expert")
+        "Who is asked",
+        says,
+        svg(
+            columns(items, "tokens", COMPUTE, load.index(max(load)), (mean, f"mean {mean:g}")), "Tokens of each expert"
+        ),
     )
 
 
@@ -128,7 +132,14 @@ def _waiting(load: tuple[int, ...], mean: float, balanced: float) -> Step:
         f"**{units.significant(hottest / mean)} times**: everybody waits for the hottest. {units.percent(idle)} of the GPUs' time is spent waiting. The bars are all "
         f"experts of Mixtral-8x7B forward, {units.whole(GPU_TOKENS)} tokens per GPU and two experts a token, at these loads; equal loads take {units.seconds(balanced)}."
     )
-    return Step("Everybody waits", says, svg(bars(items, units.seconds), "Compute and waiting of each GPU"))
+    return Step(
+        "Everybody waits",
+        says,
+        svg(
+            bars(items, units.seconds, (balanced, f"equal loads: {units.seconds(balanced)}")),
+            "Compute and waiting of each GPU",
+        ),
+    )
 
 
 def _capacity(load: tuple[int, ...], factor: int) -> Step:

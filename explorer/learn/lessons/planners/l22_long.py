@@ -170,9 +170,7 @@ def _causal(uneven: list[int], even: list[int], n: int) -> Step:
         f"A **causal** model looks only back: a query needs the keys before it. The text is cut into {2 * n} blocks, two neighbouring ones for each GPU. The first GPU has "
         f"{uneven[0]} pairs of blocks to compute, the last one {uneven[-1]}. With equal parts each would have {even[0]}. How many times as long does that take?"
     )
-    return Step(
-        "The last one works most", says, svg(bars(items, units.significant), "Pairs of blocks by GPU, in order")
-    )
+    return Step("The last one works most", says, svg(bars(items, "{:g}".format), "Pairs of blocks by GPU, in order"))
 
 
 def _balanced(even: list[int], n: int) -> Step:
@@ -184,7 +182,7 @@ def _balanced(even: list[int], n: int) -> Step:
         f"The cure costs nothing: give each GPU one block from the front and one from the back (**zigzag**). Everybody has {even[0]} pairs. Positions travel with the tokens, so "
         "the model does not notice."
     )
-    return Step("Front and back", says, svg(bars(items, units.significant), "Pairs of blocks by GPU, zigzag"))
+    return Step("Front and back", says, svg(bars(items, "{:g}".format), "Pairs of blocks by GPU, zigzag"))
 
 
 def _bytes(found: dict[str, float], learner: Learner, layer: Layer, tokens: int, n: int) -> Step:
