@@ -195,6 +195,12 @@ def _shown(run: RunTable) -> list[int]:
     return [i for i in range(len(run.states)) if np.isfinite(run.one[i]).any()]
 
 
+def _never(run: RunTable) -> str:
+    """The states that no copy can begin in, as the end of a sentence."""
+    left = [s for i, s in enumerate(run.states) if i not in _shown(run)]
+    return f"; no copy can begin from {' or '.join(left)}" if left else ""
+
+
 def _milliseconds(value: float) -> str:
     return f"{value * 1e3:,.2f}".replace(",", "\u202f") if math.isfinite(value) else "cannot"
 
@@ -205,8 +211,8 @@ def _as_table(run: RunTable) -> Step:
     says = (
         "A copy touches the rest of the model only through the tensor that comes in and the one that goes out. So ask: for each way that "
         "comes in and each that goes out, how little time can the inside take? Inside, the same trick again: an operator is settled "
-        f"for each way of its neighbours, then forgotten. {len(run.states)} × {len(run.states)} numbers are left, in ms of forward and backward. Before the bar stands the "
-        f"tensor, behind it its gradient. The least is **{_milliseconds(float(run.one.min()))} ms**, from {run.states[best[0]]} to {run.states[best[1]]}."
+        f"for each way of its neighbours, then forgotten. {len(_shown(run))} × {len(run.states)} numbers are left, in ms of forward and backward{_never(run)}. "
+        f"Before the bar stands the tensor, behind it its gradient. The least is **{_milliseconds(float(run.one.min()))} ms**, from {run.states[best[0]]} to {run.states[best[1]]}."
     )
     return Step(
         "A copy becomes a table",
