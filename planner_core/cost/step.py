@@ -24,7 +24,7 @@ from planner_core.cost.compute import (
     op_time,
     optimizer_seconds,
 )
-from planner_core.cost.memory.peak import walk
+from planner_core.cost.memory.deep import peak_memory
 from planner_core.cost.memory.saved import Rerun, computes_again
 from planner_core.cost.model import CostModel
 from planner_core.cost.resolved_ops import block_of, local_bytes, rows_at
@@ -91,7 +91,7 @@ def price(
     return Cost(
         step_time_s=step, compute_time_s=compute, comm_time_s=sum(t.time_s for t in traffic),
         exposed_comm_time_s=max(0.0, step - compute - optimizer), optimizer_time_s=optimizer, traffic=traffic,
-        memory_bytes=walk(blocks, graph, model).memory_bytes(),
+        memory_bytes=peak_memory(blocks, graph, model),
     )  # fmt: skip
 
 

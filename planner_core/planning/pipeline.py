@@ -111,7 +111,7 @@ def choose(
     best: tuple[float, Problem, Answer] | None = None
     least: tuple[Answer, Problem] | None = None
     bound = float("inf")
-    problems, wide = _problems(planner, options, method, say)
+    problems, wide = _problems(planner, options, method, say, below)
     for rough, problem in problems:
         say(f"search on {problem.model.mesh}")
         answer = planner.solve(problem, objective, best[0] if best else below, rough, _telling(say, problem), prove)
@@ -163,7 +163,7 @@ def no_worse(chosen: Plan, others: Iterable[Plan]) -> Plan:
 
 
 def _problems(
-    planner: Planner, options: Iterable[DeviceMesh], method: Method, say: Progress
+    planner: Planner, options: Iterable[DeviceMesh], method: Method, say: Progress, below: float
 ) -> tuple[list[tuple[Answer | None, Problem]], TooWide | None]:
     """The networks of all meshes, each with the answer of a search without proof, the most promising first, so that the others can
     be abandoned early. And the error of a mesh whose tables would be too large, if there is one."""
@@ -186,16 +186,16 @@ def _problems(
     if len(found) == 1:
         return [(None, found[0])], wide
     with planner.clock("search"):
-        return _by_promise(found, objective, planner.budget, say), wide
+        return _by_promise(found, objective, planner.budget, say, below), wide
 
 
 def _by_promise(
-    problems: Iterable[Problem], objective: str, budget: float, say: Progress
+    problems: Iterable[Problem], objective: str, budget: float, say: Progress, below: float
 ) -> list[tuple[Answer | None, Problem]]:
     """The problems with their answers of a search without proof, the lowest bound first. The answer is None if the search was
     abandoned. Problems whose best plan without a budget fits go first, since they may make other searches needless."""
     found: list[tuple[float, Answer | None, Problem]] = []
-    best = float("inf")
+    best = below
     for problem in sorted(problems, key=lambda p: quick_bound(p, objective)):
         answer = search(
             problem, objective=objective, budget=budget, abandon_above=best, stop=_telling(say, problem), prove=False

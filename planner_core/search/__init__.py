@@ -8,7 +8,7 @@ candidates/  every choice of one block's matrices
 folded_solver, lagrangian, restricted_states: the search itself, from the inside to the outside
 """
 
-from planner_core.search.budget.memory_fit import fit, hopeless
+from planner_core.search.budget.memory_fit import fit, fits_freely, hopeless
 from planner_core.search.budget.pareto_front import corners, front
 from planner_core.search.extract_plan import assemble
 from planner_core.search.folded_solver import Assignment, RunTable, block_totals, run_tables, solve
@@ -32,6 +32,7 @@ __all__ = [
     "bounded",
     "corners",
     "fit",
+    "fits_freely",
     "front",
     "hopeless",
     "least_memory",

@@ -102,12 +102,17 @@ class _Search:
     def known(self) -> list[tuple[Objective, Assignment]]:
         """Every assignment that was found for this objective, at any prices of memory."""
         free = self.objective.priced(0.0, 0.0)
-        return [(o, a) for o, a in self.problem.solved.items() if a is not None and o.priced(0.0, 0.0) == free]
+        return [
+            (o, a) for o, a in self.problem.solved.items()
+            if a is not None and replace(o, exact=True).priced(0.0, 0.0) == free
+        ]  # fmt: skip
 
-    def at(self, after_forward: float, after_backward: float, abandon_above: float = float("inf")) -> Assignment | None:
-        """Solve with memory at these prices. The incumbent and the bound follow."""
+    def at(
+        self, after_forward: float, after_backward: float, abandon_above: float = float("inf"), exact: bool = True
+    ) -> Assignment | None:  # fmt: skip
+        """Solve with memory at these prices. The incumbent and the bound follow. If not `exact`, the bound may be a little lower."""
         self.solves += 1
-        objective = self.objective.priced(after_forward, after_backward)
+        objective = replace(self.objective.priced(after_forward, after_backward), exact=exact)
         a = solve(self.problem, objective, abandon_above)
         if a is not None:
             self._take(objective, a)
@@ -119,11 +124,12 @@ class _Search:
         allowed = price * self.budget if price else 0.0
         bound = a.bound - allowed
         if bound > self.bound:
-            self.bound, self.at_bound = bound, objective
+            self.bound, self.at_bound = bound, replace(objective, exact=True)
 
     def close(self, stop: Callable[[], bool], at_most: float) -> None:
         """Enumerate what lies between the bound and the incumbent, or `at_most`."""
         assert self.best is not None
+        self.at(self.at_bound.after_forward, self.at_bound.after_backward)
         closing = GapClosing(
             self.problem, self.at_bound, self.budget, self.best, self.bound, at_most, Allowance(self.work)
         )
@@ -232,7 +238,7 @@ def _price_memory(run: _Search, fast: Assignment, small: Assignment, end: Compon
         if stop() or saved <= 0 or slower <= 0:
             return
         price = slower / saved
-        found = run.at(price if end == FORWARD else 0.0, price if end == BACKWARD else 0.0)
+        found = run.at(price if end == FORWARD else 0.0, price if end == BACKWARD else 0.0, exact=False)
         line = fast.seconds + price * held(fast)
         if found is None or found.seconds + price * held(found) >= line * (1 - 1e-12):
             return

@@ -7,10 +7,12 @@ storages                 the tensors that one GPU allocates while a block runs
 redistribution_buffers   what a redistribution needs on its way
 forward, backward        the highest memory at every item of a block
 peak                     the whole step; `walk` is the simulation
+deep                     the peak alone, without the middle of many equal copies
 at_peak                  the single tensors at the highest moment
 """
 
 from planner_core.cost.memory.at_peak import Held, tensors_at_peak
+from planner_core.cost.memory.deep import peak_memory
 from planner_core.cost.memory.forward import BlockMemory, Moment
 from planner_core.cost.memory.peak import Walk, block_memories, walk
 from planner_core.cost.memory.saved import Rerun, computes_again, kept_results, run_again, viewed
@@ -26,6 +28,7 @@ __all__ = [
     "computes_again",
     "has_working_copy",
     "kept_results",
+    "peak_memory",
     "run_again",
     "tensors_at_peak",
     "viewed",

@@ -12,7 +12,7 @@ kernels and of NCCL.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from planner_core.core import BlockPlan, Graph
@@ -58,12 +58,18 @@ class Walk:
 def walk(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) -> Walk:
     """Simulate the memory of one GPU through a step, from the second step on."""
     state, made = standing(blocks, graph, model), block_memories(blocks, graph, model)
-    forward: Iterable[Moment] = made[""].forward()
-    backward: Iterable[Moment] = backward_of(made[""]).run()
+    return through(state, made, made[""].forward(), backward_of(made[""]).run(), model)
+
+
+def through(
+    state: Standing, made: Mapping[str, BlockMemory], forward: Iterable[Moment], backward: Iterable[Moment], model: CostModel,
+    of: Callable[[Iterable[Moment]], tuple[Moment, ...]] = tuple,
+) -> Walk:  # fmt: skip
+    """The walk with these moments of one micro-batch. `of` may leave some of them out."""
     if model.workload.accumulate > 1:  # the gradients of the micro-batches before are there
         forward = (moment + Moment(0, state.grads, 0) for moment in forward)
         backward = (replace(moment, grads=state.grads) for moment in backward)
-    return Walk(state, made, tuple(forward), tuple(backward), Moment(0, state.grads, 2 * state.largest_param))
+    return Walk(state, made, of(forward), of(backward), Moment(0, state.grads, 2 * state.largest_param))
 
 
 def backward_of(top: BlockMemory) -> Backward:

@@ -6,7 +6,8 @@ never falls as the number grows:
 
     least step time with n micro-batches  ≤  least step time with n · p micro-batches        (any memory)
 
-The search ends at the first number whose least step time is not below the best plan that fits.
+This holds for each mesh. A mesh is left out from the first number on whose least step time is not below the best plan that fits.
+The search ends when no mesh is left.
 
 Example: a batch of 512 samples. With one micro-batch nothing fits. With two, the best plan that fits recomputes, and takes
 9.0 s. With four it takes 8.5 s, without recomputation. With eight, even the best plan of any memory takes 8.6 s. So the answer
@@ -22,11 +23,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from planner_core.core import DeviceMesh, Graph, InputError, NoPlanFits, Plan
-from planner_core.planning.methods import METHODS, Method
+from planner_core.planning.methods import METHODS
 from planner_core.planning.request import Progress, Request
 from planner_core.planning.session import Planner, meshes, prepare, with_recompute
-from planner_core.search import TIE, search
+from planner_core.search import TIE, fits_freely, quick_bound, search
 from planner_core.search.algebra import MAX_WORK, TooWide
+from planner_core.search.network import Problem
 
 Choose = Callable[..., Plan]
 """Gives the best plan of a planner over meshes. `below`: plans above this value do not matter. `prove`: if False, the gap that
@@ -39,18 +41,24 @@ Source = Graph | Callable[[Request], Graph] | None
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """One number of micro-batches: the planner of the request, the same without recomputation, and the meshes."""
+    """One number of micro-batches: the planner of the request, the same without recomputation, and the meshes that are left."""
 
     planner: Planner
     plain: Planner
     options: Sequence[DeviceMesh]
 
     @staticmethod
-    def of(planner: Planner) -> Count:
+    def of(planner: Planner, options: Sequence[DeviceMesh]) -> Count:
         """The number of micro-batches of a planner."""
         opened = planner.workload.recompute == "auto"
         plain = with_recompute(planner, "none") if opened else planner
-        return Count(planner, plain, meshes(planner.request, planner.cluster))
+        return Count(planner, plain, options)
+
+    def below(self, value: float) -> Count:
+        """The same without the meshes on which no plan of any memory is below `value`."""
+        if value == np.inf:
+            return self
+        return replace(self, options=[mesh for mesh in self.options if _below(self.plain, mesh, value)])
 
 
 def settle(
@@ -64,18 +72,21 @@ def settle(
     best: tuple[Planner, Plan] | None = None
     seen: list[Count] = []
     several = request.accumulate is None and not isinstance(graph, Graph)
-    for count in map(Count.of, _planners(request, graph, say, work)):
-        if best is not None and _least(count.plain, count.options) >= _value(best[1]) * (1 - TIE):
+    left: Sequence[DeviceMesh] | None = None
+    for planner in _planners(request, graph, say, work):
+        known = _value(best[1]) if best else np.inf
+        options = meshes(planner.request, planner.cluster) if left is None else left
+        count = Count.of(planner, options).below(known * (1 - TIE))
+        left = count.options
+        if not left:
             break
-        free = _without_recomputation(count, choose, say, _value(best[1]) if best else np.inf)
+        free = _without_recomputation(count, choose, say, known)
         if free is not None:  # the best plan of any memory fits, so recomputation would not help
             return free
         seen.append(count)
         if several:
             with contextlib.suppress(NoPlanFits):
-                found = choose(
-                    count.planner, count.options, say, below=_value(best[1]) if best else np.inf, prove=False
-                )
+                found = choose(count.planner, count.options, say, below=known, prove=False)
                 if found.fits and (best is None or _better(found, best[1])):
                     best = count.planner, found
     return _proven(seen, best, choose, say)
@@ -85,7 +96,7 @@ def choose_recomputation(
     planner: Planner, options: Sequence[DeviceMesh], choose: Choose, say: Progress
 ) -> tuple[Planner, Plan]:
     """The best plan. If recomputation is to be chosen, a plan without it is looked for first, since it only saves memory."""
-    count = replace(Count.of(planner), options=options)
+    count = Count.of(planner, options)
     return _without_recomputation(count, choose, say) or (planner, choose(planner, options, say))
 
 
@@ -95,9 +106,12 @@ def _without_recomputation(
     """The best plan of any memory without recomputation if it fits, since no plan is better then; else None."""
     if count.plain is count.planner:
         return None
+    least = _least(count.plain, count.options) * (1 + TIE)
+    if not any(_fits_freely(count.plain, mesh, least) for mesh in count.options):
+        return None
     with contextlib.suppress(NoPlanFits):
-        plan = choose(count.plain, count.options, say, below=below, prove=False)
-        if plan.fits and _value(plan) <= _least(count.plain, count.options) * (1 + TIE):
+        plan = choose(count.plain, count.options, say, below=min(below, least), prove=False)
+        if plan.fits and _value(plan) <= least:
             return count.plain, plan
     return None
 
@@ -154,21 +168,49 @@ def _next(count: int, batch: int) -> int:
 
 def _least(planner: Planner, options: Sequence[DeviceMesh]) -> float:
     """A lower bound on the objective over the meshes, for any memory."""
-    method = METHODS[planner.request.method]
-    return min((_bound(planner, mesh, method) for mesh in options), default=float("inf"))
+    return min((_bound(planner, mesh) for mesh in options), default=float("inf"))
 
 
-def _bound(planner: Planner, mesh: DeviceMesh, method: Method) -> float:
-    restrict = method.restrict(planner.graph, mesh)
-    if restrict is None:
-        return float("inf")
+def _below(planner: Planner, mesh: DeviceMesh, value: float) -> bool:
+    """Whether a plan of any memory on one mesh may be below `value`."""
+    return _bound(planner, mesh, quick=True) < value and _bound(planner, mesh) < value
+
+
+def _bound(planner: Planner, mesh: DeviceMesh, quick: bool = False) -> float:
+    """A lower bound on the objective on one mesh, for any memory. `quick`: it may be lower than the least value."""
     try:
-        problem = planner.problem(mesh, restrict, zero=method.zero, uniform=method.uniform, by_volume=method.by_volume)
+        problem = _problem(planner, mesh)
     except TooWide:
         return 0.0
-    if problem.whole is not None or method.by_volume:  # not a bound of the whole space, or not of seconds
+    if problem is None:
+        return float("inf")
+    if (
+        problem.whole is not None or METHODS[planner.request.method].by_volume
+    ):  # not a bound of the whole space, or not of seconds
         return 0.0
-    return search(problem, objective=method.objective or planner.request.objective).bound
+    return quick_bound(problem, _objective(planner)) if quick else search(problem, objective=_objective(planner)).bound
+
+
+def _fits_freely(planner: Planner, mesh: DeviceMesh, value: float) -> bool:
+    """Whether the best plan of any memory on one mesh fits, and is not above `value`."""
+    try:
+        problem = _problem(planner, mesh)
+    except TooWide:
+        return False
+    return problem is not None and fits_freely(problem, planner.graph, planner.budget, _objective(planner), value)
+
+
+def _problem(planner: Planner, mesh: DeviceMesh) -> Problem | None:
+    """The network of the request's method on one mesh; None if the method does not suit the mesh. Raises TooWide."""
+    method = METHODS[planner.request.method]
+    restrict = method.restrict(planner.graph, mesh)
+    if restrict is None:
+        return None
+    return planner.problem(mesh, restrict, zero=method.zero, uniform=method.uniform, by_volume=method.by_volume)
+
+
+def _objective(planner: Planner) -> str:
+    return METHODS[planner.request.method].objective or planner.request.objective
 
 
 def _value(plan: Plan) -> float:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from planner_core.core import Graph
-from planner_core.cost.memory import walk
+from planner_core.cost.memory import peak_memory
 from planner_core.search.algebra.pareto_labels import MAX_WORK
 from planner_core.search.extract_plan import assemble
 from planner_core.search.folded_solver import Assignment, solve
@@ -40,18 +40,29 @@ def walked(problem: Problem, graph: Graph, assignment: Assignment, budget: float
     """Simulated peak memory of an assignment, bytes per GPU. If its sum is far above the budget, the sum is returned instead,
     since the simulation takes time in proportion to the depth of the model."""
     held = memory_of(assignment)
-    return (
-        held
-        if held > FAR * budget
-        else walk(assemble(problem, assignment), graph, problem.model).memory_bytes()["peak"]
-    )
+    return held if held > FAR * budget else peak_memory(assemble(problem, assignment), graph, problem.model)["peak"]
 
 
 def hopeless(problem: Problem, rough: Answer, budget: float, objective: str) -> Answer | None:
     """If even the least memory is far too much: the answer `rough`, with an assignment of nearly the least memory. Else None."""
     if rough.assignment is not None or rough.least_memory <= FAR * budget:
         return None
-    return replace(rough, smallest=solve(problem, objective_of(problem, objective).priced(NEAR_LEAST, 0.0)))
+    return replace(rough, smallest=_near_least(problem, objective))
+
+
+def _near_least(problem: Problem, objective: str) -> Assignment | None:
+    """An assignment of nearly the least memory. The one of the very least may send far more for one byte less."""
+    return solve(problem, replace(objective_of(problem, objective).priced(NEAR_LEAST, 0.0), exact=False))
+
+
+def fits_freely(problem: Problem, graph: Graph, budget: float, objective: str, value: float) -> bool:
+    """Whether the best assignment of any memory fits by its simulated peak, and is not above `value`."""
+    free = search(problem, objective=objective)
+    return (
+        free.assignment is not None
+        and free.value <= value
+        and walked(problem, graph, free.assignment, budget) <= budget
+    )
 
 
 def fit(
@@ -140,14 +151,13 @@ class _Aim:
         return known
 
     def _within(self, budget: float, prove: bool) -> Answer:
-        """The best assignment whose sum is within `budget`; if there is none, one that holds nearly the least. The one that holds
-        the very least may send far more for one byte less."""
+        """The best assignment whose sum is within `budget`; if there is none, one that holds nearly the least."""
         answer = search(
             self.problem, objective=self.objective, budget=budget, abandon_above=self.abandon_above, stop=self.stop, prove=prove,
             work=self.work,
         )  # fmt: skip
         if answer.assignment is None and answer.smallest is not None:
-            near = solve(self.problem, objective_of(self.problem, self.objective).priced(NEAR_LEAST, 0.0))
+            near = _near_least(self.problem, self.objective)
             if near is not None:
                 return replace(answer, assignment=near, value=near.seconds)
         return answer

@@ -26,7 +26,7 @@ from planner_core.cost.communication import Moves, Segments, digit, moves
 from planner_core.cost.memory import viewed
 from planner_core.ops import BlockStrategies, CoarseBlock, GroupStrategy, Pair, memory_passes
 from planner_core.search.network.factors import Factor, Network, NodeRows, costs, tensor_name
-from planner_core.search.network.group_work import GroupWork, UnitOptions
+from planner_core.search.network.group_work import GroupWork, Runs, UnitOptions
 from planner_core.search.network.parameters import UseTraffic, WeightMoves, storage_cost, use_traffic, working_copy
 from planner_core.search.network.states import (
     Axes,
@@ -51,10 +51,12 @@ SMALL_WEIGHT_DIMS = 1
 
 
 def build_block(
-    coarse: CoarseBlock, strategies: BlockStrategies, model: CostModel, options: UnitOptions | None = None
-) -> Network:
-    """The cost network of one block without the blocks that it calls (`repeated_block` adds these as tables)."""
-    return _Builder(coarse, strategies, model, options or UnitOptions()).build()
+    coarse: CoarseBlock, strategies: BlockStrategies, model: CostModel, options: UnitOptions | None = None,
+    runs: Runs | None = None,
+) -> Network:  # fmt: skip
+    """The cost network of one block without the blocks that it calls (`repeated_block` adds these as tables). `runs`: what was found
+    about its operators when another variant was built."""
+    return _Builder(coarse, strategies, model, options or UnitOptions(), {} if runs is None else runs).build()
 
 
 class _Builder:
@@ -65,8 +67,9 @@ class _Builder:
     """
 
     def __init__(
-        self, coarse: CoarseBlock, strategies: BlockStrategies, model: CostModel, options: UnitOptions
+        self, coarse: CoarseBlock, strategies: BlockStrategies, model: CostModel, options: UnitOptions, runs: Runs
     ) -> None:
+        self.runs = runs
         self.block, self.strategies, self.model, self.options = coarse.block, strategies, model, options
         self.values = coarse.block.values
         self.axes = Axes(model.sizes, model.joined, model.stages)
@@ -181,7 +184,7 @@ class _Builder:
         index = index[self._even(s, index)]
         name = s.group.name
         self.net.sizes[name], self.net.nodes[name] = len(index), NodeRows(s, index)
-        work = GroupWork(self.block, s, index, self.model, self.options, self.passes, self._kept_by_reader)
+        work = GroupWork(self.block, s, index, self.model, self.options, self.passes, self._kept_by_reader, self.runs)
         self.net.factors.append(Factor((name,), work.cost(), np.ones(len(index), dtype=bool)))
         for value, uses in self._operands(s).items():
             if self.values[value].kind == "parameter":

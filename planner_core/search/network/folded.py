@@ -26,7 +26,7 @@ from planner_core.ops import BlockStrategies, CoarseGraph, recompute_ways
 from planner_core.search.algebra.elimination import order
 from planner_core.search.network.block import build_block
 from planner_core.search.network.factors import Factor, Network, only, tensor_name
-from planner_core.search.network.group_work import UnitOptions
+from planner_core.search.network.group_work import Runs, UnitOptions
 from planner_core.search.network.runs import Run, find_runs, mark_kept_between
 from planner_core.search.network.states import Bools
 
@@ -123,12 +123,13 @@ def build_networks(coarse: CoarseGraph, strategies: Mapping[str, BlockStrategies
     blocks: dict[str, dict[str, Network]] = {}
     for name, block in coarse.blocks.items():
         blocks[name] = {}
+        found: Runs = {}
         for variant, held in recompute_ways(block.block, model.workload.recompute).items():
             plain = variant == "none"
             again = {} if plain else run_again(block.block, held)
             share = 1.0 if plain else 1 / repeats[name]
             options = UnitOptions(repeats[name], again, held, share, kept_results=kept[name])
-            net = build_block(block, strategies[name], model, options)
+            net = build_block(block, strategies[name], model, options, found)
             if not plain:
                 given = (i for i in block.block.inputs if block.block.values[i].kind == "activation")
                 net.saved_ports.update(given)

@@ -20,6 +20,9 @@ from planner_core.ops import GroupStrategy, MemoryPasses, operator, own_bytes, s
 from planner_core.search.network.factors import costs
 from planner_core.search.network.states import Bools, Floats, Ints, joint_parts
 
+Runs = dict[str, tuple[Floats, Floats, Floats]]
+"""What `GroupWork` found about the operators of one block on one mesh, by name: the same for each way to recompute the block."""
+
 
 @dataclass(frozen=True)
 class UnitOptions:
@@ -64,6 +67,7 @@ class GroupWork:
     options: UnitOptions
     passes: Mapping[str, MemoryPasses]
     kept_by_reader: Callable[[int], bool]
+    runs: Runs = field(default_factory=dict)
 
     def cost(self) -> Floats:
         """[component, joint row]: what the group costs in each joint row."""
@@ -73,8 +77,7 @@ class GroupWork:
         for k, op in enumerate(self.strategy.ops):
             again = self.options.again.get(op.name)
             sends, computed = again is not None and again.sends, computes_again(op, self.options.again)
-            forward, backward = op_time(op, self._kernels(k), self._moved(k), self.model)
-            waits = self._internal(k)
+            forward, backward, waits = self._run(k)
             cost[Component.FORWARD] += forward + waits[0]
             cost[Component.BACKWARD] += (
                 backward + waits[1] + (forward if computed else 0.0) + (waits[0] if sends else 0.0)
@@ -112,6 +115,14 @@ class GroupWork:
         flags = np.array([rows[k].own_results for rows in self.strategy.rows])
         found: Bools = np.asarray((flags[self.index] & (np.array(self.model.sizes) > 1)).any(axis=1))
         return found
+
+    def _run(self, k: int) -> tuple[Floats, Floats, Floats]:
+        """Seconds of op k [joint row], forward and backward, and those of the collectives inside it [phase, joint row]. They are the
+        same in all variants of a block."""
+        op = self.strategy.ops[k]
+        if op.name not in self.runs:
+            self.runs[op.name] = *op_time(op, self._kernels(k), self._moved(k), self.model), self._internal(k)
+        return self.runs[op.name]
 
     def made_bytes(self, k: int, value: int) -> Floats:
         """[joint row]: local bytes of the result `value` as op k makes it."""

@@ -1,0 +1,126 @@
+"""The peak of the walk at a cost that does not grow with depth.
+
+In the middle of many equal copies memory rises (or falls) by the same bytes with every copy. So the highest moment of a stretch of
+equal copies is in one of the first or of the last copies. The middle is left out, and what it would have added is added:
+
+    forward, after the gap         kept  + left out · (bytes that one copy keeps)
+    backward, before the gap       kept  + the same, since those copies have not run yet
+    backward, after the gap        grads + left out · (bytes of one copy's gradients)
+
+Example: 1 000 layers keep 2 MB each. 12 of them are simulated, and 988 are left out: after the gap 1 976 MB more are kept.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from planner_core.core import Block, BlockPlan, Call, Graph, Op
+from planner_core.cost.memory.forward import MOMENTS, BlockMemory, Moment
+from planner_core.cost.memory.peak import backward_of, block_memories, highest, through
+from planner_core.cost.memory.standing import standing
+from planner_core.cost.model import CostModel
+
+ENDS = 6
+"""Copies of a stretch that are simulated at each end. What is in flight reaches over one copy for each mesh axis at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Calls that are left out. `at`: the number of the item after them in the shortened block. `copies`: how many."""
+
+    at: int
+    copies: int
+
+
+def peak_memory(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) -> dict[str, int]:
+    """Bytes at the peak by kind, as `Walk.memory_bytes`."""
+    top, gaps = shortened(graph.top, {p: label for label, bp in blocks.items() for p in bp.prefixes})
+    state, made = standing(blocks, graph, model), block_memories(blocks, replace(graph, top=top), model)
+    found = through(state, made, _forward(made[""], gaps), _backward(made[""], gaps), model, of=lambda m: (highest(m),))
+    return found.memory_bytes()
+
+
+def _forward(top: BlockMemory, gaps: Sequence[Gap]) -> Iterator[Moment]:
+    """The moments of forward, with what the copies left out keep."""
+    more = [_kept(top, gap) for gap in gaps]
+    for number, moment in enumerate(top.forward()):
+        kept = sum(extra for gap, extra in zip(gaps, more, strict=True) if gap.at <= number // MOMENTS)
+        yield moment + Moment(kept) if kept else moment
+
+
+def _backward(top: BlockMemory, gaps: Sequence[Gap]) -> Iterator[Moment]:
+    """The moments of backward, with what the copies left out keep until they run, and with their gradients after that."""
+    more = [(_kept(top, gap), _gradients(top, gap)) for gap in gaps]
+    run = backward_of(top)
+    for moment in run.run():
+        extra = Moment()
+        for gap, (kept, grads) in zip(gaps, more, strict=True):
+            extra += Moment(kept) if gap.at <= run.at else Moment(0, grads)
+        yield moment + extra
+
+
+def _kept(top: BlockMemory, gap: Gap) -> int:
+    return gap.copies * top.kept_bytes(gap.at)
+
+
+def _gradients(top: BlockMemory, gap: Gap) -> int:
+    call = top.storages.block.items[gap.at]
+    assert isinstance(call, Call)
+    return gap.copies * top.calls[call.prefix].grads
+
+
+def shortened(top: Block, labels: Mapping[str, str]) -> tuple[Block, list[Gap]]:
+    """The top block without the middle of each long stretch of equal copies. `labels`: the plan of each copy, by prefix."""
+    readers = Counter(v for item in top.items for v in set(item.inputs)) + Counter(top.outputs)
+    items: list[Op | Call] = []
+    gaps: list[Gap] = []
+    first = 0
+    while first < len(top.items):
+        last = _end(top.items, first, labels, readers)
+        whole = list(top.items[first:last])
+        if len(whole) > 2 * ENDS + 1:
+            left = len(whole) - 2 * ENDS
+            gaps.append(Gap(len(items) + ENDS, left))
+            whole = [
+                *whole[:ENDS],
+                _reading(whole[ENDS + left], whole[ENDS + left - 1], whole[ENDS - 1]),
+                *whole[-ENDS + 1 :],
+            ]
+        items += whole
+        first = last
+    return replace(top, items=tuple(items)), gaps
+
+
+def _reading(item: Op | Call, old: Op | Call, new: Op | Call) -> Op | Call:
+    """The same item, but it reads what `new` makes where it read what `old` makes."""
+    swap = dict(zip(old.outputs, new.outputs, strict=True))
+    return replace(item, inputs=tuple(swap.get(v, v) for v in item.inputs))
+
+
+def _end(items: Sequence[Op | Call], first: int, labels: Mapping[str, str], readers: Mapping[int, int]) -> int:
+    """The number of the item after a stretch of equal copies that begins with item `first`."""
+    last = first + 1
+    while last < len(items) and _follows(items[last - 1], items[last], labels, readers):
+        if last - first > 1 and not _reads_alike(items[last - 2], items[last - 1], items[last]):
+            break
+        last += 1
+    return last
+
+
+def _follows(one: Op | Call, other: Op | Call, labels: Mapping[str, str], readers: Mapping[int, int]) -> bool:
+    """Whether two items are copies with the same plan, and the second alone reads what the first makes."""
+    if not isinstance(one, Call) or not isinstance(other, Call) or labels[one.prefix] != labels[other.prefix]:
+        return False
+    return all(readers[v] == (v in other.inputs) for v in one.outputs)
+
+
+def _reads_alike(before: Op | Call, one: Op | Call, other: Op | Call) -> bool:
+    """Whether each operand of two copies is the same value, or the same result of the copy before."""
+
+    def source(copy: Op | Call, previous: Op | Call) -> list[tuple[str, int]]:
+        made = {v: k for k, v in enumerate(previous.outputs)}
+        return [("result", made[v]) if v in made else ("value", v) for v in copy.inputs]
+
+    return source(one, before) == source(other, one)
