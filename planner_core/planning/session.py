@@ -26,14 +26,26 @@ from planner_core.core import (
     parse_mesh,
     timing,
 )
-from planner_core.cost import cost_model, price
+from planner_core.cost import CostModel, cost_model, price
 from planner_core.cost.communication import volume_link
 from planner_core.models import DTYPES, open_model
 from planner_core.ops import BlockStrategies, CoarseGraph, block_strategies, coarsen
 from planner_core.planning.methods.layout import Layout, check_layout, faults, parse_layout
 from planner_core.planning.methods.registry import METHODS
 from planner_core.planning.request import Progress, Request
-from planner_core.search import NO_BOUND, NOTE, OBJECTIVES, Answer, assemble, bounded, fit, hopeless, narrow, search
+from planner_core.search import (
+    NO_BOUND,
+    NOTE,
+    OBJECTIVES,
+    Answer,
+    assemble,
+    bounded,
+    fit,
+    hopeless,
+    narrow,
+    search,
+    value_of,
+)
 from planner_core.search.algebra import MAX_WORK, TooWide
 from planner_core.search.network import (
     Networks,
@@ -110,7 +122,7 @@ class Planner:
         if stages is not None:
             model = replace(model, stages=stages)
         if by_volume:
-            model = replace(model, links=tuple(volume_link(link.size) for link in model.links))
+            model = _by_volume(model)
         key = (mesh.axis_sizes, workload.zero, by_volume, model.stages, joined)
         if restrict is None and (*key, uniform) in self.problems:
             return self.problems[*key, uniform]
@@ -188,6 +200,20 @@ class Planner:
             fits=cost.memory_bytes["peak"] <= self.budget,
             notes=_told(problem, answer),
         )  # fmt: skip
+
+    def value(self, plan: Plan) -> float:
+        """The value by which the request's method compares a plan: seconds of its objective; if it counts volume, at the same links
+        everywhere. It is the value that the search gives."""
+        method, cost = METHODS[self.request.method], plan.cost
+        if method.by_volume:
+            model = _by_volume(cost_model(self.cluster, plan.mesh, replace(self.workload, zero=plan.workload["zero"])))
+            cost = price(plan.blocks, self.graph, model, self.coarse)
+        return value_of(plan.objective, cost.step_time_s, cost.comm_time_s)
+
+
+def _by_volume(model: CostModel) -> CostModel:
+    """The same model where a byte costs the same on every axis."""
+    return replace(model, links=tuple(volume_link(link.size) for link in model.links))
 
 
 def recomputation(blocks: Mapping[str, BlockPlan]) -> str:

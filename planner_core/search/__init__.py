@@ -13,7 +13,7 @@ from planner_core.search.budget.pareto_front import corners, front
 from planner_core.search.extract_plan import assemble
 from planner_core.search.folded_solver import Assignment, RunTable, block_totals, run_tables, solve
 from planner_core.search.lagrangian import Answer, least_memory, memory_of, objective_of, quick_bound, search
-from planner_core.search.objective import OBJECTIVES, TIE, Objective
+from planner_core.search.objective import OBJECTIVES, TIE, Objective, value_of
 from planner_core.search.restricted_states import NO_BOUND, NOTE, bounded, narrow
 from planner_core.search.units.dual_shares import best_shares
 
@@ -43,4 +43,5 @@ __all__ = [
     "run_tables",
     "search",
     "solve",
+    "value_of",
 ]

@@ -102,10 +102,11 @@ def run_tables(problem: Problem) -> list[RunTable]:
 
 
 def _folded(problem: Problem, objective: Objective) -> Folded:
-    """The folded network under an objective. An exact solution goes on from what a quick solution found."""
-    exact = replace(objective, exact=True)
+    """The folded network under an objective. An exact solution without prices goes on from what a quick solution found."""
     if not objective.exact:
-        fresh = problem.quick[exact] = Folded(problem, objective)
+        fresh = Folded(problem, objective)
+        if not (objective.after_forward or objective.after_backward):
+            problem.quick[replace(objective, exact=True)] = fresh
         return fresh
     known: Folded | None = problem.quick.pop(objective, None)
     if known is None:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from itertools import product
 
 from planner_core.cost import Component, Shares
 from planner_core.search.algebra.pareto_labels import MAX_WORK, Allowance
@@ -129,7 +130,6 @@ class _Search:
     def close(self, stop: Callable[[], bool], at_most: float) -> None:
         """Enumerate what lies between the bound and the incumbent, or `at_most`."""
         assert self.best is not None
-        self.at(self.at_bound.after_forward, self.at_bound.after_backward)
         closing = GapClosing(
             self.problem, self.at_bound, self.budget, self.best, self.bound, at_most, Allowance(self.work)
         )
@@ -191,7 +191,8 @@ def search(
     ends = (FORWARD, BACKWARD)
     for end in ends if free.totals[FORWARD] >= free.totals[BACKWARD] else ends[::-1]:
         if free.totals[end] > budget:
-            _price_memory(run, free, small, end, enough)
+            for exact in (False, True)[: 1 + prove]:  # exact prices take long, and the others find where to begin
+                _price_memory(run, free, small, end, enough, exact)
     if prove:
         run.close(enough, abandon_above)
     return run.answer(least)
@@ -216,7 +217,9 @@ def least_memory(problem: Problem, objective: str = "time") -> Assignment | None
     return min(found, key=memory_of)
 
 
-def _price_memory(run: _Search, fast: Assignment, small: Assignment, end: Component, stop: Callable[[], bool]) -> None:
+def _price_memory(
+    run: _Search, fast: Assignment, small: Assignment, end: Component, stop: Callable[[], bool], exact: bool
+) -> None:  # fmt: skip
     """Find the price at which a plan that fits and a plan that does not fit cost the same: there the bound is highest.
 
     The price is the slope of the line through (memory, seconds) of the two plans. A solution at this price finds a plan below
@@ -229,16 +232,23 @@ def _price_memory(run: _Search, fast: Assignment, small: Assignment, end: Compon
     def alone(objective: Objective) -> bool:
         return (objective.after_backward if end == FORWARD else objective.after_forward) == 0.0
 
-    known = [a for o, a in run.known() if alone(o)]
-    fast = min((a for a in (fast, *known) if held(a) > run.budget), key=held)
-    small = max((a for a in (small, *known) if held(a) <= run.budget), key=held)
+    def between(ends: tuple[Assignment, Assignment]) -> float:
+        """The seconds at the budget on the line through two assignments."""
+        above, below = ends
+        return below.seconds - (below.seconds - above.seconds) * (run.budget - held(below)) / (
+            held(above) - held(below)
+        )
+
+    known = [fast, small, *(a for o, a in run.known() if alone(o))]
+    above, below = ([a for a in known if (held(a) > run.budget) == over] for over in (True, False))
+    fast, small = min(product(above, below), key=between)
     for _ in range(MAX_PRICES):
         saved = held(fast) - held(small)
         slower = small.seconds - fast.seconds
         if stop() or saved <= 0 or slower <= 0:
             return
         price = slower / saved
-        found = run.at(price if end == FORWARD else 0.0, price if end == BACKWARD else 0.0, exact=False)
+        found = run.at(price if end == FORWARD else 0.0, price if end == BACKWARD else 0.0, exact=exact)
         line = fast.seconds + price * held(fast)
         if found is None or found.seconds + price * held(found) >= line * (1 - 1e-12):
             return

@@ -74,6 +74,12 @@ class Objective:
         return np.asarray(self.seconds(totals) + forward + totals[..., Component.AFTER_BACKWARD] * self.after_backward)
 
 
+def value_of(kind: str, step_time_s: float, communication_s: float) -> float:
+    """The objective's value of a plan, as the search compares it."""
+    time, communication, _ = _SCALES[kind]
+    return time * step_time_s + communication * communication_s
+
+
 def least_memory_objective(step_time: StepTime, share: float) -> Objective:
     """Minimise `share` · (memory after forward) + (1 - `share`) · (memory after backward). Time only breaks ties."""
     return Objective("memory", step_time, share, 1 - share)

@@ -12,6 +12,11 @@ from planner_core.core.plan import Plan
 from planner_core.core.workload import RECOMPUTE
 from planner_core.planning import Request, plan_model
 from planner_core.planning.analysis.reporting import plan_summary
+from planner_core.planning.fitting.micro_batches import settle
+from planner_core.planning.methods import METHODS
+from planner_core.planning.pipeline import choose
+from planner_core.planning.session import meshes, prepare
+from planner_core.search import search
 from planner_core.verification.api import verify
 
 ASKED = Request("llama-3-8b", cluster="1x8-h100", batch=64, seq=2048, layers=4, accumulate=None, recompute="auto")
@@ -92,3 +97,29 @@ def test_the_least_memory_is_that_of_the_smallest_micro_batches() -> None:
             plan_model(asked)
         needs.append(refused.value.needed_bytes)
     assert needs[1] < needs[0]
+
+
+@pytest.mark.parametrize("asked", [{"method": "tap"}, {"objective": "communication"}], ids=["tap", "communication"])
+def test_the_least_communication_is_that_of_the_first_number_that_fits(asked: dict[str, str]) -> None:
+    request = replace(ASKED, layers=1, batch=16, memory_gb=3.0, **asked)  # type: ignore[arg-type]
+
+    def settled(accumulate: int | None) -> Plan:
+        return settle(replace(request, accumulate=accumulate), None, choose, lambda text: None)[1]
+
+    for fewer in (1, 2):
+        with pytest.raises(NoPlanFits):
+            settled(fewer)
+    free, fixed = settled(None), settled(4)
+    assert free.fits and free.workload["accumulate"] == 4
+    assert free.cost.comm_time_s == pytest.approx(fixed.cost.comm_time_s, rel=1e-5)
+
+
+@pytest.mark.parametrize("method", ["exact", "tap", "taps"])
+def test_the_value_of_a_plan_is_that_of_its_search(method: str) -> None:
+    planner = prepare(replace(ASKED, layers=2, method=method, accumulate=2, recompute="none"))
+    how, mesh = METHODS[method], meshes(planner.request, planner.cluster)[1]
+    problem = planner.problem(mesh, zero=how.zero, uniform=how.uniform, by_volume=how.by_volume)
+    objective = how.objective or "time"
+    answer = search(problem, objective=objective)
+    plan = planner.plan(problem, answer, "best", method, objective)
+    assert planner.value(plan) == pytest.approx(answer.value, rel=1e-6)

@@ -9,6 +9,9 @@ never falls as the number grows:
 This holds for each mesh. A mesh is left out from the first number on whose least step time is not below the best plan that fits.
 The search ends when no mesh is left.
 
+A search for the least communication takes the first number with a plan that fits. More micro-batches only let layouts fit that do
+the same work on more GPUs. They send less and take far longer.
+
 Example: a batch of 512 samples. With one micro-batch nothing fits. With two, the best plan that fits recomputes, and takes
 9.0 s. With four it takes 8.5 s, without recomputation. With eight, even the best plan of any memory takes 8.6 s. So the answer
 is four, and sixteen is not looked at.
@@ -74,7 +77,7 @@ def settle(
     several = request.accumulate is None and not isinstance(graph, Graph)
     left: Sequence[DeviceMesh] | None = None
     for planner in _planners(request, graph, say, work):
-        known = _value(best[1]) if best else np.inf
+        known = best[0].value(best[1]) if best else np.inf
         options = meshes(planner.request, planner.cluster) if left is None else left
         count = Count.of(planner, options).below(known * (1 - TIE))
         left = count.options
@@ -87,8 +90,10 @@ def settle(
         if several:
             with contextlib.suppress(NoPlanFits):
                 found = choose(count.planner, count.options, say, below=known, prove=False)
-                if found.fits and (best is None or _better(found, best[1])):
+                if found.fits and (best is None or _better((count.planner, found), best)):
                     best = count.planner, found
+            if best is not None and _objective(planner) == "communication":
+                break
     return _proven(seen, best, choose, say)
 
 
@@ -111,7 +116,7 @@ def _without_recomputation(
         return None
     with contextlib.suppress(NoPlanFits):
         plan = choose(count.plain, count.options, say, below=min(below, least), prove=False)
-        if plan.fits and _value(plan) <= least:
+        if plan.fits and count.plain.value(plan) <= least:
             return count.plain, plan
     return None
 
@@ -122,17 +127,17 @@ def _proven(
     """The best plan over the numbers that were looked at, searched exactly, the most promising number first. Raises NoPlanFits."""
     refused: NoPlanFits | None = None
     found: tuple[Planner, Plan] | None = None
-    known = _value(best[1]) * (1 + TIE) if best else np.inf
+    known = best[0].value(best[1]) * (1 + TIE) if best else np.inf
     for count in sorted(seen, key=lambda c: best is None or c.planner is not best[0]):
-        below = min(known, _value(found[1])) if found and found[1].fits else known
+        below = min(known, found[0].value(found[1])) if found and found[1].fits else known
         try:
             plan = choose(count.planner, count.options, say, below=below)
         except NoPlanFits as error:
             refused = min(refused or error, error, key=lambda e: e.needed_bytes)
             continue
-        if found is None or _better(plan, found[1]):
+        if found is None or _better((count.planner, plan), found):
             found = count.planner, plan
-    if found is None and best is not None:
+    if best is not None and (found is None or not found[1].fits):
         return best
     if found is None:
         assert refused is not None
@@ -184,9 +189,7 @@ def _bound(planner: Planner, mesh: DeviceMesh, quick: bool = False) -> float:
         return 0.0
     if problem is None:
         return float("inf")
-    if (
-        problem.whole is not None or METHODS[planner.request.method].by_volume
-    ):  # not a bound of the whole space, or not of seconds
+    if problem.whole is not None:  # not a bound of the whole space
         return 0.0
     return quick_bound(problem, _objective(planner)) if quick else search(problem, objective=_objective(planner)).bound
 
@@ -213,14 +216,11 @@ def _objective(planner: Planner) -> str:
     return METHODS[planner.request.method].objective or planner.request.objective
 
 
-def _value(plan: Plan) -> float:
-    return plan.cost.seconds(plan.objective)
-
-
-def _better(plan: Plan, other: Plan) -> bool:
-    """Whether `plan` is better than `other`: a plan that fits is better; then the objective counts; of two that do not fit, memory."""
-    if plan.fits != other.fits:
+def _better(one: tuple[Planner, Plan], other: tuple[Planner, Plan]) -> bool:
+    """Whether the first plan is better: a plan that fits is better; then the objective counts; of two that do not fit, memory."""
+    (planner, plan), (other_planner, other_plan) = one, other
+    if plan.fits != other_plan.fits:
         return plan.fits
     if plan.fits:
-        return _value(plan) < _value(other) * (1 - TIE)
-    return plan.cost.memory_bytes["peak"] < other.cost.memory_bytes["peak"]
+        return planner.value(plan) < other_planner.value(other_plan) * (1 - TIE)
+    return plan.cost.memory_bytes["peak"] < other_plan.cost.memory_bytes["peak"]

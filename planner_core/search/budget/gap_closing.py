@@ -95,7 +95,16 @@ class GapClosing:
 
     def __post_init__(self) -> None:
         self.folded = Folded(self.problem, self.objective)
-        self.folded.best()  # makes the bounds exact where the best assignments use them
+        found = self.folded.best()  # makes the bounds exact where the best assignments use them
+        if found is not None:
+            self.bound = max(self.bound, found.bound - self._price * self.budget)
+            if max(found.totals[list(self._ends)]) <= self.budget:
+                self._consider(found)
+
+    @property
+    def _price(self) -> float:
+        """Seconds per byte of the budget."""
+        return self.objective.after_forward + self.objective.after_backward
 
     @property
     def target(self) -> float:
@@ -166,8 +175,7 @@ class GapClosing:
         """The goal: sums of value and of memory at the first `ends` ends of the step, within `limit` + price · budget."""
         steps = np.array([self.best.seconds * TIE * 1e-3, 1e-2, 1e-2][: 1 + ends])
         most = min(QUICKLY if quick else PER_PASS, self.work.left)
-        price = self.objective.after_forward + self.objective.after_backward
-        within = limit + price * self.budget if price else limit
+        within = limit + self._price * self.budget if self._price else limit
         return Goal(self.objective, self._ends[:ends], within, steps, few, quick, Allowance(most))
 
     @property
