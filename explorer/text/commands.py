@@ -28,6 +28,8 @@ def plan(request: Request, file: str) -> str:
     parts = ["python -m planner_core plan", shlex.quote(model)]
     for key in OPTIONS:
         value = getattr(request, key)
+        if key == "zero" and value is None:
+            value = "auto"
         if value is not None and (value != default[key] or key in ALWAYS):
             text = OWN_CLUSTER.sub("cluster.json", value) if isinstance(value, str) else json.dumps(value)
             parts.append(f"--{key.replace('_', '-')} {shlex.quote(text)}")

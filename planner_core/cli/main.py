@@ -138,7 +138,12 @@ def _with_options(p: argparse.ArgumentParser) -> argparse.ArgumentParser:
     p.add_argument("--cluster", default="2x8-h100", help="name, or a JSON file")
     p.add_argument("--mesh", help="e.g. 8 or 2x8; default: every factorisation of the cluster")
     p.add_argument("--optimizer", default="adamw")
-    p.add_argument("--zero", type=int, default=3, help="0 | 1 | 2 | 3: the ZeRO stage that weights may have")
+    p.add_argument(
+        "--zero",
+        type=_stage,
+        default=3,
+        help="0 | 1 | 2 | 3: the ZeRO stage that weights may have; auto: the best of them",
+    )
     p.add_argument(
         "--recompute",
         default="none",
@@ -154,6 +159,11 @@ def _with_options(p: argparse.ArgumentParser) -> argparse.ArgumentParser:
     p.add_argument("--method", default="exact", help=" | ".join(METHODS))
     p.add_argument("--objective", default="time", help="time | communication")
     return p
+
+
+def _stage(text: str) -> int | None:
+    """The value of `--zero`."""
+    return None if text == "auto" else int(text)
 
 
 def _request(args: argparse.Namespace) -> Request:

@@ -35,9 +35,9 @@ def plan(
         progress: A function that gets a sentence about what is being done. If it raises an exception, the planning stops.
         **options: The options of the command line: `mesh` ("2x8"; default: every factorisation of the cluster), `batch` (samples
             of one step over all GPUs), `seq` (tokens of a sample), `dtype`, `layers`, `optimizer` ("adamw"), `zero` (the ZeRO
-            stage that weights may have, 0 to 3), `recompute` ("none", "keep-matmuls", "selective", "keep-attention", "full", or
-            "auto": the search chooses), `precision` ("pure", or "mixed": weights, moments and gradients in float32), `accumulate`
-            (micro-batches of a step; None: the search chooses), `memory_gb` (10^9 bytes per GPU),
+            stage that weights may have, 0 to 3; None: the search chooses), `recompute` ("none", "keep-matmuls", "selective",
+            "keep-attention", "full", or "auto": the search chooses), `precision` ("pure", or "mixed": weights, moments and
+            gradients in float32), `accumulate` (micro-batches of a step; None: the search chooses), `memory_gb` (10^9 bytes per GPU),
             `method` ("exact", "tap", "taps", "atp") and `objective` ("time" or "communication"). `layout` ("dp=2,fsdp=8",
             see `price`) adds the plan of your present layout to the baselines.
 

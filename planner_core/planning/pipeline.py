@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 
@@ -22,7 +23,7 @@ from planner_core.ops import CoarseGraph
 from planner_core.planning.fitting.baselines import baselines, without
 from planner_core.planning.fitting.micro_batches import Source, settle
 from planner_core.planning.fitting.shortage import shortage
-from planner_core.planning.methods import METHODS, DataAxis, Method
+from planner_core.planning.methods import EXACT, METHODS, DataAxis, Method
 from planner_core.planning.request import Progress, Request
 from planner_core.planning.session import Planner, meshes, prepare, replace_request
 from planner_core.search import (
@@ -113,8 +114,12 @@ def choose(
     bound = float("inf")
     problems, wide = _problems(planner, options, method, say, below)
     for rough, problem in problems:
+        known = best[0] if best else below
+        if rough is None and known < float("inf") and (least_s := quick_bound(problem, objective)) > known:
+            bound = min(bound, least_s)
+            continue
         say(f"search on {problem.model.mesh}")
-        answer = planner.solve(problem, objective, best[0] if best else below, rough, _telling(say, problem), prove)
+        answer = planner.solve(problem, objective, known, rough, _telling(say, problem), prove)
         if answer.least_memory < (least[0].least_memory if least else float("inf")):
             least = (answer, problem)
         if answer.assignment is not None and (best is None or answer.value < best[0]):
@@ -175,14 +180,13 @@ def _problems(
         restrict = method.restrict(planner.graph, mesh)
         if restrict is None:
             continue
-        try:
-            problem = planner.problem(
-                mesh, restrict, zero=method.zero, uniform=method.uniform, by_volume=method.by_volume
-            )
-        except TooWide as error:  # another mesh may work; it is raised only if none does
-            wide = error
-            continue
-        found.append(problem)
+        for zero in planner.stages_of(method):
+            try:
+                problem = planner.problem(mesh, restrict, zero=zero, uniform=method.uniform, by_volume=method.by_volume)
+            except TooWide as error:  # another mesh may work; it is raised only if none does
+                wide = error
+                continue
+            found.append(problem)
     if len(found) == 1:
         return [(None, found[0])], wide
     with planner.clock("search"):
@@ -197,6 +201,9 @@ def _by_promise(
     found: list[tuple[float, Answer | None, Problem]] = []
     best = below
     for problem in sorted(problems, key=lambda p: quick_bound(p, objective)):
+        if (bound := quick_bound(problem, objective)) > best:
+            found.append((bound, None, problem))
+            continue
         answer = search(
             problem, objective=objective, budget=budget, abandon_above=best, stop=_telling(say, problem), prove=False
         )
@@ -233,8 +240,8 @@ def trade_offs(planner: Planner, options: Iterable[DeviceMesh], chosen: Plan) ->
     """The corners of the front of step time and memory over all meshes, as plans, without the chosen plan. Most plans between two
     corners are mixtures of the two."""
     points: list[tuple[float, float, Problem, Assignment]] = []
-    for mesh in options:
-        problem = planner.problem(mesh)
+    for mesh, zero in product(options, planner.stages_of(EXACT)):
+        problem = planner.problem(mesh, zero=zero)
         with planner.clock("front"):
             points += [(a.seconds, memory_of(a), problem, a) for a in corners(problem)]
     points.sort(key=lambda p: p[:2])
@@ -264,10 +271,10 @@ def exact_front(
     """The Pareto front over the meshes, of plans with all copies of a block equal; and whether these are all points."""
     points: list[FrontPoint] = []
     exact = True
-    for mesh in options:
+    for mesh, zero in product(options, planner.stages_of(EXACT)):
         say(f"front on {mesh}")
         try:
-            found = front(planner.problem(mesh, uniform=True), objective)
+            found = front(planner.problem(mesh, zero=zero, uniform=True), objective)
         except TooWide:
             exact = False
             continue

@@ -15,7 +15,8 @@ class Request:
     """What a user asks for. None means the default of the model or of the cluster.
 
     `accumulate`: the number of micro-batches of a step; None: the search chooses it. `precision`: "pure" (weights, moments and
-    gradients in the dtype that computes) or "mixed" (in float32).
+    gradients in the dtype that computes) or "mixed" (in float32). `zero`: the ZeRO stage that weights may have instead of stage 0;
+    None: the search chooses the stage of the plan.
     """
 
     model: str
@@ -25,7 +26,7 @@ class Request:
     seq: int | None = None
     dtype: str | None = None
     optimizer: str = "adamw"
-    zero: int = 3
+    zero: int | None = 3
     recompute: str = "none"
     accumulate: int | None = 1
     precision: str = "pure"

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from planner_core.core import (
+    ZERO,
     BlockPlan,
     Cluster,
     DeviceMesh,
@@ -31,6 +32,7 @@ from planner_core.cost.communication import volume_link
 from planner_core.models import DTYPES, open_model
 from planner_core.ops import BlockStrategies, CoarseGraph, block_strategies, coarsen
 from planner_core.planning.methods.layout import Layout, check_layout, faults, parse_layout
+from planner_core.planning.methods.method import Method
 from planner_core.planning.methods.registry import METHODS
 from planner_core.planning.request import Progress, Request
 from planner_core.search import (
@@ -51,6 +53,7 @@ from planner_core.search.network import (
     Networks,
     Problem,
     Restriction,
+    Runs,
     build_networks,
     build_problem,
 )
@@ -95,12 +98,21 @@ class Planner:
     """The labels that a search may form for its proof, as in `search`."""
     networks: dict[tuple[Any, ...], Networks] = field(default_factory=dict)
     problems: dict[tuple[Any, ...], Problem] = field(default_factory=dict)
+    """Both by mesh and stages."""
+    runs: dict[tuple[Any, ...], dict[str, Runs]] = field(default_factory=dict)
+    """What networks of one mesh share, by block."""
 
     @property
     def budget(self) -> float:
         """Bytes per GPU that a plan may take: the user's budget, or the GPU's memory less the share that the simulation does not
         count."""
         return self.cluster.gpu.memory_bytes * (1.0 if self.request.memory_gb is not None else USABLE_MEMORY)
+
+    def stages_of(self, method: Method) -> tuple[int, ...]:
+        """The ZeRO stages of which weights may have one instead of stage 0: one plan has one of them. The usual one is the first."""
+        if self.request.zero is None and method.zero == max(ZERO):
+            return tuple(sorted(ZERO[1:], reverse=True))
+        return (min(method.zero, self.workload.zero),)
 
     def problem(
         self,
@@ -128,7 +140,8 @@ class Planner:
             return self.problems[*key, uniform]
         with self.clock("network"):
             if key not in self.networks:
-                self.networks[key] = build_networks(self.coarse, self.strategies, model)
+                known = self.runs.setdefault((mesh.axis_sizes, by_volume, joined), {})
+                self.networks[key] = build_networks(self.coarse, self.strategies, model, known)
             nets = self.networks[key]
 
             def like(nets: Networks, restrict: Restriction | None) -> Problem:
@@ -273,9 +286,10 @@ def prepare(
     request = replace(request, dtype=given or cluster.gpu.training_dtype)
     assert request.dtype is not None
     micro_batches = request.accumulate or 1
+    stage = max(ZERO) if request.zero is None else request.zero
     asked = Workload(
         micro_batches if request.batch is None else request.batch, 1 if request.seq is None else request.seq,
-        request.dtype, request.optimizer, request.zero, request.recompute, micro_batches, precision=request.precision,
+        request.dtype, request.optimizer, stage, request.recompute, micro_batches, precision=request.precision,
     )  # fmt: skip
     asked.check()
     if graph is None:

@@ -14,7 +14,7 @@ from planner_core.planning import Request, plan_model
 from planner_core.planning.analysis.reporting import plan_summary
 from planner_core.planning.fitting.micro_batches import settle
 from planner_core.planning.methods import METHODS
-from planner_core.planning.pipeline import choose
+from planner_core.planning.pipeline import choose, exact_front
 from planner_core.planning.session import meshes, prepare
 from planner_core.search import search
 from planner_core.verification.api import verify
@@ -123,3 +123,32 @@ def test_the_value_of_a_plan_is_that_of_its_search(method: str) -> None:
     answer = search(problem, objective=objective)
     plan = planner.plan(problem, answer, "best", method, objective)
     assert planner.value(plan) == pytest.approx(answer.value, rel=1e-6)
+
+
+@pytest.mark.parametrize("gb", [500.0, 5.0])
+def test_the_stage_that_is_left_open_is_the_best(gb: float) -> None:
+    request = Request("llama-3-8b", cluster="2x8-h100", batch=16, seq=2048, layers=2, memory_gb=gb)
+    plans = {}
+    for zero in (None, 3, 2, 1):
+        planner, plan = settle(replace(request, zero=zero), None, choose, lambda text: None)
+        plans[zero] = planner.value(plan)
+        assert plan.fits and plan.workload["zero"] == (zero or plan.workload["zero"])
+        if zero is None:
+            stage = int(plan.workload["zero"])
+    assert plans[None] == pytest.approx(min(plans.values()), rel=1e-6)
+    assert plans[stage] == pytest.approx(plans[None], rel=1e-6)
+
+
+def test_the_front_holds_the_fronts_of_all_stages() -> None:
+    request = Request("llama-3-8b", cluster="1x8-h100", mesh="8", batch=16, seq=2048, layers=1)
+
+    def points(zero: int | None) -> list[tuple[float, float]]:
+        planner = prepare(replace(request, zero=zero))
+        found, exact = exact_front(planner, meshes(planner.request, planner.cluster), "time")
+        assert exact
+        return [(p.cost_s, p.memory_bytes) for p in found]
+
+    every = points(None)
+    for zero in (1, 2, 3):
+        for seconds, held in points(zero):
+            assert any(s <= seconds * (1 + 1e-6) and m <= held * (1 + 1e-6) for s, m in every)

@@ -183,33 +183,42 @@ def _below(planner: Planner, mesh: DeviceMesh, value: float) -> bool:
 
 def _bound(planner: Planner, mesh: DeviceMesh, quick: bool = False) -> float:
     """A lower bound on the objective on one mesh, for any memory. `quick`: it may be lower than the least value."""
+    least = float("inf")
     try:
-        problem = _problem(planner, mesh)
+        for problem in sorted(_problems(planner, mesh), key=lambda p: quick_bound(p, _objective(planner))):
+            if problem.whole is not None:  # not a bound of the whole space
+                return 0.0
+            bound = quick_bound(problem, _objective(planner))
+            if bound < least:
+                least = min(least, bound if quick else search(problem, objective=_objective(planner)).bound)
     except TooWide:
         return 0.0
-    if problem is None:
-        return float("inf")
-    if problem.whole is not None:  # not a bound of the whole space
-        return 0.0
-    return quick_bound(problem, _objective(planner)) if quick else search(problem, objective=_objective(planner)).bound
+    return least
 
 
 def _fits_freely(planner: Planner, mesh: DeviceMesh, value: float) -> bool:
     """Whether the best plan of any memory on one mesh fits, and is not above `value`."""
-    try:
-        problem = _problem(planner, mesh)
-    except TooWide:
-        return False
-    return problem is not None and fits_freely(problem, planner.graph, planner.budget, _objective(planner), value)
+    objective = _objective(planner)
+    with contextlib.suppress(TooWide):
+        return any(
+            quick_bound(problem, objective) <= value
+            and fits_freely(problem, planner.graph, planner.budget, objective, value)
+            for problem in _problems(planner, mesh)
+        )
+    return False
 
 
-def _problem(planner: Planner, mesh: DeviceMesh) -> Problem | None:
-    """The network of the request's method on one mesh; None if the method does not suit the mesh. Raises TooWide."""
+def _problems(planner: Planner, mesh: DeviceMesh) -> list[Problem]:
+    """The networks of the request's method on one mesh, one for each set of ZeRO stages; none if the method does not suit the mesh.
+    Raises TooWide."""
     method = METHODS[planner.request.method]
     restrict = method.restrict(planner.graph, mesh)
     if restrict is None:
-        return None
-    return planner.problem(mesh, restrict, zero=method.zero, uniform=method.uniform, by_volume=method.by_volume)
+        return []
+    return [
+        planner.problem(mesh, restrict, zero=zero, uniform=method.uniform, by_volume=method.by_volume)
+        for zero in planner.stages_of(method)
+    ]
 
 
 def _objective(planner: Planner) -> str:

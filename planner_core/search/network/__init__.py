@@ -9,6 +9,7 @@ from planner_core.search.network.folded import (
     build_networks,
     build_problem,
 )
+from planner_core.search.network.group_work import Runs
 from planner_core.search.network.runs import Run, find_runs
 from planner_core.search.network.states import FREE, AxisState, Bools, Ints, WeightState
 
@@ -24,6 +25,7 @@ __all__ = [
     "Problem",
     "Restriction",
     "Run",
+    "Runs",
     "WeightState",
     "build_networks",
     "build_problem",

@@ -112,10 +112,14 @@ class Networks:
         return Networks(self.runs, restricted("", self.top, restrict), blocks)
 
 
-def build_networks(coarse: CoarseGraph, strategies: Mapping[str, BlockStrategies], model: CostModel) -> Networks:
+def build_networks(
+    coarse: CoarseGraph, strategies: Mapping[str, BlockStrategies], model: CostModel, known: dict[str, Runs] | None = None
+) -> Networks:  # fmt: skip
     """The networks of the top block and of every repeated block. `strategies` maps a block's name to its operator strategies;
-    the name of the top block is "".
+    the name of the top block is "". `known`: what was found about the operators of each block when networks of the same mesh were
+    built, for other ZeRO stages or ways to recompute.
     """
+    known = {} if known is None else known
     graph = coarse.graph
     runs, inside = find_runs(graph.top)
     repeats = graph.num_repeats
@@ -123,7 +127,7 @@ def build_networks(coarse: CoarseGraph, strategies: Mapping[str, BlockStrategies
     blocks: dict[str, dict[str, Network]] = {}
     for name, block in coarse.blocks.items():
         blocks[name] = {}
-        found: Runs = {}
+        found = known.setdefault(name, {})
         for variant, held in recompute_ways(block.block, model.workload.recompute).items():
             plain = variant == "none"
             again = {} if plain else run_again(block.block, held)
@@ -144,7 +148,7 @@ def build_networks(coarse: CoarseGraph, strategies: Mapping[str, BlockStrategies
     options = UnitOptions(
         saved_by_calls=saved, skip=inside, exposed=ops_before_the_units(coarse), fixed_s=model.timing.step_s
     )
-    top = build_block(coarse.top, strategies[""], model, options)
+    top = build_block(coarse.top, strategies[""], model, options, known.setdefault("", {}))
     _whole_results(coarse.top.block, top)
     return Networks(runs, top, blocks)
 
