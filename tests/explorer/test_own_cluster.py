@@ -58,6 +58,33 @@ def test_a_file_that_is_no_cluster_is_refused_with_a_sentence(content: bytes, sa
         own_cluster.keep(content)
 
 
+def test_a_gpu_by_its_figures_takes_the_place_of_the_clusters(name: str) -> None:
+    here = load_cluster(own_cluster.path(name))
+    mine = own_cluster.Figures("B300", 2500.0, 268.0, 8000.0)
+    there = load_cluster(own_cluster.path(own_cluster.keep(own_cluster.with_gpu(here, mine))))
+    gpu = there.gpu
+    assert (gpu.name, gpu.memory_bytes, gpu.memory_bytes_per_s) == ("B300", 268 * 2**30, 8000e9)
+    peaks, before = dict(gpu.peak_flops), dict(here.gpu.peak_flops)
+    assert peaks["bfloat16"] == pytest.approx(2500e12)
+    assert peaks["float32"] / peaks["bfloat16"] == pytest.approx(before["float32"] / before["bfloat16"])
+    assert gpu.flops_efficiency == here.gpu.flops_efficiency and there.levels == here.levels
+    assert own_cluster.figures(there) == own_cluster.Figures("B300", 2500.0, 268.0, 8000.0)
+
+
+def test_the_page_plans_on_a_gpu_by_its_figures(name: str) -> None:
+    at = open_page("answer", model="gpt2-xl", layers="2", cluster=name, nodes="1")
+    at.text_input(key="w_gpu_name").set_value("Card")
+    at.number_input(key="w_gpu_tflops").set_value(100.0)
+    at.button(key="FormSubmitter:own_gpu-Plan on this GPU").click().run()
+    assert not at.exception and not at.error
+    mine = load_cluster(own_cluster.path(at.selectbox(key="w_cluster").value))
+    assert (mine.gpu.name, mine.num_gpus) == ("Card", 4) and dict(mine.gpu.peak_flops)["bfloat16"] == pytest.approx(
+        100e12
+    )
+    assert mine.gpu.memory_bytes == load_cluster(own_cluster.path(name)).gpu.memory_bytes
+    assert "Card" in words(at)
+
+
 def test_only_the_latest_are_kept(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(own_cluster, "KEPT", 3)
     for n in range(2, 8):
