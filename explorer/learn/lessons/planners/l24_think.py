@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,6 +16,7 @@ from explorer.learn.blocks.arranged import suited
 from explorer.learn.learner import Learner, standard
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, typed
 from explorer.learn.lessons.planners.l13_choose import scored
+from explorer.learn.lessons.planners.prices import Priced, priced
 from explorer.learn.pictures.charts import WIDTH
 from explorer.text import units
 from planner_core.core import DeviceMesh
@@ -99,42 +99,6 @@ def squares(run: RunTable) -> list[tuple[int, Floats]]:
     if found[-1][0] < run.copies:
         found.append((run.copies, run.all))
     return found
-
-
-@dataclass(frozen=True)
-class Priced:
-    """The choices of one block with memory at a price, in ms per GiB: the best price's bound, the best choice that fits, and how many
-    choices lie below the line through both."""
-
-    price: float
-    bound_ms: float
-    best_ms: float
-    left: int
-    room_gib: float
-
-
-def priced(ms: Floats, gib: Floats, room: float) -> Priced:
-    """The price at which the bound `min(ms + price * gib) - price * room` is highest. It is the slope of the lower hull at `room`."""
-    order = np.lexsort((ms, gib))
-    hull: list[int] = []
-    for i in map(int, order):
-        if hull and ms[i] >= ms[hull[-1]]:
-            continue  # sends no less and keeps more
-        while len(hull) > 1 and _turns(ms, gib, hull[-2], hull[-1], i):
-            hull.pop()
-        hull.append(i)
-    slopes = [(ms[a] - ms[b]) / (gib[b] - gib[a]) for a, b in itertools.pairwise(hull)]
-    bounds = [float((ms + p * gib).min() - p * room) for p in (0.0, *slopes)]
-    k = int(np.argmax(bounds))
-    price = float((0.0, *slopes)[k])
-    best = float(ms[gib <= room].min())
-    below = int(((ms + price * gib) < best + price * room - 1e-9).sum())
-    return Priced(price, bounds[k], best, below, room)
-
-
-def _turns(ms: Floats, gib: Floats, a: int, b: int, c: int) -> bool:
-    """Whether b lies above the line from a to c."""
-    return bool((ms[b] - ms[a]) * (gib[c] - gib[a]) >= (ms[c] - ms[a]) * (gib[b] - gib[a]))
 
 
 def choices(learner: Learner, devices: int, share: int) -> tuple[Floats, Floats, float]:

@@ -1,0 +1,47 @@
+"""A limit on memory as a price of memory: the bound that the best price gives, and what is left to look at."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Priced:
+    """The choices of one block with memory at a price, in ms per GiB: the best price's bound, the best choice that fits, and how many
+    choices lie below the line through both."""
+
+    price: float
+    bound_ms: float
+    best_ms: float
+    left: int
+    room_gib: float
+
+
+def priced(ms: Floats, gib: Floats, room: float) -> Priced:
+    """The price at which the bound `min(ms + price * gib) - price * room` is highest. It is the slope of the lower hull at `room`."""
+    order = np.lexsort((ms, gib))
+    hull: list[int] = []
+    for i in map(int, order):
+        if hull and ms[i] >= ms[hull[-1]]:
+            continue  # sends no less and keeps more
+        while len(hull) > 1 and _turns(ms, gib, hull[-2], hull[-1], i):
+            hull.pop()
+        hull.append(i)
+    slopes = [(ms[a] - ms[b]) / (gib[b] - gib[a]) for a, b in itertools.pairwise(hull)]
+    bounds = [float((ms + p * gib).min() - p * room) for p in (0.0, *slopes)]
+    k = int(np.argmax(bounds))
+    price = float((0.0, *slopes)[k])
+    best = float(ms[gib <= room].min())
+    below = int(((ms + price * gib) < best + price * room - 1e-9).sum())
+    return Priced(price, bounds[k], best, below, room)
+
+
+def _turns(ms: Floats, gib: Floats, a: int, b: int, c: int) -> bool:
+    """Whether b lies above the line from a to c."""
+    return bool((ms[b] - ms[a]) * (gib[c] - gib[a]) >= (ms[c] - ms[a]) * (gib[b] - gib[a]))
