@@ -54,6 +54,12 @@ def test_price_is_the_total_with_other_options(name: str, objective: str, recomp
     assert_price_is_total(planner, problem, float("inf"), objective)
 
 
+@pytest.mark.parametrize("recompute", ["none", "keep-attention"])
+def test_price_is_the_total_where_attention_exchanges_queries(recompute: str) -> None:
+    planner, problem = planned("llama-3-8b", "2x8", batch=1, seq=131072, recompute=recompute)
+    assert_price_is_total(planner, problem, float("inf"))
+
+
 @pytest.mark.parametrize("share", [0.0, 0.2, 0.5, 0.8])
 def test_price_is_the_total_of_mixed_plans(share: float) -> None:
     """Under a budget some copies of a block run one way and the rest another."""

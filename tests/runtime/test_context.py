@@ -17,7 +17,9 @@ from planner_core.core.workload import Workload
 from planner_core.cost.compute import has_kernels, kernel_seconds
 from planner_core.cost.model import cost_model
 from planner_core.exporters import export
-from planner_core.ops import rows
+from planner_core.models.loading import capture_graph
+from planner_core.ops import Row, rows
+from planner_core.ops.catalog.attention import CONTEXT
 from planner_core.planning.pipeline import Result
 from planner_core.planning.request import Request
 from planner_core.verification.api import scaled
@@ -25,6 +27,8 @@ from planner_core.verification.fake_group import verify_fake_all
 from planner_core.verification.numerics import verify_all, within
 from planner_core.verification.processes import run_ranks
 from tests.support.plans import planned
+from tests.support.runtime_plans import make_plan
+from tests.support.tiny_models import tiny_config
 from tests.support.torchrun import run_script
 
 SDPA = "self_attn/scaled_dot_product_attention"
@@ -90,6 +94,26 @@ def test_it_runs_as_predicted(mesh: str, ranks: int) -> None:
     (found,) = verify_all([plan])
     assert found["ok"], (found["loss"], found["grad"], found["param"], found["collectives"])
     assert found["dispatched"] == ""
+
+
+@pytest.mark.slow
+def test_other_models_run_on_one_axis_and_on_two() -> None:
+    """One projection of q, k and v (GPT-2), groups of heads (Llama) and experts (Mixtral); the rest of each model is Replicate."""
+    plans = []
+    for name in ("llama-gqa", "gpt2", "mixtral"):
+        graph = capture_graph(tiny_config(name), batch=2, seq=16, dtype="float32")
+        for axes in ((0,), (1,), (0, 1)):
+            plans.append(
+                make_plan(graph, (2, 2), lambda op, found, at, axes=axes: _context(found) if at in axes else found[0])
+            )
+    for plan, found in zip(plans, verify_all(plans), strict=True):
+        assert found["numbers_ok"] and not found["dispatched"], (plan.model["name"], found["loss"], found["grad"])
+        assert "all_to_all" in found["collectives"]["measured"]["backward"]
+
+
+def _context(found: tuple[Row, ...]) -> Row:
+    """The row of this label, where an operator has one."""
+    return next((r for r in found if r.label == CONTEXT), found[0])
 
 
 def _ways(plan: dict[str, Any]) -> list[Any]:
