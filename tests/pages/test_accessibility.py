@@ -24,6 +24,7 @@ PAGES = {
     "export": "/export",
     "measured": "/measured?of_kind=fsdp-one-node",
     "learn": "/learn",
+    "learn, a block to build": "/learn?lesson=13",
     "teacher": "/teacher",
 }
 STREAMLITS = {
