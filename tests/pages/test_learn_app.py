@@ -65,7 +65,7 @@ def to_question(at: AppTest, lesson: Lesson) -> None:
 def give(at: AppTest, question: Question, index: int) -> None:
     """Answer with an option, by typing it where the lesson wants a number."""
     if question.values:
-        at.text_input[0].set_value(f"{question.values[index]:.6g}").run()
+        at.text_input[-1].set_value(f"{question.values[index]:.6g}").run()
     else:
         at.radio[0].set_value(question.options[index]).run()
 
@@ -143,9 +143,9 @@ def test_a_number_is_typed_and_its_mistake_answered() -> None:
     half = question.values.index(question.values[question.answer] / 2)
     give(at, question, half)
     assert "reduce-scatter alone" in question.why[half] and question.why[half] in at.error[0].value
-    at.text_input[0].set_value("many").run()
+    at.text_input[-1].set_value("many").run()
     assert "not a number" in at.warning[0].value and not at.error
-    at.text_input[0].set_value(f"{question.values[question.answer] * 1.1:.4g}").run()
+    at.text_input[-1].set_value(f"{question.values[question.answer] * 1.1:.4g}").run()
     assert at.warning[0].value.startswith("Close") and at.button(key="w_next").disabled
     at.button(key="w_options").click().run()
     at.radio[0].set_value(question.options[question.answer]).run()
