@@ -7,7 +7,7 @@
 A run is stated as `price` takes it and priced by it: shape, GPUs, links, layout, micro-batch, recomputation, compiled or
 eager. What is measured never enters the prediction. Rows are kept in bench/results/published.jsonl with each one's
 derivatives by the fitted constants, from which the errors on groups and sources left out of the fit follow
-(`bench/support/published_fit.py`).
+(`bench/support/published/fit.py`).
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from typing import Any
 
 import numpy as np
 
-from bench.support import published_memory
-from bench.support.published_fit import PRIORS
-from bench.support.published_runs import Run, runs
-from bench.support.published_table import bands, document, predictions
+from bench.support.published import memory as published_memory
+from bench.support.published.fit import PRIORS
+from bench.support.published.runs import Run, runs
+from bench.support.published.table import bands, document, predictions
 from planner_core.core import ASSETS, Gpu, InputError, Plan, load_cluster
 from planner_core.cost import CostModel, cost_model, step_seconds, units_of
 from planner_core.planning import Planner

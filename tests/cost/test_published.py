@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.support.published_memory import measured, predicted, with_memory
-from bench.support.published_runs import Run, runs
+from bench.support.published.memory import measured, predicted, with_memory
+from bench.support.published.runs import Run, runs
 from planner_core.core import load_cluster
 from planner_core.planning.pricing import Pricer
 

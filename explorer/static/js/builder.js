@@ -83,7 +83,12 @@ function build(root, box, tell) {
     box.classList.toggle("changed", changed);
     count.textContent = changed ? cost(chosen) : settled;
     clearTimeout(waiting);
-    waiting = setTimeout(() => tell?.({ ...chosen }), WAIT_MS);
+    waiting = setTimeout(say, WAIT_MS);
+  }
+
+  function say() {
+    waiting = 0;
+    tell?.({ ...chosen });
   }
 
   /**
@@ -161,7 +166,9 @@ function build(root, box, tell) {
   const held = picked.get(root);
   if (held) pick(held);
   return () => {
-    clearTimeout(waiting);
     ghost?.remove();
+    if (!waiting) return;
+    clearTimeout(waiting); // the answer to an older change comes now, and must not undo this one
+    setTimeout(say);
   };
 }

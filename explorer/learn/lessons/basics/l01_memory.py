@@ -8,9 +8,9 @@ from functools import lru_cache
 
 from explorer.figures.palette import MEMORY_COLOURS, MEMORY_KINDS, MEMORY_NAMES
 from explorer.figures.svg_tensors import svg
+from explorer.learn import links
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Choice, Control, Lesson, Question, Scene, Step, Values, asked
-from explorer.learn.lessons import links
 from explorer.learn.lessons.stacks import Keeping, megatron, smallest
 from explorer.learn.pictures.charts import Bar, Part, bars
 from explorer.learn.pictures.vessels import vessels

@@ -19,9 +19,9 @@ from explorer.figures.svg_tensors import (
     sliced,
     svg,
 )
+from explorer.learn import links
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
-from explorer.learn.lessons import links
 from explorer.learn.pictures.board import Chunk, Move, Stop, board
 from explorer.learn.pictures.film import Film
 

@@ -19,9 +19,9 @@ from explorer.figures.svg_tensors import (
     svg,
     table,
 )
+from explorer.learn import links
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
-from explorer.learn.lessons import links
 from explorer.learn.pictures.board import Chunk, Stop, board
 from explorer.learn.pictures.board import Move as Sending
 from explorer.learn.pictures.film import Film

@@ -19,11 +19,11 @@ from explorer.figures.svg_tensors import (
     sign,
     svg,
 )
+from explorer.learn import links
 from explorer.learn.blocks import arranged
 from explorer.learn.blocks.arranged import Arranged
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
-from explorer.learn.lessons import links
 from explorer.learn.pictures.block import F_AND_G_BELOW
 from explorer.learn.pictures.block import block as drawn
 from explorer.learn.pictures.board import Stop, board, numbers_of

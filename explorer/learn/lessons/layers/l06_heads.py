@@ -6,11 +6,11 @@ from functools import lru_cache
 from typing import Any
 
 from explorer.figures.svg_tensors import Box, amount, column, device, difference, row, svg, table, text, tile
+from explorer.learn import links
 from explorer.learn.blocks import arranged
 from explorer.learn.blocks.arranged import Arranged
 from explorer.learn.learner import Layer, Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
-from explorer.learn.lessons import links
 from explorer.learn.pictures.block import F_AND_G
 from explorer.learn.pictures.block import block as drawn
 from explorer.learn.pictures.charts import wrap

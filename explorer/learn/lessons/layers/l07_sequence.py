@@ -24,11 +24,11 @@ from explorer.figures.svg_tensors import (
     text,
     tile,
 )
+from explorer.learn import links
 from explorer.learn.blocks import arranged
 from explorer.learn.blocks.arranged import Arranged
 from explorer.learn.learner import STANDARD, Learner, standard
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
-from explorer.learn.lessons import links
 from explorer.learn.lessons.stacks import gathered as gathered_bytes
 from explorer.learn.lessons.stacks import megatron
 from explorer.learn.pictures.block import block as drawn

@@ -20,9 +20,9 @@ from explorer.figures.svg_tensors import (
     svg,
     table,
 )
+from explorer.learn import links
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
-from explorer.learn.lessons import links
 
 N = 2
 

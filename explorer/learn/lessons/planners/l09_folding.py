@@ -7,9 +7,9 @@ from functools import lru_cache
 
 from explorer.figures.palette import COMPUTE
 from explorer.figures.svg_tensors import Box, at, column, row, svg, table, text
+from explorer.learn import links
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
-from explorer.learn.lessons import links
 from explorer.text import units
 from planner_core.models import FoldGroup, FoldStep, fold_steps, shared_subgraphs, weight_nodes
 from planner_core.search.candidates import matrices

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 
 from explorer.figures.palette import COMMUNICATION, COMPUTE
 from explorer.figures.svg_tensors import Box, amount, column, svg, table, text
+from explorer.learn import links
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
-from explorer.learn.lessons import links
 from explorer.learn.pictures.charts import Bar, Part, bars, nodes
 from explorer.text import units
 from planner_core.core import Cluster, DeviceMesh, load_cluster

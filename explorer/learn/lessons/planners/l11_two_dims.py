@@ -8,9 +8,9 @@ from typing import Any
 
 from explorer.figures.palette import COMMUNICATION, COMPUTE
 from explorer.figures.svg_tensors import Box, amount, matrix, number, owned, svg, table
+from explorer.learn import links
 from explorer.learn.learner import Layer, Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
-from explorer.learn.lessons import links
 from explorer.learn.pictures.board import Stop, board, numbers_of
 from explorer.learn.pictures.charts import Bar, Part, bars, timeline
 from explorer.learn.pictures.film import Film

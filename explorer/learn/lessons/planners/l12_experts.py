@@ -7,9 +7,9 @@ from typing import Any
 
 from explorer.figures.palette import KIND_COLOURS
 from explorer.figures.svg_tensors import Box, amount, column, device, row, svg, table, text, tile
+from explorer.learn import links
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
-from explorer.learn.lessons import links
 from explorer.learn.pictures.board import Chunk, Move, Stop, board
 from explorer.learn.pictures.charts import Bar, Part, bars
 from explorer.learn.pictures.film import Film

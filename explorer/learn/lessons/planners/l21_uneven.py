@@ -6,9 +6,9 @@ from functools import lru_cache
 
 from explorer.figures.palette import COMMUNICATION, COMPUTE, DEVICES
 from explorer.figures.svg_tensors import amount, svg, table
+from explorer.learn import links
 from explorer.learn.learner import Learner, instead
 from explorer.learn.lesson import Choice, Control, Lesson, Question, Scene, Step, Values, typed
-from explorer.learn.lessons import links
 from explorer.learn.lessons.times.stated import names, stated, texts
 from explorer.learn.pictures.charts import Bar, Part, bars, columns
 from explorer.text import units

@@ -8,9 +8,9 @@ from typing import Any
 
 from explorer.figures.palette import COMMUNICATION, COMPUTE, DEVICES
 from explorer.figures.svg_tensors import Box, amount, at, device, difference, svg, table, text, tile
+from explorer.learn import links
 from explorer.learn.learner import Layer, Learner
 from explorer.learn.lesson import Choice, Control, Lesson, Question, Scene, Step, Values, typed
-from explorer.learn.lessons import links
 from explorer.learn.lessons.times.stated import names, node, of_batch
 from explorer.learn.pictures.charts import Bar, Part, bars
 from explorer.learn.pictures.film import Cell, Film, Flight

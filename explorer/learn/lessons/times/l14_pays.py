@@ -7,9 +7,9 @@ from functools import lru_cache
 
 from explorer.figures.palette import COMMUNICATION, COMPUTE, DEVICES
 from explorer.figures.svg_tensors import amount, svg, table
+from explorer.learn import links
 from explorer.learn.learner import Layer, Learner
 from explorer.learn.lesson import Choice, Control, Lesson, Question, Scene, Step, Values, typed
-from explorer.learn.lessons import links
 from explorer.learn.lessons.times.stated import Stated, names, node, stated, texts
 from explorer.learn.pictures.charts import Bar, Line, Part, bars, plot
 from explorer.text import units

@@ -8,9 +8,9 @@ from functools import lru_cache
 
 from explorer.figures.palette import COMMUNICATION, COMPUTE, DEVICES
 from explorer.figures.svg_tensors import svg, table
+from explorer.learn import links
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, typed
-from explorer.learn.lessons import links
 from explorer.learn.lessons.times.l14_pays import TOKENS
 from explorer.learn.lessons.times.stated import Stated, names, node, stated, texts, totals
 from explorer.learn.pictures.charts import Bar, Part, bars, timeline

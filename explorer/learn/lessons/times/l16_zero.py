@@ -12,11 +12,11 @@ from explorer.figures.palette import (
     MEMORY_NAMES,
 )
 from explorer.figures.svg_tensors import amount, svg
+from explorer.learn import links
 from explorer.learn.blocks import arranged
 from explorer.learn.blocks.arranged import Arranged
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, typed
-from explorer.learn.lessons import links
 from explorer.learn.lessons.times.stated import Stated, names, node, stated, texts
 from explorer.learn.pictures.block import block as drawn
 from explorer.learn.pictures.block import travels

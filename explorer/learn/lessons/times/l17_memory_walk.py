@@ -6,9 +6,9 @@ from functools import lru_cache
 
 from explorer.figures.palette import COMMUNICATION, COMPUTE, DEVICES, MEMORY_COLOURS, MEMORY_NAMES
 from explorer.figures.svg_tensors import amount, svg, table
+from explorer.learn import links
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
-from explorer.learn.lessons import links
 from explorer.learn.lessons.times.stated import Stated, names, stated, texts
 from explorer.learn.pictures.area import Band, area
 from explorer.learn.pictures.charts import Bar, Part, bars

@@ -1,4 +1,4 @@
-"""Peak memory of published runs against its prediction; `python -m bench.support.published_memory` writes docs/PUBLISHED_MEMORY.md.
+"""Peak memory of published runs against its prediction; `python -m bench.support.published.memory` writes docs/PUBLISHED_MEMORY.md.
 
 A run is stated and priced as in `bench.published`; runs of grade B are taken too, since memory does not depend on links. nanotron
 does not say whether its tensor parallelism splits the tokens between the products: it is stated so, because without it the
@@ -16,11 +16,11 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.support.published_runs import Run, runs
+from bench.support.published.runs import Run, runs
 from planner_core.core import InputError, load_cluster
 from planner_core.planning.pricing import Pricer
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 TABLE = ROOT / "docs" / "PUBLISHED_MEMORY.md"
 ROWS = ROOT / "bench" / "results" / "published_memory.jsonl"
 AMPLE_GB = 1e5
@@ -29,7 +29,7 @@ CLOSE, HIGH = 0.10, 1.15
 HEAD = """\
 # Predicted against measured peak memory
 
-Written by `python -m bench.support.published_memory`: every training run of grade A or B in
+Written by `python -m bench.support.published.memory`: every training run of grade A or B in
 `assets/measurements/published/runs.csv` that `price` can state and whose source gives its peak memory. Shown is predicted
 over measured. Predicted is what tensors take at the fullest moment of a step. nanotron's figure is read off its plot;
 torchtitan and torchao report what the allocator had *reserved*, which holds fragments and blocks that it keeps for later.

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.support.published_runs import Run
+from bench.support.published.runs import Run
 from planner_core.core import load_gpu, timing
 
 Floats = NDArray[np.floating[Any]]

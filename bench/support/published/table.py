@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from bench.support.published_fit import PRIORS, fold_of, left_out, odd, source_of
-from bench.support.published_runs import Run
+from bench.support.published.fit import PRIORS, fold_of, left_out, odd, source_of
+from bench.support.published.runs import Run
 
 Found = Sequence[tuple[Run, dict[str, Any]]]
 WORST = 20

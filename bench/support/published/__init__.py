@@ -1,0 +1,1 @@
+"""Published training runs: stated, priced, compared, and what the constants of the model are fitted to."""
