@@ -341,16 +341,20 @@ def _routed(plain: Any) -> Callable[..., Any]:
 
     def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
         outside = cls.__module__.startswith("torch.") or getattr(cls, "_shardscope", False)
-        if outside or not torch.overrides.has_torch_function(tuple(tensors((args, kwargs)))):
-            return plain.__get__(None, cls)(*args, **kwargs)
-        return torch.overrides.handle_torch_function(_entry(cls, plain), tensors((args, kwargs)), *args, **kwargs)
+        run = plain.__get__(None, cls) if outside else _entry(cls, plain)
+        return run(*args, **kwargs)
 
     return apply
 
 
 @functools.cache
 def _entry(cls: type, plain: Any) -> Callable[..., Any]:
+    """One call for each mode in turn: a mode that calls it hands it to the next one, as a function of torch does."""
+
     def entry(*args: Any, **kwargs: Any) -> Any:
+        operands = tuple(tensors((args, kwargs)))
+        if torch.overrides.has_torch_function(operands):
+            return torch.overrides.handle_torch_function(entry, operands, *args, **kwargs)
         return plain.__get__(None, cls)(*args, **kwargs)
 
     entry.__name__ = cls.__name__
