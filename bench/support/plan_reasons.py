@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from typing import Any
 
 from planner_core.core import Op, Plan, glob_name, placements_by_pattern
@@ -61,7 +60,7 @@ def apart(planner: Planner) -> Planner:
         "": block_strategies(split.top),
         **{n: block_strategies(b) for n, b in split.blocks.items()},
     }
-    return replace(planner, coarse=split, strategies=strategies, networks={})
+    return planner.changed(coarse=split, strategies=strategies)
 
 
 def _apart(block: CoarseBlock) -> CoarseBlock:

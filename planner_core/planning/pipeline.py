@@ -108,7 +108,7 @@ def choose(
     `prove`: if False, a better plan may exist. Raises NoPlanFits if the user gave a budget that no plan fits.
     """
     method = method or METHODS[planner.request.method]
-    objective = method.objective or planner.request.objective
+    objective = planner.objective(method)
     best: tuple[float, Problem, Answer] | None = None
     least: tuple[Answer, Problem] | None = None
     bound = float("inf")
@@ -174,23 +174,17 @@ def _problems(
     be abandoned early. And the error of a mesh whose tables would be too large, if there is one."""
     found: list[Problem] = []
     wide: TooWide | None = None
-    objective = method.objective or planner.request.objective
     for mesh in options:
         say(f"network of {mesh}")
-        restrict = method.restrict(planner.graph, mesh)
-        if restrict is None:
-            continue
-        for zero in planner.stages_of(method):
+        for build in planner.builders(method, mesh):
             try:
-                problem = planner.problem(mesh, restrict, zero=zero, uniform=method.uniform, by_volume=method.by_volume)
+                found.append(build())
             except TooWide as error:  # another mesh may work; it is raised only if none does
                 wide = error
-                continue
-            found.append(problem)
     if len(found) == 1:
         return [(None, found[0])], wide
     with planner.clock("search"):
-        return _by_promise(found, objective, planner.budget, say, below), wide
+        return _by_promise(found, planner.objective(method), planner.budget, say, below), wide
 
 
 def _by_promise(
@@ -348,7 +342,7 @@ def compare_methods(request: Request, progress: Progress | None = None, graph: G
     say = progress or (lambda text: None)
     planner = prepare(result.request, result.graph)
     found: dict[tuple[str, str], Plan] = {}
-    asked = request.method, METHODS[request.method].objective or request.objective
+    asked = request.method, planner.objective()
     for method in METHODS.values():
         for objective in (method.objective,) if method.objective else OBJECTIVES:
             if (method.name, objective) == asked:

@@ -108,11 +108,28 @@ class Planner:
         count."""
         return self.cluster.gpu.memory_bytes * (1.0 if self.request.memory_gb is not None else USABLE_MEMORY)
 
+    def changed(self, **fields: Any) -> Planner:
+        """The same planner with other `fields`, and with nothing kept of what was built for the old ones."""
+        return replace(self, networks={}, problems={}, runs={}, **fields)
+
     def stages_of(self, method: Method) -> tuple[int, ...]:
         """The ZeRO stages of which weights may have one instead of stage 0: one plan has one of them. The usual one is the first."""
         if self.request.zero is None and method.zero == max(ZERO):
             return tuple(sorted(ZERO[1:], reverse=True))
         return (min(method.zero, self.workload.zero),)
+
+    def objective(self, method: Method | None = None) -> str:
+        """What the method minimises; the request's method if none is given."""
+        return (method or METHODS[self.request.method]).objective or self.request.objective
+
+    def builders(self, method: Method, mesh: DeviceMesh) -> list[Callable[[], Problem]]:
+        """What builds the method's problems on one mesh, one for each set of ZeRO stages. Empty if the method does not suit the
+        mesh. Each raises TooWide."""
+        restrict = method.restrict(self.graph, mesh)
+        if restrict is None:
+            return []
+        build = functools.partial(self.problem, mesh, restrict, uniform=method.uniform, by_volume=method.by_volume)
+        return [functools.partial(build, zero=zero) for zero in self.stages_of(method)]
 
     def problem(
         self,
@@ -344,11 +361,11 @@ def meshes(request: Request, cluster: Cluster) -> list[DeviceMesh]:
 
 
 def with_recompute(planner: Planner, recompute: str) -> Planner:
-    """The same planner with another choice of recomputation."""
-    return replace(
-        planner, request=replace(planner.request, recompute=recompute),
-        workload=replace(planner.workload, recompute=recompute), networks={}, problems={},
-    )  # fmt: skip
+    """The same planner with another choice of recomputation. It shares `runs`: they hold each block kept and recomputed."""
+    changed = planner.changed(
+        request=replace(planner.request, recompute=recompute), workload=replace(planner.workload, recompute=recompute)
+    )
+    return replace(changed, runs=planner.runs)
 
 
 def replace_request(planner: Planner, **changes: Any) -> Planner:

@@ -11,6 +11,8 @@ from planner_core.core.plan import Plan, placements_by_pattern
 from planner_core.models.zoo import ZOO
 from planner_core.planning.pipeline import compare_methods
 from planner_core.planning.request import Request
+from planner_core.planning.session import Planner, meshes, prepare
+from planner_core.search import search
 from tests.support.plans import planned
 
 
@@ -99,3 +101,16 @@ def test_compare_says_what_each_restriction_costs() -> None:
         assert f"the step takes {1e3 * found[name].cost.step_time_s:.3g} ms" in told
         assert f"with the exact search {1e3 * found['best'].cost.step_time_s:.3g} ms" in told
         assert f"with the exact search {1e3 * least:.3g} ms" in told
+
+
+def test_a_planner_that_is_changed_keeps_nothing_of_what_it_was() -> None:
+    """Times of operators are shared between the networks of one planner; links, workload and layout may change them."""
+    request = Request("llama-3-8b", cluster="2x8-h100", batch=16, seq=1024, layers=2, mesh="2x8")
+
+    def seconds(planner: Planner) -> float:
+        return search(planner.problem(meshes(planner.request, planner.cluster)[0])).bound
+
+    slow = prepare(replace(request, cluster="2x8-v100-eth", dtype="bfloat16"))
+    used = prepare(request)
+    assert seconds(used) < seconds(slow) / 2
+    assert seconds(used.changed(cluster=slow.cluster)) == seconds(slow)

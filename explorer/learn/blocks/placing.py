@@ -63,7 +63,7 @@ def neighbours(learner: Learner, devices: int) -> Planner:
     """The learner's planner on `devices` GPUs of one node."""
     planner = learner.planner
     level = replace(planner.cluster.levels[0], size=devices)
-    return replace(planner, cluster=replace(planner.cluster, levels=(level,)))
+    return planner.changed(cluster=replace(planner.cluster, levels=(level,)))
 
 
 def of_plan(plan: Plan, planner: Planner, name: str) -> tuple[Sent, ...]:

@@ -61,9 +61,7 @@ def smallest(learner: Learner, devices: int, keeping: Keeping | None = None) -> 
 def _problem(learner: Learner, devices: int, method: str, keeping: Keeping | None) -> Problem | None:
     level = replace(learner.cluster.levels[0], size=devices)
     workload = keeping.of(learner.planner.workload) if keeping else learner.planner.workload
-    planner = replace(
-        learner.planner, cluster=replace(learner.cluster, levels=(level,)), workload=workload, networks={}, problems={}
-    )
+    planner = learner.planner.changed(cluster=replace(learner.cluster, levels=(level,)), workload=workload)
     mesh = DeviceMesh(("tensor",), (devices,))
     restrict = BASELINES[method].restrict(planner.graph, mesh) if method else None
     return planner.problem(mesh, restrict, zero=0) if restrict or not method else None

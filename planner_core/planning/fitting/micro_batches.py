@@ -92,7 +92,7 @@ def settle(
                 found = choose(count.planner, count.options, say, below=known, prove=False)
                 if found.fits and (best is None or _better((count.planner, found), best)):
                     best = count.planner, found
-            if best is not None and _objective(planner) == "communication":
+            if best is not None and planner.objective() == "communication":
                 break
     return _proven(seen, best, choose, say)
 
@@ -185,12 +185,12 @@ def _bound(planner: Planner, mesh: DeviceMesh, quick: bool = False) -> float:
     """A lower bound on the objective on one mesh, for any memory. `quick`: it may be lower than the least value."""
     least = float("inf")
     try:
-        for problem in sorted(_problems(planner, mesh), key=lambda p: quick_bound(p, _objective(planner))):
+        for problem in sorted(_problems(planner, mesh), key=lambda p: quick_bound(p, planner.objective())):
             if problem.whole is not None:  # not a bound of the whole space
                 return 0.0
-            bound = quick_bound(problem, _objective(planner))
+            bound = quick_bound(problem, planner.objective())
             if bound < least:
-                least = min(least, bound if quick else search(problem, objective=_objective(planner)).bound)
+                least = min(least, bound if quick else search(problem, objective=planner.objective()).bound)
     except TooWide:
         return 0.0
     return least
@@ -198,7 +198,7 @@ def _bound(planner: Planner, mesh: DeviceMesh, quick: bool = False) -> float:
 
 def _fits_freely(planner: Planner, mesh: DeviceMesh, value: float) -> bool:
     """Whether the best plan of any memory on one mesh fits, and is not above `value`."""
-    objective = _objective(planner)
+    objective = planner.objective()
     with contextlib.suppress(TooWide):
         return any(
             quick_bound(problem, objective) <= value
@@ -211,18 +211,7 @@ def _fits_freely(planner: Planner, mesh: DeviceMesh, value: float) -> bool:
 def _problems(planner: Planner, mesh: DeviceMesh) -> list[Problem]:
     """The networks of the request's method on one mesh, one for each set of ZeRO stages; none if the method does not suit the mesh.
     Raises TooWide."""
-    method = METHODS[planner.request.method]
-    restrict = method.restrict(planner.graph, mesh)
-    if restrict is None:
-        return []
-    return [
-        planner.problem(mesh, restrict, zero=zero, uniform=method.uniform, by_volume=method.by_volume)
-        for zero in planner.stages_of(method)
-    ]
-
-
-def _objective(planner: Planner) -> str:
-    return METHODS[planner.request.method].objective or planner.request.objective
+    return [build() for build in planner.builders(METHODS[planner.request.method], mesh)]
 
 
 def _better(one: tuple[Planner, Plan], other: tuple[Planner, Plan]) -> bool:

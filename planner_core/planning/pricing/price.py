@@ -53,7 +53,7 @@ class Pricer:
         key = (*which, workload)
         if key not in self.planners:
             made = prepare(request, graph, self.say)
-            self.planners[key] = replace(made, workload=workload, networks={}, problems={})
+            self.planners[key] = made.changed(workload=workload)
         return self.planners[key]
 
     def plan(self, stated: Statement, name: str = STATED) -> Plan | None:

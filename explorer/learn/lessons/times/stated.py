@@ -81,7 +81,7 @@ def _planner(learner: Learner, batch: int, accumulate: int, recompute: str) -> P
     load = replace(
         found.workload, batch=batch * accumulate, accumulate=accumulate, recompute=recompute, precision="mixed", zero=3
     )
-    return replace(found, workload=load, networks={}, problems={})
+    return found.changed(workload=load)
 
 
 def texts(learner: Learner, tokens: int) -> tuple[Learner, int, str]:
