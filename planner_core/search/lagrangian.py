@@ -191,7 +191,9 @@ def search(
     ends = (FORWARD, BACKWARD)
     for end in ends if free.totals[FORWARD] >= free.totals[BACKWARD] else ends[::-1]:
         if free.totals[end] > budget:
-            for exact in (False, True)[: 1 + prove]:  # exact prices take long, and the others find where to begin
+            for exact in (
+                (False, True) if prove else (False,)
+            ):  # exact prices take long, and the others find where to begin
                 _price_memory(run, free, small, end, enough, exact)
     if prove:
         run.close(enough, abandon_above)

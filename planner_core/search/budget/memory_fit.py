@@ -37,8 +37,8 @@ CLOSE = 4e-3
 
 
 def walked(problem: Problem, graph: Graph, assignment: Assignment, budget: float) -> float:
-    """Simulated peak memory of an assignment, bytes per GPU. If its sum is far above the budget, the sum is returned instead,
-    since the simulation takes time in proportion to the depth of the model."""
+    """Simulated peak memory of an assignment, bytes per GPU. If its sum is far above the budget, the sum is returned instead:
+    it is quicker, and tells as much."""
     held = memory_of(assignment)
     return held if held > FAR * budget else peak_memory(assemble(problem, assignment), graph, problem.model)["peak"]
 

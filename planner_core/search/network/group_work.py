@@ -93,7 +93,9 @@ class GroupWork:
             share = self.options.share(self.strategy.ops[maker[v]])
             cost[Component.AFTER_FORWARD] += self.made_bytes(maker[v], v) * share
         for k in range(len(self.strategy.ops)):
-            cost[Component.AFTER_FORWARD] += np.where(self.own_results(k), self._exchanged(k, kept), 0.0)
+            own = self.own_results(k)
+            if own.any():  # few operators have such rows
+                cost[Component.AFTER_FORWARD] += np.where(own, self._exchanged(k, kept), 0.0)
         return cost
 
     def _exchanged(self, k: int, kept: Collection[int]) -> Floats:
