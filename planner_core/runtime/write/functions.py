@@ -265,7 +265,7 @@ class FunctionWriter:
     def _assign(self, now: int, call: Call, text: str, *, plain: bool) -> None:
         number = call.outputs[0]
         if plain and self._may_wait(now, call, text):
-            self.waiting[number] = wrapped(text)
+            self.waiting[number] = in_parentheses(text)
         elif text.isidentifier():  # the same tensor under another name
             self.texts[number] = text
             self.names.hold(text, self._until(number, now))
@@ -318,7 +318,7 @@ class FunctionWriter:
             self.sites.append(())
 
 
-def wrapped(text: str) -> str:
+def in_parentheses(text: str) -> str:
     """An expression that can be written inside another: in parentheses if it has an operator outside of its brackets."""
     depth = 0
     for at, character in enumerate(text):

@@ -51,12 +51,12 @@ class _ProgramWriter:
         functions = {i.function: i.lines() for i in self.instances}
         head = [f'"""{self.title}"""', "", *self.moves.definitions()]
         parts = [_lines("\n".join(head)), *map(_lines, made), *functions.values(), _lines(forward)]
-        lines = [line for part in parts for line in (*part, Line(""), Line(""))][:-1]
-        source = "\n".join(line.text for line in lines)
-        program = self._program(wrapped(source), bool(constants.given))
-        program.lines = tuple(line._replace(text=text) for line in lines for text in wrapped(line.text).split("\n"))
+        whole = [line for part in parts for line in (*part, Line(""), Line(""))][:-1]
+        lines = tuple(line._replace(text=text) for line in whole for text in wrapped(line.text).split("\n"))
+        program = self._program("\n".join(line.text for line in lines), bool(constants.given))
+        program.lines = lines
         pattern = re.compile(r"buffers\[['\"]([^'\"]+)['\"]\]")
-        program.buffers = tuple(dict.fromkeys(pattern.findall(source)))
+        program.buffers = tuple(dict.fromkeys(name for line in whole for name in pattern.findall(line.text)))
         program.table_buffers = tuple(dict.fromkeys(pattern.findall("\n".join(constants.lines[False]))))
         return program
 
