@@ -12,7 +12,7 @@ from typing import Any
 
 from planner_core.cli.calibrate import add_calibrate, run_calibrate
 from planner_core.cli.pricing import add_budget, add_price, budget_of, run_price
-from planner_core.core import RECOMPUTE, Graph, InputError, Plan, PlannerError, load_plan, save_plan, write_file
+from planner_core.core import RECOMPUTE, ZERO, Graph, InputError, Plan, PlannerError, load_plan, save_plan, write_file
 from planner_core.planning import METHODS, Request
 from planner_core.planning.methods import EXAMPLE
 
@@ -28,8 +28,8 @@ class _Parser(argparse.ArgumentParser):
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command. Returns the exit status."""
-    args = _parser().parse_args(argv)
     try:
+        args = _parser().parse_args(argv)
         return int(args.run(args))
     except PlannerError as error:
         print(_shortened(str(error)), file=sys.stderr)
@@ -162,7 +162,9 @@ def _with_options(p: argparse.ArgumentParser) -> argparse.ArgumentParser:
 
 
 def _stage(text: str) -> int | None:
-    """The value of `--zero`."""
+    """The value of `--zero`. Raises InputError."""
+    if text != "auto" and text not in map(str, ZERO):
+        raise InputError(f"--zero {text!r} is not a stage; give auto, {', '.join(map(str, ZERO))}")
     return None if text == "auto" else int(text)
 
 

@@ -97,7 +97,7 @@ LONG = "x" * 5000
         ("plan somebody/some-model", "nothing is downloaded"), (f"plan {LONG}", "(5002 characters) is neither"), (f"plan {LONG}.py:make", "is not a file"),
         (f"plan {LONG}.pt2", "is not a file"), (f"plan gpt2-xl --cluster {LONG}", "no cluster is called"), ("plan gpt2-xl --cluster /dev/zero", "not a regular file"),
         ("verify {pipe} --rules", "is not a regular file"), (f"verify {LONG} --rules", "cannot read"), (f"plan gpt2-xl --mesh {LONG}", "mesh 'xxx"),
-        (f"plan gpt2-xl --batch {LONG}", "invalid int"), (f"plan gpt2-xl --layers 1 --mesh 16 -o {LONG}", "cannot write"),
+        ("plan gpt2-xl --zero 4", "--zero '4' is not a stage"), (f"plan gpt2-xl --batch {LONG}", "invalid int"), (f"plan gpt2-xl --layers 1 --mesh 16 -o {LONG}", "cannot write"),
     ],
     ids=lambda text: text[:30],
 )  # fmt: skip
