@@ -21,20 +21,17 @@ import json
 import os
 import platform
 import shutil
-import socket
 import statistics
-import subprocess
 import sys
 import time
-import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from bench.support.running_explorer import explorer  # noqa: E402
 from explorer.learn.learner import Learner  # noqa: E402
 from explorer.learn.lesson import Lesson, Question  # noqa: E402
 from explorer.learn.lessons import LESSONS  # noqa: E402
@@ -247,40 +244,6 @@ def _ticks() -> tuple[int, int]:
     found = [int(x) for x in Path("/proc/stat").read_text(encoding="utf-8").split("\n", 1)[0].split()[1:9]]
     idle = found[3] + found[4]
     return sum(found) - idle, idle
-
-
-@contextmanager
-def explorer() -> Iterator[tuple[str, int]]:
-    """A running explorer of this working tree; its address and process."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [
-        sys.executable,
-        "-m",
-        "streamlit",
-        "run",
-        "streamlit_app.py",
-        "--server.port",
-        str(port),
-        "--server.fileWatcherType",
-        "none",
-    ]
-    process = subprocess.Popen(
-        [*command, "--server.address", "127.0.0.1"], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    try:
-        url = f"http://127.0.0.1:{port}"
-        for _ in range(300):
-            try:
-                urllib.request.urlopen(f"{url}/_stcore/health", timeout=5).close()
-                break
-            except OSError:
-                time.sleep(0.2)
-        yield url, process.pid
-    finally:
-        process.terminate()
-        process.wait()
 
 
 def measure(numbers: set[int], rounds: int) -> None:

@@ -299,7 +299,7 @@ def measure(names: list[str]) -> list[Figure]:
     from playwright.sync_api import sync_playwright
 
     found = []
-    with explorer() as url, sync_playwright() as playwright:
+    with explorer() as (url, _), sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
         for name in names:
             for one in MEASURES[name](Place(browser, url)):

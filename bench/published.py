@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import csv
 import json
-import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -25,20 +24,18 @@ import numpy as np
 
 from bench.support.published import memory as published_memory
 from bench.support.published.fit import PRIORS
-from bench.support.published.runs import Run, runs
+from bench.support.published.runs import Run, priced, runs
 from bench.support.published.table import bands, document, predictions
-from planner_core.core import ASSETS, Gpu, InputError, Plan, load_cluster
+from planner_core.core import ASSETS, Gpu, InputError, Plan
 from planner_core.cost import CostModel, cost_model, step_seconds, units_of
 from planner_core.planning import Planner
-from planner_core.planning.pricing import PREDICTED, Pricer
+from planner_core.planning.pricing import PREDICTED
 
 ROOT = Path(__file__).resolve().parent.parent
 ROWS = ROOT / "bench" / "results" / "published.jsonl"
 TABLE = ROOT / "docs" / "PUBLISHED.md"
 STEP = 0.05
 """Relative change of a constant by which its derivative is taken."""
-AMPLE_GB = 1e5
-"""Memory per GPU while a stated layout is priced: it ran, whatever is thought of its memory."""
 
 
 def main() -> None:
@@ -73,14 +70,10 @@ def _kept() -> Iterator[dict[str, Any]]:
 
 def _priced(run: Run) -> dict[str, Any]:
     """The predicted seconds and their derivatives by each constant, or why the run is refused."""
-    with tempfile.TemporaryDirectory() as folder:
-        config = Path(folder) / "config.json"
-        config.write_text(json.dumps(run.config))
-        pricer = Pricer(str(config), load_cluster(run.cluster), AMPLE_GB)
-        try:
-            plan, planner = pricer.plan(run.stated), pricer.planner(run.stated)
-        except InputError as refused:
-            return {"refused": str(refused)}
+    try:
+        plan, planner = priced(run)
+    except InputError as refused:
+        return {"refused": str(refused)}
     if plan is None:
         return {"refused": "the layout is not legal for the model"}
     return explained(plan, planner)

@@ -56,7 +56,8 @@ def frames(page: Any, act: Callable[[], None], for_ms: int) -> list[float]:
 
 
 @contextmanager
-def explorer() -> Iterator[str]:
+def explorer() -> Iterator[tuple[str, int]]:
+    """A running explorer of this working tree: its address and its process."""
     port = free_port()
     command = [sys.executable, "-m", "streamlit", "run", "streamlit_app.py", "--server.port", str(port)]
     command += ["--server.address", "127.0.0.1", "--server.fileWatcherType", "none"]
@@ -69,7 +70,7 @@ def explorer() -> Iterator[str]:
                 break
             except OSError:
                 time.sleep(0.1)
-        yield url
+        yield url, process.pid
     finally:
         process.terminate()
         process.wait(20)

@@ -9,22 +9,18 @@ from __future__ import annotations
 
 import json
 import statistics
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from bench.support.published.runs import Run, runs
-from planner_core.core import InputError, load_cluster
-from planner_core.planning.pricing import Pricer
+from bench.support.published.runs import Run, priced, runs
+from planner_core.core import InputError
 
 ROOT = Path(__file__).resolve().parents[3]
 TABLE = ROOT / "docs" / "PUBLISHED_MEMORY.md"
 ROWS = ROOT / "bench" / "results" / "published_memory.jsonl"
-AMPLE_GB = 1e5
-"""Memory per GPU while a stated layout is priced: it ran, whatever is thought of its memory."""
 CLOSE, HIGH = 0.10, 1.15
 HEAD = """\
 # Predicted against measured peak memory
@@ -69,13 +65,10 @@ def as_it_ran(run: Run) -> Run:
 
 def predicted(run: Run) -> float | None:
     """The peak in bytes; None where the layout is not legal for the model."""
-    with tempfile.TemporaryDirectory() as folder:
-        config = Path(folder) / "config.json"
-        config.write_text(json.dumps(run.config))
-        try:
-            plan = Pricer(str(config), load_cluster(run.cluster), AMPLE_GB).plan(run.stated)
-        except InputError:
-            return None
+    try:
+        plan = priced(run)[0]
+    except InputError:
+        return None
     return None if plan is None else plan.cost.memory_bytes["peak"]
 
 

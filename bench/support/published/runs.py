@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import csv
+import json
 import re
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from planner_core.core import ASSETS
+from planner_core.core import ASSETS, Plan, load_cluster
+from planner_core.planning import Planner
 from planner_core.planning.methods import Layout
-from planner_core.planning.pricing import Statement
+from planner_core.planning.pricing import Pricer, Statement
 
 RUNS = ASSETS / "measurements" / "published" / "runs.csv"
 H100, A100 = ("h100-sxm", 450), ("a100-80gb-sxm", 300)
@@ -22,6 +26,8 @@ GPUS = {
 }  # fmt: skip
 """The preset of each GPU as the sources name it, and GB/s one way out of it inside a node."""
 NODE = 8
+AMPLE_GB = 1e5
+"""Memory per GPU while a stated layout is priced: it ran, whatever is thought of its memory."""
 USUAL_GBIT = {"h": 3200, "a": 1600}
 """Gbit/s out of a node where a source names none: eight links of 400 beside an H100 or H200, of 200 beside an A100."""
 Row = dict[str, str]
@@ -54,6 +60,15 @@ class Run:
         if layout.tp > 1:
             return "tensor parallel"
         return "FSDP" if layout.fsdp > 1 else f"ZeRO-{layout.zero}" if layout.zero else "data parallel"
+
+
+def priced(run: Run) -> tuple[Plan | None, Planner]:
+    """The plan of a run, which is None where the layout is not legal for the model, and its planner. Raises InputError."""
+    with tempfile.TemporaryDirectory() as folder:
+        config = Path(folder) / "config.json"
+        config.write_text(json.dumps(run.config))
+        pricer = Pricer(str(config), load_cluster(run.cluster), AMPLE_GB)
+        return pricer.plan(run.stated), pricer.planner(run.stated)
 
 
 def runs(grades: str = "A") -> Iterator[Run]:
