@@ -38,7 +38,18 @@ if TYPE_CHECKING:
     )
     from planner_core.exporters import export
     from planner_core.models import load_model
-    from planner_core.planning import Folded, Front, FrontPoint, Request, Result, compare, fold, front, plan, price
+    from planner_core.planning import (
+        Folded,
+        Front,
+        FrontPoint,
+        Request,
+        Result,
+        compare,
+        fold,
+        front,
+        plan,
+        price,
+    )
     from planner_core.planning.analysis import to_dot, to_graphml, to_networkx
     from planner_core.runtime import PlanMismatch, apply, clip_grad_norm_, load, save
     from planner_core.verification import verify

@@ -7,7 +7,7 @@ from typing import Any
 
 from explorer.text import units
 from planner_core.core import Plan
-from planner_core.planning.analysis import STREAMS, Work
+from planner_core.planning.analysis import STREAMS, TraceWork
 
 NAMES = {"parts": "model", "compute": "compute", "collectives": "collectives", "weights": "weights"}
 """What the lanes are called."""
@@ -15,7 +15,9 @@ Look = Mapping[str, Any]
 """How one kind of work is drawn: see `explorer.figures.palette.WORK`."""
 
 
-def streams(steps: Mapping[str, Sequence[Work]], plans: Mapping[str, Plan], looks: Sequence[Look]) -> dict[str, Any]:
+def streams(
+    steps: Mapping[str, Sequence[TraceWork]], plans: Mapping[str, Plan], looks: Sequence[Look]
+) -> dict[str, Any]:
     """What `streams.js` draws: the work of each plan by name, its texts and kinds by number."""
     number = {str(k["kind"]): i for i, k in enumerate(looks)}
     words: dict[str, int] = {"": 0}
@@ -36,7 +38,7 @@ def streams(steps: Mapping[str, Sequence[Work]], plans: Mapping[str, Plan], look
     return {"plans": shown, "streams": lanes, "kinds": kinds, "words": list(words), "alt": f"One step in time. {alt}"}
 
 
-def _row(w: Work, words: dict[str, int], kinds: Mapping[str, int]) -> list[float]:
+def _row(w: TraceWork, words: dict[str, int], kinds: Mapping[str, int]) -> list[float]:
     part = f"{w.part} {w.copy} of {w.copies}" if w.copies > 1 else w.part
     batch = f", micro-batch {w.micro_batch}" if w.micro_batch else ""
     kind = "sends now" if w.stream == "collectives" else w.kind
@@ -45,7 +47,7 @@ def _row(w: Work, words: dict[str, int], kinds: Mapping[str, int]) -> list[float
     return [STREAMS.index(w.stream), kinds[kind], texts[0], w.start_s, w.seconds, texts[1], texts[2], w.copy % 2]
 
 
-def _told(step: Sequence[Work]) -> str:
+def _told(step: Sequence[TraceWork]) -> str:
     """Seconds of the compute stream by kind."""
     sums: dict[str, float] = {}
     for w in step:

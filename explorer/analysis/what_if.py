@@ -18,7 +18,7 @@ from explorer.address.settings import SETTINGS, Unreadable
 from explorer.jobs.malloc_trim import give_back
 from explorer.text import units, words
 from planner_core.core import Cluster, Plan, glob_name, join_name
-from planner_core.planning import Progress, Request, Source, choose, settle
+from planner_core.planning import GraphSource, Progress, Request, choose, settle
 
 KEYS = ("batch", "seq", "dtype", "optimizer", "zero", "recompute", "nodes", "gpus", "intra", "inter")
 """What the panel may change."""
@@ -33,7 +33,7 @@ WORK = 200_000
 """Labels that a search may form for a proof: less than a tenth of a second. What is left open is said, and a plan in full looks further."""
 
 
-def best(request: Request, graph: Source = None, say: Progress = lambda text: None) -> Plan:
+def best(request: Request, graph: GraphSource = None, say: Progress = lambda text: None) -> Plan:
     """The best plan alone; raises PlannerError as `plan_model` does."""
     with _turn(say):
         try:

@@ -22,7 +22,7 @@ from explorer.static import style_file
 from explorer.text import glossary, units, words
 from planner_core.core import Graph, Plan
 from planner_core.planning import Request, Result, prepare
-from planner_core.planning.analysis import AblationStep, Work, ablation_steps, chrome_trace, step_work
+from planner_core.planning.analysis import AblationStep, TraceWork, ablation_steps, chrome_trace, step_work
 
 Plans = Mapping[str, Plan]
 
@@ -55,7 +55,7 @@ def step(shown: Plans, homes: Mapping[str, Result]) -> None:
 
 
 @st.cache_resource(max_entries=16, show_spinner=False)
-def _work(request: Request, name: str, edit: tuple[str, ...], _plan: Plan, _graph: Graph) -> list[Work]:
+def _work(request: Request, name: str, edit: tuple[str, ...], _plan: Plan, _graph: Graph) -> list[TraceWork]:
     return step_work(_plan, _graph)
 
 

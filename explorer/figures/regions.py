@@ -12,7 +12,7 @@ from explorer.figures.palette import DEVICES, Theme
 from explorer.figures.style import style
 from explorer.text import units, words
 from planner_core.core import Cluster, Plan, Shard
-from planner_core.planning.analysis import SAME, UNKNOWN, Axis, Cell, Crossover
+from planner_core.planning.analysis import SAME, UNKNOWN, Cell, Crossover, MapAxis
 
 LABELS = {
     "inter": "GB/s out of a node", "intra": "GB/s out of a GPU inside a node", "batch": "batch, samples a step",
@@ -64,19 +64,19 @@ def sort_of(plan: Plan) -> Hashable:
     return Sort(**ways, sharded=sharded, leaves=leaves)
 
 
-def axis_of(name: str, values: Mapping[str, Any], cluster: Cluster, batch: int) -> Axis:
+def axis_of(name: str, values: Mapping[str, Any], cluster: Cluster, batch: int) -> MapAxis:
     """The values that a quantity takes in the map, around what stands."""
     if name == "nodes":
-        return Axis(name, NODES, 1.0)
+        return MapAxis(name, NODES, 1.0)
     if name == "batch":
         base = max(1, batch // 4)
-        return Axis(name, tuple(float(base * 2**k) for k in range(6)), float(cluster.num_gpus))
+        return MapAxis(name, tuple(float(base * 2**k) for k in range(6)), float(cluster.num_gpus))
     level = cluster.levels[0 if name == "intra" else min(1, len(cluster.levels) - 1)]
     now = level.unit_bytes_per_s / 1e9
-    return Axis(name, tuple(float(f"{now * f:.4g}") for f in FACTORS), links=True)
+    return MapAxis(name, tuple(float(f"{now * f:.4g}") for f in FACTORS), links=True)
 
 
-def changes(x: Axis, a: float, y: Axis, b: float) -> dict[str, Any]:
+def changes(x: MapAxis, a: float, y: MapAxis, b: float) -> dict[str, Any]:
     """The settings of one point of the map."""
     return {n.name: int(v) if n.name in ("batch", "nodes") else float(f"{v:.6g}") for n, v in ((x, a), (y, b))}
 
@@ -90,7 +90,7 @@ def names(cells: Sequence[Cell]) -> dict[Hashable, str]:
     return {k: NAMES[i % 26] for i, k in enumerate(sorted(count, key=lambda k: (-count[k], str(k))))}
 
 
-def figure(x: Axis, y: Axis, cells: Sequence[Cell], here: tuple[float, float] | None, theme: Theme) -> go.Figure:
+def figure(x: MapAxis, y: MapAxis, cells: Sequence[Cell], here: tuple[float, float] | None, theme: Theme) -> go.Figure:
     """The map: a tile a point, coloured and lettered by kind; a ring at the settings as they stand."""
     drawn = go.Figure()
     letters = names(cells)
@@ -128,7 +128,7 @@ def _colour(letter: str, theme: Theme) -> str:
     return theme.muted if letter not in NAMES else DEVICES[NAMES.index(letter) % len(DEVICES)]
 
 
-def _hover(x: Axis, y: Axis, c: Cell) -> str:
+def _hover(x: MapAxis, y: MapAxis, c: Cell) -> str:
     at = f"{units.significant(c.x)} {SHORT[x.name]}, {units.significant(c.y)} {SHORT[y.name]}"
     if c.kind in (None, UNKNOWN):
         return f"{at}<br>{c.kind or NOTHING}"
@@ -136,7 +136,7 @@ def _hover(x: Axis, y: Axis, c: Cell) -> str:
     return f"{at}<br>{c.kind}<br>step {units.seconds(c.step_time_s)}, {units.memory(c.memory_bytes)}{sure}"
 
 
-def row(x: Axis, y: Axis, c: Cell) -> dict[str, Any]:
+def row(x: MapAxis, y: MapAxis, c: Cell) -> dict[str, Any]:
     """A point of the map as a row of a table."""
     none = c.kind in (None, UNKNOWN)
     return {
@@ -150,7 +150,7 @@ def row(x: Axis, y: Axis, c: Cell) -> dict[str, Any]:
 MARKS = {True: "■", False: "□", None: "·"}
 
 
-def so_far(x: Axis, y: Axis, cells: Sequence[Cell]) -> tuple[list[str], list[list[str]]]:
+def so_far(x: MapAxis, y: MapAxis, cells: Sequence[Cell]) -> tuple[list[str], list[list[str]]]:
     """Head and rows of a table of what is known: searched, inferred, still to come; the last row is the lowest, as in the map."""
     known = {(c.x, c.y): c.searched for c in cells}
     head = [f"{NAMED[y.name]} ↓, {NAMED[x.name]} →", *(_number(x, a, 3) for a in x.values)]
@@ -171,7 +171,7 @@ def counted(cells: Sequence[Cell], searches: int) -> str:
     return told
 
 
-def told(x: Axis, y: Axis, found: Sequence[Crossover], letters: Mapping[Hashable, str]) -> list[str]:
+def told(x: MapAxis, y: MapAxis, found: Sequence[Crossover], letters: Mapping[Hashable, str]) -> list[str]:
     """Each crossover in a sentence; rows in which the same happens at the same values together."""
     alike: dict[tuple[Any, ...], list[float]] = {}
     for c in found:
@@ -190,11 +190,11 @@ def told(x: Axis, y: Axis, found: Sequence[Crossover], letters: Mapping[Hashable
     return sentences
 
 
-def _number(axis: Axis, value: float, figures: int = 2) -> str:
+def _number(axis: MapAxis, value: float, figures: int = 2) -> str:
     return units.whole(value) if axis.name in ("batch", "nodes") or value >= 1000 else units.significant(value, figures)
 
 
-def _quantity(axis: Axis, value: float) -> str:
+def _quantity(axis: MapAxis, value: float) -> str:
     what = SHORT[axis.name].removesuffix("s") if value == 1 else SHORT[axis.name]
     return f"{_number(axis, value)} {what}"
 

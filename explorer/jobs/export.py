@@ -23,7 +23,7 @@ FORMS = tuple(t for t in TARGETS.values() if t.name != "json")
 
 
 @dataclass(frozen=True, slots=True)
-class Exported:
+class ExportedFile:
     """The file, or why there is none; `remarks` is what the exporter said (what the target cannot express), `nearest` what
     the form's own way costs beside the plan (see `planner_core.exporters.nearest.Nearest`)."""
 
@@ -38,7 +38,7 @@ def plan_text(plan: Plan) -> str:
     return json.dumps(plan_to_json(plan), indent=1)
 
 
-def export(plan: Plan, target: str, suffix: str, *, near: bool = False) -> Exported:
+def export(plan: Plan, target: str, suffix: str, *, near: bool = False) -> ExportedFile:
     """The plan in another form, by `python -m planner_core export`; with `near` the nearest that the form can hold."""
     with tempfile.TemporaryDirectory() as folder:
         source, result = Path(folder) / "plan.json", Path(folder) / f"train{suffix}"
@@ -57,12 +57,12 @@ def export(plan: Plan, target: str, suffix: str, *, near: bool = False) -> Expor
         try:
             done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIME_LIMIT_S, check=False)
         except subprocess.TimeoutExpired:
-            return Exported("", (), f"the export took longer than {TIME_LIMIT_S} s")
+            return ExportedFile("", (), f"the export took longer than {TIME_LIMIT_S} s")
         if done.returncode or not result.is_file():
-            return Exported("", (), last_line(done.stderr))
+            return ExportedFile("", (), last_line(done.stderr))
         told = json.loads(done.stdout)
         said = tuple(line for line in told["said"] if folder not in line)
-        return Exported(result.read_text(encoding="utf-8"), said, nearest=told["nearest"])
+        return ExportedFile(result.read_text(encoding="utf-8"), said, nearest=told["nearest"])
 
 
 def _python() -> list[str]:

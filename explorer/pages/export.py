@@ -26,7 +26,7 @@ PREVIEW_LINES = 60
 @st.cache_data(max_entries=64, show_spinner=False)
 def exported(
     request: Request, plan_id: str, edit: tuple[str, ...], target: str, suffix: str, near: bool = False
-) -> exporting.Exported:  # fmt: skip
+) -> exporting.ExportedFile:  # fmt: skip
     """One export, kept so that switching tabs is free; `edit` as in `state.edit_of`."""
     plans = state.plan_ids(state.with_edit(state.plan(request), edit).plans)
     return exporting.export(plans[plan_id], target, suffix, near=near)

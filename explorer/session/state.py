@@ -25,7 +25,7 @@ from explorer.text.option_words import in_words as in_words
 from explorer.text.words import text as plain
 from explorer.text.words import title
 from planner_core.core import NoPlanFits, Plan, PlannerError
-from planner_core.planning import Progress, Request, Result, Source, plan_model
+from planner_core.planning import GraphSource, Progress, Request, Result, plan_model
 
 CACHED_RESULTS = 24
 ANSWER = "answer"
@@ -215,7 +215,7 @@ def own_graph(request: Request, say: Progress | None = None) -> Any:
     return load_own(request, say)
 
 
-def own_source(request: Request, say: Progress | None = None) -> Source:
+def own_source(request: Request, say: Progress | None = None) -> GraphSource:
     """As `own_graph`, for a number of micro-batches that is still open."""
     return (lambda asked: own_graph(asked, say)) if request.model.startswith("own-") else None
 

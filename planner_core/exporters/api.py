@@ -15,7 +15,7 @@ from planner_core.exporters.targets import TARGETS, Target
 
 
 @dataclass(frozen=True, slots=True)
-class Exported:
+class ExportedPlan:
     """The text of one file, and remarks for the user: how to run it, and what it cannot express. If the form is not the plan itself,
     `nearest` compares the price of what the form does with the plan (see `exporters.nearest.Nearest`)."""
 
@@ -26,7 +26,7 @@ class Exported:
     """The ending of a second file, which is written beside the first, and its text."""
 
 
-def _written(plan: Plan, target: Target) -> Exported:
+def _written(plan: Plan, target: Target) -> ExportedPlan:
     """The plan in a form that can hold it, with the price of what the form does. Raises InputError."""
     text, remarks, layout = target.write(plan)
     beside = (target.beside, json.dumps(plan_to_json(plan), indent=1) + "\n") if target.beside else None
@@ -37,11 +37,11 @@ def _written(plan: Plan, target: Target) -> Exported:
             f"the model returns no loss, so the plan is for a {loss}; train on your own loss in its place",
         )
     if target.price is None or layout is None:
-        return Exported(text, remarks, beside=beside)
+        return ExportedPlan(text, remarks, beside=beside)
     found = target.price(plan, layout) if on_cluster(plan) else None
     if found is None:
-        return Exported(text, (*remarks, "what this form does could not be priced on the plan's mesh"))
-    return Exported(text, (*remarks, f"in this form: {found[1].sentence()}"), found[1])
+        return ExportedPlan(text, (*remarks, "what this form does could not be priced on the plan's mesh"))
+    return ExportedPlan(text, (*remarks, f"in this form: {found[1].sentence()}"), found[1])
 
 
 def target_of(name: str) -> Target:
@@ -51,7 +51,7 @@ def target_of(name: str) -> Target:
     return TARGETS[name]
 
 
-def export_text(plan: Plan, target: str) -> Exported:
+def export_text(plan: Plan, target: str) -> ExportedPlan:
     """The export as text. Raises InputError for an unknown target, or for a plan that it cannot hold; the message then names the
     nearest plan that it can hold, and its price."""
     form = target_of(target)
@@ -75,7 +75,7 @@ def _way(plan: Plan, form: Target) -> str | None:
     return f"{plain[0]} over all GPUs is the nearest, and needs no file: {plain[1].sentence()}" if plain else None
 
 
-def nearest_text(plan: Plan, target: str) -> Exported:
+def nearest_text(plan: Plan, target: str) -> ExportedPlan:
     """The plan if the form can hold it, else Megatron-LM's plan instead, with its price. Raises InputError."""
     form = target_of(target)
     try:
@@ -85,7 +85,7 @@ def nearest_text(plan: Plan, target: str) -> Exported:
         if other is None:
             raise
         said = f'{other.name} in place of "{plan.name}": {error}'
-        return Exported(
+        return ExportedPlan(
             other.made.text, (said, *other.made.remarks[:-1], f"in this form: {other.priced.sentence()}"), other.priced
         )
 
@@ -93,7 +93,7 @@ def nearest_text(plan: Plan, target: str) -> Exported:
 @dataclass(frozen=True, slots=True)
 class _Other:
     name: str
-    made: Exported
+    made: ExportedPlan
     priced: Nearest
 
 
@@ -140,7 +140,7 @@ def export(plan: Plan, target: str, path: str | Path, *, nearest: bool = False) 
     return write_export(made, Path(path))
 
 
-def write_export(made: Exported, path: Path) -> list[str]:
+def write_export(made: ExportedPlan, path: Path) -> list[str]:
     """Write the file, and the second file beside it if there is one. Raises InputError."""
     write_file(path, made.text)
     said = [f"wrote {path}"]

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from planner_core.core import InputError, Plan
-from planner_core.exporters.tp_layout import Group, TpLayout, compress, patterns, starred
+from planner_core.exporters.tp_layout import TensorParallelGroup, TpLayout, compress, patterns, starred
 from planner_core.models.sources import build, training_inputs
 from planner_core.planning import shrink
 from planner_core.runtime import initializer
@@ -78,7 +78,7 @@ def _stock_only(layout: TpLayout, model: nn.Module) -> None:
 
 
 def _shared_inputs(
-    model: nn.Module, inputs: dict[str, Any], groups: Sequence[Group]
+    model: nn.Module, inputs: dict[str, Any], groups: Sequence[TensorParallelGroup]
 ) -> tuple[tuple[Shared, ...], tuple[str, ...]]:
     """For every group with several columns: the module that gets their common input, if there is one."""
     modules, seen = dict(model.named_modules()), dict[str, Any]()

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from planner_core.exporters.nearest import Nearest
     from planner_core.exporters.tp_layout import TpLayout
 
-Written = tuple[str, tuple[str, ...], "TpLayout | None"]
+WrittenForm = tuple[str, tuple[str, ...], "TpLayout | None"]
 """The text of one file, remarks for the user (FILE means its path), and the layout that it has."""
-Priced = tuple[Plan, "Nearest"]
+PricedForm = tuple[Plan, "Nearest"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,8 @@ class Target:
     title: str
     suffix: str
     words: str
-    write: Callable[[Plan], Written]
-    price: Callable[[Plan, TpLayout], Priced | None] | None = None
+    write: Callable[[Plan], WrittenForm]
+    price: Callable[[Plan, TpLayout], PricedForm | None] | None = None
     beside: str = ""
     """The ending of the plan file that the form reads, and that is written beside it; empty if it does not read one."""
 
@@ -44,12 +44,12 @@ class Target:
         return self.price is not None
 
 
-def _json(plan: Plan) -> Written:
+def _json(plan: Plan) -> WrittenForm:
     text = json.dumps(plan_to_json(plan), indent=1) + "\n"
     return text, ("The plan itself: the source of every other export.",), None
 
 
-def _torchrun(plan: Plan) -> Written:
+def _torchrun(plan: Plan) -> WrittenForm:
     from planner_core.exporters.torchrun import torchrun_script
 
     n = plan.mesh.num_devices
@@ -63,67 +63,67 @@ def _torchrun(plan: Plan) -> Written:
     return torchrun_script(plan), (run, own if source else tiny, beside), None
 
 
-def _parallelize_module(plan: Plan) -> Written:
+def _parallelize_module(plan: Plan) -> WrittenForm:
     from planner_core.exporters.parallelize_module import parallelize_text
 
     return parallelize_text(plan)
 
 
-def _hf(plan: Plan) -> Written:
+def _hf(plan: Plan) -> WrittenForm:
     from planner_core.exporters.configs import hf_text
 
     return hf_text(plan)
 
 
-def _deepspeed(plan: Plan) -> Written:
+def _deepspeed(plan: Plan) -> WrittenForm:
     from planner_core.exporters.configs import deepspeed_text
 
     return deepspeed_text(plan)
 
 
-def _megatron(plan: Plan) -> Written:
+def _megatron(plan: Plan) -> WrittenForm:
     from planner_core.exporters.configs import megatron_text
 
     return megatron_text(plan)
 
 
-def _torchtitan(plan: Plan) -> Written:
+def _torchtitan(plan: Plan) -> WrittenForm:
     from planner_core.exporters.configs import torchtitan_text
 
     return torchtitan_text(plan)
 
 
-def _fsdp2(plan: Plan) -> Written:
+def _fsdp2(plan: Plan) -> WrittenForm:
     from planner_core.exporters.data_parallel import fsdp2_text
 
     return fsdp2_text(plan)
 
 
-def _accelerate(plan: Plan) -> Written:
+def _accelerate(plan: Plan) -> WrittenForm:
     from planner_core.exporters.data_parallel import accelerate_text
 
     return accelerate_text(plan)
 
 
-def _by_pairs(plan: Plan, layout: TpLayout) -> Priced | None:
+def _by_pairs(plan: Plan, layout: TpLayout) -> PricedForm | None:
     from planner_core.exporters.nearest import nearest
 
     return nearest(plan, layout, sequence=layout.sequence)
 
 
-def _by_columns(plan: Plan, layout: TpLayout) -> Priced | None:
+def _by_columns(plan: Plan, layout: TpLayout) -> PricedForm | None:
     from planner_core.exporters.nearest import nearest
 
     return nearest(plan, layout, each_column=True)
 
 
-def _by_degrees(plan: Plan, layout: TpLayout) -> Priced | None:
+def _by_degrees(plan: Plan, layout: TpLayout) -> PricedForm | None:
     from planner_core.exporters.nearest import by_degrees
 
     return by_degrees(plan, layout, sequence=layout.sequence, may_shard=1)
 
 
-def _by_degrees_sharded(plan: Plan, layout: TpLayout) -> Priced | None:
+def _by_degrees_sharded(plan: Plan, layout: TpLayout) -> PricedForm | None:
     from planner_core.exporters.nearest import by_degrees
 
     return by_degrees(plan, layout, sequence=layout.sequence, may_shard=3)

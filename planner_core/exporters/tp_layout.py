@@ -31,7 +31,7 @@ class NothingSplit(InputError):
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class TensorParallelGroup:
     """Linear layers that read one Replicate tensor (`columns`), and the layer that ends the sharded part (`row`). `summed` are the
     Replicate parameters between them, whose gradients must be summed."""
 
@@ -40,7 +40,7 @@ class Group:
     attention: bool
     summed: tuple[str, ...] = ()
 
-    def under(self, prefix: str) -> Group:
+    def under(self, prefix: str) -> TensorParallelGroup:
         """The same with full names."""
         return replace(
             self, columns=tuple(join_name(prefix, c) for c in self.columns), row=join_name(prefix, self.row),
@@ -56,7 +56,7 @@ class TpLayout:
     size: int
     data: int
     styles: dict[str, str] = field(default_factory=dict)
-    groups: list[Group] = field(default_factory=list)
+    groups: list[TensorParallelGroup] = field(default_factory=list)
     experts: list[str] = field(default_factory=list)
     differences: list[str] = field(default_factory=list)
     sequence: bool = False  # the plan shards tokens between the blocks
@@ -165,7 +165,7 @@ class _Reader:
     def __init__(self, block: BlockPlan, axis: int) -> None:
         self.block, self.axis = block, axis
         self.styles: dict[str, str] = {}
-        self.groups: list[Group] = []
+        self.groups: list[TensorParallelGroup] = []
         self.experts: list[str] = []
         self.notes: dict[str, list[str]] = {}
         self.sequence = False
@@ -237,7 +237,7 @@ class _Reader:
             and n.rpartition(".")[0] not in (*columns, row)
         ]  # fmt: skip
         attention = any(fn == ATTENTION for _, fn, _ in between)
-        self.groups.append(Group(columns, row, attention, tuple(summed)))
+        self.groups.append(TensorParallelGroup(columns, row, attention, tuple(summed)))
 
     def _breaks(self, scope: str, fn: str, site: SitePlan) -> str:
         """Why this op between columns and row cannot run on local tensors as they are."""

@@ -195,11 +195,11 @@ def why_not_folded(graph: Graph, prefix_a: str, prefix_b: str, limit: int = 8) -
     return found[:limit] + ([f"and {len(found) - limit} more differences"] if len(found) > limit else [])
 
 
-Row = tuple[str, dict[str, object], tuple[TensorMeta, ...], tuple[TensorMeta, ...]]
+OpSignature = tuple[str, dict[str, object], tuple[TensorMeta, ...], tuple[TensorMeta, ...]]
 
 
-def _under(block: Block, prefix: str) -> dict[str, Row]:
-    rows: dict[str, Row] = {}
+def _under(block: Block, prefix: str) -> dict[str, OpSignature]:
+    rows: dict[str, OpSignature] = {}
     for op in block.ops:
         if op.name.startswith((prefix + ".", prefix + "/")):
             ins, outs = (tuple(block.values[v].meta for v in side) for side in (op.inputs, op.outputs))
@@ -207,7 +207,7 @@ def _under(block: Block, prefix: str) -> dict[str, Row]:
     return rows
 
 
-def _differs(a: Row, b: Row) -> str:
+def _differs(a: OpSignature, b: OpSignature) -> str:
     if a[0] != b[0]:
         return f"{a[0]} against {b[0]}"
     if a[1] != b[1]:

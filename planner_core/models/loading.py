@@ -54,11 +54,11 @@ def capture_file(source: str, *, batch: int | None = None, seq: int | None = Non
     """
     from planner_core.models.capture.module import capture_module
     from planner_core.models.sources.in_memory import sizes_of
-    from planner_core.models.sources.resolve import Source, on_meta, python_source
+    from planner_core.models.sources.resolve import ModelSource, on_meta, python_source
 
     exported = source.endswith(".pt2")
 
-    def graph(made: Source) -> Graph:
+    def graph(made: ModelSource) -> Graph:
         size = made.workload or sizes_of(made)
         _as_given(source, size, {} if exported else {"batch": batch, "seq": seq})
         notes = made.notes if exported else (*made.notes, made.described())

@@ -14,7 +14,7 @@ each mesh, the search, the memory simulation, the baselines. `compare_methods` d
 from planner_core.planning import edit
 from planner_core.planning.edit import Editable
 from planner_core.planning.fitting.baselines import baselines
-from planner_core.planning.fitting.micro_batches import Source, settle
+from planner_core.planning.fitting.micro_batches import GraphSource, settle
 from planner_core.planning.library import Folded, Front, compare, fold, front, plan, price
 from planner_core.planning.methods import METHODS
 from planner_core.planning.pipeline import (
@@ -38,11 +38,11 @@ __all__ = [
     "Folded",
     "Front",
     "FrontPoint",
+    "GraphSource",
     "Planner",
     "Progress",
     "Request",
     "Result",
-    "Source",
     "baselines",
     "block_candidates",
     "choose",

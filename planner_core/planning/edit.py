@@ -39,7 +39,7 @@ from planner_core.planning.session import Planner
 from planner_core.search import Answer
 from planner_core.search.network import Bools, Ints, Network, Problem, Restriction, only, tensor_name
 
-Weight = tuple[str, str]
+WeightKey = tuple[str, str]
 """(block, name of a parameter in it). The top block is ""."""
 NAME = "edited"
 
@@ -49,7 +49,7 @@ class Editable:
     """A weight that can be edited: its name as a `pattern` over all copies of its block, and its placements in a plan, several if
     copies differ."""
 
-    weight: Weight
+    weight: WeightKey
     pattern: str
     meta: TensorMeta
     copies: int
@@ -61,7 +61,7 @@ class Pin(Restriction):
     """Restricts the stored form of some weights, each to a list of placements. Gradients and uses of these weights stay free."""
 
     graph: Graph
-    stored: Mapping[Weight, tuple[Placements, ...]]
+    stored: Mapping[WeightKey, tuple[Placements, ...]]
     inner: Restriction | None = None
 
     def apply(self, block: str, net: Network) -> None:
@@ -82,7 +82,7 @@ class Pin(Restriction):
 
 def editable(graph: Graph, plan: Plan) -> list[Editable]:
     """Every weight of a plan, in the plan's order. If copies are stored differently, they are still one entry."""
-    found: dict[Weight, dict[Placements, None]] = {}
+    found: dict[WeightKey, dict[Placements, None]] = {}
     for label, bp in plan.blocks.items():
         for name, param in bp.params.items():
             found.setdefault((label.partition("#")[0], name), {})[param.stored] = None
@@ -100,7 +100,7 @@ def editable(graph: Graph, plan: Plan) -> list[Editable]:
     ]
 
 
-def pin(planner: Planner, plan: Plan, changes: Mapping[Weight, Placements], *, keep: bool) -> Plan:
+def pin(planner: Planner, plan: Plan, changes: Mapping[WeightKey, Placements], *, keep: bool) -> Plan:
     """The best plan on `plan`'s mesh that stores the weights as `changes` says; with `keep` all other weights as `plan` does.
 
     Raises InputError for an unknown weight or an impossible placement, and NoPlanFits if the plan needs more memory than there is.
@@ -121,7 +121,7 @@ def pin(planner: Planner, plan: Plan, changes: Mapping[Weight, Placements], *, k
         why = _why_not(planner.graph, free, weights[weight], placements)
         if why:
             raise InputError(f"{weights[weight].pattern} cannot be stored as {told(placements, plan.mesh)}: {why}")
-    stored: dict[Weight, tuple[Placements, ...]] = {w: e.stored for w, e in weights.items()} if keep else {}
+    stored: dict[WeightKey, tuple[Placements, ...]] = {w: e.stored for w, e in weights.items()} if keep else {}
     stored |= {w: (p,) for w, p in changes.items()}
     stream = _stream(planner.graph, plan) if keep else None
     problem = planner.problem(plan.mesh, Pin(planner.graph, stored, stream), zero=zero)
@@ -154,7 +154,7 @@ def told(placements: Placements, mesh: DeviceMesh) -> str:
 
 
 def _notes(
-    weights: Mapping[Weight, Editable], changes: Mapping[Weight, Placements], plan: Plan, keep: bool
+    weights: Mapping[WeightKey, Editable], changes: Mapping[WeightKey, Placements], plan: Plan, keep: bool
 ) -> tuple[str, ...]:
     """Notes of the edited plan: what was changed, and in which plan."""
     done = "; ".join(f"{weights[w].pattern} as {told(p, plan.mesh)}" for w, p in changes.items())
@@ -252,7 +252,7 @@ def _own_weights(where: Block, net: Network) -> list[tuple[int, str]]:
     ]
 
 
-def _using(graph: Graph, weight: Weight) -> list[str]:
+def _using(graph: Graph, weight: WeightKey) -> list[str]:
     """The ops and calls that use a weight, by name."""
     block, name = weight
     where = _block(graph, block)
@@ -264,7 +264,7 @@ def _using(graph: Graph, weight: Weight) -> list[str]:
     ]
 
 
-def _users(graph: Graph, weight: Weight) -> str:
+def _users(graph: Graph, weight: WeightKey) -> str:
     """The operators and calls that use a weight, as text."""
     first, *more = dict.fromkeys(_using(graph, weight))
     if not more:
@@ -280,11 +280,11 @@ def parse(text: str) -> tuple[str, Placements]:
     return key, parse_placements(letters.replace(".", ","))
 
 
-def write(weight: Weight, placements: Placements) -> str:
+def write(weight: WeightKey, placements: Placements) -> str:
     """The inverse of `parse`, for a weight of its block."""
     return f"{key_of(weight)}:{format_placements(placements).replace(',', '.')}"
 
 
-def key_of(weight: Weight) -> str:
+def key_of(weight: WeightKey) -> str:
     """`Block/name`; the name alone at the top."""
     return f"{weight[0]}/{weight[1]}" if weight[0] else weight[1]

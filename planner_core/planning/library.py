@@ -14,7 +14,7 @@ from planner_core.models import load_model
 from planner_core.ops import CoarseGraph, coarsen
 from planner_core.planning.methods import parse_layout
 from planner_core.planning.pipeline import FrontPoint, Result, compare_methods, exact_front, plan_model
-from planner_core.planning.pricing import Priced, Pricer, Statement, price_statement
+from planner_core.planning.pricing import PricedRun, Pricer, Statement, price_statement
 from planner_core.planning.request import Progress, Request
 from planner_core.planning.session import meshes, prepare
 
@@ -86,7 +86,7 @@ def compare(
 def price(
     model: Any, *, layout: str, cluster: ClusterLike = DEFAULT_CLUSTER, inputs: Any = None, micro_batch: int = 1, accumulate: int = 1,
     memory_gb: float | None = None, advise: bool = True, progress: Progress | None = None, **options: Any,
-) -> Priced:  # fmt: skip
+) -> PricedRun:  # fmt: skip
     """Price the layout that a team runs: whether it is legal and fits, its step time and memory, what would help, and the best plan.
 
     Args:

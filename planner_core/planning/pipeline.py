@@ -21,7 +21,7 @@ from planner_core.core import Cluster, DeviceMesh, Graph, NoPlanFits, Plan, Work
 from planner_core.cost import Component, CostModel, cost_model, overlap
 from planner_core.ops import CoarseGraph
 from planner_core.planning.fitting.baselines import baselines, without
-from planner_core.planning.fitting.micro_batches import Source, settle
+from planner_core.planning.fitting.micro_batches import GraphSource, settle
 from planner_core.planning.fitting.shortage import shortage
 from planner_core.planning.methods import EXACT, METHODS, DataAxis, Method
 from planner_core.planning.request import Progress, Request
@@ -71,7 +71,7 @@ class Result:
         return self.plans[0]
 
 
-def plan_model(request: Request, graph: Source = None, progress: Progress | None = None) -> Result:
+def plan_model(request: Request, graph: GraphSource = None, progress: Progress | None = None) -> Result:
     """Run every part of planning: load or capture, coarsen, strategies, network and search of each mesh, candidates, baselines.
 
     Raises PlannerError (see `core.errors`) for all that a user can get wrong, and NoPlanFits if no plan fits the memory budget

@@ -34,7 +34,7 @@ from planner_core.runtime.program.setup import axes_of, leading, place, shard_mo
 from planner_core.runtime.program.weights import Weight
 from planner_core.runtime.ready import Ready
 from planner_core.runtime.record import CannotRewrite
-from planner_core.runtime.record.watch import Watch, hooked_parameter
+from planner_core.runtime.record.watch import ModelWatch, hooked_parameter
 from planner_core.runtime.write.planned import PlannedForward
 
 Finish = Callable[[Any], Any]
@@ -67,7 +67,7 @@ class Parallel:
         weights = shard_model(model, self.planned.stored, mesh, self.axes, self.planned.dtypes, init)
         self.engine = Engine(self.axes, weights, model.get_buffer, self.device)
         self.engine.seed, self.engine.written = seed, written
-        self.watch = Watch(model)
+        self.watch = ModelWatch(model)
         self.programs: dict[Any, Ready] = {}
         self.caches = _caches(model, self.plain)
         self.dispatched: Dispatched | None = None

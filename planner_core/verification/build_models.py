@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from planner_core.core import InputError
 from planner_core.models.capture import own_loss, standin_loss
 from planner_core.models.hooks import DROPOUTS, canonical
-from planner_core.models.sources import Source, build, python_source, training_inputs
+from planner_core.models.sources import ModelSource, build, python_source, training_inputs
 from planner_core.runtime import Init, Steered, Steering, initializer
 
 SPREAD = 0.05
@@ -97,7 +97,7 @@ def example_inputs(
     model: nn.Module, config: Any, workload: Mapping[str, Any], seed: int, *, meta_signals: bool = False
 ) -> dict[str, torch.Tensor]:
     """One global batch: random tokens, labels (some of them ignored), images (left on meta with `meta_signals`)."""
-    if isinstance(config, Source):
+    if isinstance(config, ModelSource):
         return _own_inputs(config, seed, meta_signals)
     inputs = training_inputs(model, config, int(workload["batch"]), int(workload["seq"]), str(workload["dtype"]))
     random = torch.Generator().manual_seed(seed)
@@ -114,7 +114,7 @@ def example_inputs(
     return inputs
 
 
-def _own_inputs(made: Source, seed: int, meta_signals: bool) -> dict[str, Any]:
+def _own_inputs(made: ModelSource, seed: int, meta_signals: bool) -> dict[str, Any]:
     """The example inputs of a user's callable; positional ones under `ARGS`. Where they have no values, integers are zeros."""
     if not meta_signals:
         _with_values(made.source)

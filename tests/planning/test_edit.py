@@ -10,12 +10,12 @@ from planner_core.core.errors import InputError, NoPlanFits, ShardingError
 from planner_core.core.placement import P, R, Shard, parse_placements
 from planner_core.core.plan import Plan
 from planner_core.planning import edit
-from planner_core.planning.edit import Weight
+from planner_core.planning.edit import WeightKey
 from planner_core.planning.pipeline import Result, plan_model
 from planner_core.planning.request import Request
 from planner_core.planning.session import Planner, prepare
 
-UP: Weight = ("LlamaDecoderLayer", "mlp.up_proj.weight")
+UP: WeightKey = ("LlamaDecoderLayer", "mlp.up_proj.weight")
 SAME = 1e-9
 
 
@@ -26,7 +26,7 @@ def planned(model: str, mesh: str | None = "2x8", **asked: object) -> tuple[Plan
     return prepare(request, result.graph), result
 
 
-def stored(plan: Plan, weight: Weight) -> set[str]:
+def stored(plan: Plan, weight: WeightKey) -> set[str]:
     block, name = weight
     return {
         ",".join(map(str, b.params[name].stored))
@@ -71,7 +71,7 @@ def test_keeping_a_plan_as_it_is_costs_nothing(model: str) -> None:
 
 def test_several_edits_hold_together() -> None:
     planner, result = planned("llama-3-8b")
-    down: Weight = ("LlamaDecoderLayer", "mlp.down_proj.weight")
+    down: WeightKey = ("LlamaDecoderLayer", "mlp.down_proj.weight")
     found = edit.pin(planner, result.best, {UP: (R, Shard(1)), down: (R, Shard(0))}, keep=False)
     assert stored(found, UP) == {"R,S(1)"} and stored(found, down) == {"R,S(0)"}
 
@@ -79,7 +79,7 @@ def test_several_edits_hold_together() -> None:
 def test_what_cannot_be_says_why() -> None:
     planner, result = planned("gpt2-xl")
 
-    def why(weight: Weight, *placements: object, of: Plan | None = None) -> str:
+    def why(weight: WeightKey, *placements: object, of: Plan | None = None) -> str:
         with pytest.raises(InputError) as told:
             edit.pin(planner, of or result.best, {weight: placements}, keep=False)  # type: ignore[dict-item]
         return str(told.value)

@@ -20,9 +20,9 @@ from planner_core.planning.analysis.sensitivity import (
     CLOSE,
     SAME,
     UNKNOWN,
-    Axis,
     Cell,
     Crossover,
+    MapAxis,
     cell,
     changes,
     crossover,
@@ -64,7 +64,7 @@ def test_a_stepped_quantity_ends_at_neighbours(border: int) -> None:
 
 
 def test_only_neighbours_in_a_row_that_differ_are_narrowed_down() -> None:
-    x, y = Axis("inter", (1.0, 2.0, 4.0)), Axis("batch", (8.0, 16.0), 8.0)
+    x, y = MapAxis("inter", (1.0, 2.0, 4.0)), MapAxis("batch", (8.0, 16.0), 8.0)
     cells = list(sweep(x, y, lambda a, b: Cell(a, b, "a" if a < 3 or b > 8 else "b")))
     assert [(c.x, c.y) for c in cells] == [(a, b) for b in y.values for a in x.values]
     assert [(left.x, right.x, left.y) for left, right in changes(cells)] == [(2.0, 4.0, 8.0)]
@@ -94,8 +94,8 @@ class MadeUp:
         return self.seconds(int(str(found.kind).split()[1]), x)
 
 
-SPEEDS = Axis("inter", tuple(2.0**k for k in range(9)), links=True)
-ROW = Axis("batch", (8.0,), 8.0)
+SPEEDS = MapAxis("inter", tuple(2.0**k for k in range(9)), links=True)
+ROW = MapAxis("batch", (8.0,), 8.0)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -152,7 +152,7 @@ def test_a_border_is_found_where_plans_take_equally_long(seed: int) -> None:
 def test_a_point_that_takes_too_long_is_a_kind_of_its_own() -> None:
     cells = [Cell(1.0, 8.0, "a"), Cell(2.0, 8.0, UNKNOWN), Cell(4.0, 8.0, "b"), Cell(8.0, 8.0, "c")]
     assert [(left.x, right.x) for left, right in changes(cells)] == [(4.0, 8.0)]
-    drawn = regions.figure(Axis("inter", (1.0, 2.0, 4.0, 8.0)), Axis("batch", (8.0,), 8.0), cells, None, LIGHT)
+    drawn = regions.figure(MapAxis("inter", (1.0, 2.0, 4.0, 8.0)), MapAxis("batch", (8.0,), 8.0), cells, None, LIGHT)
     assert [t.text[0] for t in drawn.data if t.text is not None] == ["A", "B", "C", "?"]
 
 
@@ -237,7 +237,7 @@ def test_axes_surround_what_stands() -> None:
 
 
 def test_crossovers_in_words() -> None:
-    x, y = Axis("inter", (25.0, 50.0)), Axis("batch", (8.0, 16.0), 16.0)
+    x, y = MapAxis("inter", (25.0, 50.0)), MapAxis("batch", (8.0, 16.0), 16.0)
     found = [Crossover(b, 61.0, 63.0, "one", "two") for b in y.values]
     (told,) = regions.told(x, y, found, {"one": "A", "two": "B"})
     assert told == "At 8 to 16 samples: A one below about 62 GB/s between nodes, B two above."
@@ -246,7 +246,7 @@ def test_crossovers_in_words() -> None:
 
 
 def test_the_points_known_so_far_are_told_as_a_table() -> None:
-    x, y = Axis("inter", (25.0, 50.0)), Axis("batch", (8.0, 16.0), 16.0)
+    x, y = MapAxis("inter", (25.0, 50.0)), MapAxis("batch", (8.0, 16.0), 16.0)
     head, rows = regions.so_far(x, y, [Cell(25.0, 8.0, "a"), Cell(50.0, 8.0, "a", searched=False)])
     assert head[1:] == ["25.0", "50.0"] and all(head)
     assert rows == [["16", "·", "·"], ["8", "■", "□"]]
@@ -255,7 +255,7 @@ def test_the_points_known_so_far_are_told_as_a_table() -> None:
 
 @pytest.mark.parametrize("theme", [LIGHT, DARK])
 def test_the_map_shows_every_cell_with_a_letter(theme: object) -> None:
-    x, y = Axis("inter", (25.0, 50.0)), Axis("batch", (8.0, 16.0), 16.0)
+    x, y = MapAxis("inter", (25.0, 50.0)), MapAxis("batch", (8.0, 16.0), 16.0)
     cells = [Cell(a, b, "k" if a < 30 else None, 0.1, 10) for b in y.values for a in x.values]
     figure = regions.figure(x, y, cells, (25.0, 8.0), theme)  # type: ignore[arg-type]
     tiles = [t for t in figure.data if t.text is not None]

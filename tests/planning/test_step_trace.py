@@ -10,7 +10,7 @@ import pytest
 
 from planner_core.cli.main import main
 from planner_core.planning import Request, Result
-from planner_core.planning.analysis import STREAMS, Work, chrome_trace, step_trace, step_work
+from planner_core.planning.analysis import STREAMS, TraceWork, chrome_trace, step_trace, step_work
 from tests.support.plans import planned
 
 CASES = {
@@ -27,7 +27,7 @@ def result(request: pytest.FixtureRequest) -> Result:
     return planned(CASES[request.param])
 
 
-def seconds(step: list[Work], stream: str, *kinds: str) -> float:
+def seconds(step: list[TraceWork], stream: str, *kinds: str) -> float:
     return sum(w.seconds for w in step if w.stream == stream and (not kinds or w.kind in kinds))
 
 

@@ -20,7 +20,7 @@ from explorer.session import state
 from explorer.text import units, words
 from planner_core.core import Cluster, Graph, Plan, load_cluster
 from planner_core.planning import Request, Result, prepare
-from planner_core.planning.analysis import Axis, Cell, Crossover, sensitivity
+from planner_core.planning.analysis import Cell, Crossover, MapAxis, sensitivity
 
 CELLS, MAPS = 1000, 64
 """Cells and whole maps kept for all sessions."""
@@ -46,7 +46,7 @@ def _cells() -> ResultCache[tuple[Request, float, float], tuple[Cell, Plan | Non
 
 
 @st.cache_resource(show_spinner=False)
-def _maps() -> ResultCache[tuple[Request, Axis, Axis], Map]:
+def _maps() -> ResultCache[tuple[Request, MapAxis, MapAxis], Map]:
     return ResultCache(MAPS)
 
 
@@ -77,14 +77,14 @@ def panel(result: Result) -> None:
         _show(x, y, found, _here(result, x, y))
 
 
-def _axes(result: Result, swept: list[str]) -> tuple[Axis, Axis]:
+def _axes(result: Result, swept: list[str]) -> tuple[MapAxis, MapAxis]:
     names = [n for n in state.value("map") if n in swept]
     names = [*names, *(n for n in swept if n not in names)][:2]
     x, y = (regions.axis_of(n, state.values(), result.cluster, result.workload.batch) for n in names)
     return x, y
 
 
-def _choose(swept: list[str], x: Axis, y: Axis) -> None:
+def _choose(swept: list[str], x: MapAxis, y: MapAxis) -> None:
     with st.container(horizontal=True):
         for label, own, other in (("Across", x, y), ("Upward", y, x)):
             widget = state.seed(f"w_map_{label}", own.name)
@@ -104,13 +104,13 @@ def _want(key: Any) -> None:
     st.session_state["map_wanted"], st.session_state["map_open"] = key, True
 
 
-def _here(result: Result, x: Axis, y: Axis) -> tuple[float, float]:
+def _here(result: Result, x: MapAxis, y: MapAxis) -> tuple[float, float]:
     stands = whatif.standing(result.cluster, result.workload.batch, result.workload.seq)
     a, b = (min(n.values, key=lambda v: abs(v - stands.get(n.name, v))) for n in (x, y))
     return a, b
 
 
-def _work_out(key: tuple[Request, Axis, Axis], place: Any) -> Map:
+def _work_out(key: tuple[Request, MapAxis, MapAxis], place: Any) -> Map:
     """The map, cell by cell; a click on Stop ends this run of the script within a search, and what is known is kept."""
     with place.container():
         # above the words that change, whose lines it would otherwise move with, away from under the pointer
@@ -131,7 +131,7 @@ def _work_out(key: tuple[Request, Axis, Axis], place: Any) -> Map:
 class _Work:
     """One map under way: what is known of it, and how it is told."""
 
-    def __init__(self, asked: Request, x: Axis, y: Axis, bar: Any, place: Any) -> None:
+    def __init__(self, asked: Request, x: MapAxis, y: MapAxis, bar: Any, place: Any) -> None:
         self.x, self.y, self.bar, self.place = x, y, bar, place
         self.values = dict(state.values())
         # elsewhere the best plan is not the one of the least step time, and a price says nothing
@@ -221,7 +221,7 @@ class _Work:
         return self.graphs[batch]
 
 
-def _show(x: Axis, y: Axis, found: Map, here: tuple[float, float]) -> None:
+def _show(x: MapAxis, y: MapAxis, found: Map, here: tuple[float, float]) -> None:
     cells, borders, searches = found
     letters = regions.names(cells)
     left, right = st.columns([3, 2], gap="large")
@@ -249,7 +249,7 @@ def _show(x: Axis, y: Axis, found: Map, here: tuple[float, float]) -> None:
     _rows(x, y, cells)
 
 
-def _rows(x: Axis, y: Axis, cells: Sequence[Cell]) -> None:
+def _rows(x: MapAxis, y: MapAxis, cells: Sequence[Cell]) -> None:
     """The tiles as a table, which keys reach; a row does what a click on its tile does."""
     key = f"map_rows_{x.name}_{y.name}"
 

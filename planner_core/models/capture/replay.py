@@ -33,7 +33,7 @@ _OWN = frozenset(nn.Module().__dict__) | {"__class__", "__dict__", "forward", "_
 
 
 @dataclass(slots=True)
-class Watch:
+class TracedCall:
     """The reads and writes of one traced call."""
 
     scope: Scope
@@ -67,7 +67,7 @@ class Replayer:
         self.counts: dict[int, int] = {}
         self._structure(model)
         self.templates: dict[Any, list[Template]] = {}
-        self.watches: list[Watch] = []
+        self.watches: list[TracedCall] = []
         self.tokens: dict[int, Any] = {}
         self.kept: list[Any] = []
 
@@ -201,7 +201,7 @@ class Replayer:
                 for template in self.templates.get(key, ()):
                     if self._matches(template, module, leaves):
                         return self._replay(template, frame, leaves)
-        watch = Watch(Scope("", frame.path, ""), module, len(self.recorder.recording.values))
+        watch = TracedCall(Scope("", frame.path, ""), module, len(self.recorder.recording.values))
         self.watches.append(watch)
         watch.scope.start = self.recorder.clock
         try:
@@ -214,7 +214,7 @@ class Replayer:
                 self._learn(key, watch, frame, leaves, out)
         return out
 
-    def _inherit(self, watch: Watch) -> None:
+    def _inherit(self, watch: TracedCall) -> None:
         if not self.watches:
             return
         outer = self.watches[-1]
@@ -257,7 +257,7 @@ class Replayer:
                 return False
         return True
 
-    def _learn(self, key: Any, watch: Watch, frame: sites.Frame, leaves: list[Any], out: Any) -> None:
+    def _learn(self, key: Any, watch: TracedCall, frame: sites.Frame, leaves: list[Any], out: Any) -> None:
         recorder = self.recorder
         scope = next(i for i in reversed(recorder.scope_stack[-1].items) if isinstance(i, Scope))
         ports = [recorder.ids.get(id(t), -1) for t in leaves if isinstance(t, torch.Tensor)]
@@ -282,14 +282,14 @@ class Replayer:
         constants = [(i, x) for i, x in enumerate(leaves) if isinstance(x, torch.Tensor) and not x.is_meta]
         self.templates.setdefault(key, []).append(Template(scope, watch.reads, ports, constants, results, spec))
 
-    def _fresh(self, leaf: torch.Tensor, watch: Watch, made: list[Any]) -> bool:
+    def _fresh(self, leaf: torch.Tensor, watch: TracedCall, made: list[Any]) -> bool:
         """Whether a result is memory of its own, made in this call."""
         root = self.recorder.recording.values[self.recorder.ids[id(leaf)]].storage
         store = leaf.untyped_storage()._cdata
         alone = sum(isinstance(m, torch.Tensor) and m.untyped_storage()._cdata == store for m in made) == 1
         return root >= watch.vids and alone
 
-    def _closed(self, scope: Scope, watch: Watch, ports: set[int]) -> bool:
+    def _closed(self, scope: Scope, watch: TracedCall, ports: set[int]) -> bool:
         """Whether the call computes with nothing but its arguments, its own parameters and constants."""
         values = self.recorder.recording.values
         under = scope.path + "."
@@ -324,7 +324,7 @@ class Replayer:
         cut = len(template.scope.scope)
         recorder.scopes.taken.update(frame.scope + inner.scope[cut:] for inner in walk(template.scope))
         recorder.scope_stack[-1].items.append(Replay(frame.scope, frame.path, template.scope, ids, recorder.clock))
-        self._inherit(Watch(Scope("", frame.path, ""), frame.module, 0, template.reads))  # type: ignore[arg-type]
+        self._inherit(TracedCall(Scope("", frame.path, ""), frame.module, 0, template.reads))  # type: ignore[arg-type]
         return pytree.tree_unflatten(made, template.spec)
 
 

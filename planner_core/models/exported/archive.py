@@ -27,14 +27,14 @@ Stack = tuple[tuple[str, str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Ref:
+class ValueName:
     """A value by its name, where an argument holds a tensor or a computed number."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class TorchConstant:
     """A dtype, device, layout or memory format, by kind and name."""
 
     kind: str
@@ -42,7 +42,7 @@ class Named:
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class TensorForm:
     """The form of a tensor: sizes as integers, dtype with torch's name."""
 
     shape: tuple[int, ...]
@@ -51,7 +51,7 @@ class Tensor:
 
 
 @dataclass(slots=True)
-class Step:
+class ExportedOp:
     """One op: `stack` is the module calls it lies in, outermost first, each as (call, path, class); `call` names the torch
     function call that it belongs to, `line` the line of the model's code."""
 
@@ -65,12 +65,12 @@ class Step:
 
 
 @dataclass(slots=True)
-class Exported:
+class ExportedProgram:
     """A program: its steps in order, and the values to which parameters, buffers, constants and user inputs are bound."""
 
     name: str
-    steps: list[Step] = field(default_factory=list)
-    tensors: dict[str, Tensor] = field(default_factory=dict)
+    steps: list[ExportedOp] = field(default_factory=list)
+    tensors: dict[str, TensorForm] = field(default_factory=dict)
     parameters: dict[str, str] = field(default_factory=dict)  # full name -> value
     buffers: dict[str, str] = field(default_factory=dict)
     constants: list[str] = field(default_factory=list)
@@ -80,7 +80,7 @@ class Exported:
     symbols: dict[str, int] = field(default_factory=dict)  # symbolic sizes, at the export's example
 
 
-def read_exported(path: Path) -> Exported:
+def read_exported(path: Path) -> ExportedProgram:
     """The program in a .pt2 file; raises InputError, with one sentence."""
     if not path.is_file():
         raise InputError(f"{path} is not a file; {WAY_OUT}")
@@ -109,7 +109,7 @@ def read_exported(path: Path) -> Exported:
         ) from None
 
 
-def _read(path: Path, archive: zipfile.ZipFile) -> Exported:
+def _read(path: Path, archive: zipfile.ZipFile) -> ExportedProgram:
     names = archive.namelist()
     found = [n for n in names if re.fullmatch(r"[^/]+/models/[^/]+\.json", n)]
     if not found:
@@ -132,7 +132,7 @@ def _read(path: Path, archive: zipfile.ZipFile) -> Exported:
     root = found[0].split("/")[0]
     weights = f"{root}/data/weights/{found[0].split('/')[-1].removesuffix('.json')}_weights_config.json"
     files = _json(path, archive, weights).get("config", {}) if weights in names else {}
-    program = Exported(path.stem, ties={n: str(w.get("path_name", n)) for n, w in files.items()})
+    program = ExportedProgram(path.stem, ties={n: str(w.get("path_name", n)) for n, w in files.items()})
     _program(program, data["graph_module"])
     return program
 
@@ -152,7 +152,7 @@ def _json(path: Path, archive: zipfile.ZipFile, name: str) -> dict[str, Any]:
 # --- the program ----------------------------------------------------------------------------------------
 
 
-def _program(program: Exported, module: Mapping[str, Any]) -> None:
+def _program(program: ExportedProgram, module: Mapping[str, Any]) -> None:
     _bind(program, module["signature"]["input_specs"])
     _add_graph(program, module["graph"], "", True, 0)
     for value in (*program.parameters.values(), *program.buffers.values(), *program.constants, *program.inputs):
@@ -161,18 +161,20 @@ def _program(program: Exported, module: Mapping[str, Any]) -> None:
     for spec in module["signature"]["output_specs"]:
         ((kind, what),) = ((k, v) for k, v in spec.items() if v is not None)
         if kind == "loss_output":
-            program.outputs.insert(0, Ref(str(what["arg"]["name"])))
+            program.outputs.insert(0, ValueName(str(what["arg"]["name"])))
         elif kind == "user_output":
             program.outputs.append(_argument(what["arg"], program, ""))
 
 
-def _bind(program: Exported, specs: list[Mapping[str, Any]]) -> None:
+def _bind(program: ExportedProgram, specs: list[Mapping[str, Any]]) -> None:
     """Note for each input of the graph what it is bound to."""
     for spec in specs:
         ((kind, what),) = ((k, v) for k, v in spec.items() if v is not None)
         if kind == "user_input":
             value = _argument(what["arg"], program, "")
-            program.inputs += [r.name for r in (value if isinstance(value, list) else [value]) if isinstance(r, Ref)]
+            program.inputs += [
+                r.name for r in (value if isinstance(value, list) else [value]) if isinstance(r, ValueName)
+            ]
         elif kind == "parameter":
             program.parameters[str(what["parameter_name"])] = str(what["arg"]["name"])
         elif kind == "buffer":
@@ -185,7 +187,7 @@ def _bind(program: Exported, specs: list[Mapping[str, Any]]) -> None:
             )
 
 
-def _add_graph(program: Exported, graph: Mapping[str, Any], prefix: str, grad: bool, depth: int) -> None:
+def _add_graph(program: ExportedProgram, graph: Mapping[str, Any], prefix: str, grad: bool, depth: int) -> None:
     """Append the steps of a graph. Those of an inner graph (`prefix` is not empty) are put where it is called."""
     if depth > DEEPEST:
         raise InputError(f"the program nests more than {DEEPEST} graphs")
@@ -195,7 +197,7 @@ def _add_graph(program: Exported, graph: Mapping[str, Any], prefix: str, grad: b
             raise InputError(
                 f"tensor {name!r} of the program has dtype {meta['dtype']!r} and sizes {sizes}, which is not a tensor that can be read"
             )
-        program.tensors[prefix + name] = Tensor(sizes, DTYPES[meta["dtype"]], bool(meta["requires_grad"]))
+        program.tensors[prefix + name] = TensorForm(sizes, DTYPES[meta["dtype"]], bool(meta["requires_grad"]))
     for node in graph["nodes"]:
         if len(program.steps) >= MOST_STEPS:
             raise InputError(f"the program has more than {MOST_STEPS:,} steps, the most that is read")
@@ -208,7 +210,7 @@ def _add_graph(program: Exported, graph: Mapping[str, Any], prefix: str, grad: b
         program.steps.append(_step(node, target, args, outputs, grad))
 
 
-def _inner(program: Exported, node: Mapping[str, Any], name: str, prefix: str, grad: bool, depth: int) -> None:
+def _inner(program: ExportedProgram, node: Mapping[str, Any], name: str, prefix: str, grad: bool, depth: int) -> None:
     """Append the steps of a higher-order op that runs one graph once, with its arguments and results renamed."""
     given = [_argument(a["arg"], program, prefix) for a in node["inputs"] if "as_graph" not in a["arg"]]
     graphs = [a["arg"]["as_graph"] for a in node["inputs"] if "as_graph" in a["arg"]]
@@ -227,7 +229,7 @@ def _inner(program: Exported, node: Mapping[str, Any], name: str, prefix: str, g
     names = [a["as_tensor"]["name"] if "as_tensor" in a else a["as_sym_int"]["as_name"] for a in inner["inputs"]]
     handed = given[len(given) - len(names) :]
     for own, ref in zip(names, handed, strict=True):
-        program.steps.append(_step(node, "same", (("self", False, ref),), (Ref(under + own),), True))
+        program.steps.append(_step(node, "same", (("self", False, ref),), (ValueName(under + own),), True))
     _add_graph(program, inner, under, bool(given[0]) if name == "wrap_with_set_grad_enabled" else grad, depth + 1)
     results = [r for o in node["outputs"] for r in _flat(_argument(o, program, prefix))]
     for out, ref in zip(inner["outputs"], results, strict=True):
@@ -238,7 +240,7 @@ def _flat(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _step(node: Mapping[str, Any], target: str, args: Any, outputs: tuple[Any, ...], grad: bool) -> Step:
+def _step(node: Mapping[str, Any], target: str, args: Any, outputs: tuple[Any, ...], grad: bool) -> ExportedOp:
     meta = node.get("metadata", {})
     stack = []
     for entry in filter(None, str(meta.get("nn_module_stack", "")).split(";")):
@@ -247,7 +249,7 @@ def _step(node: Mapping[str, Any], target: str, args: Any, outputs: tuple[Any, .
             break
         call = path + (key[key.rindex("@") :] if re.search(r"@\d+$", key) else "")
         stack.append((call, path, re.sub(r"\W", "_", kind.rpartition(".")[2])[:100]))
-    return Step(
+    return ExportedOp(
         target, args, outputs, tuple(stack[:100]), str(meta.get("torch_fn", "")).split(";")[0], _line(node), grad
     )
 
@@ -266,7 +268,7 @@ def _line(node: Mapping[str, Any]) -> str:
 # --- arguments ------------------------------------------------------------------------------------------
 
 
-def _argument(arg: Mapping[str, Any], program: Exported, prefix: str) -> Any:
+def _argument(arg: Mapping[str, Any], program: ExportedProgram, prefix: str) -> Any:
     ((kind, value),) = ((k, v) for k, v in arg.items() if v is not None or k == "as_none")
     if kind == "as_none":
         return None
@@ -278,7 +280,7 @@ def _argument(arg: Mapping[str, Any], program: Exported, prefix: str) -> Any:
     return read(value, program, prefix)
 
 
-def _size(size: Mapping[str, Any], program: Exported) -> int:
+def _size(size: Mapping[str, Any], program: ExportedProgram) -> int:
     if "as_int" in size:
         return int(size["as_int"])
     hint = size["as_expr"].get("hint") or {}
@@ -293,34 +295,38 @@ def _size(size: Mapping[str, Any], program: Exported) -> int:
     return int(hint["as_int"])
 
 
-def _number(cast: Callable[[Any], Any]) -> Callable[[Any, Exported, str], Any]:
+def _number(cast: Callable[[Any], Any]) -> Callable[[Any, ExportedProgram, str], Any]:
     """A number, or a reference to a computed one."""
-    return lambda v, _, p: Ref(p + str(v["as_name"])) if v.get("as_name") is not None else cast(next(iter(v.values())))
+    return lambda v, _, p: (
+        ValueName(p + str(v["as_name"])) if v.get("as_name") is not None else cast(next(iter(v.values())))
+    )
 
 
-def _several(one: Callable[[Any, Exported, str], Any]) -> Callable[[Any, Exported, str], Any]:
+def _several(one: Callable[[Any, ExportedProgram, str], Any]) -> Callable[[Any, ExportedProgram, str], Any]:
     return lambda v, e, p: [one(x, e, p) for x in v]
 
 
-def _plain(cast: Callable[[Any], Any]) -> Callable[[Any, Exported, str], Any]:
+def _plain(cast: Callable[[Any], Any]) -> Callable[[Any, ExportedProgram, str], Any]:
     return lambda v, _, __: cast(v)
 
 
-def _tensor(value: Any, _: Exported, prefix: str) -> Ref:
-    return Ref(prefix + str(value["name"]))
+def _tensor(value: Any, _: ExportedProgram, prefix: str) -> ValueName:
+    return ValueName(prefix + str(value["name"]))
 
 
-def _optional(value: Any, _: Exported, prefix: str) -> Ref | None:
-    return Ref(prefix + str(value["as_tensor"]["name"])) if value.get("as_tensor") else None
+def _optional(value: Any, _: ExportedProgram, prefix: str) -> ValueName | None:
+    return ValueName(prefix + str(value["as_tensor"]["name"])) if value.get("as_tensor") else None
 
 
 _MEMORY = {1: "contiguous_format", 2: "channels_last", 3: "channels_last_3d", 4: "preserve_format"}
-_READ: dict[str, Callable[[Any, Exported, str], Any]] = {
+_READ: dict[str, Callable[[Any, ExportedProgram, str], Any]] = {
     "as_tensor": _tensor, "as_tensors": _several(_tensor), "as_optional_tensor": _optional, "as_optional_tensors": _several(_optional),
     "as_int": _plain(int), "as_ints": _several(_plain(int)), "as_float": _plain(float), "as_floats": _several(_plain(float)),
     "as_bool": _plain(bool), "as_bools": _several(_plain(bool)), "as_string": _plain(str),
     "as_sym_int": _number(int), "as_sym_ints": _several(_number(int)), "as_sym_float": _number(float),
     "as_sym_floats": _several(_number(float)), "as_sym_bool": _number(bool), "as_sym_bools": _several(_number(bool)),
-    "as_scalar_type": lambda v, _, __: Named("dtype", DTYPES[v]), "as_device": lambda v, _, __: Named("device", str(v["type"])),
-    "as_layout": lambda v, _, __: Named("layout", "strided"), "as_memory_format": lambda v, _, __: Named("memory_format", _MEMORY[v]),
+    "as_scalar_type": lambda v, _, __: TorchConstant("dtype", DTYPES[v]),
+    "as_device": lambda v, _, __: TorchConstant("device", str(v["type"])),
+    "as_layout": lambda v, _, __: TorchConstant("layout", "strided"),
+    "as_memory_format": lambda v, _, __: TorchConstant("memory_format", _MEMORY[v]),
 }  # fmt: skip

@@ -37,7 +37,7 @@ _RENAMED = {
 _REDUCTIONS = ("none", "mean", "sum")
 
 
-class Named:
+class NamedOp:
     """An op with the name of its Python function."""
 
     def __init__(self, name: str, run: Callable[..., Any]) -> None:
@@ -91,10 +91,10 @@ def call(target: str, args: Mapping[str, Any], by_keyword: frozenset[str]) -> An
         return spelling(dict(args))
     kept = {k: v for k, v in args.items() if k != "generator"}
     named = {k: kept.pop(k) for k in by_keyword if k in kept}
-    return run(Named(_RENAMED.get(name, name), op), list(kept.values()), named)
+    return run(NamedOp(_RENAMED.get(name, name), op), list(kept.values()), named)
 
 
-def run(function: Named, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def run(function: NamedOp, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """Call an op so that a TorchFunctionMode sees it."""
     tensors = [
         t for a in (*args, *kwargs.values()) for t in (a if isinstance(a, list) else [a]) if isinstance(t, torch.Tensor)

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from planner_core.models.exported.archive import Exported, Ref, Step
+from planner_core.models.exported.archive import ExportedOp, ExportedProgram, ValueName
 from planner_core.models.hooks import moe
 
 
 def experts_call(
-    exported: Exported, steps: list[Step], end: int, module: nn.Module, env: dict[str, Any]
+    exported: ExportedProgram, steps: list[ExportedOp], end: int, module: nn.Module, env: dict[str, Any]
 ) -> tuple[str, torch.Tensor] | None:
     """The name and value of what a call made of `steps` (the program's up to number `end`) returns, if it is one of experts."""
     tables = {n: p for n, p in module._parameters.items() if p is not None}
@@ -61,8 +61,8 @@ def _apply_gate(both: torch.Tensor) -> torch.Tensor:
     raise NotImplementedError("an exported program's experts have no code of their own")
 
 
-def refs(tree: Any) -> list[Ref]:
+def refs(tree: Any) -> list[ValueName]:
     """All references in nested lists and tuples, in order."""
-    if isinstance(tree, Ref):
+    if isinstance(tree, ValueName):
         return [tree]
     return [r for t in tree for r in refs(t)] if isinstance(tree, (list, tuple)) else []

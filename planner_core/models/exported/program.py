@@ -19,7 +19,7 @@ from torch import nn
 from planner_core.core import CaptureError, InputError
 from planner_core.models.capture.constants import LIMIT
 from planner_core.models.exported import aten
-from planner_core.models.exported.archive import Exported, Named, Ref, Step, read_exported
+from planner_core.models.exported.archive import ExportedOp, ExportedProgram, TorchConstant, ValueName, read_exported
 from planner_core.models.exported.grouped_mm import experts_call, refs
 
 _SIZES: dict[str, Callable[..., Any]] = {
@@ -49,17 +49,17 @@ _INDEXING = ("slice.Tensor", "select.int", "unsqueeze.default", "alias.default",
 class Shell(nn.Module):
     """A module of the exported model. A call of it runs the program's next steps."""
 
-    program: Program
+    program: ProgramRunner
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The results, if this is the whole model."""
         return self.program.enter(self, args)
 
 
-class Program:
+class ProgramRunner:
     """Runs the steps of an exported program through a tree of shells."""
 
-    def __init__(self, exported: Exported) -> None:
+    def __init__(self, exported: ExportedProgram) -> None:
         self.exported = exported
         self.parts: dict[str, Shell] = {}
         self.homes: dict[
@@ -178,7 +178,7 @@ class Program:
             return {"loss": first}
         return found
 
-    def _take(self, step: Step) -> None:
+    def _take(self, step: ExportedOp) -> None:
         group = self._group()
         if group > 1 and (items := self._chained(group)) is not None:
             source = self._value(self.exported.steps[self.at].args[0][2])
@@ -204,7 +204,7 @@ class Program:
                 f"step {self.at} of the program ({step.target[:80]}{step.line}) cannot be run: {words}"
             ) from error
 
-    def _run(self, step: Step) -> Any:
+    def _run(self, step: ExportedOp) -> Any:
         self.device = (
             "cpu" if all(_small(self._form(r)) for r in refs(step.outputs)) else "meta"
         )  # of what is made from nothing
@@ -219,27 +219,27 @@ class Program:
             )
         return aten.call(step.target, args, frozenset(name for name, by_keyword, _ in step.args if by_keyword))
 
-    def _form(self, ref: Ref) -> tuple[int, ...]:
+    def _form(self, ref: ValueName) -> tuple[int, ...]:
         form = self.exported.tensors.get(ref.name)
         return form.shape if form else ()
 
     def _value(self, value: Any) -> Any:
-        if isinstance(value, Ref):
+        if isinstance(value, ValueName):
             if value.name not in self.env:
                 raise InputError(f"the program uses {value.name[:80]!r} before it is made")
             return self.env[value.name]
         if isinstance(value, list):
             return [self._value(v) for v in value]
-        if isinstance(value, Named):
+        if isinstance(value, TorchConstant):
             return torch.device(self.device) if value.kind == "device" else getattr(torch, value.name)
         return value
 
-    def _give(self, step: Step, out: Any) -> None:
+    def _give(self, step: ExportedOp, out: Any) -> None:
         """Bind the results, and check that they have the form that the file says."""
         results = list(out) if isinstance(out, (tuple, list)) else [out]
         targets = [r for o in step.outputs for r in (o if isinstance(o, list) else [o])]
         for ref, made in zip(targets, results, strict=len(targets) > 1):
-            if not isinstance(ref, Ref):
+            if not isinstance(ref, ValueName):
                 continue
             form = self.exported.tensors.get(ref.name)
             if form is not None and isinstance(made, torch.Tensor) and tuple(made.shape) != form.shape:
@@ -303,7 +303,7 @@ def _small(shape: tuple[int, ...]) -> bool:
     return math.prod(shape) <= LIMIT
 
 
-def _last_uses(exported: Exported) -> dict[int, list[str]]:
+def _last_uses(exported: ExportedProgram) -> dict[int, list[str]]:
     """Names that are last used, or made for nothing, by the step of a number; what the program returns is in none."""
     kept = {r.name for r in refs(exported.outputs)}
     last = {r.name: k for k, s in enumerate(exported.steps) for r in refs([[a for *_, a in s.args], s.outputs])}
@@ -314,7 +314,7 @@ def _last_uses(exported: Exported) -> dict[int, list[str]]:
     return found
 
 
-def example(exported: Exported, name: str) -> torch.Tensor:
+def example(exported: ExportedProgram, name: str) -> torch.Tensor:
     """An example of an input: zeros for whole numbers and constants if they are small; for all else a tensor on meta."""
     form = exported.tensors[name]
     dtype = getattr(torch, form.dtype)
@@ -326,7 +326,7 @@ def example(exported: Exported, name: str) -> torch.Tensor:
     )
 
 
-def workload(exported: Exported) -> dict[str, int]:
+def workload(exported: ExportedProgram) -> dict[str, int]:
     """Samples and tokens of the example inputs, by their first two dims (an input of whole numbers tells the tokens)."""
     forms = [exported.tensors[n] for n in exported.inputs if n in exported.tensors]
     ids = next((f for f in forms if f.dtype in ("int64", "int32") and len(f.shape) == 2), None)
@@ -337,7 +337,7 @@ def workload(exported: Exported) -> dict[str, int]:
 def load(path: Path) -> tuple[nn.Module, tuple[torch.Tensor, ...], dict[str, int], tuple[str, ...]]:
     """The program as a module, its inputs, its workload, and notes about sizes that were symbolic."""
     exported = read_exported(path)
-    program = Program(exported)
+    program = ProgramRunner(exported)
     size = workload(exported)
     said = [
         f"batch {size['batch']} and sequence length {size['seq']} are those of the inputs that the program was exported with"

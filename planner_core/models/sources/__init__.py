@@ -9,11 +9,11 @@ if TYPE_CHECKING:
     from planner_core.models.sources import huggingface
     from planner_core.models.sources.huggingface import _MAPPINGS, build, own_config, training_inputs
     from planner_core.models.sources.in_memory import module_source
-    from planner_core.models.sources.resolve import Source, python_source
+    from planner_core.models.sources.resolve import ModelSource, python_source
 
 __all__ = [
     "_MAPPINGS",
-    "Source",
+    "ModelSource",
     "build",
     "huggingface",
     "module_source",
@@ -27,7 +27,7 @@ _HOME = {
     "own_config": "planner_core.models.sources.huggingface",
     "training_inputs": "planner_core.models.sources.huggingface",
     "module_source": "planner_core.models.sources.in_memory",
-    "Source": "planner_core.models.sources.resolve",
+    "ModelSource": "planner_core.models.sources.resolve",
     "python_source": "planner_core.models.sources.resolve",
 }
 

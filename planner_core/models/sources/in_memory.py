@@ -11,13 +11,13 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from planner_core.core import CaptureError, InputError
-from planner_core.models.sources.resolve import Source
+from planner_core.models.sources.resolve import ModelSource
 
 MODULE = "module"
 """Key of a plan's `config` that names the class of a module in memory, which cannot be built again from the plan."""
 
 
-def module_source(module: nn.Module, inputs: Any, dtype: str | None = None) -> Source:
+def module_source(module: nn.Module, inputs: Any, dtype: str | None = None) -> ModelSource:
     """The module on meta, and its inputs: floating-point inputs on meta; whole numbers and masks with values, on the CPU.
 
     `inputs` are a tuple of positional arguments, a mapping of named ones, or one tensor. `dtype` casts parameters, buffers
@@ -35,7 +35,7 @@ def module_source(module: nn.Module, inputs: Any, dtype: str | None = None) -> S
         on_meta = on_meta.to(getattr(torch, dtype))
     ready = pytree.tree_map_only(torch.Tensor, lambda t: _input(t, dtype), given)
     config = {MODULE: f"{type(module).__module__}.{type(module).__qualname__}"}
-    return Source(
+    return ModelSource(
         name, MODULE, on_meta.train(), ready if named else {}, () if named else ready, config, _workload(name, ready)
     )
 
@@ -63,7 +63,7 @@ def _input(tensor: torch.Tensor, dtype: str | None) -> torch.Tensor:
     return tensor.detach() if tensor.is_meta else tensor.detach().cpu()
 
 
-def sizes_of(made: Source) -> dict[str, int]:
+def sizes_of(made: ModelSource) -> dict[str, int]:
     """Samples and tokens of example inputs; one of each if no input has a dim."""
     try:
         return _workload(made.name, (made.inputs, made.args))

@@ -31,7 +31,7 @@ GZIP = b"\x1f\x8b"
 
 
 @dataclass(slots=True)
-class Source:
+class ModelSource:
     """A module on meta, and its inputs. `config` is what rebuilds it."""
 
     name: str
@@ -55,7 +55,9 @@ class Source:
         return f"planned as the function gives it: inputs {inputs or 'without tensors'}; parameters {' and '.join(own) or 'none'}"
 
 
-def resolve(source: str | Mapping[str, Any], *, batch: int, seq: int | None, dtype: str, layers: int | None) -> Source:
+def resolve(
+    source: str | Mapping[str, Any], *, batch: int, seq: int | None, dtype: str, layers: int | None
+) -> ModelSource:
     """Build the model that `source` names. With `seq` None, it gets the default number of tokens, or as many as it has positions if
     that is less. Raises InputError or CaptureError."""
     if not isinstance(source, str):
@@ -74,12 +76,12 @@ def resolve(source: str | Mapping[str, Any], *, batch: int, seq: int | None, dty
     return _config(name, str(source), data, batch, seq, dtype, layers)
 
 
-def exported_source(path: Path) -> Source:
+def exported_source(path: Path) -> ModelSource:
     """A file that `torch.export.save` wrote, read as data. Its inputs are those of the export."""
     from planner_core.models.exported.program import load
 
     module, args, size, notes = load(path)
-    return Source(path.stem, str(path), module.train(), {}, args, {"callable": str(path)}, size, notes)
+    return ModelSource(path.stem, str(path), module.train(), {}, args, {"callable": str(path)}, size, notes)
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -133,7 +135,7 @@ def _nothing(source: str) -> InputError:
 
 def _config(
     name: str, source: str, data: Mapping[str, Any], batch: int, seq: int | None, dtype: str, layers: int | None
-) -> Source:
+) -> ModelSource:
     from planner_core.models.sources import huggingface as hf
 
     module, parsed, used = hf.build(data, dtype, layers)
@@ -146,7 +148,9 @@ def _config(
         notes += (f"--seq {seq} is not used: the inputs of this model have no sequence of tokens",)
     inputs = hf.training_inputs(module, parsed, batch, tokens, dtype)
     limit = limit if tokens > 1 else Positions()
-    return Source(name, source, module, inputs, config=used, workload={"seq": tokens}, notes=notes, positions=limit)
+    return ModelSource(
+        name, source, module, inputs, config=used, workload={"seq": tokens}, notes=notes, positions=limit
+    )
 
 
 def left_out(data: Mapping[str, Any], kind: str, dtype: str) -> tuple[str, ...]:
@@ -164,7 +168,7 @@ def left_out(data: Mapping[str, Any], kind: str, dtype: str) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def python_source(source: str, device: str = "meta") -> Source:
+def python_source(source: str, device: str = "meta") -> ModelSource:
     """Run `path.py:callable` in this process (`child` runs it in another one); it returns a pair (module, example inputs). Or read a
     .pt2 file.
 
@@ -181,7 +185,7 @@ def python_source(source: str, device: str = "meta") -> Source:
     return on_meta(_from_python(source, "cpu"))
 
 
-def on_meta(made: Source) -> Source:
+def on_meta(made: ModelSource) -> ModelSource:
     """The same source with parameters, buffers and floating-point inputs on meta. Whole numbers and masks keep their values."""
 
     def moved(x: Any) -> Any:
@@ -193,7 +197,7 @@ def on_meta(made: Source) -> Source:
     return made
 
 
-def _from_python(source: str, device: str) -> Source:
+def _from_python(source: str, device: str) -> ModelSource:
     text, _, attribute = source.rpartition(":")
     path = Path(text)
     if not is_file(path):
@@ -222,4 +226,4 @@ def _from_python(source: str, device: str) -> Source:
     args = () if isinstance(inputs, Mapping) else tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
     if not args and not kwargs:
         raise CaptureError(f"{source} returned a module without example inputs; return (module, example inputs)")
-    return Source(path.stem, source, module.train(), kwargs, args, {"callable": source})
+    return ModelSource(path.stem, source, module.train(), kwargs, args, {"callable": source})

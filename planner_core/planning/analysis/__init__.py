@@ -17,8 +17,8 @@ from planner_core.planning.analysis.reporting import (
     unknown_ops,
 )
 from planner_core.planning.analysis.scaling import COUNTS, Size, grow, resized
-from planner_core.planning.analysis.sensitivity import SAME, UNKNOWN, Axis, Cell, Crossover
-from planner_core.planning.analysis.step_trace import STREAMS, Work, chrome_trace, step_work
+from planner_core.planning.analysis.sensitivity import SAME, UNKNOWN, Cell, Crossover, MapAxis
+from planner_core.planning.analysis.step_trace import STREAMS, TraceWork, chrome_trace, step_work
 from planner_core.planning.analysis.unfolded_network import network_json, unfold_problem
 
 __all__ = [
@@ -28,15 +28,15 @@ __all__ = [
     "STREAMS",
     "UNKNOWN",
     "AblationStep",
-    "Axis",
     "Cell",
     "Choice",
     "Crossover",
+    "MapAxis",
     "Regret",
     "Scenario",
     "Size",
     "Tie",
-    "Work",
+    "TraceWork",
     "ablation_steps",
     "choice",
     "chrome_trace",

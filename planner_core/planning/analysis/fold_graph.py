@@ -21,7 +21,7 @@ from planner_core.planning.library import Folded
 if TYPE_CHECKING:
     from networkx import MultiDiGraph
 
-Node = tuple[str, str]
+NodeKey = tuple[str, str]
 """(the block, or the copy of it, and the group's name); the top block is ""."""
 
 
@@ -29,8 +29,8 @@ Node = tuple[str, str]
 class _Wire:
     """A tensor that passes from one group to another."""
 
-    src: Node
-    dst: Node
+    src: NodeKey
+    dst: NodeKey
     shape: str
     dtype: str
     num_bytes: int
@@ -135,7 +135,7 @@ def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _name(node: Node, unfolded: bool) -> str:
+def _name(node: NodeKey, unfolded: bool) -> str:
     """`LlamaDecoderLayer:mlp.up_proj/linear`, or `model.layers.0.mlp.up_proj/linear` in an unfolded graph."""
     scope, name = node
     return join_name(scope, name) if unfolded or not scope else f"{scope}:{name}"
@@ -169,7 +169,7 @@ def _op(block: Block, position: int) -> Op:
 
 def _wires(folded: Folded, unfolded: bool) -> Iterator[_Wire]:
     """Every tensor that passes between two groups of the whole model, in order; equal ones where copies share nodes."""
-    made: dict[int, Node] = {}  # value of the top block -> the group that makes it
+    made: dict[int, NodeKey] = {}  # value of the top block -> the group that makes it
     top = folded.coarse.top
     for item in top.nodes:
         if isinstance(item, Group):
@@ -185,7 +185,7 @@ def _wires(folded: Folded, unfolded: bool) -> Iterator[_Wire]:
         made.update({v: inside[own] for own, v in zip(inner.block.outputs, call.outputs, strict=True) if own in inside})
 
 
-def _into(block: Block, group: Group, scope: str, made: dict[int, Node]) -> Iterator[_Wire]:
+def _into(block: Block, group: Group, scope: str, made: dict[int, NodeKey]) -> Iterator[_Wire]:
     """What a group takes from others, each tensor once; then its own results are noted in `made`."""
     ops = [_op(block, i) for i in group.items]
     own: Mapping[int, None] = dict.fromkeys(v for op in ops for v in op.outputs)

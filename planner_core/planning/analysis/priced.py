@@ -6,12 +6,12 @@ from typing import Any
 
 from planner_core.core import Cluster, Plan
 from planner_core.planning.analysis.reporting import gib, plan_summary, seconds, table
-from planner_core.planning.pricing import Budget, Priced, Speed
+from planner_core.planning.pricing import Budget, PricedRun, Speed
 
 SCHEMA = "shardscope.price/1"
 
 
-def price_report(priced: Priced, budget: Budget | None = None) -> dict[str, Any]:
+def price_report(priced: PricedRun, budget: Budget | None = None) -> dict[str, Any]:
     """The object of `price --json`."""
     stated = priced.stated
     given = {
@@ -41,7 +41,7 @@ def price_report(priced: Priced, budget: Budget | None = None) -> dict[str, Any]
     return data
 
 
-def price_text(priced: Priced, budget: Budget | None = None) -> str:
+def price_text(priced: PricedRun, budget: Budget | None = None) -> str:
     """The report as text."""
     stated = priced.stated
     head = (

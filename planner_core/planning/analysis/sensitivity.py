@@ -32,7 +32,7 @@ UNKNOWN = "not found in time"
 
 
 @dataclass(frozen=True, slots=True)
-class Axis:
+class MapAxis:
     """One quantity of the map: its name, its rising values, the step between allowed values (0: any value is allowed), and whether it
     is the speed of links."""
 
@@ -61,7 +61,7 @@ class Cell:
 
 Look = Callable[[float, float], Cell]
 """Searches the cell at (x, y)."""
-Priced = Callable[[Cell, float, float], float]
+Reprice = Callable[[Cell, float, float], float]
 """Gives the seconds of the plan of a searched cell at another point (x, y), where only the speed of links differs."""
 
 
@@ -97,7 +97,7 @@ def cell(x: float, y: float, find: Callable[[], Plan], kind: Callable[[Plan], Ha
     return Cell(x, y, kind(plan), plan.cost.step_time_s, plan.cost.memory_bytes["peak"], plan.optimal)
 
 
-def sweep(x: Axis, y: Axis, look: Look, priced: Priced | None = None) -> Iterator[Cell]:
+def sweep(x: MapAxis, y: MapAxis, look: Look, priced: Reprice | None = None) -> Iterator[Cell]:
     """Yield every cell of the grid when it is found; the caller may stop after any. With `priced`, cells along an axis that is the
     speed of links may be inferred."""
     if priced and x.links:
@@ -111,7 +111,7 @@ def sweep(x: Axis, y: Axis, look: Look, priced: Priced | None = None) -> Iterato
             yield from (look(a, b) for a in x.values)
 
 
-def _line(points: Sequence[tuple[float, float]], look: Look, priced: Priced) -> Iterator[Cell]:
+def _line(points: Sequence[tuple[float, float]], look: Look, priced: Reprice) -> Iterator[Cell]:
     """The cells at points along which the links become faster: first the ends, then the points between them."""
     ends = [look(*p) for p in (points[0], points[-1])]
     yield from ends
@@ -119,7 +119,7 @@ def _line(points: Sequence[tuple[float, float]], look: Look, priced: Priced) -> 
 
 
 def _between_ends(
-    points: list[tuple[float, float]], low: Cell, high: Cell, look: Look, priced: Priced
+    points: list[tuple[float, float]], low: Cell, high: Cell, look: Look, priced: Reprice
 ) -> Iterator[Cell]:
     """The cells between two searched ones, the fastest links first. A cell is inferred if that is possible, else searched."""
     while points:
@@ -138,7 +138,7 @@ def _between_ends(
     yield from _between_ends(points[at + 1 :], found, high, look, priced)
 
 
-def _inferred(point: tuple[float, float], low: Cell, high: Cell, priced: Priced) -> Cell | None:
+def _inferred(point: tuple[float, float], low: Cell, high: Cell, priced: Reprice) -> Cell | None:
     """The cell at a point between two searched ones, without a search; None if it needs a search."""
     if low.kind is None and high.kind is None:  # what fits does not depend on links
         return Cell(*point, None, searched=False)
@@ -159,7 +159,7 @@ def changes(cells: Sequence[Cell]) -> list[tuple[Cell, Cell]]:
     return [(a, b) for a, b in pairs if a.kind != b.kind and UNKNOWN not in (a.kind, b.kind)]
 
 
-def crossover(left: Cell, right: Cell, step: float, look: Look, priced: Priced | None = None) -> Crossover:
+def crossover(left: Cell, right: Cell, step: float, look: Look, priced: Reprice | None = None) -> Crossover:
     """Find where the kind changes between two cells of one row, to within CLOSE, or to within the `step` of x.
 
     With `priced` (x is the speed of links), first search on both sides of the point at which the two plans take equally long. If it
@@ -179,7 +179,7 @@ def crossover(left: Cell, right: Cell, step: float, look: Look, priced: Priced |
     return Crossover(left.y, low.x, high.x, low.kind, high.kind)
 
 
-def _alike(low: Cell, high: Cell, priced: Priced) -> float | None:
+def _alike(low: Cell, high: Cell, priced: Reprice) -> float | None:
     """The value of x at which the plans of two cells take equally long; None if one is slower everywhere between them."""
 
     def slower(x: float) -> bool:

@@ -44,7 +44,7 @@ MOST_WORK = 100_000
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class TraceWork:
     """One piece of work of a rank. `part`: the part of the model. `copy`: its number among `copies` equal ones that follow each other.
     `note`: what waits for what. Micro-batches count from 1; 0 is work that belongs to no micro-batch."""
 
@@ -84,12 +84,12 @@ class _Part:
     passes: dict[str, list[_Piece]] = field(default_factory=dict)
 
 
-def step_work(plan: Plan, graph: Graph) -> list[Work]:
+def step_work(plan: Plan, graph: Graph) -> list[TraceWork]:
     """All work of one rank in a step of `plan`, in seconds from the step's begin. Raises InputError for a plan of another model."""
     return _Step(plan, graph).work()
 
 
-def chrome_trace(steps: Mapping[str, Iterable[Work]]) -> dict[str, Any]:
+def chrome_trace(steps: Mapping[str, Iterable[TraceWork]]) -> dict[str, Any]:
     """The steps of plans, by name, in the Trace Event Format, which Perfetto and chrome://tracing open. A plan is a process, a stream
     is a thread, times are in microseconds."""
     events: list[dict[str, Any]] = []
@@ -103,7 +103,7 @@ def chrome_trace(steps: Mapping[str, Iterable[Work]]) -> dict[str, Any]:
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 
-def _event(pid: int, w: Work) -> dict[str, Any]:
+def _event(pid: int, w: TraceWork) -> dict[str, Any]:
     part = f"{w.part} {w.copy} of {w.copies}" if w.copies > 1 else w.part
     args = {"part": part, "phase": w.phase, "micro-batch": w.micro_batch, "note": w.note}
     return {
@@ -121,7 +121,7 @@ class _Step:
         self.parts = _parts(plan, graph)
         self.now = 0.0
         self.free = 0.0
-        self.done: list[Work] = []
+        self.done: list[TraceWork] = []
         templates: dict[tuple[str, str], list[_Piece]] = {}
         for part in self.parts:
             for phase in (FORWARD, BACKWARD):
@@ -132,7 +132,7 @@ class _Step:
 
     # --- laying out -----------------------------------------------------------------------------------
 
-    def work(self) -> list[Work]:
+    def work(self) -> list[TraceWork]:
         count = self.model.workload.accumulate
         each = sum(len(pieces) for part in self.parts for pieces in part.passes.values())
         put_together = count > 2 and count * each > MOST_WORK
@@ -224,7 +224,7 @@ class _Step:
         self, stream: str, kind: str, name: str, phase: str, part: _Part, number: int, start_s: float, seconds: float, note: str
     ) -> None:  # fmt: skip
         self.done.append(
-            Work(stream, kind, name, phase, part.title, part.copy, part.copies, number, start_s, seconds, note)
+            TraceWork(stream, kind, name, phase, part.title, part.copy, part.copies, number, start_s, seconds, note)
         )
 
     def _put_together(self, begin: int, count: int) -> None:
@@ -342,7 +342,7 @@ def _over(m: Message, plan: Plan) -> str:
     return f"{m.num_bytes / 1e6:,.3g} MB over {plan.mesh.axis_sizes[m.axis]} ranks ({plan.mesh.axis_names[m.axis]})"
 
 
-def _ended(done: list[Work], end_s: float) -> list[Work]:
+def _ended(done: list[TraceWork], end_s: float) -> list[TraceWork]:
     """Move traffic that would end after the step to before its end, since nothing is sent after the step."""
     found = []
     for w in reversed(done):

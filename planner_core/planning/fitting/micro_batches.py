@@ -38,7 +38,7 @@ Choose = Callable[..., Plan]
 prices of memory leave stays open. Raises NoPlanFits."""
 
 
-Source = Graph | Callable[[Request], Graph] | None
+GraphSource = Graph | Callable[[Request], Graph] | None
 """The graph of a request's model; or a function that makes it for a number of micro-batches; None: that of the zoo or the file."""
 
 
@@ -65,7 +65,7 @@ class Count:
 
 
 def settle(
-    request: Request, graph: Source, choose: Choose, say: Progress, work: int = MAX_WORK
+    request: Request, graph: GraphSource, choose: Choose, say: Progress, work: int = MAX_WORK
 ) -> tuple[Planner, Plan]:
     """The planner of the best number of micro-batches, and its plan; if nothing fits, the plan of least memory.
 
@@ -145,7 +145,7 @@ def _proven(
     return found
 
 
-def _planners(request: Request, graph: Source, say: Progress, work: int) -> Iterator[Planner]:
+def _planners(request: Request, graph: GraphSource, say: Progress, work: int) -> Iterator[Planner]:
     """One planner for each number of micro-batches to look at. The numbers rise, and each divides the next."""
     if request.accumulate is not None or isinstance(graph, Graph):
         yield prepare(request, graph(request) if callable(graph) else graph, say, work)

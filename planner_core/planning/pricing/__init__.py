@@ -19,7 +19,7 @@ from planner_core.planning.pricing.published import (
     PublishedRun,
     published_runs,
 )
-from planner_core.planning.pricing.run import NOT_LEGAL, Priced, price_statement
+from planner_core.planning.pricing.run import NOT_LEGAL, PricedRun, price_statement
 from planner_core.planning.pricing.speed import Budget, Speed, model_flops, speed_of
 from planner_core.planning.pricing.statement import Statement
 from planner_core.planning.pricing.suggest import Suggestion, suggestions
@@ -32,7 +32,7 @@ __all__ = [
     "PREDICTED",
     "Band",
     "Budget",
-    "Priced",
+    "PricedRun",
     "Pricer",
     "PublishedRun",
     "Setup",

@@ -17,7 +17,7 @@ NOT_LEGAL = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Priced:
+class PricedRun:
     """A stated run and its price. `plan` is None if the layout is not legal for the model; `reasons` say why.
 
     `parts`: the seconds of a step by the resource for which it waits. `best`: the best plan of the same workload.
@@ -43,16 +43,18 @@ class Priced:
         return self.plan is not None
 
 
-def price_statement(pricer: Pricer, stated: Statement, *, advise: bool = True, notes: tuple[str, ...] = ()) -> Priced:
+def price_statement(
+    pricer: Pricer, stated: Statement, *, advise: bool = True, notes: tuple[str, ...] = ()
+) -> PricedRun:
     """Price a stated run. With `advise`, also find what would help, and the best plan. Raises InputError."""
     check_statement(stated, pricer.cluster)
     planner = pricer.planner(stated)
     seq, name = planner.workload.seq, planner.graph.name
     plan = pricer.plan(stated)
     if plan is None:
-        return Priced(stated, pricer.cluster, name, seq, tuple(faults(planner.graph, stated.layout)), notes=notes)
+        return PricedRun(stated, pricer.cluster, name, seq, tuple(faults(planner.graph, stated.layout)), notes=notes)
     best = pricer.best(stated, plan) if advise else None
-    return Priced(
+    return PricedRun(
         stated, pricer.cluster, name, seq, (), plan, pricer.speed(plan, stated), step_parts(plan, planner), limited_by(plan, planner),
         tuple(suggestions(pricer, stated, plan)) if advise else (), best, pricer.speed(best, stated) if best else None, notes,
     )  # fmt: skip

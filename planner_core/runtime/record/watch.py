@@ -13,7 +13,7 @@ from torch import nn
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
-class Watch:
+class ModelWatch:
     """A model as it was when its parameters were sharded."""
 
     def __init__(self, model: nn.Module) -> None:

@@ -17,14 +17,14 @@ from planner_core.core import Block, Call, Op, Value
 from planner_core.models.capture.build.literals import per_call, plans_alike
 from planner_core.models.capture.recording import BUFFER, Record, Recording, Replay, Scope, walk
 
-Node = Scope | Replay
+ScopeNode = Scope | Replay
 
 
 @dataclass(slots=True)
 class Body:
     """One module call written out: its records, and the values it takes from outside, in order of first use."""
 
-    node: Node
+    node: ScopeNode
     records: list[Record]
     key: Any = None
     order: dict[int, int] = field(default_factory=dict)  # value -> number in the canonical body
@@ -91,7 +91,7 @@ class Builder:
         matrices = len({ref[1] for row in key for ref in row[4] if ref[0] == "p" and len(ref[2].shape) > 1})
         return (matrices > 1 and count > 1) or (matrices == 1 and len(key.rows) > 1 and count > 7)
 
-    def _visible(self, keys: Iterable[Any]) -> list[Node]:
+    def _visible(self, keys: Iterable[Any]) -> list[ScopeNode]:
         """Topmost nodes whose body is one of `keys`."""
         wanted, found, queue = set(keys), [], [self.rec.root]
         while queue:
@@ -105,7 +105,7 @@ class Builder:
                     queue.append(item)
         return found
 
-    def _tally(self, nodes: list[Node]) -> dict[Any, int]:
+    def _tally(self, nodes: list[ScopeNode]) -> dict[Any, int]:
         tally: dict[Any, int] = {}
         for node in nodes:
             key = self.bodies[id(node)].key
