@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from explorer.jobs.export import ROOT, TIME_LIMIT_S, last_line, plan_text
-from planner_core.core import Plan
+from explorer.jobs.export import printed
+from planner_core.core import Plan, PlannerError
 
 PROGRAM = "planner_core.runtime.training.lines"
+
+Line = tuple[str, str, Sequence[str]]
+"""Of a generated program: its text, the label of its block, and its operators."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,21 +47,15 @@ def code(plan: Plan) -> Code:
             (), "the blocks of a model of your own are written when the script runs, since an export runs no code"
         )
     with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder) / "plan.json"
-        source.write_text(plan_text(plan), encoding="utf-8")
-        command = [sys.executable, "-m", PROGRAM, str(source)]
         try:
-            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIME_LIMIT_S, check=False)
-        except subprocess.TimeoutExpired:
-            return Code((), f"writing the code took longer than {TIME_LIMIT_S} s")
-    if done.returncode:
-        return Code((), last_line(done.stderr))
-    told = json.loads(done.stdout)
-    return Code(functions_of([tuple(line) for line in told["lines"]]), told["why"])
+            told = printed(plan, folder, "writing the code", PROGRAM)
+        except PlannerError as error:
+            return Code((), str(error))
+    return Code(functions_of(told["lines"]), told["why"])
 
 
-def functions_of(lines: list[tuple[str, str, list[str]]]) -> tuple[Function, ...]:
-    """The functions that hold operators. A line is its text, the label of its block, and its operators."""
+def functions_of(lines: Sequence[Line]) -> tuple[Function, ...]:
+    """The functions that hold operators."""
     found: list[Function] = []
     own: list[CodeLine] = []
     label = ""

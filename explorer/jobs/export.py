@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,32 +41,37 @@ def plan_text(plan: Plan) -> str:
 def export(plan: Plan, target: str, suffix: str, *, near: bool = False) -> ExportedFile:
     """The plan in another form, by `python -m planner_core export`; with `near` the nearest that the form can hold."""
     with tempfile.TemporaryDirectory() as folder:
-        source, result = Path(folder) / "plan.json", Path(folder) / f"train{suffix}"
-        source.write_text(plan_text(plan), encoding="utf-8")
-        command = [
-            *_python(),
-            "export",
-            str(source),
-            "--to",
-            target,
-            "-o",
-            str(result),
-            "--json",
-            *(["--nearest"] * near),
-        ]
+        result = Path(folder) / f"train{suffix}"
+        options = ["--to", target, "-o", str(result), "--json", *(["--nearest"] * near)]
         try:
-            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIME_LIMIT_S, check=False)
-        except subprocess.TimeoutExpired:
-            return ExportedFile("", (), f"the export took longer than {TIME_LIMIT_S} s")
-        if done.returncode or not result.is_file():
-            return ExportedFile("", (), last_line(done.stderr))
-        told = json.loads(done.stdout)
+            told = printed(plan, folder, "the export", "planner_core", "export", options=options)
+        except PlannerError as error:
+            return ExportedFile("", (), str(error))
         said = tuple(line for line in told["said"] if folder not in line)
         return ExportedFile(result.read_text(encoding="utf-8"), said, nearest=told["nearest"])
 
 
-def _python() -> list[str]:
-    return [sys.executable, "-m", "planner_core"]
+def printed(plan: Plan, folder: str, what: str, *module: str, options: Sequence[str] = ()) -> dict[str, Any]:
+    """The JSON that `python -m MODULE plan.json OPTIONS` prints; the plan's file is written into `folder`.
+
+    Raises:
+        PlannerError: what the process said last where it failed, or that `what` took too long.
+    """
+    command = _command(plan, folder, *module, options=options)
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIME_LIMIT_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise PlannerError(f"{what} took longer than {TIME_LIMIT_S} s") from None
+    if done.returncode:
+        raise PlannerError(last_line(done.stderr))
+    told: dict[str, Any] = json.loads(done.stdout)
+    return told
+
+
+def _command(plan: Plan, folder: str, *module: str, options: Sequence[str] = ()) -> list[str]:
+    source = Path(folder) / "plan.json"
+    source.write_text(plan_text(plan), encoding="utf-8")
+    return [sys.executable, "-m", *module, str(source), *options]
 
 
 def last_line(stderr: str) -> str:
@@ -78,9 +83,7 @@ def last_line(stderr: str) -> str:
 def outcome(plan: Plan, *options: str, tick: Callable[[float], None] | None = None) -> dict[str, Any]:
     """What verification found; `tick(seconds)` is called while it runs and may raise to stop it."""
     with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder) / "plan.json"
-        source.write_text(plan_text(plan), encoding="utf-8")
-        return _watched([*_python(), "verify", str(source), *options, "--json"], tick)
+        return _watched(_command(plan, folder, "planner_core", "verify", options=[*options, "--json"]), tick)
 
 
 def _watched(command: list[str], tick: Callable[[float], None] | None) -> dict[str, Any]:

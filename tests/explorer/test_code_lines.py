@@ -10,6 +10,7 @@ import pytest
 from explorer.graph import code_lines
 from explorer.graph.scene import scene
 from explorer.jobs import code as coding
+from explorer.jobs import export as exporting
 from explorer.jobs.code import Code, functions_of
 from planner_core.planning import Request
 from tests.support.plans import planned
@@ -52,5 +53,5 @@ def test_why_there_is_no_code(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*args: Any, **kwargs: Any) -> subprocess.CompletedProcess[str]:
         return subprocess.CompletedProcess(args, 2, "", "a warning\nthe model cannot be built here\n")
 
-    monkeypatch.setattr(coding.subprocess, "run", fails)
+    monkeypatch.setattr(exporting.subprocess, "run", fails)
     assert coding.code(plan) == Code((), "the model cannot be built here")
