@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from explorer.jobs.code import Line, functions_of
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Choice, Values
 from explorer.learn.lessons import LESSONS
@@ -48,18 +50,15 @@ def of_plan(plan: Plan, block: str) -> Written:
         return Written(why=str(error))
     if not made.source:
         return Written(why=made.why)
-    return cut_out(made.source, block)
+    return cut_out(made.lines, block)
 
 
-def cut_out(source: str, block: str) -> Written:
+def cut_out(lines: Sequence[Line], block: str) -> Written:
     """The block's function out of a whole program, with those of the program's exchanges that it calls."""
-    body, text = ast.parse(source).body, source.splitlines()
-    wanted = block.lower()
-    found = next(
-        f
-        for f in body
-        if isinstance(f, ast.FunctionDef) and wanted.startswith(f.name.replace("_", "").rstrip("0123456789"))
-    )
+    name = next(f.name for f in functions_of(lines) if f.block == block)
+    text = [line for line, _, _ in lines]
+    body = ast.parse("\n".join(text)).body
+    found = next(f for f in body if isinstance(f, ast.FunctionDef) and f.name == name)
     names = {n.id for n in ast.walk(found) if isinstance(n, ast.Name)}
     exchanges = [
         a for a in body
@@ -72,8 +71,8 @@ def cut_out(source: str, block: str) -> Written:
         if called & {n.id for n in ast.walk(line) if isinstance(n, ast.Name)}
     )  # fmt: skip
 
-    def lines(node: ast.stmt) -> str:
+    def of(node: ast.stmt) -> str:
         return "\n".join(text[node.lineno - 1 : node.end_lineno])
 
-    head = "\n".join(map(lines, exchanges))
-    return Written(f"{head}\n\n\n{lines(found)}".strip("\n"), talks)
+    head = "\n".join(map(of, exchanges))
+    return Written(f"{head}\n\n\n{of(found)}".strip("\n"), talks)
