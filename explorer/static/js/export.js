@@ -1,7 +1,6 @@
 // An exported lesson: cases, steps with a scrubber, a question before the reveal. Everything is in the page.
 
-import { builders } from "./builder.js";
-import { films } from "./film.js";
+import { alive } from "./alive.js";
 
 /**
  * The element of this id, which the page has.
@@ -43,12 +42,7 @@ function draw() {
   at("says", HTMLElement).innerHTML = steps[step].says;
   end();
   picture.innerHTML = steps[step].picture;
-  const stop = films(picture);
-  const leave = builders(picture);
-  end = () => {
-    stop();
-    leave();
-  };
+  end = alive(picture);
   picture.classList.remove("turned");
   void picture.offsetWidth; // start the animation again
   picture.classList.add("turned");

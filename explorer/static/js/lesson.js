@@ -1,7 +1,6 @@
 // One picture of a lesson: markup made and escaped in Python. Only a changed picture is drawn anew.
 
-import { builders } from "./builder.js";
-import { films } from "./film.js";
+import { alive } from "./alive.js";
 
 /** @type {WeakMap<Element, () => void>} */
 const ends = new WeakMap();
@@ -18,12 +17,10 @@ export default function ({ data, parentElement, setTriggerValue }) {
   const built = box.querySelector(".builder") !== null;
   const focused = /** @type {SVGElement | null} */ (parentElement.activeElement)?.dataset;
   box.innerHTML = data.picture;
-  const stop = films(box);
-  const leave = builders(box, (chosen) => setTriggerValue("set", chosen));
-  ends.set(box, () => {
-    stop();
-    leave();
-  });
+  ends.set(
+    box,
+    alive(box, (chosen) => setTriggerValue("set", chosen)),
+  );
   if (built && box.querySelector(".builder")) {
     const again = `[data-key="${focused?.key}"], [data-cut="${focused?.cut}"]`;
     /** @type {SVGElement | null} */ (box.querySelector(again))?.focus();
