@@ -250,7 +250,7 @@ def _take_gpu(cluster: Cluster) -> None:
     """Callback: keep the cluster with this GPU, and plan on it."""
     s, now = st.session_state, own_cluster.figures(cluster)
     wanted = own_cluster.Figures(
-        s["w_gpu_name"] or "GPU by its figures",
+        s["w_gpu_name"] or "",
         s["w_gpu_tflops"] or now.half_tflops,
         s["w_gpu_gib"] or now.memory_gib,
         s["w_gpu_gb_per_s"] or now.memory_gb_per_s,

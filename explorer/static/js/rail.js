@@ -3,7 +3,7 @@
 /** @type {WeakMap<Element, string>} */
 const drawn = new WeakMap();
 
-const KEPT = "shardscope_done"; // explorer/learn/progress.py
+const KEPT = "shardscope_done"; // explorer/learn/visit/progress.py
 const YEAR_S = 365 * 24 * 3600;
 let forgotten = 0;
 
