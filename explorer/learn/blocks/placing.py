@@ -9,8 +9,7 @@ import numpy as np
 
 from explorer.learn.learner import Learner
 from planner_core.core import Block, BlockPlan, Edge, Graph, Op, Plan
-from planner_core.cost import CostModel, Message, cost_model, messages
-from planner_core.cost.communication import collective_time
+from planner_core.cost import CostModel, Message, cost_model, message_time, messages
 from planner_core.planning import Planner
 from planner_core.search.network import Network, Restriction, only
 
@@ -80,7 +79,7 @@ def _sent(model: CostModel, graph: Graph, plan: BlockPlan, name: str) -> tuple[S
     one = replace(plan, prefixes=plan.prefixes[:1])
     rows = []
     for m in messages({name: one}, graph, model):
-        seconds = m.count * collective_time(m.kind, m.num_bytes, model.links[m.axis], m.share)[0]
+        seconds = message_time(m, model)
         op = ops.get(m.site)
         moved = (
             _moved(m, op, plan.sites[m.site].inputs, plan.sites[m.site].outputs, block) if op else f"{m.what}: P to R"
