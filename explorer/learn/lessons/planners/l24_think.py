@@ -21,6 +21,7 @@ from explorer.learn.pictures.charts import WIDTH
 from explorer.text import units
 from planner_core.core import DeviceMesh
 from planner_core.search import Answer, RunTable, run_tables, search
+from planner_core.search.network import Problem
 
 Floats = NDArray[np.float64]
 ROOMS = (10, 25, 50, 75)
@@ -66,17 +67,19 @@ def of_model(learner: Learner) -> tuple[Learner, str]:
 
 @lru_cache(maxsize=32)
 def _run(learner: Learner, devices: int) -> RunTable | None:
-    problem = placing.neighbours(learner, devices).problem(DeviceMesh(("gpus",), (devices,)))
-    return max(run_tables(problem), key=lambda r: r.copies, default=None)
+    return max(run_tables(_problem(learner, devices)), key=lambda r: r.copies, default=None)
 
 
 @lru_cache(maxsize=32)
 def thought(learner: Learner, devices: int) -> Thought:
     """The table and the answer; call it on what `of_model` gives."""
-    planner, run = placing.neighbours(learner, devices), _run(learner, devices)
+    run, budget = _run(learner, devices), placing.neighbours(learner, devices).budget
     assert run is not None
-    problem = planner.problem(DeviceMesh(("gpus",), (devices,)))
-    return Thought(run, search(problem, budget=planner.budget), planner.budget)
+    return Thought(run, search(_problem(learner, devices), budget=budget), budget)
+
+
+def _problem(learner: Learner, devices: int) -> Problem:
+    return placing.neighbours(learner, devices).problem(DeviceMesh(("gpus",), (devices,)))
 
 
 def then(a: Floats, b: Floats) -> Floats:
