@@ -46,4 +46,4 @@ def parse_mesh(text: str, num_devices: int) -> DeviceMesh:
 
 def axis_names(num_axes: int) -> tuple[str, ...]:
     """The names of the axes, by position. They are only names: any axis may shard the batch, weights or tokens."""
-    return {1: ("world",), 2: ("data", "tensor"), 3: ("data", "tensor2", "tensor")}[num_axes]
+    return {1: ("world",), 2: ("data", "tensor"), 3: ("data", "shard", "tensor")}[num_axes]

@@ -13,7 +13,6 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
 
 import numpy as np
 
@@ -234,8 +233,8 @@ def trade_offs(planner: Planner, options: Iterable[DeviceMesh], chosen: Plan) ->
     """The corners of the front of step time and memory over all meshes, as plans, without the chosen plan. Most plans between two
     corners are mixtures of the two."""
     points: list[tuple[float, float, Problem, Assignment]] = []
-    for mesh, zero in product(options, planner.stages_of(EXACT)):
-        problem = planner.problem(mesh, zero=zero)
+    for build in (build for mesh in options for build in planner.builders(EXACT, mesh)):
+        problem = build()
         with planner.clock("front"):
             points += [(a.seconds, memory_of(a), problem, a) for a in corners(problem)]
     points.sort(key=lambda p: p[:2])
@@ -264,16 +263,19 @@ def exact_front(
 ) -> tuple[list[FrontPoint], bool]:
     """The Pareto front over the meshes, of plans with all copies of a block equal; and whether these are all points."""
     points: list[FrontPoint] = []
-    exact = True
-    for mesh, zero in product(options, planner.stages_of(EXACT)):
+    exact, uniform = True, replace(EXACT, uniform=True)
+    for mesh in options:
         say(f"front on {mesh}")
-        try:
-            found = front(planner.problem(mesh, zero=zero, uniform=True), objective)
-        except TooWide:
-            exact = False
-            continue
-        exact = exact and found.exact
-        points += [FrontPoint(mesh, float(c), float(m)) for c, m in zip(found.cost_s, found.memory_bytes, strict=True)]
+        for build in planner.builders(uniform, mesh):
+            try:
+                found = front(build(), objective)
+            except TooWide:
+                exact = False
+                continue
+            exact = exact and found.exact
+            points += [
+                FrontPoint(mesh, float(c), float(m)) for c, m in zip(found.cost_s, found.memory_bytes, strict=True)
+            ]
     kept: list[FrontPoint] = []
     for p in sorted(points, key=lambda p: (p.cost_s, p.memory_bytes)):
         if not kept or p.memory_bytes < kept[-1].memory_bytes:

@@ -140,10 +140,15 @@ class Planner:
         uniform: bool = False,
         by_volume: bool = False,
         stages: tuple[int, ...] | None = None,
-        joined: tuple[int, ...] = (),
+        joined: tuple[int, ...] | None = None,
     ) -> Problem:
         """The folded cost network on one mesh. `by_volume`: a byte costs the same on every axis. `stages` and `joined` are those of
-        `CostModel`."""
+        `CostModel`.
+
+        Of three axes, operators treat the second as one with the first, and only weights tell them apart. Free, an operator
+        would have a strategy for each triple, and the tables would grow too large."""
+        if joined is None:
+            joined = (1,) if len(mesh.axis_sizes) > 2 else ()
         if type(restrict) is Restriction:  # it forbids nothing
             restrict = None
         workload = self.workload if zero is None else replace(self.workload, zero=min(zero, self.workload.zero))
