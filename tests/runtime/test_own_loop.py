@@ -97,23 +97,26 @@ def test_accumulated_gradients_are_right_and_cheap_without_sync(tmp_path: Path) 
 # --- precision ----------------------------------------------------------------------------------------
 
 
-def _mixed(plan: shardscope.Plan) -> list[Any]:
+def _mixed(plan: shardscope.Plan, late: bool) -> list[Any]:
+    """`late`: gradients are cleared after forward, and all parameters are written at once, as torch does on a GPU."""
     model = shardscope.apply(OwnGPT(), plan)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=late)
     losses = []
     for _ in range(6):
         loss = model(*own_model.batch(0), global_batch=True)
+        optimizer.zero_grad()
         loss.backward()
         kinds = {str(t.dtype) for p in model.parameters() for t in (p, p.grad) if t is not None}
         optimizer.step()
-        optimizer.zero_grad()
+        if not late:
+            optimizer.zero_grad()
         losses.append(float(loss.detach()))
     working = {str(w.working.dtype) for w in applied(model).engine.weights.values()}
     return [losses, sorted(kinds), sorted(working)]
 
 
-def _mix_all(files: list[str]) -> list[Any]:
-    return _each(files, _mixed)
+def _mix_all(files: list[str], late: bool) -> list[Any]:
+    return _each(files, lambda plan: _mixed(plan, late))
 
 
 def mixed_alone() -> list[float]:
@@ -132,11 +135,12 @@ def mixed_alone() -> list[float]:
     return losses
 
 
-def test_masters_in_float32_under_a_model_in_bfloat16(tmp_path: Path) -> None:
+@pytest.mark.parametrize("late", [False, True])
+def test_masters_in_float32_under_a_model_in_bfloat16(late: bool, tmp_path: Path) -> None:
     single = mixed_alone()
     assert single[-1] < single[0] - 1
     files = saved(tmp_path, OwnGPT(), own_model.batch(0), dtype="bfloat16", optimizer="adamw-fp32")
-    for name, (losses, kinds, working) in zip(NAMES, run_ranks(_mix_all, 2, (files,))[0], strict=True):
+    for name, (losses, kinds, working) in zip(NAMES, run_ranks(_mix_all, 2, (files, late))[0], strict=True):
         assert losses == pytest.approx(single, rel=0.02), name  # a loss of 20 in bfloat16 is known to 0.125
         assert kinds == ["torch.float32"] and working == ["torch.bfloat16"], name
 

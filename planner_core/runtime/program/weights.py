@@ -18,9 +18,24 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from planner_core.runtime.program.buckets import Flow, Member, alike, start, unpack
 from planner_core.runtime.program.collectives import Segments, Step
+
+
+STEPS = "_shardscope_optimizer_steps"
+"""An attribute of parameters. What an optimizer writes to a DTensor, the version of its local part does not count."""
+
+
+def _count_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
+    for group in optimizer.param_groups:
+        for param in group["params"]:
+            if hasattr(param, STEPS):
+                setattr(param, STEPS, getattr(param, STEPS) + 1)
+
+
+register_optimizer_step_post_hook(_count_step)
 
 
 @dataclass(eq=False)
@@ -46,6 +61,7 @@ class Weight:
     """The gradient that was given to the parameter, until the optimizer has used it."""
 
     def __post_init__(self) -> None:
+        setattr(self.parameter, STEPS, 0)
         local = self.local
         self.alias = not self.refresh and local.dtype == self.dtype
         self.seen: object = None
@@ -113,8 +129,7 @@ class Weight:
 
     def stale(self) -> bool:
         """Whether the working copy must be made again: the parameter was written, or its gradient was used."""
-        local = self.local
-        if (local.data_ptr(), local._version) != self.seen:
+        if self._state() != self.seen:
             return True
         if self.published is None:
             return False
@@ -122,7 +137,11 @@ class Weight:
 
     def fresh(self) -> None:
         """Note that the working copy is up to date."""
-        self.seen, self.published = (self.local.data_ptr(), self.local._version), None
+        self.seen, self.published = self._state(), None
+
+    def _state(self) -> tuple[int, int, int]:
+        """Where the parameter is, how often it was written, and how often an optimizer has stepped."""
+        return self.local.data_ptr(), self.local._version, getattr(self.parameter, STEPS)
 
     def follow(self) -> None:
         """If the working copy shares the parameter's memory, follow the parameter to new memory (`param.data = ...`)."""
