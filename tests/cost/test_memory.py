@@ -22,7 +22,7 @@ from planner_core.cost.communication.links import AxisLink
 from planner_core.cost.communication.redistribution import decode, moves, splits_evenly
 from planner_core.cost.memory import walk
 from planner_core.cost.memory.redistribution_buffers import transit
-from planner_core.cost.model import cost_model
+from planner_core.cost.model import cost_model, cost_model_of
 from planner_core.planning.pipeline import baselines, choose
 from planner_core.planning.request import Request
 from planner_core.planning.session import meshes, prepare, replace_request
@@ -114,6 +114,32 @@ def test_what_comes_ahead_and_leaves_behind_is_counted_by_the_block() -> None:
     walked = walks["data parallel"]
     assert not any(moment.ahead for moment in walked.forward)
     assert max(moment.ahead for moment in walked.backward) == matrices + 2 * 4 * h, "packed where they stay"
+
+
+def test_weights_of_two_axes_are_on_their_way_two_units_ahead() -> None:
+    """By arithmetic, where all W bytes of a block's matrices are gathered over both axes of a 2x2 mesh: its own W; the next block's second
+    gather, W written and W / 2 sent; the first gather of the block after that, W / 2 written and W / 4 sent. The rewritten program takes
+    as much on meta tensors; so does one whose working copies are gathered over the other axis, and stand beside the parameters."""
+    h, m = 1024, 2816
+    sizes = {"hidden_size": h, "intermediate_size": m, "num_hidden_layers": 5, "num_attention_heads": 4, "num_key_value_heads": 4,
+             "vocab_size": 64, "max_position_embeddings": 128}  # fmt: skip
+    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **sizes}
+    found = shardscope.plan(
+        config, cluster="1x8-h100:gpus=4", mesh="2x2", batch=16, seq=128, dtype="float32", layout="dp=2,fsdp=2,zero=1"
+    )
+    matrices = 4 * (4 * h * h + 3 * h * m)
+
+    def everywhere(plan: Plan) -> bool:
+        layer = next(b for label, b in plan.blocks.items() if label)
+        return len(plan.blocks) == 2 and sum(len(w.gathered) == 2 for w in layer.params.values()) == 7
+
+    both = next(p for p in found.plans if everywhere(p))
+    walked = walk(both.blocks, found.graph, cost_model_of(both))
+    assert max(moment.ahead for moment in walked.forward) == matrices * 13 // 4
+    mixed = next(p for p in found.plans if p.name == "our current setup")
+    for plan, report in zip((both, mixed), verify_fake_all([both, mixed]), strict=True):
+        assert report["ok"], plan.name
+        assert report["memory_bytes"]["rel_error"] < 0.001, (plan.name, report["memory_bytes"])
 
 
 ONCE_WRONG = [

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from planner_core.core import DeviceMesh, Plan
+from planner_core.core import DeviceMesh
 from planner_core.cost import simulated
-from planner_core.cost.schedule.events import Stage, Unit
+from planner_core.cost.schedule.events import Coming, Stage, Unit
 from planner_core.cost.schedule.simulation import _Clock
 from planner_core.planning import Request, Result
 from tests.support.plans import planned
@@ -33,8 +33,8 @@ class Clock(_Clock):
         return stage.num_bytes * MS
 
 
-def gather(milliseconds: int) -> tuple[Stage, ...]:
-    return (Stage("all_gather", 0, milliseconds),)
+def gather(milliseconds: int) -> list[Coming]:
+    return [Coming((Stage("all_gather", 0, milliseconds),))]
 
 
 def scatter(milliseconds: int) -> tuple[Stage, ...]:
@@ -44,13 +44,13 @@ def scatter(milliseconds: int) -> tuple[Stage, ...]:
 def test_the_worked_example() -> None:
     """The first gather delays, the second hides and slows: 4 + 10.4 + 10 ms, written down as 1 / (1 - k) of what runs beside it."""
     clock = Clock(0.1, 10 * MS, 0.0)
-    clock.forward([Unit("a"), Unit("b")], [[gather(4)], [gather(4)]])
+    clock.forward([Unit("a"), Unit("b")], [gather(4), gather(4)])
     assert clock.now == pytest.approx(24.4 * MS)
 
 
 def test_traffic_that_lasts_longer_than_compute_is_waited_for() -> None:
     clock = Clock(0.1, 10 * MS, 0.0)
-    clock.forward([Unit("a"), Unit("b")], [[gather(4)], [gather(30)]])
+    clock.forward([Unit("a"), Unit("b")], [gather(4), gather(30)])
     assert clock.now == pytest.approx((4 + 30 + 10) * MS)
 
 
@@ -60,11 +60,25 @@ def test_reductions_run_beside_the_unit_before_and_the_last_is_waited_for() -> N
     assert clock.now == pytest.approx((10 + 10.5 + 10.5 + 5) * MS)
 
 
-def test_stages_of_a_gather_over_two_axes_come_one_after_the_other_and_only_the_last_hides() -> None:
+def test_both_stages_of_a_gather_over_two_axes_hide() -> None:
+    """The first stage has the time of a unit, and the second that of the next. Nothing hides the first unit's stages and the first
+    stage of the second, 3 + 2 + 3 ms. The first unit runs beside 5 ms of traffic, the second beside 2 ms: 10.5 + 10.2 + 10 ms."""
     clock = Clock(0.1, 10 * MS, 0.0)
     two = (Stage("all_gather", 0, 3), Stage("all_gather", 1, 2))
-    clock.forward([Unit("a"), Unit("b")], [[two], [two]])
-    assert clock.now == pytest.approx((3 + 2 + 3 + 10.2 + 10) * MS)
+    clock.forward([Unit("a"), Unit("b"), Unit("c")], [[Coming(two)] for _ in range(3)])
+    assert clock.now == pytest.approx((3 + 2 + 3 + 10.5 + 10.2 + 10) * MS)
+
+
+def test_a_gather_that_reads_a_working_copy_waits_for_it() -> None:
+    """The copy is made a unit earlier than without the gather: 4 ms, then 3 ms. Before the first unit runs, the second's copy too has
+    come, 4 ms."""
+    clock = Clock(0.1, 10 * MS, 0.0)
+    units = []
+    for _ in range(2):
+        copy = Coming((Stage("all_gather", 1, 4),), earlier=1)
+        units.append([copy, Coming((Stage("all_gather", 0, 3),), after=[copy])])
+    clock.forward([Unit("a"), Unit("b")], units)
+    assert clock.now == pytest.approx((4 + 3 + 4 + 10.3 + 10) * MS)
 
 
 CASES = {
@@ -80,16 +94,19 @@ def result(request: pytest.FixtureRequest) -> Result:
     return planned(CASES[request.param])
 
 
-def one_way(plan: Plan) -> bool:
-    """Whether no weight is gathered over two axes at once, whose first gather a run waits for."""
-    forms = [p for b in plan.blocks.values() for p in b.params.values()]
-    return not any(len(p.gathered) > 1 for p in forms)
-
-
 def test_the_form_of_the_search_is_close(result: Result) -> None:
     for plan in result.plans:
         apart = simulated(plan, result.graph) / plan.cost.step_time_s - 1
-        assert not one_way(plan) or -0.02 < apart < 0.03, (plan.name, apart)
+        assert -0.02 < apart < 0.03, (plan.name, apart)
+
+
+def test_gathers_over_two_axes_hide_as_the_search_says() -> None:
+    """A run that waited at once for the first of two gathers lost 13 % here."""
+    found = planned(Request("mixtral-8x7b", cluster="2x8-h100", mesh="2x8", layers=8))
+    two = [p for p in found.plans if any(len(w.gathered) > 1 for b in p.blocks.values() for w in b.params.values())]
+    assert two
+    for plan in two:
+        assert simulated(plan, found.graph) == pytest.approx(plan.cost.step_time_s, rel=0.02), plan.name
 
 
 def test_no_step_is_shorter_than_its_compute_or_longer_than_all_work_one_after_the_other(result: Result) -> None:

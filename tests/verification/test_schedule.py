@@ -41,8 +41,30 @@ def llama() -> tuple[dict[str, Plan], Graph]:
     return {p.name: p for p in found.plans}, found.graph
 
 
+@cache
+def on_two_axes() -> tuple[dict[str, Plan], Graph]:
+    """A plan that gathers weights over both axes of a 2x2 mesh, and one whose working copies are made over one axis and gathered over the
+    other."""
+    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **SIZES}
+    found = shardscope.plan(
+        config,
+        cluster="1x8-h100:gpus=4",
+        mesh="2x2",
+        batch=BATCH,
+        seq=SEQ,
+        dtype="float32",
+        layout="dp=2,fsdp=2,zero=1",
+    )
+    both = next(
+        p for p in found.plans if any(len(w.gathered) == 2 for b in p.blocks.values() for w in b.params.values())
+    )
+    mixed = next(p for p in found.plans if p.name == "our current setup")
+    assert any(w.gathered and w.gathered_once for b in mixed.blocks.values() for w in b.params.values())
+    return {"both": both, "mixed": mixed}, found.graph
+
+
 def saved(folder: Path, names: Sequence[str]) -> list[str]:
-    plans, _ = llama()
+    plans = {**llama()[0], **(on_two_axes()[0] if {"both", "mixed"} & set(names) else {})}
     for name in names:
         shardscope.save_plan(plans[name], folder / name)
     return [str(folder / name) for name in names]
@@ -77,10 +99,13 @@ def traced(files: list[str], micro_batches: int, fault: str = "") -> list[Any]:
     found = []
     for file in files:
         model = model_under(file)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for _ in range(2):
             trace = Trace()
             applied(model).engine.trace(trace)
             step(model, micro_batches)
+            optimizer.step()
+            optimizer.zero_grad()
         found.append([[e.what, e.kind, e.axis, e.num_bytes, e.packed] for e in trace.events])
     return found
 
@@ -112,6 +137,17 @@ def test_every_plan_of_a_llama_runs_as_scheduled(micro_batches: int, tmp_path: P
     for rank in run_ranks(traced, 2, (saved(tmp_path, names), micro_batches)):
         for name, rows in zip(names, rank, strict=True):
             wanted = scheduled(plans[name], graph, micro_batches=micro_batches)
+            assert difference(wanted, [Event(*row) for row in rows], prefixes(graph)) == "", name
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_gathers_over_two_axes_run_as_scheduled(micro_batches: int, tmp_path: Path) -> None:
+    """A unit's first gather is issued two units ahead, its second one unit ahead. A working copy that is gathered at use is waited for
+    before its gather is issued."""
+    plans, graph = on_two_axes()
+    for rank in run_ranks(traced, 4, (saved(tmp_path, list(plans)), micro_batches)):
+        for (name, plan), rows in zip(plans.items(), rank, strict=True):
+            wanted = scheduled(plan, graph, micro_batches=micro_batches)
             assert difference(wanted, [Event(*row) for row in rows], prefixes(graph)) == "", name
 
 
@@ -270,15 +306,15 @@ def seconds(events: Sequence[Event], delay_s: float) -> float:
 
 def growth(name: str, folder: Path, *, real: bool) -> tuple[float, float, float, float]:
     """Seconds that a step grows by on a slow network: as scheduled, as run, when waiting at once; and the sum of all delays."""
-    plans, graph = llama()
+    plans, graph = on_two_axes() if name == "both" else llama()
     events = scheduled(plans[name], graph)
     exposed = seconds(events, DELAY_S) - seconds(events, 0.0)
     delays = DELAY_S * sum(e.what == "issue" for e in events)
-    found = run_ranks(timed, 2, (*saved(folder, [name]), real))[0]
+    found = run_ranks(timed, plans[name].mesh.num_devices, (*saved(folder, [name]), real))[0]
     return exposed, found["slow"] - found["fast"], found["at once"] - found["fast"], delays
 
 
-@pytest.mark.parametrize("name", ["FSDP", "data parallel", "Megatron-LM"])
+@pytest.mark.parametrize("name", ["FSDP", "data parallel", "Megatron-LM", "both"])
 def test_a_slow_network_costs_what_the_schedule_says_is_exposed(name: str, tmp_path: Path) -> None:
     """Every collective takes 20 ms more, every unit computes for 30 ms forward and 100 ms backward, on a clock that counts. The
     step grows by what the schedule exposes; when the same program waits at once it grows by all delays."""

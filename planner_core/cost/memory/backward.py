@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from planner_core.core import Call, Op
-from planner_core.cost.memory.forward import BlockMemory, Moment
+from planner_core.cost.memory.forward import BlockMemory, Moment, on_their_way, sent_for
 from planner_core.cost.memory.overlap import Reduction
 from planner_core.ops import operator, writes_in_place
 
@@ -92,18 +92,18 @@ class Backward:
         return Moment(self.kept, self.weight_bytes, sum(g.num_bytes for g in gradients) + more, self.ahead)
 
     def _begin(self, number: int) -> Iterator[Moment]:
-        """Where a unit begins: the gradients of the one before leave, its own weights arrive, the next one's are sent for."""
-        at, units = self.block_memory.unit_at, self.block_memory.units
+        """Where a unit begins: the gradients of the one before leave, its own weights arrive, those of the next units are sent for."""
+        at = self.block_memory.unit_at
         if number + 1 < len(at):
             if at[number + 1] == at[number]:
                 return
             yield from self._send_on()
-        here, behind = units[at[number]], units[at[number] - 1] if at[number] else None
-        self.gathered, self.coming = here.waiting(again=True), 0
+        here, back = self.block_memory.units[at[number]], self.block_memory.back(number)
+        self.gathered, self.coming = here.waiting(again=True), on_their_way(back, 1, again=True)
         yield self._moment()
-        self.gathered, self.coming = here.gathered(again=True), behind.issuing(again=True) if behind else 0
+        self.gathered, self.coming = here.gathered(again=True), sent_for(back, again=True)
         yield self._moment()
-        self.coming = behind.coming(again=True) if behind else 0
+        self.coming = on_their_way(back, again=True)
 
     def _send_on(self) -> Iterator[Moment]:
         """The unit is done: its gradients leave, when those before them have moved on, and its weights are freed. Autograd holds

@@ -9,7 +9,7 @@ keeps it for gelu's backward, so after the product 8 MB are kept. While gelu run
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -163,20 +163,33 @@ class BlockMemory:
             self.flying = {k: n for k, n in live.items() if k not in kept}
             yield Moment(kept_bytes, 0, sum(self.flying.values()), self.ahead(number, done=True))
 
+    @cached_property
+    def reach(self) -> int:
+        """Number of units whose weights are on their way while one runs."""
+        return max((g.reach for u in self.units for g in u.messages(again=False)), default=0)
+
     def _arriving(self, number: int) -> int:
-        """Bytes of weights before an item: at the begin of a unit they arrive, and the next unit's are sent for."""
+        """Bytes of weights before an item: at the begin of a unit they arrive, and those of the next units are sent for."""
         if number and self.unit_at[number] == self.unit_at[number - 1]:
             return self.ahead(number)
-        at = self.unit_at[number]
-        sent_for = self.units[at + 1].issuing() if at + 1 < len(self.units) else 0
-        return max(self.units[at].waiting(), self.units[at].gathered() + sent_for)
+        here, onward = self.units[self.unit_at[number]], self.onward(number)
+        return max(here.waiting() + on_their_way(onward, 1), here.gathered() + sent_for(onward))
 
     def ahead(self, number: int, *, done: bool = False) -> int:
-        """Bytes of weights while an item runs: its unit's, and the next unit's that are on their way; or when it is `done`."""
+        """Bytes of weights while an item runs: its unit's, and those of the next units that are on their way; or when it is `done`."""
         at = self.unit_at[number]
         over = done and (number + 1 == len(self.unit_at) or self.unit_at[number + 1] != at)
-        coming = self.units[at + 1].coming() if at + 1 < len(self.units) else 0
-        return coming + (0 if over else self.units[at].gathered())
+        return on_their_way(self.onward(number)) + (0 if over else self.units[at].gathered())
+
+    def onward(self, number: int) -> Sequence[Unit]:
+        """The units after that of an item whose weights may be on their way."""
+        at = self.unit_at[number]
+        return self.units[at + 1 : at + 1 + self.reach]
+
+    def back(self, number: int) -> Sequence[Unit]:
+        """The same in backward, the next one first."""
+        at = self.unit_at[number]
+        return self.units[max(0, at - self.reach) : at][::-1]
 
     def size_of(self, keys: Iterable[Key]) -> int:
         """Bytes of the storages `keys`."""
@@ -245,3 +258,19 @@ class BlockMemory:
         if not losses:
             return ()
         return next((op.outputs for op in reversed(ops) if is_heavy(op) and op.name not in losses), ())
+
+
+def on_their_way(units: Iterable[Unit], left: int = 0, *, again: bool = False) -> int:
+    """Bytes in flight of the next units' weights: the first has `left` collectives not yet issued, the second one more, and so on."""
+    return sum(u.coming(number, again=again) for number, u in enumerate(units, left))
+
+
+def sent_for(units: Sequence[Unit], *, again: bool = False) -> int:
+    """The most bytes in flight while the next units' weights are sent for: each has one collective fewer to issue after that."""
+    most = now = on_their_way(units, 1, again=again)
+    for left, u in enumerate(units):
+        for g in u.messages(again):
+            before = g.coming(left + 1)
+            most = max(most, now - before + g.sending(left))
+            now += g.coming(left) - before
+    return most

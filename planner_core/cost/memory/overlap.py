@@ -1,10 +1,11 @@
 """The memory that one GPU holds so that weight traffic hides behind compute: weights gathered ahead, and gradients on their way.
 
 A unit is a copy of a repeated block, or a part of the top block between two calls. The run gathers a unit's weights together, one unit
-ahead, and frees them together. It reduces the unit's gradients together (`runtime.program.units`). So four things are held:
+ahead, and frees them together. It reduces the unit's gradients together (`runtime.program.units`). Weights that are gathered axis by
+axis are on their way two units ahead, and so on. So four things are held:
 
     gathered  the unit's weights, Replicate on the axes over which they are gathered, while it runs forward and while it runs backward
-    coming    the weights of the next unit, from this unit's begin to the next one's: what the collective writes, and what it sends
+    coming    the weights of the next units, from this unit's begin to the next one's: what the collectives write, and what they send
     filling   the unit's gradients, packed as their collective sends them, from the first one that is made
     sent      the packed gradients of the unit before, until this unit's are sent
 
@@ -56,13 +57,33 @@ class Use:
 
 @dataclass(frozen=True, slots=True)
 class Gather:
-    """Weights that are gathered together. `whole`: their bytes. `coming`: bytes in flight from issue to wait. `issuing`: the most while
-    the message is issued. The weights of `again` are gathered again for backward."""
+    """Weights that are gathered together. `whole`: their bytes. For each of their collectives: bytes in flight from its issue to its
+    wait (`flying`), and the most while it is issued (`issuing`). The weights of `again` are gathered again for backward. `earlier`:
+    the number of collectives of gathers that read what this one brings.
+
+    The last collective is issued one unit ahead, the one before it two units ahead. `left` says how many are not yet issued.
+    """
 
     whole: int
-    coming: int
-    issuing: int
+    flying: tuple[int, ...]
+    issuing: tuple[int, ...]
     again: bool
+    earlier: int = 0
+
+    @property
+    def reach(self) -> int:
+        """Number of units that it is ahead."""
+        return len(self.flying) + self.earlier
+
+    def coming(self, left: int) -> int:
+        """Bytes in flight."""
+        issued = self.reach - left
+        return self.flying[issued - 1] if 0 < issued <= len(self.flying) else 0
+
+    def sending(self, left: int) -> int:
+        """The most bytes while it comes to `left`."""
+        issued = self.reach - left
+        return self.issuing[issued - 1] if 0 < issued <= len(self.flying) else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,24 +110,20 @@ class Unit:
         """Bytes of its weights while it runs, forward or (with `again`) backward."""
         return sum(g.whole for g in self.gathers if g.again or not again)
 
-    def coming(self, *, again: bool = False) -> int:
-        """Bytes in flight until the unit begins."""
-        return sum(g.coming for g in self._messages(again))
-
-    def issuing(self, *, again: bool = False) -> int:
-        """The most bytes while its messages are issued, one after the other."""
-        found, before = 0, 0
-        for g in self._messages(again):
-            found, before = max(found, before + g.issuing), before + g.coming
-        return found
+    def coming(self, left: int = 0, *, again: bool = False) -> int:
+        """Bytes in flight while `left` collectives of each message are not yet issued."""
+        return sum(g.coming(left) for g in self.messages(again))
 
     def waiting(self, *, again: bool = False) -> int:
         """The most bytes while its weights are unpacked, one message after the other."""
-        all_of = self._messages(again)
-        here = [sum(g.whole for g in all_of[: k + 1]) + sum(g.coming for g in all_of[k:]) for k in range(len(all_of))]
+        all_of = self.messages(again)
+        here = [
+            sum(g.whole for g in all_of[: k + 1]) + sum(g.coming(0) for g in all_of[k:]) for k in range(len(all_of))
+        ]
         return max(here, default=0)
 
-    def _messages(self, again: bool) -> tuple[Gather, ...]:
+    def messages(self, again: bool) -> tuple[Gather, ...]:
+        """The messages that bring its weights, forward or `again` for backward."""
         return tuple(g for g in self.gathers if g.again) if again else (*self.copies, *self.gathers)
 
     def reduction_of(self, value: int) -> Reduction | None:
@@ -228,8 +245,7 @@ def _gathers(block: Block, uses: Mapping[tuple[str, int], Use], model: CostModel
         chain = _sizes([(block, u.value, _before(u.whole, u.gather), u.gather) for u in group], model)
         first = block.values[group[0].value]
         cast = first.grad and model.workload.kept_item(item := ITEM_BYTES[first.meta.dtype]) != item
-        coming, issuing = _brought(chain, group[0].gather, len(group) > 1 or cast, 0)
-        yield Gather(chain[-1], coming, issuing, group[0].again)
+        yield Gather(chain[-1], *_brought(chain, group[0].gather, len(group) > 1 or cast, 0), group[0].again)
 
 
 def _copies(
@@ -251,8 +267,9 @@ def _copies(
         chain = _sizes([(block, v, at, steps) for (v, steps), at in zip(group, stored, strict=True)], model)
         item = ITEM_BYTES[block.values[group[0][0]].meta.dtype]
         cast = chain[0] if model.workload.kept_item(item) != item else 0
-        coming, issuing = _brought(chain, group[0][1], len(group) > 1, cast)
-        yield Gather(0, coming, issuing, again=False)
+        read = [u.gather for u in uses.values() if u.value in {v for v, _ in group}]
+        earlier = max(sum(bool(s.collective) for s in steps) for steps in read)
+        yield Gather(0, *_brought(chain, group[0][1], len(group) > 1, cast), again=False, earlier=earlier)
 
 
 def _gathering(start: Placements, end: Placements, sizes: tuple[int, ...]) -> Steps:
@@ -342,21 +359,25 @@ def _sizes(
     return [int(n * ratio) for n in total]
 
 
-def _brought(chain: Sequence[int], steps: Steps, several: bool, cast: int) -> tuple[int, int]:
-    """(bytes from issue to wait, most bytes while issuing) of a gather. Every collective reads a packed copy if there are several
-    tensors, and writes what is then unpacked. All collectives except the last one are waited for at once."""
-    made, most, coming = cast, cast, 0
+def _brought(chain: Sequence[int], steps: Steps, several: bool, cast: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """For each collective of a gather: the bytes from its issue to its wait, and the most while it is issued. It reads a packed copy
+    if there are several tensors, and writes what is then unpacked."""
+    found: list[tuple[int, int]] = []
+    made, most = cast, 0
     for number, step in enumerate(steps):
-        size, after, last = chain[number], chain[number + 1], number == len(steps) - 1
-        if step.collective != "all_gather":
-            most, coming = max(most, made + after), after
-            made = after
-            continue
-        pack = size if several else 0
-        most = max(most, made + pack + after + (0 if last else after))
-        coming = after + (pack if several else made)
+        size, after = chain[number], chain[number + 1]
+        if step.collective == "all_gather":
+            pack = size if several else 0
+            flying = after + (pack if several else made)
+            found.append((flying, max(most, made + pack + after)))
+            most = flying + after
+        else:
+            most = max(most, made + after)
+            if step.collective:
+                found.append((after, most))
+                most = after
         made = after
-    return coming, most
+    return tuple(n for n, _ in found), tuple(n for _, n in found)
 
 
 def _sent(chain: Sequence[int], steps: Steps, packed: bool, before: int = 0) -> tuple[int, ...]:

@@ -24,7 +24,7 @@ class Form:
 class WeightForms:
     """The forms of one copy of a weight, with the terms of `terms`; `value` is its number in the block.
 
-    A form that takes no memory has 0 bytes: a working copy that is the stored parameter itself, or that is gathered at each use.
+    A form that takes no memory has 0 bytes: a working copy that is the stored parameter itself, or that is gathered from it at each use.
     A weight that is not trained has `stored` only.
     """
 
@@ -71,7 +71,7 @@ def weight_forms(block: Block, bp: BlockPlan, model: CostModel) -> Iterator[Weig
         item, shape = ITEM_BYTES[value.meta.dtype], value.meta.shape
         each = weight_bytes(item, value.grad, model.workload)
         same = param.stored == param.working
-        copied = has_working_copy(item, value.grad, model.workload, same) and value.name not in gathered
+        copied = has_working_copy(item, value.grad, model.workload, same, value.name in gathered)
         local = tuple(p if isinstance(p, Shard) else R for p in param.gradient)
         yield WeightForms(number, *(
             Form(placed, math.prod(local_shape(shape, placed, model.sizes)) * per_element)
@@ -83,7 +83,7 @@ def weight_forms(block: Block, bp: BlockPlan, model: CostModel) -> Iterator[Weig
 
 
 def _gathered_weights(block: Block, bp: BlockPlan) -> set[str]:
-    """The weights whose working copy is made for each use and then freed."""
+    """The weights that are gathered at each use."""
     return {
         block.values[v].name
         for op in block.ops

@@ -8,7 +8,7 @@ copy, its accumulated gradient and its stored form. Then
     optimizer   s · moments · kept_item
 
 `kept_item` is 4 bytes in mixed precision. A working copy is held beside the stored parameter if the two differ in dtype or in
-placement. If the weight is gathered at each use, the copy is made for the use and then freed.
+placement. If the weight is gathered at each use from the stored parameter itself, the copy is made for the use and then freed.
 
 Example: 1000 elements in bf16, AdamW with fp32 states, DDP: w = g = s = 1000. params are 4000 + 2000 bytes, gradients 4000,
 optimizer 8000: 18 bytes per element. ZeRO-3 on 4 GPUs: g = s = 250 and no working copy: 1000 + 1000 + 2000 bytes.
@@ -38,6 +38,6 @@ def weight_bytes(item: int, trained: bool, workload: Workload) -> WeightBytes:
     return WeightBytes(workload.kept_item(item), item, workload.kept_item(item), workload.moment_bytes(item))
 
 
-def has_working_copy(item: int, trained: bool, workload: Workload, same_placement: bool) -> bool:
-    """Whether a kept working copy takes memory beside the stored parameter."""
-    return trained and not (same_placement and workload.kept_item(item) == item)
+def has_working_copy(item: int, trained: bool, workload: Workload, same_placement: bool, gathered: bool) -> bool:
+    """Whether a kept working copy takes memory beside the stored parameter. `gathered`: the weight is gathered at each use."""
+    return trained and not (same_placement and (gathered or workload.kept_item(item) == item))

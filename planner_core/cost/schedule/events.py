@@ -8,6 +8,10 @@ It is made from the priced messages of a plan:
 
 A unit is a call of a repeated block, or a part of the model between such calls. Its weights that take the same steps are in one
 bucket. A collective for which an operator waits is issued and waited for at the place of that operator.
+
+Weights that are split over several axes are gathered axis by axis, and each gather needs the result of the one before. So a unit's
+last gather is issued one unit ahead, the one before it two units ahead, and so on. Each has the time of a unit, and none is waited
+for at once. Only the first units have no unit ahead of them.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import NamedTuple
 
 from planner_core.core import Block, Call, Cluster, Graph, Op, Plan, Workload
@@ -76,7 +81,7 @@ class Use:
 @dataclass
 class Unit:
     """A part of the forward pass, with its operators and its buckets; `label` is that of its block in the plan. A part between repeated
-    blocks has the name `""`."""
+    blocks has the name `""`. `reads`: for each bucket of `gathers` the numbers of those of `copies` that bring what it gathers."""
 
     name: str
     label: str = ""
@@ -86,9 +91,24 @@ class Unit:
     backward: list[Message] = field(default_factory=list)
     copies: list[Chain] = field(default_factory=list)
     gathers: list[Chain] = field(default_factory=list)
+    reads: list[list[int]] = field(default_factory=list)
     again: list[Chain] = field(default_factory=list)
     each: list[Chain] = field(default_factory=list)
     last: list[Chain] = field(default_factory=list)
+
+
+@dataclass
+class Coming:
+    """A bucket of weights on its way: how many of its gathers were issued, and whether its end was waited for.
+
+    `after`: the buckets whose weights it reads. `earlier`: the most gathers of a bucket that reads its own.
+    """
+
+    chain: Chain
+    after: list[Coming] = field(default_factory=list)
+    earlier: int = 0
+    issued: int = 0
+    arrived: bool = False
 
 
 def scheduled(plan: Plan, graph: Graph, *, micro_batches: int = 1) -> list[Event]:
@@ -126,40 +146,48 @@ class Rank(ABC):
 
     def micro_batch(self, units: Sequence[Unit], first: bool, last: bool) -> None:
         """Forward and backward. Working copies are made in the first, gradients are summed in the last."""
-        self.forward(units, [[*(u.copies if first else []), *u.gathers] for u in units])
+        self.forward(units, [_brought(u, copied=first) for u in units])
         self.backward(units, [u.last if last else u.each for u in units])
 
-    def issue(self, buckets: Iterable[Chain]) -> None:
-        """Issue gathers. All stages except the last one are waited for at once, since each stage needs the result of the one before."""
-        for chain in buckets:
-            for stage in chain[:-1]:
-                self.note("issue", stage)
-                self.note("wait", stage)
-            self.note("issue", chain[-1])
+    def bring(self, coming: Sequence[Sequence[Coming]]) -> None:
+        """Issue the gathers of the next units: all of the first, all but one of the second, and so on."""
+        for left, buckets in enumerate(coming):
+            for bucket in buckets:
+                while bucket.issued < len(bucket.chain) - max(0, left - bucket.earlier):
+                    if bucket.issued:
+                        self.note("wait", bucket.chain[bucket.issued - 1])
+                    self.arrive(bucket.after)
+                    self.note("issue", bucket.chain[bucket.issued])
+                    bucket.issued += 1
 
-    def wait(self, buckets: Iterable[Chain]) -> None:
-        """Wait for the gathers that were issued."""
-        for chain in buckets:
-            self.note("wait", chain[-1])
+    def receive(self, coming: Sequence[Sequence[Coming]]) -> None:
+        """Wait for the weights of the first of the next units, and issue the gathers of those after it."""
+        self.bring(coming)
+        self.arrive(coming[0])
+        self.bring(coming[1:])
 
-    def forward(self, units: Sequence[Unit], gathers: Sequence[list[Chain]]) -> None:
-        """Run all units. The weights of each are gathered while the unit before runs."""
-        self.issue(gathers[0])
+    def arrive(self, buckets: Iterable[Coming]) -> None:
+        """Wait for buckets whose gathers are all issued."""
+        for bucket in buckets:
+            if not bucket.arrived:
+                self.note("wait", bucket.chain[-1])
+                bucket.arrived = True
+
+    def forward(self, units: Sequence[Unit], coming: Sequence[list[Coming]]) -> None:
+        """Run all units. The weights of each are gathered while the units before run."""
+        reach = _reach(coming)
         for at, unit in enumerate(units):
-            self.wait(gathers[at])
-            if at + 1 < len(units):
-                self.issue(gathers[at + 1])
+            self.receive(coming[at : at + reach])
             self.mark("run", unit.name)
             self.run(unit, "forward")
 
     def backward(self, units: Sequence[Unit], reductions: Sequence[list[Chain]]) -> None:
         """Run all units in reverse order. The gradients of each are reduced while the next unit runs."""
-        self.issue(units[-1].again)
+        coming = [[Coming(chain) for chain in unit.again] for unit in reversed(units)]
+        reach = _reach(coming)
         for at in reversed(range(len(units))):
-            unit = units[at]
-            self.wait(unit.again)
-            if at:
-                self.issue(units[at - 1].again)
+            unit, begin = units[at], len(units) - 1 - at
+            self.receive(coming[begin : begin + reach])
             if at or any(u.trained for u in unit.uses):
                 self.mark("return", unit.name)
             self.run(unit, "backward")
@@ -177,6 +205,23 @@ class Rank(ABC):
             if flow:
                 self.note("issue", flow[0])
         self.flows = [flow for flow in self.flows if flow]
+
+
+def _brought(unit: Unit, *, copied: bool) -> list[Coming]:
+    """The buckets of a unit in forward; `copied`: with those that make its working copies."""
+    if not copied:
+        return [Coming(chain) for chain in unit.gathers]
+    copies = [Coming(chain) for chain in unit.copies]
+    gathers = [Coming(chain, [copies[i] for i in read]) for chain, read in zip(unit.gathers, unit.reads, strict=True)]
+    for gather in gathers:
+        for copy in gather.after:
+            copy.earlier = max(copy.earlier, len(gather.chain))
+    return [*copies, *gathers]
+
+
+def _reach(coming: Iterable[list[Coming]]) -> int:
+    """The number of units, the running one included, whose gathers are on their way at once."""
+    return 1 + max((len(b.chain) + b.earlier for buckets in coming for b in buckets), default=0)
 
 
 class _Recorder(Rank):
@@ -269,19 +314,23 @@ class _Reader:
             )  # fmt: skip
 
     def _buckets(self, unit: Unit, homes: dict[Identity, Unit]) -> None:
-        kept = list({u.weight: u for u in unit.uses}.values())
-        unit.copies = _bucketed(kept, lambda u: self._once(u, "forward"))
-        unit.gathers = _bucketed(unit.uses, lambda u: u.gather, lambda u: bool(u.again))
-        unit.again = _bucketed(unit.uses, lambda u: u.again)
-        trained = [u for u in unit.uses if u.trained]
-        unit.each = _bucketed(trained, lambda u: u.reduce)
+        def copied(use: Use) -> Chain:
+            return self._once(use, "forward")
 
         def final(use: Use) -> Chain:
-            return self._once(use, "backward") if homes[use.weight] is unit else ()
+            return (*use.reduce, *(self._once(use, "backward") if homes[use.weight] is unit else ()))
 
+        kept = _groups({u.weight: u for u in unit.uses}.values(), copied)
+        gathered = _groups(unit.uses, _gather, lambda u: bool(u.again))
+        unit.copies, unit.gathers = _bucketed(kept, copied), _bucketed(gathered, _gather)
+        weights = [{u.weight for u in group} for group in kept]
+        unit.reads = [[i for i, w in enumerate(weights) if w & {u.weight for u in group}] for group in gathered]
+        unit.again = _bucketed(_groups(unit.uses, _again), _again)
+        trained = [u for u in unit.uses if u.trained]
+        unit.each = _bucketed(_groups(trained, _reduce), _reduce)
         held = [u for u in trained if homes[u.weight] is not unit and self._once(u, "backward")]
         ordered = [*held, *(u for u in trained if u not in held)]
-        unit.last = _bucketed(ordered, lambda u: (*u.reduce, *final(u)), lambda u: u in held)
+        unit.last = _bucketed(_groups(ordered, final, lambda u: u in held), final)
 
     def _once(self, use: Use, phase: str) -> Chain:
         prefix, number = use.weight
@@ -296,6 +345,9 @@ def _cluster_of(plan: Plan) -> Cluster:
     return cluster if cluster.num_gpus == n else replace(cluster, levels=(replace(cluster.levels[0], size=n),))
 
 
+_gather, _again, _reduce = attrgetter("gather"), attrgetter("again"), attrgetter("reduce")
+
+
 def _gradient(m: Message) -> bool:
     return m.what.startswith("gradient")
 
@@ -304,19 +356,27 @@ def _chain(found: Iterable[Message]) -> Chain:
     return tuple(Stage(m.kind, m.axis, m.num_bytes) for m in found)
 
 
-def _bucketed(
-    uses: Iterable[Use], chain_of: Callable[[Use], Chain], apart: Callable[[Use], bool] = lambda use: False
-) -> list[Chain]:  # fmt: skip
-    """One chain for all weights that take the same steps, in order of their first use."""
-    groups: dict[object, list[Chain]] = {}
+Chained = Callable[[Use], Chain]
+
+
+def _groups(
+    uses: Iterable[Use], chain_of: Chained, apart: Callable[[Use], bool] = lambda use: False
+) -> list[list[Use]]:  # fmt: skip
+    """The weights of each bucket: those that take the same steps, in order of their first use."""
+    groups: dict[object, list[Use]] = {}
     for use in uses:
         chain = chain_of(use)
         if chain:
-            groups.setdefault((apart(use), tuple(s[:2] for s in chain), use.dtype), []).append(chain)
+            groups.setdefault((apart(use), tuple(s[:2] for s in chain), use.dtype), []).append(use)
+    return list(groups.values())
+
+
+def _bucketed(groups: Iterable[list[Use]], chain_of: Chained) -> list[Chain]:
+    """One chain for each bucket."""
     return [
         tuple(
             Stage(stage[0].kind, stage[0].axis, sum(s.num_bytes for s in stage), len(stage))
-            for stage in zip(*chains, strict=True)
+            for stage in zip(*map(chain_of, group), strict=True)
         )
-        for chains in groups.values()
+        for group in groups
     ]

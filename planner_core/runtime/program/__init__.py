@@ -31,10 +31,10 @@ from planner_core.runtime.program.names import (
     with_item,
 )
 from planner_core.runtime.program.units import UnitCall
-from planner_core.runtime.program.weights import Gather, Refresh
+from planner_core.runtime.program.weights import Bucket
 
 IN_FLIGHT = (
-    *((bucket, name) for bucket in (Gather, Refresh) for name in ("issue", "wait")),
+    (Bucket, "issue"), (Bucket, "wait"),
     (Reduction, "put"), (Pipeline, "push"), (Pipeline, "advance"),
 )  # fmt: skip
 """The methods that gather weights ahead of their use and reduce gradients. What they allocate counts as in flight."""

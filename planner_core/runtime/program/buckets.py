@@ -13,7 +13,7 @@ has its 2 x 6 elements of a, then its 3 x 1 elements of b.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +22,8 @@ from planner_core.runtime.program.collectives import NO_SEGMENTS, Segments, Step
 
 Flow = Callable[[], list[torch.Tensor]]
 """Waits for a bucket, and returns its tensors."""
+Way = Iterator[None]
+"""A bucket on its way through its collectives (see `moved`)."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,19 @@ def bucketed(step: Step) -> bool:
     return step.axis.size > 1 and step.kind in ("all_gather", "reduce_scatter", "all_reduce")
 
 
+def talks(step: Step) -> bool:
+    """Whether a step sends a message. One that does not is taken at once: nothing is waited for."""
+    return step.collective and step.axis.size > 1
+
+
+def moved(way: Way) -> bool:
+    """Wait for the collective in flight of a bucket on its way, and issue its next one. Whether there was one."""
+    with torch.no_grad():
+        for _ in way:
+            return True
+    return False
+
+
 def alike(steps: Sequence[Step]) -> tuple[tuple[str, str], ...]:
     """A key: two members may be in one bucket if the keys of their steps are equal."""
     return tuple((s.axis.name, s.kind) for s in steps)
@@ -94,6 +109,32 @@ def start(
         return made
 
     return whole
+
+
+def through(
+    stages: Sequence[Sequence[Member]], tensors: list[torch.Tensor], into: Sequence[torch.Tensor], *,
+    flat: torch.Tensor | None = None, ready: Callable[[], None] = lambda: None,
+) -> Way:  # fmt: skip
+    """Take tensors through all stages, the last of which writes `into`. `ready` is called before it writes. The list is emptied: what a
+    collective needs, it holds itself."""
+    for members in stages[:-1]:
+        tensors, flat = (yield from _one_stage(members, tensors, flat)), None
+    finish = start(stages[-1], tensors, flat=flat, into=into)
+    tensors.clear()
+    if talks(stages[-1][0].step):
+        yield
+    ready()
+    finish()
+
+
+def _one_stage(
+    members: Sequence[Member], tensors: list[torch.Tensor], flat: torch.Tensor | None
+) -> Generator[None, None, list[torch.Tensor]]:
+    finish = start(members, tensors, flat=flat)
+    tensors.clear()
+    if talks(members[0].step):
+        yield
+    return finish()
 
 
 def copied(tensors: Sequence[torch.Tensor], into: Sequence[torch.Tensor]) -> list[torch.Tensor]:

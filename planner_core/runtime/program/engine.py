@@ -152,8 +152,11 @@ class Bound:
         return call
 
     def _chain(self) -> None:
-        for before, after in itertools.pairwise(self.calls):
-            before.ahead, after.behind = after.unit, before.unit
+        units = [call.unit for call in self.calls]
+        reach = 1 + max((bucket.stages + bucket.earlier for unit in units for bucket in unit.buckets), default=0)
+        for at, call in enumerate(self.calls):
+            call.onward = units[at : at + reach]
+            call.back = units[max(0, at + 1 - reach) : at + 1][::-1]
 
     def run(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """This rank's parts of the tensors that the model returns."""

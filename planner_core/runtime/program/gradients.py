@@ -9,16 +9,13 @@ last, `final` is taken in every backward.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 
-from planner_core.runtime.program.buckets import Member, bucketed, fill, rank_slots, start, unpack
+from planner_core.runtime.program.buckets import Member, Way, bucketed, fill, moved, rank_slots, start, talks, unpack
 from planner_core.runtime.program.collectives import Step
 from planner_core.runtime.program.weights import Weight, step_shape
-
-Flow = Iterator[None]
-"""A bucket on its way. Each `next` waits for its collective in flight, and issues its next one."""
 
 
 class Reduction:
@@ -79,7 +76,7 @@ class Reduction:
 
     # --- reducing -------------------------------------------------------------------------------------
 
-    def flow(self, sync: bool) -> Flow:
+    def flow(self, sync: bool) -> Way:
         """Take the bucket through its collectives. The result is added to the parameters' gradients."""
         here = sorted(self.arrived)
         if self.micro:
@@ -90,13 +87,13 @@ class Reduction:
         yield from self.finish(here)
         self.reset()
 
-    def finish(self, here: Sequence[int]) -> Flow:
+    def finish(self, here: Sequence[int]) -> Way:
         """Take the chain `final`, and give the gradients to the parameters."""
         tensors = [self._terms(i) for i in here]
         for stage in self.final:
             flat = self._packed(tensors) if stage[0].step.kind == "all_reduce" else None
             finish = start([stage[i] for i in here], tensors, flat=flat)
-            if _talks(stage[0]):
+            if talks(stage[0].step):
                 yield
             tensors = finish()
         for i, tensor in zip(here, tensors, strict=True):
@@ -108,7 +105,7 @@ class Reduction:
         assert terms is not None
         return terms
 
-    def _scatter(self, here: list[int]) -> Flow:
+    def _scatter(self, here: list[int]) -> Way:
         """Take the chain `micro`, and add the result to the terms of the micro-batches before."""
         whole = len(here) == len(self.weights)
         if self.packs and not whole:  # a gradient that did not come counts as zero
@@ -118,7 +115,7 @@ class Reduction:
         tensors = [self.given.get(i, self.flat) for i in members]
         for number, stage in enumerate(self.micro):
             finish = start([stage[i] for i in members], tensors, flat=self.flat if number == 0 and self.packs else None)  # type: ignore[arg-type]
-            if _talks(stage[0]):
+            if talks(stage[0].step):
                 yield
             tensors = list(finish())
         for i, tensor in zip(members, tensors, strict=True):
@@ -132,11 +129,6 @@ class Reduction:
             return None
         same = all(t is p for t, p in zip(tensors, self.places, strict=True))
         return self.flat if same else None
-
-
-def _talks(member: Member) -> bool:
-    """Whether a step sends a message. One that does not is taken at once: nothing is waited for."""
-    return member.step.collective and member.step.axis.size > 1
 
 
 def _stages(
@@ -155,26 +147,18 @@ class Pipeline:
     """The buckets that are on their way. A unit's buckets take their next step when the next unit's are ready, so few are in flight."""
 
     def __init__(self) -> None:
-        self.flows: list[Flow] = []
+        self.flows: list[Way] = []
 
-    def push(self, flows: Sequence[Flow]) -> None:
+    def push(self, flows: Sequence[Way]) -> None:
         """Let every bucket on its way take a step, then issue the new ones."""
         self.advance()
-        self.flows += [flow for flow in flows if _moved(flow)]
+        self.flows += [flow for flow in flows if moved(flow)]
 
     def advance(self) -> None:
         """Let every bucket on its way take one step."""
-        self.flows = [flow for flow in self.flows if _moved(flow)]
+        self.flows = [flow for flow in self.flows if moved(flow)]
 
     def drain(self) -> None:
         """Take steps until no bucket is on its way."""
         while self.flows:
             self.advance()
-
-
-def _moved(flow: Flow) -> bool:
-    """Whether a bucket has issued another collective."""
-    with torch.no_grad():
-        for _ in flow:
-            return True
-    return False

@@ -5,6 +5,8 @@ gradients are reduced when its backward has made the last of them. So communicat
 
     forward    enter(u): wait for u's weights, issue those of u + 1.   leave(u): free them
     backward   returning(u): wait for u's weights, issue those of u - 1.   done(u): free them, issue u's gradients
+
+Of weights that are gathered over several axes, the last gather is issued so, and those before it for the units beyond (`receive`).
 """
 
 # mypy: allow-untyped-calls
@@ -66,8 +68,9 @@ class Backward:
         for unit in self.units:
             if unit.arrived:
                 unit.send()
-            unit.free()
             unit.done = False
+            unit.wait_again()  # what came for a unit that did not run backward
+            unit.free()
         self.pipeline.drain()
         if self.sync:  # gradients for a unit that did not run backward
             left = dict.fromkeys(w for u in self.units for w in u.held if w.terms is not None)
@@ -90,6 +93,8 @@ class Unit:
         self.again = [gather for (again, *_), gather in zip(groups, self.gathers, strict=True) if again]
         kept = dict.fromkeys(u.weight for u in uses if u.weight.refresh or not u.gather)
         self.refreshes: list[Refresh] = refreshes(list(kept), name)
+        for gather in self.gathers:
+            gather.reads(self.refreshes)
         self.buckets: list[Refresh | Gather] = [*self.refreshes, *self.gathers]
         self.reductions: list[Reduction] = []
         self.held: list[Weight] = []
@@ -145,25 +150,23 @@ class Unit:
 
     # --- weights --------------------------------------------------------------------------------------
 
-    def issue(self) -> None:
-        """Issue the making of working copies and the gathers of weights."""
+    def issue(self, left: int = 0) -> None:
+        """Issue the making of working copies and the gathers of weights, all but the last `left` collectives of each."""
         for bucket in self.buckets:
-            bucket.issue()
+            bucket.issue(left)
 
     def wait(self) -> None:
-        """Wait until all weights are up to date and whole. Gathers that were not issued ahead are issued before the first wait."""
-        self.issue()
+        """Wait until all weights are up to date and whole."""
         for bucket in self.buckets:
             bucket.wait()
 
-    def issue_again(self) -> None:
-        """Issue the gathers of the weights that backward needs."""
+    def issue_again(self, left: int = 0) -> None:
+        """Issue the gathers of the weights that backward needs, all but the last `left` of each."""
         for bucket in () if self.done else self.again:
-            bucket.issue()
+            bucket.issue(left)
 
     def wait_again(self) -> None:
         """Wait until the weights that backward needs are whole."""
-        self.issue_again()
         for bucket in () if self.done else self.again:
             bucket.wait()
 
@@ -171,6 +174,24 @@ class Unit:
         """Free the memory of gathered weights."""
         for gather in self.gathers:
             gather.free()
+
+
+def receive(units: Sequence[Unit]) -> None:
+    """Before the first of these units runs forward: wait for its weights, and issue the gathers for those that run after it."""
+    for left, unit in enumerate(units):
+        unit.issue(left)
+    units[0].wait()
+    for left, unit in enumerate(units[1:]):
+        unit.issue(left)
+
+
+def receive_again(units: Sequence[Unit]) -> None:
+    """The same before the first of these units runs backward."""
+    for left, unit in enumerate(units):
+        unit.issue_again(left)
+    units[0].wait_again()
+    for left, unit in enumerate(units[1:]):
+        unit.issue_again(left)
 
 
 class UnitCall:
@@ -182,17 +203,17 @@ class UnitCall:
     ) -> None:  # fmt: skip
         self.unit, self.function, self.recompute, self.seed = unit, function, recompute, seed
         self.weights = weights
-        self.ahead: Unit | None = None  # the unit whose weights are gathered while this one runs forward
-        self.behind: Unit | None = None  # the same in backward
+        self.onward: Sequence[Unit] = [unit]
+        """The unit and those after it in forward whose weights are on their way while it runs."""
+        self.back: Sequence[Unit] = [unit]
+        """The same in backward."""
         self.buffers: list[tuple[str, Sequence[tuple[int, int]]]] = []
         self.buffer: Callable[[str, Sequence[tuple[int, int]]], torch.Tensor]
 
     def __call__(self, *args: Any) -> Any:
         """Run forward, and set the hooks for backward."""
-        unit, ahead = self.unit, self.ahead
-        unit.wait()
-        if ahead is not None:
-            ahead.issue()
+        unit = self.unit
+        receive(self.onward)
         unit.backward.note("run", unit.name)
         if self.seed is not None:
             args = (self.seed(unit.name), *args)
@@ -216,7 +237,5 @@ class UnitCall:
 
     def _returning(self, gradient: torch.Tensor) -> None:
         self.unit.backward.begin()
-        self.unit.wait_again()
-        if self.behind is not None:
-            self.behind.issue_again()
+        receive_again(self.back)
         self.unit.backward.note("return", self.unit.name)

@@ -12,6 +12,7 @@ Autograd sees only working or gathered tensors, as leaves. Their gradients go to
 from __future__ import annotations
 
 import functools
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -20,9 +21,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from planner_core.runtime.program.buckets import Flow, Member, alike, start, unpack
+from planner_core.runtime.program.buckets import Member, Way, alike, moved, talks, through, unpack
 from planner_core.runtime.program.collectives import Segments, Step
-
 
 STEPS = "_shardscope_optimizer_steps"
 """An attribute of parameters. What an optimizer writes to a DTensor, the version of its local part does not count."""
@@ -194,11 +194,50 @@ def step_shape(member: Member) -> tuple[int, ...]:
     return tuple(shape)
 
 
-class Gather:
-    """The bucket that gathers some weights of a unit. It is issued early and waited for at use; its memory is freed after use."""
+class Bucket(ABC):
+    """Weights that take the same steps to the form in which a unit uses them. The steps are issued early, one or more units ahead.
+
+    On several axes each collective needs the result of the one before. So the last is issued one unit ahead, the one before it two
+    units ahead, and none is waited for at once.
+    """
+
+    def __init__(self, steps: Sequence[Step], label: str) -> None:
+        self.label = label
+        self.stages = max(1, sum(map(talks, steps)))
+        """Number of collectives; 1 if there are none."""
+        self.earlier = 0
+        """The most collectives of a bucket that reads the weights of this one."""
+        self.issued = 0
+        self.way: Way | None = None
+
+    @abstractmethod
+    def begin(self) -> Way | None:
+        """The way through all steps, or None if there is nothing to do."""
+
+    def issue(self, left: int = 0) -> None:
+        """Issue the collectives, all but the last `left` of them. What was issued before is not issued again."""
+        while self.issued < self.stages - max(0, left - self.earlier):
+            if self.way is None:
+                self.way = self.begin()
+                if self.way is None:
+                    return
+            moved(self.way)
+            self.issued += 1
+
+    def wait(self) -> None:
+        """Wait until the weights are in their last form."""
+        if self.way is not None:
+            while moved(self.way):
+                pass
+            self.way, self.issued = None, 0
+
+
+class Gather(Bucket):
+    """The bucket that gathers some weights of a unit. Its memory is freed after use."""
 
     def __init__(self, copies: Sequence[Gathered], label: str) -> None:
-        self.copies, self.label = list(copies), label
+        super().__init__(copies[0].steps, label)
+        self.copies = list(copies)
         first = copies[0].weight
         total = sum(torch.Size(c.shape).numel() for c in copies)
         self.flat = torch.empty(total, dtype=first.dtype, device=first.local.device)
@@ -208,28 +247,35 @@ class Gather:
         self.views = unpack(self.flat, [c.shape for c in copies])
         self.num_bytes = self.flat.nbytes
         self.here = False
-        self.pending: Flow | None = None
+        self.after: list[Refresh] = []
+        """The buckets of its working copies. It reads them, so it waits for them."""
         self.free()
 
-    def issue(self) -> None:
-        """Issue the gather, unless the weights are here or on their way."""
-        if self.here or self.pending is not None:
-            return
-        stages = [[c.members[i] for c in self.copies] for i in range(len(self.copies[0].steps))]
-        with torch.no_grad():
-            tensors, flat = sent([c.weight for c in self.copies])
-            for members in stages[:-1]:  # on several axes each gather waits for the one before
-                tensors, flat = start(members, tensors, flat=flat)(), None
-            self.pending = start(stages[-1], tensors, flat=flat, into=self.views)
+    def reads(self, refreshes: Sequence[Refresh]) -> None:
+        """Say which buckets make the unit's working copies."""
+        mine = {c.weight for c in self.copies}
+        self.after = [r for r in refreshes if mine & set(r.weights)]
+        for refresh in self.after:
+            refresh.earlier = max(refresh.earlier, self.stages)
 
-    def wait(self) -> None:
-        """Wait until the weights are whole. Their memory is taken now."""
-        self.issue()
-        if self.pending is not None:
-            self.flat.untyped_storage().resize_(self.num_bytes)
-            with torch.no_grad():
-                self.pending()
-            self.pending, self.here = None, True
+    def begin(self) -> Way | None:
+        """The way from what is stored, unless the weights are here."""
+        if self.here:
+            return None
+        for refresh in self.after:
+            refresh.issue()
+            refresh.wait()
+        return self._gathered()
+
+    def _gathered(self) -> Way:
+        tensors, flat = sent([c.weight for c in self.copies])
+        stages = [[c.members[i] for c in self.copies] for i in range(len(self.copies[0].steps))]
+        yield from through(stages, tensors, self.views, flat=flat, ready=self._take)
+        self.here = True
+
+    def _take(self) -> None:
+        """Take the memory of the whole weights."""
+        self.flat.untyped_storage().resize_(self.num_bytes)
 
     def free(self) -> None:
         """Free the memory."""
@@ -248,47 +294,33 @@ def sent(weights: Sequence[Weight]) -> tuple[list[torch.Tensor], torch.Tensor | 
     return packed, flat
 
 
-class Refresh:
+class Refresh(Bucket):
     """Makes the working copies of a unit again from the stored parameters: a cast, and in ZeRO-1 a gather."""
 
     def __init__(self, weights: Sequence[Weight], label: str) -> None:
-        self.weights, self.label = list(weights), label
-        self.pending: Flow | None = None
+        super().__init__(weights[0].refresh, label)
+        self.weights = list(weights)
 
-    def issue(self) -> None:
-        """Issue the making of the copies, if one is stale."""
+    def begin(self) -> Way | None:
+        """The way of the copies that are stale."""
         stale = [w for w in self.weights if w.stale()]
-        if self.pending is not None or not stale:
-            return
-        with torch.no_grad():
-            tensors = [w.local.detach() for w in stale]
-            stages = len(stale[0].refresh)
-            if not stages:
-                torch._foreach_copy_([w.working for w in stale], tensors)
-            else:
-                tensors = [t.to(w.dtype) for t, w in zip(tensors, stale, strict=True)]
-                self.pending = self._gather(stale, tensors, stages)
-        for weight in stale:
-            weight.fresh()
+        return self._made(stale) if stale else None
 
     @staticmethod
-    def _gather(weights: Sequence[Weight], tensors: Sequence[torch.Tensor], stages: int) -> Flow:
-        """Gather axis by axis. The gather on the last axis is still in flight when this returns."""
-        forms = [tuple(t.shape) for t in tensors]
-        for stage in range(stages):
-            members = [Member(f, w.segments, w.refresh[stage]) for f, w in zip(forms, weights, strict=True)]
-            forms = [step_shape(m) for m in members]
-            if stage < stages - 1:
-                tensors = start(members, tensors)()
-        return start(members, tensors, into=[w.working for w in weights])
-
-    def wait(self) -> None:
-        """Wait until the copies are up to date."""
-        self.issue()
-        if self.pending is not None:
-            with torch.no_grad():
-                self.pending()
-            self.pending = None
+    def _made(weights: Sequence[Weight]) -> Way:
+        tensors = [w.local.detach() for w in weights]
+        for weight in weights:
+            weight.fresh()
+        steps = len(weights[0].refresh)
+        if not steps:
+            torch._foreach_copy_([w.working for w in weights], tensors)
+            return
+        tensors = [t.to(w.dtype) for t, w in zip(tensors, weights, strict=True)]
+        forms, stages = [tuple(t.shape) for t in tensors], []
+        for number in range(steps):
+            stages.append([Member(f, w.segments, w.refresh[number]) for f, w in zip(forms, weights, strict=True)])
+            forms = [step_shape(m) for m in stages[-1]]
+        yield from through(stages, tensors, [w.working for w in weights])
 
 
 def refreshes(weights: Sequence[Weight], label: str) -> list[Refresh]:

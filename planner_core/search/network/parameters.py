@@ -58,13 +58,14 @@ def storage_cost(states: TensorStates, trained: bool, moves: WeightMoves, model:
 
 
 def working_copy(states: TensorStates, trained: bool, gathered: Floats, model: CostModel) -> Floats:
-    """[row, state]: bytes of a working copy that is held beside the stored parameter. It is 0 where the weight is `gathered`
-    [row, state] at each use."""
+    """[row, state]: bytes of a working copy that is held beside the stored parameter, where the weight is `gathered` [row, state] at
+    each use, or not."""
     item = ITEM_BYTES[states.meta.dtype]
-    same = states.stored == states.forward
-    own = np.array([has_working_copy(item, trained, model.workload, bool(s)) for s in (False, True)])
-    size = np.where(own[same.astype(int)], states.local_bytes, 0.0)
-    return np.where(gathered, 0.0, size[None, :])
+    same = (states.stored == states.forward).astype(int)
+    kept = np.array(
+        [[has_working_copy(item, trained, model.workload, s, g) for g in (False, True)] for s in (False, True)]
+    )
+    return np.where(kept[same[None, :], gathered.astype(int)], states.local_bytes[None, :], 0.0)
 
 
 @dataclass(frozen=True, slots=True)
