@@ -75,6 +75,7 @@ def settle(
     best: tuple[Planner, Plan] | None = None
     seen: list[Count] = []
     several = request.accumulate is None and not isinstance(graph, Graph)
+    free: tuple[Planner, Plan] | None = None
     left: Sequence[DeviceMesh] | None = None
     for planner in _planners(request, graph, say, work):
         known = best[0].value(best[1]) if best else np.inf
@@ -84,8 +85,8 @@ def settle(
         if not left:
             break
         free = _without_recomputation(count, choose, say, known)
-        if free is not None:  # the best plan of any memory fits, so recomputation would not help
-            return free
+        if free is not None:  # the best plan of any memory fits, so more micro-batches or recomputation would not help
+            break
         seen.append(count)
         if several:
             with contextlib.suppress(NoPlanFits):
@@ -94,7 +95,7 @@ def settle(
                     best = count.planner, found
             if best is not None and planner.objective() == "communication":
                 break
-    return _proven(seen, best, choose, say)
+    return _proven(seen, best, free, choose, say)
 
 
 def choose_recomputation(
@@ -122,11 +123,12 @@ def _without_recomputation(
 
 
 def _proven(
-    seen: Sequence[Count], best: tuple[Planner, Plan] | None, choose: Choose, say: Progress
-) -> tuple[Planner, Plan]:
-    """The best plan over the numbers that were looked at, searched exactly, the most promising number first. Raises NoPlanFits."""
+    seen: Sequence[Count], best: tuple[Planner, Plan] | None, found: tuple[Planner, Plan] | None, choose: Choose,
+    say: Progress,
+) -> tuple[Planner, Plan]:  # fmt: skip
+    """The best plan over the numbers that were looked at, searched exactly, the most promising number first. `found` is the best plan
+    of a further number. Raises NoPlanFits."""
     refused: NoPlanFits | None = None
-    found: tuple[Planner, Plan] | None = None
     known = best[0].value(best[1]) * (1 + TIE) if best else np.inf
     for count in sorted(seen, key=lambda c: best is None or c.planner is not best[0]):
         below = min(known, found[0].value(found[1])) if found and found[1].fits else known
