@@ -39,8 +39,15 @@ LONG_FIRST = ("pages", "exporters", "runtime", "verification", "search", "planni
 """Folders of tests whose files take long. Files are dealt to the workers in this order, so that none ends alone with a long one."""
 
 
+LONG = frozenset(line for line in (ROOT / "tests" / "long.txt").read_text().splitlines() if not line.startswith("#"))
+"""Tests that only `make test-all` runs, by their name below `tests/`."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put long files first; within a file nothing changes."""
+    """Mark the long tests as slow, and put long files first; within a file nothing changes."""
+    for item in items:
+        if item.nodeid.removeprefix("tests/") in LONG:
+            item.add_marker(pytest.mark.slow)
     rank = {name: i for i, name in enumerate(LONG_FIRST)}
     items.sort(key=lambda item: rank.get(item.path.relative_to(ROOT / "tests").parts[0], len(rank)))
 

@@ -432,10 +432,14 @@ def test_a_typed_answer_is_answered_by_its_mistake() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "lesson", [x for x in LESSONS if x.question(LLAMA, x.defaults()).values], ids=lambda x: f"lesson{x.number}"
-)
+def test_some_lessons_ask_for_a_number() -> None:
+    assert sum(bool(x.question(LLAMA, x.defaults()).values) for x in LESSONS) >= 3
+
+
+@pytest.mark.parametrize("lesson", LESSONS, ids=lambda x: f"lesson{x.number}")
 def test_every_expected_number_gets_its_own_answer(lesson) -> None:  # type: ignore[no-untyped-def]
+    if not lesson.question(LLAMA, lesson.defaults()).values:
+        return  # it offers words
     for control in lesson.controls:
         for option in control.options:
             question = lesson.question(LLAMA, {**lesson.defaults(), control.key: option})

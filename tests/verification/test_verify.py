@@ -264,10 +264,16 @@ def test_a_rank_that_hangs_is_stopped_and_leaves_nothing(tmp_path: Path, monkeyp
     (tmp_path / "known").mkdir()
     run_ranks(_pid, 1)  # the server that ranks are forked from keeps its socket as long as this process
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "meet"))
-    with pytest.raises(VerificationFailed, match="2 ranks did not finish in 30 s; all of them were stopped"):
-        run_ranks(_sleep_known, 2, (str(tmp_path / "known"),), timeout_s=30)
-    known = [int(p.name) for p in (tmp_path / "known").iterdir()]
-    assert len(known) == 2
+    known: list[int] = []
+    for limit_s in (5, 30, 90):  # a busy machine may not have started both within the first
+        with pytest.raises(
+            VerificationFailed, match=f"2 ranks did not finish in {limit_s} s; all of them were stopped"
+        ):
+            run_ranks(_sleep_known, 2, (str(tmp_path / "known"),), timeout_s=limit_s)
+        known = [int(p.name) for p in (tmp_path / "known").iterdir()]
+        if len(known) >= 2:
+            break
+    assert len(known) >= 2
     for pid in known:  # a process that is gone holds no port
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
