@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.support.published.memory import measured, predicted, with_memory
+from bench.support.published.memory import measured, predicted, stated_runs
 from bench.support.published.runs import Run, priced, runs
 
 SAMPLE = {
@@ -41,7 +41,7 @@ MEMORY = {
 
 @pytest.mark.parametrize("name", MEMORY)
 def test_a_published_peak_of_memory_is_met(name: str) -> None:
-    (run,) = (run for run in with_memory() if run.id == name)
+    (run,) = (run for run in stated_runs() if run.id == name)
     found, (low, high) = predicted(run), MEMORY[name]
     assert found is not None
     assert low <= found / measured(run) <= high

@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from bench.support.published.runs import Run, priced, runs
-from planner_core.core import InputError
+from planner_core.core import InputError, load_cluster, timing
 
 ROOT = Path(__file__).resolve().parents[3]
 TABLE = ROOT / "docs" / "PUBLISHED_MEMORY.md"
 ROWS = ROOT / "bench" / "results" / "published_memory.jsonl"
 CLOSE, HIGH = 0.10, 1.15
+TELLING = ("InternEvo", "torchtitan", "ao", "modded-nanogpt")
+"""The sources whose runs take about what is predicted."""
 HEAD = """\
 # Predicted against measured peak memory
 
@@ -48,11 +50,9 @@ class Memory:
         return self.predicted / self.measured
 
 
-def with_memory() -> Iterator[Run]:
-    """The runs whose memory is known, as they are stated here."""
-    for run in runs("AB"):
-        if run.row["mem_gb"]:
-            yield as_it_ran(run)
+def stated_runs() -> Iterator[Run]:
+    """The runs of grade A or B, as they are stated here."""
+    return map(as_it_ran, runs("AB"))
 
 
 def as_it_ran(run: Run) -> Run:
@@ -89,7 +89,7 @@ def table(found: Sequence[Memory]) -> str:
     """The page."""
     lines = [HEAD]
     keys = (
-        ("source", lambda r: r.source.split(" ")[0].split("/")[-1]),
+        ("source", publisher),
         ("layout", lambda r: f"tensor parallel {r.stated.layout.tp}" if r.stated.layout.tp > 1 else r.layout),
     )
     for title, key in keys:
@@ -102,7 +102,7 @@ def table(found: Sequence[Memory]) -> str:
             *(f"| {name} | {line(groups[name])} |" for name in sorted(groups, key=lambda n: (len(n), n))),
             f"| all | {line(found)} |\n",
         ]
-    return "\n".join([*lines, scatter(found), too_high(found)])
+    return "\n".join([*lines, scatter(found), too_high(found), ""])
 
 
 def alike(found: Sequence[Memory]) -> list[list[Memory]]:
@@ -150,18 +150,56 @@ def too_high(found: Sequence[Memory]) -> str:
     )
 
 
+def how_full(shares: Mapping[str, Sequence[float]], found: Sequence[Memory]) -> str:
+    """How much of its GPU each source filled by the prediction; `shares` are by source."""
+    usable = timing().usable_memory
+    tellable = [x for name in TELLING for x in shares[name]]
+    most = max(m.measured / memory_of(m.run) for m in found)
+    return "\n".join(
+        [
+            "## How full the GPUs were\n",
+            "The predicted peak over the GPU's memory, of all runs that `price` can state. All of them ran; no source publishes "
+            "one that ran out of memory. So the table says what has worked, and not where the limit lies.\n",
+            "| source | runs | median | nine in ten below | fullest |\n|---|--:|--:|--:|--:|",
+            *(
+                f"| {name} | {len(x)} | {np.median(x):.2f} | {np.quantile(x, 0.9):.2f} | {max(x):.2f} |"
+                for name, x in sorted(shares.items())
+            ),
+            "",
+            "llm-foundry's loss makes no float32 logits, and some of nanotron's rows contradict their own table (above). Of the "
+            f"{len(tellable)} runs of the others, {sum(x <= usable for x in tellable)} lie below {usable:.0%}, which is what plans "
+            f"may fill (`usable_memory`); the fullest of them has {max(tellable):.0%}. The fullest that was *measured* had "
+            f"{most:.0%} of its GPU.\n",
+        ]
+    )
+
+
+def publisher(run: Run) -> str:
+    """The name of a run's source."""
+    return run.source.split(" ")[0].split("/")[-1]
+
+
+def memory_of(run: Run) -> int:
+    """Bytes of a run's GPU."""
+    return load_cluster(run.cluster).gpu.memory_bytes
+
+
 def main(redo: bool = False) -> None:
     """Price what is not kept, or all of it, and write the page."""
     if redo:
         ROWS.unlink(missing_ok=True)
     kept = dict(map(json.loads, ROWS.read_text().splitlines())) if ROWS.exists() else {}
-    every = {run.id: run for run in with_memory()}
+    every = {run.id: run for run in stated_runs()}
     with ROWS.open("a", encoding="utf-8") as file:
         for name in sorted(every.keys() - kept.keys()):
             kept[name] = predicted(every[name])
             file.write(json.dumps([name, kept[name]]) + "\n")
-    found = [Memory(run, kept[name], measured(run)) for name, run in every.items() if kept[name]]
-    TABLE.write_text(table(found), encoding="utf-8")
+    priced_runs = {name: run for name, run in every.items() if kept[name]}
+    found = [Memory(run, kept[name], measured(run)) for name, run in priced_runs.items() if run.row["mem_gb"]]
+    shares: dict[str, list[float]] = {}
+    for name, run in priced_runs.items():
+        shares.setdefault(publisher(run), []).append(kept[name] / memory_of(run))
+    TABLE.write_text(table(found) + how_full(shares, found), encoding="utf-8")
 
 
 if __name__ == "__main__":
