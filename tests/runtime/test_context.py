@@ -9,6 +9,10 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.distributed.device_mesh import init_device_mesh
 
 from planner_core.core import P, R, Shard, plan_to_json
 from planner_core.core.cluster import load_cluster
@@ -22,6 +26,9 @@ from planner_core.ops import Row, rows
 from planner_core.ops.catalog.attention import CONTEXT
 from planner_core.planning.pipeline import Result
 from planner_core.planning.request import Request
+from planner_core.runtime.program.chances import attention, shard_seed
+from planner_core.runtime.program.collectives import Axis
+from planner_core.runtime.program.setup import axes_of
 from planner_core.verification.api import scaled
 from planner_core.verification.fake_group import verify_fake_all
 from planner_core.verification.numerics import verify_all, within
@@ -158,3 +165,55 @@ def test_its_script_trains_alike_on_two_and_four_ranks(tmp_path: Path) -> None:
         found.append([float(x) for x in re.findall(r"^step \d+  loss (\S+)", said, re.MULTILINE)])
     assert len(found[0]) == 3 and found[0][2] != found[0][0]
     assert found[1] == pytest.approx(found[0], rel=1e-5) and found[2] == pytest.approx(found[0], rel=1e-5)
+
+
+# --- dropout -----------------------------------------------------------------------------------------------
+
+DROPPED, SEED, BLOCKS = 0.3, 7, 4
+
+
+def _inputs() -> list[torch.Tensor]:
+    """Query, key, value and the gradient of the result."""
+    torch.manual_seed(0)
+    return [torch.randn(2, 3, 16, 8, dtype=torch.float64, requires_grad=i < 3) for i in range(4)]
+
+
+def _dropped() -> list[Any]:
+    """On a rank: its part of the result, and the gradients of its queries, of all keys and of all values."""
+    (axis,) = axes_of(init_device_mesh("cpu", (2,)))
+    query, key, value, gradient = _inputs()
+    mine = query.detach().chunk(2, -2)[axis.rank].requires_grad_()
+    out = attention(mine, key, value, dropout_p=DROPPED, seed=SEED, split=[axis], queries=[axis])
+    out.backward(gradient.chunk(2, -2)[axis.rank])
+    for whole in (key, value):
+        dist.all_reduce(whole.grad)
+    return [t.tolist() for t in (out, mine.grad, key.grad, value.grad)]  # type: ignore[union-attr]
+
+
+def _one_process() -> list[torch.Tensor]:
+    """The same of one process that draws the masks of both ranks: rank i computes the blocks i and 3 - i of its pair, in this order."""
+    query, key, value, gradient = _inputs()
+    rows = query.shape[-2] // BLOCKS
+    made = {}
+    for rank in range(2):
+        torch.manual_seed(shard_seed(SEED, [Axis("queries", None, 2, rank)]))
+        for block in (2 * rank, BLOCKS - 1 - 2 * rank):
+            seen = rows * (block + 1)
+            mask = torch.ones(rows, seen, dtype=torch.bool).tril(seen - rows)
+            own = query[..., seen - rows : seen, :]
+            made[block] = F.scaled_dot_product_attention(own, key[..., :seen, :], value[..., :seen, :], mask, DROPPED)
+    out = torch.cat([made[b] for b in range(BLOCKS)], -2)
+    out.backward(gradient)
+    return [t.detach() for t in (out, query.grad, key.grad, value.grad)]  # type: ignore[union-attr]
+
+
+def test_dropout_of_split_attention_is_that_of_one_process_with_the_same_masks() -> None:
+    """Result and gradients. The masks of the two ranks differ, and so do those of a rank's two blocks."""
+    ranks, wanted = run_ranks(_dropped, 2, ()), _one_process()
+    for at, whole in enumerate(wanted):
+        parts = [torch.tensor(r[at], dtype=torch.float64) for r in ranks]
+        found = torch.cat(parts, -2) if at < 2 else parts[0]
+        assert torch.allclose(found, whole, rtol=1e-12, atol=1e-12), at
+    ones = [torch.ones(1, 1, 64, 8), torch.zeros(1, 1, 64, 8), torch.eye(64)[None, None]]
+    masks = [attention(*ones, dropout_p=DROPPED, seed=SEED, split=[Axis("queries", None, 2, r)]) for r in range(2)]
+    assert not torch.equal(*masks) and all(abs(float((m == 0).float().mean()) - DROPPED) < 0.03 for m in masks)
