@@ -185,9 +185,7 @@ class Planner:
         proof. `stop` and `prove` are those of `search`."""
         with self.clock("search"):
             answer = hopeless(problem, rough, self.budget, objective) if rough else None
-            return answer or fit(
-                problem, self.graph, self.budget, objective, abandon_above, rough, stop, self.work, prove
-            )
+            return answer or fit(problem, self.graph, self.budget, objective, abandon_above, stop, self.work, prove)
 
     def bounded(self, problem: Problem, answer: Answer, objective: str) -> tuple[Problem, Answer]:
         """If the problem was restricted: the answer with a bound that holds for the whole space, which may prove it."""

@@ -8,11 +8,20 @@ candidates/  every choice of one block's matrices
 folded_solver, lagrangian, restricted_states: the search itself, from the inside to the outside
 """
 
-from planner_core.search.budget.memory_fit import fit, fits_freely, hopeless
+from planner_core.search.budget.memory_fit import fit, fits_about, hopeless
 from planner_core.search.budget.pareto_front import corners, front
 from planner_core.search.extract_plan import assemble
 from planner_core.search.folded_solver import Assignment, RunTable, block_totals, run_tables, solve
-from planner_core.search.lagrangian import Answer, least_memory, memory_of, objective_of, quick_bound, search
+from planner_core.search.lagrangian import (
+    Answer,
+    fastest,
+    least_memory,
+    least_value,
+    memory_of,
+    objective_of,
+    quick_bound,
+    search,
+)
 from planner_core.search.objective import OBJECTIVES, TIE, Objective, value_of
 from planner_core.search.restricted_states import NO_BOUND, NOTE, bounded, narrow
 from planner_core.search.units.dual_shares import best_shares
@@ -31,11 +40,13 @@ __all__ = [
     "block_totals",
     "bounded",
     "corners",
+    "fastest",
     "fit",
-    "fits_freely",
+    "fits_about",
     "front",
     "hopeless",
     "least_memory",
+    "least_value",
     "memory_of",
     "narrow",
     "objective_of",

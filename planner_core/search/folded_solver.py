@@ -16,7 +16,7 @@ the third was never needed.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -65,9 +65,16 @@ def solve(problem: Problem, objective: Objective, abandon_above: float = float("
     The problem keeps it: searches for other budgets ask for the same objective again, and start from what was found.
     `abandon_above`: stop as soon as the `bound` is above this value. The assignment is then not the best one.
     """
+    abandoned: Assignment | None = problem.abandoned.get(objective)
+    if abandoned is not None and abandoned.bound > abandon_above:
+        return abandoned
     if objective not in problem.solved:
-        found = None if problem.impossible else _folded(problem, objective).best(abandon_above)
+        folded = problem.last = None if problem.impossible else _folded(problem, objective)
+        found = folded.best(abandon_above) if folded else None
         if found is not None and found.bound > abandon_above:
+            problem.abandoned[objective] = found
+            if objective.exact and not (objective.after_forward or objective.after_backward):
+                problem.quick[objective] = folded  # a later search goes on from there
             return found
         problem.solved[objective] = found
     known: Assignment | None = problem.solved[objective]
@@ -99,6 +106,12 @@ def run_tables(problem: Problem) -> list[RunTable]:
         names = tuple(f"{forward}|{gradient}" for forward, gradient in pairs)
         found.append(RunTable(run.run.block, run.count, names, ways, run.matrix(0), run.cost[0]))
     return found
+
+
+def folded_at(problem: Problem, objective: Objective) -> Folded:
+    """The folded network under an objective: that of the last solution if it had this objective."""
+    last: Folded | None = problem.last
+    return last if last is not None and last.objective == objective else Folded(problem, objective)
 
 
 def _folded(problem: Problem, objective: Objective) -> Folded:
@@ -139,14 +152,16 @@ class Folded:
         """All tables over the top variables. They hold lower bounds."""
         return [*self.fixed, *(r.table() for r in self.runs)]
 
-    def weighed(self) -> BucketTree:
-        """The top network as a weighed bucket tree. It is made again if bounds have changed since. Raises TooLarge."""
+    def weighed(self, more: Sequence[Table] = ()) -> BucketTree:
+        """The top network as a weighed bucket tree, with `more` tables over top variables. Raises TooLarge."""
         known = sum(len(r.powers) + r.tight for r in self.runs) + sum(len(u.settled) for u in self.units.values())
-        if self._tree is None or self._tree[0] != known:
-            tree = BucketTree(self.problem.top.sizes, self.tables, self.problem.top.sequence, ())
-            tree.weigh()
-            self._tree = known, tree
-        return self._tree[1]
+        if not more and self._tree is not None and self._tree[0] == known:
+            return self._tree[1]
+        tree = BucketTree(self.problem.top.sizes, [*self.tables, *more], self.problem.top.sequence, ())
+        tree.weigh()
+        if not more:
+            self._tree = known, tree  # it serves until bounds change
+        return tree
 
     def best(self, abandon_above: float = float("inf")) -> Assignment | None:
         """The assignment of least priced cost (see the head of the file), or the first one whose bound is above `abandon_above`."""

@@ -23,9 +23,10 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 
 from planner_core.cost import Component, Shares
-from planner_core.search.algebra.pareto_labels import MAX_WORK, Allowance
+from planner_core.search.algebra.pareto_labels import Allowance
 from planner_core.search.budget.gap_closing import GapClosing
-from planner_core.search.folded_solver import Assignment, revalued, solve
+from planner_core.search.budget.mixing import mixed
+from planner_core.search.folded_solver import Assignment, folded_at, revalued, solve
 from planner_core.search.network.folded import Problem
 from planner_core.search.objective import OBJECTIVES, TIE, Objective, least_memory_objective
 
@@ -42,8 +43,31 @@ def objective_of(problem: Problem, kind: str) -> Objective:
 
 def quick_bound(problem: Problem, kind: str) -> float:
     """A value that no assignment is below, whatever its memory. The gaps between the step's time and its bounds stay open."""
-    found = solve(problem, replace(objective_of(problem, kind), exact=False))
+    found = quick(problem, kind)
     return found.bound if found else float("inf")
+
+
+def quick(problem: Problem, kind: str) -> Assignment | None:
+    """A good assignment of any memory, with its bound. The gaps between the step's time and its bounds stay open."""
+    return solve(problem, replace(objective_of(problem, kind), exact=False))
+
+
+def fastest(problems: Iterable[Problem], kind: str) -> list[Problem]:
+    """The problems whose quick bound is not above the best value that a quick search finds in any of them, the lowest bound first.
+    The best assignment of all problems, whatever its memory, is in one of these."""
+    found = [(a, p) for p in problems if (a := quick(p, kind))]
+    best = min((a.seconds for a, _ in found), default=0.0) * (1 + TIE)
+    return [p for a, p in sorted(found, key=lambda f: f[0].bound) if a.bound <= best]
+
+
+def least_value(problems: Iterable[Problem], kind: str) -> float:
+    """A value that no assignment of any of the problems is below, whatever its memory. It is a best value if nothing stays open."""
+    order = fastest(problems, kind)
+    least = min((a.seconds * (1 + TIE) for p in order if (a := quick(p, kind))), default=float("inf"))
+    for problem in order:
+        if quick_bound(problem, kind) < least:
+            least = min(least, search(problem, objective=kind, abandon_above=least).bound)
+    return least
 
 
 def memory_of(a: Assignment) -> float:
@@ -89,7 +113,7 @@ class _Search:
     best: Assignment | None = None
     bound: float = 0.0
     solves: int = 0
-    work: int = MAX_WORK
+    work: Allowance = field(default_factory=Allowance)
     at_bound: Objective = field(init=False)
 
     def __post_init__(self) -> None:
@@ -127,12 +151,37 @@ class _Search:
         if bound > self.bound:
             self.bound, self.at_bound = bound, replace(objective, exact=True)
 
+    def free(self, abandon_above: float) -> Assignment | None:
+        """The best assignment of any memory. If it does not fit, its gap stays open, since prices of memory do the rest."""
+        found = self.at(0.0, 0.0, abandon_above, exact=False)
+        if found is not None and memory_of(found) <= self.budget and self.bound <= abandon_above:
+            return self.at(0.0, 0.0, abandon_above)
+        return found
+
+    def price(self, free: Assignment, small: Assignment, enough: Callable[[], bool], prove: bool) -> None:
+        """Move the prices of memory to where the bound is highest. `free` is the fastest assignment, and `small` fits."""
+        ends = (FORWARD, BACKWARD) if free.totals[FORWARD] >= free.totals[BACKWARD] else (BACKWARD, FORWARD)
+        for exact in (False, True) if prove else (False,):  # exact prices take long, and the others find where to begin
+            for end in ends:
+                if free.totals[end] > self.budget:
+                    _price_memory(self, free, small, end, enough, exact)
+            if not exact and not enough():
+                self.mix()
+
+    def mix(self) -> None:
+        """Look for a better incumbent among mixtures of the solutions at prices."""
+        assert self.best is not None
+        folded = folded_at(self.problem, replace(self.at_bound, exact=False))
+        if not (folded.objective.after_forward or folded.objective.after_backward):
+            return
+        found = mixed(folded, self.best, self.budget, [a for _, a in self.known()])
+        if found is not None:
+            self.consider(found)
+
     def close(self, stop: Callable[[], bool], at_most: float) -> None:
         """Enumerate what lies between the bound and the incumbent, or `at_most`."""
         assert self.best is not None
-        closing = GapClosing(
-            self.problem, self.at_bound, self.budget, self.best, self.bound, at_most, Allowance(self.work)
-        )
+        closing = GapClosing(self.problem, self.at_bound, self.budget, self.best, self.bound, at_most, self.work)
         closing.run(stop)
         self.best, self.bound = closing.best, max(self.bound, closing.bound)
 
@@ -150,7 +199,7 @@ class _Search:
 
 def search(
     problem: Problem, *, objective: str = "time", budget: float = float("inf"), abandon_above: float = float("inf"),
-    stop: Callable[[], bool] = lambda: False, prove: bool = True, known: Iterable[Assignment] = (), work: int = MAX_WORK,
+    stop: Callable[[], bool] = lambda: False, prove: bool = True, known: Iterable[Assignment] = (), work: Allowance | None = None,
     top: Shares | None = None,
 ) -> Answer:  # fmt: skip
     """The best assignment of `problem` within a memory budget (see the head of the file).
@@ -163,14 +212,14 @@ def search(
         stop: Is called between solutions. If it returns True, the search stops with its incumbent.
         prove: If False, the gap that prices leave stays open.
         known: Further assignments that may be incumbents.
-        work: Labels that may be formed to close the gap.
+        work: The labels that may be formed to close the gap; what is formed is taken from it.
         top: If given, the top block is priced as a plain sum at these shares, so that the answer is a lower bound.
 
     Returns:
         The answer. Its `assignment` is None if nothing fits.
     """
-    run = _Search(problem, replace(objective_of(problem, objective), top=top), budget, work=work)
-    free = run.at(0.0, 0.0, abandon_above)
+    run = _Search(problem, replace(objective_of(problem, objective), top=top), budget, work=work or Allowance())
+    free = run.free(abandon_above)
     if free is None:
         return Answer(None, float("inf"), float("inf"), float("inf"), run.solves)
     if run.best is not None or run.bound > abandon_above:
@@ -184,19 +233,10 @@ def search(
     for a in (small, *known):
         run.consider(a)
     run.start()
-
-    def enough() -> bool:
-        return stop() or run.bound > abandon_above
-
-    ends = (FORWARD, BACKWARD)
-    for end in ends if free.totals[FORWARD] >= free.totals[BACKWARD] else ends[::-1]:
-        if free.totals[end] > budget:
-            for exact in (
-                (False, True) if prove else (False,)
-            ):  # exact prices take long, and the others find where to begin
-                _price_memory(run, free, small, end, enough, exact)
+    run.price(free, small, lambda: stop() or run.bound > abandon_above, prove)
     if prove:
-        run.close(enough, abandon_above)
+        run.close(lambda: stop() or run.bound > abandon_above, abandon_above)
+    problem.last = None
     return run.answer(least)
 
 

@@ -276,6 +276,18 @@ def test_what_was_asked_before_changes_no_answer(name: str) -> None:
         assert later.solves <= first.solves
 
 
+def test_a_search_without_proof_mixes_the_copies() -> None:
+    """Where the solutions at prices lie far apart, plans between them are mixtures of their copies; one is found without a proof."""
+    problem = zoo("gpt2-xl", "2x8", 3, recompute="auto")
+    fast = search(problem)
+    small = search(problem, budget=1.0)
+    budget = small.least_memory + 0.6 * (memory_of(fast.assignment) - small.least_memory) if fast.assignment else 0.0
+    rough = search(problem, budget=budget, prove=False)
+    assert rough.assignment is not None and memory_of(rough.assignment) <= budget
+    assert len({c.variant for c in rough.assignment.copies}) > 1
+    assert rough.gap < 0.1 * (search(problem, budget=small.least_memory + 1, prove=False).value / fast.value - 1)
+
+
 def test_a_search_leaves_no_cycle_behind() -> None:
     """A server plans all day: what a search made must go when it is dropped, not when the collector comes by."""
     problem = problem_of(load_snapshot("gpt2-xl", layers=4), load_cluster("2x8-h100"), "2x8")

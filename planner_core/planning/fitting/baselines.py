@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from planner_core.core import DeviceMesh, Plan
 from planner_core.planning.methods import BASELINES, Method
 from planner_core.planning.session import Planner, with_recompute
-from planner_core.search import Answer, fit, search
+from planner_core.search import Answer, fastest, fit, quick_bound, search
 from planner_core.search.network import Problem
 
 
@@ -27,28 +27,32 @@ def baselines(planner: Planner, options: Iterable[DeviceMesh], recompute: str = 
 
 def _baseline(planner: Planner, options: list[DeviceMesh], b: Method) -> Plan | None:
     """The best plan of one baseline that fits; else the fastest."""
-    free = []
+    problems = []
     for mesh in options:
         restrict = b.restrict(planner.graph, mesh)
-        if restrict is None:
-            continue
-        problem = planner.problem(mesh, restrict, zero=b.zero)
-        with planner.clock("baselines"):
-            answer = search(problem, objective="time")
-        if answer.assignment is not None:
-            free.append((problem, answer))
-    free.sort(key=lambda found: found[1].value)  # so that meshes that cannot win any more are skipped
+        if restrict is not None:
+            problems.append(planner.problem(mesh, restrict, zero=b.zero))
+    with planner.clock("baselines"):
+        problems.sort(key=lambda p: quick_bound(p, "time"))  # so that meshes that cannot win any more are skipped
+        chosen = _best(planner, problems)
+    return planner.plan(*chosen, b.title, b.name, "time") if chosen else None
+
+
+def _best(planner: Planner, problems: list[Problem]) -> tuple[Problem, Answer] | None:
+    """The problem with the best plan that fits, and its answer; else the one with the fastest plan. None if there is no plan.
+    `problems`: the lowest quick bound first."""
     best: tuple[Problem, Answer] | None = None
     least = float("inf")
-    for problem, rough in free:
-        if rough.value >= least:
+    for problem in problems:
+        if quick_bound(problem, "time") >= least:
             break
-        with planner.clock("baselines"):
-            answer = fit(problem, planner.graph, planner.budget, "time", least, rough)
+        answer = fit(problem, planner.graph, planner.budget, "time", least)
         if answer.assignment is not None and answer.value < least:
             best, least = (problem, answer), answer.value
-    chosen = best or (free[0] if free else None)
-    return planner.plan(*chosen, b.title, b.name, "time") if chosen else None
+    if best is None:
+        free = [(p, search(p, objective="time")) for p in fastest(problems, "time")]
+        best = min(free, key=lambda f: f[1].value, default=None)
+    return best
 
 
 def without(planner: Planner, found: Iterable[Plan]) -> tuple[str, ...]:

@@ -29,7 +29,7 @@ from planner_core.core import DeviceMesh, Graph, InputError, NoPlanFits, Plan
 from planner_core.planning.methods import METHODS
 from planner_core.planning.request import Progress, Request
 from planner_core.planning.session import Planner, meshes, prepare, with_recompute
-from planner_core.search import TIE, fits_freely, quick_bound, search
+from planner_core.search import TIE, fastest, fits_about, least_value, quick_bound
 from planner_core.search.algebra import MAX_WORK, TooWide
 from planner_core.search.network import Problem
 
@@ -112,13 +112,21 @@ def _without_recomputation(
     """The best plan of any memory without recomputation if it fits, since no plan is better then; else None."""
     if count.plain is count.planner:
         return None
-    least = _least(count.plain, count.options) * (1 + TIE)
-    if not any(_fits_freely(count.plain, mesh, least) for mesh in count.options):
+    planner, objective = count.plain, count.plain.objective()
+    try:
+        problems = [p for mesh in count.options for p in _problems(planner, mesh)]
+    except TooWide:
         return None
+    if any(p.whole is not None for p in problems):  # its bound does not hold for the whole space
+        return None
+    fast = fastest(problems, objective)
+    if not any(fits_about(p, planner.graph, planner.budget, objective) for p in fast):
+        return None
+    least = least_value(fast, objective) * (1 + TIE)
     with contextlib.suppress(NoPlanFits):
-        plan = choose(count.plain, count.options, say, below=min(below, least), prove=False)
-        if plan.fits and count.plain.value(plan) <= least:
-            return count.plain, plan
+        plan = choose(planner, count.options, say, below=min(below, least), prove=False)
+        if plan.fits and planner.value(plan) <= least:
+            return planner, plan
     return None
 
 
@@ -173,41 +181,13 @@ def _next(count: int, batch: int) -> int:
     return count * prime
 
 
-def _least(planner: Planner, options: Sequence[DeviceMesh]) -> float:
-    """A lower bound on the objective over the meshes, for any memory."""
-    return min((_bound(planner, mesh) for mesh in options), default=float("inf"))
-
-
 def _below(planner: Planner, mesh: DeviceMesh, value: float) -> bool:
     """Whether a plan of any memory on one mesh may be below `value`."""
-    return _bound(planner, mesh, quick=True) < value and _bound(planner, mesh) < value
-
-
-def _bound(planner: Planner, mesh: DeviceMesh, quick: bool = False) -> float:
-    """A lower bound on the objective on one mesh, for any memory. `quick`: it may be lower than the least value."""
-    least = float("inf")
     try:
-        for problem in sorted(_problems(planner, mesh), key=lambda p: quick_bound(p, planner.objective())):
-            if problem.whole is not None:  # not a bound of the whole space
-                return 0.0
-            bound = quick_bound(problem, planner.objective())
-            if bound < least:
-                least = min(least, bound if quick else search(problem, objective=planner.objective()).bound)
+        problems = _problems(planner, mesh)
     except TooWide:
-        return 0.0
-    return least
-
-
-def _fits_freely(planner: Planner, mesh: DeviceMesh, value: float) -> bool:
-    """Whether the best plan of any memory on one mesh fits, and is not above `value`."""
-    objective = planner.objective()
-    with contextlib.suppress(TooWide):
-        return any(
-            quick_bound(problem, objective) <= value
-            and fits_freely(problem, planner.graph, planner.budget, objective, value)
-            for problem in _problems(planner, mesh)
-        )
-    return False
+        return True
+    return any(p.whole is not None or quick_bound(p, planner.objective()) < value for p in problems)
 
 
 def _problems(planner: Planner, mesh: DeviceMesh) -> list[Problem]:

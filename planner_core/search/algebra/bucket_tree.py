@@ -102,13 +102,13 @@ class BucketTree:
 
     def carry(
         self, factors: Iterable[Table], sets: Iterable[tuple[tuple[str, ...], Labels]], pruning: Pruning,
-        bounds: Sequence[tuple[Floats, BucketTree]] = (),
+        bounds: Bounds | None = None,
     ) -> Labels:  # fmt: skip
         """All labels of every entry of the root that are within the limit and not dominated.
 
         `factors`: tables [sum, entry of their variables]. `sets`: labels of other networks, by entry of the variables that are
-        named. `bounds`: prices [sum] of other weighted sums that bound the cost, each with this network weighed at them
-        (without `sets`). Raises TooMuch if a table has too many labels.
+        named. `bounds`: other weighted sums of this network (without `sets`) that bound the cost. Raises TooMuch if a table
+        has too many labels.
         """
         plain: list[list[Table]] = [[] for _ in range(len(self.buckets) + 1)]
         self.children = [[] for _ in plain]
@@ -126,9 +126,7 @@ class BucketTree:
         labels, self.chosen[-1] = collect(found, found.row, self.root.size, pruning)
         return labels
 
-    def _fill(
-        self, i: int, plain: Sequence[Table], pruning: Pruning, bounds: Sequence[tuple[Floats, BucketTree]]
-    ) -> Partial:
+    def _fill(self, i: int, plain: Sequence[Table], pruning: Pruning, bounds: Bounds | None) -> Partial:
         """The labels of bucket `i`: each entry within the limit, combined with the labels of the bucket's children."""
         scope, margin = self.scope_of(i), self.margins[i].ravel()
         rows = np.flatnonzero(margin <= pruning.limit)
@@ -138,16 +136,16 @@ class BucketTree:
             where: tuple[Any, ...] = (slice(None), *(place[v] for v in names))
             cost += table[where].T.reshape(-1, len(pruning.steps))
         found = Partial(rows, cost, np.zeros(len(rows)))
-        room = np.full((self.margins[i].size, len(bounds)), -np.inf)
-        for k, (prices, tree) in enumerate(bounds):
-            room[rows, k] = pruning.limit - tree.margins[i].ravel()[rows] + cost @ prices
-        caps = Caps(np.stack([p for p, _ in bounds], axis=1), room) if bounds else None
+        caps: Caps | None = None
+        if bounds is not None:
+            caps = Caps(bounds.prices, np.full((self.margins[i].size, bounds.prices.shape[1]), -np.inf))
+            caps.room[rows] = pruning.limit - bounds.margins[i][rows] + cost @ bounds.prices
         for child, names, labels in self.children[i]:
             entry = np.zeros(self.margins[i].size, dtype=np.int64)
             for v in names:
                 entry[rows] = entry[rows] * self.sizes[v] + place[v]
-            for k, (_, tree) in enumerate(bounds):
-                room[rows, k] += tree.buckets[child].message.ravel()[entry[rows]]
+            if caps is not None and bounds is not None:
+                caps.room[rows] += bounds.messages[child][entry[rows]]
             found = join(found, labels, entry[found.row], pruning.limit - margin[found.row], pruning, caps)
         return found
 
@@ -167,6 +165,39 @@ class BucketTree:
                 else:
                     todo.append((child, int(part[label])))
         return at, taken
+
+
+WHICH = "·"
+"""The variable of `Bounds` that numbers the weighted sums."""
+
+
+class Bounds:
+    """Several weighted sums of one network, each weighed as the network itself: `prices` [row, sum].
+
+    The networks are one network with one more variable, the number of the sum, which every table has and which is kept.
+    """
+
+    def __init__(
+        self, sizes: Mapping[str, int], tables: Sequence[Sequence[Table]], sequence: Sequence[str], prices: Floats
+    ) -> None:
+        """`tables` [sum]: the tables of each sum, in one order and of one form. Raises TooLarge."""
+        self.prices = prices
+        joined = [
+            ((*alike[0][0], WHICH), np.stack([a for _, a in alike], axis=-1)) for alike in zip(*tables, strict=True)
+        ]
+        self.tree = BucketTree({**sizes, WHICH: prices.shape[1]}, joined, sequence, (WHICH,))
+        self.tree.weigh()
+        buckets = self.tree.buckets
+        self.margins = [self._by_sum(self.tree.margins[i], self.tree.scope_of(i)) for i in (*range(len(buckets)), -1)]
+        """[entry, sum] for each bucket, and for the root last."""
+        self.messages = [self._by_sum(b.message, b.others) for b in buckets]
+        """[entry, sum] for each bucket."""
+
+    def _by_sum(self, table: Floats, scope: tuple[str, ...]) -> Floats:
+        count = self.prices.shape[1]
+        if WHICH not in scope:  # a variable that stands in no table
+            return np.broadcast_to(table.reshape(-1, 1), (table.size, count))
+        return np.moveaxis(table, scope.index(WHICH), -1).reshape(-1, count)
 
 
 def collect(found: Partial, group: Ints, entries: int, pruning: Pruning) -> tuple[Labels, Partial]:

@@ -86,13 +86,15 @@ class Pruning:
     most: int = MAX_LABELS
     few: int = 0
     work: Allowance = field(default_factory=Allowance)
+    spread: int = 1
+    """The sum whose range a sample covers."""
 
     def keep(self, found: Partial) -> Partial:
         """The labels of each row that are not dominated, in order of rows."""
         if (np.diff(found.row) > 0).all():
             return found
         found = found.take(undominated(found.row, found.cost, self.steps, self.work))
-        return found.take(sample(found, self.few)) if self.few else found
+        return found.take(sample(found, self.few, self.spread)) if self.few else found
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ class Caps:
 
     def keep(self, found: Partial) -> Partial:
         """The labels that are within all limits."""
-        return found.take((found.cost @ self.prices <= self.room[found.row]).all(axis=1))
+        return found.take((self.prices.T @ found.cost.T <= self.room[found.row].T).all(axis=0))
 
 
 @dataclass
@@ -225,10 +227,10 @@ def undominated(group: Ints, cost: Floats, steps: Floats, work: Allowance | None
     return order[keep]
 
 
-def sample(found: Partial, count: int) -> Ints:
+def sample(found: Partial, count: int, spread: int = 1) -> Ints:
     """Indices of at most about 2 * `count` labels of each row; `found` is in order of rows.
 
-    The range of the second sum is cut into `count` equal parts, and the label of least excess is taken from each part. The
+    The range of sum number `spread` is cut into `count` equal parts, and the label of least excess is taken from each part. The
     first of these parts is cut into `count` parts again, and sampled in the same way. So sums of two sampled labels lie close
     to each other.
     """
@@ -236,9 +238,9 @@ def sample(found: Partial, count: int) -> Ints:
         return np.zeros(0, dtype=np.int64)
     starts = np.flatnonzero(np.diff(found.row, prepend=-1))
     group = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(found.row)))
-    low = np.minimum.reduceat(found.cost[:, 1], starts)[group]
-    span = np.maximum.reduceat(found.cost[:, 1], starts)[group] - low
-    place = (found.cost[:, 1] - low) / np.where(span > 0, span, 1.0) * count
+    low = np.minimum.reduceat(found.cost[:, spread], starts)[group]
+    span = np.maximum.reduceat(found.cost[:, spread], starts)[group] - low
+    place = (found.cost[:, spread] - low) / np.where(span > 0, span, 1.0) * count
     order = np.argsort(found.excess, kind="stable")
     kept = []
     for scale in (1, count):
@@ -258,9 +260,11 @@ def _by_group(group: Ints, first: Ints) -> Ints:
 
 def _near(order: Ints, g: Ints, k: Ints) -> tuple[Ints, Ints, Ints]:
     """Drop labels that one of the NEAR labels before them dominates. This drops most dominated labels at little cost."""
-    alive = np.ones(len(g), dtype=bool)
+    alive, columns = np.ones(len(g), dtype=bool), np.ascontiguousarray(k[:, 1:].T)
     for back in range(1, min(NEAR, len(g) - 1) + 1):
-        beaten = (g[back:] == g[:-back]) & (k[:-back, 1:] <= k[back:, 1:]).all(axis=1)
+        beaten = g[back:] == g[:-back]
+        for column in columns:
+            beaten &= column[:-back] <= column[back:]
         alive[back:] &= ~beaten
     return order[alive], g[alive], k[alive]
 
@@ -280,13 +284,22 @@ def _stairs(g: Ints, second: Ints) -> NDArray[np.bool_]:
 def _skyline(points: Ints, chunk: int = 256) -> NDArray[np.bool_]:
     """[point]: whether no point before it is at most as large in all columns. Points are sorted by a sum that is not among these."""
     keep = np.zeros(len(points), dtype=bool)
-    kept = points[:0]
+    columns = np.ascontiguousarray(points.T)
+    kept = columns[:, :0]
     for start in range(0, len(points), chunk):
-        part = points[start : start + chunk]
-        alive = ~(kept[:, None, :] <= part[None]).all(axis=2).any(axis=0)
-        part, where = part[alive], start + np.flatnonzero(alive)
-        beats = (part[:, None, :] <= part[None]).all(axis=2)
-        alive = ~np.triu(beats, 1).any(axis=0)
+        part, where = columns[:, start : start + chunk], np.arange(start, min(start + chunk, len(points)))
+        if kept.shape[1]:
+            alive = ~_at_most(kept, part).any(axis=0)
+            part, where = part[:, alive], where[alive]
+        alive = ~np.triu(_at_most(part, part), 1).any(axis=0)
         keep[where[alive]] = True
-        kept = np.concatenate([kept, part[alive]])
+        kept = np.concatenate([kept, part[:, alive]], axis=1)
     return keep
+
+
+def _at_most(one: Ints, other: Ints) -> NDArray[np.bool_]:
+    """[i, j]: whether point i of `one` is at most as large in all columns as point j of `other`. Both are [column, point]."""
+    found: NDArray[np.bool_] = one[0][:, None] <= other[0]
+    for mine, theirs in zip(one[1:], other[1:], strict=True):
+        found &= mine[:, None] <= theirs
+    return found

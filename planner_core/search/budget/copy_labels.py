@@ -13,33 +13,29 @@ and (10, 2); (8, 5) stands for both orders. With 6 GB for two copies the answer 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Protocol
 
 import numpy as np
 
-from planner_core.cost import NUM_COMPONENTS, Component
+from planner_core.cost import Component
 from planner_core.search.algebra.bucket_tree import BucketTree, collect
-from planner_core.search.algebra.elimination import Floats, Table, given
+from planner_core.search.algebra.elimination import Floats, given
 from planner_core.search.algebra.pareto_labels import (
-    MAX_LABELS,
-    Allowance,
     Ints,
     Labels,
     Partial,
-    Pruning,
     TooMuch,
     concatenate,
     join,
 )
-from planner_core.search.network.factors import Factor
-from planner_core.search.objective import EVEN, Objective
+from planner_core.search.budget.goal import Goal
+from planner_core.search.objective import EVEN
 from planner_core.search.repeated_block import Chain, as_matrix, between_bytes
-from planner_core.search.units.tables import scalar, vectors
+from planner_core.search.units.tables import scalar
 from planner_core.search.units.unit import Copy
-from planner_core.search.units.unit_labels import TimeSums
 
-FEW_LABELS = 20_000
-"""Labels that are held at once in the first attempt at the whole gap."""
 FEW_SHARED = 24
 """Shared states that are computed in the first attempt at the whole gap."""
 MAX_SHARED = 200
@@ -50,76 +46,29 @@ CHUNK = 4_000_000
 """Numbers that one step of a (min, +) product holds at once (32 MB)."""
 
 
-@dataclass(frozen=True)
-class Goal:
-    """What labels count: the value of `objective` without memory, and memory at the `ends` of the step.
+class LabelsOfCopy(Protocol):
+    """The labels of one copy by entry of its view, and how it runs in each."""
 
-    Inside a unit a label holds *rows*: the sums of `TimeSums`, then memory at each end. A label of whole units holds *sums*: the
-    value, then memory at each end. The weighted cost is the value plus memory at the objective's prices. It may be at most
-    `limit`. Sums are rounded to multiples of `steps` [sum] when they are compared.
-    """
+    labels: Labels
 
-    objective: Objective
-    ends: tuple[Component, ...]
-    limit: float
-    steps: Floats
-    few: int = 0
-    """If > 0, only a sample is looked at: so many labels of each group, and a quarter of so many shared states."""
-    quick: bool = False
-    """Whether to give up early."""
-    work: Allowance = field(default_factory=Allowance)
+    def copy(self, label: int) -> Copy:
+        """How the copy runs in one label."""
+        ...
 
-    @property
-    def time(self) -> TimeSums:
-        """The rows from which the value of a unit follows."""
-        return TimeSums(self.objective, priced=False)
 
-    @property
-    def prices(self) -> Floats:
-        """[sum]: the price of one second of value (1), and of one byte at each end."""
-        by_end = {
-            Component.AFTER_FORWARD: self.objective.after_forward,
-            Component.AFTER_BACKWARD: self.objective.after_backward,
-        }
-        return np.array([1.0, *(by_end[end] for end in self.ends)])
-
-    @property
-    def pruning(self) -> Pruning:
-        """The pruning of labels of whole units."""
-        return Pruning(self.limit, self.steps, FEW_LABELS if self.quick else MAX_LABELS, self.few, self.work)
-
-    @property
-    def row_pruning(self) -> Pruning:
-        """The pruning of labels inside a unit."""
-        seconds = np.full(len(self.time.places), self.steps[0])
-        return replace(self.pruning, steps=np.concatenate([seconds, self.steps[1:]]))
-
-    def rows(self, factors: list[Factor]) -> list[Table]:
-        """Tables [row, entry of their variables]: the rows of each factor."""
-        memory = np.zeros((len(self.ends), NUM_COMPONENTS))
-        memory[np.arange(len(self.ends)), list(self.ends)] = 1.0
-        return vectors(factors, np.concatenate([self.time.sums, memory]))
-
-    def summed(self, rows: Floats) -> Floats:
-        """[label, sum]: the sums of labels whose rows are `rows` [label, row]."""
-        count = len(self.time.places)
-        return np.column_stack([self.time.cost(rows[:, :count]), rows[:, count:]])
-
-    def as_rows(self, labels: Labels) -> Labels:
-        """Labels of whole units as labels with rows, for the top unit: the value is put in the row of `TimeSums` that is added."""
-        rows = np.zeros((len(labels.cost), len(self.time.places) + len(self.ends)))
-        rows[:, len(self.time.places) - 1 :] = labels.cost
-        return replace(labels, cost=rows)
+OneCopy = Callable[[Chain, Goal, int, Floats], LabelsOfCopy]
+"""Makes the labels of one copy of a chain in a shared state, with the least weighted cost of the whole model through each entry."""
 
 
 class Copies:
     """The labels of one run, by entry of the top variables that it touches, and the way back to each copy.
 
-    `margin` has the shape of the chain's own table: the least weighted cost of the whole model through each entry.
+    `margin` has the shape of the chain's own table: the least weighted cost of the whole model through each entry. `one` makes
+    the labels of one copy: by default all of them (`BlockLabels`).
     """
 
-    def __init__(self, chain: Chain, tree: BucketTree, goal: Goal) -> None:
-        self.chain, self.goal, self.compiled = chain, goal, chain.compiled
+    def __init__(self, chain: Chain, tree: BucketTree, goal: Goal, one: OneCopy | None = None) -> None:
+        self.chain, self.goal, self.compiled, self.one = chain, goal, chain.compiled, one or BlockLabels
         self.names, self.entries = chain.places
         self.margin = chain.margins(tree)
         self.shape = self.margin.shape
@@ -147,13 +96,17 @@ class Copies:
     def labels(self) -> Labels:
         """The labels of the run, by entry of the top variables that it touches. Raises TooMuch."""
         if self.chain.count == 1:
-            self.block = BlockLabels(self.chain, self.goal, 0, self.margin)
+            self.block = self.one(self.chain, self.goal, 0, self.margin)
             return self.block.labels.at(self.entries)
         kind = _Alike if self.chain.problem.uniform else _Line
         self.lines = {s: kind(self, s) for s in self.states}
         found = concatenate([line.carry() for line in self.lines.values()])
         labels, self.chosen = collect(found, found.row, self.margin.size, self.goal.pruning)
         return labels.at(self.entries)
+
+    def ones(self) -> list[LabelsOfCopy]:
+        """The labels of one copy, by shared state, after `labels`."""
+        return [self.block] if self.chain.count == 1 else [line.block for line in self.lines.values()]
 
     def between(self) -> Floats:
         """[state, sum]: what the tensor between two copies adds to a label."""
@@ -218,7 +171,7 @@ class _Alike:
         chain, limit = copies.chain, copies.goal.limit
         margin = limit - (limit - copies.margin[s]) / chain.count
         self.links = _places(chain)
-        self.block = BlockLabels(chain, copies.goal, s, _own(chain, self.links, margin))
+        self.block = copies.one(chain, copies.goal, s, _own(chain, self.links, margin))
 
     def carry(self) -> Partial:
         """The labels of the whole run. Their `row` is the flat index of (shared state, entry, exit)."""
@@ -276,7 +229,7 @@ class _Line:
         outside = np.where(within, margin - np.where(within, chain.cost[s], 0.0), np.inf)[self.entries]
         self.behind, self.ahead = self._behind(), self._ahead(outside)
         self.links = _places(chain)
-        self.block = BlockLabels(chain, copies.goal, s, _own(chain, self.links, self.powers[0] + self.outer(0)))
+        self.block = copies.one(chain, copies.goal, s, _own(chain, self.links, self.powers[0] + self.outer(0)))
         self.halves: list[list[Ints]] = [[]]
         self.steps: list[tuple[int, list[Ints]]] = []
 

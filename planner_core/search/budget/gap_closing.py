@@ -18,17 +18,18 @@ next one is four times as wide, and so on.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from planner_core.cost import Component
 from planner_core.search.algebra.bucket_tree import BucketTree
-from planner_core.search.algebra.elimination import Floats
+from planner_core.search.algebra.elimination import Floats, Table
 from planner_core.search.algebra.pareto_labels import Allowance, TooLarge, TooMuch
-from planner_core.search.budget.copy_labels import Copies, Goal
-from planner_core.search.folded_solver import Assignment, Folded, finish
+from planner_core.search.budget.copy_labels import Copies, OneCopy
+from planner_core.search.budget.goal import Goal
+from planner_core.search.folded_solver import Assignment, Folded, finish, folded_at
 from planner_core.search.network.folded import Problem
 from planner_core.search.objective import TIE, Objective
 
@@ -42,17 +43,18 @@ MAX_FAILURES = 3
 """After this many parts that held too many labels, the rest of the gap is left open."""
 
 
-def front_of(folded: Folded, goal: Goal) -> Found | None:
+def front_of(folded: Folded, goal: Goal, one: OneCopy | None = None, more: Sequence[Table] = ()) -> Found | None:
     """All labels of the whole model that are within the goal's limit and not dominated; None if there are none.
 
-    `folded` is under the goal's objective. Raises TooMuch.
+    `folded` is under the goal's objective. `one` is that of `Copies`, `more` that of `Folded.weighed`. Raises
+    TooMuch.
     """
     problem = folded.problem
     while True:
-        tree = folded.weighed()
+        tree = folded.weighed(more)
         if not np.isfinite(tree.root) or tree.root > goal.limit:
             return None
-        copies = [Copies(run, tree, goal) for run in folded.runs]
+        copies = [Copies(run, tree, goal, one) for run in folded.runs]
         if not sum(c.work_out() for c in copies):
             break
     sets = [(c.names, goal.as_rows(c.labels())) for c in copies]
@@ -94,7 +96,7 @@ class GapClosing:
     work: Allowance = field(default_factory=Allowance)
 
     def __post_init__(self) -> None:
-        self.folded = Folded(self.problem, self.objective)
+        self.folded = folded_at(self.problem, self.objective)
         found = self.folded.best()  # makes the bounds exact where the best assignments use them
         if found is not None:
             self.bound = max(self.bound, found.bound - self._price * self.budget)

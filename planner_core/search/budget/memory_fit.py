@@ -18,10 +18,10 @@ from dataclasses import dataclass, field, replace
 
 from planner_core.core import Graph
 from planner_core.cost.memory import peak_memory
-from planner_core.search.algebra.pareto_labels import MAX_WORK
+from planner_core.search.algebra.pareto_labels import MAX_WORK, Allowance
 from planner_core.search.extract_plan import assemble
 from planner_core.search.folded_solver import Assignment, solve
-from planner_core.search.lagrangian import Answer, memory_of, objective_of, search
+from planner_core.search.lagrangian import Answer, memory_of, objective_of, quick, search
 from planner_core.search.network.folded import Problem
 
 WALKS = 6
@@ -55,36 +55,31 @@ def _near_least(problem: Problem, objective: str) -> Assignment | None:
     return solve(problem, replace(objective_of(problem, objective).priced(NEAR_LEAST, 0.0), exact=False))
 
 
-def fits_freely(problem: Problem, graph: Graph, budget: float, objective: str, value: float) -> bool:
-    """Whether the best assignment of any memory fits by its simulated peak, and is not above `value`."""
-    free = search(problem, objective=objective)
-    return (
-        free.assignment is not None
-        and free.value <= value
-        and walked(problem, graph, free.assignment, budget) <= budget
-    )
+def fits_about(problem: Problem, graph: Graph, budget: float, objective: str) -> bool:
+    """Whether the assignment that a quick search finds best, whatever its memory, fits by its simulated peak."""
+    found = quick(problem, objective)
+    return found is not None and walked(problem, graph, found, budget) <= budget
 
 
 def fit(
-    problem: Problem, graph: Graph, budget: float, objective: str, abandon_above: float = float("inf"), rough: Answer | None = None,
+    problem: Problem, graph: Graph, budget: float, objective: str, abandon_above: float = float("inf"),
     stop: Callable[[], bool] = lambda: False, work: int = MAX_WORK, prove: bool = True,
 ) -> Answer:  # fmt: skip
     """The best assignment whose simulated peak memory is at most `budget` bytes per GPU.
 
-    `rough`: the answer of a search without proof, if there was one. `stop`, `work`, `prove` and `abandon_above` are those of
-    `search`. The bound of the answer holds for the network's sums: `optimal` says that no assignment whose sum is within the
-    budget is better. If nothing fits, `least_memory` is a simulated peak too, that of `smallest`.
+    `stop`, `work`, `prove` and `abandon_above` are those of `search`. The bound of the answer holds for the network's sums:
+    `optimal` says that no assignment whose sum is within the budget is better. If nothing fits, `least_memory` is a simulated
+    peak too, that of `smallest`.
     """
-    free = rough if rough is not None and rough.solves == 1 else search(problem, objective=objective)
-    if (
-        free.assignment is None
-        or free.value > abandon_above
-        or walked(problem, graph, free.assignment, budget) <= budget
-    ):
-        return free
-    aim = _Aim(problem, graph, budget, objective, abandon_above, free.bound, stop, work)
-    aim.simulated(free.assignment)
-    high = memory_of(free.assignment)
+    fast = quick(problem, objective)
+    if fast is None or fast.bound > abandon_above or walked(problem, graph, fast, budget) <= budget:
+        free = search(problem, objective=objective, abandon_above=abandon_above)
+        fast = free.assignment
+        if fast is None or free.value > abandon_above or walked(problem, graph, fast, budget) <= budget:
+            return free
+    aim = _Aim(problem, graph, budget, objective, abandon_above, fast.bound, stop, Allowance(work))
+    aim.simulated(fast)
+    high = memory_of(fast)
     at = min(budget * ABOVE, high - 1)
     # find without proof which budget of the sum meets the GPU's, and prove the answer there
     found = aim.near(at, high, prove=False)
@@ -96,8 +91,8 @@ def fit(
 
 @dataclass
 class _Aim:
-    """The searches for one budget of the GPU. `hit` is the budget of the sum that gave the best answer. `peaks` are the simulated
-    peaks that are known."""
+    """The searches for one budget of the GPU. `work` are the labels that they may form together. `hit` is the budget of the sum that
+    gave the best answer. `peaks` are the simulated peaks that are known."""
 
     problem: Problem
     graph: Graph
@@ -106,7 +101,7 @@ class _Aim:
     abandon_above: float
     bound: float
     stop: Callable[[], bool]
-    work: int
+    work: Allowance
     hit: float = 0.0
     peaks: list[tuple[Assignment, float]] = field(default_factory=list)
 

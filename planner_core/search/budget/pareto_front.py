@@ -23,8 +23,8 @@ from planner_core.cost import Component
 from planner_core.search.algebra.convex_hull import Point, hull, slope
 from planner_core.search.algebra.elimination import Floats
 from planner_core.search.algebra.pareto_labels import TooMuch
-from planner_core.search.budget.copy_labels import Goal
 from planner_core.search.budget.gap_closing import Found, front_of
+from planner_core.search.budget.goal import Goal
 from planner_core.search.folded_solver import Assignment, Folded, revalued, solve
 from planner_core.search.lagrangian import least_memory, objective_of
 from planner_core.search.network.folded import Problem

@@ -86,6 +86,10 @@ class Problem:
     """The assignments that were found, by objective (see `folded_solver`)."""
     quick: dict[Any, Any] = field(default_factory=dict)
     """The state of searches that were not exact, by objective. An exact search of the same objective goes on from there."""
+    abandoned: dict[Any, Any] = field(default_factory=dict)
+    """The last assignment of searches that were abandoned, by objective."""
+    last: Any = None
+    """The state of the last search."""
 
     def compiled(self, name: str) -> Compiled:
         """The first variant of a repeated block. Variables, states and boundary are the same in all variants."""

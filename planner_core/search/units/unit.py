@@ -181,7 +181,7 @@ class UnitCost:
             table = np.maximum(self.by_variant[variant, view], self._table(variant, shares, view))
             self.by_variant[variant, view] = table
             bound = float(table[entry])
-            copy = self._copy(variant, shares, view, entry)
+            copy = self.best_copy(variant, shares, view, entry)
             cost = float(self.objective.priced_cost(copy.totals))
             if best is None or cost < best[0]:
                 best = (cost, copy)
@@ -226,7 +226,8 @@ class UnitCost:
     def _table(self, variant: str, shares: Shares, view: View) -> Floats:
         return self.solver(variant, shares).over(view.keep, dict(view.at)).table
 
-    def _copy(self, variant: str, shares: Shares, view: View, entry: tuple[int, ...]) -> Copy:
+    def best_copy(self, variant: str, shares: Shares, view: View, entry: tuple[int, ...]) -> Copy:
+        """The copy of least weighted cost at one entry, in one variant and at one choice of shares."""
         solved = self.solver(variant, shares).over(view.keep, dict(view.at))
         at = dict(view.at) | dict(zip(view.keep, entry, strict=True))
         one = {v: 0 for v in self.compiled.keep if v not in at}  # variables that have one state

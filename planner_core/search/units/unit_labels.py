@@ -10,15 +10,16 @@ others are 10.4, 8.8 and 12: the least is 8.8, although (7, 12) has the least A 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from planner_core.cost import NUM_COMPONENTS, Component, Shares
-from planner_core.search.algebra.bucket_tree import BucketTree
+from planner_core.search.algebra.bucket_tree import Bounds, BucketTree
 from planner_core.search.algebra.elimination import Floats, Table, given
-from planner_core.search.algebra.pareto_labels import Allowance, Pruning, TooMuch
+from planner_core.search.algebra.pareto_labels import Allowance, Pruning, TooLarge, TooMuch
 from planner_core.search.network.folded import Compiled
 from planner_core.search.objective import TIE, Objective
 from planner_core.search.units.tables import scalar, vectors
@@ -30,9 +31,11 @@ WORK = 200_000
 ALL_WORK = 400_000
 """Labels that may be formed to solve one model on one mesh under one objective."""
 
+AT_ONCE = 5_000
+"""Labels that may be formed in a first attempt at the whole gap."""
 NARROW, WIDER = 16, 2
-"""First 1/NARROW of the gap is enumerated; each next part is WIDER times as wide."""
-GRID = (0.0, 0.25, 0.5, 0.75, 1.0)
+"""If that is too much, first 1/NARROW of the gap is enumerated; each next part is WIDER times as wide."""
+GRID = (0.0, 0.5, 1.0)
 """Labels are also bounded by the weighted sums at these shares of one maximum."""
 
 
@@ -99,22 +102,28 @@ def least_by_labels(
     tree = _weighed(compiled, sequence, free, at, objective, shares, others)
     if not float(tree.root) < limit * (1 - TIE / 10):
         return None, limit
-    bounds = [
-        (how.prices(other), _weighed(compiled, sequence, free, at, objective, other, others))
-        for other in _around(shares, how)
-    ]
+    bounds = _bounds(compiled, sequence, free, at, how, _around(shares, how), others)
     steps = np.full(len(how.places), limit * TIE * 1e-3)
     rows = given([*vectors(compiled.factors, how.sums), *(_added(table, len(how.places)) for table in others)], at)
+
+    def within(most: float, labels_left: Allowance) -> tuple[dict[str, int], float] | None:
+        labels = tree.carry(rows, [], Pruning(most, steps, MOST_LABELS, work=labels_left), bounds)
+        costs = how.cost(labels.cost)
+        if not len(costs) or costs.min() > most:
+            return None
+        states, _ = tree.assignment(int(costs.argmin()))
+        return dict.fromkeys(compiled.sizes, 0) | dict(at) | states, float(costs.min())
+
+    below = limit * (1 - TIE / 10)
+    with contextlib.suppress(TooMuch):
+        return within(below, Allowance(AT_ONCE)) or (None, limit)
     here = Allowance(min(WORK, work.left))
-    before = here.left
-    bound = float(tree.root)
+    before, bound = here.left, float(tree.root)
     try:
-        for most in _widening(float(tree.root), limit * (1 - TIE / 10)):
-            labels = tree.carry(rows, [], Pruning(most, steps, MOST_LABELS, work=here), bounds)
-            costs = how.cost(labels.cost)
-            if len(costs) and costs.min() <= most:
-                states, _ = tree.assignment(int(costs.argmin()))
-                return dict.fromkeys(compiled.sizes, 0) | dict(at) | states, float(costs.min())
+        for most in _widening(bound, below):
+            found = within(most, here)
+            if found is not None:
+                return found
             bound = most
     except TooMuch:
         return None, bound
@@ -146,6 +155,18 @@ def _around(shares: Shares, how: TimeSums) -> list[Shares]:
     single = how.objective.step_time.accumulate == 1
     dims = [name for name in Shares._fields if name.endswith("edge") or not single]
     return list(dict.fromkeys(shares._replace(**{dim: share}) for dim in dims for share in GRID))
+
+
+def _bounds(
+    compiled: Compiled, sequence: Sequence[str], free: Mapping[str, int], at: Mapping[str, int], how: TimeSums,
+    shares: Sequence[Shares], others: Sequence[Table],
+) -> Bounds | None:  # fmt: skip
+    """The network over the free variables at each of the `shares`; None if that is too large."""
+    tables = [given([*scalar(compiled.factors, how.objective.weights(s)), *others], at) for s in shares]
+    try:
+        return Bounds(free, tables, sequence, np.stack([how.prices(s) for s in shares], axis=1))
+    except TooLarge:
+        return None
 
 
 def _weighed(

@@ -1,0 +1,80 @@
+"""What the labels within a budget count (see `copy_labels` and `algebra.pareto_labels`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from planner_core.cost import NUM_COMPONENTS, Component
+from planner_core.search.algebra.elimination import Floats, Table
+from planner_core.search.algebra.pareto_labels import MAX_LABELS, Allowance, Labels, Pruning
+from planner_core.search.network.factors import Factor
+from planner_core.search.objective import Objective
+from planner_core.search.units.tables import vectors
+from planner_core.search.units.unit_labels import TimeSums
+
+FEW_LABELS = 20_000
+"""Labels that are held at once in the first attempt at the whole gap."""
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What labels count: the value of `objective` without memory, and memory at the `ends` of the step.
+
+    Inside a unit a label holds *rows*: the sums of `TimeSums`, then memory at each end. A label of whole units holds *sums*: the
+    value, then memory at each end. The weighted cost is the value plus memory at the objective's prices. It may be at most
+    `limit`. Sums are rounded to multiples of `steps` [sum] when they are compared.
+    """
+
+    objective: Objective
+    ends: tuple[Component, ...]
+    limit: float
+    steps: Floats
+    few: int = 0
+    """If > 0, only a sample is looked at: so many labels of each group, and a quarter of so many shared states."""
+    quick: bool = False
+    """Whether to give up early."""
+    work: Allowance = field(default_factory=Allowance)
+
+    @property
+    def time(self) -> TimeSums:
+        """The rows from which the value of a unit follows."""
+        return TimeSums(self.objective, priced=False)
+
+    @property
+    def prices(self) -> Floats:
+        """[sum]: the price of one second of value (1), and of one byte at each end."""
+        by_end = {
+            Component.AFTER_FORWARD: self.objective.after_forward,
+            Component.AFTER_BACKWARD: self.objective.after_backward,
+        }
+        return np.array([1.0, *(by_end[end] for end in self.ends)])
+
+    @property
+    def pruning(self) -> Pruning:
+        """The pruning of labels of whole units."""
+        return Pruning(self.limit, self.steps, FEW_LABELS if self.quick else MAX_LABELS, self.few, self.work)
+
+    @property
+    def row_pruning(self) -> Pruning:
+        """The pruning of labels inside a unit."""
+        seconds = np.full(len(self.time.places), self.steps[0])
+        return replace(self.pruning, steps=np.concatenate([seconds, self.steps[1:]]), spread=len(seconds))
+
+    def rows(self, factors: list[Factor]) -> list[Table]:
+        """Tables [row, entry of their variables]: the rows of each factor."""
+        memory = np.zeros((len(self.ends), NUM_COMPONENTS))
+        memory[np.arange(len(self.ends)), list(self.ends)] = 1.0
+        return vectors(factors, np.concatenate([self.time.sums, memory]))
+
+    def summed(self, rows: Floats) -> Floats:
+        """[label, sum]: the sums of labels whose rows are `rows` [label, row]."""
+        count = len(self.time.places)
+        return np.column_stack([self.time.cost(rows[:, :count]), rows[:, count:]])
+
+    def as_rows(self, labels: Labels) -> Labels:
+        """Labels of whole units as labels with rows, for the top unit: the value is put in the row of `TimeSums` that is added."""
+        rows = np.zeros((len(labels.cost), len(self.time.places) + len(self.ends)))
+        rows[:, len(self.time.places) - 1 :] = labels.cost
+        return replace(labels, cost=rows)

@@ -1,0 +1,151 @@
+"""A good assignment within a budget, from few ways to run a copy: the incumbent with which a search begins.
+
+At the price of memory at which a plan that fits and a plan that does not fit cost the same, plans between the two often cost the
+same too: some copies run as in the one, the others as in the other. Solutions at a price do not show these plans, since each
+takes one of the ends. So the ways in which copies ran in known solutions are collected, and the best way of each variant
+between their states. The labels of these few ways are put together as in `copy_labels`, from a sample of the labels of each
+part. This is quick, and it proves nothing.
+
+Example: 32 copies run in 3 s with 4 GB each, or in 5 s with 1 GB. At 2/3 s per GB, both ways cost 5.67. Within 120 GB, the
+solutions at prices find 32 fast copies (128 GB, too much) and 32 small ones (160 s). The mixture of 29 fast copies and 3 small
+ones holds 119 GB and takes 102 s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from planner_core.cost import NUM_COMPONENTS, Component
+from planner_core.search.algebra.bucket_tree import collect
+from planner_core.search.algebra.elimination import Floats, Table
+from planner_core.search.algebra.pareto_labels import Allowance, Ints, Labels, Partial, TooMuch
+from planner_core.search.budget.gap_closing import front_of
+from planner_core.search.budget.goal import Goal
+from planner_core.search.folded_solver import Assignment, Folded, revalued
+from planner_core.search.objective import EVEN, TIE
+from planner_core.search.repeated_block import Chain
+from planner_core.search.units.unit import Copy, UnitCost, View
+
+MOST_WAYS = 16
+"""Entries of a view at which the best way of a variant is taken."""
+FEW = 12
+"""Labels of each group that are kept."""
+WORK = 100_000
+"""Labels that may be formed."""
+
+
+class KnownWays:
+    """The labels of one copy in shared state `s`, of a few ways to run it. It has the form of `copy_labels.BlockLabels`."""
+
+    def __init__(self, known: Mapping[str, Sequence[Copy]], chain: Chain, goal: Goal, s: int, margin: Floats) -> None:
+        unit, view = chain.unit, chain.view(s)
+        bound = unit.bound(view)
+        used = dict(_used(known[chain.run.block], unit, view, bound.shape))
+        ways = used | dict(_best(unit, view, margin, goal.limit, _crossed(set(used.values()), bound.shape)))
+        self.ways = list(ways)
+        entry = np.array(list(ways.values()), dtype=np.int64)
+        totals = np.array([c.totals for c in self.ways]).reshape(len(entry), NUM_COMPONENTS)
+        cost = np.column_stack([goal.objective.seconds(totals), totals[:, list(goal.ends)]])
+        found = Partial(entry, cost, cost @ goal.prices - bound.ravel()[entry], [np.arange(len(entry))])
+        found = found.take(found.excess + margin.ravel()[entry] <= goal.limit)
+        found = found.take(np.argsort(found.row, kind="stable"))
+        self.labels: Labels
+        self.labels, self.chosen = collect(found, found.row, bound.size, goal.pruning)
+
+    def copy(self, label: int) -> Copy:
+        """How the copy runs in one label."""
+        return self.ways[int(self.chosen.parts[0][label])]
+
+
+def mixed(folded: Folded, best: Assignment, budget: float, known: Sequence[Assignment]) -> Assignment | None:
+    """An assignment within `budget` bytes per GPU that is better than `best`, or None if none was found.
+
+    `folded` is under an objective with prices of memory; `known` are solutions at other prices.
+    """
+    objective, ends = folded.objective, (Component.AFTER_FORWARD, Component.AFTER_BACKWARD)
+    copies: dict[str, dict[int, Copy]] = {}
+    calls = list(folded.problem.coarse.graph.calls())
+    for a in (best, *known):
+        for call, c in zip(calls, a.copies, strict=True):
+            copies.setdefault(call.block, {})[id(c)] = c
+    limit = best.seconds * (1 - TIE / 2) + (objective.after_forward + objective.after_backward) * budget
+    goal = Goal(objective, ends, limit, np.array([best.seconds * TIE, 1e3, 1e3]), FEW, work=Allowance(WORK))
+    try:
+        one = partial(KnownWays, {block: list(found.values()) for block, found in copies.items()})
+        found = front_of(folded, goal, one, _only_known(folded, [best, *known]))
+    except TooMuch:
+        return None
+    if found is None or not (within := np.flatnonzero((found.cost[:, 1:] <= budget).all(axis=1))).size:
+        return None
+    chosen = found.assignment(int(within[found.cost[within, 0].argmin()]))
+    ways = [[w for one in c.ones() if isinstance(one, KnownWays) for w in one.ways] for c in found.copies]
+    return chosen if folded.problem.uniform else filled(folded, chosen, ways, budget)
+
+
+def _only_known(folded: Folded, known: Sequence[Assignment]) -> list[Table]:
+    """Tables that forbid the states of top variables which no known solution has."""
+    alive = folded.problem.top.alive
+    tables: list[Table] = []
+    for v in folded.problem.top.sizes:
+        table = np.full(len(alive[v]), np.inf)
+        table[np.searchsorted(alive[v], [a.top[v] for a in known])] = 0.0
+        if len(table) > 1:
+            tables.append(((v,), table))
+    return tables
+
+
+def filled(folded: Folded, a: Assignment, ways: Sequence[Sequence[Copy]], budget: float) -> Assignment:
+    """The assignment with copies exchanged for faster `ways` [run] between the same states, as long as the budget allows it. What
+    takes least memory for each second that it saves is exchanged first."""
+    objective, ends = folded.objective, [Component.AFTER_FORWARD, Component.AFTER_BACKWARD]
+    copies, totals, place = list(a.copies), a.totals.copy(), 0
+    for run, mine in zip(folded.runs, ways, strict=True):
+        calls = range(place, place + run.count)
+        place += run.count
+        swaps = []
+        for old in {id(copies[i]): copies[i] for i in calls}.values():
+            for new in (w for w in mine if all(w.states[v] == old.states[v] for v in run.compiled.keep)):
+                gain = float(objective.seconds(old.totals) - objective.seconds(new.totals))
+                if gain > 0:
+                    swaps.append((float((new.totals - old.totals)[ends].max()) / gain, old, new))
+        for _, old, new in sorted(swaps, key=lambda swap: swap[0]):
+            for i in calls:
+                changed = totals + new.totals - old.totals
+                if copies[i] is old and max(changed[ends]) <= budget:
+                    copies[i], totals = new, changed
+    return revalued(replace(a, copies=copies, totals=totals), objective)
+
+
+def _used(known: Sequence[Copy], unit: UnitCost, view: View, shape: tuple[int, ...]) -> Iterator[tuple[Copy, int]]:
+    """The known copies that stand in this view, each with its entry."""
+    alive = unit.compiled.alive
+    for copy in known:
+        if any(alive[v][s] != copy.states[v] for v, s in view.at):
+            continue
+        place = [int(np.searchsorted(alive[v], copy.states[v])) for v in view.keep]
+        if all(p < len(alive[v]) and alive[v][p] == copy.states[v] for v, p in zip(view.keep, place, strict=True)):
+            yield copy, int(np.ravel_multi_index(place, shape)) if place else 0
+
+
+def _crossed(entries: set[int], shape: tuple[int, ...]) -> Ints:
+    """The entries that lead from a state in which one of `entries` begins to one in which another ends."""
+    if len(shape) != 2:
+        return np.array(sorted(entries), dtype=np.int64)
+    first, last = (sorted(set(side.tolist())) for side in np.unravel_index(sorted(entries), shape))
+    return np.ravel_multi_index(np.ix_(first, last), shape).ravel()
+
+
+def _best(unit: UnitCost, view: View, margin: Floats, limit: float, entries: Ints) -> Iterator[tuple[Copy, int]]:
+    """The best way of each variant at `entries` of a view, as far as it may be within the limit; each with its entry."""
+    bound = unit.bound(view)
+    rest = (margin - np.where(np.isfinite(bound), bound, 0.0)).ravel()[entries]
+    for variant in unit.variants:
+        within = unit.by_variant[variant, view].ravel()[entries] + rest <= limit
+        shares = unit.shares.get(variant, [EVEN])[-1]
+        for entry in map(int, entries[within][:MOST_WAYS]):
+            at = tuple(map(int, np.unravel_index(entry, bound.shape)))
+            yield unit.best_copy(variant, shares, view, at), entry
