@@ -278,7 +278,7 @@ def test_what_was_asked_before_changes_no_answer(name: str) -> None:
 
 def test_a_search_without_proof_mixes_the_copies() -> None:
     """Where the solutions at prices lie far apart, plans between them are mixtures of their copies; one is found without a proof."""
-    problem = zoo("gpt2-xl", "2x8", 3, recompute="auto")
+    problem = problem_of(load_snapshot("gpt2-xl", layers=12), load_cluster("2x8-h100"), "2x8", recompute="auto")
     fast = search(problem)
     small = search(problem, budget=1.0)
     budget = small.least_memory + 0.6 * (memory_of(fast.assignment) - small.least_memory) if fast.assignment else 0.0

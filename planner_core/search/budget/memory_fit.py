@@ -77,7 +77,7 @@ def fit(
         fast = free.assignment
         if fast is None or free.value > abandon_above or walked(problem, graph, fast, budget) <= budget:
             return free
-    aim = _Aim(problem, graph, budget, objective, abandon_above, fast.bound, stop, Allowance(work))
+    aim = _Aim(problem, graph, budget, objective, abandon_above, fast.bound, stop, work)
     aim.simulated(fast)
     high = memory_of(fast)
     at = min(budget * ABOVE, high - 1)
@@ -91,7 +91,8 @@ def fit(
 
 @dataclass
 class _Aim:
-    """The searches for one budget of the GPU. `work` are the labels that they may form together. `hit` is the budget of the sum that
+    """The searches for one budget of the GPU. `work` are the labels that each may form; once they did not
+    suffice for a proof, none. `hit` is the budget of the sum that
     gave the best answer. `peaks` are the simulated peaks that are known."""
 
     problem: Problem
@@ -101,7 +102,7 @@ class _Aim:
     abandon_above: float
     bound: float
     stop: Callable[[], bool]
-    work: Allowance
+    work: int
     hit: float = 0.0
     peaks: list[tuple[Assignment, float]] = field(default_factory=list)
 
@@ -147,10 +148,13 @@ class _Aim:
 
     def _within(self, budget: float, prove: bool) -> Answer:
         """The best assignment whose sum is within `budget`; if there is none, one that holds nearly the least."""
+        work = Allowance(self.work)
         answer = search(
             self.problem, objective=self.objective, budget=budget, abandon_above=self.abandon_above, stop=self.stop, prove=prove,
-            work=self.work,
+            work=work,
         )  # fmt: skip
+        if work.left < 0:
+            self.work = 0
         if answer.assignment is None and answer.smallest is not None:
             near = _near_least(self.problem, self.objective)
             if near is not None:
