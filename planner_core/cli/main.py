@@ -257,6 +257,7 @@ def _plan(args: argparse.Namespace) -> int:
         regret_report,
         regret_text,
         report,
+        simulated_s,
         text,
     )
 
@@ -265,7 +266,8 @@ def _plan(args: argparse.Namespace) -> int:
     request, budget = _request(args), budget_of(args)
     result = plan_model(request, progress=_say)
     chosen = _picked(result.plans, args.pick) if args.pick else result.best
-    data, words = report(result, budget), text(result, budget)
+    times = simulated_s(result)
+    data, words = report(result, budget, times), text(result, budget, times)
     if args.front:
         planner = prepare(result.request, result.graph)
         points, exact = exact_front(planner, meshes(request, planner.cluster), request.objective, _say)
@@ -304,11 +306,12 @@ def _picked(plans: Sequence[Plan], name: str) -> Plan:
 
 def _compare(args: argparse.Namespace) -> int:
     from planner_core.planning import compare_methods
-    from planner_core.planning.analysis import report, text
+    from planner_core.planning.analysis import report, simulated_s, text
 
     budget = budget_of(args)
     result = compare_methods(_request(args), progress=_say)
-    return _print(args, report(result, budget), text(result, budget))
+    times = simulated_s(result)
+    return _print(args, report(result, budget, times), text(result, budget, times))
 
 
 def _network(args: argparse.Namespace) -> int:

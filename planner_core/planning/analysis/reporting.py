@@ -20,14 +20,20 @@ AGREES = 0.01
 HOW_SURE = "from ... to: nine in ten published runs of such a kind were measured between these (assets/bands.json)"
 
 
-def report(result: Result, budget: Budget | None = None) -> dict[str, Any]:
-    """The object of `plan --json` (docs/CONTRACT.md). With `budget` each plan has the days and the money that all tokens take."""
+def simulated_s(result: Result) -> list[float]:
+    """The simulated step of each plan, in seconds."""
+    return [simulated(p, result.graph) for p in result.plans]
+
+
+def report(result: Result, budget: Budget | None = None, times: Sequence[float] | None = None) -> dict[str, Any]:
+    """The object of `plan --json` (docs/CONTRACT.md). With `budget` each plan has the days and the money that all tokens take.
+    `times`: `simulated_s`, if it is known."""
     flops, num_gpus = model_flops(result.graph), result.cluster.num_gpus
     plans = []
-    for p in result.plans:
+    for p, simulated_step_s in zip(result.plans, times or simulated_s(result), strict=True):
         speed = speed_of(p, flops, result.cluster)
         run = {} if budget is None else {"run": budget.to_json(speed, num_gpus)}
-        plans.append(plan_summary(p, speed) | {"simulated_step_s": simulated(p, result.graph)} | run)
+        plans.append(plan_summary(p, speed) | {"simulated_step_s": simulated_step_s} | run)
     return {
         "schema": SCHEMA,
         "model": {"name": result.graph.name, "params": result.graph.num_params, "source": result.graph.source, "loss": result.graph.loss},
@@ -139,8 +145,8 @@ def plans_table(plans: tuple[Plan, ...], speeds: Sequence[Speed], budget: Budget
     return table(rows, frozenset({*range(2, 11), 13, 14}))
 
 
-def text(result: Result, budget: Budget | None = None) -> str:
-    """The report to read."""
+def text(result: Result, budget: Budget | None = None, times: Sequence[float] | None = None) -> str:
+    """The report to read. `budget` and `times` are those of `report`."""
     flops = model_flops(result.graph)
     speeds = [speed_of(p, flops, result.cluster) for p in result.plans]
     g = graph_summary(result.coarse)
@@ -168,7 +174,7 @@ def text(result: Result, budget: Budget | None = None) -> str:
         "",
         plans_table(result.plans, speeds, budget),
         HOW_SURE,
-        simulation_text(result),
+        simulation_text(result.plans, times or simulated_s(result)),
         f"how sure the order is: {choice(result).sentence}",
         *notes,
         "",
@@ -177,9 +183,9 @@ def text(result: Result, budget: Budget | None = None) -> str:
     return "\n".join(parts)
 
 
-def simulation_text(result: Result) -> str:
+def simulation_text(plans: Sequence[Plan], times: Sequence[float]) -> str:
     """How far the plans' times are from those of a simulation in the order in which a run issues its work."""
-    apart = {p.name: simulated(p, result.graph) / p.cost.step_time_s - 1 for p in result.plans}
+    apart = {p.name: time / p.cost.step_time_s - 1 for p, time in zip(plans, times, strict=True)}
     told = ", ".join(f"{name} {100 * share:+.1f} %" for name, share in apart.items() if abs(share) > AGREES)
     return (
         f"simulated in the order in which a run issues its work: within 1 % of these times{told and ', but for '}{told}"

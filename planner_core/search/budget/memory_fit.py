@@ -28,7 +28,7 @@ WALKS = 6
 """Budgets of the sum that are tried."""
 ABOVE = 1.05
 """The first budget of the sum, as a multiple of the GPU's. In the worst case seen the sum is above the peak by about as much."""
-FAR = 2.0
+FAR = 1.5
 """If the sum is above this multiple of the budget, memory is not simulated. The peak was never seen below 0.9 of the sum."""
 NEAR_LEAST = 1e-8
 """Seconds per byte at which memory counts far more than time, but time still counts."""
@@ -139,12 +139,10 @@ class _Aim:
         return best or replace(answer, assignment=None)  # abandoned, since something better is known elsewhere
 
     def simulated(self, assignment: Assignment) -> float:
-        """As `walked`, but each assignment is simulated once: the same one comes back for other budgets, and as the proven one."""
-        known = next((peak for a, peak in self.peaks if a is assignment), None)
-        if known is None:
-            known = walked(self.problem, self.graph, assignment, self.budget)
-            self.peaks.append((assignment, known))
-        return known
+        """As `walked`; the peak is kept."""
+        peak = walked(self.problem, self.graph, assignment, self.budget)
+        self.peaks.append((assignment, peak))
+        return peak
 
     def _within(self, budget: float, prove: bool) -> Answer:
         """The best assignment whose sum is within `budget`; if there is none, one that holds nearly the least."""
