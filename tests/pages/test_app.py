@@ -223,7 +223,7 @@ def test_export_shows_the_code_beside_the_graph(monkeypatch: pytest.MonkeyPatch)
     line = coding.CodeLine("    x = F.layer_norm(x)", ("ln_1/layer_norm",))
     written = [coding.Code((coding.Function("block", "GPT2Block", (line,)),)), coding.Code((), "it has no blocks")]
     monkeypatch.setattr(coding, "code", lambda plan: written.pop(0))
-    monkeypatch.setattr(exporting, "export", lambda plan, target, suffix, near: exporting.Exported("", ()))
+    monkeypatch.setattr(exporting, "export", lambda plan, target, suffix, near: exporting.ExportedFile("", ()))
     at = open_page("export", model="gpt2-xl")
     assert not any("its lines are marked" in c.value for c in at.caption)
     at.toggle(key="show_code").set_value(True).run()
@@ -243,7 +243,7 @@ def test_an_unverified_plan_is_called_so_until_all_three_depths_confirm_it(monke
     """The rules are read for real; what the other two buttons run is tested on real ranks elsewhere."""
     asked = []
     monkeypatch.setattr(exporting, "outcome", lambda plan, *options, tick: asked.append(options) or {"ok": True})
-    monkeypatch.setattr(exporting, "export", lambda plan, target, suffix, near: exporting.Exported("", ()))
+    monkeypatch.setattr(exporting, "export", lambda plan, target, suffix, near: exporting.ExportedFile("", ()))
     at = open_page("export", model="gpt2-xl")
     for key, left in (("rules", 3), ("numbers", 2), ("traffic", 1)):
         told = [c.value for c in at.caption if "Not verified yet" in c.value]
