@@ -1,8 +1,20 @@
 """Shardscope's explorer: page config and navigation, nothing else."""
 
+import time
+
 import streamlit as st
 
+from explorer.static import style_file
+
+STYLES = ("app", "answer", "learn")
+SETTLE_S = 0.15
 st.set_page_config(page_title="Shardscope", page_icon="explorer/static/icon.svg", layout="wide")
+for name in STYLES:
+    st.html(style_file(name))
+# A browser draws a narrow page without styles first: it gets both before there is anything that would move.
+if "styled" not in st.session_state:
+    st.session_state["styled"] = True
+    time.sleep(SETTLE_S)
 
 FIRST = "answer"
 PAGES = (

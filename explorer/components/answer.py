@@ -14,7 +14,6 @@ from explorer.analysis import answer, filters
 from explorer.components import frame
 from explorer.components.sentence import cluster_words_of, model_name
 from explorer.session import state
-from explorer.static import style_file
 from explorer.text import recipe, units, words
 from planner_core.core import Graph, Plan
 from planner_core.cost import simulated
@@ -23,6 +22,9 @@ from planner_core.planning.analysis import Choice, choice
 from planner_core.planning.methods import BASELINES
 from planner_core.planning.pricing import Budget, Speed, model_flops, speed_of
 
+PURPOSE, RECIPE, CARD = 26, 68, 50
+"""Pixels that these parts take in a wide window. Markup comes a moment after the boxes that it stands in, and with it the style sheet,
+which gives them the height that they need: with their room kept, what stands below does not jump."""
 COMPARE, PLANS, EXPORT = (f"explorer/pages/{name}.py" for name in ("compare", "plans", "export"))
 PART_WORDS = {
     answer.COMPUTE: "The GPU computes",
@@ -40,11 +42,11 @@ SHOWN = 3
 
 def purpose() -> None:
     """What this is, above the sentence."""
-    st.html(style_file("answer"))
-    st.html(
-        "<p class='purpose'><b>Shardscope</b> finds how to train a model on many GPUs: how to split it, how long a step then "
-        "takes, and what it costs. Change any underlined part:</p>"
-    )
+    with st.container(key="room_purpose", height=PURPOSE, border=False):
+        st.html(
+            "<p class='purpose'><b>Shardscope</b> finds how to train a model on many GPUs: how to split it, how long a step then "
+            "takes, and what it costs. Change any underlined part:</p>"
+        )
 
 
 @st.cache_resource(max_entries=256, show_spinner=False)
@@ -85,7 +87,7 @@ def budget() -> Budget | None:
 def recommendation(result: Result, plan: Plan) -> None:
     """What to run, in one line, and the way to do it."""
     v = state.values()
-    with st.container(key="recommendation"):
+    with st.container(key="recommendation", height=RECIPE, border=False):
         left, right = st.columns([6, 1], vertical_alignment="bottom")
     with left:
         proven = "The fastest plan" if plan.objective == "time" else "The plan of least communication"
@@ -169,10 +171,11 @@ def _percents(s: Speed) -> str:
 def _card(name: str, value: str, aside: str, title: str = "", bar: float | None = None) -> None:
     """A figure with its name above and what bounds it below."""
     filled = "" if bar is None else f"<i class='filled'><i style='width:{min(1.0, bar):.1%}'></i></i>"
-    st.html(
-        f"<div class='figure' title='{html.escape(title)}'><span>{html.escape(name)}</span><b>{html.escape(value)}</b>"
-        f"{filled}<small>{html.escape(aside)}</small></div>"
-    )
+    with st.container(height=CARD, border=False):
+        st.html(
+            f"<div class='figure' title='{html.escape(title)}'><span>{html.escape(name)}</span><b>{html.escape(value)}</b>"
+            f"{filled}<small>{html.escape(aside)}</small></div>"
+        )
 
 
 def _money(result: Result, s: Speed) -> None:

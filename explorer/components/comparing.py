@@ -18,7 +18,6 @@ from explorer.figures import compare as charts
 from explorer.figures import topology
 from explorer.figures.palette import WORK
 from explorer.session import state
-from explorer.static import style_file
 from explorer.text import glossary, units, words
 from planner_core.core import Graph, Plan
 from planner_core.planning import Request, Result, prepare
@@ -54,6 +53,10 @@ def step(shown: Plans, homes: Mapping[str, Result]) -> None:
         )  # fmt: skip
 
 
+STEPS, ROW = 63, 41
+"""Pixels of the table of steps: its first and last row, and one between."""
+
+
 @st.cache_resource(max_entries=16, show_spinner=False)
 def _work(request: Request, name: str, edit: tuple[str, ...], _plan: Plan, _graph: Graph) -> list[TraceWork]:
     return step_work(_plan, _graph)
@@ -68,8 +71,10 @@ def why(shown: Plans, homes: Mapping[str, Result], against: str) -> None:
     found = answer.shown({n: answer.step_parts(p, homes[n].graph) for n, p in shown.items()}, first)
     if found.total(first) != found.total(against):
         st.markdown(frame.text(f"{words.title(shown[first])} {answer.causes(found, first, against)}."))
-    st.html(style_file("answer"))
-    st.html(parts.steps(found, shown, list(shown), against, {}))
+    with st.container(
+        key="room_steps", height=STEPS + ROW * len(shown), border=False
+    ):  # its markup comes a moment later
+        st.html(parts.steps(found, shown, list(shown), against, {}))
 
 
 def memory_and_traffic(shown: Plans, homes: Mapping[str, Result]) -> None:

@@ -13,7 +13,6 @@ from explorer.address import settings
 from explorer.components import sentence
 from explorer.figures.palette import Theme, theme_of
 from explorer.session import state
-from explorer.static import style_file
 from explorer.text.glossary import GLOSSARY, PLAN_WORDS, define
 from explorer.text.tables import Row, csv_text, json_text
 from explorer.text.words import WHOLE, mesh_words, title
@@ -23,7 +22,6 @@ from planner_core.planning import Result
 
 LABELLED = 68
 """Pixels of a list with its label."""
-CSS = style_file("app")
 SHORT_CELL = 18
 LISTED = 12
 """Names that a warning lists."""
@@ -34,7 +32,6 @@ def open_page(name: str, *, short: Callable[[], None] = lambda: None, head: Call
     """Head of a page: settings from the address, the sentence, the plans. Stops the page where there is no
     plan; `short` says what would do where nothing fits. A page with a `head` above the sentence tells little below it."""
     state.begin(name)
-    st.html(CSS)
     if head:
         head()
     sentence.sentence()

@@ -20,10 +20,8 @@ from explorer.learn.visit import address, answers, progress
 from explorer.learn.visit.place import begin, done, learner, place, start_over, to_address
 from explorer.learn.warm import prefetch, warm
 from explorer.session import state
-from explorer.static import style_file
 from planner_core.core import PlannerError
 
-CSS = style_file("learn")
 PAGE = "explorer/pages/{}.py"
 
 
@@ -330,8 +328,6 @@ def page() -> None:
     """The page."""
     lesson = begin()
     warm()
-    st.html(frame.CSS)
-    st.html(CSS)
     rail(lesson)
     for problem in st.session_state.pop("learn_problems", []):
         st.warning(problem)

@@ -132,7 +132,6 @@ def table(runs: Sequence[PublishedRun], out: str) -> None:
 def page() -> None:
     """The page."""
     state.begin("measured")
-    st.html(frame.CSS)
     for problem in state.problems():
         st.warning(problem)
     st.markdown("### How far are predicted steps from measured ones?")

@@ -13,9 +13,6 @@ from explorer.learn.learner import Learner
 from explorer.learn.lesson import Lesson
 from explorer.learn.lessons import LESSONS
 from explorer.session import state
-from explorer.static import style_file
-
-CSS = style_file("learn")
 
 
 def outline(lesson: Lesson, who: Learner) -> None:
@@ -65,8 +62,6 @@ def files(who: Learner) -> None:
 def page() -> None:
     """The page."""
     state.begin("teacher")
-    st.html(frame.CSS)
-    st.html(CSS)
     st.markdown("## For teachers")
     st.markdown(
         f"{len(LESSONS)} lessons of five to ten minutes, in the order in which words are defined. Each has its own "

@@ -236,3 +236,23 @@ def test_a_line_of_code_and_its_node_are_linked_by_the_pointer(visit: Visit) -> 
     page.locator(".code").focus()
     page.keyboard.press("ArrowDown")
     expect(page.locator("g.node.hinted")).to_have_count(1)
+
+
+SHIFTS = """
+window.shifted = 0;
+new PerformanceObserver((list) => { for (const e of list.getEntries()) if (!e.hadRecentInput) window.shifted += e.value; })
+  .observe({ type: "layout-shift", buffered: true });
+"""
+
+
+@pytest.mark.slow  # a page of its own for each
+@pytest.mark.parametrize("width", [1440, 800])
+def test_pages_do_not_jump_while_they_come(chromium: Browser, app: str, width: int) -> None:
+    for name in ("", "plans", "compare", "topology", "export"):
+        context = chromium.new_context(viewport={"width": width, "height": 1000})
+        context.add_init_script(SHIFTS)
+        visit = Visit(context.new_page(), app)
+        visit.open(f"/{name}")
+        visit.page.wait_for_timeout(1000)
+        assert visit.page.evaluate("window.shifted") <= 0.1, name
+        context.close()
