@@ -8,8 +8,9 @@ import pytest
 
 from planner_core.core import DeviceMesh
 from planner_core.cost import simulated
-from planner_core.cost.schedule.events import Coming, Stage, Unit
+from planner_core.cost.schedule.events import Coming
 from planner_core.cost.schedule.simulation import _Clock
+from planner_core.cost.schedule.units import Stage, Unit
 from planner_core.planning import Request, Result
 from tests.support.plans import planned
 

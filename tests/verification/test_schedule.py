@@ -17,7 +17,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import planner_core as shardscope
 from planner_core.core import Graph, Plan
-from planner_core.cost.schedule.events import Event, scheduled, units_of
+from planner_core.cost.schedule.events import Event, scheduled
+from planner_core.cost.schedule.units import units_of
 from planner_core.models import graph_of
 from planner_core.runtime import Trace
 from planner_core.runtime.library import applied
@@ -173,6 +174,9 @@ def test_buckets_hold_what_a_block_holds() -> None:
         assert (gather[0].kind, gather[0].num_bytes, gather[0].packed) == ("all_gather", matrices, 7)
         assert again == gather
         assert (scatter[0].kind, scatter[0].num_bytes, scatter[0].packed) == ("reduce_scatter", matrices, 7)
+        assert [(chain[0].num_bytes, chain[0].packed) for _, chain in unit.small] == [(2 * 4 * h, 2)], "two norms"
+    sums = [e for e in scheduled(plans["FSDP"], graph) if e.packed and e.kind == "all_reduce"]
+    assert [(e.what, e.num_bytes, e.packed) for e in sums] == [(what, 9 * 4 * h, 9) for what in ("issue", "wait")]
     for unit in units_of(plans["data parallel"], graph):
         if unit.name:
             ((total,),) = unit.last

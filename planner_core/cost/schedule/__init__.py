@@ -1,5 +1,6 @@
 """The schedule: the order of one rank's work in a step, and what follows from it.
 
+units           the parts of a forward pass, and the buckets of their weights and gradients
 events          what a rank issues and waits for, in order
 simulation      the seconds of that order, on two streams
 exposed         the parts of a step's exposed communication, by the form that the search minimises
@@ -19,11 +20,13 @@ from planner_core.cost.schedule.exposed import (
     weight_traffic,
 )
 from planner_core.cost.schedule.simulation import simulated
+from planner_core.cost.schedule.units import SMALL_BYTES
 
 __all__ = [
     "CONTENTION",
     "ENDS",
     "NOT_HIDDEN",
+    "SMALL_BYTES",
     "WAITED",
     "Event",
     "Exposed",

@@ -6,26 +6,25 @@ It is made from the priced messages of a plan:
     backward   wait for a unit's weights; issue the gathers of the weights of the unit before; run the unit; then let the reductions
                on their way take a step, and issue those of the unit's own gradients
 
-A unit is a call of a repeated block, or a part of the model between such calls. Its weights that take the same steps are in one
-bucket. A collective for which an operator waits is issued and waited for at the place of that operator.
+The weights of a unit that take the same steps are in one bucket (`units`). A collective for which an operator waits is issued and waited
+for at the place of that operator.
 
 Weights that are split over several axes are gathered axis by axis, and each gather needs the result of the one before. So a unit's
 last gather is issued one unit ahead, the one before it two units ahead, and so on. Each has the time of a unit, and none is waited
 for at once. Only the first units have no unit ahead of them.
+
+Gradients that are summed once a step, of which a unit has at most `SMALL_BYTES`, travel together when backward is over. So the norms and
+biases of a model whose matrices are scattered need one message, and not one for each unit.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from operator import attrgetter
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
-from planner_core.core import Block, Call, Cluster, Graph, Op, Plan, Workload
-from planner_core.cost.model import cost_model_of
-from planner_core.cost.step_messages import WAIT, Message, messages
+from planner_core.core import Graph, Plan
+from planner_core.cost.schedule.units import Chain, Stage, Unit, joined, units_of
 
 
 @dataclass(frozen=True)
@@ -44,57 +43,11 @@ class Event:
     packed: int
 
 
-class Stage(NamedTuple):
-    """One collective of a bucket of `packed` weights."""
-
-    kind: str
-    axis: int
-    num_bytes: int
-    packed: int = 1
-
-
 @dataclass(frozen=True)
 class Scheduled(Event):
     """An event of the schedule, and the operator to which it belongs."""
 
     site: str = ""
-
-
-Chain = tuple[Stage, ...]
-"""The collectives of one weight, or of one bucket, one after the other."""
-Identity = tuple[str, int]
-"""A weight of the model: the prefix of the block that holds it, and its number there."""
-
-
-@dataclass
-class Use:
-    """One weight in one unit: how it is gathered, gathered again for backward, and what its gradient does in each micro-batch."""
-
-    weight: Identity
-    dtype: str
-    trained: bool
-    gather: Chain = ()
-    again: Chain = ()
-    reduce: Chain = ()
-
-
-@dataclass
-class Unit:
-    """A part of the forward pass, with its operators and its buckets; `label` is that of its block in the plan. A part between repeated
-    blocks has the name `""`. `reads`: for each bucket of `gathers` the numbers of those of `copies` that bring what it gathers."""
-
-    name: str
-    label: str = ""
-    ops: list[Op] = field(default_factory=list)
-    uses: list[Use] = field(default_factory=list)
-    forward: list[Message] = field(default_factory=list)
-    backward: list[Message] = field(default_factory=list)
-    copies: list[Chain] = field(default_factory=list)
-    gathers: list[Chain] = field(default_factory=list)
-    reads: list[list[int]] = field(default_factory=list)
-    again: list[Chain] = field(default_factory=list)
-    each: list[Chain] = field(default_factory=list)
-    last: list[Chain] = field(default_factory=list)
 
 
 @dataclass
@@ -147,7 +100,7 @@ class Rank(ABC):
     def micro_batch(self, units: Sequence[Unit], first: bool, last: bool) -> None:
         """Forward and backward. Working copies are made in the first, gradients are summed in the last."""
         self.forward(units, [_brought(u, copied=first) for u in units])
-        self.backward(units, [u.last if last else u.each for u in units])
+        self.backward(units, [u.last if last else u.each for u in units], _together(units) if last else ())
 
     def bring(self, coming: Sequence[Sequence[Coming]]) -> None:
         """Issue the gathers of the next units: all of the first, all but one of the second, and so on."""
@@ -181,8 +134,10 @@ class Rank(ABC):
             self.mark("run", unit.name)
             self.run(unit, "forward")
 
-    def backward(self, units: Sequence[Unit], reductions: Sequence[list[Chain]]) -> None:
-        """Run all units in reverse order. The gradients of each are reduced while the next unit runs."""
+    def backward(
+        self, units: Sequence[Unit], reductions: Sequence[list[Chain]], at_the_end: Sequence[Chain] = ()
+    ) -> None:
+        """Run all units in reverse order. The gradients of each are reduced while the next unit runs, and some `at_the_end`."""
         coming = [[Coming(chain) for chain in unit.again] for unit in reversed(units)]
         reach = _reach(coming)
         for at in reversed(range(len(units))):
@@ -191,20 +146,22 @@ class Rank(ABC):
             if at or any(u.trained for u in unit.uses):
                 self.mark("return", unit.name)
             self.run(unit, "backward")
-            self.send_on()
-            for chain in reductions[at]:
-                self.note("issue", chain[0])
-                self.flows.append(list(chain))
+            self.send_on(reductions[at])
+        if at_the_end:
+            self.send_on(at_the_end)
         while self.flows:
             self.send_on()
 
-    def send_on(self) -> None:
-        """Wait for every reduction on its way, and issue its next stage."""
+    def send_on(self, new: Sequence[Chain] = ()) -> None:
+        """Wait for every reduction on its way, and issue its next stage; then issue new reductions."""
         for flow in self.flows:
             self.note("wait", flow.pop(0))
             if flow:
                 self.note("issue", flow[0])
         self.flows = [flow for flow in self.flows if flow]
+        for chain in new:
+            self.note("issue", chain[0])
+            self.flows.append(list(chain))
 
 
 def _brought(unit: Unit, *, copied: bool) -> list[Coming]:
@@ -217,6 +174,15 @@ def _brought(unit: Unit, *, copied: bool) -> list[Coming]:
         for copy in gather.after:
             copy.earlier = max(copy.earlier, len(gather.chain))
     return [*copies, *gathers]
+
+
+def _together(units: Sequence[Unit]) -> list[Chain]:
+    """The small buckets of all units that take the same steps, as one, in the order of backward."""
+    groups: dict[object, list[Chain]] = {}
+    for unit in reversed(units):
+        for dtype, chain in unit.small:
+            groups.setdefault((dtype, tuple(s[:2] for s in chain)), []).append(chain)
+    return [joined(chains) for chains in groups.values()]
 
 
 def _reach(coming: Iterable[list[Coming]]) -> int:
@@ -243,140 +209,3 @@ class _Recorder(Rank):
         for m in unit.forward if phase == "forward" else unit.backward:
             for what in ("issue", "wait") * m.count:
                 self.events.append(Scheduled(what, m.kind, self.axes[m.axis], m.num_bytes, 0, m.site))
-
-
-# --- units ----------------------------------------------------------------------------------------------
-
-
-def units_of(plan: Plan, graph: Graph) -> list[Unit]:
-    """The units of a forward pass in order, with their messages in buckets."""
-    return _Reader(plan, graph).units()
-
-
-class _Reader:
-    def __init__(self, plan: Plan, graph: Graph) -> None:
-        self.plan, self.graph = plan, graph
-        model = cost_model_of(plan, _cluster_of(plan))
-        self.labels = {p: label for label, bp in plan.blocks.items() for p in bp.prefixes}
-        self.sites: dict[tuple[str, str], list[Message]] = defaultdict(list)
-        self.once: dict[tuple[str, str], list[Message]] = defaultdict(list)
-        for m in messages(plan.blocks, graph, model):
-            (self.once if m.site == m.weight else self.sites)[m.label, m.site].append(
-                self._of_one_copy(m, model.workload)
-            )
-
-    def _of_one_copy(self, m: Message, workload: Workload) -> Message:
-        copies = len(self.plan.blocks[m.label].prefixes) * (1 if m.site == m.weight else workload.accumulate)
-        return replace(m, count=m.count // copies)
-
-    def units(self) -> list[Unit]:
-        found: list[Unit] = []
-        open_unit: Unit | None = None
-        for item in self.graph.top.items:
-            if isinstance(item, Call):
-                block = self.graph.blocks[item.block]
-                unit, open_unit = Unit(item.prefix, self.labels[item.prefix]), None
-                outer = dict(zip(block.inputs, item.inputs, strict=True))
-                for op in block.ops:
-                    self._op(unit, block, op, item.prefix, outer)
-                found.append(unit)
-            else:
-                if open_unit is None:
-                    open_unit = Unit("")
-                    found.append(open_unit)
-                self._op(open_unit, self.graph.top, item, "", {})
-        homes: dict[Identity, Unit] = {}
-        for unit in found:
-            for use in unit.uses:
-                homes.setdefault(use.weight, unit)
-        for unit in found:
-            self._buckets(unit, homes)
-        return found
-
-    def _op(self, unit: Unit, block: Block, op: Op, prefix: str, outer: dict[int, int]) -> None:
-        unit.ops.append(op)
-        sent = self.sites[self.labels[prefix], op.name]
-        for m in sent:
-            if m.category == WAIT:
-                (unit.forward if m.phase == "forward" else unit.backward).append(m)
-        for number in dict.fromkeys(op.inputs):
-            value = block.values[number]
-            if value.kind != "parameter":
-                continue
-            mine = [m for m in sent if m.category != WAIT and m.weight == value.name]
-            back = [m for m in mine if m.phase == "backward"]
-            unit.uses.append(
-                Use(
-                    ("", outer[number]) if number in outer else (prefix, number), value.meta.dtype, value.grad,
-                    _chain(m for m in mine if m.phase == "forward"), _chain(m for m in back if not _gradient(m)),
-                    _chain(m for m in back if _gradient(m)),
-                )
-            )  # fmt: skip
-
-    def _buckets(self, unit: Unit, homes: dict[Identity, Unit]) -> None:
-        def copied(use: Use) -> Chain:
-            return self._once(use, "forward")
-
-        def final(use: Use) -> Chain:
-            return (*use.reduce, *(self._once(use, "backward") if homes[use.weight] is unit else ()))
-
-        kept = _groups({u.weight: u for u in unit.uses}.values(), copied)
-        gathered = _groups(unit.uses, _gather, lambda u: bool(u.again))
-        unit.copies, unit.gathers = _bucketed(kept, copied), _bucketed(gathered, _gather)
-        weights = [{u.weight for u in group} for group in kept]
-        unit.reads = [[i for i, w in enumerate(weights) if w & {u.weight for u in group}] for group in gathered]
-        unit.again = _bucketed(_groups(unit.uses, _again), _again)
-        trained = [u for u in unit.uses if u.trained]
-        unit.each = _bucketed(_groups(trained, _reduce), _reduce)
-        held = [u for u in trained if homes[u.weight] is not unit and self._once(u, "backward")]
-        ordered = [*held, *(u for u in trained if u not in held)]
-        unit.last = _bucketed(_groups(ordered, final, lambda u: u in held), final)
-
-    def _once(self, use: Use, phase: str) -> Chain:
-        prefix, number = use.weight
-        label = self.labels[prefix]
-        block = self.graph.blocks[label.partition("#")[0]] if label else self.graph.top
-        return _chain(m for m in self.once[label, block.values[number].name] if m.phase == phase)
-
-
-def _cluster_of(plan: Plan) -> Cluster:
-    """The plan's cluster. For a plan that was scaled down: one node with as many GPUs as its mesh has. Times do not matter here."""
-    cluster, n = Cluster.from_json(dict(plan.cluster)), plan.mesh.num_devices
-    return cluster if cluster.num_gpus == n else replace(cluster, levels=(replace(cluster.levels[0], size=n),))
-
-
-_gather, _again, _reduce = attrgetter("gather"), attrgetter("again"), attrgetter("reduce")
-
-
-def _gradient(m: Message) -> bool:
-    return m.what.startswith("gradient")
-
-
-def _chain(found: Iterable[Message]) -> Chain:
-    return tuple(Stage(m.kind, m.axis, m.num_bytes) for m in found)
-
-
-Chained = Callable[[Use], Chain]
-
-
-def _groups(
-    uses: Iterable[Use], chain_of: Chained, apart: Callable[[Use], bool] = lambda use: False
-) -> list[list[Use]]:  # fmt: skip
-    """The weights of each bucket: those that take the same steps, in order of their first use."""
-    groups: dict[object, list[Use]] = {}
-    for use in uses:
-        chain = chain_of(use)
-        if chain:
-            groups.setdefault((apart(use), tuple(s[:2] for s in chain), use.dtype), []).append(use)
-    return list(groups.values())
-
-
-def _bucketed(groups: Iterable[list[Use]], chain_of: Chained) -> list[Chain]:
-    """One chain for each bucket."""
-    return [
-        tuple(
-            Stage(stage[0].kind, stage[0].axis, sum(s.num_bytes for s in stage), len(stage))
-            for stage in zip(*map(chain_of, group), strict=True)
-        )
-        for group in groups
-    ]

@@ -15,7 +15,8 @@ from planner_core.core import Graph, Plan
 from planner_core.cost.communication.collectives import collective_time
 from planner_core.cost.model import CostModel, cost_model_of
 from planner_core.cost.resolved_ops import block_of
-from planner_core.cost.schedule.events import Rank, Stage, Unit, units_of
+from planner_core.cost.schedule.events import Rank
+from planner_core.cost.schedule.units import Stage, Unit, units_of
 from planner_core.cost.step import all_seconds
 from planner_core.cost.step import units_of as priced_units
 from planner_core.cost.step_messages import message_time, recomputed

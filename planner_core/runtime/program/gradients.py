@@ -2,7 +2,7 @@
 
 A bucket takes two chains of steps. The chain `micro` is taken in every micro-batch (ZeRO-2 and ZeRO-3: reduce_scatter). The
 chain `final` is taken once a step (DDP: all_reduce; ZeRO-1: reduce_scatter). If the caller does not say which micro-batch is the
-last, `final` is taken in every backward.
+last, `final` is taken in every backward. Small buckets of `final` travel together when backward is over.
 """
 
 # mypy: allow-untyped-calls
@@ -13,7 +13,19 @@ from collections.abc import Sequence
 
 import torch
 
-from planner_core.runtime.program.buckets import Member, Way, bucketed, fill, moved, rank_slots, start, talks, unpack
+from planner_core.cost import SMALL_BYTES
+from planner_core.runtime.program.buckets import (
+    Member,
+    Way,
+    alike,
+    bucketed,
+    fill,
+    moved,
+    rank_slots,
+    start,
+    talks,
+    unpack,
+)
 from planner_core.runtime.program.collectives import Step
 from planner_core.runtime.program.weights import Weight, step_shape
 
@@ -29,6 +41,7 @@ class Reduction:
     ) -> None:  # fmt: skip
         self.weights, self.shapes, self.holds = list(weights), list(shapes), holds
         self.dtype, self.device = weights[0].gradient_dtype, weights[0].local.device
+        self.num_bytes = sum(map(math.prod, self.shapes)) * self.dtype.itemsize
         self.micro = _stages(weights, shapes, micro)
         landed = [step_shape(m) for m in self.micro[-1]] if self.micro else self.shapes
         self.final = _stages(weights, landed, [() if holds else w.final for w in weights])
@@ -87,18 +100,16 @@ class Reduction:
         yield from self.finish(here)
         self.reset()
 
+    @property
+    def small(self) -> bool:
+        """Whether it travels with those of other units when backward is over."""
+        return not self.micro and bool(self.final) and self.num_bytes <= SMALL_BYTES
+
     def finish(self, here: Sequence[int]) -> Way:
         """Take the chain `final`, and give the gradients to the parameters."""
         tensors = [self._terms(i) for i in here]
-        for stage in self.final:
-            flat = self._packed(tensors) if stage[0].step.kind == "all_reduce" else None
-            finish = start([stage[i] for i in here], tensors, flat=flat)
-            if talks(stage[0].step):
-                yield
-            tensors = finish()
-        for i, tensor in zip(here, tensors, strict=True):
-            self.weights[i].terms = None
-            self.weights[i].publish(tensor)
+        stages = [[stage[i] for i in here] for stage in self.final]
+        return _summed([self.weights[i] for i in here], stages, tensors, self._packed(tensors))
 
     def _terms(self, at: int) -> torch.Tensor:
         terms = self.weights[at].terms
@@ -141,6 +152,36 @@ def _stages(
         shapes = [step_shape(m) for m in members]
         stages.append(members)
     return stages
+
+
+def _summed(
+    weights: Sequence[Weight], stages: Sequence[Sequence[Member]], tensors: list[torch.Tensor], flat: torch.Tensor | None
+) -> Way:  # fmt: skip
+    for stage in stages:
+        finish = start(stage, tensors, flat=flat if stage[0].step.kind == "all_reduce" else None)
+        flat = None
+        if talks(stage[0].step):
+            yield
+        tensors = finish()
+    for weight, tensor in zip(weights, tensors, strict=True):
+        weight.terms = None
+        weight.publish(tensor)
+
+
+def together(reductions: Sequence[Reduction]) -> list[Way]:
+    """The ways of small buckets: those that take the same steps are one."""
+    groups: dict[object, list[Reduction]] = {}
+    for r in reductions:
+        groups.setdefault((r.dtype, alike([stage[0].step for stage in r.final])), []).append(r)
+    return [_joined(group) for group in groups.values()]
+
+
+def _joined(group: Sequence[Reduction]) -> Way:
+    here = [(r, i) for r in group for i in sorted(r.arrived)]
+    stages = [[r.final[number][i] for r, i in here] for number in range(len(group[0].final))]
+    yield from _summed([r.weights[i] for r, i in here], stages, [r._terms(i) for r, i in here], None)
+    for r in group:
+        r.reset()
 
 
 class Pipeline:

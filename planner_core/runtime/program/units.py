@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from planner_core.runtime.dispatch.kept import contexts
 from planner_core.runtime.program.buckets import alike
 from planner_core.runtime.program.collectives import Step, Trace
-from planner_core.runtime.program.gradients import Pipeline, Reduction
+from planner_core.runtime.program.gradients import Pipeline, Reduction, together
 from planner_core.runtime.program.weights import Gather, Gathered, Refresh, Weight, refreshes
 
 Function = Callable[..., Any]
@@ -46,6 +46,8 @@ class Backward:
 
     def __init__(self) -> None:
         self.pipeline = Pipeline()
+        self.small: list[Reduction] = []
+        """Buckets that leave when autograd has finished."""
         self.sync = True
         self.running = False
         self.units: list[Unit] = []
@@ -71,6 +73,9 @@ class Backward:
             unit.done = False
             unit.wait_again()  # what came for a unit that did not run backward
             unit.free()
+        if self.small:
+            self.pipeline.push(together(self.small))
+            self.small = []
         self.pipeline.drain()
         if self.sync:  # gradients for a unit that did not run backward
             left = dict.fromkeys(w for u in self.units for w in u.held if w.terms is not None)
@@ -146,7 +151,9 @@ class Unit:
         """Issue the reductions of what has arrived."""
         self.arrived = 0
         sync = self.backward.sync
-        self.backward.pipeline.push([r.flow(sync) for r in self.reductions if r.arrived])
+        late = [r for r in self.reductions if r.arrived and r.small and sync]
+        self.backward.small += late
+        self.backward.pipeline.push([r.flow(sync) for r in self.reductions if r.arrived and r not in late])
 
     # --- weights --------------------------------------------------------------------------------------
 

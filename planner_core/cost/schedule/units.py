@@ -1,0 +1,211 @@
+"""The units of a forward pass, and the buckets in which each one's weights and gradients travel.
+
+A unit is a call of a repeated block, or a part of the model between such calls. Its weights that take the same steps are in one
+bucket. `events` says in what order a rank issues them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
+from typing import NamedTuple
+
+from planner_core.core import Block, Call, Cluster, Graph, Op, Plan, Workload
+from planner_core.cost.model import cost_model_of
+from planner_core.cost.step_messages import WAIT, Message, messages
+
+SMALL_BYTES = 2**17
+"""Bytes of the gradients of a unit that are too few for a message of their own."""
+
+
+class Stage(NamedTuple):
+    """One collective of a bucket of `packed` weights."""
+
+    kind: str
+    axis: int
+    num_bytes: int
+    packed: int = 1
+
+
+Chain = tuple[Stage, ...]
+"""The collectives of one weight, or of one bucket, one after the other."""
+Identity = tuple[str, int]
+"""A weight of the model: the prefix of the block that holds it, and its number there."""
+
+
+@dataclass
+class Use:
+    """One weight in one unit: how it is gathered, gathered again for backward, and what its gradient does in each micro-batch."""
+
+    weight: Identity
+    dtype: str
+    trained: bool
+    gather: Chain = ()
+    again: Chain = ()
+    reduce: Chain = ()
+
+
+@dataclass
+class Unit:
+    """A part of the forward pass, with its operators and its buckets; `label` is that of its block in the plan. A part between repeated
+    blocks has the name `""`. `reads`: for each bucket of `gathers` the numbers of those of `copies` that bring what it gathers.
+    `small`: the buckets, and their dtypes, that travel together with those of other units."""
+
+    name: str
+    label: str = ""
+    ops: list[Op] = field(default_factory=list)
+    uses: list[Use] = field(default_factory=list)
+    forward: list[Message] = field(default_factory=list)
+    backward: list[Message] = field(default_factory=list)
+    copies: list[Chain] = field(default_factory=list)
+    gathers: list[Chain] = field(default_factory=list)
+    reads: list[list[int]] = field(default_factory=list)
+    again: list[Chain] = field(default_factory=list)
+    each: list[Chain] = field(default_factory=list)
+    last: list[Chain] = field(default_factory=list)
+    small: list[tuple[str, Chain]] = field(default_factory=list)
+
+
+def units_of(plan: Plan, graph: Graph) -> list[Unit]:
+    """The units of a forward pass in order, with their messages in buckets."""
+    return _Reader(plan, graph).units()
+
+
+class _Reader:
+    def __init__(self, plan: Plan, graph: Graph) -> None:
+        self.plan, self.graph = plan, graph
+        model = cost_model_of(plan, _cluster_of(plan))
+        self.labels = {p: label for label, bp in plan.blocks.items() for p in bp.prefixes}
+        self.sites: dict[tuple[str, str], list[Message]] = defaultdict(list)
+        self.once: dict[tuple[str, str], list[Message]] = defaultdict(list)
+        for m in messages(plan.blocks, graph, model):
+            (self.once if m.site == m.weight else self.sites)[m.label, m.site].append(
+                self._of_one_copy(m, model.workload)
+            )
+
+    def _of_one_copy(self, m: Message, workload: Workload) -> Message:
+        copies = len(self.plan.blocks[m.label].prefixes) * (1 if m.site == m.weight else workload.accumulate)
+        return replace(m, count=m.count // copies)
+
+    def units(self) -> list[Unit]:
+        found: list[Unit] = []
+        open_unit: Unit | None = None
+        for item in self.graph.top.items:
+            if isinstance(item, Call):
+                block = self.graph.blocks[item.block]
+                unit, open_unit = Unit(item.prefix, self.labels[item.prefix]), None
+                outer = dict(zip(block.inputs, item.inputs, strict=True))
+                for op in block.ops:
+                    self._op(unit, block, op, item.prefix, outer)
+                found.append(unit)
+            else:
+                if open_unit is None:
+                    open_unit = Unit("")
+                    found.append(open_unit)
+                self._op(open_unit, self.graph.top, item, "", {})
+        homes: dict[Identity, Unit] = {}
+        for unit in found:
+            for use in unit.uses:
+                homes.setdefault(use.weight, unit)
+        for unit in found:
+            self._buckets(unit, homes)
+        return found
+
+    def _op(self, unit: Unit, block: Block, op: Op, prefix: str, outer: dict[int, int]) -> None:
+        unit.ops.append(op)
+        sent = self.sites[self.labels[prefix], op.name]
+        for m in sent:
+            if m.category == WAIT:
+                (unit.forward if m.phase == "forward" else unit.backward).append(m)
+        for number in dict.fromkeys(op.inputs):
+            value = block.values[number]
+            if value.kind != "parameter":
+                continue
+            mine = [m for m in sent if m.category != WAIT and m.weight == value.name]
+            back = [m for m in mine if m.phase == "backward"]
+            unit.uses.append(
+                Use(
+                    ("", outer[number]) if number in outer else (prefix, number), value.meta.dtype, value.grad,
+                    _chain(m for m in mine if m.phase == "forward"), _chain(m for m in back if not _gradient(m)),
+                    _chain(m for m in back if _gradient(m)),
+                )
+            )  # fmt: skip
+
+    def _buckets(self, unit: Unit, homes: dict[Identity, Unit]) -> None:
+        def copied(use: Use) -> Chain:
+            return self._once(use, "forward")
+
+        def final(use: Use) -> Chain:
+            return (*use.reduce, *(self._once(use, "backward") if homes[use.weight] is unit else ()))
+
+        kept = _groups({u.weight: u for u in unit.uses}.values(), copied)
+        gathered = _groups(unit.uses, _gather, lambda u: bool(u.again))
+        unit.copies, unit.gathers = _bucketed(kept, copied), _bucketed(gathered, _gather)
+        weights = [{u.weight for u in group} for group in kept]
+        unit.reads = [[i for i, w in enumerate(weights) if w & {u.weight for u in group}] for group in gathered]
+        unit.again = _bucketed(_groups(unit.uses, _again), _again)
+        trained = [u for u in unit.uses if u.trained]
+        unit.each = _bucketed(_groups(trained, _reduce), _reduce)
+        held = [u for u in trained if homes[u.weight] is not unit and self._once(u, "backward")]
+        ordered = [*held, *(u for u in trained if u not in held)]
+        groups = _groups(ordered, final, lambda u: u in held)
+        small = [g for g in groups if not g[0].reduce and g[0] not in held and _bytes(g, final) <= SMALL_BYTES]
+        unit.last = _bucketed([g for g in groups if g not in small], final)
+        unit.small = [(g[0].dtype, joined(map(final, g))) for g in small]
+
+    def _once(self, use: Use, phase: str) -> Chain:
+        prefix, number = use.weight
+        label = self.labels[prefix]
+        block = self.graph.blocks[label.partition("#")[0]] if label else self.graph.top
+        return _chain(m for m in self.once[label, block.values[number].name] if m.phase == phase)
+
+
+def _cluster_of(plan: Plan) -> Cluster:
+    """The plan's cluster. For a plan that was scaled down: one node with as many GPUs as its mesh has. Times do not matter here."""
+    cluster, n = Cluster.from_json(dict(plan.cluster)), plan.mesh.num_devices
+    return cluster if cluster.num_gpus == n else replace(cluster, levels=(replace(cluster.levels[0], size=n),))
+
+
+_gather, _again, _reduce = attrgetter("gather"), attrgetter("again"), attrgetter("reduce")
+
+
+def _gradient(m: Message) -> bool:
+    return m.what.startswith("gradient")
+
+
+def _chain(found: Iterable[Message]) -> Chain:
+    return tuple(Stage(m.kind, m.axis, m.num_bytes) for m in found)
+
+
+Chained = Callable[[Use], Chain]
+
+
+def _groups(
+    uses: Iterable[Use], chain_of: Chained, apart: Callable[[Use], bool] = lambda use: False
+) -> list[list[Use]]:  # fmt: skip
+    """The weights of each bucket: those that take the same steps, in order of their first use."""
+    groups: dict[object, list[Use]] = {}
+    for use in uses:
+        chain = chain_of(use)
+        if chain:
+            groups.setdefault((apart(use), tuple(s[:2] for s in chain), use.dtype), []).append(use)
+    return list(groups.values())
+
+
+def _bucketed(groups: Iterable[list[Use]], chain_of: Chained) -> list[Chain]:
+    """One chain for each bucket."""
+    return [joined(map(chain_of, group)) for group in groups]
+
+
+def joined(chains: Iterable[Chain]) -> Chain:
+    """One chain for weights, or buckets, that take the same steps."""
+    return tuple(
+        Stage(stage[0].kind, stage[0].axis, sum(s.num_bytes for s in stage), sum(s.packed for s in stage))
+        for stage in zip(*chains, strict=True)
+    )
+
+
+def _bytes(group: Iterable[Use], chain_of: Chained) -> int:
+    return sum(chain_of(use)[0].num_bytes for use in group)
