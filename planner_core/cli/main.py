@@ -14,7 +14,7 @@ from planner_core.cli.calibrate import add_calibrate, run_calibrate
 from planner_core.cli.pricing import add_budget, add_price, budget_of, run_price
 from planner_core.core import RECOMPUTE, ZERO, Graph, InputError, Plan, PlannerError, load_plan, save_plan, write_file
 from planner_core.planning import METHODS, Request
-from planner_core.planning.methods import EXAMPLE
+from planner_core.planning.methods import EXAMPLE, FREE, TOOLS
 
 USAGE_ERROR = 2
 
@@ -72,6 +72,12 @@ def _parser() -> _Parser:
     )
     plan.add_argument(
         "--regret", action="store_true", help="also what each plan loses if links or overlap are worse than assumed"
+    )
+    plan.add_argument(
+        "--for",
+        dest="tool",
+        metavar="TOOL",
+        help=f"only plans that this tool can be told: {' | '.join((FREE, *TOOLS))}",
     )
     plan.add_argument("--layout", help=f"what runs now, e.g. {EXAMPLE}: it stands among the baselines")
     add_budget(plan)
@@ -186,6 +192,7 @@ def _request(args: argparse.Namespace) -> Request:
         "method",
         "objective",
         "layout",
+        "tool",
     )
     return Request(**{n: getattr(args, n) for n in names if hasattr(args, n)})
 

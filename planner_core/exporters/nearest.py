@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 
 from planner_core.core import Block, Cluster, DeviceMesh, Graph, Plan, R, Shard, Value, axis_names, join_name
-from planner_core.cost import CostModel, block_of, cost_model, local_bytes
+from planner_core.cost import CostModel, block_of, cost_model, cost_model_of, local_bytes
 from planner_core.cost.communication import collective_time, wire_bytes
 from planner_core.exporters.tp_layout import SPLIT_DIM, TpLayout, split_site, starred
 from planner_core.models import graph_of
@@ -195,9 +195,9 @@ def _planner(plan: Plan) -> Planner:
     load = plan.workload
     request = Request(
         str(plan.model["name"]), cluster=dict(plan.cluster), batch=load["batch"], seq=load["seq"], dtype=load["dtype"],
-        optimizer=load["optimizer"], recompute=load["recompute"],
+        optimizer=load["optimizer"], recompute=load["recompute"], accumulate=load.get("accumulate", 1),
     )  # fmt: skip
-    return prepare(request, graph_of(plan))
+    return prepare(request, graph_of(plan)).changed(workload=cost_model_of(plan).workload)
 
 
 def _shards_data(plan: Plan, layout: TpLayout) -> bool:

@@ -39,7 +39,8 @@ def plan(
             "keep-attention", "full", or "auto": the search chooses), `precision` ("pure", or "mixed": weights, moments and
             gradients in float32), `accumulate` (micro-batches of a step; None: the search chooses), `memory_gb` (10^9 bytes per GPU),
             `method` ("exact", "tap", "taps", "atp") and `objective` ("time" or "communication"). `layout` ("dp=2,fsdp=8",
-            see `price`) adds the plan of your present layout to the baselines.
+            see `price`) adds the plan of your present layout to the baselines. `tool` ("megatron", "torchtitan", ...): only
+            plans that this tool can be told.
 
     Returns:
         The result: `best` is the chosen plan. `plans` holds it, then the corners of the Pareto front, then the baselines. `graph`

@@ -20,9 +20,10 @@ from planner_core.core import Cluster, DeviceMesh, Graph, NoPlanFits, Plan, Work
 from planner_core.cost import Component, CostModel, cost_model, overlap
 from planner_core.ops import CoarseGraph
 from planner_core.planning.fitting.baselines import baselines, without
+from planner_core.planning.fitting.for_tool import for_tool
 from planner_core.planning.fitting.micro_batches import GraphSource, settle
 from planner_core.planning.fitting.shortage import shortage
-from planner_core.planning.methods import EXACT, METHODS, DataAxis, Method
+from planner_core.planning.methods import EXACT, FREE, METHODS, DataAxis, Method
 from planner_core.planning.request import Progress, Request
 from planner_core.planning.session import Planner, meshes, prepare, replace_request
 from planner_core.search import (
@@ -79,16 +80,21 @@ def plan_model(request: Request, graph: GraphSource = None, progress: Progress |
     say = progress or (lambda text: None)
     start = time.perf_counter()
     asked = request.recompute
-    planner, chosen = settle(request, graph, choose, say)
+    told: Sequence[str] = ()
+    if request.tool in (None, FREE):
+        planner, chosen = settle(request, graph, choose, say)
+    else:
+        planner, chosen, *told = for_tool(request, graph, choose, say)
     request = planner.request
     say("baselines")
-    others = [*planner.stated(), *baselines(planner, meshes(request, planner.cluster), recompute=asked)]
-    chosen = no_worse(chosen, others)
+    every = meshes(replace(request, tool=None), planner.cluster)
+    others = [*planner.stated(), *baselines(planner, every, recompute=asked)]
+    chosen = chosen if told else no_worse(chosen, others)
     say("trade-offs")
     front = trade_offs(planner, meshes(request, planner.cluster), chosen)
     say("candidates")
     scored = block_candidates(planner, chosen)
-    notes = (*_memory_notes(planner, chosen), *planner.graph.assumptions, *without(planner, others))
+    notes = (*told, *_memory_notes(planner, chosen), *planner.graph.assumptions, *without(planner, others))
     timings = {**planner.clock.seconds, "total": time.perf_counter() - start}
     return Result(
         request=request, graph=planner.graph, coarse=planner.coarse, cluster=planner.cluster, workload=planner.workload,

@@ -16,7 +16,7 @@ class Request:
 
     `accumulate`: the number of micro-batches of a step; None: the search chooses it. `precision`: "pure" (weights, moments and
     gradients in the dtype that computes) or "mixed" (in float32). `zero`: the ZeRO stage that weights may have instead of stage 0;
-    None: the search chooses the stage of the plan.
+    None: the search chooses the stage of the plan. `tool`: only plans that this tool can be told, e.g. "megatron".
     """
 
     model: str
@@ -35,3 +35,4 @@ class Request:
     method: str = "exact"
     objective: str = "time"
     layout: str | None = None
+    tool: str | None = None

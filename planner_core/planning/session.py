@@ -34,6 +34,7 @@ from planner_core.ops import BlockStrategies, CoarseGraph, block_strategies, coa
 from planner_core.planning.methods.layout import Layout, check_layout, faults, parse_layout
 from planner_core.planning.methods.method import Method
 from planner_core.planning.methods.registry import METHODS
+from planner_core.planning.methods.tools import FREE, Space, spaces
 from planner_core.planning.request import Progress, Request
 from planner_core.search import (
     NO_BOUND,
@@ -123,8 +124,11 @@ class Planner:
         return (method or METHODS[self.request.method]).objective or self.request.objective
 
     def builders(self, method: Method, mesh: DeviceMesh) -> list[Callable[[], Problem]]:
-        """What builds the method's problems on one mesh, one for each set of ZeRO stages. Empty if the method does not suit the
-        mesh. Each raises TooWide."""
+        """What builds the method's problems on one mesh, one for each set of ZeRO stages, or for each layout that the request's tool
+        can be told. Empty if the method does not suit the mesh. Each raises TooWide."""
+        if self.spaces:
+            there = [s for s in self.spaces if s.mesh.axis_sizes == mesh.axis_sizes]
+            return [functools.partial(self.of_space, space) for space in there]
         restrict = method.restrict(self.graph, mesh)
         if restrict is None:
             return []
@@ -194,6 +198,16 @@ class Planner:
         with self.clock("search"):
             answer = bounded(problem, answer, objective, self.budget)
         return (replace(problem, whole=None) if answer.optimal else problem), answer
+
+    @functools.cached_property
+    def spaces(self) -> tuple[Space, ...]:
+        """What the request's tool can be told; empty if every plan may be chosen."""
+        tool = self.request.tool
+        return () if tool in (None, FREE) else spaces(tool, self.cluster)
+
+    def of_space(self, space: Space) -> Problem:
+        """The folded cost network of one combination of degrees. Raises TooWide."""
+        return self.problem(space.mesh, space.restriction(self.graph), stages=space.stages, joined=space.joined)
 
     def stated(self) -> list[Plan]:
         """The plan of the layout that the request states. Raises InputError if the model cannot follow it."""
@@ -354,10 +368,12 @@ def _own_dtype(graph: Graph, asked: str | None) -> str | None:
 
 
 def meshes(request: Request, cluster: Cluster) -> list[DeviceMesh]:
-    """The mesh asked for, or every factorisation of the cluster into at most two axes."""
+    """The mesh asked for, or every factorisation of the cluster into at most two axes; for a tool those that it can be told."""
     n = cluster.num_gpus
     if request.mesh:
         return [parse_mesh(request.mesh, n)]
+    if request.tool not in (None, FREE):
+        return list({s.mesh.axis_sizes: s.mesh for s in spaces(request.tool, cluster)}.values())
     found = [DeviceMesh(axis_names(1), (n,))]
     found += [DeviceMesh(axis_names(2), (a, n // a)) for a in range(2, n) if n % a == 0]
     return found

@@ -1,0 +1,52 @@
+"""A search for a tool finds what the tool can be told, and its export does what the plan says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from planner_core.core import InputError, load_cluster
+from planner_core.exporters.api import export_text
+from planner_core.planning import Request, plan_model
+from planner_core.planning.methods import TOOLS, spaces
+
+ASKED = Request("llama-3-8b", cluster="1x8-h100", batch=32, seq=1024, layers=2, precision="mixed", accumulate=None)
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(t, marks=() if t in ("fsdp2", "torchtitan") else pytest.mark.slow) for t in TOOLS],
+)
+def found(request: pytest.FixtureRequest):  # type: ignore[no-untyped-def]
+    return request.param, plan_model(replace(ASKED, tool=request.param))
+
+
+def test_its_export_takes_as_long_as_the_plan(found) -> None:  # type: ignore[no-untyped-def]
+    tool, result = found
+    made = export_text(result.best, tool)
+    assert made.nearest is None or made.nearest.step_time_s == pytest.approx(result.best.cost.step_time_s, rel=1e-6)
+    assert not [r for r in made.remarks if "cannot" in r]
+
+
+def test_it_is_not_better_than_the_best_of_all_and_says_by_how_much(found) -> None:  # type: ignore[no-untyped-def]
+    tool, result = found
+    (told,) = [n for n in result.notes if n.startswith(f"for {tool}: ")]
+    assert "slower than the best of all plans" in told or "as fast as the best of all plans" in told
+    assert "-" not in told.partition("ms a step")[2].partition("slower")[0]
+    assert result.best.fits and f"the best that {tool} can be told" in result.best.notes
+
+
+def test_megatron_is_told_every_degree() -> None:
+    told = spaces("megatron", load_cluster("1x8-h100"))
+    assert {s.mesh.axis_sizes for s in told} == {(8,), (4, 2), (2, 4)}
+    assert (
+        len(told) == 2 + 2 * 2 * 2 + 2
+    )  # dp=8 and zero, dp × tp with and without sp and zero, tp=8 with and without sp
+
+
+def test_what_cannot_bound_the_search_is_refused() -> None:
+    with pytest.raises(InputError, match="--for 'hf' is not a tool whose settings"):
+        plan_model(replace(ASKED, tool="hf"))
+    with pytest.raises(InputError, match="leave --method and --objective out"):
+        plan_model(replace(ASKED, tool="fsdp2", method="tap"))
