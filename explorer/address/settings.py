@@ -59,6 +59,8 @@ TIMES = ("communication", "exposed", "step")
 """What the scatter of plans has on its first axis."""
 SWEPT = ("inter", "intra", "batch", "nodes")
 """What a map of regions may vary: GB/s out of a node, GB/s out of a GPU inside it, samples per step, nodes."""
+ALONE = ("batch", "seq", "nodes", "gpus", "memory", "intra", "inter", "cluster", "model")
+"""What a sweep may vary alone."""
 CLUSTER_KEYS = ("nodes", "gpus", "intra", "inter", "gpu")
 """Changes of the cluster: see `planner_core.core.cluster.CHANGES`."""
 COUNT = re.compile(r"(\d+(?:\.\d*)?(?:[eE]\+?\d{1,2})?)\s*([kKmMbBtT]?)")
@@ -287,6 +289,7 @@ SETTINGS: dict[str, Setting] = {
     "differs": Setting((), _list),
     "whatif": Setting((), _list),
     "edit": Setting((), _edit),
+    "sweep": Setting("", _one_of(("", *ALONE), "quantity to sweep")),
     "map": Setting(("inter", "batch"), _swept),
     # Compare and Topology
     "rows": Setting("differing", _one_of(("differing", "all"), "choice of rows")),

@@ -1,4 +1,4 @@
-"""Figures and words of the sweep over the number of GPUs. Pure: values in, plotly and sentences out."""
+"""Figures and words of sweeps: over the number of GPUs, and over any one quantity. Pure: values in, plotly and sentences out."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from collections.abc import Mapping, Sequence
 
 import plotly.graph_objects as go
 
+from explorer.analysis.sweep import Point
 from explorer.figures.palette import COMMUNICATION, COMPUTE, Theme
-from explorer.figures.style import style
-from explorer.text import units
+from explorer.figures.style import LIMIT, style
+from explorer.text import recipe, units
 from planner_core.core import Cluster
 from planner_core.planning.analysis import Size
 
 COLOURS = (COMPUTE, COMMUNICATION, "#009E73", "#CC79A7", "#8C8C8C", "#56B4E9")
 SYMBOLS = ("circle", "diamond", "square", "triangle-up", "cross", "x")
+UNORDERED = ("cluster", "model")
+"""Quantities whose values have no order, so that no line joins them."""
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 
 
@@ -126,3 +129,49 @@ def stop_words(name: str, sizes: Sequence[Size], cluster: Cluster) -> str:
 
 def _range(low: int, high: int) -> str:
     return f"at {units.whole(low)}" if low == high else f"from {units.whole(low)} to {units.whole(high)}"
+
+
+def sweep(
+    quantity: str, points: Sequence[Point], limits: Mapping[str, int], here: str, theme: Theme
+) -> dict[str, go.Figure]:
+    """Step time, tokens per second and memory of the best plan at each value of one quantity, by title. `limits`: bytes per GPU that a plan
+    may take, by value; `here`: the value that stands, which has a ring. A plan that does not fit is a cross."""
+    known = [(p, p.plan) for p in points if p.plan is not None]
+    slow = max((plan.cost.step_time_s for _, plan in known), default=0.0) >= 1
+    unit, factor = ("s", 1.0) if slow else ("ms", 1e3)
+    heights = {
+        f"Step time, {unit}": [plan.cost.step_time_s * factor for _, plan in known],
+        "Tokens a second": [p.tokens_per_s for p, _ in known],
+        "Memory per GPU, GiB": [plan.cost.memory_bytes["peak"] / units.GIB for _, plan in known],
+    }
+    figures = {title: _swept(quantity, points, ys, here, theme) for title, ys in heights.items()}
+    names = [p.name for p, _ in known]
+    figures["Memory per GPU, GiB"].add_scatter(
+        x=names, y=[limits[n] / units.GIB for n in names], mode="lines", hovertemplate=f"{LIMIT} %{{y:.4g}} GiB<extra></extra>",
+        line={"color": theme.text, "width": 1.5, "dash": "dash", "shape": "hvh"},
+    )  # fmt: skip
+    return figures
+
+
+def _swept(quantity: str, points: Sequence[Point], ys: Sequence[float], here: str, theme: Theme) -> go.Figure:
+    known = [(p, p.plan) for p in points if p.plan is not None]
+    figure = go.Figure()
+    figure.add_scatter(
+        x=[p.name for p, _ in known], y=ys, mode="markers" if quantity in UNORDERED else "lines+markers",
+        hovertext=[f"{p.name}: {recipe.recipe(plan)}" + ("" if plan.fits else ", does not fit") for p, plan in known],
+        hovertemplate="%{hovertext}<br>%{y:.4g}<extra></extra>", line={"color": theme.muted, "width": 1.5},
+        marker={
+            "size": 10, "color": [COMPUTE if p.fits else COMMUNICATION for p, _ in known],
+            "symbol": ["circle" if p.fits else "x" for p, _ in known],
+        },
+    )  # fmt: skip
+    at = [(p.name, y) for (p, _), y in zip(known, ys, strict=True) if p.name == here]
+    figure.add_scatter(
+        x=[n for n, _ in at], y=[y for _, y in at], mode="markers", hoverinfo="skip",
+        marker={"size": 18, "symbol": "circle-open", "color": theme.text, "line": {"width": 2}},
+    )  # fmt: skip
+    style(figure, theme, 270)
+    figure.update_xaxes(type="category", categoryorder="array", categoryarray=[p.name for p in points], title=quantity)
+    figure.update_yaxes(rangemode="tozero")
+    figure.update_layout(showlegend=False, margin={"b": 60, "t": 10})
+    return figure

@@ -6,6 +6,7 @@ import streamlit as st
 
 from explorer.address import settings
 from explorer.components import answer, frame, ways_out
+from explorer.components.plans import sweep_panel
 from explorer.session import state
 
 FOLD = "explorer/pages/fold.py"
@@ -31,6 +32,7 @@ def page() -> None:
         answer.why(result, plans, best)
     with right:
         answer.sure(result, plans, best)
+    sweep_panel.panel(result)  # last: it takes long, and nothing waits for it
 
 
 page()

@@ -6,7 +6,7 @@ import streamlit as st
 
 from explorer.analysis.filters import REFERENCE
 from explorer.components import frame, opened
-from explorer.components.plans import candidates, changes, choice, edit_panel, regions_panel, whatif_panel
+from explorer.components.plans import candidates, changes, choice, edit_panel, regions_panel, sweep_panel, whatif_panel
 from explorer.session import state
 from explorer.text import glossary, words
 
@@ -51,6 +51,7 @@ def page() -> None:
     with st.expander("Change a placement by hand", expanded=bool(state.value("edit"))):
         edit_panel.panel(result, plans, chosen)
     regions_panel.panel(result)
+    sweep_panel.panel(result)  # last: it takes long, and nothing waits for it
 
 
 page()

@@ -6,10 +6,14 @@ import pytest
 
 from bench.support.soak import resident_mb
 from explorer.address import settings
+from explorer.analysis import sweep
 from explorer.analysis import what_if as whatif
+from explorer.figures import scaling
+from explorer.figures.palette import LIGHT
 from explorer.jobs.malloc_trim import give_back
 from planner_core.core.cluster import load_cluster
 from planner_core.core.errors import PlannerError
+from planner_core.planning import Result
 from planner_core.planning.pipeline import plan_model
 from planner_core.planning.request import Request
 from tests.pages.test_app import open_page, words
@@ -128,3 +132,45 @@ def test_who_gives_up_waiting_takes_no_turn() -> None:
         raise AssertionError("not reached")
     with whatif._turn(leave):
         pass
+
+
+# --- sweeps ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def small() -> Result:
+    return plan_model(Request("gpt2-xl", "2x8-h100", layers=2))
+
+
+@pytest.mark.parametrize("name", sweep.QUANTITIES)
+def test_what_stands_is_among_the_values_of_a_sweep(name: str, small: Result) -> None:
+    assert name in sweep.offered(small) and name in settings.ALONE
+    found = sweep.values(name, small)
+    assert sweep.here(name, small) in [shown for shown, _ in found]
+    assert len({shown for shown, _ in found}) == len(found) > 3
+
+
+def test_a_sweep_finds_the_best_plan_at_each_value_and_says_where_the_layout_changes(small: Result) -> None:
+    values = {k: s.default for k, s in settings.SETTINGS.items()} | {"model": "gpt2-xl", "layers": 2}
+    points = []
+    for shown, changes in sweep.values("nodes", small)[:3]:
+        plan = whatif.best(whatif.request(values, changes))
+        assert plan.mesh.num_devices == 8 * int(shown)
+        points.append(sweep.Point(shown, changes, plan))
+    points.append(sweep.Point("64", {"nodes": 64}, None, "not found within 30 s"))
+    assert "64: nothing fits." in sweep.told(points) and sweep.told(points).startswith("1")
+    rows = sweep.rows("nodes", points)
+    assert [r["gpus"] for r in rows[:3]] == [8, 16, 32] and rows[3]["why"] == "not found within 30 s"
+    limits = {p.name: sweep.limit_bytes(p.plan, small.request) for p in points if p.plan}
+    figures = scaling.sweep("nodes", points, limits, "2", LIGHT)
+    ring = figures["Tokens a second"].data[1]
+    assert list(ring.x) == ["2"] and ring.y[0] == pytest.approx(points[1].tokens_per_s)
+    assert len(figures["Memory per GPU, GiB"].data[2].y) == 3
+
+
+def test_a_sweep_on_the_page_takes_a_value_over() -> None:
+    at = open_page("plans", model="gpt2-xl", layers="2", sweep="batch")
+    assert not at.exception
+    assert any("best throughout" in m.value or "FSDP" in m.value for m in at.markdown)
+    assert any(b.key == "stop_sweep" for b in at.button) is False, "the work is done"
+    assert open_page("plans", model="gpt2-xl", layers="2", sweep="moon").warning

@@ -1,0 +1,141 @@
+"""A sweep: the best plan at each value of one quantity, everything else as it stands. No Streamlit here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from explorer.address import settings
+from explorer.analysis.what_if import standing
+from explorer.text import recipe
+from explorer.text.tables import Row
+from planner_core.core import Cluster, Plan, cluster_names
+from planner_core.models import ZOO
+from planner_core.planning import USABLE_MEMORY, Request, Result
+
+QUANTITIES = {
+    "batch": "batch, samples a step", "seq": "tokens a sample", "nodes": "nodes", "gpus": "GPUs in a node",
+    "memory": "memory that a plan may take, GiB", "intra": "GB/s out of a GPU inside a node", "inter": "GB/s out of a node",
+    "cluster": "cluster", "model": "model",
+}  # fmt: skip
+HALVES = (1 / 4, 1 / 2, 1, 2, 4, 8)
+LINKS = (1 / 8, 1 / 4, 1 / 2, 1, 2, 4)
+COUNTS = (1, 2, 4, 8, 16)
+MEMORY_GIB = (24, 40, 48, 64, 80, 96, 128, 180)
+OTHER_INTER = 400.0
+"""GB/s between nodes where a cluster of one node is given several."""
+
+Changes = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One value of the quantity: its name, the settings that it changes, and the best plan there or in a sentence why there is none."""
+
+    name: str
+    changes: Changes
+    plan: Plan | None
+    why: str = ""
+
+    @property
+    def fits(self) -> bool:
+        """Whether there is a plan, and it fits the memory."""
+        return self.plan is not None and self.plan.fits
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Of the whole cluster; samples where a sample is not a sequence."""
+        assert self.plan is not None
+        work = self.plan.workload
+        return int(work["batch"]) * int(work["seq"]) / self.plan.cost.step_time_s
+
+
+def offered(result: Result) -> list[str]:
+    """The quantities that can be swept here."""
+    own = result.request.model.startswith("own-")  # its batch and tokens stand in what was captured
+    levels = len(result.cluster.levels)
+    left_out = {
+        "inter": levels < 2, "nodes": levels > 2, "gpus": levels > 2, "batch": own, "seq": own or result.workload.seq == 1, "model": own,
+    }  # fmt: skip
+    return [name for name in QUANTITIES if not left_out.get(name)]
+
+
+def values(name: str, result: Result) -> list[tuple[str, Changes]]:
+    """(name, changed settings) of every value of a quantity, rising; what stands is among them."""
+    if name == "cluster":
+        kept = dict.fromkeys(("mesh", "memory", *settings.CLUSTER_KEYS))
+        return [(c, {**kept, "cluster": c}) for c in cluster_names()]
+    if name == "model":
+        own = dict.fromkeys(("mesh", "batch", "seq", "layers", "accumulate"))
+        return [(settings.MODELS.get(m, m), {**own, "model": m}) for m in ZOO]
+    now = _standing(name, result)
+    if name in ("batch", "seq"):
+        found = {max(1, round(now * f)) for f in HALVES}
+    elif name == "memory":
+        found = {float(v) for v in MEMORY_GIB} | {now}
+    elif name in ("intra", "inter"):
+        found = {float(f"{now * f:.4g}") for f in LINKS}
+    else:
+        found = {*COUNTS, now} if name == "gpus" else {*COUNTS, 2 * now, 4 * now, now}
+    return [
+        (f"{v:.4g}" if isinstance(v, float) else f"{v:d}", _changes(name, v, result.cluster)) for v in sorted(found)
+    ]
+
+
+def here(name: str, result: Result) -> str:
+    """The name of the value that stands."""
+    if name in ("cluster", "model"):
+        asked = getattr(result.request, name)
+        return str(settings.MODELS.get(asked, asked))
+    now = _standing(name, result)
+    return f"{now:.4g}" if isinstance(now, float) else f"{now:d}"
+
+
+def _standing(name: str, result: Result) -> Any:
+    if name == "memory":
+        return float(f"{limit_bytes(result.best, result.request) / 2**30:.4g}")
+    now = standing(result.cluster, result.workload.batch, result.workload.seq)[name]
+    return float(f"{now:.4g}") if name in ("intra", "inter") else now
+
+
+def _changes(name: str, value: float, cluster: Cluster) -> Changes:
+    if name == "memory":
+        return {"memory": value * 2**30 / 1e9}
+    if name == "nodes" and value > 1 and len(cluster.levels) == 1:
+        return {"nodes": value, "inter": OTHER_INTER}
+    return {name: value}
+
+
+def limit_bytes(plan: Plan, request: Request) -> int:
+    """Bytes per GPU that the plan may take."""
+    share = 1.0 if request.memory_gb is not None else USABLE_MEMORY
+    return int(plan.cluster["gpu"]["memory_bytes"] * share)
+
+
+def told(points: Sequence[Point]) -> str:
+    """Where the layout of the best plan changes along the sweep, in a sentence."""
+    runs: list[tuple[str, str, str]] = []
+    for p in points:
+        what = recipe.layout(p.plan) if p.plan is not None and p.fits else "nothing fits"
+        if runs and runs[-1][2] == what:
+            runs[-1] = (runs[-1][0], p.name, what)
+        else:
+            runs.append((p.name, p.name, what))
+    if len(runs) == 1:
+        return f"One layout is best throughout: {runs[0][2]}."
+    return "; ".join(f"{a if a == b else f'{a} to {b}'}: {what}" for a, b, what in runs) + "."
+
+
+def rows(name: str, points: Sequence[Point]) -> list[Row]:
+    """The sweep as plain numbers for other programs."""
+    found: list[Row] = []
+    for p in points:
+        row: dict[str, object] = {"quantity": QUANTITIES[name], "value": p.name, "fits": p.fits}
+        if p.plan is not None:
+            row |= {
+                "step_time_s": p.plan.cost.step_time_s, "tokens_per_s": p.tokens_per_s, "gpus": p.plan.mesh.num_devices,
+                "peak_bytes": p.plan.cost.memory_bytes["peak"], "recipe": recipe.recipe(p.plan), "proven": p.plan.optimal,
+            }  # fmt: skip
+        found.append({**row, "why": p.why} if p.why else row)
+    return found
