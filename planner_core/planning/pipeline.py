@@ -9,7 +9,6 @@ This is the one place that knows the order.
 from __future__ import annotations
 
 import contextlib
-import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +21,7 @@ from planner_core.ops import CoarseGraph
 from planner_core.planning.fitting.baselines import baselines, without
 from planner_core.planning.fitting.for_tool import for_tool
 from planner_core.planning.fitting.micro_batches import GraphSource, settle
-from planner_core.planning.fitting.shortage import shortage
+from planner_core.planning.fitting.shortage import needs_buffers, refused
 from planner_core.planning.methods import EXACT, FREE, METHODS, DataAxis, Method
 from planner_core.planning.request import Progress, Request
 from planner_core.planning.session import Planner, meshes, prepare, replace_request
@@ -134,24 +133,31 @@ def choose(
         answer = replace(best[2], bound=min(best[2].bound, bound))  # a gap that another mesh leaves open stays open
         plan = planner.plan(*planner.bounded(best[1], answer, objective), "best", planner.request.method, objective)
         return replace(plan, notes=(*plan.notes, *_chunks(planner, plan))) if method.chunks else plan
-    if below < float("inf"):
-        raise NoPlanFits(f"no plan that fits is better than {below:.4g}")
-    if least is None and wide is not None:
-        raise wide
-    if least is None:
-        raise NoPlanFits("no plan of this model can run on these meshes; try another --mesh or --batch")
-    smallest = least[0].smallest
-    assert smallest is not None
-    answer = Answer(smallest, 0.0, 0.0, least[0].least_memory)
-    plan = planner.plan(least[1], answer, "least memory", planner.request.method, objective)
-    short = shortage(plan, planner.graph, planner.budget)
-    if planner.request.memory_gb is not None:
-        peak = plan.cost.memory_bytes["peak"]
-        raise NoPlanFits(
-            f"no plan fits: {short}; use more GPUs, a smaller --batch, --recompute full or --memory-gb {math.ceil(peak / 1e9)}",
-            peak,
-        )
-    return replace(plan, fits=False, notes=(f"does not fit: {short}",))
+    if prove and method.zero and least is not None and needs_buffers(least[0], planner.budget):
+        return _without_gathers(planner, options, say, method, below, least)
+    return refused(planner, below, least, wide)
+
+
+def _without_gathers(
+    planner: Planner, options: Sequence[DeviceMesh], say: Progress, method: Method, below: float,
+    least: tuple[Answer, Problem],
+) -> Plan:  # fmt: skip
+    """The best plan that gathers no weights at their use, and so needs no buffers for them. If none fits: that of least memory, of
+    all plans. Raises NoPlanFits as `choose` does."""
+    error: NoPlanFits | None = None
+    plan: Plan | None = None
+    try:
+        plan = choose(planner, options, say, replace(method, zero=0), below, prove=False)
+    except NoPlanFits as raised:
+        error = raised
+    if plan is not None and plan.fits:
+        told = "best found: only plans that gather no weights at their use were looked at"
+        return replace(plan, optimal=False, notes=(told, *plan.notes))
+    try:
+        other = refused(planner, below, least, None)
+    except NoPlanFits as raised:
+        raise min(error or raised, raised, key=lambda e: e.needed_bytes) from None
+    return other if plan is None else min(plan, other, key=lambda p: p.cost.memory_bytes["peak"])
 
 
 def no_worse(chosen: Plan, others: Iterable[Plan]) -> Plan:

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from planner_core.core import NoPlanFits
-from planner_core.planning import Request, plan_model
+from planner_core.planning import Request, choose, meshes, plan_model, prepare
 
 
 def test_the_memory_that_is_named_is_enough() -> None:
@@ -28,3 +28,15 @@ def test_gpus_that_divide_nothing_are_named() -> None:
     assert not result.best.fits
     (note,) = [n for n in result.best.notes if n.startswith("does not fit")]
     assert "do not divide by 11" in note and "64 GPUs would" in note
+
+
+@pytest.mark.parametrize("method", ["exact", "tap"])
+def test_near_the_least_memory_no_method_refuses_what_another_fits(method: str) -> None:
+    """The plan of the least sum gathers its weights into buffers that the sum does not hold; a plan that keeps them fits."""
+    request = Request(
+        "llama-3-8b", "1x8-h100", mesh="2x4", batch=16, seq=1024, accumulate=2, layers=1, recompute="auto", method=method,
+        objective="communication", memory_gb=2.7,
+    )  # fmt: skip
+    planner = prepare(request)
+    plan = choose(planner, meshes(planner.request, planner.cluster))
+    assert plan.fits and plan.cost.memory_bytes["peak"] <= 2.7e9

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
-from planner_core.core import Graph, Plan, Shard
+from planner_core.core import Graph, NoPlanFits, Plan, Shard
 from planner_core.cost import block_of
+from planner_core.planning.session import Planner
+from planner_core.search import Answer, memory_of
+from planner_core.search.algebra import TooWide
+from planner_core.search.network import Problem
 
 MOSTLY = 0.5
 """An axis is called idle if less than this share of the weights' elements is sharded on it."""
+BUFFERS, NEARLY = 0.02, 1.1
+"""If the peak of the plan of least memory is above its sum by more than the share BUFFERS, and its sum is at most NEARLY of the budget,
+plans without gathered weights are looked at."""
 
 
 def shortage(least: Plan, graph: Graph, budget: float) -> str:
@@ -38,3 +46,37 @@ def idle_axes(plan: Plan, graph: Graph) -> list[int]:
                 for axis, placement in enumerate(plans.params[value.name].stored):
                     split[axis] += elements * isinstance(placement, Shard)
     return [a for a, n in enumerate(plan.mesh.axis_sizes) if n > 1 and split[a] < MOSTLY * total]
+
+
+def needs_buffers(answer: Answer, budget: float) -> bool:
+    """Whether the network's sum of the least memory nearly fits, and its peak is well above the sum. Buffers for gathered weights may
+    be why: the sum does not hold them."""
+    held = memory_of(answer.smallest) if answer.smallest else float("inf")
+    return held <= budget * NEARLY and answer.least_memory > held * (1 + BUFFERS)
+
+
+def refused(planner: Planner, below: float, least: tuple[Answer, Problem] | None, wide: TooWide | None) -> Plan:
+    """What `choose` gives or raises if no plan fits. `least`: what was found of least memory."""
+    if below < float("inf"):
+        raise NoPlanFits(f"no plan that fits is better than {below:.4g}")
+    if least is None and wide is not None:
+        raise wide
+    if least is None:
+        raise NoPlanFits("no plan of this model can run on these meshes; try another --mesh or --batch")
+    return _of_least_memory(planner, *least)
+
+
+def _of_least_memory(planner: Planner, answer: Answer, problem: Problem) -> Plan:
+    """The plan of least memory, which does not fit. Raises NoPlanFits if the user gave a budget."""
+    assert answer.smallest is not None
+    smallest = Answer(answer.smallest, 0.0, 0.0, answer.least_memory)
+    objective = planner.objective()
+    plan = planner.plan(problem, smallest, "least memory", planner.request.method, objective)
+    short = shortage(plan, planner.graph, planner.budget)
+    if planner.request.memory_gb is not None:
+        peak = plan.cost.memory_bytes["peak"]
+        raise NoPlanFits(
+            f"no plan fits: {short}; use more GPUs, a smaller --batch, --recompute full or --memory-gb {math.ceil(peak / 1e9)}",
+            peak,
+        )
+    return replace(plan, fits=False, notes=(f"does not fit: {short}",))

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import product
 
 from planner_core.core import Graph
 from planner_core.cost.memory import peak_memory
@@ -32,6 +33,8 @@ FAR = 1.5
 """If the sum is above this multiple of the budget, memory is not simulated. The peak was never seen below 0.9 of the sum."""
 NEAR_LEAST = 1e-8
 """Seconds per byte at which memory counts far more than time, but time still counts."""
+PRICES = (1e-7, 1e-9, 1e-10, 1e-11)
+"""Seconds per byte at which assignments of small sums are looked for, if that of the least sum does not fit."""
 CLOSE = 4e-3
 """Two budgets that differ by less than this share count as equal."""
 
@@ -118,8 +121,7 @@ class _Aim:
             held, peak = memory_of(answer.assignment), self.simulated(answer.assignment)
             if peak > self.budget:
                 if held > at and best is None:  # nothing has a smaller sum, and it does not fit
-                    smallest, least = min(self.peaks, key=lambda found: found[1])
-                    return replace(answer, assignment=None, least_memory=least, smallest=smallest)
+                    return self._of_small_sum(answer, held)
                 high = min(at, held)
                 if (
                     not prove and held - (peak - self.budget) < self.budget < high
@@ -137,6 +139,27 @@ class _Aim:
             if not low < at < high:
                 at = (low + high) / 2
         return best or replace(answer, assignment=None)  # abandoned, since something better is known elsewhere
+
+    def _of_small_sum(self, answer: Answer, least_sum: float) -> Answer:
+        """The fastest of a few assignments of small sums whose peak fits; else the `answer` that nothing fits.
+
+        The one of the least sum need not have the least peak, since the sum does not hold the buffers of weights that are gathered.
+        """
+        prices = (
+            PRICES if least_sum <= self.budget else PRICES[:1]
+        )  # then nothing fits: only the least peak is asked for
+        found = []
+        for price, (f, b) in product(prices, ((1.0, 0.0), (0.0, 1.0))):
+            objective = objective_of(self.problem, self.objective).priced(f * price, b * price)
+            a = solve(self.problem, replace(objective, exact=False))
+            if a is not None and self.simulated(a) <= self.budget:
+                found.append(a)
+        if found:
+            best = min(found, key=lambda a: a.seconds)
+            self.hit = memory_of(best)
+            return replace(answer, assignment=best, value=best.seconds, bound=min(self.bound, best.seconds))
+        smallest, least = min(self.peaks, key=lambda known: known[1])
+        return replace(answer, assignment=None, least_memory=least, smallest=smallest)
 
     def simulated(self, assignment: Assignment) -> float:
         """As `walked`; the peak is kept."""
