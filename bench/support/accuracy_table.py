@@ -46,9 +46,19 @@ def _head(rows: list[Row]) -> list[str]:
         "- Traffic and memory: one step at full size on a fake process group of the mesh's world size, batch 16 (64 on 64×8), "
         "H100. Collectives must agree in phase, kind, count and bytes; memory is the peak of all live allocations of one rank, "
         "within 2 %.",
+        _measured_last(rows),
         *(["- † memory measured before a fault of the tracker was mended (it counted the result of a collective twice): to be run anew with "
            "`--again`."] if any(r.get("before_fix") for r in rows) else []), "",
     ]  # fmt: skip
+
+
+def _measured_last(rows: list[Row]) -> str:
+    """What was measured on the last day. The other rows are older, and of older code."""
+    measured = [r for r in rows if r["check"] != "plan"]
+    last = max((str(r["date"]) for r in measured), default="")
+    new = [r for r in measured if r["date"] == last]
+    told = dict.fromkeys(f"{r['model']} ({r['check'] if r['check'] in BIG else 'numbers'})" for r in new)
+    return f"- {len(new)} of {len(measured)} rows are of {last}: {', '.join(told)}. The others are of earlier days and of the code of then."
 
 
 def _summary(numbers: list[Row], fake: list[Row]) -> list[str]:
