@@ -43,6 +43,15 @@ RECOMPUTE_NAMES = {
 }
 METHODS = {m.name: m.shown for m in methods.METHODS.values()}
 OBJECTIVES = {"time": "step time", "communication": "communication"}
+TOOLS = {
+    "": "any tool",
+    "fsdp2": "FSDP2",
+    "accelerate": "accelerate",
+    "deepspeed": "DeepSpeed",
+    "megatron": "Megatron-LM",
+    "torchtitan": "torchtitan",
+}
+"""The tools to whose settings the search can keep."""
 OVERLAYS = ("graph", "placement", "memory", "flops", "forward", "backward")
 PHASES = ("all", "forward", "backward", "optimizer")
 GROW_BATCH = {"fixed": "the same for the whole cluster", "per-gpu": "the same per GPU"}
@@ -265,6 +274,7 @@ SETTINGS: dict[str, Setting] = {
     "mesh": Setting(None, _mesh),
     "method": Setting("exact", _one_of(METHODS, "method")),
     "objective": Setting("time", _one_of(OBJECTIVES, "objective")),
+    "tool": Setting("", _one_of(TOOLS, "tool")),
     "tokens": Setting(None, tokens_of, tokens_text),
     "price": Setting(None, _decimal),
     "plan": Setting("", _text),
@@ -321,6 +331,7 @@ REQUEST_KEYS = (
     "mesh",
     "method",
     "objective",
+    "tool",
 )
 
 
@@ -385,4 +396,5 @@ def request(values: Mapping[str, Value]) -> Request:
         layers=values["layers"],
         method=values["method"],
         objective=values["objective"],
+        tool=(values["tool"] or None) if for_time else None,
     )

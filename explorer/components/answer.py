@@ -9,7 +9,7 @@ from typing import Any
 
 import streamlit as st
 
-from explorer.address.settings import Unreadable, tokens_of, tokens_text
+from explorer.address.settings import TOOLS, Unreadable, tokens_of, tokens_text
 from explorer.analysis import answer, filters
 from explorer.components import frame
 from explorer.components.sentence import cluster_words_of, model_name
@@ -91,6 +91,7 @@ def recommendation(result: Result, plan: Plan) -> None:
         left, right = st.columns([6, 1], vertical_alignment="bottom")
     with left:
         proven = "The fastest plan" if plan.objective == "time" else "The plan of least communication"
+        proven += f" that {TOOLS[v['tool']]} runs," if v["tool"] else ""
         st.html(
             f"<p class='kicker'>{proven} for {html.escape(model_name(v['model']))} on {html.escape(cluster_words_of(v))}</p>"
             f"<h2 class='recipe'>{_unbroken(html.escape(_sentence_case(recipe.recipe(plan))))}</h2>"
@@ -311,7 +312,7 @@ def sure(result: Result, plans: Mapping[str, Plan], best: str) -> None:
     s = speed(plan, result)
     st.markdown("**How sure**")
     lines = [
-        _proof(plan),
+        _proof(plan, result.request.tool),
         _band(s),
         f"**Simulated** in the order in which a run issues its work: {in_order(best, plan, result)}.",
     ]
@@ -343,8 +344,9 @@ def _ties(found: Choice, plans: Mapping[str, Plan], best: str) -> str:
     )
 
 
-def _proof(plan: Plan) -> str:
+def _proof(plan: Plan, tool: str | None) -> str:
     space = "" if plan.method == "exact" else f" in the space that {words.title(plan).removesuffix('’s plan')} searches"
+    space += f" that {TOOLS[tool]} can be told and" if tool else ""
     least = "takes less time" if plan.objective == "time" else "communicates less"
     if plan.optimal:
         return f"**Proven.** No plan{space} that fits {least}, under the costs as stated."

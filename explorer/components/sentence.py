@@ -102,7 +102,8 @@ def _training_words(v: dict[str, Any]) -> str:
 def _search_words(v: dict[str, Any]) -> str:
     mesh = f" on mesh {v['mesh'].replace('x', '×')}" if v["mesh"] else ""
     budget = f" within {units.memory(v['memory'] * 1e9)}" if v["memory"] else ""
-    return f"{settings.METHODS[v['method']]} for {settings.OBJECTIVES[v['objective']]}{mesh}{budget}"
+    tool = f", for {settings.TOOLS[v['tool']]}" if v["tool"] else ""
+    return f"{settings.METHODS[v['method']]} for {settings.OBJECTIVES[v['objective']]}{mesh}{budget}{tool}"
 
 
 def _pick(label: str, key: str, options: list[Any], names: Any, help: str | None = None, apart: str = "") -> None:
@@ -322,6 +323,10 @@ def _search(v: dict[str, Any]) -> None:
     _pick(
         "Least", "objective", list(settings.OBJECTIVES), lambda o: settings.OBJECTIVES[o],
         "What the best plan has least of, among plans that fit the memory",
+    )  # fmt: skip
+    _pick(
+        "To run in", "tool", list(settings.TOOLS), lambda t: settings.TOOLS[t],
+        "The exact search for step time among what this tool can be told. The answer says what this costs beside the best of all plans",
     )  # fmt: skip
 
 

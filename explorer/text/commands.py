@@ -11,9 +11,11 @@ from planner_core.planning import Request
 
 OPTIONS = (
     "cluster", "mesh", "batch", "seq", "layers", "dtype", "optimizer", "zero", "accumulate", "recompute", "precision", "method",
-    "objective", "memory_gb",
+    "objective", "tool", "memory_gb",
 )  # fmt: skip
 ALWAYS = ("cluster",)
+NAMES = {"tool": "for"}
+"""Options that are called otherwise than the request's value."""
 OF_PLAN = {"accumulate": None, "recompute": "auto"}
 """Defaults of the command `plan` that are not a request's."""
 OWN = "config.json"
@@ -32,5 +34,5 @@ def plan(request: Request, file: str) -> str:
             value = "auto"
         if value is not None and (value != default[key] or key in ALWAYS):
             text = OWN_CLUSTER.sub("cluster.json", value) if isinstance(value, str) else json.dumps(value)
-            parts.append(f"--{key.replace('_', '-')} {shlex.quote(text)}")
+            parts.append(f"--{NAMES.get(key, key).replace('_', '-')} {shlex.quote(text)}")
     return " ".join([*parts, "-o", shlex.quote(file)])

@@ -21,6 +21,7 @@ OPTIONS = {
     "cluster": "cluster",
     "method": "method",
     "objective": "goal",
+    "for": "tool",
 }
 
 

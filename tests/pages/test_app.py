@@ -272,3 +272,11 @@ def test_sessions_share_no_settings() -> None:
     two.run()
     assert two.selectbox(key="w_cluster").value == "2x8-h100"
     assert two.number_input(key="w_batch").value is None
+
+
+def test_the_search_keeps_to_what_a_tool_can_be_told() -> None:
+    at = open_page("answer", tool="deepspeed", layers="2")
+    said = words(at)
+    assert not at.exception and "The fastest plan that DeepSpeed runs, for" in said
+    assert "that DeepSpeed can be told and that fits" in said and "of all plans" in said
+    assert "the simplest" not in said

@@ -9,6 +9,7 @@ import pytest
 from planner_core.core import InputError, load_cluster
 from planner_core.exporters.api import export_text
 from planner_core.planning import Request, plan_model
+from planner_core.planning.analysis import choice
 from planner_core.planning.methods import TOOLS, spaces
 
 ASKED = Request("llama-3-8b", cluster="1x8-h100", batch=32, seq=1024, layers=2, precision="mixed", accumulate=None)
@@ -34,6 +35,7 @@ def test_it_is_not_better_than_the_best_of_all_and_says_by_how_much(found) -> No
     (told,) = [n for n in result.notes if n.startswith(f"for {tool}: ")]
     assert "slower than the best of all plans" in told or "as fast as the best of all plans" in told
     assert "-" not in told.partition("ms a step")[2].partition("slower")[0]
+    assert choice(result).recommended == result.best.name
     assert result.best.fits and f"the best that {tool} can be told" in result.best.notes
 
 

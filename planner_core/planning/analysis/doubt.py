@@ -40,11 +40,13 @@ class Tie:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The plan that is predicted fastest, its ties by rising time, and which of all these is recommended: the simplest."""
+    """The plan that is predicted fastest, its ties by rising time, and which of all these is recommended: the simplest, or the one for
+    the request's `tool`."""
 
     fastest: str
     ties: tuple[Tie, ...]
     recommended: str
+    tool: str | None = None
 
     @property
     def sentence(self) -> str:
@@ -54,7 +56,9 @@ class Choice:
         names = ", ".join(f"{t.name} (+{100 * t.slower:.1f} %)" for t in self.ties)
         told = f"a tie of {self.fastest} with {names}: they differ by less than the prediction's doubt"
         if self.recommended == self.fastest:
-            return f"{told}. {self.fastest} is the simplest of them"
+            return (
+                f"{told}. {self.fastest} is {f'what {self.tool} can be told' if self.tool else 'the simplest of them'}"
+            )
         gain = next(t.slower for t in self.ties if t.name == self.recommended)
         return (
             f"{told}. Run {self.recommended}, the simplest: stock tools run it as it is. {self.fastest} may gain "
@@ -63,7 +67,8 @@ class Choice:
 
 
 def choice(result: Result) -> Choice:
-    """The ties of the chosen plan among the plans that fit. Under another objective than time there are none: bytes are exact."""
+    """The ties of the chosen plan among the plans that fit. Under another objective than time there are none: bytes are exact. A plan
+    for a tool is recommended as it is: the tool runs it, and may not run the others."""
     best = result.best
     found = []
     for plan in result.plans[1:]:
@@ -74,8 +79,10 @@ def choice(result: Result) -> Choice:
     stock = {name: rank for rank, name in enumerate(BASELINES)}
     found.sort(key=lambda t: t.slower)
     simple = min((t for t in found if t.method in stock), key=lambda t: stock[t.method], default=None)
-    plain = best.method in stock and (simple is None or stock[best.method] <= stock[simple.method])
-    return Choice(best.name, tuple(found), best.name if simple is None or plain else simple.name)
+    plain = result.request.tool is not None or (
+        best.method in stock and (simple is None or stock[best.method] <= stock[simple.method])
+    )
+    return Choice(best.name, tuple(found), best.name if simple is None or plain else simple.name, result.request.tool)
 
 
 def doubt_between(one: Plan, other: Plan, cluster: Cluster) -> float:

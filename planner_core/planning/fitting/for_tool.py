@@ -47,7 +47,7 @@ def _price(request: Request, plan: Plan, free: Plan) -> str:
     if not (plan.fits and free.fits):
         return f"for {request.tool}: " + ("no plan fits" if not plan.fits else "the plan fits")
     more = plan.cost.step_time_s / free.cost.step_time_s - 1
-    beside = "as fast as" if abs(more) < 0.0005 else f"{more:.1%} slower than"
+    beside = "as fast as" if abs(more) < 0.0005 else f"{100 * more:.1f} % slower than"
     return (
         f"for {request.tool}: {1e3 * plan.cost.step_time_s:.4g} ms a step, {beside} the best of all plans "
         f"({1e3 * free.cost.step_time_s:.4g} ms, which the {FREE} script runs)"
