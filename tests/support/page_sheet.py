@@ -36,13 +36,15 @@ WAIT_MS, DRAWN_MS = 150_000, 1500
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A page's address, what it shows, and in which looks; `press` names buttons, `scrub` says how far a moving picture is moved."""
+    """A page's address, what it shows, and in which looks; `press`: words that are clicked in turn, `to`: words that are scrolled to,
+    `scrub`: how far a moving picture is moved."""
 
     name: str
     path: str
     shows: str
     looks: tuple[str, ...] = ("1440",)
     press: tuple[str, ...] = ()
+    to: str = ""
     scrub: float | None = None
 
 
@@ -57,23 +59,42 @@ STATES = (
     ),
     State("answer-70b-64", "/?model=llama-3-70b&cluster=8x8-h100", "70B on 64 GPUs"),
     State("answer-bad-link", "/?model=mamba9&cluster=moon", "a link that asks for what is not there"),
+    State(
+        "answer-own-gpu",
+        "/",
+        "a GPU by its figures in the cluster's editor",
+        ("1440", "1440-dark"),
+        press=("2 nodes × 8 H100", "Your own cluster"),
+        to="A GPU by its figures",
+    ),
     State("fold", "/fold", "the folded graph", ALL),
     State("fold-placements", "/fold?show=placement", "placements and messages on the graph"),
     State("plans", "/plans", "the front, the table, the candidates", ALL),
+    State("plans-sweep", "/plans?sweep=batch", "a sweep over the batch", ALL, to="The best plan for each"),
     State("compare", "/compare", "plans side by side", ALL),
     State("topology", "/topology", "traffic on the links", ALL),
     State("topology-512", "/topology?cluster=64x8-h100", "512 GPUs"),
     State("measured", "/measured", "published runs, predicted and measured", ALL),
     State("export", "/export", "a plan to run", ALL),
+    State(
+        "export-code",
+        "/export",
+        "the blocks' code beside their graph",
+        ("1440", "1440-dark"),
+        press=("Show the code beside the graph",),
+        to="Blocks as code",
+    ),
     State("teacher", "/teacher", "the lecturer's page", ("1440", "400")),
     State("learn-01", "/learn", "a run that stops for lack of memory", ALL),
     State("learn-01-fits", "/learn?with=gpus:2,recompute:full", "the same, made to fit"),
     State("learn-04", "/learn?lesson=4&step=8", "a ring in motion", ("1440", "1440-dark", "400"), scrub=2.6),
     State("learn-12", "/learn?lesson=12&step=3", "tokens on their way to experts", scrub=0.6),
+    State("learn-13", "/learn?lesson=13", "a block built by dragging cuts", ALL),
     State("learn-14", "/learn?lesson=14&step=6", "the map of what pays", ("1440", "400")),
     State("learn-19", "/learn?lesson=19", "published runs and one constant", ("1440", "1440-dark")),
     State("learn-20", "/learn?lesson=20&step=2", "a tree in motion", scrub=1.6),
     State("learn-23", "/learn?lesson=23&step=3", "a fault to be found", ("1440", "400")),
+    State("learn-24", "/learn?lesson=24&step=3", "how planners think: two copies", ("1440", "1440-dark", "400")),
 )
 
 
@@ -92,11 +113,14 @@ def photograph(browser: Any, url: str, state: State, look: str) -> bytes:
     page.wait_for_timeout(DRAWN_MS)
     page.wait_for_selector(READY)
     for name in state.press:
-        page.get_by_role("button", name=name, exact=True).click()
+        page.get_by_text(name, exact=True).first.click()
+        page.wait_for_timeout(DRAWN_MS)
         page.wait_for_selector(READY)
     if state.scrub is not None:
         set_to = "(e, to) => { e.value = String(to); e.dispatchEvent(new Event('input')); }"
         page.get_by_role("slider", name="Place in the motion").evaluate(set_to, state.scrub)
+    if state.to:
+        page.get_by_text(state.to).first.evaluate("e => e.scrollIntoView({block: 'start', behavior: 'instant'})")
     page.wait_for_timeout(DRAWN_MS)
     whole = Image.open(io.BytesIO(page.screenshot(timeout=WAIT_MS))).convert("RGB")
     context.close()
@@ -138,7 +162,7 @@ def main(wanted: list[str]) -> None:
     from playwright.sync_api import Error, sync_playwright
 
     PICTURES.mkdir(parents=True, exist_ok=True)
-    with explorer() as url, sync_playwright() as play:
+    with explorer() as (url, _), sync_playwright() as play:
         browser = play.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         for state in STATES:
             for look in state.looks if not wanted or any(state.name.startswith(w) for w in wanted) else ():
