@@ -100,7 +100,13 @@ def plans(model: str, mesh: str) -> dict[str, Plan]:
     from planner_core.planning.methods import BASELINES
 
     planner = prepare(
-        Request(str(OTHERS.get(model, model)), cluster=MESHES[mesh], mesh=mesh, batch=64 if mesh == "64x8" else 16)
+        Request(
+            str(OTHERS.get(model, model)),
+            cluster=MESHES[mesh],
+            mesh=mesh,
+            batch=64 if mesh == "64x8" else 16,
+            precision="pure",  # as every row of the table
+        )
     )
     options = meshes(planner.request, planner.cluster)
     chosen = choose(planner, options)

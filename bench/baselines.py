@@ -48,7 +48,9 @@ def main() -> None:
 
 def compare(model: str, cluster: str) -> Iterator[dict[str, Any]]:
     """One row for each baseline that has a plan of the model on the cluster."""
-    planner = prepare(Request(model, cluster=cluster, dtype="float16" if "v100" in cluster else "bfloat16"))
+    planner = prepare(
+        Request(model, cluster=cluster, dtype="float16" if "v100" in cluster else "bfloat16", precision="pure")
+    )
     for usual in BASELINES.values():
         row = against(planner, usual)
         if row:
@@ -89,7 +91,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     count = {o: sum(r["outcome"].startswith(o) for r in rows) for o in ("MORE", "same", "less")}
     text = [
         "# Usual layouts under their own constraints", "",
-        "Each baseline on the mesh on which it takes least time (batch and length as the explorer starts), the plan of that layout that "
+        "Each baseline on the mesh on which it takes least time (batch and length as the explorer starts; all in 16 bits), the plan of that layout that "
         "communicates least, beside ours: least communication time on the same mesh, with the same ZeRO stage and no more memory. "
         "MB are what one GPU sends in a step. Why ours needs less is read off the two plans: weights that lie otherwise, and collectives of "
         "one step that only one of them has, the first three of each. Made by `python -m bench.baselines`.", "",

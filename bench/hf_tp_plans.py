@@ -116,7 +116,7 @@ def _on(gpus: int, graph: Any, dtype: str, fine: bool) -> dict[str, Any]:
     from planner_core.planning.methods import vendor_rules
     from planner_core.search import search
 
-    request = Request(model=graph.name, cluster=node(gpus), mesh=str(gpus), dtype=dtype)
+    request = Request(model=graph.name, cluster=node(gpus), mesh=str(gpus), dtype=dtype, precision="pure")
     planner = prepare(request, graph)
     planner = apart(planner) if fine else planner
     mesh = meshes(request, planner.cluster)[0]

@@ -184,11 +184,11 @@ def test_a_plan_is_saved_and_loaded(tmp_path: Path) -> None:
 
 def test_the_front_falls_in_memory_and_holds_the_best_plan() -> None:
     graph = shardscope.load_model("llama-3-8b", layers=2, batch=8, seq=256)
-    found = shardscope.front(graph, cluster="1x8-h100", mesh="8")
+    found = shardscope.front(graph, cluster="1x8-h100", mesh="8", precision="pure")
     assert found.exact and len(found.points) > 1
     seconds, memory = [p.cost_s for p in found.points], [p.memory_bytes for p in found.points]
     assert seconds == sorted(seconds) and memory == sorted(memory, reverse=True)
-    best = shardscope.plan(graph, cluster="1x8-h100", mesh="8").best
+    best = shardscope.plan(graph, cluster="1x8-h100", mesh="8", precision="pure").best
     assert seconds[0] == pytest.approx(best.cost.step_time_s, rel=1e-3)
 
 

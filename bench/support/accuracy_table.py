@@ -43,7 +43,7 @@ def _head(rows: list[Row]) -> list[str]:
         "- Numbers: the plan of 8 GPUs scaled down to meshes (2) and (4), that of 2×8 to (2,2): a small model of the same "
         "architecture on gloo processes, float32 (float64 where rounding alone could be the difference), against one process. "
         "Equal means loss, every gradient and every parameter after a step of AdamW within 1e-5 relative.",
-        "- Traffic and memory: one step at full size on a fake process group of the mesh's world size, batch 16 (64 on 64×8), "
+        "- Traffic and memory: one step at full size on a fake process group of the mesh's world size, batch 16 (64 on 64×8), pure bf16, "
         "H100. Collectives must agree in phase, kind, count and bytes; memory is the peak of all live allocations of one rank, "
         "within 2 %.",
         _measured_last(rows),

@@ -14,9 +14,9 @@ from planner_core.planning import Request, plan_model
 TABLE = Path(__file__).resolve().parents[2] / "docs" / "SIMULATION.md"
 TWO_NODES = "2x8-h100"
 REQUESTS = (
-    *(Request(m, cluster=TWO_NODES) for m in ("llama-3-8b", "gpt2-xl", "bert-large", "vit-large", "mixtral-8x7b", "resnet50-100k")),
-    Request("t5-large", cluster="1x8-h100"),
-    Request("llama-3-8b", cluster=TWO_NODES, batch=256, accumulate=4),
+    *(Request(m, cluster=TWO_NODES, precision="pure") for m in ("llama-3-8b", "gpt2-xl", "bert-large", "vit-large", "mixtral-8x7b", "resnet50-100k")),
+    Request("t5-large", cluster="1x8-h100", precision="pure"),
+    Request("llama-3-8b", cluster=TWO_NODES, batch=256, accumulate=4, precision="pure"),
 )  # fmt: skip
 ROW = "| {model} | {cluster} | {plan} | {mesh} | {objective:.2f} | {simulated:.2f} | {off:+.1f} |"
 
@@ -43,7 +43,7 @@ def table(found: list[tuple[Plan, float]]) -> str:
         "# The step that is minimised, and the step that is simulated",
         "",
         "Made by `python -m bench.support.simulation`. The search minimises a form of the step (docs/COST_MODEL.md); the simulation plays the list of",
-        "work that a run issues, item by item, on a compute stream and communication streams.",
+        "work that a run issues, item by item, on a compute stream and communication streams. Training in pure bf16.",
         "",
         f"{len(found)} plans: median {statistics.median(off):.1%}, {within[0.01]} within 1 %, {within[0.03]} within 3 %, at most {max(off):.1%}.",
         "",

@@ -27,6 +27,7 @@ SHOWN = {
 }  # fmt: skip
 NAMES: dict[str, Mapping[str, str]] = {
     "dtype": settings.DTYPES,
+    "precision": settings.PRECISION_NAMES,
     "optimizer": settings.OPTIMIZER_NAMES,
     "recompute": settings.RECOMPUTE_NAMES,
 }

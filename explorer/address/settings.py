@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from explorer.address import own_cluster
-from planner_core.core import OPTIMIZERS, RECOMPUTE, cluster_names, gpu_names
+from planner_core.core import DEFAULT_PRECISION, OPTIMIZERS, PRECISIONS, RECOMPUTE, cluster_names, gpu_names
 from planner_core.models import ZOO
 from planner_core.planning import Request, methods
 
@@ -27,6 +27,7 @@ MODELS = {
     "resnet50-100k": "ResNet-50, 100 000 classes",
 }
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+PRECISION_NAMES = {"mixed": "mixed precision (fp32 master weights)", "pure": "everything in one format"}
 OPTIMIZER_NAMES = {
     "adamw": "AdamW",
     "adamw-fp32": "AdamW with 32-bit states",
@@ -266,6 +267,7 @@ SETTINGS: dict[str, Setting] = {
     "seq": Setting(None, _number(1, 10**6)),
     "layers": Setting(None, _number(1, 1000)),
     "dtype": Setting("bfloat16", _one_of(DTYPES, "number format")),
+    "precision": Setting(DEFAULT_PRECISION, _one_of(PRECISIONS, "precision")),
     "optimizer": Setting("adamw", _one_of(OPTIMIZERS, "optimizer")),
     "accumulate": Setting(None, _number(1, 10**6)),
     "recompute": Setting("auto", _one_of(RECOMPUTE, "way of recomputation")),
@@ -323,6 +325,7 @@ REQUEST_KEYS = (
     "seq",
     "layers",
     "dtype",
+    "precision",
     "optimizer",
     "accumulate",
     "recompute",
@@ -388,6 +391,7 @@ def request(values: Mapping[str, Value]) -> Request:
         batch=values["batch"],
         seq=values["seq"],
         dtype=values["dtype"],
+        precision=values["precision"],
         optimizer=values["optimizer"],
         zero=values["zero"],
         recompute=values["recompute"] if for_time or values["recompute"] != "auto" else "none",

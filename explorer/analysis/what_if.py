@@ -20,7 +20,7 @@ from explorer.text import units, words
 from planner_core.core import Cluster, Plan, glob_name, join_name
 from planner_core.planning import GraphSource, Progress, Request, choose, settle
 
-KEYS = ("batch", "seq", "dtype", "optimizer", "zero", "recompute", "nodes", "gpus", "intra", "inter")
+KEYS = ("batch", "seq", "dtype", "precision", "optimizer", "zero", "recompute", "nodes", "gpus", "intra", "inter")
 """What the panel may change."""
 POWERS = tuple(2**k for k in range(13))
 NODES = (1, 2, 4, 8, 16, 32, 64, 128)

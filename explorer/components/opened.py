@@ -18,7 +18,7 @@ from planner_core.cost.memory import tensors_at_peak
 from planner_core.planning import Result
 
 MEMORY_FORMULAS = {
-    "params": "the weights that this GPU stores, added up",
+    "params": "the weights that this GPU stores, and the copies of them to compute with that it keeps, added up",
     "grads": "of the weights stored here, as far as they are there at the peak; as large as the weight",
     "optimizer": "states of the weights stored here: of AdamW two, in the number format in which the weight is stored",
     "activations": "what autograd keeps for backward at the peak, each storage once",

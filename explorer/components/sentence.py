@@ -12,9 +12,10 @@ from explorer.components import address
 from explorer.jobs.upload import TIME_LIMIT_S, called, keep, told, understood
 from explorer.session import state
 from explorer.text import units
-from explorer.text.words import cluster_words
+from explorer.text.words import cluster_words, numbers
 from planner_core.core import (
     OPTIMIZERS,
+    PRECISIONS,
     RECOMPUTE,
     Cluster,
     InputError,
@@ -32,6 +33,10 @@ MICRO_BATCHES_HELP = (
     "Empty: the search chooses how many"
 )
 LAYERS_HELP = "How many copies of the repeated block; empty: as published"
+PRECISION_HELP = (
+    "Mixed: operators compute in the format above; weights, moments and gradients are kept in fp32, and gradients are reduced in it. "
+    "One format: all of them are in the format above"
+)
 ZERO_NAMES = {0: "kept, whole or split", 3: "also sharded, gathered at use"}
 
 LINKS = {"intra": "GB/s out of a GPU inside a node, one way", "inter": "GB/s out of a node to the others, one way"}
@@ -95,7 +100,7 @@ def _load_words(v: dict[str, Any]) -> str:
 
 
 def _training_words(v: dict[str, Any]) -> str:
-    words = f"{settings.DTYPES[v['dtype']]} with {settings.OPTIMIZER_NAMES[v['optimizer']]}"
+    words = f"{numbers(settings.DTYPES[v['dtype']], v['dtype'], v['precision'])} with {settings.OPTIMIZER_NAMES[v['optimizer']]}"
     return f"{words}, {settings.RECOMPUTE_NAMES[v['recompute']]}"
 
 
@@ -297,6 +302,7 @@ def _training(v: dict[str, Any]) -> None:
         lambda d: settings.DTYPES[d],
         "bf16 and fp16 take 2 bytes a value, fp32 takes 4",
     )
+    _pick("Precision", "precision", list(PRECISIONS), lambda p: settings.PRECISION_NAMES[p], PRECISION_HELP)
     _pick(
         "Optimizer", "optimizer", list(OPTIMIZERS), lambda o: settings.OPTIMIZER_NAMES.get(o, o),
         "AdamW keeps two states a weight, SGD none, with momentum one",

@@ -118,7 +118,8 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def _workload(plan: Plan) -> str:
     w = plan.workload
-    return f"Batch {units.whole(w['batch'])} × {units.whole(w['seq'])} tokens, {w['dtype']}, {w['optimizer']}, {recipe.work(plan)}"
+    numbers = words.numbers(w["dtype"], w["dtype"], w.get("precision", "pure"))
+    return f"Batch {units.whole(w['batch'])} × {units.whole(w['seq'])} tokens, {numbers}, {w['optimizer']}, {recipe.work(plan)}"
 
 
 def _plans(plans: Iterable[Plan]) -> str:

@@ -1,7 +1,7 @@
 """The share of one GPU's memory and work that each node of a drawing takes under a plan. Pure.
 
-Memory: the weights as they are stored, and what autograd keeps for backward, each storage with the op that keeps it first.
-An input that a block keeps counts with the run of blocks; none of the nodes inside counts it.
+Memory: the weights as they are stored, their working copies, and what autograd keeps for backward, each storage with the op that
+keeps it first. An input that a block keeps counts with the run of blocks; none of the nodes inside counts it.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from explorer.graph.overlay import variant
 from explorer.graph.scene import Node, Scene
 from explorer.text import units
 from planner_core.core import Block, BlockPlan, Call, Graph, Op, Plan
-from planner_core.cost import CostModel, block_of, cost_model_of, local_bytes, split_parts
+from planner_core.cost import CostModel, block_of, cost_model_of, split_parts
 from planner_core.cost.compute import op_work
-from planner_core.cost.memory import BlockMemory, block_memories
+from planner_core.cost.memory import BlockMemory, block_memories, param_bytes
 
 Loads = dict[str, tuple[float, float]]
 """Node -> bytes, and forward FLOPs, of one copy on one GPU; of all copies for a run."""
@@ -64,20 +64,14 @@ def _kept(block_memory: BlockMemory) -> Mapping[str, int]:
 
 
 def _node(node: Node, block: Block, bp: BlockPlan, kept: Mapping[str, int], model: CostModel) -> tuple[float, float]:
-    weights = sum(_stored(block, bp, name, model) for name, _ in node.weights)
+    held = param_bytes(block, bp, model) if node.weights else {}
+    weights = sum(held.get(name, 0) for name, _ in node.weights)
     work = sum(_work(block, bp, op, model) for op in node.ops)
     return weights + sum(kept.get(op.name, 0) for op in node.ops), work
 
 
 def _whole(block: Block, bp: BlockPlan, model: CostModel) -> tuple[float, float]:
-    return sum(_stored(block, bp, name, model) for name in bp.params), sum(
-        _work(block, bp, op, model) for op in block.ops
-    )
-
-
-def _stored(block: Block, bp: BlockPlan, name: str, model: CostModel) -> int:
-    value = next((k for k, v in enumerate(block.values) if v.kind == "parameter" and v.name == name), None)
-    return local_bytes(block, value, bp.params[name].stored, model) if value is not None and name in bp.params else 0
+    return sum(param_bytes(block, bp, model).values()), sum(_work(block, bp, op, model) for op in block.ops)
 
 
 def _work(block: Block, bp: BlockPlan, op: Op, model: CostModel) -> float:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from explorer.graph.scene import Scene
 from explorer.text import units
 from explorer.text.glossary import GLOSSARY
-from planner_core.core import ParamPlan, Plan, TensorMeta, glob_name
+from planner_core.core import Block, BlockPlan, ParamPlan, Plan, glob_name
+from planner_core.cost import CostModel, cost_model_of
+from planner_core.cost.memory import param_bytes
 from planner_core.ops import CoarseGraph
 
 
@@ -19,12 +20,13 @@ def table(
     """What weights.js draws. `node` marks the rows of one node of the graph; `candidate` maps (block, weight) to a letter
     that stands in a column of its own."""
     axes = [(i, n) for i, n in enumerate(plan.mesh.axis_names) if plan.mesh.axis_sizes[i] > 1]
-    nodes = by_weight(drawing)
+    nodes, model = by_weight(drawing), cost_model_of(plan)
     rows = []
     for label, block in plan.blocks.items():
         name = label.partition("#")[0]
-        values = (coarse.blocks[name] if name else coarse.top).block.values
-        shapes = {v.name: v.meta for v in values if v.kind == "parameter"}
+        content = (coarse.blocks[name] if name else coarse.top).block
+        shapes = {v.name: v.meta for v in content.values if v.kind == "parameter"}
+        held = per_gpu(content, block, model)
         pattern = glob_name(block.prefixes)
         for weight, p in block.params.items():
             home = nodes.get((name, weight), "")
@@ -35,7 +37,7 @@ def table(
             if candidate:
                 letter = candidate.get((name, weight))
                 cells.append({"chip": letter} if letter else "")
-            cells.append(per_gpu(plan, p, shapes.get(weight), len(block.prefixes)))
+            cells.append(units.memory(held[weight]) if weight in held else "")
             rows.append({
                 "name": f"{pattern}.{weight}" if pattern else weight, "node": home, "cells": cells,
                 "times": len(block.prefixes) if len(block.prefixes) > 1 else 0, "picked": bool(home) and home == node,
@@ -68,13 +70,6 @@ def run_of(drawing: Scene, node: str) -> str:
     return next((f"run:{k}" for k, r in enumerate(drawing.runs) if r.block == scope), "") if scope else ""
 
 
-def per_gpu(plan: Plan, p: ParamPlan, meta: TensorMeta | None, copies: int) -> str:
-    """Bytes that one GPU keeps of all copies of a weight."""
-    if meta is None:
-        return ""
-    return units.memory(meta.num_bytes * copies / split(p.stored, plan.mesh.axis_sizes))
-
-
-def split(stored: Sequence[object], sizes: Sequence[int]) -> int:
-    """Into how many slices a weight is cut."""
-    return math.prod(n for p, n in zip(stored, sizes, strict=True) if str(p).startswith("S"))
+def per_gpu(content: Block, block: BlockPlan, model: CostModel) -> dict[str, int]:
+    """By weight: bytes that one GPU keeps of it and of its working copy, for all copies of the block."""
+    return {weight: len(block.prefixes) * size for weight, size in param_bytes(content, block, model).items()}

@@ -16,6 +16,7 @@ OPTIONS = {
     "recompute": "recomputation",
     "accumulate": "number of micro-batches",
     "dtype": "number format",
+    "precision": "precision",
     "optimizer": "optimizer",
     "zero": "weight sharding",
     "cluster": "cluster",

@@ -245,6 +245,13 @@ def by_weight(plan: Plan) -> dict[tuple[str, str, str], str]:
     return found
 
 
+def numbers(shown: str, dtype: str, precision: str) -> str:
+    """`bf16 mixed precision (fp32 master weights)`: what a step computes in and what it keeps. `shown` is the dtype as told."""
+    if dtype == "float32":
+        return shown
+    return f"{shown} mixed precision (fp32 master weights)" if precision == "mixed" else f"pure {shown}"
+
+
 def cluster_words(cluster: Cluster) -> str:
     """Nodes, GPUs per node and the GPU's name."""
     per_node = cluster.levels[0].size

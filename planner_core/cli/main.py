@@ -12,7 +12,18 @@ from typing import Any
 
 from planner_core.cli.calibrate import add_calibrate, run_calibrate
 from planner_core.cli.pricing import add_budget, add_price, budget_of, run_price
-from planner_core.core import RECOMPUTE, ZERO, Graph, InputError, Plan, PlannerError, load_plan, save_plan, write_file
+from planner_core.core import (
+    DEFAULT_PRECISION,
+    RECOMPUTE,
+    ZERO,
+    Graph,
+    InputError,
+    Plan,
+    PlannerError,
+    load_plan,
+    save_plan,
+    write_file,
+)
 from planner_core.planning import METHODS, Request
 from planner_core.planning.methods import EXAMPLE, FREE, TOOLS
 
@@ -159,7 +170,9 @@ def _with_options(p: argparse.ArgumentParser) -> argparse.ArgumentParser:
         "--accumulate", type=int, default=1, help="micro-batches of a step; plan's default is as many as it takes"
     )
     p.add_argument(
-        "--precision", default="pure", help="pure (all in the dtype) | mixed (weights, moments, gradients in float32)"
+        "--precision",
+        default=DEFAULT_PRECISION,
+        help="mixed (weights, moments and gradients in float32; the default) | pure (all in the dtype)",
     )
     p.add_argument("--memory-gb", type=float, help="memory per GPU that a plan may take (10^9 bytes)")
     p.add_argument("--method", default="exact", help=" | ".join(METHODS))

@@ -70,16 +70,26 @@ from planner_core.core.plan import (
     placements_by_pattern,
 )
 from planner_core.core.plan_json import PLAN_SCHEMA, load_plan, plan_from_json, plan_to_json, save_plan
-from planner_core.core.workload import DTYPES, OPTIMIZERS, RECOMPUTE, ZERO, Workload
+from planner_core.core.workload import (
+    DEFAULT_PRECISION,
+    DTYPES,
+    OPTIMIZERS,
+    PRECISIONS,
+    RECOMPUTE,
+    ZERO,
+    Workload,
+)
 
 __all__ = [
     "ASSETS",
+    "DEFAULT_PRECISION",
     "DTYPES",
     "ITEM_BYTES",
     "OPTIMIZERS",
     "PER_CALL",
     "PHASES",
     "PLAN_SCHEMA",
+    "PRECISIONS",
     "RECOMPUTE",
     "ZERO",
     "Attr",

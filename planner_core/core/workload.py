@@ -10,7 +10,10 @@ from planner_core.core.errors import InputError
 OPTIMIZERS = {"adamw": 2, "adamw-fp32": 2, "sgd": 0, "sgd-momentum": 1}
 """Number of moments that each optimizer keeps per parameter. With `adamw-fp32` all that is kept is in float32, as in mixed precision."""
 PRECISIONS = ("mixed", "pure")
-"""mixed: weights, moments and gradients are kept in float32; operators run in compute dtype. pure: all is in compute dtype."""
+"""mixed: weights, moments and gradients are kept in float32, and gradients are reduced in it; operators run in compute dtype. pure:
+all is in compute dtype."""
+DEFAULT_PRECISION = "mixed"
+"""The precision of what is asked without one: what people train with."""
 ATTENTION = ("flash1", "flash2", "cudnn", "flash3")
 """Attention kernels whose rates a GPU's file may hold; flash2 is what stock PyTorch runs."""
 DTYPES = ("bfloat16", "float16", "float32")
@@ -27,7 +30,8 @@ class Workload:
 
     `batch`: samples of one step over all GPUs. `seq`: tokens of a sample. A step runs forward and backward for `accumulate`
     micro-batches, each of `graph_batch` samples over all GPUs, and then the optimizer. `zero`: the ZeRO stage that weights may
-    have instead of stage 0; 1 shards the optimizer's states, 2 also the gradients, 3 also the weights.
+    have instead of stage 0; 1 shards the optimizer's states, 2 also the gradients, 3 also the weights. A plan that states no
+    `precision` is pure, as all were once.
     """
 
     batch: int

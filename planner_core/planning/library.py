@@ -36,11 +36,11 @@ def plan(
         **options: The options of the command line: `mesh` ("2x8"; default: every factorisation of the cluster), `batch` (samples
             of one step over all GPUs), `seq` (tokens of a sample), `dtype`, `layers`, `optimizer` ("adamw"), `zero` (the ZeRO
             stage that weights may have, 0 to 3; None: the search chooses), `recompute` ("none", "keep-matmuls", "selective",
-            "keep-attention", "full", or "auto": the search chooses), `precision` ("pure", or "mixed": weights, moments and
-            gradients in float32), `accumulate` (micro-batches of a step; None: the search chooses), `memory_gb` (10^9 bytes per GPU),
-            `method` ("exact", "tap", "taps", "atp") and `objective` ("time" or "communication"). `layout` ("dp=2,fsdp=8",
-            see `price`) adds the plan of your present layout to the baselines. `tool` ("megatron", "torchtitan", ...): only
-            plans that this tool can be told.
+            "keep-attention", "full", or "auto": the search chooses), `precision` ("mixed": weights, moments and gradients in
+            float32; or "pure": all in `dtype`), `accumulate` (micro-batches of a step; None: the search chooses), `memory_gb`
+            (10^9 bytes per GPU), `method` ("exact", "tap", "taps", "atp") and `objective` ("time" or "communication"). `layout`
+            ("dp=2,fsdp=8", see `price`) adds the plan of your present layout to the baselines. `tool` ("megatron", "torchtitan",
+            ...): only plans that this tool can be told.
 
     Returns:
         The result: `best` is the chosen plan. `plans` holds it, then the corners of the Pareto front, then the baselines. `graph`

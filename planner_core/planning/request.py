@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from planner_core.core import DEFAULT_PRECISION
+
 Progress = Callable[[str], None]
 """A function that gets a sentence about what is being done. It may raise an exception to stop."""
 
@@ -14,9 +16,10 @@ Progress = Callable[[str], None]
 class Request:
     """What a user asks for. None means the default of the model or of the cluster.
 
-    `accumulate`: the number of micro-batches of a step; None: the search chooses it. `precision`: "pure" (weights, moments and
-    gradients in the dtype that computes) or "mixed" (in float32). `zero`: the ZeRO stage that weights may have instead of stage 0;
-    None: the search chooses the stage of the plan. `tool`: only plans that this tool can be told, e.g. "megatron".
+    `accumulate`: the number of micro-batches of a step; None: the search chooses it. `precision`: "mixed" (weights, moments and
+    gradients in float32, and gradients reduced in it) or "pure" (all in the dtype that computes). `zero`: the ZeRO stage that
+    weights may have instead of stage 0; None: the search chooses the stage of the plan. `tool`: only plans that this tool
+    can be told, e.g. "megatron".
     """
 
     model: str
@@ -29,7 +32,7 @@ class Request:
     zero: int | None = 3
     recompute: str = "none"
     accumulate: int | None = 1
-    precision: str = "pure"
+    precision: str = DEFAULT_PRECISION
     memory_gb: float | None = None
     layers: int | None = None
     method: str = "exact"

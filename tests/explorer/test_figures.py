@@ -153,7 +153,7 @@ def test_each_goal_is_best_at_what_it_aims_at() -> None:
 
 
 def test_what_a_method_costs_is_told_with_its_reason() -> None:
-    found = list(ablation_steps(prepare(Request("llama-3-8b")), "tap"))
+    found = list(ablation_steps(prepare(Request("llama-3-8b", precision="pure")), "tap"))
     text = words.verdict("TAP", [(SAYS[r.name], r.plan) for r in found])
     assert text.startswith("TAP’s plan takes")
     assert "because it" in text

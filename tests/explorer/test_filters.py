@@ -19,6 +19,7 @@ from explorer.graph import weight_table as weight_rows
 from explorer.graph.scene import scene
 from explorer.jobs.result_cache import ResultCache
 from explorer.session import state
+from planner_core.cost import cost_model_of
 from planner_core.planning.pipeline import Result
 from planner_core.planning.request import Request
 from planner_core.search.candidates.scoring import Candidates
@@ -284,8 +285,6 @@ def test_the_weights_of_the_table_add_up_to_the_memory(result: Result) -> None:
         total = 0.0
         for label, block in plan.blocks.items():
             name = label.partition("#")[0]
-            values = (result.coarse.blocks[name] if name else result.coarse.top).block.values
-            sizes = {v.name: v.meta.num_bytes for v in values if v.kind == "parameter"}
-            for weight, p in block.params.items():
-                total += sizes[weight] * len(block.prefixes) / weight_rows.split(p.stored, plan.mesh.axis_sizes)
+            content = (result.coarse.blocks[name] if name else result.coarse.top).block
+            total += sum(weight_rows.per_gpu(content, block, cost_model_of(plan)).values())
         assert total == pytest.approx(plan.cost.memory_bytes["params"], rel=1e-6)

@@ -62,7 +62,7 @@ def test_two_models_differ_in_what_only_one_has() -> None:
 
 
 def test_copies_that_run_in_several_ways_are_told_and_can_be_chosen() -> None:
-    result, drawing = drawn("llama-3-8b", memory_gb=48.0, zero=0)
+    result, drawing = drawn("llama-3-8b", memory_gb=48.0, zero=0, precision="pure")
     found = overlay.ways(result.best, "LlamaDecoderLayer")
     assert len(found) > 1
     told = [overlay.copies(bp.prefixes, drawing, "LlamaDecoderLayer") for bp in found.values()]
@@ -75,7 +75,7 @@ def test_copies_that_run_in_several_ways_are_told_and_can_be_chosen() -> None:
 
 
 def test_the_page_offers_the_ways_and_the_second_graph() -> None:
-    at = open_page("fold", memory="48", zero="0", accumulate="1", recompute="none")
+    at = open_page("fold", memory="48", zero="0", precision="pure", accumulate="1", recompute="none")
     assert not at.exception
     assert any(s.label == "Copies that the overlays show" for s in at.selectbox)
     at = open_page("fold", beside="megatron-lm")

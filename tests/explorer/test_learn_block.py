@@ -56,7 +56,7 @@ def test_sequence_parallelism_halves_each_message_and_cuts_what_lies_between() -
     )  # fmt: skip
     assert [case.wires[0, p] for p in ("start", "in", "end", "sum")] == ["S(1)", "R", "P", "S(1)"]
     norms = [m.sent.num_bytes for m in case.messages if m.gate == "norm"]
-    assert norms == [2 * 4096] * 2  # the norms' own weights are whole, their tokens are not
+    assert norms == [4 * 4096] * 2  # the norms' own weights are whole, their tokens are not; summed in float32
 
 
 def test_fsdp_goes_around_the_block() -> None:

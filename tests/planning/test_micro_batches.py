@@ -19,7 +19,9 @@ from planner_core.planning.session import meshes, prepare
 from planner_core.search import search
 from planner_core.verification.api import verify
 
-ASKED = Request("llama-3-8b", cluster="1x8-h100", batch=16, seq=2048, layers=2, accumulate=None, recompute="auto")
+ASKED = Request(
+    "llama-3-8b", cluster="1x8-h100", batch=16, seq=2048, layers=2, accumulate=None, recompute="auto", precision="pure"
+)  # the budgets below are tight for pure bf16
 
 
 def best(request: Request) -> Plan | None:

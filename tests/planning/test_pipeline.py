@@ -31,7 +31,7 @@ def test_ample_memory_and_a_large_batch_give_data_parallel(name: str) -> None:
 
 
 def test_tight_memory_is_kept_at_a_price() -> None:
-    asked = Request("llama-3-8b", cluster="1x8-h100", batch=8)
+    asked = Request("llama-3-8b", cluster="1x8-h100", batch=8, precision="pure")
     ample = planned(replace(asked, memory_gb=100000.0)).best
     tight = planned(replace(asked, memory_gb=38.5)).best
     assert tight.fits and tight.cost.memory_bytes["peak"] <= 38.5e9 < ample.cost.memory_bytes["peak"]

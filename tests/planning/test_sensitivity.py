@@ -158,7 +158,7 @@ def test_a_point_that_takes_too_long_is_a_kind_of_its_own() -> None:
 
 def test_a_search_can_be_stopped_inside() -> None:
     """Between eliminations the search says that it goes on; what is said may raise to stop it there."""
-    request = Request("t5-large", cluster="1x8-h100", layers=3, memory_gb=1.4)
+    request = Request("t5-large", cluster="1x8-h100", layers=3, memory_gb=1.4, precision="pure")
     said: list[str] = []
     whatif.best(request, say=said.append)
     searches = [s for s in said if s.startswith("search on ")]

@@ -16,6 +16,7 @@ from planner_core.cost.memory.deep import peak_memory
 from planner_core.cost.memory.forward import BlockMemory, Moment
 from planner_core.cost.memory.peak import Walk, block_memories, walk
 from planner_core.cost.memory.saved import Rerun, computes_again, kept_results, run_again, viewed
+from planner_core.cost.memory.standing import param_bytes
 from planner_core.cost.memory.terms import has_working_copy, weight_bytes
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "computes_again",
     "has_working_copy",
     "kept_results",
+    "param_bytes",
     "peak_memory",
     "run_again",
     "tensors_at_peak",

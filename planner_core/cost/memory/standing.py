@@ -61,6 +61,13 @@ def standing(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) ->
     return Standing(params, grads, moments, largest_param, largest_gradient)
 
 
+def param_bytes(block: Block, bp: BlockPlan, model: CostModel) -> dict[str, int]:
+    """By name: bytes on one GPU of each weight of one copy of a block, with its working copy where one is kept."""
+    return {
+        block.values[w.value].name: w.stored.num_bytes + w.working.num_bytes for w in weight_forms(block, bp, model)
+    }
+
+
 def weight_forms(block: Block, bp: BlockPlan, model: CostModel) -> Iterator[WeightForms]:
     """The forms of every weight of one copy of a block."""
     gathered = _gathered_weights(block, bp)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from planner_core.core import Plan, glob_name, placements_by_pattern
+from planner_core.core import Plan, Workload, glob_name, placements_by_pattern
 from planner_core.cost import simulated
 from planner_core.ops import CoarseGraph
 from planner_core.planning.analysis.doubt import SCENARIOS, Choice, Regret, choice
@@ -145,6 +145,13 @@ def plans_table(plans: tuple[Plan, ...], speeds: Sequence[Speed], budget: Budget
     return table(rows, frozenset({*range(2, 11), 13, 14}))
 
 
+def _numbers(w: Workload) -> str:
+    """What a step computes in, and whether it keeps more than that: `bfloat16 mixed precision`."""
+    if w.dtype == "float32":
+        return w.dtype
+    return f"{w.dtype} mixed precision" if w.precision == "mixed" else f"pure {w.dtype}"
+
+
 def text(result: Result, budget: Budget | None = None, times: Sequence[float] | None = None) -> str:
     """The report to read. `budget` and `times` are those of `report`."""
     flops = model_flops(result.graph)
@@ -156,7 +163,7 @@ def text(result: Result, budget: Budget | None = None, times: Sequence[float] | 
         + ", ".join(f"{b['name']} x{b['repeats']}" for b in g["unique_blocks"])
     )
     c = result.cluster
-    where = f"{c.name}: {c.num_gpus} x {c.gpu.name}; batch {w.batch} x {w.seq} tokens, {w.dtype}, {w.optimizer}"
+    where = f"{c.name}: {c.num_gpus} x {c.gpu.name}; batch {w.batch} x {w.seq} tokens, {_numbers(w)}, {w.optimizer}"
     own = [] if result.graph.source.startswith("zoo:") else [f"trained on {result.graph.loss}"]
     best = result.best
     placed = [["weight", *best.mesh.axis_names]] + [[n, *p] for n, p in placements_by_pattern(best).items()]

@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from planner_core.core import Graph, InputError, Workload
+from planner_core.core import DEFAULT_PRECISION, Graph, InputError, Workload
 from planner_core.planning.methods import Layout
 
 MOST_SAMPLES = 10**9
 USUAL_ATTENTION, OLD_ATTENTION = "flash2", "flash1"
-PRICED_PRECISION = "mixed"
-"""The default precision: compute in bf16; weights, moments and gradients in float32."""
 
 
 def usual_attention(graph: Graph) -> str:
@@ -45,7 +43,7 @@ class Statement:
     optimizer: str = "adamw"
     recompute: str = "none"
     compiled: bool = False
-    precision: str = PRICED_PRECISION
+    precision: str = DEFAULT_PRECISION
     layers: int | None = None
     attention: str | None = None
 
