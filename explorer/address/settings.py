@@ -42,6 +42,14 @@ RECOMPUTE_NAMES = {
     "keep-attention": "recomputation of all but attention",
     "full": "full recomputation",
 }
+AUTO = "auto"
+STAGE_NAMES: dict[int | str, str] = {
+    AUTO: "stage as the search finds best",
+    0: "weights, gradients and states kept (0)",
+    1: "states may be sharded (1)",
+    2: "states and gradients may be sharded (2)",
+    3: "weights may be sharded too, gathered at use (3)",
+}
 METHODS = {m.name: m.shown for m in methods.METHODS.values()}
 OBJECTIVES = {"time": "step time", "communication": "communication"}
 TOOLS = {
@@ -161,10 +169,10 @@ def _mesh(text: str) -> str:
     return "x".join(parts)
 
 
-def _zero(text: str) -> int:
-    if text not in ("0", "3"):
-        raise Unreadable("is neither 0 (weights kept) nor 3 (weights may be sharded and gathered at use)")
-    return int(text)
+def _zero(text: str) -> int | str:
+    if text not in map(str, STAGE_NAMES):
+        raise Unreadable(f"is not a stage of ZeRO; known are {', '.join(map(str, STAGE_NAMES))}")
+    return text if text == AUTO else int(text)
 
 
 def _text(text: str) -> str:
@@ -318,24 +326,9 @@ SETTINGS: dict[str, Setting] = {
     "grow_batch": Setting("fixed", _one_of(GROW_BATCH, "way to choose the batch")),
 }
 REQUEST_KEYS = (
-    "model",
-    "cluster",
-    *CLUSTER_KEYS,
-    "batch",
-    "seq",
-    "layers",
-    "dtype",
-    "precision",
-    "optimizer",
-    "accumulate",
-    "recompute",
-    "zero",
-    "memory",
-    "mesh",
-    "method",
-    "objective",
-    "tool",
-)
+    "model", "cluster", *CLUSTER_KEYS, "batch", "seq", "layers", "dtype", "precision", "optimizer", "accumulate", "recompute", "zero",
+    "memory", "mesh", "method", "objective", "tool",
+)  # fmt: skip
 
 
 def read(params: Mapping[str, str]) -> tuple[dict[str, Value], list[str]]:
@@ -393,7 +386,7 @@ def request(values: Mapping[str, Value]) -> Request:
         dtype=values["dtype"],
         precision=values["precision"],
         optimizer=values["optimizer"],
-        zero=values["zero"],
+        zero=None if values["zero"] == AUTO else values["zero"],
         recompute=values["recompute"] if for_time or values["recompute"] != "auto" else "none",
         accumulate=values["accumulate"] if for_time else values["accumulate"] or 1,
         memory_gb=values["memory"],

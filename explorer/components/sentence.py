@@ -37,7 +37,10 @@ PRECISION_HELP = (
     "Mixed: operators compute in the format above; weights, moments and gradients are kept in fp32, and gradients are reduced in it. "
     "One format: all of them are in the format above"
 )
-ZERO_NAMES = {0: "kept, whole or split", 3: "also sharded, gathered at use"}
+ZERO_HELP = (
+    "How far ZeRO may go: stage 1 shards the optimizer's states, 2 also the gradients, 3 also the weights, as FSDP does. Each weight "
+    "has this stage or none"
+)
 
 LINKS = {"intra": "GB/s out of a GPU inside a node, one way", "inter": "GB/s out of a node to the others, one way"}
 
@@ -315,7 +318,7 @@ def _training(v: dict[str, Any]) -> None:
         "As needed: the search chooses for each copy of a block. Full: a block keeps only its inputs and runs forward again in the "
         "backward pass. Selective: it also keeps attention and every second matmul.",
     )
-    _pick("Weights", "zero", [3, 0], lambda z: ZERO_NAMES[z], f"“{ZERO_NAMES[3]}” is what ZeRO-3 and FSDP do")
+    _pick("ZeRO", "zero", list(settings.STAGE_NAMES), lambda z: settings.STAGE_NAMES[z], ZERO_HELP)
 
 
 def _search(v: dict[str, Any]) -> None:

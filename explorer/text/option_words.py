@@ -18,7 +18,7 @@ OPTIONS = {
     "dtype": "number format",
     "precision": "precision",
     "optimizer": "optimizer",
-    "zero": "weight sharding",
+    "zero": "ZeRO stage",
     "cluster": "cluster",
     "method": "method",
     "objective": "goal",

@@ -52,6 +52,34 @@ def test_three_figures_are_within_half_a_percent(value: float) -> None:
     assert abs(float(units.significant(value).replace("\u202f", "")) / value - 1) < 0.0051
 
 
+@pytest.mark.parametrize(
+    ("dtype", "precision", "wanted"),
+    [
+        ("bfloat16", "mixed", "bf16 mixed precision (fp32 master weights)"), ("bfloat16", "pure", "pure bf16"),
+        ("float16", "mixed", "fp16 mixed precision (fp32 master weights)"), ("float32", "mixed", "fp32"), ("float32", "pure", "fp32"),
+    ],
+)  # fmt: skip
+def test_what_a_step_computes_in_and_keeps_is_told(dtype: str, precision: str, wanted: str) -> None:
+    assert words.numbers(settings.DTYPES[dtype], dtype, precision) == wanted
+
+
+@pytest.mark.parametrize(
+    ("address", "precision"), [({}, "mixed"), ({"precision": "mixed"}, "mixed"), ({"precision": "pure"}, "pure")]
+)
+def test_a_link_keeps_the_precision_that_it_states(address: dict[str, str], precision: str) -> None:
+    values, problems = settings.read(address)
+    assert not problems and settings.request(values).precision == precision
+    assert settings.write(values) == {k: v for k, v in address.items() if v != "mixed"}
+    assert Request("gpt2-xl").precision == "mixed"
+
+
+@pytest.mark.parametrize("stage", ["auto", "0", "1", "2", "3"])
+def test_a_link_holds_every_stage_of_zero(stage: str) -> None:
+    values, problems = settings.read({"zero": stage})
+    assert not problems and settings.request(values).zero == (None if stage == "auto" else int(stage))
+    assert settings.read(settings.write(values))[0] == values and values["zero"] in settings.STAGE_NAMES
+
+
 def test_settings_survive_the_address() -> None:
     values = {k: s.default for k, s in settings.SETTINGS.items()} | {
         "model": "t5-large", "batch": 64, "memory": 40.0, "mesh": "2x8", "compare": ("best", "fsdp"), "open": ("run:0",),

@@ -22,7 +22,7 @@ KEPT = 200
 LABELS = {
     "batch": "Batch, samples a step", "seq": "Tokens a sample", "nodes": "Nodes", "gpus": "GPUs in a node",
     "intra": "Inside a node, GB/s out of a GPU", "inter": "Between nodes, GB/s out of a node",
-    "dtype": "Numbers", "precision": "Precision", "optimizer": "Optimizer", "zero": "Weights", "recompute": "Recomputation",
+    "dtype": "Numbers", "precision": "Precision", "optimizer": "Optimizer", "zero": "ZeRO", "recompute": "Recomputation",
 }  # fmt: skip
 STEPS: dict[str, tuple[float, ...]] = {
     "batch": whatif.POWERS, "seq": (*whatif.POWERS[4:], 8192, 16384, 32768), "nodes": whatif.NODES, "gpus": whatif.GPUS,
@@ -32,7 +32,7 @@ CHOICES: dict[str, dict[Any, str]] = {
     "dtype": settings.DTYPES,
     "precision": settings.PRECISION_NAMES,
     "optimizer": {o: settings.OPTIMIZER_NAMES.get(o, o) for o in OPTIMIZERS},
-    "zero": {3: "may be sharded", 0: "kept"},
+    "zero": settings.STAGE_NAMES,
     "recompute": {r: settings.RECOMPUTE_NAMES.get(r, r) for r in RECOMPUTE},
 }
 WIDE = 225
