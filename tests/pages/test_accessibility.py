@@ -106,7 +106,14 @@ def test_axe_finds_nothing_serious(chromium: Browser, app: str, page: str, theme
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize(
     "path",
-    ["/?node=LlamaDecoderLayer:self_attn.q_proj/linear", "/plans?candidate=5", "/compare", "/topology", "/export"],
+    [
+        "/?node=LlamaDecoderLayer:self_attn.q_proj/linear",
+        "/plans?candidate=5",
+        "/plans?sweep=nodes&model=gpt2-xl",
+        "/compare",
+        "/topology",
+        "/export",
+    ],
 )
 def test_axe_finds_nothing_serious_in_opened_sections(chromium: Browser, app: str, path: str, theme: str) -> None:
     context = chromium.new_context(viewport={"width": 1440, "height": 1000}, color_scheme=theme)  # type: ignore[arg-type]
