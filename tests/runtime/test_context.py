@@ -45,7 +45,8 @@ TOKENS = 131072
 @cache
 def long(mesh: str, recompute: str = "none", model: str = "llama-3-8b") -> Result:
     """The plan of one sequence of 131 072 tokens on 16 GPUs."""
-    return planned(Request(model, cluster="2x8-h100", batch=1, seq=TOKENS, mesh=mesh, recompute=recompute))
+    asked = Request(model, cluster="2x8-h100", batch=1, seq=TOKENS, mesh=mesh, recompute=recompute, precision="pure")
+    return planned(asked)
 
 
 def attention_of(found: Result) -> list[Any]:
