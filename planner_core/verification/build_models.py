@@ -13,12 +13,11 @@ from torch.utils import _pytree as pytree
 
 from planner_core.core import InputError
 from planner_core.models.capture import own_loss, standin_loss
-from planner_core.models.hooks import DROPOUTS, canonical
+from planner_core.models.hooks import DROPOUTS, canonical, drops
 from planner_core.models.sources import ModelSource, build, python_source, training_inputs
 from planner_core.runtime import Init, Steered, Steering, initializer
 
 SPREAD = 0.05
-ATTENTION = "scaled_dot_product_attention"
 ARGS = "*"
 """The key of positional inputs among the named ones."""
 
@@ -179,12 +178,11 @@ class DropNothing(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         fn = canonical(func, kwargs)
+        dropped = drops(fn, args, kwargs)
+        self.seen |= dropped
         if fn in DROPOUTS:
-            given = dict(zip(("input", "p", "training"), args, strict=False)) | kwargs
-            self.seen |= bool(given.get("training", given.get("train", True)) and given.get("p", 0.5))
-            return given["input"]
-        if fn == ATTENTION and (kwargs.get("dropout_p") or (len(args) > 4 and args[4])):
-            self.seen = True
+            return args[0] if args else kwargs["input"]
+        if dropped:  # attention
             args, kwargs = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args, {**kwargs}
             kwargs.pop("dropout_p", None)
         return func(*args, **kwargs)

@@ -227,6 +227,25 @@ def _hooked(plan_file: str) -> list[Any]:
     return [float(loss), seen, said]
 
 
+def _dropping_hook(plan_file: str) -> str:
+    model = OwnGPT()
+    model.blocks[0].up.register_forward_hook(lambda module, args, out: nn.functional.dropout(out, 0.5))
+    shardscope.apply(model, shardscope.load_plan(plan_file))
+    with warnings.catch_warnings(), pytest.raises(shardscope.PlanMismatch) as refused:
+        warnings.simplefilter("ignore")
+        model(*own_model.batch(0), global_batch=True)
+    return str(refused.value)
+
+
+def test_dropout_is_refused_where_the_plan_cannot_seed_it(tmp_path: Any) -> None:
+    shardscope.save_plan(own_plans()["Megatron-LM"], tmp_path / "plan")
+    said = run_ranks(_dropping_hook, 2, (str(tmp_path / "plan"),))[0]
+    assert (
+        said.startswith("blocks.0.up drops values (dropout), and runs its own code")
+        and "; set the probability to 0" in said
+    )
+
+
 def test_a_model_with_hooks_runs_its_own_code_and_says_why(tmp_path: Any) -> None:
     shardscope.save_plan(own_plans()["Megatron-LM"], tmp_path / "plan")
     loss, seen, said = run_ranks(_hooked, 2, (str(tmp_path / "plan"),))[0]

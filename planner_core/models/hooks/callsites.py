@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -61,7 +61,18 @@ DROPOUTS = frozenset(
         "feature_dropout",
     }
 )
-"""Names of dropout, which runs as the identity everywhere (p = 0)."""
+"""Names of dropout. Capture runs it as the identity (p = 0)."""
+ATTENTION = "scaled_dot_product_attention"
+
+
+def drops(fn: str | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call draws a mask: dropout in training, or attention with dropout of its weights."""
+    if fn == ATTENTION:
+        return bool(kwargs.get("dropout_p") or (len(args) > 4 and args[4]))
+    given = dict(zip(("input", "p", "training"), args, strict=False)) | dict(kwargs)
+    return fn in DROPOUTS and bool(given.get("training", given.get("train", True)) and given.get("p", 0.5))
+
+
 # Calls that return a tensor, or look like in-place calls, but are not operations on data.
 _NEVER = frozenset({"requires_grad_", "retain_grad", "register_hook", "backward", "set", "deepcopy", "iter", "reversed",
                     "share_memory_", "pin_memory", "is_shared", "rename_", "names", "contains", "len", "hash", "repr",

@@ -24,10 +24,10 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.overrides import TorchFunctionMode
 
 from planner_core.models.hooks import (
-    DROPOUTS,
     Frame,
     Scopes,
     canonical,
+    drops,
     is_inplace,
     outputs,
     parts_to_put_back,
@@ -169,8 +169,11 @@ class Steering(TorchFunctionMode):
             ):  # a constant of the model, without values, and one made in forward
                 args, kwargs = on_meta(_replaced((args, kwargs), lambda t: t if t.is_meta else _meta(t)))
             return func(*args, **kwargs)
-        if fn in DROPOUTS:
-            kwargs = {**kwargs, "p": 0.0} if "p" in kwargs else kwargs
+        if drops(fn, args, kwargs):
+            raise PlanMismatch(
+                f"{self.scopes.frame.scope or 'the model'} drops values ({fn}), and runs its own code: each rank would draw masks of its "
+                "own also where a tensor is whole; set the probability to 0, or take out what keeps the model from being rewritten"
+            )
         whole, unchanged = self._whole_results(fn, func, args, kwargs)
         if unchanged is not None:
             return operands[unchanged]

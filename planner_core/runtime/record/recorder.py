@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from planner_core.core import CaptureError
 from planner_core.models.capture import Recorder
-from planner_core.models.hooks import DROPOUTS, Frame, canonical, is_inplace, outputs, tensors
+from planner_core.models.hooks import DROPOUTS, Frame, canonical, drops, is_inplace, outputs, tensors
 from planner_core.runtime.record.source_names import running_statement
 from planner_core.runtime.record.tape import (
     BUFFER,
@@ -229,7 +229,7 @@ class TapeRecorder(Recorder):
         return out
 
     def _record(self, fn: str, func: Any, args: Any, kwargs: dict[str, Any], operands: list[torch.Tensor]) -> Any:
-        if fn in DROPOUTS and _drops(args, kwargs):
+        if fn in DROPOUTS and drops(fn, args, kwargs):
             return self._dropout(fn, func, args, kwargs, operands)
         if is_inplace(fn) and self.recording.values[self.use(args[0])].kind != "activation":
             raise CannotRewrite(
@@ -274,11 +274,6 @@ class _Called:
             return self.recorder.trace(frame, self.forward, args, kwargs)
         finally:
             self.recorder.scopes.frames.pop()
-
-
-def _drops(args: Any, kwargs: dict[str, Any]) -> bool:
-    given = dict(zip(("input", "p", "training"), args, strict=False)) | kwargs
-    return bool(given.get("training", given.get("train", True)) and given.get("p", 0.5))
 
 
 def _positional(forward: Callable[..., Any]) -> list[str]:
