@@ -19,10 +19,12 @@ BUFFERS, NEARLY = 0.02, 1.1
 plans without gathered weights are looked at."""
 
 
-def shortage(least: Plan, graph: Graph, budget: float) -> str:
-    """The message for a model whose plan of least memory, `least`, needs more than `budget` bytes per GPU."""
+def shortage(least: Plan, graph: Graph, budget: float, at_least: float = 0.0) -> str:
+    """The message for a model whose plan of least memory, `least`, needs more than `budget` bytes per GPU. `at_least`: the network's
+    sum for that plan, below which no plan is. If it is far below the plan's peak, another plan may have a lower peak."""
     peak = least.cost.memory_bytes["peak"]
-    needs = f"the least memory that any plan needs is {peak / 1e9:.1f} GB per GPU, but there are {budget / 1e9:.1f} GB"
+    most = "" if peak <= at_least * (1 + BUFFERS) else "at most "
+    needs = f"the least memory that any plan needs is {most}{peak / 1e9:.1f} GB per GPU, but there are {budget / 1e9:.1f} GB"
     idle = idle_axes(least, graph)
     if not idle:
         return needs
@@ -72,7 +74,7 @@ def _of_least_memory(planner: Planner, answer: Answer, problem: Problem) -> Plan
     smallest = Answer(answer.smallest, 0.0, 0.0, answer.least_memory)
     objective = planner.objective()
     plan = planner.plan(problem, smallest, "least memory", planner.request.method, objective)
-    short = shortage(plan, planner.graph, planner.budget)
+    short = shortage(plan, planner.graph, planner.budget, memory_of(answer.smallest))
     if planner.request.memory_gb is not None:
         peak = plan.cost.memory_bytes["peak"]
         raise NoPlanFits(
