@@ -163,9 +163,18 @@ function build(root, box, tell) {
       e.stopPropagation();
     });
   }
+  // Told before anything else on the page is used: told later, it would carry what the other controls were before.
+  /** @param {Event} e */
+  function first(e) {
+    if (!waiting || e.composedPath().includes(box)) return;
+    clearTimeout(waiting);
+    say();
+  }
+  for (const kind of ["pointerdown", "keydown"]) document.addEventListener(kind, first, true);
   const held = picked.get(root);
   if (held) pick(held);
   return () => {
+    for (const kind of ["pointerdown", "keydown"]) document.removeEventListener(kind, first, true);
     ghost?.remove();
     if (!waiting) return;
     clearTimeout(waiting); // the answer to an older change comes now, and must not undo this one
