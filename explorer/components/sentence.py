@@ -21,6 +21,7 @@ from planner_core.core import (
     InputError,
     cluster_names,
     gpu_names,
+    grids,
     load_cluster,
     load_gpu,
 )
@@ -189,7 +190,7 @@ def _cluster(v: dict[str, Any]) -> None:
     _changes(v)
     _own_cluster(cluster)
     n = cluster.num_gpus
-    meshes = [None, str(n), *(f"{a}x{n // a}" for a in range(2, n) if n % a == 0)]
+    meshes = [None, *("x".join(map(str, sizes)) for sizes in grids(n))]
     if v["mesh"] not in meshes:
         meshes.append(v["mesh"])
     _pick(

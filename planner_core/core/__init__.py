@@ -40,7 +40,7 @@ from planner_core.core.graph import (
     with_result,
 )
 from planner_core.core.graph_json import graph_from_json, graph_to_json
-from planner_core.core.mesh import DeviceMesh, axis_names, parse_mesh
+from planner_core.core.mesh import DeviceMesh, axis_names, divisors, grids, parse_mesh
 from planner_core.core.placement import (
     P,
     Partial,
@@ -131,11 +131,13 @@ __all__ = [
     "axis_names",
     "check",
     "cluster_names",
+    "divisors",
     "format_placements",
     "glob_name",
     "gpu_names",
     "graph_from_json",
     "graph_to_json",
+    "grids",
     "is_file",
     "is_folder",
     "is_there",

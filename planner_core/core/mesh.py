@@ -44,6 +44,17 @@ def parse_mesh(text: str, num_devices: int) -> DeviceMesh:
     return DeviceMesh(axis_names(len(sizes)), sizes)
 
 
+def divisors(number: int) -> list[int]:
+    """The divisors of a number, ascending. Example: 6 has 1, 2, 3, 6."""
+    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return small + [number // n for n in reversed(small) if n * n < number]
+
+
+def grids(num_devices: int) -> list[tuple[int, ...]]:
+    """The shapes of every mesh of one or two axes that has so many devices. Example: 4 can be (4,) or (2, 2)."""
+    return [(num_devices,), *((n, num_devices // n) for n in divisors(num_devices)[1:-1])]
+
+
 def axis_names(num_axes: int) -> tuple[str, ...]:
     """The names of the axes, by position. They are only names: any axis may shard the batch, weights or tokens."""
     return {1: ("world",), 2: ("data", "tensor"), 3: ("data", "shard", "tensor")}[num_axes]

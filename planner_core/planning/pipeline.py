@@ -22,7 +22,7 @@ from planner_core.planning.fitting.baselines import baselines, without
 from planner_core.planning.fitting.for_tool import for_tool
 from planner_core.planning.fitting.micro_batches import GraphSource, settle
 from planner_core.planning.fitting.shortage import needs_buffers, refused
-from planner_core.planning.methods import EXACT, FREE, METHODS, DataAxis, Method
+from planner_core.planning.methods import EXACT, FREE, METHODS, DataAxis, Method, spaces
 from planner_core.planning.request import Progress, Request
 from planner_core.planning.session import Planner, meshes, prepare, replace_request
 from planner_core.search import (
@@ -354,18 +354,18 @@ def compare_methods(request: Request, progress: Progress | None = None, graph: G
     """Plan by every method and baseline. The object of `compare --json` has the form of that of `plan --json`."""
     result = plan_model(request, graph, progress)
     say = progress or (lambda text: None)
-    planner = prepare(result.request, result.graph)
+    planner = prepare(replace(result.request, tool=None), result.graph)  # the others may choose any plan of theirs
     found: dict[tuple[str, str], Plan] = {}
-    asked = request.method, planner.objective()
+    asked = None if spaces(request.tool, result.cluster) else (request.method, planner.objective())
     for method in METHODS.values():
         for objective in (method.objective,) if method.objective else OBJECTIVES:
             if (method.name, objective) == asked:
-                found[asked] = result.best
+                found[method.name, objective] = result.best
                 continue
             say(f"{method.name}, least {objective}")
             one = replace_request(planner, method=method.name, objective=objective, memory_gb=None)
             with contextlib.suppress(NoPlanFits):
-                found[method.name, objective] = choose(one, meshes(request, planner.cluster))
+                found[method.name, objective] = choose(one, meshes(planner.request, planner.cluster))
     extra = [_beside(METHODS[name], plan, found) for (name, _), plan in found.items() if plan is not result.best]
     return replace(result, plans=(*result.plans, *extra))
 

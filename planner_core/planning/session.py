@@ -23,6 +23,7 @@ from planner_core.core import (
     Plan,
     Workload,
     axis_names,
+    grids,
     load_cluster,
     parse_mesh,
     timing,
@@ -31,10 +32,10 @@ from planner_core.cost import CostModel, cost_model, price
 from planner_core.cost.communication import volume_link
 from planner_core.models import DTYPES, open_model
 from planner_core.ops import BlockStrategies, CoarseGraph, block_strategies, coarsen
-from planner_core.planning.methods.layout import Layout, check_layout, faults, parse_layout
+from planner_core.planning.methods.layout import Layout, Space, check_layout, faults, parse_layout
 from planner_core.planning.methods.method import Method
-from planner_core.planning.methods.registry import METHODS
-from planner_core.planning.methods.tools import FREE, Space, spaces
+from planner_core.planning.methods.registry import EXACT, METHODS
+from planner_core.planning.methods.tools import spaces
 from planner_core.planning.request import Progress, Request
 from planner_core.search import (
     NO_BOUND,
@@ -124,11 +125,11 @@ class Planner:
         return (method or METHODS[self.request.method]).objective or self.request.objective
 
     def builders(self, method: Method, mesh: DeviceMesh) -> list[Callable[[], Problem]]:
-        """What builds the method's problems on one mesh, one for each set of ZeRO stages, or for each layout that the request's tool
-        can be told. Empty if the method does not suit the mesh. Each raises TooWide."""
-        if self.spaces:
+        """What builds the method's problems on one mesh, one for each set of ZeRO stages. For the exact search of a tool: one for each
+        layout that the tool can be told. Empty if the method does not suit the mesh. Each raises TooWide."""
+        if method.name == EXACT.name and self.spaces:
             there = [s for s in self.spaces if s.mesh.axis_sizes == mesh.axis_sizes]
-            return [functools.partial(self.of_space, space) for space in there]
+            return [functools.partial(self.of_space, space, method.uniform) for space in there]
         restrict = method.restrict(self.graph, mesh)
         if restrict is None:
             return []
@@ -202,12 +203,12 @@ class Planner:
     @functools.cached_property
     def spaces(self) -> tuple[Space, ...]:
         """What the request's tool can be told; empty if every plan may be chosen."""
-        tool = self.request.tool
-        return () if tool in (None, FREE) else spaces(tool, self.cluster)
+        return spaces(self.request.tool, self.cluster)
 
-    def of_space(self, space: Space) -> Problem:
+    def of_space(self, space: Space, uniform: bool = False) -> Problem:
         """The folded cost network of one combination of degrees. Raises TooWide."""
-        return self.problem(space.mesh, space.restriction(self.graph), stages=space.stages, joined=space.joined)
+        restrict = space.restriction(self.graph)
+        return self.problem(space.mesh, restrict, uniform=uniform, stages=space.stages, joined=space.joined)
 
     def stated(self) -> list[Plan]:
         """The plan of the layout that the request states. Raises InputError if the model cannot follow it."""
@@ -221,9 +222,7 @@ class Planner:
 
     def of_layout(self, layout: Layout, name: str = STATED) -> Plan | None:
         """The plan of a layout. It fits if one fits. None if the layout has no plan."""
-        problem = self.problem(
-            layout.mesh(), layout.restriction(self.graph), stages=layout.stages, joined=layout.joined
-        )
+        problem = self.of_space(layout.space())
         if problem.impossible:
             return None
         answer = self.solve(problem, "time")
@@ -372,11 +371,8 @@ def meshes(request: Request, cluster: Cluster) -> list[DeviceMesh]:
     n = cluster.num_gpus
     if request.mesh:
         return [parse_mesh(request.mesh, n)]
-    if request.tool not in (None, FREE):
-        return list({s.mesh.axis_sizes: s.mesh for s in spaces(request.tool, cluster)}.values())
-    found = [DeviceMesh(axis_names(1), (n,))]
-    found += [DeviceMesh(axis_names(2), (a, n // a)) for a in range(2, n) if n % a == 0]
-    return found
+    told = {s.mesh.axis_sizes: s.mesh for s in spaces(request.tool, cluster)}
+    return list(told.values()) or [DeviceMesh(axis_names(len(sizes)), sizes) for sizes in grids(n)]
 
 
 def with_recompute(planner: Planner, recompute: str) -> Planner:

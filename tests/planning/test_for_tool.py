@@ -11,6 +11,7 @@ from planner_core.exporters.api import export_text
 from planner_core.planning import Request, plan_model
 from planner_core.planning.analysis import choice
 from planner_core.planning.methods import TOOLS, spaces
+from planner_core.planning.pipeline import compare_methods
 
 ASKED = Request("llama-3-8b", cluster="1x8-h100", batch=32, seq=1024, layers=2, precision="mixed", accumulate=None)
 
@@ -45,6 +46,20 @@ def test_megatron_is_told_every_degree() -> None:
     assert (
         len(told) == 2 + 2 * 2 * 2 + 2
     )  # dp=8 and zero, dp × tp with and without sp and zero, tp=8 with and without sp
+
+
+def test_other_methods_are_compared_as_if_no_tool_were_named() -> None:
+    """A tool bounds the exact search only."""
+    asked = replace(ASKED, cluster="1x4-a100-pcie", batch=8, seq=256, layers=1)
+    free, bound = (
+        {p.name: p.cost.step_time_s for p in compare_methods(replace(asked, tool=tool)).plans}
+        for tool in (None, "fsdp2")
+    )
+    best = bound.pop("best")
+    assert best >= bound.pop("least time") == pytest.approx(free.pop("best"))
+    assert {n: s for n, s in bound.items() if not n.startswith("trade-off")} == pytest.approx(
+        {n: s for n, s in free.items() if not n.startswith("trade-off")}
+    )
 
 
 def test_what_cannot_bound_the_search_is_refused() -> None:

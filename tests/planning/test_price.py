@@ -183,9 +183,7 @@ def test_the_search_finds_what_the_plan_is_priced_at(text: str) -> None:
     """The network's optimum is the price of the plan that is read off it, at stages and on joined axes that plans do not have yet."""
     pricer, run = Pricer("llama-3-8b", load_cluster("2x8-h100")), stated(text, accumulate=2, seq=1024)
     planner, layout = pricer.planner(run), run.layout
-    problem = planner.problem(
-        layout.mesh(), layout.restriction(planner.graph), stages=layout.stages, joined=layout.joined
-    )
+    problem = planner.of_space(layout.space())
     answer = planner.solve(problem, "time")
     plan = pricer.plan(run)
     assert plan is not None and answer.optimal

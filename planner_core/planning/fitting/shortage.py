@@ -19,7 +19,7 @@ BUFFERS, NEARLY = 0.02, 1.1
 plans without gathered weights are looked at."""
 
 
-def shortage(least: Plan, graph: Graph, budget: float, at_least: float = 0.0) -> str:
+def shortage(least: Plan, graph: Graph, budget: float, at_least: float) -> str:
     """The message for a model whose plan of least memory, `least`, needs more than `budget` bytes per GPU. `at_least`: the network's
     sum for that plan, below which no plan is. If it is far below the plan's peak, another plan may have a lower peak."""
     peak = least.cost.memory_bytes["peak"]

@@ -1,7 +1,7 @@
 """Methods and baselines, each a restriction of one space of plans. `registry` has one entry for each."""
 
 from planner_core.planning.methods.hf_tp_plan import VendorRules, vendor_plan, vendor_plans, vendor_rules
-from planner_core.planning.methods.layout import EXAMPLE, Layout, at_stage, check_layout, faults, parse_layout
+from planner_core.planning.methods.layout import EXAMPLE, Layout, Space, at_stage, check_layout, faults, parse_layout
 from planner_core.planning.methods.method import Method, Restrict, free
 from planner_core.planning.methods.registry import ALL, BASELINES, EXACT, METHODS
 from planner_core.planning.methods.restrictions import (
@@ -16,7 +16,7 @@ from planner_core.planning.methods.restrictions import (
     summed,
     whole,
 )
-from planner_core.planning.methods.tools import FREE, TOOLS, Space, check_tool, spaces
+from planner_core.planning.methods.tools import FREE, TOOLS, check_tool, spaces
 
 __all__ = [
     "ALL",

@@ -10,7 +10,7 @@ are sharded by tokens. The mesh has an axis for each degree above 1. The tensor 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -33,6 +33,16 @@ WHOLE_STAGES = (0, 1, 2)
 """The ZeRO stages in which every rank keeps a whole working copy."""
 EXAMPLE = "dp=2,fsdp=8,tp=4,sp"
 MOST_RANKS = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """The plans of one mesh that follow a rule. `stages` and `joined` are those of `CostModel`."""
+
+    mesh: DeviceMesh
+    restriction: Callable[[Graph], AxisRules]
+    stages: tuple[int, ...]
+    joined: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +91,10 @@ class Layout:
         """The mesh, its axes named by their roles."""
         names, sizes = zip(*self.degrees, strict=True)
         return DeviceMesh(names, sizes)
+
+    def space(self) -> Space:
+        """The plans that follow the layout."""
+        return Space(self.mesh(), self.restriction, self.stages, self.joined)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, as `price --json` shows it."""

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
-from planner_core.core import Cluster, DeviceMesh, Graph, InputError, axis_names
+from planner_core.core import Cluster, DeviceMesh, Graph, InputError, axis_names, divisors
 from planner_core.planning.methods.hf_tp_plan import VendorRules
-from planner_core.planning.methods.layout import Layout
+from planner_core.planning.methods.layout import Layout, Space
 from planner_core.planning.methods.restrictions import (
     AxisRules,
     PairTest,
@@ -29,16 +28,6 @@ FREE = "torchrun"
 """The form that runs every plan."""
 
 
-@dataclass(frozen=True, slots=True)
-class Space:
-    """One combination of degrees. `stages` and `joined` are those of `CostModel`."""
-
-    mesh: DeviceMesh
-    restriction: Callable[[Graph], AxisRules]
-    stages: tuple[int, ...]
-    joined: tuple[int, ...] = ()
-
-
 def check_tool(tool: str | None) -> None:
     """Raise InputError for a tool whose settings are not known here."""
     if tool not in TOOLS:
@@ -47,8 +36,11 @@ def check_tool(tool: str | None) -> None:
         )
 
 
-def spaces(tool: str, cluster: Cluster) -> tuple[Space, ...]:
-    """All that a tool can be told on a cluster. Raises InputError for a tool whose settings are not known here."""
+def spaces(tool: str | None, cluster: Cluster) -> tuple[Space, ...]:
+    """All that a tool can be told on a cluster; empty if every plan may be chosen, since no tool is named or the form that runs
+    every plan. Raises InputError for a tool whose settings are not known here."""
+    if tool in (None, FREE):
+        return ()
     check_tool(tool)
     return tuple(TOOLS[tool](cluster.num_gpus))
 
@@ -72,7 +64,7 @@ def _in_stage(stage: int) -> PairTest:
 def _sharded(num_gpus: int) -> Iterator[Space]:
     """FSDP2 and HSDP: every rank has its own samples."""
     yield _ruled([(num_gpus, batch_split, _in_stage(3))], 3)
-    for replicas in _divisors(num_gpus)[1:-1]:
+    for replicas in divisors(num_gpus)[1:-1]:
         yield _ruled([(replicas, batch_split, summed), (num_gpus // replicas, batch_split, _in_stage(3))], 3, (1,))
 
 
@@ -84,24 +76,19 @@ def _zero(num_gpus: int) -> Iterator[Space]:
 
 def _megatron(num_gpus: int) -> Iterator[Space]:
     """Tensor and sequence parallelism beside data parallelism, and the distributed optimizer."""
-    for tensor in _divisors(num_gpus):
+    for tensor in divisors(num_gpus):
         data = num_gpus // tensor
         for sequence in (False, True) if tensor > 1 else (False,):
             for zero in (0, 1) if data > 1 else (0,):
-                layout = Layout(dp=data, tp=tensor, sp=sequence, zero=zero)
-                yield Space(layout.mesh(), layout.restriction, layout.stages, layout.joined)
+                yield Layout(dp=data, tp=tensor, sp=sequence, zero=zero).space()
 
 
 def _torchtitan(num_gpus: int) -> Iterator[Space]:
     """Replicate or FSDP2, beside tensor parallelism, which always splits the tokens between the products."""
-    for tensor in _divisors(num_gpus):
+    for tensor in divisors(num_gpus):
         data = num_gpus // tensor
         for weights, stage in ((summed, 0), (sharded, 3)) if data > 1 else ((summed, 0),):
             yield _ruled([(data, batch_split, weights), (tensor, sequence_split, split_weight)], stage)
-
-
-def _divisors(number: int) -> list[int]:
-    return [n for n in range(1, number + 1) if number % n == 0]
 
 
 TOOLS: Mapping[str, Callable[[int], Iterator[Space]]] = {

@@ -94,9 +94,8 @@ def fit(
 
 @dataclass
 class _Aim:
-    """The searches for one budget of the GPU. `work` are the labels that each may form; once they did not
-    suffice for a proof, none. `hit` is the budget of the sum that
-    gave the best answer. `peaks` are the simulated peaks that are known."""
+    """The searches for one budget of the GPU. `work`: the labels that each may form. `hit`: the budget of the sum that gave the best
+    answer. `peaks`: the simulated peaks that are known."""
 
     problem: Problem
     graph: Graph
@@ -145,9 +144,8 @@ class _Aim:
 
         The one of the least sum need not have the least peak, since the sum does not hold the buffers of weights that are gathered.
         """
-        prices = (
-            PRICES if least_sum <= self.budget else PRICES[:1]
-        )  # then nothing fits: only the least peak is asked for
+        nothing_fits = least_sum > self.budget  # then only the least peak is asked for
+        prices = PRICES[:1] if nothing_fits else PRICES
         found = []
         for price, (f, b) in product(prices, ((1.0, 0.0), (0.0, 1.0))):
             objective = objective_of(self.problem, self.objective).priced(f * price, b * price)

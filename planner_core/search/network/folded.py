@@ -88,8 +88,6 @@ class Problem:
     """The state of searches that were not exact, by objective. An exact search of the same objective goes on from there."""
     abandoned: dict[Any, Any] = field(default_factory=dict)
     """The last assignment of searches that were abandoned, by objective."""
-    peaks: list[tuple[Any, float]] = field(default_factory=list)
-    """The simulated peaks that are known, in bytes, by assignment."""
     last: Any = None
     """The state of the last search."""
 

@@ -64,9 +64,7 @@ def of_batch(
 ) -> Stated | None:
     """The same with `batch` samples over all GPUs in each micro-batch."""
     planner = _planner(learner, batch, accumulate, recompute)
-    problem = planner.problem(
-        layout.mesh(), layout.restriction(planner.graph), stages=layout.stages, joined=layout.joined
-    )
+    problem = planner.of_space(layout.space())
     if problem.impossible:
         return None
     answer = search(problem, objective="time")  # whether it fits is told, not asked for
