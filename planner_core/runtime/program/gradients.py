@@ -9,7 +9,7 @@ last, `final` is taken in every backward. Small buckets of `final` travel togeth
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 
 import torch
 
@@ -123,16 +123,13 @@ class Reduction:
             for i in set(range(len(self.weights))) - self.arrived:
                 self.places[i].zero_()
         members = range(len(self.weights)) if self.packs else here
-        tensors = [self.given.get(i, self.flat) for i in members]
-        for number, stage in enumerate(self.micro):
-            finish = start([stage[i] for i in members], tensors, flat=self.flat if number == 0 and self.packs else None)  # type: ignore[arg-type]
-            if talks(stage[0].step):
-                yield
-            tensors = list(finish())
+        stages = [[stage[i] for i in members] for stage in self.micro]
+        flat = self.flat if self.packs else None
+        tensors = yield from _taken(stages, [self.given.get(i, self.flat) for i in members], flat)  # type: ignore[misc]
         for i, tensor in zip(members, tensors, strict=True):
             weight = self.weights[i]
             if i in self.arrived:
-                weight.terms = tensor if weight.terms is None else weight.terms.add_(tensor)  # type: ignore[arg-type]
+                weight.terms = tensor if weight.terms is None else weight.terms.add_(tensor)
 
     def _packed(self, tensors: list[torch.Tensor]) -> torch.Tensor | None:
         """The flat tensor of which these are the views, if together they are all of it."""
@@ -154,15 +151,25 @@ def _stages(
     return stages
 
 
-def _summed(
-    weights: Sequence[Weight], stages: Sequence[Sequence[Member]], tensors: list[torch.Tensor], flat: torch.Tensor | None
-) -> Way:  # fmt: skip
+def _taken(
+    stages: Sequence[Sequence[Member]], tensors: Sequence[torch.Tensor], flat: torch.Tensor | None
+) -> Generator[None, None, Sequence[torch.Tensor]]:
+    """Take the tensors through the stages; it stops while a collective is on its way. `flat`: the tensors as the first stage sends
+    them."""
     for stage in stages:
-        finish = start(stage, tensors, flat=flat if stage[0].step.kind == "all_reduce" else None)
+        finish = start(stage, tensors, flat=flat)
         flat = None
         if talks(stage[0].step):
             yield
         tensors = finish()
+    return tensors
+
+
+def _summed(
+    weights: Sequence[Weight], stages: Sequence[Sequence[Member]], tensors: list[torch.Tensor], flat: torch.Tensor | None
+) -> Way:  # fmt: skip
+    in_place = bool(stages) and stages[0][0].step.kind == "all_reduce"
+    tensors = yield from _taken(stages, tensors, flat if in_place else None)  # type: ignore[assignment]
     for weight, tensor in zip(weights, tensors, strict=True):
         weight.terms = None
         weight.publish(tensor)

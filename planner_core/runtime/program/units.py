@@ -71,7 +71,7 @@ class Backward:
             if unit.arrived:
                 unit.send()
             unit.done = False
-            unit.wait_again()  # what came for a unit that did not run backward
+            unit.wait(again=True)  # what came for a unit that did not run backward
             unit.free()
         if self.small:
             self.pipeline.push(together(self.small))
@@ -157,25 +157,21 @@ class Unit:
 
     # --- weights --------------------------------------------------------------------------------------
 
-    def issue(self, left: int = 0) -> None:
-        """Issue the making of working copies and the gathers of weights, all but the last `left` collectives of each."""
-        for bucket in self.buckets:
+    def issue(self, left: int = 0, again: bool = False) -> None:
+        """Issue the making of working copies and the gathers of weights, all but the last `left` collectives of each. `again`: of the
+        weights that backward needs."""
+        for bucket in self._needed(again):
             bucket.issue(left)
 
-    def wait(self) -> None:
-        """Wait until all weights are up to date and whole."""
-        for bucket in self.buckets:
+    def wait(self, again: bool = False) -> None:
+        """Wait until all weights, or those that backward needs, are up to date and whole."""
+        for bucket in self._needed(again):
             bucket.wait()
 
-    def issue_again(self, left: int = 0) -> None:
-        """Issue the gathers of the weights that backward needs, all but the last `left` of each."""
-        for bucket in () if self.done else self.again:
-            bucket.issue(left)
-
-    def wait_again(self) -> None:
-        """Wait until the weights that backward needs are whole."""
-        for bucket in () if self.done else self.again:
-            bucket.wait()
+    def _needed(self, again: bool) -> Sequence[Refresh | Gather]:
+        if not again:
+            return self.buckets
+        return () if self.done else self.again
 
     def free(self) -> None:
         """Free the memory of gathered weights."""
@@ -183,22 +179,14 @@ class Unit:
             gather.free()
 
 
-def receive(units: Sequence[Unit]) -> None:
-    """Before the first of these units runs forward: wait for its weights, and issue the gathers for those that run after it."""
+def receive(units: Sequence[Unit], again: bool = False) -> None:
+    """Before the first of these units runs: wait for its weights, and issue the gathers for those that run after it. `again`: before
+    it runs backward."""
     for left, unit in enumerate(units):
-        unit.issue(left)
-    units[0].wait()
+        unit.issue(left, again)
+    units[0].wait(again)
     for left, unit in enumerate(units[1:]):
-        unit.issue(left)
-
-
-def receive_again(units: Sequence[Unit]) -> None:
-    """The same before the first of these units runs backward."""
-    for left, unit in enumerate(units):
-        unit.issue_again(left)
-    units[0].wait_again()
-    for left, unit in enumerate(units[1:]):
-        unit.issue_again(left)
+        unit.issue(left, again)
 
 
 class UnitCall:
@@ -244,5 +232,5 @@ class UnitCall:
 
     def _returning(self, gradient: torch.Tensor) -> None:
         self.unit.backward.begin()
-        receive_again(self.back)
+        receive(self.back, again=True)
         self.unit.backward.note("return", self.unit.name)
