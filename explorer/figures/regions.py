@@ -12,7 +12,7 @@ from explorer.figures.palette import DEVICES, Theme
 from explorer.figures.style import style
 from explorer.text import units, words
 from planner_core.core import Cluster, Plan, Shard
-from planner_core.planning.analysis import SAME, UNKNOWN, Cell, Crossover, MapAxis
+from planner_core.planning.analysis import SAME, UNKNOWN, Crossover, MapAxis, RegionCell
 
 LABELS = {
     "inter": "GB/s out of a node", "intra": "GB/s out of a GPU inside a node", "batch": "batch, samples a step",
@@ -81,7 +81,7 @@ def changes(x: MapAxis, a: float, y: MapAxis, b: float) -> dict[str, Any]:
     return {n.name: int(v) if n.name in ("batch", "nodes") else float(f"{v:.6g}") for n, v in ((x, a), (y, b))}
 
 
-def names(cells: Sequence[Cell]) -> dict[Hashable, str]:
+def names(cells: Sequence[RegionCell]) -> dict[Hashable, str]:
     """A letter for each kind, the one with the most cells first."""
     count: dict[Hashable, int] = {}
     for c in cells:
@@ -90,7 +90,9 @@ def names(cells: Sequence[Cell]) -> dict[Hashable, str]:
     return {k: NAMES[i % 26] for i, k in enumerate(sorted(count, key=lambda k: (-count[k], str(k))))}
 
 
-def figure(x: MapAxis, y: MapAxis, cells: Sequence[Cell], here: tuple[float, float] | None, theme: Theme) -> go.Figure:
+def figure(
+    x: MapAxis, y: MapAxis, cells: Sequence[RegionCell], here: tuple[float, float] | None, theme: Theme
+) -> go.Figure:
     """The map: a tile a point, coloured and lettered by kind; a ring at the settings as they stand."""
     drawn = go.Figure()
     letters = names(cells)
@@ -128,7 +130,7 @@ def _colour(letter: str, theme: Theme) -> str:
     return theme.muted if letter not in NAMES else DEVICES[NAMES.index(letter) % len(DEVICES)]
 
 
-def _hover(x: MapAxis, y: MapAxis, c: Cell) -> str:
+def _hover(x: MapAxis, y: MapAxis, c: RegionCell) -> str:
     at = f"{units.significant(c.x)} {SHORT[x.name]}, {units.significant(c.y)} {SHORT[y.name]}"
     if c.kind in (None, UNKNOWN):
         return f"{at}<br>{c.kind or NOTHING}"
@@ -136,7 +138,7 @@ def _hover(x: MapAxis, y: MapAxis, c: Cell) -> str:
     return f"{at}<br>{c.kind}<br>step {units.seconds(c.step_time_s)}, {units.memory(c.memory_bytes)}{sure}"
 
 
-def row(x: MapAxis, y: MapAxis, c: Cell) -> dict[str, Any]:
+def row(x: MapAxis, y: MapAxis, c: RegionCell) -> dict[str, Any]:
     """A point of the map as a row of a table."""
     none = c.kind in (None, UNKNOWN)
     return {
@@ -150,14 +152,14 @@ def row(x: MapAxis, y: MapAxis, c: Cell) -> dict[str, Any]:
 MARKS = {True: "■", False: "□", None: "·"}
 
 
-def so_far(x: MapAxis, y: MapAxis, cells: Sequence[Cell]) -> tuple[list[str], list[list[str]]]:
+def so_far(x: MapAxis, y: MapAxis, cells: Sequence[RegionCell]) -> tuple[list[str], list[list[str]]]:
     """Head and rows of a table of what is known: searched, inferred, still to come; the last row is the lowest, as in the map."""
     known = {(c.x, c.y): c.searched for c in cells}
     head = [f"{NAMED[y.name]} ↓, {NAMED[x.name]} →", *(_number(x, a, 3) for a in x.values)]
     return head, [[_number(y, b, 3), *(MARKS[known.get((a, b))] for a in x.values)] for b in reversed(y.values)]
 
 
-def counted(cells: Sequence[Cell], searches: int) -> str:
+def counted(cells: Sequence[RegionCell], searches: int) -> str:
     """How the map came about, in a sentence."""
     inferred = sum(not c.searched for c in cells)
     told = f"{units.whole(searches)} searches: {len(cells) - inferred} of the {len(cells)} points"

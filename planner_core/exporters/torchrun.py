@@ -124,7 +124,10 @@ def _told(plan: Plan, blocks: Blocks) -> list[str]:
 def _imports(blocks: Blocks) -> str:
     used = {node.id for node in ast.walk(ast.parse(blocks.source)) if isinstance(node, ast.Name)} - {"torch"}
     names = [n for n in program.__all__ if n in used]
-    names = sorted([*names, "Axis", "Written"] if blocks.source else ["Written"], key=lambda n: (n[0].islower(), n))
+    names = sorted(
+        [*names, "Axis", "EditableFunctions"] if blocks.source else ["EditableFunctions"],
+        key=lambda n: (n[0].islower(), n),
+    )
     line = f"from planner_core.runtime.program import {', '.join(names)}"
     if len(line) > WIDTH:
         line = wrapped(f"from planner_core.runtime.program import ({', '.join(names)})")

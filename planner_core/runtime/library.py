@@ -13,12 +13,12 @@ from planner_core.core import InputError, Plan, plan_to_json
 from planner_core.runtime.initialize import Init
 from planner_core.runtime.parallel import Parallel
 from planner_core.runtime.plan_reader import PlanMismatch
-from planner_core.runtime.program.names import Written
+from planner_core.runtime.program.names import EditableFunctions
 
 
 def apply(
     module: nn.Module, plan: Plan, *, init: Init | None = None, seed: int = 0, compile: bool | Mapping[str, Any] = False,
-    written: Written | None = None,
+    written: EditableFunctions | None = None,
 ) -> nn.Module:  # fmt: skip
     """Run a module under a plan, on the ranks of the default process group.
 

@@ -29,7 +29,7 @@ from planner_core.runtime.plan_reader import (
 )
 from planner_core.runtime.program.collectives import take
 from planner_core.runtime.program.engine import Engine
-from planner_core.runtime.program.names import GuardFailed, Written, digest_of
+from planner_core.runtime.program.names import EditableFunctions, GuardFailed, digest_of
 from planner_core.runtime.program.setup import axes_of, leading, place, shard_model
 from planner_core.runtime.program.weights import Weight
 from planner_core.runtime.ready import Ready
@@ -52,7 +52,7 @@ class Parallel:
 
     def __init__(
         self, model: nn.Module, plan: Mapping[str, Any], mesh: DeviceMesh, *, data_axes: Sequence[int] = (), init: Init | None = None,
-        finish: Finish | None = None, seed: int = 0, written: Written | None = None, fallback: bool = True,
+        finish: Finish | None = None, seed: int = 0, written: EditableFunctions | None = None, fallback: bool = True,
     ) -> None:  # fmt: skip
         check_torch(plan)
         if tuple(mesh.shape) != tuple(plan["mesh"]["sizes"]):

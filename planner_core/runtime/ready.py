@@ -15,7 +15,7 @@ from planner_core.runtime.program.engine import Bound, Engine
 from planner_core.runtime.program.outputs import Deliver, collective, delivery, unplanned
 from planner_core.runtime.record import Ref
 from planner_core.runtime.record.tape import COMPUTED
-from planner_core.runtime.write.layout import Layout
+from planner_core.runtime.write.layout import PlannedTape
 from planner_core.runtime.write.planned import own_part
 from planner_core.runtime.write.specs import Program
 
@@ -25,7 +25,7 @@ class Ready:
     are gathered first, since the plan shards the batch less than the callers do."""
 
     def __init__(
-        self, program: Program, layout: Layout, engine: Engine, mesh: DeviceMesh, whole: bool, gathers: Sequence[int] | None = None
+        self, program: Program, layout: PlannedTape, engine: Engine, mesh: DeviceMesh, whole: bool, gathers: Sequence[int] | None = None
     ) -> None:  # fmt: skip
         self.program, self.layout, self.engine, self.mesh, self.whole = program, layout, engine, mesh, whole
         self.gathers = gathers
@@ -113,7 +113,7 @@ class Ready:
         return pytree.tree_unflatten(results, self.spec)
 
 
-def _gradient(layout: Layout, number: int) -> Placements:
+def _gradient(layout: PlannedTape, number: int) -> Placements:
     """The placements in which the gradient of a delivered tensor must come back."""
     for call in layout.ops:
         if number in call.outputs:

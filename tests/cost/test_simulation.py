@@ -10,7 +10,7 @@ from planner_core.core import DeviceMesh
 from planner_core.cost import simulated
 from planner_core.cost.schedule.events import Coming
 from planner_core.cost.schedule.simulation import _Clock
-from planner_core.cost.schedule.units import Stage, Unit
+from planner_core.cost.schedule.units import BucketStage, ScheduledUnit
 from planner_core.planning import Request, Result
 from tests.support.plans import planned
 
@@ -27,37 +27,37 @@ class Clock(_Clock):
         self.seconds = {"forward": forward_s, "backward": backward_s}
         self.contention = contention
 
-    def _alone(self, unit: Unit, phase: str) -> float:
+    def _alone(self, unit: ScheduledUnit, phase: str) -> float:
         return self.seconds[phase]
 
-    def _sends(self, stage: Stage) -> float:
+    def _sends(self, stage: BucketStage) -> float:
         return stage.num_bytes * MS
 
 
 def gather(milliseconds: int) -> list[Coming]:
-    return [Coming((Stage("all_gather", 0, milliseconds),))]
+    return [Coming((BucketStage("all_gather", 0, milliseconds),))]
 
 
-def scatter(milliseconds: int) -> tuple[Stage, ...]:
-    return (Stage("reduce_scatter", 0, milliseconds),)
+def scatter(milliseconds: int) -> tuple[BucketStage, ...]:
+    return (BucketStage("reduce_scatter", 0, milliseconds),)
 
 
 def test_the_worked_example() -> None:
     """The first gather delays, the second hides and slows: 4 + 10.4 + 10 ms, written down as 1 / (1 - k) of what runs beside it."""
     clock = Clock(0.1, 10 * MS, 0.0)
-    clock.forward([Unit("a"), Unit("b")], [gather(4), gather(4)])
+    clock.forward([ScheduledUnit("a"), ScheduledUnit("b")], [gather(4), gather(4)])
     assert clock.now == pytest.approx(24.4 * MS)
 
 
 def test_traffic_that_lasts_longer_than_compute_is_waited_for() -> None:
     clock = Clock(0.1, 10 * MS, 0.0)
-    clock.forward([Unit("a"), Unit("b")], [gather(4), gather(30)])
+    clock.forward([ScheduledUnit("a"), ScheduledUnit("b")], [gather(4), gather(30)])
     assert clock.now == pytest.approx((4 + 30 + 10) * MS)
 
 
 def test_reductions_run_beside_the_unit_before_and_the_last_is_waited_for() -> None:
     clock = Clock(0.1, 0.0, 10 * MS)
-    clock.backward([Unit("a"), Unit("b"), Unit("c")], [[scatter(5)]] * 3)
+    clock.backward([ScheduledUnit("a"), ScheduledUnit("b"), ScheduledUnit("c")], [[scatter(5)]] * 3)
     assert clock.now == pytest.approx((10 + 10.5 + 10.5 + 5) * MS)
 
 
@@ -65,8 +65,8 @@ def test_both_stages_of_a_gather_over_two_axes_hide() -> None:
     """The first stage has the time of a unit, and the second that of the next. Nothing hides the first unit's stages and the first
     stage of the second, 3 + 2 + 3 ms. The first unit runs beside 5 ms of traffic, the second beside 2 ms: 10.5 + 10.2 + 10 ms."""
     clock = Clock(0.1, 10 * MS, 0.0)
-    two = (Stage("all_gather", 0, 3), Stage("all_gather", 1, 2))
-    clock.forward([Unit("a"), Unit("b"), Unit("c")], [[Coming(two)] for _ in range(3)])
+    two = (BucketStage("all_gather", 0, 3), BucketStage("all_gather", 1, 2))
+    clock.forward([ScheduledUnit("a"), ScheduledUnit("b"), ScheduledUnit("c")], [[Coming(two)] for _ in range(3)])
     assert clock.now == pytest.approx((3 + 2 + 3 + 10.5 + 10.2 + 10) * MS)
 
 
@@ -76,9 +76,9 @@ def test_a_gather_that_reads_a_working_copy_waits_for_it() -> None:
     clock = Clock(0.1, 10 * MS, 0.0)
     units = []
     for _ in range(2):
-        copy = Coming((Stage("all_gather", 1, 4),), earlier=1)
-        units.append([copy, Coming((Stage("all_gather", 0, 3),), after=[copy])])
-    clock.forward([Unit("a"), Unit("b")], units)
+        copy = Coming((BucketStage("all_gather", 1, 4),), earlier=1)
+        units.append([copy, Coming((BucketStage("all_gather", 0, 3),), after=[copy])])
+    clock.forward([ScheduledUnit("a"), ScheduledUnit("b")], units)
     assert clock.now == pytest.approx((4 + 3 + 4 + 10.3 + 10) * MS)
 
 

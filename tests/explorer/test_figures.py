@@ -24,7 +24,7 @@ from planner_core.core.mesh import DeviceMesh
 from planner_core.core.plan import PHASES, Plan
 from planner_core.planning.analysis import step_work
 from planner_core.planning.analysis.ablation import SAYS, ablation_steps
-from planner_core.planning.analysis.scaling import Option, Size
+from planner_core.planning.analysis.scaling import ScalingOption, Size
 from planner_core.planning.pipeline import Result
 from planner_core.planning.request import Request
 from planner_core.planning.session import prepare
@@ -162,7 +162,7 @@ def test_what_a_method_costs_is_told_with_its_reason() -> None:
 
 
 def size(num_gpus: int, *degrees: tuple[int, float]) -> Size:
-    options = tuple(Option(DeviceMesh(("world",), (num_gpus,)), d, t, 0.0, 0, True) for d, t in degrees)
+    options = tuple(ScalingOption(DeviceMesh(("world",), (num_gpus,)), d, t, 0.0, 0, True) for d, t in degrees)
     return Size(num_gpus, 16, options, options)
 
 

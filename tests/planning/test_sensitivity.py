@@ -20,9 +20,9 @@ from planner_core.planning.analysis.sensitivity import (
     CLOSE,
     SAME,
     UNKNOWN,
-    Cell,
     Crossover,
     MapAxis,
+    RegionCell,
     cell,
     changes,
     crossover,
@@ -37,9 +37,9 @@ from tests.support.plans import planned
 def step_at(border: float, asked: list[float]) -> object:
     """A made-up planner whose choice changes at `border` of x."""
 
-    def look(x: float, y: float) -> Cell:
+    def look(x: float, y: float) -> RegionCell:
         asked.append(x)
-        return Cell(x, y, "low" if x < border else "high", 1.0, 1)
+        return RegionCell(x, y, "low" if x < border else "high", 1.0, 1)
 
     return look
 
@@ -65,7 +65,7 @@ def test_a_stepped_quantity_ends_at_neighbours(border: int) -> None:
 
 def test_only_neighbours_in_a_row_that_differ_are_narrowed_down() -> None:
     x, y = MapAxis("inter", (1.0, 2.0, 4.0)), MapAxis("batch", (8.0, 16.0), 8.0)
-    cells = list(sweep(x, y, lambda a, b: Cell(a, b, "a" if a < 3 or b > 8 else "b")))
+    cells = list(sweep(x, y, lambda a, b: RegionCell(a, b, "a" if a < 3 or b > 8 else "b")))
     assert [(c.x, c.y) for c in cells] == [(a, b) for b in y.values for a in x.values]
     assert [(left.x, right.x, left.y) for left, right in changes(cells)] == [(2.0, 4.0, 8.0)]
 
@@ -84,12 +84,12 @@ class MadeUp:
     def best(self, x: float) -> int:
         return min(range(len(self.plans)), key=lambda k: self.seconds(k, x))
 
-    def look(self, x: float, y: float) -> Cell:
+    def look(self, x: float, y: float) -> RegionCell:
         self.asked.append(x)
         k = self.best(x)
-        return Cell(x, y, f"plan {k}", self.seconds(k, x), 1, self.proven)
+        return RegionCell(x, y, f"plan {k}", self.seconds(k, x), 1, self.proven)
 
-    def priced(self, found: Cell, x: float, y: float) -> float:
+    def priced(self, found: RegionCell, x: float, y: float) -> float:
         assert found.searched, "only a searched cell has a plan"
         return self.seconds(int(str(found.kind).split()[1]), x)
 
@@ -129,9 +129,9 @@ def test_nothing_is_inferred_from_what_is_not_proven() -> None:
 def test_where_nothing_fits_at_both_ends_links_do_not_help() -> None:
     asked: list[float] = []
 
-    def look(x: float, y: float) -> Cell:
+    def look(x: float, y: float) -> RegionCell:
         asked.append(x)
-        return Cell(x, y, None)
+        return RegionCell(x, y, None)
 
     cells = list(sweep(SPEEDS, ROW, look, lambda c, x, y: math.inf))
     assert len(asked) == 2 and [c.kind for c in cells] == [None] * len(SPEEDS.values)
@@ -150,7 +150,12 @@ def test_a_border_is_found_where_plans_take_equally_long(seed: int) -> None:
 
 
 def test_a_point_that_takes_too_long_is_a_kind_of_its_own() -> None:
-    cells = [Cell(1.0, 8.0, "a"), Cell(2.0, 8.0, UNKNOWN), Cell(4.0, 8.0, "b"), Cell(8.0, 8.0, "c")]
+    cells = [
+        RegionCell(1.0, 8.0, "a"),
+        RegionCell(2.0, 8.0, UNKNOWN),
+        RegionCell(4.0, 8.0, "b"),
+        RegionCell(8.0, 8.0, "c"),
+    ]
     assert [(left.x, right.x) for left, right in changes(cells)] == [(4.0, 8.0)]
     drawn = regions.figure(MapAxis("inter", (1.0, 2.0, 4.0, 8.0)), MapAxis("batch", (8.0,), 8.0), cells, None, LIGHT)
     assert [t.text[0] for t in drawn.data if t.text is not None] == ["A", "B", "C", "?"]
@@ -187,7 +192,7 @@ def test_where_nothing_fits_is_a_kind_of_its_own() -> None:
     def nothing() -> Plan:
         raise NoPlanFits("too small")
 
-    assert cell(1.0, 2.0, nothing) == Cell(1.0, 2.0, None)
+    assert cell(1.0, 2.0, nothing) == RegionCell(1.0, 2.0, None)
     assert math.isinf(cell(1.0, 2.0, nothing).step_time_s)
 
 
@@ -247,16 +252,18 @@ def test_crossovers_in_words() -> None:
 
 def test_the_points_known_so_far_are_told_as_a_table() -> None:
     x, y = MapAxis("inter", (25.0, 50.0)), MapAxis("batch", (8.0, 16.0), 16.0)
-    head, rows = regions.so_far(x, y, [Cell(25.0, 8.0, "a"), Cell(50.0, 8.0, "a", searched=False)])
+    head, rows = regions.so_far(x, y, [RegionCell(25.0, 8.0, "a"), RegionCell(50.0, 8.0, "a", searched=False)])
     assert head[1:] == ["25.0", "50.0"] and all(head)
     assert rows == [["16", "·", "·"], ["8", "■", "□"]]
-    assert regions.counted([Cell(25.0, 8.0, "a")], 3).startswith("3 searches: 1 of the 1 points, and 2 to close in")
+    assert regions.counted([RegionCell(25.0, 8.0, "a")], 3).startswith(
+        "3 searches: 1 of the 1 points, and 2 to close in"
+    )
 
 
 @pytest.mark.parametrize("theme", [LIGHT, DARK])
 def test_the_map_shows_every_cell_with_a_letter(theme: object) -> None:
     x, y = MapAxis("inter", (25.0, 50.0)), MapAxis("batch", (8.0, 16.0), 16.0)
-    cells = [Cell(a, b, "k" if a < 30 else None, 0.1, 10) for b in y.values for a in x.values]
+    cells = [RegionCell(a, b, "k" if a < 30 else None, 0.1, 10) for b in y.values for a in x.values]
     figure = regions.figure(x, y, cells, (25.0, 8.0), theme)  # type: ignore[arg-type]
     tiles = [t for t in figure.data if t.text is not None]
     assert sum(len(t.x) for t in tiles) == 4 and {t.text[0] for t in tiles} == {"A", "–"}

@@ -20,7 +20,7 @@ from explorer.session import state
 from explorer.text import units, words
 from planner_core.core import Cluster, Graph, Plan, load_cluster
 from planner_core.planning import Request, Result, prepare
-from planner_core.planning.analysis import Cell, Crossover, MapAxis, sensitivity
+from planner_core.planning.analysis import Crossover, MapAxis, RegionCell, sensitivity
 
 CELLS, MAPS = 1000, 64
 """Cells and whole maps kept for all sessions."""
@@ -36,12 +36,12 @@ SWEEP_SHARE = 0.6
 POINT_S = 30.0
 """After so many seconds the search at one point is given up."""
 
-Map = tuple[tuple[Cell, ...], tuple[Crossover, ...], int]
+Map = tuple[tuple[RegionCell, ...], tuple[Crossover, ...], int]
 """Cells, borders, and how many searches they took."""
 
 
 @st.cache_resource(show_spinner=False)
-def _cells() -> ResultCache[tuple[Request, float, float], tuple[Cell, Plan | None]]:
+def _cells() -> ResultCache[tuple[Request, float, float], tuple[RegionCell, Plan | None]]:
     return ResultCache(CELLS)
 
 
@@ -139,7 +139,7 @@ class _Work:
         self.plans: dict[tuple[float, float], Plan] = {}
         self.graphs: dict[int, Graph] = {}
         self.times: dict[tuple[float, float], Callable[[Cluster], float]] = {}
-        self.cells: list[Cell] = []
+        self.cells: list[RegionCell] = []
         self.searches = 0
         self.share, self.what, self.said, self.began = 0.0, "", 0.0, 0.0
 
@@ -177,11 +177,11 @@ class _Work:
         """What is planned at a point."""
         return whatif.request(self.values, regions.changes(self.x, a, self.y, b))
 
-    def look(self, a: float, b: float) -> Cell:
+    def look(self, a: float, b: float) -> RegionCell:
         """The cell at a point, searched, or known from a map before."""
         request = self.request(a, b)
 
-        def make() -> tuple[Cell, Plan | None]:
+        def make() -> tuple[RegionCell, Plan | None]:
             plan: list[Plan] = []
 
             def find() -> Plan:
@@ -195,12 +195,12 @@ class _Work:
         try:
             cell, plan = _cells().get((request, a, b), make, lambda: self.say("another visitor's search"))
         except TimeoutError:
-            return Cell(a, b, sensitivity.UNKNOWN)
+            return RegionCell(a, b, sensitivity.UNKNOWN)
         if plan is not None:
             self.plans[a, b] = plan
         return cell
 
-    def priced(self, cell: Cell, a: float, b: float) -> float:
+    def priced(self, cell: RegionCell, a: float, b: float) -> float:
         """Seconds that the plan of a searched cell takes on the links of another point."""
         here, there = (cell.x, cell.y), self.request(a, b).cluster
         assert isinstance(there, str)
@@ -249,7 +249,7 @@ def _show(x: MapAxis, y: MapAxis, found: Map, here: tuple[float, float]) -> None
     _rows(x, y, cells)
 
 
-def _rows(x: MapAxis, y: MapAxis, cells: Sequence[Cell]) -> None:
+def _rows(x: MapAxis, y: MapAxis, cells: Sequence[RegionCell]) -> None:
     """The tiles as a table, which keys reach; a row does what a click on its tile does."""
     key = f"map_rows_{x.name}_{y.name}"
 

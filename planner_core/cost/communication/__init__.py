@@ -1,7 +1,7 @@
 """Collectives on the links of a cluster: routes, times, redistributions."""
 
 from planner_core.cost.communication.atp import (
-    Weight,
+    LayerMatrix,
     best_mesh,
     bracket,
     chunk_timeline,
@@ -17,9 +17,9 @@ from planner_core.cost.communication.routes import Floats, leaving, route, sent
 __all__ = [
     "AxisLink",
     "Floats",
+    "LayerMatrix",
     "Moves",
     "Segments",
-    "Weight",
     "algorithms",
     "axis_links",
     "best_mesh",

@@ -20,7 +20,7 @@ from planner_core.cost.communication.collectives import wire_bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Weight:
+class LayerMatrix:
     """A matrix of a layer, in units of the hidden size; `column_first` or else row-first."""
 
     name: str
@@ -30,15 +30,15 @@ class Weight:
 
 
 LAYER = (
-    Weight("qkv", 1, 3, column_first=True),
-    Weight("attention out", 1, 1, column_first=False),
-    Weight("FFN-1", 1, 4, column_first=True),
-    Weight("FFN-2", 4, 1, column_first=False),
+    LayerMatrix("qkv", 1, 3, column_first=True),
+    LayerMatrix("attention out", 1, 1, column_first=False),
+    LayerMatrix("FFN-1", 1, 4, column_first=True),
+    LayerMatrix("FFN-2", 4, 1, column_first=False),
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Reduction:
+class LayerSum:
     """One all_reduce: `share` of tokens·h elements over `axis` (1 or 2), caused by `weight`."""
 
     weight: str
@@ -57,7 +57,7 @@ class Span:
     end_s: float
 
 
-def reductions(d1: int, d2: int, layer: Sequence[Weight] = LAYER) -> tuple[Reduction, ...]:
+def reductions(d1: int, d2: int, layer: Sequence[LayerMatrix] = LAYER) -> tuple[LayerSum, ...]:
     """Every all_reduce of one layer on a (d1, d2) mesh, forward in order, then backward in reverse.
 
     A column-first weight splits its outputs over axis 1 and its inputs over axis 2, a row-first one the other
@@ -67,12 +67,12 @@ def reductions(d1: int, d2: int, layer: Sequence[Weight] = LAYER) -> tuple[Reduc
     for weight in layer:
         output_axis, input_axis = (1, 2) if weight.column_first else (2, 1)
         sizes = {1: d1, 2: d2}
-        forward.append(Reduction(weight.name, "forward", input_axis, Fraction(weight.outputs, sizes[output_axis])))
-        backward.append(Reduction(weight.name, "backward", output_axis, Fraction(weight.inputs, sizes[input_axis])))
+        forward.append(LayerSum(weight.name, "forward", input_axis, Fraction(weight.outputs, sizes[output_axis])))
+        backward.append(LayerSum(weight.name, "backward", output_axis, Fraction(weight.inputs, sizes[input_axis])))
     return (*forward, *reversed(backward))
 
 
-def reduced_elements(d1: int, d2: int, phase: str, axis: int, layer: Sequence[Weight] = LAYER) -> Fraction:
+def reduced_elements(d1: int, d2: int, phase: str, axis: int, layer: Sequence[LayerMatrix] = LAYER) -> Fraction:
     """Elements all-reduced per layer in one phase over one axis, in units of tokens·h."""
     return sum((r.share for r in reductions(d1, d2, layer) if (r.phase, r.axis) == (phase, axis)), Fraction(0))
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from planner_core.core import ITEM_BYTES, BlockPlan, Call, Graph, Op, Placements, Value
-from planner_core.cost.memory.backward import Backward, Gradient
+from planner_core.cost.memory.backward import BackwardMemory, Gradient
 from planner_core.cost.memory.forward import MOMENTS, BlockMemory, Moment
 from planner_core.cost.memory.peak import arriving, backward_of, walk
 from planner_core.cost.memory.standing import Form, WeightForms, weight_forms
@@ -144,7 +144,7 @@ class _Tensors:
     def backward(self, label: str, index: int, given: dict[int, Gradient]) -> None:
         """Add what is held at moment `index` of backward."""
         block_memory = self.made[label]
-        back = Backward(block_memory, dict(given))
+        back = BackwardMemory(block_memory, dict(given))
         moment = _nth(back.run(), index)
         call = block_memory.storages.block.items[back.at] if back.at >= 0 else None
         self.kept(label, range(back.at + (not back.released)), skip=("call", back.at) if back.inside else None)
@@ -176,7 +176,7 @@ class _Tensors:
             "buffers", "weights on their way, for the block that runs next", ahead.label, None, None, num_bytes - here
         )
 
-    def overlap(self, back: Backward) -> None:
+    def overlap(self, back: BackwardMemory) -> None:
         """Weights that come and gradients that leave, in backward."""
         block_memory = back.block_memory
         at = block_memory.unit_at[back.at]
@@ -197,7 +197,7 @@ class _Tensors:
         ):
             self.add("buffers", what, label, None, None, size)
 
-    def weight_gradients(self, label: str, back: Backward) -> None:
+    def weight_gradients(self, label: str, back: BackwardMemory) -> None:
         """Add the gradients of weights that are there: of this block, and of the blocks whose backward is done. With several
         micro-batches gradients are held all the time, so `standing` adds them."""
         if self.sums:
@@ -210,7 +210,7 @@ class _Tensors:
                 for name, size in self._after(inner).items():
                     self.weight_gradient(inner, name, size)
 
-    def gradients(self, label: str, back: Backward) -> int:
+    def gradients(self, label: str, back: BackwardMemory) -> int:
         """Add the gradients of values that are on their way. Returns their bytes."""
         block_memory = self.made[label]
         item = block_memory.storages.block.items[back.at]
@@ -240,7 +240,7 @@ class _Tensors:
 
     def _after(self, label: str) -> dict[str, int]:
         """Gradients of a block's weights once its backward is done."""
-        back = Backward(self.made[label], arriving(self.made[label]))
+        back = BackwardMemory(self.made[label], arriving(self.made[label]))
         for _ in back.run():
             pass
         return back.weights
@@ -314,7 +314,7 @@ def _highest(
     """(phase, index, moment) of the first highest moment; of forward alone if no gradients are `given`."""
     moments = [(FORWARD, i, m) for i, m in enumerate(block_memory.forward())] if only != BACKWARD else []
     if given is not None:
-        moments += [(BACKWARD, i, m) for i, m in enumerate(Backward(block_memory, dict(given)).run())]
+        moments += [(BACKWARD, i, m) for i, m in enumerate(BackwardMemory(block_memory, dict(given)).run())]
     return max(moments, key=lambda m: m[2].total)
 
 

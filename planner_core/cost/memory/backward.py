@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from planner_core.core import Call, Op
 from planner_core.cost.memory.forward import BlockMemory, Moment, on_their_way, sent_for
-from planner_core.cost.memory.overlap import Reduction
+from planner_core.cost.memory.overlap import ReductionMemory
 from planner_core.ops import operator, writes_in_place
 
 
@@ -30,7 +30,7 @@ class Gradient:
 
 
 @dataclass
-class Backward:
+class BackwardMemory:
     """The state of the simulation of backward.
 
     `by_value`: the gradients of values. `kept`: bytes that autograd keeps. `at_work`: the gradients of the operands of the
@@ -57,7 +57,7 @@ class Backward:
     coming: int = 0
     filling: int = 0
     sent: list[tuple[int, ...]] = field(default_factory=list)
-    leaving: list[Reduction] = field(default_factory=list)  # of the unit at work
+    leaving: list[ReductionMemory] = field(default_factory=list)  # of the unit at work
     departed: list[tuple[int, ...]] = field(default_factory=list)  # those of a called block
     last_packed: int = 0
     last_of_unit: int = 0

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from planner_core.core import Call, Op
-from planner_core.cost.memory.overlap import Unit
+from planner_core.cost.memory.overlap import UnitMemory
 from planner_core.cost.memory.saved import run_again
 from planner_core.cost.memory.standing import weight_forms
 from planner_core.cost.memory.storages import Key, Storages
@@ -63,7 +63,7 @@ class CallMemory:
     backward: Moment
     gradients: Mapping[int, int]
     grads: int
-    unit: Unit
+    unit: UnitMemory
     last_packed: int
 
 
@@ -77,7 +77,7 @@ class BlockMemory:
     """
 
     storages: Storages
-    units: tuple[Unit, ...]
+    units: tuple[UnitMemory, ...]
     unit_at: tuple[int, ...]
     calls: Mapping[str, CallMemory] = field(default_factory=dict)
     kept_at: list[tuple[Key, ...]] = field(default_factory=list)  # by item: the storages that it keeps
@@ -181,12 +181,12 @@ class BlockMemory:
         over = done and (number + 1 == len(self.unit_at) or self.unit_at[number + 1] != at)
         return on_their_way(self.onward(number)) + (0 if over else self.units[at].gathered())
 
-    def onward(self, number: int) -> Sequence[Unit]:
+    def onward(self, number: int) -> Sequence[UnitMemory]:
         """The units after that of an item whose weights may be on their way."""
         at = self.unit_at[number]
         return self.units[at + 1 : at + 1 + self.reach]
 
-    def back(self, number: int) -> Sequence[Unit]:
+    def back(self, number: int) -> Sequence[UnitMemory]:
         """The same in backward, the next one first."""
         at = self.unit_at[number]
         return self.units[max(0, at - self.reach) : at][::-1]
@@ -260,12 +260,12 @@ class BlockMemory:
         return next((op.outputs for op in reversed(ops) if is_heavy(op) and op.name not in losses), ())
 
 
-def on_their_way(units: Iterable[Unit], left: int = 0, *, again: bool = False) -> int:
+def on_their_way(units: Iterable[UnitMemory], left: int = 0, *, again: bool = False) -> int:
     """Bytes in flight of the next units' weights: the first has `left` collectives not yet issued, the second one more, and so on."""
     return sum(u.coming(number, again=again) for number, u in enumerate(units, left))
 
 
-def sent_for(units: Sequence[Unit], *, again: bool = False) -> int:
+def sent_for(units: Sequence[UnitMemory], *, again: bool = False) -> int:
     """The most bytes in flight while the next units' weights are sent for: each has one collective fewer to issue after that."""
     most = now = on_their_way(units, 1, again=again)
     for left, u in enumerate(units):

@@ -41,7 +41,7 @@ Steps = tuple[Step, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class UseMemory:
     """How an op uses a weight: the steps that gather it before the unit begins; its placements then; the steps that the op itself
     takes; the first steps of its gradient, which the op takes; and the steps that are taken when the gradient is packed."""
 
@@ -56,7 +56,7 @@ class Use:
 
 
 @dataclass(frozen=True, slots=True)
-class Gather:
+class GatherMemory:
     """Weights that are gathered together. `whole`: their bytes. For each of their collectives: bytes in flight from its issue to its
     wait (`flying`), and the most while it is issued (`issuing`). The weights of `again` are gathered again for backward. `earlier`:
     the number of collectives of gathers that read what this one brings.
@@ -87,7 +87,7 @@ class Gather:
 
 
 @dataclass(frozen=True, slots=True)
-class Reduction:
+class ReductionMemory:
     """Gradients that are reduced together. `flat`: bytes of the packed tensor, from the first gradient on (0: each gradient stays as it
     was made). `beside`: for each collective on their way, the bytes beside the gradients that are held."""
 
@@ -97,14 +97,14 @@ class Reduction:
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
+class UnitMemory:
     """One unit of the step: its label in the plan, its ops' uses of weights (by op and operand), and its messages."""
 
     label: str
-    uses: Mapping[tuple[str, int], Use]
-    gathers: tuple[Gather, ...]
-    copies: tuple[Gather, ...]
-    reductions: tuple[Reduction, ...]
+    uses: Mapping[tuple[str, int], UseMemory]
+    gathers: tuple[GatherMemory, ...]
+    copies: tuple[GatherMemory, ...]
+    reductions: tuple[ReductionMemory, ...]
 
     def gathered(self, *, again: bool = False) -> int:
         """Bytes of its weights while it runs, forward or (with `again`) backward."""
@@ -122,11 +122,11 @@ class Unit:
         ]
         return max(here, default=0)
 
-    def messages(self, again: bool) -> tuple[Gather, ...]:
+    def messages(self, again: bool) -> tuple[GatherMemory, ...]:
         """The messages that bring its weights, forward or `again` for backward."""
         return tuple(g for g in self.gathers if g.again) if again else (*self.copies, *self.gathers)
 
-    def reduction_of(self, value: int) -> Reduction | None:
+    def reduction_of(self, value: int) -> ReductionMemory | None:
         """The message that has the gradient of a weight."""
         return next((r for r in self.reductions if value in r.weights), None)
 
@@ -140,10 +140,10 @@ def parts(block: Block) -> list[list[Op]]:
     return [[item for item in run if isinstance(item, Op)] for is_op, run in runs if is_op]
 
 
-def uses_of(block: Block, bp: BlockPlan, ops: Sequence[Op], model: CostModel) -> dict[tuple[str, int], Use]:
+def uses_of(block: Block, bp: BlockPlan, ops: Sequence[Op], model: CostModel) -> dict[tuple[str, int], UseMemory]:
     """The uses of weights by a unit's ops, by op and operand. If several uses take different steps, or a view of the weight outlives the
     unit, the op itself takes the steps."""
-    found: dict[tuple[str, int], Use] = {}
+    found: dict[tuple[str, int], UseMemory] = {}
     for op in ops:
         for position, (value, edge) in enumerate(zip(op.inputs, bp.sites[op.name].inputs, strict=True)):
             v = block.values[value]
@@ -158,7 +158,7 @@ def uses_of(block: Block, bp: BlockPlan, ops: Sequence[Op], model: CostModel) ->
     return {at: use for at, use in found.items() if use.value not in stay}
 
 
-def _outside(value: int, edge: Edge, again: bool, sizes: tuple[int, ...]) -> Use:
+def _outside(value: int, edge: Edge, again: bool, sizes: tuple[int, ...]) -> UseMemory:
     """The steps outside of the op: the first steps forward, up to the last one that communicates; and the last steps of the gradient,
     from where it has the weight's placements."""
     ahead, back = (tuple(s for s in steps if sizes[s.axis] > 1) for steps in (edge.forward, edge.backward))
@@ -168,8 +168,10 @@ def _outside(value: int, edge: Edge, again: bool, sizes: tuple[int, ...]) -> Use
         for number in range(len(back) + 1):
             gradient = _after(edge.dst.gradient, back[:number])
             if _split(gradient) == _split(here):
-                return Use(value, ahead[:gather], here, ahead[gather:], back[:number], back[number:], gradient, again)
-    return Use(value, (), edge.src.forward, ahead, back, (), edge.dst.gradient, again)
+                return UseMemory(
+                    value, ahead[:gather], here, ahead[gather:], back[:number], back[number:], gradient, again
+                )
+    return UseMemory(value, (), edge.src.forward, ahead, back, (), edge.dst.gradient, again)
 
 
 def _after(placements: Placements, steps: Iterable[Step]) -> Placements:
@@ -199,24 +201,24 @@ def _outlived(block: Block, ops: Sequence[Op]) -> set[int]:
 def unit(
     label: str, block: Block, bp: BlockPlan, ops: Sequence[Op], model: CostModel, later: frozenset[int] = frozenset(),
     shared: frozenset[int] = frozenset(),
-) -> Unit:  # fmt: skip
+) -> UnitMemory:  # fmt: skip
     """The unit of these ops of a block. Another unit finishes the gradients of the weights `later`. Other units also use the weights
     `shared`."""
     uses = uses_of(block, bp, ops, model)
-    return Unit(
+    return UnitMemory(
         label, uses, tuple(_gathers(block, uses, model)), tuple(_copies(block, bp, uses, model)),
         tuple(_reductions(block, bp, uses, model, later, shared)),
     )  # fmt: skip
 
 
-def brought_by_caller(whole: Unit) -> Unit:
+def brought_by_caller(whole: UnitMemory) -> UnitMemory:
     """The unit of a called block as the simulation inside it sees it: the caller counts what is gathered ahead and what is reduced."""
     return replace(whole, gathers=(), copies=(), reductions=tuple(replace(r, beside=()) for r in whole.reductions))
 
 
 def units_of_top(
-    top: Block, bp: BlockPlan, calls: Mapping[str, Unit], model: CostModel
-) -> tuple[tuple[Unit, ...], tuple[int, ...]]:
+    top: Block, bp: BlockPlan, calls: Mapping[str, UnitMemory], model: CostModel
+) -> tuple[tuple[UnitMemory, ...], tuple[int, ...]]:
     """All units of a step in running order; and for each item of the top block the number of its unit. `calls` are the units of the
     copies of repeated blocks, by prefix."""
     spans = [[item] for item in top.items if isinstance(item, Call)] + parts(top)
@@ -236,8 +238,8 @@ def units_of_top(
     return tuple(units), tuple(number for number, span in enumerate(spans) for _ in span)
 
 
-def _gathers(block: Block, uses: Mapping[tuple[str, int], Use], model: CostModel) -> Iterator[Gather]:
-    groups: dict[object, list[Use]] = {}
+def _gathers(block: Block, uses: Mapping[tuple[str, int], UseMemory], model: CostModel) -> Iterator[GatherMemory]:
+    groups: dict[object, list[UseMemory]] = {}
     for use in uses.values():
         if use.gather:
             groups.setdefault((use.again, _alike(use.gather), block.values[use.value].meta.dtype), []).append(use)
@@ -245,12 +247,12 @@ def _gathers(block: Block, uses: Mapping[tuple[str, int], Use], model: CostModel
         chain = _sizes([(block, u.value, _before(u.whole, u.gather), u.gather) for u in group], model)
         first = block.values[group[0].value]
         cast = first.grad and model.workload.kept_item(item := ITEM_BYTES[first.meta.dtype]) != item
-        yield Gather(chain[-1], *_brought(chain, group[0].gather, len(group) > 1 or cast, 0), group[0].again)
+        yield GatherMemory(chain[-1], *_brought(chain, group[0].gather, len(group) > 1 or cast, 0), group[0].again)
 
 
 def _copies(
-    block: Block, bp: BlockPlan, uses: Mapping[tuple[str, int], Use], model: CostModel
-) -> Iterator[Gather]:  # fmt: skip
+    block: Block, bp: BlockPlan, uses: Mapping[tuple[str, int], UseMemory], model: CostModel
+) -> Iterator[GatherMemory]:  # fmt: skip
     """Working copies that are made again in the first micro-batch of a step. With several micro-batches, none is in flight in the last."""
     if model.workload.accumulate > 1:
         return
@@ -269,7 +271,7 @@ def _copies(
         cast = chain[0] if model.workload.kept_item(item) != item else 0
         read = [u.gather for u in uses.values() if u.value in {v for v, _ in group}]
         earlier = max(sum(bool(s.collective) for s in steps) for steps in read)
-        yield Gather(0, *_brought(chain, group[0][1], len(group) > 1, cast), again=False, earlier=earlier)
+        yield GatherMemory(0, *_brought(chain, group[0][1], len(group) > 1, cast), again=False, earlier=earlier)
 
 
 def _gathering(start: Placements, end: Placements, sizes: tuple[int, ...]) -> Steps:
@@ -277,9 +279,9 @@ def _gathering(start: Placements, end: Placements, sizes: tuple[int, ...]) -> St
 
 
 def _reductions(
-    block: Block, bp: BlockPlan, uses: Mapping[tuple[str, int], Use], model: CostModel, later: frozenset[int], shared: frozenset[int],
-) -> Iterator[Reduction]:  # fmt: skip
-    groups: dict[object, list[Use]] = {}
+    block: Block, bp: BlockPlan, uses: Mapping[tuple[str, int], UseMemory], model: CostModel, later: frozenset[int], shared: frozenset[int],
+) -> Iterator[ReductionMemory]:  # fmt: skip
+    groups: dict[object, list[UseMemory]] = {}
     seen: set[int] = set()
     for use in uses.values():
         v = block.values[use.value]
@@ -294,8 +296,8 @@ def _reductions(
 
 
 def _reduction(
-    block: Block, bp: BlockPlan, group: Sequence[Use], model: CostModel, holds: bool, shared: frozenset[int]
-) -> Reduction:  # fmt: skip
+    block: Block, bp: BlockPlan, group: Sequence[UseMemory], model: CostModel, holds: bool, shared: frozenset[int]
+) -> ReductionMemory:  # fmt: skip
     ratio = model.workload.kept_item(item := ITEM_BYTES[block.values[group[0].value].meta.dtype]) / item
     micro = _sizes([(block, u.value, u.sent_from, u.reduce) for u in group], model, ratio)
     final = () if holds else _final(bp, block, group[0].value, model)
@@ -308,7 +310,7 @@ def _reduction(
         after = _sent(_sizes(landed, model, ratio), final, packed=False, before=micro[-1])
         flat = micro[0] if packs else 0
         stands = 0 if sums else micro[-1]
-        return Reduction(weights, flat, tuple(flat + base + n - stands for n in (*held, *after)))
+        return ReductionMemory(weights, flat, tuple(flat + base + n - stands for n in (*held, *after)))
     whole = micro[0]
     parted = bool(shared & weights)  # its terms came from elsewhere: nothing is packed yet
     own = 0 if sums or not final or shared >= weights else whole
@@ -318,10 +320,10 @@ def _reduction(
         beside = tuple(
             n + own - sum(_local(block, u, model, ratio) for u in group if u.value not in shared) for n in beside
         )
-    return Reduction(weights, own, beside)
+    return ReductionMemory(weights, own, beside)
 
 
-def _local(block: Block, use: Use, model: CostModel, ratio: float) -> int:
+def _local(block: Block, use: UseMemory, model: CostModel, ratio: float) -> int:
     return _sizes([(block, use.value, use.sent_from, ())], model, ratio)[0]
 
 

@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from planner_core.core import BlockPlan, Graph
-from planner_core.cost.memory.backward import Backward, Gradient
+from planner_core.cost.memory.backward import BackwardMemory, Gradient
 from planner_core.cost.memory.forward import BlockMemory, CallMemory, Moment
-from planner_core.cost.memory.overlap import Unit, brought_by_caller, unit, units_of_top
+from planner_core.cost.memory.overlap import UnitMemory, brought_by_caller, unit, units_of_top
 from planner_core.cost.memory.standing import Standing, standing
 from planner_core.cost.memory.storages import Key, Storages
 from planner_core.cost.model import CostModel
@@ -72,9 +72,9 @@ def through(
     return Walk(state, made, of(forward), of(backward), Moment(0, state.grads, 2 * state.largest_param))
 
 
-def backward_of(top: BlockMemory) -> Backward:
+def backward_of(top: BlockMemory) -> BackwardMemory:
     """Backward through the whole model, from the loss."""
-    return Backward(top, {v: Gradient(0) for v in top.results})
+    return BackwardMemory(top, {v: Gradient(0) for v in top.results})
 
 
 def block_memories(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) -> dict[str, BlockMemory]:
@@ -97,7 +97,7 @@ def highest(moments: Iterable[Moment]) -> Moment:
     return max(moments, key=lambda m: m.total)
 
 
-def _call(block_memory: BlockMemory, unit: Unit) -> CallMemory:
+def _call(block_memory: BlockMemory, unit: UnitMemory) -> CallMemory:
     """One copy of a repeated block, as its caller sees it."""
     s = block_memory.storages
     block = s.block
@@ -105,7 +105,7 @@ def _call(block_memory: BlockMemory, unit: Unit) -> CallMemory:
     at = {v: s.at.get(v, ("in", v)) for v in block.outputs}
     results = tuple(-1 - position[k] if k in position else s.own(k) for k in (at[v] for v in block.outputs))
     given = arriving(block_memory)
-    back = Backward(block_memory, dict(given))
+    back = BackwardMemory(block_memory, dict(given))
     forward, backward = highest(block_memory.forward()), highest(back.run())
     kept = sum(map(block_memory.kept_bytes, range(len(block.items))))
     keeps = tuple(k for k, v in enumerate(block.inputs) if ("in", v) in block_memory.first)

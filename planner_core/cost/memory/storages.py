@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from planner_core.core import ITEM_BYTES, Block, BlockPlan, Edge, Op, Placements, Step, root
-from planner_core.cost.memory.overlap import Use, parts, uses_of
+from planner_core.cost.memory.overlap import UseMemory, parts, uses_of
 from planner_core.cost.memory.redistribution_buffers import Transit, transit
 from planner_core.cost.memory.saved import viewed
 from planner_core.cost.model import CostModel
@@ -45,7 +45,7 @@ class Storages:
     made: dict[int, Key] = field(default_factory=dict)  # by result
     saved: dict[str, tuple[Key, ...]] = field(default_factory=dict)  # by op
 
-    ahead: dict[tuple[str, int], Use] = field(
+    ahead: dict[tuple[str, int], UseMemory] = field(
         default_factory=dict
     )  # by op and operand: weights that the whole unit brings
 

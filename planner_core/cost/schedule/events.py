@@ -24,7 +24,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from planner_core.core import Graph, Plan
-from planner_core.cost.schedule.units import Chain, Stage, Unit, joined, units_of
+from planner_core.cost.schedule.units import BucketStage, Chain, ScheduledUnit, joined, units_of
 
 
 @dataclass(frozen=True)
@@ -78,10 +78,10 @@ class Rank(ABC):
     """Does the work of one rank in order. A subclass records it, or measures its time."""
 
     def __init__(self) -> None:
-        self.flows: list[list[Stage]] = []
+        self.flows: list[list[BucketStage]] = []
 
     @abstractmethod
-    def note(self, what: str, stage: Stage) -> None:
+    def note(self, what: str, stage: BucketStage) -> None:
         """Issue a collective of weights, or wait for it."""
 
     @abstractmethod
@@ -89,15 +89,15 @@ class Rank(ABC):
         """A unit begins."""
 
     @abstractmethod
-    def run(self, unit: Unit, phase: str) -> None:
+    def run(self, unit: ScheduledUnit, phase: str) -> None:
         """Compute one pass through a unit, and wait for its collectives at their places."""
 
-    def step(self, units: Sequence[Unit], micro_batches: int) -> None:
+    def step(self, units: Sequence[ScheduledUnit], micro_batches: int) -> None:
         """One training step, without its optimizer."""
         for number in range(micro_batches):
             self.micro_batch(units, number == 0, number == micro_batches - 1)
 
-    def micro_batch(self, units: Sequence[Unit], first: bool, last: bool) -> None:
+    def micro_batch(self, units: Sequence[ScheduledUnit], first: bool, last: bool) -> None:
         """Forward and backward. Working copies are made in the first, gradients are summed in the last."""
         self.forward(units, [_brought(u, copied=first) for u in units])
         self.backward(units, [u.last if last else u.each for u in units], _together(units) if last else ())
@@ -126,7 +126,7 @@ class Rank(ABC):
                 self.note("wait", bucket.chain[-1])
                 bucket.arrived = True
 
-    def forward(self, units: Sequence[Unit], coming: Sequence[list[Coming]]) -> None:
+    def forward(self, units: Sequence[ScheduledUnit], coming: Sequence[list[Coming]]) -> None:
         """Run all units. The weights of each are gathered while the units before run."""
         reach = _reach(coming)
         for at, unit in enumerate(units):
@@ -135,7 +135,7 @@ class Rank(ABC):
             self.run(unit, "forward")
 
     def backward(
-        self, units: Sequence[Unit], reductions: Sequence[list[Chain]], at_the_end: Sequence[Chain] = ()
+        self, units: Sequence[ScheduledUnit], reductions: Sequence[list[Chain]], at_the_end: Sequence[Chain] = ()
     ) -> None:
         """Run all units in reverse order. The gradients of each are reduced while the next unit runs, and some `at_the_end`."""
         coming = [[Coming(chain) for chain in unit.again] for unit in reversed(units)]
@@ -164,7 +164,7 @@ class Rank(ABC):
             self.flows.append(list(chain))
 
 
-def _brought(unit: Unit, *, copied: bool) -> list[Coming]:
+def _brought(unit: ScheduledUnit, *, copied: bool) -> list[Coming]:
     """The buckets of a unit in forward; `copied`: with those that make its working copies."""
     if not copied:
         return [Coming(chain) for chain in unit.gathers]
@@ -176,7 +176,7 @@ def _brought(unit: Unit, *, copied: bool) -> list[Coming]:
     return [*copies, *gathers]
 
 
-def _together(units: Sequence[Unit]) -> list[Chain]:
+def _together(units: Sequence[ScheduledUnit]) -> list[Chain]:
     """The small buckets of all units that take the same steps, as one, in the order of backward."""
     groups: dict[object, list[Chain]] = {}
     for unit in reversed(units):
@@ -198,14 +198,14 @@ class _Recorder(Rank):
         self.axes = axes
         self.events: list[Event] = []
 
-    def note(self, what: str, stage: Stage) -> None:
+    def note(self, what: str, stage: BucketStage) -> None:
         kind, axis, num_bytes, packed = stage
         self.events.append(Event(what, kind, self.axes[axis], num_bytes, packed))
 
     def mark(self, what: str, unit: str) -> None:
         self.events.append(Event(what, unit, "", 0, 0))
 
-    def run(self, unit: Unit, phase: str) -> None:
+    def run(self, unit: ScheduledUnit, phase: str) -> None:
         for m in unit.forward if phase == "forward" else unit.backward:
             for what in ("issue", "wait") * m.count:
                 self.events.append(Scheduled(what, m.kind, self.axes[m.axis], m.num_bytes, 0, m.site))

@@ -16,7 +16,7 @@ from planner_core.cost.communication.collectives import collective_time
 from planner_core.cost.model import CostModel, cost_model_of
 from planner_core.cost.resolved_ops import block_of
 from planner_core.cost.schedule.events import Rank
-from planner_core.cost.schedule.units import Stage, Unit, units_of
+from planner_core.cost.schedule.units import BucketStage, ScheduledUnit, units_of
 from planner_core.cost.step import all_seconds
 from planner_core.cost.step import units_of as priced_units
 from planner_core.cost.step_messages import message_time, recomputed
@@ -48,11 +48,11 @@ class _Clock(Rank):
         self.plan, self.graph, self.model = plan, graph, model
         self.now = self.free = 0.0
         self.contention = model.contention
-        self.ends: dict[Stage, list[float]] = {}
+        self.ends: dict[BucketStage, list[float]] = {}
         self.sending: list[tuple[float, float]] = []
         self.known: dict[tuple[str, str, str], float] = {}
 
-    def note(self, what: str, stage: Stage) -> None:
+    def note(self, what: str, stage: BucketStage) -> None:
         if what == "wait":
             self.now = max(self.now, self.ends[stage].pop(0))
             return
@@ -64,7 +64,7 @@ class _Clock(Rank):
     def mark(self, what: str, unit: str) -> None:
         """The begin of a unit takes 0 s."""
 
-    def run(self, unit: Unit, phase: str) -> None:
+    def run(self, unit: ScheduledUnit, phase: str) -> None:
         """Run a pass through a unit, which is delayed while the other stream sends."""
         left = self._alone(unit, phase)
         k = self.contention
@@ -78,10 +78,10 @@ class _Clock(Rank):
         self.now += left
         self.sending = [(start, end) for start, end in self.sending if end > self.now]
 
-    def _sends(self, stage: Stage) -> float:
+    def _sends(self, stage: BucketStage) -> float:
         return collective_time(stage.kind, stage.num_bytes, self.model.links[stage.axis])[0]
 
-    def _alone(self, unit: Unit, phase: str) -> float:
+    def _alone(self, unit: ScheduledUnit, phase: str) -> float:
         """Seconds of a pass through a unit without traffic beside it: operators, and collectives for which they wait."""
         key = (unit.label, phase, "" if unit.label else unit.ops[0].name)
         if key not in self.known:

@@ -20,7 +20,7 @@ SMALL_BYTES = 2**17
 """Bytes of the gradients of a unit that are too few for a message of their own."""
 
 
-class Stage(NamedTuple):
+class BucketStage(NamedTuple):
     """One collective of a bucket of `packed` weights."""
 
     kind: str
@@ -29,14 +29,14 @@ class Stage(NamedTuple):
     packed: int = 1
 
 
-Chain = tuple[Stage, ...]
+Chain = tuple[BucketStage, ...]
 """The collectives of one weight, or of one bucket, one after the other."""
 Identity = tuple[str, int]
 """A weight of the model: the prefix of the block that holds it, and its number there."""
 
 
 @dataclass
-class Use:
+class ScheduledUse:
     """One weight in one unit: how it is gathered, gathered again for backward, and what its gradient does in each micro-batch."""
 
     weight: Identity
@@ -48,7 +48,7 @@ class Use:
 
 
 @dataclass
-class Unit:
+class ScheduledUnit:
     """A part of the forward pass, with its operators and its buckets; `label` is that of its block in the plan. A part between repeated
     blocks has the name `""`. `reads`: for each bucket of `gathers` the numbers of those of `copies` that bring what it gathers.
     `small`: the buckets, and their dtypes, that travel together with those of other units."""
@@ -56,7 +56,7 @@ class Unit:
     name: str
     label: str = ""
     ops: list[Op] = field(default_factory=list)
-    uses: list[Use] = field(default_factory=list)
+    uses: list[ScheduledUse] = field(default_factory=list)
     forward: list[Message] = field(default_factory=list)
     backward: list[Message] = field(default_factory=list)
     copies: list[Chain] = field(default_factory=list)
@@ -68,7 +68,7 @@ class Unit:
     small: list[tuple[str, Chain]] = field(default_factory=list)
 
 
-def units_of(plan: Plan, graph: Graph) -> list[Unit]:
+def units_of(plan: Plan, graph: Graph) -> list[ScheduledUnit]:
     """The units of a forward pass in order, with their messages in buckets."""
     return _Reader(plan, graph).units()
 
@@ -89,23 +89,23 @@ class _Reader:
         copies = len(self.plan.blocks[m.label].prefixes) * (1 if m.site == m.weight else workload.accumulate)
         return replace(m, count=m.count // copies)
 
-    def units(self) -> list[Unit]:
-        found: list[Unit] = []
-        open_unit: Unit | None = None
+    def units(self) -> list[ScheduledUnit]:
+        found: list[ScheduledUnit] = []
+        open_unit: ScheduledUnit | None = None
         for item in self.graph.top.items:
             if isinstance(item, Call):
                 block = self.graph.blocks[item.block]
-                unit, open_unit = Unit(item.prefix, self.labels[item.prefix]), None
+                unit, open_unit = ScheduledUnit(item.prefix, self.labels[item.prefix]), None
                 outer = dict(zip(block.inputs, item.inputs, strict=True))
                 for op in block.ops:
                     self._op(unit, block, op, item.prefix, outer)
                 found.append(unit)
             else:
                 if open_unit is None:
-                    open_unit = Unit("")
+                    open_unit = ScheduledUnit("")
                     found.append(open_unit)
                 self._op(open_unit, self.graph.top, item, "", {})
-        homes: dict[Identity, Unit] = {}
+        homes: dict[Identity, ScheduledUnit] = {}
         for unit in found:
             for use in unit.uses:
                 homes.setdefault(use.weight, unit)
@@ -113,7 +113,7 @@ class _Reader:
             self._buckets(unit, homes)
         return found
 
-    def _op(self, unit: Unit, block: Block, op: Op, prefix: str, outer: dict[int, int]) -> None:
+    def _op(self, unit: ScheduledUnit, block: Block, op: Op, prefix: str, outer: dict[int, int]) -> None:
         unit.ops.append(op)
         sent = self.sites[self.labels[prefix], op.name]
         for m in sent:
@@ -126,18 +126,18 @@ class _Reader:
             mine = [m for m in sent if m.category != WAIT and m.weight == value.name]
             back = [m for m in mine if m.phase == "backward"]
             unit.uses.append(
-                Use(
+                ScheduledUse(
                     ("", outer[number]) if number in outer else (prefix, number), value.meta.dtype, value.grad,
                     _chain(m for m in mine if m.phase == "forward"), _chain(m for m in back if not _gradient(m)),
                     _chain(m for m in back if _gradient(m)),
                 )
             )  # fmt: skip
 
-    def _buckets(self, unit: Unit, homes: dict[Identity, Unit]) -> None:
-        def copied(use: Use) -> Chain:
+    def _buckets(self, unit: ScheduledUnit, homes: dict[Identity, ScheduledUnit]) -> None:
+        def copied(use: ScheduledUse) -> Chain:
             return self._once(use, "forward")
 
-        def final(use: Use) -> Chain:
+        def final(use: ScheduledUse) -> Chain:
             return (*use.reduce, *(self._once(use, "backward") if homes[use.weight] is unit else ()))
 
         kept = _groups({u.weight: u for u in unit.uses}.values(), copied)
@@ -155,7 +155,7 @@ class _Reader:
         unit.last = _bucketed([g for g in groups if g not in small], final)
         unit.small = [(g[0].dtype, joined(map(final, g))) for g in small]
 
-    def _once(self, use: Use, phase: str) -> Chain:
+    def _once(self, use: ScheduledUse, phase: str) -> Chain:
         prefix, number = use.weight
         label = self.labels[prefix]
         block = self.graph.blocks[label.partition("#")[0]] if label else self.graph.top
@@ -176,17 +176,17 @@ def _gradient(m: Message) -> bool:
 
 
 def _chain(found: Iterable[Message]) -> Chain:
-    return tuple(Stage(m.kind, m.axis, m.num_bytes) for m in found)
+    return tuple(BucketStage(m.kind, m.axis, m.num_bytes) for m in found)
 
 
-Chained = Callable[[Use], Chain]
+Chained = Callable[[ScheduledUse], Chain]
 
 
 def _groups(
-    uses: Iterable[Use], chain_of: Chained, apart: Callable[[Use], bool] = lambda use: False
-) -> list[list[Use]]:  # fmt: skip
+    uses: Iterable[ScheduledUse], chain_of: Chained, apart: Callable[[ScheduledUse], bool] = lambda use: False
+) -> list[list[ScheduledUse]]:  # fmt: skip
     """The weights of each bucket: those that take the same steps, in order of their first use."""
-    groups: dict[object, list[Use]] = {}
+    groups: dict[object, list[ScheduledUse]] = {}
     for use in uses:
         chain = chain_of(use)
         if chain:
@@ -194,7 +194,7 @@ def _groups(
     return list(groups.values())
 
 
-def _bucketed(groups: Iterable[list[Use]], chain_of: Chained) -> list[Chain]:
+def _bucketed(groups: Iterable[list[ScheduledUse]], chain_of: Chained) -> list[Chain]:
     """One chain for each bucket."""
     return [joined(map(chain_of, group)) for group in groups]
 
@@ -202,10 +202,10 @@ def _bucketed(groups: Iterable[list[Use]], chain_of: Chained) -> list[Chain]:
 def joined(chains: Iterable[Chain]) -> Chain:
     """One chain for weights, or buckets, that take the same steps."""
     return tuple(
-        Stage(stage[0].kind, stage[0].axis, sum(s.num_bytes for s in stage), sum(s.packed for s in stage))
+        BucketStage(stage[0].kind, stage[0].axis, sum(s.num_bytes for s in stage), sum(s.packed for s in stage))
         for stage in zip(*chains, strict=True)
     )
 
 
-def _bytes(group: Iterable[Use], chain_of: Chained) -> int:
+def _bytes(group: Iterable[ScheduledUse], chain_of: Chained) -> int:
     return sum(chain_of(use)[0].num_bytes for use in group)

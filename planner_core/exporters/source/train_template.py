@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 import planner_core as shardscope
 from planner_core.runtime import training
-from planner_core.runtime.program import Written
+from planner_core.runtime.program import EditableFunctions
 from planner_core.verification import scaled
 
 DIGEST = ""
@@ -86,7 +86,7 @@ def main() -> None:
         plan = scaled(plan, dist.get_world_size())
     start = training.model_of(plan, weights=args.weights, seed=args.seed, source=args.model)
     anew = args.plan or args.tiny or args.no_blocks or not DIGEST
-    written = None if anew else Written(DIGEST, globals())
+    written = None if anew else EditableFunctions(DIGEST, globals())
     how: dict[str, Any] = {"seed": args.seed, "compile": args.compile}
     model: Any = shardscope.apply(start.model, plan, init=start.init, written=written, **how)
     how = {"seed": args.seed, "token_type": args.token_type}

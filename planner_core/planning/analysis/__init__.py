@@ -18,7 +18,7 @@ from planner_core.planning.analysis.reporting import (
     unknown_ops,
 )
 from planner_core.planning.analysis.scaling import COUNTS, Size, grow, resized
-from planner_core.planning.analysis.sensitivity import SAME, UNKNOWN, Cell, Crossover, MapAxis
+from planner_core.planning.analysis.sensitivity import SAME, UNKNOWN, Crossover, MapAxis, RegionCell
 from planner_core.planning.analysis.step_trace import STREAMS, TraceWork, chrome_trace, step_work
 from planner_core.planning.analysis.unfolded_network import network_json, unfold_problem
 
@@ -29,10 +29,10 @@ __all__ = [
     "STREAMS",
     "UNKNOWN",
     "AblationStep",
-    "Cell",
     "Choice",
     "Crossover",
     "MapAxis",
+    "RegionCell",
     "Regret",
     "Scenario",
     "Size",

@@ -47,7 +47,7 @@ PAYS = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Option:
+class ScalingOption:
     """The best plan over meshes, or at one tensor-parallel degree. `degree` is the number of GPUs over which the plan shards the use
     of most weights. `step_time_s` is infinite if no plan can run."""
 
@@ -66,28 +66,28 @@ class Size:
 
     num_gpus: int
     batch: int
-    meshes: tuple[Option, ...]
-    degrees: tuple[Option, ...]
+    meshes: tuple[ScalingOption, ...]
+    degrees: tuple[ScalingOption, ...]
 
     @property
-    def best(self) -> Option | None:
+    def best(self) -> ScalingOption | None:
         """The mesh of the shortest step that fits, or None."""
         return min((o for o in self.meshes if o.fits), key=lambda o: o.step_time_s, default=None)
 
     @property
-    def by_degree(self) -> dict[int, Option]:
+    def by_degree(self) -> dict[int, ScalingOption]:
         """The fastest plan known of each tensor-parallel degree that fits, ascending."""
-        found: dict[int, Option] = {}
+        found: dict[int, ScalingOption] = {}
         for o in (*self.degrees, *self.meshes):
             if o.fits and (o.degree not in found or o.step_time_s < found[o.degree].step_time_s):
                 found[o.degree] = o
         return dict(sorted(found.items()))
 
     @property
-    def last_paying(self) -> Option | None:
+    def last_paying(self) -> ScalingOption | None:
         """The degree at which tensor parallelism should stop: go up from the smallest degree that fits, as long as a larger one
         shortens the step by more than PAYS. None if nothing fits."""
-        kept: Option | None = None
+        kept: ScalingOption | None = None
         for o in self.by_degree.values():
             if kept is None or o.step_time_s < kept.step_time_s * (1 - PAYS):
                 kept = o
@@ -147,7 +147,7 @@ def grow(
     return Size(num_gpus, samples, near, tuple(degrees))
 
 
-def _near_best(planner: Planner, options: Iterable[DeviceMesh], say: Progress) -> Iterator[Option]:
+def _near_best(planner: Planner, options: Iterable[DeviceMesh], say: Progress) -> Iterator[ScalingOption]:
     """The best plan of each mesh that may come within twice PAYS of the best so far."""
     least = math.inf
     for mesh in options:
@@ -163,16 +163,16 @@ def _near_best(planner: Planner, options: Iterable[DeviceMesh], say: Progress) -
             yield found
 
 
-def _option(planner: Planner, mesh: DeviceMesh, method: Method) -> Option:
+def _option(planner: Planner, mesh: DeviceMesh, method: Method) -> ScalingOption:
     try:
         return _read(choose(planner, [mesh], method=method), planner.graph)
     except PlannerError:
-        return Option(mesh, 0, math.inf, math.inf, 0, False)
+        return ScalingOption(mesh, 0, math.inf, math.inf, 0, False)
 
 
-def _read(plan: Plan, graph: Graph) -> Option:
+def _read(plan: Plan, graph: Graph) -> ScalingOption:
     c = plan.cost
-    return Option(
+    return ScalingOption(
         plan.mesh, tensor_degree(plan, graph), c.step_time_s, c.exposed_comm_time_s, c.memory_bytes["peak"], plan.fits
     )
 

@@ -43,7 +43,7 @@ class MapAxis:
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class RegionCell:
     """The best plan at one point: its kind, step time and memory. The kind is None if no plan runs or fits.
 
     If it is not `searched`, it is a plan within SAME of the best, inferred from the neighbours. `proven`: whether the search proved
@@ -59,9 +59,9 @@ class Cell:
     searched: bool = True
 
 
-Look = Callable[[float, float], Cell]
+Look = Callable[[float, float], RegionCell]
 """Searches the cell at (x, y)."""
-Reprice = Callable[[Cell, float, float], float]
+Reprice = Callable[[RegionCell, float, float], float]
 """Gives the seconds of the plan of a searched cell at another point (x, y), where only the speed of links differs."""
 
 
@@ -86,18 +86,18 @@ def mesh_kind(plan: Plan) -> Hashable:
     return plan.mesh.axis_sizes
 
 
-def cell(x: float, y: float, find: Callable[[], Plan], kind: Callable[[Plan], Hashable] = mesh_kind) -> Cell:
+def cell(x: float, y: float, find: Callable[[], Plan], kind: Callable[[Plan], Hashable] = mesh_kind) -> RegionCell:
     """The cell of the plan that `find` returns. Its kind is None if `find` raises PlannerError or the plan does not fit."""
     try:
         plan = find()
     except PlannerError:
-        return Cell(x, y, None)
+        return RegionCell(x, y, None)
     if not plan.fits:
-        return Cell(x, y, None)
-    return Cell(x, y, kind(plan), plan.cost.step_time_s, plan.cost.memory_bytes["peak"], plan.optimal)
+        return RegionCell(x, y, None)
+    return RegionCell(x, y, kind(plan), plan.cost.step_time_s, plan.cost.memory_bytes["peak"], plan.optimal)
 
 
-def sweep(x: MapAxis, y: MapAxis, look: Look, priced: Reprice | None = None) -> Iterator[Cell]:
+def sweep(x: MapAxis, y: MapAxis, look: Look, priced: Reprice | None = None) -> Iterator[RegionCell]:
     """Yield every cell of the grid when it is found; the caller may stop after any. With `priced`, cells along an axis that is the
     speed of links may be inferred."""
     if priced and x.links:
@@ -111,7 +111,7 @@ def sweep(x: MapAxis, y: MapAxis, look: Look, priced: Reprice | None = None) -> 
             yield from (look(a, b) for a in x.values)
 
 
-def _line(points: Sequence[tuple[float, float]], look: Look, priced: Reprice) -> Iterator[Cell]:
+def _line(points: Sequence[tuple[float, float]], look: Look, priced: Reprice) -> Iterator[RegionCell]:
     """The cells at points along which the links become faster: first the ends, then the points between them."""
     ends = [look(*p) for p in (points[0], points[-1])]
     yield from ends
@@ -119,8 +119,8 @@ def _line(points: Sequence[tuple[float, float]], look: Look, priced: Reprice) ->
 
 
 def _between_ends(
-    points: list[tuple[float, float]], low: Cell, high: Cell, look: Look, priced: Reprice
-) -> Iterator[Cell]:
+    points: list[tuple[float, float]], low: RegionCell, high: RegionCell, look: Look, priced: Reprice
+) -> Iterator[RegionCell]:
     """The cells between two searched ones, the fastest links first. A cell is inferred if that is possible, else searched."""
     while points:
         known = _inferred(points[-1], low, high, priced)
@@ -138,10 +138,10 @@ def _between_ends(
     yield from _between_ends(points[at + 1 :], found, high, look, priced)
 
 
-def _inferred(point: tuple[float, float], low: Cell, high: Cell, priced: Reprice) -> Cell | None:
+def _inferred(point: tuple[float, float], low: RegionCell, high: RegionCell, priced: Reprice) -> RegionCell | None:
     """The cell at a point between two searched ones, without a search; None if it needs a search."""
     if low.kind is None and high.kind is None:  # what fits does not depend on links
-        return Cell(*point, None, searched=False)
+        return RegionCell(*point, None, searched=False)
     if low.kind != high.kind or not high.proven:
         return None
     seconds, plan = min((priced(c, *point), c.memory_bytes) for c in (low, high))
@@ -150,16 +150,16 @@ def _inferred(point: tuple[float, float], low: Cell, high: Cell, priced: Reprice
     return replace(high, x=point[0], y=point[1], step_time_s=seconds, memory_bytes=plan, proven=False, searched=False)
 
 
-def changes(cells: Sequence[Cell]) -> list[tuple[Cell, Cell]]:
+def changes(cells: Sequence[RegionCell]) -> list[tuple[RegionCell, RegionCell]]:
     """Neighbours in a row of the map whose kinds are known and differ."""
-    rows: dict[float, list[Cell]] = {}
+    rows: dict[float, list[RegionCell]] = {}
     for c in sorted(cells, key=lambda c: (c.y, c.x)):
         rows.setdefault(c.y, []).append(c)
     pairs = [pair for row in rows.values() for pair in itertools.pairwise(row)]
     return [(a, b) for a, b in pairs if a.kind != b.kind and UNKNOWN not in (a.kind, b.kind)]
 
 
-def crossover(left: Cell, right: Cell, step: float, look: Look, priced: Reprice | None = None) -> Crossover:
+def crossover(left: RegionCell, right: RegionCell, step: float, look: Look, priced: Reprice | None = None) -> Crossover:
     """Find where the kind changes between two cells of one row, to within CLOSE, or to within the `step` of x.
 
     With `priced` (x is the speed of links), first search on both sides of the point at which the two plans take equally long. If it
@@ -179,7 +179,7 @@ def crossover(left: Cell, right: Cell, step: float, look: Look, priced: Reprice 
     return Crossover(left.y, low.x, high.x, low.kind, high.kind)
 
 
-def _alike(low: Cell, high: Cell, priced: Reprice) -> float | None:
+def _alike(low: RegionCell, high: RegionCell, priced: Reprice) -> float | None:
     """The value of x at which the plans of two cells take equally long; None if one is slower everywhere between them."""
 
     def slower(x: float) -> bool:

@@ -38,7 +38,7 @@ from planner_core.models.hooks import (
     wrote_part,
 )
 from planner_core.runtime.dispatch.kept import contexts, keep
-from planner_core.runtime.dispatch.local_ops import Call, attention, on_meta, run_local
+from planner_core.runtime.dispatch.local_ops import OpCall, attention, on_meta, run_local
 from planner_core.runtime.dispatch.parameters import Parameters
 from planner_core.runtime.dispatch.redistribute import deliver, place
 from planner_core.runtime.plan_reader import (
@@ -230,7 +230,7 @@ class Steering(TorchFunctionMode):
         if is_inplace(fn):
             fn, func, args, kwargs = _out_of_place(fn, func, args, kwargs)
         try:
-            return run_local(Call(fn, func, args, kwargs, row, [tuple(t.shape) for t in whole], self.mesh))
+            return run_local(OpCall(fn, func, args, kwargs, row, [tuple(t.shape) for t in whole], self.mesh))
         except torch.OutOfMemoryError:
             raise
         except (RuntimeError, ValueError, NotImplementedError, TypeError) as error:

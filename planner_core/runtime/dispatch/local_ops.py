@@ -57,7 +57,7 @@ class MeshAxis:
 
 
 @dataclass
-class Call:
+class OpCall:
     """One call: the arguments hold local tensors; `shapes` are the global shapes of the results."""
 
     fn: str
@@ -101,13 +101,13 @@ class Call:
         return self.func(*self.args, **self.kwargs)
 
 
-Rule = Callable[[Call], Any]
+Rule = Callable[[OpCall], Any]
 _RULES: dict[str, Rule] = {}
 
 
-def run_local(call: Call) -> Any:
+def run_local(call: OpCall) -> Any:
     """Results of the op on local tensors."""
-    return _RULES.get(call.fn, Call.plain)(call)
+    return _RULES.get(call.fn, OpCall.plain)(call)
 
 
 def _rule(*names: str) -> Callable[[Rule], Rule]:
@@ -122,20 +122,20 @@ def _rule(*names: str) -> Callable[[Rule], Rule]:
 
 
 @_rule("view", "reshape", "flatten", "unflatten", "squeeze", "view_as", "reshape_as", "ravel")
-def _reshape(call: Call) -> Any:
+def _reshape(call: OpCall) -> Any:
     if any(isinstance(a, torch.dtype) for a in call.args):
         return call.plain()
     return call.args[0].reshape(call.local_shape())
 
 
 @_rule("expand", "expand_as", "broadcast_to")
-def _expand(call: Call) -> torch.Tensor:
+def _expand(call: OpCall) -> torch.Tensor:
     expanded: torch.Tensor = call.args[0].expand(call.local_shape())
     return expanded
 
 
 @_rule("as_strided")
-def _as_strided(call: Call) -> Any:
+def _as_strided(call: OpCall) -> Any:
     """The chunks of this rank's samples; their elements have the same strides as in the global tensor."""
     if not call.axes(call.operand(0)):
         return call.plain()
@@ -144,13 +144,13 @@ def _as_strided(call: Call) -> Any:
 
 
 @_rule("split", "chunk", "tensor_split", "split_with_sizes", "unsafe_chunk", "unsafe_split")
-def _split(call: Call) -> Any:
+def _split(call: OpCall) -> Any:
     dim = call.kwargs.get("dim", call.args[2] if len(call.args) > 2 else 0)
     return call.args[0].split([call.local_shape(i)[dim] for i in range(len(call.shapes))], dim)
 
 
 @_rule("conv1d", "conv2d", "conv3d")
-def _conv(call: Call) -> torch.Tensor:
+def _conv(call: OpCall) -> torch.Tensor:
     args, kwargs = list(call.args), dict(call.kwargs)
     groups = kwargs.pop("groups", args[6] if len(args) > 6 else 1)
     if groups > 1:  # a split depthwise convolution has fewer groups
@@ -160,7 +160,7 @@ def _conv(call: Call) -> torch.Tensor:
 
 
 @_rule("to")
-def _to(call: Call) -> Any:
+def _to(call: OpCall) -> Any:
     """A tensor on meta stays on meta, whatever device the model's code asks for."""
     return call.func(*on_meta(call.args), **on_meta(call.kwargs)) if call.args[0].is_meta else call.plain()
 
@@ -182,7 +182,7 @@ def on_meta(tree: Any) -> Any:
     "kl_div", "poisson_nll_loss", "soft_margin_loss", "hinge_embedding_loss", "margin_ranking_loss", "triplet_margin_loss",
     "cosine_embedding_loss", "multi_margin_loss", "multilabel_margin_loss", "multilabel_soft_margin_loss", "ctc_loss",
 )  # fmt: skip
-def _mean(call: Call) -> torch.Tensor:
+def _mean(call: OpCall) -> torch.Tensor:
     """If the averaged dim is sharded over n ranks, this rank's term of the global mean is its local mean divided by n."""
     out: torch.Tensor = call.plain()
     reduction = call.kwargs.get("reduction", "mean")
@@ -191,7 +191,7 @@ def _mean(call: Call) -> torch.Tensor:
 
 
 @_rule("cross_entropy")
-def _cross_entropy(call: Call) -> Any:
+def _cross_entropy(call: OpCall) -> Any:
     logits = call.operand(0)
     if not call.axes(logits):
         return call.plain()
@@ -213,7 +213,7 @@ def _split_cross_entropy(
 
 
 @_rule("nll_loss")
-def _nll_loss(call: Call) -> Any:
+def _nll_loss(call: OpCall) -> Any:
     samples = call.ranks(call.operand(0), 0)
     return _split_nll_loss(samples, *call.args, **call.kwargs) if samples else call.plain()
 
@@ -226,7 +226,7 @@ def _split_nll_loss(
 
 
 @_rule("moe_experts")
-def _moe_experts(call: Call) -> Any:
+def _moe_experts(call: OpCall) -> Any:
     experts = call.ranks(call.operand(3), 0)
     return own_experts(call.func, *call.args, experts=experts, **call.kwargs) if experts else call.plain()
 
@@ -235,7 +235,7 @@ def _moe_experts(call: Call) -> Any:
 
 
 @_rule("embedding")
-def _embedding(call: Call) -> Any:
+def _embedding(call: OpCall) -> Any:
     rows = call.ranks(call.operand(1), 0)
     return _split_embedding(rows, *call.args, **call.kwargs) if rows else call.plain()
 
@@ -256,7 +256,7 @@ SPLIT = "_shardscope_split"
 
 
 @_rule("batch_norm")
-def _batch_norm(call: Call) -> Any:
+def _batch_norm(call: OpCall) -> Any:
     statistics = (*call.args[1:3], call.kwargs.get("running_mean"), call.kwargs.get("running_var"))
     for i, running in enumerate(t for t in statistics if t is not None):
         whole = running._base if running._base is not None else running
@@ -275,7 +275,7 @@ def _split_batch_norm(
 
 
 @_rule("scaled_dot_product_attention")
-def _attention(call: Call) -> torch.Tensor:
+def _attention(call: OpCall) -> torch.Tensor:
     queries = call.ranks(call.operand(0), 2)
     return _split_attention(queries, *call.args, **call.kwargs) if queries else attention(*call.args, **call.kwargs)
 

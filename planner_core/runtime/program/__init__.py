@@ -3,11 +3,11 @@
 Exported scripts import from here the functions that their blocks call. Nothing but torch is imported.
 """
 
-from planner_core.runtime.program.gradients import Pipeline, Reduction
+from planner_core.runtime.program.gradients import GradientBucket, Pipeline
 from planner_core.runtime.program.names import (
     Axis,
+    EditableFunctions,
     F,
-    Written,
     all_gather,
     all_reduce,
     all_to_all,
@@ -31,20 +31,20 @@ from planner_core.runtime.program.names import (
     with_item,
 )
 from planner_core.runtime.program.units import UnitCall
-from planner_core.runtime.program.weights import Bucket
+from planner_core.runtime.program.weights import WeightBucket
 
 IN_FLIGHT = (
-    (Bucket, "issue"), (Bucket, "wait"),
-    (Reduction, "put"), (Pipeline, "push"), (Pipeline, "advance"),
+    (WeightBucket, "issue"), (WeightBucket, "wait"),
+    (GradientBucket, "put"), (Pipeline, "push"), (Pipeline, "advance"),
 )  # fmt: skip
 """The methods that gather weights ahead of their use and reduce gradients. What they allocate counts as in flight."""
 
 __all__ = [
     "IN_FLIGHT",
     "Axis",
+    "EditableFunctions",
     "F",
     "UnitCall",
-    "Written",
     "all_gather",
     "all_reduce",
     "all_to_all",

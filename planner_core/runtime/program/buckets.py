@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import torch
 
-from planner_core.runtime.program.collectives import NO_SEGMENTS, Segments, Step, parts
+from planner_core.runtime.program.collectives import NO_SEGMENTS, AxisMove, Segments, parts
 
 Flow = Callable[[], list[torch.Tensor]]
 """Waits for a bucket, and returns its tensors."""
@@ -32,7 +32,7 @@ class Member:
 
     shape: tuple[int, ...]
     segments: Segments
-    step: Step
+    step: AxisMove
 
     @property
     def numel(self) -> int:
@@ -57,12 +57,12 @@ class Member:
         return tuple(shape)
 
 
-def bucketed(step: Step) -> bool:
+def bucketed(step: AxisMove) -> bool:
     """Whether the members of a bucket take such a step in one collective."""
     return step.axis.size > 1 and step.kind in ("all_gather", "reduce_scatter", "all_reduce")
 
 
-def talks(step: Step) -> bool:
+def talks(step: AxisMove) -> bool:
     """Whether a step sends a message. One that does not is taken at once: nothing is waited for."""
     return step.collective and step.axis.size > 1
 
@@ -75,7 +75,7 @@ def moved(way: Way) -> bool:
     return False
 
 
-def alike(steps: Sequence[Step]) -> tuple[tuple[str, str], ...]:
+def alike(steps: Sequence[AxisMove]) -> tuple[tuple[str, str], ...]:
     """A key: two members may be in one bucket if the keys of their steps are equal."""
     return tuple((s.axis.name, s.kind) for s in steps)
 

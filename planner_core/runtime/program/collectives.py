@@ -205,7 +205,7 @@ def joined(pieces: Sequence[torch.Tensor], dim: int, segments: Segments = NO_SEG
 
 
 @dataclass(frozen=True)
-class Step:
+class AxisMove:
     """One move along one axis, from placement `src` to `dst`: the number of a sharded dim, or R (None) or P ("P")."""
 
     axis: Axis
@@ -241,7 +241,7 @@ def _dim(dim: int | None) -> int:
     return dim
 
 
-def take(x: torch.Tensor, steps: Iterable[Step], segments: Segments = NO_SEGMENTS) -> torch.Tensor:
+def take(x: torch.Tensor, steps: Iterable[AxisMove], segments: Segments = NO_SEGMENTS) -> torch.Tensor:
     """The tensor after all steps, in order."""
     for step in steps:
         x = step.take(x, segments)
@@ -249,7 +249,7 @@ def take(x: torch.Tensor, steps: Iterable[Step], segments: Segments = NO_SEGMENT
 
 
 def move(
-    forward: Sequence[Step], backward: Sequence[Step], segments: Segments = NO_SEGMENTS
+    forward: Sequence[AxisMove], backward: Sequence[AxisMove], segments: Segments = NO_SEGMENTS
 ) -> Callable[[torch.Tensor], torch.Tensor]:
     """A function that takes a tensor along the steps `forward`, and its gradient along `backward`, which may be other steps."""
     ahead, back = tuple(forward), tuple(backward)

@@ -22,7 +22,7 @@ from planner_core.runtime.plan_reader import PlanMismatch
 from planner_core.runtime.program import names
 from planner_core.runtime.program.collectives import Axis, Trace
 from planner_core.runtime.program.setup import steps_of
-from planner_core.runtime.program.units import Backward, Unit, UnitCall, Use
+from planner_core.runtime.program.units import BackwardPass, RuntimeUnit, UnitCall, UsedWeight
 from planner_core.runtime.program.weights import Weight
 
 _COUNT = itertools.count()
@@ -40,21 +40,21 @@ class Engine:
     ) -> None:
         self.axes, self.weights, self.buffer, self.device = list(axes), weights, buffer, device
         self.by_name = {name: w for w in weights.values() for name in w.names}
-        self.backward = Backward()
-        self.units: dict[object, Unit] = {}
+        self.backward = BackwardPass()
+        self.units: dict[object, RuntimeUnit] = {}
         self.seed = self.forwards = 0
         self.compile: Mapping[str, Any] | None = None
-        self.written: names.Written | None = None
+        self.written: names.EditableFunctions | None = None
 
-    def unit(self, spec: Any) -> Unit:
+    def unit(self, spec: Any) -> RuntimeUnit:
         """The unit of a specification. Programs with equal specifications share it."""
         uses = [
-            Use(u.argument, self.by_name[u.parameter], steps_of(u.gather, self.axes), steps_of(u.reduce, self.axes), u.again)
+            UsedWeight(u.argument, self.by_name[u.parameter], steps_of(u.gather, self.axes), steps_of(u.reduce, self.axes), u.again)
             for u in spec.uses
         ]  # fmt: skip
         key = (spec.name, tuple((id(u.weight), u.gather, u.reduce, u.again) for u in uses))
         if key not in self.units:
-            self.units[key] = Unit(spec.name, uses, self.backward)
+            self.units[key] = RuntimeUnit(spec.name, uses, self.backward)
         return self.units[key]
 
     def share(self, name: str, cuts: Sequence[tuple[int, int]]) -> torch.Tensor:
@@ -125,7 +125,7 @@ class Bound:
         })  # fmt: skip
         self.tables: tuple[object, Any] = (None, None)
 
-    def _take_over(self, script: names.Written | None) -> None:
+    def _take_over(self, script: names.EditableFunctions | None) -> None:
         """Use the script's functions instead of the generated ones. Their global names are those of the script."""
         if script is None or script.digest != names.digest_of(self.program.source):
             return

@@ -26,18 +26,18 @@ from planner_core.runtime.program.buckets import (
     talks,
     unpack,
 )
-from planner_core.runtime.program.collectives import Step
+from planner_core.runtime.program.collectives import AxisMove
 from planner_core.runtime.program.weights import Weight, step_shape
 
 
-class Reduction:
+class GradientBucket:
     """The gradients of some weights that take the same steps. `shapes` are those of autograd's gradients.
 
     `holds`: the gradients are finished with another unit, the first that uses the weight, since its backward comes last.
     """
 
     def __init__(
-        self, weights: Sequence[Weight], shapes: Sequence[tuple[int, ...]], micro: Sequence[tuple[Step, ...]], *, holds: bool = False
+        self, weights: Sequence[Weight], shapes: Sequence[tuple[int, ...]], micro: Sequence[tuple[AxisMove, ...]], *, holds: bool = False
     ) -> None:  # fmt: skip
         self.weights, self.shapes, self.holds = list(weights), list(shapes), holds
         self.dtype, self.device = weights[0].gradient_dtype, weights[0].local.device
@@ -140,7 +140,7 @@ class Reduction:
 
 
 def _stages(
-    weights: Sequence[Weight], shapes: Sequence[tuple[int, ...]], chains: Sequence[tuple[Step, ...]]
+    weights: Sequence[Weight], shapes: Sequence[tuple[int, ...]], chains: Sequence[tuple[AxisMove, ...]]
 ) -> list[list[Member]]:
     """The members of each stage. All weights take equal chains."""
     shapes, stages = list(shapes), []
@@ -175,15 +175,15 @@ def _summed(
         weight.publish(tensor)
 
 
-def together(reductions: Sequence[Reduction]) -> list[Way]:
+def together(reductions: Sequence[GradientBucket]) -> list[Way]:
     """The ways of small buckets: those that take the same steps are one."""
-    groups: dict[object, list[Reduction]] = {}
+    groups: dict[object, list[GradientBucket]] = {}
     for r in reductions:
         groups.setdefault((r.dtype, alike([stage[0].step for stage in r.final])), []).append(r)
     return [_joined(group) for group in groups.values()]
 
 
-def _joined(group: Sequence[Reduction]) -> Way:
+def _joined(group: Sequence[GradientBucket]) -> Way:
     here = [(r, i) for r in group for i in sorted(r.arrived)]
     stages = [[r.final[number][i] for r, i in here] for number in range(len(group[0].final))]
     yield from _summed([r.weights[i] for r, i in here], stages, [r._terms(i) for r, i in here], None)

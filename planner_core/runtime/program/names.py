@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from planner_core.runtime.dispatch.kept import keep
 from planner_core.runtime.program.chances import attention, dropout
-from planner_core.runtime.program.collectives import Axis, Step, move
+from planner_core.runtime.program.collectives import Axis, AxisMove, move
 from planner_core.runtime.program.functions import (
     batch_norm,
     causal_attention,
@@ -32,7 +32,7 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class Written:
+class EditableFunctions:
     """The functions of a program in an exported script, whose globals are `names`. A user may edit them, and the edit runs.
 
     `digest` is that of the program as it was generated. The functions run only if the same program would be generated again.
@@ -72,14 +72,14 @@ def with_item(x: torch.Tensor, index: Any, value: Any) -> torch.Tensor:
     return copy
 
 
-def _step(kind: str) -> Callable[..., Step]:
+def _step(kind: str) -> Callable[..., AxisMove]:
     """A function that makes a step of one kind: `all_gather(TENSOR, 1)`, `all_to_all(TENSOR, 1, 2)`."""
 
-    def step(axis: Axis, *dims: int) -> Step:
+    def step(axis: Axis, *dims: int) -> AxisMove:
         if kind == "all_to_all":
-            return Step(axis, kind, *dims)
+            return AxisMove(axis, kind, *dims)
         gone = kind in ("all_gather", "pad")
-        return Step(axis, kind, dims[0] if gone and dims else None, dims[0] if dims and not gone else None)
+        return AxisMove(axis, kind, dims[0] if gone and dims else None, dims[0] if dims and not gone else None)
 
     return step
 

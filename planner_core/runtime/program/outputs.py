@@ -15,7 +15,7 @@ import torch
 from torch.distributed.tensor import Partial, Shard
 
 from planner_core.runtime.plan_reader import Placements, PlanMismatch
-from planner_core.runtime.program.collectives import Axis, Step, take
+from planner_core.runtime.program.collectives import Axis, AxisMove, take
 
 Deliver = Callable[[torch.Tensor], torch.Tensor]
 
@@ -30,8 +30,8 @@ def delivery(
     whole: bool,
 ) -> Deliver | None:
     """A function that brings a tensor with these placements to the caller's form; None if it has this form already."""
-    forward: list[Step] = []
-    backward: list[Step] = []
+    forward: list[AxisMove] = []
+    backward: list[AxisMove] = []
     own = 1
     for number in reversed(range(len(axes))):
         axis, here, back = axes[number], placements[number], gradient[number]
@@ -41,13 +41,13 @@ def delivery(
             own *= axis.size
             continue
         if isinstance(here, Shard):
-            forward.append(Step(axis, "all_gather", here.dim))
+            forward.append(AxisMove(axis, "all_gather", here.dim))
         elif isinstance(here, Partial):
-            forward.append(Step(axis, "all_reduce"))
+            forward.append(AxisMove(axis, "all_reduce"))
         if isinstance(back, Shard):
-            backward.insert(0, Step(axis, "slice", None, back.dim))
+            backward.insert(0, AxisMove(axis, "slice", None, back.dim))
         elif isinstance(back, Partial):
-            backward.append(Step(axis, "divide"))
+            backward.append(AxisMove(axis, "divide"))
     if not forward and not backward and own == 1:
         return None
     return _Way(tuple(forward), tuple(backward), own)
@@ -57,8 +57,8 @@ def delivery(
 class _Way:
     """The steps of a tensor, the steps of its gradient, and the number by which the gradient is divided."""
 
-    forward: tuple[Step, ...]
-    backward: tuple[Step, ...]
+    forward: tuple[AxisMove, ...]
+    backward: tuple[AxisMove, ...]
     own: int
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -74,7 +74,7 @@ def collective(way: Deliver) -> bool:
 class _Delivered(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, forward: tuple[Step, ...], backward: tuple[Step, ...], own: int
+        ctx: Any, x: torch.Tensor, forward: tuple[AxisMove, ...], backward: tuple[AxisMove, ...], own: int
     ) -> torch.Tensor:
         ctx.steps, ctx.own = backward, own
         moved = take(x, forward)

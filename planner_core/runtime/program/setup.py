@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from planner_core.runtime.initialize import Init
 from planner_core.runtime.plan_reader import Placements, Stored
 from planner_core.runtime.plan_reader import Step as PlanStep
-from planner_core.runtime.program.collectives import NO_SEGMENTS, Axis, Segments, Step, own_share
+from planner_core.runtime.program.collectives import NO_SEGMENTS, Axis, AxisMove, Segments, own_share
 from planner_core.runtime.program.weights import Weight
 
 DTypes = tuple[torch.dtype, torch.dtype, torch.dtype]
@@ -26,11 +26,11 @@ def axes_of(mesh: DeviceMesh) -> list[Axis]:
     return [Axis(names[i], mesh.get_group(i), mesh.size(i), mesh.get_local_rank(i)) for i in range(mesh.ndim)]
 
 
-def step_of(step: PlanStep, axes: Sequence[Axis]) -> Step:
+def step_of(step: PlanStep, axes: Sequence[Axis]) -> AxisMove:
     """A plan's step on this rank's axis."""
     src = step.src.dim if isinstance(step.src, Shard) else None
     dst = step.dst.dim if isinstance(step.dst, Shard) else None
-    return Step(axes[step.axis], _kind(step), src, dst)
+    return AxisMove(axes[step.axis], _kind(step), src, dst)
 
 
 def _kind(step: PlanStep) -> str:
@@ -47,12 +47,12 @@ def _kind(step: PlanStep) -> str:
     return "pad" if isinstance(step.src, Shard) else "divide"
 
 
-def steps_of(steps: Iterable[PlanStep], axes: Sequence[Axis]) -> tuple[Step, ...]:
+def steps_of(steps: Iterable[PlanStep], axes: Sequence[Axis]) -> tuple[AxisMove, ...]:
     """A plan's steps without those on axes of one rank."""
     return tuple(step_of(s, axes) for s in steps if axes[s.axis].size > 1)
 
 
-def leading(src: Placements, dst: Placements, axes: Sequence[Axis]) -> tuple[Step, ...]:
+def leading(src: Placements, dst: Placements, axes: Sequence[Axis]) -> tuple[AxisMove, ...]:
     """The steps from some placements to others: sums go from the outermost axis inwards, gathers from the innermost outwards."""
     changed = [PlanStep(a, s, d) for a, (s, d) in enumerate(zip(src, dst, strict=True)) if s != d]
     gathers = [s for s in changed if isinstance(s.src, Shard)]

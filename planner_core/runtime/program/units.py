@@ -22,35 +22,35 @@ from torch.utils.checkpoint import checkpoint
 
 from planner_core.runtime.dispatch.kept import contexts
 from planner_core.runtime.program.buckets import alike
-from planner_core.runtime.program.collectives import Step, Trace
-from planner_core.runtime.program.gradients import Pipeline, Reduction, together
-from planner_core.runtime.program.weights import Gather, Gathered, Refresh, Weight, refreshes
+from planner_core.runtime.program.collectives import AxisMove, Trace
+from planner_core.runtime.program.gradients import GradientBucket, Pipeline, together
+from planner_core.runtime.program.weights import GatherBucket, Gathered, Refresh, Weight, refreshes
 
 Function = Callable[..., Any]
 
 
 @dataclass(frozen=True)
-class Use:
+class UsedWeight:
     """How a unit uses a weight: its name, the steps that gather it, and the steps of its gradient in every micro-batch."""
 
     argument: str
     weight: Weight
-    gather: tuple[Step, ...] = ()
-    reduce: tuple[Step, ...] = ()
+    gather: tuple[AxisMove, ...] = ()
+    reduce: tuple[AxisMove, ...] = ()
     again: bool = True
     """Whether backward needs the gathered weight."""
 
 
-class Backward:
+class BackwardPass:
     """The state of the backward pass that runs: the buckets on their way, and what is to do when autograd has finished."""
 
     def __init__(self) -> None:
         self.pipeline = Pipeline()
-        self.small: list[Reduction] = []
+        self.small: list[GradientBucket] = []
         """Buckets that leave when autograd has finished."""
         self.sync = True
         self.running = False
-        self.units: list[Unit] = []
+        self.units: list[RuntimeUnit] = []
         self.trace: Trace | None = None
 
     def note(self, what: str, unit: str) -> None:
@@ -79,14 +79,14 @@ class Backward:
         self.pipeline.drain()
         if self.sync:  # gradients for a unit that did not run backward
             left = dict.fromkeys(w for u in self.units for w in u.held if w.terms is not None)
-            self.pipeline.push([Reduction([w], [w.shape_of_terms], [()]).finish([0]) for w in left])
+            self.pipeline.push([GradientBucket([w], [w.shape_of_terms], [()]).finish([0]) for w in left])
         self.pipeline.drain()
 
 
-class Unit:
+class RuntimeUnit:
     """One unit: its weights as leaves of autograd, and their buckets."""
 
-    def __init__(self, name: str, uses: Sequence[Use], backward: Backward) -> None:
+    def __init__(self, name: str, uses: Sequence[UsedWeight], backward: BackwardPass) -> None:
         self.name, self.uses, self.backward = name, list(uses), backward
         self.copies = {u.argument: Gathered(u.weight, u.gather) for u in uses if u.gather}
         groups: dict[tuple[bool, object, object], list[Gathered]] = {}
@@ -94,14 +94,14 @@ class Unit:
             if use.gather:
                 key = (use.again, alike(use.gather), use.weight.dtype)
                 groups.setdefault(key, []).append(self.copies[use.argument])
-        self.gathers = [Gather(group, name) for group in groups.values()]
+        self.gathers = [GatherBucket(group, name) for group in groups.values()]
         self.again = [gather for (again, *_), gather in zip(groups, self.gathers, strict=True) if again]
         kept = dict.fromkeys(u.weight for u in uses if u.weight.refresh or not u.gather)
         self.refreshes: list[Refresh] = refreshes(list(kept), name)
         for gather in self.gathers:
             gather.reads(self.refreshes)
-        self.buckets: list[Refresh | Gather] = [*self.refreshes, *self.gathers]
-        self.reductions: list[Reduction] = []
+        self.buckets: list[Refresh | GatherBucket] = [*self.refreshes, *self.gathers]
+        self.reductions: list[GradientBucket] = []
         self.held: list[Weight] = []
         """Weights whose gradients another unit finishes."""
         self.expected = self.arrived = 0
@@ -117,7 +117,7 @@ class Unit:
 
     def _reductions(self) -> None:
         """Make the buckets of gradients. A kept weight that several units use belongs to the first of them: its backward is last."""
-        groups: dict[tuple[bool, object, object, object], list[tuple[Use, Gathered | Weight]]] = {}
+        groups: dict[tuple[bool, object, object, object], list[tuple[UsedWeight, Gathered | Weight]]] = {}
         seen: set[Weight] = set()
         for use in self.uses:
             source: Gathered | Weight = self.copies[use.argument] if use.gather else use.weight
@@ -131,14 +131,16 @@ class Unit:
                 source.sink = lambda gradient: None  # type: ignore[method-assign]
         for (holds, *_), members in sorted(groups.items(), key=lambda item: not item[0][0]):  # what is held comes first
             shapes = [tuple(source.leaf.shape) for _, source in members]
-            reduction = Reduction([u.weight for u, _ in members], shapes, [u.reduce for u, _ in members], holds=holds)
+            reduction = GradientBucket(
+                [u.weight for u, _ in members], shapes, [u.reduce for u, _ in members], holds=holds
+            )
             self.held += [u.weight for u, _ in members if holds]
             self.reductions.append(reduction)
             for at, (_, source) in enumerate(members):
                 source.sink = functools.partial(self._take, reduction, at)  # type: ignore[method-assign]
             self.expected += len(members)
 
-    def _take(self, reduction: Reduction, at: int, gradient: torch.Tensor) -> None:
+    def _take(self, reduction: GradientBucket, at: int, gradient: torch.Tensor) -> None:
         self.backward.begin()
         reduction.put(at, gradient)
         self.arrived += 1
@@ -168,7 +170,7 @@ class Unit:
         for bucket in self._needed(again):
             bucket.wait()
 
-    def _needed(self, again: bool) -> Sequence[Refresh | Gather]:
+    def _needed(self, again: bool) -> Sequence[Refresh | GatherBucket]:
         if not again:
             return self.buckets
         return () if self.done else self.again
@@ -179,7 +181,7 @@ class Unit:
             gather.free()
 
 
-def receive(units: Sequence[Unit], again: bool = False) -> None:
+def receive(units: Sequence[RuntimeUnit], again: bool = False) -> None:
     """Before the first of these units runs: wait for its weights, and issue the gathers for those that run after it. `again`: before
     it runs backward."""
     for left, unit in enumerate(units):
@@ -193,14 +195,14 @@ class UnitCall:
     """A unit at its place in the forward pass. To call it calls the generated function with the unit's weights."""
 
     def __init__(
-        self, unit: Unit, function: Function, weights: Callable[..., Any] | None, recompute: str = "none",
+        self, unit: RuntimeUnit, function: Function, weights: Callable[..., Any] | None, recompute: str = "none",
         seed: Callable[[str], int] | None = None,
     ) -> None:  # fmt: skip
         self.unit, self.function, self.recompute, self.seed = unit, function, recompute, seed
         self.weights = weights
-        self.onward: Sequence[Unit] = [unit]
+        self.onward: Sequence[RuntimeUnit] = [unit]
         """The unit and those after it in forward whose weights are on their way while it runs."""
-        self.back: Sequence[Unit] = [unit]
+        self.back: Sequence[RuntimeUnit] = [unit]
         """The same in backward."""
         self.buffers: list[tuple[str, Sequence[tuple[int, int]]]] = []
         self.buffer: Callable[[str, Sequence[tuple[int, int]]], torch.Tensor]

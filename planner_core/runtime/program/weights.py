@@ -5,7 +5,7 @@
     gathered  a copy for one use, Replicate on some axes; its memory is freed after the use, and taken again for backward. If it is made
               from `stored` at once, no working copy is kept: what is sent is cast
 
-Autograd sees only working or gathered tensors, as leaves. Their gradients go to `gradients.Reduction`.
+Autograd sees only working or gathered tensors, as leaves. Their gradients go to `gradients.GradientBucket`.
 """
 
 # mypy: allow-untyped-calls
@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from planner_core.runtime.program.buckets import Member, Way, alike, moved, talks, through, unpack
-from planner_core.runtime.program.collectives import Segments, Step
+from planner_core.runtime.program.collectives import AxisMove, Segments
 
 STEPS = "_shardscope_optimizer_steps"
 """An attribute of parameters. What an optimizer writes to a DTensor, the version of its local part does not count."""
@@ -50,8 +50,8 @@ class Weight:
     parameter: nn.Parameter
     dtype: torch.dtype
     gradient_dtype: torch.dtype
-    refresh: tuple[Step, ...] = ()
-    final: tuple[Step, ...] = ()
+    refresh: tuple[AxisMove, ...] = ()
+    final: tuple[AxisMove, ...] = ()
     segments: Segments = field(default_factory=dict)
     home: object = None
     """The unit that finishes its gradient: the first that uses it."""
@@ -164,7 +164,7 @@ def caught(leaf: torch.Tensor, sink: Callable[[torch.Tensor], None]) -> None:
 class Gathered:
     """A weight that is gathered for use: a leaf whose memory belongs to one bucket."""
 
-    def __init__(self, weight: Weight, steps: tuple[Step, ...]) -> None:
+    def __init__(self, weight: Weight, steps: tuple[AxisMove, ...]) -> None:
         self.weight, self.steps = weight, steps
         self.members: list[Member] = []
         shape = weight.form
@@ -194,14 +194,14 @@ def step_shape(member: Member) -> tuple[int, ...]:
     return tuple(shape)
 
 
-class Bucket(ABC):
+class WeightBucket(ABC):
     """Weights that take the same steps to the form in which a unit uses them. The steps are issued early, one or more units ahead.
 
     On several axes each collective needs the result of the one before. So the last is issued one unit ahead, the one before it two
     units ahead, and none is waited for at once.
     """
 
-    def __init__(self, steps: Sequence[Step], label: str) -> None:
+    def __init__(self, steps: Sequence[AxisMove], label: str) -> None:
         self.label = label
         self.stages = max(1, sum(map(talks, steps)))
         """Number of collectives; 1 if there are none."""
@@ -232,7 +232,7 @@ class Bucket(ABC):
             self.way, self.issued = None, 0
 
 
-class Gather(Bucket):
+class GatherBucket(WeightBucket):
     """The bucket that gathers some weights of a unit. Its memory is freed after use."""
 
     def __init__(self, copies: Sequence[Gathered], label: str) -> None:
@@ -294,7 +294,7 @@ def sent(weights: Sequence[Weight]) -> tuple[list[torch.Tensor], torch.Tensor | 
     return packed, flat
 
 
-class Refresh(Bucket):
+class Refresh(WeightBucket):
     """Makes the working copies of a unit again from the stored parameters: a cast, and in ZeRO-1 a gather."""
 
     def __init__(self, weights: Sequence[Weight], label: str) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from planner_core.runtime.record.recorder import CannotRewrite
-from planner_core.runtime.record.tape import Call, Tape
+from planner_core.runtime.record.tape import Tape, TapeCall
 
 
 def doubled(args: Any, dims: dict[str, int] | None = None) -> Any:
@@ -55,7 +55,7 @@ def _pairs(once: Tape, twice: Tape) -> dict[int, int] | None:
     return found if all(c.kind == "constant" for c in calls) and len(found) == len(once.tensors) else None
 
 
-def _same(a: Call, b: Call) -> bool:
+def _same(a: TapeCall, b: TapeCall) -> bool:
     return (a.kind, a.fn, a.site, a.scope, a.line) == (b.kind, b.fn, b.site, b.scope, b.line)
 
 

@@ -28,9 +28,9 @@ from planner_core.runtime.record.tape import (
     INPUT,
     LITERAL,
     PARAMETER,
-    Call,
     Ref,
     Tape,
+    TapeCall,
     Tensor,
     mapped,
 )
@@ -183,15 +183,15 @@ class TapeRecorder(Recorder):
 
     def _call_of(
         self, kind: str, fn: str, func: Any, args: Any, kwargs: Any, operands: list[torch.Tensor], **more: Any
-    ) -> Call:
+    ) -> TapeCall:
         line, names = running_statement()
         inputs = tuple(self.number(t) for t in operands)
-        return Call(
+        return TapeCall(
             kind, fn, func, self._template(args), self._template(kwargs), inputs, scope=self.scopes.frame.scope, names=names,
             line=line, **more,
         )  # fmt: skip
 
-    def _close(self, call: Call, made: list[torch.Tensor], out: Any) -> None:
+    def _close(self, call: TapeCall, made: list[torch.Tensor], out: Any) -> None:
         """Note the tensors that a call made, and their places in what the call returned."""
         call.outputs = tuple(self.ids[id(t)] for t in made)
         call.shape = mapped(out, lambda t: Ref(self.ids[id(t)]) if isinstance(t, torch.Tensor) else t)

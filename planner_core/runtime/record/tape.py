@@ -60,7 +60,7 @@ class Tensor:
 
 
 @dataclass(slots=True)
-class Call:
+class TapeCall:
     """One call. `kind`: "op" (it has a row in the plan, by `site`), "dropout", "constant" or "guard".
 
     `inputs`: the tensor operands, in the order of the plan's row. `outputs`: the tensors that it made. A guard is a question about
@@ -91,7 +91,7 @@ class Tape:
     """A whole forward pass. `arguments` is the template of the model's arguments, `result` that of what it returned."""
 
     tensors: list[Tensor] = field(default_factory=list)
-    calls: list[Call] = field(default_factory=list)
+    calls: list[TapeCall] = field(default_factory=list)
     arguments: Any = None
     result: Any = None
 

@@ -15,7 +15,7 @@ from planner_core.runtime.program import Axis, digest_of
 from planner_core.runtime.record import CannotRewrite
 from planner_core.runtime.training.start import Start, model_of, positional
 from planner_core.runtime.write.planned import PlannedForward
-from planner_core.runtime.write.specs import Line
+from planner_core.runtime.write.specs import BlockLine
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Blocks:
     digest: str = ""
     foreign: tuple[str, ...] = ()
     why: str = ""
-    lines: tuple[Line, ...] = ()
+    lines: tuple[BlockLine, ...] = ()
     """The lines of `source`, with the operators that each holds."""
 
 

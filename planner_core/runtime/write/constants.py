@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from planner_core.runtime.plan_reader import Placements
-from planner_core.runtime.record import DEVICE, Call, CannotRewrite, Ref
+from planner_core.runtime.record import DEVICE, CannotRewrite, Ref, TapeCall
 from planner_core.runtime.record.tape import BUFFER, INPUT, LITERAL, refs
 from planner_core.runtime.write.functions import constant_text
-from planner_core.runtime.write.layout import Layout, refuse_mixed
-from planner_core.runtime.write.moves import Moves
+from planner_core.runtime.write.layout import PlannedTape, refuse_mixed
+from planner_core.runtime.write.moves import MoveNames
 from planner_core.runtime.write.spelling import RESERVED, Names, arguments, call, identifier, literal, subscript
 
 Cut = tuple[int, Placements]
@@ -25,8 +25,8 @@ Cut = tuple[int, Placements]
 class ConstantsWriter:
     """Writes `tables` and `constants`, which make the cuts that units need."""
 
-    layout: Layout
-    moves: Moves
+    layout: PlannedTape
+    moves: MoveNames
     foreign: Any
     inputs: dict[int, str]
     lines: dict[bool, list[str]] = field(default_factory=lambda: {False: [], True: []})
@@ -53,14 +53,14 @@ class ConstantsWriter:
         self._cuts(wanted)
         return self._functions(plain)
 
-    def _calls(self) -> list[Call]:
+    def _calls(self) -> list[TapeCall]:
         return [c for c in self.layout.tape.calls if c.kind in ("constant", "guard")]
 
     def _root(self, number: int) -> int:
         return self.layout.tape.tensors[number].root
 
     @staticmethod
-    def _in_place(made: Call) -> bool:
+    def _in_place(made: TapeCall) -> bool:
         return (
             made.kind == "constant"
             and bool(made.outputs)
@@ -81,14 +81,14 @@ class ConstantsWriter:
                 todo += made.inputs
         return keep
 
-    def _varies(self, made: Call) -> bool:
+    def _varies(self, made: TapeCall) -> bool:
         return (
             made.kind == "guard"
             or self._in_place(made)
             or any(self.layout.tape.tensors[n].varies for n in made.outputs)
         )
 
-    def _call(self, made: Call, known: dict[Any, tuple[int, ...]]) -> None:
+    def _call(self, made: TapeCall, known: dict[Any, tuple[int, ...]]) -> None:
         if made.answer == "random":
             raise CannotRewrite(
                 f"{made.fn} at {made.line.rpartition('/')[2]} draws random numbers that ranks would not agree on"
@@ -115,7 +115,7 @@ class ConstantsWriter:
                 self.handed.append(self.names[number])
         lines.append(f"{', '.join(shown)} = {text}")
 
-    def _wish(self, made: Call, number: int) -> str:
+    def _wish(self, made: TapeCall, number: int) -> str:
         at = made.outputs.index(number)
         if len(made.names) == len(made.outputs):
             return identifier(made.names[at] or made.fn)
@@ -131,7 +131,7 @@ class ConstantsWriter:
             return str(self.foreign(tensor.value))
         raise CannotRewrite(f"a constant depends on a {tensor.kind} tensor")
 
-    def _text(self, made: Call) -> str:
+    def _text(self, made: TapeCall) -> str:
         def leaf(item: Any) -> str:
             if isinstance(item, Ref):
                 return self._name(item.number)

@@ -10,11 +10,11 @@ from typing import Any
 from torch.distributed.tensor import Shard
 
 from planner_core.runtime.plan_reader import Edge, Placements, Step
-from planner_core.runtime.record import DEVICE, Call
+from planner_core.runtime.record import DEVICE, TapeCall
 from planner_core.runtime.record.tape import BUFFER, COMPUTED, PARAMETER
 from planner_core.runtime.write import operators
-from planner_core.runtime.write.layout import Layout
-from planner_core.runtime.write.moves import Moves
+from planner_core.runtime.write.layout import PlannedTape
+from planner_core.runtime.write.moves import MoveNames
 from planner_core.runtime.write.spelling import RESERVED, Names, identifier
 
 Cut = tuple[int, Placements]
@@ -47,7 +47,7 @@ class BufferUse:
 
 
 @dataclass
-class Written:
+class FunctionText:
     """A function as text, with its arguments and results by their numbers on the tape."""
 
     name: str
@@ -71,9 +71,9 @@ class Written:
 class FunctionWriter:
     """Writes the calls of one unit. `wanted` are the values that other units use later."""
 
-    layout: Layout
-    moves: Moves
-    calls: Sequence[Call]
+    layout: PlannedTape
+    moves: MoveNames
+    calls: Sequence[TapeCall]
     prefix: str
     wanted: set[int]
     foreign: Any
@@ -92,7 +92,7 @@ class FunctionWriter:
     texts: dict[int, str] = field(default_factory=dict)
     seeds: int = 0
 
-    def write(self) -> Written:
+    def write(self) -> FunctionText:
         """The function."""
         self.tape = self.layout.tape
         self.made = {n for c in self.calls for n in c.outputs}
@@ -112,13 +112,13 @@ class FunctionWriter:
         lines = [self._head(), *(f"    {line}" for line in self.body), f"    return {given}".rstrip()]
         weights, buffers = list(self.weights.values()), list(self.buffers.values())
         sites = [(), *self.sites, ()]
-        return Written("", lines, self.inputs, self.cuts, weights, buffers, outputs, self.seeds, sites)
+        return FunctionText("", lines, self.inputs, self.cuts, weights, buffers, outputs, self.seeds, sites)
 
     # --- arguments ------------------------------------------------------------------------------------
 
     def _last_uses(self) -> None:
         self.uses: dict[int, list[int]] = {}
-        self.users: dict[int, list[Call]] = {}
+        self.users: dict[int, list[TapeCall]] = {}
         for now, call in enumerate(self.calls):
             for number in call.inputs:
                 self.uses.setdefault(number, []).append(now)
@@ -192,7 +192,7 @@ class FunctionWriter:
 
     # --- one call -------------------------------------------------------------------------------------
 
-    def _call(self, now: int, call: Call) -> None:
+    def _call(self, now: int, call: TapeCall) -> None:
         start = len(self.body)
         expression = self._dropout(call) if call.kind == "dropout" else self._expression(now, call)
         moved = expression if call.kind == "dropout" else self._moved_results(call, expression)
@@ -210,20 +210,20 @@ class FunctionWriter:
             self.unwritten = []
         self._forget(now, call)
 
-    def _is_kept(self, call: Call) -> bool:
+    def _is_kept(self, call: TapeCall) -> bool:
         return call.kind == "op" and call.site in self.kept
 
-    def _expression(self, now: int, call: Call) -> str:
+    def _expression(self, now: int, call: TapeCall) -> str:
         row = self.layout.row(call)
         texts = [self._operand(now, n, e) for n, e in zip(call.inputs, row.inputs, strict=True)]
-        local = operators.Local(self.layout, call, row, texts, self.moves.axis, self._leaf)
+        local = operators.LocalCall(self.layout, call, row, texts, self.moves.axis, self._leaf)
         text = operators.text(local)
         if "{site}" in text:
             self.seeds += 1
             text = text.replace("{site}", str(self.seeds))
         return text
 
-    def _dropout(self, call: Call) -> str:
+    def _dropout(self, call: TapeCall) -> str:
         x = call.inputs[0]
         given = dict(zip(("input", "p", "training"), call.args, strict=False)) | call.kwargs
         split = [
@@ -255,14 +255,14 @@ class FunctionWriter:
     def _value(self, number: int) -> str:
         return self.waiting.pop(number) if number in self.waiting else self.texts[number]
 
-    def _moved_results(self, call: Call, expression: str) -> str:
+    def _moved_results(self, call: TapeCall, expression: str) -> str:
         if len(call.outputs) != 1:
             return expression
         edge = self.layout.row(call).outputs[0]
         grad = self.tape.tensors[call.outputs[0]].grad
         return self.moves.apply(expression, edge.forward, edge.backward if grad else (), edge.segments)
 
-    def _assign(self, now: int, call: Call, text: str, *, plain: bool) -> None:
+    def _assign(self, now: int, call: TapeCall, text: str, *, plain: bool) -> None:
         number = call.outputs[0]
         if plain and self._may_wait(now, call, text):
             self.waiting[number] = in_parentheses(text)
@@ -273,7 +273,7 @@ class FunctionWriter:
             self.texts[number] = self.names.take(self.wish(number), now, self._until(number, now))
             self.body.append(f"{self.texts[number]} = {tidy(text)}")
 
-    def _may_wait(self, now: int, call: Call, text: str) -> bool:
+    def _may_wait(self, now: int, call: TapeCall, text: str) -> bool:
         """Whether an expression may be written inside the next one: it is used there only, and in the same statement."""
         number = call.outputs[0]
         if number in self.wanted or self.uses.get(number) != [now + 1] or len(text) > LONGEST_INLINE:
@@ -286,7 +286,7 @@ class FunctionWriter:
         edge = self.layout.row(following).inputs[following.inputs.index(number)]
         return following.line == call.line and not edge.forward and not edge.backward
 
-    def _unpack(self, now: int, call: Call, text: str) -> None:
+    def _unpack(self, now: int, call: TapeCall, text: str) -> None:
         assert isinstance(call.shape, (tuple, list)), call
         names = []
         for number in call.outputs:
@@ -301,7 +301,7 @@ class FunctionWriter:
             if moved != self.texts[number]:
                 self.body.append(f"{self.texts[number]} = {moved}")
 
-    def _forget(self, now: int, call: Call) -> None:
+    def _forget(self, now: int, call: TapeCall) -> None:
         """Write `del` for values that were used for the last time, so that their memory is free at once."""
         self.lasting += call.inputs
         if now == len(self.calls) - 1 or any(n in self.waiting for n in call.outputs):
@@ -360,7 +360,7 @@ def _has_comma(text: str) -> bool:
     return False
 
 
-def constant_text(name: str, layout: Layout, moves: Moves, number: int, placements: Placements) -> str:
+def constant_text(name: str, layout: PlannedTape, moves: MoveNames, number: int, placements: Placements) -> str:
     """A constant cut to this rank's part."""
     for axis, dim in layout.slices(number, placements):
         name = f"{moves.axis(axis)}.slice({name}, {dim})"

@@ -14,7 +14,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 from planner_core.runtime.plan_reader import Edge, PlanMismatch, Row, Stored
 from planner_core.runtime.plan_reader import Placements as Placements
-from planner_core.runtime.record import Call, CannotRewrite, Tape
+from planner_core.runtime.record import CannotRewrite, Tape, TapeCall
 from planner_core.runtime.record.reach import reached, trained_on
 from planner_core.runtime.record.tape import COMPUTED, PARAMETER
 
@@ -23,7 +23,7 @@ Place = tuple[str, str]
 
 
 @dataclass
-class Layout:
+class PlannedTape:
     """A tape under a plan, with what the writers need of it. Values have their numbers on the tape."""
 
     tape: Tape
@@ -51,11 +51,11 @@ class Layout:
         self.reached = self._reached()
 
     @property
-    def ops(self) -> list[Call]:
+    def ops(self) -> list[TapeCall]:
         """The calls that have a row in the plan."""
         return [c for c in self.tape.calls if c.kind == "op"]
 
-    def row(self, call: Call) -> Row:
+    def row(self, call: TapeCall) -> Row:
         """The row of a call; raises PlanMismatch."""
         row = self.rows.get(call.site)
         if row is None:
@@ -64,11 +64,11 @@ class Layout:
             )
         return row
 
-    def place(self, call: Call) -> Place:
+    def place(self, call: TapeCall) -> Place:
         """The block copy that a call belongs to."""
         return self.places.get(call.site, ("", ""))
 
-    def _check(self, call: Call, row: Row) -> None:
+    def _check(self, call: TapeCall, row: Row) -> None:
         have, want = (len(call.inputs), len(call.outputs)), (len(row.inputs), len(row.outputs))
         if have != want:
             raise PlanMismatch(
@@ -110,7 +110,7 @@ class Layout:
                     found |= path
         return found
 
-    def _differentiable(self, call: Call) -> bool:
+    def _differentiable(self, call: TapeCall) -> bool:
         row = self.row(call)
         edges = [*zip(call.inputs, row.inputs, strict=True), *zip(call.outputs, row.outputs, strict=True)]
         return all(e.differentiable for n, e in edges if self.tape.tensors[n].grad)
@@ -182,7 +182,7 @@ def places(plan: Mapping[str, object]) -> dict[str, Place]:
     return found
 
 
-def refuse_mixed(layout: Layout, needed: Iterable[int]) -> None:
+def refuse_mixed(layout: PlannedTape, needed: Iterable[int]) -> None:
     """Raise CannotRewrite if a needed constant depends on all samples of the batch."""
     mixed = layout.mixed()
     wrong = next((n for n in needed if n in mixed), None)

@@ -58,7 +58,7 @@ def _split(placements: Placements, axes: Sequence[int]) -> tuple[int | None, ...
     return tuple(p.dim if isinstance(p := placements[axis], Shard) else None for axis in axes)
 
 
-class Moves:
+class MoveNames:
     """Names and definitions of moves; `sizes` and `names` are those of the mesh axes."""
 
     def __init__(self, names: Sequence[str], sizes: Sequence[int]) -> None:

@@ -14,26 +14,25 @@ from typing import Any
 import torch
 from torch.distributed.tensor import Shard
 
-from planner_core.ops import Local as LocalForm
-from planner_core.ops import known_functions, operator
+from planner_core.ops import Local, known_functions, operator
 from planner_core.runtime.plan_reader import Placements, Row
-from planner_core.runtime.record import Call, CannotRewrite, Ref
-from planner_core.runtime.write.layout import Layout
+from planner_core.runtime.record import CannotRewrite, Ref, TapeCall
+from planner_core.runtime.write.layout import PlannedTape
 from planner_core.runtime.write.spelling import Write, call, literal
 
 RESHAPES = ("view", "reshape", "flatten", "unflatten", "squeeze", "view_as", "reshape_as", "ravel")
 EXPANDS = ("expand", "expand_as", "broadcast_to")
 SPLITS = ("split", "chunk", "tensor_split", "split_with_sizes", "unsafe_chunk", "unsafe_split")
-MEANS = tuple(sorted(name for name in known_functions() if operator(name).local is LocalForm.MEAN))
-WRITTEN_AS_THEY_ARE = (LocalForm.AS_IT_IS, LocalForm.MEMORY)
+MEANS = tuple(sorted(name for name in known_functions() if operator(name).local is Local.MEAN))
+WRITTEN_AS_THEY_ARE = (Local.AS_IT_IS, Local.MEMORY)
 
 
 @dataclass
-class Local:
+class LocalCall:
     """One call to write. `texts` are its tensor operands on this rank, as code; `axis` gives the name of a mesh axis in the code."""
 
-    layout: Layout
-    call: Call
+    layout: PlannedTape
+    call: TapeCall
     row: Row
     texts: list[str]
     axis: Callable[[int], str]
@@ -99,16 +98,16 @@ class _Numbered(Ref):
     position: int = 0
 
 
-Rule = Callable[[Local], str]
+Rule = Callable[[LocalCall], str]
 _RULES: dict[str, Rule] = {}
 
 
-def text(local: Local) -> str:
+def text(local: LocalCall) -> str:
     """The call on local tensors."""
     fn = local.call.fn
     if fn not in _RULES and operator(fn).local not in WRITTEN_AS_THEY_ARE and fn != "to":
         raise CannotRewrite(f"{local.call.site}: {fn} has no form for parts of its tensors in generated code")
-    return _RULES.get(fn, Local.plain)(local)
+    return _RULES.get(fn, LocalCall.plain)(local)
 
 
 def _rule(*names: str) -> Callable[[Rule], Rule]:
@@ -123,7 +122,7 @@ def _rule(*names: str) -> Callable[[Rule], Rule]:
 
 
 @_rule(*RESHAPES)
-def _reshape(local: Local) -> str:
+def _reshape(local: LocalCall) -> str:
     if any(isinstance(a, torch.dtype) for a in local.call.args):
         return local.plain()
     x, had, made = local.texts[0], local.given(), local.shape()
@@ -156,14 +155,14 @@ def reshaped(x: str, had: tuple[int, ...], made: tuple[int, ...]) -> str:
 
 
 @_rule("getitem")
-def _getitem(local: Local) -> str:
+def _getitem(local: LocalCall) -> str:
     index = local.call.args[1]
     whole = all(isinstance(i, slice) and i.step in (None, 1) for i in (index if isinstance(index, tuple) else (index,)))
     return local.texts[0] if whole and local.given() == local.shape() else local.plain()
 
 
 @_rule(*EXPANDS)
-def _expand(local: Local) -> str:
+def _expand(local: LocalCall) -> str:
     had, made = local.given(), local.shape()
     grown = len(made) - len(had)
     sizes = [str(n) if i < grown or had[i - grown] != n else "-1" for i, n in enumerate(made)]
@@ -171,7 +170,7 @@ def _expand(local: Local) -> str:
 
 
 @_rule(*SPLITS)
-def _split(local: Local) -> str:
+def _split(local: LocalCall) -> str:
     dim = local.argument("dim", 2, 0)
     sizes = [local.shape(i)[dim] for i in range(len(local.call.outputs))]
     if len(set(sizes)) == 1:
@@ -180,7 +179,7 @@ def _split(local: Local) -> str:
 
 
 @_rule("as_strided")
-def _as_strided(local: Local) -> str:
+def _as_strided(local: LocalCall) -> str:
     """The sizes are this rank's. Strides are those of the recording, so samples must be in the outermost dim."""
     offset = local.argument("storage_offset", 3)
     if local.layout.num_parts > 1 and local.layout.samples[local.call.inputs[0]] not in (None, 0):
@@ -191,7 +190,7 @@ def _as_strided(local: Local) -> str:
 
 
 @_rule("conv1d", "conv2d", "conv3d")
-def _conv(local: Local) -> str:
+def _conv(local: LocalCall) -> str:
     groups = local.argument("groups", 6, 1)
     if groups == 1 or not local.axes(local.operand(0), 1):
         return local.plain()
@@ -208,7 +207,7 @@ def _conv(local: Local) -> str:
 
 
 @_rule(*MEANS)
-def _mean(local: Local) -> str:
+def _mean(local: LocalCall) -> str:
     """If the averaged dim is sharded over n ranks, this rank's term of the global mean is its local mean divided by n."""
     split = local.axes(local.operand(0))
     parts = [a for a in local.layout.partial(local.row.outputs[0].src) if a in split]
@@ -218,7 +217,7 @@ def _mean(local: Local) -> str:
 
 
 @_rule("cross_entropy")
-def _cross_entropy(local: Local) -> str:
+def _cross_entropy(local: LocalCall) -> str:
     logits = local.operand(0)
     if not local.axes(logits):
         return local.plain()
@@ -228,7 +227,7 @@ def _cross_entropy(local: Local) -> str:
 
 
 @_rule("nll_loss")
-def _nll_loss(local: Local) -> str:
+def _nll_loss(local: LocalCall) -> str:
     if not local.axes(local.operand(0), 0):
         return local.plain()
     if len(local.texts) > 2:
@@ -236,7 +235,7 @@ def _nll_loss(local: Local) -> str:
     return _loss(local, "nll_loss", samples=local.axes(local.operand(0), 0))
 
 
-def _loss(local: Local, name: str, **split: list[int]) -> str:
+def _loss(local: LocalCall, name: str, **split: list[int]) -> str:
     reduction = local.argument("reduction", 6, "mean")
     if reduction not in ("mean", "sum"):
         raise CannotRewrite(f"{local.call.site}: {name} with reduction={reduction!r} cannot be split")
@@ -250,7 +249,7 @@ def _loss(local: Local, name: str, **split: list[int]) -> str:
 
 
 @_rule("embedding")
-def _embedding(local: Local) -> str:
+def _embedding(local: LocalCall) -> str:
     rows = local.axes(local.operand(1), 0)
     if not rows:
         return local.plain()
@@ -262,7 +261,7 @@ def _embedding(local: Local) -> str:
 
 
 @_rule("batch_norm")
-def _batch_norm(local: Local) -> str:
+def _batch_norm(local: LocalCall) -> str:
     samples = local.axes(local.operand(0), 0)
     names = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
     given = dict(zip(names, local.call.args, strict=False)) | local.call.kwargs
@@ -275,7 +274,7 @@ def _batch_norm(local: Local) -> str:
 
 
 @_rule("moe_experts")
-def _moe_experts(local: Local) -> str:
+def _moe_experts(local: LocalCall) -> str:
     experts = local.axes(local.operand(3), 0)
     if not experts:
         return local.plain()
@@ -285,12 +284,12 @@ def _moe_experts(local: Local) -> str:
 
 
 @_rule("copy_")
-def _copy(local: Local) -> str:
+def _copy(local: LocalCall) -> str:
     return f"with_item({local.texts[0]}, ..., {local.texts[1]})"
 
 
 @_rule("setitem")
-def _setitem(local: Local) -> str:
+def _setitem(local: LocalCall) -> str:
     position = 1
     found = []
     for item in local.call.args[1:]:
@@ -309,7 +308,7 @@ def _holds_tensor(item: Any) -> bool:
 
 
 @_rule("scaled_dot_product_attention")
-def _attention(local: Local) -> str:
+def _attention(local: LocalCall) -> str:
     p = local.argument("dropout_p", 4, 0.0)
     queries = local.axes(local.operand(0), 2) if local.argument("is_causal", 5, False) else []
     if not p and not queries:

@@ -16,7 +16,7 @@ from planner_core.runtime.program.collectives import Axis
 from planner_core.runtime.program.setup import DTypes
 from planner_core.runtime.record import Ref, Tape, record
 from planner_core.runtime.record.batch import batch_dims, doubled
-from planner_core.runtime.write.layout import Layout, places
+from planner_core.runtime.write.layout import PlannedTape, places
 from planner_core.runtime.write.program import write_program
 from planner_core.runtime.write.specs import Program
 
@@ -31,7 +31,7 @@ class Prepared:
     are gathered first."""
 
     program: Program
-    layout: Layout
+    layout: PlannedTape
     whole: bool
     gathered: bool
 
@@ -80,7 +80,7 @@ class PlannedForward:
             gathers,
         )
 
-    def layout(self, args: Any, kwargs: Any, axes: Sequence[int]) -> Layout:
+    def layout(self, args: Any, kwargs: Any, axes: Sequence[int]) -> PlannedTape:
         """A recording, placed as the plan says. Ranks may hold different samples along `axes`."""
         tape = self._record(args, kwargs)
         if all(a.size == 1 for a in self.axes):
@@ -88,7 +88,7 @@ class PlannedForward:
         else:
             samples = batch_dims(tape, self._record(*doubled((args, kwargs))))
         sizes, names = tuple(a.size for a in self.axes), tuple(a.name for a in self.axes)
-        return Layout(
+        return PlannedTape(
             tape, samples, self.rows, self.stored, self.places, sizes, names, other_versions(self.plan), data_axes=tuple(axes)
         )  # fmt: skip
 
@@ -100,7 +100,7 @@ class PlannedForward:
         }  # fmt: skip
         return record(self.model, self.plain, args, kwargs, twins=twins, finish=self.finish)
 
-    def _own_samples(self, layout: Layout, args: Any, kwargs: Any) -> Any:
+    def _own_samples(self, layout: PlannedTape, args: Any, kwargs: Any) -> Any:
         """This rank's part of the whole batch."""
         found = {n: d for n, d in enumerate(layout.samples) if d is not None and layout.tape.tensors[n].kind == "input"}
         leaves, spec = pytree.tree_flatten((args, kwargs))

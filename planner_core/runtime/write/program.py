@@ -9,20 +9,20 @@ from typing import Any
 from torch.distributed.tensor import Shard
 
 from planner_core.runtime.plan_reader import Step
-from planner_core.runtime.record import Call, CannotRewrite
+from planner_core.runtime.record import CannotRewrite, TapeCall
 from planner_core.runtime.record.tape import COMPUTED, INPUT, PARAMETER
 from planner_core.runtime.write.calls import Calls
 from planner_core.runtime.write.constants import ConstantsWriter
 from planner_core.runtime.write.functions import FunctionWriter
-from planner_core.runtime.write.layout import Layout
-from planner_core.runtime.write.moves import Moves, outside
-from planner_core.runtime.write.specs import Instance, Line, Program, UnitBuffer, UnitSpec, UnitUse
+from planner_core.runtime.write.layout import PlannedTape
+from planner_core.runtime.write.moves import MoveNames, outside
+from planner_core.runtime.write.specs import BlockLine, Instance, Program, UnitBuffer, UnitSpec, UnitUse
 from planner_core.runtime.write.spelling import RESERVED, Names, identifier, snake
 from planner_core.runtime.write.wrapping import wrapped
 
 
 def write_program(
-    layout: Layout, title: str, recompute: Mapping[str, str] | None = None, *, kept: Collection[str] = (), name: str = "model"
+    layout: PlannedTape, title: str, recompute: Mapping[str, str] | None = None, *, kept: Collection[str] = (), name: str = "model"
 ) -> Program:  # fmt: skip
     """The program of a recording under a plan. `recompute`: how each block is recomputed, by label. `kept`: the call sites whose
     results are then kept. Raises CannotRewrite and PlanMismatch."""
@@ -30,10 +30,12 @@ def write_program(
 
 
 class _ProgramWriter:
-    def __init__(self, layout: Layout, title: str, recompute: dict[str, str], kept: Collection[str], name: str) -> None:
+    def __init__(
+        self, layout: PlannedTape, title: str, recompute: dict[str, str], kept: Collection[str], name: str
+    ) -> None:
         self.layout, self.tape, self.title, self.recompute, self.name = layout, layout.tape, title, recompute, name
         self.kept = kept
-        self.moves = Moves(layout.axis_names, layout.sizes)
+        self.moves = MoveNames(layout.axis_names, layout.sizes)
         self.objects: dict[str, Any] = {}
         self.results = self.tape.results()
 
@@ -51,7 +53,7 @@ class _ProgramWriter:
         functions = {i.function: i.lines() for i in self.instances}
         head = [f'"""{self.title}"""', "", *self.moves.definitions()]
         parts = [_lines("\n".join(head)), *map(_lines, made), *functions.values(), _lines(forward)]
-        whole = [line for part in parts for line in (*part, Line(""), Line(""))][:-1]
+        whole = [line for part in parts for line in (*part, BlockLine(""), BlockLine(""))][:-1]
         lines = tuple(line._replace(text=text) for line in whole for text in wrapped(line.text).split("\n"))
         program = self._program("\n".join(line.text for line in lines), bool(constants.given))
         program.lines = lines
@@ -85,13 +87,13 @@ class _ProgramWriter:
                 rest.calls.append(call)
         return found + ([rest] if rest.calls else [])
 
-    def _where(self, call: Call) -> tuple[str, str]:
+    def _where(self, call: TapeCall) -> tuple[str, str]:
         if call.kind == "op":
             return self.layout.place(call)
         inner = [p for p in self.layout.places.values() if (call.scope + ".").startswith(p[1] + ".")]
         return max(inner, key=lambda p: len(p[1]), default=("", ""))
 
-    def _hoist(self, found: list[Instance], call: Call) -> None:
+    def _hoist(self, found: list[Instance], call: TapeCall) -> None:
         block = found[-1]
         if any(n in c.outputs for c in block.calls for n in call.inputs):
             raise CannotRewrite(f"{call.site} is between the operators of {block.prefix} and uses their results")
@@ -243,8 +245,8 @@ class _ProgramWriter:
         return UnitSpec(instance.name, instance.function, tuple(weights), tuple(buffers), recompute, text.seeds > 0)
 
 
-def _lines(text: str) -> list[Line]:
-    return [Line(line) for line in text.split("\n")]
+def _lines(text: str) -> list[BlockLine]:
+    return [BlockLine(line) for line in text.split("\n")]
 
 
 def _same_object(a: Any, b: Any) -> bool:

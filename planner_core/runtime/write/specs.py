@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from planner_core.runtime.plan_reader import Placements, Step
-from planner_core.runtime.record import Call
-from planner_core.runtime.write.functions import Written
+from planner_core.runtime.record import TapeCall
+from planner_core.runtime.write.functions import FunctionText
 
 
-class Line(NamedTuple):
+class BlockLine(NamedTuple):
     """One line of a program: the label of the block whose function it is in ("" for a part between blocks), and the operators that it
     holds, by their names in the block."""
 
@@ -25,19 +25,19 @@ class Instance:
 
     label: str
     prefix: str
-    calls: list[Call]
+    calls: list[TapeCall]
     name: str = ""
     function: str = ""
-    written: Written | None = None
+    written: FunctionText | None = None
 
-    def lines(self) -> list[Line]:
+    def lines(self) -> list[BlockLine]:
         """The lines of its function, with the operators that each holds."""
         own = [[site[len(self.prefix) :].removeprefix(".") for site in sites] for sites in self.text.sites]
         lines = self.text.source(self.function).split("\n")
-        return [Line(text, self.label, tuple(ops)) for text, ops in zip(lines, own, strict=True)]
+        return [BlockLine(text, self.label, tuple(ops)) for text, ops in zip(lines, own, strict=True)]
 
     @property
-    def text(self) -> Written:
+    def text(self) -> FunctionText:
         """Its function."""
         assert self.written is not None
         return self.written
@@ -94,7 +94,7 @@ class Program:
     has_tables: bool = False
     buffers: tuple[str, ...] = ()
     """The buffers that the code reads."""
-    lines: tuple[Line, ...] = ()
+    lines: tuple[BlockLine, ...] = ()
     """The lines of the source."""
     table_buffers: tuple[str, ...] = ()
     """The buffers on which the tables depend."""

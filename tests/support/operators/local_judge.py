@@ -130,7 +130,7 @@ def _local(case: Case, fn: str, mine: list[torch.Tensor], row: Any, shapes: Any,
     func = case.func
     if is_inplace(fn):
         fn, func, args, kwargs = dispatch_mode._out_of_place(fn, func, args, kwargs)
-    return results(local_ops.run_local(local_ops.Call(fn, func, args, kwargs, row, shapes, mesh)))
+    return results(local_ops.run_local(local_ops.OpCall(fn, func, args, kwargs, row, shapes, mesh)))
 
 
 def _row(chosen: Sequence[Row], num_inputs: int, num_outputs: int) -> plan_reader.Row:

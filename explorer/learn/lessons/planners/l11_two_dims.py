@@ -17,7 +17,7 @@ from explorer.learn.pictures.film import Film
 from explorer.text import units
 from planner_core.core import Cluster, DeviceMesh
 from planner_core.cost.communication import (
-    Weight,
+    LayerMatrix,
     axis_links,
     chunk_timeline,
     collective_time,
@@ -68,14 +68,14 @@ def meshes(n: int) -> list[tuple[int, int]]:
     return [(d1, n // d1) for d1 in (*COUNTS[::-1], 2, 1) if n % d1 == 0 and d1 <= n]
 
 
-def weights(layer: Layer) -> tuple[Weight, ...]:
+def weights(layer: Layer) -> tuple[LayerMatrix, ...]:
     """The four weights of a layer in features; q, k and v are one, and so are a gate and the weight beside it."""
     heads = layer.heads * layer.head_dim
     return (
-        Weight("qkv", layer.hidden, heads + 2 * layer.kv_heads * layer.head_dim, column_first=True),
-        Weight("attention out", heads, layer.hidden, column_first=False),
-        Weight("FFN-1", layer.hidden, layer.inner * (1 + layer.gated), column_first=True),
-        Weight("FFN-2", layer.inner, layer.hidden, column_first=False),
+        LayerMatrix("qkv", layer.hidden, heads + 2 * layer.kv_heads * layer.head_dim, column_first=True),
+        LayerMatrix("attention out", heads, layer.hidden, column_first=False),
+        LayerMatrix("FFN-1", layer.hidden, layer.inner * (1 + layer.gated), column_first=True),
+        LayerMatrix("FFN-2", layer.inner, layer.hidden, column_first=False),
     )
 
 
