@@ -40,6 +40,7 @@ class _Reach:
     def graph(self) -> Graph:
         source = self.source
         top = self._walk(source.top, range(len(source.top.outputs)))
+        values = list(top.block.values)
         items: list[Op | Call] = []
         blocks: dict[str, Block] = {}
         numbers: dict[str, list[int]] = {}  # of each block made here, which calls of its source it stands for
@@ -47,7 +48,11 @@ class _Reach:
         for position, item in enumerate(top.block.items):
             if isinstance(item, Call):
                 part = self._called(item.block, top.wanted[position])
-                block = _as_outside(part.block, [top.block.values[v].grad for v in item.inputs])
+                block = _as_outside(part.block, [values[v].grad for v in item.inputs])
+                for inner, outer in zip(
+                    block.outputs, item.outputs, strict=True
+                ):  # the block itself may go on from its result
+                    values[outer] = replace(values[outer], grad=values[outer].grad or block.values[inner].grad)
                 name = self._name(item.block, block, blocks)
                 blocks[name] = replace(block, name=name)
                 numbers.setdefault(name, []).append(seen[item.block])
@@ -55,7 +60,7 @@ class _Reach:
                 item = replace(item, block=name)
             items.append(item)
         kept = {name: _literals_of(block, numbers[name]) for name, block in blocks.items()}
-        return replace(source, top=replace(top.block, items=tuple(items)), blocks=kept)
+        return replace(source, top=replace(top.block, values=tuple(values), items=tuple(items)), blocks=kept)
 
     def _called(self, name: str, wanted: Ports) -> _Part:
         if (name, wanted) not in self.parts:
