@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 
 from planner_core.core import ITEM_BYTES, Op, Value, local_shape
@@ -48,8 +49,25 @@ def rule_of(op: Op, values: Sequence[Value]) -> Rule:
     return operator(op.fn).rule(op, _shapes(op.inputs, values), _shapes(op.outputs, values))
 
 
+_ROWS: OrderedDict[tuple[int, int], tuple[Op, tuple[Value, ...], tuple[Row, ...]]] = OrderedDict()
+"""The rows of the last ops. An op that is held here keeps its id, and so do its values."""
+MOST_ROWS = 4096
+
+
 def rows(op: Op, values: Sequence[Value]) -> tuple[Row, ...]:
     """All rows of `op`. The first one is always Replicate."""
+    known = _ROWS.get((id(op), id(values)))
+    if known is not None:
+        return known[2]
+    found = _rows(op, values)
+    if isinstance(values, tuple):  # a list may change
+        _ROWS[id(op), id(values)] = op, values, found
+        if len(_ROWS) > MOST_ROWS:
+            _ROWS.popitem(last=False)
+    return found
+
+
+def _rows(op: Op, values: Sequence[Value]) -> tuple[Row, ...]:
     one = operator(op.fn)
     # the backward of a product costs as much as the product, so its gradient is summed first
     summed_later = one.kind is Kind.LOOKUP or not one.is_heavy

@@ -100,6 +100,15 @@ def _alike(a: Copy, b: Copy) -> bool:
 def _block_plan(
     problem: Problem, name: str, at: Mapping[str, int], prefixes: tuple[str, ...], recompute: str = "none"
 ) -> BlockPlan:
+    """The plan of the copies at `prefixes`. The problem keeps it, since many assignments have copies in the same states."""
+    key = name, recompute, frozenset(at.items())
+    if key not in problem.plans:
+        problem.plans[key] = _made(problem, name, at, recompute)
+    made: BlockPlan = problem.plans[key]
+    return replace(made, prefixes=prefixes)
+
+
+def _made(problem: Problem, name: str, at: Mapping[str, int], recompute: str) -> BlockPlan:
     block = problem.coarse.graph.blocks[name] if name else problem.coarse.graph.top
     net = problem.compiled(name).net if name else problem.top.net
     strategies = problem.strategies[name]
@@ -115,13 +124,8 @@ def _block_plan(
         for i, v in enumerate(block.values)
         if v.kind == "parameter" and i not in block.inputs and tensor_name(i) in net.tensors
     }
-    return BlockPlan(
-        prefixes,
-        params,
-        dict(sorted(sites.items(), key=lambda item: order[item[0]])),
-        recompute,
-        kept_ops(block, recompute),
-    )
+    in_order = dict(sorted(sites.items(), key=lambda item: order[item[0]]))
+    return BlockPlan((), params, in_order, recompute, kept_ops(block, recompute))
 
 
 def _site_plan(site: _Site, node: NodeRows, r: int, k: int, op: Op, gathered: dict[int, set[int]]) -> SitePlan:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from planner_core.core import Block, BlockPlan, Call, Graph, Op
 from planner_core.cost.memory.forward import MOMENTS, BlockMemory, Moment
-from planner_core.cost.memory.peak import backward_of, block_memories, highest, through
+from planner_core.cost.memory.peak import KnownCopies, backward_of, block_memories, highest, through
 from planner_core.cost.memory.standing import standing
 from planner_core.cost.model import CostModel
 
@@ -34,10 +34,12 @@ class Gap:
     copies: int
 
 
-def peak_memory(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) -> dict[str, int]:
-    """Bytes at the peak by kind, as `Walk.memory_bytes`."""
+def peak_memory(
+    blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel, known: KnownCopies | None = None
+) -> dict[str, int]:
+    """Bytes at the peak by kind, as `Walk.memory_bytes`. `known` is that of `block_memories`."""
     top, gaps = shortened(graph.top, {p: label for label, bp in blocks.items() for p in bp.prefixes})
-    state, made = standing(blocks, graph, model), block_memories(blocks, replace(graph, top=top), model)
+    state, made = standing(blocks, graph, model), block_memories(blocks, replace(graph, top=top), model, known)
     found = through(state, made, _forward(made[""], gaps), _backward(made[""], gaps), model, of=lambda m: (highest(m),))
     return found.memory_bytes()
 

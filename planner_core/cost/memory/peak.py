@@ -77,16 +77,25 @@ def backward_of(top: BlockMemory) -> BackwardMemory:
     return BackwardMemory(top, {v: Gradient(0) for v in top.results})
 
 
-def block_memories(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) -> dict[str, BlockMemory]:
-    """The storages of every block in running order, by label of the plan; the top block's, "", knows what its calls do."""
+KnownCopies = dict[tuple[str, int], tuple[BlockPlan, BlockMemory, CallMemory]]
+"""One copy of each repeated block that was walked, by label and by the identity of its sites, which its plan keeps alive."""
+
+
+def block_memories(
+    blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel, known: KnownCopies | None = None
+) -> dict[str, BlockMemory]:
+    """The storages of every block in running order, by label of the plan; the top block's, "", knows what its calls do. `known`: what
+    was found for other plans of the same model; it is added to."""
+    known = {} if known is None else known
     inner: dict[str, BlockMemory] = {}
     calls: dict[str, CallMemory] = {}
     for label, bp in blocks.items():
         if label:
-            block = block_of(graph, label)
-            whole = unit(label, block, bp, block.ops, model)
-            inner[label] = BlockMemory(Storages(block, bp, model), (brought_by_caller(whole),), (0,) * len(block.items))
-            calls.update(dict.fromkeys(bp.prefixes, _call(inner[label], whole)))
+            at = label, id(bp.sites)
+            if at not in known:
+                known[at] = bp, *_copy(label, bp, graph, model)
+            _, inner[label], one = known[at]
+            calls.update(dict.fromkeys(bp.prefixes, one))
     top = graph.top
     units, unit_at = units_of_top(top, blocks[""], {prefix: found.unit for prefix, found in calls.items()}, model)
     return {**inner, "": BlockMemory(Storages(top, blocks[""], model), units, unit_at, calls)}
@@ -95,6 +104,13 @@ def block_memories(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostMod
 def highest(moments: Iterable[Moment]) -> Moment:
     """The first of the highest moments."""
     return max(moments, key=lambda m: m.total)
+
+
+def _copy(label: str, bp: BlockPlan, graph: Graph, model: CostModel) -> tuple[BlockMemory, CallMemory]:
+    block = block_of(graph, label)
+    whole = unit(label, block, bp, block.ops, model)
+    found = BlockMemory(Storages(block, bp, model), (brought_by_caller(whole),), (0,) * len(block.items))
+    return found, _call(found, whole)
 
 
 def _call(block_memory: BlockMemory, unit: UnitMemory) -> CallMemory:

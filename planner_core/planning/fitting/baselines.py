@@ -7,35 +7,36 @@ from collections.abc import Iterable
 from planner_core.core import DeviceMesh, Plan
 from planner_core.planning.methods import BASELINES, Method
 from planner_core.planning.session import Planner, with_recompute
-from planner_core.search import Answer, fastest, fit, quick_bound, search
+from planner_core.search import Answer, fastest, fit, fits_about, quick_bound, search
 from planner_core.search.network import Problem
 
 
 def baselines(planner: Planner, options: Iterable[DeviceMesh], recompute: str = "none") -> list[Plan]:
-    """The best plan of each baseline over the meshes. A baseline that suits no mesh is left out. If its plan does not fit with the
-    recomputation of `planner`, it is planned with `recompute`."""
-    found = []
+    """The best plan of each baseline over the meshes. A baseline that suits no mesh is left out. If its fastest plan does not fit
+    with the recomputation of `planner`, it is planned with `recompute`."""
     options = list(options)
     saving = with_recompute(planner, recompute) if recompute != planner.workload.recompute else planner
-    for b in BASELINES.values():
-        best = _baseline(planner, options, b)
-        if best is not None and not best.fits and saving is not planner:
-            best = _baseline(saving, options, b) or best
-        found += [best] if best is not None else []
-    return found
+    return [plan for b in BASELINES.values() if (plan := _baseline(planner, saving, options, b)) is not None]
 
 
-def _baseline(planner: Planner, options: list[DeviceMesh], b: Method) -> Plan | None:
-    """The best plan of one baseline that fits; else the fastest."""
-    problems = []
-    for mesh in options:
-        restrict = b.restrict(planner.graph, mesh)
-        if restrict is not None:
-            problems.append(planner.problem(mesh, restrict, zero=b.zero))
+def _baseline(planner: Planner, saving: Planner, options: list[DeviceMesh], b: Method) -> Plan | None:
+    """The best plan of one baseline that fits; else the fastest. It is `saving` that plans it if the fastest plan of `planner` does not
+    fit: what `planner` may choose, `saving` may choose too."""
+    problems = _problems(planner, options, b)
+    with planner.clock("baselines"):
+        fast = fastest(problems, "time") if saving is not planner else []
+        fits = any(fits_about(p, planner.graph, planner.budget, "time") for p in fast)
+    if fast and not fits:
+        planner, problems = saving, _problems(saving, options, b)
     with planner.clock("baselines"):
         problems.sort(key=lambda p: quick_bound(p, "time"))  # so that meshes that cannot win any more are skipped
         chosen = _best(planner, problems)
-    return planner.plan(*chosen, b.title, b.name, "time") if chosen else None
+        return planner.plan(*chosen, b.title, b.name, "time") if chosen else None
+
+
+def _problems(planner: Planner, options: Iterable[DeviceMesh], b: Method) -> list[Problem]:
+    restricts = [(mesh, b.restrict(planner.graph, mesh)) for mesh in options]
+    return [planner.problem(mesh, restrict, zero=b.zero) for mesh, restrict in restricts if restrict is not None]
 
 
 def _best(planner: Planner, problems: list[Problem]) -> tuple[Problem, Answer] | None:

@@ -43,7 +43,9 @@ def walked(problem: Problem, graph: Graph, assignment: Assignment, budget: float
     """Simulated peak memory of an assignment, bytes per GPU. If its sum is far above the budget, the sum is returned instead:
     it is quicker, and tells as much."""
     held = memory_of(assignment)
-    return held if held > FAR * budget else peak_memory(assemble(problem, assignment), graph, problem.model)["peak"]
+    if held > FAR * budget:
+        return held
+    return peak_memory(assemble(problem, assignment), graph, problem.model, problem.walks)["peak"]
 
 
 def hopeless(problem: Problem, rough: Answer, budget: float, objective: str) -> Answer | None:

@@ -18,6 +18,9 @@ makes y to the state in which y is delivered.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import numpy as np
 
 from planner_core.core import ITEM_BYTES, Call, P, Shard, root
@@ -56,7 +59,7 @@ def build_block(
 ) -> Network:  # fmt: skip
     """The cost network of one block without the blocks that it calls (`repeated_block` adds these as tables). `runs`: what was found
     about its operators when another variant was built."""
-    return _Builder(coarse, strategies, model, options or UnitOptions(), {} if runs is None else runs).build()
+    return _Builder(coarse, strategies, model, options or UnitOptions(), runs or Runs()).build()
 
 
 class _Builder:
@@ -80,8 +83,8 @@ class _Builder:
         self.held = {v for op in coarse.block.ops if op.name in options.kept for v in op.outputs}
         self.viewed = viewed(coarse.block)
         self.crossing = self._crossing() - set(options.skip)
-        self.users = self._users()
         self.passes = memory_passes(coarse.block, model.fused)
+        self.kind = options.kind
         self.charged: set[int] = set()  # weights whose working copy is counted in a factor already
 
     def build(self) -> Network:
@@ -91,9 +94,19 @@ class _Builder:
             self._add_tensor(value)
         for i, strategy in enumerate(self.strategies.groups):
             self._add_group(i, strategy)
-        if self.net.factors:
-            self.net.factors[0].cost[Component.STEP] += self.options.fixed_s
+        if self.net.factors and self.options.fixed_s:
+            first = self.net.factors[0]
+            cost = first.cost.copy()  # other networks may have this factor too
+            cost[Component.STEP] += self.options.fixed_s
+            self.net.factors[0] = Factor(first.vars, cost, first.allowed)
         return self.net
+
+    def _shared(self, make: Callable[[], Factor], *place: object) -> None:
+        """Add a factor without a weight. Networks of other ZeRO stages have the same one."""
+        key = self.kind, *place
+        if key not in self.runs.factors:
+            self.runs.factors[key] = make()
+        self.net.factors.append(self.runs.factors[key])
 
     def _crossing(self) -> set[int]:
         """The values that pass between groups, into calls, or through the block's boundary; and every parameter, used or not."""
@@ -107,16 +120,6 @@ class _Builder:
                 for v in op.inputs:
                     if self.values[v].kind == "activation" and self.home.get(v) != i:
                         found.add(v)
-        return found
-
-    def _users(self) -> dict[int, int]:
-        """Number of groups and calls that use each weight."""
-        found: dict[int, int] = {}
-        for uses in [{v for op in s.ops for v in op.inputs} for s in self.strategies.groups] + [
-            set(i.inputs) for i in self.block.items if isinstance(i, Call)
-        ]:
-            for v in uses:
-                found[v] = found.get(v, 0) + 1
         return found
 
     def segments(self, value: int) -> Segments:
@@ -180,21 +183,22 @@ class _Builder:
     # --- groups --------------------------------------------------------------------------------------
 
     def _add_group(self, number: int, s: GroupStrategy) -> None:
-        index = joint_index(len(s.rows), len(self.model.sizes), self.model.joined)
-        index = index[self._even(s, index)]
-        name = s.group.name
+        if number not in self.runs.index:
+            index = joint_index(len(s.rows), len(self.model.sizes), self.model.joined)
+            self.runs.index[number] = index[self._even(s, index)]
+        index, name = self.runs.index[number], s.group.name
         self.net.sizes[name], self.net.nodes[name] = len(index), NodeRows(s, index)
         work = GroupWork(self.block, s, index, self.model, self.options, self.passes, self._kept_by_reader, self.runs)
-        self.net.factors.append(Factor((name,), work.cost(), np.ones(len(index), dtype=bool)))
+        self._shared(lambda: Factor((name,), work.cost(), np.ones(len(index), dtype=bool)), number)
         for value, uses in self._operands(s).items():
             if self.values[value].kind == "parameter":
                 self._weight_edge(number, s, index, value, uses)
             else:
-                self._operand_edge(name, s, index, value, uses)
+                self._shared(partial(self._operand_edge, name, s, index, value, uses), number, value)
         for k, op in enumerate(s.ops):
             for j, value in enumerate(op.outputs):
                 if value in self.crossing:
-                    self._result_edge(work, value, (k, j))
+                    self._shared(partial(self._result_edge, work, value, (k, j)), number, value, k, j)
 
     def _operands(self, s: GroupStrategy) -> dict[int, list[tuple[int, int]]]:
         """The crossing tensors that the group reads, with the positions (op, operand) where it reads them.
@@ -235,7 +239,9 @@ class _Builder:
 
     # --- edges ---------------------------------------------------------------------------------------
 
-    def _operand_edge(self, name: str, s: GroupStrategy, index: Ints, value: int, uses: list[tuple[int, int]]) -> None:
+    def _operand_edge(
+        self, name: str, s: GroupStrategy, index: Ints, value: int, uses: list[tuple[int, int]]
+    ) -> Factor:  # fmt: skip
         states = self.net.tensors[tensor_name(value)]
         allowed = np.ones((len(index), len(states)), dtype=bool)
         cost = costs(len(index), len(states))
@@ -253,9 +259,9 @@ class _Builder:
             )
             moved = states.local_bytes / self.model.cluster.gpu.bytes_per_s
             cost[Component.FORWARD] += np.where(joint_any(touch, index, states.index), moved, 0.0)
-        self.net.factors.append(Factor((name, tensor_name(value)), cost, allowed))
+        return Factor((name, tensor_name(value)), cost, allowed)
 
-    def _result_edge(self, work: GroupWork, value: int, where: tuple[int, int]) -> None:
+    def _result_edge(self, work: GroupWork, value: int, where: tuple[int, int]) -> Factor:
         s, index = work.strategy, work.index
         states, v = self.net.tensors[tensor_name(value)], self.values[value]
         made = [r[where[0]].outputs[where[1]] for r in s.rows]
@@ -278,7 +284,7 @@ class _Builder:
             own = work.made_bytes(where[0], value) * self.options.share(s.ops[where[0]])
             differs = (forward[:, None] != states.forward[None, :]) & ~work.own_results(where[0])[:, None]
             cost[Component.AFTER_FORWARD] = np.where(differs, own[:, None], 0.0)
-        self.net.factors.append(Factor((s.group.name, tensor_name(value)), cost, allowed))
+        return Factor((s.group.name, tensor_name(value)), cost, allowed)
 
     @property
     def _micro_batches(self) -> int:

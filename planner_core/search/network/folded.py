@@ -88,6 +88,10 @@ class Problem:
     """The state of searches that were not exact, by objective. An exact search of the same objective goes on from there."""
     abandoned: dict[Any, Any] = field(default_factory=dict)
     """The last assignment of searches that were abandoned, by objective."""
+    plans: dict[Any, Any] = field(default_factory=dict)
+    """The block plans that were made, by block, variant and states (see `extract_plan`)."""
+    walks: dict[Any, Any] = field(default_factory=dict)
+    """What the simulation of memory found of copies of repeated blocks (see `cost.memory.block_memories`)."""
     last: Any = None
     """The state of the last search."""
 
@@ -131,7 +135,7 @@ def build_networks(
     blocks: dict[str, dict[str, Network]] = {}
     for name, block in coarse.blocks.items():
         blocks[name] = {}
-        found = known.setdefault(name, {})
+        found = known.setdefault(name, Runs())
         for variant, held in recompute_ways(block.block, model.workload.recompute).items():
             plain = variant == "none"
             again = {} if plain else run_again(block.block, held)
@@ -152,7 +156,7 @@ def build_networks(
     options = UnitOptions(
         saved_by_calls=saved, skip=inside, exposed=ops_before_the_units(coarse), fixed_s=model.timing.step_s
     )
-    top = build_block(coarse.top, strategies[""], model, options, known.setdefault("", {}))
+    top = build_block(coarse.top, strategies[""], model, options, known.setdefault("", Runs()))
     _whole_results(coarse.top.block, top)
     return Networks(runs, top, blocks)
 

@@ -17,11 +17,21 @@ from planner_core.cost.communication import collective_times
 from planner_core.cost.compute import has_kernels, kernel_seconds, op_time
 from planner_core.cost.memory import Rerun, computes_again
 from planner_core.ops import GroupStrategy, MemoryPasses, operator, own_bytes, splits_kept, whole_bytes
-from planner_core.search.network.factors import costs
+from planner_core.search.network.factors import Factor, costs
 from planner_core.search.network.states import Bools, Floats, Ints, joint_parts
 
-Runs = dict[str, tuple[Floats, Floats, Floats]]
-"""What `GroupWork` found about the operators of one block on one mesh, by name: the same for each way to recompute the block."""
+
+@dataclass(frozen=True)
+class Runs:
+    """What the networks of one block on one mesh have in common, whatever ZeRO stages weights may have.
+
+    `seconds` are those of each operator, by name (`GroupWork._run`); `index` the joint rows of each group, by number. Both are the
+    same for each way to recompute the block. `factors` are those without a weight, by the unit's options and their place.
+    """
+
+    seconds: dict[str, tuple[Floats, Floats, Floats]] = field(default_factory=dict)
+    index: dict[int, Ints] = field(default_factory=dict)
+    factors: dict[tuple[object, ...], Factor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -51,6 +61,12 @@ class UnitOptions:
     exposed: Collection[str] = ()
     fixed_s: float = 0.0
 
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """What of these options the factors without a weight depend on."""
+        sets = (self.again, self.kept, self.saved_by_calls, self.skip, self.kept_results)
+        return (self.saved_share, *map(frozenset, sets))
+
     def share(self, op: Op) -> float:
         """The share of an operator's own results and saved tensors that is held at the peak."""
         return 1.0 if op.name in self.kept else self.saved_share
@@ -67,7 +83,7 @@ class GroupWork:
     options: UnitOptions
     passes: Mapping[str, MemoryPasses]
     kept_by_reader: Callable[[int], bool]
-    runs: Runs = field(default_factory=dict)
+    runs: Runs = field(default_factory=Runs)
 
     def cost(self) -> Floats:
         """[component, joint row]: what the group costs in each joint row."""
@@ -122,9 +138,10 @@ class GroupWork:
         """Seconds of op k [joint row], forward and backward, and those of the collectives inside it [phase, joint row]. They are the
         same in all variants of a block."""
         op = self.strategy.ops[k]
-        if op.name not in self.runs:
-            self.runs[op.name] = *op_time(op, self._kernels(k), self._moved(k), self.model), self._internal(k)
-        return self.runs[op.name]
+        known = self.runs.seconds
+        if op.name not in known:
+            known[op.name] = *op_time(op, self._kernels(k), self._moved(k), self.model), self._internal(k)
+        return known[op.name]
 
     def made_bytes(self, k: int, value: int) -> Floats:
         """[joint row]: local bytes of the result `value` as op k makes it."""
