@@ -30,10 +30,11 @@ from planner_core.search import (
     Answer,
     Assignment,
     block_totals,
-    corners,
+    corners_below,
     front,
     memory_of,
     objective_of,
+    quick,
     quick_bound,
     search,
     solve,
@@ -243,12 +244,15 @@ def _chunks(planner: Planner, plan: Plan) -> tuple[str, ...]:
 
 def trade_offs(planner: Planner, options: Iterable[DeviceMesh], chosen: Plan) -> list[Plan]:
     """The corners of the front of step time and memory over all meshes, as plans, without the chosen plan. Most plans between two
-    corners are mixtures of the two."""
+    corners are mixtures of the two. Of ZeRO stages beside the usual one only the fastest plan of each mesh is looked at."""
     points: list[tuple[float, float, Problem, Assignment]] = []
-    for build in (build for mesh in options for build in planner.builders(EXACT, mesh)):
-        problem = build()
-        with planner.clock("front"):
-            points += [(a.seconds, memory_of(a), problem, a) for a in corners(problem)]
+    for mesh in options:
+        for number, build in enumerate(planner.builders(EXACT, mesh)):
+            problem, usual = build(), number == 0 or bool(planner.spaces)
+            with planner.clock("front"):
+                known = [p[:2] for p in points]
+                ends = corners_below(problem, known, FRONT_STEP) if usual else [quick(problem, "time")]
+                points += [(a.seconds, memory_of(a), problem, a) for a in ends if a is not None]
     points.sort(key=lambda p: p[:2])
     kept: list[tuple[float, float, Problem, Assignment]] = []
     for point in points:

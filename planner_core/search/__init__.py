@@ -9,7 +9,7 @@ folded_solver, lagrangian, restricted_states: the search itself, from the inside
 """
 
 from planner_core.search.budget.memory_fit import fit, fits_about, hopeless
-from planner_core.search.budget.pareto_front import corners, front
+from planner_core.search.budget.pareto_front import corners_below, front
 from planner_core.search.extract_plan import assemble
 from planner_core.search.folded_solver import Assignment, RunTable, block_totals, run_tables, solve
 from planner_core.search.lagrangian import (
@@ -19,6 +19,7 @@ from planner_core.search.lagrangian import (
     least_value,
     memory_of,
     objective_of,
+    quick,
     quick_bound,
     search,
 )
@@ -39,7 +40,7 @@ __all__ = [
     "best_shares",
     "block_totals",
     "bounded",
-    "corners",
+    "corners_below",
     "fastest",
     "fit",
     "fits_about",
@@ -50,6 +51,7 @@ __all__ = [
     "memory_of",
     "narrow",
     "objective_of",
+    "quick",
     "quick_bound",
     "run_tables",
     "search",

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from planner_core.core.cluster import load_cluster
 from planner_core.core.mesh import parse_mesh
@@ -14,8 +17,8 @@ from planner_core.cost.model import cost_model
 from planner_core.cost.step_time import Component
 from planner_core.models.zoo import load_snapshot
 from planner_core.planning.analysis.unfolded_network import unfold_problem
-from planner_core.search.algebra.convex_hull import hull
-from planner_core.search.budget.pareto_front import Front, front
+from planner_core.search.algebra.convex_hull import hull, lower_hull, slope
+from planner_core.search.budget.pareto_front import Front, corners, corners_below, front
 from planner_core.search.lagrangian import objective_of, search
 from planner_core.search.network.folded import Problem, build_problem
 from tests.support.random_graphs import prepared, random_graph
@@ -112,3 +115,33 @@ def test_a_corner_that_is_beaten_is_none() -> None:
 def test_the_front_of_a_whole_model_on_two_axes_is_all_there_is() -> None:
     problem = problem_of(load_snapshot("gpt2-xl"), "2x8", "2x8-h100", uniform=True)
     assert front(problem, "communication").exact
+
+
+def test_a_problem_above_a_known_hull_gives_its_fastest_corner_alone() -> None:
+    """All its corners are looked for if and only if one lies below the line through two neighbouring known points."""
+    made = {mesh: problem_of(load_snapshot("bert-large", layers=2), mesh, "2x8-h100") for mesh in ("16", "4x4", "8x2")}
+    points = {
+        mesh: [(a.seconds, float(a.totals[Component.AFTER_FORWARD])) for a in corners(p)] for mesh, p in made.items()
+    }
+    for mesh, problem in made.items():
+        for other, known in points.items():
+            both = lower_hull([*known, points[mesh][0]])
+            below = any(
+                cost + slope(a, b) * held < (a[0] + slope(a, b) * a[1]) * (1 - 1e-6)
+                for a, b in itertools.pairwise(both) for cost, held in points[mesh]
+            )  # fmt: skip
+            found = corners_below(problem, known, step=0.0)
+            assert found[0].seconds == pytest.approx(points[mesh][0][0])
+            if below:
+                assert len(found) == len(points[mesh]), (mesh, other)
+    above = [(c * 0.5, held * 0.5) for c, held in points["8x2"]]
+    assert len(corners_below(made["8x2"], above, step=0.0)) == 1 < len(points["8x2"])
+
+
+@given(st.lists(st.tuples(st.floats(1, 9), st.floats(1, 9)), min_size=1, max_size=12))
+def test_no_point_lies_below_its_lower_hull(points: list[tuple[float, float]]) -> None:
+    points = [(c, held * 1e9) for c, held in points]
+    found = lower_hull(points)
+    assert set(found) <= set(points) and found[0][0] == min(c for c, _ in points)
+    for a, b in itertools.pairwise(found):
+        assert all(c + slope(a, b) * held >= (a[0] + slope(a, b) * a[1]) * (1 - 1e-9) for c, held in points)

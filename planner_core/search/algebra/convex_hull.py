@@ -11,7 +11,7 @@ of (11 s, 6 GB) costs 17 and is a new corner. A plan of (12 s, 8 GB) costs 20: i
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -40,7 +40,7 @@ def hull(
         a, b = gaps.popleft()
         price = slope(at(a), at(b))
         found = priced(price) if price else None
-        if found is not None and _weighed(at(found), price) < _weighed(at(a), price) * (1 - tie):
+        if found is not None and weighed(at(found), price) < weighed(at(a), price) * (1 - tie):
             kept.append(found)
             gaps += [(a, found), (found, b)]
     return _unbeaten(sorted(kept, key=at), at)
@@ -56,5 +56,16 @@ def _unbeaten(points: list[T], at: Callable[[T], Point]) -> list[T]:
     return corners
 
 
-def _weighed(point: Point, price: float) -> float:
+def lower_hull(points: Iterable[Point]) -> list[Point]:
+    """The corners of the lower left hull of some points, by rising cost."""
+    kept: list[Point] = []
+    for point in _unbeaten(sorted(points), lambda p: p):
+        while len(kept) > 1 and slope(kept[-2], kept[-1]) >= slope(kept[-1], point):
+            kept.pop()
+        kept.append(point)
+    return kept
+
+
+def weighed(point: Point, price: float) -> float:
+    """The cost and the memory of a point at a price per byte, in seconds."""
     return point[0] + price * point[1]

@@ -13,14 +13,14 @@ Example: A = (10 s, 9 GB) and B = (14 s, 5 GB) have the slope 1 s per GB and the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
 
 from planner_core.cost import Component
-from planner_core.search.algebra.convex_hull import Point, hull, slope
+from planner_core.search.algebra.convex_hull import Point, hull, lower_hull, slope, weighed
 from planner_core.search.algebra.elimination import Floats
 from planner_core.search.algebra.pareto_labels import TooMuch
 from planner_core.search.budget.gap_closing import Found, front_of
@@ -108,11 +108,7 @@ def _hull(problem: Problem, free: Objective) -> list[Assignment]:
     if fast is None or small is None:
         return []
     small = revalued(small, free)
-
-    def at(a: Assignment) -> Point:
-        return a.seconds, float(a.totals[FORWARD])
-
-    return hull(fast, small, at, lambda price: solve(problem, free.priced(price, 0.0)), MAX_CORNERS, TIE)
+    return hull(fast, small, _point, lambda price: solve(problem, free.priced(price, 0.0)), MAX_CORNERS, TIE)
 
 
 def corners(problem: Problem) -> list[Assignment]:
@@ -124,8 +120,27 @@ def corners(problem: Problem) -> list[Assignment]:
     fast, small = solve(problem, free), least_memory(problem)
     if fast is None or small is None:
         return []
+    return hull(fast, small, _point, lambda price: solve(problem, free.priced(price, 0.0)), FEW_CORNERS, TIE)
 
-    def at(a: Assignment) -> Point:
-        return a.seconds, float(a.totals[FORWARD])
 
-    return hull(fast, small, at, lambda price: solve(problem, free.priced(price, 0.0)), FEW_CORNERS, TIE)
+def corners_below(problem: Problem, known: Sequence[Point], step: float) -> list[Assignment]:
+    """The corners of a problem if one of them lies below the hull of the points `known`; else its fastest assignment alone.
+
+    Two known points of which the second saves less than the share `step` of memory are taken as one.
+    """
+    free = replace(objective_of(problem, "time"), exact=False)
+    fast = solve(problem, free)
+    if fast is None or not known:
+        return corners(problem)
+    for a, b in pairwise(lower_hull([*known, _point(fast)])):
+        price = slope(a, b)
+        if price == 0.0 or b[1] > a[1] * (1 - step):
+            continue
+        found = solve(problem, free.priced(price, 0.0))
+        if found is not None and weighed(_point(found), price) < weighed(a, price) * (1 - TIE):
+            return corners(problem)
+    return [fast]
+
+
+def _point(a: Assignment) -> Point:
+    return a.seconds, float(a.totals[FORWARD])
