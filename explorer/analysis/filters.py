@@ -20,6 +20,8 @@ from planner_core.planning.methods import BASELINES
 from planner_core.search.candidates import Candidates
 
 LETTERS = ("R", "S(0)", "S(1)")
+SEVERAL = len(LETTERS)
+"""How a weight is placed where candidates of equal cost place it in several ways."""
 REFERENCE = "megatron"
 """Method of the plan that others are said to differ from."""
 Bools = NDArray[np.bool_]
@@ -103,21 +105,32 @@ class Marks:
     y_gib: NDArray[np.float32]
     first: NDArray[np.int32]
     count: NDArray[np.int64]
+    placed: NDArray[np.int8]
+    """How all candidates of a mark place one weight, as in `LETTERS`; SEVERAL where they do not place it alike."""
 
 
-def marks(found: Candidates, keep: Bools) -> Marks:
-    """The marks of the candidates in `keep`: milliseconds of communication, GiB."""
+def marks(found: Candidates, keep: Bools, weight: int = 0) -> Marks:
+    """The marks of the candidates in `keep`: milliseconds of communication, GiB. `weight` is the one that `placed` tells of."""
     index = np.flatnonzero(keep)
     ends = np.stack([found.model_comm_s[index] * 1e3, found.model_memory_bytes[index] / 2**30]).astype(np.float32)
     both = np.ascontiguousarray(ends.T).view(np.complex64).ravel()
-    _, first, count = np.unique(both, return_index=True, return_counts=True)
-    return Marks(ends[0, first], ends[1, first], index[first].astype(np.int32), count)
+    _, first, mark, count = np.unique(both, return_index=True, return_inverse=True, return_counts=True)
+    letter = found.choice[index, weight]
+    placed = letter[first].astype(np.int8)
+    placed[mark[letter != placed[mark]]] = SEVERAL
+    return Marks(ends[0, first], ends[1, first], index[first].astype(np.int32), count, placed)
 
 
 def alike(found: Candidates, index: int) -> NDArray[np.int64]:
     """Candidates that cost what `index` costs, as drawn."""
     x, y = found.model_comm_s.astype(np.float32), found.model_memory_bytes.astype(np.float32)
     return np.flatnonzero((x == x[index]) & (y == y[index]))
+
+
+def given(found: Candidates, marked: Sequence[int]) -> dict[str, tuple[str, ...]]:
+    """By weight of the block: the placements that some candidates give it."""
+    rows = found.choice[list(marked)]
+    return {w: tuple(LETTERS[c] for c in np.unique(rows[:, k])) for k, w in enumerate(found.weights)}
 
 
 def letters(found: Candidates, plan: Plan) -> dict[str, int]:
@@ -137,10 +150,13 @@ def letters(found: Candidates, plan: Plan) -> dict[str, int]:
 
 
 def of_plan(found: Candidates, plan: Plan) -> int | None:
-    """The candidate that places the block's weights as a plan does on an axis of the same size, or None; a candidate keeps every
-    weight where it is used, so a plan that gathers weights is none of them."""
-    if plan.mesh.axis_sizes[-1] != found.axis_size:
-        return None
+    """The candidate that a plan's block is: placed alike on an axis of the same size. None where there is none."""
+    return placed_as(found, plan) if plan.mesh.axis_sizes[-1] == found.axis_size else None
+
+
+def placed_as(found: Candidates, plan: Plan) -> int | None:
+    """The candidate that places the block's weights as a plan does on its last axis, of whatever size, or None; a candidate keeps
+    every weight where it is used, so a plan that gathers weights is none of them."""
     mine = [b for label, b in plan.blocks.items() if label.partition("#")[0] == found.block]
     if any(p.gathered for b in mine for name, p in b.params.items() if name in found.weights):
         return None
@@ -178,6 +194,12 @@ def inside(region: Sequence[str], x: NDArray[Any], y: NDArray[Any]) -> Bools:
         if y1 != y0:
             found ^= crosses & (x < (x1 - x0) * (y - y0) / (y1 - y0) + x0)
     return found
+
+
+def marked(found: Candidates, keep: Bools, region: Sequence[str]) -> NDArray[np.int64]:
+    """The candidates in `keep` that lie in a region of the chart: milliseconds of communication, GiB."""
+    held = inside(region, found.model_comm_s * 1e3, found.model_memory_bytes / 2**30) & keep
+    return np.flatnonzero(held)
 
 
 # --- ties --------------------------------------------------------------------------------------------

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
+from numpy.typing import NDArray
 
 from explorer.analysis import filters as choosing
 from explorer.analysis.filters import Bools
@@ -26,16 +28,23 @@ TIMES = {
     "exposed": "communication that the step waits for, ms",
     "step": "step time, ms",
 }
+LETTER_COLOURS = ("#009E73", "#E69F00", "#CC79A7")
+LETTER_SYMBOLS = ("circle", "square", "diamond", "circle")
+"""Of marks that tell how a weight is placed, in the order of `filters.LETTERS`; the last for candidates that differ."""
+LINKED = "#CC79A7"
+"""What is marked in another chart of the page."""
 MANY = 20_000
 """More marks than this are drawn without a border, for speed."""
 
 
 def plans_scatter(
     plans: Mapping[str, Plan], chosen: str, baselines: Sequence[str], capacity_bytes: int, theme: Theme,
-    axis: str = "communication", all_plans: Mapping[str, Plan] | None = None,
+    axis: str = "communication", all_plans: Mapping[str, Plan] | None = None, marked: Sequence[str] = (),
+    like: Sequence[str] = (),
 ) -> go.Figure:  # fmt: skip
     """Whole-model plans: time against memory per GPU, the GPU's memory as a line. The chosen one has a ring, those that
-    tie with the fastest a dotted one. `all_plans` sets the axes, so that they stand still while plans are filtered."""
+    tie with the fastest a dotted one; `marked` ones have a square, and those `like` a marked candidate of a block a diamond.
+    `all_plans` sets the axes, so that they stand still while plans are filtered."""
     figure = go.Figure()
     ends = {n: _where(p, axis) for n, p in plans.items()}
     front = sorted((n for n in plans if n not in baselines), key=lambda n: ends[n])
@@ -51,6 +60,9 @@ def plans_scatter(
         theme.muted,
     )
     _rings(figure, [ends[chosen]] if chosen in plans else [], "chosen", (25, 2.0), theme.text)
+    _rings(figure, [ends[n] for n in marked if n in plans], "marked", (31, 1.5), theme.text, "square-open")
+    told = "places the block’s weights as a marked candidate does"
+    _rings(figure, [ends[n] for n in like if n in plans], told, (34, 1.5), LINKED, "diamond-open")
     reach = [_where(p, axis) for p in (all_plans or plans).values()]
     wide = max((x for x, _ in reach), default=1.0) * 1.28 or 1.0
     high = max(capacity_bytes / GIB, *(y for _, y in reach), 0) * 1.12
@@ -87,16 +99,17 @@ def _plan_points(
 
 
 def _rings(
-    figure: go.Figure, ends: Sequence[tuple[float, float]], name: str, size: tuple[float, float], colour: str
-) -> None:
-    """Open circles around points, of a diameter and a width: what is chosen, what ties."""
+    figure: go.Figure, ends: Sequence[tuple[float, float]], name: str, size: tuple[float, float], colour: str,
+    symbol: str = "circle-open",
+) -> None:  # fmt: skip
+    """Open marks around points, of a diameter and a line's width: what is chosen, what ties, what is marked elsewhere."""
     figure.add_scatter(
         x=[x for x, _ in ends],
         y=[y for _, y in ends],
         mode="markers",
         name=name,
         hoverinfo="skip",
-        marker={"symbol": "circle-open", "size": size[0], "color": colour, "line": {"width": size[1]}},
+        marker={"symbol": symbol, "size": size[0], "color": colour, "line": {"width": size[1]}},
         showlegend=bool(ends),
     )
 
@@ -149,23 +162,17 @@ def _escape(text: str) -> str:
 
 def candidates_scatter(
     found: Candidates, picked: int | None, capacity_bytes: int, theme: Theme, *, keep: Bools | None = None,
-    region: Sequence[str] = (), same: int | None = None,
+    region: Sequence[str] = (), same: int | None = None, by: str = "", like: Sequence[int] = (),
 ) -> go.Figure:  # fmt: skip
     """Every assignment of a block's matrices as a plan of the whole model (those in `keep`), the front of those that no
-    other beats in both, and the GPU's memory. `region` is the marked one, `same` what the chosen plan does."""
+    other beats in both, and the GPU's memory. `region` is the marked one, `same` what the chosen plan does, `like` what plans do
+    that are marked in their own chart. `by` names a weight: colours and symbols then tell how each candidate places it."""
     keep = np.isfinite(found.comm_s) & np.isfinite(found.memory_bytes) if keep is None else keep
     x, y = found.model_comm_s * 1e3, found.model_memory_bytes / GIB
-    drawn = choosing.marks(found, keep)
     front = np.flatnonzero(found.on_front & keep)
     front = front[np.argsort(x[front])]
     figure = go.Figure()
-    figure.add_scattergl(
-        x=drawn.x_ms, y=drawn.y_gib, mode="markers", name=f"{units.whole(keep.sum())} candidates",
-        customdata=drawn.first, text=drawn.count if drawn.count.max(initial=1) > 1 else None,
-        marker={"size": 5 if len(drawn.first) <= MANY else 4, "color": theme.faint, "opacity": 0.4, "line": {"width": 0}},
-        hovertemplate="communication %{x:.3g} ms<br>memory %{y:.3g} GiB<extra>"
-        + ("%{text} cost this" if drawn.count.max(initial=1) > 1 else "candidate") + "</extra>",
-    )  # fmt: skip
+    _all_marks(figure, found, keep, by, theme)
     figure.add_scattergl(
         x=x[front].astype(np.float32), y=y[front].astype(np.float32), mode="lines+markers",
         name="front: none is better in both", customdata=front.astype(np.int32),
@@ -174,6 +181,9 @@ def candidates_scatter(
     )  # fmt: skip
     if same is not None and keep[same]:
         _mark(figure, (x[same], y[same]), "as the chosen plan does", {"symbol": "diamond-open", "size": 14}, theme)
+    others = [i for i in dict.fromkeys(like) if keep[i]]
+    if others:
+        _mark(figure, (x[others], y[others]), "as the marked plans do", {"symbol": "square-open", "size": 16}, theme)
     if picked is not None and 0 <= picked < len(x) and keep[picked]:
         _mark(figure, (x[picked], y[picked]), "chosen candidate", {"symbol": "circle-open", "size": 20}, theme)
     if region:
@@ -188,10 +198,55 @@ def candidates_scatter(
     return style(figure, theme, 430)
 
 
-def _mark(figure: go.Figure, at: tuple[float, float], name: str, marker: dict[str, object], theme: Theme) -> None:
+def _all_marks(figure: go.Figure, found: Candidates, keep: Bools, by: str, theme: Theme) -> None:
+    """A mark for each cost of the candidates in `keep`; in one look, or by how they place the weight `by`."""
+    weight = found.weights.index(by) if by in found.weights else None
+    drawn = choosing.marks(found, keep, weight or 0)
+    if weight is None:
+        everything = np.arange(len(drawn.first))
+        _marks(figure, drawn, everything, f"{units.whole(keep.sum())} candidates", ("circle", theme.faint))
+        return
+    for letter in range(choosing.SEVERAL, -1, -1):
+        chosen = np.flatnonzero(drawn.placed == letter)
+        if len(chosen):
+            colour, name = _of_letter(letter, by, theme)
+            _marks(figure, drawn, chosen, name, (LETTER_SYMBOLS[letter], colour), 0.8)
+
+
+def _marks(
+    figure: go.Figure,
+    drawn: choosing.Marks,
+    some: NDArray[np.int64],
+    name: str,
+    look: tuple[str, str],
+    opacity: float = 0.4,
+) -> None:
+    """Some of the marks of candidates, in one symbol and colour."""
+    counts = drawn.count[some]
+    several = counts.max(initial=1) > 1
+    figure.add_scattergl(
+        x=drawn.x_ms[some], y=drawn.y_gib[some], mode="markers", name=name, customdata=drawn.first[some],
+        text=counts if several else None,
+        marker={
+            "symbol": look[0], "size": 5 if len(drawn.first) <= MANY else 4, "color": look[1], "opacity": opacity, "line": {"width": 0},
+        },
+        hovertemplate="communication %{x:.3g} ms<br>memory %{y:.3g} GiB<extra>"
+        + ("%{text} cost this" if several else "candidate") + "</extra>",
+    )  # fmt: skip
+
+
+def _of_letter(letter: int, weight: str, theme: Theme) -> tuple[str, str]:
+    """Colour and words of the candidates that place a weight in one way."""
+    if letter == choosing.SEVERAL:
+        return theme.faint, "several ways at one cost"
+    return LETTER_COLOURS[letter], f"{_escape(choosing.short(weight))} {choosing.LETTERS[letter]}"
+
+
+def _mark(figure: go.Figure, at: tuple[Any, Any], name: str, marker: dict[str, object], theme: Theme) -> None:
+    """Open marks around one candidate or several."""
+    x, y = np.atleast_1d(at[0]), np.atleast_1d(at[1])
     figure.add_scatter(
-        x=[at[0]], y=[at[1]], mode="markers", name=name, hoverinfo="skip",
-        marker={**marker, "color": theme.text, "line": {"width": 2}},
+        x=x, y=y, mode="markers", name=name, hoverinfo="skip", marker={**marker, "color": theme.text, "line": {"width": 2}},
     )  # fmt: skip
 
 

@@ -26,10 +26,11 @@ def page() -> None:
     with st.container(key="wide"):
         left, right = st.columns(2, gap="large")
         with left:
-            choice.plans_chart(result, plans, shown, chosen)
+            choice.plans_chart(result, plans, shown, chosen, candidates.alike(result, plans))
             changes.line(result, plans, chosen, differing)
         with right:
-            candidates.section(result, plan, next((p for p in plans.values() if p.method == REFERENCE), None))
+            among = [shown[n] for n in state.value("among") if n in shown]
+            candidates.section(result, plan, next((p for p in plans.values() if p.method == REFERENCE), None), among)
     choice.plans_table(result, plans, shown, chosen)
     choice.ties(plans)
     frame.how_sure()

@@ -112,6 +112,41 @@ def test_a_plan_is_found_among_the_candidates(result: Result) -> None:
     assert any(choosing.of_plan(found, p) is not None for p in planned(Request("llama-3-8b", mesh="2x8")).plans)
 
 
+def test_what_marked_candidates_have_in_common_and_which_plans_place_so(result: Result, plans: dict[str, Any]) -> None:
+    (found,) = result.candidates
+    region = (
+        "200",
+        "0",
+        "300",
+        "0",
+        "300",
+        "150",
+        "200",
+        "150",
+    )  # few milliseconds: all of them split as Megatron-LM does
+    held = choosing.marked(found, np.isfinite(found.comm_s), region).tolist()
+    given = choosing.given(found, held)
+    for k, weight in enumerate(found.weights):
+        assert set(given[weight]) == {choosing.LETTERS[c] for c in found.choice[held, k]}
+    assert given["mlp.up_proj.weight"] == ("S(0)",) and given["mlp.down_proj.weight"] == ("S(1)",)
+    like = {n: choosing.placed_as(found, p) for n, p in plans.items()}
+    assert like["megatron-lm"] in held and like["data-parallel"] == 0 and 0 not in held
+    assert like["best"] is None and like["fsdp"] is None  # they gather weights, which no candidate does
+
+
+def test_marks_tell_how_one_weight_is_placed(result: Result) -> None:
+    (found,) = result.candidates
+    drawn = choosing.marks(found, np.isfinite(found.comm_s), weight := found.weights.index("self_attn.q_proj.weight"))
+    for first, placed in list(zip(drawn.first, drawn.placed, strict=True))[::40]:
+        ways = set(found.choice[choosing.alike(found, int(first)), weight].tolist())
+        assert ways == {placed} if placed != choosing.SEVERAL else len(ways) > 1
+    figure = scatter.candidates_scatter(found, None, 80 * 2**30, LIGHT, by="self_attn.q_proj.weight")
+    coloured = [t for t in figure.data if t.name.startswith("self_attn.q_proj ") or t.name.startswith("several")]
+    assert sum(len(t.x) for t in coloured) == len(drawn.first) and len({t.marker.color for t in coloured}) == len(
+        coloured
+    )
+
+
 @pytest.mark.parametrize("n", [2187, 59_049, 100_000])
 def test_a_large_scatter_is_drawn_by_webgl_with_every_mark(n: int) -> None:
     found = made_up(n)
@@ -164,6 +199,12 @@ def test_the_scatter_rings_the_ties(plans: dict[str, Any]) -> None:
     figure = scatter.plans_scatter(plans, "best", choosing.baselines(plans), 80 * 2**30, LIGHT)
     ring = next(t for t in figure.data if "tie" in t.name)
     assert len(ring.x) == len(choosing.ties(plans)) > 1
+    marked = ("fsdp", "megatron-lm")
+    figure = scatter.plans_scatter(
+        plans, "best", choosing.baselines(plans), 80 * 2**30, LIGHT, marked=marked, like=["fsdp"]
+    )
+    sizes = {t.name: len(t.x) for t in figure.data if t.showlegend}
+    assert sizes["marked"] == 2 and sizes["places the block’s weights as a marked candidate does"] == 1
 
 
 # --- pins ------------------------------------------------------------------------------------------------

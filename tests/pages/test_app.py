@@ -1,9 +1,11 @@
 """Every page in Streamlit's own test runner: the worked example, settings from the address, what is wrong told in place."""
 
+import json
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from streamlit.testing.v1 import AppTest
@@ -263,6 +265,25 @@ def test_the_buttons_verify_for_real() -> None:
     for key, said in (("numbers", "gradient error"), ("traffic", "the same collectives and bytes")):
         at.button(key=f"verify_{key}").click().run()
         assert any("**confirmed**" in m.value and said in m.value for m in at.markdown)
+
+
+def test_what_is_marked_in_one_chart_is_marked_in_the_others_and_the_graph() -> None:
+    lasso = {"lasso": "100,30,400,30,400,120,100,120", "node": "LlamaDecoderLayer:self_attn.q_proj/linear"}
+    at = open_page("plans", **lasso)
+    assert not at.exception
+    told = words(at).replace("\\", "")
+    assert re.search(r"≠ in the graph: \d+ marked candidates", told) and "mlp.down_proj S(1)." in told
+    plans, candidates = (names(chart) for chart in at.get("plotly_chart")[:2])
+    assert "places the block’s weights as a marked candidate does" in plans and "self_attn.q_proj S(0)" in candidates
+    at = open_page("plans", among="megatron-lm,data-parallel")
+    told = words(at).replace("\\", "")
+    assert "≠ in the graph: Megatron-LM and Data parallel place it otherwise than Exact plan." in told
+    assert "as the marked plans do" in names(at.get("plotly_chart")[1])
+
+
+def names(chart: Any) -> list[str]:
+    """What is drawn in a chart."""
+    return [trace.get("name", "") for trace in json.loads(chart.proto.spec)["data"]]
 
 
 def test_sessions_share_no_settings() -> None:

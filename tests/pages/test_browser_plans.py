@@ -35,14 +35,20 @@ def charts(visit: Visit) -> tuple[Locator, Locator]:
     return found.nth(0), found.nth(1)
 
 
-def test_a_lasso_marks_candidates_and_the_link_keeps_it(visit: Visit) -> None:
+def test_a_lasso_marks_candidates_plans_and_the_graph_and_the_link_keeps_it(visit: Visit) -> None:
     page = visit.page
-    visit.open("/plans")
-    _, candidates = charts(visit)
+    visit.open("/plans?node=LlamaDecoderLayer:self_attn.q_proj/linear")
+    plans, candidates = charts(visit)
+    expect(candidates.locator(".legend")).to_contain_text(
+        "self_attn.q_proj S(0)"
+    )  # coloured by what is selected in the graph
     drag(visit, candidates, "Lasso Select", [(0.2, 0.55), (0.8, 0.55), (0.8, 0.98), (0.2, 0.98), (0.2, 0.55)])
     page.wait_for_function("location.search.includes('lasso=')")
     visit.settle()
     told = page.get_by_text(re.compile(r"^\d+ candidates marked")).inner_text()
+    expect(plans.locator(".legend")).to_contain_text("as a marked candidate does")
+    page.get_by_text(re.compile(r"≠ in the graph: \d+ marked candidates")).wait_for()
+    expect(page.locator('g.node.differs[data-id="LlamaDecoderLayer:mlp.up_proj/linear"]')).to_have_count(1)
     page.reload()
     visit.settle()
     expect(page.get_by_text(re.compile(r"^\d+ candidates marked"))).to_have_text(told)
@@ -54,11 +60,13 @@ def test_a_lasso_marks_candidates_and_the_link_keeps_it(visit: Visit) -> None:
 def test_a_lasso_among_plans_shortens_the_table(visit: Visit) -> None:
     page = visit.page
     visit.open("/plans")
-    plans, _ = charts(visit)
-    drag(visit, plans, "Box Select", [(0.25, 0.05), (0.75, 0.5)])
+    plans, candidates = charts(visit)
+    drag(visit, plans, "Box Select", [(0.25, 0.05), (0.75, 0.65)])
     page.wait_for_function("location.search.includes('among=')")
     visit.settle()
     page.get_by_text(re.compile(r"^\d plans marked in the chart")).wait_for()
+    expect(candidates.locator(".legend")).to_contain_text("as the marked plans do")
+    page.get_by_text(re.compile("≠ in the graph: .*Megatron-LM.* place it otherwise")).wait_for()
     visit.asks(lambda query: "megatron" in query)
     page.get_by_role("button", name="Show all plans").click()
     page.wait_for_function("!location.search.includes('among=')")

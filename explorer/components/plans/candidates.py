@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 
 import streamlit as st
 
@@ -10,6 +11,7 @@ from explorer.analysis import answer, rows
 from explorer.analysis import filters as choosing
 from explorer.analysis.filters import LETTERS
 from explorer.components import frame
+from explorer.components.plans import linked
 from explorer.components.plans.choice import CHOOSING, current, data_of, figure, generation, unmark
 from explorer.figures import scatter
 from explorer.session import state
@@ -22,8 +24,8 @@ ROWS_SHOWN = 500
 """Rows of the table of what is marked."""
 
 
-def section(result: Result, plan: Plan, reference: Plan | None) -> None:
-    """Every assignment of one unique block."""
+def section(result: Result, plan: Plan, reference: Plan | None, like: Sequence[Plan] = ()) -> None:
+    """Every assignment of one unique block; `like` are plans that are marked in their own chart."""
     one = chosen_block(result)
     if one is None:
         st.caption(
@@ -32,19 +34,7 @@ def section(result: Result, plan: Plan, reference: Plan | None) -> None:
         return
     names = [c.block for c in result.candidates]
     frame.absent("block", [b for b in (state.value("block"),) if b], names, f"Showing {frame.text(one.block)}")
-    titles = state.drawing(result.request).titles
-    widget = state.seed("w_block", one.block)
-    with st.container(horizontal=True, vertical_alignment="center", height=56, border=False):
-        st.markdown(
-            "**Every candidate of** " + frame.text("" if len(names) > 1 else titles.get(one.block, one.block)),
-            width="content",
-        )
-        if len(names) > 1:
-            st.selectbox(
-                "Block", names, key=widget, format_func=lambda n: titles.get(n, n), width=230,
-                on_change=lambda: unmark(block=st.session_state[widget], candidate=None, lasso=()),
-                label_visibility="collapsed",
-            )  # fmt: skip
+    by = _head(result, one, names)
     keep = current().candidates(one, limit := answer.limit_bytes(result), reference)
     index = picked(one)
     if index is None and state.value("candidate") is not None:
@@ -63,7 +53,8 @@ def section(result: Result, plan: Plan, reference: Plan | None) -> None:
 
     st.plotly_chart(
         scatter.candidates_scatter(
-            one, index, limit, frame.theme(), keep=keep, region=state.value("lasso"), same=choosing.of_plan(one, plan)
+            one, index, limit, frame.theme(), keep=keep, region=state.value("lasso"), same=choosing.of_plan(one, plan),
+            by=by, like=[i for p in like if (i := choosing.placed_as(one, p)) is not None],
         ),
         theme=None, key=key, on_select=pick, selection_mode=("points", "box", "lasso"), config=CHOOSING,
         alt=f"All candidates of {one.block} by communication and memory",
@@ -72,6 +63,48 @@ def section(result: Result, plan: Plan, reference: Plan | None) -> None:
     frame.data(f"every candidate of {one.block}", f"candidates-{one.block}", lambda: rows.candidates(one))
     candidate_words(one, index, index is None or bool(keep[index]))
     candidates_table(one, keep, index, limit)
+
+
+def _head(result: Result, one: Candidates, names: list[str]) -> str:
+    """What the chart shows, with the list of blocks; returns the weight that colours it, or nothing."""
+    titles = state.drawing(result.request).titles
+    with st.container(horizontal=True, vertical_alignment="center", height=56, border=False, key="chart_head_block"):
+        st.markdown(
+            "**Every candidate of** " + frame.text("" if len(names) > 1 else titles.get(one.block, one.block)),
+            width="content",
+        )
+        if len(names) > 1:
+            widget = state.seed("w_block", one.block)
+            st.selectbox(
+                "Block", names, key=widget, format_func=lambda n: titles.get(n, n), width=150,
+                on_change=lambda: unmark(block=st.session_state[widget], candidate=None, lasso=()),
+                label_visibility="collapsed",
+            )  # fmt: skip
+        return linked.coloured(result, one)
+
+
+def marked(result: Result) -> tuple[Candidates, list[int]] | None:
+    """The candidates that are marked or chosen, with the block that they are of; None where none are."""
+    one = chosen_block(result)
+    if one is None:
+        return None
+    index = picked(one)
+    if index is not None:
+        return one, [index]
+    region = state.value("lasso")
+    reference = next((p for p in result.plans if p.method == choosing.REFERENCE), None)
+    keep = current().candidates(one, answer.limit_bytes(result), reference)
+    found: list[int] = choosing.marked(one, keep, region).tolist() if region else []
+    return (one, found) if found else None
+
+
+def alike(result: Result, plans: Mapping[str, Plan]) -> list[str]:
+    """The plans that place the block's weights as one of the marked candidates does, each on its own last axis."""
+    held = marked(result)
+    if held is None:
+        return []
+    found, some = held
+    return [n for n, p in plans.items() if choosing.placed_as(found, p) in some]
 
 
 def chosen_block(result: Result) -> Candidates | None:
@@ -141,8 +174,7 @@ def candidates_table(found: Candidates, keep: choosing.Bools, index: int | None,
     """What the lasso marked, or what costs the same as the chosen candidate; a row chooses."""
     region = state.value("lasso")
     if region:
-        marked = choosing.inside(region, found.model_comm_s * 1e3, found.model_memory_bytes / units.GIB) & keep
-        rows = marked.nonzero()[0]
+        rows = choosing.marked(found, keep, region)
     elif index is not None and math.isfinite(float(found.comm_s[index])):
         rows = choosing.alike(found, index)
     else:
@@ -154,6 +186,8 @@ def candidates_table(found: Candidates, keep: choosing.Bools, index: int | None,
         more = f", the first {ROWS_SHOWN} listed" if len(rows) > ROWS_SHOWN else ""
         what = "marked" if region else "of equal cost"
         st.caption(f"{units.whole(len(rows))} candidate{'s' * (len(rows) != 1)} {what}{more}", width="content")
+        if region and len(rows):
+            st.caption(frame.text(linked.common(found, rows.tolist())), width="content")
         if region:
             st.button("Clear the mark", on_click=unmark, kwargs={"lasso": ()}, key="unmark", type="tertiary")
     rows = rows[:ROWS_SHOWN]

@@ -8,10 +8,9 @@ from collections.abc import Mapping, Sequence
 import streamlit as st
 
 from explorer import components
-from explorer.analysis import filters as choosing
 from explorer.analysis.filters import LETTERS, REFERENCE
-from explorer.components import graphs
-from explorer.components.plans import candidates
+from explorer.components import frame, graphs
+from explorer.components.plans import candidates, linked
 from explorer.graph import diff as graph_diff
 from explorer.graph import weight_table as weight_rows
 from explorer.session import state
@@ -53,7 +52,9 @@ def line(result: Result, plans: Mapping[str, Plan], chosen: str, nodes: Sequence
     rest = len(nodes) - sum(map(len, lie.values()))
     told = [f"{html.escape(how)}: {html.escape(_some(names))}" for how, names in lie.items()]
     told += [f"{rest} result{'s' * (rest > 1)} otherwise"] if rest else []
-    what = f"{'; '.join(told)}. The graph beside the weights below marks them ≠." if told else "every node lies alike."
+    what = f"{'; '.join(told)}." if told else "every node lies alike."
+    if told and not marks_of(result, plans, chosen, ()).told:
+        what += " The graph beside the weights below marks them ≠."
     st.html(f"<p class='told'>{mine} against {theirs}: {what}</p>")
 
 
@@ -89,19 +90,26 @@ def weights(result: Result, plans: Mapping[str, Plan], chosen: str, nodes: Seque
     with left:
         components.weights(table, key="weights", on_open=open_node)
     with right:
-        if one and picked:
-            theirs = choosing.letters(one, plans[chosen])
-            homes = weight_rows.by_weight(drawing)
-            marks = {
-                homes[k]: f"weight {p}" for k, p in marked.items() if k in homes and LETTERS[theirs.get(k[1], 0)] != p
-            }
-            _graph(result, chosen, marks, "the chosen candidate")
-        else:
-            marks = {d.left: d.there for d in nodes}
-            _graph(result, chosen, marks, words.title(plans[other(plans, chosen)]) if marks else "")
+        found = marks_of(result, plans, chosen, nodes)
+        if found.told:
+            st.caption(frame.text(found.told))
+        _graph(result, chosen, found)
 
 
-def _graph(result: Result, chosen: str, marks: dict[str, str], otherwise: str) -> None:
+def marks_of(
+    result: Result, plans: Mapping[str, Plan], chosen: str, nodes: Sequence[graph_diff.Difference]
+) -> linked.Marks:
+    """What the graph marks: against marked candidates, else against marked plans, else against one other plan (`nodes`)."""
+    if held := candidates.marked(result):
+        return linked.of_candidates(result, plans[chosen], *held)
+    among = [n for n in state.value("among") if n in plans]
+    if any(n != chosen for n in among):
+        return linked.of_plans(result, plans, chosen, among)
+    marks = {d.left: d.there for d in nodes}
+    return linked.Marks(marks, words.title(plans[other(plans, chosen)]) if marks else "")
+
+
+def _graph(result: Result, chosen: str, marks: linked.Marks) -> None:
     """The graph with the plan's placements, and marks on the nodes that lie otherwise somewhere else."""
 
     def viewed() -> None:
@@ -113,7 +121,7 @@ def _graph(result: Result, chosen: str, marks: dict[str, str], otherwise: str) -
             **graphs.canvas(result.request, chosen, state.edit_of(chosen), state.value("least"), state.value("way")),
             "selected": state.value("node"), "asked": state.asked(), "show": "placement",
             "open": graphs.default_open(state.drawing(result.request)),
-            "marks": marks, "other": otherwise,
+            "marks": dict(marks.nodes), "other": marks.otherwise,
         },
         key="plans_graph", on_view=viewed, height=GRAPH_HEIGHT,
     )  # fmt: skip

@@ -76,10 +76,11 @@ def _clear() -> None:
 # --- whole-model plans ----------------------------------------------------------------------------------
 
 
-def plans_chart(result: Result, plans: Plans, shown: Plans, chosen: str) -> None:
-    """Whole-model plans; a click chooses one, a lasso or box keeps several in the table."""
+def plans_chart(result: Result, plans: Plans, shown: Plans, chosen: str, like: list[str]) -> None:
+    """Whole-model plans; a click chooses one, a lasso or box marks several here, in the table, among the candidates and in the graph.
+    Those `like` a marked candidate are marked too."""
     widget = state.seed("w_axis", state.value("axis"))
-    with st.container(horizontal=True, vertical_alignment="center", height=56, border=False):
+    with st.container(horizontal=True, vertical_alignment="center", height=56, border=False, key="chart_head_plans"):
         st.markdown("**Plans for the whole model** by", width="content")
         st.selectbox(
             "Across", list(AXES), format_func=lambda a: AXES[a], key=widget, width=230,
@@ -87,7 +88,15 @@ def plans_chart(result: Result, plans: Plans, shown: Plans, chosen: str) -> None
         )  # fmt: skip
     limit = answer.limit_bytes(result)
     figure = scatter.plans_scatter(
-        shown, chosen, choosing.baselines(plans), limit, frame.theme(), state.value("axis"), plans
+        shown,
+        chosen,
+        choosing.baselines(plans),
+        limit,
+        frame.theme(),
+        state.value("axis"),
+        plans,
+        state.value("among"),
+        like,
     )
     key = f"plans_chart{generation()}"
 
