@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from bench.support.published import memory as published_memory
+from bench.support.published import pairs as published_pairs
 from bench.support.published.fit import PRIORS
 from bench.support.published.runs import Run, priced, runs
 from bench.support.published.table import bands, document, predictions
@@ -52,13 +53,14 @@ def main() -> None:
         ROWS.write_text("".join(json.dumps(known[name]) + "\n" for name in sorted(known)))
     every = {run.id: run for run in runs()}
     found = [(every[name], row) for name, row in sorted(known.items()) if name in every]
-    TABLE.write_text(document(found))
+    told = published_pairs.told(args.redo)
+    TABLE.write_text(document(found, told))
     with PREDICTED.open("w", encoding="utf-8", newline="") as file:
         rows = predictions(found)
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
-    (ASSETS / "bands.json").write_text(json.dumps(bands(found), indent=2) + "\n")
+    (ASSETS / "bands.json").write_text(json.dumps(bands(found, told), indent=2) + "\n")
     if not args.table:
         published_memory.main(args.redo)
 

@@ -354,6 +354,12 @@ def _proof(plan: Plan, tool: str | None) -> str:
 
 
 def _band(s: Speed) -> str:
+    if s.band.host_s:
+        return (
+            f"{PREDICTED} A step may take between {units.seconds(s.low_s)} and {units.seconds(s.high_s)}: the GPU has so little to do in "
+            "each operator that the host, which launches them, may set the pace. At the upper end each call of an operator takes the "
+            "least time that an eager published run took. Larger micro-batches or torch.compile help."
+        )
     share = f"between {100 * (1 - s.low_s / s.step_time_s):.0f} % faster and {100 * (s.high_s / s.step_time_s - 1):.0f} % slower"
     gpu = "" if s.band.measured_gpu else ", and none of them on this GPU, so the range is wide"
     return (

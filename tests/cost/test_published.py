@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from bench.support.published.memory import measured, predicted, stated_runs
 from bench.support.published.runs import Run, priced, runs
+from planner_core.planning.pricing import band_of
 
 SAMPLE = {
     "r0069": 0.03,  # MPT-760m, FSDP on 8 H100
@@ -19,6 +22,10 @@ SAMPLE = {
 """Runs of several sources, GPUs and layouts, and how far each may be off."""
 
 
+HOSTED = ("r0370", "r0697")
+"""nanotron's tensor parallelism over 8 and 4 GPUs, one sample at a time, of two widths."""
+
+
 @pytest.fixture(scope="module")
 def stated() -> dict[str, Run]:
     return {run.id: run for run in runs() if run.id in SAMPLE}
@@ -29,6 +36,18 @@ def test_a_published_step_is_met(name: str, stated: dict[str, Run]) -> None:
     plan, _ = priced(stated[name])
     assert plan is not None
     assert plan.cost.step_time_s == pytest.approx(stated[name].measured_s, rel=SAMPLE[name])
+
+
+@pytest.mark.parametrize("name", HOSTED)
+def test_where_the_host_sets_the_pace_the_band_reaches_the_measured_step(name: str) -> None:
+    (run,) = (run for run in stated_runs() if run.id == name)
+    plan, planner = priced(run)
+    assert plan is not None and plan.cost.step_time_s < 0.85 * run.measured_s  # by the GPU's work alone
+    band = band_of(plan, planner.cluster)
+    assert band.host_s == pytest.approx(run.measured_s, rel=0.15)
+    assert band.low * plan.cost.step_time_s < run.measured_s < 1.15 * band.high * plan.cost.step_time_s
+    compiled = replace(plan, workload={**plan.workload, "compiled": True})
+    assert band_of(compiled, planner.cluster).host_s == 0
 
 
 MEMORY = {

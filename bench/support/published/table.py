@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from bench.support.published.fit import PRIORS, fold_of, left_out, odd, source_of
+from bench.support.published.pairs import Told, floor, section
 from bench.support.published.runs import Run
 
 Found = Sequence[tuple[Run, dict[str, Any]]]
@@ -69,8 +70,8 @@ def _weights(every: Sequence[Run]) -> Any:
 # --- the document ------------------------------------------------------------------------------------
 
 
-def document(found: Found) -> str:
-    """docs/PUBLISHED.md."""
+def document(found: Found, told: Sequence[Told]) -> str:
+    """docs/PUBLISHED.md. `told` are the runs of its pairs."""
     errors = errors_of(found)
     refused: dict[str, list[str]] = {}
     for run, row in found:
@@ -80,6 +81,7 @@ def document(found: Found) -> str:
     for why, ids in refused.items():
         parts.append(f"{len(ids)} are not: {why} ({', '.join(ids)}).")
     parts.append("\n".join(_tables(errors)))
+    parts.append(section(told))
     parts.append("\n".join(_worst(errors)))
     return "\n\n".join(parts) + "\n"
 
@@ -155,8 +157,8 @@ def kind(run: Run) -> str:
     return f"data parallel or ZeRO-1, {'to 64 ranks' if layout.dp <= MANY else 'more ranks'}"
 
 
-def bands(found: Found) -> dict[str, Any]:
-    """assets/bands.json: errors of groups left out, by kind of run."""
+def bands(found: Found, told: Sequence[Told]) -> dict[str, Any]:
+    """assets/bands.json: errors of groups left out, by kind of run; and the host's floor, of the runs `told`."""
     errors = errors_of(found)
     groups: dict[str, list[float]] = {}
     for e in errors:
@@ -172,6 +174,11 @@ def bands(found: Found) -> dict[str, Any]:
         "gpu_sigma": GPU_SIGMA,
         "gpu_source": "judgement: a GPU that no training run of the fit used",
         "measured_gpus": ["A100-SXM", "A800", "H100-SXM"],
+        "host": {
+            "call_s": float(f"{floor([(t.run, t.calls) for t in told]):.3g}"),
+            "source": f"the least that {sum(not t.run.stated.compiled for t in told)} eager published runs took for each call of an operator, "
+            "forward and backward together: nanotron on H100, tensor parallelism with one sample (docs/PUBLISHED.md)",
+        },
         "kinds": {**kinds, "tensor parallel over nodes": OVER_NODES},
     }
 

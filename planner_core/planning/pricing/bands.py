@@ -6,6 +6,9 @@ nine in ten runs stay (`p90`). Two more errors are added as independent errors. 
 
     width = hypot(p90, 1.645 · stack_sigma, 1.645 · gpu_sigma if the GPU was not measured)
 
+No eager run was measured to take less than `host.call_s` for each call of an operator, forward and backward together: then the
+host, which launches kernels, sets the pace. Where a step's calls take longer at that pace, the band reaches up to it.
+
 Example: FSDP on one node has a p90 of 8.6 %, and a stack 5 %. hypot(8.6, 1.645 · 5) = 11.9 %, so a step of 1 s is shown as
 0.89 to 1.13 s.
 """
@@ -29,17 +32,19 @@ TABLE = ASSETS / "bands.json"
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """The two factors on the predicted time between which nine in ten runs are; the kind of run; and the number of runs of it."""
+    """The two factors on the predicted time between which nine in ten runs are; the kind of run; and the number of runs of it.
+    `host_s`: the seconds of a step whose pace the host sets, if they are more than such runs take; else 0."""
 
     kind: str
     runs: int
     low: float
     high: float
     measured_gpu: bool
+    host_s: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         """The object for `plan --json`."""
-        return {"kind": self.kind, "runs": self.runs, "measured_gpu": self.measured_gpu}
+        return {"kind": self.kind, "runs": self.runs, "measured_gpu": self.measured_gpu, "host_s": self.host_s}
 
 
 @cache
@@ -56,7 +61,17 @@ def band_of(plan: Plan, cluster: Cluster) -> Band:
     measured = any(cluster.gpu.name.startswith(name) for name in table["measured_gpus"])
     sigma = math.hypot(table["stack_sigma"], 0.0 if measured else table["gpu_sigma"])
     size = math.hypot(row["p90"], NINE_IN_TEN * sigma)
-    return Band(kind, row["n"], math.exp(-size), math.exp(size), measured)
+    high, step = math.exp(size), plan.cost.step_time_s
+    host_s = 0.0 if plan.workload.get("compiled") else calls_of(plan) * table["host"]["call_s"]
+    if host_s <= high * step:
+        return Band(kind, row["n"], math.exp(-size), high, measured)
+    return Band(kind, row["n"], math.exp(-size), host_s / step, measured, host_s)
+
+
+def calls_of(plan: Plan) -> int:
+    """The calls of operators in the forward passes of a step."""
+    once = sum(len(block.sites) * len(block.prefixes) for block in plan.blocks.values())
+    return once * int(plan.workload["accumulate"])
 
 
 def sigma_of(plan: Plan, cluster: Cluster) -> float:
