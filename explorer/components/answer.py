@@ -17,7 +17,7 @@ from explorer.session import state
 from explorer.text import recipe, units, words
 from planner_core.core import Graph, Plan
 from planner_core.cost import simulated
-from planner_core.planning import Request, Result
+from planner_core.planning import TIE, Request, Result, leads
 from planner_core.planning.analysis import Choice, choice
 from planner_core.planning.methods import BASELINES
 from planner_core.planning.pricing import Budget, Speed, model_flops, speed_of
@@ -334,6 +334,8 @@ def _ties(found: Choice, plans: Mapping[str, Plan], best: str) -> str:
     names = ", ".join(f"{title[t.name]} (+{100 * t.slower:.1f} %)" for t in found.ties)
     told = f"As far as the prediction can tell, as fast: {names}."
     simple = next((t for t in found.ties if t.name == found.recommended), None)
+    if simple is not None and found.one_axis:
+        return f"{told} {title[simple.name]} needs one mesh axis, and is not slower by the simulation."
     if simple is None:
         return (
             f"{told} {'This plan is the simplest of them.' if plans[best].method in BASELINES else 'Choose by memory.'}"
@@ -350,6 +352,8 @@ def _proof(plan: Plan, tool: str | None) -> str:
     least = "takes less time" if plan.objective == "time" else "communicates less"
     if plan.optimal:
         return f"**Proven.** No plan{space} that fits {least}, under the costs as stated."
+    if leads(plan):
+        return f"**A tie.** {frame.text(_sentence_case(plan.notes[0].removeprefix(TIE)))}."
     return f"**Not proven.** {frame.text(_sentence_case('; '.join(plan.notes) or 'best found'))}."
 
 

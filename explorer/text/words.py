@@ -9,6 +9,7 @@ from itertools import pairwise
 from explorer.text import units
 from planner_core.core import Cluster, DeviceMesh, Plan, Shard
 from planner_core.models import FoldGroup
+from planner_core.planning import FASTEST, leads
 from planner_core.planning.analysis import doubt_between
 from planner_core.planning.methods import BASELINES, METHODS
 
@@ -46,6 +47,10 @@ def title(plan: Plan) -> str:
     """What a plan is called on the page."""
     if plan.name in TITLES:
         return TITLES[plan.name]
+    if plan.name == FASTEST:
+        return "Fastest plan"
+    if leads(plan):
+        return "Simpler plan"
     if plan.name == "best":
         return METHOD_TITLES.get(plan.method, "Best plan")
     return plan.name[:1].upper() + plan.name[1:]

@@ -15,6 +15,7 @@ from planner_core.planning import edit
 from planner_core.planning.edit import Editable
 from planner_core.planning.fitting.baselines import baselines
 from planner_core.planning.fitting.micro_batches import GraphSource, settle
+from planner_core.planning.fitting.simpler import FASTEST, TIE, leads
 from planner_core.planning.library import Folded, Front, compare, fold, front, plan, price
 from planner_core.planning.methods import METHODS
 from planner_core.planning.pipeline import (
@@ -32,7 +33,9 @@ from planner_core.planning.session import USABLE_MEMORY, Planner, meshes, prepar
 from planner_core.planning.small_config import shrink, shrinks
 
 __all__ = [
+    "FASTEST",
     "METHODS",
+    "TIE",
     "USABLE_MEMORY",
     "Editable",
     "Folded",
@@ -52,6 +55,7 @@ __all__ = [
     "exact_front",
     "fold",
     "front",
+    "leads",
     "meshes",
     "plan",
     "plan_model",

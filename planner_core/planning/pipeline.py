@@ -22,6 +22,7 @@ from planner_core.planning.fitting.baselines import baselines, without
 from planner_core.planning.fitting.for_tool import for_tool
 from planner_core.planning.fitting.micro_batches import GraphSource, settle
 from planner_core.planning.fitting.shortage import needs_buffers, refused
+from planner_core.planning.fitting.simpler import fastest_alone, simpler
 from planner_core.planning.methods import EXACT, FREE, METHODS, DataAxis, Method, spaces
 from planner_core.planning.request import Progress, Request
 from planner_core.planning.session import Planner, meshes, prepare, replace_request
@@ -51,7 +52,8 @@ FRONT_STEP = 0.03
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """All that a report or a page shows. `plans`: the chosen plan, then the corners of the front, then the baselines."""
+    """All that a report or a page shows. `plans`: the chosen plan, then the fastest if a simpler one was chosen, then the corners of
+    the front, then the baselines."""
 
     request: Request
     graph: Graph
@@ -90,15 +92,16 @@ def plan_model(request: Request, graph: GraphSource = None, progress: Progress |
     every = meshes(replace(request, tool=None), planner.cluster)
     others = [*planner.stated(), *baselines(planner, every, recompute=asked)]
     chosen = chosen if told else no_worse(chosen, others)
+    first = simpler(planner, chosen, others, choose, say)
     say("trade-offs")
-    front = trade_offs(planner, meshes(request, planner.cluster), chosen)
+    front = trade_offs(planner, meshes(request, planner.cluster), first)
     say("candidates")
     scored = block_candidates(planner, chosen)
     notes = (*told, *_memory_notes(planner, chosen), *planner.graph.assumptions, *without(planner, others))
     timings = {**planner.clock.seconds, "total": time.perf_counter() - start}
     return Result(
         request=request, graph=planner.graph, coarse=planner.coarse, cluster=planner.cluster, workload=planner.workload,
-        candidates=tuple(scored), dropped=_dropped(scored, planner.budget), unknown_ops=_unknown(planner), plans=(chosen, *front, *others),
+        candidates=tuple(scored), dropped=_dropped(scored, planner.budget), unknown_ops=_unknown(planner), plans=(*first, *front, *others),
         timings_s=timings, notes=notes,
     )  # fmt: skip
 
@@ -242,9 +245,10 @@ def _chunks(planner: Planner, plan: Plan) -> tuple[str, ...]:
     )
 
 
-def trade_offs(planner: Planner, options: Iterable[DeviceMesh], chosen: Plan) -> list[Plan]:
-    """The corners of the front of step time and memory over all meshes, as plans, without the chosen plan. Most plans between two
-    corners are mixtures of the two. Of ZeRO stages beside the usual one only the fastest plan of each mesh is looked at."""
+def trade_offs(planner: Planner, options: Iterable[DeviceMesh], shown: Sequence[Plan]) -> list[Plan]:
+    """The corners of the front of step time and memory over all meshes, as plans, without those that are `shown` already. Most
+    plans between two corners are mixtures of the two. Of other ZeRO stages than the usual one only the fastest
+    plan of each mesh is looked at."""
     points: list[tuple[float, float, Problem, Assignment]] = []
     for mesh in options:
         for number, build in enumerate(planner.builders(EXACT, mesh)):
@@ -261,7 +265,7 @@ def trade_offs(planner: Planner, options: Iterable[DeviceMesh], chosen: Plan) ->
     if len(kept) > MAX_FRONT:  # spread evenly along the front, with both ends
         kept = [kept[round(i * (len(kept) - 1) / (MAX_FRONT - 1))] for i in range(MAX_FRONT)]
     found = [planner.plan(p, Answer(a, t, t, m), "", "exact", "time") for t, m, p, a in kept]
-    plans = [p for p in found if p.blocks != chosen.blocks or p.mesh != chosen.mesh]
+    plans = [p for p in found if not any((p.blocks, p.mesh) == (other.blocks, other.mesh) for other in shown)]
     return [replace(plan, name=f"trade-off {k + 1}") for k, plan in enumerate(plans)]
 
 
@@ -357,6 +361,7 @@ def _memory_notes(planner: Planner, chosen: Plan) -> tuple[str, ...]:
 def compare_methods(request: Request, progress: Progress | None = None, graph: Graph | None = None) -> Result:
     """Plan by every method and baseline. The object of `compare --json` has the form of that of `plan --json`."""
     result = plan_model(request, graph, progress)
+    result = replace(result, plans=fastest_alone(result.plans))
     say = progress or (lambda text: None)
     planner = prepare(replace(result.request, tool=None), result.graph)  # the others may choose any plan of theirs
     found: dict[tuple[str, str], Plan] = {}

@@ -15,7 +15,7 @@ from explorer.figures import scatter
 from explorer.session import state
 from explorer.text import glossary, units, words
 from planner_core.core import Plan
-from planner_core.planning import Result, edit
+from planner_core.planning import Result, edit, leads
 from planner_core.planning.methods import ALL
 from planner_core.planning.pricing import model_flops, speed_of
 
@@ -160,7 +160,7 @@ def plans_table(result: Result, plans: Plans, shown: Plans, chosen: str) -> None
             "fits": "yes" if p.fits else "no",
             "mesh": words.mesh_words(p.mesh),
             "what it does": words.describe(p),
-            "proof": "optimal" if p.optimal else "best found",
+            "proof": "optimal" if p.optimal else "a tie" if leads(p) else "best found",
         }
         for n, p in listed.items()
     ]

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 
 from planner_core.core import Cluster, Plan
 from planner_core.cost import CostModel, cost_model_of, step_seconds, units_of
+from planner_core.planning.fitting.simpler import leads
 from planner_core.planning.methods import BASELINES
 from planner_core.planning.pipeline import Result
 from planner_core.planning.pricing import NINE_IN_TEN, sigma_of
@@ -41,12 +42,13 @@ class Tie:
 @dataclass(frozen=True, slots=True)
 class Choice:
     """The plan that is predicted fastest, its ties by rising time, and which of all these is recommended: the simplest, or the one for
-    the request's `tool`."""
+    the request's `tool`. `one_axis`: no stock tool runs the recommended plan as it is, but it needs one mesh axis."""
 
     fastest: str
     ties: tuple[Tie, ...]
     recommended: str
     tool: str | None = None
+    one_axis: bool = False
 
     @property
     def sentence(self) -> str:
@@ -60,21 +62,25 @@ class Choice:
                 f"{told}. {self.fastest} is {f'what {self.tool} can be told' if self.tool else 'the simplest of them'}"
             )
         gain = next(t.slower for t in self.ties if t.name == self.recommended)
-        return (
-            f"{told}. Run {self.recommended}, the simplest: stock tools run it as it is. {self.fastest} may gain "
-            f"{100 * gain:.1f} %"
+        why = (
+            "it needs one mesh axis, and is not slower by the simulation"
+            if self.one_axis
+            else "stock tools run it as it is"
         )
+        return f"{told}. Run {self.recommended}, the simplest: {why}. {self.fastest} may gain {100 * gain:.1f} %"
 
 
 def choice(result: Result) -> Choice:
     """The ties of the chosen plan among the plans that fit. Under another objective than time there are none: bytes are exact. A plan
     for a tool is recommended as it is: the tool runs it, and may not run the others."""
-    best = result.best
+    lead = result.best if leads(result.best) else None
+    best = result.plans[1] if lead else result.best
     found = []
-    for plan in result.plans[1:]:
+    for plan in result.plans:
         doubt = doubt_between(best, plan, result.cluster)
         slower = plan.cost.step_time_s / best.cost.step_time_s - 1
-        if plan.fits and best.objective == plan.objective == "time" and 0 <= slower <= doubt and plan.name != best.name:
+        timed = best.objective == plan.objective == "time"
+        if plan.fits and timed and 0 <= slower <= doubt and plan.name != best.name:
             found.append(Tie(plan.name, plan.method, slower, doubt))
     stock = {name: rank for rank, name in enumerate(BASELINES)}
     found.sort(key=lambda t: t.slower)
@@ -82,7 +88,9 @@ def choice(result: Result) -> Choice:
     plain = result.request.tool is not None or (
         best.method in stock and (simple is None or stock[best.method] <= stock[simple.method])
     )
-    return Choice(best.name, tuple(found), best.name if simple is None or plain else simple.name, result.request.tool)
+    if simple is not None and not plain:
+        return Choice(best.name, tuple(found), simple.name, result.request.tool)
+    return Choice(best.name, tuple(found), (lead or best).name, result.request.tool, lead is not None)
 
 
 def doubt_between(one: Plan, other: Plan, cluster: Cluster) -> float:

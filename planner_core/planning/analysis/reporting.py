@@ -10,6 +10,7 @@ from planner_core.core import Plan, Workload, glob_name, placements_by_pattern
 from planner_core.cost import simulated
 from planner_core.ops import CoarseGraph
 from planner_core.planning.analysis.doubt import SCENARIOS, Choice, Regret, choice
+from planner_core.planning.fitting.simpler import leads
 from planner_core.planning.pipeline import FrontPoint, Result
 from planner_core.planning.pricing import Budget, Speed, axis_roles, micro_batch, model_flops, speed_of, zero_stage
 from planner_core.search.candidates import matrices
@@ -129,6 +130,10 @@ def gib(plan: Plan) -> str:
     return f"{plan.cost.memory_bytes['peak'] / 2**30:.1f}"
 
 
+def _proven(plan: Plan) -> str:
+    return "yes" if plan.optimal else "a tie" if leads(plan) else "no"
+
+
 def plans_table(plans: tuple[Plan, ...], speeds: Sequence[Speed], budget: Budget | None = None) -> str:
     """One line per plan."""
     head = ["plan", "mesh", "step", "from", "to", "tokens/s/GPU", "MFU %", "compute", "exposed comm", "all comm", "memory GiB", "fits",
@@ -139,7 +144,7 @@ def plans_table(plans: tuple[Plan, ...], speeds: Sequence[Speed], budget: Budget
         rows.append([
             p.name, str(p.mesh), seconds(c.step_time_s), seconds(speed.low_s), seconds(speed.high_s),
             f"{speed.tokens_per_s_per_gpu:,.0f}", f"{100 * speed.mfu:.1f}", seconds(c.compute_time_s),
-            seconds(c.exposed_comm_time_s), seconds(c.comm_time_s), gib(p), "yes" if p.fits else "no", "yes" if p.optimal else "no",
+            seconds(c.exposed_comm_time_s), seconds(c.comm_time_s), gib(p), "yes" if p.fits else "no", _proven(p),
             *([] if budget is None else budget.cells(speed, p.mesh.num_devices)),
         ])  # fmt: skip
     return table(rows, frozenset({*range(2, 11), 13, 14}))

@@ -1,0 +1,68 @@
+"""A plan that needs one mesh axis, where the fastest plan needs two and the prediction cannot tell which of them is faster.
+
+The search minimises a form of the step's time. The simulation of the step differs from this form by up to 2 % for most plans
+(docs/SIMULATION.md). So if the best plan on one axis takes at most 2 % longer by the form, and its simulated step is not longer,
+the two tie. Then the plan on one axis leads, since it is simpler, and the fastest plan stands behind it with its proof.
+
+Example: on mesh 2x8 the fastest plan takes 116.0 ms, simulated 114.0 ms. The best plan on mesh 16 takes 117.3 ms, simulated
+113.2 ms. So the plan on mesh 16 leads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from planner_core.core import DeviceMesh, NoPlanFits, Plan, axis_names
+from planner_core.cost import simulated
+from planner_core.planning.fitting.micro_batches import Choose
+from planner_core.planning.methods import EXACT
+from planner_core.planning.request import Progress
+from planner_core.planning.session import Planner
+
+FASTEST = "fastest"
+"""The name of the fastest plan where a simpler one leads."""
+TIE = "a tie: "
+"""How the note of a plan begins that leads since it is simpler."""
+SLOWER = 0.02
+"""The plan on one axis takes at most this share longer."""
+
+
+def leads(plan: Plan) -> bool:
+    """Whether a plan leads since it is simpler than the fastest one, and ties with it."""
+    return plan.notes[:1] != () and plan.notes[0].startswith(TIE)
+
+
+def simpler(planner: Planner, fastest: Plan, others: Iterable[Plan], choose: Choose, say: Progress) -> list[Plan]:
+    """The plan that leads, and behind it the fastest one if that is another. `others`: if one of these that fits is faster than the plan
+    on one axis, that does not lead. Nor does it if the user set the mesh, the memory or a tool, or asks for another objective."""
+    request = planner.request
+    free = (request.mesh, request.tool, request.memory_gb) == (None, None, None) and request.method == EXACT.name
+    if not (free and fastest.fits and fastest.objective == "time" and len(fastest.mesh.axis_sizes) > 1):
+        return [fastest]
+    most = fastest.cost.step_time_s * (1 + SLOWER)
+    line = DeviceMesh(axis_names(1), (planner.cluster.num_gpus,))
+    try:
+        plan = choose(planner, [line], say, below=most, prove=False)
+    except NoPlanFits:
+        return [fastest]
+    if not plan.fits or plan.cost.step_time_s > most or any(_beats(p, plan) for p in others):
+        return [fastest]
+    longer = simulated(fastest, planner.graph) / simulated(plan, planner.graph) - 1
+    if longer < 0:
+        return [fastest]
+    told = (
+        f"{TIE}the fastest plan, on mesh {fastest.mesh}, takes {100 * (1 - fastest.cost.step_time_s / plan.cost.step_time_s):.1f} % less "
+        f"by the form that the search minimises{', which is proven' if fastest.optimal else ''}, and {100 * longer:.1f} % more by the "
+        "simulation; this plan needs one mesh axis"
+    )
+    return [replace(plan, optimal=False, notes=(told,)), replace(fastest, name=FASTEST)]
+
+
+def _beats(other: Plan, plan: Plan) -> bool:
+    return other.fits and other.cost.step_time_s < plan.cost.step_time_s
+
+
+def fastest_alone(plans: tuple[Plan, ...]) -> tuple[Plan, ...]:
+    """The same plans with the fastest one in front, as the search named it, and without a simpler one."""
+    return (replace(plans[1], name=plans[0].name), *plans[2:]) if leads(plans[0]) else plans

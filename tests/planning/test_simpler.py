@@ -1,0 +1,88 @@
+"""A plan on one mesh axis leads where the fastest plan needs two and the two tie."""
+
+from __future__ import annotations
+
+import pytest
+
+from planner_core.core import Plan
+from planner_core.cost import simulated
+from planner_core.planning.analysis.doubt import choice
+from planner_core.planning.analysis.reporting import report, text
+from planner_core.planning.fitting import simpler as rule
+from planner_core.planning.fitting.simpler import FASTEST, SLOWER, fastest_alone, leads, simpler
+from planner_core.planning.pipeline import Result, choose
+from planner_core.planning.request import Request
+from planner_core.planning.session import Planner, meshes, prepare, replace_request
+from tests.support.plans import planned
+
+ASKED = Request("resnet50-100k", cluster="2x8-v100-eth", batch=1024)
+
+
+@pytest.fixture(scope="module")
+def result() -> Result:
+    return planned(ASKED)
+
+
+@pytest.fixture(scope="module")
+def planner(result: Result) -> Planner:
+    return prepare(result.request, result.graph)
+
+
+def quiet(_: str) -> None:
+    pass
+
+
+def test_a_tie_is_led_by_the_plan_on_one_axis(result: Result) -> None:
+    """TAP's case under mixed precision: mesh 2x8 is faster by 1 %, and the simulation says the opposite."""
+    first, second = result.plans[:2]
+    assert leads(first) and not first.optimal and len(first.mesh.axis_sizes) == 1
+    assert second.name == FASTEST and second.optimal and len(second.mesh.axis_sizes) == 2
+    slower = first.cost.step_time_s / second.cost.step_time_s - 1
+    assert 0 < slower <= SLOWER and simulated(first, result.graph) <= simulated(second, result.graph)
+    assert not any(
+        (p.blocks, p.mesh) == (q.blocks, q.mesh)
+        for p in (first, second)
+        for q in result.plans
+        if q not in (first, second)
+    )
+
+
+def test_the_fastest_stays_the_optimum_of_all_meshes(result: Result, planner: Planner) -> None:
+    every = choose(planner, meshes(planner.request, planner.cluster))
+    fastest = result.plans[1]
+    assert (fastest.blocks, fastest.cost, fastest.optimal) == (every.blocks, every.cost, every.optimal)
+    assert fastest_alone(result.plans) == (every, *result.plans[2:])
+
+
+def test_the_report_says_that_it_is_a_tie(result: Result) -> None:
+    found = choice(result)
+    assert found.fastest == FASTEST and found.recommended == result.best.name
+    assert result.best.name in {t.name for t in found.ties}
+    assert "needs one mesh axis, and is not slower by the simulation" in found.sentence
+    (row,) = [line for line in text(result).splitlines() if line.startswith("best ")]
+    assert row.endswith("a tie")
+    summary = report(result)["plans"][0]
+    assert summary["notes"][0].startswith("a tie: ") and not summary["optimal"]
+
+
+def test_it_does_not_lead_where_the_simulation_disagrees(
+    result: Result, planner: Planner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fastest = fastest_alone(result.plans)[0]
+    assert [p.name for p in simpler(planner, fastest, (), choose, quiet)] == ["best", FASTEST]
+    monkeypatch.setattr(rule, "simulated", lambda plan, graph: 1.0 / len(plan.mesh.axis_sizes))
+    assert simpler(planner, fastest, (), choose, quiet) == [fastest]
+
+
+def test_it_does_not_lead_where_a_usual_layout_is_faster(result: Result, planner: Planner) -> None:
+    fastest = fastest_alone(result.plans)[0]
+    assert simpler(planner, fastest, [fastest], choose, quiet) == [fastest]
+
+
+@pytest.mark.parametrize("changes", [{"mesh": "2x8"}, {"memory_gb": 32.0}, {"tool": "torchrun"}, {"method": "taps"}])
+def test_what_the_user_set_is_kept(result: Result, planner: Planner, changes: dict[str, object]) -> None:
+    def never(*_: object, **__: object) -> Plan:
+        raise AssertionError("no other plan is looked for")
+
+    fastest = fastest_alone(result.plans)[0]
+    assert simpler(replace_request(planner, **changes), fastest, (), never, quiet) == [fastest]
