@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from planner_core.core import Graph, Plan
 from planner_core.cost import WAITED, block_of, cost_model_of, exposed_parts, op_seconds, recomputed
 from planner_core.ops import CoarseGraph
-from planner_core.planning import USABLE_MEMORY, Result
+from planner_core.planning import Result, usable_bytes
 from planner_core.planning.methods import BASELINES
 
 COMPUTE, AGAIN, WAITS, WEIGHTS, OPTIMIZER = "compute", "recomputation", "waits", "weight traffic", "optimizer"
@@ -28,9 +28,8 @@ TOLD = 0.2
 
 
 def limit_bytes(result: Result) -> int:
-    """Bytes per GPU that a plan may take to fit: what the visitor said, else the share of the GPU's memory that plans may fill."""
-    share = 1.0 if result.request.memory_gb is not None else USABLE_MEMORY
-    return int(result.cluster.gpu.memory_bytes * share)
+    """Bytes per GPU that a plan may take to fit."""
+    return int(usable_bytes(result.cluster.gpu.memory_bytes, result.request))
 
 
 def rivals(plans: Mapping[str, Plan], chosen: str) -> list[str]:

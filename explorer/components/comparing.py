@@ -216,7 +216,8 @@ def restrictions(result: Result) -> None:
         st.caption("Choose a method to see what it gives up, and what each part of that costs here.")
         return
     with st.spinner(f"From exact to {settings.METHODS[method]}", show_time=True):
-        found = _ablation_steps(replace(result.request, method="exact", objective="time"), method)
+        # a method's space is compared with the free one, whatever tool the page plans for
+        found = _ablation_steps(replace(result.request, method="exact", objective="time", tool=None), method)
     name = settings.METHODS[method]
     st.markdown(frame.text(words.verdict(name, [(r.says, r.plan) for r in found])))
     table = [_ablation_row(r, found[k - 1] if k else None) for k, r in enumerate(found)]

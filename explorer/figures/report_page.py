@@ -16,6 +16,7 @@ from importlib import metadata
 import numpy as np
 
 import planner_core
+from explorer.address.settings import STAGE_NAMES
 from explorer.analysis import differences
 from explorer.analysis.answer import fastest, limit_bytes
 from explorer.analysis.timeline import timeline
@@ -116,15 +117,6 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
 
 
-STAGES = {
-    0: "weights, gradients and optimizer states are kept where they are used",
-    1: "optimizer states may be sharded",
-    2: "optimizer states and gradients may be sharded",
-    3: "weights may be sharded and gathered at use",
-}
-"""What each stage of ZeRO lets a plan do."""
-
-
 def _workload(plan: Plan) -> str:
     w = plan.workload
     numbers = words.numbers(w["dtype"], w["dtype"], w.get("precision", "pure"))
@@ -208,6 +200,6 @@ def _facts(plan: Plan, result: Result) -> str:
         ["cluster", result.cluster.description or result.cluster.name],
         ["GPU", f"{gpu.name}, {units.memory(gpu.memory_bytes)}, {rate:.0f} TFLOP/s reachable"],
         ["training", _workload(plan)],
-        ["ZeRO", STAGES[plan.workload["zero"]]],
+        ["ZeRO", STAGE_NAMES[plan.workload["zero"]]],
     ]  # fmt: skip
     return _table(["", ""], rows).replace('<thead><tr><th scope="col"></th><th scope="col"></th></tr></thead>', "")

@@ -36,10 +36,10 @@ def loads(plan: Plan, drawing: Scene, graph: Graph, way: str = "") -> Loads:
             continue
         label, bp = one
         block = block_of(graph, label)
-        kept = _kept(made[label])
+        kept, weights = _kept(made[label]), param_bytes(block, bp, model)
         for placed in content.nodes:
             if placed.node.kind not in ("port", "block"):
-                found[placed.node.id] = _node(placed.node, block, bp, kept, model)
+                found[placed.node.id] = _node(placed.node, block, bp, (weights, kept), model)
     whole = {label: _whole(block_of(graph, label), plan.blocks[label], model) for label in set(label_of.values())}
     number = {item.prefix: k for k, item in enumerate(graph.top.items) if isinstance(item, Call)}
     for k, run in enumerate(drawing.runs):
@@ -63,11 +63,13 @@ def _kept(block_memory: BlockMemory) -> Mapping[str, int]:
     }
 
 
-def _node(node: Node, block: Block, bp: BlockPlan, kept: Mapping[str, int], model: CostModel) -> tuple[float, float]:
-    held = param_bytes(block, bp, model) if node.weights else {}
-    weights = sum(held.get(name, 0) for name, _ in node.weights)
-    work = sum(_work(block, bp, op, model) for op in node.ops)
-    return weights + sum(kept.get(op.name, 0) for op in node.ops), work
+def _node(
+    node: Node, block: Block, bp: BlockPlan, held: tuple[Mapping[str, int], Mapping[str, int]], model: CostModel
+) -> tuple[float, float]:
+    """`held`: bytes by weight of the block, and bytes that are kept by op."""
+    weights, kept = held
+    num_bytes = sum(weights.get(name, 0) for name, _ in node.weights) + sum(kept.get(op.name, 0) for op in node.ops)
+    return num_bytes, sum(_work(block, bp, op, model) for op in node.ops)
 
 
 def _whole(block: Block, bp: BlockPlan, model: CostModel) -> tuple[float, float]:

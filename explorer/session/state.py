@@ -21,6 +21,7 @@ from explorer.address.pins import EDITED
 from explorer.address.settings import Unreadable
 from explorer.graph.scene import Scene, scene
 from explorer.jobs.result_cache import ResultCache
+from explorer.session.pace import SAY_S
 from explorer.text.option_words import in_words as in_words
 from explorer.text.words import text as plain
 from explorer.text.words import title
@@ -33,8 +34,6 @@ ANSWER = "answer"
 EDITED_KEPT = 100
 PATIENCE_S = 0.4
 """Planning that takes longer says what it does and can be stopped."""
-SAY_S = 0.1
-"""How often the page is told what goes on, in seconds."""
 OF_THE_MODEL = {
     "batch": None, "seq": None, "accumulate": None, "layers": None, "node": "", "open": None, "depth": None, "block": "", "plan": "",
     "compare": (), "candidate": None, "differs": (), "whatif": (), "edit": (), "beside": "", "way": "",

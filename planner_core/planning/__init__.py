@@ -29,7 +29,7 @@ from planner_core.planning.pipeline import (
 )
 from planner_core.planning.request import Progress, Request
 from planner_core.planning.scaled_down import retarget, small_mesh
-from planner_core.planning.session import USABLE_MEMORY, Planner, meshes, prepare, replace_request
+from planner_core.planning.session import USABLE_MEMORY, Planner, meshes, prepare, replace_request, usable_bytes
 from planner_core.planning.small_config import shrink, shrinks
 
 __all__ = [
@@ -67,4 +67,5 @@ __all__ = [
     "shrink",
     "shrinks",
     "small_mesh",
+    "usable_bytes",
 ]

@@ -69,6 +69,11 @@ USABLE_MEMORY = timing().usable_memory
 """The share of a GPU's memory that plans may fill if no budget is given (see assets/timing.json)."""
 
 
+def usable_bytes(gpu_memory_bytes: int, request: Request) -> float:
+    """Bytes per GPU that a plan may take: the user's budget, or the GPU's memory less the share that the simulation does not count."""
+    return gpu_memory_bytes * (1.0 if request.memory_gb is not None else USABLE_MEMORY)
+
+
 class Clock:
     """Measures the seconds of each part of planning, by name."""
 
@@ -106,9 +111,8 @@ class Planner:
 
     @property
     def budget(self) -> float:
-        """Bytes per GPU that a plan may take: the user's budget, or the GPU's memory less the share that the simulation does not
-        count."""
-        return self.cluster.gpu.memory_bytes * (1.0 if self.request.memory_gb is not None else USABLE_MEMORY)
+        """Bytes per GPU that a plan may take."""
+        return usable_bytes(self.cluster.gpu.memory_bytes, self.request)
 
     def changed(self, **fields: Any) -> Planner:
         """The same planner with other `fields`, and with nothing kept of what was built for the old ones."""

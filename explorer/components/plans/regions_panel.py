@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,6 +16,7 @@ from explorer.components import frame
 from explorer.figures import regions
 from explorer.jobs.result_cache import ResultCache
 from explorer.session import state
+from explorer.session.pace import Pace
 from explorer.text import units, words
 from planner_core.core import Cluster, Graph, Plan, load_cluster
 from planner_core.planning import Request, Result, prepare
@@ -32,9 +32,6 @@ NAMES = {
 }
 SWEEP_SHARE = 0.6
 """Share of the progress bar for the grid; the rest is for the crossovers."""
-
-POINT_S = 30.0
-"""After so many seconds the search at one point is given up."""
 
 Map = tuple[tuple[RegionCell, ...], tuple[Crossover, ...], int]
 """Cells, borders, and how many searches they took."""
@@ -141,7 +138,8 @@ class _Work:
         self.times: dict[tuple[float, float], Callable[[Cluster], float]] = {}
         self.cells: list[RegionCell] = []
         self.searches = 0
-        self.share, self.what, self.said, self.began = 0.0, "", 0.0, 0.0
+        self.share, self.what = 0.0, ""
+        self.say = Pace(self.tell)
 
     def map(self) -> Map:
         """Every cell, then the borders."""
@@ -163,15 +161,9 @@ class _Work:
         with self.place:  # one element in place of another: what stands below does not jump
             frame.table(*regions.so_far(self.x, self.y, self.cells), "points of the map")
 
-    def say(self, text: str) -> None:
-        """Tell what is under way, not too often; where a click on Stop has come in, Streamlit ends the run here. Raises
-        TimeoutError where one point takes too long."""
-        now = time.monotonic()
-        if now - self.began > POINT_S:
-            raise TimeoutError
-        if now - self.said > state.SAY_S:
-            self.said = now
-            self.bar.progress(self.share, f"Planning: {self.what}; {text}" if self.what else f"Planning: {text}")
+    def tell(self, text: str) -> None:
+        """What is under way, beside the share that is done."""
+        self.bar.progress(self.share, f"Planning: {self.what}; {text}" if self.what else f"Planning: {text}")
 
     def request(self, a: float, b: float) -> Request:
         """What is planned at a point."""
@@ -190,7 +182,7 @@ class _Work:
 
             return sensitivity.cell(a, b, find, regions.sort_of), plan[0] if plan else None
 
-        self.began = time.monotonic()
+        self.say.begin()
         self.searches += 1
         try:
             cell, plan = _cells().get((request, a, b), make, lambda: self.say("another visitor's search"))
