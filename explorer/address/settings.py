@@ -7,12 +7,13 @@ default; the rest of the link is kept.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from explorer.address import own_cluster
 from planner_core.core import DEFAULT_PRECISION, OPTIMIZERS, PRECISIONS, RECOMPUTE, cluster_names, gpu_names
+from planner_core.exporters import TARGETS
 from planner_core.models import ZOO
 from planner_core.planning import Request, methods
 
@@ -52,14 +53,7 @@ STAGE_NAMES: dict[int | str, str] = {
 }
 METHODS = {m.name: m.shown for m in methods.METHODS.values()}
 OBJECTIVES = {"time": "step time", "communication": "communication"}
-TOOLS = {
-    "": "any tool",
-    "fsdp2": "FSDP2",
-    "accelerate": "accelerate",
-    "deepspeed": "DeepSpeed",
-    "megatron": "Megatron-LM",
-    "torchtitan": "torchtitan",
-}
+TOOLS = {"": "any tool", **{tool: TARGETS[tool].title for tool in methods.TOOLS}}
 """The tools to whose settings the search can keep."""
 OVERLAYS = ("graph", "placement", "memory", "flops", "forward", "backward")
 PHASES = ("all", "forward", "backward", "optimizer")
@@ -78,7 +72,9 @@ TIMES = ("communication", "exposed", "step")
 SWEPT = ("inter", "intra", "batch", "nodes")
 """What a map of regions may vary: GB/s out of a node, GB/s out of a GPU inside it, samples per step, nodes."""
 ALONE = ("batch", "seq", "nodes", "gpus", "memory", "intra", "inter", "cluster", "model")
-"""What a sweep may vary alone."""
+"""What a sweep may vary, alone or two of them."""
+MEASURES = {"step": "step time", "tokens": "tokens a second", "memory": "memory per GPU"}
+"""What a sweep of two quantities draws."""
 CLUSTER_KEYS = ("nodes", "gpus", "intra", "inter", "gpu")
 """Changes of the cluster: see `planner_core.core.cluster.CHANGES`."""
 COUNT = re.compile(r"(\d+(?:\.\d*)?(?:[eE]\+?\d{1,2})?)\s*([kKmMbBtT]?)")
@@ -199,11 +195,14 @@ def _corners(text: str) -> tuple[str, ...]:
     return parts
 
 
-def _swept(text: str) -> tuple[str, ...]:
-    parts = _list(text)
-    if len(set(parts)) != 2 or len(parts) != 2 or not set(parts) <= set(SWEPT):
-        raise Unreadable(f"is not two of {', '.join(SWEPT)}")
-    return parts
+def _some_of(known: Sequence[str], least: int) -> Parse:
+    def parse(text: str) -> tuple[str, ...]:
+        parts = _list(text)
+        if len(set(parts)) != len(parts) or not least <= len(parts) <= 2 or not set(parts) <= set(known):
+            raise Unreadable(f"is not {'one or ' if least < 2 else ''}two of {', '.join(known)}")
+        return parts
+
+    return parse
 
 
 def _factors(text: str) -> tuple[str, ...]:
@@ -309,8 +308,9 @@ SETTINGS: dict[str, Setting] = {
     "differs": Setting((), _list),
     "whatif": Setting((), _list),
     "edit": Setting((), _edit),
-    "sweep": Setting("", _one_of(("", *ALONE), "quantity to sweep")),
-    "map": Setting(("inter", "batch"), _swept),
+    "sweep": Setting((), _some_of(ALONE, 1)),
+    "measure": Setting("tokens", _one_of(MEASURES, "measure of a sweep")),
+    "map": Setting(("inter", "batch"), _some_of(SWEPT, 2)),
     # Compare and Topology
     "rows": Setting("differing", _one_of(("differing", "all"), "choice of rows")),
     "rungs": Setting("", _one_of(("", *(m for m in METHODS if m != "exact")), "method of the papers")),

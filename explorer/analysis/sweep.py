@@ -1,4 +1,4 @@
-"""A sweep: the best plan at each value of one quantity, everything else as it stands. No Streamlit here."""
+"""A sweep: the best plan at each value of one quantity, or of two, everything else as it stands. No Streamlit here."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from explorer.address import settings
+from explorer.analysis import answer
 from explorer.analysis.what_if import standing
 from explorer.text import recipe
 from explorer.text.tables import Row
 from planner_core.core import Cluster, Plan, cluster_names
 from planner_core.models import ZOO
-from planner_core.planning import USABLE_MEMORY, Request, Result
+from planner_core.planning import Request, Result, usable_bytes
 
 QUANTITIES = {
     "batch": "batch, samples a step", "seq": "tokens a sample", "nodes": "nodes", "gpus": "GPUs in a node",
@@ -25,6 +26,8 @@ COUNTS = (1, 2, 4, 8, 16)
 MEMORY_GIB = (24, 40, 48, 64, 80, 96, 128, 180)
 OTHER_INTER = 400.0
 """GB/s between nodes where a cluster of one node is given several."""
+LEFT = "not worked out"
+"""Why there is no plan at a point that a stop left out."""
 
 Changes = Mapping[str, Any]
 
@@ -78,9 +81,35 @@ def values(name: str, result: Result) -> list[tuple[str, Changes]]:
         found = {float(f"{now * f:.4g}") for f in LINKS}
     else:
         found = {*COUNTS, now} if name == "gpus" else {*COUNTS, 2 * now, 4 * now, now}
-    return [
-        (f"{v:.4g}" if isinstance(v, float) else f"{v:d}", _changes(name, v, result.cluster)) for v in sorted(found)
-    ]
+    return [(_shown(v), _changes(name, v, result.cluster)) for v in sorted(found)]
+
+
+def panels(names: Sequence[str], result: Result) -> dict[str, list[tuple[str, Changes]]]:
+    """What a sweep plans: of one quantity its values, under no name; of two the values of the first under each value of the second."""
+    first, *rest = names
+    across = _planned(first, names, result)
+    if not rest:
+        return {"": across}
+    return {
+        name: [(shown, _both((first, one), (rest[0], other))) for shown, one in across]
+        for name, other in _planned(rest[0], names, result)
+    }
+
+
+def _planned(name: str, names: Sequence[str], result: Result) -> list[tuple[str, Changes]]:
+    """The values of a quantity; the one that stands changes nothing, so its plan is known, unless a model or a cluster lets go of it."""
+    kept = here(name, result) if not {"model", "cluster"} & set(names) else None
+    return [(shown, {} if shown == kept else changes) for shown, changes in values(name, result)]
+
+
+def _both(one: tuple[str, Changes], other: tuple[str, Changes]) -> Changes:
+    """The settings of two changes. A model or a cluster comes first: it lets go of what belongs to another one."""
+    (_, a), (_, b) = sorted((one, other), key=lambda change: change[0] not in ("model", "cluster"))
+    return {**a, **b}
+
+
+def _shown(value: float) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else f"{value:d}"
 
 
 def here(name: str, result: Result) -> str:
@@ -88,13 +117,12 @@ def here(name: str, result: Result) -> str:
     if name in ("cluster", "model"):
         asked = getattr(result.request, name)
         return str(settings.MODELS.get(asked, asked))
-    now = _standing(name, result)
-    return f"{now:.4g}" if isinstance(now, float) else f"{now:d}"
+    return _shown(_standing(name, result))
 
 
 def _standing(name: str, result: Result) -> Any:
     if name == "memory":
-        return float(f"{limit_bytes(result.best, result.request) / 2**30:.4g}")
+        return float(f"{answer.limit_bytes(result) / 2**30:.4g}")
     now = standing(result.cluster, result.workload.batch, result.workload.seq)[name]
     return float(f"{now:.4g}") if name in ("intra", "inter") else now
 
@@ -109,33 +137,39 @@ def _changes(name: str, value: float, cluster: Cluster) -> Changes:
 
 def limit_bytes(plan: Plan, request: Request) -> int:
     """Bytes per GPU that the plan may take."""
-    share = 1.0 if request.memory_gb is not None else USABLE_MEMORY
-    return int(plan.cluster["gpu"]["memory_bytes"] * share)
+    return int(usable_bytes(plan.cluster["gpu"]["memory_bytes"], request))
 
 
 def told(points: Sequence[Point]) -> str:
     """Where the layout of the best plan changes along the sweep, in a sentence."""
     runs: list[tuple[str, str, str]] = []
     for p in points:
-        what = recipe.layout(p.plan) if p.plan is not None and p.fits else "nothing fits"
+        what = recipe.layout(p.plan) if p.plan is not None and p.fits else LEFT if p.why == LEFT else "nothing fits"
         if runs and runs[-1][2] == what:
             runs[-1] = (runs[-1][0], p.name, what)
         else:
             runs.append((p.name, p.name, what))
+    if [what for *_, what in runs] == [LEFT]:
+        return "Not worked out."
     if len(runs) == 1:
         return f"One layout is best throughout: {runs[0][2]}."
     return "; ".join(f"{a if a == b else f'{a} to {b}'}: {what}" for a, b, what in runs) + "."
 
 
-def rows(name: str, points: Sequence[Point]) -> list[Row]:
+def rows(names: Sequence[str], found: Mapping[str, Sequence[Point]]) -> list[Row]:
     """The sweep as plain numbers for other programs."""
-    found: list[Row] = []
-    for p in points:
-        row: dict[str, object] = {"quantity": QUANTITIES[name], "value": p.name, "fits": p.fits}
-        if p.plan is not None:
-            row |= {
-                "step_time_s": p.plan.cost.step_time_s, "tokens_per_s": p.tokens_per_s, "gpus": p.plan.mesh.num_devices,
-                "peak_bytes": p.plan.cost.memory_bytes["peak"], "recipe": recipe.recipe(p.plan), "proven": p.plan.optimal,
-            }  # fmt: skip
-        found.append({**row, "why": p.why} if p.why else row)
-    return found
+    first, *rest = names
+    return [
+        {"quantity": QUANTITIES[first], "value": p.name, **({"and": QUANTITIES[rest[0]], "at": panel} if rest else {}), **_row(p)}
+        for panel, points in found.items() for p in points
+    ]  # fmt: skip
+
+
+def _row(p: Point) -> dict[str, object]:
+    row: dict[str, object] = {"fits": p.fits}
+    if p.plan is not None:
+        row |= {
+            "step_time_s": p.plan.cost.step_time_s, "tokens_per_s": p.tokens_per_s, "gpus": p.plan.mesh.num_devices,
+            "peak_bytes": p.plan.cost.memory_bytes["peak"], "recipe": recipe.recipe(p.plan), "proven": p.plan.optimal,
+        }  # fmt: skip
+    return {**row, "why": p.why} if p.why else row

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import plotly.graph_objects as go
 
+from explorer.address.settings import MEASURES
 from explorer.analysis.sweep import Point
 from explorer.figures.palette import COMMUNICATION, COMPUTE, Theme
 from explorer.figures.style import LIMIT, style
@@ -18,6 +19,8 @@ COLOURS = (COMPUTE, COMMUNICATION, "#009E73", "#CC79A7", "#8C8C8C", "#56B4E9")
 SYMBOLS = ("circle", "diamond", "square", "triangle-up", "cross", "x")
 UNORDERED = ("cluster", "model")
 """Quantities whose values have no order, so that no line joins them."""
+WIDE = 30.0
+"""Small multiples whose numbers differ by more than this factor have a logarithmic axis."""
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 
 
@@ -136,21 +139,56 @@ def sweep(
 ) -> dict[str, go.Figure]:
     """Step time, tokens per second and memory of the best plan at each value of one quantity, by title. `limits`: bytes per GPU that a plan
     may take, by value; `here`: the value that stands, which has a ring. A plan that does not fit is a cross."""
-    known = [(p, p.plan) for p in points if p.plan is not None]
-    slow = max((plan.cost.step_time_s for _, plan in known), default=0.0) >= 1
-    unit, factor = ("s", 1.0) if slow else ("ms", 1e3)
-    heights = {
-        f"Step time, {unit}": [plan.cost.step_time_s * factor for _, plan in known],
-        "Tokens a second": [p.tokens_per_s for p, _ in known],
-        "Memory per GPU, GiB": [plan.cost.memory_bytes["peak"] / units.GIB for _, plan in known],
-    }
-    figures = {title: _swept(quantity, points, ys, here, theme) for title, ys in heights.items()}
-    names = [p.name for p, _ in known]
-    figures["Memory per GPU, GiB"].add_scatter(
+    figures = {}
+    for measure in MEASURES:
+        title, ys = measured(measure, {"": points})
+        figures[title] = _swept(quantity, points, ys[""], here, theme)
+        if measure == "memory":
+            _limits(figures[title], points, limits, theme)
+    return figures
+
+
+def measured(measure: str, panels: Mapping[str, Sequence[Point]]) -> tuple[str, dict[str, list[float]]]:
+    """One measure of `settings.MEASURES` in words with its unit, and its numbers by panel, of the points that have a plan."""
+    plans = {name: [(p, p.plan) for p in points if p.plan is not None] for name, points in panels.items()}
+    if measure == "tokens":
+        return "Tokens a second", {n: [p.tokens_per_s for p, _ in known] for n, known in plans.items()}
+    if measure == "memory":
+        return "Memory per GPU, GiB", {
+            n: [plan.cost.memory_bytes["peak"] / units.GIB for _, plan in known] for n, known in plans.items()
+        }
+    times = {n: [plan.cost.step_time_s for _, plan in known] for n, known in plans.items()}
+    unit, factor = ("s", 1.0) if any(t >= 1 for ts in times.values() for t in ts) else ("ms", 1e3)
+    return f"Step time, {unit}", {n: [t * factor for t in ts] for n, ts in times.items()}
+
+
+def small_multiples(
+    quantity: str, panels: Mapping[str, Sequence[Point]], measure: str, here: tuple[str, str], theme: Theme
+) -> dict[str, go.Figure]:
+    """One measure of the best plan at each value of a quantity, a figure for each value of another one; all have the same axes.
+    `here`: the values that stand, of the quantity and of the other one."""
+    _, heights = measured(measure, panels)
+    every = [y for ys in heights.values() for y in ys]
+    wide = max(every, default=1.0) > WIDE * min(every, default=1.0)
+    figures = {}
+    for name, points in panels.items():
+        figure = _swept(quantity, points, heights[name], here[0] if name == here[1] else "", theme)
+        figure.update_layout(height=210, margin={"b": 54, "t": 6})
+        if wide:
+            figure.update_yaxes(type="log", range=[math.log10(min(every) / 1.6), math.log10(max(every) * 1.6)], dtick=1)
+        else:
+            figure.update_yaxes(range=[0, max(every, default=1.0) * 1.12])
+        figures[name] = figure
+    return figures
+
+
+def _limits(figure: go.Figure, points: Sequence[Point], limits: Mapping[str, int], theme: Theme) -> None:
+    """A dashed line at the memory that plans may take."""
+    names = [p.name for p in points if p.plan is not None]
+    figure.add_scatter(
         x=names, y=[limits[n] / units.GIB for n in names], mode="lines", hovertemplate=f"{LIMIT} %{{y:.4g}} GiB<extra></extra>",
         line={"color": theme.text, "width": 1.5, "dash": "dash", "shape": "hvh"},
     )  # fmt: skip
-    return figures
 
 
 def _swept(quantity: str, points: Sequence[Point], ys: Sequence[float], here: str, theme: Theme) -> go.Figure:
@@ -171,7 +209,9 @@ def _swept(quantity: str, points: Sequence[Point], ys: Sequence[float], here: st
         marker={"size": 18, "symbol": "circle-open", "color": theme.text, "line": {"width": 2}},
     )  # fmt: skip
     style(figure, theme, 270)
-    figure.update_xaxes(type="category", categoryorder="array", categoryarray=[p.name for p in points], title=quantity)
+    figure.update_xaxes(
+        type="category", categoryorder="array", categoryarray=[p.name for p in points], title_text=quantity
+    )
     figure.update_yaxes(rangemode="tozero")
     figure.update_layout(showlegend=False, margin={"b": 60, "t": 10})
     return figure

@@ -11,6 +11,7 @@ from explorer.analysis import what_if as whatif
 from explorer.figures import scaling
 from explorer.figures.palette import LIGHT
 from explorer.jobs.malloc_trim import give_back
+from explorer.session import state
 from planner_core.core.cluster import load_cluster
 from planner_core.core.errors import PlannerError
 from planner_core.planning import Result
@@ -159,7 +160,7 @@ def test_a_sweep_finds_the_best_plan_at_each_value_and_says_where_the_layout_cha
         points.append(sweep.Point(shown, changes, plan))
     points.append(sweep.Point("64", {"nodes": 64}, None, "not found within 30 s"))
     assert "64: nothing fits." in sweep.told(points) and sweep.told(points).startswith("1")
-    rows = sweep.rows("nodes", points)
+    rows = sweep.rows(["nodes"], {"": points})
     assert [r["gpus"] for r in rows[:3]] == [8, 16, 32] and rows[3]["why"] == "not found within 30 s"
     limits = {p.name: sweep.limit_bytes(p.plan, small.request) for p in points if p.plan}
     figures = scaling.sweep("nodes", points, limits, "2", LIGHT)
@@ -168,9 +169,42 @@ def test_a_sweep_finds_the_best_plan_at_each_value_and_says_where_the_layout_cha
     assert len(figures["Memory per GPU, GiB"].data[2].y) == 3
 
 
+def test_a_sweep_of_two_quantities_is_drawn_as_small_multiples_with_the_same_axes(small: Result) -> None:
+    asked = sweep.panels(["batch", "model"], small)
+    assert list(asked) == list(settings.MODELS.values())
+    assert [n for n, _ in asked["Mixtral-8x7B"]] == [n for n, _ in sweep.values("batch", small)]
+    # a model lets go of the batch of another one, and not of the batch that is swept, in whatever order they are named
+    least, batch = sweep.values("batch", small)[0]
+    for changes in (asked["Mixtral-8x7B"][0][1], sweep.panels(["model", "batch"], small)[least][3][1]):
+        assert changes["batch"] == batch["batch"] and changes["layers"] is None and changes["model"]
+    panels = {"A": [sweep.Point("4", {}, small.best), sweep.Point("8", {}, None, sweep.LEFT)], "B": []}
+    panels["B"] = [sweep.Point("4", {}, small.plans[1]), sweep.Point("8", {}, small.plans[-1])]
+    figures = scaling.small_multiples("batch", panels, "step", ("4", "B"), LIGHT)
+    assert figures["A"].layout.yaxis.range == figures["B"].layout.yaxis.range
+    assert figures["A"].layout.xaxis.categoryarray == figures["B"].layout.xaxis.categoryarray
+    assert [len(figures[n].data[1].x) for n in "AB"] == [0, 1], "the ring is at what stands"
+    rows = sweep.rows(["batch", "model"], panels)
+    assert [(r["value"], r["at"]) for r in rows] == [("4", "A"), ("8", "A"), ("4", "B"), ("8", "B")]
+    assert f"8: {sweep.LEFT}" in sweep.told(panels["A"])
+
+
 def test_a_sweep_on_the_page_takes_a_value_over() -> None:
     at = open_page("plans", model="gpt2-xl", layers="2", sweep="batch")
     assert not at.exception
     assert any("best throughout" in m.value or "FSDP" in m.value for m in at.markdown)
     assert any(b.key == "stop_sweep" for b in at.button) is False, "the work is done"
     assert open_page("plans", model="gpt2-xl", layers="2", sweep="moon").warning
+
+
+def test_a_sweep_of_two_that_was_stopped_shows_what_is_known_and_goes_on() -> None:
+    at = open_page("plans", model="gpt2-xl", layers="2", sweep="batch")
+    here = state.plan(settings.request(at.session_state["values"]))
+    panels = len(sweep.values("nodes", here))
+    at.session_state["sweep_stopped"] = (("batch", "nodes"), here.request)
+    at.session_state["values"] = at.session_state["values"] | {"sweep": ("batch", "nodes")}
+    at.session_state["changed"] = True
+    at.run()
+    assert not at.exception
+    told = [c.value for c in at.caption]
+    assert any(f"Stopped: 6 of {6 * panels} points are known." in c for c in told), told
+    assert len(at.get("plotly_chart")) == 2 + panels and any(b.key == "sweep_on" for b in at.button)

@@ -1,84 +1,136 @@
-"""The sweep on the page: one quantity, the best plan at each of its values, with progress, a stop, and a way to take a value over."""
+"""The sweep on the page: the best plan at each value of one quantity, or of two, with progress, a stop, and a way to take a value over."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from functools import partial
 
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
+from explorer.address import settings
 from explorer.analysis import sweep, what_if
 from explorer.analysis.sweep import Point
 from explorer.components import frame
-from explorer.components.plans.whatif_panel import best
+from explorer.components.plans import whatif_panel
 from explorer.figures import scaling
+from explorer.jobs.result_cache import ResultCache
 from explorer.session import state
+from explorer.session.pace import POINT_S, Pace
 from explorer.text import recipe, units
 from planner_core.core import Plan, PlannerError
-from planner_core.planning import Result
+from planner_core.planning import Request, Result
 
-POINT_S = 30.0
-"""After so many seconds the search at one value is given up."""
+KEPT = 400
+"""Refusals kept for all sessions."""
+ACROSS = 4
+"""Small multiples beside each other."""
+
+Panels = Mapping[str, Sequence[Point]]
+
+
+@st.cache_resource(show_spinner=False)
+def _refusals() -> ResultCache[Request, str]:
+    return ResultCache(KEPT)
 
 
 def panel(result: Result) -> None:
-    """The control, the figures and the table."""
-    names = sweep.offered(result)
-    name = state.value("sweep") if state.value("sweep") in names else ""
-    with st.expander("How the answer changes with batch, GPUs, memory, links, …", expanded=bool(name)):
-        widget = state.seed("w_sweep", name or None)
-        st.selectbox(
-            "The best plan for each", names, key=widget, index=None, format_func=lambda n: sweep.QUANTITIES[n], width=360,
-            placeholder="batch, GPUs, memory, links, …", on_change=lambda: state.change(sweep=st.session_state[widget] or ""),
-        )  # fmt: skip
-        if not name:
+    """The controls, the figures and the table."""
+    offered = sweep.offered(result)
+    names = tuple(n for n in state.value("sweep") if n in offered)
+    with st.expander("How the answer changes with batch, GPUs, memory, links, …", expanded=bool(names)):
+        _choose(offered, names)
+        if not names:
             st.caption("Everything else stays as it stands. A few seconds for each value; what has been found is kept.")
             return
-        _show(name, _work_out(name, result), result)
+        found = _work_out(names, result)
+        if len(names) > 1:
+            _show_two(names, found, result)
+        else:
+            _show_one(names[0], found[""], sweep.here(names[0], result))
+        _table(names, found)
+        frame.data("the sweep", "sweep", lambda: sweep.rows(names, found))
 
 
-def _work_out(name: str, result: Result) -> list[Point]:
-    """Every value, with progress and a way to stop; what is done stays in the cache of answers."""
+def _choose(offered: Sequence[str], names: Sequence[str]) -> None:
+    """Two lists: what is swept, and for each value of what else."""
+    keys = [state.seed(f"w_sweep_{k}", names[k] if k < len(names) else None) for k in range(2)]
+
+    def take() -> None:
+        state.change(sweep=tuple(dict.fromkeys(n for key in keys if (n := st.session_state.get(key)))))
+
+    with st.container(horizontal=True):
+        for key, label, others in zip(keys, ("The best plan for each", "and for each"), ((), names[:1]), strict=True):
+            st.selectbox(
+                label, [n for n in offered if n not in others], key=key, index=None, width=330, on_change=take,
+                format_func=lambda n: sweep.QUANTITIES[n], disabled=key == keys[1] and not names,
+                placeholder="batch, GPUs, memory, links, …" if key == keys[0] else "a second one: small multiples",
+            )  # fmt: skip
+
+
+def _work_out(names: Sequence[str], result: Result) -> dict[str, list[Point]]:
+    """Every point, with progress and a way to stop, after which what is known is shown."""
+    wanted = sweep.panels(names, result)
+    points = [(panel, name, changes) for panel, row in wanted.items() for name, changes in row]
+    asked = (tuple(names), result.request)
+    stopped = st.session_state.get("sweep_stopped") == asked
     place = st.empty()
-    found: list[Point] = []
-    wanted = sweep.values(name, result)
+    found: dict[str, list[Point]] = {panel: [] for panel in wanted}
     with place.container():
         # above the words that change, whose lines it would otherwise move with, away from under the pointer
-        st.button("Stop", key="stop_sweep", on_click=state.change, kwargs={"sweep": ""}, help="What is found is kept")
+        st.button(
+            "Stop", key="stop_sweep", on_click=lambda: st.session_state.update(sweep_stopped=asked), help="What is found is kept"
+        )  # fmt: skip
         bar = st.progress(0.0, "Planning")
-    for k, (shown, changes) in enumerate(wanted):
-        found.append(
-            _point(shown, changes, lambda text, k=k, shown=shown: bar.progress(k / len(wanted), f"{shown}: {text}"))
-        )
+    for k, (panel, name, changes) in enumerate(points):
+        where = f"{k + 1} of {len(points)}, {f'{panel}, ' if panel else ''}{name}"
+        found[panel].append(_point(name, changes, Pace(partial(_tell, bar, k / len(points), where)), stopped))
     place.empty()
+    if stopped:
+        _go_on(found)
     return found
 
 
-def _point(name: str, changes: sweep.Changes, tell: Any) -> Point:
-    began, said = time.monotonic(), 0.0
+def _tell(bar: DeltaGenerator, share: float, where: str, text: str) -> None:
+    bar.progress(share, f"{where}: {text}")
 
-    def say(text: str) -> None:
-        nonlocal said
-        now = time.monotonic()
-        if now - began > POINT_S:
-            raise TimeoutError
-        if now - said > state.SAY_S:  # where a click on Stop has come in, Streamlit ends the run here
-            said = now
-            tell(text)
 
+def _go_on(found: Panels) -> None:
+    """After a stop: how much is known, and a way to find the rest."""
+    every = [p for row in found.values() for p in row]
+    known = sum(p.why != sweep.LEFT for p in every)
+    if known == len(every):
+        return
+    with st.container(horizontal=True, vertical_alignment="center"):
+        st.caption(f"Stopped: {known} of {len(every)} points are known.", width="content")
+        st.button(
+            "Go on", key="sweep_on", type="tertiary", on_click=lambda: st.session_state.pop("sweep_stopped", None)
+        )
+
+
+def _point(name: str, changes: sweep.Changes, say: Pace, stopped: bool) -> Point:
+    """The best plan at one value, or why there is none; after a stop only what is known."""
+    request = what_if.request(state.values(), changes)
+    late: set[Request] = st.session_state.setdefault("sweep_late", set())
+    plan, why = whatif_panel.known(request), _refusals().peek(request)
+    if plan is None and why is None and request in late:
+        why = f"not found within {POINT_S:.0f} s"
+    if plan is not None or why is not None or stopped:
+        return Point(name, changes, plan, "" if plan else why or sweep.LEFT)
     try:
         say("planning")
-        return Point(name, changes, best(what_if.request(state.values(), changes), say)[0])
+        return Point(name, changes, whatif_panel.best(request, say)[0])
     except PlannerError as error:
-        return Point(name, changes, None, state.in_words(str(error)))
+        _refusals().put(request, text := state.in_words(str(error)))
+        return Point(name, changes, None, text)
     except TimeoutError:
+        late.add(request)
         return Point(name, changes, None, f"not found within {POINT_S:.0f} s")
 
 
-def _show(name: str, points: Sequence[Point], result: Result) -> None:
+def _show_one(name: str, points: Sequence[Point], here: str) -> None:
     limits = {p.name: sweep.limit_bytes(p.plan, what_if.request(state.values(), p.changes)) for p in points if p.plan}
-    figures = scaling.sweep(sweep.QUANTITIES[name], points, limits, sweep.here(name, result), frame.theme())
+    figures = scaling.sweep(sweep.QUANTITIES[name], points, limits, here, frame.theme())
     with st.container(key="wide_sweep"):
         columns = st.columns(len(figures), gap="medium")
     for k, (title, figure) in enumerate(figures.items()):
@@ -89,28 +141,55 @@ def _show(name: str, points: Sequence[Point], result: Result) -> None:
                 alt=f"{title} of the best plan by {sweep.QUANTITIES[name]}",
             )  # fmt: skip
     st.markdown(frame.text(sweep.told(points)))
-    _table(name, points)
-    frame.data("the sweep", "sweep", lambda: sweep.rows(name, points))
 
 
-def _table(name: str, points: Sequence[Point]) -> None:
+def _show_two(names: Sequence[str], found: Panels, result: Result) -> None:
+    """A figure for each value of the second quantity, all with the same axes, and below each where the layout changes."""
+    widget = state.seed("w_measure", state.value("measure"))
+    st.segmented_control(
+        "Drawn", list(settings.MEASURES), format_func=lambda m: settings.MEASURES[m], key=widget, required=True,
+        on_change=state.from_widget, args=("measure", widget),
+    )  # fmt: skip
+    measure = state.value("measure")
+    first, second = (sweep.QUANTITIES[n] for n in names)
+    here = (sweep.here(names[0], result), sweep.here(names[1], result))
+    figures = scaling.small_multiples(first, found, measure, here, frame.theme())
+    title, _ = scaling.measured(measure, found)
+    st.markdown(f"**{title}** of the best plan, a picture for each value of “{second}”. All have the same axes.")
+    order = list(figures)
+    for row in range(0, len(order), ACROSS):
+        with st.container(key=f"wide_sweep_{row}"):
+            columns = st.columns(ACROSS, gap="small")
+        for column, name in zip(columns, order[row : row + ACROSS], strict=False):
+            with column:
+                st.markdown(f"**{frame.text(name if names[1] in scaling.UNORDERED else f'{second}: {name}')}**")
+                st.plotly_chart(
+                    figures[name], theme=None, config=frame.CHART, key=f"sweep_{'_'.join(names)}_{name}",
+                    alt=f"{title} of the best plan by {first}; {second}: {name}",
+                )  # fmt: skip
+                st.caption(frame.text(sweep.told(found[name])))
+
+
+def _table(names: Sequence[str], found: Panels) -> None:
     """The points, which keys reach; a row takes its value over into the sentence."""
-    key = f"sweep_rows_{name}"
+    key = f"sweep_rows_{'_'.join(names)}"
+    points = [(panel, p) for panel, row in found.items() for p in row]
 
     def pick() -> None:
         chosen = st.session_state[key]["selection"]["rows"]
         if chosen:
-            state.change(**points[chosen[0]].changes, plan="")
+            state.change(**points[chosen[0]][1].changes, plan="")
 
+    title = " and ".join(sweep.QUANTITIES[n] for n in names)
     st.dataframe(
-        [_row(name, p) for p in points], hide_index=True, on_select=pick, selection_mode="single-row", key=key,
-        alt=f"The best plan by {sweep.QUANTITIES[name]}",
+        [_row(names, panel, p) for panel, p in points], hide_index=True, on_select=pick, selection_mode="single-row", key=key,
+        height="auto" if len(names) < 2 else 360, alt=f"The best plan by {title}",
     )  # fmt: skip
-    st.caption("Choose a row to plan it: its value comes into the sentence above.")
+    st.caption("Choose a row to plan it: what it changes comes into the sentence above.")
 
 
-def _row(name: str, p: Point) -> dict[str, object]:
-    what = {sweep.QUANTITIES[name]: p.name}
+def _row(names: Sequence[str], panel: str, p: Point) -> dict[str, object]:
+    what = dict(zip((sweep.QUANTITIES[n] for n in names), (p.name, panel), strict=False))
     if p.plan is None:
         return {**what, "step": "–", "tokens/s": "–", "memory": "–", "best plan": p.why}
     return {

@@ -56,6 +56,12 @@ def best(request: Request, say: Progress = lambda text: None) -> tuple[Plan, flo
     return _answers().get(request, make, lambda: say("another visitor's plan"))
 
 
+def known(request: Request) -> Plan | None:
+    """The best plan for a request, where it was found before."""
+    found = _answers().peek(request)
+    return found[0] if found else None
+
+
 @st.fragment
 def panel(result: Result, chosen: Plan) -> None:
     """The controls, and the best plan for them against the chosen one."""
