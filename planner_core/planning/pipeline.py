@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,6 +21,7 @@ from planner_core.ops import CoarseGraph
 from planner_core.planning.fitting.baselines import baselines, without
 from planner_core.planning.fitting.for_tool import for_tool
 from planner_core.planning.fitting.micro_batches import GraphSource, settle
+from planner_core.planning.fitting.promise import by_promise, telling
 from planner_core.planning.fitting.shortage import needs_buffers, refused
 from planner_core.planning.fitting.simpler import fastest_alone, simpler
 from planner_core.planning.methods import EXACT, FREE, METHODS, DataAxis, Method, spaces
@@ -37,7 +38,6 @@ from planner_core.search import (
     objective_of,
     quick,
     quick_bound,
-    search,
     solve,
 )
 from planner_core.search.algebra import TooWide
@@ -71,6 +71,11 @@ class Result:
     def best(self) -> Plan:
         """The chosen plan."""
         return self.plans[0]
+
+    @property
+    def fastest(self) -> Plan:
+        """The plan that the search found: the chosen one, unless a simpler one was chosen that ties with it."""
+        return fastest_alone(self.plans)[0]
 
 
 def plan_model(request: Request, graph: GraphSource = None, progress: Progress | None = None) -> Result:
@@ -127,7 +132,7 @@ def choose(
             bound = min(bound, least_s)
             continue
         say(f"search on {problem.model.mesh}")
-        answer = planner.solve(problem, objective, known, rough, _telling(say, problem), prove)
+        answer = planner.solve(problem, objective, known, rough, telling(say, problem), prove)
         if answer.least_memory < (least[0].least_memory if least else float("inf")):
             least = (answer, problem)
         if answer.assignment is not None and (best is None or answer.value < best[0]):
@@ -199,37 +204,7 @@ def _problems(
     if len(found) == 1:
         return [(None, found[0])], wide
     with planner.clock("search"):
-        return _by_promise(found, planner.objective(method), planner.budget, say, below), wide
-
-
-def _by_promise(
-    problems: Iterable[Problem], objective: str, budget: float, say: Progress, below: float
-) -> list[tuple[Answer | None, Problem]]:
-    """The problems with their answers of a search without proof, the lowest bound first. The answer is None if the search was
-    abandoned. Problems whose best plan without a budget fits go first, since they may make other searches needless."""
-    found: list[tuple[float, Answer | None, Problem]] = []
-    best = below
-    for problem in sorted(problems, key=lambda p: quick_bound(p, objective)):
-        if (bound := quick_bound(problem, objective)) > best:
-            found.append((bound, None, problem))
-            continue
-        answer = search(
-            problem, objective=objective, budget=budget, abandon_above=best, stop=_telling(say, problem), prove=False
-        )
-        given_up = answer.assignment is None and answer.bound > best
-        found.append((answer.bound, None if given_up else answer, problem))
-        best = min(best, answer.value)
-    return [(answer, problem) for _, answer, problem in sorted(found, key=lambda f: f[0])]
-
-
-def _telling(say: Progress, problem: Problem) -> Callable[[], bool]:
-    """Callback for long searches: it reports progress, and the progress function may raise to cancel."""
-
-    def stop() -> bool:
-        say(f"search on {problem.model.mesh}")
-        return False
-
-    return stop
+        return by_promise(found, planner.objective(method), planner.budget, say, below), wide
 
 
 def _chunks(planner: Planner, plan: Plan) -> tuple[str, ...]:

@@ -27,10 +27,10 @@ def machine(dice: random.Random) -> Cluster:
 
 
 def best(cluster: Cluster, memory_gb: float | None = None) -> Plan | None:
-    """The best plan; None where nothing fits."""
+    """The fastest plan; None where nothing fits."""
     asked = Request("gpt2-xl", cluster=cluster.to_json(), layers=1, batch=12, seq=512, memory_gb=memory_gb)
     try:
-        return plan_model(asked).best
+        return plan_model(asked).fastest
     except NoPlanFits:
         return None
 

@@ -24,6 +24,7 @@ from planner_core.search.extract_plan import assemble
 from planner_core.search.folded_solver import Assignment, solve
 from planner_core.search.lagrangian import Answer, memory_of, objective_of, quick, search
 from planner_core.search.network.folded import Problem
+from planner_core.search.objective import TIE
 
 WALKS = 6
 """Budgets of the sum that are tried."""
@@ -31,6 +32,9 @@ ABOVE = 1.05
 """The first budget of the sum, as a multiple of the GPU's. In the worst case seen the sum is above the peak by about as much."""
 FAR = 1.5
 """If the sum is above this multiple of the budget, memory is not simulated. The peak was never seen below 0.9 of the sum."""
+OPEN_WORK = 100_000
+"""Labels that are formed where the answer cannot be proven: some assignment of a sum within the budget is better, but its peak is not
+within. They only look for a better answer."""
 NEAR_LEAST = 1e-8
 """Seconds per byte at which memory counts far more than time, but time still counts."""
 PRICES = (1e-7, 1e-9, 1e-10, 1e-11)
@@ -90,6 +94,8 @@ def fit(
     found = aim.near(at, high, prove=False)
     if found.assignment is None or not prove:
         return found
+    if aim.least_within < found.value * (1 - TIE):
+        aim.work = min(aim.work, OPEN_WORK)
     proven = aim.near(aim.hit, high, prove=True)
     return found if proven.assignment is None and proven.smallest is not None else proven
 
@@ -109,6 +115,8 @@ class _Aim:
     work: int
     hit: float = 0.0
     peaks: list[tuple[Assignment, float]] = field(default_factory=list)
+    least_within: float = float("inf")
+    """The least value that was found for a sum within the budget, whatever its peak."""
 
     def near(self, at: float, high: float, prove: bool) -> Answer:
         """The best answer whose simulated peak fits. Budgets of the sum between 0 and `high` are tried, first `at`."""
@@ -120,6 +128,8 @@ class _Aim:
                 break
             self.bound = max(self.bound, answer.bound if at >= self.budget else 0.0)
             held, peak = memory_of(answer.assignment), self.simulated(answer.assignment)
+            if held <= self.budget:
+                self.least_within = min(self.least_within, answer.value)
             if peak > self.budget:
                 if held > at and best is None:  # nothing has a smaller sum, and it does not fit
                     return self._of_small_sum(answer, held)
