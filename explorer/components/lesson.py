@@ -24,10 +24,11 @@ _PICTURE = _register()
 _RAIL = _register_rail()
 
 
-def picture(markup: str, *, key: str, on_set: Callable[[], None]) -> None:
-    """Draw SVG or a table. All text in it was escaped where it was made. What the learner places in the picture, options by control,
+def picture(markup: str, *, told: int, key: str, on_set: Callable[[], None]) -> None:
+    """Draw SVG or a table. All text in it was escaped where it was made. When `told` rises, an answer was given, and the focus goes to what
+    is said of it (`.st-key-told`). What the learner places in the picture, options by control,
     stands at `st.session_state[key]["set"]` when `on_set` is called."""
-    _PICTURE(key=key, data={"picture": markup}, on_set_change=on_set)
+    _PICTURE(key=key, data={"picture": markup, "told": told}, on_set_change=on_set)
 
 
 def rail(lessons: Sequence[dict[str, Any]], *, forgotten: int, key: str, on_go: Callable[[], None]) -> None:

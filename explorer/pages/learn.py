@@ -65,6 +65,7 @@ def answer(lesson: Lesson, question: Question, widget: str) -> None:
     """Callback: an option was chosen."""
     chosen = st.session_state[widget]
     take_answer(lesson, question, None if chosen is None else question.options.index(chosen))
+    place(lesson)["hint"] = "Choose one of them first." if chosen is None else ""
 
 
 def answer_typed(lesson: Lesson, question: Question, widget: str) -> None:
@@ -80,11 +81,12 @@ def take_answer(lesson: Lesson, question: Question, told: int | None) -> None:
     here, right = place(lesson), told == question.answer
     st.session_state["learn_newly"] = right and not here["right"]
     here.update(told=told, open=here["open"] or right, right=here["right"] or right)
+    st.session_state["learn_answers"] = st.session_state.get("learn_answers", 0) + 1
 
 
 def choose_options(lesson: Lesson) -> None:
     """Callback: the learner wants to choose instead of typing."""
-    place(lesson)["options"] = True
+    place(lesson).update(options=True, hint="")
 
 
 def show_rest(lesson: Lesson) -> None:
@@ -109,13 +111,14 @@ def rail(lesson: Lesson) -> None:
         st.page_link(PAGE.format("teacher"), label="For teachers", query_params=everywhere, width="content")
 
 
-def map_of_progress() -> None:
-    """What one can do by now, and how to take it along."""
+def map_of_progress(lesson: Lesson) -> None:
+    """What one can do by now, and how to take it along to the same lesson elsewhere."""
     mine = done()
     with st.expander(f"What you can do now: {len(mine)} of {len(LESSONS)} lessons", key="progress"):
         if not mine:
             st.markdown(
-                "Nothing yet. A lesson is done when its question is answered right. This browser remembers it, and a link takes it along."
+                "Nothing yet. A lesson is done when its question is answered right, at whatever try. This browser remembers it, and a link "
+                "takes it along. It is for you: it proves nothing to others."
             )
             return
         st.markdown("\n".join(f"- {progress.ABLE[n - 1].capitalize()} ({n})" for n in mine))
@@ -123,7 +126,7 @@ def map_of_progress() -> None:
         if left:
             st.caption(f"Not yet: {', '.join(map(str, left))}.")
         with st.container(horizontal=True, vertical_alignment="center"):
-            query = {**settings.write(state.values()), "done": progress.write(mine)}
+            query = {**settings.write(state.values()), "lesson": str(lesson.number), "done": progress.write(mine)}
             st.page_link(
                 PAGE.format("learn"),
                 label="Link with my progress",
@@ -180,7 +183,9 @@ def show(lesson: Lesson, scene: Scene) -> None:
     step = scene.steps[here["step"]]
     with st.container(key="says"):
         st.markdown(f"### {here['step'] + 1}. {frame.text(step.title)}\n\n{step.says}")
-    picture(step.picture, key="picture", on_set=lambda: take_placed(lesson))
+    picture(
+        step.picture, told=st.session_state.get("learn_answers", 0), key="picture", on_set=lambda: take_placed(lesson)
+    )
     if not here["open"] and here["step"] == scene.reveal - 1:
         st.caption("The next step waits for your answer.")
 
@@ -188,27 +193,13 @@ def show(lesson: Lesson, scene: Scene) -> None:
 def ask(lesson: Lesson, question: Question) -> None:
     """The question, and what the answer given was worth."""
     here = place(lesson)
-    widget = f"w_ask_{lesson.number}_{hash((question.ask, question.options))}"
     typing = bool(question.values) and not here["options"]
     with st.container(border=True, key="question"):
         st.markdown("**Before you go on**" if not here["open"] else "**Question**")
-        if typing:
-            st.markdown(question.ask)
-            label = f"Your answer{', ' * bool(question.unit)}{question.unit}"
-            st.text_input(
-                label, key=f"{widget}_n", on_change=answer_typed, args=(lesson, question, f"{widget}_n"), width=240
-            )
-        else:
-            st.radio(
-                question.ask, question.options, index=here["told"], key=widget, on_change=answer, args=(lesson, question, widget)
-            )  # fmt: skip
+        answer_form(lesson, question, typing)
         told = here["told"]
-        if told is not None and told == question.answer:
-            st.success(f"Right. {question.why[told]}")
-        elif told is not None:
-            st.error(f"Not quite. {question.why[told]}")
-        elif typing and here["hint"]:
-            st.warning(here["hint"])
+        with st.container(key="told"):
+            result(here, question)
         with st.container(horizontal=True):
             if not here["open"]:
                 st.button("Show the rest", key="w_show", on_click=show_rest, args=(lesson,), type="tertiary")
@@ -216,6 +207,32 @@ def ask(lesson: Lesson, question: Question) -> None:
                 st.button(
                     "Choose from a list", key="w_options", on_click=choose_options, args=(lesson,), type="tertiary"
                 )
+
+
+def answer_form(lesson: Lesson, question: Question, typing: bool) -> None:
+    """The options, or the field for a number. Nothing is answered before the button or Enter, so arrow keys may look around."""
+    widget = f"w_ask_{lesson.number}_{hash((question.ask, question.options))}"
+    with st.form("answer_form", border=False, enter_to_submit=True):
+        if typing:
+            widget += "_n"
+            st.markdown(question.ask)
+            st.text_input(f"Your answer{', ' * bool(question.unit)}{question.unit}", key=widget, width=240)
+        else:
+            st.radio(question.ask, question.options, index=place(lesson)["told"], key=widget)
+        st.form_submit_button(
+            "Answer", key="w_answer", on_click=answer_typed if typing else answer, args=(lesson, question, widget)
+        )
+
+
+def result(here: dict[str, Any], question: Question) -> None:
+    """What the answer was worth, or a hint."""
+    told = here["told"]
+    if told is not None and told == question.answer:
+        st.success(f"Right. {question.why[told]}")
+    elif told is not None:
+        st.error(f"Not quite. {question.why[told]}")
+    elif here["hint"]:
+        st.warning(here["hint"])
 
 
 def new_words(lesson: Lesson) -> None:
@@ -297,7 +314,9 @@ def body(number: int) -> None:
     except PlannerError as error:
         st.error(state.in_words(str(error)))
         return
-    if (asked := here.pop("asked", 0)) >= len(scene.steps):
+    if (asked := here.pop("asked", 0)) >= scene.reveal:
+        here["open"] = True  # a link behind the question: somebody wants to show that step
+    if asked >= len(scene.steps):
         st.warning(f"This lesson has {len(scene.steps)} steps, there is no step {asked + 1}; showing the last.")
     here["step"] = min(here["step"], len(scene.steps) - 1)
     prefetch(number, who, state.plan)
@@ -331,12 +350,13 @@ def page() -> None:
     rail(lesson)
     for problem in st.session_state.pop("learn_problems", []):
         st.warning(problem)
-    st.markdown(f"## {lesson.number}. {lesson.title}")
-    st.markdown(lesson.idea)
+    with st.container(key="lesson_head", gap="xxsmall"):
+        st.markdown(f"## {lesson.number}. {lesson.title}")
+        st.markdown(lesson.idea)
     if lesson.uses_model:
         sentence.sentence()
     body(lesson.number)
-    map_of_progress()
+    map_of_progress(lesson)
     if lesson.number < len(LESSONS):
         st.button(
             f"Next lesson: {LESSONS[lesson.number].title}", key="w_onward", on_click=go, args=(lesson.number + 1,)

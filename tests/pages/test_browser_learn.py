@@ -18,6 +18,8 @@ from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question
 from explorer.learn.lessons import LESSONS
 from explorer.learn.lessons.times import l20_algorithms
+from explorer.learn.visit import answers
+from explorer.static import script
 from planner_core.planning.request import Request
 
 if TYPE_CHECKING:
@@ -77,6 +79,7 @@ def answer(visit: Visit, question: Question, index: int) -> None:
         visit.page.keyboard.press("Enter")
     else:
         asked.locator("label", has_text=re.compile(rf"^{re.escape(question.options[index])}$")).first.click()
+        visit.press("Answer")
 
 
 def movable(lesson: Lesson) -> Control:
@@ -295,6 +298,67 @@ def test_the_rail_is_links_for_mouse_keys_and_new_windows(visit: Visit, app: str
     page.go_back()
     page.get_by_role("heading", name="4. Collectives", level=2).wait_for()
     assert not visit.wrong
+
+
+def test_keys_reach_the_question_and_its_answer(visit: Visit, app: str) -> None:
+    """Past the numbers by one link; a closed button passes the focus on; arrows choose and do not answer; the answer has the focus; the
+    next lesson begins at its top."""
+    page = visit.page
+    page.goto(f"{app}/learn?lesson=2")
+    visit.settle()
+    page.get_by_role("link", name="Skip to the lesson").press("Enter")
+    assert page.evaluate("document.activeElement.textContent").startswith("2. Two ways")
+    question, scene = (f(LLAMA, LESSONS[1].defaults()) for f in (LESSONS[1].question, LESSONS[1].scene))
+    for number in range(2, scene.reveal + 1):
+        page.get_by_role("button", name="Next", exact=True).press("Enter")
+        visit.at_step(number)
+    page.wait_for_function("document.activeElement.classList.contains('st-key-says')")
+    page.locator(".st-key-question input[type=radio]").first.focus()
+    page.keyboard.press(" ")
+    for _ in range(question.answer + 1):
+        page.keyboard.press("ArrowDown")
+    page.wait_for_timeout(400)
+    expect(page.locator(".st-key-told [role=alert]")).to_have_count(0)
+    answer(visit, question, question.answer)
+    page.wait_for_function("document.activeElement.classList.contains('st-key-told')")
+    assert page.evaluate("document.activeElement.textContent").startswith("Right.")
+    page.get_by_role("button", name="Next lesson: ").press("Enter")
+    page.wait_for_function("document.activeElement.textContent.startsWith('3. Replicate')")
+    assert page.evaluate("document.querySelector('[data-testid=stMain]').scrollTop") == 0
+    assert not visit.wrong
+
+
+def test_what_is_said_of_typed_answers_is_the_same_without_a_server(chromium: Browser) -> None:
+    """The files' own script against the page's Python, on numbers, units, mistakes and nonsense."""
+    questions = [x.question(LLAMA, x.defaults()) for x in LESSONS]
+    texts = [
+        "12",
+        "1,900",
+        "1.923",
+        "4/3",
+        "1.5",
+        "101 MB",
+        "0.1 GB",
+        "46%",
+        "0.46",
+        "2650 µs",
+        "x",
+        "",
+        "-1",
+        "1e9",
+        "1,2,3",
+        "9 999 999",
+        "≈ 8",
+    ]
+    page = chromium.new_page()
+    page.add_script_tag(content=script("answers"))
+    for asked in (q for q in questions if q.values):
+        data = export.asked(asked)
+        for text in [*texts, *(f"{v:.6g}" for v in asked.values)]:
+            told, words = answers.judged(asked, text)
+            got = page.evaluate("([q, t]) => judged(q, t)", [data, text])
+            assert got == [told, export.inline(words) if told is not None else words]
+    page.close()
 
 
 def test_lesson_13_tells_what_a_changed_placement_causes(visit: Visit, app: str) -> None:

@@ -65,9 +65,14 @@ def to_question(at: AppTest, lesson: Lesson) -> None:
 def give(at: AppTest, question: Question, index: int) -> None:
     """Answer with an option, by typing it where the lesson wants a number."""
     if question.values:
-        at.text_input[-1].set_value(f"{question.values[index]:.6g}").run()
+        at.text_input[-1].set_value(f"{question.values[index]:.6g}")
     else:
-        at.radio[0].set_value(question.options[index]).run()
+        at.radio[0].set_value(question.options[index])
+    submit(at)
+
+
+def submit(at: AppTest) -> None:
+    at.button(key="w_answer").click().run()
 
 
 @every
@@ -143,17 +148,21 @@ def test_a_number_is_typed_and_its_mistake_answered() -> None:
     half = question.values.index(question.values[question.answer] / 2)
     give(at, question, half)
     assert "reduce-scatter alone" in question.why[half] and question.why[half] in at.error[0].value
-    at.text_input[-1].set_value("many").run()
+    at.text_input[-1].set_value("many")
+    submit(at)
     assert "not a number" in at.warning[0].value and not at.error
-    at.text_input[-1].set_value(f"{question.values[question.answer] * 1.1:.4g}").run()
+    at.text_input[-1].set_value(f"{question.values[question.answer] * 1.1:.4g}")
+    submit(at)
     assert at.warning[0].value.startswith("Close") and at.button(key="w_next").disabled
     at.button(key="w_options").click().run()
-    at.radio[0].set_value(question.options[question.answer]).run()
+    at.radio[0].set_value(question.options[question.answer])
+    submit(at)
     assert done(at, LESSONS[3]) and not at.button(key="w_next").disabled
 
 
 def test_progress_comes_by_a_link_and_can_be_forgotten() -> None:
-    at = opened(lesson="2", done="1,4-5")
+    at = opened(lesson="2", done="1,4-5,3-99,abc")
+    assert "“3-99” in the link names no lessons" in words(at) and "“abc”" in words(at)
     assert [done(at, LESSONS[n]) for n in range(6)] == [True, False, False, True, True, False]
     assert any(e.label == f"What you can do now: 3 of {len(LESSONS)} lessons" for e in at.expander)
     shown = words(at)
@@ -176,6 +185,29 @@ def test_the_address_opens_a_lesson_at_a_step_with_its_controls() -> None:
     at = opened(lesson="4", step="3", **{"with": "n:6"}, model="gpt2-xl")
     assert step(at).startswith("### 3. reduce-scatter, step 2 of 5")
     assert param(at, "model") == "gpt2-xl" and param(at, "lesson") == "4"
+
+
+def test_a_link_to_a_question_holds_it_and_one_behind_it_shows_the_rest() -> None:
+    reveal = LESSONS[3].scene(LLAMA, LESSONS[3].defaults()).reveal
+    at = opened(lesson="4", step=str(reveal))
+    assert at.button(key="w_next").disabled and "The next step waits for your answer." in words(at)
+    at.button(key="w_answer").click().run()
+    assert not at.error and not at.success
+    at = opened(lesson="4", step=str(reveal + 1))
+    assert not at.button(key="w_next").disabled and step(at).startswith(f"### {reveal + 1}. ")
+
+
+def test_an_option_is_an_answer_only_when_it_is_given() -> None:
+    """Arrow keys pass over options; none of those counts."""
+    at = opened(lesson="2")
+    to_question(at, LESSONS[1])
+    question = LESSONS[1].question(LLAMA, LESSONS[1].defaults())
+    at.button(key="w_answer").click().run()
+    assert "Choose one of them first." in words(at)
+    at.radio[0].set_value(question.options[question.answer]).run()
+    assert not done(at, LESSONS[1]) and not at.success
+    give(at, question, question.answer)
+    assert done(at, LESSONS[1])
 
 
 def test_a_bad_address_is_told_in_place() -> None:

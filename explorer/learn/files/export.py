@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 from explorer.learn.learner import Learner
-from explorer.learn.lesson import Choice, Control, Lesson, Scene, Values
+from explorer.learn.lesson import Choice, Control, Lesson, Question, Scene, Values
 from explorer.static import filled, script, style
 
 MOST_CASES = 9
@@ -73,7 +73,15 @@ def _case(lesson: Lesson, learner: Learner, name: str, values: Values) -> dict[s
     return {
         "name": name, "reveal": scene.reveal, "note": scene.note,
         "steps": [{"title": s.title, "says": inline(s.says), "picture": s.picture} for s in scene.steps],
-        "question": {"ask": inline(q.ask), "options": [inline(o) for o in q.options], "answer": q.answer, "why": [inline(w) for w in q.why]},
+        "question": asked(q),
+    }  # fmt: skip
+
+
+def asked(question: Question) -> dict[str, Any]:
+    """A question as the files' scripts want it."""
+    return {
+        "ask": inline(question.ask), "options": [inline(o) for o in question.options], "answer": question.answer,
+        "why": [inline(w) for w in question.why], "values": list(question.values), "unit": question.unit,
     }  # fmt: skip
 
 

@@ -23,14 +23,17 @@ def begin() -> Lesson:
         s["learn"] = {}
         remember(progress.from_cookie(st.context.cookies.get(progress.COOKIE, "")))
     found = {k: v for k, v in st.query_params.to_dict().items() if k in address.KEYS}
-    remember(progress.read(st.query_params.get("done", "")))
+    elsewhere, unknown = progress.read(found.get("done", ""))
+    remember(elsewhere)
     if found and found != s.get("learn_written"):
-        lesson, values, step, s["learn_problems"] = address.read(found)
+        lesson, values, step, problems = address.read(found)
+        named = [f"“{part[:20]}” in the link names no lessons from 1 to {len(LESSONS)}; left out." for part in unknown]
+        s["learn_problems"] = problems + named
         left = s["learn"].get(lesson.number)
         # a link of the rail leads back to where the lesson was left, with its answer
         if not left or (left["values"], left["step"]) != (values, step):
             right = bool(left and left["right"])
-            s["learn"][lesson.number] = {**fresh(values, step), "asked": step, "right": right}
+            s["learn"][lesson.number] = {**fresh(values, step), "asked": step, "right": right, "open": right}
         s["learn_number"] = lesson.number
     s.setdefault("learn_number", 1)
     return LESSONS[int(s["learn_number"]) - 1]
@@ -55,12 +58,12 @@ def start_over() -> None:
 
 
 def fresh(values: Values, step: int = 0) -> dict[str, Any]:
-    """A lesson as one comes to it: values, step, whether the rest is open, the answer given, whether one was right, a hint to
+    """A lesson as one comes to it: values, step, whether what the question holds back is open, the answer given, whether one was right, a hint to
     a typed answer, whether the options are shown where one could type, and whether the block's code is wanted."""
     return {
         "values": values,
         "step": step,
-        "open": step > 0,
+        "open": False,
         "told": None,
         "right": False,
         "hint": "",

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
+
+RANGE = re.compile(r"(\d{1,3})(?:-(\d{1,3}))?", re.ASCII)
 
 ABLE = (
     "say what takes a GPU's memory, and what to move when it is too little", "cut a matrix by columns or rows, and put the product together", "name the collective between two placements",
@@ -33,16 +36,20 @@ def write(done: Iterable[int]) -> str:
     return ",".join(f"{p[0]}-{p[-1]}" if len(p) > 1 else str(p[0]) for p in parts)
 
 
-def read(text: str) -> set[int]:
-    """The numbers of such a text that are lessons; whatever is not is left out."""
+def read(text: str) -> tuple[set[int], list[str]]:
+    """The lessons that such a text names, and the parts of it that name none, e.g. `3-99`: nothing is taken from those."""
     found: set[int] = set()
-    for part in text[:200].split(","):
-        first, _, last = part.partition("-")
-        if all(x.isascii() and x.isdecimal() and len(x) < 4 for x in (first, last or first)):
-            found |= set(range(int(first), int(last or first) + 1))
-    return {n for n in found if 1 <= n <= len(ABLE)}
+    left: list[str] = []
+    for part in filter(None, text[:200].split(",")):
+        ends = RANGE.fullmatch(part)
+        first, last = (int(ends[1]), int(ends[2] or ends[1])) if ends else (0, 0)
+        if 1 <= first <= last <= len(ABLE):
+            found |= set(range(first, last + 1))
+        else:
+            left.append(part)
+    return found, left
 
 
 def from_cookie(text: str) -> set[int]:
     """The lessons of the browser's `1.4.5`."""
-    return read(text.replace(".", ","))
+    return read(text.replace(".", ","))[0]

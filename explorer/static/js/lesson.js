@@ -1,16 +1,25 @@
 // One picture of a lesson: markup made and escaped in Python. Only a changed picture is drawn anew.
 
 import { alive } from "./alive.js";
+import { land, onceStill } from "./land.js";
 
 /** @type {WeakMap<Element, () => void>} */
 const ends = new WeakMap();
 /** @type {WeakMap<Element, string>} */
 const shown = new WeakMap();
+/** @type {WeakMap<Element, number>} */
+const told = new WeakMap();
 
-/** @param {import("./types").Component<{ picture: string }>} component */
+/** @param {import("./types").Component<{ picture: string, told: number }>} component */
 export default function ({ data, parentElement, setTriggerValue }) {
   const box = parentElement.querySelector(".lesson");
-  if (!(box instanceof HTMLElement) || shown.get(box) === data.picture) return;
+  if (!(box instanceof HTMLElement)) return;
+  const answered = data.told > (told.get(box) ?? data.told);
+  told.set(box, data.told);
+  if (answered) onceStill(() => land(".st-key-told"));
+  if (shown.get(box) === data.picture) return;
+  // a button that closes under the keys gives the focus away; it goes to the words of the step
+  if (shown.has(box)) onceStill(() => document.activeElement === document.body && land(".st-key-says"));
   const first = !shown.has(box);
   shown.set(box, data.picture);
   ends.get(box)?.();

@@ -1,7 +1,10 @@
 // The lessons as links. A plain click turns the lesson in place; with Ctrl, the middle button and the like it is any link.
 
+import { land, onceStill } from "./land.js";
+
 /** @type {WeakMap<Element, string>} */
 const drawn = new WeakMap();
+const LESSON = ".st-key-lesson_head h2";
 
 const KEPT = "shardscope_done"; // explorer/learn/visit/progress.py
 const YEAR_S = 365 * 24 * 3600;
@@ -30,11 +33,42 @@ function remember(data) {
   document.cookie = `${KEPT}=${all}; path=/; max-age=${YEAR_S}; samesite=strict`;
 }
 
+/** A link past the numbers of the lessons. */
+function skip() {
+  const link = document.createElement("a");
+  link.textContent = "Skip to the lesson";
+  link.className = "skip";
+  link.href = "#";
+  link.addEventListener("click", (e) => {
+    e.preventDefault();
+    land(LESSON);
+  });
+  return link;
+}
+
+/**
+ * Another lesson begins at its top, also where it was turned to from the foot of the last one.
+ * @param {HTMLElement} nav
+ * @param {import("./types").RailData} data
+ */
+function turned(nav, data) {
+  const before = nav.querySelector("[aria-current]")?.firstChild?.textContent;
+  const now = data.lessons.find((lesson) => lesson.state === "here")?.number;
+  if (before === String(now)) return;
+  const onward = document.activeElement?.closest(".st-key-w_onward");
+  onceStill(() => {
+    document.querySelector("[data-testid=stMain]")?.scrollTo(0, 0);
+    if (onward) land(LESSON);
+  });
+}
+
 /** @param {import("./types").Component<import("./types").RailData>} component */
 export default function ({ data, parentElement, setTriggerValue }) {
   const nav = parentElement.querySelector("nav");
   const state = JSON.stringify(data);
   if (!nav || drawn.get(nav) === state) return;
+  if (drawn.has(nav)) turned(nav, data);
+  else nav.before(skip());
   drawn.set(nav, state);
   remember(data);
   const here = /** @type {ShadowRoot} */ (nav.getRootNode()).activeElement;

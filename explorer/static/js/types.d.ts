@@ -151,7 +151,17 @@ export interface Case {
   note: string;
   reveal: number;
   steps: { title: string; says: string; picture: string }[];
-  question: { ask: string; options: string[]; answer: number; why: string[] };
+  question: Asked;
+}
+
+/** A question (explorer/learn/lesson.py); with `values` in `unit` its answer is typed. Markup in it was made and escaped in Python. */
+export interface Asked {
+  ask: string;
+  options: string[];
+  answer: number;
+  why: string[];
+  values: number[];
+  unit: string;
 }
 
 /** Work of a step: stream, kind, part of the model (words), start and length in seconds, name (words), note (words), odd copy. */

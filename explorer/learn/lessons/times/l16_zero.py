@@ -258,6 +258,10 @@ def question(learner: Learner, values: Values) -> Question:
         f"backward + gradients {GRADIENT} = 8, in each of {_batches(m)}: {8 * m}. {8 * m} / 6 = {units.significant(ratio)}."
     )
     wrong = (
+        (
+            1.5 * m,
+            "1.5 is for gradients in 2 bytes: (2 + 2 + 2) / (2 + 2), as in many papers. Here they travel in fp32: (2 + 2 + 4) / (2 + 4).",
+        ),
         (1.0, "FSDP keeps no whole weights: it must gather them forward, and again backward, in every micro-batch."),
         (float(m), "That leaves out the backward pass. It wants the same weights again, and they were freed."),
         (4 / 3, "That is one micro-batch's."),
@@ -267,7 +271,7 @@ def question(learner: Learner, values: Values) -> Question:
     )
     return typed(
         f"A step has {_batches(m)}. Weights travel in {WORKING} bytes, gradients in {GRADIENT}. How many times as much as ZeRO-1 does FSDP send?",
-        "", (ratio, why), wrong, lambda value: f"{units.significant(value, 2)} times",
+        "times", (ratio, why), wrong, lambda value: f"{units.significant(value, 2)} times",
     )  # fmt: skip
 
 
