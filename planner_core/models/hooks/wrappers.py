@@ -3,6 +3,7 @@
     checkpoint(f, x)            runs f: the plan says what is recomputed
     torch.jit.script(f)(x)      runs the Python function that was scripted
     torch.compile(f)(x)         runs f eagerly
+    torch.distributions         do not check the values of their arguments, unless validate_args=True is given
 
 Imports torch and nothing of ours.
 """
@@ -16,6 +17,7 @@ from typing import Any
 
 import torch
 import torch.utils.checkpoint as recompute
+from torch.distributions import Distribution
 
 OURS = "_shardscope"
 """Attribute of functions that are ours: they are left as they are."""
@@ -28,6 +30,9 @@ def opened(seen: Callable[[str], None] = lambda name: None) -> Iterator[None]:
         for owner, name, value in _replacements(seen):
             stack.callback(setattr, owner, name, getattr(owner, name))
             setattr(owner, name, value)
+        checked = Distribution._validate_args
+        stack.callback(Distribution.set_default_validate_args, checked)
+        Distribution.set_default_validate_args(False)
         if "torch._dynamo" in sys.modules:  # else nothing can have been compiled
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         yield

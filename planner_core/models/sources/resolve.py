@@ -8,9 +8,12 @@ import importlib.util
 import io
 import json
 import re
+import sys
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -21,6 +24,7 @@ from planner_core.core import CaptureError, InputError, is_file, is_folder, is_t
 from planner_core.models import zoo as models
 from planner_core.models.capture.module import to_meta
 from planner_core.models.capture.refusals import check_module
+from planner_core.models.capture.refusals import shown as line_of
 from planner_core.models.sources.config_limits import shown
 from planner_core.models.sources.positions import Positions, positions, too_long
 
@@ -202,21 +206,18 @@ def _from_python(source: str, device: str) -> ModelSource:
     path = Path(text)
     if not is_file(path):
         raise InputError(f"{text} is not a file; give path/to/file.py:callable")
-    spec = importlib.util.spec_from_file_location(f"shardscope_user_{path.stem}", path)
-    assert spec is not None and spec.loader is not None
-    user = importlib.util.module_from_spec(spec)
-    said = io.StringIO()  # what the user's code prints is not a part of our report
     try:
-        with contextlib.redirect_stdout(said), torch.device(device):
-            spec.loader.exec_module(user)
+        with contextlib.redirect_stdout(io.StringIO()), torch.device(device):  # our report is not what it prints
+            user = _user_module(path)
+            if not hasattr(user, attribute):
+                raise CaptureError(f"{text} has nothing named {attribute!r}; give path/to/file.py:callable")
             made = getattr(user, attribute)()
-    except AttributeError as error:
-        raise CaptureError(f"{source}: {error}") from None
-    except MemoryError:
+    except (MemoryError, CaptureError):
         raise
     except (Exception, SystemExit) as error:
         words = " ".join(str(error).split())[:200]
-        raise CaptureError(f"{source} did not return a model: {type(error).__name__}: {words}") from None
+        where = line_of(traceback.extract_tb(error.__traceback__))
+        raise CaptureError(f"{source} did not return a model: {type(error).__name__}: {words}{where}") from None
     module, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, ())
     if not isinstance(module, nn.Module):
         raise CaptureError(
@@ -227,3 +228,17 @@ def _from_python(source: str, device: str) -> ModelSource:
     if not args and not kwargs:
         raise CaptureError(f"{source} returned a module without example inputs; return (module, example inputs)")
     return ModelSource(path.stem, source, module.train(), kwargs, args, {"callable": source})
+
+
+def _user_module(path: Path) -> ModuleType:
+    """Run a file as Python runs a script: its folder is searched for what it imports. The module stands in `sys.modules`, where
+    dataclasses and annotations look for its names."""
+    name = f"shardscope_user_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    sys.modules[name] = user = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(user)
+    return user
