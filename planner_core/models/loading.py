@@ -76,7 +76,10 @@ def capture_file(source: str, *, batch: int | None = None, seq: int | None = Non
             raise
         first = error
     try:
-        return graph(on_meta(python_source(source, "cpu")))
+        made = on_meta(python_source(source, "cpu"))
+        decided = str(first).partition(", which")[0]
+        made.notes += (f"planned for the values of the example inputs, others may run otherwise: {decided}",)
+        return graph(made)
     except (CaptureError, MemoryError):
         raise first from None
 

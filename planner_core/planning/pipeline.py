@@ -22,7 +22,7 @@ from planner_core.planning.fitting.baselines import baselines, without
 from planner_core.planning.fitting.for_tool import for_tool
 from planner_core.planning.fitting.micro_batches import GraphSource, settle
 from planner_core.planning.fitting.promise import by_promise, telling
-from planner_core.planning.fitting.shortage import needs_buffers, refused
+from planner_core.planning.fitting.shortage import left_out, needs_buffers, refused
 from planner_core.planning.fitting.simpler import fastest_alone, simpler
 from planner_core.planning.methods import EXACT, FREE, METHODS, DataAxis, Method, spaces
 from planner_core.planning.request import Progress, Request
@@ -141,6 +141,7 @@ def choose(
     if best:
         answer = replace(best[2], bound=min(best[2].bound, bound))  # a gap that another mesh leaves open stays open
         plan = planner.plan(*planner.bounded(best[1], answer, objective), "best", planner.request.method, objective)
+        plan = left_out(plan, wide)
         return replace(plan, notes=(*plan.notes, *_chunks(planner, plan))) if method.chunks else plan
     if prove and method.zero and least is not None and needs_buffers(least[0], planner.budget):
         return _without_gathers(planner, options, say, method, below, least)
@@ -227,8 +228,8 @@ def trade_offs(planner: Planner, options: Iterable[DeviceMesh], shown: Sequence[
     points: list[tuple[float, float, Problem, Assignment]] = []
     for mesh in options:
         for number, build in enumerate(planner.builders(EXACT, mesh)):
-            problem, usual = build(), number == 0 or bool(planner.spaces)
-            with planner.clock("front"):
+            with contextlib.suppress(TooWide), planner.clock("front"):
+                problem, usual = build(), number == 0 or bool(planner.spaces)
                 known = [p[:2] for p in points]
                 ends = corners_below(problem, known, FRONT_STEP) if usual else [quick(problem, "time")]
                 points += [(a.seconds, memory_of(a), problem, a) for a in ends if a is not None]

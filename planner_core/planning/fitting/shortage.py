@@ -57,6 +57,14 @@ def needs_buffers(answer: Answer, budget: float) -> bool:
     return held <= budget * NEARLY and answer.least_memory > held * (1 + BUFFERS)
 
 
+def left_out(plan: Plan, wide: TooWide | None) -> Plan:
+    """The best plan of the meshes that were searched. `wide`: the error of a mesh that was not, which may have a better one."""
+    if wide is None:
+        return plan
+    told = f"best found: a mesh was left out, since its search needs a table of {wide.entries:.2g} numbers"
+    return replace(plan, optimal=False, notes=(told, *plan.notes))
+
+
 def refused(planner: Planner, below: float, least: tuple[Answer, Problem] | None, wide: TooWide | None) -> Plan:
     """What `choose` gives or raises if no plan fits. `least`: what was found of least memory."""
     if below < float("inf"):

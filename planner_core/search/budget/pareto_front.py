@@ -13,6 +13,7 @@ Example: A = (10 s, 9 GB) and B = (14 s, 5 GB) have the slope 1 s per GB and the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -35,6 +36,8 @@ ROUNDING = 1e-9
 """The limit is raised by this share, so that rounding errors do not exclude a point that lies on it."""
 MAX_CORNERS = 64
 FEW_CORNERS = 5
+MOST_ENTRIES = 100_000
+"""Corners are searched while no table of a run, over all that it shares with the rest of the model, has more entries."""
 
 
 @dataclass(frozen=True)
@@ -124,12 +127,15 @@ def corners(problem: Problem) -> list[Assignment]:
 
 
 def corners_below(problem: Problem, known: Sequence[Point], step: float) -> list[Assignment]:
-    """The corners of a problem if one of them lies below the hull of the points `known`; else its fastest assignment alone.
+    """The corners of a problem if one of them lies below the hull of the points `known`; else its fastest assignment alone, as
+    for a problem whose calls share so many tensors that one corner takes many seconds.
 
     Two known points of which the second saves less than the share `step` of memory are taken as one.
     """
     free = replace(objective_of(problem, "time"), exact=False)
     fast = solve(problem, free)
+    if fast is not None and _entries(problem) > MOST_ENTRIES:
+        return [fast]
     if fast is None or not known:
         return corners(problem)
     for a, b in pairwise(lower_hull([*known, _point(fast)])):
@@ -144,3 +150,9 @@ def corners_below(problem: Problem, known: Sequence[Point], step: float) -> list
 
 def _point(a: Assignment) -> Point:
     return a.seconds, float(a.totals[FORWARD])
+
+
+def _entries(problem: Problem) -> float:
+    """The entries of the largest table of a run over the variables of the top block."""
+    scopes = [problem.scopes[k] for k in range(len(problem.runs))]
+    return max((math.prod(float(problem.top.sizes[v]) for v in scope) for scope in scopes), default=0.0)
