@@ -35,8 +35,10 @@ from planner_core.search.objective import TIE, Objective
 
 FIRST, WIDER = 64, 4
 """If the whole gap holds too much: 1/FIRST of it is enumerated first, and each next part is WIDER times as wide."""
-PER_PASS, QUICKLY = 300_000, 100_000
+PER_PASS, QUICKLY = 500_000, 100_000
 """Labels that may be formed for one part of the gap, and for the first attempt at the whole gap."""
+MORE, AT_LEAST = 6, 30_000
+"""A part of the gap may form MORE times the labels of the part before, or AT_LEAST; more of them say that the part is too wide."""
 SAMPLES = (16, 48)
 """Labels of each group in the first sample, and in the second one if a gap is left."""
 MAX_FAILURES = 3
@@ -131,21 +133,24 @@ class GapClosing:
 
     def _widen(self, stop: Callable[[], bool]) -> None:
         """Enumerate parts of the gap that grow, from the bound on. Raises TooLarge."""
-        width, failures = (self.target - self.bound) / FIRST, 0
+        width, failures, narrow, most = (self.target - self.bound) / FIRST, 0, False, PER_PASS
         while self.bound < self.target and failures < MAX_FAILURES and self.work.left >= 0 and not stop():
-            before = self.target
-            if self._through(min(before, self.bound + width)):
-                width *= 1 if failures else WIDER
+            before, left = self.target, self.work.left
+            if self._through(min(before, self.bound + width), most=most):
+                most = min(PER_PASS, max(AT_LEAST, MORE * (left - self.work.left)))
+                width *= 1 if narrow else WIDER
                 if self.target < before:
                     width = min(width, (self.target - self.bound) / WIDER)
             else:
-                failures += 1
+                failures += most == PER_PASS
+                narrow = True
                 width /= WIDER
 
-    def _through(self, limit: float, quick: bool = False) -> bool:
-        """Enumerate all within `limit`, which then is the bound. Returns False if there is too much. Raises TooLarge."""
+    def _through(self, limit: float, quick: bool = False, most: int = PER_PASS) -> bool:
+        """Enumerate all within `limit`, which then is the bound. Returns False if there is too much, which is more than `most` labels.
+        Raises TooLarge."""
         try:
-            self._consider(self._within(limit, quick=quick))
+            self._consider(self._within(limit, quick=quick, most=most))
         except TooLarge:
             raise
         except TooMuch:
@@ -173,10 +178,10 @@ class GapClosing:
             width *= WIDER
         return True
 
-    def _goal(self, ends: int, limit: float, few: int = 0, quick: bool = False) -> Goal:
+    def _goal(self, ends: int, limit: float, few: int, quick: bool, most: int) -> Goal:
         """The goal: sums of value and of memory at the first `ends` ends of the step, within `limit` + price · budget."""
         steps = np.array([self.best.seconds * TIE * 1e-3, 1e-2, 1e-2][: 1 + ends])
-        most = min(QUICKLY if quick else PER_PASS, self.work.left)
+        most = min(QUICKLY if quick else most, self.work.left)
         within = limit + self._price * self.budget if self._price else limit
         return Goal(self.objective, self._ends[:ends], within, steps, few, quick, Allowance(most))
 
@@ -186,13 +191,15 @@ class GapClosing:
         both = (Component.AFTER_FORWARD, Component.AFTER_BACKWARD)
         return both[::-1] if self.objective.after_backward > self.objective.after_forward else both
 
-    def _within(self, limit: float, few: int = 0, quick: bool = False) -> Assignment | None:
+    def _within(
+        self, limit: float, few: int = 0, quick: bool = False, most: int = PER_PASS
+    ) -> Assignment | None:  # fmt: skip
         """The least assignment within the budget among those with (priced cost - price · budget) at most `limit`, or None.
 
         `few`: look at a sample only.
         """
         for count in (1, 2):  # the other end of the step is a sum of its own only if it exceeds the budget
-            goal = self._goal(count, limit, few, quick)
+            goal = self._goal(count, limit, few, quick, most)
             given = goal.work.left
             try:
                 found = front_of(self.folded, goal)
