@@ -242,6 +242,38 @@ def panned(place: Place, script: str, drawing: dict[str, Any], what: str) -> Ite
             yield spread(f"{count} {what}, {how}, {seen} of them in the window: frame while panning", taken, "16.7")
 
 
+# --- a cold browser -----------------------------------------------------------------------------------------
+
+
+def first(place: Place) -> Iterator[Figure]:
+    """From a cold browser's request to the first picture, and the bytes that it loaded till then; the plan itself is known."""
+    cases = (
+        ("Answer: the step of each plan as bars", "/", "table.steps"),
+        ("Fold: the graph", "/fold", "g.node"),
+        ("Plans: the first picture of both charts", "/plans", ".sketch img, .js-plotly-plot .scatterlayer"),
+        ("Plans: both charts by plotly", "/plans", ".js-plotly-plot .scatterlayer"),
+    )
+    with place.page("/"):
+        pass
+    for what, path, sign in cases:
+        taken, loaded = [], []
+        for _ in range(5):
+            context = place.browser.new_context(viewport={"width": 1440, "height": 1000})
+            page, sizes = context.new_page(), list[float]()
+            network = context.new_cdp_session(page)
+            network.send("Network.enable")
+            network.on("Network.loadingFinished", lambda e, sizes=sizes: sizes.append(e["encodedDataLength"]))
+            start = time.perf_counter()
+            page.goto(place.url + path, wait_until="commit")
+            page.wait_for_selector(sign, timeout=120_000)
+            taken.append(1e3 * (time.perf_counter() - start))
+            loaded.append(sum(sizes))
+            context.close()
+        yield spread(
+            f"cold browser, {what} ({statistics.median(loaded) / 1e6:.1f} MB loaded till then)", taken, "2 000"
+        )
+
+
 # --- what jumps --------------------------------------------------------------------------------------------
 
 SHIFTS = """
@@ -289,7 +321,7 @@ def soaked(found: dict[str, Any]) -> Iterator[Figure]:
     yield spread(f"{what}; memory {kept}{trimmed}", found["ms"], "2 000")
 
 
-MEASURES: dict[str, Measure] = {m.__name__: m for m in (scatters, lasso, replan, whatif, graphs, shift, soak)}
+MEASURES: dict[str, Measure] = {m.__name__: m for m in (first, scatters, lasso, replan, whatif, graphs, shift, soak)}
 
 
 # --- running -------------------------------------------------------------------------------------------------

@@ -6,7 +6,16 @@ import streamlit as st
 
 from explorer.analysis.filters import REFERENCE
 from explorer.components import frame, opened
-from explorer.components.plans import candidates, changes, choice, edit_panel, regions_panel, sweep_panel, whatif_panel
+from explorer.components.plans import (
+    candidates,
+    changes,
+    choice,
+    edit_panel,
+    first_picture,
+    regions_panel,
+    sweep_panel,
+    whatif_panel,
+)
 from explorer.session import state
 from explorer.text import glossary, words
 
@@ -18,6 +27,7 @@ def page() -> None:
     if st.session_state.pop("to_fold", False):
         st.switch_page(FOLD)
     result = frame.open_page("plans")
+    first_picture.begin()
     plans = state.plan_ids(result.plans)
     chosen, plan = state.chosen(plans)
     shown = choice.current().plans(plans)
@@ -51,6 +61,7 @@ def page() -> None:
         changes.weights(result, plans, chosen, differing)
     with st.expander("Change a placement by hand", expanded=bool(state.value("edit"))):
         edit_panel.panel(result, plans, chosen)
+    first_picture.rest()
     regions_panel.panel(result)
     sweep_panel.panel(result)  # last: it takes long, and nothing waits for it
 

@@ -56,6 +56,21 @@ def test_a_lasso_marks_candidates_plans_and_the_graph_and_the_link_keeps_it(visi
     page.wait_for_function("!location.search.includes('lasso=')")
 
 
+def test_the_first_picture_does_not_wait_for_the_plotting_library(visit: Visit) -> None:
+    page, held = visit.page, []
+    page.route("**/PlotlyChart*", lambda route: held.append(route))
+    page.goto(visit.base + "/plans")
+    first = page.locator(".sketch")
+    first.nth(1).wait_for()
+    expect(first.nth(0)).to_contain_text("Megatron-LM + sequence parallel")
+    expect(first.nth(1)).to_contain_text("2\u202f187 candidates")
+    assert held and page.locator(".js-plotly-plot").count() == 0
+    for request in held:
+        request.continue_()
+    charts(visit)
+    expect(page.locator(".sketch:visible")).to_have_count(0)
+
+
 @pytest.mark.slow
 def test_a_lasso_among_plans_shortens_the_table(visit: Visit) -> None:
     page = visit.page

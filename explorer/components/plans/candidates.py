@@ -11,7 +11,7 @@ from explorer.analysis import answer, rows
 from explorer.analysis import filters as choosing
 from explorer.analysis.filters import LETTERS
 from explorer.components import frame
-from explorer.components.plans import linked
+from explorer.components.plans import first_picture, linked
 from explorer.components.plans.choice import CHOOSING, current, data_of, figure, generation, unmark
 from explorer.figures import scatter
 from explorer.session import state
@@ -51,12 +51,12 @@ def section(result: Result, plan: Plan, reference: Plan | None, like: Sequence[P
         elif selection["points"]:
             state.change(candidate=int(data_of(selection["points"][0])), block=one.block)
 
-    st.plotly_chart(
+    first_picture.chart(
         scatter.candidates_scatter(
             one, index, limit, frame.theme(), keep=keep, region=state.value("lasso"), same=choosing.of_plan(one, plan),
             by=by, like=[i for p in like if (i := choosing.placed_as(one, p)) is not None],
         ),
-        theme=None, key=key, on_select=pick, selection_mode=("points", "box", "lasso"), config=CHOOSING,
+        key, theme=None, on_select=pick, selection_mode=("points", "box", "lasso"), config=CHOOSING,
         alt=f"All candidates of {one.block} by communication and memory",
     )  # fmt: skip
     front_choice(one, keep, index)

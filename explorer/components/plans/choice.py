@@ -11,6 +11,7 @@ from explorer.analysis import answer
 from explorer.analysis import filters as choosing
 from explorer.analysis import rows as table_rows
 from explorer.components import frame
+from explorer.components.plans import first_picture
 from explorer.figures import scatter
 from explorer.session import state
 from explorer.text import glossary, units, words
@@ -108,8 +109,8 @@ def plans_chart(result: Result, plans: Plans, shown: Plans, chosen: str, like: l
         elif names:
             state.change(plan=names[0])
 
-    st.plotly_chart(
-        figure, theme=None, key=key, on_select=pick, selection_mode=("points", "box", "lasso"), config=CHOOSING,
+    first_picture.chart(
+        figure, key, theme=None, on_select=pick, selection_mode=("points", "box", "lasso"), config=CHOOSING,
         alt=f"Plans by {AXES[state.value('axis')]} per step and memory per GPU",
     )  # fmt: skip
 
