@@ -246,7 +246,7 @@ new PerformanceObserver((list) => { for (const e of list.getEntries()) if (!e.ha
 
 
 @pytest.mark.slow  # a page of its own for each
-@pytest.mark.parametrize("width", [1440, 800])
+@pytest.mark.parametrize("width", [1440, 800, 400])
 def test_pages_do_not_jump_while_they_come(chromium: Browser, app: str, width: int) -> None:
     for name in ("", "plans", "compare", "topology", "export"):
         context = chromium.new_context(viewport={"width": width, "height": 1000})
