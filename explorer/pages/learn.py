@@ -12,7 +12,7 @@ from explorer.address import settings
 from explorer.components import frame, sentence
 from explorer.components.lesson import picture
 from explorer.components.lesson import rail as lesson_links
-from explorer.learn.files import export, written
+from explorer.learn.files import export, routes, written
 from explorer.learn.lesson import Control, Lesson, Question, Scene
 from explorer.learn.lessons import LESSONS
 from explorer.learn.recent import seen, shown
@@ -357,6 +357,7 @@ def page() -> None:
         sentence.sentence()
     body(lesson.number)
     map_of_progress(lesson)
+    st.caption(routes.LEFT_OUT)
     if lesson.number < len(LESSONS):
         st.button(
             f"Next lesson: {LESSONS[lesson.number].title}", key="w_onward", on_click=go, args=(lesson.number + 1,)

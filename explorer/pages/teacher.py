@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from functools import partial
+from urllib.parse import urlencode
 
 import streamlit as st
 
 from explorer.address import settings
 from explorer.components import frame
-from explorer.learn.files import kit
+from explorer.learn.files import kit, routes, sheet
 from explorer.learn.learner import Learner
-from explorer.learn.lesson import Lesson
+from explorer.learn.lesson import Choice, Lesson
 from explorer.learn.lessons import LESSONS
 from explorer.session import state
 
@@ -44,8 +45,8 @@ def files(who: Learner) -> None:
     kinds = (
         ("Everything, to use offline (zip)", "shardscope-lessons.zip", "application/zip", kit.bundle),
         ("Slides (HTML)", "slides.html", "text/html", kit.slides),
-        ("Exercises (HTML)", "exercises.html", "text/html", kit.exercises),
-        ("Keys (HTML)", "keys.html", "text/html", kit.keys),
+        ("Exercises (HTML)", "exercises.html", "text/html", sheet.exercises),
+        ("Keys, which mark saved answers (HTML)", "keys.html", "text/html", sheet.keys),
     )
     with st.container(horizontal=True):
         for label, name, mime, make in kinds:
@@ -53,10 +54,21 @@ def files(who: Learner) -> None:
                 label, partial(make, LESSONS, who), file_name=name, mime=mime, on_click="ignore", icon=":material/download:"
             )  # fmt: skip
     st.caption(
-        "All files work without a server. Exercises hold no answers: a student saves a file of what was typed. The keys say what each "
-        "mistake means; in the zip they lie in a folder of their own. docs/LEARN.md has routes of 90 minutes and of five sessions, and "
-        "misconceptions to expect."
+        "All files work without a server. Each exercise stands with its case, most with variants in other numbers; a student saves "
+        "what was typed as a file. The keys open such files, mark them, and say what each mistake means; in the zip they lie with the "
+        "routes in a folder of their own. `slides.html?lessons=1,2,5` shows the slides of those lessons only."
     )
+
+
+def routes_for_a_class() -> None:
+    """What to show in 90 minutes and in five sessions, and what students will get wrong."""
+    everywhere = settings.write(state.values())
+
+    def link(lesson: Lesson, step: int, chosen: tuple[tuple[str, Choice], ...]) -> str:
+        return f"learn?{urlencode({**everywhere, **routes.in_app(lesson, step, chosen)})}"
+
+    with st.expander("Routes for a class: 90 minutes, five sessions, misconceptions to expect", key="routes"):
+        st.html(f'<div class="routes">{routes.page(LESSONS, link)}</div>')
 
 
 def page() -> None:
@@ -64,15 +76,17 @@ def page() -> None:
     state.begin("teacher")
     st.markdown("## For teachers")
     st.markdown(
-        f"{len(LESSONS)} lessons of five to ten minutes, in the order in which words are defined. Each has its own "
+        f"{len(LESSONS)} lessons of eight to fifteen minutes in class, in the order in which words are defined. Each has its own "
         "address; a link also keeps "
-        "model, cluster, step and controls, so that you can open a lesson in class where you want it. "
+        "model, cluster, step and controls, so that you can open a lesson in class where you want it. A link to the step before a "
+        "question holds the question; one behind it shows the rest. "
         "Answers below are for the first "
         "setting of each lesson; they change with the controls, since every number is computed when it is shown."
     )
     request = state.plain_request()
     who = Learner(request, state.own_graph if request.model.startswith("own-") else None)
     files(who)
+    routes_for_a_class()
     for lesson in LESSONS:
         outline(lesson, who)
 

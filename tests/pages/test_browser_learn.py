@@ -13,7 +13,7 @@ from urllib.parse import unquote
 import pytest
 from playwright.sync_api import expect
 
-from explorer.learn.files import export, kit
+from explorer.learn.files import export, kit, sheet
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question
 from explorer.learn.lessons import LESSONS
@@ -150,9 +150,14 @@ def test_the_file_works_offline(chromium: Browser, tmp_path: Path, lesson: Lesso
         page.click("#next")
     expect(heading).to_have_text(re.compile(f"^{reveal} of "))
     expect(page.locator("#next")).to_be_disabled()
-    page.locator("#options input").nth((right + 1) % page.locator("#options input").count()).check()
-    expect(page.locator("#why")).to_contain_text("Not quite.")
-    page.locator("#options input").nth(right).check()
+    question = lesson.question(LLAMA, lesson.defaults())
+    for index in ((right + 1) % len(question.options), right):
+        if question.values:
+            page.locator("#options input").fill(f"{question.values[index]:.6g}")
+        else:
+            page.locator("#options input").nth(index).check()
+        page.click("#answer button")
+        expect(page.locator("#why")).to_contain_text("Right." if index == right else "Not quite.")
     expect(page.locator("#why")).to_contain_text("Right.")
     page.click("#next")
     expect(heading).to_have_text(re.compile(f"^{reveal + 1} of "))
@@ -197,7 +202,7 @@ def test_a_picture_moves_by_play_scrub_and_arrow_keys(chromium: Browser, tmp_pat
 
 def test_slides_turn_and_exercises_are_saved(chromium: Browser, tmp_path: Path) -> None:
     some = (LESSONS[1], LESSONS[3], LESSONS[19])
-    for name, make in (("slides", kit.slides), ("exercises", kit.exercises)):
+    for name, make in (("slides", kit.slides), ("exercises", sheet.exercises), ("keys", sheet.keys)):
         (tmp_path / f"{name}.html").write_text(make(some, LLAMA), encoding="utf-8")
     context = chromium.new_context(offline=True)
     visit = Visit(context.new_page())
@@ -222,9 +227,53 @@ def test_slides_turn_and_exercises_are_saved(chromium: Browser, tmp_path: Path) 
         page.get_by_role("button", name="Save my answers as a file").click()
     assert waiting.value.suggested_filename == "answers-Ada-L.json"
     waiting.value.save_as(target := tmp_path / "answers.json")
-    assert json.loads(target.read_text(encoding="utf-8")) == {"name": "Ada L", "answers": {"2": "1", "4": "101"}}
+    asked = LESSONS[1].question(LLAMA, LESSONS[1].defaults())
+    assert json.loads(target.read_text(encoding="utf-8")) == {
+        "name": "Ada L",
+        "answers": {"2": asked.options[0], "4": "101"},
+    }
+    page.reload()  # what was typed stays
+    expect(page.locator("#who")).to_have_value("Ada L")
+    expect(page.locator("[name='4']")).to_have_value("101")
+    expect(page.locator("[name='2']").first).to_be_checked()
+    page.goto((tmp_path / "keys.html").as_uri())  # which mark the saved file
+    page.locator("#files").set_input_files(target)
+    right = 1 + (asked.answer == 0)
+    count = len(list(sheet.exercises_of(some, LLAMA)))
+    expect(page.locator("#marks summary")).to_have_text(f"Ada L: {right} of {count} right, {count - 2} open")
+    expect(page.locator("#marks tr")).to_have_text([re.compile("^2(right|wrong)"), re.compile("^4right101")])
+    with page.expect_download() as waiting:
+        page.locator("#table").click()
+    waiting.value.save_as(marks := tmp_path / "marks.csv")
+    assert marks.read_text(encoding="utf-8").splitlines()[1].startswith(f'"Ada L","{right}"')
     assert not visit.wrong
     context.close()
+
+
+def test_a_slide_fits_a_projector(chromium: Browser, tmp_path: Path) -> None:
+    """Nothing of a slide, its tables or its picture lies outside 1280 × 720; keys of a control do not turn it; lessons can be chosen."""
+    some = (LESSONS[1], LESSONS[12], LESSONS[19])
+    (target := tmp_path / "slides.html").write_text(kit.slides(some, LLAMA), encoding="utf-8")
+    page = chromium.new_page(viewport={"width": 1280, "height": 720})
+    page.goto(target.as_uri())
+    outside = """() => all.map((slide, i) => {
+        turnTo(i);
+        const boxes = [slide, ...slide.querySelectorAll(".scroll, .lesson")];
+        return boxes.some((b) => b.scrollHeight > b.clientHeight + 8 || b.scrollWidth > b.clientWidth + 1) ? i + 1 : 0;
+    }).filter(Boolean)"""
+    assert page.evaluate(outside) == []
+    page.goto(target.as_uri() + "#lesson=13")
+    page.reload()
+    page.keyboard.press("ArrowRight")
+    now = page.locator("#at").text_content()
+    matrix = page.locator(".slide.here .slot").last
+    matrix.press("ArrowUp")
+    expect(page.locator(".slide.here .count")).to_have_text(re.compile("^About"))
+    expect(page.locator("#at")).to_have_text(now or "")
+    page.goto(target.as_uri() + "?lessons=2")
+    assert page.evaluate("all.every((s) => !s.dataset.lesson || s.dataset.lesson === '2')")
+    expect(page.locator(".contents li")).to_have_count(1)
+    page.close()
 
 
 @pytest.mark.parametrize("number", [4, pytest.param(5, marks=pytest.mark.slow)])

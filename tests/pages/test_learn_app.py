@@ -1,6 +1,7 @@
 """Every lesson in Streamlit's own test runner: step forward and back, change the control, answer right and wrong."""
 
 import io
+import posixpath
 import re
 import zipfile
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from explorer.learn.files import export, kit
+from explorer.learn.files import export, kit, routes, sheet
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Lesson, Question
 from explorer.learn.lessons import LESSONS
@@ -244,7 +245,7 @@ def test_the_teachers_page_lists_every_lesson_with_its_answer() -> None:
 
 
 def test_the_lecturers_kit() -> None:
-    """Lessons, slides, exercises without answers, and the keys apart; nothing asks a host. On three lessons: typed, chosen, moving."""
+    """Lessons, slides, exercises without answers, routes and keys apart; nothing asks a host. On three lessons: typed, chosen, moving."""
     some = (LESSONS[1], LESSONS[3], LESSONS[19])
     with zipfile.ZipFile(io.BytesIO(kit.bundle(some, LLAMA))) as archive:
         names = [f"lessons/{export.file_name(x)}" for x in some]
@@ -254,6 +255,7 @@ def test_the_lecturers_kit() -> None:
             "slides.html",
             "exercises.html",
             "for-the-lecturer/keys.html",
+            "for-the-lecturer/routes.html",
         ]
         files = {name: archive.read(name).decode() for name in archive.namelist()}
     assert all(len(text) < 4_000_000 and "{{" not in text.split("<script")[0] for text in files.values())
@@ -265,7 +267,45 @@ def test_the_lecturers_kit() -> None:
         assert export.inline(asked.ask) in files["exercises.html"] and export.inline(asked.ask) in files["slides.html"]
         assert all(step.picture in files["slides.html"] for step in scene.steps)
         assert f'href="lessons/{export.file_name(lesson)}"' in files["index.html"]
-        assert f'name="{lesson.number}"' in files["exercises.html"]
+        assert (
+            f'name="{lesson.number}"' in files["exercises.html"]
+            and f'name="{lesson.number}b"' in files["exercises.html"]
+        )
+        assert export.file_name(lesson) in files["for-the-lecturer/routes.html"] or lesson is LESSONS[19]
+    routes_page = files["for-the-lecturer/routes.html"]
+    assert "misconceptions" in routes_page.lower() and "minutes" in routes_page and 'href="keys.html"' in routes_page
+    assert f"{export.file_name(LESSONS[3])}" in files[names[0]] and "../index.html" in files[names[0]]
+    for name in files:  # every link leads to a file of the bundle
+        for target in re.findall(r'href="([^"#?]+)', files[name].split("<script")[0]):
+            assert posixpath.normpath(posixpath.join(posixpath.dirname(name), target)).rstrip("/") in {
+                *files,
+                "for-the-lecturer",
+            }
+
+
+def test_routes_take_the_time_they_state_and_lead_to_what_is_there() -> None:
+    for session in (routes.NINETY, *routes.FIVE):
+        assert 0.5 * session.minutes < sum(s.takes for s in session.stops) <= session.minutes
+        for stop in session.stops:
+            lesson = LESSONS[stop.lesson - 1]
+            known = {c.key: c.options for c in lesson.controls}
+            assert all(value in known[key] for key, value in stop.settings) and stop.does
+            assert 1 <= stop.step <= lesson.scene(LLAMA, lesson.defaults()).reveal
+    assert len(routes.MINUTES) == len(LESSONS)
+    for m in routes.MISCONCEPTIONS:
+        assert m.step <= len(LESSONS[m.lesson - 1].scene(LLAMA, LESSONS[m.lesson - 1].defaults()).steps)
+    assert "pipeline stages" in routes.LEFT_OUT
+
+
+def test_every_variant_of_an_exercise_is_another_one() -> None:
+    """Other numbers in the question, or another answer; the first mistake of each is told by the same function."""
+    found = list(sheet.exercises_of(LESSONS, LLAMA))
+    assert len({x.name for x in found}) == len(found) >= 2 * len(LESSONS) - 6
+    for x in found:
+        lesson = LESSONS[x.lesson.number - 1]
+        first = lesson.question(LLAMA, lesson.defaults())
+        case = [lesson.scene(LLAMA, v).steps[0].says for v in (x.values, lesson.defaults())]
+        assert x.values == lesson.defaults() or x.question != first or case[0] != case[1], x.name
 
 
 def test_a_step_that_is_not_there_is_told() -> None:

@@ -10,22 +10,24 @@ from typing import Any
 
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Choice, Control, Lesson, Question, Scene, Values
+from explorer.learn.visit import address
 from explorer.static import filled, script, style
 
 MOST_CASES = 9
 
 
-def page(lesson: Lesson, learner: Learner, values: Values) -> str:
-    """The file: the lesson at the learner's model, with the cases of `cases`; opens at the learner's own settings
-    and asks nothing of any host."""
+def page(lesson: Lesson, learner: Learner, values: Values, around: str = "") -> str:
+    """The file: the lesson at the learner's model, with the cases of `cases`; opens at the learner's own settings, or at those
+    of its address (`#step=3&with=n:6`), and asks nothing of any host. `around` is markup with the ways to other files."""
     found = cases(lesson, learner, values)
     start = next((i for i, (_, v) in enumerate(found) if v == dict(values)), 0)
     data = {"cases": [_case(lesson, learner, name, v) for name, v in found], "start": start}
     fill = {
+        "around": around,
         "title": f"{lesson.number}. {html.escape(lesson.title)}", "idea": inline(lesson.idea),
         "text": "".join(f"<p>{inline(t)}</p>" for t in lesson.text),
         "terms": "".join(f"<dt>{html.escape(t)}</dt><dd>{html.escape(d)}</dd>" for t, d in lesson.terms),
-        "code": html.escape(lesson.code), "model": html.escape(_setting(lesson, learner)),
+        "code": html.escape(lesson.code), "model": html.escape(setting(lesson, learner)),
         "css": style("export") + style("lesson"), "js": script("export"),
         "data": json.dumps(data).replace("<", "\\u003c"),
     }  # fmt: skip
@@ -71,7 +73,7 @@ def _case(lesson: Lesson, learner: Learner, name: str, values: Values) -> dict[s
     scene: Scene = lesson.scene(learner, values)
     q = lesson.question(learner, values)
     return {
-        "name": name, "reveal": scene.reveal, "note": scene.note,
+        "name": name, "with": address.write(lesson, values, 0).get("with", ""), "reveal": scene.reveal, "note": scene.note,
         "steps": [{"title": s.title, "says": inline(s.says), "picture": s.picture} for s in scene.steps],
         "question": asked(q),
     }  # fmt: skip
@@ -85,13 +87,14 @@ def asked(question: Question) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _setting(lesson: Lesson, learner: Learner) -> str:
+def setting(lesson: Lesson, learner: Learner) -> str:
+    """The model and the cluster, where the lesson is about them."""
     if not lesson.uses_model:
         return ""
     w = learner.planner.workload
     return (
         f"{learner.name} on {learner.cluster.description or learner.cluster.name}, batch {w.batch} × "
-        f"{w.seq} tokens, {w.dtype}."
+        f"{w.seq} tokens, {w.dtype}, where the lesson states no others."
     )
 
 

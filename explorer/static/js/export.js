@@ -1,6 +1,7 @@
 // An exported lesson: cases, steps with a scrubber, a question before the reveal. Everything is in the page.
 
 import { alive } from "./alive.js";
+import { judged } from "./answers.js";
 
 /**
  * The element of this id, which the page has.
@@ -25,8 +26,10 @@ const picture = at("picture", HTMLElement);
 const why = at("why", HTMLElement);
 const show = at("show", HTMLElement);
 
-let current = start;
-let step = 0;
+const wanted = new URLSearchParams(location.hash.slice(1)); // #step=3&with=n:6
+const named = wanted.get("with") ? cases.findIndex((c) => c.with === wanted.get("with")) : -1;
+let current = named < 0 ? start : named;
+let step = Number(wanted.get("step") ?? 1) - 1 || 0;
 let revealed = false;
 let end = () => {};
 
@@ -42,7 +45,10 @@ function draw() {
   at("says", HTMLElement).innerHTML = steps[step].says;
   end();
   picture.innerHTML = steps[step].picture;
-  end = alive(picture);
+  end = alive(picture, () => {
+    at("note", HTMLElement).textContent =
+      "You changed the picture. The other steps and the question are about the case as it was.";
+  });
   picture.classList.remove("turned");
   void picture.offsetWidth; // start the animation again
   picture.classList.add("turned");
@@ -66,26 +72,54 @@ function ask() {
   at("ask", HTMLElement).innerHTML = question.ask;
   why.textContent = "";
   show.hidden = false;
-  const labels = question.options.map((text, i) => {
-    const label = document.createElement("label");
-    const input = document.createElement("input");
-    const words = document.createElement("span");
-    Object.assign(input, { type: "radio", name: "option" });
-    input.addEventListener("change", () => answer(i));
-    words.innerHTML = ` ${text}`;
-    label.append(input, words);
-    return label;
-  });
+  const labels = question.values.length ? [field(question.unit)] : question.options.map(option);
   at("options", HTMLElement).replaceChildren(...labels);
 }
 
-/** @param {number} i */
-function answer(i) {
-  const { question } = cases[current];
-  const right = i === question.answer;
-  why.innerHTML = `<strong>${right ? "Right." : "Not quite."}</strong> ${question.why[i]}`;
-  if (right) showRest();
+/** @param {string} unit */
+function field(unit) {
+  const label = document.createElement("label");
+  const input = document.createElement("input");
+  input.name = "option";
+  input.autocomplete = "off";
+  label.append("Your answer ", input, ` ${unit}`);
+  return label;
 }
+
+/**
+ * @param {string} text markup made and escaped in Python
+ * @param {number} i
+ */
+function option(text, i) {
+  const label = document.createElement("label");
+  const input = document.createElement("input");
+  const words = document.createElement("span");
+  Object.assign(input, { type: "radio", name: "option", value: String(i) });
+  words.innerHTML = ` ${text}`;
+  label.append(input, words);
+  return label;
+}
+
+at("answer", HTMLFormElement).addEventListener("submit", (e) => {
+  e.preventDefault();
+  const { question } = cases[current];
+  const given = String(new FormData(at("answer", HTMLFormElement)).get("option") ?? "");
+  if (!given) {
+    why.textContent = "Nothing is answered yet.";
+    return;
+  }
+  const [i, words] = question.values.length ? judged(question, given) : [Number(given), question.why[Number(given)]];
+  const right = i === question.answer;
+  const head = document.createElement("strong");
+  const rest = document.createElement("span");
+  if (i === null) rest.textContent = words;
+  else {
+    head.textContent = right ? "Right. " : "Not quite. ";
+    rest.innerHTML = words;
+  }
+  why.replaceChildren(head, rest);
+  if (right) showRest();
+});
 
 function showRest() {
   revealed = true;
@@ -94,7 +128,7 @@ function showRest() {
 }
 
 chosen.replaceChildren(...cases.map((c, i) => new Option(c.name || "as it was", String(i))));
-chosen.value = String(start);
+chosen.value = String(current);
 at("choose", HTMLElement).hidden = cases.length < 2;
 chosen.addEventListener("change", () => {
   current = Number(chosen.value);

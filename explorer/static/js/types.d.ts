@@ -148,6 +148,7 @@ export interface RailData {
 /** One case of an exported lesson (explorer/learn/files/export.py); the markup in it was made and escaped in Python. */
 export interface Case {
   name: string;
+  with: string;
   note: string;
   reveal: number;
   steps: { title: string; says: string; picture: string }[];

@@ -1,0 +1,170 @@
+"""Ways through the course for a class: stops with minutes, what may be left out, and the misconceptions to expect.
+
+The page for teachers shows them with links into the app; the lecturer's folder of the bundle has them with links to its files.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from explorer.learn.files import export
+from explorer.learn.lesson import Choice, Lesson
+from explorer.learn.visit import address
+
+MINUTES = (10, 8, 8, 12, 15, 8, 12, 10, 8, 8, 12, 8, 12, 12, 10, 12, 8, 8, 10, 10, 8, 10, 10, 12)
+"""Minutes in class of each lesson, in order, with its question: an estimate that no class has tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """A lesson of a route: the step and settings to open it at, and what to do there."""
+
+    lesson: int
+    does: str
+    step: int = 1
+    settings: tuple[tuple[str, Choice], ...] = ()
+    minutes: int = 0
+
+    @property
+    def takes(self) -> int:
+        """Minutes, the lesson's own where the stop states none."""
+        return self.minutes or MINUTES[self.lesson - 1]
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """Stops in one sitting of `minutes`, what the class can do by its end, and what to leave out first when time runs short."""
+
+    name: str
+    minutes: int
+    aim: str
+    stops: tuple[Stop, ...]
+    drop: str
+
+
+@dataclass(frozen=True, slots=True)
+class Misconception:
+    """What students believe, and the lesson and step where it breaks."""
+
+    belief: str
+    lesson: int
+    step: int
+    breaks: str
+
+
+NINETY = Session(
+    "90 minutes", 90, "say where memory goes, what a cut makes GPUs send, and when each way of splitting pays",
+    (
+        Stop(1, "Let them make it fit before you explain anything."),
+        Stop(2, "Columns, then rows: what must be put together, and how."),
+        Stop(3, "Draw cases until nobody hesitates."),
+        Stop(4, "Play the ring, then the question. Latency against bandwidth at the end."),
+        Stop(5, "Rows first: let them see GeLU fail, then columns.", settings=(("first", "rows"),)),
+        Stop(6, "Only as far as the key-value heads: lesson 13 deals heads.", minutes=6),
+        Stop(14, "Steps 1 to 3, and the map as what to take home. Where step 5 says ZeRO-1: the optimizer's states are dealt out."),
+        Stop(13, "A contest: who finds the placement with the shortest messages?"),
+    ),
+    "Leave out 6 first (then let attention whole in 13), next the last two steps of 3. Do not leave out 4: 14 needs it.",
+)  # fmt: skip
+
+FIVE = (
+    Session(
+        "Session 1: cutting", 45, "say where memory goes, and what must be sent after a cut",
+        (Stop(1, "The failure first; the question at step 5."), Stop(2, "Both cuts."), Stop(3, "Draw cases.")),
+        "The table of all moves in 3.",
+    ),
+    Session(
+        "Session 2: messages and layers", 45, "count the bytes of a ring, and say why columns come before rows",
+        (Stop(4, "Predict, then play."), Stop(5, "Rows first.", settings=(("first", "rows"),)), Stop(6, "Which models cannot be dealt to 16?", settings=(("t", 16),))),
+        "The last step of 6.",
+    ),
+    Session(
+        "Session 3: a whole model", 45, "tell which gradients are terms of a sum, and what each ZeRO stage deals out",
+        (Stop(7, "Between the products; the vocabulary is for reading at home."), Stop(8, "The question comes first: let them argue."), Stop(16, "Then with 4 micro-batches: who pays each time?")),
+        "The vocabulary in 7 (its last two steps).",
+    ),
+    Session(
+        "Session 4: time and memory", 45, "say what hides beside compute, when memory is fullest, and what a slow link does",
+        (Stop(10, "Bytes are not time."), Stop(15, "The longer side counts."), Stop(17, "Predict the moment."), Stop(18, "Four micro-batches.")),
+        "The buckets in 15.",
+    ),
+    Session(
+        "Session 5: choosing", 45, "say when each way pays, find a plan that beats the usual ones, know how far to trust it, and find a fault",
+        (Stop(14, "The map."), Stop(13, "The contest."), Stop(19, "Fit one constant by hand."), Stop(23, "In pairs: one reads losses, one the trace.")),
+        "The last step of 19.",
+    ),
+)  # fmt: skip
+
+MISCONCEPTIONS = (
+    Misconception("The weights fit, so training fits", 1, 4, "16 to 18 bytes per parameter in mixed precision"),
+    Misconception("Cutting by rows first is as good", 5, 3, "with rows first the result is wrong by more than rounding"),
+    Misconception("FSDP saves messages because each GPU holds less", 16, 2, "it sends more, and again in each micro-batch"),
+    Misconception("FSDP sends 1.5 times what data parallelism sends", 16, 2, "so with gradients in 2 bytes; here they travel in 4"),
+    Misconception("More tokens hide tensor parallelism's messages too", 14, 3, "both lines rise alike"),
+    Misconception("Compute and communication add up", 15, 3, "the longer side counts"),
+    Misconception("Memory is fullest at the end of a step", 17, 1, "the question"),
+    Misconception("Accumulation is free", 18, 3, "what FSDP sends is multiplied"),
+    Misconception("As many bytes take as much time", 10, 3, "links differ"),
+    Misconception("A model that fits the data is a good model", 19, 5, "judge it where it has not looked"),
+    Misconception("The loss falls, so the run is right", 23, 1, "all three faults fall"),
+    Misconception("The plan that is 1 % quicker is better", 15, 6, "ties"),
+)  # fmt: skip
+
+LEFT_OUT = (
+    "Left out on purpose, their place is kept: pipeline stages (bubbles, 1F1B) and with them three dimensions at once. The planner does not place "
+    "stages yet, so nothing here could be computed. Also left out: large-batch training, loss scaling and fp8, offload to the CPU, faults and checkpoints."
+)
+"""What the course does not teach."""
+
+Link = Callable[[Lesson, int, tuple[tuple[str, Choice], ...]], str]
+"""The address of a lesson at a step (from 1) with these settings."""
+
+
+def in_app(lesson: Lesson, step: int, settings: tuple[tuple[str, Choice], ...]) -> dict[str, str]:
+    """The parameters of the lesson's address."""
+    return address.write(lesson, {**lesson.defaults(), **dict(settings)}, step - 1)
+
+
+def page(lessons: Sequence[Lesson], link: Link) -> str:
+    """The routes as HTML."""
+    by_number = {x.number: x for x in lessons}
+    sessions = "".join(_session(s, by_number, link) for s in (NINETY, *FIVE))
+    rows = "".join(
+        f"<tr><td>“{html.escape(m.belief)}”</td><td>{_named(by_number, m.lesson, m.step, (), link)}, step {m.step}</td><td>{html.escape(m.breaks)}</td></tr>"
+        for m in MISCONCEPTIONS
+        if m.lesson in by_number
+    )
+    minutes = ", ".join(f"{x.number}: {MINUTES[x.number - 1]}" for x in lessons)
+    return (
+        f"<p>Minutes are an estimate that no class has tried. By lesson: {minutes}.</p>{sessions}"
+        f"<h2>Misconceptions to expect</h2><table><tr><th>belief</th><th>breaks in</th><th>by</th></tr>{rows}</table>"
+        f"<h2>What the course leaves out</h2><p>{html.escape(LEFT_OUT)}</p>"
+    )
+
+
+def _session(session: Session, lessons: dict[int, Lesson], link: Link) -> str:
+    stops = [s for s in session.stops if s.lesson in lessons]
+    rows = "".join(
+        f"<tr><td>{s.takes}</td><td>{_named(lessons, s.lesson, s.step, s.settings, link)}</td><td>{html.escape(s.does)}</td></tr>"
+        for s in stops
+    )
+    planned = sum(s.takes for s in session.stops)
+    return (
+        f"<h2>{html.escape(session.name)}</h2><p>By the end they can {html.escape(session.aim)}. {planned} minutes planned of {session.minutes}. "
+        f"When time runs short: {html.escape(session.drop)}</p><table><tr><th>minutes</th><th>lesson</th><th>do</th></tr>{rows}</table>"
+    )
+
+
+def _named(
+    lessons: dict[int, Lesson], number: int, step: int, settings: tuple[tuple[str, Choice], ...], link: Link
+) -> str:
+    lesson = lessons[number]
+    return f'<a href="{html.escape(link(lesson, step, settings))}">{number}. {html.escape(lesson.title)}</a>'
+
+
+def in_bundle(lesson: Lesson, step: int, settings: tuple[tuple[str, Choice], ...]) -> str:
+    """The lesson's file, seen from the lecturer's folder; a case of it is chosen by its settings."""
+    case = ",".join(f"{k}:{v}" for k, v in settings)
+    return f"../lessons/{export.file_name(lesson)}#step={step}" + (f"&with={case}" if case else "")
