@@ -71,6 +71,18 @@ STATES = (
     State("fold-placements", "/fold?show=placement", "placements and messages on the graph"),
     State("plans", "/plans", "the front, the table, the candidates", ALL),
     State("plans-sweep", "/plans?sweep=batch", "a sweep over the batch", ALL, to="The best plan for each"),
+    State(
+        "plans-linked",
+        "/plans?lasso=100,30,400,30,400,120,100,120&node=LlamaDecoderLayer:self_attn.q_proj/linear",
+        "a lasso over candidates and a weight selected in the graph, and what they mark elsewhere",
+        ("1440", "1440-dark"),
+    ),
+    State(
+        "plans-sweep-two",
+        "/plans?model=gpt2-xl&cluster=1x8-h100&sweep=batch,nodes",
+        "a sweep over two quantities",
+        to="and for each",
+    ),
     State("compare", "/compare", "plans side by side", ALL),
     State("topology", "/topology", "traffic on the links", ALL),
     State("topology-512", "/topology?cluster=64x8-h100", "512 GPUs"),
