@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from planner_core.core import Block, Op
@@ -170,10 +170,10 @@ class _Chains:
                     self.source.update(dict.fromkeys(item.outputs, self._source(item.inputs[0])))
             made.update(dict.fromkeys(item.outputs, at if fuses else at + 1))
         self._count_outside()
+        seen: set[tuple[int, int]] = set()
         for op in self.block.ops:
             if self._fuses(op):
-                at = self.depth[op.name]
-                self.kept.update((w, at) for v in op.saved for w in self._kept(v, at))
+                self._keep(op.saved, self.depth[op.name], seen)
 
     def _fuses(self, op: Op) -> bool:
         return is_free(op) or operator(op.fn).kind in FUSED
@@ -248,13 +248,16 @@ class _Chains:
             return 0.0
         return self._once(value, depth, "gradient")
 
-    def _kept(self, value: int, depth: int) -> Iterator[int]:
-        """The values that backward reads for a value that an op keeps: the value itself if it passed through memory, or else the
-        values from which it is made again."""
-        source = self._source(value)
-        if not self._inside(source, depth) or source in self.outside:
-            yield source
-            return
-        op = self.maker[source]
-        for v in op.inputs:
-            yield from self._kept(v, depth)
+    def _keep(self, values: Iterable[int], depth: int, seen: set[tuple[int, int]]) -> None:
+        """Add to `kept` what backward reads for values that an op keeps: the value itself if it passed through memory, or else the
+        values from which it is made again. `seen` are the values and depths that were looked at, since many ways lead to one value."""
+        todo = list(values)
+        while todo:
+            source = self._source(todo.pop())
+            if (source, depth) in seen:
+                continue
+            seen.add((source, depth))
+            if not self._inside(source, depth) or source in self.outside:
+                self.kept.add((source, depth))
+            else:
+                todo += self.maker[source].inputs

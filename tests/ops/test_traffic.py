@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from planner_core.core import Block
+from planner_core.core import Block, Op, TensorMeta, Value
 from planner_core.models import load_model
 from planner_core.ops import memory_passes
 
@@ -75,3 +75,21 @@ def test_a_lookup_reads_its_rows_and_not_its_table(layer: Block) -> None:
     assert one.forward[: len(lookup.inputs)] == (0.0, 0.0)
     assert one.forward[-1] > 0
     assert one.backward[-1] > 0
+
+
+def squares(depth: int) -> Block:
+    """x, then `depth` squares: each op reads the result before twice, so 2^depth ways lead to x."""
+    meta = TensorMeta((TOKENS, 8), "bfloat16")
+    values = tuple(Value(meta, "activation", storage=i, grad=True) for i in range(depth + 1))
+    ops = tuple(Op(f"/mul.{i}", "mul", (i, i), (i + 1,), {}, saved=(i,)) for i in range(depth))
+    return Block("Squares", values, ops, (0,), (depth,))
+
+
+@pytest.mark.parametrize("depth", [3, 400])
+def test_a_value_that_many_ways_lead_to_is_looked_at_once(depth: int) -> None:
+    """Fused, x is read once forward and once backward, and only the last result is written, however many ways lead to x."""
+    found = memory_passes(squares(depth), COMPILED)
+    ends = [found[f"/mul.{i}"] for i in range(depth)]
+    assert sum(sum(one.forward) for one in ends) == 2
+    assert ends[0].forward[:2] == (1.0, 0.0) and ends[-1].forward[2] == 1.0
+    assert all(sum(one.forward) == 0 for one in ends[1:-1])
