@@ -335,7 +335,11 @@ def _ties(found: Choice, plans: Mapping[str, Plan], best: str) -> str:
     told = f"As far as the prediction can tell, as fast: {names}."
     simple = next((t for t in found.ties if t.name == found.recommended), None)
     if simple is not None and found.one_axis:
-        return f"{told} {title[simple.name]} needs one mesh axis, and is not slower by the simulation."
+        fastest = title[found.fastest].lower()
+        return (
+            f"As far as the prediction can tell, as fast as the {fastest}: {names}. {title[simple.name]} needs one mesh axis, and is not "
+            "slower by the simulation."
+        )
     if simple is None:
         return (
             f"{told} {'This plan is the simplest of them.' if plans[best].method in BASELINES else 'Choose by memory.'}"

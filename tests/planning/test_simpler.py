@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from explorer.components import answer
+from explorer.text import words
 from planner_core.core import Plan
 from planner_core.cost import simulated
 from planner_core.planning.analysis.doubt import choice
@@ -63,6 +65,15 @@ def test_the_report_says_that_it_is_a_tie(result: Result) -> None:
     assert row.endswith("a tie")
     summary = report(result)["plans"][0]
     assert summary["notes"][0].startswith("a tie: ") and not summary["optimal"]
+
+
+def test_the_page_says_that_it_is_a_tie(result: Result) -> None:
+    plans = {p.name: p for p in result.plans}
+    assert [words.title(p) for p in result.plans[:2]] == ["Simpler plan", "Fastest plan"]
+    assert answer._proof(result.best, None).startswith("**A tie.** The fastest plan, on mesh ")
+    assert answer._proof(plans[FASTEST], None).startswith("**Proven.**")
+    told = answer._ties(choice(result), plans, result.best.name)
+    assert "as fast as the fastest plan: " in told and told.endswith("not slower by the simulation.")
 
 
 def test_it_does_not_lead_where_the_simulation_disagrees(
