@@ -237,14 +237,22 @@ def arrow(width: float = 40, words: str = "") -> Box:
     return Box(width, 34, body + (label if words else ""))
 
 
+LONG_CELL = 22
+"""Letters from which on a cell of a table may break."""
+
+
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], mark: int | None = None) -> str:
     """An HTML table; row `mark` is the one meant. Cells are text."""
     top = "".join(f'<th scope="col">{html.escape(h)}</th>' for h in head)
     body = "".join(
-        f"<tr{' class=mark' if i == mark else ''}>" + "".join(f"<td>{html.escape(c)}</td>" for c in r) + "</tr>"
-        for i, r in enumerate(rows)
+        f"<tr{' class=mark' if i == mark else ''}>" + "".join(_cell(c) for c in r) + "</tr>" for i, r in enumerate(rows)
     )
     return f'<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _cell(words: str) -> str:
+    """A cell; a short one stays on one line, e.g. a number with its unit."""
+    return f"<td{' class=long' if len(words) > LONG_CELL else ''}>{html.escape(words)}</td>"
 
 
 def legend(*looks: str) -> Box:

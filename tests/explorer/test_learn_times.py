@@ -51,7 +51,7 @@ def test_14_slower_wires_move_the_crossing() -> None:
 
 @pytest.mark.parametrize(
     "name, layout, micro_batch",
-    [("data parallel", "dp=16,zero=1", 1), ("FSDP", "fsdp=16", 1), ("HSDP", "dp=2,fsdp=8", 1), ("tensor parallel 8", "fsdp=2,tp=8,sp", 8)],
+    [("ZeRO-1", "dp=16,zero=1", 1), ("FSDP", "fsdp=16", 1), ("HSDP", "dp=2,fsdp=8", 1), ("tensor parallel 8", "fsdp=2,tp=8,sp", 8)],
 )  # fmt: skip
 def test_14_prices_are_those_of_the_command_price(name: str, layout: str, micro_batch: int) -> None:
     """8 samples of 1 024 tokens in a group of 8 GPUs, or one for each: the same tokens per GPU."""

@@ -73,27 +73,27 @@ FIVE = (
     Session(
         "Session 1: cutting", 45, "say where memory goes, and what must be sent after a cut",
         (Stop(1, "The failure first; the question at step 5."), Stop(2, "Both cuts."), Stop(3, "Draw cases.")),
-        "The table of all moves in 3.",
+        "Leave out the table of all moves in 3.",
     ),
     Session(
         "Session 2: messages and layers", 45, "count the bytes of a ring, and say why columns come before rows",
         (Stop(4, "Predict, then play."), Stop(5, "Rows first.", settings=(("first", "rows"),)), Stop(6, "Which models cannot be dealt to 16?", settings=(("t", 16),))),
-        "The last step of 6.",
+        "Leave out the last step of 6.",
     ),
     Session(
         "Session 3: a whole model", 45, "tell which gradients are terms of a sum, and what each ZeRO stage deals out",
         (Stop(7, "Between the products; the vocabulary is for reading at home."), Stop(8, "The question comes first: let them argue."), Stop(16, "Then with 4 micro-batches: who pays each time?")),
-        "The vocabulary in 7 (its last two steps).",
+        "Leave out the vocabulary in 7 (its last two steps).",
     ),
     Session(
         "Session 4: time and memory", 45, "say what hides beside compute, when memory is fullest, and what a slow link does",
         (Stop(10, "Bytes are not time."), Stop(15, "The longer side counts."), Stop(17, "Predict the moment."), Stop(18, "Four micro-batches.")),
-        "The buckets in 15.",
+        "Leave out the buckets in 15.",
     ),
     Session(
         "Session 5: choosing", 45, "say when each way pays, find a plan that beats the usual ones, know how far to trust it, and find a fault",
         (Stop(14, "The map."), Stop(13, "The contest."), Stop(19, "Fit one constant by hand."), Stop(23, "In pairs: one reads losses, one the trace.")),
-        "The last step of 19.",
+        "Leave out the last step of 19.",
     ),
 )  # fmt: skip
 
@@ -153,7 +153,7 @@ def _session(session: Session, lessons: dict[int, Lesson], link: Link) -> str:
     planned = sum(s.takes for s in session.stops)
     return (
         f"<h2>{html.escape(session.name)}</h2><p>By the end they can {html.escape(session.aim)}. {planned} minutes planned of {session.minutes}. "
-        f"When time runs short: {html.escape(session.drop)}</p><table><tr><th>minutes</th><th>lesson</th><th>do</th></tr>{rows}</table>"
+        f"When time runs short: {html.escape(session.drop[0].lower() + session.drop[1:])}</p><table><tr><th>minutes</th><th>lesson</th><th>do</th></tr>{rows}</table>"
     )
 
 

@@ -189,7 +189,7 @@ def _signs() -> Step:
         rows.append((NAMES[fault], starts, "they part" if run["apart"][-1] > 0 else "equal", sent))
     says = (
         "Three checks find most faults: the **first loss** of a checkpoint against one GPU, **weights that must be equal**, and the **messages** of a step against the plan. The planner exports "
-        "a plan with every message and its bytes, and can hold a recorded run against it: the link leads there."
+        "a plan with every message and its bytes, and can hold a recorded run against it."
     )
     return Step("What each fault shows", says, table(("fault", "first loss", "copies of weights", "messages"), rows))
 

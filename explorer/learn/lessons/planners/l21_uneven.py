@@ -34,14 +34,26 @@ print(f"capacity {capacity}: dropped {int((load - kept).sum())}, empty places {i
 
 
 @lru_cache(maxsize=64)
-def routed(skew: int, seed: int) -> tuple[int, ...]:
-    """How many of `TOKENS` tokens go to each expert, one per token, when the router likes some experts more."""
+def chosen(skew: int, seed: int) -> tuple[int, ...]:
+    """The expert of each of `TOKENS` tokens, when the router likes some experts more."""
     import torch
 
     gen = torch.Generator().manual_seed(seed)
     liked = torch.linspace(1, 0, EXPERTS)[torch.randperm(EXPERTS, generator=gen)]
     scores = torch.randn(TOKENS, EXPERTS, generator=gen) + skew * liked
-    return tuple(int(x) for x in torch.bincount(scores.argmax(1), minlength=EXPERTS))
+    return tuple(int(x) for x in scores.argmax(1))
+
+
+def routed(skew: int, seed: int) -> tuple[int, ...]:
+    """How many tokens go to each expert."""
+    experts = chosen(skew, seed)
+    return tuple(experts.count(i) for i in range(EXPERTS))
+
+
+def at_home(skew: int, seed: int) -> tuple[int, ...]:
+    """How many of each expert's tokens live on its GPU already; an eighth of all tokens lives on each, in order."""
+    experts, each = chosen(skew, seed), TOKENS // EXPERTS
+    return tuple(experts[i * each : (i + 1) * each].count(i) for i in range(EXPERTS))
 
 
 def limited(load: tuple[int, ...], factor: int) -> tuple[int, int, int]:
@@ -74,7 +86,7 @@ def planned(learner: Learner) -> dict[str, float]:
 
 def scene(learner: Learner, values: Values) -> Scene:
     """Loads, the hottest, capacity, messages, and what the planner prices."""
-    load = routed(int(values["skew"]), int(values["seed"]))
+    load, home = (f(int(values["skew"]), int(values["seed"])) for f in (routed, at_home))
     factor = int(values["factor"])
     hottest, mean = max(load), TOKENS / EXPERTS
     capacity, dropped, empty = limited(load, factor)
@@ -84,12 +96,12 @@ def scene(learner: Learner, values: Values) -> Scene:
         _hottest(hottest, mean),
         _waiting(load, mean, balanced),
         _capacity(load, factor),
-        _messages(load),
+        _messages(load, home),
         _planner(plan, balanced, hottest / mean),
     )
     numbers = {
         "hottest": hottest, "mean": mean, "ratio": hottest / mean, "capacity": capacity, "dropped": dropped, "empty": empty,
-        "experts_s": balanced, "step_s": plan["step"], "tokens": sum(load),
+        "most_arrive": 2 * hidden() * max(x - y for x, y in zip(load, home, strict=True)), "experts_s": balanced, "step_s": plan["step"], "tokens": sum(load),
     }  # fmt: skip
     return Scene(steps, numbers, reveal=2)
 
@@ -97,7 +109,7 @@ def scene(learner: Learner, values: Values) -> Scene:
 def _loads(load: tuple[int, ...], mean: float) -> Step:
     says = (
         f"{TOKENS} tokens, {EXPERTS} experts, one expert on each of {EXPERTS} GPUs (lesson 12). The router sends each token to one expert. Routers are learned, "
-        f"and learn to like some experts more; even a fair one is not even. The mean is {mean:g} tokens. Make the router unfair, and draw again."
+        f"and learn to like some experts more; even a fair one is not even. The mean is {mean:g} tokens."
     )
     items = [(f"expert {i}", float(x)) for i, x in enumerate(load)]
     return Step(
@@ -130,7 +142,7 @@ def _waiting(load: tuple[int, ...], mean: float, balanced: float) -> Step:
     idle = 1 - mean / hottest
     says = (
         f"**{units.significant(hottest / mean)} times**: everybody waits for the hottest. {units.percent(idle)} of the GPUs' time is spent waiting. The bars are all "
-        f"experts of Mixtral-8x7B forward, {units.whole(GPU_TOKENS)} tokens per GPU and two experts a token, at these loads; equal loads take {units.seconds(balanced)}."
+        f"experts of Mixtral-8x7B forward, {units.whole(GPU_TOKENS)} tokens per GPU and two experts a token, if both choices were spread like these; equal loads take {units.seconds(balanced)}."
     )
     return Step(
         "Everybody waits",
@@ -159,12 +171,18 @@ def _capacity(load: tuple[int, ...], factor: int) -> Step:
     return Step("Capacity", says, table(head, rows, list(FACTORS).index(factor)))
 
 
-def _messages(load: tuple[int, ...]) -> Step:
-    hidden = int(ZOO[links.EXPERTS].config["hidden_size"])
-    items = [Bar(f"GPU {i}", (Part("arrives", 2.0 * x * hidden, COMMUNICATION),)) for i, x in enumerate(load)]
+def hidden() -> int:
+    """Numbers of a token of the model with experts."""
+    return int(ZOO[links.EXPERTS].config["hidden_size"])
+
+
+def _messages(load: tuple[int, ...], home: tuple[int, ...]) -> Step:
+    came = [x - y for x, y in zip(load, home, strict=True)]
+    items = [Bar(f"GPU {i}", (Part("arrives", 2.0 * x * hidden(), COMMUNICATION),)) for i, x in enumerate(came)]
+    most, least = came.index(max(came)), came.index(min(came))
     says = (
-        f"The all_to_all is uneven too. Of these {TOKENS} tokens of {units.whole(hidden)} numbers, GPU {load.index(max(load))} receives {amount(2 * max(load) * hidden)} "
-        f"and GPU {load.index(min(load))} {amount(2 * min(load) * hidden)}. The exchange ends when the fullest link is done. How much each one gets is known only when the "
+        f"The all_to_all is uneven too. {TOKENS // EXPERTS} of the {TOKENS} tokens live on each GPU, {units.whole(hidden())} numbers of 2 bytes each. GPU {most} works on {load[most]} tokens; "
+        f"{home[most]} are at home there, so {came[most]} arrive: {amount(2 * came[most] * hidden())}. At GPU {least} {amount(2 * came[least] * hidden())} arrive. The exchange ends when the fullest link is done. How much each one gets is known only when the "
         "router has run: the GPUs first tell each other the numbers, which is one more small message."
     )
     return Step("Messages", says, svg(bars(items, amount), "Bytes that arrive at each GPU"))
@@ -181,8 +199,8 @@ def _planner(plan: dict[str, float], balanced: float, ratio: float) -> Step:
     ]
     says = (
         "**The planner takes routing to be balanced**, and knows neither capacity nor dropped tokens: what a router does depends on the data, not on the plan. It can "
-        "deal whole experts out to GPUs, or cut each one, and prices both. An expert axis beside the data axis (`ep` in a layout) is not priced yet. So read its times for "
-        "mixtures of experts as those of a fair router. With experts dealt out, an unfair one adds up to the last line; under FSDP each GPU has all experts, and their loads do not matter to it."
+        "deal whole experts out to GPUs, or cut each one, and prices both. A group of GPUs of its own for the experts, beside the data groups (written `ep=8` in a layout), is not priced yet. So read its times for "
+        "mixtures of experts as those of a fair router. With experts dealt out, an unfair router would add at most what the last line says; under FSDP each GPU has all experts, and their loads do not matter to it."
     )
     return Step("What the planner prices", says, table(("", ""), rows))
 

@@ -158,8 +158,8 @@ def _ring(c: dict[str, Any], n: int) -> Step:
     ]
     film = Film(n * step - 20, 168, tuple(said), Box(0, 0, "".join(frames)), tuple(cells), tuple(flights))
     says = (
-        f"A text too long for one GPU is dealt out to {n}. Attention wants every query to meet every key. **Ring attention**: keys and values go round, and each GPU puts "
-        f"its softmax together from what passes by. Nobody holds more than two parts. Largest difference from attention in one piece: **{difference(c['error'])}**."
+        f"A text too long for one GPU is dealt out to {n}. Attention wants every query to meet every key (in a causal model those before it, as the next step has it). **Ring attention**: keys and values go round, and each GPU puts "
+        f"its softmax together from what passes by. Nobody holds more than two parts. The number on each GPU is the sum that softmax divides by, for its first token. Largest difference from attention in one piece: **{difference(c['error'])}**."
     )
     return Step("Keys go round", says, film.markup(f"Keys go round a ring of {n} GPUs"))
 
@@ -179,7 +179,7 @@ def _balanced(even: list[int], n: int) -> Step:
         for r, x in enumerate(even)
     ]
     says = (
-        f"The cure costs nothing: give each GPU one block from the front and one from the back (**zigzag**). Everybody has {even[0]} pairs. Positions travel with the tokens, so "
+        f"The cure costs nothing: give each GPU one block from the front and one from the back (**zigzag**). Everybody has {even[0]} pairs. Each token keeps the number of its place in the text, so "
         "the model does not notice."
     )
     return Step("Front and back", says, svg(bars(items, "{:g}".format), "Pairs of blocks by GPU, zigzag"))
@@ -233,8 +233,8 @@ def _planner(learner: Learner) -> Step:
                 )
     says = (
         "**The planner has no ring.** Where it chooses freely, it may exchange heads, or deal out the queries front and back and gather keys and values whole. A layout that you state with "
-        "`cp` is refused, and nothing on this page but the table is a planner's price. The table has what can be stated, with recomputation: one text for each GPU, and a text shared by the "
-        "GPUs of a node with tensor and sequence parallelism (lesson 7), where every GPU has some heads of all tokens. Where neither fits, plan this model with longer texts, by the button below."
+        "`cp` (context parallelism, the tokens of a text over so many GPUs) is refused, and nothing on this page but the table is a planner's price. The table has what can be stated, for two lengths, with recomputation: one text for each GPU, and a text shared by the "
+        "GPUs of a node with tensor and sequence parallelism (lesson 7), where every GPU has some heads of all tokens. Where neither fits, let the planner choose freely (Plans)."
     )
     return Step("What the planner prices", says, table(("tokens", "way", "fullest moment", "step", ""), rows))
 

@@ -179,7 +179,7 @@ def _as_table(run: RunTable) -> Step:
         "A copy touches the rest of the model only through the tensor that comes in and the one that goes out. So ask: for each way that "
         "comes in and each that goes out, how little time can the inside take? Inside, the same trick again: an operator is settled "
         f"for each way of its neighbours, then forgotten. {len(_shown(run))} × {len(run.states)} numbers are left, in ms of forward and backward{_never(run)}. "
-        f"Before the bar stands the tensor, behind it its gradient. The least is **{_milliseconds(float(run.one.min()))} ms**, from {run.states[best[0]]} to {run.states[best[1]]}."
+        f"In `S(0)|R` the tensor is S(0) and its gradient R. The least is **{_milliseconds(float(run.one.min()))} ms**, from {run.states[best[0]]} to {run.states[best[1]]}."
     )
     return Step(
         "A copy becomes a table",
@@ -233,7 +233,8 @@ def _with_memory(learner: Learner, p: Priced, ms: Floats, gib: Floats) -> Step:
     )
     left = f"{units.whole(p.left)} of {units.whole(len(ms))}" if p.left else "none"
     says = (
-        f"Memory breaks this: whether all fits is known only at the end. So let memory cost time, here {units.significant(p.price, 2)} ms per GiB, and "
+        f"Memory breaks this: whether all fits is known only at the end. An example that can be drawn, in other units: lesson 13's choices for one layer, by the "
+        f"communication of that layer alone, and the memory that the slider allows. Let memory cost time, here {units.significant(p.price, 2)} ms per GiB, and "
         f"minimise the sum, which works as before. Every choice lies on or above the line. Where the line meets the {units.significant(p.room_gib)} GiB allowed, it is a "
         f"**bound: nothing that fits is below {units.significant(p.bound_ms)} ms**. The best choice that fits takes {units.significant(p.best_ms)} ms: {gap}. Between line and best lie "
         f"{left}: they are looked at one by one, and then the best is proven."
@@ -356,8 +357,8 @@ def question(learner: Learner, values: Values) -> Question:
 LESSON = Lesson(
     24, "How planners think", "A copy becomes a table, tables multiply, memory gets a price, and a bound is a proof.",
     (
-        "Lessons 9 and 11 show two papers' ideas. This is how an exact search goes through more plans than there are atoms, on your model "
-        "and your GPUs. Change how many GPUs, and how much memory is allowed.",),
+        "A planner that only tries good-looking plans cannot say how much better another one would be. An exact search can: it goes through more "
+        "plans than there are atoms without trying them, on your model and your GPUs. Lessons 9 and 11 show two papers' ideas; this is another.",),
     (
         ("Dynamic programming", "settle a part for every way that its ends can be, and forget its inside"),
         ("Bound", "a number that no plan can be below"),

@@ -94,7 +94,7 @@ def contenders(cluster: Cluster) -> dict[str, Layout]:
     tensor = Layout(fsdp=rest, tp=t, sp=True) if rest > 1 else Layout(tp=t, sp=True)
     hybrid = {"HSDP": usual["HSDP"]} if rest > 1 else {}
     return {
-        "data parallel": Layout(dp=cluster.num_gpus, zero=1), "FSDP": usual["FSDP (ZeRO-3)"], **hybrid,
+        "ZeRO-1": usual["ZeRO-1"], "FSDP": usual["FSDP (ZeRO-3)"], **hybrid,
         f"tensor parallel {t}": tensor,
     }  # fmt: skip
 
@@ -165,6 +165,10 @@ def intensity(layer: Layer, tokens: int, degree: int) -> float:
     return 2 * m * k * n / (ITEM_BYTES * (m * k + k * n + m * n))
 
 
+def _sheet(gpu: Gpu) -> str:
+    return units.significant(dict(gpu.peak_flops)["bfloat16"] / gpu.memory_bytes_per_s)
+
+
 def _roofline(layer: Layer, gpu: Gpu, tokens: int) -> Step:
     peak, memory = gpu.flops_per_s("bfloat16"), gpu.bytes_per_s
     at, one = intensity(layer, tokens, 1), intensity(layer, 1, 1)
@@ -178,7 +182,7 @@ def _roofline(layer: Layer, gpu: Gpu, tokens: int) -> Step:
     says = (
         f"The first product of the feed-forward part: {units.whole(tokens)} tokens times a weight of {layer.hidden} × {layer.inner}. "
         f"It does {units.significant(at)} FLOP for each byte that it reads or writes. The {gpu.name} keeps its arithmetic busy from "
-        f"**{units.significant(ridge(gpu))} FLOP per byte** on, so this product is limited by {bound}. A single token would give "
+        f"**{units.significant(ridge(gpu))} FLOP per byte** on (at the rates that training runs reach; its data sheet gives {_sheet(gpu)}), so this product is limited by {bound}. A single token would give "
         f"{one:.2g}: the whole weight is read for one row."
     )
     return Step("A product on one GPU", says, svg(picture, "Roofline of the GPU with the layer's product"))
@@ -249,8 +253,10 @@ def _prices(cases: dict[str, Stated], cluster: Cluster, best: str, tokens: int) 
         items.append(Bar(name, parts, "" if case.plan.fits else "does not fit", name == best))
     says = (
         f"Now the planner prices whole steps, {units.whole(tokens)} tokens per GPU, in mixed precision: every operator, every "
-        f"collective, forward, backward and optimizer. Quickest of those that fit: **{best}**. Data parallel here keeps the optimizer "
-        "states in parts (ZeRO-1)."
+        f"collective, forward, backward and optimizer. Quickest of those that fit: **{best}**. ZeRO-1 is data parallelism with the optimizer's "
+        "states dealt out. Compute differs because FSDP copies each layer that it gathers, and ZeRO-1 adds up whole gradients; tensor "
+        "parallelism reads a part of each weight for as many times the tokens. The optimizer takes longest where a "
+        "GPU has most weights to update."
     )
     if not any(case.plan.fits for case in cases.values()):
         says = f"None of the four fits with {units.whole(tokens)} tokens per GPU; **{best}** needs the least memory. Take fewer tokens."
@@ -266,7 +272,7 @@ def _map(learner: Learner) -> Step:
     says = (
         f"The quickest of the four that fits, by tokens per GPU and the speed of {outer}. Each cell is priced by the planner. "
         "Those that the prediction does not tell from it stand behind a ≈. Few tokens and slow links favour tensor parallelism "
-        "inside a node; many tokens favour whatever gathers weights."
+        "inside a node. With many tokens the ways that send weights win: FSDP, HSDP, ZeRO-1."
     )
     return Step("The map", says, table(("tokens per GPU", *(f"{outer}: {SPEED_NAMES[s]}" for s in SPEEDS)), rows))
 
@@ -278,11 +284,15 @@ def question(learner: Learner, values: Values) -> Question:
     w = wires(learner, tokens, int(values["speed"]))
     right = w.crossing
     why = (
-        f"{units.seconds(w.gather_s)} ÷ {units.seconds(w.compute_s)} per token = {units.significant(right)} tokens. Below that, "
+        f"{units.seconds(w.gather_s)} ÷ {units.seconds(w.compute_s)} per token = {units.whole(round(right))} tokens. Below that, "
         "each layer waits for its weights."
     )
     wrong = (
         (right / 1000, "That is in thousands of tokens: the compute given is that of a thousand."),
+        (
+            1e6 / right,
+            "That is compute divided by the gather, the other way round: how many times does a thousand tokens' compute go into the gather?",
+        ),
         (right / 2, "At half as many, compute is half as long as the gather, so half of the gather shows."),
         (right * 2, "That is safe, but too many: compute would be twice as long as the gather."),
         (right / w.degree, "A GPU's own tokens count here; nothing is divided by the GPUs of a node."),
@@ -298,12 +308,13 @@ def question(learner: Learner, values: Values) -> Question:
 LESSON = Lesson(
     14, "When does it pay?", "Wires cost the same for weights whatever the batch; compute does not.",
     (
-        "Which way to split is a matter of two speeds, of arithmetic and of wires, and of how many tokens each GPU has. Move both and "
-        "watch who wins.",),
+        "Which way to split is a matter of two speeds, of arithmetic and of wires, and of how many tokens each GPU has: another number of either, "
+        "another winner. Model and cluster are yours; the tokens per GPU are this lesson's own.",),
     (
         ("FLOP", "one addition or multiplication of floating-point numbers"),
         ("Intensity", "FLOP per byte that is moved; the more, the less the wires matter"),
         ("Roofline", "what a GPU can reach: limited by memory below the ridge, by arithmetic above it"),
+        ("ZeRO-1", "data parallelism that deals the optimizer's states out over the GPUs (lesson 16)"),
         ("HSDP", "FSDP inside each node, data parallelism between the nodes"),
     ),
     (

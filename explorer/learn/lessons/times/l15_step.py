@@ -21,7 +21,7 @@ from planner_core.cost.communication import axis_links, collective_time
 from planner_core.planning.methods import Layout
 from planner_core.planning.pricing import band_of
 
-WAYS = {"data": "data parallel", "fsdp": "FSDP", "hsdp": "HSDP", "tensor": "tensor parallel"}
+WAYS = {"data": "ZeRO-1", "fsdp": "FSDP", "hsdp": "HSDP", "tensor": "tensor parallel"}
 REASONS = {
     WAITED: ("waited for", COMMUNICATION), CONTENTION: ("compute slowed by traffic", DEVICES[1]),
     NOT_HIDDEN: ("traffic longer than compute", DEVICES[3]), ENDS: ("first gather, last sum", DEVICES[4]),
@@ -141,6 +141,12 @@ def scene(learner: Learner, values: Values) -> Scene:
     return Scene(steps, numbers, reveal=2, note=note)
 
 
+def _tokens(case: Stated) -> int:
+    """Tokens of one GPU in a micro-batch."""
+    load = case.planner.workload
+    return load.batch * load.seq // load.accumulate // case.planner.cluster.num_gpus
+
+
 def _stream(phase: Phase, title: str, case: Stated) -> Step:
     """Three layers in a row on two streams."""
     back = title == "Backward"
@@ -173,8 +179,8 @@ def _stream(phase: Phase, title: str, case: Stated) -> Step:
         f"Three layers of {case.planner.graph.name}, {title.lower()}. The GPU computes one layer for {units.seconds(phase.compute)}. {beside}{waits} "
         f"A layer begins every **{units.seconds(phase.seconds)}**."
         if back
-        else f"Three layers of {case.planner.graph.name}, forward. The GPU computes one layer for {units.seconds(phase.compute)}. "
-        f"{beside}{waits} The first layer's weights have nothing to hide behind. How often can a layer begin?"
+        else f"Three layers of {case.planner.graph.name}, forward, {units.whole(_tokens(case))} tokens per GPU. The GPU computes one layer for {units.seconds(phase.compute)}. "
+        f"{beside}{waits} The picture begins when the first layer's weights are there: nothing hid them. After what time does the next layer begin?"
     )
     return Step(
         title, says, svg(timeline(tracks, units.seconds, 3 * phase.seconds), f"{title}: three layers on two streams")
@@ -231,7 +237,7 @@ def _whole(case: Stated) -> Step:
     total = sum(found.values())
     exposed = total - found["compute"] - found["optimizer"]
     says = (
-        f"All layers, what lies around them and the optimizer: **{units.seconds(total)}**. All communication takes "
+        f"All layers, what lies around them and the optimizer, {units.whole(_tokens(case))} tokens per GPU: **{units.seconds(total)}**. All communication takes "
         f"{units.seconds(case.plan.cost.comm_time_s)}, of which {units.seconds(exposed)} show. The first layer's gather and the last "
         "layer's sum have no compute to hide behind."
     )
@@ -249,7 +255,7 @@ def _ties(learner: Learner, case: Stated, tokens: int) -> Step:
         rows.append((WAYS[way], units.seconds(seconds), between, f"{band.kind}, {band.runs} runs", fits))
     says = (
         "How sure is such a price? The planner's prices were compared with published runs of the same kind. Nine in ten runs lie between "
-        "the two times. **A lead of 1 % is inside that band, so it is a tie.** Two plans on the same machine share a part of their "
+        "the two times of the third column. **A lead of 1 % is inside that band, so it is a tie.** Two plans on the same machine share a part of their "
         "errors, so their order is surer than their times; but choose the simpler one of two that tie."
     )
     head = ("", "predicted", "nine in ten lie between", "known from", "")
@@ -289,7 +295,7 @@ def question(learner: Learner, values: Values) -> Question:
     waits = f" and waits {t(p.waits)} for sums" if p.waits else ""
     ask = (
         f"Forward, a layer computes for {t(p.compute)}{waits}; {t(p.traffic)} of weight traffic run beside it. "
-        f"A second of traffic costs the compute beside it {p.contention:g} s. How often does a layer begin?"
+        f"A second of traffic costs the compute beside it {p.contention:g} s. After what time does the next layer begin?"
     )
     return typed(ask, "ms", right, tuple(w for w in wrong if w[0] > 0), lambda value: t(value / 1e3))
 
@@ -297,8 +303,8 @@ def question(learner: Learner, values: Values) -> Question:
 LESSON = Lesson(
     15, "A step in time", "A GPU does two things at once: what counts is the longer one.",
     (
-        "Compute runs on one stream and messages on another. Choose a way to split and the tokens per GPU, and see what hides and what "
-        "shows.",),
+        "A step takes less time than its compute and its messages together, since both run at once: compute on one stream, messages on another. What "
+        "hides costs nothing, so count what shows. Model and cluster are yours; the tokens per GPU are this lesson's own.",),
     (
         ("Stream", "a queue of work on the GPU; two streams run at the same time"),
         ("Contention", "compute and traffic that run together slow each other"),

@@ -96,7 +96,7 @@ def scene(learner: Learner, values: Values) -> Scene:
     inner = names(learner.cluster)["HSDP"].fsdp
     steps = (
         _keeps(learner, params, n, inner),
-        _sends(found, m),
+        _sends(found, m, sent("FSDP (ZeRO-3)", n, inner, m) * params),
         _again(n, inner, params, m),
         _memory(found, learner, m),
         _time(found, m),
@@ -132,7 +132,15 @@ def _keeps(learner: Learner, params: int, n: int, inner: int) -> Step:
     return Step("What every GPU keeps", says, svg(picture, "Bytes kept by ZeRO stage"))
 
 
-def _sends(found: dict[str, Stated], m: int) -> Step:
+def _less(found: dict[str, Stated], rule: float) -> str:
+    """What FSDP sends less than the rule says."""
+    less = rule - sent_bytes(found["FSDP (ZeRO-3)"])
+    if less < 0.005 * rule:
+        return ""
+    return f" That is {amount(less)} less than the rule's {amount(rule)}: what backward does not need, such as the embedding's table, is not gathered again."
+
+
+def _sends(found: dict[str, Stated], m: int, rule: float) -> Step:
     items = []
     for name, case in found.items():
         by_kind: dict[str, float] = {}
@@ -145,6 +153,7 @@ def _sends(found: dict[str, Stated], m: int) -> Step:
         f"A step of {_batches(m)}, as the planner counts its messages. Data parallelism sums gradients once a step, with one all_reduce. "
         "ZeRO-1 scatters that sum, updates its part and gathers the new weights in bf16, which is less than gathering sums in fp32. "
         "ZeRO-2 scatters in every micro-batch. FSDP also gathers in every micro-batch, forward and backward, since it keeps no whole weights."
+        + _less(found, rule)
     )
     return Step("What every GPU sends", says, svg(bars(items, amount), "Bytes sent by ZeRO stage and collective"))
 
@@ -186,13 +195,29 @@ def _memory(found: dict[str, Stated], learner: Learner, m: int) -> Step:
     says = (
         f"The fullest moment of a step, walked through by the planner, with activations of {units.whole(TOKENS)} tokens per GPU. "
         + (
-            "With one micro-batch no gradients wait, so that moment may come before there are any: then ZeRO-1 and ZeRO-2 look alike."
+            _moments(found)
             if m == 1
             else "From the second micro-batch on the summed gradients are there all the time, whole under ZeRO-1 and in parts from ZeRO-2 on."
         )
     )
     picture = bars(items, units.memory, (float(room), f"{learner.cluster.gpu.name}: {units.memory(room)}"))
     return Step("The fullest moment", says, svg(picture, "Memory at the peak by ZeRO stage"))
+
+
+def _moments(found: dict[str, Stated]) -> str:
+    """Which ways are fullest once all gradients are there, and which before."""
+    late = [name for name, case in found.items() if (x := case.plan.cost.memory_bytes)["grads"] > x["activations"]]
+    early = [name for name in found if name not in late]
+    told = f"{_listed(late)}: fullest when all gradients are there and the activations are gone." if late else ""
+    return (
+        f"{told} {_listed(early)}: fullest before, when activations are most and few gradients stand.".strip()
+        if early
+        else told
+    )
+
+
+def _listed(names_: list[str]) -> str:
+    return " and ".join([", ".join(names_[:-1]), names_[-1]] if len(names_) > 1 else names_)
 
 
 def _time(found: dict[str, Stated], m: int) -> Step:
@@ -208,7 +233,8 @@ def _time(found: dict[str, Stated], m: int) -> Step:
     fits = {name: case for name, case in found.items() if case.plan.fits}
     best = min(fits, key=lambda name: fits[name].plan.cost.step_time_s) if fits else ""
     says = (
-        f"A step of {_batches(m)}. Most of what FSDP sends hides beside compute (lesson 15). The optimizer is quicker where each GPU updates "
+        f"A step of {_batches(m)}, {units.whole(TOKENS)} tokens per GPU in each. Compute is the same products everywhere; what differs are copies: "
+        f"whole gradients are added up by data parallelism and ZeRO-1, gathered layers are written by FSDP and HSDP. Most of what FSDP sends hides beside compute (lesson 15). The optimizer is quicker where each GPU updates "
         "only its part. " + (f"Quickest of those that fit: **{best}**." if best else "None of them fits here.")
     )
     return Step("The price", says, svg(bars(items, units.seconds), "Time of a step by ZeRO stage"))
@@ -278,10 +304,10 @@ def question(learner: Learner, values: Values) -> Question:
 LESSON = Lesson(
     16, "ZeRO 0 to 3", "What every GPU keeps twice, it could keep once: each stage deals out one kind more.",
     (
-        "Data parallelism keeps everything on every GPU. ZeRO's stages deal it out, and pay with messages. Change the number of "
-        "micro-batches and see who pays each time.",),
+        "Data parallelism keeps everything on every GPU. ZeRO's stages deal it out, and pay with messages; micro-batches decide who pays each "
+        f"time. Model and cluster are yours; each GPU has {TOKENS} tokens in a micro-batch.",),
     (
-        ("ZeRO-1, ZeRO-2", "optimizer states dealt out over the GPUs; gradients too"),
+        ("ZeRO-2, ZeRO-3", "besides the optimizer's states gradients are dealt out over the GPUs; and weights too, which is FSDP"),
         ("Micro-batch", "a part of the batch that goes forward and backward by itself; the gradients of all are added up"),
     ),
     (Control("m", "Micro-batches of a step", MICRO_BATCHES, 1, kind="slider"),),

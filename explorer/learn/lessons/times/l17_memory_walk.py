@@ -243,8 +243,8 @@ def _reason(which: int) -> str:
 LESSON = Lesson(
     17, "Memory through a step", "What counts is the fullest moment, and you can move it.",
     (
-        "The planner walks through a step and adds up what is there at every operation. Choose recomputation and micro-batches and see "
-        "what becomes of the curve.",),
+        "A run fails at its fullest moment, however empty the rest of the step is. So the planner walks through a step and adds up what is there at "
+        f"every operation; recomputation and micro-batches change the curve. Model and cluster are yours; each GPU has {TOKENS} tokens in a step.",),
     (("Fullest moment, peak", "the point of a step at which the most memory is taken; it must fit"),),
     (
         Control("recompute", "In backward", ("none", "full"), "none", {"none": "keep all", "full": "recompute all"}),

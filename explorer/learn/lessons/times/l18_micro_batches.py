@@ -117,7 +117,7 @@ def _same(c: dict[str, Any], m: int) -> Step:
     )
     says = (
         f"A batch of {SAMPLES} samples, in {_plural(m)}. The gradient of a mean over samples is a sum over samples, so the micro-batches' "
-        f"gradients, each divided by {SAMPLES}, add up to the batch's. Largest difference: **{difference(c['error'])}**. A step may run "
+        f"gradients, each divided by {SAMPLES}, add up to the batch's (a mean of each part, divided by the number of parts, is the same). Largest difference: **{difference(c['error'])}**. A step may run "
         "forward and backward in parts, keep one sum, and let the optimizer wait until the last."
     )
     return Step("The same gradient", says, svg(picture, f"Gradients of {m} micro-batches add up to the batch's"))
@@ -150,10 +150,12 @@ def _in_time(made: Stated, time: dict[str, float], way: str, m: int) -> Step:
     does = {
         "ZeRO-1": "It keeps whole working weights and whole gradients: it gathers before the first micro-batch, and sums after the last.",
         "ZeRO-2": "It keeps whole working weights, but only a part of each gradient: so it must sum in every micro-batch.",
-        "FSDP (ZeRO-3)": "It keeps nothing whole. A layer's weights are freed as soon as the layer is done, so every micro-batch gathers them "
-        "forward, gathers them again backward, and sums.",
+        "FSDP (ZeRO-3)": "It keeps nothing whole. A layer's weights are freed as soon as the layer is done with them, in each pass, and every micro-batch "
+        "has two passes. A gather runs one layer ahead of the compute above it.",
     }[way]  # fmt: skip
-    first = f" The first {shown} of {m} micro-batches are shown." if shown < m else ""
+    step_s = made.plan.cost.step_time_s
+    beyond = f" The layers take {units.seconds(now)} of the step's {units.seconds(step_s)}; the rest lies around them, and is the optimizer's."
+    first = f" The first {shown} of {m} micro-batches are shown." if shown < m else beyond
     says = (
         f"{WAYS[way]} with {_plural(m)}, all layers together. {does}{first} How often does it gather a layer's weights?"
     )
@@ -177,7 +179,7 @@ def _repeats(learner: Learner, m: int) -> Step:
     zero1 = sum(split(learner, "ZeRO-1"))
     says = (
         f"What one GPU sends in a step of {_plural(m)}, as the planner counts it. **FSDP sends {amount(again)} in each micro-batch**"
-        f"{f' and {amount(once)} once' if once > 1e-3 * again else ''}; ZeRO-1 sends {amount(zero1)} in a step of any number of them. It could keep the "
+        f"{f' and {amount(once)} once' if once > 1e-3 * again else ''}; ZeRO-1 sends {amount(zero1)} in a step of any number of them. FSDP could keep the "
         "gathered weights for the next micro-batch, but then it would be ZeRO-2: keeping them takes the memory that it was chosen to save."
     )
     return Step("What comes again", says, svg(bars(items, amount), "Bytes once a step and in each micro-batch"))
@@ -216,7 +218,7 @@ def _chosen(learner: Learner) -> Step:
         mark = list(WAYS).index(way)
         says = (
             f"The planner's step times. Quickest that fits: **{WAYS[way]} with {_plural(k)}**. The rule of thumb: as few micro-batches as memory "
-            "allows. The planner's own search tries them all, together with recomputation; the link leads to what it chose."
+            "allows. The planner's own search tries them all, together with recomputation (Plans)."
         )
     return Step("The planner's choice", says, table(("", *(_plural(k) for k in MICRO_BATCHES)), rows, mark))
 
@@ -247,8 +249,8 @@ def question(learner: Learner, values: Values) -> Question:
 LESSON = Lesson(
     18, "Micro-batches", "A step may go through its batch in parts: the sum of gradients is the same, the messages are not.",
     (
-        "A batch that is too large for the memory is run in micro-batches whose gradients are added up (accumulation). Change their number and "
-        "the way to shard, and see what is sent again.",),
+        "A batch that is too large for the memory is run in micro-batches whose gradients are added up (accumulation). Their number and "
+        f"the way to shard decide what is sent again. Model and cluster are yours; each GPU has {TOKENS} tokens in a step, whatever their number.",),
     (("Accumulation", "adding the gradients of the micro-batches before the optimizer's step"),),
     (
         Control("way", "Shard by", tuple(WAYS), "FSDP (ZeRO-3)", dict(WAYS.items())),

@@ -190,7 +190,7 @@ def _fit(share: float, errors: Sequence[float]) -> Step:
     says = (
         f"{len(runs())} training runs that others measured and published. The simplest model of a step has one constant: **time = FLOPs ÷ (share × "
         f"the GPU's peak)**. With a share of {units.percent(share)} half of the runs are within **{units.percent(half)}** of what was measured, nine in "
-        f"ten within {units.percent(nine)}. Move the share until the points lie on the line."
+        f"ten within {units.percent(nine)}. Another share moves all points up or down."
     )
     picture = scatter(
         _clouds(lambda r: r.flops / r.peak / share), "measured", "predicted with one constant", units.seconds
@@ -214,9 +214,9 @@ def _residuals(share: float) -> Step:
 
 def _histogram(errors: Sequence[float]) -> Box:
     edges = (-0.5, -0.3, -0.2, -0.1, 0.1, 0.2, 0.3, 0.5)
-    names = ("below −50 %", "to −30", "to −20", "to −10", "within 10 %", "to +20", "to +30", "to +50", "above")
+    names = ("< −50 %", "−50…−30", "−30…−20", "−20…−10", "−10…+10", "+10…+20", "+20…+30", "+30…+50", "> +50 %")
     counts = np.bincount(np.searchsorted(edges, errors), minlength=len(names))
-    return columns(list(zip(names, map(float, counts), strict=True)), "runs by residual", COMPUTE, 4)
+    return columns(list(zip(names, map(float, counts), strict=True)), "runs by residual, per cent", COMPUTE, 4)
 
 
 def _best(share: float, best: float, errors: Sequence[float]) -> Step:
@@ -278,8 +278,9 @@ def _purpose(order: dict[bool, tuple[float, float]]) -> Step:
     says = (
         f"A model is for choosing: which of two ways is quicker? These pairs of runs differ by more than {units.percent(TIE)} in speed. A model may be off "
         "everywhere and still order them. A coin gets half of them right. The second row is the hard one, where only layout, micro-batch or recomputation "
-        f"differ: of the {len(wrong)} pairs that the planner gets wrong there, {odd} have a run whose source contradicts itself. So a model chooses what is "
-        "worth trying, and a measurement decides between the last two."
+        f"differ. The planner gets {len(wrong)} of those pairs wrong; in {odd} of them one run's published numbers disagree with each other (its time, its tokens "
+        "per second and its share of the peak), so the measurement may be the one that is off. A model chooses what is worth trying, and a "
+        "measurement decides between the last two."
     )
     return Step(
         "What a model is for", says, table(("pairs of", "pairs", "one constant: right", "planner: right"), rows)
@@ -316,7 +317,8 @@ SHARE_NAMES: dict[Choice, str] = {s: f"{s} %" for s in SHARES}
 LESSON = Lesson(
     19, "Predicted and measured", "A model is known by its residuals, and judged by what it lets you choose.",
     (
-        "The picture shows published runs, the share is yours to fit. On logarithmic axes a factor is the same distance everywhere.",),
+        "Every plan of this course rests on predicted times. How wrong are they? Published runs tell; first fit one constant yourself, the share of the "
+        "peak that runs reach. On logarithmic axes a factor is the same distance everywhere.",),
     (
         ("Residual", "what a model leaves over: predicted over measured, less one"),
         ("Fit", "to choose constants so that predictions come near measurements"),

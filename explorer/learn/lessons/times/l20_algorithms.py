@@ -22,13 +22,13 @@ SHOWN = 8
 CODE = """\
 import math
 
-hop, rate = 10e-6, 50e9  # seconds of a hop between nodes, bytes per second of a network card
+hop, tree_hop, rate = 10.6e-6, 53.4e-6, 50e9  # seconds of a hop between nodes as fitted, bytes per second of a card
 def ring(n, size):
     return 2 * (n - 1) * hop + 2 * (n - 1) / n * size / rate
 def whole_tree(n, size):  # the whole tensor up, then down
-    return 2 * math.log2(n) * (hop + size / rate)
+    return 2 * math.log2(n) * (tree_hop + size / rate)
 def pieces_tree(n, size):  # in pieces, so that all levels work at once
-    return 2 * math.log2(n) * hop + 2 * (n - 1) / n * size / rate
+    return 2 * math.log2(n) * tree_hop + 2 * (n - 1) / n * size / rate
 
 for size in (2**14, 2**26):
     times = {f.__name__: f(64, size) for f in (ring, whole_tree, pieces_tree)}
@@ -257,9 +257,10 @@ def _switch(cluster: Cluster, size: int) -> Step:
     if link.in_switch < 1:
         rows.append(Bar("switch adds", (Part("all_reduce", with_switch, COMMUNICATION),)))
         says = (
-            f"Inside a node all GPUs hang on one **switch**. If it can add, each GPU sends its numbers once and gets the sum once, instead of sending nearly "
-            f"twice the tensor. Measured, the transfer falls to {units.percent(link.in_switch)} of the ring's: {amount(size)} on {per} GPUs take "
-            f"**{units.seconds(with_switch)}** instead of {units.seconds(without)}. It does so for whole nodes only."
+            f"Inside a node all GPUs hang on one **switch**. If it can add, each GPU sends its numbers once and gets the sum once, instead of sending "
+            f"2({per}−1)/{per} of the tensor: on paper {units.percent(per / (2 * (per - 1)))} of the ring's transfer. Measured it is {units.percent(link.in_switch)}. "
+            f"Latency stays, so {amount(size)} on {per} GPUs take **{units.seconds(with_switch)}** instead of {units.seconds(without)}, "
+            f"{units.percent(with_switch / without)}. It does so for whole nodes only."
         )
     else:
         says = (
@@ -299,7 +300,14 @@ def _longest(cases: list[tuple[str, AxisLink, str]], size: int) -> str:
         return ""
     name, link, _ = cases[-1]
     summed, gathered = (collective_time(kind, size, link)[0] for kind in ("all_reduce", "all_gather"))
-    told = f"Over {name} the sum takes {units.seconds(summed)}, the gather {units.seconds(gathered)}"
+    fewer = collective_time("all_reduce", size, cases[-2][1])[0]
+    why = (
+        "More GPUs take less time than one of each node: inside a node each GPU gets a part of the tensor to sum over the nodes, so all network "
+        "cards of the node carry it. "
+        if summed < fewer
+        else ""
+    )
+    told = f"{why}Over {name} the sum takes {units.seconds(summed)}, the gather {units.seconds(gathered)}"
     if gathered < summed:
         return f"{told}: of so large a tensor the sum sends twice the bytes."
     return f"**{told}**: the ring has a hop for each GPU. That is one reason why HSDP (lesson 16) gathers inside a node only."
@@ -332,8 +340,8 @@ def question(learner: Learner, values: Values) -> Question:
 LESSON = Lesson(
     20, "Rings, trees and switches", "Small messages wait for hops, large ones for bytes: that decides which algorithm wins.",
     (
-        "A collective can be run in several ways. NCCL chooses one by size and by the number of members. Watch two of them, then compare "
-        "them on the links of your cluster.",),
+        "The same collective can be several times as slow when it is run the wrong way for its size. NCCL chooses by size and by the number of members. "
+        "Watch two ways with eight members, then compare them on the links of your cluster with the number that you choose.",),
     (
         ("Member", "one of those that take part in a collective; here one GPU of each node"),
         ("Round", "sends that happen at the same time"),

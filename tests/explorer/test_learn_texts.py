@@ -1,0 +1,84 @@
+"""Sentences of lessons 14 to 24 that tell more than a scene's numbers: held against the numbers they speak of."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from explorer.figures.svg_tensors import amount
+from explorer.learn.learner import Learner
+from explorer.learn.lessons import LESSONS
+from explorer.learn.lessons.planners import l21_uneven
+from explorer.learn.lessons.times import l15_step, l16_zero, l20_algorithms
+from explorer.text import units
+from planner_core.planning.request import Request
+
+LLAMA = Learner(Request("llama-3-8b"))
+
+
+def says(number: int, step: int, **values: int | str) -> str:
+    lesson = LESSONS[number - 1]
+    return lesson.scene(LLAMA, {**lesson.defaults(), **values}).steps[step].says
+
+
+def test_14_to_18_name_a_way_alike_and_state_their_tokens() -> None:
+    ways = set(LESSONS[13].scene(LLAMA, LESSONS[13].defaults()).numbers)
+    assert {"ZeRO-1_s", "HSDP_s", "FSDP_s"} <= ways and "data parallel_s" not in ways
+    assert l15_step.WAYS["data"] == "ZeRO-1" and "dp=16,zero=1" in str(l15_step.chosen(LLAMA, "data", 2048)[0].layout)
+    assert f"{units.whole(4096)} tokens per GPU" in says(15, 0, tokens=4096)
+    assert all("Model and cluster are yours" in " ".join(LESSONS[n - 1].text) for n in range(14, 19))
+    assert "data sheet gives 295" in says(14, 0)  # 989e12 / 3.35e12
+
+
+@pytest.mark.parametrize("m", [1, 4])
+def test_16_the_moments_and_the_bytes_that_are_told_are_the_plans(m: int) -> None:
+    found = l16_zero.cases(LLAMA, m)
+    told = says(16, 3, m=m)
+    if m == 1:
+        late, early = told.split(" fullest before", 1)[0].split("activations are gone.")
+        for name, case in found.items():
+            memory = case.plan.cost.memory_bytes
+            assert (name in late) == (memory["grads"] > memory["activations"]) != (name in early), name
+    # the embedding's table is not gathered for backward: 128 256 rows of 4 096 numbers of 2 bytes
+    less = m * 128256 * 4096 * 2 * 15 / 16
+    rule = m * 8 * 15 / 16 * 8_030_261_248
+    sentence = re.search(r"That is (\S+) (\wB) less than the rule's (.*?):", says(16, 1, m=m))
+    assert sentence and sentence[3] == amount(rule)
+    size = float(sentence[1]) * {"MB": 1e6, "GB": 1e9}[sentence[2]]
+    assert size == pytest.approx(less, rel=0.01)  # norms are the rest
+
+
+def test_18_the_layers_are_told_apart_from_the_step() -> None:
+    told = re.search(r"The layers take ([\d.]+) s of the step's ([\d.]+) s", says(18, 1))
+    assert told and float(told[1]) < float(told[2])
+    scene = LESSONS[17].scene(LLAMA, LESSONS[17].defaults())
+    assert float(told[2]) == pytest.approx(scene.numbers["step_s"], rel=0.01)
+    assert f">{told[1]} s<" in scene.steps[1].picture
+    assert "are shown" in says(18, 1, m=8) and "The layers take" not in says(18, 1, m=8)
+
+
+def test_20_the_listing_has_the_cluster_of_the_lesson() -> None:
+    ring, tree = l20_algorithms.hops_s(l20_algorithms.between(LLAMA.cluster, 64))
+    constants = re.search(r"hop, tree_hop, rate = (\S+), (\S+), (\S+) ", LESSONS[19].code)
+    assert constants and [float(x) for x in constants.groups()[:2]] == pytest.approx([ring, tree], rel=0.01)
+    assert says(20, 2).count(units.seconds(ring)) and says(20, 2).count(units.seconds(tree))
+
+
+def test_20_what_a_switch_saves_is_told_on_paper_measured_and_in_all() -> None:
+    told = says(20, 4, bytes=2**26)
+    assert "on paper 57 %" in told  # 8 / 14 of a ring's transfer
+    took = [float(x) for x in re.findall(r"([\d.]+) ms", told)]
+    share = re.search(r"ms, ([\d.]+) %", told)
+    assert share and float(share[1]) == pytest.approx(100 * took[0] / took[1], abs=0.6)
+    assert "More GPUs take less time" in says(20, 5, bytes=2**20)
+
+
+@pytest.mark.parametrize("skew, seed", [(0, 0), (3, 2)])
+def test_21_tokens_at_home_are_not_sent(skew: int, seed: int) -> None:
+    experts = l21_uneven.chosen(skew, seed)
+    arrive = [sum(e == gpu and token // 32 != gpu for token, e in enumerate(experts)) for gpu in range(8)]
+    scene = LESSONS[20].scene(LLAMA, {**LESSONS[20].defaults(), "skew": skew, "seed": seed})
+    assert scene.numbers["most_arrive"] == 2 * 4096 * max(arrive)
+    assert f"so {max(arrive)} arrive: {amount(2 * 4096 * max(arrive))}" in scene.steps[4].says
+    assert amount(2 * 4096 * min(arrive)) in scene.steps[4].says
