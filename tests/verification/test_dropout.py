@@ -42,3 +42,19 @@ def test_what_drops_nothing_is_not_told() -> None:
     with DropNothing() as chance:
         F.dropout(x, 0.5, training=False), F.dropout(x, 0.0), F.scaled_dot_product_attention(x, x, x)
     assert not chance.seen
+
+
+def test_attention_of_torch_drops_nothing_in_one_process() -> None:
+    """Its own code calls dropout out of sight of a mode; torch.nn.TransformerEncoderLayer drops a tenth of the weights unless told."""
+    attend = torch.nn.MultiheadAttention(8, 2, dropout=0.5, batch_first=True)
+    x = torch.randn(3, 5, 8)
+    for need_weights in (False, True):
+        with DropNothing() as dropping:
+            kept = attend(x, x, x, need_weights=need_weights)[0]
+        attend.dropout = 0.0
+        torch.testing.assert_close(kept, attend(x, x, x, need_weights=need_weights)[0])
+        attend.dropout = 0.5
+        assert dropping.seen
+    with DropNothing() as dropping:
+        attend.eval()(x, x, x)
+    assert not dropping.seen
