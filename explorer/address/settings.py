@@ -312,6 +312,7 @@ SETTINGS: dict[str, Setting] = {
     "measure": Setting("tokens", _one_of(MEASURES, "measure of a sweep")),
     "map": Setting(("inter", "batch"), _some_of(SWEPT, 2)),
     # Compare and Topology
+    "lit": Setting((), _list),
     "rows": Setting("differing", _one_of(("differing", "all"), "choice of rows")),
     "rungs": Setting("", _one_of(("", *(m for m in METHODS if m != "exact")), "method of the papers")),
     "bandwidth": Setting((), _factors),

@@ -16,15 +16,16 @@ Look = Mapping[str, Any]
 
 
 def streams(
-    steps: Mapping[str, Sequence[TraceWork]], plans: Mapping[str, Plan], looks: Sequence[Look]
+    steps: Mapping[str, Sequence[TraceWork]], plans: Mapping[str, Plan], looks: Sequence[Look], lit: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """What `streams.js` draws: the work of each plan by name, its texts and kinds by number."""
+    """What `streams.js` draws: the work of each plan by name, its texts and kinds by number. `lit` is (phase, collective, axis) of what
+    stands out; everything is drawn alike without it."""
     number = {str(k["kind"]): i for i, k in enumerate(looks)}
     words: dict[str, int] = {"": 0}
     shown = [
         {
             "name": name, "told": units.seconds(plans[name].cost.step_time_s), "step_s": plans[name].cost.step_time_s,
-            "works": [_row(w, words, number) for w in step],
+            "works": [[*_row(w, words, number), int(not lit or is_lit(w, lit))] for w in step],
         }
         for name, step in steps.items()
     ]  # fmt: skip
@@ -45,6 +46,12 @@ def _row(w: TraceWork, words: dict[str, int], kinds: Mapping[str, int]) -> list[
     where = f"{part}, {w.phase}{batch}"
     texts = [words.setdefault(text, len(words)) for text in (where, w.name, w.note)]
     return [STREAMS.index(w.stream), kinds[kind], texts[0], w.start_s, w.seconds, texts[1], texts[2], w.copy % 2]
+
+
+def is_lit(w: TraceWork, lit: Sequence[str]) -> bool:
+    """Whether work is a collective of this phase, kind and mesh axis."""
+    phase, kind, axis = lit
+    return w.phase == phase and w.name.startswith(f"{kind} of ") and f"({axis})" in w.note
 
 
 def _told(step: Sequence[TraceWork]) -> str:

@@ -43,7 +43,17 @@ def step(shown: Plans, homes: Mapping[str, Result]) -> None:
     simulations = [f"{words.title(p)} {parts.in_order(n, p, homes[n])}" for n, p in shown.items()]
     st.caption(frame.text(f"Simulated in the order in which a run issues its work: {'; '.join(simulations)}."))
     titled = {words.title(p): p for p in shown.values()}
-    components.streams(streams.streams(steps, titled, WORK), key="streams")
+    lit = state.value("lit")
+    if len(lit) != 3 or not any(streams.is_lit(w, lit) for works in steps.values() for w in works):
+        lit = ()
+    if lit:
+        with st.container(horizontal=True, vertical_alignment="center"):
+            st.caption(
+                f"Stands out: {lit[1]} on {lit[2]} in {lit[0]}, chosen in the bars below.".replace("_", "\\_"),
+                width="content",
+            )
+            st.button("Show all alike", key="unlit", type="tertiary", on_click=state.change, kwargs={"lit": ()})
+    components.streams(streams.streams(steps, titled, WORK, lit), key="streams")
     with st.container(horizontal=True):
         frame.data("the bars of these steps", "steps", lambda: rows.bars(lines))
         st.download_button(
@@ -101,12 +111,18 @@ def memory_and_traffic(shown: Plans, homes: Mapping[str, Result]) -> None:
             help="; ".join(f"{k}: {glossary.GLOSSARY[k]}" for k in kinds),
         )
         st.plotly_chart(
-            charts.collectives_bars(shown, look),
-            theme=None,
-            config=frame.CHART,
-            key="collectives",
-            alt="Bytes sent by each plan, by phase, collective and mesh axis",
-        )
+            charts.collectives_bars(shown, look), theme=None, config=frame.CHART, key="collectives", on_select=_light,
+            selection_mode="points", alt="Bytes sent by each plan, by phase, collective and mesh axis",
+        )  # fmt: skip
+        st.caption("A click on a bar lets its collective stand out in the step above.")
+
+
+def _light() -> None:
+    """A bar of the collectives was clicked, or let go."""
+    points = st.session_state["collectives"]["selection"]["points"]
+    data = points[0].get("customdata") if points else ""
+    text = str(data[0] if isinstance(data, list) else data)
+    state.change(lit=tuple(text.split(",")) if text else ())
 
 
 def who_to_whom(shown: Plans) -> None:

@@ -109,6 +109,7 @@ def collectives_bars(plans: Mapping[str, Plan], theme: Theme) -> go.Figure:
                 showlegend=col == 1,
                 row=1,
                 col=col,
+                customdata=[f"{phase},{kind},{axis}"] * len(names),
                 hovertemplate="%{hovertext}<extra></extra>",
                 hovertext=[
                     f"{n}: {k} {kind} on {axis}, {units.traffic(b)} sent" for n, (b, k) in zip(names, rows, strict=True)

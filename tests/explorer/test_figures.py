@@ -71,6 +71,18 @@ def test_the_streams_drawn_are_the_steps_work(result: Result, plans: dict[str, P
         assert any(drawn["words"][w[5]] == "self_attn.q_proj/linear" for w in compute)
 
 
+def test_every_bar_of_the_collectives_finds_its_work_in_the_step(result: Result, plans: dict[str, Plan]) -> None:
+    for plan in (plans["best"], plans["Megatron-LM"]):
+        step = {plan.name: step_work(plan, result.graph)}
+        bars = {
+            str(b) for trace in charts.collectives_bars({"p": plan}, LIGHT).data for b in trace.customdata if trace.x[0]
+        }
+        assert bars
+        for lit in (bar.split(",") for bar in bars):
+            works = streams.streams(step, {plan.name: plan}, WORK, lit)["plans"][0]["works"]
+            assert 0 < sum(w[8] for w in works) < len(works), lit
+
+
 def test_the_matrix_figure_holds_the_bytes_and_says_them(result: Result, plans: dict[str, Plan]) -> None:
     grid = topology.grid(plans["FSDP"])
     figure = charts.matrix(grid, float(grid.num_bytes.max()), LIGHT)

@@ -24,6 +24,20 @@ def test_compare_step_by_step(visit: Visit) -> None:
     page.wait_for_function("location.search.includes('phase=forward')")
     visit.settle()
 
+    bar = page.locator(".js-plotly-plot").nth(1).locator(".point path").first
+    bar.evaluate("e => e.scrollIntoView({block: 'center', behavior: 'instant'})")
+    visit.settle()
+    box = bar.bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    page.locator(".hoverlayer .hovertext").first.wait_for()
+    page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    page.get_by_text(re.compile("Stands out: .* chosen in the bars below")).wait_for()
+    visit.asks(lambda query: "lit=" in query)
+    page.get_by_role("button", name="Show all alike").click()
+    page.wait_for_function("!location.search.includes('lit=')")
+    visit.settle()
+
     rows = page.locator("table[aria-label^='placement of weights'] tbody tr")
     few = rows.count()
     page.get_by_role("radio", name=re.compile("^all, ")).click()

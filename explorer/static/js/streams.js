@@ -13,6 +13,7 @@ const BAR = 20;
 const GAP = 10;
 const PALE = 0.55;
 const LEAST_S = 2e-7;
+const DIM = 0.15;
 const LABEL = 34;
 const START = 3;
 const LONG = 4;
@@ -326,13 +327,14 @@ class Streams {
     const wide = this.x(work[START] + work[LONG]) - left;
     const plain = work[7] ? 0.1 : 0.2;
     const full = kind?.pale ? PALE : 1;
-    ctx.globalAlpha = kind?.colour ? full : plain;
+    const dim = work[8] ? 1 : DIM; // beside what stands out
+    ctx.globalAlpha = (kind?.colour ? full : plain) * dim;
     ctx.fillStyle = kind?.colour || ink;
     ctx.fillRect(left, top, wide > 8 ? wide - 0.75 : wide, BAR);
     ctx.globalAlpha = 1;
     const begin = Math.max(left, LEFT);
     const seen = Math.min(left + wide, LEFT + this.width()) - begin;
-    if (seen > LABEL) this.label(ctx, work, begin, seen, top, kind?.ink || ink);
+    if (seen > LABEL && work[8]) this.label(ctx, work, begin, seen, top, kind?.ink || ink);
   }
 
   /** @param {CanvasRenderingContext2D} ctx @param {StreamWork} work @param {number} left @param {number} wide @param {number} top @param {string} ink */

@@ -165,7 +165,7 @@ export interface Asked {
   unit: string;
 }
 
-/** Work of a step: stream, kind, part of the model (words), start and length in seconds, name (words), note (words), odd copy. */
+/** Work of a step: stream, kind, part of the model (words), start and length in seconds, name (words), note (words), odd copy, not dim. */
 export type StreamWork = [
   stream: number,
   kind: number,
@@ -175,6 +175,7 @@ export type StreamWork = [
   name: number,
   note: number,
   odd: number,
+  lit: number,
 ];
 
 /** The steps of plans (explorer/analysis/streams.py). A kind without a colour is drawn in the page's ink; `words` of the legend. */
