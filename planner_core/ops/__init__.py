@@ -48,7 +48,7 @@ from planner_core.ops.registry import (
     work_of,
 )
 from planner_core.ops.rules import Pair, Row
-from planner_core.ops.strategy import BlockStrategies, GroupStrategy, SegmentMap, block_strategies
+from planner_core.ops.strategy import BlockStrategies, GroupStrategy, SegmentMap, block_strategies, graph_strategies
 from planner_core.ops.traffic import OWN_KERNEL, MemoryPasses, memory_passes
 from planner_core.ops.work import Attention, Gemm, GroupedGemm, Kernel, Scan, Work
 
@@ -77,6 +77,7 @@ __all__ = [
     "block_strategies",
     "coarsen",
     "coarsen_block",
+    "graph_strategies",
     "is_free",
     "is_heavy",
     "kept_ops",

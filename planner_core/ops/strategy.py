@@ -10,10 +10,10 @@ rows, out and in. For each of them one row of the view and one of the multiplica
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner_core.core import Block, Op, Shard
-from planner_core.ops.grouping import CoarseBlock, Group
+from planner_core.ops.grouping import CoarseBlock, CoarseGraph, Group
 from planner_core.ops.registry import rows, rule_of
 from planner_core.ops.rules import Pair, Row
 
@@ -50,6 +50,21 @@ def block_strategies(coarse: CoarseBlock) -> BlockStrategies:
         ops = tuple(op for i in group.items if isinstance(op := block.items[i], Op))
         groups.append(GroupStrategy(group, ops, _agreeing(block, ops, table)))
     return BlockStrategies(tuple(groups), segments, unknown)
+
+
+def graph_strategies(coarse: CoarseGraph) -> dict[str, BlockStrategies]:
+    """The strategies of the top block (named "") and of every repeated block. A weight that calls share is in the top block in the
+    fused parts that it has inside the calls, so that all keep the same elements on a rank."""
+    blocks = {name: block_strategies(block) for name, block in coarse.blocks.items()}
+    top = block_strategies(coarse.top)
+    segments = dict(top.segments)
+    for call in coarse.graph.calls():
+        inputs, inside = coarse.graph.blocks[call.block].inputs, blocks[call.block].segments
+        for (value, dim), sizes in inside.items():
+            for position in (p for p, v in enumerate(inputs) if v == value):
+                if coarse.graph.top.values[call.inputs[position]].kind == "parameter":
+                    segments.setdefault((call.inputs[position], dim), sizes)
+    return {"": replace(top, segments=segments), **blocks}
 
 
 def _agreeing(block: Block, ops: tuple[Op, ...], table: Mapping[str, tuple[Row, ...]]) -> tuple[tuple[Row, ...], ...]:

@@ -31,7 +31,7 @@ from planner_core.core import (
 )
 from planner_core.cost import CostModel, price
 from planner_core.cost.communication import Moves, Segments, moves
-from planner_core.ops import SegmentMap, block_strategies, coarsen_block
+from planner_core.ops import SegmentMap, coarsen, graph_strategies
 
 
 def small_mesh(mesh: DeviceMesh, ranks: int) -> DeviceMesh:
@@ -76,7 +76,7 @@ class _Retarget:
         self.recompute = {p: b.recompute for b in plan.blocks.values() for p in b.prefixes}
         self.kept = {join_name(p, n) for b in plan.blocks.values() for p in b.prefixes for n in b.kept}
         self.segments: dict[str, SegmentMap] = {
-            b.name: block_strategies(coarsen_block(b)).segments for b in (graph.top, *graph.blocks.values())
+            name or graph.top.name: found.segments for name, found in graph_strategies(coarsen(graph)).items()
         }
 
     def blocks(self) -> dict[str, BlockPlan]:

@@ -31,7 +31,7 @@ from planner_core.core import (
 from planner_core.cost import CostModel, cost_model, price
 from planner_core.cost.communication import volume_link
 from planner_core.models import DTYPES, open_model
-from planner_core.ops import BlockStrategies, CoarseGraph, block_strategies, coarsen
+from planner_core.ops import BlockStrategies, CoarseGraph, coarsen, graph_strategies
 from planner_core.planning.methods.layout import Layout, Space, check_layout, faults, parse_layout
 from planner_core.planning.methods.method import Method
 from planner_core.planning.methods.registry import EXACT, METHODS
@@ -344,7 +344,7 @@ def prepare(
     say("coarsen")
     with clock("coarsen"):
         coarse = coarsen(graph)
-        strategies = {"": block_strategies(coarse.top), **{n: block_strategies(b) for n, b in coarse.blocks.items()}}
+        strategies = graph_strategies(coarse)
     return Planner(request, graph, cluster, workload, coarse, strategies, clock, work)
 
 

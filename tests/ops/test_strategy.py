@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+from planner_core.models.capture.module import capture_module
 from planner_core.models.zoo import ZOO, load_snapshot
 from planner_core.ops.grouping import coarsen
-from planner_core.ops.strategy import block_strategies
+from planner_core.ops.strategy import block_strategies, graph_strategies
 
 
 @pytest.mark.parametrize("name", ZOO)
@@ -45,3 +47,33 @@ def test_fused_gate_and_up_keep_their_parts() -> None:
         if block.block.values[v].kind == "parameter"
     }
     assert list(fused.values()) == [(14336, 14336)]
+
+
+def test_a_weight_that_calls_share_has_their_fused_parts_outside() -> None:
+    """A cell that cuts one product into gates is called once a token, so its weights stand in the top block."""
+
+    class Cell(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.into, self.again = torch.nn.Linear(4, 16), torch.nn.Linear(4, 16, bias=False)
+
+        def forward(self, x: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
+            i, f, g, o = (self.into(x) + self.again(h)).chunk(4, -1)
+            return torch.sigmoid(i + f + o) * torch.tanh(g)
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell = Cell()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = x[:, 0]
+            for t in range(1, x.shape[1]):
+                h = self.cell(x[:, t], h)
+            return h.sum()
+
+    graph = capture_module(Net(), {"x": torch.zeros(2, 5, 4)})
+    top = graph_strategies(coarsen(graph))[""].segments
+    given = {v for call in graph.calls() for v in call.inputs if graph.top.values[v].kind == "parameter"}
+    assert {graph.top.values[v].name for v in given} == {"cell.into.weight", "cell.into.bias", "cell.again.weight"}
+    assert all(top[v, 0] == (4, 4, 4, 4) for v in given)
