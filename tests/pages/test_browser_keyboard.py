@@ -1,0 +1,77 @@
+"""Two people at work without a mouse: every control is reached by Tab and used by keys."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.support.visiting import Visit
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Locator
+
+pytestmark = pytest.mark.slow
+MOST_STOPS = 90
+
+
+def tab_to(visit: Visit, target: Locator) -> None:
+    """Press Tab until the target has the focus."""
+    target.wait_for()
+    for _ in range(MOST_STOPS):
+        visit.page.keyboard.press("Tab")
+        if target.evaluate("e => e === document.activeElement || e.contains(document.activeElement)"):
+            return
+    raise AssertionError(f"{MOST_STOPS} times Tab did not reach {target}")
+
+
+def test_an_engineer_changes_the_batch_asks_why_and_exports(visit: Visit) -> None:
+    page = visit.page
+    visit.open("/?model=gpt2-xl&layers=2")
+    tab_to(visit, page.get_by_role("button", name=re.compile("^batch 32")))
+    page.keyboard.press("Enter")
+    tab_to(visit, page.get_by_label("Batch, samples per step over all GPUs"))
+    page.keyboard.press("Control+A")
+    page.keyboard.type("64")
+    page.keyboard.press("Enter")
+    page.wait_for_function("location.search.includes('batch=64')")
+    visit.settle()
+    page.keyboard.press("Escape")
+    tab_to(visit, page.get_by_role("button", name="Compare them in full"))
+    page.keyboard.press("Enter")
+    page.wait_for_url(re.compile("/compare"))
+    visit.settle()
+    tab_to(visit, page.get_by_role("link", name="Export", exact=True))
+    page.keyboard.press("Enter")
+    page.wait_for_url(re.compile("/export"))
+    visit.settle()
+    tab_to(visit, page.get_by_role("button", name="Download plan JSON"))
+    with page.expect_download() as waiting:
+        page.keyboard.press("Enter")
+    assert waiting.value.suggested_filename.endswith(".json")
+
+
+def test_a_researcher_colours_candidates_chooses_one_and_keeps_the_data(visit: Visit) -> None:
+    page = visit.page
+    visit.open("/plans?model=gpt2-xl&cluster=1x8-h100&layers=2")
+    tab_to(visit, page.get_by_role("combobox", name=re.compile("Coloured by")))
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    page.wait_for_function("location.search.includes('node=')")
+    visit.settle()
+    expect(page.locator("[data-testid=stPlotlyChart]").nth(1).locator(".legend")).to_contain_text(
+        re.compile(r"S\([01]\)")
+    )
+    tab_to(visit, page.get_by_role("combobox", name=re.compile("Candidate")))
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    page.wait_for_function("location.search.includes('candidate=')")
+    visit.settle()
+    tab_to(visit, page.get_by_role("button", name=re.compile("Data")).first)
+    page.keyboard.press("Enter")
+    tab_to(visit, page.get_by_role("button", name=re.compile("very candidate of .* as CSV")))
+    with page.expect_download() as waiting:
+        page.keyboard.press("Enter")
+    assert waiting.value.suggested_filename.startswith("candidates")
