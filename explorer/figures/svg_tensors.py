@@ -252,7 +252,8 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], mark: int | None =
 
 def _cell(words: str) -> str:
     """A cell; a short one stays on one line, e.g. a number with its unit."""
-    return f"<td{' class=long' if len(words) > LONG_CELL else ''}>{html.escape(words)}</td>"
+    look = ' class="long"' if len(words) > LONG_CELL else ""
+    return f"<td{look}>{html.escape(words)}</td>"
 
 
 def legend(*looks: str) -> Box:

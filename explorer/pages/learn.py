@@ -244,7 +244,7 @@ def new_words(lesson: Lesson) -> None:
 def way_on(lesson: Lesson) -> None:
     """The code, the same thing in the explorer, and the lesson as a file."""
     with st.expander("Show me the PyTorch"):
-        st.code(lesson.code, language="python")
+        st.code(lesson.code, language="python", wrap_lines=True)
     if lesson.block:
         with st.expander("The block in the picture, as generated code", key=f"code_{lesson.number}"):
             code_of_block(lesson)

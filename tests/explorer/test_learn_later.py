@@ -289,8 +289,8 @@ def test_22_the_table_is_the_planners_and_the_rest_is_said_not_to_be() -> None:
     assert "The planner has no ring" in last.says
     told = price("llama-3-8b", layout="fsdp=16", micro_batch=1, seq=4096, recompute="full", advise=False)
     assert told.plan is not None
-    peak, seconds, fits = l22_long.priced(LLAMA, 4096)["FSDP, a text for each GPU"]
-    assert (peak, fits) == (told.plan.cost.memory_bytes["peak"], told.plan.fits)
+    peak, seconds, fits, texts = l22_long.priced(LLAMA, 4096)["FSDP, a text for each GPU"]
+    assert (peak, fits, texts) == (told.plan.cost.memory_bytes["peak"], told.plan.fits, 16)
     assert seconds == pytest.approx(told.plan.cost.step_time_s, rel=1e-6)
     with pytest.raises(PlannerError, match="cp"):
         price("llama-3-8b", layout="fsdp=8,cp=2", advise=False)

@@ -9,8 +9,8 @@ import pytest
 from explorer.figures.svg_tensors import amount
 from explorer.learn.learner import Learner
 from explorer.learn.lessons import LESSONS
-from explorer.learn.lessons.planners import l21_uneven
-from explorer.learn.lessons.times import l15_step, l16_zero, l20_algorithms
+from explorer.learn.lessons.planners import l21_uneven, l22_long
+from explorer.learn.lessons.times import l15_step, l16_zero, l19_measured, l20_algorithms
 from explorer.text import units
 from planner_core.planning.request import Request
 
@@ -82,3 +82,29 @@ def test_21_tokens_at_home_are_not_sent(skew: int, seed: int) -> None:
     assert scene.numbers["most_arrive"] == 2 * 4096 * max(arrive)
     assert f"so {max(arrive)} arrive: {amount(2 * 4096 * max(arrive))}" in scene.steps[4].says
     assert amount(2 * 4096 * min(arrive)) in scene.steps[4].says
+
+
+@pytest.mark.parametrize("number, step", [(14, 4), (16, 4), (18, 4)])
+def test_the_quickest_are_told_with_those_that_tie(number: int, step: int) -> None:
+    """ZeRO-2 and ZeRO-1 send as much and compute the same: no prediction tells them apart, and no lesson may."""
+    told = re.search(r"Quickest [^:]*: \*\*(.*?)\*\*", says(number, step))
+    assert told and " ≈ " in told[1]
+    if number == 16:
+        assert set(told[1].split(" ≈ ")) >= {"ZeRO-1", "ZeRO-2"}
+
+
+def test_19_pairs_with_contradictions_are_counted_on_both_sides() -> None:
+    told = re.search(r"gets (\d+) of those pairs wrong; in (\d+) of them .* for (\d+) of the (\d+) that", says(19, 5))
+    assert told
+    wrong, odd, fine, right = map(int, told.groups())
+    assert wrong + right == len(l19_measured.pairs(True)) and odd <= wrong and fine <= right
+    both = [a.run.contradicted or b.run.contradicted for a, b in l19_measured.pairs(True)]
+    assert odd + fine == sum(map(bool, both))
+
+
+def test_22_ways_compare_by_tokens_per_second() -> None:
+    cases = l22_long.priced(LLAMA, 4096)
+    picture = LESSONS[21].scene(LLAMA, LESSONS[21].defaults()).steps[4].picture
+    for peak, seconds, _, texts in cases.values():
+        assert units.memory(peak) in picture and units.whole(round(texts * 4096 / seconds)) in picture
+    assert [x[3] for x in cases.values()] == [16, 2]

@@ -214,7 +214,7 @@ def question(learner: Learner, values: Values) -> Question:
             "sum": "Then the first loss would be off. It is right: forward is what it should be.",
             "kv": "Then every message would have its size. The gradients are smaller than planned: some weights have none.",
         }.get(fault, ""),
-        "none": f"Rounding changes the sixteenth figure. {first}." if fault != "sum" else f"Rounding changes the sixteenth figure. The groups' weights are {run['apart'][-1]:.2g} apart.",
+        "none": f"Rounding changes the sixteenth figure of these 64-bit numbers (in bf16 it would be the third or fourth). {first}." if fault != "sum" else f"Rounding changes the sixteenth figure of these 64-bit numbers (in bf16 it would be the third or fourth). The groups' weights are {run['apart'][-1]:.2g} apart.",
     }  # fmt: skip
     signs = {
         "sum": "The first loss is right, so forward is; the groups part, and the trace has no message over the data groups.",

@@ -109,7 +109,7 @@ def scene(learner: Learner, values: Values) -> Scene:
 def _loads(load: tuple[int, ...], mean: float) -> Step:
     says = (
         f"{TOKENS} tokens, {EXPERTS} experts, one expert on each of {EXPERTS} GPUs (lesson 12). The router sends each token to one expert. Routers are learned, "
-        f"and learn to like some experts more; even a fair one is not even. The mean is {mean:g} tokens."
+        f"and learn to like some experts more; even a fair one is not even. The mean is {mean:g} tokens. No expert turns a token away yet: capacity comes in step 4."
     )
     items = [(f"expert {i}", float(x)) for i, x in enumerate(load)]
     return Step(

@@ -198,14 +198,14 @@ def _bytes(found: dict[str, float], learner: Learner, layer: Layer, tokens: int,
     says = (
         f"One layer of {learner.name}, {LENGTHS[tokens]} tokens over {n} GPUs, forward. The ring sends keys and values n−1 times on; beside that each GPU computes for {units.seconds(work_s(learner, layer, tokens, n))}, "
         "which grows with the square of the length, so for long texts the ring hides. The other way (**Ulysses**) exchanges tokens for heads with all_to_alls before attention and back "
-        f"behind it: each GPU then has all tokens of some heads. It is at most as wide as there are key-value heads, {layer.kv_heads} here."
+        f"behind it: each GPU then has all tokens of some heads. It is at most as wide as there are key-value heads, {layer.kv_heads} here, unless they are copied."
     )
     return Step("Two ways to send", says, svg(bars(rows, amount), "Bytes by ring and by exchanged heads"))
 
 
 @lru_cache(maxsize=32)
-def priced(learner: Learner, tokens: int) -> dict[str, tuple[int, float, bool]]:
-    """Memory, step time and whether it fits of one text of `tokens` for each GPU, and for each node, as the planner prices them."""
+def priced(learner: Learner, tokens: int) -> dict[str, tuple[int, float, bool, int]]:
+    """Memory, step time, whether it fits, and how many texts a step has, of one text of `tokens` for each GPU, and for each node, as the planner prices them."""
     found = Learner(replace(learner.request, seq=tokens))
     n, t = found.cluster.num_gpus, node(found.cluster)
     made = {"FSDP, a text for each GPU": of_batch(found, names(found.cluster)["FSDP (ZeRO-3)"], n, recompute="full")}
@@ -213,21 +213,26 @@ def priced(learner: Learner, tokens: int) -> dict[str, tuple[int, float, bool]]:
         made[f"a text for the {t} GPUs of a node"] = of_batch(
             found, Layout(fsdp=n // t, tp=t, sp=True), n // t, recompute="full"
         )
-    costs = {name: case.plan for name, case in made.items() if case}
-    return {name: (plan.cost.memory_bytes["peak"], plan.cost.step_time_s, plan.fits) for name, plan in costs.items()}
+    return {
+        name: (plan.cost.memory_bytes["peak"], plan.cost.step_time_s, plan.fits, case.planner.workload.batch)
+        for name, case in made.items()
+        if case and (plan := case.plan)
+    }
 
 
 def _planner(learner: Learner) -> Step:
     rows = []
     if learner.load is None and "vocab_size" in learner.graph.config:
         for tokens in PRICED:
-            for name, (peak, seconds, fits) in priced(learner, tokens).items():
+            for name, (peak, seconds, fits, texts) in priced(learner, tokens).items():
                 rows.append(
                     (
                         units.whole(tokens),
                         name,
                         units.memory(peak),
+                        str(texts),
                         units.seconds(seconds),
+                        units.whole(round(texts * tokens / seconds)),
                         "fits" if fits else "does not fit",
                     )
                 )
@@ -236,7 +241,11 @@ def _planner(learner: Learner) -> Step:
         "`cp` (context parallelism, the tokens of a text over so many GPUs) is refused, and nothing on this page but the table is a planner's price. The table has what can be stated, for two lengths, with recomputation: one text for each GPU, and a text shared by the "
         "GPUs of a node with tensor and sequence parallelism (lesson 7), where every GPU has some heads of all tokens. Where neither fits, let the planner choose freely (Plans)."
     )
-    return Step("What the planner prices", says, table(("tokens", "way", "fullest moment", "step", ""), rows))
+    return Step(
+        "What the planner prices",
+        says,
+        table(("tokens", "way", "fullest moment", "texts in a step", "step", "tokens per second", ""), rows),
+    )
 
 
 def question(learner: Learner, values: Values) -> Question:

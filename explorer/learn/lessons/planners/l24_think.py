@@ -325,7 +325,7 @@ def _proof(learner: Learner, t: Thought, devices: int) -> Step:
     says = (
         f"The planner does all of it for {learner.name} on {devices} neighbours. A layer's time is the longer of two sides (lesson 15), which is not a "
         "sum; a weighted mean of the two is, and never more. So tables give bounds, and where a bound is not yet the true time it is sharpened "
-        "and solved again. **When the bound reaches a plan's own time, no other plan can beat it**: under the model of costs, which lesson 19 puts to the test."
+        "and solved again. **When the bound reaches a plan's own time, no other plan can beat it**: of the plans that the planner knows, which have no pipeline stages, and under its model of costs, which lesson 19 puts to the test."
     )
     return Step("The proof", says, table(("", ""), rows, len(rows) - 1))
 

@@ -178,7 +178,7 @@ def _roofline(layer: Layer, gpu: Gpu, tokens: int) -> Step:
         [line], "FLOP per byte of memory traffic (intensity)", "reachable FLOP per second", "{:g}".format, units.count,
         [(one, f"1 token: {one:.2g}"), (ridge(gpu), f"ridge: {units.significant(ridge(gpu))}"), (at, f"yours: {units.significant(at)}")],
     )  # fmt: skip
-    bound = "arithmetic: it is used well" if at >= ridge(gpu) else "memory: most of its arithmetic waits"
+    bound = "arithmetic" if at >= ridge(gpu) else "memory: most of its arithmetic waits"
     says = (
         f"The first product of the feed-forward part: {units.whole(tokens)} tokens times a weight of {layer.hidden} × {layer.inner}. "
         f"It does {units.significant(at)} FLOP for each byte that it reads or writes. The {gpu.name} keeps its arithmetic busy from "
@@ -196,7 +196,7 @@ def _gather(learner: Learner, w: Wires, tokens: int) -> Step:
     says = (
         f"FSDP gathers each layer's weights before it computes: {amount(ITEM_BYTES * w.weights)} for {units.count(w.weights)} "
         f"parameters, **{units.seconds(w.gather_s)}** over {learner.cluster.num_gpus} GPUs. The gather is the same for any number of "
-        f"tokens. Compute is not: 2 FLOP per parameter and token, {units.seconds(1000 * w.compute_s)} for a thousand tokens. "
+        f"tokens. Compute is not: 2 FLOP per parameter and token for the products alone, {units.seconds(1000 * w.compute_s)} for a thousand tokens. "
         "The next layer's gather runs beside this layer's compute, so it costs hardly anything while it is the shorter one."
     )
     return Step("Weights on the wires", says, svg(bars(rows, units.seconds), "Compute and gather of one layer"))
@@ -215,11 +215,14 @@ def _crossing(w: Wires, tokens: int) -> Step:
     marks = [(float(tokens), f"yours: {units.whole(tokens)} tokens")]
     if xs[0] <= w.crossing <= xs[-1]:
         marks.append((w.crossing, f"crossing: {units.whole(round(w.crossing))} tokens"))
-    side = "above it: the gather hides" if tokens > w.crossing else "below it: every layer waits for its weights"
+    side = (
+        "above it: the gather hides" if tokens > w.crossing else "below it: the products alone do not hide the gather"
+    )
     says = (
-        f"Compute catches up with the gather at **{units.whole(round(w.crossing))} tokens per GPU**. You are {side}. Slower links move "
-        "the crossing to the right, in proportion. The sums of tensor parallelism rise with the tokens as compute does: more tokens "
-        "never hide them, and the layer waits for them."
+        f"Compute catches up with the gather at **{units.whole(round(w.crossing))} tokens per GPU**. You are {side}. Slower links "
+        "between the nodes move the crossing to the right. Attention and norms, which lesson 15 counts too, move it to the left: they give the "
+        "gather more to hide behind. The sums of tensor parallelism rise with the tokens as compute does: more tokens do not hide them, and the "
+        "layer waits for them, unless its products are cut into chunks (lesson 11)."
     )
     picture = plot(found, "tokens per GPU", "time of one layer, forward", units.whole, units.seconds, marks)
     return Step("The crossing", says, svg(picture, "Time of a layer against tokens per GPU"))
@@ -253,7 +256,8 @@ def _prices(cases: dict[str, Stated], cluster: Cluster, best: str, tokens: int) 
         items.append(Bar(name, parts, "" if case.plan.fits else "does not fit", name == best))
     says = (
         f"Now the planner prices whole steps, {units.whole(tokens)} tokens per GPU, in mixed precision: every operator, every "
-        f"collective, forward, backward and optimizer. Quickest of those that fit: **{best}**. ZeRO-1 is data parallelism with the optimizer's "
+        f"collective, forward, backward and optimizer. Quickest of those that fit: **{cell(cases, cluster)}** (behind a ≈ stands what the "
+        f"prediction does not tell from the first). ZeRO-1 is data parallelism with the optimizer's "
         "states dealt out. Compute differs because FSDP copies each layer that it gathers, and ZeRO-1 adds up whole gradients; tensor "
         "parallelism reads a part of each weight for as many times the tokens. The optimizer takes longest where a "
         "GPU has most weights to update."
@@ -272,7 +276,7 @@ def _map(learner: Learner) -> Step:
     says = (
         f"The quickest of the four that fits, by tokens per GPU and the speed of {outer}. Each cell is priced by the planner. "
         "Those that the prediction does not tell from it stand behind a ≈. Few tokens and slow links favour tensor parallelism "
-        "inside a node. With many tokens the ways that send weights win: FSDP, HSDP, ZeRO-1."
+        "inside a node. With many tokens the ways that send weights win, FSDP, HSDP, ZeRO-1, as far as they fit."
     )
     return Step("The map", says, table(("tokens per GPU", *(f"{outer}: {SPEED_NAMES[s]}" for s in SPEEDS)), rows))
 

@@ -205,7 +205,7 @@ def _longest(forward: Phase, backward: Phase) -> Step:
         )
     says = (
         f"A layer takes the longer of two sides. One is compute, with what it waits for, and with what the traffic beside it costs: both "
-        f"use the same memory, so a second of traffic slows compute by {forward.contention:g} s (**contention**, fitted to published "
+        f"use the same memory and processors, so a second of traffic slows compute by {forward.contention:g} s (**contention**, fitted to published "
         f"runs). The other is the traffic alone. Forward {units.seconds(forward.seconds)}, backward {units.seconds(backward.seconds)}."
     )
     return Step("The longer side", says, svg(bars(items, units.seconds), "Two sides of a layer"))
@@ -255,8 +255,8 @@ def _ties(learner: Learner, case: Stated, tokens: int) -> Step:
         rows.append((WAYS[way], units.seconds(seconds), between, f"{band.kind}, {band.runs} runs", fits))
     says = (
         "How sure is such a price? The planner's prices were compared with published runs of the same kind. Nine in ten runs lie between "
-        "the two times of the third column. **A lead of 1 % is inside that band, so it is a tie.** Two plans on the same machine share a part of their "
-        "errors, so their order is surer than their times; but choose the simpler one of two that tie."
+        "the two times of the third column. **A lead that is smaller than such a band is a tie.** Two plans on the same machine share a part of their "
+        "errors, so their order is surer than their times, though not sure (lesson 19); choose the simpler one of two that tie."
     )
     head = ("", "predicted", "nine in ten lie between", "known from", "")
     return Step("Ties", says, table(head, rows, mine))

@@ -17,6 +17,7 @@ from explorer.learn.blocks import arranged
 from explorer.learn.blocks.arranged import Arranged
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, typed
+from explorer.learn.lessons.times.l14_pays import cell
 from explorer.learn.lessons.times.stated import Stated, names, node, stated, texts
 from explorer.learn.pictures.block import block as drawn
 from explorer.learn.pictures.block import travels
@@ -126,7 +127,8 @@ def _keeps(learner: Learner, params: int, n: int, inner: int) -> Step:
     says = (
         f"Mixed precision keeps {WORKING + STORED + MOMENTS + GRADIENT} bytes per parameter: a copy in bf16 to compute with, and in fp32 "
         f"the optimizer's own weights, two averages and the gradient. **Each stage deals one kind more to the {n} GPUs**: first the optimizer's, "
-        f"then the gradients, then the weights themselves. HSDP deals to the {inner} GPUs of a group and repeats the groups."
+        f"then the gradients, then the weights themselves. HSDP deals to the {inner} GPUs of a group and repeats the groups. Where weights "
+        "are dealt out, the copy to compute with is there for a layer at a time, and not counted here."
     )
     picture = bars(items, units.memory, (float(room), f"{learner.cluster.gpu.name}: {units.memory(room)}"))
     return Step("What every GPU keeps", says, svg(picture, "Bytes kept by ZeRO stage"))
@@ -230,12 +232,17 @@ def _time(found: dict[str, Stated], m: int) -> Step:
             Part("optimizer", c.optimizer_time_s, DEVICES[2]),
         )
         items.append(Bar(name, parts, "" if case.plan.fits else "does not fit"))
-    fits = {name: case for name, case in found.items() if case.plan.fits}
-    best = min(fits, key=lambda name: fits[name].plan.cost.step_time_s) if fits else ""
+    some = next(iter(found.values()))
+    best = cell(found, some.planner.cluster) if any(case.plan.fits for case in found.values()) else ""
     says = (
         f"A step of {_batches(m)}, {units.whole(TOKENS)} tokens per GPU in each. Compute is the same products everywhere; what differs are copies: "
         f"whole gradients are added up by data parallelism and ZeRO-1, gathered layers are written by FSDP and HSDP. Most of what FSDP sends hides beside compute (lesson 15). The optimizer is quicker where each GPU updates "
-        "only its part. " + (f"Quickest of those that fit: **{best}**." if best else "None of them fits here.")
+        "only its part. "
+        + (
+            f"Quickest of those that fit: **{best}**. A ≈ stands before what the prediction does not tell from the first."
+            if best
+            else "None of them fits here."
+        )
     )
     return Step("The price", says, svg(bars(items, units.seconds), "Time of a step by ZeRO stage"))
 

@@ -173,7 +173,8 @@ def _recomputed(learner: Learner, m: int) -> Step:
         items.append(Bar(name, parts, units.memory(c.memory_bytes["peak"])))
     longer = again.plan.cost.compute_time_s / plain.plan.cost.compute_time_s - 1
     says = (
-        f"With recomputation a layer keeps only its input and runs forward again in backward. Compute takes {units.percent(longer)} longer. "
+        f"With recomputation a layer keeps only its input and runs forward again in backward. Compute takes {units.percent(longer)} longer: "
+        "a third would be a whole forward pass, but what lies outside the layers, and what backward does not ask for, is not run again. "
         f"The fullest moment falls from {units.memory(plain.plan.cost.memory_bytes['peak'])} to "
         f"**{units.memory(again.plan.cost.memory_bytes['peak'])}**."
     )

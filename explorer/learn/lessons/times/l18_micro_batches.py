@@ -9,6 +9,7 @@ from explorer.figures.palette import COMMUNICATION, COMPUTE, DEVICES
 from explorer.figures.svg_tensors import Box, amount, column, difference, matrix, replicated, row, sign, svg, table
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, typed
+from explorer.learn.lessons.times.l14_pays import cell
 from explorer.learn.lessons.times.l17_memory_walk import MICRO_BATCHES, TOKENS
 from explorer.learn.lessons.times.stated import Stated, names, stated, texts, totals
 from explorer.learn.pictures.charts import Bar, Part, bars, timeline
@@ -117,7 +118,7 @@ def _same(c: dict[str, Any], m: int) -> Step:
     )
     says = (
         f"A batch of {SAMPLES} samples, in {_plural(m)}. The gradient of a mean over samples is a sum over samples, so the micro-batches' "
-        f"gradients, each divided by {SAMPLES}, add up to the batch's (a mean of each part, divided by the number of parts, is the same). Largest difference: **{difference(c['error'])}**. A step may run "
+        f"gradients, each divided by {SAMPLES}, add up to the batch's (a mean of each part, divided by the number of parts, is the same while all parts have as many tokens). Largest difference: **{difference(c['error'])}**. A step may run "
         "forward and backward in parts, keep one sum, and let the optimizer wait until the last."
     )
     return Step("The same gradient", says, svg(picture, f"Gradients of {m} micro-batches add up to the batch's"))
@@ -196,7 +197,7 @@ def _buys(learner: Learner, way: str, m: int) -> Step:
         ))  # fmt: skip
     says = (
         f"{WAYS[way]}, always {units.whole(TOKENS)} tokens per GPU and step. More micro-batches have fewer tokens each, so fewer activations are kept "
-        "at once. The compute of a micro-batch shrinks, and what FSDP gathers beside it does not (lesson 14): from some point on the gathers show."
+        "at once. The compute of a micro-batch shrinks, and what FSDP gathers beside it does not (lesson 14): more and more of it shows."
     )
     head = ("micro-batches", "tokens in each", "fullest moment", "sent per GPU", "communication that shows", "step", "")
     return Step("What they buy", says, table(head, rows, MICRO_BATCHES.index(m)))
@@ -211,13 +212,15 @@ def _chosen(learner: Learner) -> Step:
             units.seconds(found[way, k].cost.step_time_s) if (way, k) in fits else "does not fit" for k in MICRO_BATCHES
         ]
         rows.append((name, *cells))
+    quickest = cell({f"{WAYS[w]} with {_plural(k)}": case(learner, w, k) for w, k in found}, learner.cluster)
     says = "None of these fits. Fewer tokens per GPU, recomputation (lesson 17), or tensor parallelism would help."
     mark = None
     if fits:
-        way, k = min(fits, key=lambda at: fits[at].cost.step_time_s)
+        way, _ = min(fits, key=lambda at: fits[at].cost.step_time_s)
         mark = list(WAYS).index(way)
         says = (
-            f"The planner's step times. Quickest that fits: **{WAYS[way]} with {_plural(k)}**. The rule of thumb: as few micro-batches as memory "
+            f"The planner's step times. Quickest that fits: **{quickest}** (behind a ≈ stands what the prediction does not tell from the "
+            "first; compute differs by copies, see lesson 16). The rule of thumb: as few micro-batches as memory "
             "allows. The planner's own search tries them all, together with recomputation (Plans)."
         )
     return Step("The planner's choice", says, table(("", *(_plural(k) for k in MICRO_BATCHES)), rows, mark))

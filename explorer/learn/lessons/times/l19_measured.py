@@ -189,7 +189,7 @@ def _fit(share: float, errors: Sequence[float]) -> Step:
     half, nine = spread(errors)
     says = (
         f"{len(runs())} training runs that others measured and published. The simplest model of a step has one constant: **time = FLOPs ÷ (share × "
-        f"the GPU's peak)**. With a share of {units.percent(share)} half of the runs are within **{units.percent(half)}** of what was measured, nine in "
+        f"the GPU's peak)**, recomputation counted in. With a share of {units.percent(share)} half of the runs are within **{units.percent(half)}** of what was measured, nine in "
         f"ten within {units.percent(nine)}. Another share moves all points up or down."
     )
     picture = scatter(
@@ -275,11 +275,13 @@ def _purpose(order: dict[bool, tuple[float, float]]) -> Step:
     ]  # fmt: skip
     wrong = [(a, b) for a, b in pairs(True) if (pace(a, by_planner(a)) < pace(b, by_planner(b))) != _first(a, b)]
     odd = sum(bool(a.run.contradicted or b.run.contradicted) for a, b in wrong)
+    fine = sum(bool(a.run.contradicted or b.run.contradicted) for a, b in pairs(True) if (a, b) not in wrong)
     says = (
         f"A model is for choosing: which of two ways is quicker? These pairs of runs differ by more than {units.percent(TIE)} in speed. A model may be off "
         "everywhere and still order them. A coin gets half of them right. The second row is the hard one, where only layout, micro-batch or recomputation "
-        f"differ. The planner gets {len(wrong)} of those pairs wrong; in {odd} of them one run's published numbers disagree with each other (its time, its tokens "
-        "per second and its share of the peak), so the measurement may be the one that is off. A model chooses what is worth trying, and a "
+        f"differ. The planner gets {len(wrong)} of those pairs wrong; in {odd} of them one run is out of line with others of its own source (slower on 8 GPUs "
+        f"than on 16, say), so the measurement may be the one that is off; the same holds for {fine} of "
+        f"the {len(pairs(True)) - len(wrong)} that it gets right. A model chooses what is worth trying, and a "
         "measurement decides between the last two."
     )
     return Step(

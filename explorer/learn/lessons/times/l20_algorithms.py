@@ -17,6 +17,8 @@ from planner_core.core import Cluster, DeviceMesh
 from planner_core.cost.communication import AxisLink, axis_links, collective_time
 
 COUNTS = (2, 4, 8, 16, 32, 64, 128, 256, 512)
+LARGE = 2**23
+"""Bytes from which on the transfer of a collective counts more than its hops."""
 SHOWN = 8
 """Members of the pictures."""
 CODE = """\
@@ -215,7 +217,8 @@ def _hops(cluster: Cluster, n: int, size: int) -> Step:
     says = (
         f"{amount(small)} on n members, one in each node. A ring has 2(n−1) hops, a tree 2·log₂n: for {n} members **{2 * (n - 1)} against "
         f"{2 * math.log2(n):g}**. A hop takes {units.seconds(ring)} in the ring and {units.seconds(tree)} in the tree, as fitted to measured collectives. "
-        "Small messages take as long as their hops: from some number of members on the tree wins, and the more there are the more it wins by."
+        "Small messages take as long as their hops: from some number of members on the tree wins, and the more there are the more it wins by. NCCL has quicker protocols for the smallest messages, which "
+        "this model leaves out: real ones of 16 kB are quicker by either way."
     )
     picture = plot(lines, "members", "time of one all_reduce", units.whole, units.seconds, [(float(n), f"yours: {n}")])
     return Step("Hops", says, svg(picture, "Time of a small all_reduce against the number of members"))
@@ -233,7 +236,7 @@ def _bytes(link: AxisLink, size: int) -> Step:
     best = min(found, key=lambda name: found[name])
     says = (
         f"{link.size} members, by the size of the tensor. A tree that passes **whole tensors** sends them {2 * math.log2(link.size):g} times over: good for "
-        "small ones only. In **pieces**, all its levels work at once and nobody sends more than in the ring. That is what NCCL's trees do. "
+        "small ones only. In **pieces**, all its levels work at once; with two trees, each member a leaf in one, nobody sends more than in the ring. That is what NCCL does. "
         f"For your {amount(size)}: ring {units.seconds(found['ring'])}, tree of whole tensors {units.seconds(found['tree, whole tensors'])}, in pieces "
         f"{units.seconds(found['tree, in pieces'])}. Quickest: **{best}**. In this model a tree in pieces is as good as a ring for large tensors; real ones "
         "reach a little less of the bandwidth, which is why NCCL keeps both."
@@ -286,7 +289,7 @@ def _priced(cluster: Cluster, n: int, size: int) -> Step:
         rows.append((name, how, times[0], "ring", times[1]))
     says = (
         f"What the planner prices for {amount(size)}. All_reduces take a switch or ring inside a node and a tree between nodes; all_gathers and "
-        "reduce_scatters go round a ring through all GPUs, as NCCL runs them. It does not choose between them: the choice is NCCL's, and the constants are fitted to "
+        "reduce_scatters go round a ring through all GPUs, as NCCL usually runs them. It does not choose between them: the choice is NCCL's, and the constants are fitted to "
         f"what NCCL reached. {_longest(cases, size)}"
     )
     return Step(
@@ -309,7 +312,9 @@ def _longest(cases: list[tuple[str, AxisLink, str]], size: int) -> str:
     )
     told = f"{why}Over {name} the sum takes {units.seconds(summed)}, the gather {units.seconds(gathered)}"
     if gathered < summed:
-        return f"{told}: of so large a tensor the sum sends twice the bytes."
+        if size >= LARGE:
+            return f"{told}: of so large a tensor the sum sends twice the bytes."
+        return f"{told}: of so small a tensor the hops count, and the sum's tree has to go up and come down."
     return f"**{told}**: the ring has a hop for each GPU. That is one reason why HSDP (lesson 16) gathers inside a node only."
 
 
