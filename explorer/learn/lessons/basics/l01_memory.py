@@ -81,8 +81,9 @@ def scene(learner: Learner, values: Values) -> Scene:
     found = on_each(learner, batch, keeping(values))
     n = min(int(values["gpus"]), max(found))
     params = learner.graph.num_params
-    steps = [_run(learner, n, found[n][0], limit), *_one_gpu(learner.name, params, found[1][0], values, limit)]
+    steps = [_run(learner, n, found[n][0], limit), *_one_gpu(learner.name, params, found, values, limit)]
     numbers: dict[str, float] = {"room": room, "params": params, "kept": each * params, "n": n}
+    numbers["shared_whole"] = kept_whole(found)
     rows, uneven = [], []
     for k, (sizes_, usual) in found.items():
         uneven += [] if usual else [str(k)]
@@ -90,8 +91,8 @@ def scene(learner: Learner, values: Values) -> Scene:
         rows.append((_gpus(k), _stack(sizes_), _mark(sizes_["peak"], room)))
     fits = [k for k in found if numbers[f"{k}_peak"] <= room]
     says = (
-        "The fullest moment again, when each GPU holds a part of every weight. Activations shrink less: some are "
-        "kept whole on every GPU (lesson 7 mends that). "
+        "The fullest moment again, when each GPU holds a part of every weight. Activations shrink less, since some are "
+        "kept whole on every GPU. "
     )
     if fits:
         says += f"It fits from **{_gpus(fits[0])}** on."
@@ -100,6 +101,14 @@ def scene(learner: Learner, values: Values) -> Scene:
     steps.append(Step("Split over GPUs", says, _picture(rows, limit)))
     numbers["fits_from"] = fits[0] if fits else 0
     return Scene(tuple(steps), numbers, reveal=5, note=_note(learner.name, uneven, int(values["gpus"]), n))
+
+
+def kept_whole(found: Mapping[int, tuple[Mapping[str, int], bool]]) -> float:
+    """Bytes of activations that every GPU keeps whole: `whole + split / n` are those of n GPUs, read off one and the most GPUs. 0 where the
+    fullest moment has none."""
+    n = max(found)
+    one, most = found[1][0]["activations"], found[n][0]["activations"]
+    return (n * most - one) / (n - 1) if n > 1 and found[n][1] and one and most else 0.0
 
 
 def _gpus(n: int) -> str:
@@ -129,12 +138,14 @@ def _run(learner: Learner, n: int, found: dict[str, int], limit: tuple[float, st
     return Step(title, says, svg(vessels(n, _stack(found), limit, units.memory), told))
 
 
-def _one_gpu(name: str, params: int, whole: dict[str, int], values: Values, limit: tuple[float, str]) -> list[Step]:
+def _one_gpu(
+    name: str, params: int, found: dict[int, tuple[dict[str, int], bool]], values: Values, limit: tuple[float, str]
+) -> list[Step]:
     """Weights, gradients, optimizer states, then the activations."""
     each = int(values["bytes"])
     stays = {kind: float(share * params) for kind, share in zip(MEMORY_KINDS, SHARES[each], strict=False)}
     mixed = each == max(BYTES)
-    why = ": 2 to compute with, and a copy of 4 that the optimizer keeps" if mixed else ""
+    why = ": 2 to compute with, and a copy of 4 to which each update is added" if mixed else ""
     remembers = "SGD remembers nothing."
     if SHARES[each][2]:
         remembers = f"AdamW remembers two running averages for every weight, {SHARES[each][2] // 2} bytes each: {units.memory(stays['optimizer'])} more."
@@ -154,7 +165,7 @@ def _one_gpu(name: str, params: int, whole: dict[str, int], values: Values, limi
             rows = [_kept(e, params, limit[0]) for e in BYTES]
             fit += _others(each, params)
         steps.append(Step(MEMORY_NAMES[MEMORY_KINDS[k]].capitalize(), says[k] + fit, _picture(rows, limit)))
-    return [*steps, _activations(stays, whole, values, limit)]
+    return [*steps, _activations(stays, found, values, limit)]
 
 
 def _others(each: int, params: int) -> str:
@@ -171,8 +182,11 @@ def _kept(each: int, params: int, room: float) -> tuple[str, tuple[Part, ...], s
     return f"{each} bytes", parts, _mark(each * params, room)
 
 
-def _activations(stays: dict[str, float], whole: dict[str, int], values: Values, limit: tuple[float, str]) -> Step:
-    again = values["recompute"] == "full"
+def _activations(
+    stays: dict[str, float], found: dict[int, tuple[dict[str, int], bool]], values: Values, limit: tuple[float, str]
+) -> Step:
+    again, whole = values["recompute"] == "full", found[1][0]
+    n = min(int(values["gpus"]), max(found))
     end = ("end of a step", tuple(_part(stays, k) for k in stays if stays[k]), "")
     full = ("fullest moment", _stack(whole), _mark(whole["peak"], limit[0]))
     keeps = (
@@ -183,9 +197,17 @@ def _activations(stays: dict[str, float], whole: dict[str, int], values: Values,
         kept = f", but at batch {values['batch']} memory is fullest when that is freed already: all gradients are there by then"
     says = (
         f"{keeps}{kept}. It grows with the batch. As the backward pass uses it up, gradients take its place. The GPU must have "
-        "room for the fullest moment, and for the tensors in flight just then (buffers)."
+        f"room for the fullest moment, {units.memory(whole['peak'])} here, with the tensors in flight just then (buffers)."
     )
-    return Step("Activations", says, _picture([end, full], limit))
+    if shared := kept_whole(found):
+        says += (
+            f" GPUs that share the weights share everything else as well, but **{units.memory(shared)}** of the activations: these "
+            "stay whole on every GPU (lesson 7 mends that)."
+        )
+    rows = [end, full]
+    if n > 1:
+        rows.append((f"of {_gpus(n)}, each", _stack(found[n][0]), _mark(found[n][0]["peak"], limit[0])))
+    return Step("Activations", says, _picture(rows, limit))
 
 
 def _note(model: str, uneven: list[str], wanted: int, n: int) -> str:
@@ -228,26 +250,34 @@ def question(learner: Learner, values: Values) -> Question:
     def why(n: int) -> str:
         if n == 0:
             return f"On {max(total)} GPUs each one needs {units.memory(min(total.values()))}; a GPU has {room}."
-        needs = (
-            f"Each of {n} needs {units.memory(total[n])}" if n > 1 else f"One GPU would need {units.memory(total[1])}"
-        )
-        return f"{needs}; a GPU has {room}." + (" Fewer are enough." if right and n > right else "")
+        if n == 1:
+            return f"One GPU would need {units.memory(total[1])}; a GPU has {room}." + _fewer(right, n)
+        shared = numbers["shared_whole"]
+        needs = f"Each of {n} needs {units.memory(total[n])}"
+        if shared:
+            parts = f"{units.memory(shared)} whole and 1/{n} of the other {units.memory(numbers['1_peak'] - shared)}"
+            needs = f"Each of {n} needs about {parts}, {units.memory(total[n])} in all"
+        return f"{needs}; a GPU has {room}." + _fewer(right, n)
 
     options = [(names[n], why(n)) for n in names]
     wrong = tuple(o for n, o in zip(names, options, strict=True) if n != right)
     return asked(
-        "From how many GPUs on does this training step fit, if they split every weight?",
+        f"From how many GPUs on does this training step fit, at batch {values['batch']}, if they split every weight?",
         (names[right], why(right)),
         wrong,
         list(names).index(right),
     )
 
 
+def _fewer(right: int, n: int) -> str:
+    return " Fewer are enough." if right and n > right else ""
+
+
 LESSON = Lesson(
     1, "Why split at all?", "Training needs several times the memory of the weights alone.",
     (
-        "One bar is what each GPU needs, the frame is what it has. Model and GPU are those of the sentence above: click its parts to "
-        "change them.",),
+        "One bar is what each GPU needs, the frame is what it has. The model and the kind of GPU are those of the sentence at the top; the "
+        "number of GPUs and the batch are those of the sliders here.",),
     (
         ("Activation", "a tensor that forward computes; autograd keeps many of them for the backward pass"),
         ("Buffers", "tensors in flight: results that the next operation is about to use"),
@@ -258,13 +288,13 @@ LESSON = Lesson(
         ("Mixed precision", "computing in 16 bits and keeping a copy of the weights in fp32, so that small updates are not lost"),
         ("Recomputation", "not keeping activations, and running forward again when the backward pass wants them"),
         ("Node", "one machine with several GPUs, joined by fast links such as NVLink"),
-        ("Optimizer states", "what the optimizer keeps per weight"),
+        ("Optimizer states", "what the optimizer remembers of each weight: AdamW's two averages"),
     ),
     (
         Control("gpus", "GPUs that share the weights", GPUS, 1, kind="slider"),
         Control("bytes", "Bytes per parameter", tuple(BYTES), 18, BYTE_NAMES, "slider"),
         Control("recompute", "Recomputation", ("none", "full"), "none", {"none": "keep activations", "full": "run forward again"}),
-        Control("batch", "Batch, samples in one step", BATCHES, 4, kind="slider"),
+        Control("batch", "Batch, samples in one step", BATCHES, 2, kind="slider"),
     ),
     scene, question, CODE, ("compare", "Memory of whole plans for this model"), uses_model=True,
     prefetch=True,

@@ -72,7 +72,8 @@ def scene(learner: Learner, values: Values) -> Scene:
     steps.append(
         Step(
             "The result",
-            f"{_plural(len(shared), 'shared subgraph')}. Each is planned once, and every copy follows."
+            f"{_plural(len(shared), 'shared subgraph')}. Each is planned once, and every copy follows. TAP scores each kind of block, and what "
+            "stands outside, apart from the others, and puts the best of each together."
             if shared
             else f"No block has {values['least']} copies, so nothing is kept and every copy would be planned apart.",
             table(("names", "copies", "weights in each", "why"), rows),
@@ -155,18 +156,22 @@ def question(learner: Learner, values: Values) -> Question:
     """By how much does folding shrink the number of plans?"""
     c = counts(learner)
     n, few = int(c["matrices"]), int(c["folded"])
+    together = int(c["top"] + c["unique"])
     per = [len(matrices(b)) for b in learner.graph.blocks.values()]
     return asked(
             f"The model has {n} weight matrices with 3 choices each (R, S(0), S(1)): {_told(learner, int(c['top']))}. How many "
-            "plans must be scored if equal blocks share one plan?",
+            "plans must be scored if equal blocks share one plan, and each kind of block and what is outside are scored apart?",
         (units.whole(few),
             f"3^matrices for each unique block ({', '.join(f'3^{p}' for p in per) or 'none here'}) and for what "
-            f"stands outside (3^{int(c['top'])}), added up: they are scored apart."),
+            f"stands outside (3^{int(c['top'])}), added up: scored apart, none is tried with all plans of the others."),
         (
             (f"about 10^{c['log10_unfolded']:.0f}", f"That is 3^{n}, every matrix of every copy chosen apart."),
+            (units.whole(3**together) if together < 30 else f"about 10^{together * math.log10(3):.0f}",
+                f"That is 3^{together}: every plan of one with every plan of the others. Scored apart, the numbers are added, not multiplied. "
+                "What that leaves out is how well two neighbours fit; lesson 24 shows a search that counts it."),
             (units.whole(3 * n),
-                "Three per matrix would be right if the choices of one block did not depend on each other. They "
-                "do: one's output is the next one's input."),
+                "That is three per matrix, each matrix scored alone. Within a block all choices are scored together, "
+                "since one's output is the next one's input."),
             (units.whole(few * max(2, max(learner.graph.num_repeats.values(), default=2))), "Equal copies share one plan, so their number does not count."),
         ), 2,
     )  # fmt: skip
@@ -182,7 +187,7 @@ LESSON = Lesson(
         ("Shared subgraph", "TAP's name for a block of which all copies share one plan"),
         ("Similar", "with the same weights behind the same names, in order"),
     ),
-    (Control("least", "Copies needed to be kept", (2, 3, 4, 8, 16, 64), 2, kind="slider"),),
+    (Control("least", "Fewest copies that make a shared subgraph", (2, 3, 4, 8, 16, 64), 2, kind="slider"),),
     scene, question, CODE, ("fold", "The folded graph of this model"), uses_model=True,
     focus=links.depth,
 )  # fmt: skip

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from explorer.figures.palette import COMMUNICATION, COMPUTE
 from explorer.figures.svg_tensors import Box, amount, column, svg, table, text
 from explorer.learn import links
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
+from explorer.learn.lessons.stacks import megatron, smallest
 from explorer.learn.pictures.charts import Bar, Part, bars, nodes
 from explorer.text import units
 from planner_core.core import Cluster, DeviceMesh, load_cluster
-from planner_core.cost.communication import axis_links, collective_time, wire_bytes
+from planner_core.cost.communication import AxisLink, axis_links, collective_time, wire_bytes
 
 BATCHES = (2, 4, 8, 16, 32, 64)
 CODE = """\
@@ -31,7 +33,8 @@ dist.destroy_process_group()
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One way to use the GPUs: `tensor` of them share each layer, `data` groups share the batch."""
+    """One way to use the GPUs: `tensor` of them share each layer, `data` groups share the batch. `peak` are the bytes of a GPU's
+    fullest moment, None where the model's heads do not divide by `tensor`."""
 
     data: int
     tensor: int
@@ -39,6 +42,7 @@ class Option:
     volume: int
     tensor_s: float
     data_s: float
+    peak: int | None
 
     @property
     def seconds(self) -> float:
@@ -59,16 +63,32 @@ def two_nodes(cluster: Cluster) -> Cluster:
     return replace(cluster, levels=(cluster.levels[0], load_cluster("2x8-h100").levels[1]))
 
 
-def options(learner: Learner, batch: int) -> list[Option]:
+def grad_bytes(learner: Learner) -> int:
+    """Bytes of all gradients: in mixed precision 4 each, as in lesson 1."""
+    return learner.graph.num_params * learner.planner.workload.kept_item(2)
+
+
+def peak(learner: Learner, samples: int, tensor: int) -> int | None:
+    """Bytes at the fullest moment of one of `tensor` GPUs that take `samples` one after the other and sum their gradients; None where the
+    heads do not divide."""
+    request = replace(learner.request, batch=samples, accumulate=samples, mesh=None, recompute="none", dtype="bfloat16")
+    one = Learner(request, learner.load)
+    found = megatron(one, tensor) if tensor > 1 else smallest(one, 1)
+    return found["peak"] if found else None
+
+
+@lru_cache(maxsize=64)
+def options(learner: Learner, batch: int) -> tuple[Option, ...]:
     """Every data × tensor mesh of two nodes, with Megatron-LM's four all_reduces a layer and one of all gradients."""
     cluster, layer = two_nodes(learner.cluster), learner.layer()
     n, seq = cluster.num_gpus, learner.planner.workload.seq
-    weights = learner.graph.num_params * 2
+    weights = grad_bytes(learner)
     found = []
     for tensor in [t for t in range(1, n + 1) if n % t == 0]:
         data = n // tensor
         if batch % data:
             continue  # a sample is not cut in two
+        needs = peak(learner, batch // data, tensor)
         for inside in (True, False) if 1 < tensor < n else (True,):
             sizes, names = ((data, tensor), ("data", "tensor")) if inside else ((tensor, data), ("tensor", "data"))
             links = dict(zip(names, axis_links(cluster, DeviceMesh(names, sizes)), strict=True))
@@ -87,15 +107,35 @@ def options(learner: Learner, batch: int) -> list[Option]:
                     volume,
                     4 * layer.layers * t_time,
                     collective_time("all_reduce", grads, links["data"])[0],
+                    needs,
                 )
             )
-    return found
+    return tuple(found)
 
 
 def choices(learner: Learner, batch: int) -> tuple[Option, Option]:
     """The option with the least volume (of equal ones the slower, since volume cannot tell), and with the least time."""
     found = options(learner, batch)
     return min(found, key=lambda o: (o.volume, -o.seconds)), min(found, key=lambda o: o.seconds)
+
+
+def quickest_that_fits(learner: Learner, batch: int) -> Option | None:
+    """The option with the least time of those that a GPU has room for."""
+    room = learner.cluster.gpu.memory_bytes
+    return min((o for o in options(learner, batch) if o.peak and o.peak <= room), key=lambda o: o.seconds, default=None)
+
+
+def levels(cluster: Cluster) -> list[tuple[str, float, float, float]]:
+    """For a sum over all GPUs: each level's name, the share of the tensor that a GPU sends there, the level's bytes per second, and the
+    seconds of a byte of tensor."""
+    link: AxisLink = axis_links(cluster, DeviceMesh(("data",), (cluster.num_gpus,)))[0]
+    found, inside = [], 1
+    for stage in link.stages:
+        members = stage.members if stage.inside else link.size // inside
+        share = 2 * (members - 1) / members / inside * (link.in_switch if stage.inside else 1.0)
+        found.append((stage.level, share, stage.bytes_per_s, share / stage.bytes_per_s))
+        inside *= stage.members
+    return found
 
 
 def scene(learner: Learner, values: Values) -> Scene:
@@ -106,6 +146,7 @@ def scene(learner: Learner, values: Values) -> Scene:
     found = options(learner, batch)
     near, far = _both(found, per)
     by_volume, by_time = choices(learner, batch)
+    fitting = quickest_that_fits(learner, batch)
     inner, outer = cluster.levels[0], cluster.levels[1]
     links = (
         f"Inside a node {inner.name} gives each GPU {units.significant(inner.bytes_per_s / 1e9)} GB/s; "
@@ -124,10 +165,8 @@ def scene(learner: Learner, values: Values) -> Scene:
             f"**{units.seconds(near.seconds)}**, across **{units.seconds(far.seconds)}**: "
             f"{units.significant(far.seconds / near.seconds)} times as long. " + _why(near, far), svg(_two(near, far), "Time inside and across")),
         _cliff_step(cluster, size),
-        Step("Two choices",
-            f"Least volume: {by_volume.name}, {amount(by_volume.volume)} in {units.seconds(by_volume.seconds)}. "
-            "Bytes alone cannot tell groups inside from groups across, so the slower one is what they may give. "
-            f"Least time, if its weights fit (lesson 1): **{by_time.name}**, {amount(by_time.volume)} in {units.seconds(by_time.seconds)}. " + ("Counting bytes alone would choose wrongly here." if by_volume != by_time else "Here both agree; try another batch."), _table(found, by_volume, by_time, 2 * learner.graph.num_params)),
+        Step("Two choices", _choices_say(learner, batch, by_volume, by_time, fitting), _table(found, by_volume, by_time, fitting, cluster.gpu.memory_bytes)),
+        *_from_the_links(cluster, grad_bytes(learner)),
     )  # fmt: skip
     numbers = {
         "near_s": near.seconds,
@@ -140,6 +179,8 @@ def scene(learner: Learner, values: Values) -> Scene:
         "cliff_last": _cliff(cluster, size)[-1][2],
         "batch": batch,
         "ratio": far.seconds / near.seconds,
+        "grads": grad_bytes(learner),
+        "fitting_s": fitting.seconds if fitting else 0.0,
     }
     return Scene(steps, numbers, reveal=2, note=note)
 
@@ -168,6 +209,9 @@ def _cliff_step(cluster: Cluster, size: int) -> Step:
         f"One all_reduce of {amount(size)}, all groups at work at once. Two neighbours take {units.seconds(near_s)}, two "
         f"strangers {units.seconds(far_s)}: {units.significant(far_s / near_s, 2)} times as long for the same bytes."
     )
+    sizes = {t: s for t, near, s in found if near and t <= per}
+    if sizes.get(per, 0.0) < sizes.get(per // 2, 0.0):
+        says += f" All {per} of a node take less than {per // 2} of them: more GPUs fill the links better, and the switch adds their terms (lesson 20)."
     return Step("The cliff", says, svg(bars(items, units.seconds), "All_reduce time by group size and place"))
 
 
@@ -179,26 +223,80 @@ def _two(near: Option, far: Option) -> Box:
     return bars(made, units.seconds)
 
 
-def _table(found: list[Option], by_volume: Option, by_time: Option, weights: int) -> str:
+def _choices_say(learner: Learner, batch: int, by_volume: Option, by_time: Option, fitting: Option | None) -> str:
+    """Which layout bytes would take, which time, and which one can run."""
+    width = learner.planner.workload.kept_item(2)
+    says = (
+        f"Activations have 2 bytes a number, gradients {width} (lesson 1). Least volume: {by_volume.name}, {amount(by_volume.volume)} in "
+        f"{units.seconds(by_volume.seconds)}. Groups inside a node and groups across send the same bytes, so who counts bytes may get the slower of the two. "
+        f"Least time: {by_time.name}, {amount(by_time.volume)} in {units.seconds(by_time.seconds)}. "
+    )
+    each = f"The fullest moment is that of lesson 1, with the {batch} samples taken one after the other in each group. "
+    if fitting is None:
+        return says + each + "**None fits a GPU**: lesson 16 deals out what every group keeps."
+    if fitting == by_time:
+        return says + each + "It fits."
+    return (
+        says
+        + each
+        + f"That does not fit. The quickest that fits: **{fitting.name}**, {units.seconds(fitting.seconds)}."
+    )
+
+
+def _from_the_links(cluster: Cluster, grads: int) -> list[Step]:
+    """Where the time of the largest sum comes from."""
+    found = levels(cluster)
+    if len(found) < 2:
+        return []
+    slowest = max(range(len(found)), key=lambda i: found[i][3])
+    total = collective_time("all_reduce", grads, axis_links(cluster, DeviceMesh(("data",), (cluster.num_gpus,)))[0])[0]
+    rows = [
+        (
+            name,
+            f"{share:.3g}",
+            amount(share * grads),
+            f"{units.significant(rate / 1e9)} GB/s",
+            units.seconds(each * grads),
+        )
+        for name, share, rate, each in found
+    ]
+    fast = units.significant(cluster.levels[0].bytes_per_s / 1e9)
+    filled = (
+        ""
+        if rows[0][3] == f"{fast} GB/s"
+        else f"A group of {cluster.levels[0].size} fills {rows[0][3]} of the {fast} there. "
+    )
+    says = (
+        f"All {cluster.num_gpus} GPUs sum the gradients of the whole model, {amount(grads)}, as {cluster.num_gpus} data × 1 tensor does. First the GPUs of a node sum, each "
+        f"a part of its own; then only these parts, 1/{cluster.levels[0].size} of the tensor per GPU, cross to the other nodes. Both go on at the same time, piece by "
+        f"piece, so the longer counts: {rows[slowest][0]}. {filled}With the latencies the sum takes **{units.seconds(total)}**. Where switches add the terms "
+        "(lesson 20), a GPU sends less inside the node than in a ring; the table before counts bytes as in a ring."
+    )
+    return [
+        Step("Where a time comes from", says, table(("over", "of the tensor", "per GPU", "at", "takes"), rows, slowest))
+    ]
+
+
+def _table(found: tuple[Option, ...], by_volume: Option, by_time: Option, fitting: Option | None, room: float) -> str:
     rows = []
     for o in found:
-        marks = [w for w, b in (("least volume", by_volume), ("least time", by_time)) if b == o]
+        named = (("least volume", by_volume), ("least time", by_time), ("quickest that fits", fitting))
+        needs = "heads do not divide"
+        if o.peak:
+            needs = units.memory(o.peak) + (" fits" if o.peak <= room else " does not fit")
         rows.append(
             (
                 o.name,
-                units.memory(weights / o.tensor),
+                ", ".join(w for w, b in named if b == o),
+                needs,
                 amount(o.volume),
                 units.seconds(o.tensor_s),
                 units.seconds(o.data_s),
                 units.seconds(o.seconds),
-                ", ".join(marks),
             )
         )
-    return table(
-        ("mesh", "weights per GPU", "sent per GPU", "tensor groups", "gradients", "together", ""),
-        rows,
-        found.index(by_time),
-    )
+    head = ("mesh", "", "fullest moment", "sent per GPU", "tensor groups", "gradients", "together")
+    return table(head, rows, found.index(fitting or by_time))
 
 
 def question(learner: Learner, values: Values) -> Question:
@@ -207,7 +305,10 @@ def question(learner: Learner, values: Values) -> Question:
     per = two_nodes(learner.cluster).levels[0].size
     near, far = _both(options(learner, int(values["batch"])), per)
     ratio = far.seconds / near.seconds
-    fact = f"{units.seconds(near.seconds)} inside, {units.seconds(far.seconds)} across. {_why(near, far)}"
+    fact = (
+        "The layers' sums are many and carry activations; inside a node they use its fast links. The gradients' sum comes once a step. "
+        f"{units.seconds(near.seconds)} inside, {units.seconds(far.seconds)} across. {_why(near, far)}"
+    )
     names = ("Longer, by more than a tenth", "About as long: the bytes are the same", "Shorter, by more than a tenth")
     right = 0 if ratio > 1.1 else 2 if ratio < 1 / 1.1 else 1
     wires = "The bytes are the same, the wires are not: what crosses between nodes shares the slower links. "
@@ -222,7 +323,7 @@ def question(learner: Learner, values: Values) -> Question:
     )  # fmt: skip
 
 
-def _both(found: list[Option], per: int) -> tuple[Option, Option]:
+def _both(found: tuple[Option, ...], per: int) -> tuple[Option, Option]:
     """Tensor groups as large as a node: inside the nodes, and across them."""
     near, far = (o for o in found if o.tensor == per)
     return near, far
@@ -239,7 +340,7 @@ def _why(near: Option, far: Option) -> str:
 
 
 LESSON = Lesson(
-    10, "Topology", "Bytes are not time: it matters over which wires they go.",
+    10, "Topology", "Two nodes of GPUs, and two ways to place the groups that share a layer.",
     (
         "TAP counts bytes. TAPS, its successor, asks which links carry them. Here are two nodes of your cluster "
         "with your model's layers.",),
