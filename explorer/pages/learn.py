@@ -54,11 +54,12 @@ def take(lesson: Lesson, control: Control, widget: str) -> None:
 def take_placed(lesson: Lesson) -> None:
     """Callback: the learner changed the picture itself."""
     wanted, here = st.session_state["picture"]["set"] or {}, place(lesson)
-    for control in lesson.controls:
-        option = wanted.get(control.key)
-        if control.kind == "placed" and option in control.options:
-            here["values"][control.key] = option
-    here.update(told=None, hint="")
+    placed = {
+        c.key: wanted.get(c.key) for c in lesson.controls if c.kind == "placed" and wanted.get(c.key) in c.options
+    }
+    if any(here["values"][key] != option for key, option in placed.items()):  # the picture may say the same twice
+        here["values"].update(placed)
+        here.update(told=None, hint="")
 
 
 def answer(lesson: Lesson, question: Question, widget: str) -> None:
@@ -278,6 +279,11 @@ def code_of_block(lesson: Lesson) -> None:
     if found.talks:
         st.markdown(f"These lines talk to other GPUs ({len(found.talks)}):")
         st.code("\n".join(found.talks), language="python", wrap_lines=True)
+        st.caption(
+            "`move(forward, backward)` is what is sent going forward and what going back, TENSOR the devices of the picture, `w` "
+            "this GPU's slices. Gradients of weights that several GPUs use whole are summed behind this function, so their sums are "
+            "not among these lines."
+        )
     else:
         st.markdown(
             "No line talks to other GPUs: weights are gathered and gradients leave before and behind this function."

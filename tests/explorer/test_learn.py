@@ -305,6 +305,16 @@ def test_11_best_mesh_is_the_papers(n: int, mesh: tuple[int, int]) -> None:
     assert found["megatron_s"] == pytest.approx(8 * LAYERS * BATCH * SEQ * HIDDEN * 2 / n * (n - 1) / NVLINK)
 
 
+@pytest.mark.parametrize("n", [4, 16, 64])
+def test_11_the_table_adds_up_to_the_factor(n: int) -> None:
+    found = numbers(11, n=n, ratio=1)
+    table = LESSONS[10].scene(LLAMA, {**LESSONS[10].defaults(), "n": n, "ratio": 1}).steps[2].picture
+    d1, d2 = int(found["d1"]), int(found["d2"])
+    for first, axis, parts in ((4, 1, d2), (13, 2, d1)):
+        assert f"{first / parts:g} · {parts} = {first}" in table, axis
+    assert found["factor"] == 13 / 4
+
+
 def test_11_gpts_layer_is_the_papers() -> None:
     gpt2 = Learner(Request("gpt2-xl"))
     layer, tokens = gpt2.layer(), gpt2.planner.workload.batch * gpt2.planner.workload.seq
@@ -498,7 +508,30 @@ def test_13_tells_one_time_for_one_choice() -> None:
     mine, best = units.seconds(scene.numbers["mine_sent_s"]), units.seconds(scene.numbers["best_sent_s"])
     assert mine in question.ask and mine in scene.steps[0].picture
     assert mine in scene.steps[1].says and mine in scene.steps[2].says
-    assert question.options[question.answer] == best and best in scene.steps[3].says
+    assert best in question.why[question.answer] and best in scene.steps[3].says
+
+
+def test_13_the_question_can_be_worked_out_from_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four all_reduces of the stream, two forward and two backward (lessons 5 and 6); and what else is told is the plan's."""
+    lesson = LESSONS[12]
+    question, size = lesson.question(LLAMA, lesson.defaults()), BATCH * SEQ * HIDDEN * 2
+    one = inside_s(size, 4)
+    assert units.seconds(one) in question.ask and draw.amount(size) in question.ask
+    assert question.options[question.answer] == units.seconds(4 * one)
+    steps = lesson.scene(LLAMA, lesson.defaults()).steps
+    own = l13_choose.mine(LLAMA, lesson.defaults())
+    assert own and own.plan and own.plan.cost and (peak := own.plan.cost.memory_bytes["peak"]) > ROOM
+    assert f"{units.memory(peak)} at its fullest moment" in steps[0].picture and "smaller parts" in steps[0].picture
+    # a small sum bears its share of the bucket's time, and the table says so
+    assert "of its bucket" in steps[1].picture and "no latency of its own" in steps[1].says
+    exact = l13_choose.arranged.best(LLAMA, 4)
+    assert exact.plan and exact.plan.cost
+    for told in (exact.seconds, exact.plan.cost.step_time_s, exact.plan.cost.step_time_s / LAYERS):
+        assert units.seconds(told) in steps[5].says
+    assert units.memory(exact.plan.cost.memory_bytes["peak"]) in steps[5].says and "as FSDP does" in steps[5].says
+    monkeypatch.setattr(l13_choose.arranged, "megatron", lambda *_: None)  # as with heads that do not divide
+    cannot = lesson.question(LLAMA, lesson.defaults())
+    assert cannot.options[cannot.answer] == "It cannot run here" and units.seconds(4 * one) in cannot.options
 
 
 FIRST = (

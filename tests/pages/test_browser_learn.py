@@ -23,7 +23,7 @@ from explorer.static import script
 from planner_core.planning.request import Request
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, Page, WebSocketRoute
 
 LLAMA = Learner(Request("llama-3-8b"))
 HERE = re.compile(r"^(?:(?:https?|wss?)://(?:127\.0\.0\.1|localhost)[:/]|data:|blob:|about:|file:)")
@@ -436,6 +436,31 @@ def test_lesson_13_tells_what_a_changed_placement_causes(visit: Visit, app: str)
     expect(picture.get_by_text("all_reduce", exact=True)).to_have_count(4)
     expect(picture.get_by_text("all_to_all")).to_have_count(0)
     assert not visit.wrong
+
+
+def test_lesson_13_tells_a_placement_again_whose_word_was_lost(visit: Visit, app: str) -> None:
+    """The page sends a placement, and it never reaches the server."""
+    page, lost = visit.page, []
+
+    def between(browser: WebSocketRoute) -> None:
+        server = browser.connect_to_server()
+
+        def up(message: str | bytes) -> None:
+            raw = message if isinstance(message, bytes) else message.encode()
+            if not lost and b"down_proj" in raw:
+                lost.append(raw)
+            else:
+                server.send(message)
+
+        browser.on_message(up)
+
+    page.route_web_socket(re.compile("_stcore/stream"), between)
+    page.goto(f"{app}/learn?lesson=13")
+    visit.settle()
+    page.get_by_role("spinbutton", name="down_proj").press("ArrowUp")
+    expect(page.locator(".count")).to_have_text(re.compile("^About"))
+    expect(page.locator(".count")).not_to_have_text(re.compile("^About"), timeout=30_000)
+    assert len(lost) == 1 and not visit.wrong
 
 
 def test_pictures_stand_still_for_those_who_ask(chromium: Browser, app: str) -> None:

@@ -3,8 +3,18 @@
 
 const WAIT_MS = 180; // after a change, before it is told: arrow keys may pass over a choice
 
+const AGAIN_MS = 1500; // until it is told again, if no picture shows it; twice as long each time
+const MOST_TIMES = 6;
+
 /** @type {WeakMap<Element, string>} The cut that is picked up, by the place that the picture is drawn in. */
 const picked = new WeakMap();
+
+/**
+ * What was placed and no picture of the server has shown yet, by the place that the picture is drawn in. A word that is lost while the
+ * page is drawn anew is told again.
+ * @type {WeakMap<Element, { chosen: Record<string, string>, times: number }>}
+ */
+const owed = new WeakMap();
 
 /** @typedef {(chosen: Record<string, string>) => void} Tell Says what is placed now. */
 
@@ -14,7 +24,13 @@ const picked = new WeakMap();
  * @param {Tell} [tell]
  */
 export function builders(root, tell) {
-  const ends = [...root.querySelectorAll(".builder")].map((box) => build(root, /** @type {HTMLElement} */ (box), tell));
+  const boxes = [...root.querySelectorAll(".builder")];
+  if (!boxes.length) {
+    const left = owed.get(root); // another step is shown: who knows whether the last word arrived
+    owed.delete(root);
+    if (left) setTimeout(() => tell?.(left.chosen));
+  }
+  const ends = boxes.map((box) => build(root, /** @type {HTMLElement} */ (box), tell));
   return () => {
     for (const end of ends) end();
   };
@@ -50,7 +66,11 @@ function build(root, box, tell) {
   let ghost = null;
   let moved = false;
   let waiting = 0;
+  let again = 0;
   let changed = false;
+
+  /** @param {Record<string, string>} other */
+  const shows = (other) => keys.every((key) => other[key] === chosen[key]);
 
   /** @param {Record<string, string>} choice */
   function cost(choice) {
@@ -82,13 +102,24 @@ function build(root, box, tell) {
     changed = keys.some((k) => chosen[k] !== start[k]);
     box.classList.toggle("changed", changed);
     count.textContent = changed ? cost(chosen) : settled;
+    owe();
     clearTimeout(waiting);
     waiting = setTimeout(say, WAIT_MS);
+  }
+
+  function owe() {
+    clearTimeout(again);
+    const before = owed.get(root);
+    if (tell && !(before && shows(before.chosen))) owed.set(root, { chosen: { ...chosen }, times: 0 });
   }
 
   function say() {
     waiting = 0;
     tell?.({ ...chosen });
+    const mine = owed.get(root);
+    if (!mine || mine.times >= MOST_TIMES) return;
+    again = setTimeout(say, AGAIN_MS * 2 ** mine.times);
+    mine.times += 1;
   }
 
   /**
@@ -173,9 +204,16 @@ function build(root, box, tell) {
   for (const kind of ["pointerdown", "keydown"]) document.addEventListener(kind, first, true);
   const held = picked.get(root);
   if (held) pick(held);
+  const mine = owed.get(root);
+  if (mine && (shows(mine.chosen) || mine.times >= MOST_TIMES)) owed.delete(root);
+  else if (mine) {
+    for (const slot of slots) place(slot, mine.chosen[slot.dataset.key ?? ""]); // this picture is older
+    owed.set(root, mine);
+  }
   return () => {
     for (const kind of ["pointerdown", "keydown"]) document.removeEventListener(kind, first, true);
     ghost?.remove();
+    clearTimeout(again);
     if (!waiting) return;
     clearTimeout(waiting); // the answer to an older change comes now, and must not undo this one
     setTimeout(say);

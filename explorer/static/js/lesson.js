@@ -9,11 +9,14 @@ const ends = new WeakMap();
 const shown = new WeakMap();
 /** @type {WeakMap<Element, number>} */
 const told = new WeakMap();
+/** @type {WeakMap<Element, (name: "set", value: Record<string, string>) => void>} The newest way to tell the server, by picture. */
+const tell = new WeakMap();
 
 /** @param {import("./types").Component<{ picture: string, told: number }>} component */
 export default function ({ data, parentElement, setTriggerValue }) {
   const box = parentElement.querySelector(".lesson");
   if (!(box instanceof HTMLElement)) return;
+  tell.set(box, setTriggerValue);
   const answered = data.told > (told.get(box) ?? data.told);
   told.set(box, data.told);
   if (answered) onceStill(() => land(".st-key-told"));
@@ -28,7 +31,7 @@ export default function ({ data, parentElement, setTriggerValue }) {
   box.innerHTML = data.picture;
   ends.set(
     box,
-    alive(box, (chosen) => setTriggerValue("set", chosen)),
+    alive(box, (chosen) => tell.get(box)?.("set", chosen)),
   );
   if (built && box.querySelector(".builder")) {
     const again = `[data-key="${focused?.key}"], [data-cut="${focused?.cut}"]`;

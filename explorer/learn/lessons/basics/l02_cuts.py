@@ -167,7 +167,7 @@ def question(learner: Learner, values: Values) -> Question:
     if values["cut"] == "columns":
         return asked(
             "Each device has its piece of Y. What makes them the whole Y?",
-            ("Set them side by side", "Each piece holds finished columns, so they only have to stand next to each other."),
+            ("Set them side by side", "Each piece holds finished columns, so they only have to stand next to each other. Cut by rows, the pieces would be terms to add: try it."),
             (
                 ("Add them up",
                     "The pieces are different columns of Y. Adding the first column of Y to another one means "
@@ -192,7 +192,7 @@ def question(learner: Learner, values: Values) -> Question:
 
 
 LESSON = Lesson(
-    2, "Two ways to cut a matrix", "Cut W by columns and join the results, or by rows and add them.",
+    2, "Two ways to cut a matrix", "One product shared by several devices: what each can finish alone depends on the cut.",
     (
         "Nearly all of a transformer is products `Y = X · W`. Here are real numbers on a few devices. Change the "
         "cut and watch what each device can finish alone.",),

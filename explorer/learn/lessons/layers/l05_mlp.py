@@ -182,8 +182,10 @@ def _in_a_block(learner: Learner) -> list[Step]:
         return []
     name = arranged.suited(learner)[0].name
     says = (
-        f"The same in a layer of {name}: gate and up are cut by columns, down by rows. f stands before them: it sums backward. g stands "
-        "behind: it sums forward. The line above carries the input past both, to be added at the end. Lesson 6 adds the other half."
+        f"The same in a layer of {name}: gate and up are cut by columns, down by rows. **Mind the labels**: PyTorch keeps a weight as "
+        "[outputs, inputs], the other way round than the A and B above. So S(0) of a weight, its rows as kept, is a cut by columns of the mathematics, and "
+        "S(1) one by rows. f stands before gate and up: it sums backward. g stands behind down: it sums forward. Between them SiLU of gate is multiplied with "
+        "up, number by number. The line above, the residual stream, carries the input past both, to be added at the end. Lesson 6 adds the other half."
     )
     return [
         Step(
@@ -202,7 +204,7 @@ def _after_rows(c: dict[str, Any]) -> list[Step]:
     )
     return [
         Step("The numbers are wrong",
-            "GeLU bends: GeLU of a term is no term of GeLU. Adding afterwards gives another function. Largest "
+            "GeLU bends: GeLU of a term is not a term of GeLU. Adding afterwards gives another function. Largest "
             f"difference in Z: **{c['error']:.2f}**.", svg(bad, "The sum of GeLUs differs from GeLU of the sum")),
         Step("The cure costs a message",
             f"Sum first, then GeLU: an all_reduce in the middle, and the difference is **{difference(c['mended'])}**. But "
@@ -218,7 +220,7 @@ def question(learner: Learner, values: Values) -> Question:
             "Both devices went on to GeLU without talking. How many all_reduces does the whole MLP need forward?",
             ("One, at the very end",
                 "After B, cut by rows, each device has a term of Z; summing them once gives Z (difference "
-                f"{difference(c['error'])})."),
+                f"{difference(c['error'])}). Columns first, then rows: one all_reduce forward and, as you will see, one backward."),
             (
                 ("Two, one after each product", "After the first product the columns are finished numbers: nothing is left to sum."),
                 ("None", "Each device saw half of the rows of B, so its Z is only a term. Without a sum nobody has Z."),
@@ -238,7 +240,7 @@ def question(learner: Learner, values: Values) -> Question:
 
 
 LESSON = Lesson(
-    5, "Column, then row", "Cut the first weight by columns and the second by rows: one all-reduce forward, one backward.",
+    5, "Column, then row", "Two products with a bend between them: how the first is cut decides what the second one costs.",
     (
         "Most of a transformer's weights are in its MLPs. Choose how A is cut and see what GeLU makes of it. A "
         "gated MLP, as in Llama, is cut alike: gate and up by columns, down by rows.",),

@@ -100,7 +100,7 @@ def _whole_block(learner: Learner, t: int) -> list[Step]:
     says = (
         f"A layer of {name} as Megatron-LM cuts it for {t} GPUs: attention by heads, the feed-forward part by its inner features, each "
         f"with f before its first products and g behind its last. That is {len(sums)} all_reduces of {each}, two forward (at g) and two "
-        "backward (at f). The code of this block stands beside."
+        "backward (at f). Weights are labelled as PyTorch keeps them, [outputs, inputs], as in lesson 5: S(0) is by columns of the mathematics, S(1) by rows."
     )
     return [
         Step(
@@ -136,7 +136,7 @@ def _dealt(kinds: tuple[int, ...], t: int) -> Box:
 
 def _queries_say(heads: int, t: int, even: bool) -> str:
     if even:
-        return f"{heads} / {t} = {heads // t} query heads each: even. q_proj is cut by columns, head by head."
+        return f"{heads} / {t} = {heads // t} query heads each: even. q_proj is cut by columns (its outputs), head by head."
     return (
         f"{heads} / {t} leaves a remainder of {heads % t}. Some devices would get a head more than others, and "
         "tensors of different sizes: collectives want equal ones, and everyone would wait for the fullest."

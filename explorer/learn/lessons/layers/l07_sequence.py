@@ -142,11 +142,11 @@ def scene(learner: Learner, values: Values) -> Scene:
     )
     steps = (
         Step("Between the products",
-            f"After each all_reduce every device holds all tokens, and all {n} do the same norm and dropout and "
-            f"keep the same activations. Grey means copies: {n} times the same.", svg(_region(n), "All devices hold all tokens")),
+            f"After each all_reduce every device holds all tokens. All {n} do the same norm, which rescales each token's numbers, and the same "
+            f"dropout, which sets some to zero where a model has it (Llama has none), and keep the same activations. Grey means copies: {n} times the same.", svg(_region(n), "All devices hold all tokens")),
         Step("Give each some tokens",
-            "Norm and dropout treat every token alone. So let each device do its share of the tokens: S(1) in "
-            "[batch, tokens, hidden]. Before the next product they are gathered.", in_motion(n).markup("Tokens are summed in slices, normalised, and gathered")),
+            "Norm and dropout treat every token alone. So let each device do its share of the tokens. This tensor has three dimensions, [batch, tokens, hidden], counted "
+            "from 0: cut by tokens it is S(1), and S(0) would be by samples. Before the next product they are gathered.", in_motion(n).markup("Tokens are summed in slices, normalised, and gathered")),
         Step("The bytes",
             f"Each all_reduce of {amount(num_bytes)} becomes a reduce_scatter and an all_gather: "
             f"{amount(scatter)} + {amount(gather)} against {amount(reduce)}. A ring all_reduce was these two all "
@@ -333,18 +333,18 @@ def question(learner: Learner, values: Values) -> Question:
         "Each all_reduce is replaced by a reduce_scatter and, later, an all_gather. How many bytes does that send?",
         ("As many as before",
             f"{t(numbers['reduce_scatter'])} + {t(numbers['all_gather'])} = {t(both)}, and the all_reduce sent "
-            f"{t(numbers['all_reduce'])}."),
+            f"{t(numbers['all_reduce'])}: the same bytes, and fewer activations are kept."),
         (
             ("Twice as many, there are two messages",
-                f"Two messages, but each sends half: {t(numbers['reduce_scatter'])} and "
-                f"{t(numbers['all_gather'])}."),
-            ("Half as many", f"The reduce_scatter alone would be half. The all_gather is the other half: {t(both)} together."),
+                "Two messages, but neither does what an all_reduce does: think of lesson 4, where a ring first makes each sum once and "
+                "then hands it round. Which of the two does which half?"),
+            ("Half as many", "The reduce_scatter alone would be half. What must come before the next product, which wants all tokens?"),
         ), 1,
     )  # fmt: skip
 
 
 LESSON = Lesson(
-    7, "Sequence and vocabulary", "Split the tokens between the products: the same bytes are sent, and fewer activations kept.",
+    7, "Sequence and vocabulary", "Tensor parallelism leaves some work that every device does: norms, the embedding, the loss. Here that is split too.",
     (
         "Tensor parallelism as in lesson 5 leaves some work uncut. This is how Megatron-LM cuts it, and how a "
         "loss over many words is taken without bringing them together.",),

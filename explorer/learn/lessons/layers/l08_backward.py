@@ -117,14 +117,14 @@ def scene(learner: Learner, values: Values) -> Scene:
     steps = [
         Step("Forward", f"{cut.name[:1].upper() + cut.name[1:]}. X is {cut.x}, W is {cut.w}, so Y is {cut.y}.{stored}", svg(column(*(_held(r, (("X", c["xs"][r], cut.x), ("W", c["ws"][r], cut.w), ("Y", c["ys"][r], cut.y))) for r in range(N)), gap=10), "Forward on two GPUs")),
         Step("Backward, on each device",
-            f"Each device runs its own backward pass; the loss is the sum of the squares of Y. The gradient of X comes out as {cut.grad_x}, that of W as "
+            f"Each device runs its own backward pass. The gradient of X comes out as {cut.grad_x}, that of W as "
             f"{cut.grad_w}.", svg(column(*(_held(r, (("gradient of X", c["grads_x"][r], cut.grad_x), ("gradient of W", c["grads_w"][r], cut.grad_w))) for r in range(N)), gap=10), "Backward on two GPUs")),
         Step("Who sums",
             f"To put right: {cut.fix}. Against autograd on one GPU the largest difference is "
             f"**{number(c['error'])}**.", svg(_sum(way, c), "The partial gradient is summed")),
         Step("One algebra",
             "Used whole while the work is split: its gradient is a sum of terms. That one rule is data "
-            "parallelism, tensor parallelism and FSDP. The planner knows no others.", table(("way", "X", "W", "Y", "grad of X", "grad of W", "to put right"), [(w.name, w.x, w.w, w.y, w.grad_x, w.grad_w, w.fix) for w in WAYS.values()], list(WAYS).index(way))),
+            "parallelism, tensor parallelism and FSDP. Shardscope's planner applies it to every operation of a model.", table(("way", "X", "W", "Y", "grad of X", "grad of W", "to put right"), [(w.name, w.x, w.w, w.y, w.grad_x, w.grad_w, w.fix) for w in WAYS.values()], list(WAYS).index(way))),
     ]  # fmt: skip
     return Scene(
         tuple(steps), {"error": c["error"], "gw00": float(c["gw"][0, 0]), "gx00": float(c["gx"][0, 0])}, reveal=1
@@ -181,7 +181,7 @@ def question(learner: Learner, values: Values) -> Question:
     why = {
         "W":
             "W is used whole by both devices on different rows of X, so each device's gradient of W misses the "
-            "other rows.",
+            "other rows. What is used whole while the work is split gets a gradient in terms.",
         "X":
             "X is used whole by both devices with different columns of W, so each device's gradient of X misses "
             "the other columns.",
@@ -200,10 +200,11 @@ def question(learner: Learner, values: Values) -> Question:
 
 
 LESSON = Lesson(
-    8, "Backward", "What is used whole while the work is split gets a gradient in terms; somebody must sum them.",
+    8, "Backward", "How forward is split decides which gradient is finished on each device, and which is not.",
     (
         "Every product runs three times: forward, for the gradient of its input, for the gradient of its weight. "
-        "Each has its own placement.",),
+        "Each has its own placement. The loss here is the sum of the squares of Y's numbers, so the gradient of Y is 2 Y. **Data parallelism** splits the batch "
+        "and keeps W whole. **FSDP** does too, but each device stores a slice of W only, and gathers the others' slices just before it uses W.",),
     (
         ("Data parallelism", "every device has all weights and a part of the batch; DDP in PyTorch"),
         ("FSDP, ZeRO-3", "data parallelism in which each device stores a slice of the weights and gathers them when used"),

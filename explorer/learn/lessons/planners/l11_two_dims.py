@@ -144,12 +144,10 @@ def scene(learner: Learner, values: Values) -> Scene:
     tiles, error = _tiles()
     four = (
         f"A layer has four weights here: q, k and v count as one, FFN-1 and FFN-2 are those of the feed-forward part. So four "
-        f"all_reduces forward and four backward, each over one axis only. On {d1} × {d2}, in units of tokens · hidden. "
-        + _where_from(learner.name, layer)
+        f"all_reduces forward and four backward, each over one axis only. The table is for the mesh {d1} × {d2}; a tensor of one number per "
+        "token and feature of the stream counts as 1. " + _where_from(learner.name, layer, d1, d2)
     )
-    growth = (
-        f"The best mesh for each number of GPUs, at {ratio}× bandwidth on axis 2. Cutting two ways pays more and more."
-    )
+    growth = f"The best mesh for each number of GPUs, at {ratio}× bandwidth on axis 2, by the formula for even networks. The more GPUs, the more cutting two ways saves."
     steps = (
         *tiles,
         Step("Four all-reduces", four, _four(layer, d1, d2)),
@@ -164,13 +162,14 @@ def scene(learner: Learner, values: Values) -> Scene:
     return Scene(steps, numbers, reveal=3, note=note)
 
 
-def _where_from(name: str, layer: Layer) -> str:
+def _where_from(name: str, layer: Layer, d1: int, d2: int) -> str:
     """Where the factor of the question's formula comes from, for this model's shape."""
     first, second = (x / layer.hidden for x in features(layer))
     gate = ", with a gate beside FFN-1" if layer.gated else ""
     return (
-        f"Over axis 2 go {second:g} in all, over axis 1 {first:g}, so the formula of the question has a factor of "
-        f"{factor(layer):g} for {name}{gate}. GPT's layer has 12 and 4, hence the 3 of ATP's paper:"
+        f"What is summed over axis 1 lies in {d2} parts on axis 2, what is summed over axis 2 in {d1} parts on axis 1: the last column takes them "
+        f"together. So {first:g} go over axis 1 and {second:g} over axis 2, whatever the mesh, and {second:g} / {first:g} = {factor(layer):g} is the factor in the "
+        f"formula of the question for {name}{gate}. GPT's layer has 12 and 4, hence the 3 of ATP's paper:"
     )
 
 
@@ -189,7 +188,7 @@ def _which(
         real = min(wires, key=lambda m: wires[m])
         other = "" if real == (n, 1) else f"; {n} × 1 takes {units.seconds(wires[n, 1])}"
         says += (
-            f" Your cluster's links are not even (lesson 10): on them the quickest is **{real[0]} × {real[1]}** with "
+            f" That is the paper's setting. Your cluster's links are not even (lesson 10): on them the quickest is **{real[0]} × {real[1]}** with "
             f"{units.seconds(wires[real])}{other}."
         )
     return Step("Which mesh?", says, _meshes(times, wires, ratio, learner))
@@ -276,8 +275,17 @@ def _four(layer: Layer, d1: int, d2: int) -> str:
     for r in reductions(d1, d2, weights(layer)):
         share = r.share / layer.hidden
         wire = wire_bytes("all_reduce", int(share * 10**6), {1: d1, 2: d2}[r.axis]) / 1e6
-        rows.append((r.phase, r.weight, str(r.axis), str(share), f"{wire:.3f}"))
-    return table(("phase", "weight", "axis", "tensor, tokens · hidden", "sent per GPU"), rows)
+        rows.append(
+            (r.phase, r.weight, str(r.axis), str(share), f"{wire:.3f}", f"{float(share) * {1: d2, 2: d1}[r.axis]:g}")
+        )
+    for axis, (over, parts) in enumerate(((d1, d2), (d2, d1)), 1):
+        mine = [r for r in reductions(d1, d2, weights(layer)) if r.axis == axis]
+        total = float(sum(r.share for r in mine)) / layer.hidden
+        sent = sum(wire_bytes("all_reduce", int(r.share / layer.hidden * 10**6), over) for r in mine) / 1e6
+        rows.append(
+            ("together", "", str(axis), f"{total:g}", f"{sent:.3f}", f"{total:g} · {parts} = {total * parts:g}")
+        )
+    return table(("phase", "weight", "axis", "tensor of a GPU", "sent per GPU", "of all parts"), rows)
 
 
 def _growth(layer: Layer, ratio: int) -> Box:

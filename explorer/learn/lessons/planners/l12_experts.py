@@ -99,7 +99,7 @@ def scene(learner: Learner, values: Values) -> Scene:
             "A second all_to_all brings the results home. Against the same experts without devices the largest "
             f"difference is **{c['error']:.0f}**.", svg(_home(c, n, back=True), "Results at home")),
         Step("Expert or tensor parallel?",
-            f"{n} devices, {k} expert{'s' * (k > 1)} a token, {units.whole(tokens)} tokens of {units.whole(hidden)} numbers (Mixtral's "
+            f"{n} devices, k = {k} expert{'s' * (k > 1)} a token, {units.whole(tokens)} tokens of {units.whole(hidden)} numbers (Mixtral's "
             f"width). Two all_to_alls send {amount(expert)} per GPU and layer forward; cutting every expert and "
             f"summing sends {amount(tensor)}. The ratio is k/n = {k}/{n}: tokens that move need not be copied to "
             "all. But experts must be equally busy, and whole experts must fit.", svg(_bill(expert, tensor), "Bytes of expert and of tensor parallelism")),
@@ -189,17 +189,21 @@ def question(learner: Learner, values: Values) -> Question:
     n, k = int(values["n"]), int(values["k"])
     load = learner.planner.workload
     expert, tensor = bill(n, k, load.batch * load.seq, int(ZOO["mixtral-8x7b"].config["hidden_size"]))
-    fact = f"{amount(expert)} against {amount(tensor)}: k/n = {k}/{n} of it."
+    fact = (
+        f"{amount(expert)} against {amount(tensor)}: with k = {k} expert{'s' * (k > 1)} a token, two all_to_alls of k tensors, 2k(n−1)/n², against "
+        f"2(n−1)/n; that is k/n = {k}/{n} of it."
+    )
     options = ("Moving the tokens to the experts", "Cutting every expert and summing", "Both send the same")
     right = 2 if abs(expert - tensor) <= 8 else int(expert > tensor)
     slips = (
         f"Each token travels to {k} expert{'s' * (k > 1)} and back: {amount(expert)}; summing sends only {amount(tensor)}.",
         f"Then every device has a term of every token, and the sum sends {amount(tensor)}; moving tokens sends {amount(expert)}.",
-        f"They would if k were n: {fact}",
+        f"They would if each token used all {n} experts, k = n. {fact}",
     )
     wrong = tuple((o, slips[i]) for i, o in enumerate(options) if i != right)
     return asked(
-        f"{n} devices, each token uses {k} expert{'s' * (k > 1)}. Which way sends less per layer forward? (Lesson 3: an "
+        f"n = {n} devices, each token uses k = {k} expert{'s' * (k > 1)}. Which way sends less per layer forward? The experts' way needs two "
+        "all_to_alls, there and back, of k copies of each token; cutting every expert needs one all_reduce of the tokens. (Lesson 3: an "
         "all_to_all sends (n−1)/n² of a tensor, an all_reduce 2(n−1)/n.)",
         (options[right], fact),
         wrong,
@@ -208,7 +212,7 @@ def question(learner: Learner, values: Values) -> Question:
 
 
 LESSON = Lesson(
-    12, "Mixture of experts", "Each token uses few of many experts, so move the tokens and leave the experts where they are.",
+    12, "Mixture of experts", "A layer has many experts, and each token uses few of them: what should travel?",
     (
         "In a mixture of experts the MLP exists many times, and a router sends each token through a few of them. "
         "The weights are many, the work per token is small.",),

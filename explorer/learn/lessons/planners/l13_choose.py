@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from explorer.figures.palette import COMMUNICATION, COMPUTE
-from explorer.figures.svg_tensors import PAPER, Box, amount, column, svg, table, text
+from explorer.figures.svg_tensors import amount, svg, table
 from explorer.learn.blocks import arranged, placing
 from explorer.learn.blocks.arranged import WEIGHTS, Arranged, suited
 from explorer.learn.learner import STANDARD, Learner
@@ -18,7 +17,7 @@ from explorer.learn.lesson import Choice, Control, Lesson, Question, Scene, Step
 from explorer.learn.pictures.block import CUTS
 from explorer.learn.pictures.block import block as drawn
 from explorer.learn.pictures.builder import builder, placed
-from explorer.learn.pictures.charts import WIDTH
+from explorer.learn.pictures.cloud import cloud
 from explorer.text import units
 from planner_core.core import DeviceMesh
 from planner_core.cost import CostModel, cost_model
@@ -123,7 +122,7 @@ def scene(learner: Learner, values: Values) -> Scene:
         Step("What it causes", _causes(c.yours, c.own is not None), _messages(c.yours)),
         Step("All choices",
             f"Every dot is one of {units.whole(c.found.scored)} choices that can run (of {units.whole(c.found.space)}). Yours: "
-            f"{_own(c, mine_s)}. {units.whole(fewer)} are better in both.", svg(_cloud(c.found, c.row, c.best_row), "All candidates by communication and memory")),
+            f"{_own(c, mine_s)}. {units.whole(fewer)} are better in both.", svg(cloud(c.found, c.row, c.best_row), "All candidates by communication and memory")),
         Step("The optimum", _optimum(c, values, mine_s, best_s), svg(drawn(c.best), "The block under the optimum")),
         Step("Why", _why(c.yours, c.least), _difference(c.yours, c.least)),
         _exact(learner, int(values["t"])),
@@ -147,7 +146,7 @@ def _build(learner: Learner, values: Values, c: _Chosen, mine_s: float) -> Step:
     case = c.own or arranged.bare(learner, devices, tuple(str(values[w]) for w in WEIGHTS))
     told = (
         f"{len(c.yours)} collectives in a layer take {units.seconds(mine_s)}, and {units.memory(float(c.found.memory_bytes[c.row]))} "
-        "are kept per layer and GPU."
+        f"are kept per layer and GPU. {_in_all(c.own, learner)}"
         if c.own
         else "This cannot run: a cut would not be even."
     )
@@ -156,6 +155,20 @@ def _build(learner: Learner, values: Values, c: _Chosen, mine_s: float) -> Step:
         "what must be moved, as cheaply as it can."
     )
     return Step("Build it", says, builder(case, told, c.found.comm_s, c.found.memory_bytes))
+
+
+def _in_all(case: Arranged, learner: Learner) -> str:
+    """What the whole model needs, beside what one layer keeps."""
+    peak, room, load = _peak(case), learner.cluster.gpu.memory_bytes, learner.planner.workload
+    says = f"The whole model needs {units.memory(peak)} at its fullest moment; a GPU has {units.memory(room)}."
+    if peak > room:
+        says += f" So a run would take its {load.batch} samples in smaller parts (lesson 18): the same bytes of activations are sent in all."
+    return says
+
+
+def _peak(case: Arranged) -> int:
+    assert case.plan and case.plan.cost, "a case that runs is priced"
+    return case.plan.cost.memory_bytes["peak"]
 
 
 def _own(c: _Chosen, mine_s: float) -> str:
@@ -178,18 +191,19 @@ def _optimum(c: _Chosen, values: Values, mine_s: float, best_s: float) -> str:
 def _exact(learner: Learner, devices: int) -> Step:
     """What the planner takes if weights may also be gathered at each use, and time is what counts."""
     best = arranged.best(learner, devices)
-    gathered = len(best.gathered)
+    gathered, layers = len(best.gathered), learner.planner.graph.num_repeats[best.block]
     cost = best.plan.cost if best.plan else None
     assert cost
     how = (
-        f"It gathers {'all' if gathered == len(WEIGHTS) else gathered} of the seven weights for each use, beside compute, instead of sending activations"
+        f"It gathers {'all' if gathered == len(WEIGHTS) else gathered} of the seven weights for each use, beside compute, instead of sending "
+        "activations, as FSDP does (lesson 8)"
         if gathered
         else "It keeps every weight where it is used"
     )
     says = (
         f"The planner may do one thing more: keep a weight in parts and gather it whenever it is used. On these {devices} GPUs, with {learner.planner.workload.batch} "
-        f"samples, its exact plan takes {units.seconds(cost.step_time_s)} a step, the least of all. {how}. The code of your block "
-        "stands beside this picture."
+        f"samples, its exact plan takes {units.seconds(cost.step_time_s)} a step, the least of all; that is {units.seconds(cost.step_time_s / layers)} for each of "
+        f"{layers} layers, most of it compute. {how}. Its messages are {units.seconds(best.seconds)} in a layer, and many of them wait for nobody. At its fullest moment it needs {units.memory(_peak(best))}."
     )
     return Step("The exact plan", says, svg(drawn(best), "The block under the exact plan"))
 
@@ -203,12 +217,26 @@ def _causes(yours: tuple[placing.Sent, ...], can: bool) -> str:
     return (
         f"{len(yours)} collectives in one layer, forward and backward, {units.seconds(sum(x.seconds for x in yours))} "
         f"together. The slowest: **{first.kind}** at {first.where} ({first.moved}). Of an activation S(0) is a cut by "
-        "samples, S(1) by tokens, S(2) by features."
+        "samples, S(1) by tokens, S(2) by features." + _bucket(yours)
     )
 
 
+def _bucket(yours: tuple[placing.Sent, ...]) -> str:
+    """How the sums of weights' gradients are timed, if there are any."""
+    if not any(x.weight for x in yours):
+        return ""
+    return (
+        " The gradients of whole weights are summed once a step and not one by one: those of a layer ride in one bucket (lesson 15), and each bears "
+        "its share of the bucket's time. So a small one has no latency of its own, as it would have if sent alone (lesson 4)."
+    )
+
+
+def _took(x: placing.Sent) -> str:
+    return units.seconds(x.seconds) + (" of its bucket" if x.weight else "")
+
+
 def _messages(sent: tuple[placing.Sent, ...]) -> str:
-    rows = [(x.phase, x.where, x.moved, x.kind, amount(x.num_bytes), units.seconds(x.seconds)) for x in sent]
+    rows = [(x.phase, x.where, x.moved, x.kind, amount(x.num_bytes), _took(x)) for x in sent]
     return table(("phase", "at", "what is put right", "collective", "bytes", "time"), rows)
 
 
@@ -232,7 +260,7 @@ def _why(yours: tuple[placing.Sent, ...], least: tuple[placing.Sent, ...]) -> st
 def _difference(yours: tuple[placing.Sent, ...], least: tuple[placing.Sent, ...]) -> str:
     rows = []
     for name, these in zip(("yours", "optimum"), placing.compare(yours, least), strict=True):
-        rows += [(name, x.phase, x.where, x.moved, x.kind, units.seconds(x.seconds)) for x in these]
+        rows += [(name, x.phase, x.where, x.moved, x.kind, _took(x)) for x in these]
     return table(("only in", "phase", "at", "what is put right", "collective", "time"), rows)
 
 
@@ -244,96 +272,55 @@ def _worse(mine: float, best: float) -> str:
     return f"Yours takes {units.significant(mine / best, 2)} times as long"
 
 
-def _cloud(found: Candidates, mine: int, best: int) -> Box:
-    x, y = found.comm_s * 1e3, found.memory_bytes / units.GIB
-    ok = np.isfinite(x) & np.isfinite(y)
-    left, top, width, height = 64.0, 12.0, WIDTH - 80, 250.0
-    xs, ys = (0.0, float(x[ok].max()) * 1.04 or 1.0), (0.0, float(y[ok].max()) * 1.08)
-
-    def px(v: Any) -> Any:
-        return left + (v - xs[0]) / (xs[1] - xs[0]) * width
-
-    def py(v: Any) -> Any:
-        return top + height - (v - ys[0]) / (ys[1] - ys[0]) * height
-
-    spots = np.unique(np.rint(np.stack([px(x[ok]), py(y[ok])], axis=1)).astype(int), axis=0)
-    parts = [f'<path d="M{left} {top}V{top + height}H{left + width}" stroke="#8a97a3" fill="none"/>']
-    parts += [f'<circle cx="{a}" cy="{b}" r="2.6" fill="#8a97a3" fill-opacity="0.5"/>' for a, b in spots.tolist()]
-    front = np.flatnonzero(found.on_front)
-    front = front[np.argsort(x[front])]
-    parts.append(
-        f'<path d="M{"L".join(f"{px(x[i]):.1f} {py(y[i]):.1f}" for i in front)}" fill="none" '
-        f'stroke="{COMPUTE}" stroke-width="2"/>'
-    )
-    parts += [f'<circle cx="{px(x[i]):.1f}" cy="{py(y[i]):.1f}" r="4" fill="{COMPUTE}"/>' for i in front]
-    labelled = [(best, "optimum", COMPUTE, 22.0)] + ([(mine, "yours", COMMUNICATION, -12.0)] if ok[mine] else [])
-    for i, word, colour, down in labelled:
-        cx, cy = float(px(x[i])), float(py(y[i]))
-        parts.append(f'<circle cx="{cx:.1f}" cy="{cy:.1f}" r="9" fill="none" stroke="{colour}" stroke-width="3"/>')
-        parts.append(
-            f'<text x="{min(cx + 10, WIDTH - 60):.1f}" y="{cy + down + 4:.1f}" font-size="14" font-weight="600" '
-            f'fill="currentColor" stroke="{PAPER}" stroke-width="5" paint-order="stroke">{word}</text>'
-        )
-    parts += [
-        f'<text x="{left - 6}" y="{py(v) + 4:.1f}" font-size="12" text-anchor="end" '
-        f'fill="currentColor">{units.significant(v)}</text>'
-        for v in (0.0, ys[1] / 2, ys[1])
-    ]
-    parts += [
-        f'<text x="{px(v):.1f}" y="{top + height + 18:.0f}" font-size="12" text-anchor="middle" '
-        f'fill="currentColor">{units.significant(v)}</text>'
-        for v in (xs[1] / 2, xs[1] * 0.97)
-    ]
-    chart = Box(WIDTH, top + height + 24, "".join(parts))
-    return column(
-        text("memory per layer and GPU, GiB", 13, muted=True),
-        chart,
-        text("communication per layer, ms; the line is the front: no choice is better in both", 13, muted=True),
-        gap=6,
-    )
-
-
 def question(learner: Learner, values: Values) -> Question:
-    """How little could be sent with no more memory?"""
+    """How long are the messages of columns, then rows?"""
     learner, block, _ = suited(learner)
-    c = _chosen(learner, block, values)
+    c, devices = _chosen(learner, block, values), int(values["t"])
+    usual, one = arranged.megatron(learner, devices, False), _one_sum(learner, devices)
     own, best = (sum(x.seconds for x in messages) for messages in (c.yours, c.least))
     kinds = Counter(x.kind for x in c.least)
     told = ", ".join(f"{n} {kind}" for kind, n in kinds.items()) or "no collective"
-    right = units.seconds(best) if best else "Nothing"
-    optimal = c.own is not None and own <= best * (1 + 1e-9)
-    fact = f"{'Yours is an optimum' if optimal else 'The best with no more memory sends'}: {told}."
-    whole = units.memory(float(c.found.memory_bytes[0]))
-    wrong: list[tuple[str, str]] = []
-    if best:
-        why = f"Only with every weight whole and every GPU computing everything, and that keeps {whole} per layer and GPU. "
-        wrong.append(("Nothing", why + fact))
-        wrong.append(
-            (
-                units.seconds(best / 2),
-                f"All {units.whole(c.found.scored)} choices were scored, and none sends so little. {fact}",
-            )
-        )
-        wrong.append((units.seconds(2 * best), f"There are choices that send less. {fact}"))
+    least = f" The least with no more memory than yours is {units.seconds(best) if best else 'nothing'} ({told}): the next steps show it."
+    if usual is None:
+        right = ("It cannot run here", f"The heads do not divide by {devices} (lesson 6).{least}")
     else:
-        one = _one_sum(learner, int(values["t"]))
-        wrong += [
-            (units.seconds(k * one), f"That is {k} all_reduce of activations; there is a choice without any. {fact}")
-            for k in (1, 2)
-        ]
-    if c.own and not optimal:
-        wrong.insert(0, (units.seconds(own), f"That is yours, and it can be improved. {fact}"))
-    start = f"Yours sends for {units.seconds(own)}. " if c.own else "Yours cannot run. "
-    limit = "with no more memory than yours" if c.own else "whatever it keeps"
-    ask = f"{start}Predict before you look: how long are the messages of the choice that sends least, {limit}?"
-    return asked(ask, (right, fact), tuple(wrong[:3]), c.row)
+        right = (
+            units.seconds(usual.seconds),
+            f"Each half has one all_reduce forward (g) and one backward (f): 4 · {units.seconds(one)}.{least}",
+        )
+    wrong = [
+        (units.seconds(2 * one), "Two are those forward, one behind each half. The backward pass has its own, f."),
+        (units.seconds(7 * one), "That is one for each weight. A product that wants what the one before leaves needs no message."),
+    ]  # fmt: skip
+    if usual is None:
+        uneven = f"So it would be, but heads do not divide by {devices}: some GPUs would have more of them than others."
+        wrong.insert(0, (units.seconds(4 * one), uneven))
+    mine_too = c.own is not None and usual is not None and abs(own - usual.seconds) <= 0.01 * usual.seconds
+    if c.own is not None and not mine_too:
+        wrong.insert(
+            0,
+            (units.seconds(own), "That is yours, with the cuts in the picture; the question is about another choice."),
+        )
+    start = "" if mine_too else f"Yours sends for {units.seconds(own)}. " if c.own else "Yours cannot run. "
+    size = amount(_stream_bytes(learner))
+    ask = (
+        f"{start}Columns, then rows in both halves (lessons 5 and 6) is one of the choices. One all_reduce of a layer's activations, {size}, "
+        f"takes {units.seconds(one)} on {devices} GPUs. How long are all messages of that choice in a layer, forward and backward?"
+    )
+    return asked(ask, right, tuple(wrong[:3]))
+
+
+def _stream_bytes(learner: Learner) -> int:
+    """Bytes of the residual stream of all samples."""
+    load = learner.planner.workload
+    return load.batch * load.seq * learner.layer().hidden * 2
 
 
 def _one_sum(learner: Learner, devices: int) -> float:
     """Seconds of one all_reduce of a layer's activations."""
     load = learner.planner.workload
     model = cost_model(placing.neighbours(learner, devices).cluster, DeviceMesh(("tensor",), (devices,)), load)
-    return collective_time("all_reduce", load.batch * load.seq * learner.layer().hidden * 2, model.links[0])[0]
+    return collective_time("all_reduce", _stream_bytes(learner), model.links[0])[0]
 
 
 def focus(learner: Learner, values: Values) -> dict[str, str]:
@@ -358,10 +345,10 @@ def cases(learner: Learner, values: Values) -> list[tuple[str, dict[str, Choice]
 
 
 LESSON = Lesson(
-    13, "Choose a plan yourself", "Cut the seven weights of a block, predict how little could be sent, then see the optimum.",
+    13, "Choose a plan yourself", "Cut the seven weights of a block, count what they send, and try to beat the usual way; then see the optimum.",
     (
         "Everything so far in one task. Columns are outputs, S(0) of PyTorch's [outputs, inputs]; rows are inputs, S(1). Think of "
-        "what each product will be (R, S or P), and of what the next weight wants.",),
+        "what each product will be (R, S or P), and of what the next weight wants. Times here are messages of one layer, sent one after the other.",),
     (("Front", "the choices that no other one beats in communication and memory both"),),
     (
         *(Control(w, w, LETTERS, START[w], NAMES, kind="placed") for w in WEIGHTS),
