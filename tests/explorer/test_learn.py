@@ -257,7 +257,9 @@ def test_10_volume_and_time_inside_and_across(batch: int) -> None:
     assert (found["ratio"] > 1) == (batch >= 16)  # of a small batch the gradients are the larger part
     options = l10_topology.options(LLAMA, batch)
     by_volume, by_time = l10_topology.choices(LLAMA, batch)
-    assert all(by_time.seconds <= o.seconds and by_volume.volume <= o.volume for o in options)
+    can = [o for o in options if o.peak is not None]
+    assert all(by_time.seconds <= o.seconds and by_volume.volume <= o.volume for o in can)
+    assert by_time in can and by_volume in can
     # what keeps weights, gradients and averages in 18 bytes a parameter leaves no room on one GPU or on two; heads do not go into 16
     assert {o.tensor: o.peak is not None and o.peak <= ROOM for o in options} == {
         t: t in (4, 8) for t in (1, 2, 4, 8, 16) if batch >= 16 // t

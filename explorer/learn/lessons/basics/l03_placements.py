@@ -130,9 +130,7 @@ def scene(learner: Learner, values: Values) -> Scene:
     says = f"`{moved}`: {DOES[collective(src, dst)]}. Each device sends **{count} bytes** of this {size}-byte tensor."
     film = motion(before, parse_placement(src), parse_placement(dst), whole)
     steps.append(Step("What is sent", says, film.markup(f"{moved} turns {src} into {dst}")))
-    says = (
-        f"For a tensor of B bytes on n devices, here B = {size} and n = {n}. What costs nothing is worth looking for."
-    )
+    says = f"For a tensor of B bytes on n devices, here B = {size} and n = {n}. What costs nothing is worth looking for. No operation wants a tensor as P, so moves into P are left out."
     steps.append(Step("All moves", says, _moves(n, (src, dst))))
     return Scene(tuple(steps), {"sent": count, "bytes": size, "total": float(whole.sum())}, reveal=4)
 

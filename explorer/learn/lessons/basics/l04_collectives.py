@@ -154,7 +154,7 @@ def _says(k: int, n: int, sent: float) -> str:
     if k == 0:
         return (
             f"{n} GPUs, each with its own numbers, cut into {n} chunks. All want the sum. Every GPU sends only to "
-            f"its right neighbour, the last to GPU 0, one chunk at a time: {_steps(n)} until every sum is finished "
+            f"the next GPU, the last to GPU 0, one chunk at a time: {_steps(n)} until every sum is finished "
             f"somewhere, then {_steps(n)} until all have all. A chunk has the colour of the GPU that finishes its sum."
         )
     if k < n - 1:
@@ -222,7 +222,7 @@ def _time_says(size: int, seconds: float, name: str, cross: float, n: int) -> st
         f"On {n} neighbouring GPUs of your cluster, {amount(size)} take **{units.seconds(seconds)}** "
         f"({name}). Below {amount(cross)} "
         f"the ring waits mostly for its {2 * (n - 1)} hops (latency); above it mostly for bytes (bandwidth). "
-        f"You are {side} it."
+        f"You are {side} it. Around it a collective takes longer than both waits added, and few GPUs do not fill the links even with a large tensor: so measured runs say."
     )
 
 

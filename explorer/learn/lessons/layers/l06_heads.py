@@ -75,8 +75,8 @@ def scene(learner: Learner, values: Values) -> Scene:
         f"**{difference(error)}**, and no message in between. The output projection, cut by rows, does the one "
         "all_reduce."
         if error >= 0
-        else "With this degree there is nothing to run: choose one that divides both. More devices than key-value "
-        "heads would mean storing copies of the same head on several of them."
+        else "Shardscope does not run this degree: choose one that divides both. Other programs may store copies of the same key-value head on "
+        "several devices when there are more devices than such heads."
     )
     steps.append(Step("What works", told, _table(heads, kv, t)))
     steps += _whole_block(learner, t)

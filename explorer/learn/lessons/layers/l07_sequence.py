@@ -201,7 +201,7 @@ def _whole_block(learner: Learner, n: int) -> list[Step]:
 def _too_much(activations: int, learner: Learner) -> str:
     """Said where even the smaller number is too large."""
     room = learner.cluster.gpu.memory_bytes
-    more = f" A GPU has {units.memory(room)}, so the batch must be split as well (lesson 8)."
+    more = f" A GPU has {units.memory(room)}, so the batch must be split as well (lesson 8), or taken in parts (lesson 18)."
     return more if activations > room else ""
 
 

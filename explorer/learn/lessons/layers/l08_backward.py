@@ -124,7 +124,8 @@ def scene(learner: Learner, values: Values) -> Scene:
             f"**{number(c['error'])}**.", svg(_sum(way, c), "The partial gradient is summed")),
         Step("One algebra",
             "Used whole while the work is split: its gradient is a sum of terms. That one rule is data "
-            "parallelism, tensor parallelism and FSDP. Shardscope's planner applies it to every operation of a model.", table(("way", "X", "W", "Y", "grad of X", "grad of W", "to put right"), [(w.name, w.x, w.w, w.y, w.grad_x, w.grad_w, w.fix) for w in WAYS.values()], list(WAYS).index(way))),
+            "parallelism, tensor parallelism and FSDP. Shardscope's planner applies it to every operation of a model. Pipeline "
+            "stages, which deal out whole layers, are not in this course.", table(("way", "X", "W", "Y", "grad of X", "grad of W", "to put right"), [(w.name, w.x, w.w, w.y, w.grad_x, w.grad_w, w.fix) for w in WAYS.values()], list(WAYS).index(way))),
     ]  # fmt: skip
     return Scene(
         tuple(steps), {"error": c["error"], "gw00": float(c["gw"][0, 0]), "gx00": float(c["gx"][0, 0])}, reveal=1
@@ -203,7 +204,7 @@ LESSON = Lesson(
     8, "Backward", "How forward is split decides which gradient is finished on each device, and which is not.",
     (
         "Every product runs three times: forward, for the gradient of its input, for the gradient of its weight. "
-        "Each has its own placement. The loss here is the sum of the squares of Y's numbers, so the gradient of Y is 2 Y. **Data parallelism** splits the batch "
+        "Each has its own placement. The loss here is the sum of the squares of Y's numbers, so the gradient of Y is 2 Y, and gradients of two halves of a batch add up. (Of a mean they would be averaged: DDP and FSDP divide by the number of devices.) **Data parallelism** splits the batch "
         "and keeps W whole. **FSDP** does too, but each device stores a slice of W only, and gathers the others' slices just before it uses W.",),
     (
         ("Data parallelism", "every device has all weights and a part of the batch; DDP in PyTorch"),

@@ -73,7 +73,7 @@ def scene(learner: Learner, values: Values) -> Scene:
         Step(
             "The result",
             f"{_plural(len(shared), 'shared subgraph')}. Each is planned once, and every copy follows. TAP scores each kind of block, and what "
-            "stands outside, apart from the others, and puts the best of each together."
+            "stands outside, apart from the others, and puts the best of each together: between them a tensor lies in one agreed way."
             if shared
             else f"No block has {values['least']} copies, so nothing is kept and every copy would be planned apart.",
             table(("names", "copies", "weights in each", "why"), rows),

@@ -116,6 +116,7 @@ def options(learner: Learner, batch: int) -> tuple[Option, ...]:
 def choices(learner: Learner, batch: int) -> tuple[Option, Option]:
     """The option with the least volume (of equal ones the slower, since volume cannot tell), and with the least time."""
     found = options(learner, batch)
+    found = tuple(o for o in found if o.peak is not None) or found  # where heads divide
     return min(found, key=lambda o: (o.volume, -o.seconds)), min(found, key=lambda o: o.seconds)
 
 
@@ -182,7 +183,19 @@ def scene(learner: Learner, values: Values) -> Scene:
         "grads": grad_bytes(learner),
         "fitting_s": fitting.seconds if fitting else 0.0,
     }
-    return Scene(steps, numbers, reveal=2, note=note)
+    return Scene(steps, numbers, reveal=2, note=" ".join(filter(None, (note, *_notes(learner, near)))))
+
+
+def _notes(learner: Learner, near: Option) -> list[str]:
+    """What is not as the learner's model and cluster have it."""
+    found = []
+    if near.peak is None:
+        found.append(
+            f"The heads of {learner.name} do not divide by {near.tensor} (lesson 6): groups of that size show the wires only."
+        )
+    if len(learner.cluster.levels) == 1:
+        found.append("Your cluster is one node. Here two of it are joined by the network of a standard cluster.")
+    return found
 
 
 def _cliff(cluster: Cluster, size: int) -> list[tuple[int, bool, float]]:
@@ -231,7 +244,7 @@ def _choices_say(learner: Learner, batch: int, by_volume: Option, by_time: Optio
         f"{units.seconds(by_volume.seconds)}. Groups inside a node and groups across send the same bytes, so who counts bytes may get the slower of the two. "
         f"Least time: {by_time.name}, {amount(by_time.volume)} in {units.seconds(by_time.seconds)}. "
     )
-    each = f"The fullest moment is that of lesson 1, with the {batch} samples taken one after the other in each group. "
+    each = "The fullest moment is that of lesson 1, with the samples of each group taken one after the other. "
     if fitting is None:
         return says + each + "**None fits a GPU**: lesson 16 deals out what every group keeps."
     if fitting == by_time:

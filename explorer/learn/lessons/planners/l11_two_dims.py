@@ -147,7 +147,7 @@ def scene(learner: Learner, values: Values) -> Scene:
         f"all_reduces forward and four backward, each over one axis only. The table is for the mesh {d1} × {d2}; a tensor of one number per "
         "token and feature of the stream counts as 1. " + _where_from(learner.name, layer, d1, d2)
     )
-    growth = f"The best mesh for each number of GPUs, at {ratio}× bandwidth on axis 2, by the formula for even networks. The more GPUs, the more cutting two ways saves."
+    growth = f"The best mesh for each number of GPUs, at {ratio}× bandwidth on axis 2, by the formula for even networks. The more GPUs, the more cutting two ways saves. The formula does not ask whether heads divide (lesson 6)."
     steps = (
         *tiles,
         Step("Four all-reduces", four, _four(layer, d1, d2)),

@@ -94,7 +94,7 @@ def scene(learner: Learner, values: Values) -> Scene:
         Step("Tokens at their experts",
             f"{moved} of {k * TOKENS} {'copies of ' * (k > 1)}tokens travelled{', one to each expert that a token uses' * (k > 1)}. "
             f"The busiest expert has {busiest}, the mean is {mean:g}: "
-            "the others wait for it.", travel(c, n).markup("Tokens travel to their experts and back")),
+            f"the others wait for it. A router that picks at random sends {n - 1} of {n} away.", travel(c, n).markup("Tokens travel to their experts and back")),
         Step("And back",
             "A second all_to_all brings the results home. Against the same experts without devices the largest "
             f"difference is **{c['error']:.0f}**.", svg(_home(c, n, back=True), "Results at home")),

@@ -152,7 +152,7 @@ def _build(learner: Learner, values: Values, c: _Chosen, mine_s: float) -> Step:
     )
     says = (
         f"One block of {learner.name} on {devices} GPUs. Cut its seven matrices, or leave them whole. Between them the planner moves "
-        "what must be moved, as cheaply as it can."
+        "what must be moved, as cheaply as it can. What comes into the block and what goes out of it is whole on every GPU (R)."
     )
     return Step("Build it", says, builder(case, told, c.found.comm_s, c.found.memory_bytes))
 
@@ -185,7 +185,7 @@ def _optimum(c: _Chosen, values: Values, mine_s: float, best_s: float) -> str:
     )
     other = [f"{w} {CUTS[x]}" for w, x in c.best.weights.items() if x != values[w]]
     differs = f" It differs in {', '.join(other)}." if other else ""
-    return f"With no more memory than yours, the least communication is **{units.seconds(best_s)}**. {worse}.{differs}"
+    return f"With no more memory than yours, the least communication is **{units.seconds(best_s)}**. {worse}.{differs} All this with the stream whole, R, between blocks."
 
 
 def _exact(learner: Learner, devices: int) -> Step:
@@ -201,7 +201,7 @@ def _exact(learner: Learner, devices: int) -> Step:
         else "It keeps every weight where it is used"
     )
     says = (
-        f"The planner may do one thing more: keep a weight in parts and gather it whenever it is used. On these {devices} GPUs, with {learner.planner.workload.batch} "
+        f"The planner may do one thing more: keep a weight in parts and gather it whenever it is used, and leave the stream between blocks cut. On these {devices} GPUs, with {learner.planner.workload.batch} "
         f"samples, its exact plan takes {units.seconds(cost.step_time_s)} a step, the least of all; that is {units.seconds(cost.step_time_s / layers)} for each of "
         f"{layers} layers, most of it compute. {how}. Its messages are {units.seconds(best.seconds)} in a layer, and many of them wait for nobody. At its fullest moment it needs {units.memory(_peak(best))}."
     )
