@@ -146,13 +146,14 @@ def _build(learner: Learner, values: Values, c: _Chosen, mine_s: float) -> Step:
     case = c.own or arranged.bare(learner, devices, tuple(str(values[w]) for w in WEIGHTS))
     told = (
         f"{len(c.yours)} collectives in a layer take {units.seconds(mine_s)}, and {units.memory(float(c.found.memory_bytes[c.row]))} "
-        f"are kept per layer and GPU. {_in_all(c.own, learner)}"
+        "are kept per layer and GPU."
         if c.own
         else "This cannot run: a cut would not be even."
     )
     says = (
         f"One block of {learner.name} on {devices} GPUs. Cut its seven matrices, or leave them whole. Between them the planner moves "
         "what must be moved, as cheaply as it can. What comes into the block and what goes out of it is whole on every GPU (R)."
+        + (f" {_in_all(c.own, learner)}" if c.own else "")
     )
     return Step("Build it", says, builder(case, told, c.found.comm_s, c.found.memory_bytes))
 
