@@ -59,12 +59,15 @@ def _choose(offered: Sequence[str], names: Sequence[str]) -> None:
     def take() -> None:
         state.change(sweep=tuple(dict.fromkeys(n for key in keys if (n := st.session_state.get(key)))))
 
+    lists = [("The best plan for each", "batch, GPUs, memory, links, …", offered)]
+    if names:
+        rest = [n for n in offered if n != names[0]]
+        lists.append(("and for each", "a second one: small multiples", rest))
     with st.container(horizontal=True):
-        for key, label, others in zip(keys, ("The best plan for each", "and for each"), ((), names[:1]), strict=True):
+        for key, (label, placeholder, options) in zip(keys, lists, strict=False):
             st.selectbox(
-                label, [n for n in offered if n not in others], key=key, index=None, width=330, on_change=take,
-                format_func=lambda n: sweep.QUANTITIES[n], disabled=key == keys[1] and not names,
-                placeholder="batch, GPUs, memory, links, …" if key == keys[0] else "a second one: small multiples",
+                label, options, key=key, index=None, width=330, on_change=take, placeholder=placeholder,
+                format_func=lambda n: sweep.QUANTITIES[n],
             )  # fmt: skip
 
 
