@@ -179,11 +179,20 @@ class FunctionWriter:
         inner = any(self.tape.tensors[n].kind == PARAMETER for n in made.inputs)
         module = made.scope.rpartition(".")[2].partition("@")[0]
         layer = module if inner and module and not module.isdigit() else made.fn
-        if inner and any(c.line == made.line for c in self.users.get(number, ())):
+        if inner and self._goes_on(made, made):
             return layer
         if len(made.names) == len(made.outputs):
             return made.names[made.outputs.index(number)] or made.fn
         return layer
+
+    def _goes_on(self, made: TapeCall, call: TapeCall) -> bool:
+        """Whether the statement of `made` goes on with the results of `call`, at once or by way of other modules that it calls."""
+        beside = made.scope.rpartition(".")[0] + "."
+        users = [c for n in call.outputs for c in self.users.get(n, ())]
+        return any(
+            c.line == made.line or (c.scope.startswith(beside) and c.scope != made.scope and self._goes_on(made, c))
+            for c in users
+        )
 
     def _head(self) -> str:
         names = [self.texts[n] for n in self.inputs] + self.cut_names
