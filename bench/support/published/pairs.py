@@ -29,7 +29,7 @@ HEAD = """\
 
 Is the faster of two runs predicted to be faster? The two have one source, model, GPU, number of GPUs, sequence and global batch;
 their layouts have other degrees, and their measured times differ by at least 10 %. Runs of grade A and B are taken; nanotron's
-tensor parallelism is stated with its tokens split between the products, as its memory says ([PUBLISHED_MEMORY.md](PUBLISHED_MEMORY.md)).
+tensor parallelism is stated with its tokens split between the products, as its memory says (docs/PUBLISHED_MEMORY.md).
 """
 
 WHY = """\
