@@ -523,7 +523,7 @@ def test_13_the_question_can_be_worked_out_from_what_it_says(monkeypatch: pytest
     steps = lesson.scene(LLAMA, lesson.defaults()).steps
     own = l13_choose.mine(LLAMA, lesson.defaults())
     assert own and own.plan and own.plan.cost and (peak := own.plan.cost.memory_bytes["peak"]) > ROOM
-    assert f"{units.memory(peak)} at its fullest moment" in steps[0].says and "smaller parts" in steps[0].says
+    assert f"{units.memory(peak)} at its fullest moment" in steps[2].says and "smaller parts" in steps[2].says
     # a small sum bears its share of the bucket's time, and the table says so
     assert "of its bucket" in steps[1].picture and "no latency of its own" in steps[1].says
     exact = l13_choose.arranged.best(LLAMA, 4)

@@ -271,20 +271,20 @@ def summed(c: dict[str, Any], kind: str) -> Film:
 
 
 def _four(layer: Layer, d1: int, d2: int) -> str:
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for r in reductions(d1, d2, weights(layer)):
         share = r.share / layer.hidden
         wire = wire_bytes("all_reduce", int(share * 10**6), {1: d1, 2: d2}[r.axis]) / 1e6
         rows.append(
             (r.phase, r.weight, str(r.axis), str(share), f"{wire:.3f}", f"{float(share) * {1: d2, 2: d1}[r.axis]:g}")
         )
+    both = []
     for axis, (over, parts) in enumerate(((d1, d2), (d2, d1)), 1):
-        mine = [r for r in reductions(d1, d2, weights(layer)) if r.axis == axis]
-        total = float(sum(r.share for r in mine)) / layer.hidden
-        sent = sum(wire_bytes("all_reduce", int(r.share / layer.hidden * 10**6), over) for r in mine) / 1e6
-        rows.append(
-            ("together", "", str(axis), f"{total:g}", f"{sent:.3f}", f"{total:g} · {parts} = {total * parts:g}")
-        )
+        shares = [r.share / layer.hidden for r in reductions(d1, d2, weights(layer)) if r.axis == axis]
+        total = float(sum(shares))
+        sent = sum(wire_bytes("all_reduce", int(share * 10**6), over) for share in shares) / 1e6
+        both.append((str(axis), f"{total:g}", f"{sent:.3f}", f"{total:g} · {parts} = {total * parts:g}"))
+    rows.append(("together", "", *(" and ".join(pair) for pair in zip(*both, strict=True))))
     return table(("phase", "weight", "axis", "tensor of a GPU", "sent per GPU", "of all parts"), rows)
 
 

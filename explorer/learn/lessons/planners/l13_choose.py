@@ -122,7 +122,7 @@ def scene(learner: Learner, values: Values) -> Scene:
         Step("What it causes", _causes(c.yours, c.own is not None), _messages(c.yours)),
         Step("All choices",
             f"Every dot is one of {units.whole(c.found.scored)} choices that can run (of {units.whole(c.found.space)}). Yours: "
-            f"{_own(c, mine_s)}. {units.whole(fewer)} are better in both.", svg(cloud(c.found, c.row, c.best_row), "All candidates by communication and memory")),
+            f"{_own(c, mine_s)}. {units.whole(fewer)} are better in both." + (f" {_in_all(c.own, learner)}" if c.own else ""), svg(cloud(c.found, c.row, c.best_row), "All candidates by communication and memory")),
         Step("The optimum", _optimum(c, values, mine_s, best_s), svg(drawn(c.best), "The block under the optimum")),
         Step("Why", _why(c.yours, c.least), _difference(c.yours, c.least)),
         _exact(learner, int(values["t"])),
@@ -153,7 +153,6 @@ def _build(learner: Learner, values: Values, c: _Chosen, mine_s: float) -> Step:
     says = (
         f"One block of {learner.name} on {devices} GPUs. Cut its seven matrices, or leave them whole. Between them the planner moves "
         "what must be moved, as cheaply as it can. What comes into the block and what goes out of it is whole on every GPU (R)."
-        + (f" {_in_all(c.own, learner)}" if c.own else "")
     )
     return Step("Build it", says, builder(case, told, c.found.comm_s, c.found.memory_bytes))
 
@@ -305,8 +304,8 @@ def question(learner: Learner, values: Values) -> Question:
     start = "" if mine_too else f"Yours sends for {units.seconds(own)}. " if c.own else "Yours cannot run. "
     size = amount(_stream_bytes(learner))
     ask = (
-        f"{start}Columns, then rows in both halves (lessons 5 and 6) is one of the choices. One all_reduce of a layer's activations, {size}, "
-        f"takes {units.seconds(one)} on {devices} GPUs. How long are all messages of that choice in a layer, forward and backward?"
+        f"{start}Another choice: columns, then rows in both halves (lessons 5, 6). An all_reduce of a layer's activations, {size}, "
+        f"takes {units.seconds(one)} on {devices} GPUs. How long are all messages of that choice in a layer?"
     )
     return asked(ask, right, tuple(wrong[:3]))
 
