@@ -201,10 +201,11 @@ class Plan:
 
     @property
     def data_axes(self) -> tuple[int, ...]:
-        """The mesh axes that shard the batch: those on which most operations shard dim 0 of their first result."""
+        """The mesh axes that shard the batch: of the operations whose first result is sharded there, most shard dim 0. Others say
+        nothing: a loss is put together from many numbers, which have no dims."""
         made = [s.outputs[0].src.forward for b in self.blocks.values() for s in b.sites.values() if s.outputs]
-        axes = range(len(self.mesh.axis_sizes))
-        return tuple(a for a in axes if 2 * sum(placements[a] == Shard(0) for placements in made) > len(made))
+        sharded = [[at.dim for p in made if isinstance(at := p[a], Shard)] for a in range(len(self.mesh.axis_sizes))]
+        return tuple(axis for axis, dims in enumerate(sharded) if 2 * dims.count(0) > len(dims))
 
 
 def glob_name(prefixes: tuple[str, ...]) -> str:

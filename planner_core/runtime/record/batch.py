@@ -11,21 +11,22 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from planner_core.ops import Kind, operator
 from planner_core.runtime.record.recorder import CannotRewrite
 from planner_core.runtime.record.tape import Tape, TapeCall
 
 
-def doubled(args: Any, dims: dict[str, int] | None = None) -> Any:
-    """The same inputs with every sample twice. Samples are along dim 0 of each tensor whose dim 0 is as long as the first one's."""
+def repeated(args: Any, times: int = 2) -> Any:
+    """The same inputs with every sample several times. Samples are along dim 0 of each tensor whose dim 0 is as long as the first one's."""
     tensors = [t for t in pytree.tree_leaves(args) if isinstance(t, torch.Tensor) and t.dim()]
     samples = tensors[0].shape[0] if tensors else 0
 
-    def twice(item: Any) -> Any:
+    def more(item: Any) -> Any:
         if isinstance(item, torch.Tensor) and item.dim() and item.shape[0] == samples:
-            return torch.cat((item, item)) if not item.is_meta else item.new_empty((2 * samples, *item.shape[1:]))
+            return torch.cat([item] * times) if not item.is_meta else item.new_empty((times * samples, *item.shape[1:]))
         return item
 
-    return pytree.tree_map(twice, args)
+    return pytree.tree_map(more, args)
 
 
 def batch_dims(once: Tape, twice: Tape) -> list[int | None]:
@@ -46,13 +47,24 @@ def _pairs(once: Tape, twice: Tape) -> dict[int, int] | None:
     if [once.tensors[n].kind for n in given[0]] != [twice.tensors[n].kind for n in given[1]]:
         return None
     found = dict(zip(*given, strict=True))
+    calls = _matched(once, twice)
+    if calls is None:
+        return None
+    for call, other in calls:
+        found.update(zip(call.outputs, other.outputs, strict=True))
+    return found if len(found) == len(once.tensors) else None
+
+
+def _matched(once: Tape, twice: Tape) -> list[tuple[TapeCall, TapeCall]] | None:
+    """Each call of `once` with its call of `twice`; None if operations differ."""
+    found = []
     calls = iter(twice.calls)
     for call in once.calls:
         other = next((c for c in calls if _same(call, c) or c.kind != "constant"), None)
         if other is None or not _same(call, other) or len(call.outputs) != len(other.outputs):
             return None
-        found.update(zip(call.outputs, other.outputs, strict=True))
-    return found if all(c.kind == "constant" for c in calls) and len(found) == len(once.tensors) else None
+        found.append((call, other))
+    return found if all(c.kind == "constant" for c in calls) else None
 
 
 def _same(a: TapeCall, b: TapeCall) -> bool:
@@ -66,3 +78,36 @@ def _grown(name: str, once: tuple[int, ...], twice: tuple[int, ...]) -> int | No
     if len(grown) > 1 or any(twice[d] != 2 * once[d] for d in grown):
         raise CannotRewrite(f"{name} of shape {once} becomes {twice} with twice as many samples")
     return grown[0] if grown else None
+
+
+# --- numbers ---------------------------------------------------------------------------------------------
+
+
+def counts_samples(once: Tape, twice: Tape) -> bool:
+    """Whether a call computes with a number that depends on the number of samples, as in `loss.sum() / x.size(0)`."""
+    return any(_changed(a, b) for a, b in _matched(once, twice) or ())
+
+
+def with_numbers_of(own: Tape, every: Tape) -> None:
+    """Let the calls of a rank's `own` recording compute with the numbers of the recording with `every` rank's samples."""
+    calls = _matched(own, every)
+    if calls is None:
+        raise CannotRewrite("it does other operations on other numbers of samples")
+    for call, other in calls:
+        if _changed(call, other):
+            leaves, spec = pytree.tree_flatten((call.args, call.kwargs))
+            theirs = pytree.tree_leaves((other.args, other.kwargs))
+            chosen = [b if _is_value(call, a, b) else a for a, b in zip(leaves, theirs, strict=True)]
+            call.args, call.kwargs = pytree.tree_unflatten(chosen, spec)
+
+
+def _changed(a: TapeCall, b: TapeCall) -> bool:
+    mine, theirs = (pytree.tree_leaves((c.args, c.kwargs)) for c in (a, b))
+    return len(mine) == len(theirs) and any(_is_value(a, x, y) for x, y in zip(mine, theirs, strict=True))
+
+
+def _is_value(call: TapeCall, mine: object, other: object) -> bool:
+    """Whether these two are different numbers that a call computes with. Elsewhere whole numbers are sizes."""
+    if isinstance(mine, bool) or not isinstance(mine, (int, float)) or not isinstance(other, (int, float)):
+        return False
+    return mine != other and (isinstance(mine, float) or operator(call.fn).kind is Kind.ELEMENTWISE)

@@ -15,7 +15,7 @@ from planner_core.runtime.plan_reader import kept_sites, other_versions, read_pa
 from planner_core.runtime.program.collectives import Axis
 from planner_core.runtime.program.setup import DTypes
 from planner_core.runtime.record import Ref, Tape, record
-from planner_core.runtime.record.batch import batch_dims, doubled
+from planner_core.runtime.record.batch import batch_dims, counts_samples, repeated, with_numbers_of
 from planner_core.runtime.write.layout import PlannedTape, places
 from planner_core.runtime.write.program import write_program
 from planner_core.runtime.write.specs import Program
@@ -84,9 +84,14 @@ class PlannedForward:
         """A recording, placed as the plan says. Ranks may hold different samples along `axes`."""
         tape = self._record(args, kwargs)
         if all(a.size == 1 for a in self.axes):
-            samples: list[int | None] = [None] * len(tape.tensors)
-        else:
-            samples = batch_dims(tape, self._record(*doubled((args, kwargs))))
+            return self._planned(tape, [None] * len(tape.tensors), axes)
+        twice = self._record(*repeated((args, kwargs)))
+        planned = self._planned(tape, batch_dims(tape, twice), axes)
+        if planned.num_parts > 1 and counts_samples(tape, twice):  # the plan is for the samples of all ranks
+            with_numbers_of(tape, self._record(*repeated((args, kwargs), planned.num_parts)))
+        return planned
+
+    def _planned(self, tape: Tape, samples: list[int | None], axes: Sequence[int]) -> PlannedTape:
         sizes, names = tuple(a.size for a in self.axes), tuple(a.name for a in self.axes)
         return PlannedTape(
             tape, samples, self.rows, self.stored, self.places, sizes, names, other_versions(self.plan), data_axes=tuple(axes)
