@@ -417,6 +417,23 @@ def super_resolution() -> Made:
     return SuperResolution(), (images(), images(32))
 
 
+class LearnedStart(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.start = nn.Parameter(torch.randn(1, 16, 4, 4))
+        self.style, self.conv, self.out = nn.Linear(8, 32), nn.Conv2d(16, 16, 3, padding=1), nn.Conv2d(16, 3, 1)
+
+    def forward(self, z: Tensor, y: Tensor) -> Tensor:
+        scale, shift = self.style(z)[:, :, None, None].chunk(2, 1)
+        h = self.conv(self.start.repeat(len(z), 1, 1, 1)) * (1 + scale) + shift
+        return ((self.out(F.relu(h)) - y) ** 2).sum() / z.size(0)
+
+
+def learned_start() -> Made:
+    """A learned picture, repeated for each sample and styled by it; the loss is divided by the number of samples."""
+    return LearnedStart(), (numbers(8, 8), numbers(8, 3, 4, 4))
+
+
 REFUSED: dict[str, str] = {}
 
 

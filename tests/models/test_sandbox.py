@@ -57,7 +57,7 @@ def test_a_file_that_prints_and_starts_threads_and_processes(tmp_path: Path, cap
         ("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n", "ended the process"),
         ("def make(): return 3\n", "returned a int"),
         ("def make():\n    raise ValueError('no such size')\n", "ValueError: no such size"),
-        ("x = 1\n", "no attribute 'make'"),
+        ("x = 1\n", "has nothing named 'make'"),
         ("def make(:\n", "SyntaxError"),
         ("def make():\n    return bytearray(5 << 30)\n", "more than 2 GB"),
     ],

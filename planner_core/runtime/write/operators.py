@@ -169,6 +169,14 @@ def _expand(local: LocalCall) -> str:
     return f"{local.texts[0]}.expand({', '.join(sizes)})"
 
 
+@_rule("repeat", "tile")
+def _repeat(local: LocalCall) -> str:
+    """The counts are this rank's: those of the recording are of its own samples, also where the result is whole."""
+    had, made = local.given(), local.shape()
+    had = (1,) * (len(made) - len(had)) + tuple(had)
+    return f"{local.texts[0]}.repeat({', '.join(str(m // h) for h, m in zip(had, made, strict=True))})"
+
+
 @_rule(*SPLITS)
 def _split(local: LocalCall) -> str:
     dim = local.argument("dim", 2, 0)
