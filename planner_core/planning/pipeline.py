@@ -9,6 +9,7 @@ This is the one place that knows the order.
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -32,6 +33,7 @@ from planner_core.search import (
     Answer,
     Assignment,
     block_totals,
+    bounded,
     corners_below,
     front,
     memory_of,
@@ -139,13 +141,27 @@ def choose(
             best = (answer.value, problem, answer)
         bound = min(bound, answer.bound)
     if best:
-        answer = replace(best[2], bound=min(best[2].bound, bound))  # a gap that another mesh leaves open stays open
-        plan = planner.plan(*planner.bounded(best[1], answer, objective), "best", planner.request.method, objective)
+        problem, answer = planner.bounded(*best[1:], objective)
+        narrowed = [p for _, p in problems if p.whole is not None and p is not best[1]]
+        bound = min(bound, *(_least_of_whole(planner, p, objective) for p in narrowed), answer.bound)
+        answer = replace(answer, bound=bound)  # a gap that another mesh leaves open stays open
+        plan = planner.plan(problem, answer, "best", planner.request.method, objective)
         plan = left_out(plan, wide)
         return replace(plan, notes=(*plan.notes, *_chunks(planner, plan))) if method.chunks else plan
     if prove and method.zero and least is not None and needs_buffers(least[0], planner.budget):
         return _without_gathers(planner, options, say, method, below, least)
     return refused(planner, below, least, wide)
+
+
+def _least_of_whole(planner: Planner, problem: Problem, objective: str) -> float:
+    """A value that no plan is below, also among those that the restricted `problem` leaves out; 0 if no such value is known."""
+    with planner.clock("search"):
+        found = quick(problem, objective)
+        return (
+            0.0
+            if found is None
+            else bounded(problem, Answer(found, math.inf, 0.0, 0.0), objective, planner.budget).bound
+        )
 
 
 def _without_gathers(

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from planner_core.core import DeviceMesh
 from planner_core.core.errors import NoPlanFits
 from planner_core.core.plan import Plan, placements_by_pattern
 from planner_core.models.zoo import ZOO
-from planner_core.planning.pipeline import compare_methods
+from planner_core.planning import pipeline
+from planner_core.planning.pipeline import choose, compare_methods
 from planner_core.planning.request import Request
 from planner_core.planning.session import STATED, Planner, meshes, prepare
 from planner_core.search import search
+from planner_core.search.network import Problem
 from tests.support.plans import planned
 
 
@@ -123,3 +127,25 @@ def test_three_axes_hold_what_teams_run_on_them() -> None:
     (ours,) = [plan for plan in result.plans if plan.name == STATED]
     assert result.best.mesh.axis_names == ours.mesh.axis_names == ("data", "shard", "tensor")
     assert result.best.optimal and result.best.cost.step_time_s <= ours.cost.step_time_s
+
+
+def test_a_mesh_that_was_searched_in_part_leaves_the_proof_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bound of a smaller space is not one of the whole space, also where that mesh loses."""
+    planner = prepare(Request("gpt2-xl", cluster="1x4-a100-pcie", layers=1, batch=8, seq=256))
+    options = meshes(planner.request, planner.cluster)
+    best = choose(planner, options)
+    assert best.optimal
+    build = Planner.problem
+
+    def in_part(self: Planner, mesh: DeviceMesh, *args: Any, **options: Any) -> Problem:
+        problem = build(self, mesh, *args, **options)
+        (whole,) = {id(n): n for key, n in self.networks.items() if key[0] == mesh.axis_sizes}.values()
+        return problem if mesh.axis_sizes == best.mesh.axis_sizes else replace(problem, whole=whole)
+
+    monkeypatch.setattr(Planner, "problem", in_part)
+    monkeypatch.setattr(
+        pipeline, "bounded", lambda problem, answer, *rest: replace(answer, bound=best.cost.step_time_s / 2)
+    )
+    again = choose(planner, options)
+    assert not again.optimal and again.cost.step_time_s == best.cost.step_time_s
+    assert any("above the best there is" in note for note in again.notes)
