@@ -20,7 +20,7 @@ from planner_core.cost.communication import algorithms, wire_bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class OpTime:
     """Compute of one op in one copy of its block and one micro-batch; seconds on one GPU. `pads_s`: padding and dividing
     its operands, copying its gathered weights and adding up their gradients. `copies` counts how often it runs in a step."""
 
@@ -47,7 +47,7 @@ class Wait:
     seconds: float
 
 
-def work(plan: Plan, graph: Graph) -> list[Work]:
+def work(plan: Plan, graph: Graph) -> list[OpTime]:
     """Every op; the totals add up to the plan's compute time."""
     model = cost_model_of(plan)
     found = []
@@ -58,7 +58,7 @@ def work(plan: Plan, graph: Graph) -> list[Work]:
             forward, backward = op_seconds(block, op, bp, again, model)
             pads = touch_time(block, op, bp.sites[op.name], model)
             pads += sum(weight_seconds(block, op, bp.sites[op.name], op.name in again, model))
-            found.append(Work(op.name, label, len(bp.prefixes) * model.workload.accumulate, forward, backward, pads))
+            found.append(OpTime(op.name, label, len(bp.prefixes) * model.workload.accumulate, forward, backward, pads))
     return found
 
 

@@ -17,7 +17,7 @@ Key = tuple[str, str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class AlikeWeights:
     """A weight and its copies that are alike in every plan: placements, and seconds per step that all copies' op waits
     for data, by plan. `same`: it is placed alike in all plans."""
 
@@ -28,7 +28,7 @@ class Row:
     same: bool
 
 
-def rows(plans: Mapping[str, Plan], graphs: Mapping[str, Graph]) -> list[Row]:
+def rows(plans: Mapping[str, Plan], graphs: Mapping[str, Graph]) -> list[AlikeWeights]:
     """Of plans by name, each with the graph that it was made for: every weight, in the model's order; last, what is waited for
     at ops that use none. The waits of a plan add up to its exposed communication."""
     places = {name: words.by_weight(plan) for name, plan in plans.items()}
@@ -42,9 +42,11 @@ def rows(plans: Mapping[str, Plan], graphs: Mapping[str, Graph]) -> list[Row]:
     for (block, weight, cells), prefixes in alike.items():
         sums = {n: sum(w.get((block, weight, p), 0.0) for p in prefixes) for n, w in waits.items()}
         name = join_name(glob_name(tuple(prefixes)), weight)
-        found.append(Row(name, len(prefixes), dict(zip(plans, cells, strict=True)), sums, len(set(cells)) == 1))
+        found.append(
+            AlikeWeights(name, len(prefixes), dict(zip(plans, cells, strict=True)), sums, len(set(cells)) == 1)
+        )
     rest = {n: sum(s for key, s in w.items() if key not in keys) for n, w in waits.items()}
-    return [*found, Row(NO_WEIGHT, 1, {}, rest, True)]
+    return [*found, AlikeWeights(NO_WEIGHT, 1, {}, rest, True)]
 
 
 def waited(plan: Plan, graph: Graph) -> dict[Key, float]:

@@ -88,7 +88,7 @@ class Timeline:
 
 
 @dataclass
-class _Part:
+class _Stretch:
     """A stretch of the model that is drawn as one: ops of the top block, or one copy of a repeated block."""
 
     title: str
@@ -131,7 +131,7 @@ def _hidden_share(unit: Unit, phase: str, model: CostModel) -> float:
     return 1.0 if why == CONTENTION or not total else max(0.0, 1.0 - seconds / total)
 
 
-def _add(places: list[_Part], lane: str, both: Split, copies: int) -> None:
+def _add(places: list[_Stretch], lane: str, both: Split, copies: int) -> None:
     for part in places:
         sums: list[float] = getattr(part, lane)
         sums[0] += both[0] / copies
@@ -141,29 +141,29 @@ def _add(places: list[_Part], lane: str, both: Split, copies: int) -> None:
 # --- parts of the model -------------------------------------------------------------------------------
 
 
-def _parts(plan: Plan, graph: Graph) -> tuple[list[_Part], Mapping[str, Callable[[str], list[_Part]]]]:
+def _parts(plan: Plan, graph: Graph) -> tuple[list[_Stretch], Mapping[str, Callable[[str], list[_Stretch]]]]:
     """The parts in order, and per block label the parts that an op of it (by name) belongs to."""
     labels: dict[tuple[str, str], list[str]] = {}
     for label, bp in plan.blocks.items():
         for prefix in bp.prefixes:
             labels.setdefault((label.partition("#")[0], prefix), []).append(label)
-    parts: list[_Part] = []
-    of_op: dict[str, _Part] = {}
-    of_label: dict[str, list[_Part]] = {label: [] for label in plan.blocks}
+    parts: list[_Stretch] = []
+    of_op: dict[str, _Stretch] = {}
+    of_label: dict[str, list[_Stretch]] = {label: [] for label in plan.blocks}
     fresh = True
     for item in graph.top.items:
         if isinstance(item, Op):
             if fresh:
-                parts.append(_Part(""))
+                parts.append(_Stretch(""))
             of_op[item.name] = parts[-1]
         else:
-            parts.append(_Part(item.block))
+            parts.append(_Stretch(item.block))
             of_label[labels[item.block, item.prefix].pop(0)].append(parts[-1])
             for value in item.inputs:
                 of_op.setdefault(_passed(graph.top, value), parts[-1])
         fresh = isinstance(item, Call)
     _name(parts, of_op)
-    home: dict[str, Callable[[str], list[_Part]]] = {label: _always(found) for label, found in of_label.items()}
+    home: dict[str, Callable[[str], list[_Stretch]]] = {label: _always(found) for label, found in of_label.items()}
     home[""] = lambda name: [of_op[name]]
     return parts, home
 
@@ -172,7 +172,7 @@ def _passed(top: Block, value: int) -> str:
     return f"passed {top.values[value].name}"
 
 
-def _always(parts: list[_Part]) -> Callable[[str], list[_Part]]:
+def _always(parts: list[_Stretch]) -> Callable[[str], list[_Stretch]]:
     return lambda name: parts
 
 
@@ -184,14 +184,14 @@ def _first_user(block: Block, weight: str) -> str:
     return f"passed {weight}"
 
 
-def _name(parts: list[_Part], of_op: Mapping[str, _Part]) -> None:
+def _name(parts: list[_Stretch], of_op: Mapping[str, _Stretch]) -> None:
     """Titles of the stretches of top ops, and numbers of the copies that follow each other."""
     for part in parts:
         if not part.title:
             modules = [n.rpartition("/")[0].rpartition(".")[2] for n, p in of_op.items() if p is part]
             known = list(dict.fromkeys(m for m in modules if m))
             part.title = " … ".join(dict.fromkeys((known[0], known[-1]))) if known else "top"
-    runs: list[list[_Part]] = []
+    runs: list[list[_Stretch]] = []
     for part in parts:
         if runs and runs[-1][0].title == part.title:
             runs[-1].append(part)
@@ -205,7 +205,7 @@ def _name(parts: list[_Part], of_op: Mapping[str, _Part]) -> None:
 # --- bars ---------------------------------------------------------------------------------------------
 
 
-def _lay(parts: list[_Part]) -> Iterator[Bar]:
+def _lay(parts: list[_Stretch]) -> Iterator[Bar]:
     """Parts after each other, forward and then backward in reverse; what hides queues up beside them."""
     now, queue = 0.0, 0.0
     hidden: list[Bar] = []

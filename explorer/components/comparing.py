@@ -191,7 +191,7 @@ def weights(shown: Plans, homes: Mapping[str, Result]) -> None:
     )
 
 
-def _weight(row: differences.Row) -> str:
+def _weight(row: differences.AlikeWeights) -> str:
     return html.escape(row.weight) + (f" ×{row.copies}" if row.copies > 1 else "")
 
 

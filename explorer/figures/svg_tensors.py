@@ -1,6 +1,6 @@
 """Pictures of tensors on devices, as SVG text. Pure functions; every text that goes in is escaped.
 
-A `Box` is a piece of drawing with a size; `row`, `column` and `device` put boxes together. Colours of text and paper
+A `Drawing` is a piece of drawing with a size; `row`, `column` and `device` put drawings together. Colours of text and paper
 are the page's own, so that one picture serves light and dark. Replicate is grey, Shard solid in the colour of its
 device, Partial hatched in it; the letters R, S(dim) and P stand with each, so colour is never alone. Hatching means
 Partial and nothing else. There are eight device colours: from rank 8 on they come again with a dotted frame inside.
@@ -24,7 +24,7 @@ Style = tuple[str, int | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Box:
+class Drawing:
     """A drawing of `width` × `height` with its corner at the origin."""
 
     width: float
@@ -32,7 +32,7 @@ class Box:
     body: str = ""
 
 
-def svg(box: Box, alt: str) -> str:
+def svg(box: Drawing, alt: str) -> str:
     """The finished picture; `alt` says in words what it shows."""
     w, h = box.width + 4, box.height + 4
     return (
@@ -42,42 +42,42 @@ def svg(box: Box, alt: str) -> str:
     )
 
 
-def at(x: float, y: float, box: Box) -> str:
+def at(x: float, y: float, box: Drawing) -> str:
     """The box moved to (x, y)."""
     return f'<g transform="translate({x:.1f} {y:.1f})">{box.body}</g>' if box.body else ""
 
 
-def row(*boxes: Box, gap: float = 14, align: float = 0.5) -> Box:
+def row(*boxes: Drawing, gap: float = 14, align: float = 0.5) -> Drawing:
     """Side by side; `align` 0 top, 0.5 middle, 1 bottom."""
     height = max((b.height for b in boxes), default=0)
     x, parts = 0.0, []
     for b in boxes:
         parts.append(at(x, (height - b.height) * align, b))
         x += b.width + gap
-    return Box(max(0.0, x - gap), height, "".join(parts))
+    return Drawing(max(0.0, x - gap), height, "".join(parts))
 
 
-def column(*boxes: Box, gap: float = 14, align: float = 0.0) -> Box:
+def column(*boxes: Drawing, gap: float = 14, align: float = 0.0) -> Drawing:
     """Below each other; `align` 0 left, 0.5 middle."""
     width = max((b.width for b in boxes), default=0)
     y, parts = 0.0, []
     for b in boxes:
         parts.append(at((width - b.width) * align, y, b))
         y += b.height + gap
-    return Box(width, max(0.0, y - gap), "".join(parts))
+    return Drawing(width, max(0.0, y - gap), "".join(parts))
 
 
-def text(words: str, size: float = 14, weight: int = 400, colour: str = "currentColor", muted: bool = False) -> Box:
+def text(words: str, size: float = 14, weight: int = 400, colour: str = "currentColor", muted: bool = False) -> Drawing:
     """One line."""
     fade = ' opacity="0.75"' if muted else ""
     body = (
         f'<text x="0" y="{size:.1f}" font-size="{size}" font-weight="{weight}" '
         f'fill="{colour}"{fade}>{html.escape(words)}</text>'
     )
-    return Box(len(words) * size * 0.53 + 2, size * 1.3, body)
+    return Drawing(len(words) * size * 0.53 + 2, size * 1.3, body)
 
 
-def lines(*words: str, size: float = 14, muted: bool = False) -> Box:
+def lines(*words: str, size: float = 14, muted: bool = False) -> Drawing:
     """Several lines."""
     return column(*(text(w, size, muted=muted) for w in words), gap=2)
 
@@ -101,7 +101,7 @@ def hatch(width: float, height: float, colour: str, every: float = 7) -> str:
     return f'<path d="{"".join(path)}" stroke="{colour}" stroke-width="1.6" stroke-opacity="0.75" fill="none"/>'
 
 
-def tile(width: float, height: float, style: Style, words: str = "", size: float = 14) -> Box:
+def tile(width: float, height: float, style: Style, words: str = "", size: float = 14) -> Drawing:
     """A rectangle in the look of a placement, with a text in its middle."""
     look, rank = style
     colour = GREY if rank is None else device_colour(rank)
@@ -126,7 +126,7 @@ def tile(width: float, height: float, style: Style, words: str = "", size: float
             f'<text x="{width / 2:.1f}" y="{height / 2 + size * 0.36:.1f}" text-anchor="middle" font-size="{size}" '
             f'fill="{ink}"{halo}>{html.escape(words)}</text>'
         )
-    return Box(width, height, body)
+    return Drawing(width, height, body)
 
 
 def again(width: float, height: float, ink: str) -> str:
@@ -163,7 +163,7 @@ def difference(value: float) -> str:
 
 def matrix(
     values: Any, style: Callable[[int, int], Style], name: str = "", placement: str = "", cell: float = CELL_W
-) -> Box:
+) -> Drawing:
     """A matrix of real numbers, cell by cell; `name` and the letter of its placement stand above."""
     found = [[float(v) for v in r] for r in values]
     grid = column(
@@ -176,7 +176,7 @@ def matrix(
     return titled(grid, name, placement)
 
 
-def titled(box: Box, name: str, placement: str = "") -> Box:
+def titled(box: Drawing, name: str, placement: str = "") -> Drawing:
     """A caption above a box: its name in strong, its placement beside it."""
     if not name and not placement:
         return box
@@ -204,7 +204,7 @@ def sliced(dim: int, size: int, parts: int) -> Callable[[int, int], Style]:
     return lambda i, j: ("S", (j if dim else i) * parts // size)
 
 
-def device(rank: int, box: Box, words: str = "") -> Box:
+def device(rank: int, box: Drawing, words: str = "") -> Drawing:
     """A frame round what one device holds, with its name in its colour."""
     colour = device_colour(rank)
     label = words or f"GPU {rank}"
@@ -215,15 +215,15 @@ def device(rank: int, box: Box, words: str = "") -> Box:
         f'<text x="10" y="17" font-size="13.5" font-weight="600" fill="{on_colour(colour)}">{html.escape(label)}</text>'
     )
     body += again(width, 24, on_colour(colour)) if rank >= len(DEVICES) else ""
-    return Box(width, height, body + at(10, 32, box))
+    return Drawing(width, height, body + at(10, 32, box))
 
 
-def sign(words: str, size: float = 20) -> Box:
+def sign(words: str, size: float = 20) -> Drawing:
     """An operator between boxes."""
     return text(words, size, 400)
 
 
-def arrow(width: float = 40, words: str = "") -> Box:
+def arrow(width: float = 40, words: str = "") -> Drawing:
     """An arrow to the right, with a word above it."""
     width = max(width, len(words) * 7.3 + 8)
     body = (
@@ -234,7 +234,7 @@ def arrow(width: float = 40, words: str = "") -> Box:
         f'<text x="{width / 2 - 3:.0f}" y="14" font-size="13" text-anchor="middle" '
         f'fill="currentColor">{html.escape(words)}</text>'
     )
-    return Box(width, 34, body + (label if words else ""))
+    return Drawing(width, 34, body + (label if words else ""))
 
 
 LONG_CELL = 22
@@ -256,7 +256,7 @@ def _cell(words: str) -> str:
     return f"<td{look}>{html.escape(words)}</td>"
 
 
-def legend(*looks: str) -> Box:
+def legend(*looks: str) -> Drawing:
     """What the looks mean, for the foot of a picture."""
     words = {"R": "R  Replicate: whole on each", "S": "S  Shard: a slice", "P": "P  Partial: not summed yet"}
     return row(

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from pyvis.network import Network
 
-from explorer.graph.scene import Placed, Scene, Scope, Wire, facts, scene
+from explorer.graph.scene import Placed, Scene, ScopeDrawing, Wire, facts, scene
 from planner_core.ops import CoarseGraph
 
 COLOURS = {
@@ -61,7 +61,7 @@ def _wire(net: Network, scope: str, wire: Wire, left: float) -> None:
         net.add_edge(a, b, arrows="to" if k == len(stops) else "", color="#7a8590")
 
 
-def _top_first(drawing: Scene) -> list[tuple[str, Scope]]:
+def _top_first(drawing: Scene) -> list[tuple[str, ScopeDrawing]]:
     return [("", drawing.scopes[""]), *((n, s) for n, s in drawing.scopes.items() if n)]
 
 

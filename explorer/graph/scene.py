@@ -78,7 +78,7 @@ class Wire:
 
 
 @dataclass(frozen=True, slots=True)
-class Scope:
+class ScopeDrawing:
     """One drawing: the top, or the inside of a block."""
 
     name: str
@@ -93,7 +93,7 @@ class Scene:
     """All drawings of a model. `scopes[""]` is the top; `runs` are its repeated blocks in order."""
 
     title: str
-    scopes: Mapping[str, Scope]
+    scopes: Mapping[str, ScopeDrawing]
     runs: tuple[Run, ...]
     titles: Mapping[str, str] = field(default_factory=dict)
 
@@ -132,7 +132,7 @@ def block_title(name: str, calls: Any) -> str:
     return ".".join(c[0] if len(set(c)) == 1 else "*" for c in zip(*rows_, strict=True))
 
 
-def _scope(name: str, coarse: CoarseBlock, runs: list[Run], titles: Mapping[str, str]) -> Scope:
+def _scope(name: str, coarse: CoarseBlock, runs: list[Run], titles: Mapping[str, str]) -> ScopeDrawing:
     block = coarse.block
     nodes, made = _nodes(name, coarse, runs, titles)
     edges = _edges(block, coarse, runs, nodes, made, name)
@@ -140,7 +140,7 @@ def _scope(name: str, coarse: CoarseBlock, runs: list[Run], titles: Mapping[str,
     drawn = layout(boxes, edges)
     placed = tuple(Placed(n, *drawn.centres[n.id], b.width, b.height) for n, b in zip(nodes, boxes, strict=True))
     wires = tuple(Wire(s, d, route) for (s, d), route in zip(edges, drawn.routes, strict=True))
-    return Scope(name, placed, wires, drawn.width, drawn.height)
+    return ScopeDrawing(name, placed, wires, drawn.width, drawn.height)
 
 
 def _first(node: Node, block: Block) -> float:

@@ -97,7 +97,7 @@ class RunTable:
 
 def run_tables(problem: Problem) -> list[RunTable]:
     """The tables of the runs that pass nothing on but the residual stream, with equal shares for the sides of each maximum."""
-    folded = Folded(problem, Objective("time", problem.model.step_time, fixed=EVEN))
+    folded = FoldedTables(problem, Objective("time", problem.model.step_time, fixed=EVEN))
     found = []
     for run in (r for r in folded.runs if r.count > 1 and not r.axes.shared):
         stream = run.compiled.net.tensors[run.axes.entry]
@@ -108,27 +108,27 @@ def run_tables(problem: Problem) -> list[RunTable]:
     return found
 
 
-def folded_at(problem: Problem, objective: Objective) -> Folded:
+def folded_at(problem: Problem, objective: Objective) -> FoldedTables:
     """The folded network under an objective: that of the last solution if it had this objective."""
-    last: Folded | None = problem.last
-    return last if last is not None and last.objective == objective else Folded(problem, objective)
+    last: FoldedTables | None = problem.last
+    return last if last is not None and last.objective == objective else FoldedTables(problem, objective)
 
 
-def _folded(problem: Problem, objective: Objective) -> Folded:
+def _folded(problem: Problem, objective: Objective) -> FoldedTables:
     """The folded network under an objective. An exact solution without prices goes on from what a quick solution found."""
     if not objective.exact:
-        fresh = Folded(problem, objective)
+        fresh = FoldedTables(problem, objective)
         if not (objective.after_forward or objective.after_backward):
             problem.quick[replace(objective, exact=True)] = fresh
         return fresh
-    known: Folded | None = problem.quick.pop(objective, None)
+    known: FoldedTables | None = problem.quick.pop(objective, None)
     if known is None:
-        return Folded(problem, objective)
+        return FoldedTables(problem, objective)
     known.sharpen(objective)
     return known
 
 
-class Folded:
+class FoldedTables:
     """A folded network under an objective: the tables of its runs (`runs`), and those of the top block (`fixed`)."""
 
     def __init__(self, problem: Problem, objective: Objective) -> None:

@@ -28,7 +28,7 @@ from planner_core.core import Block, P, Placement, R, Shard
 from planner_core.cost import Component, CostVector
 from planner_core.ops import CoarseGraph
 from planner_core.search.algebra.elimination import TooWide, eliminate, lower_bound
-from planner_core.search.folded_solver import Folded
+from planner_core.search.folded_solver import FoldedTables
 from planner_core.search.lagrangian import Answer, memory_of, objective_of, search
 from planner_core.search.network.factors import Factor, Network, only, tensor_name
 from planner_core.search.network.folded import (
@@ -296,7 +296,7 @@ def _in_parts(problem: Problem, whole: Networks, objective: str) -> float:
         loose = loosen(problem, whole, math.inf)
     except TooWide:
         return 0.0
-    tables = Folded(loose, replace(objective_of(loose, objective), top=EVEN)).tables
+    tables = FoldedTables(loose, replace(objective_of(loose, objective), top=EVEN)).tables
     return lower_bound(loose.top.sizes, tables, loose.top.sequence, PART)
 
 

@@ -598,7 +598,9 @@ def test_a_users_own_model_is_shown() -> None:
 
 
 def test_text_in_pictures_is_escaped() -> None:
-    box = draw.column(draw.text("<script>"), draw.tile(10, 10, ("P", 1), "a&b"), draw.titled(draw.Box(1, 1), '"<x>'))
+    box = draw.column(
+        draw.text("<script>"), draw.tile(10, 10, ("P", 1), "a&b"), draw.titled(draw.Drawing(1, 1), '"<x>')
+    )
     picture = draw.svg(box, '"<alt>')
     ElementTree.fromstring(picture)
     assert "<script" not in picture and "<alt>" not in picture
@@ -609,7 +611,8 @@ def test_a_colour_that_comes_again_has_a_second_mark() -> None:
     first, again = draw.tile(30, 20, ("S", 1)).body, draw.tile(30, 20, ("S", 9)).body
     assert "stroke-dasharray" in again and "stroke-dasharray" not in first
     assert (
-        "GPU 9" in draw.device(9, draw.Box(10, 10)).body and "stroke-dasharray" in draw.device(9, draw.Box(10, 10)).body
+        "GPU 9" in draw.device(9, draw.Drawing(10, 10)).body
+        and "stroke-dasharray" in draw.device(9, draw.Drawing(10, 10)).body
     )
     dealt = LESSONS[5].scene(LLAMA, {"t": 16}).steps[1].picture
     assert all(f">GPU {r}<" in dealt for r in range(16)) and "stroke-dasharray" in dealt

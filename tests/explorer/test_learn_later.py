@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from explorer.figures.svg_tensors import Box, text
+from explorer.figures.svg_tensors import Drawing, text
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import typed
 from explorer.learn.lessons import LESSONS
@@ -490,7 +490,7 @@ def test_a_film_shows_each_cell_where_it_stands() -> None:
         100,
         50,
         ("a", "b <i>", "c"),
-        Box(0, 0),
+        Drawing(0, 0),
         (Cell(5, 5, (one, one, two)), Cell(50, 5, (None, two, None))),
         (Flight(0, (5, 5), (50, 5), one),),
     )
@@ -499,4 +499,4 @@ def test_a_film_shows_each_cell_where_it_stands() -> None:
     assert 'data-from="0" data-to="1"' in markup and 'data-way="5.0 5.0 50.0 5.0"' in markup and "<i>" not in markup
     assert film.at_stop(1).body.count("<text") == 2
     with pytest.raises(ValueError, match="3 stops"):
-        Film(1, 1, ("a", "b", "c"), Box(0, 0), (Cell(0, 0, (one,)),), ())
+        Film(1, 1, ("a", "b", "c"), Drawing(0, 0), (Cell(0, 0, (one,)),), ())

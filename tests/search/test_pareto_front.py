@@ -18,7 +18,7 @@ from planner_core.cost.step_time import Component
 from planner_core.models.zoo import load_snapshot
 from planner_core.planning.analysis.unfolded_network import unfold_problem
 from planner_core.search.algebra.convex_hull import hull, lower_hull, slope
-from planner_core.search.budget.pareto_front import Front, corners, corners_below, front
+from planner_core.search.budget.pareto_front import ParetoFront, corners, corners_below, front
 from planner_core.search.lagrangian import objective_of, search
 from planner_core.search.network.folded import Problem, build_problem
 from tests.support.random_graphs import prepared, random_graph
@@ -32,7 +32,7 @@ def problem_of(graph: Any, mesh: str = "8", cluster: str = "1x8-h100", **options
     return build_problem(coarse, strategies, cost_model(c, parse_mesh(mesh, c.num_gpus), workload), **options)
 
 
-def assert_complete(problem: Problem, found: Front, objective: str, points: list[int]) -> None:
+def assert_complete(problem: Problem, found: ParetoFront, objective: str, points: list[int]) -> None:
     """One byte under a point's memory (in parts of it, as an integer program counts), the least cost is that of the next."""
     net = unfold_problem(problem, objective_of(problem, objective))
     for i in points:

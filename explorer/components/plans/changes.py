@@ -98,7 +98,7 @@ def weights(result: Result, plans: Mapping[str, Plan], chosen: str, nodes: Seque
 
 def marks_of(
     result: Result, plans: Mapping[str, Plan], chosen: str, nodes: Sequence[graph_diff.Difference]
-) -> linked.Marks:
+) -> linked.LinkedMarks:
     """What the graph marks: against marked candidates, else against marked plans, else against one other plan (`nodes`)."""
     if held := candidates.marked(result):
         return linked.of_candidates(result, plans[chosen], *held)
@@ -106,10 +106,10 @@ def marks_of(
     if any(n != chosen for n in among):
         return linked.of_plans(result, plans, chosen, among)
     marks = {d.left: d.there for d in nodes}
-    return linked.Marks(marks, words.title(plans[other(plans, chosen)]) if marks else "")
+    return linked.LinkedMarks(marks, words.title(plans[other(plans, chosen)]) if marks else "")
 
 
-def _graph(result: Result, chosen: str, marks: linked.Marks) -> None:
+def _graph(result: Result, chosen: str, marks: linked.LinkedMarks) -> None:
     """The graph with the plan's placements, and marks on the nodes that lie otherwise somewhere else."""
 
     def viewed() -> None:

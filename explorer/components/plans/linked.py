@@ -23,7 +23,7 @@ from planner_core.search.candidates import Candidates
 
 
 @dataclass(frozen=True, slots=True)
-class Marks:
+class LinkedMarks:
     """Nodes of the graph that lie otherwise than in the chosen plan, each with how; and what they lie so in."""
 
     nodes: Mapping[str, str]
@@ -52,7 +52,7 @@ def common(found: Candidates, marked: Sequence[int]) -> str:
     return f"All place {', '.join(alike)}." if alike else "They place no weight all alike."
 
 
-def of_candidates(result: Result, plan: Plan, found: Candidates, marked: Sequence[int]) -> Marks:
+def of_candidates(result: Result, plan: Plan, found: Candidates, marked: Sequence[int]) -> LinkedMarks:
     """Weights that marked candidates do not all place as the plan does."""
     theirs = choosing.letters(found, plan)
     homes = weight_table.by_weight(state.drawing(result.request))
@@ -63,13 +63,13 @@ def of_candidates(result: Result, plan: Plan, found: Candidates, marked: Sequenc
     }
     count = len(marked)
     if count == 1:
-        return Marks(nodes, "the chosen candidate")
-    return Marks(
+        return LinkedMarks(nodes, "the chosen candidate")
+    return LinkedMarks(
         nodes, f"the {count} marked candidates", f"≠ in the graph: {count} marked candidates place it otherwise."
     )
 
 
-def of_plans(result: Result, plans: Mapping[str, Plan], chosen: str, marked: Sequence[str]) -> Marks:
+def of_plans(result: Result, plans: Mapping[str, Plan], chosen: str, marked: Sequence[str]) -> LinkedMarks:
     """Nodes that do not lie in all marked plans as they do in the chosen one."""
     drawing, ways = state.drawing(result.request), dict[str, list[str]]()
     others = [n for n in marked if n != chosen]
@@ -78,4 +78,4 @@ def of_plans(result: Result, plans: Mapping[str, Plan], chosen: str, marked: Seq
             ways.setdefault(d.left, []).append(d.there)
     nodes = {node: " or ".join(dict.fromkeys(lies)) for node, lies in ways.items()}
     titles = words.join([words.title(plans[n]) for n in others])
-    return Marks(nodes, titles, f"≠ in the graph: {titles} place it otherwise than {words.title(plans[chosen])}.")
+    return LinkedMarks(nodes, titles, f"≠ in the graph: {titles} place it otherwise than {words.title(plans[chosen])}.")

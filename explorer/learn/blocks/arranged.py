@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from explorer.address.settings import MODELS
 from explorer.learn.blocks import placing
-from explorer.learn.blocks.placing import Sent
+from explorer.learn.blocks.placing import BlockMessage
 from explorer.learn.learner import STANDARD, Learner, standard
 from planner_core.core import Block, BlockPlan, DeviceMesh, Plan
 from planner_core.ops import Kind, operator
@@ -30,12 +30,12 @@ behind the addition."""
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class PlacedMessage:
     """One collective with its place: a gate of a half, or a weight."""
 
     half: int
     gate: str
-    sent: Sent
+    sent: BlockMessage
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Arranged:
     weights: dict[str, str]
     gathered: frozenset[str]
     wires: dict[tuple[int, str], str]
-    messages: tuple[Placed, ...]
+    messages: tuple[PlacedMessage, ...]
     plan: Plan | None
 
     @property
@@ -103,7 +103,7 @@ def own(learner: Learner, devices: int, letters: tuple[str, ...]) -> Arranged | 
     block = learner.graph.blocks[name]
     full = [block.values[w].name for w in matrices(block)]
     planner = placing.neighbours(learner, devices)
-    placed = placing.Placed(name, block, dict(zip(full, letters, strict=True)))
+    placed = placing.PlacedBlock(name, block, dict(zip(full, letters, strict=True)))
     problem = planner.problem(DeviceMesh(("tensor",), (devices,)), placed, zero=0, uniform=True)
     return _searched(planner, problem, name, "Placed by hand", "communication")
 
@@ -186,17 +186,17 @@ def _wires(block: Block, bp: BlockPlan, halves: tuple[_Half, _Half], axis: int) 
     return found
 
 
-def _place(sent: Sent, block: Block, halves: tuple[_Half, _Half]) -> Placed:
+def _place(sent: BlockMessage, block: Block, halves: tuple[_Half, _Half]) -> PlacedMessage:
     """The gate of an activation's message, or the weight of a weight's."""
     index = {op.name: i for i, op in enumerate(block.ops)}
     if sent.weight:
         name = short(sent.weight)
         below = int(name in HALVES[1] or "post" in name)
-        return Placed(below, name if name in WEIGHTS else "norm", sent)
+        return PlacedMessage(below, name if name in WEIGHTS else "norm", sent)
     i, result = index[sent.site], "result" in sent.what
     h = int(i > halves[0].add)
     half = halves[h]
-    return Placed(h, _gate(i, result, half), sent)
+    return PlacedMessage(h, _gate(i, result, half), sent)
 
 
 def _gate(i: int, result: bool, half: _Half) -> str:

@@ -17,7 +17,7 @@ SHORT = {"scaled_dot_product_attention": "attention", "mul": "multiply"}
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class BlockMessage:
     """One collective of one copy of a block: `moved` is what it puts right, e.g. "result: P to R".
 
     `site`, `what` and `weight` say where it comes from in the plan (`planner_core.cost.Message`), `axis` is its mesh axis.
@@ -41,7 +41,7 @@ class Sent:
 
 
 @dataclass
-class Placed(Restriction):
+class PlacedBlock(Restriction):
     """The weights of one block as somebody placed them on the last axis, by name: "R", "S(0)" or "S(1)"."""
 
     name: str
@@ -65,7 +65,7 @@ def neighbours(learner: Learner, devices: int) -> Planner:
     return planner.changed(cluster=replace(planner.cluster, levels=(level,)))
 
 
-def of_plan(plan: Plan, planner: Planner, name: str) -> tuple[Sent, ...]:
+def of_plan(plan: Plan, planner: Planner, name: str) -> tuple[BlockMessage, ...]:
     """Every collective of one copy of a block under a plan, in one micro-batch and once a step."""
     model = replace(
         cost_model(planner.cluster, plan.mesh, planner.workload), workload=replace(planner.workload, accumulate=1)
@@ -73,7 +73,7 @@ def of_plan(plan: Plan, planner: Planner, name: str) -> tuple[Sent, ...]:
     return _sent(model, planner.graph, plan.blocks[name], name)
 
 
-def _sent(model: CostModel, graph: Graph, plan: BlockPlan, name: str) -> tuple[Sent, ...]:
+def _sent(model: CostModel, graph: Graph, plan: BlockPlan, name: str) -> tuple[BlockMessage, ...]:
     block = graph.blocks[name]
     ops = {op.name: op for op in block.ops}
     one = replace(plan, prefixes=plan.prefixes[:1])
@@ -85,7 +85,9 @@ def _sent(model: CostModel, graph: Graph, plan: BlockPlan, name: str) -> tuple[S
             _moved(m, op, plan.sites[m.site].inputs, plan.sites[m.site].outputs, block) if op else f"{m.what}: P to R"
         )
         size = m.count * m.num_bytes
-        rows.append(Sent(m.phase, _where(m.site), moved, m.kind, size, seconds, m.site, m.what, m.weight, m.axis))
+        rows.append(
+            BlockMessage(m.phase, _where(m.site), moved, m.kind, size, seconds, m.site, m.what, m.weight, m.axis)
+        )
     return tuple(rows)
 
 
@@ -115,12 +117,14 @@ def _where(site: str) -> str:
     return module if fn == "linear" or not slash or "norm" in module else SHORT.get(fn, fn)
 
 
-def compare(mine: tuple[Sent, ...], best: tuple[Sent, ...]) -> tuple[list[Sent], list[Sent]]:
+def compare(
+    mine: tuple[BlockMessage, ...], best: tuple[BlockMessage, ...]
+) -> tuple[list[BlockMessage], list[BlockMessage]]:
     """What only the first sends and what only the second, the slowest first."""
     return _only(mine, best), _only(best, mine)
 
 
-def _only(these: tuple[Sent, ...], those: tuple[Sent, ...]) -> list[Sent]:
+def _only(these: tuple[BlockMessage, ...], those: tuple[BlockMessage, ...]) -> list[BlockMessage]:
     left = Counter(x.key for x in those)
     found = []
     for x in these:

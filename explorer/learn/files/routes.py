@@ -18,7 +18,7 @@ MINUTES = (10, 8, 8, 12, 15, 8, 12, 10, 8, 8, 12, 8, 12, 12, 10, 12, 8, 8, 10, 1
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class RouteStop:
     """A lesson of a route: the step and settings to open it at, and what to do there."""
 
     lesson: int
@@ -40,7 +40,7 @@ class Session:
     name: str
     minutes: int
     aim: str
-    stops: tuple[Stop, ...]
+    stops: tuple[RouteStop, ...]
     drop: str
 
 
@@ -57,14 +57,14 @@ class Misconception:
 NINETY = Session(
     "90 minutes", 90, "say where memory goes, what a cut makes GPUs send, and when each way of splitting pays",
     (
-        Stop(1, "Let them make it fit before you explain anything."),
-        Stop(2, "Columns, then rows: what must be put together, and how."),
-        Stop(3, "Draw cases until nobody hesitates."),
-        Stop(4, "Play the ring, then the question. Latency against bandwidth at the end."),
-        Stop(5, "Rows first: let them see GeLU fail, then columns.", settings=(("first", "rows"),)),
-        Stop(6, "Only as far as the key-value heads: lesson 13 deals heads.", minutes=6),
-        Stop(14, "Steps 1 to 3, and the map as what to take home. Where step 5 says ZeRO-1: the optimizer's states are dealt out."),
-        Stop(13, "A contest: who finds the placement with the shortest messages?"),
+        RouteStop(1, "Let them make it fit before you explain anything."),
+        RouteStop(2, "Columns, then rows: what must be put together, and how."),
+        RouteStop(3, "Draw cases until nobody hesitates."),
+        RouteStop(4, "Play the ring, then the question. Latency against bandwidth at the end."),
+        RouteStop(5, "Rows first: let them see GeLU fail, then columns.", settings=(("first", "rows"),)),
+        RouteStop(6, "Only as far as the key-value heads: lesson 13 deals heads.", minutes=6),
+        RouteStop(14, "Steps 1 to 3, and the map as what to take home. Where step 5 says ZeRO-1: the optimizer's states are dealt out."),
+        RouteStop(13, "A contest: who finds the placement with the shortest messages?"),
     ),
     "Leave out 6 first (then let attention whole in 13), next the last two steps of 3. Do not leave out 4: 14 needs it.",
 )  # fmt: skip
@@ -72,27 +72,27 @@ NINETY = Session(
 FIVE = (
     Session(
         "Session 1: cutting", 45, "say where memory goes, and what must be sent after a cut",
-        (Stop(1, "The failure first; the question at step 5."), Stop(2, "Both cuts."), Stop(3, "Draw cases.")),
+        (RouteStop(1, "The failure first; the question at step 5."), RouteStop(2, "Both cuts."), RouteStop(3, "Draw cases.")),
         "Leave out the table of all moves in 3.",
     ),
     Session(
         "Session 2: messages and layers", 45, "count the bytes of a ring, and say why columns come before rows",
-        (Stop(4, "Predict, then play."), Stop(5, "Rows first.", settings=(("first", "rows"),)), Stop(6, "Which models cannot be dealt to 16?", settings=(("t", 16),))),
+        (RouteStop(4, "Predict, then play."), RouteStop(5, "Rows first.", settings=(("first", "rows"),)), RouteStop(6, "Which models cannot be dealt to 16?", settings=(("t", 16),))),
         "Leave out the last step of 6.",
     ),
     Session(
         "Session 3: a whole model", 45, "tell which gradients are terms of a sum, and what each ZeRO stage deals out",
-        (Stop(7, "Between the products; the vocabulary is for reading at home."), Stop(8, "The question comes first: let them argue."), Stop(16, "Then with 4 micro-batches: who pays each time?")),
+        (RouteStop(7, "Between the products; the vocabulary is for reading at home."), RouteStop(8, "The question comes first: let them argue."), RouteStop(16, "Then with 4 micro-batches: who pays each time?")),
         "Leave out the vocabulary in 7 (its last two steps).",
     ),
     Session(
         "Session 4: time and memory", 45, "say what hides beside compute, when memory is fullest, and what a slow link does",
-        (Stop(10, "Bytes are not time."), Stop(15, "The longer side counts."), Stop(17, "Predict the moment."), Stop(18, "Four micro-batches.")),
+        (RouteStop(10, "Bytes are not time."), RouteStop(15, "The longer side counts."), RouteStop(17, "Predict the moment."), RouteStop(18, "Four micro-batches.")),
         "Leave out the buckets in 15.",
     ),
     Session(
         "Session 5: choosing", 45, "say when each way pays, find a plan that beats the usual ones, know how far to trust it, and find a fault",
-        (Stop(14, "The map."), Stop(13, "The contest."), Stop(19, "Fit one constant by hand."), Stop(23, "In pairs: one reads losses, one the trace.")),
+        (RouteStop(14, "The map."), RouteStop(13, "The contest."), RouteStop(19, "Fit one constant by hand."), RouteStop(23, "In pairs: one reads losses, one the trace.")),
         "Leave out the last step of 19.",
     ),
 )  # fmt: skip

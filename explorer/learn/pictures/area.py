@@ -6,12 +6,12 @@ import html
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from explorer.figures.svg_tensors import PAPER, Box, column, dots, row, text
+from explorer.figures.svg_tensors import PAPER, Drawing, column, dots, row, text
 from explorer.learn.pictures.charts import WIDTH, wrap
 
 
 @dataclass(frozen=True, slots=True)
-class Band:
+class Stratum:
     """One kind of the stack: a height at each moment. `dotted` tells it apart without colour."""
 
     name: str
@@ -21,9 +21,9 @@ class Band:
 
 
 def area(
-    bands: Sequence[Band], shown: Callable[[float], str], limit: tuple[float, str], parts: Sequence[tuple[int, str]],
+    bands: Sequence[Stratum], shown: Callable[[float], str], limit: tuple[float, str], parts: Sequence[tuple[int, str]],
     mark: tuple[int, str] | None = None, upto: int | None = None,
-) -> Box:  # fmt: skip
+) -> Drawing:  # fmt: skip
     """Bands stacked in order; `parts` are (first moment, name) along the axis, `mark` a moment with its words. Of moments from
     `upto` on only the room is drawn."""
     width, height, left, low, top = WIDTH, 280.0, 62.0, 28.0, 34.0
@@ -58,7 +58,7 @@ def area(
         drawn.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="none" stroke="currentColor" stroke-width="2"/>')
         drawn.append(_label(x + (-10 if end else 10), y - 8, mark[1], "end" if end else "start"))
     keys = [row(_swatch(b), text(b.name, 13, muted=True), gap=6) for b in bands if max(b.heights[:last]) > 0]
-    return column(Box(width, height, "".join(drawn)), wrap(keys, WIDTH), gap=8)
+    return column(Drawing(width, height, "".join(drawn)), wrap(keys, WIDTH), gap=8)
 
 
 def _limit(limit: tuple[float, str], y: float, left: float, width: float, shown: Callable[[float], str]) -> list[str]:
@@ -75,9 +75,9 @@ def _label(x: float, y: float, words: str, anchor: str = "start") -> str:
     )
 
 
-def _swatch(band: Band) -> Box:
+def _swatch(band: Stratum) -> Drawing:
     faint = ' fill-opacity="0.3"' if band.dotted else ""
-    return Box(
+    return Drawing(
         16,
         14,
         f'<rect width="16" height="14" fill="{band.colour}"{faint}/>'

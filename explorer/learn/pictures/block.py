@@ -15,7 +15,7 @@ from explorer.figures.palette import KIND_COLOURS
 from explorer.figures.svg_tensors import (
     GREY,
     PAPER,
-    Box,
+    Drawing,
     amount,
     at,
     column,
@@ -26,7 +26,7 @@ from explorer.figures.svg_tensors import (
     text,
     tile,
 )
-from explorer.learn.blocks.arranged import HALVES, Arranged, Placed
+from explorer.learn.blocks.arranged import HALVES, Arranged, PlacedMessage
 
 SHORT = {"all_reduce": "AR", "all_gather": "AG", "reduce_scatter": "RS", "all_to_all": "AA"}
 CUTS = {"R": "whole", "S(0)": "columns", "S(1)": "rows"}
@@ -60,7 +60,7 @@ F_AND_G_BELOW = Look({"in": "f", "end": "g"}, (1,))
 PLACED = Look({}, slots=True)
 
 
-def block(case: Arranged, look: Look = PLAIN) -> Box:
+def block(case: Arranged, look: Look = PLAIN) -> Drawing:
     """The picture of a state."""
     halves = [_half(case, h, look) for h in look.halves]
     body = column(*halves, gap=10)
@@ -70,7 +70,7 @@ def block(case: Arranged, look: Look = PLAIN) -> Box:
     return column(body, _key(case, look), gap=12)
 
 
-def _half(case: Arranged, h: int, look: Look) -> Box:
+def _half(case: Arranged, h: int, look: Look) -> Drawing:
     """Attention or the feed-forward part."""
     firsts, last = HALVES[h][:-1], HALVES[h][-1]
     top = 40.0
@@ -89,7 +89,7 @@ def _half(case: Arranged, h: int, look: Look) -> Box:
     parts.append(at(X["final"], mid - MATRIX_H / 2 - 16, _matrix(case, last, look.slots)))
     parts.append(f'<g class="messages">{marks}</g>')
     parts += [_letter(X[f"gate {gate}"], mid, letter) for gate, letter in look.letters.items()]
-    return Box(WIDTH, height, "".join(parts))
+    return Drawing(WIDTH, height, "".join(parts))
 
 
 def _fan(firsts: int, top: float) -> str:
@@ -129,7 +129,7 @@ def _node(x: float, mid: float, wide: float, words: Sequence[str]) -> str:
         for i, w in enumerate(words)
     )
     frame = f'<rect width="{wide:.0f}" height="{high:.0f}" rx="4" fill="{PAPER}" stroke="{GREY}"/>'
-    return at(x, mid - high / 2, Box(wide, high, frame + label))
+    return at(x, mid - high / 2, Drawing(wide, high, frame + label))
 
 
 def _ribbon(case: Arranged, h: int, place: str, mid: float) -> str:
@@ -140,10 +140,10 @@ def _ribbon(case: Arranged, h: int, place: str, mid: float) -> str:
     body = sliced(RIBBON_W, RIBBON_H, letter, case.devices, across=letter == "S(2)")
     paper = f'<rect width="{RIBBON_W:.0f}" height="{RIBBON_H:.0f}" fill="{PAPER}"/>'
     word = f'<text x="{RIBBON_W / 2:.0f}" y="{RIBBON_H + 13:.0f}" text-anchor="middle" font-size="12" fill="currentColor">{letter}</text>'
-    return at(X[place], mid - RIBBON_H / 2, Box(RIBBON_W, RIBBON_H, paper + body.body + word))
+    return at(X[place], mid - RIBBON_H / 2, Drawing(RIBBON_W, RIBBON_H, paper + body.body + word))
 
 
-def sliced(width: float, height: float, letter: str, parts: int, across: bool) -> Box:
+def sliced(width: float, height: float, letter: str, parts: int, across: bool) -> Drawing:
     """A tensor under a placement; `across` puts its slices side by side."""
     if letter == "R" or parts == 1:
         return tile(width, height, ("R", None))
@@ -154,7 +154,7 @@ def sliced(width: float, height: float, letter: str, parts: int, across: bool) -
     return column(*(tile(width, height / parts, ("S", r)) for r in range(parts)), gap=0)
 
 
-def _matrix(case: Arranged, name: str, slot: bool) -> Box:
+def _matrix(case: Arranged, name: str, slot: bool) -> Drawing:
     """A weight with its name and placement; one that can be placed by hand has all its looks, and shows one."""
     mine = case.weights[name]
     if not slot:
@@ -165,7 +165,7 @@ def _matrix(case: Arranged, name: str, slot: bool) -> Box:
     )
     order = list(CUTS)
     hit = f'<rect class="hit" x="-4" y="-3" width="{MATRIX_W + 8:.0f}" height="{PITCH - 2:.0f}" rx="5" fill="transparent"/>'
-    return Box(
+    return Drawing(
         MATRIX_W, PITCH,
         f'<g class="slot" data-key="{name}" tabindex="0" role="spinbutton" aria-label="{name}" aria-valuemin="0" aria-valuemax="2" '
         f'aria-valuenow="{order.index(mine)}" aria-valuetext="{CUTS[mine]}, {mine}">{hit}{looks}</g>',
@@ -175,7 +175,7 @@ def _matrix(case: Arranged, name: str, slot: bool) -> Box:
 _HIDDEN = ' style="display:none"'
 
 
-def _weight(case: Arranged, name: str, letter: str) -> Box:
+def _weight(case: Arranged, name: str, letter: str) -> Drawing:
     whole = name in case.gathered
     paper = f'<rect y="-1" width="{MATRIX_W:.0f}" height="{MATRIX_H + 17:.0f}" fill="{PAPER}"/>'
     head = f'{paper}<text y="11" font-size="12" font-weight="600" fill="currentColor">{name}</text>'
@@ -186,15 +186,15 @@ def _weight(case: Arranged, name: str, letter: str) -> Box:
             f'<text x="{MATRIX_W / 2:.0f}" y="{MATRIX_H / 2 + 4:.0f}" font-size="12" text-anchor="middle" fill="currentColor" '
             f'stroke="{PAPER}" stroke-width="4" paint-order="stroke">gathered</text>'
         )
-    return Box(MATRIX_W, PITCH, head + at(0, 16, Box(MATRIX_W, MATRIX_H, body)))
+    return Drawing(MATRIX_W, PITCH, head + at(0, 16, Drawing(MATRIX_W, MATRIX_H, body)))
 
 
-def mark(kind: str, backward: bool, told: str = "") -> Box:
+def mark(kind: str, backward: bool, told: str = "") -> Drawing:
     """The sign of a collective: two letters on a plate that points the way its pass goes."""
     colour = KIND_COLOURS[kind]
     shape = "M0 9L8 0H36V18H8Z" if backward else "M0 0H28L36 9L28 18H0Z"
     title = f"<title>{html.escape(told)}</title>" if told else ""
-    return Box(
+    return Drawing(
         MARK_W, MARK_H,
         f'<g>{title}<path d="{shape}" fill="{colour}" stroke="{PAPER}"/><text x="{20 if backward else 16}" y="13.5" font-size="12" '
         f'font-weight="600" text-anchor="middle" fill="{on_colour(colour)}">{SHORT[kind]}</text></g>',
@@ -215,7 +215,7 @@ def _marks(case: Arranged, h: int, mid: float) -> list[str]:
     return found
 
 
-def _corner(m: Placed, h: int, mid: float, back: bool, k: int) -> tuple[float, float]:
+def _corner(m: PlacedMessage, h: int, mid: float, back: bool, k: int) -> tuple[float, float]:
     if m.gate in HALVES[h]:  # on the weight, at its lower edge
         i = HALVES[h].index(m.gate)
         last = i == len(HALVES[h]) - 1
@@ -229,7 +229,7 @@ def _corner(m: Placed, h: int, mid: float, back: bool, k: int) -> tuple[float, f
     return x - MARK_W / 2, mid + off + clear if back else mid - off - clear - MARK_H
 
 
-def travels(case: Arranged, m: Placed) -> bool:
+def travels(case: Arranged, m: PlacedMessage) -> bool:
     """Whether a message brings a gathered weight, or takes its gradient away: these are told together, in the band."""
     return m.gate in case.gathered
 
@@ -242,7 +242,7 @@ def _letter(x: float, mid: float, letter: str) -> str:
     )
 
 
-def weight_traffic(messages: Iterable[Placed]) -> dict[tuple[str, str], int]:
+def weight_traffic(messages: Iterable[PlacedMessage]) -> dict[tuple[str, str], int]:
     """Bytes by phase and kind."""
     found: dict[tuple[str, str], int] = {}
     for m in messages:
@@ -251,7 +251,7 @@ def weight_traffic(messages: Iterable[Placed]) -> dict[tuple[str, str], int]:
     return found
 
 
-def _band(case: Arranged) -> Box | None:
+def _band(case: Arranged) -> Drawing | None:
     """What brings the gathered weights: one message for all of a block, forward and backward, and one for their gradients."""
     moved = weight_traffic(m for m in case.messages if travels(case, m))
     if not moved:
@@ -263,16 +263,16 @@ def _band(case: Arranged) -> Box | None:
     return row(*parts, gap=14)
 
 
-def _framed(box: Box) -> Box:
+def _framed(box: Drawing) -> Drawing:
     wide, high = max(box.width, WIDTH) + 20, box.height + 20
     frame = (
         f'<rect x="0.5" y="0.5" width="{wide - 1:.0f}" height="{high - 1:.0f}" rx="8" fill="none" '
         f'stroke="{KIND_COLOURS["all_gather"]}" stroke-width="1.5" stroke-dasharray="6 4"/>'
     )
-    return Box(wide, high, frame + at(10, 10, box))
+    return Drawing(wide, high, frame + at(10, 10, box))
 
 
-def _key(case: Arranged, look: Look) -> Box:
+def _key(case: Arranged, look: Look) -> Drawing:
     """What the signs mean, and how much each kind of message carries."""
     shown = [m for m in case.messages if m.half in look.halves and not travels(case, m)]
     kinds = [k for k in KIND_COLOURS if any(m.sent.kind == k for m in shown)]

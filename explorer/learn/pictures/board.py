@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from explorer.figures.palette import DEVICES
-from explorer.figures.svg_tensors import Box, Style, at, device, number, text, tile
+from explorer.figures.svg_tensors import Drawing, Style, at, device, number, text, tile
 from explorer.learn.pictures.charts import WIDTH
 from explorer.learn.pictures.film import Cell, Film, Flight
 
@@ -23,7 +23,7 @@ Move = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class BoardState:
     """`held[r]` is what device r holds, `words` says what one sees, `moves` is what goes on its way to the next stop."""
 
     held: Sequence[Held]
@@ -32,14 +32,14 @@ class Stop:
 
 
 def board(
-    stops: Sequence[Stop], wide: int, *, cell: float = 40.0, names: Sequence[str] = (), beside: Sequence[Box] = (), note: str = ""
+    stops: Sequence[BoardState], wide: int, *, cell: float = 40.0, names: Sequence[str] = (), beside: Sequence[Drawing] = (), note: str = ""
 ) -> Film:  # fmt: skip
     """The film. A device has rows of `wide` places of `cell` by 30; `names` are the devices', `beside` stands in each frame on
     the left, `note` below all."""
     count, places = len(stops[0].held), len(stops[0].held[0])
     aside = max((b.width + 14 for b in beside), default=0.0)
     ranks = [r if not names or names[r].startswith("GPU") else NOBODY for r in range(count)]
-    inner = Box(aside + wide * cell, max([places // wide * CELL_HIGH, *(b.height for b in beside)]))
+    inner = Drawing(aside + wide * cell, max([places // wide * CELL_HIGH, *(b.height for b in beside)]))
     frames = [device(ranks[r], inner, names[r] if names else "") for r in range(count)]
     corners = _corners(frames)
     slots = [
@@ -64,14 +64,14 @@ def board(
             assert body, "only what a device holds is sent"
             flights.append(Flight(k, slots[r][i], slots[to][j], body))
     width = max(x + f.width for (x, _), f in zip(corners, frames, strict=True))
-    return Film(width, high, tuple(s.words for s in stops), Box(0, 0, still), tuple(cells), tuple(flights))
+    return Film(width, high, tuple(s.words for s in stops), Drawing(0, 0, still), tuple(cells), tuple(flights))
 
 
-def _tile(chunk: Chunk | None, cell: float) -> Box | None:
+def _tile(chunk: Chunk | None, cell: float) -> Drawing | None:
     return tile(cell - 1, CELL_HIGH - 1, chunk[0], chunk[1], 13 if cell > 34 else 12) if chunk else None
 
 
-def _corners(frames: Sequence[Box]) -> list[tuple[float, float]]:
+def _corners(frames: Sequence[Drawing]) -> list[tuple[float, float]]:
     """Frames of one size in equal rows no wider than a picture."""
     width, height = max(f.width for f in frames) + 14, frames[0].height + 14
     most = max(1, int((WIDTH + 14) // width))

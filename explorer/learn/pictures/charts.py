@@ -7,13 +7,13 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from explorer.figures.svg_tensors import PAPER, Box, at, column, dots, on_colour, row, text, tile
+from explorer.figures.svg_tensors import PAPER, Drawing, at, column, dots, on_colour, row, text, tile
 
 WIDTH = 640.0
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class BarPiece:
     """A piece of a stacked bar; `dotted` pieces differ without colour."""
 
     name: str
@@ -23,11 +23,11 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Bar:
+class StackedBar:
     """One stacked bar; `mark` is a short remark behind its total, `strong` makes its label stand out."""
 
     label: str
-    parts: tuple[Part, ...]
+    parts: tuple[BarPiece, ...]
     mark: str = ""
     strong: bool = False
 
@@ -38,8 +38,11 @@ class Bar:
 
 
 def bars(
-    items: Sequence[Bar], shown: Callable[[float], str], limit: tuple[float, str] | None = None, width: float = WIDTH
-) -> Box:
+    items: Sequence[StackedBar],
+    shown: Callable[[float], str],
+    limit: tuple[float, str] | None = None,
+    width: float = WIDTH,
+) -> Drawing:
     """Stacked horizontal bars on one scale, totals at their ends, `limit` as a dashed line with its name."""
     left = 12 + 7.6 * max(len(b.label) for b in items)
     tail = 16 + 7.4 * max(len(shown(b.total) + b.mark) + 2 for b in items)
@@ -68,39 +71,39 @@ def bars(
             f'<text x="{x + (-4 if end else 4):.1f}" y="13" font-size="13" text-anchor="{anchor}" '
             f'fill="currentColor">{html.escape(limit[1])}</text>'
         )
-    return column(Box(width, height, "".join(parts)), key([p for bar in items for p in bar.parts]), gap=8)
+    return column(Drawing(width, height, "".join(parts)), key([p for bar in items for p in bar.parts]), gap=8)
 
 
-def piece(p: Part, width: float, shown: Callable[[float], str]) -> Box:
+def piece(p: BarPiece, width: float, shown: Callable[[float], str]) -> Drawing:
     """A piece of a bar, `width` wide."""
     tip = f"<title>{html.escape(p.name)}: {html.escape(shown(p.value))}</title>"
     rect = f'<rect width="{max(width - 1, 0.5):.1f}" height="26" fill="{p.colour}"{_faint(p)}/>'
     lines = dots(width, 26, p.colour) if p.dotted else ""
-    return Box(width, 26, f"<g>{tip}{rect}{lines}</g>")
+    return Drawing(width, 26, f"<g>{tip}{rect}{lines}</g>")
 
 
-def _faint(p: Part) -> str:
+def _faint(p: BarPiece) -> str:
     return ' fill-opacity="0.25"' if p.dotted else ""
 
 
-def key(parts: Iterable[Part]) -> Box:
+def key(parts: Iterable[BarPiece]) -> Drawing:
     """What the colours of pieces mean; nothing where all have one name."""
-    found: dict[str, Part] = {}
+    found: dict[str, BarPiece] = {}
     for p in parts:
         found.setdefault(p.name, p)
     if len(found) < 2:
-        return Box(0, 0)
+        return Drawing(0, 0)
     marks = []
     for p in found.values():
-        swatch = Box(16, 14, f'<rect width="16" height="14" fill="{p.colour}"{_faint(p)}/>'
+        swatch = Drawing(16, 14, f'<rect width="16" height="14" fill="{p.colour}"{_faint(p)}/>'
                      + (dots(16, 14, p.colour, 5) if p.dotted else ""))  # fmt: skip
         marks.append(row(swatch, text(p.name, 13, muted=True), gap=6))
     return wrap(marks, WIDTH)
 
 
-def wrap(boxes: Sequence[Box], width: float, gap: float = 16) -> Box:
+def wrap(boxes: Sequence[Drawing], width: float, gap: float = 16) -> Drawing:
     """Boxes in rows no wider than `width`."""
-    found: list[list[Box]] = [[]]
+    found: list[list[Drawing]] = [[]]
     for b in boxes:
         if found[-1] and sum(o.width + gap for o in found[-1]) + b.width > width:
             found.append([])
@@ -121,7 +124,7 @@ class Line:
 def plot(
     items: Sequence[Line], x_name: str, y_name: str, x_shown: Callable[[float], str], y_shown: Callable[[float], str],
     marks: Sequence[tuple[float, str]] = (),
-) -> Box:  # fmt: skip
+) -> Drawing:  # fmt: skip
     """Curves on logarithmic scales (all values positive), `marks` vertical lines with their names."""
     width, height, left, low = WIDTH, 270.0, 74.0, 44.0
     xs = [x for line in items for x, _ in line.points]
@@ -147,12 +150,12 @@ def plot(
     )
     parts.append(f'<text x="0" y="13" font-size="13" fill="currentColor">{html.escape(y_name)}</text>')
     keys = [row(_stroke(line), text(line.name, 13, muted=True), gap=6) for line in items]
-    return column(Box(width, height, "".join(parts)), wrap(keys, WIDTH), gap=8)
+    return column(Drawing(width, height, "".join(parts)), wrap(keys, WIDTH), gap=8)
 
 
-def _stroke(line: Line) -> Box:
+def _stroke(line: Line) -> Drawing:
     dash = f' stroke-dasharray="{line.dash}"' if line.dash else ""
-    return Box(28, 10, f'<path d="M0 5H28" stroke="{line.colour}" stroke-width="2.5"{dash}/>')
+    return Drawing(28, 10, f'<path d="M0 5H28" stroke="{line.colour}" stroke-width="2.5"{dash}/>')
 
 
 def _scale(low: float, high: float, start: float, end: float) -> Callable[[float], float]:
@@ -194,7 +197,7 @@ def ticks(low: float, high: float) -> list[float]:
 
 def timeline(
     tracks: Sequence[tuple[str, Sequence[tuple[float, float, str, str]]]], shown: Callable[[float], str], end: float
-) -> Box:
+) -> Drawing:
     """Rows of (start, end, words, colour) spans on one time scale from 0 to `end`."""
     left, width = 130.0, WIDTH - 130.0
     parts = []
@@ -212,20 +215,20 @@ def timeline(
         f'<text x="{left + width:.0f}" y="{height:.0f}" font-size="12.5" text-anchor="end" '
         f'fill="currentColor">{html.escape(shown(end))}</text>'
     )
-    return Box(WIDTH, height, "".join(parts))
+    return Drawing(WIDTH, height, "".join(parts))
 
 
-def _span(width: float, words: str, colour: str) -> Box:
+def _span(width: float, words: str, colour: str) -> Drawing:
     body = f'<rect width="{max(1.0, width - 1.5):.1f}" height="30" rx="2" fill="{colour}"/>'
     if words:
         body += (
             f'<text x="{width / 2:.1f}" y="20" font-size="12.5" text-anchor="middle" '
             f'fill="{on_colour(colour)}">{html.escape(words)}</text>'
         )
-    return Box(width, 30, body)
+    return Drawing(width, 30, body)
 
 
-def nodes(groups: Sequence[int], per_node: int, words: str = "node") -> Box:
+def nodes(groups: Sequence[int], per_node: int, words: str = "node") -> Drawing:
     """The cluster: a frame per node, a square per GPU in the colour and number of its group."""
     count = -(-len(groups) // per_node)
     side = 30.0
@@ -235,7 +238,7 @@ def nodes(groups: Sequence[int], per_node: int, words: str = "node") -> Box:
         squares = row(*(tile(side, side, ("S", g), str(g)) for g in here), gap=3)
         w, h = squares.width + 16, side + 34
         frame = f'<rect width="{w:.0f}" height="{h:.0f}" rx="5" fill="none" stroke="#8a97a3"/>'
-        boxes.append(Box(w, h, frame + at(8, 4, text(f"{words} {n}", 12.5, muted=True)) + at(8, 24, squares)))
+        boxes.append(Drawing(w, h, frame + at(8, 4, text(f"{words} {n}", 12.5, muted=True)) + at(8, 24, squares)))
     return wrap(boxes, WIDTH, gap=10)
 
 
@@ -249,7 +252,7 @@ class Dots:
     mark: str = "o"
 
 
-def scatter(clouds: Sequence[Dots], x_name: str, y_name: str, shown: Callable[[float], str]) -> Box:
+def scatter(clouds: Sequence[Dots], x_name: str, y_name: str, shown: Callable[[float], str]) -> Drawing:
     """Points on equal logarithmic axes with the line on which y is x, and the band of 10 % around it."""
     width, height, left, low = WIDTH, 400.0, 74.0, 44.0
     values = [v for cloud in clouds for point in cloud.points for v in point]
@@ -267,8 +270,10 @@ def scatter(clouds: Sequence[Dots], x_name: str, y_name: str, shown: Callable[[f
         f'fill="currentColor">{html.escape(x_name)}</text>'
     )
     parts.append(f'<text x="0" y="13" font-size="13" fill="currentColor">{html.escape(y_name)}</text>')
-    keys = [row(Box(14, 14, _dot(c, 7, 7)), text(f"{c.name} ({len(c.points)})", 13, muted=True), gap=6) for c in clouds]
-    return column(Box(width, height, "".join(parts)), wrap(keys, WIDTH), gap=8)
+    keys = [
+        row(Drawing(14, 14, _dot(c, 7, 7)), text(f"{c.name} ({len(c.points)})", 13, muted=True), gap=6) for c in clouds
+    ]
+    return column(Drawing(width, height, "".join(parts)), wrap(keys, WIDTH), gap=8)
 
 
 def _dot(cloud: Dots, x: float, y: float) -> str:
@@ -282,7 +287,7 @@ def _dot(cloud: Dots, x: float, y: float) -> str:
 
 def columns(
     items: Sequence[tuple[str, float]], y_name: str, colour: str, mark: int | None = None, level: tuple[float, str] | None = None
-) -> Box:  # fmt: skip
+) -> Drawing:  # fmt: skip
     """Counts as upright bars with their labels below; bar `mark` is outlined, `level` is a dashed line with its name."""
     width, height, left, low = WIDTH, 240.0, 8.0, 40.0
     step = (width - left) / len(items)
@@ -310,4 +315,4 @@ def columns(
             f'<text x="{width:.0f}" y="{y - 6:.1f}" font-size="13" text-anchor="end" fill="currentColor" stroke="{PAPER}" '
             f'stroke-width="4" paint-order="stroke">{html.escape(level[1])}</text>'
         )
-    return Box(width, height, "".join(parts))
+    return Drawing(width, height, "".join(parts))

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 
 from explorer.figures.palette import COMMUNICATION, COMPUTE
-from explorer.figures.svg_tensors import PAPER, Box, column, text
+from explorer.figures.svg_tensors import PAPER, Drawing, column, text
 from explorer.learn.pictures.charts import WIDTH
 from explorer.text import units
 from planner_core.search.candidates import Candidates
 
 
-def cloud(found: Candidates, mine: int, best: int) -> Box:
+def cloud(found: Candidates, mine: int, best: int) -> Drawing:
     """The candidates by communication and memory, with the front, and the rows `mine` and `best` marked."""
     x, y = found.comm_s * 1e3, found.memory_bytes / units.GIB
     ok = np.isfinite(x) & np.isfinite(y)
@@ -54,7 +54,7 @@ def cloud(found: Candidates, mine: int, best: int) -> Box:
         f'fill="currentColor">{units.significant(v)}</text>'
         for v in (xs[1] / 2, xs[1] * 0.97)
     ]
-    chart = Box(WIDTH, top + height + 24, "".join(parts))
+    chart = Drawing(WIDTH, top + height + 24, "".join(parts))
     return column(
         text("memory per layer and GPU, GiB", 13, muted=True),
         chart,

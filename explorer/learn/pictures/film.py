@@ -11,7 +11,7 @@ import html
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from explorer.figures.svg_tensors import PAPER, Box, at, svg
+from explorer.figures.svg_tensors import PAPER, Drawing, at, svg
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Cell:
 
     x: float
     y: float
-    bodies: tuple[Box | None, ...]
+    bodies: tuple[Drawing | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Flight:
     leaves: int
     start: tuple[float, float]
     end: tuple[float, float]
-    body: Box
+    body: Drawing
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Film:
     width: float
     height: float
     said: tuple[str, ...]
-    still: Box
+    still: Drawing
     cells: tuple[Cell, ...]
     flights: tuple[Flight, ...]
 
@@ -51,22 +51,22 @@ class Film:
         ):
             raise ValueError(f"a film of {stops} stops has cells of as many, and flights between two of them")
 
-    def at_stop(self, stop: int) -> Box:
+    def at_stop(self, stop: int) -> Drawing:
         """The still picture of one stop."""
         parts = [at(c.x, c.y, body) for c in self.cells if (body := c.bodies[stop])]
-        return Box(self.width, self.height, self.still.body + "".join(parts))
+        return Drawing(self.width, self.height, self.still.body + "".join(parts))
 
     def markup(self, alt: str) -> str:
         """The film for the page: without JavaScript its first stop stands still."""
         inside = self.still.body + "".join(map(_cell, self.cells)) + "".join(map(_flight, self.flights))
         said = "".join(_said(i, words) for i, words in enumerate(self.said))
-        picture = svg(Box(self.width, self.height, inside), alt)
+        picture = svg(Drawing(self.width, self.height, inside), alt)
         return f'<div class="film" data-stops="{len(self.said)}">{picture}{said}</div>'
 
 
 def _cell(cell: Cell) -> str:
     """Its bodies, each from the first to the last stop at which it stands."""
-    found: list[tuple[int, int, Box]] = []
+    found: list[tuple[int, int, Drawing]] = []
     for stop, body in enumerate(cell.bodies):
         if body is None:
             continue

@@ -6,13 +6,15 @@ import html
 from collections.abc import Callable
 
 from explorer.figures.palette import COMMUNICATION
-from explorer.figures.svg_tensors import Box, at, column, text
-from explorer.learn.pictures.charts import WIDTH, Part, key, piece
+from explorer.figures.svg_tensors import Drawing, at, column, text
+from explorer.learn.pictures.charts import WIDTH, BarPiece, key, piece
 
 HIGH, LEFT = 30.0, 58.0
 
 
-def vessels(num_gpus: int, parts: tuple[Part, ...], limit: tuple[float, str], shown: Callable[[float], str]) -> Box:
+def vessels(
+    num_gpus: int, parts: tuple[BarPiece, ...], limit: tuple[float, str], shown: Callable[[float], str]
+) -> Drawing:
     """A frame per GPU, as wide as its memory `limit[0]`, and what it must hold; what is too much lies outside, outlined."""
     room, total = limit[0], sum(p.value for p in parts)
     scale = (WIDTH - LEFT - 8) / (1.04 * max(room, total))
@@ -29,10 +31,12 @@ def vessels(num_gpus: int, parts: tuple[Part, ...], limit: tuple[float, str], sh
             f'<text x="{x:.1f}" y="14" font-size="13.5" font-weight="600" text-anchor="{anchor}" '
             f'fill="currentColor">{html.escape(words)}</text>'
         )
-    return column(Box(WIDTH, height, name + "".join(rows)), key(parts), gap=8)
+    return column(Drawing(WIDTH, height, name + "".join(rows)), key(parts), gap=8)
 
 
-def _vessel(rank: int, parts: tuple[Part, ...], scale: float, room: float, shown: Callable[[float], str]) -> Box:
+def _vessel(
+    rank: int, parts: tuple[BarPiece, ...], scale: float, room: float, shown: Callable[[float], str]
+) -> Drawing:
     found, x = [at(0, 7, text(f"GPU {rank}", 13))], LEFT
     for p in parts:
         found.append(at(x, 2, piece(p, p.value * scale, shown)))
@@ -47,4 +51,4 @@ def _vessel(rank: int, parts: tuple[Part, ...], scale: float, room: float, shown
         found.append(over + out)
     else:
         found.append(f'<path d="M{wall:.1f} 0V{HIGH:.0f}" stroke="currentColor" stroke-width="2"/>')
-    return Box(WIDTH, HIGH, "".join(found))
+    return Drawing(WIDTH, HIGH, "".join(found))

@@ -73,7 +73,7 @@ class _Piece:
 
 
 @dataclass
-class _Part:
+class _Segment:
     """A call of a repeated block, or the operators between two such calls."""
 
     title: str
@@ -144,7 +144,7 @@ class _Step:
             if put_together and number == 2:
                 self._put_together(begin, count)
         optimizer = sum(u.copies * u.optimizer_s for u in self.units.values())
-        self._note(UPDATES, "clip gradients, update weights", OPTIMIZER, _Part("all weights", "", ()), 0, optimizer)
+        self._note(UPDATES, "clip gradients, update weights", OPTIMIZER, _Segment("all weights", "", ()), 0, optimizer)
         return _ended(self.done, self.now)
 
     def _micro_batch(self, number: int, first: bool, last: bool) -> None:
@@ -160,7 +160,7 @@ class _Step:
             if last and part.label and ends[part.label.partition("#")[0]] == i:
                 self._end(part, BACKWARD, number)
 
-    def _run(self, part: _Part, phase: str, number: int, edge: bool) -> None:
+    def _run(self, part: _Segment, phase: str, number: int, edge: bool) -> None:
         """One pass of a micro-batch through a part."""
         begin = self.now
         for piece in part.passes[phase]:
@@ -199,7 +199,7 @@ class _Step:
             self.free += seconds
         self._place(PARTS, PART, f"{phase}: {part.title}", phase, part, number, begin, self.now - begin, "")
 
-    def _end(self, part: _Part, phase: str, number: int) -> None:
+    def _end(self, part: _Segment, phase: str, number: int) -> None:
         """Add the first unit's gather and the last unit's reduction, which nothing hides."""
         block, seconds = part.label.partition("#")[0], 0.0
         for label, u in self.units.items():
@@ -213,7 +213,7 @@ class _Step:
         self._note(HELD, name, phase, part, number, seconds, "nothing runs that it could hide behind")
 
     def _note(
-        self, kind: str, name: str, phase: str, part: _Part, number: int, seconds: float, note: str = ""
+        self, kind: str, name: str, phase: str, part: _Segment, number: int, seconds: float, note: str = ""
     ) -> None:  # fmt: skip
         """Add work on the compute stream. The next work on it starts when this ends."""
         if seconds:
@@ -221,7 +221,7 @@ class _Step:
             self.now += seconds
 
     def _place(
-        self, stream: str, kind: str, name: str, phase: str, part: _Part, number: int, start_s: float, seconds: float, note: str
+        self, stream: str, kind: str, name: str, phase: str, part: _Segment, number: int, start_s: float, seconds: float, note: str
     ) -> None:  # fmt: skip
         self.done.append(
             TraceWork(stream, kind, name, phase, part.title, part.copy, part.copies, number, start_s, seconds, note)
@@ -237,7 +237,7 @@ class _Step:
         del self.done[begin:]
         told = f"micro-batches 2 to {count - 1}"
         for kind, seconds in sums.items():
-            part = _Part("the whole model", "", ())
+            part = _Segment("the whole model", "", ())
             self._note(
                 kind,
                 f"{told}: {kind}",
@@ -251,7 +251,7 @@ class _Step:
 
     # --- what a pass consists of ------------------------------------------------------------------------
 
-    def _pass(self, part: _Part, phase: str) -> Iterator[_Piece]:
+    def _pass(self, part: _Segment, phase: str) -> Iterator[_Piece]:
         """The work of a pass through a part: its operators in order, each with its waits."""
         bp, block, unit = self.plan.blocks[part.label], block_of(self.graph, part.label), self.units[part.label]
         again = recomputed(block, bp)
@@ -291,7 +291,7 @@ class _Step:
             WAITS, f"waits for {sent}", message_time(m, self.model), f"{who}; {m.site}, {_over(m, self.plan)}", sent
         )
 
-    def _traffic(self, part: _Part, phase: str, edge: bool) -> list[Message]:
+    def _traffic(self, part: _Segment, phase: str, edge: bool) -> list[Message]:
         """The weight traffic beside one pass through a part; with `edge` also the traffic once a step."""
         unit = self.units[part.label]
         found = [m for m in unit.each if m.phase == phase and unit.beside(m)]
@@ -300,7 +300,7 @@ class _Step:
             return found
         return [m for m in found if self._home(m.weight) is part]
 
-    def _home(self, weight: str) -> _Part:
+    def _home(self, weight: str) -> _Segment:
         """The part of the top block beside which the traffic of a weight is drawn: the first part that uses it."""
         top = self.graph.top
         for part in self.parts:
@@ -316,7 +316,7 @@ class _Step:
         busy = waits + (unit.forward_s if phase == FORWARD else unit.backward_s)
         return max(busy + self.model.contention * sent, sent) - busy
 
-    def _share(self, part: _Part, phase: str, edge: bool, traffic: list[Message]) -> float:
+    def _share(self, part: _Segment, phase: str, edge: bool, traffic: list[Message]) -> float:
         """The share of its unit's traffic that is drawn beside a part: the top block is several parts."""
         if part.label:
             return 1.0
@@ -353,21 +353,21 @@ def _ended(done: list[TraceWork], end_s: float) -> list[TraceWork]:
     return found[::-1]
 
 
-def _parts(plan: Plan, graph: Graph) -> list[_Part]:
+def _parts(plan: Plan, graph: Graph) -> list[_Segment]:
     """The parts of the model in order, with titles and numbers of copies that follow each other."""
     labels: dict[tuple[str, str], list[str]] = {}
     for label, bp in plan.blocks.items():
         for prefix in bp.prefixes:
             labels.setdefault((label.partition("#")[0], prefix), []).append(label)
-    found: list[_Part] = []
+    found: list[_Segment] = []
     for item in graph.top.items:
         if isinstance(item, Call):
             label = labels[item.block, item.prefix].pop(0)
-            found.append(_Part(item.block, label, tuple(graph.blocks[item.block].ops)))
+            found.append(_Segment(item.block, label, tuple(graph.blocks[item.block].ops)))
         elif found and not found[-1].label:
             found[-1].ops += (item,)
         else:
-            found.append(_Part("", "", (item,)))
+            found.append(_Segment("", "", (item,)))
     for part in found:
         part.title = part.title or _title(part.ops)
     start = 0

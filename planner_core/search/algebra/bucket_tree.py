@@ -22,7 +22,16 @@ from typing import Any
 import numpy as np
 
 from planner_core.search.algebra.elimination import Floats, Table, add
-from planner_core.search.algebra.pareto_labels import MAX_ENTRIES, Caps, Ints, Labels, Partial, Pruning, TooLarge, join
+from planner_core.search.algebra.pareto_labels import (
+    MAX_ENTRIES,
+    Caps,
+    FormingLabels,
+    Ints,
+    Labels,
+    Pruning,
+    TooLarge,
+    join,
+)
 
 
 @dataclass
@@ -71,7 +80,7 @@ class BucketTree:
         self.root = add(pool[-1], self.keep, sizes)
         self.margins: list[Floats] = []
         self.children: list[list[tuple[int, tuple[str, ...], Labels]]] = []
-        self.chosen = [Partial(np.zeros(0, dtype=np.int64), np.zeros((0, 0)), np.zeros(0))] * (len(sequence) + 1)
+        self.chosen = [FormingLabels(np.zeros(0, dtype=np.int64), np.zeros((0, 0)), np.zeros(0))] * (len(sequence) + 1)
 
     def home(self, scope: Iterable[str]) -> int:
         """The number of the bucket that a table over `scope` belongs to: that of its first eliminated variable. -1 is the root."""
@@ -126,7 +135,7 @@ class BucketTree:
         labels, self.chosen[-1] = collect(found, found.row, self.root.size, pruning)
         return labels
 
-    def _fill(self, i: int, plain: Sequence[Table], pruning: Pruning, bounds: Bounds | None) -> Partial:
+    def _fill(self, i: int, plain: Sequence[Table], pruning: Pruning, bounds: Bounds | None) -> FormingLabels:
         """The labels of bucket `i`: each entry within the limit, combined with the labels of the bucket's children."""
         scope, margin = self.scope_of(i), self.margins[i].ravel()
         rows = np.flatnonzero(margin <= pruning.limit)
@@ -135,7 +144,7 @@ class BucketTree:
         for names, table in plain:
             where: tuple[Any, ...] = (slice(None), *(place[v] for v in names))
             cost += table[where].T.reshape(-1, len(pruning.steps))
-        found = Partial(rows, cost, np.zeros(len(rows)))
+        found = FormingLabels(rows, cost, np.zeros(len(rows)))
         caps: Caps | None = None
         if bounds is not None:
             caps = Caps(bounds.prices, np.full((self.margins[i].size, bounds.prices.shape[1]), -np.inf))
@@ -200,13 +209,13 @@ class Bounds:
         return np.moveaxis(table, scope.index(WHICH), -1).reshape(-1, count)
 
 
-def collect(found: Partial, group: Ints, entries: int, pruning: Pruning) -> tuple[Labels, Partial]:
+def collect(found: FormingLabels, group: Ints, entries: int, pruning: Pruning) -> tuple[Labels, FormingLabels]:
     """Drop dominated labels of each group, and sort the others by group and excess.
 
     `group` [label] is the group of each label of `found`, one of `entries`. Returns the labels by group, and the rows of
     `found` in the same order.
     """
-    kept = pruning.keep(Partial(group, found.cost, found.excess, [np.arange(len(group))]))
+    kept = pruning.keep(FormingLabels(group, found.cost, found.excess, [np.arange(len(group))]))
     kept = kept.take(np.lexsort((kept.excess, kept.row)))
     ends = np.searchsorted(kept.row, np.arange(entries + 1))
     return Labels(ends[:-1], ends[1:], kept.cost, kept.excess), found.take(kept.parts[0])

@@ -89,7 +89,7 @@ class Pruning:
     spread: int = 1
     """The sum whose range a sample covers."""
 
-    def keep(self, found: Partial) -> Partial:
+    def keep(self, found: FormingLabels) -> FormingLabels:
         """The labels of each row that are not dominated, in order of rows."""
         if (np.diff(found.row) > 0).all():
             return found
@@ -104,7 +104,7 @@ class Caps:
     prices: Floats
     room: Floats
 
-    def keep(self, found: Partial) -> Partial:
+    def keep(self, found: FormingLabels) -> FormingLabels:
         """The labels that are within all limits."""
         return found.take((self.prices.T @ found.cost.T <= self.room[found.row].T).all(axis=0))
 
@@ -130,7 +130,7 @@ class Labels:
 
 
 @dataclass
-class Partial:
+class FormingLabels:
     """Labels that are being formed: `row` [label] is the entry of the bucket, `cost` [label, sum] and `excess` [label] as in
     `Labels`, and `parts` says for each child of the bucket which of the child's labels is in each label."""
 
@@ -139,23 +139,23 @@ class Partial:
     excess: Floats
     parts: list[Ints] = field(default_factory=list)
 
-    def take(self, index: Any) -> Partial:
+    def take(self, index: Any) -> FormingLabels:
         """Only the labels at `index`."""
-        return Partial(self.row[index], self.cost[index], self.excess[index], [p[index] for p in self.parts])
+        return FormingLabels(self.row[index], self.cost[index], self.excess[index], [p[index] for p in self.parts])
 
 
-def concatenate(parts: Sequence[Partial]) -> Partial:
+def concatenate(parts: Sequence[FormingLabels]) -> FormingLabels:
     """The labels of all `parts`, one after another."""
     columns = zip(*(p.parts for p in parts), strict=True)
-    return Partial(
+    return FormingLabels(
         np.concatenate([p.row for p in parts]), np.concatenate([p.cost for p in parts]),
         np.concatenate([p.excess for p in parts]), [np.concatenate(c) for c in columns],
     )  # fmt: skip
 
 
 def join(
-    mine: Partial, child: Labels, entry: Ints, room: Floats, pruning: Pruning, caps: Caps | None = None
-) -> Partial:
+    mine: FormingLabels, child: Labels, entry: Ints, room: Floats, pruning: Pruning, caps: Caps | None = None
+) -> FormingLabels:
     """Combine each label of `mine` with the labels of one entry of `child`: sums and excesses are added.
 
     `entry` [label of mine] names the child's entry. A pair is formed if its excess is at most `room` [label of mine] and all
@@ -169,7 +169,7 @@ def join(
         take = np.repeat(np.arange(some.start, some.stop), counts[some])
         start = np.cumsum(counts[some]) - counts[some]
         position = np.arange(len(take)) - np.repeat(start - first[some], counts[some])
-        formed = Partial(
+        formed = FormingLabels(
             mine.row[take], mine.cost[take] + child.cost[position], mine.excess[take] + child.excess[position],
             [*(p[take] for p in mine.parts), position],
         )  # fmt: skip
@@ -227,7 +227,7 @@ def undominated(group: Ints, cost: Floats, steps: Floats, work: Allowance | None
     return order[keep]
 
 
-def sample(found: Partial, count: int, spread: int = 1) -> Ints:
+def sample(found: FormingLabels, count: int, spread: int = 1) -> Ints:
     """Indices of at most about 2 * `count` labels of each row; `found` is in order of rows.
 
     The range of sum number `spread` is cut into `count` equal parts, and the label of least excess is taken from each part. The

@@ -23,9 +23,9 @@ from planner_core.cost import Component
 from planner_core.search.algebra.bucket_tree import BucketTree, collect
 from planner_core.search.algebra.elimination import Floats, given
 from planner_core.search.algebra.pareto_labels import (
+    FormingLabels,
     Ints,
     Labels,
-    Partial,
     TooMuch,
     concatenate,
     join,
@@ -133,7 +133,7 @@ class BlockLabels:
         at, bound = dict(self.view.at), chain.unit.bound(self.view)
         rest = margin - np.where(np.isfinite(bound), bound, 0.0)
         self.trees: list[tuple[str, BucketTree]] = []
-        parts: list[Partial] = []
+        parts: list[FormingLabels] = []
         for number, variant in enumerate(chain.unit.variants):
             tree = self._tree(variant, goal, at)
             tree.weigh(np.where(np.isfinite(tree.root), rest + tree.root, np.inf))
@@ -142,7 +142,7 @@ class BlockLabels:
             entry, index = _spread(found, np.arange(tree.root.size))
             cost = goal.summed(found.cost[index])
             excess = cost @ goal.prices - bound.ravel()[entry]
-            parts.append(Partial(entry, cost, excess, [np.full(len(index), number), index]))
+            parts.append(FormingLabels(entry, cost, excess, [np.full(len(index), number), index]))
             self.trees.append((variant, tree))
         both = concatenate(parts)
         both = both.take(both.excess + margin.ravel()[both.row] <= goal.limit)
@@ -173,12 +173,12 @@ class _Alike:
         self.links = _places(chain)
         self.block = copies.one(chain, copies.goal, s, _own(chain, self.links, margin))
 
-    def carry(self) -> Partial:
+    def carry(self) -> FormingLabels:
         """The labels of the whole run. Their `row` is the flat index of (shared state, entry, exit)."""
         n, count, link = len(self.links), self.count, self.block.labels
         between = self.between * (count - 1)
         state, index = _spread(link.at(self.links.diagonal()), np.arange(n))
-        return Partial(
+        return FormingLabels(
             self.s * n * n + state * n + state,
             link.cost[index] * count + between[state],
             link.excess[index] * count,
@@ -262,7 +262,7 @@ class _Line:
             least = np.minimum(least, (before[i : i + size, :, None] + after[i : i + size, None, :]).min(axis=0))
         return least
 
-    def carry(self) -> Partial:
+    def carry(self) -> FormingLabels:
         """The labels of the whole run. Their `row` is the flat index of (shared state, entry, exit)."""
         # long parts may stand in several places, which weakens `outer`: so there are up to 2^STEPS parts; a sample takes few
         top = max(0, len(self.powers) - (1 if self.goal.few else STEPS))
@@ -281,7 +281,7 @@ class _Line:
             self.steps.append((j, found.parts))
         a, b = self.entries[found.row // self.n], found.row % self.n
         excess = found.cost @ self.goal.prices - self.chain.cost[self.s][a, b]
-        return Partial(self.s * self.n**2 + a * self.n + b, found.cost, excess, [np.arange(len(a))])
+        return FormingLabels(self.s * self.n**2 + a * self.n + b, found.cost, excess, [np.arange(len(a))])
 
     def _doubled(self, half: Labels, j: int) -> Labels:
         """The labels of 2^(j+1) copies, by (k, l), from those of 2^j copies."""
@@ -293,7 +293,7 @@ class _Line:
         self.halves.append(found.parts)
         return labels
 
-    def _extended(self, found: Partial, part: Labels, j: int, beyond: Floats, done: int) -> Partial:
+    def _extended(self, found: FormingLabels, part: Labels, j: int, beyond: Floats, done: int) -> FormingLabels:
         """Add 2^j copies to the labels `found`, which then have `done` copies. Rows are (a, state), where a is a start of the run.
 
         `beyond` [a, l]: the least weighted cost of the rest of the model, without the label and without the copies added.
@@ -306,7 +306,7 @@ class _Line:
         mine, to = np.nonzero(total <= pruning.limit)
         at = found.row[mine] % n
         # the limit was applied to `total`, so these labels need no excess of their own
-        step = Partial(found.row[mine] - at + to, found.cost[mine] + self.kept[at], np.zeros(len(mine)), [mine])
+        step = FormingLabels(found.row[mine] - at + to, found.cost[mine] + self.kept[at], np.zeros(len(mine)), [mine])
         pruning = replace(pruning, few=0) if done == self.chain.count else pruning
         step = join(step, part, at * n + to, pruning.limit - total[mine, to], pruning)
         step.excess[:] = 0.0
@@ -339,10 +339,10 @@ def _product(a: Floats, b: Floats) -> Floats:
     return found.reshape(*a.shape[:-1], b.shape[1])
 
 
-def _from(labels: Labels, starts: Ints, n: int) -> Partial:
+def _from(labels: Labels, starts: Ints, n: int) -> FormingLabels:
     """The labels by (k, l) whose k is in `starts`. Their `row` is the flat index of (number of k in `starts`, l)."""
     row, index = _spread(labels, (starts[:, None] * n + np.arange(n)).ravel())
-    return Partial(row, labels.cost[index], np.zeros(len(index)), [index])
+    return FormingLabels(row, labels.cost[index], np.zeros(len(index)), [index])
 
 
 def _spread(labels: Labels, entries: Ints) -> tuple[Ints, Ints]:

@@ -29,7 +29,7 @@ from planner_core.search.algebra.elimination import Floats, Table
 from planner_core.search.algebra.pareto_labels import Allowance, TooLarge, TooMuch
 from planner_core.search.budget.copy_labels import Copies, OneCopy
 from planner_core.search.budget.goal import Goal
-from planner_core.search.folded_solver import Assignment, Folded, finish, folded_at
+from planner_core.search.folded_solver import Assignment, FoldedTables, finish, folded_at
 from planner_core.search.network.folded import Problem
 from planner_core.search.objective import TIE, Objective
 
@@ -45,7 +45,7 @@ MAX_FAILURES = 3
 """After this many parts that held too many labels, the rest of the gap is left open."""
 
 
-def front_of(folded: Folded, goal: Goal, one: OneCopy | None = None, more: Sequence[Table] = ()) -> Found | None:
+def front_of(folded: FoldedTables, goal: Goal, one: OneCopy | None = None, more: Sequence[Table] = ()) -> Found | None:
     """All labels of the whole model that are within the goal's limit and not dominated; None if there are none.
 
     `folded` is under the goal's objective. `one` is that of `Copies`, `more` that of `Folded.weighed`. Raises

@@ -22,10 +22,10 @@ import numpy as np
 from planner_core.cost import NUM_COMPONENTS, Component
 from planner_core.search.algebra.bucket_tree import collect
 from planner_core.search.algebra.elimination import Floats, Table
-from planner_core.search.algebra.pareto_labels import Allowance, Ints, Labels, Partial, TooMuch
+from planner_core.search.algebra.pareto_labels import Allowance, FormingLabels, Ints, Labels, TooMuch
 from planner_core.search.budget.gap_closing import front_of
 from planner_core.search.budget.goal import Goal
-from planner_core.search.folded_solver import Assignment, Folded, revalued
+from planner_core.search.folded_solver import Assignment, FoldedTables, revalued
 from planner_core.search.objective import EVEN, TIE
 from planner_core.search.repeated_block import Chain
 from planner_core.search.units.unit import Copy, UnitCost, View
@@ -50,7 +50,7 @@ class KnownWays:
         entry = np.array(list(ways.values()), dtype=np.int64)
         totals = np.array([c.totals for c in self.ways]).reshape(len(entry), NUM_COMPONENTS)
         cost = np.column_stack([goal.objective.seconds(totals), totals[:, list(goal.ends)]])
-        found = Partial(entry, cost, cost @ goal.prices - bound.ravel()[entry], [np.arange(len(entry))])
+        found = FormingLabels(entry, cost, cost @ goal.prices - bound.ravel()[entry], [np.arange(len(entry))])
         found = found.take(found.excess + margin.ravel()[entry] <= goal.limit)
         found = found.take(np.argsort(found.row, kind="stable"))
         self.labels: Labels
@@ -61,7 +61,7 @@ class KnownWays:
         return self.ways[int(self.chosen.parts[0][label])]
 
 
-def mixed(folded: Folded, best: Assignment, budget: float, known: Sequence[Assignment]) -> Assignment | None:
+def mixed(folded: FoldedTables, best: Assignment, budget: float, known: Sequence[Assignment]) -> Assignment | None:
     """An assignment within `budget` bytes per GPU that is better than `best`, or None if none was found.
 
     `folded` is under an objective with prices of memory; `known` are solutions at other prices.
@@ -86,7 +86,7 @@ def mixed(folded: Folded, best: Assignment, budget: float, known: Sequence[Assig
     return chosen if folded.problem.uniform else filled(folded, chosen, ways, budget)
 
 
-def _only_known(folded: Folded, known: Sequence[Assignment]) -> list[Table]:
+def _only_known(folded: FoldedTables, known: Sequence[Assignment]) -> list[Table]:
     """Tables that forbid the states of top variables which no known solution has."""
     alive = folded.problem.top.alive
     tables: list[Table] = []
@@ -98,7 +98,7 @@ def _only_known(folded: Folded, known: Sequence[Assignment]) -> list[Table]:
     return tables
 
 
-def filled(folded: Folded, a: Assignment, ways: Sequence[Sequence[Copy]], budget: float) -> Assignment:
+def filled(folded: FoldedTables, a: Assignment, ways: Sequence[Sequence[Copy]], budget: float) -> Assignment:
     """The assignment with copies exchanged for faster `ways` [run] between the same states, as long as the budget allows it. What
     takes least memory for each second that it saves is exchanged first."""
     objective, ends = folded.objective, [Component.AFTER_FORWARD, Component.AFTER_BACKWARD]

@@ -26,7 +26,7 @@ from planner_core.search.algebra.elimination import Floats
 from planner_core.search.algebra.pareto_labels import TooMuch
 from planner_core.search.budget.gap_closing import Found, front_of
 from planner_core.search.budget.goal import Goal
-from planner_core.search.folded_solver import Assignment, Folded, revalued, solve
+from planner_core.search.folded_solver import Assignment, FoldedTables, revalued, solve
 from planner_core.search.lagrangian import least_memory, objective_of
 from planner_core.search.network.folded import Problem
 from planner_core.search.objective import TIE, Objective, least_memory_objective
@@ -41,7 +41,7 @@ MOST_ENTRIES = 100_000
 
 
 @dataclass(frozen=True)
-class Front:
+class ParetoFront:
     """The Pareto front, by rising cost.
 
     `cost_s` [point]: seconds of the step or of communication, as asked. `memory_bytes` [point]: bytes per GPU at the end of
@@ -58,7 +58,7 @@ class Front:
         return self.behind[point]()
 
 
-def front(problem: Problem, objective: str = "communication", stop: Callable[[], bool] = lambda: False) -> Front:
+def front(problem: Problem, objective: str = "communication", stop: Callable[[], bool] = lambda: False) -> ParetoFront:
     """The Pareto front between an objective and memory.
 
     All copies of a run are equal if the problem is `uniform`; else each copy may differ. `stop` is called between two parts; if
@@ -87,7 +87,7 @@ def front(problem: Problem, objective: str = "communication", stop: Callable[[],
                 kept.pop()
             kept.append(point)
     ends = [k[2]().totals for k in kept]
-    return Front(
+    return ParetoFront(
         np.array([k[0] for k in kept]), np.array([k[1] for k in kept]),
         exact and all(e[BACKWARD] <= e[FORWARD] for e in ends), tuple(k[2] for k in kept),
     )  # fmt: skip
@@ -98,7 +98,7 @@ def _between(problem: Problem, free: Objective, a: Assignment, b: Assignment) ->
     price = slope((a.seconds, float(a.totals[FORWARD])), (b.seconds, float(b.totals[FORWARD])))
     limit = (b.seconds + price * float(a.totals[FORWARD])) * (1 + ROUNDING)
     objective = free.priced(price, 0.0)
-    folded = Folded(problem, objective)
+    folded = FoldedTables(problem, objective)
     folded.best()
     goal = Goal(objective, (FORWARD,), limit, np.array([b.seconds * TIE * 1e-3, 1e-2]))
     return front_of(folded, goal)

@@ -12,7 +12,7 @@ from explorer.learn import links
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Choice, Control, Lesson, Question, Scene, Step, Values, asked
 from explorer.learn.lessons.stacks import Keeping, megatron, smallest
-from explorer.learn.pictures.charts import Bar, Part, bars
+from explorer.learn.pictures.charts import BarPiece, StackedBar, bars
 from explorer.learn.pictures.vessels import vessels
 from explorer.text import units
 
@@ -176,7 +176,7 @@ def _others(each: int, params: int) -> str:
     return f" **Mixed precision**, with which most models are trained, takes {SIXTEEN} to {most}: {units.memory(most * params)}."
 
 
-def _kept(each: int, params: int, room: float) -> tuple[str, tuple[Part, ...], str]:
+def _kept(each: int, params: int, room: float) -> tuple[str, tuple[BarPiece, ...], str]:
     sizes_ = {kind: share * params for kind, share in zip(MEMORY_KINDS, SHARES[each], strict=False)}
     parts = tuple(_part(sizes_, kind) for kind in sizes_ if sizes_[kind])
     return f"{each} bytes", parts, _mark(each * params, room)
@@ -222,21 +222,23 @@ def _note(model: str, uneven: list[str], wanted: int, n: int) -> str:
     )
 
 
-def _stack(found: dict[str, int]) -> tuple[Part, ...]:
+def _stack(found: dict[str, int]) -> tuple[BarPiece, ...]:
     return tuple(_part(found, kind) for kind in MEMORY_KINDS if found[kind])
 
 
-def _part(found: Mapping[str, float], kind: str) -> Part:
-    return Part(MEMORY_NAMES[kind], float(found[kind]), MEMORY_COLOURS[kind], dotted=kind in ("grads", "activations"))
+def _part(found: Mapping[str, float], kind: str) -> BarPiece:
+    return BarPiece(
+        MEMORY_NAMES[kind], float(found[kind]), MEMORY_COLOURS[kind], dotted=kind in ("grads", "activations")
+    )
 
 
 def _mark(total: float, room: float) -> str:
     return "fits" if total <= room else "does not fit"
 
 
-def _picture(rows: list[tuple[str, tuple[Part, ...], str]], limit: tuple[float, str]) -> str:
+def _picture(rows: list[tuple[str, tuple[BarPiece, ...], str]], limit: tuple[float, str]) -> str:
     told = "; ".join(f"{label}: {units.memory(sum(p.value for p in parts))}, {mark}" for label, parts, mark in rows)
-    return svg(bars([Bar(*r) for r in rows], units.memory, limit), f"Memory of one GPU. {told}. {limit[1]}")
+    return svg(bars([StackedBar(*r) for r in rows], units.memory, limit), f"Memory of one GPU. {told}. {limit[1]}")
 
 
 def question(learner: Learner, values: Values) -> Question:

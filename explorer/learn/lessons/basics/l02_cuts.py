@@ -22,7 +22,7 @@ from explorer.figures.svg_tensors import (
 from explorer.learn import links
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
-from explorer.learn.pictures.board import Chunk, Move, Stop, board
+from explorer.learn.pictures.board import BoardState, Chunk, Move, board
 from explorer.learn.pictures.film import Film
 
 N = 4
@@ -86,7 +86,7 @@ def together(c: dict[str, Any], columns: bool) -> Film:
             ]
         )
         moves: list[Move] = [(k, at_, n, at_) for at_ in range(N * N) if k < n and held[k][at_] is not None]
-        stops.append(Stop(held, _told(k, n, columns), moves))
+        stops.append(BoardState(held, _told(k, n, columns), moves))
         if k < n:
             part = c["pieces"][k]
             made = made.index_add(1, torch.arange(k * wide, (k + 1) * wide), part) if columns else made + part

@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import Any
 
 from explorer.figures.svg_tensors import (
-    Box,
+    Drawing,
     Style,
     column,
     device,
@@ -22,7 +22,7 @@ from explorer.figures.svg_tensors import (
 from explorer.learn import links
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
-from explorer.learn.pictures.board import Chunk, Stop, board
+from explorer.learn.pictures.board import BoardState, Chunk, board
 from explorer.learn.pictures.board import Move as Sending
 from explorer.learn.pictures.film import Film
 from planner_core.core import P, Placement, R, Shard, parse_placement
@@ -156,7 +156,7 @@ def motion(before: list[Any], src: Placement, dst: Placement, whole: Any) -> Fil
             if to
             else ""
         )
-        stops.append(Stop(held, said[str(here)[0]] + under_way, moves))
+        stops.append(BoardState(held, said[str(here)[0]] + under_way, moves))
     return board(stops, SIZE, cell=36, note="hatched: P, not summed yet; grey: R; solid: S" if src == P else "")
 
 
@@ -187,7 +187,7 @@ def _moves_from(rank: int, n: int, src: Placement, dst: Placement) -> list[Sendi
     return found
 
 
-def _devices(pieces: list[Any], letter: str) -> Box:
+def _devices(pieces: list[Any], letter: str) -> Drawing:
     p = parse_placement(letter)
     styles = [replicated if p == R else owned(r, "P" if p == P else "S") for r in range(len(pieces))]
     word = f"{letter}, not summed yet" if p == P else letter

@@ -7,10 +7,10 @@ from functools import lru_cache
 from typing import Any
 
 from explorer.figures.palette import DEVICES
-from explorer.figures.svg_tensors import Box, Style, amount, column, device, row, svg, text, tile
+from explorer.figures.svg_tensors import Drawing, Style, amount, column, device, row, svg, text, tile
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, typed
-from explorer.learn.pictures.board import Chunk, Stop, board
+from explorer.learn.pictures.board import BoardState, Chunk, board
 from explorer.learn.pictures.charts import Line, plot
 from explorer.text import units
 from planner_core.core import DeviceMesh
@@ -131,7 +131,9 @@ def _motion(states: list[dict[str, Any]], n: int) -> Step:
         sends = states[k + 1]["sent"] if k + 1 < len(states) else []
         moves = [(r, c, (r + 1) % n, c) for r, c in enumerate(sends)]
         stops.append(
-            Stop(held, "Before the first step." if k == 0 else f"{state['phase']}: {k} chunks sent by each GPU.", moves)
+            BoardState(
+                held, "Before the first step." if k == 0 else f"{state['phase']}: {k} chunks sent by each GPU.", moves
+            )
         )
     film = board(
         stops,
@@ -173,7 +175,7 @@ def _steps(n: int) -> str:
     return f"{n - 1} step{'s' * (n > 2)}"
 
 
-def _grid(state: dict[str, Any], n: int, sent: float) -> Box:
+def _grid(state: dict[str, Any], n: int, sent: float) -> Drawing:
     frames, wide = [], 44 if n < 7 else 32
     for r in range(n):
         cells = []
@@ -181,7 +183,7 @@ def _grid(state: dict[str, Any], n: int, sent: float) -> Box:
             box = tile(wide, 30, *_chunk(state, n, r, c))
             if state["sent"] and state["sent"][(r - 1) % n] == c:
                 edge = f'<rect x="2" y="2" width="{wide - 4}" height="26" fill="none" stroke="currentColor" '
-                box = Box(wide, 30, box.body + edge + 'stroke-width="2.5"/>')
+                box = Drawing(wide, 30, box.body + edge + 'stroke-width="2.5"/>')
             cells.append(box)
         frames.append(device(r, row(*cells, gap=4 if n < 7 else 2)))
     per = 1 if 4 < n < 7 else 2
@@ -198,19 +200,19 @@ def _grid(state: dict[str, Any], n: int, sent: float) -> Box:
     return column(grid, key, gap=12)
 
 
-def _bill(n: int, size: int) -> Box:
+def _bill(n: int, size: int) -> Drawing:
     from explorer.figures.palette import KIND_COLOURS
-    from explorer.learn.pictures.charts import Bar, Part, bars
+    from explorer.learn.pictures.charts import BarPiece, StackedBar, bars
 
     half = float(wire_bytes("reduce_scatter", size, n))
     parts = (
-        Part("reduce_scatter", half, KIND_COLOURS["reduce_scatter"]),
-        Part("all_gather", half, KIND_COLOURS["all_gather"], True),
+        BarPiece("reduce_scatter", half, KIND_COLOURS["reduce_scatter"]),
+        BarPiece("all_gather", half, KIND_COLOURS["all_gather"], True),
     )
     return bars(
         [
-            Bar(f"ring, n = {n}", parts),
-            Bar("each to each", (Part("everything to all others", float((n - 1) * size), "#8a97a3"),)),
+            StackedBar(f"ring, n = {n}", parts),
+            StackedBar("each to each", (BarPiece("everything to all others", float((n - 1) * size), "#8a97a3"),)),
         ],
         amount,
     )
@@ -226,7 +228,7 @@ def _time_says(size: int, seconds: float, name: str, cross: float, n: int) -> st
     )
 
 
-def _curve(link: AxisLink, size: int, cross: float) -> Box:
+def _curve(link: AxisLink, size: int, cross: float) -> Drawing:
     xs = [2.0**k for k in range(12, 31)]
     found = []
     for k, a in enumerate(algorithms("all_reduce", link)):

@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import Any
 
 from explorer.figures.svg_tensors import (
-    Box,
+    Drawing,
     arrow,
     column,
     device,
@@ -26,7 +26,7 @@ from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
 from explorer.learn.pictures.block import F_AND_G_BELOW
 from explorer.learn.pictures.block import block as drawn
-from explorer.learn.pictures.board import Stop, board, numbers_of
+from explorer.learn.pictures.board import BoardState, board, numbers_of
 from explorer.learn.pictures.film import Film
 
 CODE = """\
@@ -128,7 +128,7 @@ def scene(learner: Learner, values: Values) -> Scene:
     return Scene(tuple(steps), {k: c[k] for k in ("error", "mended", "grad_error")}, reveal=3)
 
 
-def _whole(c: dict[str, Any]) -> Box:
+def _whole(c: dict[str, Any]) -> Drawing:
     grey = replicated
     first = row(
         matrix(c["x"], grey, "X"), sign("·"), matrix(c["a"], grey, "A"), sign("="), matrix(c["hidden"], grey, "X·A")
@@ -152,8 +152,8 @@ def exchanged(terms: list[Any], total: Any, name: str) -> Film:
     moves = [(r, i, 1 - r, i) for r in range(2) for i in places]
     after = [numbers_of(total, ("R", None))] * 2
     stops = [
-        Stop(before, f"Each GPU has a term of {name}: hatched, P, not summed yet.", moves),
-        Stop(after, f"Each has added what it received: {name}, whole on both, grey, R."),
+        BoardState(before, f"Each GPU has a term of {name}: hatched, P, not summed yet.", moves),
+        BoardState(after, f"Each has added what it received: {name}, whole on both, grey, R."),
     ]
     return board(stops, wide, cell=64)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from explorer.figures.svg_tensors import Box, amount, column, device, difference, row, svg, table, text, tile
+from explorer.figures.svg_tensors import Drawing, amount, column, device, difference, row, svg, table, text, tile
 from explorer.learn import links
 from explorer.learn.blocks import arranged
 from explorer.learn.blocks.arranged import Arranged
@@ -109,7 +109,7 @@ def _whole_block(learner: Learner, t: int) -> list[Step]:
     ]
 
 
-def _all(heads: int, kv: int) -> Box:
+def _all(heads: int, kv: int) -> Drawing:
     side = min(30.0, 600 / heads)
     top = row(*(tile(side - 2, 30, ("R", None), str(i) if side > 16 else "", 12) for i in range(heads)), gap=2)
     wide = top.width / kv
@@ -119,7 +119,7 @@ def _all(heads: int, kv: int) -> Box:
     )
 
 
-def _dealt(kinds: tuple[int, ...], t: int) -> Box:
+def _dealt(kinds: tuple[int, ...], t: int) -> Drawing:
     """Query heads, and key-value heads if given, on each of t devices; the first devices take what is left over."""
     frames = []
     for r in range(t):

@@ -8,7 +8,7 @@ from typing import Any
 from explorer.address.settings import MODELS
 from explorer.figures.palette import KIND_COLOURS, MEMORY_COLOURS
 from explorer.figures.svg_tensors import (
-    Box,
+    Drawing,
     amount,
     arrow,
     column,
@@ -32,8 +32,8 @@ from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values
 from explorer.learn.lessons.stacks import gathered as gathered_bytes
 from explorer.learn.lessons.stacks import megatron
 from explorer.learn.pictures.block import block as drawn
-from explorer.learn.pictures.board import Stop, board
-from explorer.learn.pictures.charts import Bar, Part, bars
+from explorer.learn.pictures.board import BoardState, board
+from explorer.learn.pictures.charts import BarPiece, StackedBar, bars
 from explorer.learn.pictures.film import Film
 from explorer.text import units
 from planner_core.cost.communication import wire_bytes
@@ -243,18 +243,18 @@ def in_motion(n: int) -> Film:
     scatter = [(r, t, own[t], t) for r in range(n) for t in range(REGION) if own[t] != r]
     gather = [(own[t], t, r, t) for r in range(n) for t in range(REGION) if own[t] != r]
     stops = [
-        Stop(
+        BoardState(
             partial,
             f"Behind a cut product each GPU has a term of all {REGION} tokens: hatched, not summed yet.",
             scatter,
         ),
-        Stop(sliced, "reduce_scatter: every token is summed on the one GPU that owns it."),
-        Stop(
+        BoardState(sliced, "reduce_scatter: every token is summed on the one GPU that owns it."),
+        BoardState(
             doubled,
             "Norm and dropout, each GPU on its own tokens. (Here they double a number.) Only these are kept.",
             gather,
         ),
-        Stop(whole, "all_gather: the next product has all tokens again."),
+        BoardState(whole, "all_gather: the next product has all tokens again."),
     ]
     return board(stops, REGION, cell=36, note="one place for each of 8 tokens")
 
@@ -264,7 +264,7 @@ def _vocab(learner: Learner) -> int:
     return int(found)
 
 
-def _region(n: int) -> Box:
+def _region(n: int) -> Drawing:
     frames = []
     for r in range(n):
         tiles = row(*(tile(24, 40, ("R", None), str(i), 12) for i in range(REGION)), gap=2)
@@ -276,28 +276,28 @@ def _region(n: int) -> Box:
     return column(row(*flow, gap=8), grid, gap=14)
 
 
-def _bytes(reduce: int, scatter: int, gather: int) -> Box:
-    one = Bar("tensor parallel", (Part("all_reduce", reduce, KIND_COLOURS["all_reduce"]),))
-    two = Bar(
+def _bytes(reduce: int, scatter: int, gather: int) -> Drawing:
+    one = StackedBar("tensor parallel", (BarPiece("all_reduce", reduce, KIND_COLOURS["all_reduce"]),))
+    two = StackedBar(
         "+ sequence",
         (
-            Part("reduce_scatter", scatter, KIND_COLOURS["reduce_scatter"]),
-            Part("all_gather", gather, KIND_COLOURS["all_gather"], True),
+            BarPiece("reduce_scatter", scatter, KIND_COLOURS["reduce_scatter"]),
+            BarPiece("all_gather", gather, KIND_COLOURS["all_gather"], True),
         ),
     )
     return bars([one, two], amount)
 
 
-def _memory(plain: int, split: int, again: int) -> Box:
+def _memory(plain: int, split: int, again: int) -> Drawing:
     rows = (("tensor parallel", plain), ("+ sequence", split), ("+ gathered again", split - again))
     colour = MEMORY_COLOURS["activations"]
     return bars(
-        [Bar(name, (Part("activations", float(size), colour),), strong=size < plain) for name, size in rows],
+        [StackedBar(name, (BarPiece("activations", float(size), colour),), strong=size < plain) for name, size in rows],
         units.memory,
     )
 
 
-def _lookup(e: dict[str, Any], n: int) -> Box:
+def _lookup(e: dict[str, Any], n: int) -> Drawing:
     words = column(text("word", 13, 600), *(tile(48, 30, ("", None), str(int(t)), 13) for t in e["words"]), gap=0)
     width = VOCAB // n
     owns = [f"owns {r * width}" + (f" to {(r + 1) * width - 1}" if width > 1 else "") for r in range(n)]
@@ -308,7 +308,7 @@ def _lookup(e: dict[str, Any], n: int) -> Box:
     return column(*lines, row(arrow(44, "all_reduce"), got, gap=10), legend("P", "R"), gap=12)
 
 
-def _vocabulary(c: dict[str, Any], n: int) -> Box:
+def _vocabulary(c: dict[str, Any], n: int) -> Drawing:
     parts = [matrix(p, owned(r), f"GPU {r}", "S(1)", 36) for r, p in enumerate(c["parts"])]
     right = column(
         text("right word", 13, 600),

@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from explorer.figures.svg_tensors import (
-    Box,
+    Drawing,
     arrow,
     column,
     device,
@@ -28,7 +28,7 @@ N = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class Cut:
     """How Y = X W is cut: placements of X, W, Y and of the gradients of X and W as each device makes them."""
 
     name: str
@@ -41,12 +41,12 @@ class Way:
 
 
 WAYS = {
-    "data": Way("batch split: data parallel", "S(0)", "R", "S(0)", "S(0)", "P", "all_reduce of the weight's gradient"),
-    "column": Way("weight by columns", "R", "S(1)", "S(1)", "P", "S(1)", "all_reduce of the input's gradient"),
-    "row": Way(
+    "data": Cut("batch split: data parallel", "S(0)", "R", "S(0)", "S(0)", "P", "all_reduce of the weight's gradient"),
+    "column": Cut("weight by columns", "R", "S(1)", "S(1)", "P", "S(1)", "all_reduce of the input's gradient"),
+    "row": Cut(
         "weight by rows", "S(1)", "S(0)", "P", "S(1)", "S(0)", "nothing backward; the result was summed forward"
     ),
-    "fsdp": Way("FSDP", "S(0)", "R", "S(0)", "S(0)", "P", "reduce_scatter of the weight's gradient"),
+    "fsdp": Cut("FSDP", "S(0)", "R", "S(0)", "S(0)", "P", "reduce_scatter of the weight's gradient"),
 }
 CODE = """\
 import torch
@@ -136,12 +136,12 @@ def _style(r: int, placement: str) -> Any:
     return replicated if placement == "R" else owned(r, placement[0])
 
 
-def _held(r: int, what: tuple[tuple[str, Any, str], ...]) -> Box:
+def _held(r: int, what: tuple[tuple[str, Any, str], ...]) -> Drawing:
     boxes = [matrix(t, _style(r, p), name, "P, not summed yet" if p == "P" else p, cell=40) for name, t, p in what]
     return device(r, row(*boxes, gap=18, align=0))
 
 
-def _sum(way: str, c: dict[str, Any]) -> Box:
+def _sum(way: str, c: dict[str, Any]) -> Drawing:
     cut = WAYS[way]
     if way == "row":
         return column(
@@ -166,7 +166,7 @@ def _sum(way: str, c: dict[str, Any]) -> Box:
     )
 
 
-def _mistake(said: str, cut: Way) -> str:
+def _mistake(said: str, cut: Cut) -> str:
     """Why the gradient that an answer names is not Partial, or which Partial gradient it forgets."""
     if not said:
         return "One of them is a term: somebody sees only a part. "

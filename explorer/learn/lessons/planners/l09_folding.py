@@ -6,7 +6,7 @@ import math
 from functools import lru_cache
 
 from explorer.figures.palette import COMPUTE
-from explorer.figures.svg_tensors import Box, at, column, row, svg, table, text
+from explorer.figures.svg_tensors import Drawing, at, column, row, svg, table, text
 from explorer.learn import links
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
@@ -127,7 +127,7 @@ def _plural(n: int, word: str) -> str:
     return f"{n} {word}{'s' * (n != 1)}"
 
 
-def _groups(groups: tuple[FoldGroup, ...]) -> Box:
+def _groups(groups: tuple[FoldGroup, ...]) -> Drawing:
     order = sorted(range(len(groups)), key=lambda i: (not groups[i].kept, -groups[i].count * groups[i].similar))
     rows = [_group(groups[i]) for i in order[:SHOWN]]
     if len(groups) > SHOWN:
@@ -135,19 +135,19 @@ def _groups(groups: tuple[FoldGroup, ...]) -> Box:
     return column(*rows, gap=10)
 
 
-def _group(group: FoldGroup) -> Box:
+def _group(group: FoldGroup) -> Drawing:
     colour = COMPUTE if group.kept else "#8a97a3"
     side = max(3.0, min(16.0, 440 / group.count - 2))
     shown = min(group.count, 192)
     where = [((i % 64) * (side + 2), (i // 64) * 16) for i in range(shown)]
     squares = "".join(f'<rect x="{x:.1f}" y="{y}" width="{side:.1f}" height="14" fill="{colour}"/>' for x, y in where)
     high = 16.0 * (1 + (shown - 1) // 64)
-    wide = Box(min(group.count, 64) * (side + 2), high, squares)
+    wide = Drawing(min(group.count, 64) * (side + 2), high, squares)
     word = f"×{group.count}, {_plural(group.similar, 'weight')} each" + ("" if group.kept else ", not kept")
     name = group.pattern if len(group.pattern) < 60 else "…" + group.pattern[-58:]
     return column(
         row(text(name or "(model)", 14, 600), text(word, 13, muted=True), gap=10, align=1),
-        Box(wide.width, wide.height, at(0, 0, wide)),
+        Drawing(wide.width, wide.height, at(0, 0, wide)),
         gap=3,
     )
 

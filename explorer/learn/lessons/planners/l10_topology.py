@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from explorer.figures.palette import COMMUNICATION, COMPUTE
-from explorer.figures.svg_tensors import Box, amount, column, svg, table, text
+from explorer.figures.svg_tensors import Drawing, amount, column, svg, table, text
 from explorer.learn import links
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
 from explorer.learn.lessons.stacks import megatron, smallest
-from explorer.learn.pictures.charts import Bar, Part, bars, nodes
+from explorer.learn.pictures.charts import BarPiece, StackedBar, bars, nodes
 from explorer.text import units
 from planner_core.core import Cluster, DeviceMesh, load_cluster
 from planner_core.cost.communication import AxisLink, axis_links, collective_time, wire_bytes
@@ -216,7 +216,9 @@ def _cliff_step(cluster: Cluster, size: int) -> Step:
     items = []
     for t, near, seconds in found:
         out = "" if near and t <= per else "leaves the node"
-        items.append(Bar(f"{t} {'neighbours' if near else 'strangers'}", (Part("time", seconds, COMMUNICATION),), out))
+        items.append(
+            StackedBar(f"{t} {'neighbours' if near else 'strangers'}", (BarPiece("time", seconds, COMMUNICATION),), out)
+        )
     near_s, far_s = (next(s for t, near, s in found if t == 2 and near is want) for want in (True, False))
     says = (
         f"One all_reduce of {amount(size)}, all groups at work at once. Two neighbours take {units.seconds(near_s)}, two "
@@ -228,11 +230,11 @@ def _cliff_step(cluster: Cluster, size: int) -> Step:
     return Step("The cliff", says, svg(bars(items, units.seconds), "All_reduce time by group size and place"))
 
 
-def _two(near: Option, far: Option) -> Box:
+def _two(near: Option, far: Option) -> Drawing:
     made = []
     for name, o in (("groups inside", near), ("groups across", far)):
-        grads = Part("gradients of the data groups", o.data_s, COMPUTE, True)
-        made.append(Bar(name, (Part("tensor groups", o.tensor_s, COMMUNICATION), grads)))
+        grads = BarPiece("gradients of the data groups", o.data_s, COMPUTE, True)
+        made.append(StackedBar(name, (BarPiece("tensor groups", o.tensor_s, COMMUNICATION), grads)))
     return bars(made, units.seconds)
 
 

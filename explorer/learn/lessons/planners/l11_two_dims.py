@@ -7,12 +7,12 @@ from functools import lru_cache
 from typing import Any
 
 from explorer.figures.palette import COMMUNICATION, COMPUTE
-from explorer.figures.svg_tensors import Box, amount, matrix, number, owned, svg, table
+from explorer.figures.svg_tensors import Drawing, amount, matrix, number, owned, svg, table
 from explorer.learn import links
 from explorer.learn.learner import Layer, Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
-from explorer.learn.pictures.board import Stop, board, numbers_of
-from explorer.learn.pictures.charts import Bar, Part, bars, timeline
+from explorer.learn.pictures.board import BoardState, board, numbers_of
+from explorer.learn.pictures.charts import BarPiece, StackedBar, bars, timeline
 from explorer.learn.pictures.film import Film
 from explorer.text import units
 from planner_core.core import Cluster, DeviceMesh
@@ -253,12 +253,14 @@ def summed(c: dict[str, Any], kind: str) -> Film:
     moves = [(r, i, places.index(other[p]), i) for r, p in enumerate(places) for i in range(len(before[0]))]
     axis = 2 if kind == "column-first" else 1
     stops = [
-        Stop(
+        BoardState(
             before,
             f"Each GPU multiplied its part of X with its tile of W: a term over axis {axis}, P, not summed yet.",
             moves,
         ),
-        Stop(after, f"After the all_reduce over axis {axis} pairs hold the same finished columns (of one colour)."),
+        BoardState(
+            after, f"After the all_reduce over axis {axis} pairs hold the same finished columns (of one colour)."
+        ),
     ]
     tiles = [matrix(c["tiles"][p], owned(r), "tile of W", "", 40) for r, p in enumerate(places)]
     return board(
@@ -288,12 +290,14 @@ def _four(layer: Layer, d1: int, d2: int) -> str:
     return table(("phase", "weight", "axis", "tensor of a GPU", "sent per GPU", "of all parts"), rows)
 
 
-def _growth(layer: Layer, ratio: int) -> Box:
+def _growth(layer: Layer, ratio: int) -> Drawing:
     items = []
     for n in COUNTS:
         a, b = best(layer, n, 1, ratio)
         gain = bracket(layer, (a, b), 1, ratio) / bracket(layer, (n, 1), 1, ratio)
-        items.append(Bar(f"{n} GPUs", (Part("best mesh", gain, COMMUNICATION),), f"of Megatron-LM's time, {a} × {b}"))
+        items.append(
+            StackedBar(f"{n} GPUs", (BarPiece("best mesh", gain, COMMUNICATION),), f"of Megatron-LM's time, {a} × {b}")
+        )
     return bars(items, units.percent)
 
 
@@ -312,7 +316,7 @@ def _chunks(learner: Learner, mesh: tuple[int, int], chunks: int, b2: float) -> 
     return compute, comm, chunk_timeline([compute / chunks] * chunks, [comm / chunks] * chunks)
 
 
-def _timeline(spans: Any, end: float) -> Box:
+def _timeline(spans: Any, end: float) -> Drawing:
     colours = {"compute": COMPUTE, "communication": COMMUNICATION}
     tracks = []
     for stream, colour in colours.items():

@@ -6,12 +6,12 @@ from functools import lru_cache
 from typing import Any
 
 from explorer.figures.palette import KIND_COLOURS
-from explorer.figures.svg_tensors import Box, amount, column, device, row, svg, table, text, tile
+from explorer.figures.svg_tensors import Drawing, amount, column, device, row, svg, table, text, tile
 from explorer.learn import links
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
-from explorer.learn.pictures.board import Chunk, Move, Stop, board
-from explorer.learn.pictures.charts import Bar, Part, bars
+from explorer.learn.pictures.board import BoardState, Chunk, Move, board
+from explorer.learn.pictures.charts import BarPiece, StackedBar, bars
 from explorer.learn.pictures.film import Film
 from explorer.text import units
 from planner_core.cost.communication import wire_bytes
@@ -115,7 +115,7 @@ def scene(learner: Learner, values: Values) -> Scene:
     return Scene(steps, numbers, reveal=4)
 
 
-def _home(c: dict[str, Any], n: int, back: bool = False) -> Box:
+def _home(c: dict[str, Any], n: int, back: bool = False) -> Drawing:
     frames = []
     for d in range(n):
         tiles = []
@@ -146,19 +146,19 @@ def travel(c: dict[str, Any], n: int) -> Film:
             out.append((d, i, e, below + arrived[e]))
             arrived[e] += 1
     stops = [
-        Stop(at_home, "Every token is at home; the router has chosen its experts.", out),
-        Stop(
+        BoardState(at_home, "Every token is at home; the router has chosen its experts.", out),
+        BoardState(
             away,
             "The first all_to_all: tokens are with their experts, in the lower rows.",
             [(e, j, d, i) for d, i, e, j in out],
         ),
-        Stop(back, "The second all_to_all: results are home again."),
+        BoardState(back, "The second all_to_all: results are home again."),
     ]
     names = [f"GPU {d}: expert {d}" for d in range(n)]
     return board(stops, WIDE, cell=42, names=names, note="a token has the colour of its home")
 
 
-def _grid(tiles: list[Box], per: int) -> Box:
+def _grid(tiles: list[Drawing], per: int) -> Drawing:
     return (
         column(*(row(*tiles[i : i + per], gap=3) for i in range(0, len(tiles), per)), gap=3)
         if tiles
@@ -166,19 +166,19 @@ def _grid(tiles: list[Box], per: int) -> Box:
     )
 
 
-def _rows(frames: list[Box]) -> Box:
+def _rows(frames: list[Drawing]) -> Drawing:
     most = max(1, int(660 // (max(f.width for f in frames) + 10)))
     per = -(-len(frames) // -(-len(frames) // most))  # rows of equal length
     return column(*(row(*frames[i : i + per], gap=10, align=0) for i in range(0, len(frames), per)), gap=10)
 
 
-def _bill(expert: int, tensor: int) -> Box:
-    there = Part("tokens to experts", expert / 2, KIND_COLOURS["all_to_all"])
-    back = Part("results back", expert / 2, KIND_COLOURS["all_to_all"], True)
+def _bill(expert: int, tensor: int) -> Drawing:
+    there = BarPiece("tokens to experts", expert / 2, KIND_COLOURS["all_to_all"])
+    back = BarPiece("results back", expert / 2, KIND_COLOURS["all_to_all"], True)
     return bars(
         [
-            Bar("expert parallel", (there, back)),
-            Bar("tensor parallel", (Part("all_reduce", tensor, KIND_COLOURS["all_reduce"]),)),
+            StackedBar("expert parallel", (there, back)),
+            StackedBar("tensor parallel", (BarPiece("all_reduce", tensor, KIND_COLOURS["all_reduce"]),)),
         ],
         amount,
     )

@@ -66,7 +66,7 @@ def best_within(found: Candidates, mine: int) -> int:
     return int(np.lexsort((found.memory_bytes, comm))[0])
 
 
-def sent_by(learner: Learner, block: str, devices: int, letters: list[str]) -> tuple[placing.Sent, ...]:
+def sent_by(learner: Learner, block: str, devices: int, letters: list[str]) -> tuple[placing.BlockMessage, ...]:
     """Every collective of one layer with its seven weights placed so; none where that cannot run."""
     case = arranged.own(learner, devices, tuple(letters))
     return tuple(m.sent for m in case.messages) if case else ()
@@ -88,11 +88,11 @@ class _Chosen:
     best: Arranged
 
     @property
-    def yours(self) -> tuple[placing.Sent, ...]:
+    def yours(self) -> tuple[placing.BlockMessage, ...]:
         return tuple(m.sent for m in self.own.messages) if self.own else ()
 
     @property
-    def least(self) -> tuple[placing.Sent, ...]:
+    def least(self) -> tuple[placing.BlockMessage, ...]:
         return tuple(m.sent for m in self.best.messages)
 
 
@@ -208,7 +208,7 @@ def _exact(learner: Learner, devices: int) -> Step:
     return Step("The exact plan", says, svg(drawn(best), "The block under the exact plan"))
 
 
-def _causes(yours: tuple[placing.Sent, ...], can: bool) -> str:
+def _causes(yours: tuple[placing.BlockMessage, ...], can: bool) -> str:
     if not can:
         return "This choice cannot run: a split would not be even. Change one of the weights."
     if not yours:
@@ -221,7 +221,7 @@ def _causes(yours: tuple[placing.Sent, ...], can: bool) -> str:
     )
 
 
-def _bucket(yours: tuple[placing.Sent, ...]) -> str:
+def _bucket(yours: tuple[placing.BlockMessage, ...]) -> str:
     """How the sums of weights' gradients are timed, if there are any."""
     if not any(x.weight for x in yours):
         return ""
@@ -231,16 +231,16 @@ def _bucket(yours: tuple[placing.Sent, ...]) -> str:
     )
 
 
-def _took(x: placing.Sent) -> str:
+def _took(x: placing.BlockMessage) -> str:
     return units.seconds(x.seconds) + (" of its bucket" if x.weight else "")
 
 
-def _messages(sent: tuple[placing.Sent, ...]) -> str:
+def _messages(sent: tuple[placing.BlockMessage, ...]) -> str:
     rows = [(x.phase, x.where, x.moved, x.kind, amount(x.num_bytes), _took(x)) for x in sent]
     return table(("phase", "at", "what is put right", "collective", "bytes", "time"), rows)
 
 
-def _why(yours: tuple[placing.Sent, ...], least: tuple[placing.Sent, ...]) -> str:
+def _why(yours: tuple[placing.BlockMessage, ...], least: tuple[placing.BlockMessage, ...]) -> str:
     more, fewer = placing.compare(yours, least)
     if not more and not fewer:
         return "Yours sends what the optimum sends."
@@ -257,7 +257,7 @@ def _why(yours: tuple[placing.Sent, ...], least: tuple[placing.Sent, ...]) -> st
     return " ".join(told) + " A placement that suits the next operation's needs no message."
 
 
-def _difference(yours: tuple[placing.Sent, ...], least: tuple[placing.Sent, ...]) -> str:
+def _difference(yours: tuple[placing.BlockMessage, ...], least: tuple[placing.BlockMessage, ...]) -> str:
     rows = []
     for name, these in zip(("yours", "optimum"), placing.compare(yours, least), strict=True):
         rows += [(name, x.phase, x.where, x.moved, x.kind, _took(x)) for x in these]

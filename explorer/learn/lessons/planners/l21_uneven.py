@@ -10,7 +10,7 @@ from explorer.learn import links
 from explorer.learn.learner import Learner, instead
 from explorer.learn.lesson import Choice, Control, Lesson, Question, Scene, Step, Values, typed
 from explorer.learn.lessons.times.stated import names, stated, texts
-from explorer.learn.pictures.charts import Bar, Part, bars, columns
+from explorer.learn.pictures.charts import BarPiece, StackedBar, bars, columns
 from explorer.text import units
 from planner_core.models import ZOO
 
@@ -123,8 +123,8 @@ def _loads(load: tuple[int, ...], mean: float) -> Step:
 
 def _hottest(hottest: int, mean: float) -> Step:
     rows = [
-        Bar("mean", (Part("tokens", mean, COMPUTE),)),
-        Bar("hottest", (Part("tokens", float(hottest), COMMUNICATION, True),)),
+        StackedBar("mean", (BarPiece("tokens", mean, COMPUTE),)),
+        StackedBar("hottest", (BarPiece("tokens", float(hottest), COMMUNICATION, True),)),
     ]
     says = (
         f"The hottest expert has {hottest} tokens, the mean is {mean:g}. All GPUs compute at the same time, each its own expert's tokens, and then exchange "
@@ -136,7 +136,7 @@ def _hottest(hottest: int, mean: float) -> Step:
 def _waiting(load: tuple[int, ...], mean: float, balanced: float) -> Step:
     hottest = max(load)
     items = [
-        Bar(f"GPU {i}", (Part("computes", x / mean * balanced, COMPUTE), Part("waits", (hottest - x) / mean * balanced, DEVICES[7], True)))
+        StackedBar(f"GPU {i}", (BarPiece("computes", x / mean * balanced, COMPUTE), BarPiece("waits", (hottest - x) / mean * balanced, DEVICES[7], True)))
         for i, x in enumerate(load)
     ]  # fmt: skip
     idle = 1 - mean / hottest
@@ -178,7 +178,9 @@ def hidden() -> int:
 
 def _messages(load: tuple[int, ...], home: tuple[int, ...]) -> Step:
     came = [x - y for x, y in zip(load, home, strict=True)]
-    items = [Bar(f"GPU {i}", (Part("arrives", 2.0 * x * hidden(), COMMUNICATION),)) for i, x in enumerate(came)]
+    items = [
+        StackedBar(f"GPU {i}", (BarPiece("arrives", 2.0 * x * hidden(), COMMUNICATION),)) for i, x in enumerate(came)
+    ]
     most, least = came.index(max(came)), came.index(min(came))
     says = (
         f"The all_to_all is uneven too. {TOKENS // EXPERTS} of the {TOKENS} tokens live on each GPU, {units.whole(hidden())} numbers of 2 bytes each. GPU {most} works on {load[most]} tokens; "

@@ -7,12 +7,12 @@ from functools import lru_cache
 from typing import Any
 
 from explorer.figures.palette import COMMUNICATION, COMPUTE, DEVICES
-from explorer.figures.svg_tensors import Box, amount, at, device, difference, svg, table, text, tile
+from explorer.figures.svg_tensors import Drawing, amount, at, device, difference, svg, table, text, tile
 from explorer.learn import links
 from explorer.learn.learner import Layer, Learner
 from explorer.learn.lesson import Choice, Control, Lesson, Question, Scene, Step, Values, typed
 from explorer.learn.lessons.times.stated import names, node, of_batch
-from explorer.learn.pictures.charts import Bar, Part, bars
+from explorer.learn.pictures.charts import BarPiece, StackedBar, bars
 from explorer.learn.pictures.film import Cell, Film, Flight
 from explorer.text import units
 from planner_core.cost.communication import wire_bytes
@@ -127,7 +127,7 @@ def scene(learner: Learner, values: Values) -> Scene:
 def _ring(c: dict[str, Any], n: int) -> Step:
     step, stops = 150.0, n + 1
     cells, flights = [], []
-    frames = [at(r * step, 0, device(r, Box(104, 118))) for r in range(n)]
+    frames = [at(r * step, 0, device(r, Drawing(104, 118))) for r in range(n)]
     for r in range(n):
         x = r * step + 12
         queries = tile(100, 28, ("S", r), f"queries {r}")
@@ -156,7 +156,7 @@ def _ring(c: dict[str, Any], n: int) -> Step:
         )
         for k in range(1, n + 1)
     ]
-    film = Film(n * step - 20, 168, tuple(said), Box(0, 0, "".join(frames)), tuple(cells), tuple(flights))
+    film = Film(n * step - 20, 168, tuple(said), Drawing(0, 0, "".join(frames)), tuple(cells), tuple(flights))
     says = (
         f"A text too long for one GPU is dealt out to {n}. Attention wants every query to meet every key (in a causal model those before it, as the next step has it). **Ring attention**: keys and values go round, and each GPU puts "
         f"its softmax together from what passes by. Nobody holds more than two parts. The number on each GPU is the sum that softmax divides by, for its first token. Largest difference from attention in one piece: **{difference(c['error'])}**."
@@ -165,7 +165,7 @@ def _ring(c: dict[str, Any], n: int) -> Step:
 
 
 def _causal(uneven: list[int], even: list[int], n: int) -> Step:
-    items = [Bar(f"GPU {r}", (Part("pairs of blocks", float(x), COMPUTE),)) for r, x in enumerate(uneven)]
+    items = [StackedBar(f"GPU {r}", (BarPiece("pairs of blocks", float(x), COMPUTE),)) for r, x in enumerate(uneven)]
     says = (
         f"A **causal** model looks only back: a query needs the keys before it. The text is cut into {2 * n} blocks, two neighbouring ones for each GPU. The first GPU has "
         f"{uneven[0]} pairs of blocks to compute, the last one {uneven[-1]}. With equal parts each would have {even[0]}. How many times as long does that take?"
@@ -175,7 +175,7 @@ def _causal(uneven: list[int], even: list[int], n: int) -> Step:
 
 def _balanced(even: list[int], n: int) -> Step:
     items = [
-        Bar(f"GPU {r}: {r} and {2 * n - 1 - r}", (Part("pairs of blocks", float(x), COMPUTE),))
+        StackedBar(f"GPU {r}: {r} and {2 * n - 1 - r}", (BarPiece("pairs of blocks", float(x), COMPUTE),))
         for r, x in enumerate(even)
     ]
     says = (
@@ -186,12 +186,12 @@ def _balanced(even: list[int], n: int) -> Step:
 
 
 def _bytes(found: dict[str, float], learner: Learner, layer: Layer, tokens: int, n: int) -> Step:
-    rows = [Bar("ring", (Part("keys and values", float(found["ring"]), COMMUNICATION),))]
+    rows = [StackedBar("ring", (BarPiece("keys and values", float(found["ring"]), COMMUNICATION),))]
     can = layer.kv_heads % n == 0
     rows.append(
-        Bar(
+        StackedBar(
             "heads exchanged",
-            (Part("queries, keys, values, results", float(found["heads exchanged"]), DEVICES[2], True),),
+            (BarPiece("queries, keys, values, results", float(found["heads exchanged"]), DEVICES[2], True),),
             "" if can else f"not over {n}",
         )
     )

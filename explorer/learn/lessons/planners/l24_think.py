@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from explorer.figures.palette import COMMUNICATION, COMPUTE
-from explorer.figures.svg_tensors import PAPER, Box, column, svg, table, text
+from explorer.figures.svg_tensors import PAPER, Drawing, column, svg, table, text
 from explorer.learn.blocks import placing
 from explorer.learn.blocks.arranged import suited
 from explorer.learn.learner import Learner, standard
@@ -246,7 +246,7 @@ def _with_memory(learner: Learner, p: Priced, ms: Floats, gib: Floats) -> Step:
     )
 
 
-def _cloud(p: Priced, ms: Floats, gib: Floats) -> Box:
+def _cloud(p: Priced, ms: Floats, gib: Floats) -> Drawing:
     left, top, width, height = 60.0, 12.0, WIDTH - 80, 260.0
     most_x, low, most_y = (
         float(gib.max()) * 1.03,
@@ -292,7 +292,7 @@ def _cloud(p: Priced, ms: Floats, gib: Floats) -> Box:
         f'<text x="{px(v):.1f}" y="{top + height + 18:.0f}" font-size="12" text-anchor="middle" fill="currentColor">{units.significant(v)}</text>'
         for v in (float(gib.min()), (low + most_x) / 2, float(gib.max()))
     ]
-    chart = Box(WIDTH, top + height + 24, "".join(parts))
+    chart = Drawing(WIDTH, top + height + 24, "".join(parts))
     return column(text("communication of a layer, ms", 13, muted=True), chart, text("memory per layer and GPU, GiB; each dot is a choice, orange: below the best", 13, muted=True), gap=6)  # fmt: skip
 
 

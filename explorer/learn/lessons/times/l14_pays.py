@@ -11,7 +11,7 @@ from explorer.learn import links
 from explorer.learn.learner import Layer, Learner
 from explorer.learn.lesson import Choice, Control, Lesson, Question, Scene, Step, Values, typed
 from explorer.learn.lessons.times.stated import Stated, names, node, stated, texts
-from explorer.learn.pictures.charts import Bar, Line, Part, bars, plot
+from explorer.learn.pictures.charts import BarPiece, Line, StackedBar, bars, plot
 from explorer.text import units
 from planner_core.core import Cluster, DeviceMesh, Gpu
 from planner_core.cost.communication import axis_links, collective_time
@@ -190,8 +190,8 @@ def _roofline(layer: Layer, gpu: Gpu, tokens: int) -> Step:
 
 def _gather(learner: Learner, w: Wires, tokens: int) -> Step:
     rows = [
-        Bar("compute", (Part("compute of the layer, forward", w.compute_s * tokens, COMPUTE),)),
-        Bar("gather", (Part("all_gather of the layer's weights", w.gather_s, COMMUNICATION, True),)),
+        StackedBar("compute", (BarPiece("compute of the layer, forward", w.compute_s * tokens, COMPUTE),)),
+        StackedBar("gather", (BarPiece("all_gather of the layer's weights", w.gather_s, COMMUNICATION, True),)),
     ]
     says = (
         f"FSDP gathers each layer's weights before it computes: {amount(ITEM_BYTES * w.weights)} for {units.count(w.weights)} "
@@ -249,11 +249,11 @@ def _prices(cases: dict[str, Stated], cluster: Cluster, best: str, tokens: int) 
     for name, case in cases.items():
         compute, shown, optimizer = case.seconds(cluster)
         parts = (
-            Part("compute", compute, COMPUTE),
-            Part("communication that shows", shown, COMMUNICATION, True),
-            Part("optimizer", optimizer, DEVICES[2]),
+            BarPiece("compute", compute, COMPUTE),
+            BarPiece("communication that shows", shown, COMMUNICATION, True),
+            BarPiece("optimizer", optimizer, DEVICES[2]),
         )
-        items.append(Bar(name, parts, "" if case.plan.fits else "does not fit", name == best))
+        items.append(StackedBar(name, parts, "" if case.plan.fits else "does not fit", name == best))
     says = (
         f"Now the planner prices whole steps, {units.whole(tokens)} tokens per GPU, in mixed precision: every operator, every "
         f"collective, forward, backward and optimizer. Quickest of those that fit: **{cell(cases, cluster)}** (behind a ≈ stands what the "

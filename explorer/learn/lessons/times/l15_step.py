@@ -13,7 +13,7 @@ from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, typed
 from explorer.learn.lessons.times.l14_pays import TOKENS
 from explorer.learn.lessons.times.stated import Stated, names, node, stated, texts, totals
-from explorer.learn.pictures.charts import Bar, Part, bars, timeline
+from explorer.learn.pictures.charts import BarPiece, StackedBar, bars, timeline
 from explorer.text import units
 from planner_core.core import ITEM_BYTES, Block, DeviceMesh
 from planner_core.cost import CONTENTION, ENDS, NOT_HIDDEN, WAITED, Component, Unit, exposed_parts
@@ -191,15 +191,15 @@ def _longest(forward: Phase, backward: Phase) -> Step:
     items = []
     for name, p in (("forward", forward), ("backward", backward)):
         parts = (
-            Part("compute", p.compute, COMPUTE),
-            *((Part("waited for", p.waits, COMMUNICATION, True),) if p.waits else ()),
-            Part("compute slowed by traffic", p.contention * p.traffic, DEVICES[1]),
+            BarPiece("compute", p.compute, COMPUTE),
+            *((BarPiece("waited for", p.waits, COMMUNICATION, True),) if p.waits else ()),
+            BarPiece("compute slowed by traffic", p.contention * p.traffic, DEVICES[1]),
         )
-        items.append(Bar(f"{name}: compute side", parts, "decides" if p.busy >= p.traffic else ""))
+        items.append(StackedBar(f"{name}: compute side", parts, "decides" if p.busy >= p.traffic else ""))
         items.append(
-            Bar(
+            StackedBar(
                 f"{name}: traffic side",
-                (Part("traffic beside", p.traffic, DEVICES[3], True),),
+                (BarPiece("traffic beside", p.traffic, DEVICES[3], True),),
                 "decides" if p.busy < p.traffic else "",
             )
         )
@@ -214,10 +214,10 @@ def _longest(forward: Phase, backward: Phase) -> Step:
 def _buckets(case: Stated) -> Step:
     count, apart, together = bucket(case)
     rows = [
-        Bar(f"{count} gathers", (Part("each weight alone", apart, COMMUNICATION),)),
-        Bar(
+        StackedBar(f"{count} gathers", (BarPiece("each weight alone", apart, COMMUNICATION),)),
+        StackedBar(
             "one bucket",
-            (Part("all at once", together, COMMUNICATION, True),),
+            (BarPiece("all at once", together, COMMUNICATION, True),),
             f"saves {units.percent(1 - together / apart)}" if apart else "",
         ),
     ]
@@ -231,9 +231,13 @@ def _buckets(case: Stated) -> Step:
 
 def _whole(case: Stated) -> Step:
     found = shown(case)
-    items = [Bar("compute", (Part("compute", found["compute"], COMPUTE),))]
-    items += [Bar(name, (Part(name, found[why], colour),)) for why, (name, colour) in REASONS.items() if found[why] > 0]
-    items.append(Bar("optimizer", (Part("optimizer", found["optimizer"], DEVICES[2]),)))
+    items = [StackedBar("compute", (BarPiece("compute", found["compute"], COMPUTE),))]
+    items += [
+        StackedBar(name, (BarPiece(name, found[why], colour),))
+        for why, (name, colour) in REASONS.items()
+        if found[why] > 0
+    ]
+    items.append(StackedBar("optimizer", (BarPiece("optimizer", found["optimizer"], DEVICES[2]),)))
     total = sum(found.values())
     exposed = total - found["compute"] - found["optimizer"]
     says = (

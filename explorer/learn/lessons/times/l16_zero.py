@@ -21,7 +21,7 @@ from explorer.learn.lessons.times.l14_pays import cell
 from explorer.learn.lessons.times.stated import Stated, names, node, stated, texts
 from explorer.learn.pictures.block import block as drawn
 from explorer.learn.pictures.block import travels
-from explorer.learn.pictures.charts import Bar, Line, Part, bars, plot
+from explorer.learn.pictures.charts import BarPiece, Line, StackedBar, bars, plot
 from explorer.text import units
 from planner_core.planning.methods import Layout
 
@@ -121,9 +121,9 @@ def _keeps(learner: Learner, params: int, n: int, inner: int) -> Step:
     for name, stage in SHARDED.items():
         each = kept(stage, inner if name == "HSDP" else n)
         parts = tuple(
-            Part(MEMORY_NAMES[k], v * params, MEMORY_COLOURS[k], dotted=k == "grads") for k, v in each.items()
+            BarPiece(MEMORY_NAMES[k], v * params, MEMORY_COLOURS[k], dotted=k == "grads") for k, v in each.items()
         )
-        items.append(Bar(name, parts, "" if sum(p.value for p in parts) <= room else "more than it has"))
+        items.append(StackedBar(name, parts, "" if sum(p.value for p in parts) <= room else "more than it has"))
     says = (
         f"Mixed precision keeps {WORKING + STORED + MOMENTS + GRADIENT} bytes per parameter: a copy in bf16 to compute with, and in fp32 "
         f"the optimizer's own weights, two averages and the gradient. **Each stage deals one kind more to the {n} GPUs**: first the optimizer's, "
@@ -149,8 +149,8 @@ def _sends(found: dict[str, Stated], m: int, rule: float) -> Step:
         for t in case.plan.cost.traffic:
             by_kind[t.kind] = by_kind.get(t.kind, 0.0) + t.wire_bytes
         shown = [(kind, size) for kind, size in by_kind.items() if size > 1e-3 * sum(by_kind.values())]
-        parts = tuple(Part(kind, size, KIND_COLOURS[kind], dotted=kind == "all_gather") for kind, size in shown)
-        items.append(Bar(name, parts))
+        parts = tuple(BarPiece(kind, size, KIND_COLOURS[kind], dotted=kind == "all_gather") for kind, size in shown)
+        items.append(StackedBar(name, parts))
     says = (
         f"A step of {_batches(m)}, as the planner counts its messages. Data parallelism sums gradients once a step, with one all_reduce. "
         "ZeRO-1 scatters that sum, updates its part and gathers the new weights in bf16, which is less than gathering sums in fp32. "
@@ -189,11 +189,11 @@ def _memory(found: dict[str, Stated], learner: Learner, m: int) -> Step:
     for name, case in found.items():
         memory = case.plan.cost.memory_bytes
         parts = tuple(
-            Part(MEMORY_NAMES[k], float(memory[k]), MEMORY_COLOURS[k], dotted=k in ("grads", "activations"))
+            BarPiece(MEMORY_NAMES[k], float(memory[k]), MEMORY_COLOURS[k], dotted=k in ("grads", "activations"))
             for k in MEMORY_KINDS
             if memory[k]
         )
-        items.append(Bar(name, parts, "" if memory["peak"] <= room else "does not fit"))
+        items.append(StackedBar(name, parts, "" if memory["peak"] <= room else "does not fit"))
     says = (
         f"The fullest moment of a step, walked through by the planner, with activations of {units.whole(TOKENS)} tokens per GPU. "
         + (
@@ -227,11 +227,11 @@ def _time(found: dict[str, Stated], m: int) -> Step:
     for name, case in found.items():
         c = case.plan.cost
         parts = (
-            Part("compute", c.compute_time_s, COMPUTE),
-            Part("communication that shows", c.exposed_comm_time_s, COMMUNICATION, True),
-            Part("optimizer", c.optimizer_time_s, DEVICES[2]),
+            BarPiece("compute", c.compute_time_s, COMPUTE),
+            BarPiece("communication that shows", c.exposed_comm_time_s, COMMUNICATION, True),
+            BarPiece("optimizer", c.optimizer_time_s, DEVICES[2]),
         )
-        items.append(Bar(name, parts, "" if case.plan.fits else "does not fit"))
+        items.append(StackedBar(name, parts, "" if case.plan.fits else "does not fit"))
     some = next(iter(found.values()))
     best = cell(found, some.planner.cluster) if any(case.plan.fits for case in found.values()) else ""
     says = (

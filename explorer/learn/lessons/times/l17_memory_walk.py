@@ -10,8 +10,8 @@ from explorer.learn import links
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
 from explorer.learn.lessons.times.stated import Stated, names, stated, texts
-from explorer.learn.pictures.area import Band, area
-from explorer.learn.pictures.charts import Bar, Part, bars
+from explorer.learn.pictures.area import Stratum, area
+from explorer.learn.pictures.charts import BarPiece, StackedBar, bars
 from explorer.text import units
 from planner_core.cost.memory import Moment, walk
 
@@ -115,7 +115,8 @@ def _curve(made: Stated, title: str, upto: int | None) -> Step:
         ("grads", [x.grads for x in found]), ("activations", [x.kept for x in found]), ("buffers", [x.flying + x.ahead for x in found]),
     )  # fmt: skip
     bands = [
-        Band(MEMORY_NAMES[k], tuple(map(float, h)), MEMORY_COLOURS[k], k in ("grads", "activations")) for k, h in kinds
+        Stratum(MEMORY_NAMES[k], tuple(map(float, h)), MEMORY_COLOURS[k], k in ("grads", "activations"))
+        for k, h in kinds
     ]
     limit = (float(room), f"{made.planner.cluster.gpu.name}: {units.memory(room)}")
     mark = (at, f"fullest: {units.memory(peak)}") if upto is None else None
@@ -147,9 +148,9 @@ def _stack(made: Stated) -> Step:
         "buffers": moment.flying + moment.ahead,
     }
     items = [
-        Bar(
+        StackedBar(
             MEMORY_NAMES[k],
-            (Part(MEMORY_NAMES[k], float(size), MEMORY_COLOURS[k], dotted=k in ("grads", "activations")),),
+            (BarPiece(MEMORY_NAMES[k], float(size), MEMORY_COLOURS[k], dotted=k in ("grads", "activations")),),
         )
         for k, size in sizes.items()
     ]
@@ -166,11 +167,11 @@ def _recomputed(learner: Learner, m: int) -> Step:
     for name, made in (("keep all", plain), ("recompute all", again)):
         c = made.plan.cost
         parts = (
-            Part("compute", c.compute_time_s, COMPUTE),
-            Part("communication that shows", c.exposed_comm_time_s, COMMUNICATION, True),
-            Part("optimizer", c.optimizer_time_s, DEVICES[2]),
+            BarPiece("compute", c.compute_time_s, COMPUTE),
+            BarPiece("communication that shows", c.exposed_comm_time_s, COMMUNICATION, True),
+            BarPiece("optimizer", c.optimizer_time_s, DEVICES[2]),
         )
-        items.append(Bar(name, parts, units.memory(c.memory_bytes["peak"])))
+        items.append(StackedBar(name, parts, units.memory(c.memory_bytes["peak"])))
     longer = again.plan.cost.compute_time_s / plain.plan.cost.compute_time_s - 1
     says = (
         f"With recomputation a layer keeps only its input and runs forward again in backward. Compute takes {units.percent(longer)} longer: "

@@ -6,13 +6,13 @@ from functools import lru_cache
 from typing import Any
 
 from explorer.figures.palette import COMMUNICATION, COMPUTE, DEVICES
-from explorer.figures.svg_tensors import Box, amount, column, difference, matrix, replicated, row, sign, svg, table
+from explorer.figures.svg_tensors import Drawing, amount, column, difference, matrix, replicated, row, sign, svg, table
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, typed
 from explorer.learn.lessons.times.l14_pays import cell
 from explorer.learn.lessons.times.l17_memory_walk import MICRO_BATCHES, TOKENS
 from explorer.learn.lessons.times.stated import Stated, names, stated, texts, totals
-from explorer.learn.pictures.charts import Bar, Part, bars, timeline
+from explorer.learn.pictures.charts import BarPiece, StackedBar, bars, timeline
 from explorer.text import units
 from planner_core.cost import Component
 
@@ -113,7 +113,7 @@ def _same(c: dict[str, Any], m: int) -> Step:
     shown = [matrix(p, replicated, f"micro-batch {i + 1}", cell=52) for i, p in enumerate(c["parts"])]
     parts = [x for i, p in enumerate(shown) for x in ((sign("+"), p) if i else (p,))]
     rows = [row(*parts[i : i + 6], gap=8) for i in range(0, len(parts), 6)]
-    picture: Box = column(
+    picture: Drawing = column(
         *rows, row(sign("="), matrix(c["whole"], replicated, "the whole batch", cell=52), gap=8), gap=10
     )
     says = (
@@ -172,10 +172,10 @@ def _repeats(learner: Learner, m: int) -> Step:
     for way, name in WAYS.items():
         once, again = split(learner, way)
         parts = (
-            Part("once a step", once, DEVICES[4]),
-            Part("again in each micro-batch", m * again, COMMUNICATION, True),
+            BarPiece("once a step", once, DEVICES[4]),
+            BarPiece("again in each micro-batch", m * again, COMMUNICATION, True),
         )
-        items.append(Bar(name, tuple(p for p in parts if p.value > 1e-3 * (once + m * again))))
+        items.append(StackedBar(name, tuple(p for p in parts if p.value > 1e-3 * (once + m * again))))
     once, again = split(learner, "FSDP (ZeRO-3)")
     zero1 = sum(split(learner, "ZeRO-1"))
     says = (

@@ -11,7 +11,7 @@ from functools import lru_cache
 import numpy as np
 
 from explorer.figures.palette import COMMUNICATION, COMPUTE, DEVICES
-from explorer.figures.svg_tensors import Box, svg, table
+from explorer.figures.svg_tensors import Drawing, svg, table
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Choice, Control, Lesson, Question, Scene, Step, Values, typed
 from explorer.learn.pictures.charts import Dots, columns, scatter
@@ -38,7 +38,7 @@ print(f"constant {constant:.2f}")
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class FittedRun:
     """A published run with what one constant needs: FLOPs of a step on one GPU, and its GPU's peak, FLOP/s."""
 
     run: PublishedRun
@@ -69,7 +69,7 @@ def step_flops(row: dict[str, str], micro_batch: int, accumulate: int, recompute
 
 
 @lru_cache(maxsize=1)
-def runs() -> tuple[Run, ...]:
+def runs() -> tuple[FittedRun, ...]:
     """The published runs with their FLOPs; shapes come from the file that their sources fill."""
     with (PREDICTED.parent / "runs.csv").open(encoding="utf-8", newline="") as file:
         shapes = {row["id"]: row for row in csv.DictReader(file)}
@@ -79,7 +79,7 @@ def runs() -> tuple[Run, ...]:
     for run in published_runs():
         row = rows[run.id]
         flops = step_flops(shapes[run.id], int(row["micro_batch"]), int(row["accumulate"]), row["recompute"])
-        found.append(Run(run, flops, peak(run.gpu)))
+        found.append(FittedRun(run, flops, peak(run.gpu)))
     return tuple(found)
 
 
@@ -107,9 +107,9 @@ def spread(errors: Sequence[float]) -> tuple[float, float]:
     return float(np.median(sizes)), float(np.quantile(sizes, 0.9))
 
 
-def pairs(alike: bool) -> list[tuple[Run, Run]]:
+def pairs(alike: bool) -> list[tuple[FittedRun, FittedRun]]:
     """Runs of one source, model and GPU (where `alike`, also of as many GPUs and tokens a sample) whose speeds differ by more than `TIE`."""
-    groups: dict[tuple[str, ...], list[Run]] = {}
+    groups: dict[tuple[str, ...], list[FittedRun]] = {}
     for r in runs():
         x = r.run
         more = (str(x.gpus), x.workload.split(", ")[1]) if alike else ()
@@ -118,13 +118,13 @@ def pairs(alike: bool) -> list[tuple[Run, Run]]:
     return [(a, b) for a, b in found if abs(math.log(pace(a, a.run.measured_s) / pace(b, b.run.measured_s))) > TIE]
 
 
-def pace(r: Run, seconds: float) -> float:
+def pace(r: FittedRun, seconds: float) -> float:
     """Seconds per FLOP that the model needs, so that runs of different batches compare; recomputation is not what it needs."""
     again = 4 / 3 if "full recomputation" in r.run.workload else 1.0
     return seconds / (r.flops / again)
 
 
-def in_order(predict: Callable[[Run], float], alike: bool) -> float:
+def in_order(predict: Callable[[FittedRun], float], alike: bool) -> float:
     """Share of `pairs` whose order a prediction tells; where it sees no difference, half."""
     told = []
     for a, b in pairs(alike):
@@ -138,11 +138,11 @@ def near_equal(x: float, y: float) -> bool:
     return abs(x / y - 1) < 1e-9
 
 
-def _first(a: Run, b: Run) -> bool:
+def _first(a: FittedRun, b: FittedRun) -> bool:
     return pace(a, a.run.measured_s) < pace(b, b.run.measured_s)
 
 
-def by_planner(r: Run) -> float:
+def by_planner(r: FittedRun) -> float:
     """Seconds that the planner predicts with constants that have not seen the run's group."""
     return r.run.seconds[GROUP_OUT]
 
@@ -155,7 +155,7 @@ def scene(learner: Learner, values: Values) -> Scene:
     best_errors = [r.one_constant(best) for r in runs()]
     planner = [r.run.error(GROUP_OUT) for r in runs()]
 
-    def by_one(r: Run) -> float:
+    def by_one(r: FittedRun) -> float:
         return r.flops / r.peak / best
 
     order = {alike: (in_order(by_one, alike), in_order(by_planner, alike)) for alike in (False, True)}
@@ -176,7 +176,7 @@ def scene(learner: Learner, values: Values) -> Scene:
     return Scene(steps, numbers, reveal=2)
 
 
-def _clouds(predict: Callable[[Run], float]) -> list[Dots]:
+def _clouds(predict: Callable[[FittedRun], float]) -> list[Dots]:
     looks = {"one node": (COMPUTE, "o"), "2 to 8 nodes": (DEVICES[1], "square"), "more nodes": (COMMUNICATION, "cross")}
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in looks}
     for r in runs():
@@ -212,7 +212,7 @@ def _residuals(share: float) -> Step:
     )
 
 
-def _histogram(errors: Sequence[float]) -> Box:
+def _histogram(errors: Sequence[float]) -> Drawing:
     edges = (-0.5, -0.3, -0.2, -0.1, 0.1, 0.2, 0.3, 0.5)
     names = ("< −50 %", "−50…−30", "−30…−20", "−20…−10", "−10…+10", "+10…+20", "+20…+30", "+30…+50", "> +50 %")
     counts = np.bincount(np.searchsorted(edges, errors), minlength=len(names))
@@ -310,7 +310,7 @@ def question(learner: Learner, values: Values) -> Question:
     return typed(ask, "per cent", (right, why), wrong, lambda value: f"{units.significant(value, 2)} %")
 
 
-def example() -> Run:
+def example() -> FittedRun:
     """The run of the question: the first on one node whose source agrees with itself."""
     return next(r for r in runs() if r.run.nodes == 1 and not r.run.contradicted)
 

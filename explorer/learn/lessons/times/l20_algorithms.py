@@ -6,11 +6,11 @@ import math
 from dataclasses import replace
 
 from explorer.figures.palette import COMMUNICATION, COMPUTE, DEVICES
-from explorer.figures.svg_tensors import Box, amount, svg, table, tile
+from explorer.figures.svg_tensors import Drawing, amount, svg, table, tile
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, typed
 from explorer.learn.lessons.basics.l04_collectives import SIZES
-from explorer.learn.pictures.charts import Bar, Line, Part, bars, plot
+from explorer.learn.pictures.charts import BarPiece, Line, StackedBar, bars, plot
 from explorer.learn.pictures.film import Cell, Film, Flight
 from explorer.text import units
 from planner_core.core import Cluster, DeviceMesh
@@ -130,12 +130,12 @@ def _circle(i: int) -> tuple[float, float]:
     return 300 + 200 * math.cos(turn), 130 + 110 * math.sin(turn)
 
 
-def _member(rank: int, value: int, done: bool, got: bool) -> Box:
+def _member(rank: int, value: int, done: bool, got: bool) -> Drawing:
     box = tile(54, 30, ("R", None) if done else ("S", rank), str(value))
     edge = (
         '<rect x="-3" y="-3" width="60" height="36" fill="none" stroke="currentColor" stroke-width="2"/>' if got else ""
     )
-    return Box(54, 30, box.body + edge)
+    return Drawing(54, 30, box.body + edge)
 
 
 def _ring() -> Step:
@@ -156,7 +156,7 @@ def _ring() -> Step:
         f"Hop {k}: {_ring_says(k, s, total)}" if k else "Eight members, a number each. All want the sum."
         for k, s in enumerate(states)
     ]
-    film = Film(600, 290, tuple(said), Box(0, 0), tuple(cells), tuple(flights))
+    film = Film(600, 290, tuple(said), Drawing(0, 0), tuple(cells), tuple(flights))
     says = (
         f"One small number must be summed over {SHOWN} members. In a **ring** it goes from neighbour to neighbour: {SHOWN - 1} hops until the last one has "
         f"the sum, {SHOWN - 1} more until all know it. {hops} hops, one after the other. (Large tensors go in chunks, all members at work: lesson 4. "
@@ -193,7 +193,7 @@ def _tree() -> Step:
         for k, (_, sent) in enumerate(states[1:], 1)
     ]
     pairs = [pair for _, sent in states[1 : half + 1] for pair in sent]
-    still = Box(0, 0, "".join(_edge(places[a], places[b]) for a, b in pairs))
+    still = Drawing(0, 0, "".join(_edge(places[a], places[b]) for a, b in pairs))
     film = Film(600, 212, tuple(said), still, tuple(cells), tuple(flights))
     says = (
         "In a **tree** members add in pairs, then pairs of pairs; then the sum goes back down the same way. Many send at once, so what counts is the number "
@@ -256,9 +256,9 @@ def _switch(cluster: Cluster, size: int) -> Step:
     per = cluster.levels[0].size
     link = axis_links(replace(cluster, levels=(cluster.levels[0],)), DeviceMesh(("inside",), (per,)))[0]
     with_switch, without = (collective_time("all_reduce", size, x)[0] for x in (link, replace(link, in_switch=1.0)))
-    rows = [Bar("ring of GPUs", (Part("all_reduce", without, COMPUTE),))]
+    rows = [StackedBar("ring of GPUs", (BarPiece("all_reduce", without, COMPUTE),))]
     if link.in_switch < 1:
-        rows.append(Bar("switch adds", (Part("all_reduce", with_switch, COMMUNICATION),)))
+        rows.append(StackedBar("switch adds", (BarPiece("all_reduce", with_switch, COMMUNICATION),)))
         says = (
             f"Inside a node all GPUs hang on one **switch**. If it can add, each GPU sends its numbers once and gets the sum once, instead of sending "
             f"2({per}−1)/{per} of the tensor: on paper {units.percent(per / (2 * (per - 1)))} of the ring's transfer. Measured it is {units.percent(link.in_switch)}. "
