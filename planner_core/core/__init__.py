@@ -11,6 +11,7 @@ from planner_core.core.cluster import (
     gpu_names,
     load_cluster,
     load_gpu,
+    slow_numbers,
     timing,
 )
 from planner_core.core.errors import (
@@ -158,6 +159,7 @@ __all__ = [
     "root",
     "save_plan",
     "short",
+    "slow_numbers",
     "timing",
     "unfold",
     "with_result",

@@ -151,7 +151,8 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """The predicted cost of a plan, per step and GPU. `memory_bytes` has params, grads, optimizer, activations, buffers and peak."""
+    """The predicted cost of a plan, per step and GPU. `memory_bytes` has params, grads, optimizer, activations, buffers and peak.
+    `optimizer_time_s` is the update of the weights and what every step takes (`Timing.step_s`)."""
 
     step_time_s: float
     compute_time_s: float

@@ -8,6 +8,7 @@ step            the cost of a finished plan
 schedule/       the order of one rank's work: its events, its simulation, what of its traffic is exposed
 """
 
+from planner_core.cost.compute import optimizer_bytes
 from planner_core.cost.model import CostModel, cost_model, cost_model_of, searched_stages
 from planner_core.cost.resolved_ops import block_of, local_bytes, split_parts
 from planner_core.cost.schedule import (
@@ -70,6 +71,7 @@ __all__ = [
     "messages",
     "op_seconds",
     "ops_before_the_units",
+    "optimizer_bytes",
     "overlap",
     "price",
     "recomputed",

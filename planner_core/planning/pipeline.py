@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner_core.core import Cluster, DeviceMesh, Graph, NoPlanFits, Plan, Workload, axis_names
+from planner_core.core import Cluster, DeviceMesh, Graph, NoPlanFits, Plan, Workload, axis_names, slow_numbers
 from planner_core.cost import Component, CostModel, cost_model, overlap
 from planner_core.ops import CoarseGraph
 from planner_core.planning.fitting.baselines import baselines, without
@@ -104,7 +104,8 @@ def plan_model(request: Request, graph: GraphSource = None, progress: Progress |
     front = trade_offs(planner, meshes(request, planner.cluster), first)
     say("candidates")
     scored = block_candidates(planner, chosen)
-    notes = (*told, *_memory_notes(planner, chosen), *planner.graph.assumptions, *without(planner, others))
+    slow = slow_numbers(planner.cluster.gpu, planner.workload.dtype)
+    notes = (*told, *_memory_notes(planner, chosen), *slow, *planner.graph.assumptions, *without(planner, others))
     timings = {**planner.clock.seconds, "total": time.perf_counter() - start}
     return Result(
         request=request, graph=planner.graph, coarse=planner.coarse, cluster=planner.cluster, workload=planner.workload,

@@ -12,7 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from planner_core.core.cluster import MAX_GPUS, Cluster, Gpu, Level, cluster_names, gpu_names, load_cluster, load_gpu
+from planner_core.core.cluster import (
+    MAX_GPUS,
+    Cluster,
+    Gpu,
+    Level,
+    cluster_names,
+    gpu_names,
+    load_cluster,
+    load_gpu,
+    slow_numbers,
+)
 from planner_core.core.errors import InputError
 from planner_core.core.files import ASSETS
 from planner_core.core.forms import wrong_field
@@ -101,6 +111,14 @@ def test_bundled_gpu_states_its_sources(name: str) -> None:
 def test_training_dtype_follows_the_tensor_cores() -> None:
     assert load_gpu("v100-32gb-sxm").training_dtype == "float16"
     assert load_gpu("h100-sxm").training_dtype == "bfloat16"
+
+
+def test_a_gpu_that_is_slow_in_a_16_bit_dtype_is_told() -> None:
+    v100 = load_gpu("v100-32gb-sxm")
+    (told,) = slow_numbers(v100, "bfloat16")
+    assert "no tensor cores for bfloat16" in told and "15.7 TFLOP/s; in float16 it is 125" in told
+    assert not slow_numbers(v100, "float16") and not slow_numbers(v100, "float32")
+    assert not slow_numbers(load_gpu("h100-sxm"), "bfloat16")
 
 
 def test_a_dtype_that_is_not_listed_runs_at_the_slowest_rate() -> None:

@@ -65,6 +65,19 @@ def test_20_the_listing_has_the_cluster_of_the_lesson() -> None:
     assert says(20, 2).count(units.seconds(ring)) and says(20, 2).count(units.seconds(tree))
 
 
+@pytest.mark.parametrize(
+    "cluster, words",
+    [
+        ("2x8-h100", "Both are fitted to what NCCL reached"),
+        ("2x8-v100-eth", "not measured. Nobody measured a tree there"),
+        ("2x8-h100:gpu=v100-32gb-sxm", "No collective of V100-SXM2 32 GB was measured"),
+    ],
+)
+def test_20_says_where_a_hop_comes_from(cluster: str, words: str) -> None:
+    lesson = LESSONS[19]
+    assert words in lesson.scene(Learner(Request("llama-3-8b", cluster=cluster)), lesson.defaults()).steps[2].says
+
+
 def test_20_what_a_switch_saves_is_told_on_paper_measured_and_in_all() -> None:
     told = says(20, 4, bytes=2**26)
     assert "on paper 57 %" in told  # 8 / 14 of a ring's transfer

@@ -10,6 +10,7 @@ import pytest
 from explorer.learn.learner import Learner
 from explorer.learn.lessons import LESSONS
 from explorer.learn.lessons.times import l14_pays, l15_step, l16_zero, l17_memory_walk
+from explorer.text import units
 from planner_core.core import ASSETS
 from planner_core.planning import price
 from planner_core.planning.request import Request
@@ -99,7 +100,8 @@ def test_15_the_parts_add_up_to_the_price_of_the_command(way: str) -> None:
     assert told.plan is not None
     cost = told.plan.cost
     assert found["step_s"] == pytest.approx(cost.step_time_s, rel=1e-6)
-    parts = [found[f"{x}_s"] for x in ("compute", "waited for", "contention", "not hidden", "at the ends", "optimizer")]
+    what = ("compute", "waited for", "contention", "not hidden", "at the ends", "optimizer", "every step")
+    parts = [found[f"{x}_s"] for x in what]
     assert sum(parts) == pytest.approx(cost.step_time_s, rel=1e-6)
     assert found["compute_s"] == pytest.approx(cost.compute_time_s, rel=1e-6)
 
@@ -139,6 +141,47 @@ def test_15_layers_one_after_the_other_take_what_the_formula_says() -> None:
             start = max(now, gathered)
             now, gathered = start + p.busy, start + p.traffic
         assert max(now, gathered) == pytest.approx(100 * p.seconds)
+
+
+def test_15_the_optimizer_is_told_byte_by_byte() -> None:
+    """AdamW in mixed precision: weight 4 + 4, two averages 8 + 8, gradient 4, clipped by three passes of 4, the copy of 2 from 4."""
+    found, constants = numbers(15, way="fsdp"), json.loads((ASSETS / "timing.json").read_text(encoding="utf-8"))
+    assert found["bytes_each"] == 8 + 16 + 4 + 3 * 4 + (4 + 2)
+    assert found["updated"] == pytest.approx(PARAMS / 16, rel=2e-3)  # norms stay whole
+    rate = 3.35e12 * H100["memory_efficiency"]
+    assert found["passes"] == constants["optimizer"]["value"]
+    assert found["optimizer_s"] == pytest.approx(found["updated"] * 46 * found["passes"] / rate)
+    assert found["every step_s"] == constants["step_s"]["value"]
+    step = LESSONS[14].scene(LLAMA, LESSONS[14].defaults()).steps[5]
+    assert (
+        f"takes {units.seconds(found['optimizer_s'])} and not {units.seconds(46 * found['updated'] / 3.35e12)}"
+        in step.says
+    )
+    assert "46 bytes" in step.picture and "115 bytes" in step.picture
+
+
+@pytest.mark.parametrize("number", [14, 15, 16, 17, 18, 21, 22])
+def test_a_gpu_that_is_slow_in_the_learners_numbers_is_told(number: int) -> None:
+    """The V100 has tensor cores for fp16 only: the planner prices bf16 at its rate in fp32, an eighth."""
+    lesson, notes = LESSONS[number - 1], {}
+    for dtype in ("bfloat16", "float16", "float32"):
+        learner = Learner(Request("gpt2-xl", cluster="2x8-v100-eth", dtype=dtype))
+        notes[dtype] = lesson.scene(learner, lesson.defaults()).note
+    assert (
+        "no tensor cores for bfloat16" in notes["bfloat16"]
+        and "15.7 TFLOP/s; in float16 it is 125" in notes["bfloat16"]
+    )
+    assert "tensor cores" not in notes["float16"] + notes["float32"]
+    assert "in fp16 here, not in fp32" in notes["float32"]
+
+
+def test_14_computes_in_the_learners_numbers() -> None:
+    slow, fast = (
+        LESSONS[13].scene(Learner(Request("gpt2-xl", cluster="2x8-v100-eth", dtype=d)), LESSONS[13].defaults()).numbers
+        for d in ("bfloat16", "float16")
+    )
+    assert slow["compute_s"] / fast["compute_s"] == pytest.approx(125 / 15.7)
+    assert slow["ridge"] / fast["ridge"] == pytest.approx(15.7 / 125)
 
 
 def test_15_ties_tell_the_bands_of_published_runs() -> None:

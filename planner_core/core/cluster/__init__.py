@@ -13,6 +13,7 @@ from planner_core.core.cluster.cluster import (
 )
 from planner_core.core.cluster.constants import Timing, timing
 from planner_core.core.cluster.kernels import AttentionRate, Attentions, Collectives, Products
+from planner_core.core.cluster.numbers import slow_numbers
 
 __all__ = [
     "CHANGES",
@@ -29,5 +30,6 @@ __all__ = [
     "gpu_names",
     "load_cluster",
     "load_gpu",
+    "slow_numbers",
     "timing",
 ]

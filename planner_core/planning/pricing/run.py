@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from planner_core.core import Cluster, Plan
+from planner_core.core import Cluster, Plan, slow_numbers
 from planner_core.planning.methods import faults
 from planner_core.planning.pricing.price import Pricer, check_statement, limited_by, step_parts
 from planner_core.planning.pricing.speed import Speed
@@ -53,6 +53,7 @@ def price_statement(
     plan = pricer.plan(stated)
     if plan is None:
         return PricedRun(stated, pricer.cluster, name, seq, tuple(faults(planner.graph, stated.layout)), notes=notes)
+    notes = (*notes, *slow_numbers(pricer.cluster.gpu, planner.workload.dtype))
     best = pricer.best(stated, plan) if advise else None
     return PricedRun(
         stated, pricer.cluster, name, seq, (), plan, pricer.speed(plan, stated), step_parts(plan, planner), limited_by(plan, planner),

@@ -9,7 +9,7 @@ from explorer.figures.svg_tensors import amount, svg, table
 from explorer.learn import links
 from explorer.learn.learner import Learner, instead
 from explorer.learn.lesson import Choice, Control, Lesson, Question, Scene, Step, Values, typed
-from explorer.learn.lessons.times.stated import names, stated, texts
+from explorer.learn.lessons.times.stated import halved, names, stated, texts
 from explorer.learn.pictures.charts import BarPiece, StackedBar, bars, columns
 from explorer.text import units
 from planner_core.models import ZOO
@@ -72,7 +72,16 @@ def experts_s(learner: Learner) -> float:
     hidden, inner, layers, k = (
         int(config[x]) for x in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_experts_per_tok")
     )
-    return 2 * 3 * hidden * inner * k * GPU_TOKENS * layers / learner.cluster.gpu.flops_per_s("bfloat16")
+    return (
+        2
+        * 3
+        * hidden
+        * inner
+        * k
+        * GPU_TOKENS
+        * layers
+        / learner.cluster.gpu.flops_per_s(learner.planner.workload.dtype)
+    )
 
 
 @lru_cache(maxsize=16)
@@ -86,6 +95,7 @@ def planned(learner: Learner) -> dict[str, float]:
 
 def scene(learner: Learner, values: Values) -> Scene:
     """Loads, the hottest, capacity, messages, and what the planner prices."""
+    learner, note = halved(learner)
     load, home = (f(int(values["skew"]), int(values["seed"])) for f in (routed, at_home))
     factor = int(values["factor"])
     hottest, mean = max(load), TOKENS / EXPERTS
@@ -103,7 +113,7 @@ def scene(learner: Learner, values: Values) -> Scene:
         "hottest": hottest, "mean": mean, "ratio": hottest / mean, "capacity": capacity, "dropped": dropped, "empty": empty,
         "most_arrive": 2 * hidden() * max(x - y for x, y in zip(load, home, strict=True)), "experts_s": balanced, "step_s": plan["step"], "tokens": sum(load),
     }  # fmt: skip
-    return Scene(steps, numbers, reveal=2)
+    return Scene(steps, numbers, reveal=2, note=note)
 
 
 def _loads(load: tuple[int, ...], mean: float) -> Step:

@@ -11,7 +11,7 @@ from explorer.figures.svg_tensors import Drawing, amount, at, device, difference
 from explorer.learn import links
 from explorer.learn.learner import Layer, Learner
 from explorer.learn.lesson import Choice, Control, Lesson, Question, Scene, Step, Values, typed
-from explorer.learn.lessons.times.stated import names, node, of_batch
+from explorer.learn.lessons.times.stated import halved, names, node, of_batch
 from explorer.learn.pictures.charts import BarPiece, StackedBar, bars
 from explorer.learn.pictures.film import Cell, Film, Flight
 from explorer.text import units
@@ -100,12 +100,21 @@ def sent(layer: Layer, tokens: int, n: int) -> dict[str, float]:
 
 def work_s(learner: Learner, layer: Layer, tokens: int, n: int) -> float:
     """Seconds of a layer's causal attention forward on one of n GPUs, at the GPU's rate of products."""
-    return 2 * tokens * tokens * layer.heads * layer.head_dim / n / learner.cluster.gpu.flops_per_s("bfloat16")
+    return (
+        2
+        * tokens
+        * tokens
+        * layer.heads
+        * layer.head_dim
+        / n
+        / learner.cluster.gpu.flops_per_s(learner.planner.workload.dtype)
+    )
 
 
 def scene(learner: Learner, values: Values) -> Scene:
     """The ring in motion, the bytes, balance, heads, and what the planner prices."""
     n, tokens = int(values["n"]), int(values["tokens"])
+    learner, numbers_note = halved(learner)
     learner, note = learner.transformer()
     layer, c = learner.layer(), ring(n)
     found = sent(layer, tokens, n)
@@ -121,7 +130,7 @@ def scene(learner: Learner, values: Values) -> Scene:
         "error": c["error"], **{f"{k}": float(v) for k, v in found.items()}, "most": max(uneven), "least": min(uneven), "even": even[0], "ratio": max(uneven) / even[0],
         "attention_s": work_s(learner, layer, tokens, n),
     }  # fmt: skip
-    return Scene(steps, numbers, reveal=2, note=note)
+    return Scene(steps, numbers, reveal=2, note=f"{note} {numbers_note}".strip())
 
 
 def _ring(c: dict[str, Any], n: int) -> Step:

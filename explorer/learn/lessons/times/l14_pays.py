@@ -72,7 +72,7 @@ def wires(learner: Learner, tokens: int, speed: int) -> Wires:
     """What a layer computes and sends: gathered over all GPUs (FSDP), or summed inside a node (tensor parallelism)."""
     layer, cluster = learner.layer(), scaled(learner.cluster, speed)
     weights, n, t = layer_weights(layer), cluster.num_gpus, node(cluster)
-    compute = 2 * weights / cluster.gpu.flops_per_s("bfloat16")
+    compute = 2 * weights / cluster.gpu.flops_per_s(learner.planner.workload.dtype)
     everyone = axis_links(cluster, DeviceMesh(("shard",), (n,)))[0]
     gather = collective_time("all_gather", ITEM_BYTES * weights, everyone)[0]
     return Wires(weights, compute, gather, sums_s(layer, cluster, t, tokens) / tokens, t)
@@ -136,10 +136,10 @@ def scene(learner: Learner, values: Values) -> Scene:
     tokens, speed = int(values["tokens"]), int(values["speed"])
     learner, _, note = texts(learner, max(TOKENS))
     layer, cluster, gpu = learner.layer(), scaled(learner.cluster, speed), learner.cluster.gpu
-    w, cases = wires(learner, tokens, speed), priced(learner, tokens)
+    w, cases, dtype = wires(learner, tokens, speed), priced(learner, tokens), learner.planner.workload.dtype
     best = winner(cases, cluster)
     steps = (
-        _roofline(layer, gpu, tokens),
+        _roofline(layer, gpu, dtype, tokens),
         _gather(learner, w, tokens),
         _crossing(w, tokens),
         _degrees(layer, cluster, w, tokens),
@@ -148,15 +148,15 @@ def scene(learner: Learner, values: Values) -> Scene:
     )
     numbers = {
         "tokens": tokens, "gather_s": w.gather_s, "compute_s": w.compute_s * tokens, "sums_s": w.sums_s * tokens,
-        "crossing": w.crossing, "weights": w.weights, "ridge": ridge(gpu), "intensity": intensity(layer, tokens, 1),
+        "crossing": w.crossing, "weights": w.weights, "ridge": ridge(gpu, dtype), "intensity": intensity(layer, tokens, 1),
         **{f"{name}_s": sum(case.seconds(cluster)) for name, case in cases.items()},
     }  # fmt: skip
     return Scene(steps, numbers, reveal=2, note=note)
 
 
-def ridge(gpu: Gpu) -> float:
-    """FLOPs per byte from which on a GPU is limited by its arithmetic."""
-    return gpu.flops_per_s("bfloat16") / gpu.bytes_per_s
+def ridge(gpu: Gpu, dtype: str) -> float:
+    """FLOPs per byte from which on a GPU is limited by its arithmetic in `dtype`."""
+    return gpu.flops_per_s(dtype) / gpu.bytes_per_s
 
 
 def intensity(layer: Layer, tokens: int, degree: int) -> float:
@@ -165,24 +165,25 @@ def intensity(layer: Layer, tokens: int, degree: int) -> float:
     return 2 * m * k * n / (ITEM_BYTES * (m * k + k * n + m * n))
 
 
-def _sheet(gpu: Gpu) -> str:
-    return units.significant(dict(gpu.peak_flops)["bfloat16"] / gpu.memory_bytes_per_s)
+def _sheet(gpu: Gpu, dtype: str) -> str:
+    peaks = dict(gpu.peak_flops)
+    return units.significant(peaks.get(dtype, min(peaks.values())) / gpu.memory_bytes_per_s)
 
 
-def _roofline(layer: Layer, gpu: Gpu, tokens: int) -> Step:
-    peak, memory = gpu.flops_per_s("bfloat16"), gpu.bytes_per_s
+def _roofline(layer: Layer, gpu: Gpu, dtype: str, tokens: int) -> Step:
+    peak, memory, top = gpu.flops_per_s(dtype), gpu.bytes_per_s, ridge(gpu, dtype)
     at, one = intensity(layer, tokens, 1), intensity(layer, 1, 1)
-    xs = [0.5, 1, ridge(gpu), 1e4]
+    xs = [0.5, 1, top, 1e4]
     line = Line("what the GPU can reach", tuple((x, min(peak, x * memory)) for x in xs), COMPUTE)
     picture = plot(
         [line], "FLOP per byte of memory traffic (intensity)", "reachable FLOP per second", "{:g}".format, units.count,
-        [(one, f"1 token: {one:.2g}"), (ridge(gpu), f"ridge: {units.significant(ridge(gpu))}"), (at, f"yours: {units.significant(at)}")],
+        [(one, f"1 token: {one:.2g}"), (top, f"ridge: {units.significant(top)}"), (at, f"yours: {units.significant(at)}")],
     )  # fmt: skip
-    bound = "arithmetic" if at >= ridge(gpu) else "memory: most of its arithmetic waits"
+    bound = "arithmetic" if at >= top else "memory: most of its arithmetic waits"
     says = (
         f"The first product of the feed-forward part: {units.whole(tokens)} tokens times a weight of {layer.hidden} × {layer.inner}. "
         f"It does {units.significant(at)} FLOP for each byte that it reads or writes. The {gpu.name} keeps its arithmetic busy from "
-        f"**{units.significant(ridge(gpu))} FLOP per byte** on (at the rates that training runs reach; its data sheet gives {_sheet(gpu)}), so this product is limited by {bound}. A single token would give "
+        f"**{units.significant(top)} FLOP per byte** on (at the rates that training runs reach; its data sheet gives {_sheet(gpu, dtype)}), so this product is limited by {bound}. A single token would give "
         f"{one:.2g}: the whole weight is read for one row."
     )
     return Step("A product on one GPU", says, svg(picture, "Roofline of the GPU with the layer's product"))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from explorer.figures.palette import COMMUNICATION, COMPUTE, DEVICES
-from explorer.figures.svg_tensors import svg, table
+from explorer.figures.svg_tensors import amount, svg, table
 from explorer.learn import links
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, typed
@@ -16,7 +16,7 @@ from explorer.learn.lessons.times.stated import Stated, names, node, stated, tex
 from explorer.learn.pictures.charts import BarPiece, StackedBar, bars, timeline
 from explorer.text import units
 from planner_core.core import ITEM_BYTES, Block, DeviceMesh
-from planner_core.cost import CONTENTION, ENDS, NOT_HIDDEN, WAITED, Component, Unit, exposed_parts
+from planner_core.cost import CONTENTION, ENDS, NOT_HIDDEN, WAITED, Component, Unit, exposed_parts, optimizer_bytes
 from planner_core.cost.communication import axis_links, collective_time
 from planner_core.planning.methods import Layout
 from planner_core.planning.pricing import band_of
@@ -101,7 +101,8 @@ def shown(case: Stated) -> dict[str, float]:
     found = dict.fromkeys(REASONS, 0.0)
     for part in exposed_parts(case.plan.blocks, planner.graph, case.model, planner.coarse):
         found[part.why] += part.seconds
-    return {"compute": cost.compute_time_s, **{why: found[why] for why in REASONS}, "optimizer": cost.optimizer_time_s}
+    fixed = {"optimizer": update_s(case), "every step": case.model.timing.step_s}
+    return {"compute": cost.compute_time_s, **{why: found[why] for why in REASONS}, **fixed}
 
 
 @lru_cache(maxsize=64)
@@ -130,6 +131,7 @@ def scene(learner: Learner, values: Values) -> Scene:
         _longest(forward, backward),
         _buckets(case),
         _whole(case),
+        _optimizer(case),
         _ties(learner, case, tokens),
     )
     numbers = {
@@ -137,8 +139,25 @@ def scene(learner: Learner, values: Values) -> Scene:
         "forward_s": forward.seconds, "backward_s": backward.seconds, "backward_traffic_s": backward.traffic,
         "backward_waits_s": backward.waits, "step_s": case.plan.cost.step_time_s, "layers": layer_of(case).copies,
         **{f"{why}_s": s for why, s in shown(case).items()}, "apart_s": bucket(case)[1], "bucket_s": bucket(case)[2],
+        "updated": updated(case), "bytes_each": sum(optimizer_bytes(item(case), case.planner.workload).values()), "passes": case.model.timing.optimizer,
     }  # fmt: skip
     return Scene(steps, numbers, reveal=2, note=note)
+
+
+def item(case: Stated) -> int:
+    """Bytes of a number in the dtype that computes."""
+    return ITEM_BYTES[case.planner.workload.dtype]
+
+
+def updated(case: Stated) -> float:
+    """Parameters that one GPU's optimizer updates."""
+    each = case.model.timing.optimizer * sum(optimizer_bytes(item(case), case.planner.workload).values())
+    return update_s(case) * case.planner.cluster.gpu.bytes_per_s / each
+
+
+def update_s(case: Stated) -> float:
+    """Seconds of the update alone: the plan's figure has what every step takes beside it."""
+    return case.plan.cost.optimizer_time_s - case.model.timing.step_s
 
 
 def _tokens(case: Stated) -> int:
@@ -237,15 +256,42 @@ def _whole(case: Stated) -> Step:
         for why, (name, colour) in REASONS.items()
         if found[why] > 0
     ]
-    items.append(StackedBar("optimizer", (BarPiece("optimizer", found["optimizer"], DEVICES[2]),)))
+    items += [
+        StackedBar(name, (BarPiece(name, found[name], colour),))
+        for name, colour in (("optimizer", DEVICES[2]), ("every step", DEVICES[7]))
+    ]
     total = sum(found.values())
-    exposed = total - found["compute"] - found["optimizer"]
+    exposed = sum(found[why] for why in REASONS)
     says = (
         f"All layers, what lies around them and the optimizer, {units.whole(_tokens(case))} tokens per GPU: **{units.seconds(total)}**. All communication takes "
         f"{units.seconds(case.plan.cost.comm_time_s)}, of which {units.seconds(exposed)} show. The first layer's gather and the last "
-        "layer's sum have no compute to hide behind."
+        f"layer's sum have no compute to hide behind. {units.seconds(found['every step'])} of it every step takes, whatever the model: for its loader, its logging, the host's part of clipping (fitted)."
     )
     return Step("The whole step", says, svg(bars(items, units.seconds), "Parts of a step"))
+
+
+def _optimizer(case: Stated) -> Step:
+    """What the optimizer's time is made of: bytes, the passes of a run, and the memory's rate."""
+    each, gpu, factor = (
+        optimizer_bytes(item(case), case.planner.workload),
+        case.planner.cluster.gpu,
+        case.model.timing.optimizer,
+    )
+    count, moved = updated(case), sum(each.values())
+    took = update_s(case)
+    least = count * moved / gpu.memory_bytes_per_s
+    rows = [
+        *((name, f"{b} bytes") for name, b in each.items() if b), ("needed for one parameter", f"{moved} bytes"),
+        (f"moved in a run, {factor:g} times as many", f"{units.significant(factor * moved)} bytes"),
+        (f"for the {units.count(count)} parameters that one GPU updates", amount(factor * moved * count)),
+        (f"at {units.significant(gpu.bytes_per_s / 1e12)} TB/s, which kernels reach of {units.significant(gpu.memory_bytes_per_s / 1e12)}", units.seconds(took)),
+    ]  # fmt: skip
+    says = (
+        f"The optimizer does no products: its time is memory traffic. It needs {moved} bytes for a parameter, not only those of its weight. PyTorch's usual optimizer is a row of "
+        f"small operations, each of which reads and writes all again: published runs take **{factor:g} times** as long as the bytes it needs (fitted). So it takes {units.seconds(took)} and not "
+        f"{units.seconds(least)}, which is what the bytes it needs would take at the data sheet's rate. A fused optimizer comes nearer to that; the planner prices the usual one. Where other lessons and pages say optimizer, the {units.seconds(case.model.timing.step_s)} of every step are with it."
+    )
+    return Step("The optimizer's part", says, table(("", ""), rows, len(rows) - 1))
 
 
 def _ties(learner: Learner, case: Stated, tokens: int) -> Step:

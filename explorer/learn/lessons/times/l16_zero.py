@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from explorer.address.settings import DTYPES
 from explorer.figures.palette import (
     COMMUNICATION,
     COMPUTE,
@@ -18,7 +19,7 @@ from explorer.learn.blocks.arranged import Arranged
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, typed
 from explorer.learn.lessons.times.l14_pays import cell
-from explorer.learn.lessons.times.stated import Stated, names, node, stated, texts
+from explorer.learn.lessons.times.stated import WORKING, Stated, names, node, stated, texts
 from explorer.learn.pictures.block import block as drawn
 from explorer.learn.pictures.block import travels
 from explorer.learn.pictures.charts import BarPiece, Line, StackedBar, bars, plot
@@ -27,8 +28,8 @@ from planner_core.planning.methods import Layout
 
 MICRO_BATCHES = (1, 2, 4, 8)
 TOKENS = 2048
-WORKING, STORED, MOMENTS, GRADIENT = 2, 4, 8, 4
-"""Bytes per parameter: the copy that computes (bf16); the optimizer's own weights, its two averages and the gradient (fp32)."""
+STORED, MOMENTS, GRADIENT = 4, 8, 4
+"""Bytes per parameter beside the copy that computes: the optimizer's own weights, its two averages and the gradient (fp32)."""
 SHARDED = {"data parallel": 0, "ZeRO-1": 1, "ZeRO-2": 2, "FSDP (ZeRO-3)": 3, "HSDP": 3}
 CODE = """\
 n, m = 16, 4  # GPUs, micro-batches
@@ -125,7 +126,7 @@ def _keeps(learner: Learner, params: int, n: int, inner: int) -> Step:
         )
         items.append(StackedBar(name, parts, "" if sum(p.value for p in parts) <= room else "more than it has"))
     says = (
-        f"Mixed precision keeps {WORKING + STORED + MOMENTS + GRADIENT} bytes per parameter: a copy in bf16 to compute with, and in fp32 "
+        f"Mixed precision keeps {WORKING + STORED + MOMENTS + GRADIENT} bytes per parameter: a copy in {DTYPES[learner.planner.workload.dtype]} to compute with, and in fp32 "
         f"the optimizer's own weights, two averages and the gradient. **Each stage deals one kind more to the {n} GPUs**: first the optimizer's, "
         f"then the gradients, then the weights themselves. HSDP deals to the {inner} GPUs of a group and repeats the groups. Where weights "
         "are dealt out, the copy to compute with is there for a layer at a time, and not counted here."
@@ -153,7 +154,7 @@ def _sends(found: dict[str, Stated], m: int, rule: float) -> Step:
         items.append(StackedBar(name, parts))
     says = (
         f"A step of {_batches(m)}, as the planner counts its messages. Data parallelism sums gradients once a step, with one all_reduce. "
-        "ZeRO-1 scatters that sum, updates its part and gathers the new weights in bf16, which is less than gathering sums in fp32. "
+        "ZeRO-1 scatters that sum, updates its part and gathers the new weights in 2 bytes each, which is less than gathering sums in 4. "
         "ZeRO-2 scatters in every micro-batch. FSDP also gathers in every micro-batch, forward and backward, since it keeps no whole weights."
         + _less(found, rule)
     )
@@ -237,7 +238,7 @@ def _time(found: dict[str, Stated], m: int) -> Step:
     says = (
         f"A step of {_batches(m)}, {units.whole(TOKENS)} tokens per GPU in each. Compute is the same products everywhere; what differs are copies: "
         f"whole gradients are added up by data parallelism and ZeRO-1, gathered layers are written by FSDP and HSDP. Most of what FSDP sends hides beside compute (lesson 15). The optimizer is quicker where each GPU updates "
-        "only its part. "
+        "only its part: it waits for memory alone, and moves many times its weights' bytes (lesson 15). "
         + (
             f"Quickest of those that fit: **{best}**. A ≈ stands before what the prediction does not tell from the first."
             if best
@@ -298,7 +299,7 @@ def question(learner: Learner, values: Values) -> Question:
         (1.0, "FSDP keeps no whole weights: it must gather them forward, and again backward, in every micro-batch."),
         (float(m), "That leaves out the backward pass. It wants the same weights again, and they were freed."),
         (4 / 3, "That is one micro-batch's."),
-        (m * 3.0, "Gradients do not triple: in each micro-batch weights travel twice in bf16, gradients once in fp32."),
+        (m * 3.0, "Gradients do not triple: in each micro-batch weights travel twice in 2 bytes, gradients once in 4."),
         (m * 2.0, "Only the weights travel twice in each micro-batch; the gradients travel once."),
         (8.0 * m, "Those are FSDP's bytes per parameter. Divide by ZeRO-1's."),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 
@@ -13,7 +14,7 @@ from explorer.learn.lessons.basics.l04_collectives import SIZES
 from explorer.learn.pictures.charts import BarPiece, Line, StackedBar, bars, plot
 from explorer.learn.pictures.film import Cell, Film, Flight
 from explorer.text import units
-from planner_core.core import Cluster, DeviceMesh
+from planner_core.core import ASSETS, Cluster, DeviceMesh
 from planner_core.cost.communication import AxisLink, axis_links, collective_time
 
 COUNTS = (2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -52,6 +53,23 @@ def hops_s(link: AxisLink) -> tuple[float, float]:
     """Seconds of one hop of a ring and of one of a tree between the members."""
     stage = link.stages[0]
     return link.summing * stage.latency_s, stage.tree_latency_s or stage.latency_s
+
+
+def origin(cluster: Cluster) -> str:
+    """Where the seconds of a hop come from, as the cluster's links and the GPU's data file have it."""
+    gpu, outer = cluster.gpu, cluster.levels[-1]
+    fitted = gpu.collectives
+    if fitted is None or outer.latency_s != (fitted.ring_hop_s if len(cluster.levels) > 1 else fitted.hop_s):
+        told = f"The ring's is stated with the cluster for {outer.name}, not measured."
+        if not outer.tree_latency_s:
+            told += " Nobody measured a tree there: its hop is taken to be the ring's, which is likely to flatter it."
+        return told
+    files = (json.loads(path.read_text(encoding="utf-8")) for path in (ASSETS / "hardware").glob("*.json"))
+    source = next((f["collectives"]["source"] for f in files if f["name"] == gpu.name), "")
+    if source.startswith("nearest relative"):
+        relative = source.partition(":")[2].partition(";")[0].strip()
+        return f"No collective of {gpu.name} was measured: both are those fitted to its nearest relative, NVIDIA's {relative.capitalize()} GPUs."
+    return "Both are fitted to what NCCL reached."
 
 
 def ways(link: AxisLink, size: float) -> dict[str, float]:
@@ -216,7 +234,7 @@ def _hops(cluster: Cluster, n: int, size: int) -> Step:
     ring, tree = hops_s(between(cluster, n))
     says = (
         f"{amount(small)} on n members, one in each node. A ring has 2(n−1) hops, a tree 2·log₂n: for {n} members **{2 * (n - 1)} against "
-        f"{2 * math.log2(n):g}**. A hop takes {units.seconds(ring)} in the ring and {units.seconds(tree)} in the tree, as fitted to measured collectives. "
+        f"{2 * math.log2(n):g}**. A hop takes {units.seconds(ring)} in the ring and {units.seconds(tree)} in the tree. {origin(cluster)} "
         "Small messages take as long as their hops: from some number of members on the tree wins, and the more there are the more it wins by. NCCL has quicker protocols for the smallest messages, which "
         "this model leaves out: real ones of 16 kB are quicker by either way."
     )
@@ -289,8 +307,8 @@ def _priced(cluster: Cluster, n: int, size: int) -> Step:
         rows.append((name, how, times[0], "ring", times[1]))
     says = (
         f"What the planner prices for {amount(size)}. All_reduces take a switch or ring inside a node and a tree between nodes; all_gathers and "
-        "reduce_scatters go round a ring through all GPUs, as NCCL usually runs them. It does not choose between them: the choice is NCCL's, and the constants are fitted to "
-        f"what NCCL reached. {_longest(cases, size)}"
+        "reduce_scatters go round a ring through all GPUs, as NCCL usually runs them. It does not choose between them: the choice is NCCL's. "
+        f"{_longest(cases, size)}"
     )
     return Step(
         "What the planner prices", says, table(("group", "all_reduce by", "takes", "all_gather by", "takes"), rows)

@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from explorer.address.settings import DTYPES
 from explorer.learn.learner import Learner, standard
-from planner_core.core import Cluster, Plan
+from planner_core.core import ITEM_BYTES, Cluster, Plan, slow_numbers
 from planner_core.cost import CostModel, Unit, cost_model, step_seconds, unit_totals, units_of
 from planner_core.planning import Planner
 from planner_core.planning.methods import Layout
 from planner_core.search import search
 
+WORKING = 2
+"""Bytes of a number that products take in these lessons."""
 LONGEST = 4096
 """Tokens of a sample in the lessons where the tokens per GPU are chosen, at most."""
 
@@ -82,15 +85,28 @@ def _planner(learner: Learner, batch: int, accumulate: int, recompute: str) -> P
     return found.changed(workload=load)
 
 
+def halved(learner: Learner) -> tuple[Learner, str]:
+    """The learner with products in 16 bits, of which these lessons tell, and a sentence where that is not as the learner has it, or where
+    the GPU is slow in them."""
+    load, gpu, note = learner.planner.workload, learner.cluster.gpu, ""
+    if ITEM_BYTES[load.dtype] > WORKING:
+        learner = Learner(replace(learner.request, dtype=gpu.training_dtype), learner.load)
+        note = f"Products are in {DTYPES[gpu.training_dtype]} here, not in {DTYPES[load.dtype]}."
+    slow = slow_numbers(gpu, learner.planner.workload.dtype)
+    return learner, " ".join([note, *(f"{sentence}." for sentence in slow)]).strip()
+
+
 def texts(learner: Learner, tokens: int) -> tuple[Learner, int, str]:
     """The learner with samples short enough for `tokens` per GPU, how many samples that is, and a sentence where another
-    model stands in: one with transformer layers that reads texts of any length."""
+    model stands in, one with transformer layers that reads texts of any length, or where numbers are others than the learner's."""
+    learner, numbers = halved(learner)
     found, note = learner.transformer()
     if "vocab_size" not in found.graph.config:
         found, note = (
             standard(learner),
             f"This lesson shows Llama-3-8B on your cluster: the samples of {learner.name} have one length.",
         )
+    note = f"{note} {numbers}".strip()
     longest = min(found.planner.workload.seq, LONGEST)
     seq = min(tokens, 1 << (longest.bit_length() - 1))
     if found.load is not None:  # captured at one length
