@@ -11,8 +11,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from explorer.address import own_cluster
-from planner_core.core import DEFAULT_PRECISION, OPTIMIZERS, PRECISIONS, RECOMPUTE, cluster_names, gpu_names
+from explorer.address import own_cluster, setups
+from explorer.address.amounts import Unreadable as Unreadable
+from explorer.address.amounts import tokens_of as tokens_of
+from explorer.address.amounts import tokens_text as tokens_text
+from planner_core.core import DEFAULT_PRECISION, OPTIMIZERS, PRECISIONS, RECOMPUTE, InputError, cluster_names, gpu_names
 from planner_core.exporters import TARGETS
 from planner_core.models import ZOO
 from planner_core.planning import Request, methods
@@ -77,17 +80,11 @@ MEASURES = {"step": "step time", "tokens": "tokens a second", "memory": "memory 
 """What a sweep of two quantities draws."""
 CLUSTER_KEYS = ("nodes", "gpus", "intra", "inter", "gpu")
 """Changes of the cluster: see `planner_core.core.cluster.CHANGES`."""
-COUNT = re.compile(r"(\d+(?:\.\d*)?(?:[eE]\+?\d{1,2})?)\s*([kKmMbBtT]?)")
-SIZES = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 GRAPH_KEYS = ("node", "open", "show", "beside", "way", "least", "depth")
 """Settings of the graph's page. A link to "/" that holds one is of the time when the graph stood there."""
 
 Value = Any
 Parse = Callable[[str], Value]
-
-
-class Unreadable(ValueError):
-    """Why a text in the address is not a value; the message ends the sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,23 +136,6 @@ def _decimal(text: str) -> float:
     if not 0 < value < 1e6:
         raise Unreadable("is not between 0 and 1 000 000")
     return value
-
-
-def tokens_of(text: str) -> float:
-    """A number of tokens as people write it: `15T`, `300 B`, `1e12`. Raises Unreadable."""
-    match = COUNT.fullmatch(text.strip())
-    if match is None:
-        raise Unreadable("is not a number of tokens such as 15T, 300B or 1e12")
-    value = float(match[1]) * SIZES[(match[2] or "").upper()]
-    if not 1 <= value <= 1e18:
-        raise Unreadable("is not between 1 and 10^18")
-    return value
-
-
-def tokens_text(tokens: float) -> str:
-    """A number of tokens as `tokens_of` reads it back: `15T`."""
-    letter = next((x for x in "TBM" if tokens >= SIZES[x]), "")
-    return f"{tokens / SIZES[letter]:.10g}{letter}"
 
 
 def _mesh(text: str) -> str:
@@ -231,6 +211,14 @@ def _edit(text: str) -> tuple[str, ...]:
     return (head, *rest)
 
 
+def _setup(text: str) -> tuple[str, ...]:
+    """What a team runs now: see `explorer.address.setups`."""
+    try:
+        return setups.read(_list(text)).write()
+    except InputError as error:
+        raise Unreadable(f"is no layout: {error}") from None
+
+
 def _beside(text: str) -> str:
     """A plan's name, a pinned plan (see `pins`), or `model:` and a model of the zoo."""
     kind, mark, name = _text(text).partition(":")
@@ -286,6 +274,7 @@ SETTINGS: dict[str, Setting] = {
     "tool": Setting("", _one_of(TOOLS, "tool")),
     "tokens": Setting(None, tokens_of, tokens_text),
     "price": Setting(None, _decimal),
+    "setup": Setting((), _setup),
     "plan": Setting("", _text),
     "compare": Setting((), _list),
     "node": Setting("", _text),

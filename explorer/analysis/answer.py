@@ -12,6 +12,8 @@ from planner_core.ops import CoarseGraph
 from planner_core.planning import Result, usable_bytes
 from planner_core.planning.methods import BASELINES
 
+OWN = "layout"
+"""The method of a plan whose layout somebody stated."""
 COMPUTE, AGAIN, WAITS, WEIGHTS, OPTIMIZER = "compute", "recomputation", "waits", "weight traffic", "optimizer"
 PARTS = (COMPUTE, AGAIN, WAITS, WEIGHTS, OPTIMIZER)
 LESS = {
@@ -33,15 +35,14 @@ def limit_bytes(result: Result) -> int:
 
 
 def rivals(plans: Mapping[str, Plan], chosen: str) -> list[str]:
-    """Usual layouts, and the visitor's own, by name: those that fit first, the fastest first."""
-    known = {*BASELINES, "layout"}
-    others = [n for n, p in plans.items() if n != chosen and p.method in known]
-    return sorted(others, key=lambda n: (not plans[n].fits, plans[n].cost.step_time_s))
+    """What the visitor runs now, then usual layouts by name: those that fit first, the fastest first."""
+    others = [n for n, p in plans.items() if n != chosen and p.method in (OWN, *BASELINES)]
+    return sorted(others, key=lambda n: (plans[n].method != OWN, not plans[n].fits, plans[n].cost.step_time_s))
 
 
 def strongest(plans: Mapping[str, Plan], chosen: str) -> str | None:
-    """The fastest rival that fits."""
-    return next((n for n in rivals(plans, chosen) if plans[n].fits), None)
+    """The fastest usual layout that fits."""
+    return next((n for n in rivals(plans, chosen) if plans[n].fits and plans[n].method != OWN), None)
 
 
 def fastest(shown: Mapping[str, Plan], first: str) -> str:

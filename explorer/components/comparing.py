@@ -12,8 +12,9 @@ import streamlit as st
 from explorer import components
 from explorer.address import settings
 from explorer.analysis import answer, differences, rows, streams, timeline
-from explorer.components import answer as parts
 from explorer.components import frame
+from explorer.components.answers import why as parts
+from explorer.components.answers.answer import in_order
 from explorer.figures import compare as charts
 from explorer.figures import topology
 from explorer.figures.palette import WORK
@@ -40,7 +41,7 @@ def step(shown: Plans, homes: Mapping[str, Result]) -> None:
         "The lane “compute” adds up to the step: operators, what shows of communication, and the optimizer. Weights on their way "
         "beside it cost time only where they hold it up."
     )
-    simulations = [f"{words.title(p)} {parts.in_order(n, p, homes[n])}" for n, p in shown.items()]
+    simulations = [f"{words.title(p)} {in_order(n, p, homes[n])}" for n, p in shown.items()]
     st.caption(frame.text(f"Simulated in the order in which a run issues its work: {'; '.join(simulations)}."))
     titled = {words.title(p): p for p in shown.values()}
     lit = state.value("lit")

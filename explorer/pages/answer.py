@@ -5,7 +5,8 @@ from __future__ import annotations
 import streamlit as st
 
 from explorer.address import settings
-from explorer.components import answer, frame, ways_out
+from explorer.components import frame
+from explorer.components.answers import answer, ways_out, why
 from explorer.components.plans import sweep_panel
 from explorer.session import state
 
@@ -29,7 +30,7 @@ def page() -> None:
     with st.container(key="wide"):
         left, right = st.columns([7, 3], gap="large")
     with left:
-        answer.why(result, plans, best)
+        why.why(result, plans, best)
     with right:
         answer.sure(result, plans, best)
     sweep_panel.panel(result)  # last: it takes long, and nothing waits for it

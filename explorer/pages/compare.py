@@ -7,7 +7,7 @@ import streamlit as st
 from explorer.address import pins, settings
 from explorer.analysis import answer
 from explorer.components import comparing, frame, opened, report
-from explorer.session import state
+from explorer.session import state, stated
 from explorer.text import glossary, words
 from planner_core.core import Plan
 
@@ -41,7 +41,7 @@ def choose(plans: dict[str, Plan], current: dict[str, Plan]) -> None:
 def page() -> None:
     """The page."""
     result = frame.open_page("compare")
-    plans = state.with_pinned(state.plan_ids(result.plans))
+    plans = stated.beside(state.with_pinned(state.plan_ids(result.plans)), result)
     if len(plans) < 2:
         st.info(
             "Only one plan suits these settings, so there is nothing to compare it with. Try another cluster, mesh or batch."
@@ -51,7 +51,7 @@ def page() -> None:
     names = list(current)
     against = answer.fastest(current, names[0])
     st.markdown(f"### {frame.text(words.headline(current[names[0]], current[against]))}")
-    homes = {n: state.home(n, result) for n in current}
+    homes = {n: stated.home(n, result) for n in current}
     comparing.why(current, homes, against)
     with st.container(key="labelled_plans"):
         choose(plans, current)

@@ -10,7 +10,7 @@ from typing import Any
 import streamlit as st
 
 from explorer.address.settings import TOOLS, Unreadable, tokens_of, tokens_text
-from explorer.analysis import answer, filters
+from explorer.analysis import answer
 from explorer.components import frame
 from explorer.components.sentence import cluster_words_of, model_name
 from explorer.session import state
@@ -26,18 +26,7 @@ PURPOSE, RECIPE, CARD = 26, 68, 50
 """Pixels that these parts take in a wide window. Markup comes a moment after the boxes that it stands in, and with it the style sheet,
 which gives them the height that they need: with their room kept, what stands below does not jump."""
 COMPARE, PLANS, EXPORT = (f"explorer/pages/{name}.py" for name in ("compare", "plans", "export"))
-PART_WORDS = {
-    answer.COMPUTE: "The GPU computes",
-    answer.AGAIN: "The GPU computes again, in backward, what it did not keep",
-    answer.WAITS: "The next operation needs data of other GPUs",
-    answer.WEIGHTS: "Weights and gradients on their way slow the GPU down or hold it up",
-    answer.OPTIMIZER: "Gradients are clipped and weights updated; with what every step takes",
-}
 PREDICTED = "**Predicted, not measured.**"
-NO_DIFFERENCE = 0.0005
-"""A share of the step that is not told as a percentage: it would read 0 %."""
-SHOWN = 3
-"""Rivals that are shown."""
 
 
 def purpose() -> None:
@@ -47,12 +36,6 @@ def purpose() -> None:
             "<p class='purpose'><b>Shardscope</b> finds how to train a model on many GPUs: how to split it, how long a step then "
             "takes, and what it costs. Change any underlined part:</p>"
         )
-
-
-@st.cache_resource(max_entries=256, show_spinner=False)
-def _parts(request: Request, name: str) -> dict[str, float]:
-    found = state.plan(request)
-    return answer.step_parts(state.plan_ids(found.plans)[name], found.graph, found.coarse)
 
 
 @st.cache_resource(max_entries=64, show_spinner=False)
@@ -221,86 +204,6 @@ def _take_tokens(text: str) -> None:
         state.change(tokens=tokens_of(text) if text.strip() else None)
     except Unreadable as why:
         st.session_state["tokens_problem"] = f"“{frame.text(text[:40])}” {why}."
-
-
-# --- why ---------------------------------------------------------------------------------------------
-
-
-def why(result: Result, plans: Mapping[str, Plan], best: str) -> None:
-    """The strongest rival, the cause of the difference, and the parts of every step."""
-    others = answer.rivals(plans, best)[:SHOWN]
-    rival = answer.strongest(plans, best)
-    names = [best, *others]
-    found = answer.shown({n: _parts(result.request, n) for n in names}, best)
-    st.markdown("**Why this one**")
-    st.markdown(frame.text(reason(found, plans, best, rival)))
-    st.html(steps(found, plans, names, rival, {best: "This plan"}))
-    turn("Compare them in full", COMPARE, "answer_compare", compare=(best, *others[:3]))
-
-
-def reason(found: answer.Shown, plans: Mapping[str, Plan], best: str, rival: str | None) -> str:
-    """One or two sentences: the time against the strongest rival's, and what it comes from."""
-    if rival is None:
-        return "No usual layout fits the memory here: neither data parallel, FSDP nor Megatron-LM. This plan does."
-    mine, theirs = plans[best], plans[rival]
-    name = words.title(theirs)
-    difference = found.total(rival) - found.total(best)
-    if mine.blocks == theirs.blocks and mine.mesh == theirs.mesh:
-        return f"It is {name}’s own layout: no other is faster here."
-    if difference == 0:
-        return f"It takes as long as {name}, the fastest usual layout that fits, and {words.sizes(mine, theirs)}."
-    ratio = abs(difference) / found.total(rival)
-    told = f"{units.percent(ratio)} {'less' if difference > 0 else 'more'} time than"
-    if ratio < NO_DIFFERENCE:
-        told = "about as long as"
-    tie = " That is a tie." if rival in filters.ties(plans) else ""
-    return (
-        f"It takes {told} {name}, the fastest usual layout that fits ({found.text(found.total(best))} against "
-        f"{found.text(found.total(rival))}): it {answer.causes(found, best, rival)}.{tie} It {words.sizes(mine, theirs)}."
-    )
-
-
-def steps(
-    found: answer.Shown, plans: Mapping[str, Plan], names: list[str], rival: str | None, called: Mapping[str, str]
-) -> str:
-    """Every step as a bar and in numbers, under the plans' titles or as `called`; below them how the rival's differs from the first
-    one's, part by part."""
-    parts = [p for p in answer.PARTS if any(found.parts[n][p] for n in names)]
-    longest = max(found.total(n) for n in names)
-    head = "".join(
-        f"<th scope='col' title='{PART_WORDS[p]}'><i class='key p{answer.PARTS.index(p)}'></i>{p}</th>" for p in parts
-    )
-    rows = [_step_row(found, plans[n], n, parts, longest, called.get(n)) for n in names]
-    if rival is not None:
-        first = called[names[0]].lower() if names[0] in called else words.title(plans[names[0]])
-        title = html.escape(f"{words.title(plans[rival])} against {first}")
-        differences = [found.parts[rival][p] - found.parts[names[0]][p] for p in parts]
-        told = "".join(
-            f"<td>{found.text(d, sign=True)}</td>" for d in (*differences, found.total(rival) - found.total(names[0]))
-        )
-        rows.append(f"<tr class='difference'><th scope='row' colspan='2'>{title}</th>{told}<td></td></tr>")
-    return (
-        "<table class='steps' aria-label='The step of each plan by what its time goes to'><thead><tr><th scope='col'>plan</th>"
-        f"<th scope='col' class='wide'>step</th>{head}<th scope='col'>step</th><th scope='col'>memory</th></tr></thead>"
-        f"<tbody>{''.join(rows)}</tbody></table>"
-    )
-
-
-def _step_row(found: answer.Shown, plan: Plan, name: str, parts: list[str], longest: int, called: str | None) -> str:
-    title = html.escape(called or words.title(plan))
-    bars = "".join(
-        f"<i class='p{answer.PARTS.index(p)}' style='width:{found.parts[name][p] / longest:.2%}' "
-        f"title='{p}: {found.text(found.parts[name][p])}'></i>"
-        for p in parts
-    )
-    cells = "".join(f"<td>{found.text(found.parts[name][p])}</td>" for p in parts)
-    held = units.memory(plan.cost.memory_bytes["peak"]) + ("" if plan.fits else "<small>does not fit</small>")
-    kind = "" if plan.fits else "unfit"
-    aside = "" if called else f"<small>{html.escape(recipe.layout(plan))}</small>"
-    return (
-        f"<tr class='{kind}'><th scope='row'>{title}{aside}</th><td class='wide'><span class='bar'>{bars}</span></td>{cells}"
-        f"<td><b>{found.text(found.total(name))}</b></td><td>{held}</td></tr>"
-    )
 
 
 # --- how sure ----------------------------------------------------------------------------------------

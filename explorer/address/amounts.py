@@ -1,0 +1,29 @@
+"""Amounts as people write them: `15T`, `300B`. No Streamlit here."""
+
+from __future__ import annotations
+
+import re
+
+COUNT = re.compile(r"(\d+(?:\.\d*)?(?:[eE]\+?\d{1,2})?)\s*([kKmMbBtT]?)")
+SIZES = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
+
+
+class Unreadable(ValueError):
+    """Why a text in the address is not a value; the message ends the sentence."""
+
+
+def tokens_of(text: str) -> float:
+    """A number of tokens as people write it: `15T`, `300 B`, `1e12`. Raises Unreadable."""
+    match = COUNT.fullmatch(text.strip())
+    if match is None:
+        raise Unreadable("is not a number of tokens such as 15T, 300B or 1e12")
+    value = float(match[1]) * SIZES[(match[2] or "").upper()]
+    if not 1 <= value <= 1e18:
+        raise Unreadable("is not between 1 and 10^18")
+    return value
+
+
+def tokens_text(tokens: float) -> str:
+    """A number of tokens as `tokens_of` reads it back: `15T`."""
+    letter = next((x for x in "TBM" if tokens >= SIZES[x]), "")
+    return f"{tokens / SIZES[letter]:.10g}{letter}"

@@ -1,0 +1,73 @@
+"""The setup that a team runs now, as text in the address: its layout, and what else of a step it settles. No Streamlit here.
+
+fsdp=16                                  FSDP over 16 GPUs, in as many micro-batches as the recommended plan
+dp=2,fsdp=8,accumulate=4,recompute=full  HSDP in four micro-batches, every block recomputed
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from planner_core.core import RECOMPUTE, InputError, short
+from planner_core.planning.methods import Layout, parse_layout
+from planner_core.planning.pricing import Setup, Statement, read_setup
+
+NAME = "our-current-setup"
+"""The plan's name in the address."""
+PLAIN = "none"
+MOST_PARTS = 10**6
+WORK = ("seq", "dtype", "optimizer", "precision")
+"""What a file may say of the work of a step, as the sentence of the page has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stated:
+    """A layout, the micro-batches of a step (None: as many as the recommended plan has), and what is recomputed."""
+
+    layout: Layout
+    accumulate: int | None = None
+    recompute: str = PLAIN
+
+    def write(self) -> tuple[str, ...]:
+        """As the address keeps it."""
+        more = [f"accumulate={self.accumulate}"] if self.accumulate else []
+        more += [f"recompute={self.recompute}"] if self.recompute != PLAIN else []
+        return (*str(self.layout).split(","), *more)
+
+
+def read(words: Sequence[str]) -> Stated:
+    """The inverse of `Stated.write`. Raises InputError."""
+    own = dict(w.split("=", 1) for w in words if w.startswith(("accumulate=", "recompute=")))
+    layout = parse_layout(",".join(w for w in words if w.partition("=")[0] not in own))
+    times, again = own.get("accumulate"), own.get("recompute", PLAIN)
+    if times is not None and not (times.isdecimal() and 1 <= int(times) <= MOST_PARTS):
+        raise InputError(f"accumulate is {short(times)}, but must be a whole number from 1; give e.g. accumulate=4")
+    if again not in RECOMPUTE or again == "auto":
+        kinds = ", ".join(r for r in RECOMPUTE if r != "auto")
+        raise InputError(f"recompute is {short(again)}, but must be one of {kinds}")
+    return Stated(layout, None if times is None else int(times), again)
+
+
+def of_file(name: str, content: bytes, num_gpus: int) -> tuple[Stated, Mapping[str, Any], tuple[str, ...]]:
+    """A tool's own file, by its name: what it states, the settings of the sentence that it states too, and notes. Raises InputError."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / Path(name).name
+        file.write_bytes(content)
+        found = read_setup(file, num_gpus)
+    options = dict(found.options)
+    statement = Statement(found.layout, options.pop("micro_batch", 1), options.pop("accumulate", 1))
+    stated = Stated(found.layout, statement.accumulate, options.pop("recompute", PLAIN))
+    work: dict[str, Any] = {"batch": statement.batch}
+    work |= {key: options.pop(key) for key in WORK if key in options}
+    return stated, work, _notes(found, options)
+
+
+def _notes(found: Setup, rest: Mapping[str, Any]) -> tuple[str, ...]:
+    """What the file says and the page leaves out."""
+    off = [f"{key} {value}" for key, value in rest.items() if value]
+    more = (f"the page does not price {', '.join(off)}; `python -m planner_core price --config` does",) if off else ()
+    return (*found.notes, *more)

@@ -1,0 +1,82 @@
+"""What a visitor runs now: as text in the address, from a tool's own file, and as a plan beside the recommended one."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from explorer.address import settings, setups
+from planner_core.core import RECOMPUTE, InputError
+from planner_core.planning.methods import Layout
+from tests.pages.test_app import open_page, words
+
+TOML = b"""
+[parallelism]
+tensor_parallel_degree = 2
+[training]
+local_batch_size = 2
+global_batch_size = 64
+seq_len = 2048
+[activation_checkpoint]
+mode = "full"
+[compile]
+enable = true
+"""
+degrees = st.integers(1, 64)
+layouts = st.builds(Layout, degrees, degrees, st.integers(2, 64), st.booleans(), zero=st.sampled_from([0, 1, 2]))
+setup = st.builds(
+    setups.Stated, layouts, st.none() | st.integers(1, 999), st.sampled_from([r for r in RECOMPUTE if r != "auto"])
+)
+
+
+@given(setup)
+def test_a_setup_is_read_back_from_the_address(stated: setups.Stated) -> None:
+    assert setups.read(stated.write()) == stated
+    values, problems = settings.read({"setup": ",".join(stated.write())})
+    assert not problems
+    assert values["setup"] == stated.write()
+
+
+@pytest.mark.parametrize("text", ["tp", "dp=0", "tp=2,accumulate=0", "dp=8,recompute=auto", "dp=8,recompute=some"])
+def test_what_is_no_setup_is_told(text: str) -> None:
+    with pytest.raises(InputError):
+        setups.read(text.split(","))
+    values, problems = settings.read({"setup": text})
+    assert values["setup"] == ()
+    assert "is no layout" in problems[0]
+
+
+def test_a_tools_file_states_the_layout_and_the_work_of_a_step() -> None:
+    stated, work, notes = setups.of_file("run.toml", TOML, 16)
+    assert stated == setups.Stated(Layout(fsdp=8, tp=2, sp=True), 4, "full")
+    assert work == {"batch": 64, "seq": 2048, "optimizer": "adamw"}
+    assert "compiled" in notes[-1]
+    with pytest.raises(InputError, match=r"run\.toml"):
+        setups.of_file("run.toml", b"[", 16)
+
+
+def test_the_answer_is_measured_against_the_setup_first() -> None:
+    at = open_page(
+        "answer", model="gpt2-xl", cluster="1x8-h100", layers="4", setup="dp=8,zero=1,accumulate=2,recompute=full"
+    )
+    assert not at.exception
+    text = words(at).replace("\\", "")
+    assert "Your current setup (ZeRO-1 over 8, 2 micro-batches, full recomputation) " in text
+    table = text[text.index("<table class='steps'") :]
+    assert table.index("This plan") < table.index("Our current setup") < table.index("against this plan")
+
+
+def test_a_setup_that_cannot_be_is_told_in_place() -> None:
+    at = open_page("answer", model="gpt2-xl", cluster="1x8-h100", layers="2", setup="dp=4")
+    assert not at.exception
+    assert "takes 4 GPUs, but 1x8-h100 has 8" in at.warning[0].value
+
+
+def test_compare_shows_the_setup_on_its_own_micro_batch() -> None:
+    at = open_page(
+        "compare", model="gpt2-xl", cluster="1x8-h100", layers="2", setup="fsdp=8,accumulate=2",
+        compare="best,our-current-setup",
+    )  # fmt: skip
+    assert not at.exception
+    assert "**Our current setup**" in words(at)
