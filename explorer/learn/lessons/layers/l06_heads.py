@@ -21,13 +21,16 @@ CODE = """\
 import torch
 import torch.nn.functional as F
 
-q = torch.randn(1, 8, 5, 16)  # batch, 8 query heads, 5 tokens, 16 numbers each
-k, v = torch.randn(2, 1, 2, 5, 16)  # 2 heads of keys and values, shared by 4 query heads each
+heads, kv_heads, devices = 32, 8, 4  # heads of Llama-3-8B; 5 tokens and heads of 4 numbers are enough to compare
+gen = torch.Generator().manual_seed(heads)
+q = torch.randn(1, heads, 5, 4, generator=gen, dtype=torch.float64)
+k, v = (torch.randn(1, kv_heads, 5, 4, generator=gen, dtype=torch.float64) for _ in range(2))
 whole = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
 
-dealt = zip(q.chunk(2, dim=1), k.chunk(2, dim=1), v.chunk(2, dim=1))  # heads to 2 devices
+dealt = zip(q.chunk(devices, dim=1), k.chunk(devices, dim=1), v.chunk(devices, dim=1))
 parts = [F.scaled_dot_product_attention(*qkv, is_causal=True, enable_gqa=True) for qkv in dealt]
-print("difference", (torch.cat(parts, dim=1) - whole).abs().max().item())  # rounding only, and no message
+print(f"query heads {heads} / {devices} = {heads // devices} each, key-value heads {kv_heads} / {devices} = {kv_heads // devices} each")
+print("difference", (torch.cat(parts, dim=1) - whole).abs().max().item())  # no message in between
 """
 
 

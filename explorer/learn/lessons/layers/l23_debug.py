@@ -24,21 +24,28 @@ FLOAT_BYTES = 8
 CODE = """\
 import torch
 
-def check_replicated(name, copies):  # all_gather a weight that must be equal, and compare
-    apart = max(float((c - copies[0]).abs().max()) for c in copies)
-    print(f"{name}: copies differ by {apart:.2g}{'' if apart == 0 else '  <-- not summed?'}")
+gen = torch.Generator().manual_seed(5)
+sizes = ((8, 16), (8, 8), (8, 8), (16, 8))  # q, k, v, o: 4 heads and 2 key-value heads, of 4 numbers each
+goal = [torch.randn(s, generator=gen, dtype=torch.float64) / s[0] ** 0.5 for s in sizes]
+samples = torch.randn(24, 8, generator=gen, dtype=torch.float64)
+checkpoint = [(w + 0.1 * torch.randn(w.shape, generator=gen, dtype=torch.float64)).requires_grad_() for w in goal]
 
-torch.manual_seed(0)
-w = torch.randn(4, 4)
-check_replicated("after a step with the sum", [w - 0.1, w - 0.1])
-check_replicated("after a step without it", [w - 0.1, w - 0.2])
+def forward(x, q, k, v, o, key_value_heads=(0, 0, 1, 1), order=(0, 1, 2, 3)):
+    heads = []
+    for head, kv in enumerate(key_value_heads):
+        mine, keys = slice(4 * head, 4 * head + 4), slice(4 * kv, 4 * kv + 4)
+        scores = (x @ q[:, mine]) @ (x @ k[:, keys]).T / 4**0.5
+        heads.append(torch.softmax(scores, dim=1) @ (x @ v[:, keys]))
+    return torch.cat([heads[i] for i in order], dim=1) @ o
 
-def check_first_loss(name, parallel, single):  # same checkpoint, same samples, before any step
-    off = abs(parallel - single) / single
-    print(f"{name}: first loss off by {100 * off:.1f} %{'' if off < 1e-3 else '  <-- forward is another function'}")
+def loss(x, **fault):
+    return (forward(x, *checkpoint, **fault) - forward(x, *goal)).square().mean()
 
-check_first_loss("rank order right", 2.3001, 2.3000)
-check_first_loss("rank order wrong", 9.1, 2.3)
+groups = samples.chunk(2)  # two data groups
+for name, fault in {"one GPU": {}, "kv": {"key_value_heads": (0, 0, 0, 0)}, "order": {"order": (2, 3, 0, 1)}}.items():
+    print(f"{name}: first loss {sum(loss(x, **fault) for x in groups) / 2:.4f}")
+grads = [torch.autograd.grad(loss(x), checkpoint) for x in groups]  # not summed: each group steps by its own
+print(f"sum: groups apart by {max(0.05 * (a - b).abs().max() for a, b in zip(*grads)):.3g} before step 2")
 """
 
 

@@ -16,23 +16,29 @@ from planner_core.search.candidates import matrices
 
 SHOWN = 7
 CODE = """\
-import torch
-from torch import nn
+import math
+import re
 from collections import Counter
+from torch import nn
 
-model = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, 64), num_layers=6, enable_nested_tensor=False)
+parts = {"self_attn": ("q_proj", "k_proj", "v_proj", "o_proj"), "mlp": ("gate_proj", "up_proj", "down_proj")}
+def layer():  # of Llama-3-8B by its names; sizes do not matter here
+    found = {name: nn.ModuleDict({w: nn.Linear(4, 4, bias=False) for w in weights}) for name, weights in parts.items()}
+    return nn.ModuleDict(found | {name: nn.RMSNorm(4) for name in ("input_layernorm", "post_attention_layernorm")})
 
-def look(module):  # what makes two blocks similar: their weights by relative name and shape
-    return tuple((name, tuple(p.shape)) for name, p in module.named_parameters())
+inside = {"embed_tokens": nn.Embedding(4, 4), "layers": nn.ModuleList(layer() for _ in range(32)), "norm": nn.RMSNorm(4)}
+model = nn.ModuleDict({"model": nn.ModuleDict(inside), "lm_head": nn.Linear(4, 4, bias=False)})
+names = [name.removesuffix(".weight") for name, _ in model.named_parameters()]
+for depth in range(5, 1, -1):  # Algorithm 1: cut every name after so many parts, and count what is alike
+    cut = {".".join(name.split(".")[:depth]) for name in names if name.count(".") >= depth - 1}
+    copies = Counter(re.sub(r"\\.\\d+", ".*", name) for name in cut)
+    kinds = [count for count in copies.values() if count > 1]
+    print(f"depth {depth}: {len(kinds)} kinds of block repeat, copies {max(kinds, default=1)}")
 
-names = [name for name, _ in model.named_modules() if name]
-for depth in range(max(n.count(".") for n in names) + 1, 0, -1):
-    blocks = [look(model.get_submodule(n)) for n in names if n.count(".") == depth - 1]
-    similar, copies = Counter(blocks).most_common(1)[0]
-    print(f"depth {depth}: {copies} copies of a block with {len(similar)} weights")
-
-matrices = sum(p.dim() == 2 for p in model.layers[0].parameters())
-print(3 ** (6 * matrices), "plans unfolded,", 3**matrices, "folded")
+matrices = [name for name, p in model.named_parameters() if p.dim() == 2]
+each = sum(".0." in name for name in matrices)
+top = len(matrices) - 32 * each
+print(f"matrices {len(matrices)}: 3^{len(matrices)} plans, about 10^{len(matrices) * math.log10(3):.0f}; folded {3**each + 3**top}")
 """
 
 

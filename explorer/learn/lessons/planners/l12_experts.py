@@ -21,19 +21,25 @@ TOKENS, HIDDEN, WIDE = 16, 3, 4
 CODE = """\
 import torch
 
-devices, tokens = 4, torch.randn(16, 8)
-experts = torch.randn(4, 8, 8)  # one expert per device
-router = torch.randn(8, 4)
-target = (tokens @ router).argmax(1)  # the expert that each token wants
-whole = torch.stack([t @ experts[e] for t, e in zip(tokens, target)])
+devices, k, count = 4, 2, 16  # one expert on each device, k experts for each of 16 tokens
+gen = torch.Generator().manual_seed(0)
+tokens = torch.randint(-3, 4, (count, 3), generator=gen).double()
+experts = torch.randint(-2, 3, (devices, 3, 3), generator=gen).double()
+chosen = torch.randn(count, devices, generator=gen).topk(k, dim=1).indices  # what the router picks
+whole = torch.stack([sum(t @ experts[e] for e in mine) for t, mine in zip(tokens, chosen)])
 
-home = torch.arange(16) // 4  # the device on which each token lives
-arrived = [torch.where(target == d)[0] for d in range(devices)]  # all_to_all: to the expert
-done = torch.empty_like(tokens)
-for d, mine in enumerate(arrived):
-    done[mine] = tokens[mine] @ experts[d]  # all_to_all: and back home
-print("tokens moved to each device", [int((home[m] != d).sum()) for d, m in enumerate(arrived)])
+home = torch.arange(count) // (count // devices)  # the device on which each token lives
+done, moved, load = torch.zeros_like(tokens), 0, []
+for gpu, expert in enumerate(experts):
+    mine = torch.where(chosen == gpu)[0]  # all_to_all: to the expert
+    done.index_add_(0, mine, tokens[mine] @ expert)  # all_to_all: back home, where results are added
+    moved += int((home[mine] != gpu).sum())
+    load.append(len(mine))
+print(f"moved {moved} of {k * count} copies of tokens; the busiest expert has {max(load)}, the mean is {k * count / devices:g}")
 print("difference", (done - whole).abs().max().item())
+size = 16 * 4096 * 4096 * 2  # bytes of a batch of 16 samples, 4 096 tokens of 4 096 numbers
+moving, summing = 2 * (devices - 1) * k * size / devices**2, 2 * (devices - 1) * size / devices
+print(f"sent by two all_to_alls {moving / 1e6:.0f} MB per GPU, by one all_reduce {summing / 1e6:.0f} MB")
 """
 
 
