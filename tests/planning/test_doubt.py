@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from planner_core.core.cluster import load_cluster
-from planner_core.planning.analysis.doubt import MOST, SCENARIOS, choice, doubt_between, regret
+from planner_core.planning.analysis.doubt import MOST_DOUBT, SCENARIOS, choice, doubt_between, regret
 from planner_core.planning.analysis.reporting import regret_text, report
 from planner_core.planning.pipeline import Result
 from planner_core.planning.request import Request
@@ -24,7 +24,7 @@ def test_ties_are_what_lies_within_the_doubt(result: Result) -> None:
     tied = {t.name for t in found.ties}
     for plan in result.plans[1:]:
         doubt = doubt_between(result.best, plan, result.cluster)
-        assert 0 < doubt <= MOST
+        assert 0 < doubt <= MOST_DOUBT
         slower = plan.cost.step_time_s / result.best.cost.step_time_s - 1
         if plan.fits and plan.objective == "time" and plan.name != result.best.name:
             assert (plan.name in tied) == (slower <= doubt)

@@ -2,7 +2,16 @@
 
 from planner_core.planning.analysis import sensitivity
 from planner_core.planning.analysis.ablation import SAYS, AblationStep, ablation_steps
-from planner_core.planning.analysis.doubt import Choice, Regret, Scenario, Tie, choice, doubt_between, regret
+from planner_core.planning.analysis.doubt import (
+    MOST_DOUBT,
+    Choice,
+    Regret,
+    Scenario,
+    Tie,
+    choice,
+    doubt_between,
+    regret,
+)
 from planner_core.planning.analysis.fold_graph import to_dot, to_graphml, to_networkx
 from planner_core.planning.analysis.folding import fold_report, fold_text
 from planner_core.planning.analysis.priced import price_report, price_text
@@ -24,6 +33,7 @@ from planner_core.planning.analysis.unfolded_network import network_json, unfold
 
 __all__ = [
     "COUNTS",
+    "MOST_DOUBT",
     "SAME",
     "SAYS",
     "STREAMS",

@@ -5,7 +5,7 @@ Two plans on one machine share the errors of its GPU and of its software. What r
 
     ln(slower / faster) > 1.645 hypot(sigma of one, sigma of the other)
 
-If two plans differ by more than MOST, the faster one is called faster in any case. Other plans are ties. Among ties, a plan that
+If two plans differ by more than MOST_DOUBT, the faster one is called faster in any case. Other plans are ties. Among ties, a plan that
 a stock tool runs without changes is preferred.
 
 Example: two plans are of the kind "FSDP, one node", with a sigma of 2.9 %. Their steps take 500 and 530 ms. ln(530 / 500) is
@@ -25,7 +25,7 @@ from planner_core.planning.methods import BASELINES
 from planner_core.planning.pipeline import Result
 from planner_core.planning.pricing import NINE_IN_TEN, sigma_of
 
-MOST = 0.10
+MOST_DOUBT = 0.10
 """A plan that is slower by more than this share is called slower, whatever the scatter of its kind."""
 
 
@@ -96,7 +96,7 @@ def choice(result: Result) -> Choice:
 def doubt_between(one: Plan, other: Plan, cluster: Cluster) -> float:
     """The share by which the predicted steps of two plans may differ and still be a tie."""
     both = math.hypot(sigma_of(one, cluster), sigma_of(other, cluster))
-    return min(math.expm1(NINE_IN_TEN * both), MOST)
+    return min(math.expm1(NINE_IN_TEN * both), MOST_DOUBT)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -15,6 +16,7 @@ from explorer.learn.pictures.charts import BarPiece, StackedBar, bars, nodes
 from explorer.text import units
 from planner_core.core import Cluster, DeviceMesh, load_cluster
 from planner_core.cost.communication import AxisLink, axis_links, collective_time, wire_bytes
+from planner_core.planning.analysis import MOST_DOUBT
 
 BATCHES = (2, 4, 8, 16, 32, 64)
 CODE = """\
@@ -126,6 +128,18 @@ def quickest_that_fits(learner: Learner, batch: int) -> Option | None:
     return min((o for o in options(learner, batch) if o.peak and o.peak <= room), key=lambda o: o.seconds, default=None)
 
 
+def tied(first: Option, others: Sequence[Option]) -> list[Option]:
+    """`first` and those of `others` that no prediction tells from it, by the planner's rule for whole steps, which have the same compute
+    on top."""
+    close = [o for o in others if o != first and first.seconds <= o.seconds <= (1 + MOST_DOUBT) * first.seconds]
+    return [first, *sorted(close, key=lambda o: o.seconds)]
+
+
+def _named(found: Sequence[Option]) -> str:
+    """`8 data × 2 tensor (124 ms) ≈ 16 data × 1 tensor (126 ms)`."""
+    return " ≈ ".join(f"{o.name} ({units.seconds(o.seconds)})" for o in found)
+
+
 def levels(cluster: Cluster) -> list[tuple[str, float, float, float]]:
     """For a sum over all GPUs: each level's name, the share of the tensor that a GPU sends there, the level's bytes per second, and the
     seconds of a byte of tensor."""
@@ -164,7 +178,7 @@ def scene(learner: Learner, values: Values) -> Scene:
         Step("The same volume, another time",
             f"Both send {amount(near.volume)} per GPU and step. Inside it takes "
             f"**{units.seconds(near.seconds)}**, across **{units.seconds(far.seconds)}**: "
-            f"{units.significant(far.seconds / near.seconds)} times as long. " + _why(near, far), svg(_two(near, far), "Time inside and across")),
+            f"{units.significant(far.seconds / near.seconds)} times as long{_even(near, far)}. " + _why(near, far), svg(_two(near, far), "Time inside and across")),
         _cliff_step(cluster, size),
         Step("Two choices", _choices_say(learner, batch, by_volume, by_time, fitting), _table(found, by_volume, by_time, fitting, cluster.gpu.memory_bytes)),
         *_from_the_links(cluster, grad_bytes(learner)),
@@ -240,12 +254,18 @@ def _two(near: Option, far: Option) -> Drawing:
 
 def _choices_say(learner: Learner, batch: int, by_volume: Option, by_time: Option, fitting: Option | None) -> str:
     """Which layout bytes would take, which time, and which one can run."""
-    width = learner.planner.workload.kept_item(2)
+    width, room = learner.planner.workload.kept_item(2), learner.cluster.gpu.memory_bytes
+    can = [o for o in options(learner, batch) if o.peak]
     says = (
         f"Activations have 2 bytes a number, gradients {width} (lesson 1). Least volume: {by_volume.name}, {amount(by_volume.volume)} in "
         f"{units.seconds(by_volume.seconds)}. Groups inside a node and groups across send the same bytes, so who counts bytes may get the slower of the two. "
-        f"Least time: {by_time.name}, {amount(by_time.volume)} in {units.seconds(by_time.seconds)}. "
+        f"Least time: {_named(tied(by_time, can))}, with {amount(by_time.volume)}{' for the first' * (len(tied(by_time, can)) > 1)}. "
     )
+    if len(tied(by_time, can)) > 1:
+        says += (
+            f"Behind a ≈ stand those that take less than {units.percent(MOST_DOUBT)} more. That is a tie: predictions of such layouts are not surer (lesson 15 has the "
+            "figures), and the compute that comes on top makes the difference smaller still. "
+        )
     each = "The fullest moment is that of lesson 1, with the samples of each group taken one after the other. "
     if fitting is None:
         return says + each + "**None fits a GPU**: lesson 16 deals out what every group keeps."
@@ -254,7 +274,7 @@ def _choices_say(learner: Learner, batch: int, by_volume: Option, by_time: Optio
     return (
         says
         + each
-        + f"That does not fit. The quickest that fits: **{fitting.name}**, {units.seconds(fitting.seconds)}."
+        + f"That does not fit. The quickest that fits: **{_named(tied(fitting, [o for o in can if o.peak and o.peak <= room]))}**."
     )
 
 
@@ -325,7 +345,8 @@ def question(learner: Learner, values: Values) -> Question:
         f"{units.seconds(near.seconds)} inside, {units.seconds(far.seconds)} across. {_why(near, far)}"
     )
     names = ("Longer, by more than a tenth", "About as long: the bytes are the same", "Shorter, by more than a tenth")
-    right = 0 if ratio > 1.1 else 2 if ratio < 1 / 1.1 else 1
+    most = 1 + MOST_DOUBT
+    right = 0 if ratio > most else 2 if ratio < 1 / most else 1
     wires = "The bytes are the same, the wires are not: what crosses between nodes shares the slower links. "
     slips = ("They do not take longer by so much. ", wires, "They do not take less time. ")
     whys = tuple(fact if i == right else slip + fact for i, slip in enumerate(slips))
@@ -342,6 +363,12 @@ def _both(found: tuple[Option, ...], per: int) -> tuple[Option, Option]:
     """Tensor groups as large as a node: inside the nodes, and across them."""
     near, far = (o for o in found if o.tensor == per)
     return near, far
+
+
+def _even(near: Option, far: Option) -> str:
+    """Said where the lead is none."""
+    ratio = far.seconds / near.seconds
+    return ", which is a tie" if 1 / (1 + MOST_DOUBT) <= ratio <= 1 + MOST_DOUBT else ""
 
 
 def _why(near: Option, far: Option) -> str:
