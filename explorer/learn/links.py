@@ -73,7 +73,7 @@ def feed_forward(learner: Learner, values: Values) -> dict[str, str]:
 def attention(learner: Learner, values: Values) -> dict[str, str]:
     """Attention under Megatron-LM's plan."""
     found, _ = learner.transformer()
-    return {**_model(learner, found), "plan": MEGATRON, **at_op(found, is_attention, "placement")}
+    return {**of_model(learner, found), "plan": MEGATRON, **at_op(found, is_attention, "placement")}
 
 
 def same_batch(learner: Learner, values: Values) -> dict[str, str]:
@@ -83,12 +83,12 @@ def same_batch(learner: Learner, values: Values) -> dict[str, str]:
 
 def same_batch_of_layers(learner: Learner, values: Values) -> dict[str, str]:
     """The lesson's batch, for a model with transformer layers."""
-    return {**_model(learner, learner.transformer()[0]), "batch": str(values["batch"])}
+    return {**of_model(learner, learner.transformer()[0]), "batch": str(values["batch"])}
 
 
 def layers(learner: Learner, values: Values) -> dict[str, str]:
     """A model with transformer layers."""
-    return _model(learner, learner.transformer()[0])
+    return of_model(learner, learner.transformer()[0])
 
 
 def sequence(learner: Learner, values: Values) -> dict[str, str]:
@@ -114,5 +114,6 @@ def experts(learner: Learner, values: Values) -> dict[str, str]:
     return here if "node" in here else {"model": EXPERTS, **at_op(other, is_experts, "placement")}
 
 
-def _model(learner: Learner, shown: Learner) -> dict[str, str]:
+def of_model(learner: Learner, shown: Learner) -> dict[str, str]:
+    """The model of a lesson, where it is not the learner's."""
     return {} if shown.request.model == learner.request.model else {"model": shown.request.model}

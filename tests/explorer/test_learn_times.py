@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from explorer.address import settings
 from explorer.learn.learner import Learner
 from explorer.learn.lessons import LESSONS
 from explorer.learn.lessons.times import l14_pays, l15_step, l16_zero, l17_memory_walk
@@ -143,6 +144,36 @@ def test_15_layers_one_after_the_other_take_what_the_formula_says() -> None:
         assert max(now, gathered) == pytest.approx(100 * p.seconds)
 
 
+@pytest.mark.parametrize(
+    "number, controls, wanted",
+    [
+        (14, {"tokens": 1024, "speed": 4}, {"batch": 16, "seq": 1024, "accumulate": 1, "inter": 200.0}),
+        (14, {"tokens": 8192, "speed": 8}, {"batch": 32, "seq": 4096, "accumulate": 1, "inter": None}),
+        (15, {"tokens": 512}, {"batch": 16, "seq": 512, "accumulate": 1}),
+        (16, {"m": 4}, {"batch": 64, "seq": 2048, "accumulate": 4}),
+        (17, {"m": 2, "recompute": "full"}, {"batch": 32, "seq": 4096, "accumulate": 2, "recompute": "full"}),
+        (18, {"m": 8}, {"batch": 128, "seq": 1024, "accumulate": 8}),
+    ],
+)
+def test_the_link_carries_the_lessons_tokens(
+    number: int, controls: dict[str, int | str], wanted: dict[str, object]
+) -> None:
+    lesson = LESSONS[number - 1]
+    assert lesson.focus
+    values, problems = settings.read(lesson.focus(LLAMA, {**lesson.defaults(), **controls}))
+    assert not problems and {k: values[k] for k in wanted} == wanted
+
+
+def test_15_the_question_is_where_both_sides_are_equal() -> None:
+    for tokens in (512, 8192):
+        found, question = (
+            numbers(15, way="fsdp", tokens=tokens),
+            LESSONS[14].question(LLAMA, {"way": "fsdp", "tokens": tokens}),
+        )
+        x = question.values[question.answer] / 1e3
+        assert x == pytest.approx(found["forward_compute_s"] + 0.196 * x) == pytest.approx(found["decides_s"])
+
+
 def test_15_the_optimizer_is_told_byte_by_byte() -> None:
     """AdamW in mixed precision: weight 4 + 4, two averages 8 + 8, gradient 4, clipped by three passes of 4, the copy of 2 from 4."""
     found, constants = numbers(15, way="fsdp"), json.loads((ASSETS / "timing.json").read_text(encoding="utf-8"))
@@ -237,7 +268,7 @@ def test_16_every_stage_deals_out_one_kind_more() -> None:
     for stage, name in enumerate(list(STAGES)[:4]):
         assert found[f"{name} peak"] >= told[stage] * PARAMS
     four = LESSONS[15].question(LLAMA, {"m": 4})
-    assert four.options[four.answer] == "5.3 times"  # 4 · 8 / 6
+    assert four.options[four.answer] == "11 times"  # with twice as many: 8 · 8 / 6
 
 
 # --- 17: memory through a step ---------------------------------------------------------------------

@@ -138,7 +138,7 @@ def _hottest(hottest: int, mean: float) -> Step:
     ]
     says = (
         f"The hottest expert has {hottest} tokens, the mean is {mean:g}. All GPUs compute at the same time, each its own expert's tokens, and then exchange "
-        "results. How many times as long as with equal loads does the layer's compute take?"
+        "results. How much of their time do they wait for the hottest?"
     )
     return Step("The hottest", says, svg(bars(rows, units.significant), "Tokens of the hottest expert and the mean"))
 
@@ -218,21 +218,25 @@ def _planner(plan: dict[str, float], balanced: float, ratio: float) -> Step:
 
 
 def question(learner: Learner, values: Values) -> Question:
-    """How many times as long?"""
+    """What share of the GPUs' time is spent waiting?"""
     load = routed(int(values["skew"]), int(values["seed"]))
     hottest, least, mean = max(load), min(load), TOKENS / EXPERTS
-    right = hottest / mean
-    why = f"{hottest} / {mean:g} = {units.significant(right)}. The layer is done when its last GPU is."
+    right = 100 * (1 - mean / hottest)
+    why = (
+        f"All {EXPERTS} GPUs take the time of {hottest} tokens, {EXPERTS} · {hottest} in all, and compute {TOKENS}: {TOKENS} / {EXPERTS * hottest} = {units.percent(mean / hottest)} is work, "
+        f"the rest waiting. The layer takes {hottest} / {mean:g} = {units.significant(hottest / mean)} times as long as with equal loads."
+    )
     wrong = (
-        (1.0, "As long as with equal loads? The other GPUs are done sooner, but the layer waits for the last one."),
-        (hottest / max(1, least), f"Against the least busy expert, {least}. Equal loads would give each the mean, {mean:g}."),
-        (float(hottest), "That is how many tokens it has. Compare it with the mean."),
-        (float(EXPERTS), "That would be so if every token wanted the same expert."),
-        (mean / hottest, "That is the other way round: it takes longer, not shorter."),
+        (100 * (hottest / mean - 1), "That is how much longer the layer takes than with equal loads. Compare the waiting with the time that it does take."),
+        (100 * mean / hottest, "That is the share in which they compute. What is the rest?"),
+        (100 * (1 - least / hottest), f"That is the least busy GPU's, with {least} tokens. Take all {EXPERTS} together."),
+        (100 * hottest / TOKENS, "That is the share of the tokens that the hottest expert has."),
+        (100 * (EXPERTS - 1) / EXPERTS, "That would be so if one expert had all the tokens."),
+        (0.0, "The others are done sooner, but the layer waits for the last one: that is idle time."),
     )  # fmt: skip
     return typed(
-        f"The hottest of {EXPERTS} experts has {hottest} tokens, the mean is {mean:g}. How many times as long as with equal loads does the layer's compute take?",
-        "times", (right, why), wrong, lambda value: f"{units.significant(value, 2)} times",
+        f"The hottest of {EXPERTS} experts has {hottest} of {TOKENS} tokens, and the layer is done when its last GPU is. What share of all GPUs' time is spent waiting?",
+        "per cent", (right, why), wrong, lambda value: f"{units.significant(value, 2)} %",
     )  # fmt: skip
 
 

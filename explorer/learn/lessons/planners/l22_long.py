@@ -177,7 +177,7 @@ def _causal(uneven: list[int], even: list[int], n: int) -> Step:
     items = [StackedBar(f"GPU {r}", (BarPiece("pairs of blocks", float(x), COMPUTE),)) for r, x in enumerate(uneven)]
     says = (
         f"A **causal** model looks only back: a query needs the keys before it. The text is cut into {2 * n} blocks, two neighbouring ones for each GPU. The first GPU has "
-        f"{uneven[0]} pairs of blocks to compute, the last one {uneven[-1]}. With equal parts each would have {even[0]}. How many times as long does that take?"
+        f"{uneven[0]} pairs of blocks to compute, the last one {uneven[-1]}. With equal parts each would have {even[0]}, so this takes {max(uneven)} / {even[0]} = {units.significant(max(uneven) / even[0])} times as long. Do more GPUs make it better or worse?"
     )
     return Step("The last one works most", says, svg(bars(items, "{:g}".format), "Pairs of blocks by GPU, in order"))
 
@@ -258,22 +258,26 @@ def _planner(learner: Learner) -> Step:
 
 
 def question(learner: Learner, values: Values) -> Question:
-    """How much longer does the uneven cut take?"""
+    """How much longer does the uneven cut take on twice as many GPUs?"""
     n = int(values["n"])
-    uneven, even = causal(n, False), causal(n, True)
+    before, more = max(causal(n, False)) / causal(n, True)[0], 2 * n
+    uneven, even = causal(more, False), causal(more, True)
     right = max(uneven) / even[0]
-    why = f"{max(uneven)} / {even[0]} = {units.significant(right)}: all wait for the last GPU. It comes near to 2 for many GPUs."
+    why = (
+        f"{2 * more} blocks. The last GPU has the last two, with {2 * more - 1} and {2 * more} keys' blocks to meet: {max(uneven)}. There are {sum(uneven)} pairs, so equal parts have {even[0]}. "
+        f"{max(uneven)} / {even[0]} = {units.significant(right)}. It comes near to 2 for many GPUs."
+    )
     wrong = (
-        (
-            max(uneven) / min(uneven),
-            "That compares the busiest with the least busy. Equal parts would give each the mean.",
-        ),
+        (before, f"That is with {n} GPUs, as in the picture. Count the pairs of the last of {more}."),
+        (2 * before, "More GPUs do not double it: the parts become smaller, and so does the last one's."),
+        (2.0, f"It comes near to that for many GPUs. How many pairs has the last of {more}, and how many are there in all?"),
+        (max(uneven) / min(uneven), "That compares the busiest with the least busy. Equal parts would give each the mean."),
         (1.0, "The pairs are as many in all, but the last GPU has more than its part, and the others wait for it."),
         (even[0] / max(uneven), "The other way round: it takes longer."),
-        (float(n), "That would be so if the last GPU had everything."),
-    )
+        (float(more), "That would be so if the last GPU had everything."),
+    )  # fmt: skip
     return typed(
-        f"Of {sum(uneven)} pairs of blocks the busiest of {n} GPUs has {max(uneven)}; equal parts would be {even[0]}. How many times as long does the uneven cut take?",
+        f"Cut the same text for {more} GPUs instead of {n}, two neighbouring blocks each: {2 * more} blocks. How many times as long as with equal parts does it take then?",
         "times", (right, why), wrong, lambda value: f"{units.significant(value)} times",
     )  # fmt: skip
 

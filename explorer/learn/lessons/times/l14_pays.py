@@ -7,10 +7,9 @@ from functools import lru_cache
 
 from explorer.figures.palette import COMMUNICATION, COMPUTE, DEVICES
 from explorer.figures.svg_tensors import amount, svg, table
-from explorer.learn import links
 from explorer.learn.learner import Layer, Learner
 from explorer.learn.lesson import Choice, Control, Lesson, Question, Scene, Step, Values, typed
-from explorer.learn.lessons.times.stated import Stated, names, node, stated, texts
+from explorer.learn.lessons.times.stated import Stated, at_tokens, names, node, stated, texts
 from explorer.learn.pictures.charts import BarPiece, Line, StackedBar, bars, plot
 from explorer.text import units
 from planner_core.core import Cluster, DeviceMesh, Gpu
@@ -310,6 +309,16 @@ def question(learner: Learner, values: Values) -> Question:
     )  # fmt: skip
 
 
+def focus(learner: Learner, values: Values) -> dict[str, str]:
+    """The planner with the lesson's tokens and speed of links."""
+    speed, outer = int(values["speed"]), learner.cluster.levels[-1]
+    found = at_tokens(learner, int(values["tokens"]))
+    place = dict(enumerate(("intra", "inter"))).get(len(learner.cluster.levels) - 1)
+    if place and speed != 8:
+        found[place] = f"{speed / 8 * outer.unit_bytes_per_s / 1e9:g}"
+    return found
+
+
 LESSON = Lesson(
     14, "When does it pay?", "Wires cost the same for weights whatever the batch; compute does not.",
     (
@@ -327,5 +336,5 @@ LESSON = Lesson(
         Control("speed", "Speed of the outermost links", SPEEDS, 8, SPEED_NAMES, "slider"),
     ),
     scene, question, CODE, ("plans", "Plan this model on your cluster"), uses_model=True,
-    focus=links.layers,
+    focus=focus,
 )  # fmt: skip

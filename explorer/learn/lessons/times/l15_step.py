@@ -12,7 +12,7 @@ from explorer.learn import links
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, typed
 from explorer.learn.lessons.times.l14_pays import TOKENS
-from explorer.learn.lessons.times.stated import Stated, names, node, stated, texts, totals
+from explorer.learn.lessons.times.stated import Stated, at_tokens, names, node, stated, texts, totals
 from explorer.learn.pictures.charts import BarPiece, StackedBar, bars, timeline
 from explorer.text import units
 from planner_core.core import ITEM_BYTES, Block, DeviceMesh
@@ -137,7 +137,7 @@ def scene(learner: Learner, values: Values) -> Scene:
     numbers = {
         "forward_compute_s": forward.compute, "forward_waits_s": forward.waits, "forward_traffic_s": forward.traffic,
         "forward_s": forward.seconds, "backward_s": backward.seconds, "backward_traffic_s": backward.traffic,
-        "backward_waits_s": backward.waits, "step_s": case.plan.cost.step_time_s, "layers": layer_of(case).copies,
+        "backward_waits_s": backward.waits, "decides_s": decides(forward), "step_s": case.plan.cost.step_time_s, "layers": layer_of(case).copies,
         **{f"{why}_s": s for why, s in shown(case).items()}, "apart_s": bucket(case)[1], "bucket_s": bucket(case)[2],
         "updated": updated(case), "bytes_each": sum(optimizer_bytes(item(case), case.planner.workload).values()), "passes": case.model.timing.optimizer,
     }  # fmt: skip
@@ -199,7 +199,7 @@ def _stream(phase: Phase, title: str, case: Stated) -> Step:
         f"A layer begins every **{units.seconds(phase.seconds)}**."
         if back
         else f"Three layers of {case.planner.graph.name}, forward, {units.whole(_tokens(case))} tokens per GPU. The GPU computes one layer for {units.seconds(phase.compute)}. "
-        f"{beside}{waits} The picture begins when the first layer's weights are there: nothing hid them. After what time does the next layer begin?"
+        f"{beside}{waits} The picture begins when the first layer's weights are there: nothing hid them. How long could such traffic become before the next layer waits for it?"
     )
     return Step(
         title, says, svg(timeline(tracks, units.seconds, 3 * phase.seconds), f"{title}: three layers on two streams")
@@ -225,7 +225,8 @@ def _longest(forward: Phase, backward: Phase) -> Step:
     says = (
         f"A layer takes the longer of two sides. One is compute, with what it waits for, and with what the traffic beside it costs: both "
         f"use the same memory and processors, so a second of traffic slows compute by {forward.contention:g} s (**contention**, fitted to published "
-        f"runs). The other is the traffic alone. Forward {units.seconds(forward.seconds)}, backward {units.seconds(backward.seconds)}."
+        f"runs). The other is the traffic alone. Forward {units.seconds(forward.seconds)}, backward {units.seconds(backward.seconds)}. "
+        f"Forward the traffic would decide from **{units.seconds(decides(forward))}** on."
     )
     return Step("The longer side", says, svg(bars(items, units.seconds), "Two sides of a layer"))
 
@@ -312,42 +313,40 @@ def _ties(learner: Learner, case: Stated, tokens: int) -> Step:
     return Step("Ties", says, table(head, rows, mine))
 
 
+def decides(p: Phase) -> float:
+    """Seconds of traffic beside a layer from which on the traffic is the longer side."""
+    return (p.compute + p.waits) / (1 - p.contention)
+
+
 def question(learner: Learner, values: Values) -> Question:
-    """How often can a layer begin?"""
+    """From how much traffic on does it decide?"""
     case, _ = chosen(learner, str(values["way"]), int(values["tokens"]))
     p, _ = phases(case)
-    t = units.seconds
-    side = "compute is" if p.busy >= p.traffic else "the traffic is"
+    t, k, own = units.seconds, p.contention, p.compute + p.waits
     plus = f" + {t(p.waits)}" if p.waits else ""
     right = (
-        1e3 * p.seconds,
-        f"max({t(p.compute)}{plus} + {p.contention:g} · {t(p.traffic)}, {t(p.traffic)}) = {t(p.seconds)}: {side} the longer side.",
+        1e3 * decides(p),
+        f"Both sides are equal at x = {t(p.compute)}{plus} + {k:g} · x, so x = {t(own)} / {1 - k:g} = {t(decides(p))}. Here it is {t(p.traffic)}.",
     )
     wrong = (
-        (
-            1e3 * (p.compute + p.waits + p.traffic),
-            "That is one after the other. The gather runs beside compute, on its own stream.",
-        ),
-        (
-            1e3 * p.compute,
-            "That is compute alone. It forgets what the layer waits for, and that traffic beside compute slows it.",
-        ),
-        (1e3 * (p.compute + p.waits), "That forgets that the traffic beside compute slows it."),
-        (
-            1e3 * min(p.busy, p.traffic),
-            "That is the shorter side. The next layer needs both: its weights, and the results of this one.",
-        ),
-        (
-            2e3 * p.seconds,
-            "That is two layers. While one layer computes, the next one's weights are already on their way.",
-        ),
-    )
+        (1e3 * own, "So much traffic slows the compute beside it, which is then longer than that: the traffic still hides."),
+        (1e3 * own * (1 + k), f"That is the compute side with {t(own)} of traffic beside it. But with more traffic than that, it is slowed by more: write x for the traffic."),
+        (1e3 * own * (1 - k), "Contention makes compute longer, so more traffic hides beside it, not less."),
+        (1e3 * own / k, "That much traffic would make compute twice as long. It decides long before."),
+        (1e3 * p.traffic, "That is the traffic as it is. Which would be as long as the compute beside it?"),
+        (1e3 * (own + p.traffic), "That is one after the other. The traffic runs beside compute, on its own stream."),
+    )  # fmt: skip
     waits = f" and waits {t(p.waits)} for sums" if p.waits else ""
     ask = (
-        f"Forward, a layer computes for {t(p.compute)}{waits}; {t(p.traffic)} of weight traffic run beside it. "
-        f"A second of traffic costs the compute beside it {p.contention:g} s. After what time does the next layer begin?"
+        f"Forward, a layer computes for {t(p.compute)}{waits}. A second of traffic beside it slows it by {k:g} s. "
+        "From how much traffic per layer on does the next layer wait for its weights, and not for compute?"
     )
     return typed(ask, "ms", right, tuple(w for w in wrong if w[0] > 0), lambda value: t(value / 1e3))
+
+
+def focus(learner: Learner, values: Values) -> dict[str, str]:
+    """The usual plans side by side at the lesson's tokens."""
+    return {**links.ways(learner, values), **at_tokens(learner, int(values["tokens"]))}
 
 
 LESSON = Lesson(
@@ -365,5 +364,5 @@ LESSON = Lesson(
         Control("way", "Split by", tuple(WAYS), "fsdp", dict(WAYS.items())),
         Control("tokens", "Tokens per GPU", TOKENS, 2048, kind="slider"),
     ),
-    scene, question, CODE, ("compare", "The step of each plan as a timeline"), uses_model=True, focus=links.ways,
+    scene, question, CODE, ("compare", "The step of each plan as a timeline"), uses_model=True, focus=focus,
 )  # fmt: skip

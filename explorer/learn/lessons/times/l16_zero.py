@@ -19,7 +19,7 @@ from explorer.learn.blocks.arranged import Arranged
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, typed
 from explorer.learn.lessons.times.l14_pays import cell
-from explorer.learn.lessons.times.stated import WORKING, Stated, names, node, stated, texts
+from explorer.learn.lessons.times.stated import WORKING, Stated, at_tokens, names, node, stated, texts
 from explorer.learn.pictures.block import block as drawn
 from explorer.learn.pictures.block import travels
 from explorer.learn.pictures.charts import BarPiece, Line, StackedBar, bars, plot
@@ -281,32 +281,36 @@ def _around(learner: Learner, m: int) -> list[Step]:
 
 
 def question(learner: Learner, values: Values) -> Question:
-    """How many times as much does FSDP send as ZeRO-1?"""
-    m = int(values["m"])
+    """How many times as much as ZeRO-1 does FSDP send, with twice the micro-batches?"""
+    m = 2 * int(values["m"])
     learner, _, _ = texts(learner, TOKENS)
     n, inner = learner.cluster.num_gpus, names(learner.cluster)["HSDP"].fsdp
     ratio = sent("FSDP (ZeRO-3)", n, inner, m) / sent("ZeRO-1", n, inner, m)
 
     why = (
-        f"ZeRO-1: weights {WORKING} + gradients {GRADIENT} = 6 bytes per parameter, once. FSDP: weights {WORKING} forward and {WORKING} "
+        f"ZeRO-1: weights {WORKING} + gradients {GRADIENT} = 6 bytes per parameter, once, whatever the number. FSDP: weights {WORKING} forward and {WORKING} "
         f"backward + gradients {GRADIENT} = 8, in each of {_batches(m)}: {8 * m}. {8 * m} / 6 = {units.significant(ratio)}."
     )
     wrong = (
-        (
-            1.5 * m,
-            "1.5 is for gradients in 2 bytes: (2 + 2 + 2) / (2 + 2), as in many papers. Here they travel in fp32: (2 + 2 + 4) / (2 + 4).",
-        ),
+        (ratio / 2, f"That is with {_batches(m // 2)}, as in the picture. Which of the two sends more when there are twice as many?"),
+        (1.5 * m, "1.5 is for gradients in 2 bytes: (2 + 2 + 2) / (2 + 2), as in many papers. Here they travel in fp32: (2 + 2 + 4) / (2 + 4)."),
         (1.0, "FSDP keeps no whole weights: it must gather them forward, and again backward, in every micro-batch."),
         (float(m), "That leaves out the backward pass. It wants the same weights again, and they were freed."),
         (4 / 3, "That is one micro-batch's."),
+        (2 * ratio, "Twice too much: only FSDP's side doubles with the micro-batches, and once."),
         (m * 3.0, "Gradients do not triple: in each micro-batch weights travel twice in 2 bytes, gradients once in 4."),
         (m * 2.0, "Only the weights travel twice in each micro-batch; the gradients travel once."),
         (8.0 * m, "Those are FSDP's bytes per parameter. Divide by ZeRO-1's."),
-    )
+    )  # fmt: skip
     return typed(
-        f"A step has {_batches(m)}. Weights travel in {WORKING} bytes, gradients in {GRADIENT}. How many times as much as ZeRO-1 does FSDP send?",
+        f"Now cut the same step into twice as many micro-batches, {m}. Weights travel in {WORKING} bytes, gradients in {GRADIENT}. How many times as much as ZeRO-1 does FSDP send then?",
         "times", (ratio, why), wrong, lambda value: f"{units.significant(value, 2)} times",
     )  # fmt: skip
+
+
+def focus(learner: Learner, values: Values) -> dict[str, str]:
+    """The usual plans side by side at the lesson's tokens and micro-batches."""
+    return {**links.ways(learner, values), **at_tokens(learner, TOKENS, int(values["m"]))}
 
 
 LESSON = Lesson(
@@ -319,6 +323,6 @@ LESSON = Lesson(
         ("Micro-batch", "a part of the batch that goes forward and backward by itself; the gradients of all are added up"),
     ),
     (Control("m", "Micro-batches of a step", MICRO_BATCHES, 1, kind="slider"),),
-    scene, question, CODE, ("compare", "Data parallelism, FSDP and others for this model"), uses_model=True, focus=links.ways,
+    scene, question, CODE, ("compare", "Data parallelism, FSDP and others for this model"), uses_model=True, focus=focus,
     block=around,
 )  # fmt: skip

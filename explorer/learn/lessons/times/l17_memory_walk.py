@@ -9,7 +9,7 @@ from explorer.figures.svg_tensors import amount, svg, table
 from explorer.learn import links
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
-from explorer.learn.lessons.times.stated import Stated, names, stated, texts
+from explorer.learn.lessons.times.stated import Stated, at_tokens, names, stated, texts
 from explorer.learn.pictures.area import Stratum, area
 from explorer.learn.pictures.charts import BarPiece, StackedBar, bars
 from explorer.text import units
@@ -225,10 +225,7 @@ def question(learner: Learner, values: Values) -> Question:
         "On the way back activations are freed. Gradients take their place, but a GPU keeps a part of them.",
         f"Activations are gone by then: {last} with the optimizer's buffers.",
     )
-    whys = tuple(
-        f"{peak}. {_reason(i)}" if i == right else t + f" The fullest moment is {WHEN[right]}."
-        for i, t in enumerate(told)
-    )
+    whys = tuple(f"{peak}. {_reason(i)}" if i == right else t for i, t in enumerate(told))
     rows = tuple(zip((w.capitalize() for w in WHEN), whys, strict=True))
     return asked("When is memory fullest?", rows[right], tuple(r for i, r in enumerate(rows) if i != right), right)
 
@@ -242,6 +239,12 @@ def _reason(which: int) -> str:
     )[which]
 
 
+def focus(learner: Learner, values: Values) -> dict[str, str]:
+    """The usual plans side by side at the lesson's tokens, micro-batches and recomputation."""
+    m = int(values["m"])
+    return {**links.ways(learner, values), **at_tokens(learner, TOKENS // m, m, str(values["recompute"]))}
+
+
 LESSON = Lesson(
     17, "Memory through a step", "What counts is the fullest moment, and you can move it.",
     (
@@ -252,5 +255,5 @@ LESSON = Lesson(
         Control("recompute", "In backward", ("none", "full"), "none", {"none": "keep all", "full": "recompute all"}),
         Control("m", "Micro-batches", MICRO_BATCHES, 1, kind="slider"),
     ),
-    scene, question, CODE, ("compare", "Memory of whole plans for this model"), uses_model=True, focus=links.ways,
+    scene, question, CODE, ("compare", "Memory of whole plans for this model"), uses_model=True, focus=focus,
 )  # fmt: skip

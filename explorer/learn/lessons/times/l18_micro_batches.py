@@ -11,7 +11,7 @@ from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, typed
 from explorer.learn.lessons.times.l14_pays import cell
 from explorer.learn.lessons.times.l17_memory_walk import MICRO_BATCHES, TOKENS
-from explorer.learn.lessons.times.stated import Stated, names, stated, texts, totals
+from explorer.learn.lessons.times.stated import Stated, at_tokens, names, stated, texts, totals
 from explorer.learn.pictures.charts import BarPiece, StackedBar, bars, timeline
 from explorer.text import units
 from planner_core.cost import Component
@@ -157,11 +157,7 @@ def _in_time(made: Stated, time: dict[str, float], way: str, m: int) -> Step:
     step_s = made.plan.cost.step_time_s
     beyond = f" The layers take {units.seconds(now)} of the step's {units.seconds(step_s)}; the rest lies around them, and is the optimizer's."
     first = f" The first {shown} of {m} micro-batches are shown." if shown < m else beyond
-    says = (
-        f"{WAYS[way]} with {_plural(m)}, all layers together. {does}{first} How often does it gather a layer's weights?"
-    )
-    if way != "FSDP (ZeRO-3)":
-        says = says.replace("How often does it gather", "How often would FSDP gather")
+    says = f"{WAYS[way]} with {_plural(m)}, all layers together. {does}{first} How often would FSDP gather a layer's weights if it kept them until the layer's backward pass?"
     return Step(
         "A step in time", says, svg(timeline(tracks, units.seconds, now), f"{WAYS[way]}: {m} micro-batches in time")
     )
@@ -181,7 +177,8 @@ def _repeats(learner: Learner, m: int) -> Step:
     says = (
         f"What one GPU sends in a step of {_plural(m)}, as the planner counts it. **FSDP sends {amount(again)} in each micro-batch**"
         f"{f' and {amount(once)} once' if once > 1e-3 * again else ''}; ZeRO-1 sends {amount(zero1)} in a step of any number of them. FSDP could keep the "
-        "gathered weights for the next micro-batch, but then it would be ZeRO-2: keeping them takes the memory that it was chosen to save."
+        "gathered weights for the next micro-batch, but then it would be ZeRO-2: keeping them takes the memory that it was chosen to save. "
+        f"Kept only from a layer's forward to its backward, {m} of the {2 * m} gathers of a layer are left, and at the end of forward all weights are there."
     )
     return Step("What comes again", says, svg(bars(items, amount), "Bytes once a step and in each micro-batch"))
 
@@ -227,26 +224,27 @@ def _chosen(learner: Learner) -> Step:
 
 
 def question(learner: Learner, values: Values) -> Question:
-    """How many gathers does FSDP run for one layer?"""
+    """How many gathers are left if a layer's weights are kept until its backward pass?"""
     m = int(values["m"])
-    right = 2 * m
     whys = (
-        (float(m), "Forward only. The weights are freed behind the layer, and backward wants them again."),
-        (
-            1.0,
-            "That is ZeRO-1 or ZeRO-2, which keep the working weights through the step. FSDP frees them behind each layer.",
-        ),
-        (2.0, "That is one micro-batch. The next one finds the weights freed."),
-        (3.0 * m, "Three messages in each micro-batch, but the third is the sum of the gradients, a reduce_scatter."),
-        (m + 1.0, "Once more is not enough: every micro-batch has a backward pass of its own."),
-    )
-    why = f"{_plural(m).capitalize()}, and in each one gather forward and one backward: 2 · {m} = {right}."
-    if m == 1:
-        why = "One gather forward, and one backward, since the weights were freed in between."
-    return typed(
-        f"FSDP, {_plural(m)} in a step. How many all_gathers of one layer's weights does a GPU take part in?",
-        "all_gathers", (float(right), why), whys, lambda value: f"{value:g}",
+        (2.0 * m, "That is with the weights freed behind the layer in each pass. Kept until its backward, which of the two gathers of a micro-batch is left?"),
+        (1.0, "That would keep them through the whole step, as ZeRO-2 does. Here they are freed behind backward, so the next micro-batch finds none."),
+        (0.0, "Somebody has to gather them first: a GPU owns a part of each weight only."),
+        (3.0 * m, "Those are all messages of a layer while weights are freed in each pass: two gathers and the gradients' sum. The sum is no all_gather."),
+        (m + 1.0, "Where would the one more come from? Every micro-batch is like the others."),
+        (m / 2, "A gather cannot serve two micro-batches: behind the first one's backward the weights are freed."),
     )  # fmt: skip
+    why = f"One in each of {_plural(m)}, forward: {m}. Backward finds the weights still there. It saves {m} gathers and takes the memory of all layers' weights at the end of forward."
+    return typed(
+        f"PyTorch's `reshard_after_forward=False` lets FSDP keep a layer's weights from its forward pass to its backward pass, and free them then. {_plural(m).capitalize()}: how many all_gathers of one layer's weights are left?",
+        "all_gathers", (float(m), why), tuple(w for w in whys if w[0] != m), lambda value: f"{value:g}",
+    )  # fmt: skip
+
+
+def focus(learner: Learner, values: Values) -> dict[str, str]:
+    """The planner with the lesson's tokens and micro-batches."""
+    m = int(values["m"])
+    return at_tokens(learner, TOKENS // m, m)
 
 
 LESSON = Lesson(
@@ -260,4 +258,5 @@ LESSON = Lesson(
         Control("m", "Micro-batches of a step", MICRO_BATCHES, 4, kind="slider"),
     ),
     scene, question, CODE, ("plans", "The planner's choice for your batch"), uses_model=True,
+    focus=focus,
 )  # fmt: skip

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from explorer.address.settings import DTYPES
+from explorer.learn import links
 from explorer.learn.learner import Learner, standard
 from planner_core.core import ITEM_BYTES, Cluster, Plan, slow_numbers
 from planner_core.cost import CostModel, Unit, cost_model, step_seconds, unit_totals, units_of
@@ -112,6 +113,17 @@ def texts(learner: Learner, tokens: int) -> tuple[Learner, int, str]:
     if found.load is not None:  # captured at one length
         return found, max(1, tokens // found.planner.workload.seq), note
     return Learner(replace(found.request, seq=seq)), tokens // seq, note
+
+
+def at_tokens(learner: Learner, tokens: int, micro_batches: int = 1, recompute: str = "none") -> dict[str, str]:
+    """The address's settings for a step as these lessons price it: so many tokens per GPU in each micro-batch."""
+    shown, samples, _ = texts(learner, tokens)
+    load = shown.planner.workload
+    batch = samples * shown.cluster.num_gpus * micro_batches
+    return {
+        **links.of_model(learner, shown), "batch": str(batch), "seq": str(load.seq), "accumulate": str(micro_batches), "recompute": recompute,
+        "precision": "mixed", "dtype": load.dtype,
+    }  # fmt: skip
 
 
 def node(cluster: Cluster) -> int:
