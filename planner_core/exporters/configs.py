@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from planner_core.core import InputError, Plan
+from planner_core.core import InputError, Plan, Shard
 from planner_core.exporters.data_parallel import splits_batch_only
 from planner_core.exporters.observe import observe, rules
 from planner_core.exporters.parallelize_module import drop_summed, remarks_of
-from planner_core.exporters.tp_layout import NothingSplit, TpLayout, patterns, split_site, starred, tensor_layout
+from planner_core.exporters.tp_layout import (
+    NothingSplit,
+    TpLayout,
+    TurnedMatrices,
+    by_hand,
+    patterns,
+    shards_of,
+    split_site,
+    starred,
+    tensor_layout,
+)
 from planner_core.planning.pricing import zero_stage
 
 HF = {"colwise": "colwise", "gathered": "colwise_gather_output", "rowwise": "rowwise", "sliced": "rowwise_split_input",
@@ -45,7 +57,7 @@ def hf_text(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
         *_columns(layout),
         *([f"switched off, as the plan does not split them: {patterns(off)}"] if off else []),
     ]
-    return _json({"tp_size": layout.size, "tp_plan": tp_plan}), remarks_of(layout, remarks), layout
+    return _json({"tp_size": layout.size, "tp_plan": tp_plan}), remarks_of(layout, remarks, by_hand(plan)), layout
 
 
 def deepspeed_text(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout | None]:
@@ -86,7 +98,7 @@ def deepspeed_text(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout | None]:
         layout.differences.append(
             f"weights are gathered at use in the plan (ZeRO-3), whole here: AutoTP goes to stage {AUTOTP_STAGE}; more memory"
         )
-    remarks = remarks_of(layout, [DEEPSPEED_USE, *_columns(layout)])
+    remarks = remarks_of(layout, [DEEPSPEED_USE, *_columns(layout)], by_hand(plan))
     kept = {n: s for n, s in layout.styles.items() if s in ("colwise", "rowwise")}
     return _json(data), remarks, replace(layout, styles=kept, experts=[])
 
@@ -105,8 +117,7 @@ def _deepspeed_zero(plan: Plan) -> tuple[str, tuple[str, ...], None]:
         DEEPSPEED_USE,
         f"ZeRO stage {stage} over all {plan.mesh.num_devices} GPUs; every weight is of that stage here",
         *([f"differs from the plan: {len(apart)} of its {len(params)} kinds of weights lie in another way there"] if apart else []),
-        *(["differs from the plan: blocks are recomputed in the plan: call model.gradient_checkpointing_enable() before"]
-          if any(b.recompute != "none" for b in plan.blocks.values()) else []),
+        *(f"differs from the plan: {d}" for d in by_hand(plan)),
     )  # fmt: skip
     return _json(data), remarks, None
 
@@ -129,22 +140,25 @@ def _micro_batch(plan: Plan, layout: TpLayout) -> int:
 def megatron_text(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
     """Arguments for Megatron-LM, which does not have a plan by weight: degrees and the architecture."""
     layout = _degrees(plan)
-    config = {**(plan.model.get("config") or {})}
+    config = _named(plan.model.get("config") or {})
     if "hidden_size" not in config or "num_attention_heads" not in config:
         raise InputError(
             f"{plan.model['name']} has no hidden_size and num_attention_heads in its config, so Megatron-LM's flags do not describe it"
         )
-    sequence = any("sequence parallelism" in d for d in layout.differences)
+    recompute, left = _megatron_recompute(plan)
     layout.differences = [
         d for d in layout.differences if "sequence parallelism" not in d and "is gathered here" not in d
     ]
     flags: dict[str, Any] = {
-        "tensor-model-parallel-size": layout.size, "pipeline-model-parallel-size": 1, **({"sequence-parallel": True} if sequence else {}),
+        "tensor-model-parallel-size": layout.size, "pipeline-model-parallel-size": 1,
+        **({"sequence-parallel": True} if layout.sequence else {}),
         **_sizes(plan, config), "global-batch-size": plan.workload["batch"],
         "micro-batch-size": _micro_batch(plan, layout),
         **({"bf16": True} if plan.workload["dtype"] == "bfloat16" else {}),
         **_architecture(plan, config),
-        **({"use-distributed-optimizer": True} if layout.data > 1 and zero_stage(plan) else {}),
+        **recompute,
+        **({"overlap-grad-reduce": True} if layout.data > 1 else {}),
+        **({"use-distributed-optimizer": True, "overlap-param-gather": True} if layout.data > 1 and zero_stage(plan) else {}),
     }  # fmt: skip
     argv = [part for k, v in flags.items() for part in ([f"--{k}"] if v is True else [f"--{k}", str(v)])]
     return _json({"flags": flags, "argv": argv}), remarks_of(layout, [
@@ -154,7 +168,42 @@ def megatron_text(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
         *(["its distributed optimizer is ZeRO-1 over the data axis" + (
             f", the plan's weights are of stage {zero_stage(plan)}" if zero_stage(plan) > 1 else "")]
           if "use-distributed-optimizer" in flags else []),
-    ]), replace(layout, sequence=sequence)  # fmt: skip
+    ], left), layout  # fmt: skip
+
+
+def _named(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config whose sizes have Llama's names, also if it has those of GPT-2."""
+    found = {name: config[other] for name, other in GPT2_NAMES.items() if config.get(other) is not None}
+    if "n_embd" in config and config.get("n_inner") is None:
+        found["intermediate_size"] = 4 * config["n_embd"]
+    return {**found, **config}
+
+
+def _recomputed(plan: Plan) -> Counter[str]:
+    """How many copies of repeated blocks follow each policy."""
+    found: Counter[str] = Counter()
+    for label, block in plan.blocks.items():
+        if label:
+            found[block.recompute] += len(block.prefixes)
+    return found
+
+
+def _megatron_recompute(plan: Plan) -> tuple[dict[str, Any], list[str]]:
+    """Megatron-LM's options for what the plan recomputes, and what they cannot say."""
+    copies = _recomputed(plan)
+    if copies.keys() <= {"none"}:
+        return {}, []
+    if copies.keys() <= {"none", "full"}:
+        every = copies.keys() == {"full"}
+        options = {
+            "recompute-granularity": "full", "recompute-method": "uniform" if every else "block",
+            "recompute-num-layers": 1 if every else copies["full"],
+        }  # fmt: skip
+        told = f"Megatron-LM recomputes the first {copies['full']} layers, the plan as many others"
+        return options, [] if every else [told]
+    names = ", ".join(sorted(copies.keys() - {"none"}))
+    options = {"recompute-granularity": "full", "recompute-method": "uniform", "recompute-num-layers": 1}
+    return options, [f"the plan recomputes by {names}, every layer whole here: less memory, more compute"]
 
 
 def _architecture(plan: Plan, config: dict[str, Any]) -> dict[str, Any]:
@@ -194,6 +243,15 @@ def _degrees(plan: Plan) -> TpLayout:
         return tensor_layout(plan)
     except NothingSplit:
         return TpLayout(-1, 1, plan.mesh.num_devices)
+    except TurnedMatrices as error:  # the tool has layers of its own in their place
+        size = plan.mesh.axis_sizes[error.axis]
+        return TpLayout(error.axis, size, plan.mesh.num_devices // size, sequence=_splits_tokens(plan, error.axis))
+
+
+def _splits_tokens(plan: Plan, axis: int) -> bool:
+    """Whether norms run on a part of the tokens."""
+    norms = (s for b in plan.blocks.values() for name, s in b.sites.items() if split_site(name)[1].endswith("_norm"))
+    return any(s.outputs[0].dst.forward[axis] == Shard(1) for s in norms)
 
 
 def _sizes(plan: Plan, config: dict[str, Any]) -> dict[str, Any]:
@@ -208,6 +266,9 @@ def _sizes(plan: Plan, config: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in found.items() if v is not None}
 
 
+GPT2_NAMES = {"hidden_size": "n_embd", "num_attention_heads": "n_head", "num_hidden_layers": "n_layer", "intermediate_size": "n_inner",
+              "max_position_embeddings": "n_positions", "layer_norm_eps": "layer_norm_epsilon"}  # fmt: skip
+"""Sizes under the names of most configs, and under GPT-2's."""
 TITAN_LLAMAS = {
     (4096, 32, 32, 8, 128256): "llama3_8b", (8192, 80, 64, 8, 128256): "llama3_70b", (16384, 126, 128, 8, 128256): "llama3_405b",
 }  # fmt: skip
@@ -221,15 +282,18 @@ def _titan_config(config: dict[str, Any]) -> str:
     return next(iter(found.values()), "") if config.get("model_type") == "llama" else ""
 
 
+TITAN_POLICIES = ("none", "selective", "full")
+"""What torchtitan's `activation-checkpoint` takes and the planner has."""
+
+
 def torchtitan_text(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
     """Command-line options of torchtitan 0.3, one on a line: all of them for its own Llamas, only the settings for other models."""
     layout = _degrees(plan)
     own = _titan_config(dict(plan.model.get("config") or {}))
-    shards = any(a != layout.axis for b in plan.blocks.values() for p in b.params.values() for a in p.gathered)
-    load = plan.workload
+    shards, load = shards_of(plan, layout), plan.workload
     options = {
-        "parallelism.data_parallel_replicate_degree": 1 if shards else layout.data,
-        "parallelism.data_parallel_shard_degree": layout.data if shards else 1,
+        "parallelism.data_parallel_replicate_degree": layout.data // shards,
+        "parallelism.data_parallel_shard_degree": shards,
         "parallelism.tensor_parallel_degree": layout.size,
         "training.local_batch_size": _micro_batch(plan, layout),
         "training.global_batch_size": load["batch"], "training.seq_len": load["seq"],
@@ -237,16 +301,24 @@ def torchtitan_text(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
     lines = ["--module llama3", f"--config {own}"] if own else []
     lines += [f"--{name} {value}" for name, value in options.items()]
     lines += [] if layout.sequence or layout.size == 1 else ["--parallelism.no-enable_sequence_parallel"]
+    policies = [p for p, _ in _recomputed(plan).most_common()] or ["none"]
+    policy = policies[0] if len(policies) == 1 and policies[0] in TITAN_POLICIES else "full"
+    lines.append(f"activation-checkpoint:{policy}")
+    left = (
+        []
+        if [policy] == policies
+        else [f"the plan recomputes by {', '.join(policies)}, every layer whole here: less memory, more compute"]
+    )
     head = f"# {plan.model['name']}, plan {json.dumps(plan.name)}: the degrees that torchtitan knows."
     layout.differences = [
         d for d in layout.differences if "sequence parallelism" not in d and "is gathered here" not in d
     ]
     return "\n".join([head, *lines, ""]), remarks_of(layout, [
         f"torchrun ... -m torchtitan.train {'' if own else '--module MODEL --config CONFIG '}$(grep -v '^#' FILE), by torchtitan 0.3",
-        *([f"its config {own} has Llama 3.1's rotary positions, trains on c4 and recomputes selectively: change it in torchtitan"]
+        *([f"its config {own} has Llama 3.1's rotary positions and trains on c4: change it in torchtitan"]
           if own else ["torchtitan has no config for this model: MODEL and CONFIG are a module of yours"]),
         "Degrees only: torchtitan splits each model its own way. Its options are checked against its ParallelismConfig; it was not run.",
-    ]), layout  # fmt: skip
+    ], left), layout  # fmt: skip
 
 
 def _columns(layout: TpLayout) -> list[str]:

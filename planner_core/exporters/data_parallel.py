@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from planner_core.core import InputError, ParamPlan, Plan, Shard, glob_name
 from planner_core.exporters.source import fsdp_template as template
+from planner_core.exporters.tp_layout import by_hand
 
 Text = tuple[str, tuple[str, ...], None]
 
@@ -98,8 +99,7 @@ def _differences(plan: Plan, stored: list[int]) -> list[str]:
         found.append(
             "weights that the plan gathers once a step (ZeRO-1, ZeRO-2) are gathered here in every micro-batch"
         )
-    if any(b.recompute != "none" for b in plan.blocks.values()):
-        found.append("blocks are recomputed in the plan: call model.gradient_checkpointing_enable() before")
+    found += by_hand(plan)
     if any(b.kept for b in plan.blocks.values()):
         found.append("some results are kept in the plan, and none here: less memory, more compute")
     return found

@@ -13,20 +13,20 @@ import numpy as np
 from planner_core.core import Block, Cluster, DeviceMesh, Graph, Plan, R, Shard, Value, axis_names, join_name
 from planner_core.cost import CostModel, block_of, cost_model, cost_model_of, local_bytes
 from planner_core.cost.communication import collective_time, wire_bytes
-from planner_core.exporters.tp_layout import SPLIT_DIM, TpLayout, split_site, starred
+from planner_core.exporters.tp_layout import SPLIT_DIM, TpLayout, shards_of, split_site, starred
 from planner_core.models import graph_of
 from planner_core.ops import operator
 from planner_core.planning import Planner, Request, prepare
 from planner_core.planning.methods import (
     AxisRules,
+    Layout,
     PairTest,
     VendorRules,
-    at_stage,
     batch_split,
     sequence_split,
     sharded,
-    split_weight,
     summed,
+    used_in_parts,
     whole,
 )
 from planner_core.search import search
@@ -152,11 +152,11 @@ def by_degrees(plan: Plan, layout: TpLayout, *, sequence: bool, may_shard: int =
     stores weights sharded over the data axes, they have ZeRO stage `may_shard`."""
     planner = _planner(plan)
     stage = may_shard if _shards_data(plan, layout) else 0
-    data = {0: summed, 1: at_stage(1), 3: sharded}[stage]
-    axes = [(layout.data, batch_split, data), (layout.size, sequence_split if sequence else whole, split_weight)]
-    sizes, streams, weights = zip(*[a for a in axes if a[0] > 1] or axes[:1], strict=True)
-    mesh = DeviceMesh(axis_names(len(sizes)), sizes)
-    found = _search(planner, mesh, VendorRules(planner.graph, streams, weights), stage, "by degrees")
+    fsdp = shards_of(plan, layout) if stage == 3 else 1
+    told = Layout(
+        dp=layout.data // fsdp, fsdp=fsdp, tp=layout.size, sp=sequence and layout.size > 1, zero=1 if stage == 1 else 0
+    )
+    found = planner.of_layout(told, "by degrees")
     return (found, _priced(plan, found, planner)) if found else None
 
 
@@ -170,7 +170,9 @@ def instead(plan: Plan) -> tuple[Plan, Nearest] | None:
     for mesh in options:
         one = len(mesh.axis_sizes) == 1
         rules = VendorRules(
-            planner.graph, (whole,) if one else (batch_split, whole), (split_weight,) if one else (summed, split_weight)
+            planner.graph,
+            (whole,) if one else (batch_split, whole),
+            (used_in_parts,) if one else (summed, used_in_parts),
         )
         plans = _search(planner, mesh, rules, 0, "Megatron-LM")
         found += [plans] if plans else []

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from planner_core.core import Plan
 from planner_core.exporters.observe import Observed, Shared, observe, rules
 from planner_core.exporters.sequence_parallel import STYLES as SEQUENCE_STYLES
 from planner_core.exporters.sequence_parallel import on_tokens, runs
 from planner_core.exporters.source import parallelize_template as template
-from planner_core.exporters.tp_layout import TpLayout, patterns, starred, tensor_layout
+from planner_core.exporters.tp_layout import TpLayout, by_hand, patterns, starred, tensor_layout
 
 STYLES = {
     "colwise": "ColwiseParallel()", "gathered": "ColwiseParallel(output_layouts=Replicate())", "rowwise": "RowwiseParallel()",
@@ -33,12 +33,12 @@ def parallelize_text(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
         text = _text(plan, layout, seen, found)
         why = runs(text, dict(plan.model["config"])) if layout.sequence else ""
         if layout.sequence and not why:
-            return text, _remarks(layout, seen), layout
+            return text, _remarks(plan, layout, seen), layout
         layout.sequence, layout.differences = (
             False,
             told + [f"with tokens split this model's code does not run: {why}"] * bool(why),
         )
-    return _text(plan, layout, seen, found), _remarks(layout, seen), layout
+    return _text(plan, layout, seen, found), _remarks(plan, layout, seen), layout
 
 
 def _may_split_tokens(layout: TpLayout, seen: Observed, found: Mapping[str, str]) -> bool:
@@ -48,9 +48,9 @@ def _may_split_tokens(layout: TpLayout, seen: Observed, found: Mapping[str, str]
     return not (others or seen.unshared or columns or "sliced" in found.values())
 
 
-def _remarks(layout: TpLayout, seen: Observed) -> tuple[str, ...]:
+def _remarks(plan: Plan, layout: TpLayout, seen: Observed) -> tuple[str, ...]:
     use = "Import `parallelize` from FILE and call parallelize(model, mesh['tensor']) on a model with whole weights, equal on every rank"
-    return use, *remarks_of(layout, _wiring(layout, seen))
+    return use, *remarks_of(layout, _wiring(layout, seen), by_hand(plan))
 
 
 def _text(plan: Plan, layout: TpLayout, seen: Observed, found: Mapping[str, str]) -> str:
@@ -63,7 +63,7 @@ def _text(plan: Plan, layout: TpLayout, seen: Observed, found: Mapping[str, str]
             if any(n in row for row in rows)]  # fmt: skip
     placements = [n for n in ("Replicate", "Shard") if any(f"{n}(" in row for row in rows)]
     return "\n".join([
-        _head(plan, layout, _remarks(layout, seen)[1:]), "from fnmatch import fnmatchcase", "", "from torch import nn",
+        _head(plan, layout, _remarks(plan, layout, seen)[1:]), "from fnmatch import fnmatchcase", "", "from torch import nn",
         "from torch.distributed.device_mesh import DeviceMesh",
         *([f"from torch.distributed.tensor import {', '.join(placements)}"] if placements else []),
         f"from torch.distributed.tensor.parallel import {', '.join([*used, 'parallelize_module'])}", "",
@@ -119,15 +119,15 @@ def _wiring(layout: TpLayout, seen: Observed) -> list[str]:
     return lines
 
 
-def remarks_of(layout: TpLayout, more: list[str]) -> tuple[str, ...]:
-    """Remarks: what the trainer must do, and what differs from the plan."""
+def remarks_of(layout: TpLayout, more: Sequence[str], left: Sequence[str] = ()) -> tuple[str, ...]:
+    """Remarks: what the trainer must do, and what differs from the plan; `left` differs beside the layout."""
     lines = list(more)
     if layout.data > 1:
         lines.insert(
             0,
             f"the data axis is the trainer's: data parallelism (DDP or FSDP2) over {layout.data}, tensor parallelism over {layout.size}",
         )
-    return (*lines, *(f"differs from the plan: {d}" for d in layout.differences))
+    return (*lines, *(f"differs from the plan: {d}" for d in (*layout.differences, *left)))
 
 
 def _head(plan: Plan, layout: TpLayout, remarks: tuple[str, ...]) -> str:

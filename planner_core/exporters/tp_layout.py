@@ -12,6 +12,7 @@ A linear layer is `colwise` (its output stays sharded), `gathered` (sharded by o
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -28,6 +29,14 @@ SHOWN = 6
 
 class NothingSplit(InputError):
     """The plan does not have a tensor axis."""
+
+
+class TurnedMatrices(InputError):
+    """The plan shards Conv1D layers on a tensor axis (`axis`), which styles cannot, but degrees can."""
+
+    def __init__(self, message: str, axis: int) -> None:
+        super().__init__(message)
+        self.axis = axis
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +104,18 @@ def tensor_layout(plan: Plan) -> TpLayout:
     return layout
 
 
+def shards_of(plan: Plan, layout: TpLayout) -> int:
+    """Over how many ranks beside the tensor axis weights are sharded and gathered at use."""
+    over = {a for b in plan.blocks.values() for p in b.params.values() for a in p.gathered if a != layout.axis}
+    return math.prod(plan.mesh.axis_sizes[a] for a in over)
+
+
+def by_hand(plan: Plan) -> list[str]:
+    """What a form that cannot state recomputation leaves to the trainer."""
+    recomputed = any(b.recompute != "none" for b in plan.blocks.values())
+    return ["blocks are recomputed in the plan: call model.gradient_checkpointing_enable() before"] * recomputed
+
+
 def patterns(names: Iterable[str]) -> str:
     """Names for people: numbers as `*`, doubles once, a few of many."""
     found = list(dict.fromkeys(starred(n) for n in names))
@@ -143,9 +164,10 @@ def _tensor_axis(plan: Plan) -> int:
             "and this form knows one tensor axis; use --to torchrun"
         )
     if turned:
-        raise InputError(
+        raise TurnedMatrices(
             f"{plan.model['name']} keeps its matrices in Conv1D layers ({patterns(turned)}), input by output, which this form "
-            "cannot split; use --to torchrun"
+            "cannot split; use --to torchrun",
+            next(iter(split)),
         )
     return next(iter(split))
 

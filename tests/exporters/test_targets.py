@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from dataclasses import field, make_dataclass
+import sys
+from dataclasses import field, make_dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -212,6 +213,55 @@ def test_degrees_for_megatron_and_torchtitan() -> None:
     assert "--parallelism.data_parallel_shard_degree 16\n" in whole
 
 
+def test_what_is_recomputed_is_told_to_each_tool() -> None:
+    """Whole in all layers or in some, and a policy that Megatron-LM does not know; who cannot be told is told to the trainer."""
+    plan = planned("llama-3-8b")["Megatron-LM + sequence parallel"]
+    (label,) = (name for name in plan.blocks if name)
+    block = plan.blocks[label]
+
+    def with_policies(**copies: int) -> Plan:
+        parts, at = {"": plan.blocks[""]}, 0
+        for number, (policy, count) in enumerate(copies.items()):
+            prefixes = block.prefixes[at : at + count]
+            parts[f"{label}#{number}"] = replace(block, recompute=policy.replace("_", "-"), prefixes=prefixes)
+            at += count
+        return replace(plan, blocks=parts)
+
+    def megatron(**copies: int) -> tuple[dict[str, Any], str]:
+        text, remarks, _ = TARGETS["megatron"].write(with_policies(**copies))
+        flags = json.loads(text)["flags"]
+        return {k.removeprefix("recompute-"): v for k, v in flags.items() if "recompute" in k}, " ".join(remarks)
+
+    assert megatron(none=32) == ({}, megatron(none=32)[1])
+    assert megatron(full=32)[0] == {"granularity": "full", "method": "uniform", "num-layers": 1}
+    flags, told = megatron(none=20, full=12)
+    assert flags == {"granularity": "full", "method": "block", "num-layers": 12} and "first 12 layers" in told
+    flags, told = megatron(keep_matmuls=32)
+    assert flags["method"] == "uniform" and "recomputes by keep-matmuls" in told
+    for policy in ("none", "selective", "full"):
+        text, remarks, _ = TARGETS["torchtitan"].write(with_policies(**{policy: 32}))
+        assert text.endswith(f"\nactivation-checkpoint:{policy}\n") and "recomputes by" not in " ".join(remarks)
+    text, remarks, _ = TARGETS["torchtitan"].write(with_policies(none=1, full=31))
+    assert text.endswith(":full\n") and "recomputes by full, none" in " ".join(remarks)
+    for target in ("parallelize_module", "hf", "deepspeed"):
+        for written, recomputes in ((with_policies(full=32), True), (plan, False)):
+            assert ("gradient_checkpointing_enable" in " ".join(TARGETS[target].write(written)[1])) == recomputes
+
+
+def test_megatron_is_told_of_gpt2() -> None:
+    """Its config has other names, and its matrices lie the other way round, which degrees do not mind."""
+    config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 250,
+              "n_positions": 64}  # fmt: skip
+    for plan in shardscope.plan(config, cluster="1x8-h100:gpus=2", mesh="2", batch=4, seq=16, dtype="float32").plans:
+        if plan.name in ("data parallel", "Megatron-LM", "Megatron-LM + sequence parallel"):
+            flags = json.loads(export_text(plan, "megatron").text)["flags"]
+            assert (flags["num-layers"], flags["hidden-size"], flags["ffn-hidden-size"]) == (2, 64, 256)
+            assert (flags["num-attention-heads"], flags["max-position-embeddings"]) == (4, 64)
+            assert flags["tensor-model-parallel-size"] == (1 if plan.name == "data parallel" else 2)
+            assert flags.get("sequence-parallel", False) == ("sequence" in plan.name)
+            assert flags["position-embedding-type"] == "learned_absolute"
+
+
 FIELDS = {
     "tensor-model-parallel-size": "tensor_model_parallel_size", "pipeline-model-parallel-size": "pipeline_model_parallel_size",
     "sequence-parallel": "sequence_parallel", "num-layers": "num_layers", "hidden-size": "hidden_size", "ffn-hidden-size": "ffn_hidden_size",
@@ -308,6 +358,16 @@ def test_megatron_core_builds_the_architecture() -> None:
     assert count == plan.model["params"] and epsilon == 1e-6
 
 
+def by_itself(package: str, path: str) -> Any:
+    """A module of a package without the package around it, which needs more than is installed."""
+    (folder,) = importlib.util.find_spec(package).submodule_search_locations  # type: ignore[misc, union-attr]
+    spec = importlib.util.spec_from_file_location("alone", Path(folder) / path)
+    made = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
+    sys.modules["alone"] = made  # dataclasses look their types up there
+    spec.loader.exec_module(made)  # type: ignore[union-attr]
+    return made
+
+
 def test_torchtitan_takes_the_options() -> None:
     """With torchtitan 0.3.0 and tyro (requirements-targets.txt)."""
     configs, manager = (
@@ -316,9 +376,13 @@ def test_torchtitan_takes_the_options() -> None:
     )
     import tyro  # type: ignore[import-not-found, unused-ignore]
 
+    checkpointing = by_itself("torchtitan", "distributed/activation_checkpoint.py")
     sections = {"training": configs.TrainingConfig, "parallelism": configs.ParallelismConfig}
     fields = [(name, kind, field(default_factory=kind)) for name, kind in sections.items()]
-    form = make_dataclass("Form", fields)
+    by_default = field(default_factory=checkpointing.SelectiveAC.Config)
+    form = make_dataclass(
+        "Form", [*fields, ("activation_checkpoint", checkpointing.ActivationCheckpointingConfig, by_default)]
+    )
     for which, tensor, sequence in (
         ("Megatron-LM", 8, False),
         ("Megatron-LM + sequence parallel", 8, True),
@@ -332,7 +396,13 @@ def test_torchtitan_takes_the_options() -> None:
             "--config",
             "llama3_8b",
         ]  # which torchtitan takes off before it parses
-        found = tyro.cli(form, args=options[4:], default=form(), registry=manager.custom_registry).parallelism
+        read = tyro.cli(form, args=options[4:], default=form(), registry=manager.custom_registry)
+        assert read.activation_checkpoint is None  # nothing is recomputed in the plan
+        again = tyro.cli(
+            form, args=[*options[4:-1], "activation-checkpoint:full"], default=form(), registry=manager.custom_registry
+        )
+        assert isinstance(again.activation_checkpoint, checkpointing.FullAC.Config)
+        found = read.parallelism
         assert (found.tensor_parallel_degree, found.enable_sequence_parallel) == (tensor, sequence)
         assert found.data_parallel_replicate_degree * found.data_parallel_shard_degree == 16 // tensor
 

@@ -31,6 +31,14 @@ def test_its_export_takes_as_long_as_the_plan(found) -> None:  # type: ignore[no
     assert not [r for r in made.remarks if "cannot" in r]
 
 
+def test_its_tensor_axis_shards_products(found) -> None:  # type: ignore[no-untyped-def]
+    """A weight that is gathered at use on the tensor axis is of no tool's tensor parallelism."""
+    _, result = found
+    mesh = result.best.mesh
+    tensor = [a for a, name in enumerate(mesh.axis_names) if name == "tensor"]
+    assert not [p for b in result.best.blocks.values() for p in b.params.values() if set(p.gathered) & set(tensor)]
+
+
 def test_it_is_not_better_than_the_best_of_all_and_says_by_how_much(found) -> None:  # type: ignore[no-untyped-def]
     tool, result = found
     (told,) = [n for n in result.notes if n.startswith(f"for {tool}: ")]

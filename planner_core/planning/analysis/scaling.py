@@ -32,7 +32,7 @@ from planner_core.planning.methods import (
     anything,
     batch_split,
     sequence_split,
-    split_weight,
+    used_in_parts,
     whole,
 )
 from planner_core.planning.pipeline import choose
@@ -208,8 +208,8 @@ class TensorAxis:
         if self.degree == 1:
             return AxisRules(graph, (batch_split,), (anything,))
         if self.degree == mesh.num_devices:
-            return AxisRules(graph, (stream,), (split_weight,))
-        return AxisRules(graph, (batch_split, stream), (anything, split_weight))
+            return AxisRules(graph, (stream,), (used_in_parts,))
+        return AxisRules(graph, (batch_split, stream), (anything, used_in_parts))
 
 
 def stream(v: Value, pair: AxisState) -> bool:

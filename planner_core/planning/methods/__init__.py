@@ -12,8 +12,8 @@ from planner_core.planning.methods.restrictions import (
     batch_split,
     sequence_split,
     sharded,
-    split_weight,
     summed,
+    used_in_parts,
     whole,
 )
 from planner_core.planning.methods.tools import FREE, TOOLS, check_tool, spaces
@@ -45,8 +45,8 @@ __all__ = [
     "sequence_split",
     "sharded",
     "spaces",
-    "split_weight",
     "summed",
+    "used_in_parts",
     "vendor_plan",
     "vendor_plans",
     "vendor_rules",

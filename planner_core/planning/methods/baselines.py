@@ -9,8 +9,8 @@ from planner_core.planning.methods.restrictions import (
     PairTest,
     batch_split,
     sharded,
-    split_weight,
     summed,
+    used_in_parts,
 )
 from planner_core.search.network import Restriction
 
@@ -31,9 +31,9 @@ def megatron(stream: PairTest) -> Restrict:
 
     def restrict(graph: Graph, mesh: DeviceMesh) -> Restriction | None:
         if len(mesh.axis_sizes) == 1:
-            return AxisRules(graph, (stream,), (split_weight,))
+            return AxisRules(graph, (stream,), (used_in_parts,))
         if len(mesh.axis_sizes) == 2:
-            return AxisRules(graph, (batch_split, stream), (summed, split_weight))
+            return AxisRules(graph, (batch_split, stream), (summed, used_in_parts))
         return None
 
     return restrict

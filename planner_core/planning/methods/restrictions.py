@@ -41,7 +41,7 @@ class AxisRules(Restriction):
             index = int(name[1:])
             value = where.values[index]
             if value.kind == "parameter":
-                tests = [t if t not in OF_PRODUCTS or index in weights else None for t in self.parameters]
+                tests = [t if t is not used_in_parts or index in weights else None for t in self.parameters]
                 own = [t and [t(value, p) for p in states.pairs] for t in tests]
                 self._forbid(net, name, states.index, own, lenient=True)
             elif self._carries_batch(value):
@@ -133,18 +133,9 @@ def sharded(v: Value, pair: AxisState) -> bool:
     return isinstance(pair[0], Shard) or not is_matrix(v)
 
 
-def split_weight(v: Value, pair: AxisState) -> bool:
-    """The weight of a product (see PRODUCTS) is sharded on this axis. Other parameters pass in every state."""
-    return sharded(v, pair)
-
-
 def used_in_parts(v: Value, pair: AxisState) -> bool:
-    """The weight of a product is sharded on this axis, and is not gathered at use. Other parameters pass in every state."""
+    """The weight of a product (see PRODUCTS) is sharded on this axis, and is not gathered at use. Other parameters pass in every state."""
     return isinstance(pair[0], Shard) and pair[3] == FREE if is_matrix(v) else pair[3] in (FREE, 0)
-
-
-OF_PRODUCTS = (split_weight, used_in_parts)
-"""The tests that look at the weights of products alone."""
 
 
 @dataclass

@@ -8,21 +8,10 @@ Example: Megatron-LM on 4 GPUs takes tp = 1, 2 or 4, each with and without seque
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 
-from planner_core.core import Cluster, DeviceMesh, Graph, InputError, axis_names, divisors
-from planner_core.planning.methods.hf_tp_plan import VendorRules
+from planner_core.core import Cluster, InputError, divisors
 from planner_core.planning.methods.layout import Layout, Space
-from planner_core.planning.methods.restrictions import (
-    AxisRules,
-    PairTest,
-    batch_split,
-    sequence_split,
-    sharded,
-    split_weight,
-    summed,
-)
 
 FREE = "torchrun"
 """The form that runs every plan."""
@@ -45,33 +34,16 @@ def spaces(tool: str | None, cluster: Cluster) -> tuple[Space, ...]:
     return tuple(TOOLS[tool](cluster.num_gpus))
 
 
-def _ruled(axes: Sequence[tuple[int, PairTest, PairTest]], stage: int, joined: tuple[int, ...] = ()) -> Space:
-    """`axes`: the ranks of each axis, and the tests of its residual stream and of its weights."""
-    sizes, streams, weights = zip(*[a for a in axes if a[0] > 1] or axes[:1], strict=True)
-    mesh = DeviceMesh(axis_names(len(sizes)), sizes)
-    return Space(mesh, functools.partial(_rules, streams, weights), tuple(sorted({0, stage})), joined)
-
-
-def _rules(streams: tuple[PairTest, ...], weights: tuple[PairTest, ...], graph: Graph) -> AxisRules:
-    return VendorRules(graph, streams, weights)
-
-
-def _in_stage(stage: int) -> PairTest:
-    """The test of a weight in a ZeRO stage: every weight that is trained, not matrices alone."""
-    return lambda value, pair: bool(pair[3] == stage) if value.grad else summed(value, pair)
-
-
 def _sharded(num_gpus: int) -> Iterator[Space]:
     """FSDP2 and HSDP: every rank has its own samples."""
-    yield _ruled([(num_gpus, batch_split, _in_stage(3))], 3)
-    for replicas in divisors(num_gpus)[1:-1]:
-        yield _ruled([(replicas, batch_split, summed), (num_gpus // replicas, batch_split, _in_stage(3))], 3, (1,))
+    for replicas in divisors(num_gpus)[: -1 if num_gpus > 1 else 1]:
+        yield Layout(dp=replicas, fsdp=num_gpus // replicas).space()
 
 
 def _zero(num_gpus: int) -> Iterator[Space]:
     """DeepSpeed's ZeRO with whole weights."""
     for stage in (1, 2):
-        yield _ruled([(num_gpus, batch_split, _in_stage(stage))], stage)
+        yield Layout(dp=num_gpus, zero=stage).space()
 
 
 def _megatron(num_gpus: int) -> Iterator[Space]:
@@ -84,11 +56,11 @@ def _megatron(num_gpus: int) -> Iterator[Space]:
 
 
 def _torchtitan(num_gpus: int) -> Iterator[Space]:
-    """Replicate or FSDP2, beside tensor parallelism, which always splits the tokens between the products."""
+    """Replicate, FSDP2 or HSDP, beside tensor parallelism, which always splits the tokens between the products."""
     for tensor in divisors(num_gpus):
         data = num_gpus // tensor
-        for weights, stage in ((summed, 0), (sharded, 3)) if data > 1 else ((summed, 0),):
-            yield _ruled([(data, batch_split, weights), (tensor, sequence_split, split_weight)], stage)
+        for replicas in divisors(data):
+            yield Layout(dp=replicas, fsdp=data // replicas, tp=tensor, sp=tensor > 1).space()
 
 
 TOOLS: Mapping[str, Callable[[int], Iterator[Space]]] = {
