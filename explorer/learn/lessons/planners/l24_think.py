@@ -247,7 +247,7 @@ def _with_memory(learner: Learner, p: Priced, ms: Floats, gib: Floats) -> Step:
 
 
 def _cloud(p: Priced, ms: Floats, gib: Floats) -> Drawing:
-    left, top, width, height = 60.0, 12.0, WIDTH - 80, 260.0
+    left, top, width, height = 60.0, 24.0, WIDTH - 80, 260.0
     most_x, low, most_y = (
         float(gib.max()) * 1.03,
         float(gib.min()) * 0.9,
@@ -276,14 +276,21 @@ def _cloud(p: Priced, ms: Floats, gib: Floats) -> Drawing:
     line = "L".join(f"{px(x):.1f} {py(y):.1f}" for x, y in clipped)
     parts.append(f'<path d="M{line}" stroke="{COMPUTE}" stroke-width="2" fill="none"/>')
     parts.append(f'<path d="M{px(p.room_gib):.1f} {top}V{top + height}" stroke="currentColor" stroke-dasharray="5 4"/>')
-    for y, word, colour, down in (
-        (p.best_ms, "best that fits", COMMUNICATION, -10.0),
-        (p.bound_ms, "bound", COMPUTE, 20.0),
+    best, bound = (px(p.best_gib), py(p.best_ms)), (px(p.room_gib), py(p.bound_ms))
+    fits = px(p.room_gib) + 175 < left + width
+    beside, toward = (px(p.room_gib) + 22, -3) if fits else (px(p.room_gib) - 175, 75)
+    above, under = min(best[1], bound[1]) - 28, min(max(best[1], bound[1]) + 30, top + height - 8)
+    for (x, y), to, word, colour in (
+        (best, above, f"best that fits: {units.significant(p.best_ms)} ms", COMMUNICATION),
+        (bound, under, f"bound: {units.significant(p.bound_ms)} ms", COMPUTE),
     ):
-        x = px(p.room_gib)
-        parts.append(f'<circle cx="{x:.1f}" cy="{py(y):.1f}" r="6" fill="none" stroke="{colour}" stroke-width="3"/>')
-        parts.append(_word(min(x + 10, left + width - 90), py(y) + down, word))
-    parts.append(_word(min(px(p.room_gib) + 6, left + width - 110), top + 12, "memory allowed"))
+        parts.append(
+            f'<path d="M{x:.1f} {y:.1f}L{beside + toward:.1f} {to - 4:.1f}" stroke="{colour}" stroke-width="1.5"/>'
+        )
+        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="none" stroke="{colour}" stroke-width="2.5"/>')
+        parts.append(_word(beside, to, word))
+    allowed = f"memory allowed: {units.significant(p.room_gib)} GiB"
+    parts.append(_word(min(px(p.room_gib) - 4, left + width - 170), top - 7, allowed))
     parts += [
         f'<text x="{left - 6}" y="{py(v) + 4:.1f}" font-size="12" text-anchor="end" fill="currentColor">{units.significant(v)}</text>'
         for v in (0.0, most_y / 2, most_y)

@@ -13,12 +13,13 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Priced:
-    """The choices of one block with memory at a price, in ms per GiB: the best price's bound, the best choice that fits, and how many
-    choices lie below the line through both."""
+    """The choices of one block with memory at a price, in ms per GiB: the best price's bound, the best choice that fits (its time and
+    memory), and how many choices lie below the line through both."""
 
     price: float
     bound_ms: float
     best_ms: float
+    best_gib: float
     left: int
     room_gib: float
 
@@ -37,9 +38,10 @@ def priced(ms: Floats, gib: Floats, room: float) -> Priced:
     bounds = [float((ms + p * gib).min() - p * room) for p in (0.0, *slopes)]
     k = int(np.argmax(bounds))
     price = float((0.0, *slopes)[k])
-    best = float(ms[gib <= room].min())
+    at = int(np.where(gib <= room, ms, np.inf).argmin())
+    best = float(ms[at])
     below = int(((ms + price * gib) < best + price * room - 1e-9).sum())
-    return Priced(price, bounds[k], best, below, room)
+    return Priced(price, bounds[k], best, float(gib[at]), below, room)
 
 
 def _turns(ms: Floats, gib: Floats, a: int, b: int, c: int) -> bool:
