@@ -1,7 +1,5 @@
 """Every worked number of the lessons, computed again without the lesson; pictures, snippets, words and files."""
 
-import contextlib
-import io
 import itertools
 import math
 import re
@@ -23,7 +21,7 @@ from explorer.learn.learner import Learner
 from explorer.learn.lesson import Lesson
 from explorer.learn.lessons import LESSONS
 from explorer.learn.lessons.basics import l01_memory, l02_cuts, l03_placements, l04_collectives
-from explorer.learn.lessons.layers import l05_mlp, l06_heads, l07_sequence, l08_backward, l23_debug
+from explorer.learn.lessons.layers import l05_mlp, l06_heads, l07_sequence, l08_backward
 from explorer.learn.lessons.planners import l10_topology, l11_two_dims, l12_experts, l13_choose
 from explorer.learn.visit import address
 from explorer.text import units
@@ -31,7 +29,6 @@ from planner_core.cost.communication import ring_time_s
 from planner_core.models.zoo import load_snapshot
 from planner_core.planning.request import Request
 from tests.support.fitted import FITTED, H100, NETWORK, NVLINK, across_s, inside_s
-from tests.support.torchrun import run_script
 
 ROOT = Path(__file__).resolve().parents[2]
 LLAMA = Learner(Request("llama-3-8b"))
@@ -462,74 +459,6 @@ def test_steps_pictures_and_questions_at_every_setting(lesson: Lesson) -> None:
             assert step.says and step.title and "nan" not in step.says
             label = re.search(r'aria-label="([^"]*)"', step.picture)
             assert "<table" in step.picture or (label and label[1])
-
-
-SAID = {2: 2, 3: 6, 4: 1, 5: 1, 6: 1, 7: 2, 8: 1, 11: 1, 12: 1, 18: 3, 22: 1, 24: 1}
-"""How many differences from the whole the snippets print."""
-
-
-def printed(lesson: Lesson, folder: Path) -> str:
-    """What the snippet prints; that of lesson 3 is for two processes."""
-    if lesson.number != 3:
-        out = io.StringIO()
-        with contextlib.redirect_stdout(out):
-            exec(compile(lesson.code, f"lesson {lesson.number}", "exec"), {"__name__": "__main__"})
-        return out.getvalue()
-    (script := folder / "placements.py").write_text(lesson.code, encoding="utf-8")
-    return "\n".join(
-        filter(None, re.split(r"\n|(?<=\])(?=rank)", run_script(script)))
-    )  # two processes may share a line
-
-
-@every
-def test_the_snippet_runs_and_names_what_it_prints(lesson: Lesson, tmp_path: Path) -> None:
-    assert len(lesson.code.splitlines()) <= 25
-    text = printed(lesson, tmp_path)
-    told = [float(x) for line in re.findall(r"differences? (.*)", text) for x in re.findall(r"\d[\d.e+-]*", line)]
-    if lesson.number == 5:
-        assert told.pop() == pytest.approx(
-            numbers(5, first="rows")["error"]
-        )  # GeLU of a partial sum is another function
-    assert all(abs(x) < 1e-4 for x in told), "the pieces give what the whole gives"
-    assert len(told) == SAID.get(lesson.number, 0)
-    assert text and all(re.match("[a-zA-Z0-9]+ *[a-z]", line) for line in text.splitlines()), text
-
-
-def test_snippets_print_the_numbers_of_the_pictures(tmp_path: Path) -> None:
-    assert f"columns: top left {numbers(2)['y00']:g}," in printed(LESSONS[1], tmp_path)
-    ring = l04_collectives.ring(4)
-    assert f"sent {len(ring) - 1} chunks and holds {ring[-1]['data'][0].tolist()}" in printed(LESSONS[3], tmp_path)
-    six = numbers(6)
-    dealt = f"query heads 32 / 4 = {six['per_device']:g} each, key-value heads 8 / 4 = {six['kv'] / 4:g} each"
-    assert dealt in printed(LESSONS[5], tmp_path)
-    seven, text = numbers(7), printed(LESSONS[6], tmp_path)
-    assert f"loss {seven['loss']:.4f}, on one GPU {seven['loss']:.4f}" in text
-    assert f"sent {seven['small'] / 1e6:.2f} MB instead of {seven['logits'] / 1e9:.1f} GB" in text
-    nine, text = numbers(9), printed(LESSONS[8], tmp_path)
-    assert (
-        f"matrices {nine['matrices']:g}: 3^{nine['matrices']:g} plans, about 10^{nine['log10_unfolded']:.0f}; folded {nine['folded']:g}"
-        in text
-    )
-    for step in LESSONS[8].scene(LLAMA, LESSONS[8].defaults()).steps[: int(nine["depths"]) - 1]:
-        kinds = re.search(r"(\d+) kinds? of block", step.says)
-        assert kinds and f"{step.title.lower()}: {kinds[1]} kinds of block repeat, copies 32" in text
-    twelve = numbers(12)
-    told = (
-        f"moved {twelve['moved']:g} of 32 copies of tokens; the busiest expert has {twelve['busiest']:g}, the mean is 8"
-    )
-    assert told in (text := printed(LESSONS[11], tmp_path))
-    assert (
-        f"all_to_alls {twelve['expert'] / 1e6:.0f} MB per GPU, by one all_reduce {twelve['tensor'] / 1e6:.0f} MB"
-        in text
-    )
-    text = printed(LESSONS[22], tmp_path)
-    for name, case in (("kv", 1), ("order", 2)):
-        assert f"{name}: first loss {numbers(23, case=case)['first']:.4f}" in text
-    assert f"one GPU: first loss {numbers(23)['well_first']:.4f}" in text
-    assert f"apart by {l23_debug.trained('sum')['apart'][1]:.3g} before step 2" in text
-    c = l08_backward.compute("data", 2)
-    terms = " + ".join(f"{g[0, 0]:g}" for g in c["grads_w"])
-    assert f"gradient: {terms} = {c['gw'][0, 0]:g}" in printed(LESSONS[7], tmp_path)
 
 
 def test_13_tells_one_time_for_one_choice() -> None:

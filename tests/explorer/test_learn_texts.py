@@ -62,6 +62,12 @@ def test_20_the_listing_has_the_cluster_of_the_lesson() -> None:
     ring, tree = l20_algorithms.hops_s(l20_algorithms.between(LLAMA.cluster, 64))
     constants = re.search(r"hop, tree_hop, rate = (\S+), (\S+), (\S+) ", LESSONS[19].code)
     assert constants and [float(x) for x in constants.groups()[:2]] == pytest.approx([ring, tree], rel=0.01)
+    link = l20_algorithms.between(LLAMA.cluster, 64)
+    assert float(constants[3]) == link.stages[0].bytes_per_s
+    others = re.search(r"start, curve = (\S+), (\S+) ", LESSONS[19].code)
+    assert others and [float(x) for x in others.groups()] == pytest.approx(
+        [link.summing * link.launch_s, link.curve], rel=0.01
+    )
     assert says(20, 2).count(units.seconds(ring)) and says(20, 2).count(units.seconds(tree))
 
 

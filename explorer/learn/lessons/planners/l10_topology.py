@@ -30,6 +30,11 @@ mesh = init_device_mesh("cpu", (2, 8), mesh_dim_names=("data", "tensor"))
 print("tensor group of rank 0:", dist.get_process_group_ranks(mesh.get_group("tensor")))  # one node, NVLink
 print("data group of rank 0:", dist.get_process_group_ranks(mesh.get_group("data")))  # between nodes
 dist.destroy_process_group()
+
+size = 16 // 2 * 4096 * 4096 * 2  # bytes that a layer sums: 8 samples of Llama-3-8B for each tensor group, in bf16
+gradients = 4 * 8_030_261_248 / 8  # bytes of a GPU's gradients, in fp32
+volume = 4 * 32 * 2 * 7 / 8 * size + 2 * 1 / 2 * gradients  # four sums in each of 32 layers, and one of the gradients
+print(f"volume {volume / 1e9:.1f} GB per GPU and step, wherever the groups lie")
 """
 
 
@@ -184,19 +189,10 @@ def scene(learner: Learner, values: Values) -> Scene:
         *_from_the_links(cluster, grad_bytes(learner)),
     )  # fmt: skip
     numbers = {
-        "near_s": near.seconds,
-        "far_s": far.seconds,
-        "volume": near.volume,
-        "far_volume": far.volume,
-        "size": size,
-        "by_volume_s": by_volume.seconds,
-        "by_time_s": by_time.seconds,
-        "cliff_last": _cliff(cluster, size)[-1][2],
-        "batch": batch,
-        "ratio": far.seconds / near.seconds,
-        "grads": grad_bytes(learner),
-        "fitting_s": fitting.seconds if fitting else 0.0,
-    }
+        "near_s": near.seconds, "far_s": far.seconds, "volume": near.volume, "far_volume": far.volume, "size": size,
+        "by_volume_s": by_volume.seconds, "by_time_s": by_time.seconds, "cliff_last": _cliff(cluster, size)[-1][2],
+        "batch": batch, "ratio": far.seconds / near.seconds, "grads": grad_bytes(learner), "fitting_s": fitting.seconds if fitting else 0.0,
+    }  # fmt: skip
     return Scene(steps, numbers, reveal=2, note=" ".join(filter(None, (note, *_notes(learner, near)))))
 
 

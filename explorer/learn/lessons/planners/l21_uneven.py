@@ -20,15 +20,16 @@ FACTORS: dict[Choice, str] = {0: "no limit", 100: "1", 125: "1.25", 200: "2"}
 CODE = """\
 import torch
 
-torch.manual_seed(0)
 tokens, experts, factor = 256, 8, 1.25
-popular = torch.linspace(1, 0, experts)  # the router likes the first ones more
-chosen = (torch.randn(tokens, experts) + 2 * popular).argmax(1)
+gen = torch.Generator().manual_seed(0)
+liked = torch.linspace(1, 0, experts)[torch.randperm(experts, generator=gen)]  # the router likes some more
+chosen = (torch.randn(tokens, experts, generator=gen) + 2 * liked).argmax(1)
 load = torch.bincount(chosen, minlength=experts)
 capacity = int(factor * tokens / experts)
 kept = load.clamp(max=capacity)
+hottest, mean = int(load.max()), tokens / experts
 print("tokens of each expert", load.tolist())
-print(f"hottest {load.max()} of a mean of {tokens / experts:g}: the layer takes {load.max() * experts / tokens:.2f} times as long")
+print(f"hottest {hottest} of a mean of {mean:g}: {hottest / mean:.2f} times as long, {1 - mean / hottest:.0%} of the time waiting")
 print(f"capacity {capacity}: dropped {int((load - kept).sum())}, empty places {int((capacity - kept).sum())}")
 """
 

@@ -25,11 +25,11 @@ CODE = """\
 import torch
 
 n, each, width = 4, 4, 8  # GPUs, tokens on each, width of a head
-torch.manual_seed(0)
-q, k, v = torch.randn(3, n * each, width).unbind(0)
+gen = torch.Generator().manual_seed(n)  # the numbers of the picture
+q, k, v = torch.randn(3, n * each, width, generator=gen, dtype=torch.float64).unbind(0)
 whole = torch.softmax(q @ k.T / width**0.5, dim=1) @ v
 
-parts = []
+parts, sums = [], []
 for mine in q.chunk(n):  # what one GPU computes while keys and values pass by
     top, weight, out = torch.full((each, 1), -torch.inf), 0.0, 0.0
     for keys, values in zip(k.chunk(n), v.chunk(n)):
@@ -38,8 +38,11 @@ for mine in q.chunk(n):  # what one GPU computes while keys and values pass by
         old, new = (top - higher).exp(), (scores - higher).exp()
         out, weight, top = out * old + new @ values, weight * old + new.sum(1, keepdim=True), higher
     parts.append(out / weight)
+    sums.append(round(float((weight * top.exp())[0]), 3))
+print("sums of the first tokens", sums)
 print("difference", (torch.cat(parts) - whole).abs().max().item())
-print("tokens whose keys a GPU holds at a time:", each, "of", n * each)
+pairs = [2 * r + 1 + 2 * r + 2 for r in range(n)]  # causal: block i meets i + 1 blocks of keys
+print(f"pairs of blocks {pairs}, zigzag {[r + 1 + 2 * n - r for r in range(n)]}")
 """
 
 

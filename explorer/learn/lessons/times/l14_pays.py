@@ -24,19 +24,20 @@ SPEED_NAMES: dict[Choice, str] = {1: "1/8", 2: "1/4", 4: "1/2", 8: "as it is", 1
 ITEM_BYTES = 2
 CODE = """\
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
-hidden, inner = 512, 2048
-def product(tokens):  # work and traffic of one product, as PyTorch's own counter sees the work
-    from torch.utils.flop_counter import FlopCounterMode
-    x, w = torch.randn(tokens, hidden), torch.randn(hidden, inner)
-    with FlopCounterMode(display=False) as counted:
-        y = x @ w
-    return counted.get_total_flops(), 2 * (x.numel() + w.numel() + y.numel())  # 2 bytes a number in bf16
+tokens, hidden, inner, keys = 1024, 4096, 14336, 1024  # the lesson's tokens, a layer of Llama-3-8B
+x, w = torch.empty(tokens, hidden, device="meta"), torch.empty(hidden, inner, device="meta")
+with FlopCounterMode(display=False) as counted:  # PyTorch's own counter; it needs shapes only
+    y = x @ w
+moved = 2 * (x.numel() + w.numel() + y.numel())  # 2 bytes a number in bf16
+print(f"intensity {counted.get_total_flops() / moved:.0f} FLOP per byte")
 
-for tokens in (1, 64, 4096):
-    flops, moved = product(tokens)
-    print(f"tokens {tokens}: {flops / moved:.1f} FLOP per byte, {flops / tokens:.0f} FLOP per token")
-print("weights", 2 * hidden * inner, "bytes to gather, whatever the tokens")
+weights = hidden * (2 * hidden + 2 * keys + 3 * inner)  # q and o, k and v, gate, up and down
+flops_per_s, gather = 626.2e12, 1.340e-3  # what training reaches on an H100; seconds of the gather over 16 of them
+compute = 2 * weights * tokens / flops_per_s
+print(f"weights {weights}: gather {1e3 * gather:.2f} ms, compute {1e3 * compute:.3f} ms")
+print(f"crossing at {gather / compute * tokens:.0f} tokens per GPU")
 """
 
 

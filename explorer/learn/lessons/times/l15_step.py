@@ -27,21 +27,23 @@ REASONS = {
     NOT_HIDDEN: ("traffic longer than compute", DEVICES[3]), ENDS: ("first gather, last sum", DEVICES[4]),
 }  # fmt: skip
 CODE = """\
-compute, gather, contention = 10.0, 4.0, 0.196  # ms of one layer; seconds lost per second of traffic beside compute
+contention = 0.196  # seconds that compute loses per second of traffic beside it
+phases = {"forward": (2.384, 1.340), "backward": (5.114, 3.850)}  # ms of a layer: compute, weight traffic beside it
 
-def layer(compute, gather):
-    return max(compute + contention * gather, gather)
+def layer(compute, traffic):
+    return max(compute + contention * traffic, traffic)
 
-def step(layers):  # the gather of the next layer starts with this layer's compute
-    now = gathered = 0.0
-    for _ in range(layers):
-        start = max(now, gathered)
-        now, gathered = start + compute + contention * gather, start + gather
-    return max(now, gathered)
+def layers(compute, traffic, count):  # the traffic of the next layer starts with this layer's compute
+    now = there = 0.0
+    for _ in range(count):
+        start = max(now, there)
+        now, there = start + compute + contention * traffic, start + traffic
+    return max(now, there)
 
-print(f"layer with a gather of {gather} ms: {layer(compute, gather):.3f} ms, not {compute + gather} ms")
-print(f"layer with a gather of 30 ms: {layer(compute, 30.0):.3f} ms")
-print(f"steps of 32 layers, simulated: {step(32):.3f} ms, by the formula: {32 * layer(compute, gather):.3f} ms")
+for name, (compute, traffic) in phases.items():
+    print(f"{name}: a layer begins every {layer(compute, traffic):.2f} ms, not every {compute + traffic:.2f} ms")
+    print(f"{name}: 32 layers, simulated {layers(compute, traffic, 32):.1f} ms, by the formula {32 * layer(compute, traffic):.1f} ms")
+    print(f"{name}: the traffic would decide from {compute / (1 - contention):.2f} ms on")
 """
 
 

@@ -32,24 +32,25 @@ STORED, MOMENTS, GRADIENT = 4, 8, 4
 """Bytes per parameter beside the copy that computes: the optimizer's own weights, its two averages and the gradient (fp32)."""
 SHARDED = {"data parallel": 0, "ZeRO-1": 1, "ZeRO-2": 2, "FSDP (ZeRO-3)": 3, "HSDP": 3}
 CODE = """\
-n, m = 16, 4  # GPUs, micro-batches
+n, m, params = 16, 1, 8_030_261_248  # GPUs, micro-batches, parameters of Llama-3-8B
 working, stored, moments, gradient = 2, 4, 8, 4  # bytes per parameter: bf16 to compute, fp32 to keep
 part = (n - 1) / n  # what one GPU sends in an all_gather or a reduce_scatter of one byte
 
 keeps = {
-    0: working + stored + moments + gradient,
-    1: working + (stored + moments) / n + gradient,
-    2: working + (stored + moments) / n + gradient / n,
-    3: (stored + moments + gradient) / n,
+    "data parallel": working + stored + moments + gradient,
+    "ZeRO-1": working + (stored + moments) / n + gradient,
+    "ZeRO-2": working + (stored + moments) / n + gradient / n,
+    "FSDP": (stored + moments + gradient) / n,
 }
 sends = {
-    0: 2 * part * gradient,
-    1: part * working + part * gradient,
-    2: part * working + m * part * gradient,
-    3: m * (2 * part * working + part * gradient),
+    "data parallel": 2 * part * gradient,
+    "ZeRO-1": part * working + part * gradient,
+    "ZeRO-2": part * working + m * part * gradient,
+    "FSDP": m * (2 * part * working + part * gradient),
 }
-for stage in keeps:
-    print(f"stage {stage}: keeps {keeps[stage]:.2f} bytes per parameter, sends {sends[stage]:.2f} a step")
+for name in keeps:
+    print(f"with {name}: keeps {keeps[name] * params / 2**30:.1f} GiB, sends {sends[name] * params / 1e9:.1f} GB in a step of {m}")
+print(f"times what ZeRO-1 sends, FSDP: {sends['FSDP'] / sends['ZeRO-1']:.2f}")
 """
 
 

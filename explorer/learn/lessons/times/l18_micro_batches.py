@@ -20,21 +20,23 @@ WAYS = {"ZeRO-1": "ZeRO-1", "ZeRO-2": "ZeRO-2", "FSDP (ZeRO-3)": "FSDP"}
 SAMPLES = 8
 CODE = """\
 import torch
-from torch import nn
 
-torch.manual_seed(0)
-samples = torch.randn(8, 4)
-def gradient(micro_batches):  # of the mean over all samples
-    torch.manual_seed(1)
-    layer = nn.Linear(4, 3, bias=False)
-    for part in samples.chunk(micro_batches):
-        loss = layer(part).square().sum(1).mean() / micro_batches
-        loss.backward()  # adds to layer.weight.grad
-    return layer.weight.grad
+gen = torch.Generator().manual_seed(3)  # the numbers of the picture
+samples = torch.randint(-2, 3, (8, 2), generator=gen).double()
+weight = torch.randint(-2, 3, (2, 3), generator=gen).double().requires_grad_()
 
-whole = gradient(1)
+def gradient(parts):  # of the mean over all samples
+    weight.grad = None
+    for part in parts:
+        loss = (part @ weight).square().sum() / len(samples)
+        loss.backward()  # adds to weight.grad
+    return weight.grad
+
+whole = gradient([samples])
 for m in (2, 4, 8):
-    print(f"micro-batches {m}: difference", (gradient(m) - whole).abs().max().item())
+    print(f"micro-batches {m}: difference", (gradient(samples.chunk(m)) - whole).abs().max().item())
+terms = [f"{gradient([part])[0, 0]:g}" for part in samples.chunk(4)]
+print(f"top left: {' + '.join(terms)} = {whole[0, 0]:g}")
 # under DDP: with model.no_sync() for all but the last, so that gradients are summed once a step
 # under FSDP: set_requires_gradient_sync(False) keeps them whole, which takes the memory that FSDP saves
 """

@@ -25,15 +25,19 @@ SHOWN = 8
 CODE = """\
 import math
 
-hop, tree_hop, rate = 10.6e-6, 53.4e-6, 50e9  # seconds of a hop between nodes as fitted, bytes per second of a card
-def ring(n, size):
-    return 2 * (n - 1) * hop + 2 * (n - 1) / n * size / rate
-def whole_tree(n, size):  # the whole tensor up, then down
-    return 2 * math.log2(n) * (tree_hop + size / rate)
-def pieces_tree(n, size):  # in pieces, so that all levels work at once
-    return 2 * math.log2(n) * tree_hop + 2 * (n - 1) / n * size / rate
+hop, tree_hop, rate = 10.6e-6, 53.4e-6, 47.5e9  # seconds of a hop between nodes, bytes per second of a card that are reached
+start, curve = 4.99e-6, 1.155  # seconds of any sum; the weight of what lies between latency and transfer
 
-for size in (2**14, 2**26):
+def took(fixed, moved):
+    return fixed + moved + curve * math.sqrt(fixed * moved)
+def ring(n, size):
+    return took(start + 2 * (n - 1) * hop, 2 * (n - 1) / n * size / rate)
+def whole_tree(n, size):  # the whole tensor up, then down
+    return took(start + 2 * math.log2(n) * tree_hop, 2 * math.log2(n) * size / rate)
+def pieces_tree(n, size):  # in pieces, so that all levels work at once
+    return took(start + 2 * math.log2(n) * tree_hop, 2 * (n - 1) / n * size / rate)
+
+for size in (2**14, 2**20, 2**26):
     times = {f.__name__: f(64, size) for f in (ring, whole_tree, pieces_tree)}
     print(f"size {size}:", ", ".join(f"{name} {1e3 * t:.3f} ms" for name, t in times.items()))
 print("quickest for NCCL: set NCCL_ALGO=Ring or Tree and time torch.distributed.all_reduce")
