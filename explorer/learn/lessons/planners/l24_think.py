@@ -277,20 +277,7 @@ def _cloud(p: Priced, ms: Floats, gib: Floats) -> Drawing:
     parts.append(f'<path d="M{line}" stroke="{COMPUTE}" stroke-width="2" fill="none"/>')
     parts.append(f'<path d="M{px(p.room_gib):.1f} {top}V{top + height}" stroke="currentColor" stroke-dasharray="5 4"/>')
     best, bound = (px(p.best_gib), py(p.best_ms)), (px(p.room_gib), py(p.bound_ms))
-    fits = px(p.room_gib) + 175 < left + width
-    beside, toward = (px(p.room_gib) + 22, -3) if fits else (px(p.room_gib) - 175, 75)
-    above, under = min(best[1], bound[1]) - 28, min(max(best[1], bound[1]) + 30, top + height - 8)
-    for (x, y), to, word, colour in (
-        (best, above, f"best that fits: {units.significant(p.best_ms)} ms", COMMUNICATION),
-        (bound, under, f"bound: {units.significant(p.bound_ms)} ms", COMPUTE),
-    ):
-        parts.append(
-            f'<path d="M{x:.1f} {y:.1f}L{beside + toward:.1f} {to - 4:.1f}" stroke="{colour}" stroke-width="1.5"/>'
-        )
-        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="none" stroke="{colour}" stroke-width="2.5"/>')
-        parts.append(_word(beside, to, word))
-    allowed = f"memory allowed: {units.significant(p.room_gib)} GiB"
-    parts.append(_word(min(px(p.room_gib) - 4, left + width - 170), top - 7, allowed))
+    parts += _labels(p, best, bound, left + width, top, top + height)
     parts += [
         f'<text x="{left - 6}" y="{py(v) + 4:.1f}" font-size="12" text-anchor="end" fill="currentColor">{units.significant(v)}</text>'
         for v in (0.0, most_y / 2, most_y)
@@ -301,6 +288,27 @@ def _cloud(p: Priced, ms: Floats, gib: Floats) -> Drawing:
     ]
     chart = Drawing(WIDTH, top + height + 24, "".join(parts))
     return column(text("communication of a layer, ms", 13, muted=True), chart, text("memory per layer and GPU, GiB; each dot is a choice, orange: below the best", 13, muted=True), gap=6)  # fmt: skip
+
+
+def _labels(
+    p: Priced, best: tuple[float, float], bound: tuple[float, float], right: float, top: float, bottom: float
+) -> list[str]:
+    """Rings around the best choice and the bound, each with a line to its words, which stand apart however near the two are."""
+    x = bound[0]
+    beside, toward = (x + 22, -3) if x + 175 < right else (x - 175, 75)
+    above, under = min(best[1], bound[1]) - 28, min(max(best[1], bound[1]) + 30, bottom - 8)
+    parts = []
+    for (at_x, at_y), y, word, colour in (
+        (best, above, f"best that fits: {units.significant(p.best_ms)} ms", COMMUNICATION),
+        (bound, under, f"bound: {units.significant(p.bound_ms)} ms", COMPUTE),
+    ):
+        line = f"M{at_x:.1f} {at_y:.1f}L{beside + toward:.1f} {y - 4:.1f}"
+        parts.append(f'<path d="{line}" stroke="{colour}" stroke-width="1.5"/>')
+        parts.append(
+            f'<circle cx="{at_x:.1f}" cy="{at_y:.1f}" r="5" fill="none" stroke="{colour}" stroke-width="2.5"/>'
+        )
+        parts.append(_word(beside, y, word))
+    return [*parts, _word(min(x - 4, right - 170), top - 7, f"memory allowed: {units.significant(p.room_gib)} GiB")]
 
 
 def _clip(p: Priced, x: float, y: float, most: float) -> tuple[float, float]:
