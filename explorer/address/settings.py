@@ -15,6 +15,7 @@ from explorer.address import own_cluster, setups
 from explorer.address.amounts import Unreadable as Unreadable
 from explorer.address.amounts import tokens_of as tokens_of
 from explorer.address.amounts import tokens_text as tokens_text
+from explorer.text.recipe import RECOMPUTED
 from planner_core.core import DEFAULT_PRECISION, OPTIMIZERS, PRECISIONS, RECOMPUTE, InputError, cluster_names, gpu_names
 from planner_core.exporters import TARGETS
 from planner_core.models import ZOO
@@ -38,14 +39,7 @@ OPTIMIZER_NAMES = {
     "sgd": "SGD",
     "sgd-momentum": "SGD with momentum",
 }
-RECOMPUTE_NAMES = {
-    "auto": "recomputation as needed",
-    "none": "no recomputation",
-    "keep-matmuls": "recomputation of all but matmuls and attention",
-    "selective": "selective recomputation",
-    "keep-attention": "recomputation of all but attention",
-    "full": "full recomputation",
-}
+RECOMPUTE_NAMES = {"auto": "recomputation as needed", **RECOMPUTED}
 AUTO = "auto"
 STAGE_NAMES: dict[int | str, str] = {
     AUTO: "stage as the search finds best",

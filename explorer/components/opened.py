@@ -75,8 +75,8 @@ def _memory_title(plan: Plan) -> str:
 def _step(plan: Plan, result: Result) -> None:
     c = plan.cost
     st.markdown(
-        f"compute {units.seconds(c.compute_time_s)} + exposed communication "
-        f"{units.seconds(c.exposed_comm_time_s)}. All communication takes "
+        f"Compute {units.seconds(c.compute_time_s)} + exposed communication {units.seconds(c.exposed_comm_time_s)} + optimizer "
+        f"{units.seconds(c.optimizer_time_s)} = step {units.seconds(c.step_time_s)}. All communication takes "
         f"{units.seconds(c.comm_time_s)}; weight gathers and gradient sums run beside the compute of a neighbouring block, "
         "as far as it lasts; what an operation waits for is not hidden. "
         "Compute is, for each operation, the greatest of work ÷ reachable FLOP/s, bytes ÷ reachable memory "
@@ -104,7 +104,7 @@ def _step(plan: Plan, result: Result) -> None:
 
 
 def _ms(*names: str) -> dict[str, Any]:
-    return {f"{n}, ms": st.column_config.NumberColumn(format="%.4g") for n in names}
+    return {f"{n}, ms": st.column_config.NumberColumn(format="%.3g") for n in names}
 
 
 def _sent(plan: Plan, result: Result) -> None:

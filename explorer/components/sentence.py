@@ -357,7 +357,7 @@ def figures(result: Result, *, brief: bool = False) -> None:
     if brief:
         return
     for note in dict.fromkeys((*result.notes, *graph.assumptions)):
-        st.caption(f"Note: {note}")
+        st.caption(f"Note: {state.in_words(note)}")
 
 
 def stored_ops(result: Result) -> int:

@@ -76,7 +76,10 @@ def _capacities(figure: go.Figure, capacities: Sequence[int], theme: Theme) -> N
     """A dashed line at the memory that plans may take across all bars; where bars are for other GPUs, across each of them."""
     line = {"color": theme.text, "width": 1.5, "dash": "dash"}
     if len(set(capacities)) == 1:
-        told = {"text": f"{LIMIT} {units.memory(capacities[0])}"}
+        told = {
+            "text": f"{LIMIT} {units.memory(capacities[0])}",
+            "xanchor": "right",
+        }  # a narrow window cuts off what stands right of it
         figure.add_vline(x=capacities[0] / GIB, line=line, annotation=told, annotation_position="top")
         return
     for k, size in enumerate(capacities):

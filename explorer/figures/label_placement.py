@@ -15,10 +15,12 @@ Rect = tuple[float, float, float, float]
 
 
 def place(
-    points: Sequence[tuple[float, float]], names: Sequence[str], width: float, height: float
+    points: Sequence[tuple[float, float]], names: Sequence[str], width: float, height: float, drawn: Sequence[Rect] = ()
 ) -> list[tuple[float, float]]:
-    """Offsets in pixels (right, down) from each point to the left middle of its label, in a plot of this size."""
+    """Offsets in pixels (right, down) from each point to the left middle of its label, in a plot of this size in which something
+    else is `drawn` already."""
     taken: list[Rect] = [(x - 8, y - 8, x + 8, y + 8) for x, y in points]
+    taken += drawn
     offsets: list[tuple[float, float]] = [(REACH, 0.0)] * len(points)
     for i in sorted(range(len(points)), key=lambda i: points[i]):
         x, y = points[i]

@@ -23,6 +23,12 @@ from planner_core.search.candidates import Candidates
 
 PLOT_WIDTH, PLOT_HEIGHT = 480.0, 300.0
 """About the pixels of a scatter's axes, to keep names apart."""
+NARROW_WIDTH, LIMIT_WIDTH = 230.0, 150.0
+"""Those of a phone's, and of the words at the line of memory."""
+WIDE, NARROW = 0.999, 0.99
+"""Opacities that mark the names for wide windows and for narrow ones (see app.css): plotly writes no other mark of ours."""
+SHORT = {"Megatron-LM + sequence parallel": "Megatron-LM + SP", "The model’s own plan": "model’s own"}
+"""Names in a narrow window."""
 TIMES = {
     "communication": "communication per step, ms",
     "exposed": "communication that the step waits for, ms",
@@ -55,7 +61,7 @@ def plans_scatter(
     _rings(
         figure,
         [ends[n] for n in tied],
-        "tie: the prediction does not tell it from the fastest",
+        "a tie with the fastest",
         (19, 1.2),
         theme.muted,
     )
@@ -67,7 +73,7 @@ def plans_scatter(
     wide = max((x for x, _ in reach), default=1.0) * 1.28 or 1.0
     high = max(capacity_bytes / GIB, *(y for _, y in reach), 0) * 1.12
     capacity_line(figure, capacity_bytes, theme)
-    _names(figure, plans, list(ends.values()), (wide, high), theme)
+    _names(figure, plans, list(ends.values()), capacity_bytes / GIB, (wide, high), theme)
     figure.update_xaxes(title=TIMES[axis], range=[-0.02 * wide, wide])
     figure.update_yaxes(title="memory per GPU, GiB", range=[0, high])
     return style(figure, theme, 430)
@@ -115,32 +121,29 @@ def _rings(
 
 
 def _names(
-    figure: go.Figure,
-    plans: Mapping[str, Plan],
-    ends: Sequence[tuple[float, float]],
-    size: tuple[float, float],
+    figure: go.Figure, plans: Mapping[str, Plan], ends: Sequence[tuple[float, float]], limit: float, size: tuple[float, float],
     theme: Theme,
-) -> None:
-    """The plans' names beside their marks."""
-    wide, high = size
+) -> None:  # fmt: skip
+    """The plans' names beside their marks: a set for wide windows and a set for narrow ones, of which the style sheet shows one.
+    `limit`: GiB of memory that a plan may take, where a line lies with its words. `size`: the ends of both axes."""
     names = [title(p) for p in plans.values()]
-    pixels = [(x / wide * PLOT_WIDTH, (1 - y / high) * PLOT_HEIGHT) for x, y in ends]
-    for (x, y), name, (dx, dy) in zip(ends, names, labels.place(pixels, names, PLOT_WIDTH, PLOT_HEIGHT), strict=True):
-        figure.add_annotation(
-            x=x,
-            y=y,
-            ax=dx,
-            ay=dy,
-            text=_escape(name),
-            xanchor="left",
-            align="left",
-            font={"size": 12.5, "color": theme.text},
-            bgcolor=theme.surface,
-            showarrow=True,
-            arrowhead=0,
-            arrowwidth=1,
-            arrowcolor=theme.faint if dy else "rgba(0,0,0,0)",
-        )
+    for pixels, shown, mark in ((PLOT_WIDTH, names, WIDE), (NARROW_WIDTH, [SHORT.get(n, n) for n in names], NARROW)):
+        points = [(x / size[0] * pixels, (1 - y / size[1]) * PLOT_HEIGHT) for x, y in ends]
+        line = (1 - limit / size[1]) * PLOT_HEIGHT
+        taken = [(0.0, line - 2, pixels, line + 2), (0.0, line - 20, LIMIT_WIDTH, line)]
+        places = labels.place(points, shown, pixels, PLOT_HEIGHT, taken)
+        for end, name, place in zip(ends, shown, places, strict=True):
+            _name(figure, end, name, place, mark, theme)
+
+
+def _name(
+    figure: go.Figure, end: tuple[float, float], name: str, place: tuple[float, float], mark: float, theme: Theme
+) -> None:
+    figure.add_annotation(
+        x=end[0], y=end[1], ax=place[0], ay=place[1], text=_escape(name), xanchor="left", align="left", opacity=mark,
+        font={"size": 12.5, "color": theme.text}, bgcolor=theme.surface, showarrow=True, arrowhead=0, arrowwidth=1,
+        arrowcolor=theme.faint if place[1] else "rgba(0,0,0,0)",
+    )  # fmt: skip
 
 
 def plan_hover(plan: Plan) -> str:

@@ -17,6 +17,7 @@ from planner_core.core import PHASES, Cluster, Plan, PlannerError
 from planner_core.planning import Request, Result
 
 # factors of bandwidth and of latency by level, as in the address (a string here would be shown on the page)
+OUT_OF = (" per GPU", " out of each node", " out of each group of nodes")
 Links = tuple[tuple[str, ...], tuple[str, ...]]
 
 
@@ -52,7 +53,7 @@ def sliders(cluster: Cluster) -> Links:
             widget = state.seed(f"w_{key}_{i}", current[i])
             with columns[i]:
                 st.select_slider(
-                    f"{level.name}: {key}" + (" per GPU" if i == 0 else " out of each node") * (key == "bandwidth"),
+                    f"{level.name}: {key}" + OUT_OF[min(i, 2)] * (key == "bandwidth"),
                     linked.FACTORS,
                     format_func=partial(words_of, level),
                     key=widget,
@@ -95,8 +96,9 @@ def links_table(plan: Plan, shown: tuple[str, ...]) -> None:
         silent = " The optimizer updates what each GPU holds and sends nothing." if "optimizer" in shown else ""
         st.caption(f"Nothing is sent in this part of the step.{silent}")
     st.caption(
-        "A unit of the first level is a GPU, of the next a node; the busiest one is told. Below the GPUs an arc joins each pair "
-        "that talks. Who sends to whom follows the algorithm that is cheapest for each collective: ring, tree, rings of rings, pairwise."
+        "A unit of the first level is a GPU, of the next a node, then a group of nodes; the busiest one is told. Below the GPUs an "
+        "arc joins each pair that talks. Who sends to whom follows the algorithm that is cheapest for each collective: ring, tree, "
+        "rings of rings, pairwise."
     )
 
 

@@ -6,6 +6,7 @@ import math
 import re
 
 from explorer.text.units import GIB, memory
+from planner_core.planning.methods import BASELINES
 
 OPTIONS = {
     "memory-gb": "memory per GPU",
@@ -38,5 +39,6 @@ def in_words(text: str) -> str:
     )
     for option, words in OPTIONS.items():
         text = re.sub(rf"--{option}\b", words, text)
+    text = text.replace("hf-expert", BASELINES["hf-expert"].shown_plan)
     text = MEMORY.sub(lambda m: memory(float(m[1]) * 1e9), text)
     return text[:1].upper() + text[1:] + ("" if text.endswith((".", "?")) else ".")

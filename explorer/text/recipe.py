@@ -13,7 +13,13 @@ from planner_core.core import Partial, Plan, Shard
 from planner_core.planning.pricing import axis_roles, zero_stage
 
 DATA, SHARD, TENSOR = "data", "shard", "tensor"
-RECOMPUTED = {"none": "no recomputation", "full": "full recomputation"}
+RECOMPUTED = {
+    "none": "no recomputation",
+    "keep-matmuls": "recomputation of all but matmuls and attention",
+    "selective": "selective recomputation",
+    "keep-attention": "recomputation of all but attention",
+    "full": "full recomputation",
+}
 
 
 def recipe(plan: Plan) -> str:
@@ -67,7 +73,7 @@ def _apart(plan: Plan, axis: int, role: str, size: int) -> list[str]:
     """The weights that go another way than most on one of the axes that make up `size` ranks."""
     n = plan.mesh.axis_sizes[axis]
     over = f" over {n}" if n != size else ""
-    ways = {way: words.named(plan, axis, way) for way in SAYS if n > 1 and way != WAY[role]}
+    ways = {way: words.named(plan, axis, way, brief=True) for way in SAYS if n > 1 and way != WAY[role]}
     return [SAYS[way].format(words.join(found), over) for way, found in ways.items() if found]
 
 
@@ -95,8 +101,8 @@ def _recomputation(plan: Plan) -> str:
     if len(copies) == 1:
         return _recomputed(next(iter(copies)))
     total = copies.total()
-    return ", ".join(f"{_recomputed(kind)} of {n} of {total} blocks" for kind, n in copies.items() if kind != "none")
+    return ", ".join(f"{_recomputed(kind)} in {n} of {total} blocks" for kind, n in copies.items() if kind != "none")
 
 
 def _recomputed(kind: str) -> str:
-    return RECOMPUTED.get(kind, f"{kind} recomputation")
+    return RECOMPUTED[kind]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
@@ -62,8 +63,12 @@ def describe(plan: Plan) -> str:
     for axis, size in enumerate(plan.mesh.axis_sizes):
         if size > 1:
             parts.append(_axis_words(plan, axis, size))
-    text = "; ".join(parts) or "everything on one GPU"
-    return text[:1].upper() + text[1:]
+    return capital("; ".join(parts) or "everything on one GPU")
+
+
+def capital(text: str) -> str:
+    """A sentence with its first letter large, unless it begins with the name of a weight."""
+    return text if re.match(r"\w*[_.]\w", text) else text[:1].upper() + text[1:]
 
 
 def _axis_words(plan: Plan, axis: int, size: int) -> str:
@@ -89,9 +94,9 @@ def split_weights(plan: Plan, axis: int) -> bool:
     return any("split" in ways for ways in _families(plan, axis).values())
 
 
-def named(plan: Plan, axis: int, way: str) -> list[str]:
+def named(plan: Plan, axis: int, way: str, *, brief: bool = False) -> list[str]:
     """What goes one way on one axis: families of weights; where the weights of a family go several ways, the most of it, or the
-    weights by name."""
+    weights by name. In `brief`, weights of which only some copies go this way are told as some of their family."""
     found = []
     for name, ways in _families(plan, axis).items():
         if way not in ways:
@@ -101,14 +106,20 @@ def named(plan: Plan, axis: int, way: str) -> list[str]:
             found.append(name)
         elif way == most:
             found.append(f"most of {name}")
+        elif brief and any(count < _copies(leaf, ways) for leaf, count in ways[way].items()):
+            found.append(f"some of {name}")
         else:
             found += [_some_copies(leaf, count, ways) for leaf, count in ways[way].items()]
     return found
 
 
+def _copies(leaf: str, ways: Mapping[str, Counter[str]]) -> int:
+    return sum(w[leaf] for w in ways.values())
+
+
 def _some_copies(leaf: str, count: int, ways: Mapping[str, Counter[str]]) -> str:
     """A weight's name; where its copies go several ways, of how many copies."""
-    total = sum(w[leaf] for w in ways.values())
+    total = _copies(leaf, ways)
     return leaf if count == total else f"{leaf} of {count} of {total} copies"
 
 

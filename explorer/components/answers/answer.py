@@ -228,7 +228,7 @@ def sure(result: Result, plans: Mapping[str, Plan], best: str) -> None:
         if line.startswith(PREDICTED):
             frame.how_sure("The runs behind it", of_kind=(frame.slug(s.band.kind),))
     for note in dict.fromkeys((*result.notes, *result.graph.assumptions)):
-        st.caption(f"Note: {frame.text(note)}")
+        st.caption(f"Note: {frame.text(state.in_words(note))}")
 
 
 def _ties(found: Choice, plans: Mapping[str, Plan], best: str) -> str:

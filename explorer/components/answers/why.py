@@ -82,7 +82,7 @@ def against_own(found: answer.Shown, plans: Mapping[str, Plan], best: str) -> st
 def reason(found: answer.Shown, plans: Mapping[str, Plan], best: str, rival: str | None) -> str:
     """One or two sentences: the time against the strongest rival's, and what it comes from."""
     if rival is None:
-        return "No usual layout fits the memory here: neither data parallel, FSDP nor Megatron-LM. This plan does."
+        return _no_rival(plans, best)
     mine, theirs = plans[best], plans[rival]
     name = words.title(theirs)
     difference = found.total(rival) - found.total(best)
@@ -99,6 +99,18 @@ def reason(found: answer.Shown, plans: Mapping[str, Plan], best: str, rival: str
         f"It takes {told} {name}, the fastest usual layout that fits ({found.text(found.total(best))} against "
         f"{found.text(found.total(rival))}): it {answer.causes(found, best, rival)}.{tie} It {words.sizes(mine, theirs)}."
     )
+
+
+def _no_rival(plans: Mapping[str, Plan], best: str) -> str:
+    """Why no usual layout stands beside the plan: some do not fit, some cannot run this work on these GPUs."""
+    there = [words.title(plans[n]) for n in answer.rivals(plans, best) if plans[n].method != answer.OWN]
+    if not there:
+        return (
+            "No usual layout runs this work on these GPUs: neither data parallel, FSDP nor Megatron-LM. This plan does."
+        )
+    names = words.join([name.replace("The ", "the ", 1) for name in there])
+    many = f"neither {' nor '.join(names.rsplit(' and ', 1))} does" if len(there) > 1 else f"{names} does not"
+    return f"No usual layout fits the memory here: {many}. This plan does."
 
 
 def steps(

@@ -17,6 +17,8 @@ from typing import Any
 import plotly.graph_objects as go
 import streamlit as st
 
+from explorer.figures import scatter
+
 STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
 TICKS = 6
 GRAIN = 0.5
@@ -142,9 +144,8 @@ def _note(note: dict[str, Any], x: Range, y: Range) -> str:
     """A name beside its mark, or the words at a line across."""
     inside = str(note.get("xref", "x")).endswith("domain")
     left = 100 * note["x"] if inside else _share(note["x"], x)
-    return _text(
-        left, 100 - _share(note["y"], y), _words(note["text"]), "name", (note.get("ax", 3), note.get("ay", -10))
-    )
+    kind = {scatter.WIDE: "name wide", scatter.NARROW: "name narrow"}.get(note.get("opacity", 1), "name")
+    return _text(left, 100 - _share(note["y"], y), _words(note["text"]), kind, (note.get("ax", 3), note.get("ay", -10)))
 
 
 def _legend(traces: Iterable[Any]) -> Iterator[str]:

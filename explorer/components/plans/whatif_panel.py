@@ -35,8 +35,8 @@ CHOICES: dict[str, dict[Any, str]] = {
     "zero": settings.STAGE_NAMES,
     "recompute": {r: settings.RECOMPUTE_NAMES.get(r, r) for r in RECOMPUTE},
 }
-WIDE = 225
-"""Pixels of a control."""
+WIDE, WIDEST, SHORT_NAME = 225, 340, 24
+"""Pixels of a control, of one with long names, and the letters up to which a name is short."""
 DEFAULT_INTER = 400.0
 """GB/s between nodes where a cluster of one node is given several."""
 
@@ -120,8 +120,9 @@ def _slider(key: str, steps: tuple[float, ...], now: float, changes: dict[str, A
 def _choice(key: str, names: dict[Any, str], changes: dict[str, Any]) -> None:
     now = state.value(key)
     widget = state.seed(f"wi_{key}", changes.get(key, now))
+    width = WIDEST if max(map(len, names.values())) > SHORT_NAME else WIDE
     st.selectbox(
-        LABELS[key], list(names), key=widget, width=WIDE, format_func=lambda v: names[v],
+        LABELS[key], list(names), key=widget, width=width, format_func=lambda v: names[v],
         on_change=lambda: _set(key, st.session_state[widget], now),
     )  # fmt: skip
 
