@@ -23,7 +23,7 @@ maximum, and it is a plain sum (`StepTime.linear`). The search is exact because 
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass, fields
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -72,10 +72,11 @@ class CostVector:
 
     def array(self) -> Floats:
         """The numbers as an array [component]."""
-        return np.array(astuple(self))
+        return np.array([getattr(self, name) for name in _NAMES])
 
 
-assert [f.name.upper() for f in fields(CostVector)] == [c.name for c in Component]
+_NAMES = tuple(f.name for f in fields(CostVector))
+assert [name.upper() for name in _NAMES] == [c.name for c in Component]
 
 
 class Shares(NamedTuple):

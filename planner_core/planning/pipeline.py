@@ -35,6 +35,7 @@ from planner_core.search import (
     block_totals,
     bounded,
     corners_below,
+    far_above,
     front,
     memory_of,
     objective_of,
@@ -131,11 +132,15 @@ def choose(
     problems, wide = _problems(planner, options, method, say, below)
     for rough, problem in problems:
         known = best[0] if best else below
+        nothing_fits = far_above(problem, planner.budget)
+        if nothing_fits and (known < float("inf") or (least and least[0].least_memory <= problem.least_bytes)):
+            continue
         if rough is None and known < float("inf") and (least_s := quick_bound(problem, objective)) > known:
             bound = min(bound, least_s)
             continue
         say(f"search on {problem.model.mesh}")
-        answer = planner.solve(problem, objective, known, rough, telling(say, problem), prove)
+        prices = best[2].prices if best else (0.0, 0.0)
+        answer = planner.solve(problem, objective, known, rough, telling(say, problem), prove, prices)
         if answer.least_memory < (least[0].least_memory if least else float("inf")):
             least = (answer, problem)
         if answer.assignment is not None and (best is None or answer.value < best[0]):

@@ -188,13 +188,15 @@ class Planner:
 
     def solve(
         self, problem: Problem, objective: str, abandon_above: float = float("inf"), rough: Answer | None = None,
-        stop: Callable[[], bool] = lambda: False, prove: bool = True,
+        stop: Callable[[], bool] = lambda: False, prove: bool = True, prices: tuple[float, float] = (0.0, 0.0),
     ) -> Answer:  # fmt: skip
         """The best assignment whose simulated peak is within the budget (see `search.fit`). `rough`: the answer of a search without
-        proof. `stop` and `prove` are those of `search`."""
+        proof. `stop`, `prove` and `prices` are those of `search`."""
         with self.clock("search"):
             answer = hopeless(problem, rough, self.budget, objective) if rough else None
-            return answer or fit(problem, self.graph, self.budget, objective, abandon_above, stop, self.work, prove)
+            return answer or fit(
+                problem, self.graph, self.budget, objective, abandon_above, stop, self.work, prove, prices
+            )
 
     def bounded(self, problem: Problem, answer: Answer, objective: str) -> tuple[Problem, Answer]:
         """If the problem was restricted: the answer with a bound that holds for the whole space, which may prove it."""

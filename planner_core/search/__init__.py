@@ -8,7 +8,7 @@ candidates/  every choice of one block's matrices
 folded_solver, lagrangian, restricted_states: the search itself, from the inside to the outside
 """
 
-from planner_core.search.budget.memory_fit import fit, fits_about, hopeless
+from planner_core.search.budget.memory_fit import far_above, fit, fits_about, hopeless
 from planner_core.search.budget.pareto_front import corners_below, front
 from planner_core.search.extract_plan import assemble
 from planner_core.search.folded_solver import Assignment, RunTable, block_totals, run_tables, solve
@@ -41,6 +41,7 @@ __all__ = [
     "block_totals",
     "bounded",
     "corners_below",
+    "far_above",
     "fastest",
     "fit",
     "fits_about",

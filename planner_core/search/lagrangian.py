@@ -200,7 +200,7 @@ class _Search:
 def search(
     problem: Problem, *, objective: str = "time", budget: float = float("inf"), abandon_above: float = float("inf"),
     stop: Callable[[], bool] = lambda: False, prove: bool = True, known: Iterable[Assignment] = (), work: Allowance | None = None,
-    top: Shares | None = None,
+    top: Shares | None = None, prices: tuple[float, float] = (0.0, 0.0),
 ) -> Answer:  # fmt: skip
     """The best assignment of `problem` within a memory budget (see the head of the file).
 
@@ -213,6 +213,7 @@ def search(
         prove: If False, the gap that prices leave stays open.
         known: Further assignments that may be incumbents.
         work: The labels that may be formed to close the gap; what is formed is taken from it.
+        prices: Prices of memory that bounded a similar problem well. If they bound this one above `abandon_above`, that is all.
         top: If given, the top block is priced as a plain sum at these shares, so that the answer is a lower bound.
 
     Returns:
@@ -224,6 +225,10 @@ def search(
         return Answer(None, float("inf"), float("inf"), float("inf"), run.solves)
     if run.best is not None or run.bound > abandon_above:
         return run.answer(memory_of(free))
+    if any(prices) and abandon_above < float("inf"):
+        run.at(*prices, exact=False)
+        if run.bound > abandon_above:
+            return run.answer(memory_of(free))
     small = least_memory(problem, objective)
     run.solves += 1
     assert small is not None

@@ -292,7 +292,7 @@ class Chain:
             return 0, [tuple(int(np.searchsorted(c.alive[v], at[v])) for v in c.open)]
         both = chain_states(self.axes, c)
         ends = [int(np.searchsorted(both, at[v])) for v in (self.axes.entry, self.axes.exit)]
-        states = both[[ends[0], *self.powers[s].path(0, *ends), ends[1]]]
+        states = both[[ends[0], *self.powers[s].path(0, ends[0], ends[1]), ends[1]]]
         entries = np.searchsorted(c.alive[self.axes.entry], states[:-1])
         exits = np.searchsorted(c.alive[self.axes.exit], states[1:])
         return s, list(zip(entries.tolist(), exits.tolist(), strict=True))

@@ -8,35 +8,37 @@ last: its bound is low since it does not hold the price of memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 
 from planner_core.planning.request import Progress
-from planner_core.search import Answer, quick_bound, search
+from planner_core.search import Answer, far_above, quick_bound, search
 from planner_core.search.network import Problem
 
 
 def by_promise(
-    problems: Iterable[Problem], objective: str, budget: float, say: Progress, below: float
+    problems: Sequence[Problem], objective: str, budget: float, say: Progress, below: float
 ) -> list[tuple[Answer | None, Problem]]:
     """The problems with their answers of a search without proof, the lowest bound first. The answer is None if the search was
-    abandoned. Problems in which nothing was found that fits go last, since a plan of another one may make their searches short."""
-    found: list[tuple[float, Answer | None, Problem]] = []
-    best = below
-    for problem in sorted(problems, key=lambda p: quick_bound(p, objective)):
+    abandoned or not begun. Problems in which nothing was found that fits go last, since a plan of another one may make their searches
+    short. Last of all are those in which nothing can fit, the least memory first."""
+    found: list[tuple[bool, float, Answer | None, Problem]] = []
+    best, prices = below, (0.0, 0.0)
+    near = [p for p in problems if not far_above(p, budget)]
+    for problem in sorted(near, key=lambda p: quick_bound(p, objective)):
         if (bound := quick_bound(problem, objective)) > best:
-            found.append((bound, None, problem))
+            found.append((False, bound, None, problem))
             continue
         answer = search(
-            problem, objective=objective, budget=budget, abandon_above=best, stop=telling(say, problem), prove=False
-        )
+            problem, objective=objective, budget=budget, abandon_above=best, stop=telling(say, problem), prove=False,
+            prices=prices,
+        )  # fmt: skip
         given_up = answer.assignment is None and answer.bound > best
-        found.append((answer.bound, None if given_up else answer, problem))
-        best = min(best, answer.value)
-
-    def order(one: tuple[float, Answer | None, Problem]) -> tuple[bool, float]:
-        return one[1] is not None and one[1].assignment is None, one[0]
-
-    return [(answer, problem) for _, answer, problem in sorted(found, key=order)]
+        nothing = answer.assignment is None and not given_up
+        found.append((nothing, answer.bound, None if given_up else answer, problem))
+        if answer.value < best:
+            best, prices = answer.value, answer.prices
+    far = sorted((p for p in problems if far_above(p, budget)), key=lambda p: p.least_bytes)
+    return [(answer, problem) for *_, answer, problem in sorted(found, key=lambda f: f[:2])] + [(None, p) for p in far]
 
 
 def telling(say: Progress, problem: Problem) -> Callable[[], bool]:

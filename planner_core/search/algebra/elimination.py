@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,18 +46,28 @@ class TooWide(PlannerError):
         self.entries = entries
 
 
+class HasSteps(Protocol):
+    """The steps of an elimination; they may be put together only when an assignment asks for them."""
+
+    @property
+    def steps(self) -> Steps:
+        """Each variable in the order of elimination, with the tables in which it stood."""
+
+
 @dataclass
 class Elimination:
-    """A solved network: its `table` over the `kept` variables, and the steps back to the state of each eliminated variable."""
+    """A solved network: its `table` over the `kept` variables, and the steps back to the state of each eliminated variable. `before`
+    has the steps of an earlier elimination, from whose tables this one began."""
 
     kept: tuple[str, ...]
     table: Floats
     steps: Steps = field(default_factory=list)
+    before: HasSteps | None = None
 
     def assignment(self, kept: Mapping[str, int]) -> dict[str, int]:
         """The best state of every variable, given the states of those that were kept."""
         found = dict(kept)
-        for name, tables in reversed(self.steps):
+        for name, tables in reversed([*(self.before.steps if self.before else ()), *self.steps]):
             costs = sum(
                 (array[tuple(slice(None) if v == name else found[v] for v in names)] for names, array in tables),
                 start=ZERO,
@@ -108,17 +119,6 @@ def eliminate(
     sizes: Mapping[str, int], tables: Iterable[Table], sequence: Sequence[str], keep: Sequence[str]
 ) -> Elimination:
     """Minimise over the variables in `sequence`. The result's table has one dim per name in `keep`, in that order."""
-    steps, rest, _ = reduce(sizes, tables, sequence)
-    return Elimination(tuple(keep), add(rest, tuple(keep), sizes), steps)
-
-
-def reduce(
-    sizes: Mapping[str, int], tables: Iterable[Table], sequence: Sequence[str], largest: float = float("inf")
-) -> tuple[Steps, list[Table], list[str]]:
-    """Minimise over the variables in `sequence`, but stop before the first that needs a table of more than `largest` entries.
-
-    Returns the steps, the tables that are left, and the variables of the sequence that are left.
-    """
     pool: dict[str, list[Table]] = {}
     rank = {v: i for i, v in enumerate(sequence)}
     last: list[Table] = []
@@ -130,15 +130,12 @@ def reduce(
     for table in tables:
         put(table)
     steps: Steps = []
-    for i, v in enumerate(sequence):
-        mine = sorted(pool.get(v, []), key=lambda t: t[1].size)
+    for v in sequence:
+        mine = sorted(pool.pop(v, []), key=lambda t: t[1].size)
         others = tuple(dict.fromkeys(o for scope, _ in mine for o in scope if o != v))
-        if _entries((v, *others), sizes) > largest:
-            return steps, [*last, *(t for left in pool.values() for t in left)], list(sequence[i:])
-        pool.pop(v, None)
         steps.append((v, mine))
         put((others, _least(mine, v, others, sizes)))
-    return steps, last, []
+    return Elimination(tuple(keep), add(last, tuple(keep), sizes), steps)
 
 
 def lower_bound(sizes: Mapping[str, int], tables: Iterable[Table], sequence: Sequence[str], largest: float) -> float:

@@ -25,12 +25,17 @@ class Power:
     right: Power | None = None
     middle: NDArray[np.int64] | None = None
 
-    def path(self, s: int, i: int, j: int) -> list[int]:
-        """The states between the links of the cheapest chain from `i` to `j`: one fewer than there are links."""
+    def path(self, s: int, i: int, j: int, known: dict[tuple[int, int, int], list[int]] | None = None) -> list[int]:
+        """The states between the links of the cheapest chain from `i` to `j`: one fewer than there are links. `known`: the paths of
+        factors, by identity and ends. Most chains are squares of squares, so few are worked out."""
         if self.left is None or self.right is None or self.middle is None:
             return []
-        k = int(self.middle[s, i, j])
-        return [*self.left.path(s, i, k), k, *self.right.path(s, k, j)]
+        known = {} if known is None else known
+        at = id(self), i, j
+        if at not in known:
+            k = int(self.middle[s, i, j])
+            known[at] = [*self.left.path(s, i, k, known), k, *self.right.path(s, k, j, known)]
+        return known[at]
 
 
 def times(a: Power, b: Power) -> Power:

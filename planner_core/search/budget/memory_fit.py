@@ -30,7 +30,7 @@ WALKS = 6
 """Budgets of the sum that are tried."""
 ABOVE = 1.05
 """The first budget of the sum, as a multiple of the GPU's. In the worst case seen the sum is above the peak by about as much."""
-FAR = 1.5
+FAR = 1.25
 """If the sum is above this multiple of the budget, memory is not simulated. The peak was never seen below 0.9 of the sum."""
 OPEN_WORK = 100_000
 """Labels that are formed where the answer cannot be proven: some assignment of a sum within the budget is better, but its peak is not
@@ -49,14 +49,25 @@ def walked(problem: Problem, graph: Graph, assignment: Assignment, budget: float
     held = memory_of(assignment)
     if held > FAR * budget:
         return held
-    return peak_memory(assemble(problem, assignment), graph, problem.model, problem.walks)["peak"]
+    if assignment.peak is None:
+        assignment.peak = peak_memory(assemble(problem, assignment), graph, problem.model, problem.walks)["peak"]
+    return assignment.peak
 
 
-def hopeless(problem: Problem, rough: Answer, budget: float, objective: str) -> Answer | None:
-    """If even the least memory is far too much: the answer `rough`, with an assignment of nearly the least memory. Else None."""
-    if rough.assignment is not None or rough.least_memory <= FAR * budget:
+def far_above(problem: Problem, budget: float) -> bool:
+    """Whether every assignment of a problem holds far more than `budget` bytes per GPU. It is told without a search."""
+    return problem.least_bytes > FAR * budget
+
+
+def hopeless(problem: Problem, rough: Answer | None, budget: float, objective: str) -> Answer | None:
+    """If even the least memory is far too much: the answer that nothing fits, with an assignment of nearly the least memory. Else
+    None. `rough`: the answer of a search without proof."""
+    if not far_above(problem, budget) and (rough is None or rough.assignment or rough.least_memory <= FAR * budget):
         return None
-    return replace(rough, smallest=_near_least(problem, objective))
+    near = _near_least(problem, objective)
+    if near is None:
+        return None
+    return Answer(None, float("inf"), float("inf"), memory_of(near), smallest=near)
 
 
 def _near_least(problem: Problem, objective: str) -> Assignment | None:
@@ -73,31 +84,59 @@ def fits_about(problem: Problem, graph: Graph, budget: float, objective: str) ->
 def fit(
     problem: Problem, graph: Graph, budget: float, objective: str, abandon_above: float = float("inf"),
     stop: Callable[[], bool] = lambda: False, work: int = MAX_WORK, prove: bool = True,
+    prices: tuple[float, float] = (0.0, 0.0),
 ) -> Answer:  # fmt: skip
     """The best assignment whose simulated peak memory is at most `budget` bytes per GPU.
 
-    `stop`, `work`, `prove` and `abandon_above` are those of `search`. The bound of the answer holds for the network's sums:
+    `stop`, `work`, `prove`, `prices` and `abandon_above` are those of `search`. The bound of the answer holds for the network's sums:
     `optimal` says that no assignment whose sum is within the budget is better. If nothing fits, `least_memory` is a simulated
     peak too, that of `smallest`.
     """
+    known: Answer | None = problem.refused.get((objective, budget))
+    if known is not None and known.bound > abandon_above:
+        return known
+    answer = hopeless(problem, None, budget, objective) or _fit(
+        problem, graph, budget, objective, abandon_above, stop, work, prove, prices
+    )
+    if answer.bound > abandon_above:
+        problem.refused[objective, budget] = answer
+    return answer
+
+
+def _fit(
+    problem: Problem, graph: Graph, budget: float, objective: str, abandon_above: float, stop: Callable[[], bool], work: int,
+    prove: bool, prices: tuple[float, float],
+) -> Answer:  # fmt: skip
     fast = quick(problem, objective)
     if fast is None or fast.bound > abandon_above or walked(problem, graph, fast, budget) <= budget:
         free = search(problem, objective=objective, abandon_above=abandon_above)
         fast = free.assignment
         if fast is None or free.value > abandon_above or walked(problem, graph, fast, budget) <= budget:
             return free
-    aim = _Aim(problem, graph, budget, objective, abandon_above, fast.bound, stop, work)
-    aim.simulated(fast)
-    high = memory_of(fast)
-    at = min(budget * ABOVE, high - 1)
-    # find without proof which budget of the sum meets the GPU's, and prove the answer there
-    found = aim.near(at, high, prove=False)
+    aim, found = _aimed(problem, graph, budget, objective, abandon_above, fast, stop, work, prices)
     if found.assignment is None or not prove:
         return found
     if aim.least_within < found.value * (1 - TIE):
         aim.work = min(aim.work, OPEN_WORK)
-    proven = aim.near(aim.hit, high, prove=True)
+    proven = aim.near(aim.hit, memory_of(fast), prove=True)
     return found if proven.assignment is None and proven.smallest is not None else proven
+
+
+def _aimed(
+    problem: Problem, graph: Graph, budget: float, objective: str, abandon_above: float, fast: Assignment,
+    stop: Callable[[], bool], work: int, prices: tuple[float, float],
+) -> tuple[_Aim, Answer]:  # fmt: skip
+    """Find without proof which budget of the sum meets the GPU's. `fast` is the fastest assignment. If an earlier search that gave up
+    no sooner found that, it is known."""
+    known: tuple[_Aim, Answer] | None = problem.aimed.get((objective, budget))
+    if known is not None and known[0].abandon_above >= abandon_above:
+        return replace(known[0], abandon_above=abandon_above, stop=stop, work=work), known[1]
+    aim = _Aim(problem, graph, budget, objective, abandon_above, fast.bound, stop, work, prices)
+    aim.simulated(fast)
+    found = aim.near(min(budget * ABOVE, memory_of(fast) - 1), memory_of(fast), prove=False)
+    if found.assignment is not None:
+        problem.aimed[objective, budget] = aim, found
+    return aim, found
 
 
 @dataclass
@@ -113,6 +152,7 @@ class _Aim:
     bound: float
     stop: Callable[[], bool]
     work: int
+    prices: tuple[float, float]
     hit: float = 0.0
     peaks: list[tuple[Assignment, float]] = field(default_factory=list)
     least_within: float = float("inf")
@@ -145,7 +185,8 @@ class _Aim:
                     best, self.hit = replace(answer, bound=bound), at
                 low = max(at, held)
             at = held + self.budget - peak  # as if peak and sum differed as much there
-            if high - low < CLOSE * high or (peak <= self.budget and at < low * (1 + CLOSE)):
+            done = prove and best is not None and not self.work  # no other budget can be proven
+            if done or high - low < CLOSE * high or (peak <= self.budget and at < low * (1 + CLOSE)):
                 break
             if not low < at < high:
                 at = (low + high) / 2
@@ -182,7 +223,7 @@ class _Aim:
         work = Allowance(self.work)
         answer = search(
             self.problem, objective=self.objective, budget=budget, abandon_above=self.abandon_above, stop=self.stop, prove=prove,
-            work=work,
+            work=work, prices=self.prices,
         )  # fmt: skip
         if work.left < 0:
             self.work = 0

@@ -117,7 +117,7 @@ def filled(folded: FoldedTables, a: Assignment, ways: Sequence[Sequence[Copy]], 
                 changed = totals + new.totals - old.totals
                 if copies[i] is old and max(changed[ends]) <= budget:
                     copies[i], totals = new, changed
-    return revalued(replace(a, copies=copies, totals=totals), objective)
+    return revalued(replace(a, copies=copies, totals=totals, peak=None), objective)
 
 
 def _used(known: Sequence[Copy], unit: UnitCost, view: View, shape: tuple[int, ...]) -> Iterator[tuple[Copy, int]]:

@@ -101,9 +101,10 @@ class _Builder:
             self.net.factors[0] = Factor(first.vars, cost, first.allowed)
         return self.net
 
-    def _shared(self, make: Callable[[], Factor], *place: object) -> None:
-        """Add a factor without a weight. Networks of other ZeRO stages have the same one."""
-        key = self.kind, *place
+    def _shared(self, make: Callable[[], Factor], *place: object, kind: object = None) -> None:
+        """Add a factor that other networks of this block have too. Without a weight, networks of other ZeRO stages have the same one.
+        One of a weight is the same in variants that use the weight in the same way (`kind`)."""
+        key = self.kind if kind is None else (self.axes.stages, self.model.workload.zero, kind), *place
         if key not in self.runs.factors:
             self.runs.factors[key] = make()
         self.net.factors.append(self.runs.factors[key])
@@ -164,15 +165,22 @@ class _Builder:
             if value in self.saved_inputs:
                 self.net.saved_ports.add(value)
             return
-        cost = costs(len(states))
         if v.kind == "parameter":
-            cost += self._at_the_ends(storage_cost(states, v.grad, self._weight_moves(value), self.model))
-        elif value in self.held:
+            self._shared(partial(self._storage, value), value, kind="stored")
+            return
+        cost = costs(len(states))
+        if value in self.held:
             cost[Component.AFTER_FORWARD] = states.local_bytes
         elif value in self.saved_inputs and root(self.block, value) not in self.held:
             cost[Component.AFTER_FORWARD] = states.local_bytes * self.options.saved_share
+        self.net.factors.append(Factor((name,), cost, np.ones(len(states), dtype=bool)))
+
+    def _storage(self, value: int) -> Factor:
+        """What a weight costs apart from its uses."""
+        states, trained = self.net.tensors[tensor_name(value)], self.values[value].grad
+        cost = self._at_the_ends(storage_cost(states, trained, self._weight_moves(value), self.model))
         free: Bools = np.asarray(np.isfinite(cost).all(axis=0))
-        self.net.factors.append(Factor((name,), np.where(free, cost, 0.0), free))
+        return Factor((tensor_name(value),), np.where(free, cost, 0.0), free)
 
     def _at_the_ends(self, cost: Floats) -> Floats:
         """Add the once-a-step traffic of a weight that nothing hides: of the first copy in forward, of the last in backward."""
@@ -192,7 +200,11 @@ class _Builder:
         self._shared(lambda: Factor((name,), work.cost(), np.ones(len(index), dtype=bool)), number)
         for value, uses in self._operands(s).items():
             if self.values[value].kind == "parameter":
-                self._weight_edge(number, s, index, value, uses)
+                first = value not in self.charged
+                self.charged.add(value)
+                runs_again = tuple(s.ops[k].name in self.options.again for k, _ in uses)
+                kind = first, runs_again, self.options.saved_share if any(runs_again) else 1.0
+                self._shared(partial(self._weight_edge, s, index, value, uses, first), number, value, kind=kind)
             else:
                 self._shared(partial(self._operand_edge, name, s, index, value, uses), number, value)
         for k, op in enumerate(s.ops):
@@ -290,7 +302,9 @@ class _Builder:
     def _micro_batches(self) -> int:
         return self.model.workload.accumulate
 
-    def _weight_edge(self, number: int, s: GroupStrategy, index: Ints, value: int, uses: list[tuple[int, int]]) -> None:
+    def _weight_edge(
+        self, s: GroupStrategy, index: Ints, value: int, uses: list[tuple[int, int]], first: bool
+    ) -> Factor:  # fmt: skip
         states, v = self.net.tensors[tensor_name(value)], self.values[value]
         table = self._weight_moves(value)
         allowed = np.ones((len(index), len(states)), dtype=bool)
@@ -306,14 +320,13 @@ class _Builder:
             traffic = traffic + one
         allowed &= np.isfinite(traffic.gather) & np.isfinite(traffic.again) & np.isfinite(traffic.scatter)
         cost = self._traffic_cost(traffic, allowed, s.group.name in self.options.exposed)
-        if value not in self.charged:
-            self.charged.add(value)
+        if first:
             beside = np.where(allowed, working_copy(states, v.grad, gathered, self.model), 0.0)
             cost[Component.AFTER_FORWARD] = cost[Component.AFTER_BACKWARD] = beside
         cost[Component.AFTER_FORWARD] += np.where(
             allowed, self._gathered_again(s, index, states, value, uses, gathered), 0.0
         )
-        self.net.factors.append(Factor((s.group.name, tensor_name(value)), cost, allowed))
+        return Factor((s.group.name, tensor_name(value)), cost, allowed)
 
     def _gathered_again(
         self, s: GroupStrategy, index: Ints, states: TensorStates, value: int, uses: list[tuple[int, int]], gathered: Bools

@@ -14,13 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner_core.core import Block
-from planner_core.cost import CostModel, ops_before_the_units
+from planner_core.cost import NUM_COMPONENTS, Component, CostModel, ops_before_the_units
 from planner_core.cost.memory import kept_results, run_again
 from planner_core.ops import BlockStrategies, CoarseGraph, recompute_ways
 from planner_core.search.algebra.elimination import order
@@ -28,7 +29,7 @@ from planner_core.search.network.block import build_block
 from planner_core.search.network.factors import Factor, Network, only, tensor_name
 from planner_core.search.network.group_work import Runs, UnitOptions
 from planner_core.search.network.runs import Run, find_runs, mark_kept_between
-from planner_core.search.network.states import Bools
+from planner_core.search.network.states import Bools, Floats
 
 
 @dataclass
@@ -51,6 +52,31 @@ class Compiled:
     orders: dict[tuple[tuple[str, ...], tuple[str, ...]], list[str]] = field(
         default_factory=dict
     )  # for other boundaries
+    recipes: list[Any] = field(default_factory=list)
+    """How the inside is eliminated, if that was worked out (see `units.reduction`). Variants share it."""
+
+    @cached_property
+    def costs(self) -> Floats:
+        """[component, entry]: the costs of all factors side by side. The factors become views of it, so that it is held once."""
+        found = np.concatenate([f.cost.reshape(NUM_COMPONENTS, -1) for f in self.factors], axis=1)
+        at = 0
+        for f in self.factors:
+            f.cost = found[:, at : at + f.allowed.size].reshape(f.cost.shape)
+            at += f.allowed.size
+        return found
+
+    @cached_property
+    def barrier(self) -> Floats:
+        """[entry]: zero where an entry of `costs` is possible, else infinite."""
+        return np.concatenate([f.barrier.ravel() for f in self.factors])
+
+    @property
+    def least_bytes(self) -> Floats:
+        """[end]: bytes that no assignment of the block is below when forward and when backward ends: the sum of each factor's least."""
+        ends = slice(Component.AFTER_FORWARD, Component.AFTER_BACKWARD + 1)
+        held = np.concatenate([(f.cost[ends] + f.barrier).reshape(2, -1) for f in self.factors], axis=1)
+        sizes = [f.allowed.size for f in self.factors]
+        return np.asarray(np.minimum.reduceat(held, np.cumsum([0, *sizes[:-1]]), axis=1).sum(axis=1))
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -88,6 +114,10 @@ class Problem:
     """The state of searches that were not exact, by objective. An exact search of the same objective goes on from there."""
     abandoned: dict[Any, Any] = field(default_factory=dict)
     """The last assignment of searches that were abandoned, by objective."""
+    refused: dict[Any, Any] = field(default_factory=dict)
+    """The answers of searches within a budget that ended above what was asked for, by objective and budget (see `budget.memory_fit`)."""
+    aimed: dict[Any, Any] = field(default_factory=dict)
+    """Which budget of the sum meets that of a GPU, and the answer there, by objective and budget (see `budget.memory_fit`)."""
     plans: dict[Any, Any] = field(default_factory=dict)
     """The block plans that were made, by block, variant and states (see `extract_plan`)."""
     walks: dict[Any, Any] = field(default_factory=dict)
@@ -98,6 +128,17 @@ class Problem:
     def compiled(self, name: str) -> Compiled:
         """The first variant of a repeated block. Variables, states and boundary are the same in all variants."""
         return next(iter(self.blocks[name].values()))
+
+    @cached_property
+    def least_bytes(self) -> float:
+        """Bytes per GPU that no assignment's sum of memory is below. It is found at once, without a search."""
+        if self.impossible:
+            return float("inf")
+        each = {n: np.min([c.least_bytes for c in variants.values()], axis=0) for n, variants in self.blocks.items()}
+        total = self.top.least_bytes if self.top.factors else np.zeros(2)
+        for run in self.runs:
+            total = total + len(run.calls) * each[run.block]
+        return float(total.max())
 
     @property
     def impossible(self) -> bool:
@@ -239,12 +280,15 @@ def ordered(pruned: Compiled, keep: tuple[str, ...]) -> Compiled:
 
 def compile_like(first: Compiled, net: Network) -> Compiled:
     """Compile another variant as the `first` was. Variables, states and constraints are the same; only costs differ."""
-    merged = merge(net)
+    merged, before = merge(net), merge(first.net)
     factors = []
-    for names in (f.vars for f in first.factors):
-        f = merged[names]
-        pick: tuple[Any, ...] = np.ix_(*(first.alive[v] for v in names))
-        factors.append(Factor(names, f.cost[(slice(None), *pick)], f.allowed[pick]))
+    for known in first.factors:
+        f = merged[known.vars]
+        if f is before[known.vars]:
+            factors.append(known)
+            continue
+        pick: tuple[Any, ...] = np.ix_(*(first.alive[v] for v in known.vars))
+        factors.append(Factor(known.vars, f.cost[(slice(None), *pick)], f.allowed[pick]))
     return replace(first, net=net, factors=factors)
 
 

@@ -24,18 +24,15 @@ from typing import Any
 import numpy as np
 
 from planner_core.cost import NUM_COMPONENTS, Shares
-from planner_core.search.algebra.elimination import Elimination, Floats, eliminate, given, order, reduce
+from planner_core.search.algebra.elimination import Elimination, Floats, eliminate, given, order
 from planner_core.search.algebra.pareto_labels import Allowance
 from planner_core.search.network.factors import Factor
 from planner_core.search.network.folded import Compiled
 from planner_core.search.objective import EVEN, TIE, Objective
 from planner_core.search.units.dual_shares import best_shares
-from planner_core.search.units.tables import scalar
+from planner_core.search.units.reduction import Inside, Reduced
 from planner_core.search.units.unit_labels import ALL_WORK, least_by_labels
 
-SMALL = 1_000_000
-"""Entries of the largest table that is made for all states of shared tensors together. What would need a larger one is solved for
-each such state by itself."""
 MAX_SHARES = 5
 """Shares that are tried for one entry before its assignments are enumerated."""
 KEPT_SHARES = 2
@@ -70,21 +67,20 @@ class Settled:
 
 
 class Solver:
-    """One network whose costs are weighted with `weights` [component]: its tables, and the eliminations that were made."""
+    """One variant of a block whose costs are weighted with `weights` [component]: its tables, and the eliminations that were made."""
 
-    def __init__(self, compiled: Compiled, weights: Floats) -> None:
-        self.compiled = compiled
-        self.tables = scalar(compiled.factors, weights)
-        self.steps, self.rest, self.left = reduce(compiled.sizes, self.tables, compiled.sequence, SMALL)
+    def __init__(self, compiled: Compiled, inside: Inside) -> None:
+        self.compiled, self.inside = compiled, inside
         self.solved: dict[tuple[tuple[str, ...], tuple[tuple[str, int], ...]], Elimination] = {}
 
     def over(self, keep: tuple[str, ...], at: Mapping[str, int]) -> Elimination:
         """Eliminate all variables except `keep`, with the variables in `at` fixed (states numbered as in `alive`)."""
         key = (keep, tuple(at.items()))
         if key not in self.solved:
-            sequence = self._order(("", *keep), at, self.left, [t[0] for t in self.rest])
-            found = eliminate(self.compiled.sizes, given(self.rest, at), sequence, keep)
-            found.steps = self.steps + found.steps
+            rest = self.inside.rest
+            sequence = self._order(("", *keep), at, self.inside.left, [t[0] for t in rest])
+            found = eliminate(self.compiled.sizes, given(rest, at), sequence, keep)
+            found.before = self.inside
             self.solved[key] = found
         return self.solved[key]
 
@@ -133,9 +129,12 @@ class UnitCost:
         return next(iter(self.variants.values()))
 
     def solver(self, variant: str, shares: Shares) -> Solver:
-        """A variant whose costs are weighted with the objective's weights at `shares`."""
+        """A variant whose costs are weighted with the objective's weights at `shares`. All variants begin with even shares."""
         if (variant, shares) not in self.solvers:
-            self.solvers[variant, shares] = Solver(self.variants[variant], self.objective.weights(shares))
+            names = list(self.variants) if shares == EVEN else [variant]
+            reduced = Reduced([self.variants[name] for name in names], self.objective.weights(shares))
+            for k, name in enumerate(names):
+                self.solvers[name, shares] = Solver(self.variants[name], Inside(reduced, k))
         return self.solvers[variant, shares]
 
     def bound(self, view: View) -> Floats:

@@ -1,0 +1,91 @@
+"""Variants of a block that are eliminated together, and the least memory that is told without a search."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from planner_core.core import DeviceMesh
+from planner_core.cost import NUM_COMPONENTS
+from planner_core.planning import Planner, Request, prepare
+from planner_core.planning.methods import METHODS
+from planner_core.search import far_above, least_memory, memory_of
+from planner_core.search.algebra.elimination import eliminate, given
+from planner_core.search.algebra.minplus import Power, power
+from planner_core.search.budget.memory_fit import FAR
+from planner_core.search.network.folded import Compiled
+from planner_core.search.units import reduction
+from planner_core.search.units.reduction import Inside, Reduced
+from planner_core.search.units.tables import scalar
+
+MODELS = ("gpt2-xl", "mixtral-8x7b", "t5-large")
+
+
+def planner(model: str) -> Planner:
+    return prepare(Request(model, recompute="auto", zero=None))
+
+
+def alone(c: Compiled, weights: np.ndarray) -> np.ndarray:
+    """[boundary]: one variant, eliminated by itself."""
+    return eliminate(c.sizes, scalar(c.factors, weights), c.sequence, c.keep).table
+
+
+@pytest.mark.parametrize("largest", [reduction.SMALL, 2_000])
+@pytest.mark.parametrize("model", MODELS)
+def test_variants_together_are_each_alone(model: str, largest: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the inside is not eliminated to the end, since a table would be too large."""
+    monkeypatch.setattr(reduction, "SMALL", largest)
+    problem = planner(model).problem(DeviceMesh(("world",), (16,)))
+    weights = np.random.default_rng(0).random(NUM_COMPONENTS)
+    for variants in problem.blocks.values():
+        assert len(variants) == 5
+        together = Reduced(list(variants.values()), weights)
+        for k, c in enumerate(variants.values()):
+            inside = Inside(together, k)
+            rest = eliminate(c.sizes, given(inside.rest, {}), inside.left, c.keep)
+            assert rest.table == pytest.approx(alone(c, weights), rel=1e-12)
+            rest.before = inside
+            at = np.unravel_index(int(rest.table.argmin()), rest.table.shape)
+            states = rest.assignment(dict(zip(c.keep, map(int, at), strict=True)))
+            cost = sum(float(t[tuple(states[v] for v in names)]) for names, t in scalar(c.factors, weights))
+            assert cost == pytest.approx(float(rest.table.min()), rel=1e-12)
+
+
+@pytest.mark.parametrize("mesh", [(16,), (2, 8)])
+@pytest.mark.parametrize("model", MODELS)
+def test_no_assignment_holds_less_than_the_least_bytes(model: str, mesh: tuple[int, ...]) -> None:
+    """The bound is near the least sum. So what is far above a budget is told at once, and nothing else is."""
+    there = planner(model)
+    for build in there.builders(METHODS["exact"], DeviceMesh(("data", "tensor")[-len(mesh) :], mesh)):
+        problem = build()
+        least = least_memory(problem)
+        assert least is not None
+        assert 0.75 * memory_of(least) <= problem.least_bytes <= memory_of(least) * (1 + 1e-9)
+        assert not far_above(problem, memory_of(least))
+        assert far_above(problem, 0.75 * memory_of(least) / FAR)
+
+
+def test_a_path_is_the_cheapest_chain() -> None:
+    """13 links between three states: the states on the way cost what the power says."""
+    link = Power(np.random.default_rng(1).random((1, 3, 3)))
+    whole = power(link, 13)
+    for i in range(3):
+        for j in range(3):
+            way = [i, *whole.path(0, i, j), j]
+            assert len(way) == 14
+            cost = sum(float(link.cost[0, a, b]) for a, b in pairwise(way))
+            assert cost == pytest.approx(float(whole.cost[0, i, j]))
+
+
+def test_what_cannot_fit_is_refused_without_a_search() -> None:
+    """The answer names nearly the least memory, and none of the problems was priced."""
+    there = prepare(Request("llama-3-8b", layers=200, mesh="2x8", zero=3, recompute="auto"))
+    problem = there.problem(DeviceMesh(("data", "tensor"), (2, 8)))
+    there = replace(there, cluster=there.cluster.with_memory(int(problem.least_bytes / (2 * FAR))))
+    answer = there.solve(problem, "time")
+    assert answer.assignment is None and answer.smallest is not None
+    assert problem.least_bytes <= answer.least_memory <= 1.02 * problem.least_bytes
+    assert len(problem.solved) == 1
